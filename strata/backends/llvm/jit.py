@@ -1,0 +1,113 @@
+"""From LLVM IR text to machine code in this process.
+
+Text is parsed, verified and compiled to an object file without middle-end passes: the emitters write unrolled SSA, which
+those passes would only re-read. Objects hold no absolute addresses, so they can be stored and loaded by any later process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from strata.core import Target
+from strata.errors import CompileError
+
+_LINE = re.compile(r"<string>:(\d+):(\d+): error: (.*)|:(\d+):(\d+): error: (.*)")
+_counter = itertools.count()
+_lock = threading.Lock()  # the code generator is not thread-safe across one process' targets and libraries
+
+VERSION = f"llvmlite {llvmlite.__version__}"  # part of the key of every stored object
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Code:
+    """Loaded machine code. Its functions stay callable as long as this object lives."""
+
+    object_code: bytes
+    _tracker: Any
+    _names: tuple[str, ...]
+
+    def address(self, name: str) -> int:
+        """The address of an exported function."""
+        return int(self._tracker[name])
+
+    def addresses(self) -> dict[str, int]:
+        return {name: self.address(name) for name in self._names}
+
+
+def compile_text(text: str, target: Target, *, level: int = 2) -> bytes:
+    """Object code for a module; CompileError shows the line that LLVM rejects."""
+    with _lock:
+        _initialize()
+        try:
+            module = llvm.parse_assembly(text)
+            module.verify()
+        except RuntimeError as error:
+            raise _describe(text, str(error)) from None
+        machine = _machine(target, level)
+        return bytes(machine.emit_object(module))
+
+
+def assembly(text: str, target: Target, *, level: int = 2) -> str:
+    """The assembly of a module, to read."""
+    with _lock:
+        _initialize()
+        module = llvm.parse_assembly(text)
+        return str(_machine(target, level).emit_assembly(module))
+
+
+def load(object_code: bytes, names: Sequence[str]) -> Code:
+    """Links object code into this process and exports the named functions."""
+    with _lock:
+        builder = llvm.JITLibraryBuilder().add_object_img(object_code).add_current_process()
+        for name in names:
+            builder = builder.export_symbol(name)
+        try:
+            tracker = builder.link(_engine(), f"strata{next(_counter)}")
+        except RuntimeError as error:
+            raise CompileError(f"object code cannot be linked: {error}", code="C121") from None
+    return Code(object_code, tracker, tuple(names))
+
+
+def compile_and_load(text: str, names: Sequence[str], target: Target | None = None, *, level: int = 2) -> Code:
+    return load(compile_text(text, target or Target.host(), level=level), names)
+
+
+@cache
+def _initialize() -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    llvm.initialize_native_asmparser()
+
+
+@cache
+def _machine(target: Target, level: int) -> llvm.TargetMachine:
+    return llvm.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu, features=target.feature_text, opt=level, reloc="pic", codemodel="small", jit=False
+    )
+
+
+@cache
+def _engine() -> Any:
+    _initialize()
+    return llvm.create_lljit_compiler(_machine(Target.host(), 2))
+
+
+def _describe(text: str, message: str) -> CompileError:
+    """Puts the rejected line under LLVM's message."""
+    found = _LINE.search(message)
+    if not found:
+        return CompileError(f"LLVM rejects the generated module: {message.strip()}", code="C120")
+    number = int(found[1] or found[4])
+    reason = found[3] or found[6]
+    lines = text.splitlines()
+    line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+    return CompileError(f"LLVM rejects line {number} of the generated module: {reason}", code="C120", operands=(line,))
