@@ -1,0 +1,67 @@
+# Each target makes the environment it needs in .venv, so that `git clone … && make demo` works on a bare machine.
+# PYTHON names the interpreter that .venv is made with (3.11 or newer).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
+JOBS ?= 2
+
+.PHONY: help demo test check golden bench fuzz docs clean
+help:
+	@echo "demo    install the core and run examples/quickstart.py"
+	@echo "test    install .[dev] and run every test on $(JOBS) processes"
+	@echo "check   format, lint, types, layer rule and fast tests"
+	@echo "golden  rewrite the expected half of the golden cases; read the diff"
+	@echo "bench   measure against the installed peers"
+	@echo "fuzz    property tests, long"
+	@echo "docs    check the documentation"
+	@echo "clean   remove .venv, caches and build output"
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("strata needs Python 3.11 or newer: make PYTHON=python3.11 …") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp a set of extras; a change of pyproject.toml installs again.
+$(VENV)/.core: pyproject.toml | $(BIN)/python
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.core
+
+$(VENV)/.bench: pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[bench]'
+	@touch $@ $(VENV)/.core
+
+demo: $(VENV)/.core
+	$(BIN)/python examples/quickstart.py
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(JOBS) -q
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/api/test_layers.py
+	$(BIN)/python -m pytest -n $(JOBS) -q -m 'not slow'
+
+golden: $(VENV)/.dev
+	$(BIN)/python -m pytest -q --update-golden
+	@git diff --stat -- tests/cases
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks
+
+# Hypothesis marks its own tests, so this is every property test with many more examples and a fresh seed.
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(JOBS) -q -m hypothesis --hypothesis-profile=fuzz
+
+docs: $(VENV)/.dev
+	$(BIN)/python -m pytest -q tests/api/test_docs.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,203 @@
+"""Settings: one frozen `Config`, the only place in strata that reads the environment.
+
+`config()` is the current one: the process's, made from the environment on first use, or the one of the innermost
+`using(...)` block. A field with `{"key": True}` changes generated code and is part of every cache key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from strata.errors import ConfigError, StrataError, UnknownNameError
+
+logger = logging.getLogger("strata")
+logger.addHandler(logging.NullHandler())  # silent unless the application, or STRATA_LOG, says otherwise
+
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+_DEVICE = re.compile(r"[a-z][a-z0-9_]*(:\d+)?")
+_KEY = {"key": True}  # marks a field that changes generated code
+
+
+def _default_cache_dir(environ: Mapping[str, str]) -> Path:
+    """`strata` in the XDG cache directory; a relative XDG_CACHE_HOME counts as unset, as its specification says."""
+    xdg = environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(xdg):
+        return Path(xdg) / "strata"
+    try:
+        return Path.home() / ".cache" / "strata"
+    except RuntimeError:  # a container whose user has neither HOME nor a passwd entry
+        user = os.getuid() if hasattr(os, "getuid") else "user"
+        return Path(tempfile.gettempdir()) / f"strata-{user}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All settings of a process. Immutable: a change is a new value, from `using(...)` or `dataclasses.replace`."""
+
+    cache_dir: Path = field(default_factory=lambda: _default_cache_dir({}))
+    """Where compiled code is kept between runs."""
+    cache_limit: int = 4 << 30
+    """Bytes that the disk cache may hold before the least recently used entries go."""
+    num_threads: int | None = None
+    """Worker threads; None follows the affinity mask and the container's CPU quota. Never changes a result."""
+    device: str = "cpu"
+    """Where programs run that do not say: a backend's name, and `:index` for one of several devices."""
+    log_level: str | None = None
+    """Level of the "strata" logger; None leaves logging as the application set it up."""
+    verify: bool = True
+    """Check every graph, kernel and plan after each step that makes one."""
+    deterministic: bool = field(default=True, metadata=_KEY)
+    """Bit-equal results for any number of threads and any batch size."""
+    check_indices: bool = field(default=False, metadata=_KEY)
+    """Emit a range check at each gathered or scattered index."""
+
+    def __post_init__(self) -> None:
+        for name, check in _CHECKS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Config:
+        """The defaults overlaid with the STRATA_* variables; each one taken is logged. An empty variable is unset."""
+        environ = os.environ if environ is None else environ
+        changes: dict[str, Any] = {"cache_dir": _default_cache_dir(environ)}
+        for variable in sorted(v for v in environ if v.startswith("STRATA_") and environ[v]):
+            if variable not in _VARIABLES:
+                logger.warning("%s is not a setting and has no effect%s", variable, _suggest(variable, _VARIABLES))
+                continue
+            name, read = _VARIABLES[variable]
+            value = environ[variable]
+            try:
+                changes[name] = _CHECKS[name](name, read(value))
+            except (StrataError, ValueError, RuntimeError) as error:
+                reason = error.summary if isinstance(error, StrataError) else f"{name} cannot be {value!r}"
+                raise ConfigError(f"{variable}={value!r}: {reason}", code="G101") from None
+            logger.info("%s from the environment: %s=%s", name, variable, value)
+        return cls(**changes)
+
+    def key_fields(self) -> str:
+        """The settings that change generated code, as text for a cache key."""
+        marked = sorted(f.name for f in fields(self) if f.metadata.get("key"))
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in marked)
+
+
+def _check_path(name: str, value: object) -> Path:
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"{name} is a path, got {value!r}", code="G102")
+    path = Path(os.fspath(value)).expanduser()
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{name} is a directory, and {str(path)!r} is not one", code="G102")
+    return path
+
+
+def _check_count(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} is a whole number of at least 1, got {value!r}", code="G102")
+    return value
+
+
+def _check_optional_count(name: str, value: object) -> int | None:
+    return None if value is None else _check_count(name, value)
+
+
+def _check_device(name: str, value: object) -> str:
+    if not isinstance(value, str) or not _DEVICE.fullmatch(value):
+        raise ConfigError(f"{name} is a backend's name such as 'cpu' or 'cuda:0', got {value!r}", code="G102")
+    return value
+
+
+def _check_level(name: str, value: object) -> str | None:
+    level = value.lower() if isinstance(value, str) else value
+    if level is not None and level not in LOG_LEVELS:
+        raise ConfigError(f"{name} is one of {', '.join(LOG_LEVELS)}, got {value!r}", code="G102")
+    return level
+
+
+def _check_flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is True or False, got {value!r}", code="G102")
+    return value
+
+
+_CHECKS: dict[str, Callable[[str, object], object]] = {
+    "cache_dir": _check_path,
+    "cache_limit": _check_count,
+    "num_threads": _check_optional_count,
+    "device": _check_device,
+    "log_level": _check_level,
+    "verify": _check_flag,
+    "deterministic": _check_flag,
+    "check_indices": _check_flag,
+}
+
+
+def _read_int(text: str) -> int | str:
+    return int(text) if re.fullmatch(r"\s*\d+\s*", text, re.ASCII) else text  # the check then names what it was given
+
+
+# variable -> field, and how its text is read before the field's own check
+_VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
+    "STRATA_CACHE_DIR": ("cache_dir", str),
+    "STRATA_NUM_THREADS": ("num_threads", _read_int),
+    "STRATA_DEVICE": ("device", str),
+    "STRATA_LOG": ("log_level", str),
+}
+
+_current: ContextVar[Config | None] = ContextVar("strata_config", default=None)
+
+
+def config() -> Config:
+    """The current settings."""
+    return _current.get() or _process_config()
+
+
+@contextlib.contextmanager
+def using(**changes: object) -> Iterator[Config]:
+    """Settings for the block: `with using(num_threads=1): ...`.
+
+    They hold for this thread or task and what it awaits, not for threads started inside. `log_level` is the exception:
+    a logger's level belongs to the process, so it is set on entry and put back on exit.
+    """
+    known = {f.name for f in fields(Config)}
+    for name in changes:
+        if name not in known:
+            raise UnknownNameError(f"{name!r} is not a setting{_suggest(name, known)}", code="N110")
+    settings = replace(config(), **changes)  # type: ignore[arg-type]  # Config checks each value itself
+    level = logger.level
+    token = _current.set(settings)
+    if "log_level" in changes and settings.log_level is not None:
+        logger.setLevel(settings.log_level.upper())
+    try:
+        yield settings
+    finally:
+        _current.reset(token)
+        if "log_level" in changes:
+            logger.setLevel(level)
+
+
+@functools.cache
+def _process_config() -> Config:
+    """Made once. STRATA_LOG also asks for output, so it adds a handler; logging set up by the application stays."""
+    level = os.environ.get("STRATA_LOG", "").upper()
+    if level.lower() in LOG_LEVELS:  # before reading the rest, so that the overlay itself is logged
+        logger.setLevel(level)
+        if not logging.getLogger().handlers:
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("%(name)s %(levelname)s: %(message)s"))
+            logger.addHandler(handler)
+    return Config.from_environment()
+
+
+def _suggest(name: str, known: Mapping[str, object] | set[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""

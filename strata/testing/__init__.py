@@ -1,0 +1,3 @@
+"""What strata tests itself with, shipped so that others can test their own ops, passes and backends."""
+
+from strata.testing.golden import Case, check_case, find_cases, read_case

@@ -1,0 +1,56 @@
+"""Options and fixtures that every test may use."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+from strata.testing import Case, check_case
+
+# The default run draws the same examples every time, so that a red test is red for everyone; `make fuzz` explores.
+settings.register_profile("default", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fuzz", deadline=None, max_examples=5000, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("default")  # --hypothesis-profile overrides it
+
+_SEED = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("strata")
+    group.addoption("--update-golden", action="store_true", help="write the actual results into the golden cases")
+    group.addoption(
+        "--seed", type=int, default=0, help="changes the random inputs; a failure prints the value to repeat it"
+    )
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A seed of this test's own: the same in every run with the same --seed. It is printed if the test fails."""
+    base: int = request.config.getoption("--seed")
+    request.node.stash[_SEED] = base
+    return zlib.crc32(f"{base}:{request.node.nodeid}".encode())
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, Callable[[Case], str]], None]:
+    """`golden(path, run)` compares a golden case with `run(case)`, or rewrites it under --update-golden."""
+    update: bool = request.config.getoption("--update-golden")
+    return lambda path, run: check_case(path, run, update=update)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and _SEED in item.stash:
+        report.sections.append(("random inputs", f"to repeat: pytest --seed={item.stash[_SEED]} {item.nodeid!r}"))
+    return report
