@@ -1,0 +1,200 @@
+"""Contractions as data: what a matrix product reads and writes, how it is tiled and blocked, and how it splits into chunks.
+
+    out[batch, m, n] = epilogue(sum over k of A[batch, m, k] * B[batch, k, n])
+
+A `Contraction` decides the machine code together with the epilogue that is passed beside it; sizes and strides stay
+arguments of the code. Its text is complete: equal texts (and epilogues) give equal code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from strata.backends.llvm.gemm_arith import Arithmetic
+from strata.backends.llvm.gemm_micro import Tile
+from strata.backends.llvm.gemm_pack import Panels
+from strata.core import DType, Target, f32
+from strata.errors import ShapeError
+
+_POINTERS: Final = ("a", "b", "out")
+_NUMBERS: Final = ("m", "n", "k", "a_row", "a_k", "out_row", "out_column")
+_BATCH: Final = ("extent", "a", "b", "out")
+UNBOUNDED: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """One matrix product, ready to be emitted.
+
+    `heights` are the rows of the micro-kernels, tallest first, the last one 1. `k_block` is how much of k is summed before the
+    next column panel is taken, 0 for all of it. Meanwhile the sums wait on the stack, or, with `waits_in_output`, in the output,
+    which then shares memory with no operand of the epilogue. `streams` lists, for 1, 2, … rows, how many panels are read at once when a chunk has only so many rows.
+    """
+
+    target: Target
+    a: DType = f32
+    b: DType = f32  # as packed
+    out: DType = f32
+    accumulator: DType = f32
+    heights: tuple[int, ...] = (6, 4, 3, 2, 1)
+    vectors: int = 2
+    unroll: int = 4
+    a_packed: bool = False
+    k_block: int = 0
+    waits_in_output: bool = True
+    chunk_rows: int = 96
+    chunk_panels: int = 8
+    streams: tuple[int, ...] = ()
+    prefetch: int = 0
+    batch_rank: int = 0
+    unit_columns: bool = True  # the output's columns are next to each other
+    epilogue: str = ""  # its text; "" stores the sums
+    epilogue_pointers: tuple[str, ...] = ()
+    epilogue_numbers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.heights[-1] == 1 and list(self.heights) == sorted(self.heights, reverse=True)
+        assert self.k_block % 8 == 0 and (self.k_block or not self.a_packed)
+        assert not self.waits_in_output or (self.out is self.accumulator and self.unit_columns)
+        assert not (self.a_packed and self.streams)
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """Element types inside the micro-kernel: a packed A is already converted."""
+        return Arithmetic(self.accumulator if self.a_packed else self.a, self.b, self.accumulator, self.target)
+
+    @property
+    def lanes(self) -> int:
+        return self.arithmetic.lanes
+
+    @property
+    def panel_columns(self) -> int:
+        return self.lanes * self.vectors
+
+    @property
+    def stores_directly(self) -> bool:
+        """Full tiles go from registers to the output."""
+        return not self.epilogue and self.out is self.accumulator and self.unit_columns
+
+    def panels(self, source: DType | None = None) -> Panels:
+        """How B is packed, from elements of `source`."""
+        return Panels(source or self.b, self.b, self.lanes, self.vectors, self.target)
+
+    def tile(self, rows: int, vectors: int | None = None, streams: int = 1) -> Tile:
+        return Tile(rows, vectors or self.vectors, streams)
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        return (*_POINTERS, *self.epilogue_pointers)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        batch = tuple(f"batch{axis}_{part}" for axis in range(self.batch_rank) for part in _BATCH)
+        return (*_NUMBERS, *batch, *self.epilogue_numbers)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The argument block, eight bytes a name: pointers, then sizes and strides in elements."""
+        return (*self.pointers, *self.numbers)
+
+    def slot(self, name: str) -> int:
+        return self.slots.index(name)
+
+    def chunk_count(self, m: int, n: int, batch: int = 1) -> int:
+        return batch * -(-m // self.chunk_rows) * -(-n // (self.panel_columns * self.chunk_panels))
+
+    @property
+    def stack_bytes(self) -> int:
+        """Working memory that one running chunk keeps on its thread's stack."""
+        block = self.chunk_rows * self.k_block if self.a_packed else 0
+        return (block + self.tile_elements) * self.accumulator.itemsize
+
+    @property
+    def tile_elements(self) -> int:
+        """Sums that wait for the epilogue: a tile, the chunk's part of the last, narrower panel, or all of the chunk's."""
+        widest = max((rows * streams for rows, streams in enumerate(self.streams, 1)), default=0)
+        return max(self.chunk_rows * self.sums_columns, widest * self.panel_columns)
+
+    @property
+    def sums_columns(self) -> int:
+        on_stack = self.k_block and not self.waits_in_output
+        return self.panel_columns * (self.chunk_panels if on_stack else 1)
+
+    @property
+    def name(self) -> str:
+        """A name for the kernel; specs that differ only in the epilogue's text need the caller's own."""
+        kind = f"{self.a}_{self.b}_{self.out}"
+        return f"gemm_{kind}_{self.heights[0]}x{self.panel_columns}" + ("_packed" if self.a_packed else "")
+
+    def __str__(self) -> str:
+        parts = [
+            f"contract {self.a} * {self.b} -> {self.accumulator} -> {self.out}",
+            f"tile {'/'.join(map(str, self.heights))} x {self.lanes}*{self.vectors} unroll {self.unroll}",
+            f"a {'packed' if self.a_packed else 'rows'}",
+            f"k_block {self.k_block or 'all'}" + ("" if self.waits_in_output else " on stack"),
+            f"chunk {self.chunk_rows} rows {self.chunk_panels} panels",
+            f"batch_rank {self.batch_rank}",
+        ]
+        parts += [f"streams {'/'.join(map(str, self.streams))}"] if self.streams else []
+        parts += [f"prefetch {self.prefetch}"] if self.prefetch else []
+        parts += [] if self.unit_columns else ["scattered columns"]
+        parts += [f"epilogue({', '.join((*self.epilogue_pointers, *self.epilogue_numbers))}) {{{self.epilogue}}}"] if (
+            self.epilogue) else []  # fmt: skip
+        return "; ".join(parts)
+
+
+def plan_contraction(
+    m: int,
+    n: int,
+    k: int,
+    target: Target,
+    *,
+    a: DType = f32,
+    b: DType | None = None,
+    out: DType | None = None,
+    accumulator: DType | None = None,
+    batch: int = 1,
+    batch_rank: int = 0,
+    a_unit_k: bool = True,
+    unit_columns: bool = True,
+    in_place: bool = False,
+    epilogue: str = "",
+    epilogue_pointers: tuple[str, ...] = (),
+    epilogue_numbers: tuple[str, ...] = (),
+) -> Contraction:
+    """Tiles, blocks and chunks for sizes, or for their upper bounds where they are symbolic.
+
+    `a_unit_k` says that A's rows are contiguous in k; `in_place`, that an epilogue operand may share memory with the output.
+    """
+    if min(m, n, k, batch) < 0:
+        raise ShapeError(f"matmul: negative size in m={m}, n={n}, k={k}, batch={batch}", code="S103")
+    b = b or a
+    accumulator = accumulator or a.accumulator
+    out = out or accumulator
+    size = accumulator.itemsize
+    spec = Contraction(
+        target, a, b, out, accumulator, batch_rank=batch_rank, unit_columns=unit_columns,
+        waits_in_output=out is accumulator and unit_columns and not in_place, epilogue=epilogue, epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
+    )  # fmt: skip
+    spec = replace(spec, **_tile_choice(target))
+    packed = not a_unit_k or m * k * size > PACK_BYTES
+    if packed or k * size > K_BLOCK_BYTES:
+        spec = replace(spec, k_block=K_BLOCK_BYTES // size)
+    if packed:
+        spec = replace(spec, a_packed=True, streams=())
+    return _with_chunks(spec, m, n, k, batch)
+
+
+PACK_BYTES: Final = 1 << 20
+K_BLOCK_BYTES: Final = 2048
+
+
+def _tile_choice(target: Target) -> dict[str, object]:
+    if target.vector_registers >= 32:
+        return {"heights": (12, 8, 6, 4, 3, 2, 1), "vectors": 2, "streams": (4, 4, 4)}
+    return {"heights": (6, 4, 3, 2, 1), "vectors": 2, "streams": (4, 2)}
+
+
+def _with_chunks(spec: Contraction, m: int, n: int, k: int, batch: int) -> Contraction:
+    return spec
