@@ -50,6 +50,7 @@ from strata.core.dtypes import (
 )
 from strata.core.source import Place, here
 from strata.core.target import Target
+from strata.core.tree import LEAF, TreeDef, flatten, tree_map, unflatten
 from strata.core.types import (
     Shape,
     TensorType,

@@ -1,0 +1,111 @@
+"""Pytrees: nested dicts, lists, tuples, named tuples and dataclasses taken apart into leaves and put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from strata.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class TreeDef:
+    """The structure of a pytree. A leaf has kind "leaf"; `keys` are dict keys or field names."""
+
+    kind: str  # leaf, none, dict, list, tuple, named, dataclass
+    cls: type | None = None
+    keys: tuple[Any, ...] = ()
+    children: tuple[TreeDef, ...] = ()
+    static: tuple[tuple[str, Any], ...] = ()  # dataclass fields marked metadata={"static": True}
+
+    @property
+    def num_leaves(self) -> int:
+        return 1 if self.kind == "leaf" else sum(c.num_leaves for c in self.children)
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "leaf":
+                return "*"
+            case "none":
+                return "None"
+            case "dict":
+                return "{" + ", ".join(f"{k!r}: {c}" for k, c in zip(self.keys, self.children, strict=True)) + "}"
+            case "list":
+                return "[" + ", ".join(map(str, self.children)) + "]"
+            case "tuple":
+                return "(" + ", ".join(map(str, self.children)) + ("," if len(self.children) == 1 else "") + ")"
+        assert self.cls is not None
+        inner = ", ".join(f"{k}={c}" for k, c in zip(self.keys, self.children, strict=True))
+        return f"{self.cls.__name__}({inner})"
+
+
+LEAF = TreeDef("leaf")
+
+
+def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], TreeDef]:
+    """Leaves in a fixed order (dict keys sorted) and the structure."""
+    leaves: list[Any] = []
+    return leaves, _flatten(tree, leaves, is_leaf)
+
+
+def _flatten(tree: Any, leaves: list[Any], is_leaf: Callable[[Any], bool] | None) -> TreeDef:
+    if tree is None:
+        return TreeDef("none")
+    if is_leaf is not None and is_leaf(tree):
+        leaves.append(tree)
+        return LEAF
+    if isinstance(tree, dict):
+        keys = tuple(sorted(tree, key=str))
+        return TreeDef("dict", type(tree), keys, tuple(_flatten(tree[k], leaves, is_leaf) for k in keys))
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return TreeDef("named", type(tree), tree._fields, tuple(_flatten(x, leaves, is_leaf) for x in tree))
+    if isinstance(tree, (list, tuple)):
+        kind = "list" if isinstance(tree, list) else "tuple"
+        return TreeDef(kind, children=tuple(_flatten(x, leaves, is_leaf) for x in tree))
+    if is_dataclass(tree) and not isinstance(tree, type) and not getattr(tree, "__tree_leaf__", False):
+        dynamic = tuple(f.name for f in fields(tree) if not f.metadata.get("static"))
+        static = tuple((f.name, getattr(tree, f.name)) for f in fields(tree) if f.metadata.get("static"))
+        children = tuple(_flatten(getattr(tree, name), leaves, is_leaf) for name in dynamic)
+        return TreeDef("dataclass", type(tree), dynamic, children, static)
+    leaves.append(tree)
+    return LEAF
+
+
+def unflatten(treedef: TreeDef, leaves: Sequence[Any]) -> Any:
+    """Put leaves back into a structure."""
+    if len(leaves) != treedef.num_leaves:
+        raise OptionError(f"the structure {treedef} has {treedef.num_leaves} leaves, got {len(leaves)}", code="O130")
+    return _unflatten(treedef, iter(leaves))
+
+
+def _unflatten(treedef: TreeDef, leaves: Iterator[Any]) -> Any:
+    match treedef.kind:
+        case "leaf":
+            return next(leaves)
+        case "none":
+            return None
+    children = [_unflatten(c, leaves) for c in treedef.children]
+    match treedef.kind:
+        case "list":
+            return children
+        case "tuple":
+            return tuple(children)
+        case "dict":
+            return dict(zip(treedef.keys, children, strict=True))
+    assert treedef.cls is not None
+    if treedef.kind == "named":
+        return treedef.cls(*children)
+    return treedef.cls(**dict(zip(treedef.keys, children, strict=True)), **dict(treedef.static))
+
+
+def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """Apply a function leaf by leaf to trees of one structure."""
+    leaves, treedef = flatten(tree)
+    columns = [leaves]
+    for other in rest:
+        other_leaves, other_def = flatten(other)
+        if other_def != treedef:
+            raise OptionError(f"the structures {treedef} and {other_def} differ", code="O131")
+        columns.append(other_leaves)
+    return unflatten(treedef, [fn(*row) for row in zip(*columns, strict=True)])

@@ -1,0 +1,134 @@
+"""Every exception that strata raises on purpose, and how its message is laid out.
+
+    StrataError
+    ├── ShapeError (ValueError)          S  sizes, ranks and axes that disagree
+    │   └── SymbolError                  S  a symbolic size that is unbound, in conflict or out of range
+    ├── DTypeError (TypeError)           D  an element type that an operation does not take
+    ├── IndexRangeError (IndexError)     I  an index outside its axis
+    ├── UnknownNameError (KeyError)      N  an op, input, parameter, pass or option that does not exist
+    ├── OptionError (ValueError)         O  an option or argument whose value makes no sense
+    ├── ParseError (ValueError)          P  IR text that cannot be read
+    ├── VerifyError                      V  a graph, kernel or plan that breaks its own rules
+    ├── MissingRuleError                 R  an op without the rule that a transform needs
+    ├── TraceError                       T  a traced function that leaks values or mixes graphs
+    ├── LowerError                       L  a block or op that cannot be lowered
+    ├── CompileError                     C  a program that a backend refuses
+    │   └── MemoryLimitError (MemoryError)  the plan does not fit the stated limit
+    ├── DeviceError (RuntimeError)       E  a device that is missing or misused
+    ├── RunError (RuntimeError)          X  a failure while a program runs (singular matrix, bad index)
+    ├── FileError (ValueError)           F  a file that is malformed, unsafe or of an unknown kind
+    └── ConfigError (ValueError)         G  a setting that cannot be used
+
+A message says, in this order: what is wrong with both values that disagree, and a code; the user's line; where each
+operand came from; a fix, only when it is sure to work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+
+class _Place(Protocol):
+    """What an error needs of a source place (see strata.core.source)."""
+
+    def describe(self) -> str: ...
+
+
+class StrataError(Exception):
+    """Base of all errors that strata raises; `code` names the section of docs/errors that explains it."""
+
+    default_code: ClassVar[str] = "Z000"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        place: _Place | None = None,
+        operands: Sequence[str] = (),
+        fix: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.summary = message
+        self.code = code or self.default_code
+        self.place = place
+        self.operands = tuple(operands)
+        self.fix = fix
+
+    def __str__(self) -> str:
+        lines = [f"{self.summary}   [{self.code}]"]
+        if self.place is not None:
+            lines.append(f"  {self.place.describe()}")
+        lines += [f"    {operand}" for operand in self.operands]
+        if self.fix:
+            lines.append(f"  try: {self.fix}")
+        return "\n".join(lines)
+
+
+class ShapeError(StrataError, ValueError):
+    default_code = "S100"
+
+
+class SymbolError(ShapeError):
+    default_code = "S150"
+
+
+class DTypeError(StrataError, TypeError):
+    default_code = "D100"
+
+
+class IndexRangeError(StrataError, IndexError):
+    default_code = "I100"
+
+
+class UnknownNameError(StrataError, KeyError):
+    default_code = "N100"
+
+
+class OptionError(StrataError, ValueError):
+    default_code = "O100"
+
+
+class ParseError(StrataError, ValueError):
+    default_code = "P100"
+
+
+class VerifyError(StrataError):
+    default_code = "V100"
+
+
+class MissingRuleError(StrataError):
+    default_code = "R100"
+
+
+class TraceError(StrataError):
+    default_code = "T100"
+
+
+class LowerError(StrataError):
+    default_code = "L100"
+
+
+class CompileError(StrataError):
+    default_code = "C100"
+
+
+class MemoryLimitError(CompileError, MemoryError):
+    default_code = "C200"
+
+
+class DeviceError(StrataError, RuntimeError):
+    default_code = "E100"
+
+
+class RunError(StrataError, RuntimeError):
+    default_code = "X100"
+
+
+class FileError(StrataError, ValueError):
+    default_code = "F100"
+
+
+class ConfigError(StrataError, ValueError):
+    default_code = "G100"

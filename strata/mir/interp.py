@@ -1,0 +1,146 @@
+"""The NumPy interpreter of MIR: the oracle, and the `reference` device.
+
+`wide=True` evaluates every float in f64 (complex in c128), whatever its declared type: the yardstick for kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from strata.core import Dim, DType, SymExpr, TensorType, as_dtype, solve_for, substitute
+from strata.errors import DTypeError, ShapeError, SymbolError, UnknownNameError
+from strata.mir.ir import Graph, Input, Node, Op, Param, Value, as_tuple, leaf_name, near, placeholder, toposort
+
+
+def evaluate(graph: Graph, feeds: Mapping[str, Any], *, wide: bool = False) -> tuple[np.ndarray, ...]:
+    """Run a graph on arrays, by name; parameters are fed like inputs."""
+    names = {*graph.input_names, *graph.param_names}
+    for name in feeds:
+        if name not in names:
+            raise UnknownNameError(f"graph {graph.name!r} has no input {name!r}{near(name, names)}", code="N112")
+    arrays: dict[Value, np.ndarray] = {}
+    for leaf in (*graph.inputs, *graph.params):
+        if leaf_name(leaf) not in feeds:
+            raise UnknownNameError(f"graph {graph.name!r}: {leaf.node.op.name} {leaf_name(leaf)!r} : {leaf.type} is missing",
+                                   code="N114")  # fmt: skip
+        arrays[leaf] = as_array(feeds[leaf_name(leaf)], leaf.type, leaf_name(leaf), wide)
+    binding = infer_binding({leaf: a.shape for leaf, a in arrays.items()})
+    return evaluate_values(graph.results, arrays, binding, wide=wide)
+
+
+def as_array(data: Any, kind: TensorType, name: str, wide: bool = False) -> np.ndarray:
+    """An array of the declared type; a different dtype class or shape is an error, narrower floats are not."""
+    array = np.asarray(data)
+    given = as_dtype(array.dtype)
+    if given is not kind.dtype and not isinstance(data, (int, float, bool, list, tuple)) and not _fits(given, kind.dtype, wide):
+        raise DTypeError(f"input {name!r} is {kind}, got {given}{list(array.shape)}", code="D102")
+    if len(array.shape) != kind.ndim or any(isinstance(d, int) and d != n for d, n in zip(kind.shape, array.shape, strict=True)):
+        raise ShapeError(f"input {name!r} is {kind}, got {given}{list(array.shape)}", code="S107")
+    return array.astype(_wide(kind.dtype) if wide else kind.dtype.np, copy=False)
+
+
+def _fits(given: DType, wanted: DType, wide: bool) -> bool:
+    if wide and given.is_inexact and wanted.is_inexact:
+        return given.is_complex == wanted.is_complex
+    return False
+
+
+def infer_binding(shapes: Mapping[Value, Sequence[int]]) -> dict[str, int]:
+    """Sizes of symbols from real shapes; the error names the two inputs that disagree."""
+    found: dict[str, int] = {}
+    source: dict[str, str] = {}
+    pending: list[tuple[Dim, int, str]] = []
+    for leaf, shape in shapes.items():
+        for declared, actual in zip(leaf.shape, shape, strict=True):
+            if isinstance(declared, SymExpr):
+                pending.append((declared, int(actual), leaf_name(leaf)))
+    for _ in range(len(pending) + 1):
+        later: list[tuple[Dim, int, str]] = []
+        for declared, actual, name in pending:
+            value = substitute(declared, found)
+            solved = solve_for(value, actual) if isinstance(value, SymExpr) else None
+            if isinstance(value, int):
+                if value != actual:
+                    first = ", ".join(f"{s} = {found[s]} from {source[s]!r}" for s in found if s in str(declared))
+                    raise SymbolError(f"input {name!r} has size {actual} where {declared} = {value} ({first})", code="S154")
+            elif solved is not None:
+                found[solved[0]] = solved[1]
+                source[solved[0]] = name
+                substitute(declared, found)
+            else:
+                later.append((declared, actual, name))
+        if len(later) == len(pending):
+            break
+        pending = later
+    return found
+
+
+def evaluate_values(
+    roots: Sequence[Value], known: Mapping[Value, np.ndarray], binding: Mapping[str, Dim], *, wide: bool = False
+) -> tuple[np.ndarray, ...]:
+    """Evaluate values from known ones. Arrays are dropped after their last use."""
+    order = toposort(roots, known)
+    uses: dict[Value, int] = {}
+    for value in [x for node in order for x in node.inputs] + list(roots):
+        uses[value] = uses.get(value, 0) + 1
+    table = dict(known)
+    for node in order:
+        arrays = [table[x] for x in node.inputs]
+        for value, array in zip(node.outputs, run_node(node, arrays, binding, wide=wide), strict=True):
+            table[value] = array
+        for x in node.inputs:
+            uses[x] -= 1
+            if not uses[x] and x not in known:
+                table.pop(x, None)
+    return tuple(table[r] for r in roots)
+
+
+def run_node(node: Node, arrays: Sequence[np.ndarray], binding: Mapping[str, Dim], *, wide: bool = False) -> tuple[np.ndarray, ...]:
+    """One node on arrays, results in the declared types (or the wide ones)."""
+    types = tuple(t.bind(binding) for t in node.types) if binding else node.types
+    op = node.op.bind(binding) if binding else node.op
+    if isinstance(op, (Input, Param)):
+        op.numpy()
+    return run_op(op, arrays, types, wide=wide)
+
+
+def run_op(op: Op, arrays: Sequence[np.ndarray], types: Sequence[TensorType], *, wide: bool = False) -> tuple[np.ndarray, ...]:
+    """An op's NumPy meaning with half precision computed in f32 and rounded once."""
+    computed = [_computable(a) for a in arrays]
+    with np.errstate(all="ignore"):
+        outs = as_tuple(op.numpy(*computed))
+    results = []
+    for out, kind in zip(outs, types, strict=True):
+        array = np.asarray(out)
+        if kind.is_static and array.shape != kind.shape:
+            raise ShapeError(f"{op.name}: infer says {kind}, numpy gives {array.dtype}{list(array.shape)}", code="S108")
+        results.append(array.astype(_wide(kind.dtype) if wide else kind.dtype.np, copy=False))
+    return tuple(results)
+
+
+def _computable(array: np.ndarray) -> np.ndarray:
+    dtype = as_dtype(array.dtype)
+    if dtype.is_float and dtype.bits < 32:
+        return array.astype(np.float32)
+    if dtype.bits == 4:
+        return array.astype(np.int8 if dtype.kind == "int" else np.uint8)
+    return array
+
+
+def _wide(dtype: DType) -> np.dtype[Any]:
+    if dtype.is_float:
+        return np.dtype(np.float64)
+    return np.dtype(np.complex128) if dtype.is_complex else dtype.np
+
+
+def evaluate_decomposition(op: Op, arrays: Sequence[np.ndarray]) -> Any:
+    """The meaning of a composition: its decomposition, evaluated on arrays of these types."""
+    inputs = [placeholder(f"x{i}", TensorType(as_dtype(a.dtype), a.shape)) for i, a in enumerate(arrays)]
+    outs = as_tuple(op.decompose(*inputs))
+    results = evaluate_values(outs, dict(zip(inputs, arrays, strict=True)), {})
+    return results if op.multi_output else results[0]
+
+

@@ -1,0 +1,421 @@
+"""MIR as text, and back: `parse(show(g)) == g`.
+
+    mir @score(x: f32[B, 8], param w: f32[8, 2]) -> f32[B, 2] where B in 1..64 {
+      %0 = matmul(x, w) : f32[B, 2]
+      %1 = softmax(%0) {axis = 1} : f32[B, 2]
+      return %1
+    }
+
+Field values describe themselves: 3, 0.5, True, None, "text", (1, 2), f32, <S + 1>, dense(f32[2], [1.0, 2.0]), or a whole
+nested `mir @body(...) ... { ... }`. Types in the text are claims that are checked against the ops' shape rules.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from strata.core import DType, SymExpr, Symbol, TensorType, as_dtype, parse_dim
+from strata.errors import ParseError, StrataError, VerifyError
+from strata.mir.ir import (
+    REGISTRY,
+    Graph,
+    Input,
+    Leaf,
+    Literal,
+    Node,
+    Op,
+    Param,
+    Registry,
+    Value,
+    leaf_name,
+    make_node,
+    origin,
+)
+
+_SIMPLE_NAME = re.compile(r"[A-Za-z_][\w.]*\Z")
+INLINE_LIMIT = 16  # constants with more elements are printed as hexadecimal bytes
+
+
+# ---------------------------------------------------------------------------------------------------------------- print
+
+
+def show(graph: Graph, indent: str = "") -> str:
+    """The text of a graph."""
+    return "\n".join(_graph_lines(graph, indent))
+
+
+def _graph_lines(graph: Graph, indent: str) -> list[str]:
+    names: dict[Value, str] = {}
+    header: list[str] = []
+    for x in (*graph.inputs, *graph.params):
+        names[x] = _name(leaf_name(x))
+        header.append(f"{'param ' if isinstance(x.node.op, Param) else ''}{names[x]}: {x.type}")
+    results = ", ".join(str(x.type) for x in graph.results)
+    lines = [f"{indent}mir @{_name(graph.name)}({', '.join(header)}) -> {results}{_where(graph.symbols())} {{"]
+    counter = 0
+    for node in graph.nodes():
+        if isinstance(node.op, (Input, Param)):
+            continue
+        fresh = []
+        for value in node.outputs:
+            names[value] = f"%{counter}"
+            fresh.append(names[value])
+            counter += 1
+        lines += _node_lines(node, fresh, names, indent + "  ")
+    lines.append(f"{indent}  return {', '.join(names[x] for x in graph.results)}")
+    lines.append(f"{indent}}}")
+    return lines
+
+
+def _where(symbols: Mapping[str, Symbol]) -> str:
+    if not symbols:
+        return ""
+    parts = [f"{s.name} in {s.lo}..{'' if s.hi is None else s.hi}" for _, s in sorted(symbols.items())]
+    return f" where {', '.join(parts)}"
+
+
+def _node_lines(node: Node, fresh: list[str], names: Mapping[Value, str], indent: str) -> list[str]:
+    inputs = ", ".join(names[x] for x in node.inputs)
+    types = ", ".join(map(str, node.types))
+    fields = {k: v for k, v in node.op.static_fields().items()}
+    text = f"{indent}{', '.join(fresh)} = {node.op.name}({inputs})"
+    if not fields:
+        return [f"{text} : {types}"]
+    shown = ", ".join(f"{k} = {show_field(v, indent)}" for k, v in fields.items())
+    return f"{text} {{{shown}}} : {types}".split("\n")
+
+
+def show_field(value: Any, indent: str = "") -> str:
+    """One field value as text."""
+    match value:
+        case bool() | None:
+            return str(value)
+        case int():
+            return str(value)
+        case float():
+            return repr(value)
+        case complex():
+            return f"complex({value.real!r}, {value.imag!r})"
+        case str():
+            return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+        case DType():
+            return value.name
+        case SymExpr():
+            return f"<{value}>"
+        case TensorType():
+            return str(value)
+        case tuple():
+            inner = ", ".join(show_field(v, indent) for v in value)
+            return f"({inner},)" if len(value) == 1 else f"({inner})"
+        case Literal():
+            return _show_literal(value)
+        case Graph():
+            return show(value, indent + "  ").lstrip()
+    if hasattr(value, "to_text"):  # registered values such as quantisation schemes
+        return f'{type(value).__name__}"{value.to_text()}"'
+    raise VerifyError(f"a field of type {type(value).__name__} has no text form", code="V114")
+
+
+def _show_literal(literal: Literal) -> str:
+    array = literal.array
+    kind = TensorType(as_dtype(array.dtype), array.shape)
+    if array.size > INLINE_LIMIT or array.dtype.kind == "c" or not kind.dtype.np.isbuiltin:
+        return f"dense({kind}, 0x{array.tobytes().hex()})"
+    items = [_show_item(x) for x in array.reshape(-1).tolist()]
+    return f"dense({kind}, [{', '.join(items)}])"
+
+
+def _show_item(x: Any) -> str:
+    if isinstance(x, float) and not math.isfinite(x):
+        return repr(x)
+    return repr(x)
+
+
+def _name(text: str) -> str:
+    return text if _SIMPLE_NAME.match(text) else show_field(text)
+
+
+# ---------------------------------------------------------------------------------------------------------------- parse
+
+_TOKEN = re.compile(
+    r"""\s*(?:\#[^\n]*\n?\s*)*(?:
+      (?P<hex>0x[0-9a-fA-F]*) |
+      (?P<number>-?(?:\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\d+|inf\b|nan\b)) |
+      (?P<string>"(?:[^"\\]|\\.)*") |
+      (?P<value>%\d+) |
+      (?P<name>[A-Za-z_][\w.]*) |
+      (?P<dim><[^>]*>) |
+      (?P<mark>->|\.\.|[@(){}\[\],=:])
+    )""",
+    re.VERBOSE,
+)
+
+VALUE_TYPES: dict[str, Any] = {}  # class name -> from_text, for field values with a `to_text`
+
+
+def parse(text: str, registry: Registry = REGISTRY) -> Graph:
+    """Read one graph; the error names the line."""
+    parser = Parser(text, registry)
+    graph = parser.graph()
+    parser.end()
+    return graph
+
+
+class Parser:
+    """A cursor over tokens that builds graphs."""
+
+    def __init__(self, text: str, registry: Registry) -> None:
+        self.text, self.registry, self.at = text, registry, 0
+        self.token, self.kind, self.start = "", "", 0
+        self.advance()
+
+    def advance(self) -> str:
+        taken = self.token
+        rest = re.compile(r"(?:\s|\#[^\n]*(?:\n|\Z))*").match(self.text, self.at)
+        self.at = rest.end() if rest else self.at
+        if self.at >= len(self.text):
+            self.token, self.kind, self.start = "", "end", self.at
+            return taken
+        match = _TOKEN.match(self.text, self.at)
+        if not match:
+            self.fail(f"cannot read {self.text[self.at : self.at + 20]!r}")
+        assert match is not None and match.lastgroup is not None
+        self.token, self.kind, self.start = match.group(match.lastgroup), match.lastgroup, self.at
+        self.at = match.end()
+        return taken
+
+    def fail(self, message: str) -> None:
+        line = self.text.count("\n", 0, self.at) + 1
+        source = self.text.split("\n")[line - 1].strip()
+        raise ParseError(f"line {line}: {message}", code="P111", operands=(source,))
+
+    def take(self, token: str) -> str:
+        if self.token != token:
+            self.fail(f"expected {token!r}, found {self.token or 'the end'!r}")
+        return self.advance()
+
+    def accept(self, token: str) -> bool:
+        if self.token == token and self.kind != "string":
+            self.advance()
+            return True
+        return False
+
+    def end(self) -> None:
+        if self.kind != "end":
+            self.fail(f"nothing may follow a graph, found {self.token!r}")
+
+    def identifier(self) -> str:
+        if self.kind == "string":
+            return _unquote(self.advance())
+        if self.kind != "name":
+            self.fail(f"expected a name, found {self.token or 'the end'!r}")
+        return self.advance()
+
+    def graph(self) -> Graph:
+        symbols = self._symbols_ahead()
+        self.take("mir")
+        self.take("@")
+        graph = Graph(self.identifier())
+        names: dict[str, Value] = {}
+        self.take("(")
+        while not self.accept(")"):
+            is_param = self.token == "param" and self.text[self.at : self.at + 1] != ":"
+            if is_param:
+                self.advance()
+            name = self.identifier()
+            self.take(":")
+            kind = self.type(symbols)
+            names[name] = graph.param(name, kind) if is_param else graph.input(name, kind)
+            if self.token != ")":
+                self.take(",")
+        self.take("->")
+        claims = [self.type(symbols)]
+        while self.accept(","):
+            claims.append(self.type(symbols))
+        if self.accept("where"):
+            while self.token != "{":
+                self.advance()
+        self.take("{")
+        while not self.accept("return"):
+            self.statement(names, symbols)
+        results = [self.operand(names)]
+        while self.accept(","):
+            results.append(self.operand(names))
+        self.take("}")
+        for i, (claim, value) in enumerate(zip(claims, results, strict=False)):
+            if claim != value.type:
+                self.fail(f"result {i}: text says {claim}, the graph gives {value.type}")
+        if len(claims) != len(results):
+            self.fail(f"text declares {len(claims)} results, returns {len(results)}")
+        return graph.outputs(*results)
+
+    def _symbols_ahead(self) -> dict[str, Symbol]:
+        """Bounds stand at the end of the header but are needed for its types."""
+        head = self.text[self.start :].split("{", 1)[0]
+        _, _, clause = head.partition(" where ")
+        found: dict[str, Symbol] = {}
+        for match in re.finditer(r"([A-Za-z_][\w.]*) in (\d+)\.\.(\d*)", clause):
+            name, lo, hi = match.groups()
+            found[name] = Symbol(name, int(lo), int(hi) if hi else None)
+        return found
+
+    def type(self, symbols: Mapping[str, Symbol]) -> TensorType:
+        dtype = as_dtype(self.identifier())
+        if self.token != "[":
+            self.fail(f"expected '[', found {self.token!r}")
+        close = self.text.index("]", self.at)
+        inside = self.text[self.at : close]
+        self.at = close + 1
+        self.advance()
+        parts = _split(inside)
+        return TensorType(dtype, tuple(parse_dim(p, symbols) for p in parts))
+
+    def operand(self, names: Mapping[str, Value]) -> Value:
+        name = self.advance() if self.kind == "value" else self.identifier()
+        if name not in names:
+            self.fail(f"{name} is not defined before it is used")
+        return names[name]
+
+    def statement(self, names: dict[str, Value], symbols: Mapping[str, Symbol]) -> None:
+        targets = [self.advance()]
+        if not targets[0].startswith("%"):
+            self.fail(f"expected '%number = op(...)' or 'return', found {targets[0] or 'the end'!r}")
+        while self.accept(","):
+            targets.append(self.advance())
+        self.take("=")
+        op_name = self.identifier()
+        self.take("(")
+        inputs: list[Value] = []
+        while not self.accept(")"):
+            inputs.append(self.operand(names))
+            if self.token != ")":
+                self.take(",")
+        fields: dict[str, Any] = {}
+        if self.accept("{"):
+            while not self.accept("}"):
+                key = self.identifier()
+                self.take("=")
+                fields[key] = self.field(symbols)
+                if self.token != "}":
+                    self.take(",")
+        self.take(":")
+        claims = [self.type(symbols)]
+        while self.accept(","):
+            claims.append(self.type(symbols))
+        node = self._make(op_name, fields, inputs)
+        if tuple(claims) != node.types:
+            given = ", ".join(map(str, claims))
+            self.fail(f"{targets[0]}: text says {given}, {op_name} gives {', '.join(map(str, node.types))}")
+        if len(targets) != len(node.types):
+            self.fail(f"{op_name} has {len(node.types)} results, the text names {len(targets)}")
+        for target, value in zip(targets, node.outputs, strict=True):
+            names[target] = value
+
+    def _make(self, name: str, fields: dict[str, Any], inputs: list[Value]) -> Node:
+        cls = self.registry[name]
+        try:
+            op: Op = cls(**fields)
+        except TypeError as error:
+            self.fail(f"{name}: {error}")
+        with origin(made_by="parse"):
+            try:
+                return make_node(op, inputs)
+            except StrataError as error:
+                self.fail(error.summary)
+        raise AssertionError("unreachable")
+
+    def field(self, symbols: Mapping[str, Symbol]) -> Any:
+        match self.kind:
+            case "number":
+                token = self.advance()
+                return int(token) if re.fullmatch(r"-?\d+", token) else float(token)
+            case "string":
+                return _unquote(self.advance())
+            case "dim":
+                return parse_dim(self.advance()[1:-1], symbols)
+            case "name":
+                return self._named_field(symbols)
+        if self.accept("("):
+            items: list[Any] = []
+            while not self.accept(")"):
+                items.append(self.field(symbols))
+                if self.token != ")":
+                    self.take(",")
+            return tuple(items)
+        self.fail(f"{self.token!r} is not a field value")
+        return None
+
+    def _named_field(self, symbols: Mapping[str, Symbol]) -> Any:
+        if self.token == "mir":
+            return self.graph()
+        if self.token in VALUE_TYPES:
+            from_text = VALUE_TYPES[self.advance()]
+            return from_text(_unquote(self.advance()))
+        word = self.token
+        if word in ("True", "False", "None"):
+            self.advance()
+            return {"True": True, "False": False, "None": None}[word]
+        if word in ("inf", "nan"):
+            return float(self.advance())
+        if word == "dense":
+            return self._literal(symbols)
+        if word == "complex":
+            self.advance()
+            self.take("(")
+            real = float(self.advance())
+            self.take(",")
+            imaginary = float(self.advance())
+            self.take(")")
+            return complex(real, imaginary)
+        if self.text[self.at : self.at + 1] == "[":
+            return self.type(symbols)
+        return as_dtype(self.advance())
+
+    def _literal(self, symbols: Mapping[str, Symbol]) -> Literal:
+        self.take("dense")
+        self.take("(")
+        kind = self.type(symbols)
+        self.take(",")
+        if self.kind == "hex":
+            data = bytes.fromhex(self.advance()[2:])
+            if len(data) != kind.size * kind.dtype.itemsize:
+                self.fail(f"dense: {kind} has {kind.size * kind.dtype.itemsize} bytes, the text has {len(data)}")
+            array = np.frombuffer(data, kind.dtype.np).reshape(kind.static_shape)
+        else:
+            items: list[Any] = []
+            self.take("[")
+            while not self.accept("]"):
+                items.append(self.field(symbols))
+                if self.token != "]":
+                    self.take(",")
+            if len(items) != kind.size:
+                self.fail(f"dense: {kind} has {kind.size} elements, the text has {len(items)}")
+            array = np.array(items, kind.dtype.np).reshape(kind.static_shape)
+        self.take(")")
+        return Literal(array)
+
+
+def _unquote(token: str) -> str:
+    return re.sub(r"\\(.)", lambda m: "\n" if m.group(1) == "n" else m.group(1), token[1:-1])
+
+
+def _split(text: str) -> list[str]:
+    """Split at top-level commas: `min(S, 4), 8` has two parts."""
+    parts: list[str] = []
+    depth, begin = 0, 0
+    for i, char in enumerate(text):
+        depth += (char == "(") - (char == ")")
+        if char == "," and depth == 0:
+            parts.append(text[begin:i])
+            begin = i + 1
+    parts.append(text[begin:])
+    return [p.strip() for p in parts if p.strip()]
+
+
+def is_leaf(node: Node) -> bool:
+    return isinstance(node.op, Leaf)

@@ -1,0 +1,753 @@
+"""Functions of one number: exponentials, logarithms, roots, trigonometry, activations, rounding, sign."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from strata.core import DType, f16, f32, i32
+from strata.mir import METHODS, Sample, Value, constant, draw, function, op
+from strata.ops.elementwise import Elementwise, Partial
+from strata.ops.frontend import Operand, as_value, to_inexact
+
+if TYPE_CHECKING:
+    from strata.kernel import Expr, KernelBuilder
+
+SQRT_2 = math.sqrt(2.0)
+SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
+GELU_CUBIC = 0.044715
+
+
+class Math(Elementwise):
+    """A function of one number. `domain` is where samples are drawn."""
+
+    allowed = "float"
+    domain: ClassVar[tuple[float, float]] = (-3.0, 3.0)
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        low, high = cls.domain
+        return [Sample(draw(f32[3, 4], low, high)), Sample(draw(f32[()], low, high)), Sample(draw(f16[2, 0], low, high))]
+
+
+def _c(value: float, like: Value) -> Value:
+    return constant(value, like.dtype)
+
+
+@op("exp")
+class Exp(Math):
+    """e ** x."""
+
+    allowed = "inexact"
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.exp(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (out,)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.exp(x)
+
+
+@op("exp2")
+class Exp2(Math):
+    """2 ** x."""
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.exp2(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (out * math.log(2.0),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.exp2(x)
+
+
+@op("expm1")
+class Expm1(Math):
+    """e ** x - 1, accurate near 0."""
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.expm1(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (out + 1.0,)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.expm1(x)
+
+
+@op("log")
+class Log(Math):
+    """Natural logarithm; the principal branch on complex numbers."""
+
+    allowed = "inexact"
+    domain = (0.2, 4.0)
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.log(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (1.0 / x,)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.log(x)
+
+
+@op("log2")
+class Log2(Math):
+    """Logarithm to base 2."""
+
+    domain = (0.2, 4.0)
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.log2(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return ((1.0 / math.log(2.0)) / x,)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.log2(x)
+
+
+@op("log1p")
+class Log1p(Math):
+    """log(1 + x), accurate near 0."""
+
+    domain = (-0.7, 3.0)
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.log1p(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (1.0 / (x + 1.0),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.log1p(x)
+
+
+@op("sqrt")
+class Sqrt(Math):
+    """Square root; its derivative at 0 is 0."""
+
+    allowed = "inexact"
+    domain = (0.2, 4.0)
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.sqrt(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        zero = _c(0, out)
+        is_zero = METHODS["equal"](out, zero)
+        return (METHODS["where"](is_zero, zero, 0.5 / METHODS["where"](is_zero, _c(1, out), out)),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.sqrt(x)
+
+
+@op("rsqrt")
+class Rsqrt(Math):
+    """1 / sqrt(x); its derivative at 0 is 0."""
+
+    domain = (0.2, 4.0)
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return 1 / np.sqrt(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        zero = _c(0, out)
+        is_zero = METHODS["equal"](x, zero)
+        return (METHODS["where"](is_zero, zero, -0.5 * out / METHODS["where"](is_zero, _c(1, out), x)),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.rsqrt(x)
+
+
+@op("sin")
+class Sin(Math):
+    """Sine."""
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.sin(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (cos(x),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.sin(x)
+
+
+@op("cos")
+class Cos(Math):
+    """Cosine."""
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.cos(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (-sin(x),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.cos(x)
+
+
+@op("tan")
+class Tan(Math):
+    """Tangent."""
+
+    domain = (-1.2, 1.2)
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.tan(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (out * out + 1.0,)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.tan(x)
+
+
+@op("asin")
+class Asin(Math):
+    """Inverse sine."""
+
+    domain = (-0.8, 0.8)
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.arcsin(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (rsqrt(1.0 - x * x),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.asin(x)
+
+
+@op("acos")
+class Acos(Math):
+    """Inverse cosine."""
+
+    domain = (-0.8, 0.8)
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.arccos(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (-rsqrt(1.0 - x * x),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.acos(x)
+
+
+@op("atan")
+class Atan(Math):
+    """Inverse tangent."""
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.arctan(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (1.0 / (x * x + 1.0),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.atan(x)
+
+
+@op("sinh")
+class Sinh(Math):
+    """Hyperbolic sine."""
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.sinh(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (cosh(x),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.sinh(x)
+
+
+@op("cosh")
+class Cosh(Math):
+    """Hyperbolic cosine."""
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.cosh(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (sinh(x),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.cosh(x)
+
+
+@op("tanh")
+class Tanh(Math):
+    """Hyperbolic tangent."""
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.tanh(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (1.0 - out * out,)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.tanh(x)
+
+
+@op("asinh")
+class Asinh(Math):
+    """Inverse hyperbolic sine."""
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.arcsinh(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (rsqrt(x * x + 1.0),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.asinh(x)
+
+
+@op("acosh")
+class Acosh(Math):
+    """Inverse hyperbolic cosine."""
+
+    domain = (1.3, 4.0)
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.arccosh(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (rsqrt(x * x - 1.0),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.acosh(x)
+
+
+@op("atanh")
+class Atanh(Math):
+    """Inverse hyperbolic tangent."""
+
+    domain = (-0.8, 0.8)
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.arctanh(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (1.0 / (1.0 - x * x),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.atanh(x)
+
+
+@op("erf")
+class Erf(Math):
+    """The error function."""
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        from scipy.special import erf as erf_of
+
+        return erf_of(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (exp(-(x * x)) * (2.0 / math.sqrt(math.pi)),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.erf(x)
+
+
+@op("lgamma")
+class Lgamma(Math):
+    """Logarithm of the absolute value of the gamma function."""
+
+    domain = (0.4, 4.0)
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        from scipy.special import gammaln
+
+        return gammaln(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (digamma(x),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.lgamma(x)
+
+
+@op("polygamma")
+class Polygamma(Math):
+    """The order-th derivative of digamma; order 0 is digamma itself."""
+
+    order: int
+
+    domain = (0.4, 4.0)
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        from scipy.special import digamma as digamma_of
+        from scipy.special import polygamma
+
+        return digamma_of(x) if self.order == 0 else polygamma(self.order, x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (Polygamma(self.order + 1)(x),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.polygamma(self.order, x)
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        return [Sample(draw(f32[3, 4], 0.4, 4.0), order=0), Sample(draw(f32[5], 0.4, 4.0), order=1)]
+
+
+@op("sigmoid")
+class Sigmoid(Math):
+    """1 / (1 + e ** -x), without overflow."""
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        from scipy.special import expit
+
+        return expit(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (out * (1.0 - out),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.sigmoid(x)
+
+
+@op("relu")
+class Relu(Math):
+    """max(x, 0); NaN stays NaN, and the derivative at 0 is 0."""
+
+    allowed = "real"
+    dtypes = "real"
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.where(x < 0, x.dtype.type(0), x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (METHODS["where"](x > 0, _c(1, x), _c(0, x)),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.select(k.lt(x, k.const(0, x.dtype)), k.const(0, x.dtype), x)
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        return [Sample(draw(f32[3, 4], distinct=True)), Sample(f32[()]), Sample(i32[5], grad=False),
+                Sample(np.float32([np.nan, -1, 0, np.inf]), grad=False)]  # fmt: skip
+
+
+@op("gelu")
+class Gelu(Math):
+    """x * Φ(x) with the exact normal distribution function."""
+
+    def decompose(self, x: Value) -> Value:
+        return x * 0.5 * (erf(x * (1 / SQRT_2)) + 1.0)
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        from scipy.special import erf as erf_of
+
+        return x * 0.5 * (erf_of(x * (1 / SQRT_2)) + 1.0)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        cdf = 0.5 * (erf(x * (1 / SQRT_2)) + 1.0)
+        return (cdf + x * exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi)),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        half, one = k.const(0.5, x.dtype), k.const(1.0, x.dtype)
+        return x * half * (k.erf(x * k.const(1 / SQRT_2, x.dtype)) + one)
+
+
+@op("gelu_tanh")
+class GeluTanh(Math):
+    """The tanh approximation of gelu."""
+
+    def decompose(self, x: Value) -> Value:
+        return 0.5 * x * (1.0 + tanh(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x)))
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return 0.5 * x * (1 + np.tanh(SQRT_2_OVER_PI * (x + GELU_CUBIC * x**3)))
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        t = tanh(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x))
+        inner = SQRT_2_OVER_PI * (1.0 + 3 * GELU_CUBIC * x * x)
+        return (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner,)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        def c(value: float) -> Expr:
+            return k.const(value, x.dtype)
+
+        return c(0.5) * x * (c(1.0) + k.tanh(c(SQRT_2_OVER_PI) * (x + c(GELU_CUBIC) * x * x * x)))
+
+
+@op("silu")
+class Silu(Math):
+    """x * sigmoid(x)."""
+
+    def decompose(self, x: Value) -> Value:
+        return x * sigmoid(x)
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        from scipy.special import expit
+
+        return x * expit(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        s = sigmoid(x)
+        return (s * (1.0 + x * (1.0 - s)),)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return x * k.sigmoid(x)
+
+
+@op("negative")
+class Negative(Math):
+    """-x; integers wrap."""
+
+    allowed = "numeric"
+    dtypes = "numeric"
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.negative(x)
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (-1,)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return -x
+
+
+@op("abs")
+class Abs(Math):
+    """Absolute value; its derivative at 0 is 0. Of a complex number: its modulus, a real number."""
+
+    allowed = "numeric"
+    dtypes = "numeric"
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.abs(x)
+
+    def result_dtype(self, dtype: DType) -> DType:
+        return dtype.real
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (METHODS["sign"](x),)
+
+    def jvp(self, x: Value, *, out: Value, dx: tuple[Value | None, ...]) -> Value | None:
+        (tangent,) = dx
+        if not x.dtype.is_complex or tangent is None:
+            return super().jvp(x, out=out, dx=dx)
+        return METHODS["real"](METHODS["conj"](METHODS["sign"](x)) * tangent)
+
+    def vjp(self, x: Value, *, out: Value, ct: Value) -> tuple[Value | None, ...]:
+        if not x.dtype.is_complex:
+            return super().vjp(x, out=out, ct=ct)
+        return (METHODS["cast"](ct, x.dtype) * METHODS["sign"](x) * 0.5,)  # the gradient is with respect to conj(z)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.abs(x)
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        return [Sample(draw(f32[3, 4], distinct=True)), Sample(f32[()]), Sample(i32[5], grad=False)]
+
+
+@op("sign")
+class Sign(Math):
+    """-1, 0 or 1 (z / |z| on complex numbers); NaN stays. Its derivative is 0."""
+
+    allowed = "numeric"
+    dtypes = "numeric"
+    differentiable = False
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.sign(x)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.sign(x)
+
+
+class Rounding(Math):
+    """A rounding function: integers stay, the derivative is 0 unless the op says otherwise."""
+
+    allowed = "real"
+    dtypes = "real"
+    differentiable = False
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        return [Sample(np.float32([-2.5, -1.5, -0.5, -0.2, 0.0, 0.5, 1.5, 2.5, 2.7])), Sample(f32[3, 4]), Sample(i32[5], grad=False)]
+
+
+@op("floor")
+class Floor(Rounding):
+    """The largest integer that is not above x."""
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.floor(x) if x.dtype.kind == "f" else x
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.floor(x)
+
+
+@op("ceil")
+class Ceil(Rounding):
+    """The smallest integer that is not below x."""
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.ceil(x) if x.dtype.kind == "f" else x
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.ceil(x)
+
+
+@op("trunc")
+class Trunc(Rounding):
+    """x without its fraction."""
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.trunc(x) if x.dtype.kind == "f" else x
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.trunc(x)
+
+
+@op("round")
+class Round(Rounding):
+    """To the nearest integer, halves to even. The derivative is 1: straight through, as quantisation-aware training needs."""
+
+    differentiable = True
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.rint(x) if x.dtype.kind == "f" else x
+
+    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
+        return (1,)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return k.round(x)
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        return [Sample(x.inputs[0], grad=False) for x in super().samples()]  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------------------ functions
+
+
+def _float_function(cls: type[Math], *aliases: str) -> Any:
+    def apply(x: Operand) -> Value:
+        return cls()(to_inexact(as_value(x)))
+
+    apply.__name__ = apply.__qualname__ = cls.name
+    apply.__doc__ = cls.__doc__
+    return function(*aliases)(apply)
+
+
+exp = _float_function(Exp)
+exp2 = _float_function(Exp2)
+expm1 = _float_function(Expm1)
+log = _float_function(Log)
+log2 = _float_function(Log2)
+log1p = _float_function(Log1p)
+sqrt = _float_function(Sqrt)
+rsqrt = _float_function(Rsqrt)
+sin = _float_function(Sin)
+cos = _float_function(Cos)
+tan = _float_function(Tan)
+asin = _float_function(Asin, "arcsin")
+acos = _float_function(Acos, "arccos")
+atan = _float_function(Atan, "arctan")
+sinh = _float_function(Sinh)
+cosh = _float_function(Cosh)
+tanh = _float_function(Tanh)
+asinh = _float_function(Asinh, "arcsinh")
+acosh = _float_function(Acosh, "arccosh")
+atanh = _float_function(Atanh, "arctanh")
+erf = _float_function(Erf)
+lgamma = _float_function(Lgamma)
+sigmoid = _float_function(Sigmoid)
+silu = _float_function(Silu, "swish")
+
+
+@function()
+def digamma(x: Operand) -> Value:
+    """The derivative of lgamma."""
+    return Polygamma(0)(to_inexact(as_value(x)))
+
+
+@function()
+def log10(x: Operand) -> Value:
+    """Logarithm to base 10."""
+    return log(x) * (1 / math.log(10.0))
+
+
+@function()
+def erfc(x: Operand) -> Value:
+    """1 - erf(x)."""
+    return 1.0 - erf(x)
+
+
+@function()
+def reciprocal(x: Operand) -> Value:
+    """1 / x."""
+    return 1.0 / to_inexact(as_value(x))
+
+
+@function()
+def square(x: Operand) -> Value:
+    """x * x."""
+    value = as_value(x)
+    return value * value
+
+
+@function()
+def relu(x: Operand) -> Value:
+    """max(x, 0)."""
+    return Relu()(as_value(x))
+
+
+@function()
+def gelu(x: Operand, approximate: str = "none") -> Value:
+    """Gaussian error linear unit; approximate="tanh" takes the tanh form."""
+    value = to_inexact(as_value(x))
+    return GeluTanh()(value) if approximate == "tanh" else Gelu()(value)
+
+
+@function("neg")
+def negative(x: Operand) -> Value:
+    """-x."""
+    return Negative()(as_value(x))
+
+
+@function("absolute")
+def abs(x: Operand) -> Value:
+    """Absolute value."""
+    value = as_value(x)
+    return value if value.dtype.is_bool or value.dtype.kind == "uint" else Abs()(value)
+
+
+@function()
+def sign(x: Operand) -> Value:
+    """-1, 0 or 1."""
+    return Sign()(as_value(x))
+
+
+def _rounding_function(cls: type[Math], *aliases: str) -> Any:
+    def apply(x: Operand) -> Value:
+        value = as_value(x)
+        return value if value.dtype.is_int or value.dtype.is_bool else cls()(value)
+
+    apply.__name__ = apply.__qualname__ = cls.name
+    apply.__doc__ = cls.__doc__
+    return function(*aliases)(apply)
+
+
+floor = _rounding_function(Floor)
+ceil = _rounding_function(Ceil)
+trunc = _rounding_function(Trunc)
+round = _rounding_function(Round, "rint")
