@@ -1,0 +1,20 @@
+"""Kernel IR: scalar expressions over index spaces, with a builder, a verifier, text and a NumPy interpreter."""
+
+from strata.kernel.build import Index, KernelBuilder, View
+from strata.kernel.interp import interpret
+from strata.kernel.ir import (
+    REDUCTIONS,
+    Axis,
+    Buffer,
+    Const,
+    Expr,
+    Kernel,
+    Load,
+    Reduce,
+    Scalar,
+    Scan,
+    Size,
+    Store,
+    apply,
+)
+from strata.kernel.scalars import SCALARS, ScalarFunction

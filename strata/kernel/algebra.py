@@ -1,0 +1,328 @@
+"""Simplification of scalar expressions, above all of index arithmetic.
+
+An i64 expression is kept as a linear form: a sum of size * atom plus a size, where sizes may be symbolic. Division and
+remainder by a positive size take the divisible terms out and vanish when the rest is known to lie below the divisor, so
+that movement operations (reshape, transpose, slice, pad, concatenate) leave plain strided addresses behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from strata.core import Dim, DType, bool_, bounds, divide_exactly, floordiv, i64, known_le, known_positive, mod
+from strata.kernel import ir
+from strata.kernel.scalars import SCALARS, bitcast_array, cast_array
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Sum of coefficient * atom, plus a constant; all coefficients are sizes and none is 0."""
+
+    terms: Mapping[ir.Expr, Dim]
+    constant: Dim
+
+    @property
+    def is_constant(self) -> bool:
+        return not self.terms
+
+
+def linear(node: ir.Expr) -> Linear:
+    """The linear form of an i64 expression; what cannot be opened is an atom."""
+    match node:
+        case ir.Const(value, _):
+            return Linear({}, int(value.real))
+        case ir.Size(dim):
+            return Linear({}, dim)
+        case ir.Scalar("add", (a, b)):
+            return _sum(linear(a), linear(b), 1)
+        case ir.Scalar("sub", (a, b)):
+            return _sum(linear(a), linear(b), -1)
+        case ir.Scalar("neg", (a,)):
+            return _scale(linear(a), -1)
+        case ir.Scalar("mul", (a, b)):
+            left, right = linear(a), linear(b)
+            if right.is_constant:
+                return _scale(left, right.constant)
+            if left.is_constant:
+                return _scale(right, left.constant)
+    return Linear({node: 1}, 0)
+
+
+def _scale(form: Linear, factor: Dim) -> Linear:
+    if factor == 0:
+        return Linear({}, 0)
+    return Linear({a: c * factor for a, c in form.terms.items()}, form.constant * factor)
+
+
+def _sum(a: Linear, b: Linear, sign: int) -> Linear:
+    terms = dict(a.terms)
+    for atom, coefficient in b.terms.items():
+        total = terms.get(atom, 0) + coefficient * sign
+        if total == 0:
+            terms.pop(atom, None)
+        else:
+            terms[atom] = total
+    return Linear(_recombine(terms), a.constant + b.constant * sign)
+
+
+def _recombine(terms: dict[ir.Expr, Dim]) -> dict[ir.Expr, Dim]:
+    """(x // d) * d * m + (x % d) * m becomes x * m."""
+    for atom, coefficient in list(terms.items()):
+        if not (isinstance(atom, ir.Scalar) and atom.name == "mod" and atom in terms):
+            continue
+        x, divisor = atom.args
+        by = linear(divisor)
+        quotient = divide(x, by.constant) if by.is_constant else ir.Scalar("floordiv", (x, divisor), i64)
+        parts = linear(quotient)
+        if parts.constant == 0 and len(parts.terms) == 1:
+            (whole, factor), *_ = parts.terms.items()
+            if factor == 1 and whole in terms and by.is_constant and terms[whole] == coefficient * by.constant:
+                rest = {a: c for a, c in terms.items() if a is not atom and a is not whole}
+                return dict(_sum(Linear(rest, 0), _scale(linear(x), coefficient), 1).terms)
+    return terms
+
+
+def build(form: Linear) -> ir.Expr:
+    """The expression of a linear form, terms in a fixed order: axes by name first, the rest as they came."""
+    ordered = sorted(form.terms.items(), key=lambda t: (0, t[0].name) if isinstance(t[0], ir.Axis) else (1, ""))
+    result: ir.Expr | None = None
+    for atom, coefficient in ordered:
+        term = atom if coefficient == 1 else ir.Scalar("mul", (atom, ir.size(coefficient)), i64)
+        result = term if result is None else ir.Scalar("add", (result, term), i64)
+    if result is None:
+        return ir.size(form.constant)
+    return result if form.constant == 0 else ir.Scalar("add", (result, ir.size(form.constant)), i64)
+
+
+def interval(node: ir.Expr) -> tuple[Dim | None, Dim | None]:
+    """Inclusive bounds of an i64 expression, as sizes; None where nothing is known."""
+    match node:
+        case ir.Axis(_, extent):
+            return 0, extent - 1
+        case ir.Const(value, _):
+            return int(value.real), int(value.real)
+        case ir.Size(dim):
+            return dim, dim
+        case ir.Scalar("mod", (_, divisor)):
+            by = linear(divisor)
+            return (0, by.constant - 1) if by.is_constant and known_positive(by.constant) else (None, None)
+        case ir.Scalar("floordiv", (a, divisor)):
+            by = linear(divisor)
+            low, high = interval(a)
+            if by.is_constant and known_positive(by.constant):
+                return (
+                    None if low is None else floordiv(low, by.constant),
+                    None if high is None else floordiv(high, by.constant),
+                )
+            return None, None
+        case ir.Scalar("min" | "max" as name, (a, b)):
+            return _min_max_interval(name, interval(a), interval(b))
+        case ir.Scalar("add" | "sub" | "mul" | "neg", _):
+            form = linear(node)
+            return (None, None) if form.terms.keys() == {node} else linear_interval(form)
+    return None, None
+
+
+def _min_max_interval(
+    name: str, a: tuple[Dim | None, Dim | None], b: tuple[Dim | None, Dim | None]
+) -> tuple[Dim | None, Dim | None]:
+    at = 1 if name == "min" else 0  # min is bounded above by either side, max below
+    known = [x[at] for x in (a, b) if x[at] is not None]
+    tight = known[0] if known else None
+    if len(known) == 2 and (known_le(known[1], known[0]) if name == "min" else known_le(known[0], known[1])):
+        tight = known[1]
+    other = None
+    if a[1 - at] is not None and b[1 - at] is not None:
+        x, y = a[1 - at], b[1 - at]
+        if known_le(x, y):  # type: ignore[arg-type]
+            other = x if name == "min" else y
+        elif known_le(y, x):  # type: ignore[arg-type]
+            other = y if name == "min" else x
+    return (other, tight) if name == "min" else (tight, other)
+
+
+def linear_interval(form: Linear) -> tuple[Dim | None, Dim | None]:
+    low: Dim | None = form.constant
+    high: Dim | None = form.constant
+    for atom, coefficient in form.terms.items():
+        bottom, top = interval(atom)
+        if known_le(coefficient, 0):
+            bottom, top = top, bottom
+        elif not known_le(0, coefficient):
+            return None, None
+        low = None if low is None or bottom is None else low + coefficient * bottom
+        high = None if high is None or top is None else high + coefficient * top
+    return low, high
+
+
+def divide(node: ir.Expr, by: Dim) -> ir.Expr:
+    """node // by for a positive size, rounding down."""
+    whole, rest = _split(linear(node), by)
+    if _below(rest, by):
+        return build(whole)
+    inner = build(rest)
+    match inner:
+        case ir.Scalar("floordiv", (x, ir.Const(c, _))) if isinstance(by, int) and int(c.real) > 0:
+            inner = divide(x, int(c.real) * by)
+        case ir.Scalar("mod", (x, d)) if (q := _exact(linear(d), by)) is not None:
+            inner = remainder(divide(x, by), q)
+        case _:
+            inner = ir.Scalar("floordiv", (inner, ir.size(by)), i64)
+    return build(_sum(whole, linear(inner), 1))
+
+
+def remainder(node: ir.Expr, by: Dim) -> ir.Expr:
+    """node % by for a positive size; never negative."""
+    _, rest = _split(linear(node), by)
+    if _below(rest, by):
+        return build(rest)
+    inner = build(rest)
+    match inner:
+        case ir.Scalar("mod", (x, d)) if _exact(linear(d), by) is not None:
+            return remainder(x, by)
+        case _:
+            return ir.Scalar("mod", (inner, ir.size(by)), i64)
+
+
+def _exact(form: Linear, by: Dim) -> Dim | None:
+    return divide_exactly(form.constant, by) if form.is_constant else None
+
+
+def _split(form: Linear, by: Dim) -> tuple[Linear, Linear]:
+    """form = by * whole + rest, with every term of `rest` not divisible by `by`."""
+    whole: dict[ir.Expr, Dim] = {}
+    rest: dict[ir.Expr, Dim] = {}
+    for atom, coefficient in form.terms.items():
+        quotient = divide_exactly(coefficient, by)
+        if quotient is not None:
+            whole[atom] = quotient
+        else:
+            rest[atom] = coefficient
+    quotient = divide_exactly(form.constant, by)
+    if quotient is None and isinstance(form.constant, int) and isinstance(by, int):
+        return Linear(whole, form.constant // by), Linear(rest, form.constant % by)
+    if quotient is None:
+        return Linear(whole, 0), Linear(rest, form.constant)
+    return Linear(whole, quotient), Linear(rest, 0)
+
+
+def _below(rest: Linear, by: Dim) -> bool:
+    low, high = linear_interval(rest)
+    return low is not None and high is not None and known_le(0, low) and known_le(high, by - 1)
+
+
+def simplify_scalar(name: str, args: tuple[ir.Expr, ...], dtype: DType) -> ir.Expr | None:
+    """A simpler expression of equal value, or None. Floats are only simplified where every bit stays."""
+    if all(isinstance(a, ir.Const) for a in args):
+        return _fold(name, args, dtype)
+    if dtype is i64:
+        found = _index(name, args)
+        if found is not None:
+            return found
+    match name, args:
+        case ("cast" | "bitcast"), (x,) if x.dtype is dtype:
+            return x
+        case "cast", (ir.Scalar("cast", (x,)),) if x.dtype is dtype and _lossless(dtype, args[0].dtype):
+            return x
+        case "select", (ir.Const(value, _), a, b):
+            return a if value else b
+        case "select", (_, a, b) if a is b:
+            return a
+        case ("lt" | "le" | "gt" | "ge" | "eq" | "ne"), (a, b) if a.dtype is i64:
+            return _compare(name, a, b)
+        case ("and" | "or"), (a, b) if dtype is bool_:
+            return _logic(name, a, b)
+        case "mul", (x, ir.Const(value, _)) if value == 1 and not dtype.is_complex:
+            return x
+        case "mul", (ir.Const(value, _), x) if value == 1 and not dtype.is_complex:
+            return x
+        case "div", (x, ir.Const(value, _)) if value == 1 and not dtype.is_complex:
+            return x
+        case ("add" | "sub"), (x, ir.Const(value, _)) if value == 0 and dtype.is_int:
+            return x
+        case "neg", (ir.Scalar("neg", (x,)),):
+            return x
+        case "not", (ir.Scalar("not", (x,)),):
+            return x
+    return None
+
+
+def _fold(name: str, args: tuple[ir.Expr, ...], dtype: DType) -> ir.Expr | None:
+    if name == "bitcast" and dtype.itemsize != args[0].dtype.itemsize:
+        return None
+    arrays = [np.asarray(a.value).astype(a.dtype.np) for a in args if isinstance(a, ir.Const)]
+    match name:
+        case "cast":
+            value = cast_array(arrays[0], dtype)
+        case "bitcast":
+            value = bitcast_array(arrays[0], dtype)
+        case _:
+            value = SCALARS[name].numpy(*arrays)
+    return ir.Const(np.asarray(value).reshape(()), dtype)
+
+
+def _lossless(narrow: DType, wide: DType) -> bool:
+    same_kind = narrow.kind == wide.kind and wide.bits >= narrow.bits
+    return same_kind and not (narrow.is_float and narrow.bits == wide.bits and narrow is not wide)
+
+
+def _index(name: str, args: tuple[ir.Expr, ...]) -> ir.Expr | None:
+    match name:
+        case "add" | "sub" | "neg" | "mul":
+            node = ir.Scalar(name, args, i64)
+            form = linear(node)
+            return None if form.terms.keys() == {node} else build(form)
+        case "floordiv" | "mod":
+            by = linear(args[1])
+            if by.is_constant and known_positive(by.constant):
+                return divide(args[0], by.constant) if name == "floordiv" else remainder(args[0], by.constant)
+        case "min" | "max":
+            return _min_max(name, args[0], args[1])
+        case "cast":
+            return None
+    return None
+
+
+def _min_max(name: str, a: ir.Expr, b: ir.Expr) -> ir.Expr | None:
+    if a is b:
+        return a
+    low, high = linear_interval(_sum(linear(a), linear(b), -1))
+    if low is not None and known_le(0, low):
+        return b if name == "min" else a
+    if high is not None and known_le(high, 0):
+        return a if name == "min" else b
+    return None
+
+
+def _compare(name: str, a: ir.Expr, b: ir.Expr) -> ir.Expr | None:
+    low, high = linear_interval(_sum(linear(a), linear(b), -1))
+    below = high is not None and known_le(high, -1)
+    above = low is not None and known_le(1, low)
+    not_above = high is not None and known_le(high, 0)
+    not_below = low is not None and known_le(0, low)
+    known = {
+        "lt": (below, not_below),
+        "ge": (not_below, below),
+        "gt": (above, not_above),
+        "le": (not_above, above),
+        "ne": (below or above, not_above and not_below),
+        "eq": (not_above and not_below, below or above),
+    }[name]
+    return ir.Const(True, bool_) if known[0] else ir.Const(False, bool_) if known[1] else None
+
+
+def _logic(name: str, a: ir.Expr, b: ir.Expr) -> ir.Expr | None:
+    if a is b:
+        return a
+    for x, y in ((a, b), (b, a)):
+        if isinstance(x, ir.Const):
+            keeps = bool(x.value) == (name == "and")
+            return y if keeps else x
+    return None
+
+
+def is_positive(dim: Dim) -> bool:
+    return bounds(dim)[0] >= 1

@@ -1,0 +1,485 @@
+"""Kernel IR: scalar expressions over index axes, and the stores that make a kernel of them.
+
+A kernel says, for every point of an index space, which scalar goes where: `out[i, j] = expression`. Expressions are
+immutable and interned, so equal expressions are one object and `is` is equality. How the points are visited is no
+part of a kernel: that is its schedule.
+
+    Const  Axis  Size            leaves: a number, an index variable, the value of a symbolic size
+    Load                         an element of a buffer; with `where`, 0 wherever that is false, without touching memory
+    Scalar                       a function of the table in scalars.py
+    Reduce                       sum, prod, max, min, all, any, argmax, argmin of a body over bound axes
+    Scan                         the running reduction of a body along its axis, read at a position
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, TypeVar
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from strata.core import Dim, DType, Shape, Symbol, TensorType, bool_, dim_prod, i64, symbols
+from strata.kernel.scalars import SCALARS
+
+REDUCTIONS: Final = ("sum", "prod", "max", "min", "all", "any", "argmax", "argmin")
+
+_nodes: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
+_NO_AXES: Final[frozenset[Axis]] = frozenset()
+Node = TypeVar("Node", bound="Expr")
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A named block of memory: row-major elements of one type."""
+
+    name: str
+    dtype: DType
+    shape: Shape
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(self.dtype, self.shape)
+
+    @property
+    def strides(self) -> tuple[Dim, ...]:
+        """In elements."""
+        return tuple(dim_prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+
+class Expr:
+    """A scalar expression. `free` is the set of axes that its value depends on."""
+
+    __slots__ = ("__weakref__", "dtype", "free")
+    __array_priority__: ClassVar[int] = 1000
+    dtype: DType
+    free: frozenset[Axis]
+
+    @property
+    def inputs(self) -> tuple[Expr, ...]:
+        """Direct subexpressions, the body of a reduction included."""
+        return ()
+
+    def __add__(self, other: Any) -> Expr:
+        return apply("add", self, other)
+
+    def __radd__(self, other: Any) -> Expr:
+        return apply("add", other, self)
+
+    def __sub__(self, other: Any) -> Expr:
+        return apply("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Expr:
+        return apply("sub", other, self)
+
+    def __mul__(self, other: Any) -> Expr:
+        return apply("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Expr:
+        return apply("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Expr:
+        return apply("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Expr:
+        return apply("div", other, self)
+
+    def __floordiv__(self, other: Any) -> Expr:
+        return apply("floordiv", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Expr:
+        return apply("floordiv", other, self)
+
+    def __mod__(self, other: Any) -> Expr:
+        return apply("mod", self, other)
+
+    def __rmod__(self, other: Any) -> Expr:
+        return apply("mod", other, self)
+
+    def __pow__(self, other: Any) -> Expr:
+        return apply("pow", self, other)
+
+    def __neg__(self) -> Expr:
+        return apply("neg", self)
+
+    def __abs__(self) -> Expr:
+        return apply("abs", self)
+
+    def __and__(self, other: Any) -> Expr:
+        return apply("and", self, other)
+
+    def __or__(self, other: Any) -> Expr:
+        return apply("or", self, other)
+
+    def __xor__(self, other: Any) -> Expr:
+        return apply("xor", self, other)
+
+    def __invert__(self) -> Expr:
+        return apply("not", self)
+
+    def __lshift__(self, other: Any) -> Expr:
+        return apply("shl", self, other)
+
+    def __rshift__(self, other: Any) -> Expr:
+        return apply("shr", self, other)
+
+    def __lt__(self, other: Any) -> Expr:
+        return apply("lt", self, other)
+
+    def __le__(self, other: Any) -> Expr:
+        return apply("le", self, other)
+
+    def __gt__(self, other: Any) -> Expr:
+        return apply("gt", self, other)
+
+    def __ge__(self, other: Any) -> Expr:
+        return apply("ge", self, other)
+
+    def eq(self, other: Any) -> Expr:
+        """Elementwise equality; `==` is identity of expressions."""
+        return apply("eq", self, other)
+
+    def ne(self, other: Any) -> Expr:
+        return apply("ne", self, other)
+
+    def cast(self, dtype: DType) -> Expr:
+        return self if self.dtype is dtype else apply("cast", self, dtype=dtype)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a kernel expression has no truth value: use select or guard")
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+
+def _intern(cls: type[Node], key: tuple[Any, ...], dtype: DType, free: frozenset[Axis], **fields: Any) -> Node:
+    found = _nodes.get((cls, *key))
+    if found is not None:
+        return found  # type: ignore[return-value]
+    node = object.__new__(cls)
+    node.dtype = dtype
+    node.free = free
+    for name, value in fields.items():
+        setattr(node, name, value)
+    _nodes[(cls, *key)] = node
+    return node
+
+
+class Const(Expr):
+    """A number."""
+
+    __slots__ = ("value",)
+    __match_args__ = ("value", "dtype")
+    value: bool | int | float | complex
+
+    def __new__(cls, value: Any, dtype: DType) -> Const:
+        array = np.asarray(value).astype(dtype.np)
+        return _intern(cls, (dtype, array.tobytes()), dtype, _NO_AXES, value=_python(array, dtype))
+
+
+def _python(array: Any, dtype: DType) -> bool | int | float | complex:
+    if dtype.is_bool:
+        return bool(array)
+    if dtype.is_int:
+        return int(array)
+    return complex(array) if dtype.is_complex else float(array)
+
+
+class Axis(Expr):
+    """An index variable that runs over 0 … extent - 1."""
+
+    __slots__ = ("extent", "name")
+    __match_args__ = ("name", "extent")
+    name: str
+    extent: Dim
+
+    def __new__(cls, name: str, extent: Dim) -> Axis:
+        found = _intern(cls, (name, extent), i64, _NO_AXES, name=name, extent=extent)
+        if not found.free:
+            found.free = frozenset((found,))
+        return found
+
+
+class Size(Expr):
+    """The run-time value of a symbolic size."""
+
+    __slots__ = ("dim",)
+    __match_args__ = ("dim",)
+    dim: Dim
+
+    def __new__(cls, dim: Dim) -> Size:
+        return _intern(cls, (dim,), i64, _NO_AXES, dim=dim)
+
+
+def size(dim: Dim) -> Expr:
+    """A size as an i64 expression."""
+    return Const(dim, i64) if isinstance(dim, int) else Size(dim)
+
+
+class Load(Expr):
+    """buffer[index]; where `where` is false the value is 0 and the index may be anything."""
+
+    __slots__ = ("buffer", "index", "where")
+    __match_args__ = ("buffer", "index", "where")
+    buffer: Buffer
+    index: tuple[Expr, ...]
+    where: Expr | None
+
+    def __new__(cls, buffer: Buffer, index: tuple[Expr, ...], where: Expr | None = None) -> Load:
+        free = _union((*index, where) if where is not None else index)
+        return _intern(cls, (buffer, index, where), buffer.dtype, free, buffer=buffer, index=index, where=where)
+
+    @property
+    def inputs(self) -> tuple[Expr, ...]:
+        return self.index if self.where is None else (*self.index, self.where)
+
+
+class Scalar(Expr):
+    """A function of the scalar table."""
+
+    __slots__ = ("args", "name")
+    __match_args__ = ("name", "args")
+    name: str
+    args: tuple[Expr, ...]
+
+    def __new__(cls, name: str, args: tuple[Expr, ...], dtype: DType) -> Scalar:
+        return _intern(cls, (name, args, dtype), dtype, _union(args), name=name, args=args)
+
+    @property
+    def inputs(self) -> tuple[Expr, ...]:
+        return self.args
+
+
+class Reduce(Expr):
+    """A body reduced over its bound axes; argmax and argmin give the i64 position of the first best, NaN being best."""
+
+    __slots__ = ("axes", "body", "kind")
+    __match_args__ = ("kind", "axes", "body")
+    kind: str
+    axes: tuple[Axis, ...]
+    body: Expr
+
+    def __new__(cls, kind: str, axes: tuple[Axis, ...], body: Expr) -> Reduce:
+        dtype = i64 if kind in ("argmax", "argmin") else body.dtype
+        return _intern(cls, (kind, axes, body), dtype, body.free - frozenset(axes), kind=kind, axes=axes, body=body)
+
+    @property
+    def inputs(self) -> tuple[Expr, ...]:
+        return (self.body,)
+
+
+class Scan(Expr):
+    """kind over body[0 … position] (up to position - 1 when exclusive) along one bound axis."""
+
+    __slots__ = ("axis", "body", "exclusive", "kind", "position")
+    __match_args__ = ("kind", "axis", "body", "position", "exclusive")
+    kind: str
+    axis: Axis
+    body: Expr
+    position: Expr
+    exclusive: bool
+
+    def __new__(cls, kind: str, axis: Axis, body: Expr, position: Expr, exclusive: bool = False) -> Scan:
+        free = (body.free - frozenset((axis,))) | position.free
+        fields = {"kind": kind, "axis": axis, "body": body, "position": position, "exclusive": exclusive}
+        return _intern(cls, tuple(fields.values()), body.dtype, free, **fields)
+
+    @property
+    def inputs(self) -> tuple[Expr, ...]:
+        return (self.body, self.position)
+
+
+def _union(parts: Iterable[Expr]) -> frozenset[Axis]:
+    free = _NO_AXES
+    for part in parts:
+        if part.free and part.free is not free:
+            free = free | part.free if free else part.free
+    return free
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """buffer[index] = value at every point of the axes. Different points must write different elements."""
+
+    buffer: Buffer
+    axes: tuple[Axis, ...]
+    index: tuple[Expr, ...]
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A name, the buffers it reads and writes, and its stores. The text of a kernel is its identity."""
+
+    name: str
+    inputs: tuple[Buffer, ...]
+    outputs: tuple[Buffer, ...]
+    stores: tuple[Store, ...]
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return (*self.inputs, *self.outputs)
+
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        """Every expression that a store uses directly."""
+        return tuple(e for s in self.stores for e in (*s.index, s.value))
+
+    def symbols(self) -> dict[str, Symbol]:
+        """The symbolic sizes, by name, in a fixed order: those of the buffers, then those of axes and expressions."""
+        found: dict[str, Symbol] = {}
+        for buffer in self.buffers:
+            found |= buffer.type.symbols()
+        for store in self.stores:
+            for axis in store.axes:
+                found |= symbols(axis.extent)
+        for node in postorder(self.roots):
+            match node:
+                case Size(dim):
+                    found |= symbols(dim)
+                case Axis(_, extent):
+                    found |= symbols(extent)
+        return found
+
+    def __str__(self) -> str:
+        return f"kernel @{self.name}({', '.join(map(str, self.inputs))}) -> {', '.join(map(str, self.outputs))}"
+
+
+def postorder(roots: Iterable[Expr]) -> list[Expr]:
+    """Every node below the roots, inputs first, without recursion (chains may be thousands of nodes deep)."""
+    done: dict[Expr, None] = {}
+    for root in roots:
+        stack = [(root, iter(root.inputs))]
+        if root in done:
+            continue
+        while stack:
+            node, rest = stack[-1]
+            for child in rest:
+                if child not in done:
+                    stack.append((child, iter(child.inputs)))
+                    break
+            else:
+                done[node] = None
+                stack.pop()
+    return list(done)
+
+
+def rebuild(node: Expr, inputs: tuple[Expr, ...]) -> Expr:
+    """The node with other inputs, simplified again."""
+    match node:
+        case Load():
+            count = len(node.index)
+            return load(node.buffer, inputs[:count], inputs[count] if node.where is not None else None)
+        case Scalar():
+            return apply(node.name, *inputs, dtype=node.dtype)
+        case Reduce():
+            return Reduce(node.kind, node.axes, inputs[0])
+        case Scan():
+            return Scan(node.kind, node.axis, inputs[0], inputs[1], node.exclusive)
+        case _:
+            return node
+
+
+def load(buffer: Buffer, index: tuple[Expr, ...], where: Expr | None = None) -> Expr:
+    """buffer[index]; a condition that is known disappears."""
+    match where:
+        case Const(value, _):
+            return Load(buffer, index) if value else Const(0, buffer.dtype)
+        case _:
+            return Load(buffer, index, where)
+
+
+def substitute_axes(roots: Iterable[Expr], replace: dict[Axis, Expr]) -> dict[Expr, Expr]:
+    """A map from every node below the roots to the node with free axes replaced. Bound axes are left alone."""
+    done: dict[Expr, Expr] = {}
+    names = frozenset(replace)
+    for node in postorder(roots):
+        if not (node.free & names):
+            done[node] = node
+        elif isinstance(node, Axis):
+            done[node] = replace[node]
+        elif isinstance(node, (Reduce, Scan)) and names & frozenset(bound_axes(node)):
+            inner = {a: e for a, e in replace.items() if a not in bound_axes(node)}
+            body = substitute_axes((node.body,), inner)[node.body]
+            rest = tuple(done[x] for x in node.inputs[1:])
+            done[node] = rebuild(node, (body, *rest))
+        else:
+            done[node] = rebuild(node, tuple(done.get(x, x) for x in node.inputs))
+    return done
+
+
+def bound_axes(node: Expr) -> tuple[Axis, ...]:
+    match node:
+        case Reduce():
+            return node.axes
+        case Scan():
+            return (node.axis,)
+        case _:
+            return ()
+
+
+def all_axes(roots: Iterable[Expr]) -> Iterator[Axis]:
+    """Free and bound axes below the roots, each once."""
+    seen: set[Axis] = set()
+    for node in postorder(roots):
+        for axis in (node,) if isinstance(node, Axis) else bound_axes(node):
+            if axis not in seen:
+                seen.add(axis)
+                yield axis
+
+
+def describe(node: Expr) -> str:
+    """A short nested form for messages; deep expressions are cut."""
+    return _describe(node, 6)
+
+
+def _describe(node: Expr, depth: int) -> str:
+    if depth == 0:
+        return "…"
+    match node:
+        case Const(value, dtype):
+            return str(value) if dtype is i64 else f"{value}:{dtype}"
+        case Axis(name, _):
+            return name
+        case Size(dim):
+            return f"size({dim})"
+        case Load(buffer, index, where):
+            tail = f" where {_describe(where, depth - 1)}" if where is not None else ""
+            return f"{buffer.name}[{', '.join(_describe(i, depth - 1) for i in index)}{tail}]"
+        case Scalar(name, args):
+            head = f"{name}.{node.dtype}" if SCALARS[name].result == "given" else name
+            return f"{head}({', '.join(_describe(a, depth - 1) for a in args)})"
+        case Reduce(kind, axes, body):
+            return f"({kind} {', '.join(a.name for a in axes)} : {_describe(body, depth - 1)})"
+        case Scan(kind, axis, body, position, _):
+            return f"(scan {kind} {axis.name} : {_describe(body, depth - 1)} at {_describe(position, depth - 1)})"
+    return object.__repr__(node)
+
+
+def as_expr(value: Any, like: DType) -> Expr:
+    """An expression as it is, a size as i64, a Python number as a constant of the given type."""
+    if isinstance(value, Expr):
+        return value
+    if not isinstance(value, (bool, int, float, complex, np.generic)):
+        return Size(value)
+    return Const(value, like)
+
+
+def apply(name: str, *values: Any, dtype: DType | None = None) -> Expr:
+    """A scalar function with constants folded, trivial identities removed and index arithmetic in normal form."""
+    like = next((v.dtype for v in reversed(values) if isinstance(v, Expr) and not (name == "select" and v is values[0])), i64)
+    args = tuple(as_expr(v, bool_ if name == "select" and i == 0 else like) for i, v in enumerate(values))
+    function = SCALARS[name]
+    assert len(args) == function.arity, f"{name} takes {function.arity} arguments, got {len(args)}"
+    checked = args[1:] if name == "select" else args
+    assert all(a.dtype is checked[0].dtype for a in checked), f"{name}: types differ: {[a.dtype for a in args]}"
+    result = function.result_dtype(tuple(a.dtype for a in args), dtype)
+    simpler = simplify_scalar(name, args, result)
+    return simpler if simpler is not None else Scalar(name, args, result)
+
+
+from strata.kernel.algebra import simplify_scalar  # noqa: E402  (the algebra is written in terms of the nodes above)
