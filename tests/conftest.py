@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, settings
 from strata.testing import Case, check_case
 
 # The default run draws the same examples every time, so that a red test is red for everyone; `make fuzz` explores.
-settings.register_profile("default", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("strata", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fuzz", deadline=None, max_examples=5000, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("default")  # --hypothesis-profile overrides it
+settings.load_profile("strata")  # --hypothesis-profile overrides it
 
 _SEED = pytest.StashKey[int]()
 

@@ -30,8 +30,8 @@ def _machine() -> dict[str, object]:
     from llvmlite import binding
 
     # The vector sets that change which code is generated; the full list runs to a hundred names.
-    telling = "sse4.2 avx avx2 fma f16c avx512f avx512bw avx512vnni avx512bf16 amx-tile".split()
-    telling += "neon dotprod fullfp16 bf16 i8mm sve sve2".split()
+    telling = ["sse4.2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx-tile"]
+    telling += ["neon", "dotprod", "fullfp16", "bf16", "i8mm", "sve", "sve2"]
     present = binding.get_host_cpu_features()
     return {
         "system": f"{platform.system()} {platform.machine()}",

@@ -2,8 +2,8 @@
 
 from strata.core.dims import (
     Dim,
-    SymExpr,
     Symbol,
+    SymExpr,
     bounds,
     common_divisor,
     dim_max,

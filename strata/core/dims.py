@@ -187,7 +187,7 @@ def sym(name: str, lo: int = 1, hi: int | None = None) -> SymExpr:
 
 
 def bounds(x: Dim) -> tuple[int, int | None]:
-    """Inclusive lower and upper bound; an upper bound of None is unbounded. Sizes below zero are cut to what is provable."""
+    """Inclusive bounds; an upper bound of None is unbounded. Without a provable lower bound it is 0, as for any size."""
     lo, hi = _interval(x)
     return (0 if lo is None else lo), hi
 
@@ -436,7 +436,9 @@ class _DimParser:
     def take(self, expected: str | None = None) -> str:
         token = self.peek()
         if not token or (expected is not None and token != expected):
-            raise ParseError(f"size {self.text!r}: expected {expected or 'a size'}, found {token or 'the end'!r}", code="P110")
+            raise ParseError(
+                f"size {self.text!r}: expected {expected or 'a size'}, found {token or 'the end'!r}", code="P110"
+            )
         self.at += 1
         return token
 

@@ -142,8 +142,8 @@ def _lookup(x: Any) -> DType:
 def promote(a: DType, b: DType) -> DType:
     """The common type of two operands; commutative.
 
-    Equal types stay; two different half formats meet in f32; an integer with a float gives f64 if the float is f64 or the
-    integer has 64 bits, else f32; signed with unsigned of the same width gives the next wider signed type.
+    Equal types stay; two different half formats meet in f32; an integer with a float gives f64 if the float is f64 or
+    the integer has 64 bits, else f32; signed with unsigned of the same width gives the next wider signed type.
     """
     if a is b:
         return a

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strata.core.dims import Dim, SymExpr, Symbol, dim_max, dim_prod, static_prod, substitute, symbols
+from strata.core.dims import Dim, Symbol, SymExpr, dim_max, dim_prod, static_prod, substitute, symbols
 from strata.core.dtypes import DType
 from strata.errors import OptionError, ShapeError
 
@@ -22,7 +22,9 @@ class TensorType:
     shape: Shape
 
     def __post_init__(self) -> None:
-        if type(self.shape) is not tuple or not all(isinstance(d, SymExpr) or (type(d) is int and d >= 0) for d in self.shape):
+        if type(self.shape) is not tuple or not all(
+            isinstance(d, SymExpr) or (type(d) is int and d >= 0) for d in self.shape
+        ):
             object.__setattr__(self, "shape", check_shape(self.shape))
 
     @property
@@ -110,8 +112,8 @@ def normalize_axes(axes: int | Iterable[int] | None, ndim: int, what: str) -> tu
 def broadcast_dims(a: Dim, b: Dim) -> Dim | None:
     """NumPy's rule for one axis; None when the sizes cannot meet.
 
-    A symbol against another size is taken on trust here and checked when the symbol is bound: the known size wins, and two
-    different symbols give their maximum (which is right when one of them turns out to be 1, or both are equal).
+    A symbol against another size is taken on trust here and checked when the symbol is bound: the known size wins, and
+    two different symbols give their maximum (which is right when one of them turns out to be 1, or both are equal).
     """
     if a == b or b == 1:
         return a

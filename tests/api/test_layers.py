@@ -43,8 +43,8 @@ LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 def imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
     """Every import that can run."""
     if isinstance(tree, ast.If) and ast.unparse(tree.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-        for child in tree.orelse:
-            yield from imports(child)
+        for branch in tree.orelse:
+            yield from imports(branch)
         return
     if isinstance(tree, ast.Import | ast.ImportFrom):
         yield tree
@@ -82,7 +82,7 @@ def exports(source: str) -> set[str]:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                 names.add(name)
             case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
-                names |= {item.value for item in ast.walk(value) if isinstance(item, ast.Constant)}
+                names |= {str(item.value) for item in ast.walk(value) if isinstance(item, ast.Constant)}
             case ast.Name(id=name, ctx=ast.Store()):
                 names.add(name)
             case _:
