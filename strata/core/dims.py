@@ -187,7 +187,7 @@ def sym(name: str, lo: int = 1, hi: int | None = None) -> SymExpr:
 
 
 def bounds(x: Dim) -> tuple[int, int | None]:
-    """Inclusive bounds; an upper bound of None is unbounded. Without a provable lower bound it is 0, as for any size."""
+    """Inclusive bounds; an upper bound of None is unbounded; without a provable lower one it is 0, as for any size."""
     lo, hi = _interval(x)
     return (0 if lo is None else lo), hi
 
