@@ -458,10 +458,13 @@ for _dunder, _method in {
 
 
 def function(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a front-end function: public as `st.ops.<name>` and as a method of values. Its own name is always included."""
+    """Register a front-end function: public as `st.ops.<name>` and as a method of values.
+
+    Its own name is always included; a trailing underscore, which keeps a builtin visible in its module, is dropped.
+    """
 
     def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
-        for name in (fn.__name__, *names):
+        for name in (fn.__name__.rstrip("_"), *names):
             METHODS[name] = fn
         return fn
 

@@ -98,7 +98,7 @@ def show_field(value: Any, indent: str = "") -> str:
         case int():
             return str(value)
         case float():
-            return repr(value)
+            return repr(float(value))
         case complex():
             return f"complex({value.real!r}, {value.imag!r})"
         case str():
@@ -145,7 +145,7 @@ def _name(text: str) -> str:
 _TOKEN = re.compile(
     r"""\s*(?:\#[^\n]*\n?\s*)*(?:
       (?P<hex>0x[0-9a-fA-F]*) |
-      (?P<number>-?(?:\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\d+|inf\b|nan\b)) |
+      (?P<number>-?(?:\d+\.(?!\.)\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\d+|inf\b|nan\b)) |
       (?P<string>"(?:[^"\\]|\\.)*") |
       (?P<value>%\d+) |
       (?P<name>[A-Za-z_][\w.]*) |

@@ -1,3 +1,25 @@
-"""Every op of the catalogue, a family a file, and the front-end functions that apply them to values."""
+"""Every op of the catalogue, a family a file, and the front-end functions that apply them to values.
 
-from strata.ops import complex, elementwise, logic, math, matmul, movement, reduce
+`strata.ops.<name>` is the function of that name, whichever family it lives in; so is `value.<name>(...)`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from strata.mir import METHODS, near
+from strata.ops import complex as _complex
+from strata.ops import elementwise, logic, movement, reduce
+from strata.ops import math as _math
+from strata.ops import matmul as _matmul
+from strata.ops.elementwise import accepts
+from strata.ops.movement import full, iota, ones, zeros
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name in METHODS:
+        return METHODS[name]
+    raise AttributeError(f"strata.ops has no function {name!r}{near(name, METHODS)}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *METHODS})

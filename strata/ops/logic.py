@@ -150,7 +150,10 @@ class Cast(UnaryOp):
     def vjp(self, x: Value, *, out: Value, ct: Value) -> Value | None:
         if not (x.dtype.is_inexact and self.dtype.is_inexact):
             return None
-        return cast(ct, x.dtype)
+        if x.dtype.is_complex == self.dtype.is_complex:
+            return cast(ct, x.dtype)
+        # gradients of complex numbers are with respect to the conjugate: half of, or twice, the real one
+        return cast(ct * 0.5, x.dtype) if x.dtype.is_complex else cast(METHODS["real"](ct) * 2.0, x.dtype)
 
     def vmap(self, x: Value, *, batched: tuple[bool, ...], size: Dim) -> Value:
         return self(x)
@@ -162,7 +165,7 @@ class Cast(UnaryOp):
     def samples(cls) -> list[Sample]:
         floats = np.float32([0, 1.5, -1.5, 300, -300, np.nan, np.inf, 3e9])
         return [
-            Sample(f32[3, 4], dtype=f64), Sample(f32[()], dtype=f32), Sample(floats, dtype=i8, grad=False),
+            Sample(f32[3, 4], dtype=f64), Sample(f32[()], dtype=f32, grad=False), Sample(floats, dtype=i8, grad=False),
             Sample(floats, dtype=u8, grad=False), Sample(floats, dtype=i64, grad=False), Sample(floats, dtype=bool_, grad=False),
             Sample(bool_[5], dtype=f32, grad=False), Sample(i64[0, 2], dtype=i32, grad=False),
             Sample(f32[4], dtype=bf16, grad=False), Sample(f32[4], dtype=f16, grad=False), Sample(f16[4], dtype=f32, grad=False),

@@ -725,7 +725,7 @@ def negative(x: Operand) -> Value:
 
 
 @function("absolute")
-def abs(x: Operand) -> Value:
+def abs_(x: Operand) -> Value:
     """Absolute value."""
     value = as_value(x)
     return value if value.dtype.is_bool or value.dtype.kind == "uint" else Abs()(value)
@@ -750,4 +750,4 @@ def _rounding_function(cls: type[Math], *aliases: str) -> Any:
 floor = _rounding_function(Floor)
 ceil = _rounding_function(Ceil)
 trunc = _rounding_function(Trunc)
-round = _rounding_function(Round, "rint")
+round_ = _rounding_function(Round, "rint")

@@ -212,7 +212,7 @@ def reduce_sum(x: Operand, axes: Axes = None) -> Value:
 
 
 @function()
-def sum(x: Operand, axis: Axes = None, keepdims: bool = False, dtype: Any = None) -> Value:
+def sum_(x: Operand, axis: Axes = None, keepdims: bool = False, dtype: Any = None) -> Value:
     """Sum over axes; all of them by default."""
     value = as_value(x)
     value = METHODS["cast"](value, dtype) if dtype is not None else _summable(value)
@@ -228,25 +228,25 @@ def prod(x: Operand, axis: Axes = None, keepdims: bool = False, dtype: Any = Non
 
 
 @function("amax", "reduce_max")
-def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Value:
+def max_(x: Operand, axis: Axes = None, keepdims: bool = False) -> Value:
     """Maximum over axes; NaN wins."""
     return _reduce(ReduceMax, as_value(x), axis, keepdims, "max")
 
 
 @function("amin", "reduce_min")
-def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Value:
+def min_(x: Operand, axis: Axes = None, keepdims: bool = False) -> Value:
     """Minimum over axes; NaN wins."""
     return _reduce(ReduceMin, as_value(x), axis, keepdims, "min")
 
 
 @function()
-def all(x: Operand, axis: Axes = None, keepdims: bool = False) -> Value:
+def all_(x: Operand, axis: Axes = None, keepdims: bool = False) -> Value:
     """Whether all elements are non-zero."""
     return _reduce(ReduceAll, METHODS["cast"](x, bool_), axis, keepdims, "all")
 
 
 @function()
-def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Value:
+def any_(x: Operand, axis: Axes = None, keepdims: bool = False) -> Value:
     """Whether any element is non-zero."""
     return _reduce(ReduceAny, METHODS["cast"](x, bool_), axis, keepdims, "any")
 

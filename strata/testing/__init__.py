@@ -1,3 +1,4 @@
 """What strata tests itself with, shipped so that others can test their own ops, passes and backends."""
 
+from strata.testing.check import check_dtypes, check_op, checks_for, claimed_dtypes
 from strata.testing.golden import Case, check_case, find_cases, read_case
