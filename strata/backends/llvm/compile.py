@@ -1,0 +1,95 @@
+"""Kernels to machine code that can be called: normalize, nest, schedule, emit, compile, load."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from strata.backends.llvm import jit
+from strata.backends.llvm.builder import Module
+from strata.backends.llvm.emit import emit_kernel, points
+from strata.core import Dim, SymExpr, Target, substitute
+from strata.kernel.ir import Kernel
+from strata.kernel.nest import Block, make_nest
+from strata.kernel.normalize import normalize
+from strata.kernel.schedule import Machine, Schedule, choose_schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A kernel ready to be emitted: normal form, nest and schedule, and the size of its parallel space."""
+
+    kernel: Kernel
+    nest: Block
+    schedule: Schedule
+    points: Dim
+
+    @property
+    def grain(self) -> int:
+        return self.schedule.parallel.grain
+
+
+def lower(kernel: Kernel, target: Target, schedule: Schedule | None = None) -> Lowered:
+    """Normal form, nest and schedule of a kernel."""
+    normal = normalize(kernel)
+    nest = make_nest(normal)
+    machine = Machine(target.vector_bytes, target.vector_registers, target.l2_bytes)
+    chosen = schedule or choose_schedule(normal, nest, machine)
+    return Lowered(normal, nest, chosen, points(normal, nest, chosen))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeKernel:
+    """A kernel loaded into this process."""
+
+    original: Kernel
+    lowered: Lowered
+    code: jit.Code
+    address: int
+    text: str
+
+    def arguments(self, arrays: Sequence[Any], sizes: Mapping[str, int]) -> Any:
+        """The argument block: pointers, then sizes."""
+        values = [a.ctypes.data for a in arrays] + [sizes[name] for name in self.lowered.kernel.symbols()]
+        return (ctypes.c_int64 * max(1, len(values)))(*values)
+
+    def __call__(self, *inputs: Any, sizes: Mapping[str, int] | None = None) -> list[Any]:
+        """Runs on NumPy arrays on the calling thread."""
+        known = bind_sizes(self.original, inputs, sizes)
+        arrays = [np.ascontiguousarray(a) for a in inputs]
+        outputs = [np.empty([_number(d, known) for d in b.shape], b.dtype.np) for b in self.original.outputs]
+        block = self.arguments([*arrays, *outputs], known)
+        total = _number(self.lowered.points, known)
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(self.address)
+        if total:
+            function(ctypes.addressof(block), 0, total)
+        return outputs
+
+
+def _number(dim: Dim, sizes: Mapping[str, int]) -> int:
+    return int(substitute(dim, sizes))  # type: ignore[call-overload]
+
+
+def bind_sizes(kernel: Kernel, inputs: Sequence[Any], sizes: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Values of the symbolic sizes: those given, and those that are an extent of an input."""
+    known = dict(sizes or {})
+    for buffer, array in zip(kernel.inputs, inputs, strict=True):
+        for extent, actual in zip(buffer.shape, np.shape(array), strict=True):
+            if isinstance(extent, SymExpr):
+                known.setdefault(str(extent), int(actual))
+    return known
+
+
+def compile_kernel(kernel: Kernel, target: Target | None = None, schedule: Schedule | None = None) -> NativeKernel:
+    """One kernel as one module."""
+    host = target or Target.host()
+    lowered = lower(kernel, host, schedule)
+    module = Module(host.triple)
+    emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, host)
+    text = module.text()
+    code = jit.compile_and_load(text, [kernel.name], host)
+    return NativeKernel(kernel, lowered, code, code.address(kernel.name), text)

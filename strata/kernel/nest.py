@@ -1,0 +1,200 @@
+"""Loop nests: where each value of a kernel is computed.
+
+A nest is a tree of blocks. A block computes values once per iteration of the loops around it, in order: scalars, loops that
+reduce or scan, stores, and loops over further axes of the stores. A value sits in the outermost block where all of its
+axes are known; so a softmax is a block per row with two reduction loops and one map loop, computed by no rule about softmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from strata.kernel.ir import Axis, Const, Expr, Kernel, Load, Reduce, Scalar, Scan, Size, Store, bound_axes, postorder
+
+Step = "Compute | ReduceLoop | ScanLoop | MapLoop | StoreStep"
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """One value, needed by later steps or by loops inside."""
+
+    node: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceLoop:
+    """Reductions over one axis, done in one loop; the body computes what they reduce."""
+
+    axis: Axis
+    reduces: tuple[Reduce, ...]
+    body: Block
+
+
+@dataclass(frozen=True, slots=True)
+class ScanLoop:
+    """Running reductions along one axis, each kept in a row buffer that is read at any position."""
+
+    axis: Axis
+    scans: tuple[Scan, ...]
+    body: Block
+
+
+@dataclass(frozen=True, slots=True)
+class MapLoop:
+    """A loop over an axis of stores."""
+
+    axis: Axis
+    body: Block
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStep:
+    store: Store
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    steps: tuple[Compute | ReduceLoop | ScanLoop | MapLoop | StoreStep, ...]
+
+
+def scan_key(scan: Scan) -> tuple[str, Axis, Expr, bool]:
+    """Scans that differ only in where they are read share one row buffer."""
+    return scan.kind, scan.axis, scan.body, scan.exclusive
+
+
+def make_nest(kernel: Kernel) -> Block:
+    """The nest of a normalized kernel, loops in the order of `loop_order`."""
+    order = loop_order(kernel)
+    stores = [(tuple(sorted(s.axes, key=order.index)), s) for s in kernel.stores]
+    return _block(stores, (), frozenset())
+
+
+def loop_order(kernel: Kernel) -> list[Axis]:
+    """All store axes, outermost first: axes that reductions depend on, then the rest, each in the order of the stores."""
+    axes = list(dict.fromkeys(a for s in kernel.stores for a in s.axes))
+    reductions = [n for n in postorder(kernel.roots) if isinstance(n, (Reduce, Scan))]
+    shared = {a for a in axes if any(a in n.free for n in reductions)}
+    inner = {a for n in reductions for a in bound_axes(n)} if len(shared) < len(axes) else set()
+    ranked = sorted(axes, key=lambda a: (a not in shared, a in inner, axes.index(a)))
+    return ranked if reductions else axes
+
+
+def _is_leaf(node: Expr) -> bool:
+    return isinstance(node, (Const, Axis, Size))
+
+
+def _invariants(roots: Iterable[Expr], varying: frozenset[Axis], scope: frozenset[Axis]) -> list[Expr]:
+    """The largest subexpressions that do not depend on the varying axes and are known in the scope."""
+    found: dict[Expr, None] = {}
+    seen: set[tuple[Expr, frozenset[Axis]]] = set()
+    stack = [(root, varying) for root in roots]
+    while stack:
+        node, blocked = stack.pop()
+        if _is_leaf(node) or (node, blocked) in seen:
+            continue
+        seen.add((node, blocked))
+        if not (node.free & blocked) and node.free <= scope:
+            found[node] = None
+            continue
+        bound = bound_axes(node)
+        if bound:
+            body, *rest = node.inputs
+            stack.append((body, blocked | frozenset(bound)))
+            stack += [(x, blocked) for x in rest]
+        else:
+            stack += [(x, blocked) for x in node.inputs]
+    return list(found)
+
+
+def _needs(node: Expr, scope: frozenset[Axis]) -> tuple[Expr, ...]:
+    """What a block must have computed before a node; addresses are worked out where they are used."""
+    match node:
+        case Load(_, _, where):
+            return () if where is None else (where,)
+        case Scalar(_, args):
+            return args
+        case Reduce(_, axes, body):
+            return tuple(_invariants((body,), frozenset(axes), scope))
+        case Scan(_, axis, body, position, _):
+            return (*_invariants((body,), frozenset((axis,)), scope), *_loads(position))
+        case _:
+            return ()
+
+
+def _loads(root: Expr) -> tuple[Expr, ...]:
+    return tuple(n for n in postorder((root,)) if isinstance(n, (Reduce, Scan)))
+
+
+def _block(
+    stores: list[tuple[tuple[Axis, ...], Store]],
+    roots: tuple[Expr, ...],
+    known: frozenset[Expr],
+    scope: frozenset[Axis] = frozenset(),
+) -> Block:
+    """A block that has the roots at its end and performs the stores, each with the axes it has still to loop over."""
+    here = [s for axes, s in stores if not axes]
+    inner: dict[Axis, list[tuple[tuple[Axis, ...], Store]]] = {}
+    for axes, store in stores:
+        if axes:
+            inner.setdefault(axes[0], []).append((axes[1:], store))
+    wanted: dict[Expr, None] = dict.fromkeys(roots)
+    for store in here:
+        wanted[store.value] = None
+        wanted |= dict.fromkeys(n for n in store.index for n in _loads(n))
+    for axis, below in inner.items():
+        targets = [e for _, s in below for e in (*s.index, s.value)]
+        wanted |= dict.fromkeys(_invariants(targets, frozenset((axis,)), scope))
+    ordered = _ordered(wanted, known, scope)
+    available = known | frozenset(n for n in ordered)
+    steps = _in_levels(ordered, available, scope)
+    steps += [StoreStep(s) for s in here]
+    for axis, below in inner.items():
+        visible = frozenset(n for n in available if axis not in n.free)
+        steps.append(MapLoop(axis, _block(below, (), visible, scope | {axis})))
+    return Block(tuple(steps))
+
+
+def _ordered(wanted: Iterable[Expr], known: frozenset[Expr], scope: frozenset[Axis]) -> list[Expr]:
+    """Postorder over what the block computes, without recursion."""
+    done: dict[Expr, None] = {}
+    for root in wanted:
+        if root in done or root in known or _is_leaf(root):
+            continue
+        stack = [(root, iter(_needs(root, scope)))]
+        while stack:
+            node, rest = stack[-1]
+            for child in rest:
+                if child not in done and child not in known and not _is_leaf(child):
+                    stack.append((child, iter(_needs(child, scope))))
+                    break
+            else:
+                done[node] = None
+                stack.pop()
+    return list(done)
+
+
+def _in_levels(
+    ordered: list[Expr], available: frozenset[Expr], scope: frozenset[Axis]
+) -> list[Compute | ReduceLoop | ScanLoop | MapLoop | StoreStep]:
+    """Independent reductions over one axis share a loop: a level holds values that depend on as many loops in a row."""
+    level: dict[Expr, int] = {}
+    for node in ordered:
+        below = max((level.get(n, 0) for n in _needs(node, scope)), default=0)
+        level[node] = below + isinstance(node, (Reduce, Scan))
+    steps: list[Compute | ReduceLoop | ScanLoop | MapLoop | StoreStep] = []
+    for depth in range(max(level.values(), default=0) + 1):
+        loops: dict[tuple[type[Expr], Axis], list[Expr]] = {}
+        for node in ordered:
+            if level[node] == depth and isinstance(node, (Reduce, Scan)):
+                loops.setdefault((type(node), bound_axes(node)[0]), []).append(node)
+        for (kind, axis), nodes in loops.items():
+            visible = frozenset(n for n in available if axis not in n.free and n not in nodes)
+            bodies = tuple(dict.fromkeys(n.inputs[0] for n in nodes))
+            body = _block([], bodies, visible, (scope | {axis}))
+            if kind is Reduce:
+                steps.append(ReduceLoop(axis, tuple(n for n in nodes if isinstance(n, Reduce)), body))
+            else:
+                steps.append(ScanLoop(axis, tuple(n for n in nodes if isinstance(n, Scan)), body))
+        steps += [Compute(n) for n in ordered if level[n] == depth and not isinstance(n, Reduce)]
+    return steps

@@ -1,0 +1,280 @@
+"""Kernels brought to one form before loops are chosen: flat addresses, one axis per reduction, as few axes as possible.
+
+After `normalize`, every buffer is one-dimensional, every load and store has one index (its address in elements), every
+reduction binds one axis, neighbouring axes that no address tells apart are one axis, and an axis that is only used through
+`// d` and `% d` is two. Reductions reuse the store's own axis where they can, so that a value needed in several loops over
+one axis is one expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from strata.core import Dim, dim_prod, divide_exactly, i64
+from strata.kernel.algebra import linear
+from strata.kernel.ir import (
+    Axis,
+    Buffer,
+    Const,
+    Expr,
+    Kernel,
+    Load,
+    Reduce,
+    Scalar,
+    Scan,
+    Store,
+    bound_axes,
+    load,
+    postorder,
+    rebuild,
+    size,
+    substitute_axes,
+)
+
+_SMALLEST_SPLIT = 8  # an inner axis shorter than a vector is worse than division
+
+
+def normalize(kernel: Kernel) -> Kernel:
+    """The same kernel in the form that nests are made from."""
+    kernel = _flatten(kernel)
+    kernel = _drop_single(kernel)
+    kernel = _split_axes(kernel)
+    kernel = _merge_store_axes(kernel)
+    kernel = _rewrite(kernel, _merge_reduce_axes)
+    kernel = _rewrite(kernel, _one_axis_each)
+    return _share_axes(kernel)
+
+
+def _rewrite(kernel: Kernel, change: Callable[[Expr], Expr]) -> Kernel:
+    """Every node rebuilt from changed inputs, then changed."""
+    done: dict[Expr, Expr] = {}
+    for node in postorder(kernel.roots):
+        inputs = node.inputs
+        made = tuple(done[x] for x in inputs)
+        done[node] = change(node if made == inputs else rebuild(node, made))
+    return _with_nodes(kernel, done)
+
+
+def _with_nodes(kernel: Kernel, done: dict[Expr, Expr]) -> Kernel:
+    stores = tuple(replace(s, index=tuple(done[i] for i in s.index), value=done[s.value]) for s in kernel.stores)
+    return replace(kernel, stores=stores)
+
+
+def address(index: tuple[Expr, ...], buffer: Buffer) -> Expr:
+    """The position of an element, counted in elements."""
+    total: Expr = Const(0, i64)
+    for i, stride in zip(index, buffer.strides, strict=True):
+        total = total + i * size(stride)
+    return total
+
+
+def _flat(buffer: Buffer) -> Buffer:
+    return Buffer(buffer.name, buffer.dtype, (dim_prod(buffer.shape),))
+
+
+def _flatten(kernel: Kernel) -> Kernel:
+    def change(node: Expr) -> Expr:
+        if isinstance(node, Load):
+            return load(_flat(node.buffer), (address(node.index, node.buffer),), node.where)
+        return node
+
+    flat = _rewrite(kernel, change)
+    stores = tuple(Store(_flat(s.buffer), s.axes, (address(s.index, s.buffer),), s.value) for s in flat.stores)
+    inputs, outputs = tuple(map(_flat, kernel.inputs)), tuple(map(_flat, kernel.outputs))
+    return Kernel(kernel.name, inputs, outputs, stores)
+
+
+def _substitute(kernel: Kernel, change: dict[Axis, Expr], rename: Callable[[tuple[Axis, ...]], tuple[Axis, ...]]) -> Kernel:
+    done = substitute_axes(kernel.roots, change)
+    moved = _with_nodes(kernel, done)
+    return replace(moved, stores=tuple(replace(s, axes=rename(s.axes)) for s in moved.stores))
+
+
+def _drop_single(kernel: Kernel) -> Kernel:
+    """Axes of extent 1 are the constant 0."""
+    single = {a: Const(0, i64) for s in kernel.stores for a in s.axes if a.extent == 1}
+    if single:
+        kernel = _substitute(kernel, dict(single), lambda axes: tuple(a for a in axes if a not in single))
+
+    def change(node: Expr) -> Expr:
+        if isinstance(node, Reduce) and node.kind not in ("argmax", "argmin"):
+            ones = {a: Const(0, i64) for a in node.axes if a.extent == 1}
+            if ones:
+                body = substitute_axes((node.body,), dict(ones))[node.body]
+                rest = tuple(a for a in node.axes if a not in ones)
+                return Reduce(node.kind, rest, body) if rest else body
+        return node
+
+    return _rewrite(kernel, change)
+
+
+# splitting
+
+
+def _split_axes(kernel: Kernel) -> Kernel:
+    for _ in range(16):
+        found = _store_split(kernel)
+        if found is None:
+            break
+        axis, by = found
+        outer, inner = _halves(axis, by)
+        kernel = _substitute(
+            kernel,
+            {axis: outer * size(by) + inner},
+            lambda axes, a=axis, h=(outer, inner): tuple(x for y in axes for x in (h if y is a else (y,))),  # type: ignore[misc]
+        )
+    return _rewrite(kernel, _split_reduction)
+
+
+def _halves(axis: Axis, by: Dim) -> tuple[Axis, Axis]:
+    whole = divide_exactly(axis.extent, by)
+    assert whole is not None
+    return Axis(f"{axis.name}_o", whole), Axis(f"{axis.name}_i", by)
+
+
+def _store_split(kernel: Kernel) -> tuple[Axis, Dim] | None:
+    last = {s.axes[-1] for s in kernel.stores if s.axes}
+    axes = {a for s in kernel.stores for a in s.axes}
+    for axis, by in _divisions(kernel.roots):
+        if axis in axes and (axis not in last or not isinstance(by, int) or by >= _SMALLEST_SPLIT):
+            return axis, by
+    return None
+
+
+def _split_reduction(node: Expr) -> Expr:
+    if not isinstance(node, Reduce) or node.kind in ("argmax", "argmin"):
+        return node
+    for axis, by in _divisions((node.body,)):
+        if axis in node.axes and (not isinstance(by, int) or by >= _SMALLEST_SPLIT):
+            outer, inner = _halves(axis, by)
+            body = substitute_axes((node.body,), {axis: outer * size(by) + inner})[node.body]
+            axes = tuple(x for y in node.axes for x in ((outer, inner) if y is axis else (y,)))
+            return _split_reduction(Reduce(node.kind, axes, body))
+    return node
+
+
+def _divisions(roots: Iterable[Expr]) -> list[tuple[Axis, Dim]]:
+    """Axes that are divided by a size which divides their extent."""
+    found = []
+    for node in postorder(roots):
+        if isinstance(node, Scalar) and node.name in ("floordiv", "mod") and node.dtype is i64:
+            axis, divisor = node.args
+            by = linear(divisor)
+            if isinstance(axis, Axis) and by.is_constant and divide_exactly(axis.extent, by.constant) is not None:
+                found.append((axis, by.constant))
+    return found
+
+
+# merging
+
+
+def _merge_store_axes(kernel: Kernel) -> Kernel:
+    for store in kernel.stores:
+        for at in range(len(store.axes) - 2, -1, -1):
+            outer, inner = store.axes[at], store.axes[at + 1]
+            together = all(_adjacent(s.axes, outer, inner) for s in kernel.stores)
+            if together and _contiguous(kernel.roots, outer, inner):
+                merged = _merge_pair(kernel, outer, inner)
+                if merged is not None:
+                    return _merge_store_axes(merged)
+    return kernel
+
+
+def _adjacent(axes: tuple[Axis, ...], outer: Axis, inner: Axis) -> bool:
+    if outer not in axes and inner not in axes:
+        return True
+    return any(a is outer and b is inner for a, b in zip(axes, axes[1:], strict=False))
+
+
+def _contiguous(roots: Iterable[Expr], outer: Axis, inner: Axis) -> bool:
+    """Whether every address steps over the inner axis as if both were one."""
+    for node in postorder(roots):
+        if isinstance(node, Load):
+            terms = linear(node.index[0]).terms
+            if terms.get(outer, 0) != terms.get(inner, 0) * inner.extent:
+                return False
+    return True
+
+
+def _merge_pair(kernel: Kernel, outer: Axis, inner: Axis) -> Kernel | None:
+    merged, change = _joined(outer, inner)
+    result = _substitute(
+        kernel, change, lambda axes: tuple(merged if a is outer else a for a in axes if a is not inner)
+    )
+    return None if _is_divided(result.roots, merged) else result
+
+
+def _joined(outer: Axis, inner: Axis) -> tuple[Axis, dict[Axis, Expr]]:
+    merged = Axis(f"{outer.name}{inner.name}", outer.extent * inner.extent)
+    extent = size(inner.extent)
+    return merged, {outer: Scalar("floordiv", (merged, extent), i64), inner: Scalar("mod", (merged, extent), i64)}
+
+
+def _is_divided(roots: Iterable[Expr], axis: Axis) -> bool:
+    return any(
+        isinstance(n, Scalar) and n.name in ("floordiv", "mod") and axis in n.args[0].free for n in postorder(roots)
+    )
+
+
+def _merge_reduce_axes(node: Expr) -> Expr:
+    if not isinstance(node, Reduce) or len(node.axes) < 2:
+        return node
+    for at in range(len(node.axes) - 2, -1, -1):
+        outer, inner = node.axes[at], node.axes[at + 1]
+        if _contiguous((node.body,), outer, inner):
+            merged, change = _joined(outer, inner)
+            body = substitute_axes((node.body,), change)[node.body]
+            if not _is_divided((body,), merged):
+                axes = (*node.axes[:at], merged, *node.axes[at + 2 :])
+                return _merge_reduce_axes(Reduce(node.kind, axes, body))
+    return node
+
+
+def _one_axis_each(node: Expr) -> Expr:
+    """sum over (a, b) as sum over a of sum over b; positions of argmax count over all of its axes."""
+    if not isinstance(node, Reduce) or len(node.axes) == 1:
+        return node
+    if node.kind in ("argmax", "argmin"):
+        return _flat_argument(node)
+    body = node.body
+    for axis in reversed(node.axes):
+        body = Reduce(node.kind, (axis,), body)
+    return body
+
+
+def _flat_argument(node: Reduce) -> Expr:
+    merged, body = node.axes[0], node.body
+    for inner in node.axes[1:]:
+        outer = merged
+        merged, change = _joined(outer, inner)
+        body = substitute_axes((body,), change)[body]
+    return Reduce(node.kind, (merged,), body)
+
+
+# sharing
+
+
+def _share_axes(kernel: Kernel) -> Kernel:
+    """Reductions bind the innermost store axis of their extent instead of an axis of their own."""
+    inner = {s.axes[-1].extent: s.axes[-1] for s in kernel.stores if s.axes}
+
+    def change(node: Expr) -> Expr:
+        match node:
+            case Reduce(kind, (axis,), body) if axis.extent in inner:
+                target = inner[axis.extent]
+                if target is not axis and _can_rename(body, axis, target):
+                    return Reduce(kind, (target,), substitute_axes((body,), {axis: target})[body])
+            case Scan(kind, axis, body, position, exclusive) if axis.extent in inner:
+                target = inner[axis.extent]
+                if target is not axis and _can_rename(body, axis, target):
+                    return Scan(kind, target, substitute_axes((body,), {axis: target})[body], position, exclusive)
+        return node
+
+    return _rewrite(kernel, change)
+
+
+def _can_rename(body: Expr, axis: Axis, target: Axis) -> bool:
+    if target in body.free:
+        return False
+    return not any(target in bound_axes(n) and axis in n.free for n in postorder((body,)))
