@@ -39,7 +39,6 @@ class Contraction:
     accumulator: DType = f32
     heights: tuple[int, ...] = (6, 4, 3, 2, 1)
     vectors: int = 2
-    unroll: int = 4
     a_packed: bool = False
     k_block: int = 0
     waits_in_output: bool = True
@@ -130,7 +129,7 @@ class Contraction:
     def __str__(self) -> str:
         parts = [
             f"contract {self.a} * {self.b} -> {self.accumulator} -> {self.out}",
-            f"tile {'/'.join(map(str, self.heights))} x {self.lanes}*{self.vectors} unroll {self.unroll}",
+            f"tile {'/'.join(map(str, self.heights))} x {self.lanes}*{self.vectors}",
             f"a {'packed' if self.a_packed else 'rows'}",
             f"k_block {self.k_block or 'all'}" + ("" if self.waits_in_output else " on stack"),
             f"chunk {self.chunk_rows} rows {self.chunk_panels} panels",
@@ -142,6 +141,36 @@ class Contraction:
         parts += [f"epilogue({', '.join((*self.epilogue_pointers, *self.epilogue_numbers))}) {{{self.epilogue}}}"] if (
             self.epilogue) else []  # fmt: skip
         return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class TileRule:
+    """Micro-kernel sizes for processors with at least so many vector registers, and why these."""
+
+    registers: int
+    has_fma: bool
+    heights: tuple[int, ...]
+    vectors: int
+    streams: tuple[int, ...]
+    reason: str
+
+
+TILE_RULES: Final = (
+    TileRule(
+        32, True, (8, 6, 4, 3, 2, 1), 3, (4, 4, 2, 2),
+        "24 sums, 3 of B and 1 of A: 28 registers. Eight rows at most: A is read in place, and more rows of a power-of-two "
+        "stride fall into one set of an 8-way cache (12x2: 101 GFLOP/s at 1024^3, 8x3: 114)",
+    ),
+    TileRule(16, True, (6, 4, 3, 2, 1), 2, (4, 2), "12 sums, 2 of B, 1 of A: 15 of 16 registers"),
+    TileRule(16, False, (4, 3, 2, 1), 2, (4, 2), "8 sums, 2 of B, 1 of A, and the products that are not fused"),
+)  # fmt: skip
+PREFETCH_BYTES: Final = 3072  # how far ahead B is fetched; 8 rows of 4096x4096: 86 -> 100 GFLOP/s, no cost elsewhere
+CHUNK_ROWS: Final = 96  # a panel of B comes from the third-level cache once for so many rows: 5 GB/s at full speed
+A_BLOCK_BYTES: Final = 96 << 10  # a packed block of A, on the stack
+SUMS_BYTES: Final = 96 << 10  # sums that wait on the stack
+CHUNK_SECONDS: Final = 12e-6  # the least work worth handing out
+MOST_CHUNKS: Final = 64  # of a large product; more only repeat the reading of A
+_FLOPS, _BYTES = 100e9, 30e9  # one core's arithmetic and reading, per second; only their ratio to CHUNK_SECONDS matters
 
 
 def plan_contraction(
@@ -156,6 +185,7 @@ def plan_contraction(
     accumulator: DType | None = None,
     batch: int = 1,
     batch_rank: int = 0,
+    fewest_rows: int | None = None,
     a_unit_k: bool = True,
     unit_columns: bool = True,
     in_place: bool = False,
@@ -165,36 +195,44 @@ def plan_contraction(
 ) -> Contraction:
     """Tiles, blocks and chunks for sizes, or for their upper bounds where they are symbolic.
 
-    `a_unit_k` says that A's rows are contiguous in k; `in_place`, that an epilogue operand may share memory with the output.
+    `fewest_rows` is the least m to serve well (m itself unless given); `a_unit_k` says that A's rows are contiguous in k;
+    `in_place`, that an epilogue operand may share memory with the output.
     """
     if min(m, n, k, batch) < 0:
         raise ShapeError(f"matmul: negative size in m={m}, n={n}, k={k}, batch={batch}", code="S103")
-    b = b or a
     accumulator = accumulator or a.accumulator
     out = out or accumulator
-    size = accumulator.itemsize
+    rule = next(r for r in TILE_RULES if target.vector_registers >= r.registers and target.has_fma >= r.has_fma)
+    fewest = m if fewest_rows is None else min(fewest_rows, m)
     spec = Contraction(
-        target, a, b, out, accumulator, batch_rank=batch_rank, unit_columns=unit_columns,
-        waits_in_output=out is accumulator and unit_columns and not in_place, epilogue=epilogue, epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
+        target, a, b or a, out, accumulator, heights=rule.heights, vectors=rule.vectors,
+        streams=rule.streams if fewest <= len(rule.streams) else (), batch_rank=batch_rank, unit_columns=unit_columns,
+        waits_in_output=out is accumulator and unit_columns and not in_place, epilogue=epilogue,
+        epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
-    spec = replace(spec, **_tile_choice(target))
-    packed = not a_unit_k or m * k * size > PACK_BYTES
-    if packed or k * size > K_BLOCK_BYTES:
-        spec = replace(spec, k_block=K_BLOCK_BYTES // size)
-    if packed:
-        spec = replace(spec, a_packed=True, streams=())
-    return _with_chunks(spec, m, n, k, batch)
+    spec = replace(spec, prefetch=PREFETCH_BYTES // (spec.panel_columns * spec.b.itemsize))
+    spec = _with_chunks(spec, m, n, k, batch, max(fewest, 1))
+    if a_unit_k:
+        return spec
+    # the micro-kernel reads consecutive k's: other layouts are packed, a block of k at a time
+    row_bytes = spec.chunk_rows * accumulator.itemsize
+    block = max(8, min(A_BLOCK_BYTES // row_bytes, 512) // 8 * 8)
+    panels = spec.chunk_panels if spec.waits_in_output else max(1, SUMS_BYTES // (row_bytes * spec.panel_columns))
+    return replace(spec, a_packed=True, k_block=block, streams=(), chunk_panels=min(spec.chunk_panels, panels))
 
 
-PACK_BYTES: Final = 1 << 20
-K_BLOCK_BYTES: Final = 2048
-
-
-def _tile_choice(target: Target) -> dict[str, object]:
-    if target.vector_registers >= 32:
-        return {"heights": (12, 8, 6, 4, 3, 2, 1), "vectors": 2, "streams": (4, 4, 4)}
-    return {"heights": (6, 4, 3, 2, 1), "vectors": 2, "streams": (4, 2)}
-
-
-def _with_chunks(spec: Contraction, m: int, n: int, k: int, batch: int) -> Contraction:
-    return spec
+def _with_chunks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: int) -> Contraction:
+    """Even blocks of rows, and as many panels as make a chunk worth its handing out."""
+    height = spec.heights[0]
+    row_blocks = max(1, -(-m // CHUNK_ROWS))
+    rows = -(-max(1, -(-m // row_blocks)) // height) * height
+    panels = max(1, -(-n // spec.panel_columns))
+    served = min(rows, fewest)
+    elements = spec.panel_columns * k
+    cost = max(2 * served * elements / _FLOPS, spec.b.itemsize * elements / _BYTES) + 1e-9
+    total = cost * panels * batch * max(1, -(-fewest // rows))
+    wanted = max(CHUNK_SECONDS, total / MOST_CHUNKS)
+    step = max(spec.streams, default=1) if fewest == 1 and panels > 4 else 1
+    count = max(1, min(panels, round(wanted / cost)))
+    count = -(-panels // -(-panels // count))  # as even as the number of chunks allows
+    return replace(spec, chunk_rows=rows, chunk_panels=-(-count // step) * step)

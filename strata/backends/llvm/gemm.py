@@ -187,9 +187,10 @@ class _Driver:
             return f.address(llvm_type(spec.accumulator), self.a_block, f.mul(row, block.length))
         return f.address(llvm_type(spec.a), chunk.a, f.add(f.mul(row, self.number["a_row"]), block.start))
 
-    def _micro(self, rows: int, vectors: int, streams: int = 1, prefetch: int = 0) -> Micro:
+    def _micro(self, rows: int, vectors: int, streams: int = 1) -> Micro:
         spec = self.spec
-        return Micro(self.arithmetic, spec.tile(rows, vectors, streams), spec.a_packed, spec.unroll, prefetch)
+        prefetch = spec.prefetch if rows == spec.heights[0] and vectors == spec.vectors else 0
+        return Micro(self.arithmetic, spec.tile(rows, vectors, streams), spec.a_packed, prefetch)
 
     def _b_panel(self, chunk: _Chunk, block: _Block, panel: Value, vectors: int) -> str:
         f, spec = self.f, self.spec
@@ -262,7 +263,7 @@ class _Driver:
                 width = spec.panel_columns * streams
                 out = f.address(llvm_type(spec.out), chunk.out, column)
                 sums, stride = (out, number["out_row"]) if spec.stores_directly else (self.sums, width)
-                self._micro(rows, spec.vectors, streams, spec.prefetch).call(
+                self._micro(rows, spec.vectors, streams).call(
                     f, self._a_tile(chunk, whole, 0), number["a_row"], self._b_panel(chunk, whole, panel, spec.vectors),
                     f.mul(self.k, spec.panel_columns), sums, stride, self.k, 0,
                 )  # fmt: skip

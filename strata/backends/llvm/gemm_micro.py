@@ -33,13 +33,17 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Micro:
-    """One micro-kernel: its tile, how A lies (`packed`: tiles of [k][rows]; else rows with unit k stride), k unrolling."""
+    """One micro-kernel: its tile, how A lies (`packed`: tiles of [k][rows]; else rows with unit k stride)."""
 
     arithmetic: Arithmetic
     tile: Tile
     packed: bool
-    unroll: int = 4
     prefetch: int = 0  # k's ahead in B; 0 leaves it to the processor
+
+    @property
+    def unroll(self) -> int:
+        """k's in one turn of the loop: enough that its control hides behind a dozen multiplications, no more code than that."""
+        return 4 if self.tile.sums <= 4 else 2 if self.tile.sums <= 8 else 1
 
     @property
     def name(self) -> str:
@@ -79,7 +83,8 @@ class Micro:
         whole = f.round_down("%k", self.unroll)
         body = self._body(f, panels, a_steps)
         sums = f.loop(0, whole, self.unroll, start, lambda k, sums: body(k, sums, self.unroll))
-        sums = f.loop(whole, "%k", 1, [(arithmetic.type, s) for s in sums], lambda k, sums: body(k, sums, 1))
+        if self.unroll > 1:
+            sums = f.loop(whole, "%k", 1, [(arithmetic.type, s) for s in sums], lambda k, sums: body(k, sums, 1))
         for (row, place), value in zip(self._places(), sums, strict=True):
             f.store(arithmetic.type, value, f.address("i8", rows[row], place), arithmetic.size)
         f.ret()

@@ -11,7 +11,8 @@ import numpy as np
 from strata.backends.llvm.builder import Module
 from strata.backends.llvm.contract import Contraction
 from strata.backends.llvm.gemm import emit_contraction
-from strata.backends.llvm.gemm_finish import Epilogue
+from strata.backends.llvm.gemm_arith import llvm_type
+from strata.backends.llvm.gemm_finish import Epilogue, Site
 from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
 from strata.backends.llvm.jit import Code, compile_and_load
 from strata.core import DType, as_dtype
@@ -94,3 +95,7 @@ def run(
     ranges = [(i, min(i + split, count)) for i in range(0, count, split)]
     call(build(spec, as_dtype(b.dtype), epilogue), "gemm", block, reversed(ranges))
     return out
+
+
+def vector_type(site: Site) -> str:
+    return llvm_type(site.spec.accumulator, site.lanes)

@@ -1,0 +1,236 @@
+"""Generated matrix products against NumPy in f64: sizes, strides, batches, types, and equal bits however the work is split."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from strata.backends.llvm.contract import Contraction, plan_contraction
+from strata.backends.llvm.gemm_finish import Site
+from strata.core import DType, Target, bf16, f16, f32, f64, i8, i32
+from strata.errors import DTypeError, ShapeError
+
+from . import gemm_driver
+from .gemm_driver import run
+
+SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 64, 100)
+HOST = Target.host()
+TARGETS = [t for t in map(Target.named, ("baseline", "avx2", "avx512", "neon")) if t.runs_on(HOST)]
+EPSILON = {"f64": 2e-16, "f32": 1.2e-7, "f16": 1e-3, "bf16": 8e-3, "i32": 0.0}
+
+
+def draw(shape: tuple[int, ...], dtype: DType, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng([seed, *shape])
+    values = rng.standard_normal(shape) if dtype.is_float else rng.integers(-128, 128, shape)
+    return values.astype(dtype.np)
+
+
+def expected(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The product in f64 and the sum of the products' magnitudes, which bounds what rounding can do."""
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    return x @ y, np.abs(x) @ np.abs(y)
+
+
+def check(result: np.ndarray, a: np.ndarray, b: np.ndarray, dtype: DType, accumulator: DType) -> None:
+    exact, size = expected(a, b)
+    steps = max(a.shape[-1], 1)
+    bound = EPSILON[accumulator.name] * steps * size + EPSILON[dtype.name] * np.abs(exact)
+    assert (np.abs(result.astype(np.float64) - exact) <= bound + 1e-300).all()
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+def test_every_awkward_size(target: Target) -> None:
+    spec = replace(plan_contraction(100, 100, 100, target, fewest_rows=1), chunk_rows=24, chunk_panels=2)
+    for m, n, k in itertools.product(SIZES, repeat=3):
+        a, b = draw((m, k), f32), draw((k, n), f32, 1)
+        check(run(spec, a, b), a, b, f32, f32)
+
+
+@pytest.mark.parametrize("sizes", [(7, 17, 5), (33, 100, 64), (64, 64, 64), (100, 33, 17), (1, 100, 33)])
+@pytest.mark.parametrize("a_transposed", [False, True])
+@pytest.mark.parametrize("b_transposed", [False, True])
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+def test_transposes(sizes: tuple[int, int, int], a_transposed: bool, b_transposed: bool, dtype: DType) -> None:
+    m, n, k = sizes
+    a = draw((k, m), dtype).T if a_transposed else draw((m, k), dtype)
+    b = draw((n, k), dtype, 1).T if b_transposed else draw((k, n), dtype, 1)
+    spec = plan_contraction(m, n, k, HOST, a=dtype, a_unit_k=not a_transposed)
+    spec = replace(spec, chunk_rows=16, chunk_panels=1)
+    check(run(spec, a, b), a, b, dtype, dtype)
+
+
+def test_general_strides_and_scattered_output() -> None:
+    a, b = draw((50, 160), f32)[::2, ::3], draw((108, 90), f32, 1)[::2, ::2]
+    storage = np.full((90, 75), 5, np.float32)
+    out = storage[::2, ::3].T
+    spec = plan_contraction(25, 45, 54, HOST, a_unit_k=False, unit_columns=False)
+    check(run(spec, a, b, out), a, b, f32, f32)
+    untouched = np.ones_like(storage, bool)
+    untouched[::2, ::3] = False
+    assert (storage[untouched] == 5).all()
+
+
+def test_nothing_outside_the_output_is_written() -> None:
+    for n in (1, 15, 16, 17, 47, 48, 49, 100):
+        storage = np.full((40, 128), 3, np.float32)
+        a, b = draw((33, 20), f32), draw((20, n), f32, 1)
+        check(run(plan_contraction(33, n, 20, HOST), a, b, storage[4:37, 8 : 8 + n]), a, b, f32, f32)
+        storage[4:37, 8 : 8 + n] = 3
+        assert (storage == 3).all()
+
+
+@pytest.mark.parametrize("a_shape, b_shape", [
+    ((3, 17, 20), (3, 20, 33)), ((3, 17, 20), (1, 20, 33)), ((1, 17, 20), (3, 20, 33)),
+    ((2, 3, 9, 20), (2, 3, 20, 50)), ((2, 3, 9, 20), (2, 1, 20, 50)), ((2, 1, 1, 20), (1, 3, 20, 50)),
+])  # fmt: skip
+def test_batches_and_broadcasting(a_shape: tuple[int, ...], b_shape: tuple[int, ...]) -> None:
+    a, b = draw(a_shape, f32), draw(b_shape, f32, 1)
+    spec = plan_contraction(17, 50, 20, HOST, batch=6, batch_rank=a.ndim - 2, fewest_rows=1)
+    check(run(spec, a, b), a, b, f32, f32)
+
+
+def test_batch_of_interleaved_heads() -> None:
+    a = draw((2, 10, 4, 16), f32).transpose(0, 2, 1, 3)
+    b = draw((2, 4, 16, 24), f32, 1)
+    out = np.zeros((2, 10, 4, 24), np.float32)
+    spec = plan_contraction(10, 24, 16, HOST, batch=8, batch_rank=2)
+    run(spec, a, b, out.transpose(0, 2, 1, 3))
+    check(out.transpose(0, 2, 1, 3), a, b, f32, f32)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize("dtype", [bf16, f16, f64, i8, i32], ids=str)
+@pytest.mark.parametrize("packed", [False, True])
+def test_element_types(dtype: DType, packed: bool, target: Target) -> None:
+    for m, n, k in ((1, 100, 33), (4, 100, 40), (37, 65, 50), (64, 16, 100)):
+        a, b = draw((m, k), dtype), draw((k, n), dtype, 1)
+        spec = plan_contraction(m, n, k, target, a=dtype, a_unit_k=not packed)
+        check(run(spec, a, b), a, b, spec.out, spec.accumulator)
+        if dtype.is_float:
+            spec = plan_contraction(m, n, k, target, a=dtype, out=dtype, a_unit_k=not packed)
+            check(run(spec, a, b), a, b, dtype, spec.accumulator)
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+def test_half_conversions_agree_with_numpy(dtype: DType, target: Target) -> None:
+    """Every half as an input, and rounding of singles near halves as an output, bit by bit."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(dtype.np)
+    one = np.ones((1, 1), dtype.np)
+    spec = plan_contraction(1, 1 << 16, 1, target, a=dtype)
+    with np.errstate(invalid="ignore"):
+        wide = run(spec, one, every[None])[0]
+        same = np.isnan(every.astype(np.float32)) | (wide.view(np.uint32) == (every.astype(np.float32) + 0).view(np.uint32))
+    assert same.all() or not (wide[~same] != 0).any()  # -0 becomes 0 when 0 is added
+    rng = np.random.default_rng(0)
+    singles = rng.integers(0, 1 << 32, 1 << 16, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    singles[:20000] = (rng.standard_normal(20000) * 10.0 ** rng.integers(-9, 6, 20000)).astype(np.float32)
+    spec = plan_contraction(1, 1 << 16, 1, target, a=f32, b=f32, out=dtype)
+    narrow = run(spec, np.ones((1, 1), np.float32), singles[None])[0]
+    with np.errstate(over="ignore", invalid="ignore"):
+        reference = (singles + np.float32(0)).astype(dtype.np)
+    nan = np.isnan(reference.astype(np.float32))
+    assert np.isnan(narrow[nan].astype(np.float32)).all()
+    assert (narrow.view(np.uint16)[~nan] == reference.view(np.uint16)[~nan]).all()
+
+
+def variants(m: int, n: int, k: int, **options: object) -> list[Contraction]:
+    """The same product, tiled, blocked and split in different ways."""
+    spec = plan_contraction(m, n, k, HOST, fewest_rows=1, **options)  # type: ignore[arg-type]
+    packed = replace(spec, a_packed=True, k_block=16, streams=())
+    return [
+        spec, replace(spec, streams=()), replace(spec, chunk_rows=8, chunk_panels=1), replace(spec, vectors=1, heights=(5, 2, 1)),
+        replace(spec, k_block=24), packed, replace(packed, waits_in_output=False, k_block=32, chunk_panels=2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [f32, f64, bf16], ids=str)
+def test_bits_do_not_depend_on_tiles_blocks_or_chunks(dtype: DType) -> None:
+    a, b = draw((37, 129), dtype), draw((129, 203), dtype, 1)
+    specs = variants(37, 203, 129, a=dtype)
+    results = [run(spec, a, b, split=split) for spec in specs for split in (1, 3, 100)]
+    assert all((r == results[0]).all() for r in results)
+
+
+def test_rows_do_not_depend_on_their_batch() -> None:
+    a, b = draw((37, 300), f32), draw((300, 210), f32, 1)
+    together = run(plan_contraction(37, 210, 300, HOST), a, b)
+    for low, high in ((0, 1), (5, 6), (3, 5), (30, 37), (11, 15), (0, 36)):
+        part = run(plan_contraction(high - low, 210, 300, HOST), a[low:high], b)
+        assert (part == together[low:high]).all()
+
+
+def bias_relu_residual(site: Site, sums: str) -> str:
+    f = site.f
+    type_ = gemm_driver.vector_type(site)
+    bias = site.load(f32, site.pointer("bias"), site.column)
+    offset = f.add(f.mul(site.row, site.number("residual_row")), site.column)
+    total = f.binary("fadd", type_, f.binary("fadd", type_, sums, bias), site.load(f32, site.pointer("residual"), offset))
+    return f.select(type_, f.compare("ogt", type_, total, "zeroinitializer"), total, "zeroinitializer")
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize("out", [f32, bf16], ids=str)
+def test_epilogue(out: DType, target: Target) -> None:
+    for m, n, k in ((1, 100, 33), (3, 256, 8), (37, 65, 50), (64, 100, 0)):
+        a, b, bias, residual = draw((m, k), f32), draw((k, n), f32, 1), draw((n,), f32, 2), draw((m, n), f32, 3)
+        spec = plan_contraction(
+            m, n, k, target, out=out, fewest_rows=1, epilogue="relu(x + bias[n] + residual[m, n])",
+            epilogue_pointers=("bias", "residual"), epilogue_numbers=("residual_row",),
+        )  # fmt: skip
+        operands = {"bias": bias.ctypes.data, "residual": residual.ctypes.data, "residual_row": n}
+        exact = np.maximum(a.astype(np.float64) @ b + bias + residual, 0)
+        for one in (spec, replace(spec, a_packed=True, k_block=16, streams=(), chunk_rows=8)):
+            result = run(one, a, b, epilogue=bias_relu_residual, operands=operands).astype(np.float64)
+            assert np.allclose(result, exact, rtol=EPSILON[out.name] * 4, atol=1e-4)
+
+
+def test_epilogue_may_overwrite_its_operand() -> None:
+    a, b, bias = draw((37, 600), f32), draw((600, 100), f32, 1), np.zeros(100, np.float32)
+    out = draw((37, 100), f32, 3)
+    exact = np.maximum(a.astype(np.float64) @ b + out, 0)
+    spec = plan_contraction(
+        37, 100, 600, HOST, a_unit_k=False, in_place=True, epilogue="relu(x + bias[n] + residual[m, n])",
+        epilogue_pointers=("bias", "residual"), epilogue_numbers=("residual_row",),
+    )  # fmt: skip
+    operands = {"bias": bias.ctypes.data, "residual": out.ctypes.data, "residual_row": 100}
+    run(spec, a, b, out, epilogue=bias_relu_residual, operands=operands)
+    assert np.allclose(out, exact, atol=1e-4)
+
+
+def test_not_a_number_and_infinity_pass_through() -> None:
+    a, b = draw((9, 20), f32), draw((20, 30), f32, 1)
+    a[2, 3], a[4, 5], b[7, 8] = np.nan, np.inf, -np.inf
+    with np.errstate(invalid="ignore"):
+        exact = a.astype(np.float64) @ b
+    assert np.allclose(run(plan_contraction(9, 30, 20, HOST), a, b), exact, atol=1e-4, equal_nan=True)
+
+
+def test_text_is_complete() -> None:
+    spec = plan_contraction(128, 384, 384, Target.named("avx2"))
+    assert str(spec) == (
+        "contract f32 * f32 -> f32 -> f32; tile 6/4/3/2/1 x 8*2; a rows; k_block all; chunk 66 rows 1 panels; batch_rank 0; "
+        "prefetch 48"
+    )
+
+
+def test_stack_use_is_bounded() -> None:
+    for m, n, k in itertools.product((1, 8, 100, 1000, 100000), repeat=3):
+        for unit, in_place in itertools.product((True, False), repeat=2):
+            spec = plan_contraction(m, n, k, HOST, a_unit_k=unit, in_place=in_place)
+            assert spec.stack_bytes <= 256 << 10, str(spec)
+
+
+def test_errors() -> None:
+    with pytest.raises(ShapeError, match="negative size"):
+        plan_contraction(-1, 2, 3, HOST)
+    with pytest.raises(DTypeError, match="do not take elements of type"):
+        run(Contraction(HOST, a=DType("c64", "complex64", "complex", 64, 9, np.dtype(np.complex64))), *[np.ones((1, 1))] * 2)
+
+
+def test_bfloat_storage_is_the_numpy_one() -> None:
+    assert bf16.np == np.dtype(ml_dtypes.bfloat16)
