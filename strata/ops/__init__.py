@@ -8,7 +8,7 @@ from typing import Any
 
 from strata.mir import METHODS, near
 from strata.ops import complex as _complex
-from strata.ops import elementwise, logic, movement, reduce
+from strata.ops import cumulative, elementwise, logic, movement, reduce
 from strata.ops import math as _math
 from strata.ops import matmul as _matmul
 from strata.ops.elementwise import accepts

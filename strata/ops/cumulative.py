@@ -1,0 +1,219 @@
+"""Running sums, products and maxima along an axis, and the linear recurrence that their derivatives are made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from strata.core import Dim, TensorType, broadcast_shapes, f32, f64, i32, normalize_axis
+from strata.mir import METHODS, Op, Sample, UnaryOp, Value, function, op
+from strata.ops.elementwise import accepts
+from strata.ops.frontend import Operand, as_value, promoted, to_inexact
+from strata.ops.movement import Pad, broadcast_to, flatten, narrow
+from strata.ops.reduce import _summable as summable
+
+if TYPE_CHECKING:
+    from strata.kernel import Expr, KernelBuilder, View
+
+
+def shifted(x: Value, axis: int, fill: float, *, reverse: bool = False) -> Value:
+    """Element i is x[i - 1] (x[i + 1] in reverse); `fill` enters at the free end."""
+    ends = [(0, 0)] * x.ndim
+    ends[axis] = (0, 1) if reverse else (1, 0)
+    low, high = tuple(e[0] for e in ends), tuple(e[1] for e in ends)
+    return narrow(Pad(low, high, (0,) * x.ndim, fill)(x), axis, 1 if reverse else 0, x.shape[axis])
+
+
+def conjugate(x: Value) -> Value:
+    return METHODS["conj"](x) if x.dtype.is_complex else x
+
+
+class Along(UnaryOp):
+    """An op that keeps the shape and works along one axis."""
+
+    axis: int
+
+    allowed: ClassVar[str] = "numeric"
+    dtypes = "numeric"
+
+    def infer(self, x: TensorType) -> TensorType:
+        self.require(0 <= self.axis < x.ndim, f"axis {self.axis} is not an axis of {x}", code="S103")
+        self.require_dtype(accepts(self.allowed, x.dtype), f"does not take {x}, only {self.allowed} types", code="D104")
+        return x
+
+
+class Running(Along):
+    """A running sum or product. `exclusive` leaves out the element itself; `reverse` runs from the end."""
+
+    exclusive: bool
+    reverse: bool
+
+    kind: ClassVar[str]
+    start: ClassVar[int]  # the value over nothing
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        order = np.flip(x, self.axis) if self.reverse else x
+        ufunc = np.add if self.kind == "sum" else np.multiply
+        out = ufunc.accumulate(order, axis=self.axis, dtype=x.dtype)
+        if self.exclusive:
+            out = np.roll(out, 1, self.axis)
+            np.moveaxis(out, self.axis, 0)[:1] = self.start
+        return np.flip(out, self.axis) if self.reverse else out
+
+    def vmap(self, x: Value, *, batched: tuple[bool, ...], size: Dim) -> Value:
+        return type(self)(self.axis + 1, self.exclusive, self.reverse)(x)
+
+    def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
+        (x,) = inputs
+        last = k.index(x.shape[self.axis] - 1)
+
+        def read(at: Expr) -> Expr:
+            source = last - at if self.reverse else at
+            return x[(*index[: self.axis], source, *index[self.axis + 1 :])]
+
+        position = last - index[self.axis] if self.reverse else index[self.axis]
+        return k.scan(self.kind, x.shape[self.axis], read, position, exclusive=self.exclusive)
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        plain = {"exclusive": False, "reverse": False}
+        before = {"exclusive": True, "reverse": False}
+        return [
+            Sample(f32[3, 4], axis=1, **plain), Sample(f32[3, 4], axis=0, **before),
+            Sample(f64[2, 3, 2], axis=1, exclusive=False, reverse=True), Sample(f32[2, 1], axis=1, **before),
+            Sample(f32[5], axis=0, exclusive=True, reverse=True), Sample(f32[0, 3], axis=0, **before),
+            Sample(i32[6], axis=0, grad=False, **plain),
+            Sample(np.float32([[2, 0, 3, 1], [0, 0, 1, 2], [1, 2, 3, 0]]), axis=1, **plain),
+            Sample(np.complex64([[1 + 2j, 0, 3j], [2, 1j, 1 - 1j]]), axis=1, **plain),
+        ]  # fmt: skip
+
+
+@op("cumsum")
+class Cumsum(Running):
+    """The sum of all elements up to each one."""
+
+    kind = "sum"
+    start = 0
+
+    def jvp(self, x: Value, *, out: Value, dx: Value) -> Value:
+        return self(dx)
+
+    def vjp(self, x: Value, *, out: Value, ct: Value) -> Value:
+        return Cumsum(self.axis, self.exclusive, not self.reverse)(ct)
+
+
+@op("cumprod")
+class Cumprod(Running):
+    """The product of all elements up to each one. Derivatives follow a recurrence, so they are exact at zeros."""
+
+    kind = "prod"
+    start = 1
+
+    def jvp(self, x: Value, *, out: Value, dx: Value) -> Value:
+        # P[i] = P[i-1]·x[i] gives dP[i] = x[i]·dP[i-1] + P[i-1]·dx[i]
+        tangent = LinearRecurrence(self.axis, self.reverse)(x, self._before(x, out) * dx)
+        return shifted(tangent, self.axis, 0.0, reverse=self.reverse) if self.exclusive else tangent
+
+    def vjp(self, x: Value, *, out: Value, ct: Value) -> Value:
+        if self.exclusive:
+            ct = shifted(ct, self.axis, 0.0, reverse=not self.reverse)
+        factor = shifted(conjugate(x), self.axis, 0.0, reverse=not self.reverse)
+        return LinearRecurrence(self.axis, not self.reverse)(factor, ct) * conjugate(self._before(x, out))
+
+    def _before(self, x: Value, out: Value) -> Value:
+        """The product up to, and without, each element."""
+        return out if self.exclusive else shifted(out, self.axis, 1.0, reverse=self.reverse)
+
+
+@op("linear_recurrence")
+class LinearRecurrence(Op):
+    """h[i] = a[i]·h[i-1] + b[i] along an axis, from h = 0; `reverse` runs from the end.
+
+    Its derivatives are recurrences too.
+    """
+
+    axis: int
+    reverse: bool
+
+    dtypes = "inexact"
+
+    def infer(self, a: TensorType, b: TensorType) -> TensorType:
+        self.require(a.shape == b.shape, f"factors {a} and terms {b} differ in shape", code="S200")
+        self.require_dtype(a.dtype is b.dtype, f"operands differ in dtype, {a} and {b}", code="D103")
+        self.require(0 <= self.axis < a.ndim, f"axis {self.axis} is not an axis of {a}", code="S103")
+        self.require_dtype(a.dtype.is_inexact, f"does not take {a}, only inexact types", code="D104")
+        return b
+
+    def numpy(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        rows, terms = np.moveaxis(a, self.axis, 0), np.moveaxis(b, self.axis, 0)
+        out, state = np.zeros_like(terms), np.zeros_like(terms, shape=terms.shape[1:])
+        steps = range(len(rows))
+        for i in reversed(steps) if self.reverse else steps:
+            out[i] = state = rows[i] * state + terms[i]
+        return np.moveaxis(out, 0, self.axis)
+
+    def jvp(self, a: Value, b: Value, *, out: Value, dx: tuple[Value | None, ...]) -> Value:
+        da, db = dx
+        terms = [] if da is None else [da * shifted(out, self.axis, 0.0, reverse=self.reverse)]
+        terms += [] if db is None else [db]
+        return self(a, terms[0] if len(terms) == 1 else terms[0] + terms[1])
+
+    def vjp(self, a: Value, b: Value, *, out: Value, ct: Value) -> tuple[Value, Value]:
+        factor = shifted(conjugate(a), self.axis, 0.0, reverse=not self.reverse)
+        to_b = LinearRecurrence(self.axis, not self.reverse)(factor, ct)
+        return to_b * conjugate(shifted(out, self.axis, 0.0, reverse=self.reverse)), to_b
+
+    def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim) -> Value:
+        spread = (x if b else broadcast_to(x, (size, *x.shape)) for x, b in zip(inputs, batched, strict=True))
+        return LinearRecurrence(self.axis + 1, self.reverse)(*spread)
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        return [
+            Sample(f32[3, 4], f32[3, 4], axis=1, reverse=False), Sample(f32[4, 2], f32[4, 2], axis=0, reverse=True),
+            Sample(f64[0, 2], f64[0, 2], axis=0, reverse=False), Sample(f32[1], f32[1], axis=0, reverse=True),
+            Sample(np.complex64([1j, 2, 1 - 1j]), np.complex64([1, 1j, 2]), axis=0, reverse=False),
+        ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------ functions
+
+
+def _running(cls: type[Running], x: Operand, axis: int | None, dtype: Any, exclusive: bool, reverse: bool) -> Value:
+    value = as_value(x)
+    value = METHODS["cast"](value, dtype) if dtype is not None else summable(value)
+    if axis is None:
+        value, axis = flatten(value), 0
+    return cls(normalize_axis(axis, value.ndim, cls.name), exclusive, reverse)(value)
+
+
+@function()
+def cumsum(
+    x: Operand, axis: int | None = None, dtype: Any = None, *, exclusive: bool = False, reverse: bool = False
+) -> Value:
+    """Running sum along an axis, of the flat array by default; narrow integers add up in 64 bits."""
+    return _running(Cumsum, x, axis, dtype, exclusive, reverse)
+
+
+@function()
+def cumprod(
+    x: Operand, axis: int | None = None, dtype: Any = None, *, exclusive: bool = False, reverse: bool = False
+) -> Value:
+    """Running product along an axis, of the flat array by default."""
+    return _running(Cumprod, x, axis, dtype, exclusive, reverse)
+
+
+@function()
+def cumsum_backward(ct: Operand, axis: int, exclusive: bool = False) -> Value:
+    """The cotangent of cumsum's input: suffix sums, without the own element when exclusive."""
+    return cumsum(ct, axis, exclusive=exclusive, reverse=True)
+
+
+@function()
+def linear_recurrence(a: Operand, b: Operand, axis: int = 0, *, reverse: bool = False) -> Value:
+    """h[i] = a[i]·h[i-1] + b[i] along an axis, from h = 0."""
+    values = [to_inexact(v) for v in promoted(a, b)]
+    shape = broadcast_shapes(*(v.shape for v in values), what="linear_recurrence")
+    factors, terms = (broadcast_to(v, shape) for v in values)
+    return LinearRecurrence(normalize_axis(axis, factors.ndim, "linear_recurrence"), reverse)(factors, terms)
