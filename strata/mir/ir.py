@@ -112,20 +112,22 @@ class Op:
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.static_fields().items())})"
 
-    def infer(self, *types: TensorType) -> TensorType | tuple[TensorType, ...]:
-        raise NotImplementedError
+    # The base signatures are open, so that an op may name its inputs one by one.
 
-    def numpy(self, *arrays: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
+    def infer(self, *types: Any, **_: Any) -> Any:
+        self.missing("infer")
+
+    def numpy(self, *arrays: Any, **_: Any) -> Any:
         if self.decompose.__func__ is Op.decompose:  # type: ignore[attr-defined]
             self.missing("numpy")
         from strata.mir.interp import evaluate_decomposition
 
         return evaluate_decomposition(self, arrays)
 
-    def decompose(self, *inputs: Value) -> Value | tuple[Value, ...]:
+    def decompose(self, *inputs: Any, **_: Any) -> Any:
         self.missing("decompose")
 
-    def jvp(self, *inputs: Value, out: Any, dx: Any) -> Any:
+    def jvp(self, *inputs: Any, out: Any, dx: Any, **_: Any) -> Any:
         self._need_decomposition("jvp")
         from strata.mir.differentiate import pushforward
 
@@ -133,7 +135,7 @@ class Op:
         tangents = dx if isinstance(dx, tuple) else (dx,)
         return self._unwrap(pushforward(outs, inputs, tangents))
 
-    def vjp(self, *inputs: Value, out: Any, ct: Any) -> Any:
+    def vjp(self, *inputs: Any, out: Any, ct: Any, **_: Any) -> Any:
         self._need_decomposition("vjp")
         from strata.mir.differentiate import pullback
 
@@ -141,13 +143,13 @@ class Op:
         grads = pullback(outs, as_tuple(ct), inputs)
         return grads[0] if isinstance(self, UnaryOp) else tuple(grads)
 
-    def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim) -> Any:
+    def vmap(self, *inputs: Any, batched: tuple[bool, ...], size: Dim, **_: Any) -> Any:
         self._need_decomposition("vmap")
         from strata.mir.batching import batch_decomposition
 
         return self._unwrap(batch_decomposition(self, inputs, batched, size))
 
-    def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Any:
+    def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: Any, **_: Any) -> Any:
         self.missing("lower")
 
     @classmethod

@@ -215,7 +215,7 @@ class Divide(Arithmetic):
         return reciprocal_of(y), -out / y
 
     def scalar(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        return k.divide(x, y)
+        return k.truncdiv(x, y) if x.dtype.is_int else x / y
 
     @classmethod
     def samples(cls) -> list[Sample]:

@@ -71,7 +71,7 @@ class Reshape(Movement):
 
     def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
         (x,) = inputs
-        return x[k.reshape_index(index, self.shape, x.shape)]
+        return x[k.unflatten(k.flatten(index, self.shape), x.shape)]
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -347,10 +347,12 @@ class Concat(Op):
             inner = at - k.index(start) if start != 0 else at
             return inputs[i][(*index[: self.axis], inner, *index[self.axis + 1 :])]
 
-        result = part(len(inputs) - 1)
-        for i in range(len(inputs) - 2, -1, -1):
-            rest, here = result, i
-            result = k.guard(k.lt(at, k.index(ends[i])), lambda here=here: part(here), rest)
+        result = k.const(0, inputs[0].dtype)
+        for i in reversed(range(len(inputs))):
+            inside = k.lt(at, k.index(ends[i])) if i + 1 < len(inputs) else k.const(True, bool_)
+            if i:
+                inside = k.and_(inside, k.ge(at, k.index(ends[i - 1])))
+            result = k.guard(inside, lambda i=i: part(i), result)
         return result
 
     @classmethod

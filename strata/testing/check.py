@@ -12,6 +12,7 @@ import numpy as np
 
 from strata.core import ALL_DTYPES, DType, TensorType, as_dtype, f8e4m3, f8e5m2, i4, sym, u4
 from strata.errors import StrataError, SymbolError
+from strata.kernel import Kernel, KernelBuilder, interpret
 from strata.mir import (
     Graph,
     Op,
@@ -255,11 +256,39 @@ def check_dtypes(cls: type[Op], sample: Sample) -> None:
                 )
 
 
+def lower_alone(op: Op, types: Sequence[TensorType]) -> Kernel:
+    """The kernel of one op on buffers."""
+    k = KernelBuilder(op.name)
+    inputs = [k.input(f"in{i}", t) for i, t in enumerate(types)]
+    outs = as_tuple(op.infer(*types))
+    for i, out in enumerate(outs):
+        k.output(f"out{i}", out, lambda index, i=i: as_tuple(op.lower(k, index, *inputs))[i])  # type: ignore[misc]
+    return k.build()
+
+
+def check_lower(cls: type[Op], sample: Sample) -> None:
+    """The op's kernel, interpreted, equals its NumPy meaning."""
+    op, arrays = build(cls, sample), sample.arrays()
+    types = [type_of(a) for a in arrays]
+    outs = as_tuple(op.infer(*types))
+    expected = run_op(op, arrays, outs)
+    for got, want in zip(interpret(lower_alone(op, types), arrays), expected, strict=True):
+        assert got.dtype == want.dtype
+        low = want.dtype.itemsize <= 2 and want.dtype.kind not in "iub"
+        tolerance = 2e-2 if low else 1e-5
+        kind = np.complex128 if want.dtype.kind == "c" else np.float64
+        np.testing.assert_allclose(
+            got.astype(kind), want.astype(kind), rtol=tolerance, atol=tolerance, err_msg=f"kernel of {cls.name} on {sample}"
+        )
+
+
 def checks_for(cls: type[Op], sample: Sample) -> dict[str, Callable[[type[Op], Sample], None]]:
     """The checks that apply to a sample."""
     table: dict[str, Callable[[type[Op], Sample], None]] = {
         "values": check_values, "text": check_text, "strided": check_strided, "symbolic": check_symbolic, "vmap": check_vmap,
     }  # fmt: skip
+    if cls.lower is not Op.lower and cls.has_rule("lower"):
+        table["lower"] = check_lower
     if cls.differentiable and sample.grad:
         table |= {"jvp": check_jvp, "vjp": check_vjp}
     return table
