@@ -7,12 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 from strata.mir import METHODS, near
+from strata.ops import activation as _activation
+from strata.ops import attention as _attention
+from strata.ops import attention_functions as _attention_functions
 from strata.ops import complex as _complex
 from strata.ops import cumulative, elementwise, logic, movement, reduce
 from strata.ops import math as _math
 from strata.ops import matmul as _matmul
+from strata.ops import softmax as _softmax
 from strata.ops.elementwise import accepts
 from strata.ops.movement import full, iota, ones, zeros
+
+
+for _name in [name for name in globals() if name in METHODS]:  # a function hides the module of its own name
+    globals()[_name] = METHODS[_name]
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

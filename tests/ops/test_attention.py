@@ -1,0 +1,213 @@
+"""Attention against torch and a plain loop, in every layout, with every kind of mask."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from strata import ops
+from strata.core import TensorType, as_dtype, f32, f64, sym
+from strata.errors import OptionError, ShapeError
+from strata.mir import Graph, evaluate, evaluate_values, placeholder, pullback, pushforward
+
+RNG = np.random.default_rng(7)
+
+
+def run(fn, *arrays):
+    """A front-end function on arrays."""
+    inputs = [placeholder(f"x{i}", TensorType(as_dtype(a.dtype), a.shape)) for i, a in enumerate(arrays)]
+    return evaluate_values([fn(*inputs)], dict(zip(inputs, arrays, strict=True)), {})[0]
+
+
+def normal(*shape):
+    return RNG.standard_normal(shape)
+
+
+def loop(q, k, v, keep=None, bias=None, scale=None, softcap=None):
+    """Attention of [B, H, S, D] by the formula, one row at a time; `keep(b, h, i, j)` says which scores stay."""
+    batch, heads, queries, d = q.shape
+    group = heads // k.shape[1]
+    out = np.zeros((*q.shape[:3], v.shape[3]))
+    for b, h, i in itertools.product(range(batch), range(heads), range(queries)):
+        row = []
+        for j in range(k.shape[2]):
+            s = float(q[b, h, i] @ k[b, h // group, j]) * (d**-0.5 if scale is None else scale)
+            s = s if softcap is None else softcap * math.tanh(s / softcap)
+            s = s if bias is None else s + bias[b, h, i, j]
+            row.append(s if keep is None or keep(b, h, i, j) else -1e9)
+        weights = np.exp(np.array(row) - max(row))
+        out[b, h, i] = (weights / weights.sum()) @ v[b, h // group]
+    return out
+
+
+def to_layout(x, layout):
+    if layout == "bhsd":
+        return x
+    x = x.transpose(0, 2, 1, 3)
+    return x if layout == "bshd" else x.reshape(*x.shape[:2], -1) if layout == "bsd" else x.reshape(x.shape[1], -1)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd", "bsd", "sd"])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_case_99_every_layout_when_length_equals_heads(layout, kv_heads) -> None:
+    batch = 1 if layout == "sd" else 2
+    q, k, v = normal(batch, 4, 4, 3), normal(batch, kv_heads, 6, 3), normal(batch, kv_heads, 6, 3)
+    got = run(
+        lambda *x: ops.attention(
+            *x, num_heads=4, kv_heads=kv_heads, layout=layout, causal=True, scale=0.3, softcap=1.5
+        ),
+        *(to_layout(x, layout) for x in (q, k, v)),
+    )
+    want = loop(q, k, v, keep=lambda b, h, i, j: j <= i + 2, scale=0.3, softcap=1.5)
+    np.testing.assert_allclose(got, to_layout(want, layout), rtol=1e-12)
+
+
+def test_ambiguous_layout_is_an_error() -> None:
+    q = placeholder("q", f32[2, 4, 4, 3])
+    with pytest.raises(OptionError, match=r"may be \[B, H, S, D\] or \[B, S, H, D\]"):
+        ops.attention(q, q, q, num_heads=4)
+    with pytest.raises(OptionError, match="may be"):
+        ops.attention(q, q, q)
+    assert (
+        ops.attention(
+            placeholder("q", f32[2, 4, 5, 3]), *[placeholder("k", f32[2, 4, 5, 3])] * 2, num_heads=4
+        ).node.op.layout
+        == "bhsd"
+    )
+    assert (
+        ops.attention(
+            placeholder("q", f32[2, 5, 4, 3]), *[placeholder("k", f32[2, 5, 4, 3])] * 2, num_heads=4
+        ).node.op.layout
+        == "bshd"
+    )
+
+
+def test_sliding_window_keeps_w_plus_one_keys() -> None:
+    q, k, v = normal(1, 1, 5, 2), normal(1, 1, 7, 2), normal(1, 1, 7, 2)
+    got = run(lambda *x: ops.attention(*x, layout="bhsd", mask_kind="window", window=2), q, k, v)
+    np.testing.assert_allclose(got, loop(q, k, v, keep=lambda b, h, i, j: i <= j <= i + 2), rtol=1e-12)
+
+
+def test_fully_masked_row_is_the_average_of_v() -> None:
+    q, k, v = normal(2, 2, 3, 4), normal(2, 2, 5, 4), normal(2, 2, 5, 4)
+    mask = np.ones((2, 5))
+    mask[1] = 0
+    got = run(lambda *x: ops.attention(*x, layout="bhsd", mask_kind="custom"), q, k, v, mask)
+    np.testing.assert_allclose(got[1], np.broadcast_to(v[1].mean(1, keepdims=True), got[1].shape), rtol=1e-12)
+    np.testing.assert_allclose(got[0], loop(q, k, v)[0], rtol=1e-12)
+    minus_inf = np.where(mask[:, None, None] > 0, 0, -np.inf)
+    np.testing.assert_allclose(run(lambda *x: ops.attention(*x, layout="bhsd"), q, k, v, minus_inf), got, rtol=1e-12)
+
+
+def test_custom_mask_with_causality_and_bias_broadcast() -> None:
+    q, k, v = normal(2, 2, 3, 4), normal(2, 2, 3, 4), normal(2, 2, 3, 4)
+    flags = np.array([[True, False, True], [True, True, False]])
+    got = run(lambda *x: ops.attention(*x, layout="bhsd", causal=True), q, k, v, flags)
+    np.testing.assert_allclose(got, loop(q, k, v, keep=lambda b, h, i, j: flags[b, j] and j <= i), rtol=1e-12)
+    bias = normal(2, 3, 3)  # [H, Sq, Sk]
+    got = run(lambda *x: ops.attention(*x, layout="bhsd", mask_kind="bias"), q, k, v, bias)
+    np.testing.assert_allclose(got, loop(q, k, v, bias=np.broadcast_to(bias, (2, 2, 3, 3))), rtol=1e-12)
+
+
+def test_cache_of_padded_length() -> None:
+    q, k, v = normal(2, 2, 2, 3), normal(2, 1, 8, 3), normal(2, 1, 8, 3)
+    lengths = np.array([5, 3])
+    want = loop(q, k, v, keep=lambda b, h, i, j: j <= lengths[b] - 2 + i)
+    by_length = run(lambda *x: ops.attention(*x[:3], layout="bhsd", causal=True, lengths=x[3]), q, k, v, lengths)
+    by_offset = run(lambda *x: ops.attention(*x[:3], layout="bhsd", causal=True, offset=x[3]), q, k, v, lengths - 2)
+    np.testing.assert_allclose(by_length, want, rtol=1e-12)
+    np.testing.assert_allclose(by_offset, want, rtol=1e-12)
+    plain = run(lambda *x: ops.attention(*x[:3], layout="bhsd", lengths=x[3]), q, k, v, lengths)
+    np.testing.assert_allclose(plain, loop(q, k, v, keep=lambda b, h, i, j: j < lengths[b]), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("mask", "causal"), [(None, False), (None, True), ("bool", False), ("float", False)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ((2, 4, 5, 3), (2, 4, 5, 3)),
+        ((2, 4, 5, 3), (2, 2, 6, 3)),
+        ((3, 5, 2), (3, 6, 2)),
+        ((2, 2, 4, 3, 2), (2, 2, 4, 3, 2)),
+    ],
+)
+def test_torch_agrees(shape, mask, causal) -> None:
+    q, k, v = normal(*shape[0]), normal(*shape[1]), normal(*shape[1])
+    gqa = len(shape[0]) == 4 and shape[0][1] != shape[1][1]
+    extra = []
+    if mask == "bool":
+        extra = [RNG.random((shape[0][-2], shape[1][-2])) < 0.7]
+        extra[0][:, 0] = True
+    elif mask == "float":
+        extra = [normal(shape[0][-2], shape[1][-2])]
+    got = run(lambda *x: ops.scaled_dot_product_attention(*x, is_causal=causal, enable_gqa=gqa), q, k, v, *extra)
+    tensors = [torch.from_numpy(a) for a in (q, k, v)]
+    want = torch.nn.functional.scaled_dot_product_attention(
+        *tensors, attn_mask=torch.from_numpy(extra[0]) if extra else None, is_causal=causal, enable_gqa=gqa
+    )
+    np.testing.assert_allclose(got, want.numpy(), rtol=1e-10, atol=1e-12)
+
+
+def test_gqa_must_be_asked_for() -> None:
+    with pytest.raises(OptionError, match="q has 4 heads and k has 2"):
+        ops.scaled_dot_product_attention(placeholder("q", f32[1, 4, 3, 2]), *[placeholder("k", f32[1, 2, 3, 2])] * 2)
+
+
+def test_case_83_backward_agrees_with_torch() -> None:
+    arrays = [normal(2, 4, 3, 2), normal(2, 2, 5, 2), normal(2, 2, 5, 2), normal(2, 4, 3, 2)]
+    bias = normal(1, 4, 1, 5)
+    q, k, v, dy = (torch.from_numpy(a).requires_grad_() for a in arrays)
+    b = torch.from_numpy(bias).requires_grad_()
+    full = b.expand(2, 4, 3, 5)
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=full, enable_gqa=True, scale=0.4)
+    want = torch.autograd.grad(out, (q, k, v, b), dy.detach())
+    for name, expected in zip(("query", "key", "value", "bias"), want, strict=True):
+        got = run(lambda *x, name=name: ops.attention_backward(*x, layout="bhsd", scale=0.4, wrt=name), *arrays, bias)
+        np.testing.assert_allclose(got, expected.numpy(), rtol=1e-10, atol=1e-12)
+
+
+def test_second_derivative_against_differences() -> None:
+    shapes = [(1, 2, 3, 2), (1, 1, 4, 2), (1, 1, 4, 2)]
+    arrays, moves = [normal(*s) for s in shapes], [normal(*s) for s in shapes]
+    xs = [placeholder(f"x{i}", f64[s]) for i, s in enumerate(shapes)]
+    ts = [placeholder(f"t{i}", f64[s]) for i, s in enumerate(shapes)]
+    y = ops.attention(*xs, layout="bhsd", causal=True, softcap=3.0)
+    grads = pullback([y], [y * y], xs)
+    hvp = pushforward(grads, xs, ts)
+    known = dict(zip(xs, arrays, strict=True)) | dict(zip(ts, moves, strict=True))
+    got = evaluate_values(hvp, known, {})
+    step = 1e-5
+    sides = [
+        evaluate_values(grads, {x: a + s * m for x, a, m in zip(xs, arrays, moves, strict=True)}, {})
+        for s in (step, -step)
+    ]
+    for value, up, down in zip(got, *sides, strict=True):
+        np.testing.assert_allclose(value, (up - down) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
+def test_symbolic_lengths() -> None:
+    s, t = sym("S"), sym("T")
+    g = Graph("decode")
+    q, k = g.input("q", (1, 2, s, 4)), g.input("k", (1, 2, t, 4))
+    g.outputs(ops.attention(q, k, k, layout="bhsd", causal=True))
+    a, b = normal(1, 2, 2, 4).astype("f4"), normal(1, 2, 5, 4).astype("f4")
+    (got,) = evaluate(g, {"q": a, "k": b})
+    np.testing.assert_allclose(got, loop(a, b, b, keep=lambda b, h, i, j: j <= i + 3), rtol=1e-5, atol=1e-6)
+    x, w = placeholder("x", f32[1, 2, s, 4]), placeholder("w", f32[1, 2, t, 4])
+    assert ops.attention(x, w, w, layout="bhsd").node.op.decompose(x, w, w).shape == (1, 2, s, 4)
+
+
+def test_mistakes() -> None:
+    q, k = placeholder("q", f32[2, 4, 3, 2]), placeholder("k", f32[2, 3, 3, 2])
+    with pytest.raises(OptionError, match="4 query heads cannot share 3 key heads"):
+        ops.attention(q, k, k, layout="bhsd")
+    with pytest.raises(ShapeError, match="expected f32"):
+        ops.attention(q, q, placeholder("v", f32[2, 4, 5, 2]), layout="bhsd")
+    with pytest.raises(OptionError, match="needs the number of heads"):
+        ops.attention(*[placeholder("q", f32[2, 3, 8])] * 3)
+    with pytest.raises(OptionError, match="softcap"):
+        ops.attention(q, q, q, layout="bhsd", softcap=0.0)
+    with pytest.raises(OptionError, match="key flags"):
+        ops.attention(q, q, q, placeholder("m", f32[2, 3]), layout="bhsd")
