@@ -16,5 +16,6 @@ from strata.kernel.ir import (
     Size,
     Store,
     apply,
+    postorder,
 )
 from strata.kernel.scalars import SCALARS, ScalarFunction

@@ -1,0 +1,474 @@
+"""Grouping: which values of a graph are stored, and which are computed inside the kernels that read them.
+
+Every stored value is the root of a kernel, which pulls in its producers until it reaches other stored values. The rules:
+- results of the graph, operands and results of host ops, and operands of contractions that are more than a view are stored;
+- a value that several kernels need is stored, unless computing it again is as cheap as loading it;
+- a reduction is computed inside its reader only once per row: where its axes are not the leading axes of the reader's index
+  space, it is stored; so is anything costly that its reader would repeat along a broadcast axis;
+- a contraction takes the element-wise ops behind it as its epilogue, and a kernel has at most one contraction;
+- a stored value and a reader over the same index space share one kernel when nothing has to happen in between.
+Decisions that cut an edge are kept with their reason, for `explain`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from strata.core import Dim, TensorType, bounds
+from strata.kernel import SCALARS, Expr, Kernel, KernelBuilder, Load, Reduce, Scalar, Scan, View, postorder
+from strata.mir import Constant, Graph, Input, Node, Op, Param, Value, as_tuple
+
+MAX_DEPTH = 96  # of inlined producers: bounds the size of one kernel and the depth of expression building
+CHEAP = 6  # cost of scalar functions below which computing again beats a store and a load
+TYPICAL_SIZE = 128  # stands in for a symbolic size without an upper bound when sizes are compared
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """An edge of the graph that is not fused, and why."""
+
+    producer: Node
+    consumer: Node | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What grouping needs to know of an op: found by lowering it alone."""
+
+    lowers: bool
+    reduces: bool
+    scans: bool
+    contracts: bool
+    moves: bool  # copies elements: no arithmetic
+    cost: int
+
+
+@dataclass
+class Group:
+    """One kernel: the values it stores, the nodes computed in it, the stored values it reads."""
+
+    roots: list[Value]
+    nodes: list[Node] = field(default_factory=list)
+    reads: list[Value] = field(default_factory=list)
+    kernel: Kernel | None = None  # None: a host step
+
+    @property
+    def label(self) -> str:
+        names = [n.op.name for n in self.nodes]
+        return " + ".join(dict.fromkeys(names)) if len(names) < 12 else f"{names[0]} … {names[-1]} ({len(names)} ops)"
+
+
+@dataclass
+class Grouping:
+    groups: list[Group]
+    cuts: list[Cut]
+
+
+_TRAITS: dict[tuple[Op, tuple[TensorType, ...]], Traits] = {}
+_TRAITS_LIMIT = 4096
+
+
+def traits(node: Node) -> Traits:
+    """The traits of a node's op, remembered for equal ops on equal types."""
+    key = (node.op, tuple(x.type for x in node.inputs))
+    if key not in _TRAITS:
+        if len(_TRAITS) >= _TRAITS_LIMIT:
+            _TRAITS.clear()
+        _TRAITS[key] = _probe(node)
+    return _TRAITS[key]
+
+
+def _probe(node: Node) -> Traits:
+    if not has_kernel(node.op):
+        return Traits(False, False, False, False, False, 0)
+    k = KernelBuilder("probe")
+    inputs = [k.input(f"in{i}", x.type) for i, x in enumerate(node.inputs)]
+    roots = [e for t in node.types for e in as_tuple(node.op.lower(k, k.axes(t.shape), *inputs))]
+    exprs = postorder(roots)
+    reduces = [e for e in exprs if isinstance(e, Reduce)]
+    contracts = len(node.inputs) == 2 and any(e.kind == "sum" and is_product_of_loads(e) for e in reduces)
+    values = [e for e in exprs if isinstance(e, Scalar) and e.dtype.name != "i64"]
+    cost = sum(SCALARS[e.name].cost for e in values)
+    return Traits(
+        lowers=True, reduces=bool(reduces), scans=any(isinstance(e, Scan) for e in exprs), contracts=contracts,
+        moves=not reduces and not values and len(node.inputs) == 1, cost=cost,
+    )  # fmt: skip
+
+
+def has_kernel(op: Op) -> bool:
+    return type(op).lower is not Op.lower and op.has_rule("lower")
+
+
+def is_product_of_loads(reduce: Reduce) -> bool:
+    """sum of A * B, with casts and guards in between: the shape of a contraction."""
+    body = _strip(reduce.body)
+    if not (isinstance(body, Scalar) and body.name == "mul"):
+        return False
+    left, right = (_strip(a) for a in body.args)
+    return isinstance(left, Load) and isinstance(right, Load) and left.buffer != right.buffer
+
+
+def _strip(e: Expr) -> Expr:
+    while isinstance(e, Scalar) and e.name in ("cast", "select"):
+        e = e.args[1] if e.name == "select" else e.args[0]
+    return e
+
+
+def is_inline_constant(node: Node) -> bool:
+    return isinstance(node.op, Constant) and node.op.data.array.size == 1
+
+
+def is_buffer_leaf(node: Node) -> bool:
+    return isinstance(node.op, (Input, Param, Constant)) and not is_inline_constant(node)
+
+
+def group_graph(graph: Graph) -> Grouping:
+    """Split a graph into kernels and host steps, in an order in which they can run."""
+    return _Grouper(graph).run()
+
+
+class _Grouper:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.order = graph.nodes()
+        self.users: dict[Value, list[Node]] = defaultdict(list)
+        for node in self.order:
+            for x in node.inputs:
+                self.users[x].append(node)
+        self.results = set(graph.results)
+        self.stored: set[Value] = set()
+        self.cuts: list[Cut] = []
+        self.position = {id(node): i for i, node in enumerate(self.order)}
+
+    def run(self) -> Grouping:
+        self._choose_stored()
+        groups: dict[Value, Group] = {}
+        pending = [n for n in self.order if not is_buffer_leaf(n) and any(v in self.stored for v in n.outputs)]
+        while pending:
+            node = pending.pop()
+            group, wrong = self._build([v for v in node.outputs if v in self.stored], node)
+            if wrong:
+                for value, reason in wrong.items():
+                    self._store(value, reason)
+                    pending.append(value.node)
+                pending.append(node)
+                continue
+            for root in group.roots:
+                groups[root] = group
+        return Grouping(self._schedule(self._merge(groups)), self.cuts)
+
+    # which values are stored
+
+    def _store(self, value: Value, reason: str, consumer: Node | None = None) -> None:
+        if value not in self.stored:
+            self.stored.add(value)
+            if consumer is None and self.users[value]:
+                consumer = self.users[value][0]
+            self.cuts.append(Cut(value.node, consumer, reason))
+
+    def _choose_stored(self) -> None:
+        """One walk from the results backwards. `roots` are the stored values whose kernels need a value."""
+        roots: dict[Value, set[Value]] = {}
+        contraction_of: dict[Value, Node] = {}
+        depth: dict[Value, int] = {}
+        for node in reversed(self.order):
+            if isinstance(node.op, (Input, Param, Constant)):
+                continue
+            what = traits(node)
+            for value in node.outputs:
+                reason = self._reason_to_store(node, value, what, roots, contraction_of, depth)
+                if reason is not None:
+                    self._store(value, reason)
+                if value in self.stored:
+                    roots[value], depth[value] = {value}, 0
+                else:
+                    roots[value] = set().union(*(roots[v] for u in self.users[value] for v in u.outputs if v in roots))
+                    depth[value] = 1 + max((depth[v] for u in self.users[value] for v in u.outputs if v in depth), default=0)
+                if what.contracts:
+                    for root in roots[value]:
+                        contraction_of[root] = node
+
+    def _reason_to_store(
+        self,
+        node: Node,
+        value: Value,
+        what: Traits,
+        roots: dict[Value, set[Value]],
+        contraction_of: dict[Value, Node],
+        depth: dict[Value, int],
+    ) -> str | None:
+        users = self.users[value]
+        if value in self.results:
+            return "it is a result of the graph"
+        if not users:
+            return None if len(node.types) > 1 else "nothing reads it"
+        if not what.lowers:
+            return "it is computed by a host step"
+        if len(node.types) > 1:
+            return "its op has several outputs"
+        for user in users:
+            reading = traits(user)
+            if not reading.lowers:
+                return f"{user.op.name} is a host step"
+            if reading.contracts and not (what.moves and self._is_view(node)):
+                return f"{user.op.name} reads it as a matrix"
+            if what.contracts and not (user.op.elementwise and user.types[0].shape == value.shape):
+                return f"{user.op.name} cannot be an epilogue of {node.op.name}"
+            if not reading.reduces and self._repeats(value, user) and self._cost(node) > CHEAP and not what.reduces:
+                return f"{user.op.name} would compute it again for each element it is broadcast to"
+        needed = {r for u in users for v in u.outputs if v in roots for r in roots[v]}
+        if len(needed) > 1 and not (what.moves or (self._cost(node) <= CHEAP and self._loads(node) <= 1)):
+            return f"{len(needed)} kernels need it"
+        if what.contracts and any(r in contraction_of for r in needed):
+            return "its reader has a contraction already"
+        if what.scans and len(users) > 1:
+            return "a scan is computed once"
+        if max((depth[v] for u in users for v in u.outputs if v in depth), default=0) >= MAX_DEPTH:
+            return f"the kernel would be more than {MAX_DEPTH} ops deep"
+        return None
+
+    def _repeats(self, value: Value, user: Node) -> bool:
+        """Whether a reader computes the value more than once: trailing broadcast axes do not count, as rows keep their scalars."""
+        out = user.types[0]
+        if _typical(out.size) <= _typical(value.type.size):
+            return False
+        if not (user.op.elementwise or user.op.name == "broadcast_to"):
+            return True
+        padded = (1,) * (out.ndim - value.ndim) + value.shape
+        spread = [i for i, (a, b) in enumerate(zip(padded, out.shape, strict=True)) if a != b]
+        return any(padded[i] != 1 for i in range(spread[0], out.ndim)) if spread else False
+
+    def _is_view(self, node: Node) -> bool:
+        """A movement of stored values or leaves only: a contraction can read through it."""
+        while traits(node).moves:
+            source = node.inputs[0]
+            if is_buffer_leaf(source.node) or source in self.stored or self._will_be_stored(source):
+                return True
+            node = source.node
+        return False
+
+    def _will_be_stored(self, value: Value) -> bool:
+        node = value.node
+        return not isinstance(node.op, (Input, Param, Constant)) and not traits(node).moves
+
+    def _cost(self, node: Node) -> int:
+        """Scalar cost of one element, producers that would be inlined included, as far as it matters."""
+        total, stack, seen = 0, [node], 0
+        while stack and total <= CHEAP and seen < 32:
+            current = stack.pop()
+            seen += 1
+            if isinstance(current.op, (Input, Param, Constant)):
+                continue
+            what = traits(current)
+            total += what.cost + (100 if what.reduces or what.scans or not what.lowers else 0)
+            stack += [x.node for x in current.inputs if x not in self.stored]
+        return total
+
+    def _loads(self, node: Node) -> int:
+        return len({x for x in node.inputs if not is_inline_constant(x.node)})
+
+    # one kernel
+
+    def _build(self, roots: list[Value], node: Node) -> tuple[Group, dict[Value, str]]:
+        """The kernel of some roots, or the values that must be stored for it to be sound."""
+        group = Group(list(roots))
+        if not traits(node).lowers:
+            group.nodes = [node]
+            group.reads = list(dict.fromkeys(node.inputs))
+            group.roots = list(node.outputs)
+            self.stored.update(node.outputs)
+            return group, {}
+        builder = _KernelOf(self.stored, group)
+        builder.add(roots)
+        wrong = builder.problems()
+        if not wrong:
+            group.kernel = builder.k.build()
+        return group, wrong
+
+    # several roots in one kernel
+
+    def _merge(self, groups: dict[Value, Group]) -> list[Group]:
+        """Let a stored value share the kernel of a reader that runs over the same index space."""
+        distinct = list({id(g): g for g in groups.values()}.values())
+        reach = _Reach(groups, distinct)
+        for group in sorted(distinct, key=lambda g: max(self.position[id(r.node)] for r in g.roots)):
+            for read in list(group.reads):
+                producer = groups.get(read)
+                if producer is None or producer is group or not self._can_share(producer, group, reach):
+                    continue
+                merged = Group(list(producer.roots) + list(group.roots))
+                builder = _KernelOf(self.stored - set(merged.roots), merged)
+                builder.add(merged.roots)
+                if builder.problems() or builder.contractions() > 1:
+                    continue
+                merged.kernel = builder.k.build()
+                reach.replace(producer, group, merged)
+                for root in merged.roots:
+                    groups[root] = merged
+                self.cuts = [c for c in self.cuts if not (c.producer is read.node and c.consumer is not None
+                                                          and c.consumer in merged.nodes)]  # fmt: skip
+                group = merged
+        return list({id(g): g for g in groups.values()}.values())
+
+    def _can_share(self, producer: Group, consumer: Group, reach: _Reach) -> bool:
+        if producer.kernel is None or consumer.kernel is None:
+            return False
+        if len({r.shape for r in (*producer.roots, *consumer.roots)}) != 1:
+            return False
+        if any(traits(n).contracts for n in (*producer.nodes, *consumer.nodes)):
+            return False
+        return not reach.between(producer, consumer)
+
+    def _schedule(self, groups: list[Group]) -> list[Group]:
+        """Groups in an order where every read is written before; ties keep the order of the graph."""
+        maker = {root: g for g in groups for root in g.roots}
+        done: set[int] = set()
+        order: list[Group] = []
+        for start in sorted(groups, key=lambda g: max(self.position[id(r.node)] for r in g.roots)):
+            stack = [start]
+            while stack:
+                group = stack[-1]
+                if id(group) in done:
+                    stack.pop()
+                    continue
+                waiting = [maker[x] for x in group.reads if x in maker and id(maker[x]) not in done and maker[x] is not group]
+                if waiting:
+                    stack += waiting
+                else:
+                    done.add(id(group))
+                    order.append(group)
+                    stack.pop()
+        return order
+
+
+class _Reach:
+    """Which groups depend on which, as bit sets, to keep merged kernels free of cycles."""
+
+    def __init__(self, groups: dict[Value, Group], distinct: list[Group]) -> None:
+        self.maker = groups
+        self.inputs: dict[int, set[int]] = {}
+        self.by_id = {id(g): g for g in distinct}
+        for group in distinct:
+            self.inputs[id(group)] = {id(groups[x]) for x in group.reads if x in groups and groups[x] is not group}
+
+    def between(self, producer: Group, consumer: Group) -> bool:
+        """Whether a third group lies on a path from producer to consumer."""
+        stack = [g for g in self.inputs[id(consumer)] if g != id(producer)]
+        seen: set[int] = set()
+        while stack:
+            current = stack.pop()
+            if current in seen:
+                continue
+            seen.add(current)
+            if id(producer) in self.inputs[current]:
+                return True
+            stack += self.inputs[current]
+        return False
+
+    def replace(self, producer: Group, consumer: Group, merged: Group) -> None:
+        old = {id(producer), id(consumer)}
+        self.inputs[id(merged)] = (self.inputs.pop(id(producer)) | self.inputs.pop(id(consumer))) - old
+        for inputs in self.inputs.values():
+            if inputs & old:
+                inputs -= old
+                inputs.add(id(merged))
+        self.by_id[id(merged)] = merged
+
+
+class _KernelOf:
+    """Builds the kernel expression of some roots, and says what keeps it from being one kernel."""
+
+    def __init__(self, stored: set[Value], group: Group) -> None:
+        self.stored = stored
+        self.group = group
+        self.k = KernelBuilder("kernel")
+        self.views: dict[Value, View] = {}
+        self.makers: dict[Expr, Value] = {}
+        self.stores: list[tuple[tuple[Expr, ...], Expr]] = []
+
+    def add(self, roots: Iterable[Value]) -> None:
+        roots = list(roots)
+        for node in self._inline_order(roots):
+            for value in node.outputs:
+                self.views[value] = self._view_of(value, node)
+            self.group.nodes.append(node)
+        for i, root in enumerate(roots):
+            axes = self.k.axes(root.shape)
+            value = self.views[root][axes]
+            self.k.output(f"out{i}", root.type, lambda index, value=value: value)
+            self.stores.append((axes, value))
+
+    def _inline_order(self, roots: list[Value]) -> list[Node]:
+        """Nodes computed in this kernel, producers first; leaves and stored values become inputs on the way."""
+        order: list[Node] = []
+        state: dict[int, bool] = {}
+        stack: list[tuple[Node, bool]] = [(r.node, False) for r in reversed(roots)]
+        own = set(roots)
+        while stack:
+            node, done = stack.pop()
+            if done:
+                order.append(node)
+                continue
+            if id(node) in state:
+                continue
+            state[id(node)] = True
+            stack.append((node, True))
+            for x in reversed(node.inputs):
+                if x in self.views:
+                    continue
+                if is_inline_constant(x.node):
+                    self.views[x] = self._constant(x)
+                elif is_buffer_leaf(x.node) or (x in self.stored and x not in own):
+                    self.views[x] = self.k.input(f"in{len(self.group.reads)}", x.type)
+                    self.group.reads.append(x)
+                else:
+                    stack.append((x.node, False))
+        return order
+
+    def _constant(self, x: Value) -> View:
+        assert isinstance(x.node.op, Constant)
+        number = self.k.const(x.node.op.data.array.reshape(-1)[0], x.dtype)
+        return self.k.view(x.type, lambda index: number)
+
+    def _view_of(self, value: Value, node: Node) -> View:
+        what = traits(node)
+
+        def read(index: tuple[Expr, ...]) -> Expr:
+            inputs = [self.views[x] for x in node.inputs]
+            expr = as_tuple(node.op.lower(self.k, index, *inputs))[value.index]
+            if what.reduces or what.scans:
+                for e in postorder([expr]):
+                    if isinstance(e, (Reduce, Scan)):
+                        self.makers.setdefault(e, value)
+            return expr
+
+        return self.k.view(value.type, read)
+
+    def contractions(self) -> int:
+        return sum(traits(n).contracts for n in self.group.nodes)
+
+    def problems(self) -> dict[Value, str]:
+        """Values whose reduction would run more than once per row here."""
+        wrong: dict[Value, str] = {}
+        own = set(self.group.roots)
+        for axes, value in self.stores:
+            prefixes = [frozenset(axes[:n]) for n in range(len(axes) + 1)]
+            for e in postorder([value]):
+                if not isinstance(e, (Reduce, Scan)) or self.makers.get(e) in own:
+                    continue
+                sized = frozenset(a for a in e.free if a.extent != 1)
+                unit = frozenset(a for a in axes if a.extent == 1)
+                if any(sized | unit == p | unit for p in prefixes):
+                    continue
+                wrong[self.makers[e]] = "its rows are not the leading axes of its reader"
+        return wrong
+
+
+def _typical(size: Dim) -> int:
+    if isinstance(size, int):
+        return size
+    low, high = bounds(size)
+    return max(low, min(high if high is not None else TYPICAL_SIZE, 1 << 40))

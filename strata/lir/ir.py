@@ -1,0 +1,133 @@
+"""The plan (LIR): what runs in which order, on which buffers, at which offsets.
+
+Inputs, parameters, constants and results live outside the arena: results are written where the caller wants them. The
+arena holds scratch buffers only, at offsets that the memory planner chose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from strata.core import Dim, Symbol, Target, TensorType
+from strata.kernel import Kernel
+from strata.lir.group import Cut
+from strata.mir import Graph, Node
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A named block of memory. `key` is the input's or parameter's name, the result's index, or the constant's index."""
+
+    name: str
+    type: TensorType
+    role: str  # input, param, constant, result, scratch
+    key: str | int | None = None
+    birth: int = -1  # steps between which a scratch buffer holds its value
+    death: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One kernel, or one op on the host, over buffers."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    label: str
+    kernel: Kernel | None  # None: a host step
+    nodes: tuple[Node, ...] = field(repr=False, default=())
+    phase: str = "steady"
+
+
+@dataclass(frozen=True, slots=True)
+class Io:
+    """Names and buffers at the boundary."""
+
+    inputs: tuple[tuple[str, str], ...]
+    params: tuple[tuple[str, str], ...]
+    outputs: tuple[str, ...]  # a buffer for each result; a leaf's own buffer when a result is a leaf
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Offsets of scratch buffers for one set of sizes."""
+
+    offsets: Mapping[str, int]
+    arena_size: int
+    lower_bound: int  # the largest sum of live buffers at any step: no plan can be smaller
+
+
+@dataclass(frozen=True)
+class Lir:
+    """A planned graph. Complete: with a backend, it is all that is needed to run."""
+
+    graph: Graph
+    target: Target
+    buffers: tuple[Buffer, ...]
+    schedule: tuple[Step, ...]
+    io: Io
+    constants: tuple[np.ndarray, ...] = field(repr=False, default=())
+    cuts: tuple[Cut, ...] = field(repr=False, default=())
+
+    @property
+    def name(self) -> str:
+        return self.graph.name
+
+    def buffer(self, name: str) -> Buffer:
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Buffer]:
+        return {b.name: b for b in self.buffers}
+
+    @cached_property
+    def symbols(self) -> dict[str, Symbol]:
+        return self.graph.symbols()
+
+    @property
+    def has_dynamic_dims(self) -> bool:
+        return bool(self.symbols)
+
+    @cached_property
+    def kernels(self) -> dict[str, Kernel]:
+        """Distinct kernels by name: steps with equal kernels share one."""
+        return {s.name: s.kernel for s in self.schedule if s.kernel is not None}
+
+    @property
+    def phases(self) -> dict[str, tuple[str, ...]]:
+        """Step labels by phase: prologue (weights only, once), steady, epilogue."""
+        found: dict[str, list[str]] = {"prologue": [], "steady": [], "epilogue": []}
+        for step in self.schedule:
+            found[step.phase].append(step.label)
+        return {k: tuple(v) for k, v in found.items()}
+
+    def placement(self, binding: Mapping[str, Dim] | None = None) -> Placement:
+        """Offsets for known sizes; without a binding, for static plans or at the upper bounds of the symbols."""
+        from strata.lir.memory import place
+
+        return place(self, dict(binding) if binding is not None else None)
+
+    @property
+    def arena_size(self) -> int:
+        return self.placement().arena_size
+
+    def fingerprint(self) -> str:
+        """A cryptographic hash of everything that can change the code: plan text, graph, constants, target."""
+        digest = hashlib.sha256()
+        for part in (str(self), str(self.graph), str(self.target)):
+            digest.update(part.encode())
+        for array in self.constants:
+            digest.update(str(array.dtype).encode() + str(array.shape).encode() + array.tobytes())
+        return digest.hexdigest()
+
+    def __str__(self) -> str:
+        from strata.lir.text import show
+
+        return show(self)

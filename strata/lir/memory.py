@@ -1,0 +1,140 @@
+"""The memory planner: offsets for scratch buffers such that buffers alive together never overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from strata.core import Dim, bounds, substitute
+from strata.errors import MemoryLimitError, SymbolError
+from strata.lir.ir import ALIGNMENT, Buffer, Lir, Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Bytes needed from one step to another, both included."""
+
+    name: str
+    size: int
+    birth: int
+    death: int
+
+
+def place(lir: Lir, binding: Mapping[str, Dim] | None) -> Placement:
+    """Place the scratch buffers of a plan for sizes, or for the upper bounds of the symbols when none are given."""
+    blocks = [Block(b.name, round_up(byte_size(b, binding)), b.birth, b.death) for b in lir.buffers if b.role == "scratch"]
+    offsets, total = pack(blocks)
+    return Placement(offsets, total, lower_bound(blocks))
+
+
+def byte_size(buffer: Buffer, binding: Mapping[str, Dim] | None) -> int:
+    size = buffer.type.nbytes
+    if binding is not None:
+        size = substitute(size, binding)
+    if isinstance(size, int):
+        return size
+    high = bounds(size)[1]
+    if high is None:
+        raise SymbolError(f"buffer {buffer.name} : {buffer.type} has no upper bound: bind its sizes, or give them bounds", code="S155")
+    return high
+
+
+def round_up(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def pack(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
+    """Offsets by best fit, largest first; several orders are tried and the smallest arena wins."""
+    orders = (
+        sorted(blocks, key=lambda b: (-b.size, b.birth)),
+        sorted(blocks, key=lambda b: (-(b.size * (b.death - b.birth + 1)), b.birth)),
+        sorted(blocks, key=lambda b: (-(b.death - b.birth), -b.size)),
+        sorted(blocks, key=lambda b: (b.birth, -b.size)),
+    )
+    best: tuple[dict[str, int], int] | None = None
+    floor = lower_bound(blocks)
+    for order in orders:
+        found = _first_fit(order)
+        if best is None or found[1] < best[1]:
+            best = found
+        if best[1] == floor:
+            break
+    assert best is not None
+    return best
+
+
+def _first_fit(order: Sequence[Block]) -> tuple[dict[str, int], int]:
+    placed: list[tuple[int, int, Block]] = []  # start, end, block
+    offsets: dict[str, int] = {}
+    top = 0
+    for block in order:
+        alive = sorted((s, e) for s, e, other in placed if other.birth <= block.death and block.birth <= other.death)
+        offset, best = 0, None
+        for start, end in alive:
+            gap = start - offset
+            if gap >= block.size and (best is None or gap < best[1]):
+                best = (offset, gap)
+            offset = max(offset, end)
+        at = best[0] if best is not None else offset
+        offsets[block.name] = at
+        placed.append((at, at + block.size, block))
+        top = max(top, at + block.size)
+    return offsets, top
+
+
+def lower_bound(blocks: Sequence[Block]) -> int:
+    """The most bytes alive at one step."""
+    changes: dict[int, int] = {}
+    for b in blocks:
+        changes[b.birth] = changes.get(b.birth, 0) + b.size
+        changes[b.death + 1] = changes.get(b.death + 1, 0) - b.size
+    peak = current = 0
+    for step in sorted(changes):
+        current += changes[step]
+        peak = max(peak, current)
+    return peak
+
+
+def check_limit(lir: Lir, limit: int | None) -> None:
+    """Refuse a plan whose arena is above the limit, naming the peak and the largest buffers."""
+    if limit is None:
+        return
+    placement = lir.placement()
+    if placement.arena_size <= limit:
+        return
+    scratch = sorted((b for b in lir.buffers if b.role == "scratch"), key=lambda b: -byte_size(b, None))[:3]
+    largest = ", ".join(f"{b.name} : {b.type} ({byte_size(b, None):,} bytes)" for b in scratch)
+    raise MemoryLimitError(
+        f"plan of {lir.name!r} needs {placement.arena_size:,} bytes of scratch memory, the limit is {limit:,}; largest: {largest}",
+        code="C200",
+    )
+
+
+def memory_report(lir: Lir, binding: Mapping[str, Dim] | None = None) -> str:
+    """Peak, lower bound and the lifetime of every scratch buffer."""
+    placement = lir.placement(binding)
+    lines = [
+        f"arena {placement.arena_size:,} bytes, lower bound {placement.lower_bound:,}, {len(lir.schedule)} steps",
+        f"{'offset':>12} {'bytes':>12}  steps       buffer",
+    ]
+    scratch = [b for b in lir.buffers if b.role == "scratch"]
+    for b in sorted(scratch, key=lambda b: placement.offsets[b.name]):
+        lines.append(f"{placement.offsets[b.name]:>12} {byte_size(b, binding):>12}  {b.birth:>4}..{b.death:<4}  {b.name} : {b.type}")
+    return "\n".join(lines)
+
+
+def memory_svg(lir: Lir, binding: Mapping[str, Dim] | None = None) -> str:
+    """A picture of the arena: steps from left to right, offsets upwards, a rectangle for each buffer."""
+    placement = lir.placement(binding)
+    steps, size = max(len(lir.schedule), 1), max(placement.arena_size, 1)
+    width, height = 900, 420
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="9">']
+    for i, b in enumerate(x for x in lir.buffers if x.role == "scratch"):
+        x, w = b.birth / steps * width, (b.death - b.birth + 1) / steps * width
+        h = round_up(byte_size(b, binding)) / size * height
+        y = height - placement.offsets[b.name] / size * height - h
+        parts.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" fill="hsl({i * 47 % 360},60%,70%)" stroke="#444">'
+            f"<title>{b.name} : {b.type}</title></rect>"
+        )
+    return "\n".join([*parts, "</svg>"])

@@ -1,0 +1,91 @@
+"""From a graph to a plan: kernels in order, one buffer for each stored value, lifetimes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from strata.core import Target
+from strata.kernel import Kernel
+from strata.lir.group import Group, group_graph, is_inline_constant
+from strata.lir.ir import Buffer, Io, Lir, Step
+from strata.lir.memory import check_limit
+from strata.mir import Constant, Graph, Value, leaf_name
+
+
+def plan(graph: Graph, target: Target | None = None, *, memory_limit: int | None = None) -> Lir:
+    """Group a graph into kernels and plan its memory."""
+    lir = _Planner(graph, target or Target.host()).run()
+    check_limit(lir, memory_limit)
+    return lir
+
+
+class _Planner:
+    def __init__(self, graph: Graph, target: Target) -> None:
+        self.graph, self.target = graph, target
+        self.buffers: dict[Value, Buffer] = {}
+        self.constants: list[np.ndarray] = []
+        self.kernel_names: dict[str, str] = {}
+
+    def run(self) -> Lir:
+        grouping = group_graph(self.graph)
+        for x in self.graph.inputs:
+            self.buffers[x] = Buffer(leaf_name(x), x.type, "input", leaf_name(x))
+        for x in self.graph.params:
+            self.buffers[x] = Buffer(leaf_name(x), x.type, "param", leaf_name(x))
+        for node in self.graph.nodes():
+            if isinstance(node.op, Constant) and not is_inline_constant(node):
+                self._constant(Value(node, 0))
+        first = {x: i for i, x in reversed(list(enumerate(self.graph.results)))}
+        death: dict[Value, int] = {}
+        for at, group in enumerate(grouping.groups):
+            for x in group.reads:
+                death[x] = at
+            for root in group.roots:
+                death.setdefault(root, at)
+        for at, group in enumerate(grouping.groups):
+            for root in group.roots:
+                if root in first:
+                    self.buffers[root] = Buffer(f"out{first[root]}", root.type, "result", first[root])
+                else:
+                    name = f"%{sum(b.role == 'scratch' for b in self.buffers.values())}"
+                    self.buffers[root] = Buffer(name, root.type, "scratch", None, at, max(death[root], at))
+        for x in self.graph.results:  # a result that is a one-element constant has no step that writes it
+            if x not in self.buffers:
+                self._constant(x)
+        steps = tuple(self._step(g) for g in grouping.groups)
+        io = Io(
+            tuple((leaf_name(x), self.buffers[x].name) for x in self.graph.inputs),
+            tuple((leaf_name(x), self.buffers[x].name) for x in self.graph.params),
+            tuple(self.buffers[x].name for x in self.graph.results),
+        )
+        buffers = tuple(self.buffers.values())
+        return Lir(self.graph, self.target, buffers, steps, io, tuple(self.constants), tuple(grouping.cuts))
+
+    def _constant(self, x: Value) -> None:
+        assert isinstance(x.node.op, Constant)
+        self.buffers[x] = Buffer(f"const{len(self.constants)}", x.type, "constant", len(self.constants))
+        self.constants.append(x.node.op.data.array)
+
+    def _step(self, group: Group) -> Step:
+        reads = tuple(self.buffers[x].name for x in group.reads)
+        writes = tuple(self.buffers[x].name for x in group.roots)
+        nodes = tuple(group.nodes)
+        phase = "prologue" if all(self.buffers[x].role in ("param", "constant") for x in group.reads) else "steady"
+        if group.kernel is None:
+            reads = tuple(self._read_name(x) for x in nodes[0].inputs)
+            return Step(nodes[0].op.name, reads, writes, nodes[0].op.name, None, nodes, phase)
+        kernel = self._named(group.kernel)
+        return Step(kernel.name, reads, writes, group.label, kernel, nodes, phase)
+
+    def _read_name(self, x: Value) -> str:
+        if x not in self.buffers:  # a one-element constant read by a host step
+            self._constant(x)
+        return self.buffers[x].name
+
+    def _named(self, kernel: Kernel) -> Kernel:
+        """Equal kernels get one name, k0, k1, … in the order of their first use."""
+        text = repr(replace(kernel, name="k"))
+        name = self.kernel_names.setdefault(text, f"k{len(self.kernel_names)}")
+        return replace(kernel, name=name)
