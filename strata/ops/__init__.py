@@ -11,10 +11,12 @@ from strata.ops import activation as _activation
 from strata.ops import attention as _attention
 from strata.ops import attention_functions as _attention_functions
 from strata.ops import complex as _complex
+from strata.ops import conv as _conv
 from strata.ops import cumulative, elementwise, logic, movement, reduce
 from strata.ops import math as _math
 from strata.ops import matmul as _matmul
 from strata.ops import softmax as _softmax
+from strata.ops import windows as _windows
 from strata.ops.elementwise import accepts
 from strata.ops.movement import full, iota, ones, zeros
 
