@@ -1,0 +1,43 @@
+"""Every op of the catalogue, a family a file, and the front-end functions that apply them to values.
+
+`strata.ops.<name>` is the function of that name, whichever family it lives in; so is `value.<name>(...)`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from strata.mir import METHODS, near
+from strata.ops import activation as _activation
+from strata.ops import attention as _attention
+from strata.ops import attention_functions as _attention_functions
+from strata.ops import complex as _complex
+from strata.ops import conv as _conv
+from strata.ops import cumulative, elementwise, indexing, logic, movement, reduce, scanning, scattering, sorting
+from strata.ops import factorize as _factorize
+from strata.ops import linalg as _linalg
+from strata.ops import math as _math
+from strata.ops import matmul as _matmul
+from strata.ops import fused, losses, norm, norm_gradients
+from strata.ops import rope as _rope
+from strata.ops import softmax as _softmax
+from strata.ops import solve as _solve
+from strata.ops import windows as _windows
+from strata.ops.branching import Cond, cond
+from strata.ops.elementwise import accepts
+from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loop
+from strata.ops.movement import full, iota, ones, zeros
+from strata.ops.scanning import Scan
+
+
+for _name in [name for name in globals() if name in METHODS]:  # a function hides the module of its own name
+    globals()[_name] = METHODS[_name]
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name in METHODS:
+        return METHODS[name]
+    raise AttributeError(f"strata.ops has no function {name!r}{near(name, METHODS)}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *METHODS})
