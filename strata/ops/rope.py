@@ -116,8 +116,8 @@ class Rotary(Op):
         return out.reshape(x.shape)
 
     def batched_inputs(self, inputs: tuple[Value, ...], batched: tuple[bool, ...], size: Dim) -> list[Value]:
-        """x and the tables with the vmap axis folded into the batch axis; shared tables [S, columns] stay as they
-        are.""" x, *tables = inputs
+        """x and the tables with the vmap axis folded into the batch axis; shared tables stay as they are."""
+        x, *tables = inputs
         if not batched[0]:
             x = broadcast_to(x, (size, *x.shape))
         if self.layout != "sd":
