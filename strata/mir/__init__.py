@@ -1,7 +1,7 @@
 """The tensor graph (MIR): ops, values, graphs, their text, verifier, interpreter and derivative drivers."""
 
 from strata.mir.batching import batch, batch_values
-from strata.mir.differentiate import pullback, pushforward
+from strata.mir.differentiate import pullback, pullback_once, pushforward
 from strata.mir.interp import as_array, evaluate, evaluate_values, infer_binding, run_node, run_op
 from strata.mir.ir import (
     METHODS,
@@ -27,6 +27,7 @@ from strata.mir.ir import (
     leaf_name,
     make_node,
     near,
+    next_serial,
     op,
     origin,
     origin_of,

@@ -37,6 +37,18 @@ def pullback(outputs: Sequence[Value], cotangents: Sequence[Value | None], wrt: 
     return [grads.get(x) for x in wrt]
 
 
+def pullback_once(
+    outputs: Sequence[Value], cotangents: Sequence[Value | None], inputs: Sequence[Value]
+) -> list[Value | None]:
+    """Cotangents of an op's inputs; a value that is passed twice gets its whole cotangent at its first place."""
+    seen: set[Value] = set()
+    grads: list[Value | None] = []
+    for x, ct in zip(inputs, pullback(outputs, cotangents, inputs), strict=True):
+        grads.append(None if x in seen else ct)
+        seen.add(x)
+    return grads
+
+
 def pushforward(outputs: Sequence[Value], wrt: Sequence[Value], tangents: Sequence[Value | None]) -> list[Value | None]:
     """Tangents of `outputs` given those of `wrt`; None is a known zero."""
     table: dict[Value, Value] = {}

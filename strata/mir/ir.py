@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from strata.core import Dim, DType, Place, SymExpr, Symbol, TensorType, as_dtype, check_shape, here, substitute
+from strata.core import Dim, DType, Place, SymExpr, Symbol, TensorType, as_dtype, check_shape, here, substitute, symbols
 from strata.errors import (
     DTypeError,
     MissingRuleError,
@@ -137,10 +137,10 @@ class Op:
 
     def vjp(self, *inputs: Any, out: Any, ct: Any, **_: Any) -> Any:
         self._need_decomposition("vjp")
-        from strata.mir.differentiate import pullback
+        from strata.mir.differentiate import pullback_once
 
         outs = as_tuple(self.decompose(*inputs))
-        grads = pullback(outs, as_tuple(ct), inputs)
+        grads = pullback_once(outs, as_tuple(ct), inputs)
         return grads[0] if isinstance(self, UnaryOp) else tuple(grads)
 
     def vmap(self, *inputs: Any, batched: tuple[bool, ...], size: Dim, **_: Any) -> Any:
@@ -245,8 +245,20 @@ def _bind_field(value: Any, binding: Mapping[str, Dim]) -> Any:
     if isinstance(value, TensorType):
         return value.bind(binding) if value.symbols() else value
     if isinstance(value, Graph):
-        return value.bind(binding) if value.symbols() else value
+        known = {name: binding[name] for name in value.symbols() if name in binding}
+        return value.bind(known) if known else value
     return value
+
+
+def _field_symbols(value: Any) -> dict[str, Symbol]:
+    if isinstance(value, SymExpr):
+        return symbols(value)
+    if isinstance(value, tuple):
+        found: dict[str, Symbol] = {}
+        for v in value:
+            found |= _field_symbols(v)
+        return found
+    return value.symbols() if isinstance(value, (TensorType, Graph)) else {}
 
 
 def as_tuple(x: Any) -> tuple[Any, ...]:
@@ -310,13 +322,14 @@ def op(name: str, registry: Registry = REGISTRY) -> Callable[[OpT], OpT]:
 class Node:
     """An op applied to values. Made by `make_node` only; two equal nodes are one object."""
 
-    __slots__ = ("__weakref__", "inputs", "op", "origin", "types")
+    __slots__ = ("__weakref__", "inputs", "op", "origin", "serial", "types")
 
     def __init__(self, op: Op, inputs: tuple[Value, ...], types: tuple[TensorType, ...], origin: Origin) -> None:
         self.op = op
         self.inputs = inputs
         self.types = types
         self.origin = origin
+        self.serial = next(_serials)
 
     @property
     def outputs(self) -> tuple[Value, ...]:
@@ -327,6 +340,12 @@ class Node:
 
 
 _INTERNED: WeakValueDictionary[Any, Node] = WeakValueDictionary()
+_serials = itertools.count()
+
+
+def next_serial() -> int:
+    """A number above that of every node made so far: nodes made from here on are newer."""
+    return next(_serials)
 
 
 def make_node(op: Op, inputs: Sequence[Value]) -> Node:
@@ -611,6 +630,7 @@ class Graph:
         self.params: tuple[Value, ...] = ()
         self.results: tuple[Value, ...] = ()
         self._text: str | None = None
+        self._symbols: dict[str, Symbol] | None = None
 
     def input(self, name: str, shape: Sequence[Dim] | TensorType, dtype: Any = "f32") -> Value:
         """Declare an input."""
@@ -648,9 +668,15 @@ class Graph:
             if not isinstance(value, Value):
                 raise TraceError(f"graph {self.name!r}: {type(value).__name__} is not a value of it", code="T114", place=here())
         self.results = tuple(flat)
-        self._text = None
+        self._text = self._symbols = None
         verify(self)
         return self
+
+    def returning(self, *values: Value) -> Graph:
+        """The same inputs and parameters with other results."""
+        graph = Graph(self.name)
+        graph.scope, graph.inputs, graph.params = self.scope, self.inputs, self.params
+        return graph.outputs(*values)
 
     # ------------------------------------------------------------------------------------------------------------ views
 
@@ -659,10 +685,20 @@ class Graph:
         return toposort(self.results)
 
     def symbols(self) -> dict[str, Symbol]:
-        """The symbolic sizes of the inputs and parameters, by name."""
+        """The symbolic sizes of the inputs and parameters, and those that only nodes and nested graphs mention, by name."""
+        if self._symbols is not None:
+            return self._symbols
         found: dict[str, Symbol] = {}
         for leaf in (*self.inputs, *self.params):
             found |= leaf.type.symbols()
+        for node in self.nodes():
+            for kind in node.types:
+                if not kind.is_static:
+                    found |= kind.symbols()
+            for field in node.op.static_fields().values():
+                found |= _field_symbols(field)
+        if self.results:
+            self._symbols = found
         return found
 
     @property

@@ -256,7 +256,8 @@ class Parser:
 
     def _symbols_ahead(self) -> dict[str, Symbol]:
         """Bounds stand at the end of the header but are needed for its types."""
-        head = self.text[self.start :].split("{", 1)[0]
+        end = self.text.find("{", self.start)
+        head = self.text[self.start : end if end >= 0 else None]
         _, _, clause = head.partition(" where ")
         found: dict[str, Symbol] = {}
         for match in re.finditer(r"([A-Za-z_][\w.]*) in (\d+)\.\.(\d*)", clause):
