@@ -23,6 +23,7 @@ from strata.ops import softmax as _softmax
 from strata.ops import solve as _solve
 from strata.ops import windows as _windows
 from strata.ops.branching import Cond, cond
+from strata.ops import sequence as _sequence
 from strata.ops.elementwise import accepts
 from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loop
 from strata.ops.movement import full, iota, ones, zeros
