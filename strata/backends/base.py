@@ -1,0 +1,36 @@
+"""What a backend is to the runtime: it says what it takes, and turns a plan into something that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from strata.core import Target
+from strata.lir import Lir
+from strata.mir import Op
+
+
+class Executable(Protocol):
+    """A compiled plan. Safe to run from many threads at once."""
+
+    lir: Lir
+
+    def set_param(self, name: str, array: Any) -> None:
+        """Take a parameter's value: kept (and packed where kernels want it packed) until it is set again."""
+
+    def run(self, inputs: Sequence[Any], outputs: Sequence[Any], binding: Mapping[str, int], threads: int | None) -> None:
+        """Fill the output arrays. Inputs are in the order of the plan's io, contiguous and of the declared types."""
+
+
+class Backend(Protocol):
+    """A way to run plans."""
+
+    name: str
+
+    @property
+    def target(self) -> Target: ...
+
+    def takes(self, op: Op) -> bool:
+        """Whether the op runs natively as it is; others are decomposed first, or run on the host."""
+
+    def compile(self, lir: Lir) -> Executable: ...

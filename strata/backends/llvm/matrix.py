@@ -1,0 +1,308 @@
+"""Kernels that are contractions: found in kernel IR, and emitted by the matrix-product template with their own epilogue.
+
+A kernel is a contraction when its one store holds one reduction, `sum over k of A[...] * B[...]`, at affine addresses, where
+each axis of the store moves A alone (a row axis), B alone (a column axis) or both (a batch axis).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from strata.backends.llvm.builder import Module
+from strata.backends.llvm.contract import Contraction, plan_contraction
+from strata.backends.llvm.emit import Context, _Emitter
+from strata.backends.llvm.gemm import emit_contraction
+from strata.backends.llvm.gemm_finish import Site
+from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
+from strata.backends.llvm.registers import from_memory, to_memory
+from strata.core import Dim, DType, Target, bounds, dim_prod
+from strata.kernel import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, postorder
+from strata.kernel.algebra import linear
+from strata.kernel.normalize import normalize
+
+UNBOUNDED_ROWS = 4096  # rows to plan for when their number has no upper bound
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A buffer read at base + the sum of stride * axis."""
+
+    buffer: str
+    dtype: DType
+    base: Dim
+    strides: dict[Axis, Dim]
+
+    def stride(self, axis: Axis | None) -> Dim:
+        return 0 if axis is None else self.strides.get(axis, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixKernel:
+    """A kernel as a matrix product: its axes by role, its operands, and the reduction that its epilogue starts from."""
+
+    kernel: Kernel  # in normal form
+    sums: Reduce
+    a: Operand
+    b: Operand
+    out: Operand
+    rows: Axis | None
+    columns: Axis | None
+    inner: Axis
+    batch: tuple[Axis, ...]
+
+    def extent(self, axis: Axis | None) -> Dim:
+        return 1 if axis is None else axis.extent
+
+
+def find_contraction(kernel: Kernel) -> MatrixKernel | None:
+    """The kernel as a matrix product, or None."""
+    normal = normalize(kernel)
+    if len(normal.stores) != 1:
+        return None
+    (store,) = normal.stores
+    nodes = postorder([store.value])
+    reduces = [n for n in nodes if isinstance(n, (Reduce, Scan))]
+    if len(reduces) != 1 or not isinstance(reduces[0], Reduce):
+        return None
+    (sums,) = reduces
+    if sums.kind != "sum" or len(sums.axes) != 1:
+        return None
+    product = sums.body
+    if not (isinstance(product, Scalar) and product.name == "mul" and product.dtype.accumulator is product.dtype):
+        return None
+    sides = [_operand(_through_cast(e, product.dtype)) for e in product.args]
+    out = _affine(store.buffer.name, store.buffer.dtype, store.index[0])
+    if sides[0] is None or sides[1] is None or out is None:
+        return None
+    return _arrange(normal, sums, sides[0], sides[1], out, tuple(store.axes))
+
+
+def _through_cast(e: Expr, dtype: DType) -> Expr:
+    return e.args[0] if isinstance(e, Scalar) and e.name == "cast" else e
+
+
+def _operand(e: Expr) -> Operand | None:
+    if not isinstance(e, Load) or e.where is not None:
+        return None
+    return _affine(e.buffer.name, e.dtype, e.index[0])
+
+
+def _affine(name: str, dtype: DType, address: Expr) -> Operand | None:
+    form = linear(address)
+    if not all(isinstance(atom, Axis) for atom in form.terms):
+        return None
+    return Operand(name, dtype, form.constant, {a: c for a, c in form.terms.items() if isinstance(a, Axis)})
+
+
+def _arrange(
+    kernel: Kernel, sums: Reduce, left: Operand, right: Operand, out: Operand, axes: tuple[Axis, ...]
+) -> MatrixKernel | None:
+    """Axes by role. The side whose own axis is the output's innermost is B."""
+    (inner,) = sums.axes
+    if inner not in left.strides or inner not in right.strides or left.dtype is not right.dtype:
+        return None
+    own = {id(side): [a for a in axes if a in side.strides and a not in other.strides]
+           for side, other in ((left, right), (right, left))}  # fmt: skip
+    last = axes[-1] if axes else None
+    if last is not None and last in own[id(left)] and last not in own[id(right)]:
+        left, right = right, left
+    rows, columns = own[id(left)], own[id(right)]
+    if len(columns) > 1:
+        return None
+    batch = [a for a in axes if a not in rows and a not in columns]
+    row = rows[-1] if rows else None
+    batch = [a for a in axes if a in batch or (a in rows and a is not row)]
+    return MatrixKernel(kernel, sums, left, right, out, row, columns[0] if columns else None, inner, tuple(batch))
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixPlan:
+    """The template chosen for a contraction, and the arguments that its two kernels take."""
+
+    matrix: MatrixKernel
+    spec: Contraction
+    name: str
+
+    @property
+    def pack_name(self) -> str:
+        return f"{self.name}_pack"
+
+    def packed_elements(self) -> Dim:
+        """Elements of B once packed, all batches that differ included."""
+        m = self.matrix
+        return self.panel_size() * dim_prod([a.extent for a in self._b_batch()])
+
+    def panel_size(self) -> Dim:
+        panels = self.spec.panels(self.matrix.b.dtype)
+        n, k = self.matrix.extent(self.matrix.columns), self.matrix.inner.extent
+        return _ceil(k * panels.parts, panels.group) * panels.group * _ceil(n * panels.parts, panels.lanes) * panels.lanes
+
+    def _b_batch(self) -> list[Axis]:
+        return [a for a in self.matrix.batch if a in self.matrix.b.strides]
+
+    def pack_count(self) -> Dim:
+        """Matrices of B to pack."""
+        return dim_prod([a.extent for a in self._b_batch()])
+
+    def pack_points(self) -> Dim:
+        panels = self.spec.panels(self.matrix.b.dtype)
+        return self.pack_count() * _ceil(self.matrix.extent(self.matrix.columns) * panels.parts, panels.columns)
+
+    def packs_in_one_go(self) -> bool:
+        """Whether the batches of B lie at one distance from each other, as the packer wants them."""
+        axes = self._b_batch()
+        for outer, inner in zip(axes, axes[1:], strict=False):
+            if self.matrix.b.strides[outer] != self.matrix.b.strides[inner] * inner.extent:
+                return False
+        return True
+
+    def pack_arguments(self) -> list[tuple[str, str | Dim]]:
+        """(kind, value) of each slot of the packer: a buffer's name, the packed region, or a number."""
+        m, axes = self.matrix, self._b_batch()
+        numbers: dict[str, Dim] = {
+            "n": m.extent(m.columns), "k": m.inner.extent, "k_stride": m.b.stride(m.inner), "n_stride": m.b.stride(m.columns),
+            "source_batch": m.b.strides[axes[-1]] if axes else 0, "packed_batch": self.panel_size(),
+        }  # fmt: skip
+        slots: list[tuple[str, str | Dim]] = []
+        for slot in PACK_SLOTS:
+            if slot == "source":
+                slots.append(("b", m.b.buffer))
+            elif slot == "packed":
+                slots.append(("packed", ""))
+            else:
+                slots.append(("number", numbers[slot]))
+        return slots
+
+    def arguments(self) -> list[tuple[str, str | Dim]]:
+        """(kind, value) of each slot of the product."""
+        m, spec = self.matrix, self.spec
+        numbers: dict[str, Dim] = {
+            "m": m.extent(m.rows), "n": m.extent(m.columns), "k": m.inner.extent, "a_row": m.a.stride(m.rows),
+            "a_k": m.a.stride(m.inner), "out_row": m.out.stride(m.rows), "out_column": m.out.stride(m.columns),
+        }  # fmt: skip
+        packed_stride = self.panel_size()
+        for i in reversed(range(len(m.batch))):
+            axis = m.batch[i]
+            numbers |= {f"batch{i}_extent": axis.extent, f"batch{i}_a": m.a.stride(axis), f"batch{i}_out": m.out.stride(axis)}
+            moves = axis in m.b.strides
+            numbers[f"batch{i}_b"] = packed_stride if moves else 0
+            if moves:
+                packed_stride = packed_stride * axis.extent
+        symbols = {name: s for name, s in zip(spec.epilogue_numbers, m.kernel.symbols(), strict=True)}
+        slots: list[tuple[str, str | Dim]] = []
+        for slot in spec.slots:
+            if slot in ("a", "out"):
+                slots.append(("buffer", (m.a if slot == "a" else m.out).buffer))
+            elif slot == "b":
+                slots.append(("packed", ""))
+            elif slot in spec.epilogue_pointers:
+                slots.append(("buffer", slot.removeprefix("p_")))
+            elif slot in symbols:
+                slots.append(("symbol", symbols[slot]))
+            else:
+                slots.append(("number", numbers[slot]))
+        return slots
+
+    def points(self) -> Dim:
+        """Chunks of the product, as Contraction.chunk_count says."""
+        m, spec = self.matrix, self.spec
+        rows = _ceil(m.extent(m.rows), spec.chunk_rows)
+        columns = _ceil(m.extent(m.columns), spec.panel_columns * spec.chunk_panels)
+        return dim_prod([a.extent for a in m.batch]) * rows * columns
+
+
+def _ceil(value: Dim, unit: int) -> Dim:
+    return (value + (unit - 1)) // unit
+
+
+def plan_matrix(matrix: MatrixKernel, name: str, target: Target) -> MatrixPlan | None:
+    """Choose the template's parameters for the sizes of a kernel, or for their upper bounds."""
+    if matrix.a.base != 0 or matrix.b.base != 0 or matrix.out.base != 0:
+        return None
+    if matrix.a.dtype.is_complex or matrix.columns is None:
+        return None
+    m, n, k = (_planned(matrix.extent(a)) for a in (matrix.rows, matrix.columns, matrix.inner))
+    batch = 1
+    for axis in matrix.batch:
+        batch *= _planned(axis.extent)
+    loads = [b.name for b in matrix.kernel.inputs]
+    value = matrix.kernel.stores[0].value
+    plain = value is matrix.sums
+    in_place = False
+    try:
+        spec = plan_contraction(
+            m, n, k, target, a=matrix.a.dtype, b=matrix.b.dtype, out=matrix.out.dtype, accumulator=matrix.sums.dtype,
+            batch=batch, batch_rank=len(matrix.batch), fewest_rows=bounds(matrix.extent(matrix.rows))[0] or 1,
+            a_unit_k=matrix.a.stride(matrix.inner) == 1, unit_columns=matrix.out.stride(matrix.columns) == 1, in_place=in_place,
+            epilogue="" if plain else repr(value),
+            epilogue_pointers=() if plain else tuple(f"p_{b}" for b in loads),
+            epilogue_numbers=tuple(f"size_{i}" for i in range(len(matrix.kernel.symbols()))),
+        )  # fmt: skip
+    except (AssertionError, StopIteration):
+        return None
+    plan = MatrixPlan(matrix, spec, name)
+    return plan if plan.packs_in_one_go() else None
+
+
+def _planned(extent: Dim) -> int:
+    if isinstance(extent, int):
+        return extent
+    low, high = bounds(extent)
+    return max(low, min(high, UNBOUNDED_ROWS) if high is not None else UNBOUNDED_ROWS)
+
+
+def emit_matrix(module: Module, plan: MatrixPlan) -> tuple[str, str]:
+    """Adds the packer and the product to a module; returns their names."""
+    spec = plan.spec
+    value = plan.matrix.kernel.stores[0].value
+    epilogue = None if value is plan.matrix.sums else lambda site, sums: _Epilogue(site, plan).emit(sums)
+    emit_contraction(module, spec, epilogue, plan.name)
+    emit_pack_b(module, spec.panels(plan.matrix.b.dtype), plan.pack_name)
+    return plan.name, plan.pack_name
+
+
+class _Epilogue(_Emitter):
+    """The expression around a reduction, evaluated on a row of finished sums."""
+
+    def __init__(self, site: Site, plan: MatrixPlan) -> None:
+        self.site, self.plan = site, plan
+        self.f = site.f
+        self.kernel, self.target = plan.matrix.kernel, plan.spec.target
+        self.values, self.first, self.wide = {}, {}, {}
+        self.rows = {}
+        self.dummy = ""
+        names = plan.spec.epilogue_pointers
+        self.pointers = {name.removeprefix("p_"): site.pointer(name) for name in names}
+        symbols = plan.matrix.kernel.symbols()
+        self.sizes = {s: site.number(slot) for s, slot in zip(symbols, plan.spec.epilogue_numbers, strict=True)}
+        m = plan.matrix
+        self.context = Context(m.columns, site.lanes, site.mask) if site.lanes > 1 else Context()
+        if m.rows is not None:
+            self.first[m.rows] = site.row
+        assert m.columns is not None
+        self.first[m.columns] = site.column
+        for axis, index in zip(m.batch, site.batch, strict=True):
+            self.first[axis] = index
+
+    def emit(self, sums: str) -> str:
+        spec, value = self.plan.spec, self.kernel.stores[0].value
+        self.values[self.plan.matrix.sums] = (from_memory(self.f, spec.accumulator, sums, self.site.lanes, self.target),)
+        for node in postorder([value]):
+            if self._is_early(node):
+                self.value(node)
+        (result,) = self.widened(value, self.site.lanes)
+        result_dtype = value.dtype
+        if result_dtype is not spec.accumulator:
+            from strata.backends.llvm.gemm_arith import convert
+
+            stored = to_memory(self.f, result_dtype, result, self.site.lanes, self.target)
+            return convert(self.f, stored, result_dtype, spec.accumulator, self.site.lanes, self.target)
+        return to_memory(self.f, result_dtype, result, self.site.lanes, self.target)
+
+    def _is_early(self, node: Expr) -> bool:
+        """Deep expressions are emitted from the leaves, so that no recursion is deep."""
+        return isinstance(node, Scalar) and node.dtype.name != "i64" and self.plan.matrix.sums in node.inputs
+
+
+def without_name(kernel: Kernel) -> Kernel:
+    return replace(kernel, name="kernel")

@@ -1,0 +1,43 @@
+"""The `reference` backend: the NumPy interpreter of MIR behind the interface of a backend. It is the oracle, not fast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from strata.core import Target
+from strata.lir import Lir
+from strata.mir import Op, evaluate
+
+
+class ReferenceBackend:
+    """Runs every op by its NumPy meaning."""
+
+    name = "reference"
+
+    @property
+    def target(self) -> Target:
+        return Target.named("baseline")
+
+    def takes(self, op: Op) -> bool:
+        return True
+
+    def compile(self, lir: Lir) -> ReferenceExecutable:
+        return ReferenceExecutable(lir)
+
+
+class ReferenceExecutable:
+    def __init__(self, lir: Lir) -> None:
+        self.lir = lir
+        self._params: dict[str, np.ndarray] = {}
+
+    def set_param(self, name: str, array: np.ndarray) -> None:
+        self._params[name] = array
+
+    def run(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], binding: Mapping[str, int], threads: int | None = None
+    ) -> None:
+        feeds = dict(self._params) | {name: a for (name, _), a in zip(self.lir.io.inputs, inputs, strict=True)}
+        for out, result in zip(outputs, evaluate(self.lir.graph, feeds), strict=True):
+            out[...] = result

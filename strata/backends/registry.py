@@ -1,0 +1,43 @@
+"""Backends by device name, imported on first use."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from typing import Any
+
+from strata.backends.base import Backend
+from strata.errors import DeviceError
+from strata.mir import near
+
+_BUILT_IN = {
+    "cpu": ("strata.backends.llvm.executable", "CpuBackend"),
+    "reference": ("strata.backends.reference", "ReferenceBackend"),
+}
+_made: dict[str, Backend] = {}
+_lock = threading.Lock()
+
+
+def register_backend(name: str, backend: Backend) -> None:
+    """Make a backend available as a device; an existing one of that name is replaced."""
+    with _lock:
+        _made[name] = backend
+
+
+def known_backends() -> list[str]:
+    return sorted({*_BUILT_IN, *_made})
+
+
+def backend_for(name: str) -> Backend:
+    """The backend of a device name, `cuda:1` included."""
+    kind = name.partition(":")[0]
+    with _lock:
+        if kind in _made:
+            return _made[kind]
+        if kind not in _BUILT_IN:
+            known = sorted({*_BUILT_IN, *_made})
+            raise DeviceError(f"device {name!r} is not available{near(kind, known)}; there are {', '.join(known)}", code="E101")
+        module, attribute = _BUILT_IN[kind]
+        backend: Any = getattr(importlib.import_module(module), attribute)()
+        _made[kind] = backend
+        return backend

@@ -1,0 +1,6 @@
+"""Passes: functions from graph to graph, a pass a file."""
+
+from strata.passes.base import PASSES, Pass, PassContext, PassRecord, parse_passes, register, rewrite, run_passes, with_results
+from strata.passes.decompose import Decompose
+from strata.passes.fold import Fold
+from strata.passes.pipeline import default_passes

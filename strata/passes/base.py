@@ -1,0 +1,145 @@
+"""What a pass is: a frozen value with a name and options, and a function from graph to graph.
+
+`str(pass)` is how the command line spells it, `fold{limit=4096}`, and `parse_passes` reads that back.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from strata.core import Target
+from strata.errors import OptionError, ParseError, UnknownNameError
+from strata.mir import Graph, Op, Value, near, origin_of, toposort, verify
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What passes may ask: the target, what the backend takes as it is, and whether inexact rules are allowed."""
+
+    target: Target | None = None
+    takes: Callable[[Op], bool] = field(default=lambda op: True)
+    exact: bool = True
+    verify_each: bool = True
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Base of all passes. Fields are options."""
+
+    name: ClassVar[str] = "?"
+
+    def run(self, graph: Graph, ctx: PassContext) -> Graph:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        options = ", ".join(f"{k}={v}" for k, v in given.items())
+        return f"{self.name}{{{options}}}" if options else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """What one pass did: nodes before and after, and seconds."""
+
+    name: str
+    before: int
+    after: int
+    seconds: float
+    changed: bool
+
+
+def run_passes(passes: Sequence[Pass], graph: Graph, ctx: PassContext) -> tuple[Graph, list[PassRecord]]:
+    """Run passes in order; each result is verified, and must keep the types of the results."""
+    records: list[PassRecord] = []
+    for one in passes:
+        start = time.perf_counter()
+        before = len(graph.nodes())
+        made = one.run(graph, ctx)
+        if ctx.verify_each and made is not graph:
+            verify(made, after=one.name)
+            check_results(one, graph, made)
+        seconds = time.perf_counter() - start
+        records.append(PassRecord(str(one), before, len(made.nodes()), seconds, made is not graph))
+        graph = made
+    return graph, records
+
+
+def check_results(one: Pass, before: Graph, after: Graph) -> None:
+    from strata.errors import VerifyError
+
+    for i, (a, b) in enumerate(zip(before.results, after.results, strict=True)):
+        if a.type != b.type:
+            raise VerifyError(f"pass {one.name} changed result {i} of @{before.name} from {a.type} to {b.type}", code="V301")
+
+
+def rewrite(graph: Graph, change: Callable[[Value, tuple[Value, ...]], Sequence[Value] | None], made_by: str) -> Graph:
+    """Rebuild a graph from its leaves: `change(output 0 of a node, its new inputs)` gives new outputs, or None to keep the op."""
+    table: dict[Value, Value] = {}
+    touched = False
+    for node in toposort(graph.results):
+        inputs = tuple(table.get(x, x) for x in node.inputs)
+        with origin_of(node, made_by=made_by):
+            outs = change(Value(node, 0), inputs)
+            if outs is None and inputs != node.inputs:
+                made = node.op(*inputs)
+                outs = made if isinstance(made, tuple) else (made,)
+        if outs is None:
+            continue
+        for old, new in zip(node.outputs, outs, strict=True):
+            if new != old:
+                table[old] = new
+                touched = True
+    if not touched:
+        return graph
+    return with_results(graph, [table.get(x, x) for x in graph.results])
+
+
+def with_results(graph: Graph, results: Sequence[Value]) -> Graph:
+    """The same inputs and parameters with other results."""
+    made = Graph(graph.name)
+    made.scope, made.inputs, made.params = graph.scope, graph.inputs, graph.params
+    made.results = tuple(results)
+    return made
+
+
+PASSES: dict[str, type[Pass]] = {}
+
+
+def register(cls: type[Pass]) -> type[Pass]:
+    """Make a pass known to the command line by its name."""
+    PASSES[cls.name] = cls
+    return cls
+
+
+_SPELLED = re.compile(r"\s*([a-z_]+)\s*(?:\{([^}]*)\})?\s*(?:,|\Z)")
+
+
+def parse_passes(text: str) -> list[Pass]:
+    """`fold{limit=64}, decompose` as passes."""
+    found: list[Pass] = []
+    at = 0
+    while at < len(text):
+        match = _SPELLED.match(text, at)
+        if not match:
+            raise ParseError(f"passes: cannot read {text[at:]!r}", code="P120")
+        name, options = match.groups()
+        if name not in PASSES:
+            raise UnknownNameError(f"no pass is named {name!r}{near(name, PASSES)}", code="N120")
+        found.append(_with_options(PASSES[name], options or ""))
+        at = match.end()
+    return found
+
+
+def _with_options(cls: type[Pass], text: str) -> Pass:
+    known = {f.name: f for f in fields(cls)}
+    given: dict[str, Any] = {}
+    for part in (p for p in text.split(",") if p.strip()):
+        key, _, value = (x.strip() for x in part.partition("="))
+        if key not in known:
+            raise OptionError(f"pass {cls.name} has no option {key!r}{near(key, known)}", code="O140")
+        given[key] = {"True": True, "False": False, "None": None}.get(value, int(value) if re.fullmatch(r"-?\d+", value) else value)
+    return cls(**given)

@@ -1,0 +1,35 @@
+"""Evaluate what depends on constants only, and drop ops that do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from strata.mir import Constant, Graph, Value, constant, run_op
+from strata.passes.base import Pass, PassContext, register, rewrite
+
+
+@register
+@dataclass(frozen=True)
+class Fold(Pass):
+    """Replace pure ops on constants by their value, up to a size."""
+
+    limit: int = 4096  # elements: larger values are cheaper to compute than to carry
+
+    name: ClassVar[str] = "fold"
+
+    def run(self, graph: Graph, ctx: PassContext) -> Graph:
+        return rewrite(graph, self._fold, self.name)
+
+    def _fold(self, value: Value, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        node = value.node
+        if not node.inputs or not node.op.pure or not all(isinstance(x.node.op, Constant) for x in inputs):
+            return None
+        sizes = [t.size for t in node.types]
+        if not all(isinstance(s, int) and s <= self.limit for s in sizes):
+            return None
+        if node.op.name == "broadcast_to" and any(s > 1 for s in sizes):  # type: ignore[operator]
+            return None  # a spread constant is free where it is used
+        arrays = [x.node.op.data.array for x in inputs if isinstance(x.node.op, Constant)]
+        return [constant(a) for a in run_op(node.op, arrays, node.types)]

@@ -1,0 +1,12 @@
+"""The order of passes, and nothing else."""
+
+from __future__ import annotations
+
+from strata.passes.base import Pass
+from strata.passes.decompose import Decompose
+from strata.passes.fold import Fold
+
+
+def default_passes() -> list[Pass]:
+    """From a graph as the user wrote it to one that a backend can take."""
+    return [Fold(), Decompose(), Fold()]
