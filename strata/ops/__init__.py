@@ -12,8 +12,9 @@ from strata.ops import attention as _attention
 from strata.ops import attention_functions as _attention_functions
 from strata.ops import complex as _complex
 from strata.ops import conv as _conv
-from strata.ops import cumulative, elementwise, indexing, logic, movement, reduce, scanning, scattering, sorting
+from strata.ops import cumulative, elementwise, indexing, logic, movement, reduce, scanning, scattering, sorting, subscript
 from strata.ops import factorize as _factorize
+from strata.ops import fft as _fft
 from strata.ops import linalg as _linalg
 from strata.ops import math as _math
 from strata.ops import matmul as _matmul
@@ -26,7 +27,9 @@ from strata.ops.branching import Cond, cond
 from strata.ops import sequence as _sequence
 from strata.ops.elementwise import accepts
 from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loop
+from strata.ops.fft import fftfreq, hann_window, rfftfreq
 from strata.ops.movement import full, iota, ones, zeros
+from strata.ops.remat import Checkpoint, checkpoint
 from strata.ops.scanning import Scan
 
 
