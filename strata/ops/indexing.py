@@ -209,7 +209,7 @@ class GatherElements(Indexed):
 
 @op("gather_nd")
 class GatherND(Indexed):
-    """What coordinates name: table [*batch, *axes, *rest] and ids [*batch, *rows, len(axes)] give [*batch, *rows, *rest]."""
+    """What coordinates name: table [*batch, *axes, *rest], ids [*batch, *rows, n] give [*batch, *rows, *rest]."""
 
     batch_dims: int
     wrap: bool
