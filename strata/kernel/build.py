@@ -219,8 +219,9 @@ class KernelBuilder:
         parts: list[Expr] = []
         rest = position
         for extent in reversed(shape[1:]):
-            parts.append(rest % size(extent))
-            rest = rest // size(extent)
+            step = size(extent if extent != 0 else 1)  # an empty tensor is never read
+            parts.append(rest % step)
+            rest = rest // step
         return tuple(reversed([*parts, rest][: len(shape)]))
 
 

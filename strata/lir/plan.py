@@ -69,10 +69,11 @@ class _Planner:
         self.constants.append(x.node.op.data.array)
 
     def _step(self, group: Group) -> Step:
-        reads = tuple(self.buffers[x].name for x in group.reads)
+        reads = tuple(self._read_name(x) for x in group.reads)
         writes = tuple(self.buffers[x].name for x in group.roots)
         nodes = tuple(group.nodes)
-        phase = "prologue" if all(self.buffers[x].role in ("param", "constant") for x in group.reads) else "steady"
+        phase = "prologue" if group.reads and all(
+            self.buffers[x].role in ("param", "constant") for x in group.reads) else "steady"
         if group.kernel is None:
             reads = tuple(self._read_name(x) for x in nodes[0].inputs)
             return Step(nodes[0].op.name, reads, writes, nodes[0].op.name, None, nodes, phase)

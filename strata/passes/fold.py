@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strata.mir import Constant, Graph, Value, constant, run_op
+import numpy as np
+
+from strata.mir import Constant, Graph, Input, Param, Value, constant, run_op
 from strata.passes.base import Pass, PassContext, register, rewrite
 
 
@@ -24,6 +26,8 @@ class Fold(Pass):
 
     def _fold(self, value: Value, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         node = value.node
+        if not isinstance(node.op, (Input, Param, Constant)) and node.op.pure and all(t.size == 0 for t in node.types):
+            return [constant(np.empty(t.static_shape, t.dtype.np)) for t in node.types]
         if not node.inputs or not node.op.pure or not all(isinstance(x.node.op, Constant) for x in inputs):
             return None
         sizes = [t.size for t in node.types]
