@@ -12,7 +12,8 @@ from strata.ops import attention as _attention
 from strata.ops import attention_functions as _attention_functions
 from strata.ops import complex as _complex
 from strata.ops import conv as _conv
-from strata.ops import cumulative, elementwise, indexing, logic, movement, reduce, scanning, scattering, sorting, subscript
+from strata.ops import cumulative, elementwise, logic, movement, reduce, scanning
+from strata.ops import indexing, moving_window, scattering, sorting, subscript
 from strata.ops import factorize as _factorize
 from strata.ops import fft as _fft
 from strata.ops import linalg as _linalg
