@@ -1,4 +1,4 @@
-"""Contractions as data: what a matrix product reads and writes, how it is tiled and blocked, and how it splits into chunks.
+"""Contractions as data: what a matrix product reads and writes, how it is tiled, blocked and split into chunks.
 
     out[batch, m, n] = epilogue(sum over k of A[batch, m, k] * B[batch, k, n])
 
@@ -13,8 +13,8 @@ from typing import Final
 
 from strata.backends.llvm.gemm_arith import Arithmetic
 from strata.backends.llvm.gemm_micro import Tile
-from strata.backends.llvm.gemm_pack import Panels
-from strata.core import DType, Target, f32
+from strata.backends.llvm.gemm_pack import Panels, TilePacker
+from strata.core import DType, Target, c64, c128, f32, f64
 from strata.errors import ShapeError
 
 _POINTERS: Final = ("a", "b", "out")
@@ -27,9 +27,10 @@ UNBOUNDED: Final = 1 << 30
 class Contraction:
     """One matrix product, ready to be emitted.
 
-    `heights` are the rows of the micro-kernels, tallest first, the last one 1. `k_block` is how much of k is summed before the
-    next column panel is taken, 0 for all of it. Meanwhile the sums wait on the stack, or, with `waits_in_output`, in the output,
-    which then shares memory with no operand of the epilogue. `streams` lists, for 1, 2, … rows, how many panels are read at once when a chunk has only so many rows.
+    `heights` are the rows of the micro-kernels, tallest first; unless the last is 1, only multiples can be served.
+    `k_block` is how much of k is summed before the next column panel is taken, 0 for all of it. Meanwhile the sums wait
+    on the stack, or, with `waits_in_output`, in the output, which then shares memory with no operand of the epilogue.
+    `streams` lists, for 1, 2, … rows, how many panels are read at once when a chunk has only so many rows.
     """
 
     target: Target
@@ -37,8 +38,10 @@ class Contraction:
     b: DType = f32  # as packed
     out: DType = f32
     accumulator: DType = f32
-    heights: tuple[int, ...] = (6, 4, 3, 2, 1)
+    is_complex: bool = False  # the types above are those of one component
+    heights: tuple[int, ...] = (6, 4, 2, 1)
     vectors: int = 2
+    tails: tuple[int, ...] = (1, 2)  # vectors that the last, narrower panel can have
     a_packed: bool = False
     k_block: int = 0
     waits_in_output: bool = True
@@ -53,15 +56,23 @@ class Contraction:
     epilogue_numbers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        assert self.heights[-1] == 1 and list(self.heights) == sorted(self.heights, reverse=True)
-        assert self.k_block % 8 == 0 and (self.k_block or not self.a_packed)
+        assert list(self.heights) == sorted(self.heights, reverse=True)
+        assert self.k_block % 8 == 0
+        assert self.k_block or not self.a_packed
         assert not self.waits_in_output or (self.out is self.accumulator and self.unit_columns)
         assert not (self.a_packed and self.streams)
+        assert not (self.is_complex and self.epilogue)
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """Element types inside the micro-kernel: a packed A is already converted."""
-        return Arithmetic(self.accumulator if self.a_packed else self.a, self.b, self.accumulator, self.target)
+        """Element types inside the micro-kernel: a packed A is already converted, except for the byte dot."""
+        arithmetic = Arithmetic(self.a, self.b, self.accumulator, self.target)
+        return replace(arithmetic, a=self.accumulator) if self.a_packed and arithmetic.group == 1 else arithmetic
+
+    @property
+    def parts(self) -> int:
+        """Real numbers in one element: complex matrices are read as real ones with twice the columns and k's."""
+        return 2 if self.is_complex else 1
 
     @property
     def lanes(self) -> int:
@@ -76,9 +87,20 @@ class Contraction:
         """Full tiles go from registers to the output."""
         return not self.epilogue and self.out is self.accumulator and self.unit_columns
 
+    def element(self, component: DType) -> DType:
+        """The type of an element of a matrix whose components have a type."""
+        return {f32: c64, f64: c128}[component] if self.is_complex else component
+
     def panels(self, source: DType | None = None) -> Panels:
         """How B is packed, from elements of `source`."""
-        return Panels(source or self.b, self.b, self.lanes, self.vectors, self.target)
+        source = source or self.element(self.b)
+        return Panels(source, self.b, self.lanes, self.vectors, self.arithmetic.group, self.target)
+
+    @property
+    def tile_packer(self) -> TilePacker:
+        """How A is packed."""
+        arithmetic = self.arithmetic
+        return TilePacker(self.element(self.a), arithmetic.a, arithmetic.group, self.target)
 
     def tile(self, rows: int, vectors: int | None = None, streams: int = 1) -> Tile:
         return Tile(rows, vectors or self.vectors, streams)
@@ -101,7 +123,7 @@ class Contraction:
         return self.slots.index(name)
 
     def chunk_count(self, m: int, n: int, batch: int = 1) -> int:
-        return batch * -(-m // self.chunk_rows) * -(-n // (self.panel_columns * self.chunk_panels))
+        return batch * -(-m // self.chunk_rows) * -(-n * self.parts // (self.panel_columns * self.chunk_panels))
 
     @property
     def stack_bytes(self) -> int:
@@ -111,7 +133,7 @@ class Contraction:
 
     @property
     def tile_elements(self) -> int:
-        """Sums that wait for the epilogue: a tile, the chunk's part of the last, narrower panel, or all of the chunk's."""
+        """Sums that wait for the epilogue: a tile, the chunk's part of the last, narrower panel, or all of them."""
         widest = max((rows * streams for rows, streams in enumerate(self.streams, 1)), default=0)
         return max(self.chunk_rows * self.sums_columns, widest * self.panel_columns)
 
@@ -123,24 +145,29 @@ class Contraction:
     @property
     def name(self) -> str:
         """A name for the kernel; specs that differ only in the epilogue's text need the caller's own."""
-        kind = f"{self.a}_{self.b}_{self.out}"
+        kind = f"{self.a}_{self.b}_{self.out}" + ("_complex" if self.is_complex else "")
         return f"gemm_{kind}_{self.heights[0]}x{self.panel_columns}" + ("_packed" if self.a_packed else "")
 
     def __str__(self) -> str:
         parts = [
             f"contract {self.a} * {self.b} -> {self.accumulator} -> {self.out}",
-            f"tile {'/'.join(map(str, self.heights))} x {self.lanes}*{self.vectors}",
+            f"tile {_slashed(self.heights)} x {self.lanes}*{self.vectors} tails {_slashed(self.tails) or 'none'}",
             f"a {'packed' if self.a_packed else 'rows'}",
             f"k_block {self.k_block or 'all'}" + ("" if self.waits_in_output else " on stack"),
             f"chunk {self.chunk_rows} rows {self.chunk_panels} panels",
             f"batch_rank {self.batch_rank}",
         ]
-        parts += [f"streams {'/'.join(map(str, self.streams))}"] if self.streams else []
+        parts += [f"streams {_slashed(self.streams)}"] if self.streams else []
         parts += [f"prefetch {self.prefetch}"] if self.prefetch else []
+        parts += ["complex"] if self.is_complex else []
         parts += [] if self.unit_columns else ["scattered columns"]
-        parts += [f"epilogue({', '.join((*self.epilogue_pointers, *self.epilogue_numbers))}) {{{self.epilogue}}}"] if (
-            self.epilogue) else []  # fmt: skip
+        operands = ", ".join((*self.epilogue_pointers, *self.epilogue_numbers))
+        parts += [f"epilogue({operands}) {{{self.epilogue}}}"] if self.epilogue else []
         return "; ".join(parts)
+
+
+def _slashed(numbers: tuple[int, ...]) -> str:
+    return "/".join(map(str, numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +184,14 @@ class TileRule:
 
 TILE_RULES: Final = (
     TileRule(
-        32, True, (8, 6, 4, 3, 2, 1), 3, (4, 4, 2, 2),
-        "24 sums, 3 of B and 1 of A: 28 registers. Eight rows at most: A is read in place, and more rows of a power-of-two "
-        "stride fall into one set of an 8-way cache (12x2: 101 GFLOP/s at 1024^3, 8x3: 114)",
+        32, True, (8, 4, 2, 1), 3, (4, 4, 2, 2),
+        "24 sums, 3 of B and 1 of A: 28 registers. Eight rows at most: A is read in place, and more rows of a "
+        "power-of-two stride fall into one set of an 8-way cache (12x2: 101 GFLOP/s at 1024^3, 8x3: 114)",
     ),
-    TileRule(16, True, (6, 4, 3, 2, 1), 2, (4, 2), "12 sums, 2 of B, 1 of A: 15 of 16 registers"),
-    TileRule(16, False, (4, 3, 2, 1), 2, (4, 2), "8 sums, 2 of B, 1 of A, and the products that are not fused"),
+    TileRule(16, True, (6, 4, 2, 1), 2, (4, 2), "12 sums, 2 of B, 1 of A: 15 of 16 registers"),
+    TileRule(16, False, (4, 2, 1), 2, (4, 2), "8 sums, 2 of B, 1 of A, and the products that are not fused"),
 )  # fmt: skip
-PREFETCH_BYTES: Final = 3072  # how far ahead B is fetched; 8 rows of 4096x4096: 86 -> 100 GFLOP/s, no cost elsewhere
+PREFETCH_BYTES: Final = 3072  # how far ahead B is fetched; 8 x 4096 x 4096: 86 -> 100 GFLOP/s, no cost elsewhere
 CHUNK_ROWS: Final = 96  # a panel of B comes from the third-level cache once for so many rows: 5 GB/s at full speed
 A_BLOCK_BYTES: Final = 96 << 10  # a packed block of A, on the stack
 SUMS_BYTES: Final = 96 << 10  # sums that wait on the stack
@@ -186,6 +213,8 @@ def plan_contraction(
     batch: int = 1,
     batch_rank: int = 0,
     fewest_rows: int | None = None,
+    m_exact: bool = False,
+    n_exact: bool = False,
     a_unit_k: bool = True,
     unit_columns: bool = True,
     in_place: bool = False,
@@ -195,23 +224,33 @@ def plan_contraction(
 ) -> Contraction:
     """Tiles, blocks and chunks for sizes, or for their upper bounds where they are symbolic.
 
-    `fewest_rows` is the least m to serve well (m itself unless given); `a_unit_k` says that A's rows are contiguous in k;
-    `in_place`, that an epilogue operand may share memory with the output.
+    `fewest_rows` is the least m to serve well (m itself unless given); `m_exact` and `n_exact` leave out code that sizes
+    other than these would need; `a_unit_k` says that A's rows are contiguous in k; `in_place`, that an epilogue operand
+    may share memory with the output.
     """
     if min(m, n, k, batch) < 0:
         raise ShapeError(f"matmul: negative size in m={m}, n={n}, k={k}, batch={batch}", code="S103")
+    is_complex = a.is_complex
+    if is_complex:
+        a, b, out, accumulator, n, k = a.real, a.real, a.real, a.real, 2 * n, 2 * k
     accumulator = accumulator or a.accumulator
     out = out or accumulator
     rule = next(r for r in TILE_RULES if target.vector_registers >= r.registers and target.has_fma >= r.has_fma)
     fewest = m if fewest_rows is None else min(fewest_rows, m)
     spec = Contraction(
-        target, a, b or a, out, accumulator, heights=rule.heights, vectors=rule.vectors,
+        target, a, b or a, out, accumulator, is_complex, heights=rule.heights, vectors=rule.vectors,
+        tails=tuple(range(1, rule.vectors + 1)),
         streams=rule.streams if fewest <= len(rule.streams) else (), batch_rank=batch_rank, unit_columns=unit_columns,
         waits_in_output=out is accumulator and unit_columns and not in_place, epilogue=epilogue,
         epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
     spec = replace(spec, prefetch=PREFETCH_BYTES // (spec.panel_columns * spec.b.itemsize))
     spec = _with_chunks(spec, m, n, k, batch, max(fewest, 1))
+    if m_exact:
+        spec = _for_rows(spec, m)
+    if n_exact:
+        tail = -(-(n % spec.panel_columns) // spec.lanes)
+        spec = replace(spec, tails=(tail,) if tail else ())
     if a_unit_k:
         return spec
     # the micro-kernel reads consecutive k's: other layouts are packed, a block of k at a time
@@ -219,6 +258,18 @@ def plan_contraction(
     block = max(8, min(A_BLOCK_BYTES // row_bytes, 512) // 8 * 8)
     panels = spec.chunk_panels if spec.waits_in_output else max(1, SUMS_BYTES // (row_bytes * spec.panel_columns))
     return replace(spec, a_packed=True, k_block=block, streams=(), chunk_panels=min(spec.chunk_panels, panels))
+
+
+def _for_rows(spec: Contraction, m: int) -> Contraction:
+    """Only the heights that m rows need."""
+    needed = set()
+    for rows in {min(m, spec.chunk_rows), m % spec.chunk_rows}:
+        left = rows
+        for height in spec.heights:
+            needed |= {height} if left >= height else set()
+            left %= height
+    heights = tuple(h for h in spec.heights if h in needed) or spec.heights[-1:]
+    return replace(spec, heights=heights, streams=spec.streams[:m] if m <= len(spec.streams) else ())
 
 
 def _with_chunks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: int) -> Contraction:

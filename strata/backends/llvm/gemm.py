@@ -2,24 +2,25 @@
 
     void kernel(ptr args, i64 begin, i64 end)
 
-computes chunks [begin, end) of `spec.chunk_count(m, n, batch)`; `args` holds the slots of `spec.slots`. B is packed. Chunks write
-disjoint parts of the output and share nothing, so any thread may run any of them.
+computes chunks [begin, end) of `spec.chunk_count(m, n, batch)`; `args` holds the slots of `spec.slots`. B is packed.
+Chunks write disjoint parts of the output and share nothing, so any thread may run any of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from strata.backends.llvm.builder import Function, Module, Value
-from strata.backends.llvm.contract import Contraction
-from strata.backends.llvm.gemm_arith import llvm_type
+from strata.backends.llvm.contract import UNBOUNDED, Contraction
 from strata.backends.llvm.gemm_finish import Epilogue, emit_finish
-from strata.backends.llvm.gemm_micro import Micro
-from strata.backends.llvm.gemm_pack import emit_pack_a
+from strata.backends.llvm.gemm_micro import Micro, call_micro
+from strata.backends.llvm.registers import memory_type
 
 
-def emit_contraction(module: Module, spec: Contraction, epilogue: Epilogue | None = None, name: str | None = None) -> str:
+def emit_contraction(
+    module: Module, spec: Contraction, epilogue: Epilogue | None = None, name: str | None = None
+) -> str:
     """Adds the kernel (and the internal functions it needs) and returns its name."""
     name = name or spec.name
     finish = emit_finish(module, spec, f"{name}_finish", epilogue)
@@ -40,6 +41,7 @@ class _Chunk:
     batch: tuple[Value, ...]
     row: Value
     rows: Value
+    tiles: Value  # row tiles
     first_panel: Value
     full_panels: Value  # end of the panels that have all their columns
     tail: Value  # columns of the last, narrower panel, 0 when the chunk has none
@@ -62,11 +64,14 @@ class _Driver:
         self.f, self.spec, self.finish = f, spec, finish
         self.arithmetic = spec.arithmetic
         self.pointer = {p: f.load("ptr", f.address("i64", "%args", spec.slot(p)), 8) for p in ("a", "b", "out")}
-        self.number = {n: f.load("i64", f.address("i64", "%args", spec.slot(n)), 8) for n in spec.numbers}
-        element = llvm_type(spec.accumulator)
+        self.number = {n: self._number(n) for n in spec.numbers}
+        element = memory_type(spec.accumulator)
         self.sums = f.alloca(element, spec.tile_elements)
-        self.a_block = f.alloca(element, spec.chunk_rows * spec.k_block) if spec.a_packed else ""
+        a_element = memory_type(self.arithmetic.a)
+        self.a_block = f.alloca(a_element, spec.chunk_rows * spec.k_block) if spec.a_packed else ""
         self.m, self.n, self.k = (self.number[x] for x in "mnk")
+        group = self.arithmetic.group
+        self.packed_k = f.round_down(f.add(self.k, group - 1), group)
         self.column_blocks = self._ceil(self.n, spec.panel_columns * spec.chunk_panels)
         self.row_blocks = self._ceil(self.m, spec.chunk_rows)
         self.block_length, self.blocks = self._k_blocks()
@@ -77,6 +82,14 @@ class _Driver:
         self._k_loop(lambda block: self._panels(chunk, block, start))
 
     # where a chunk is
+
+    def _number(self, name: str) -> Value:
+        """A size or stride; of complex matrices, in components."""
+        fixed = name in ("m", "a_k") or name.endswith(("_b", "_extent")) or name in self.spec.epilogue_numbers
+        return self.f.mul(self._argument(name), 1 if fixed else self.spec.parts)
+
+    def _argument(self, name: str) -> str:
+        return self.f.load("i64", self.f.address("i64", "%args", self.spec.slot(name)), 8)
 
     def _ceil(self, value: Value, unit: int) -> Value:
         return self.f.op(f"udiv i64 {self.f.add(value, unit - 1)}, {unit}")
@@ -97,7 +110,7 @@ class _Driver:
         flat = f.op(f"udiv i64 {rest}, {self.row_blocks}")
         row = f.mul(f.sub(rest, f.mul(flat, self.row_blocks)), spec.chunk_rows)
         pointer = dict(self.pointer)
-        types = {"a": llvm_type(spec.a), "b": llvm_type(spec.b), "out": llvm_type(spec.out)}
+        types = {"a": memory_type(spec.a), "b": memory_type(spec.b), "out": memory_type(spec.out)}
         batch: list[Value] = []
         for axis in reversed(range(spec.batch_rank)):
             outer = f.op(f"udiv i64 {flat}, {number[f'batch{axis}_extent']}")
@@ -111,17 +124,27 @@ class _Driver:
         whole = f.op(f"udiv i64 {self.n}, {spec.panel_columns}")
         left = f.sub(self.n, f.mul(whole, spec.panel_columns))
         has_tail = f.compare("sgt", "i64", end, whole)
+        rows = f.smin(f.sub(self.m, row), spec.chunk_rows)
         return _Chunk(
             a=f.address(types["a"], pointer["a"], f.mul(row, number["a_row"])),
             b=pointer["b"],
             out=f.address(types["out"], pointer["out"], f.mul(row, number["out_row"])),
             batch=tuple(batch),
             row=row,
-            rows=f.smin(f.sub(self.m, row), spec.chunk_rows),
+            rows=rows,
+            tiles=self._tile_count(rows),
             first_panel=first,
             full_panels=f.smin(end, whole),
             tail=f.select("i64", has_tail, left, 0),
         )
+
+    def _tile_count(self, rows: Value) -> Value:
+        f = self.f
+        count: Value = 0
+        for height in self.spec.heights:
+            tiles = f.op(f"udiv i64 {rows}, {height}")
+            count, rows = f.add(count, tiles), f.sub(rows, f.mul(tiles, height))
+        return count
 
     # loops
 
@@ -142,90 +165,97 @@ class _Driver:
     def _panels(self, chunk: _Chunk, block: _Block, first_panel: Value) -> None:
         f, spec = self.f, self.spec
         if spec.a_packed:
-            self._row_tiles(chunk.rows, lambda row, height: self._pack_tile(chunk, block, row, height))
+            self._row_tiles(chunk, lambda row, height: self._pack_tile(chunk, block, row, height))
+        has_tail = f.compare("sgt", "i64", chunk.tail, 0)
+        end = f.add(chunk.full_panels, f.select("i64", has_tail, 1, 0))
+        f.loop(first_panel, end, 1, [], lambda panel, _: self._panel(chunk, block, panel))
 
-        def full(panel: str, _: list[str]) -> None:
-            self._row_tiles(chunk.rows, lambda row, height: self._full_tile(chunk, block, panel, row, height))
-
-        f.loop(first_panel, chunk.full_panels, 1, [], full)
-        for vectors in range(1, spec.vectors + 1):
-            low, high = (vectors - 1) * spec.lanes, vectors * spec.lanes
-            fits = f.binary(
-                "and", "i1", f.compare("sgt", "i64", chunk.tail, low), f.compare("sle", "i64", chunk.tail, high)
-            )
-
-            def tail(vectors: int = vectors) -> None:
-                self._row_tiles(chunk.rows, lambda row, height: self._tail_tile(chunk, block, vectors, row, height))
-
-            f.if_(fits, tail)
-
-    def _row_tiles(self, rows: Value, body: Callable[[Value, int], None]) -> None:
-        """Tiles of the tallest height, then what is left by the shorter ones."""
+    def _row_tiles(self, chunk: _Chunk, body: Callable[[Value, Value], None]) -> None:
+        """Tiles of the tallest height, then what is left by the shorter ones: body(first row, height)."""
         f = self.f
-        start: Value = 0
-        for height in self.spec.heights:
-            left = f.sub(rows, start)
-            count = f.op(f"udiv i64 {left}, {height}") if height > 1 else left
-            end = f.add(start, f.mul(count, height))
-            f.loop(start, end, height, [], lambda row, _, height=height: body(row, height))
-            start = end
 
-    def _pack_tile(self, chunk: _Chunk, block: _Block, row: Value, height: int) -> None:
+        def one(_: str, carried: list[str]) -> list[Value]:
+            row = carried[0]
+            left = f.sub(chunk.rows, row)
+            height = self._by_height(left, "i64", self.spec.heights)
+            body(row, height)
+            return [f.add(row, height)]
+
+        f.loop(0, chunk.tiles, 1, [("i64", 0)], one)
+
+    def _by_height(self, left: Value, type_: str, choices: Sequence[Value]) -> Value:
+        """The choice that belongs to the tallest height that fits into the rows left."""
+        result = choices[-1]
+        for height, choice in reversed(list(zip(self.spec.heights[:-1], choices[:-1], strict=True))):
+            result = self.f.select(type_, self.f.compare("sge", "i64", left, height), choice, result)
+        return result
+
+    def _micro(self, rows: int, vectors: int, streams: int = 1) -> Micro:
+        spec = self.spec
+        prefetch = spec.prefetch if rows == spec.heights[0] and streams == 1 and vectors == spec.vectors else 0
+        return Micro(self.arithmetic, spec.tile(rows, vectors, streams), spec.a_packed, prefetch)
+
+    def _pack_tile(self, chunk: _Chunk, block: _Block, row: Value, height: Value) -> None:
         f, spec, number = self.f, self.spec, self.number
-        pack = emit_pack_a(f.module, spec.a, spec.accumulator, spec.target)
+        pack = spec.tile_packer.emit(f.module)
         offset = f.add(f.mul(row, number["a_row"]), f.mul(block.start, number["a_k"]))
-        source = f.address(llvm_type(spec.a), chunk.a, offset)
-        place = f.address(llvm_type(spec.accumulator), self.a_block, f.mul(row, block.length))
+        source = f.address(memory_type(spec.a), chunk.a, offset)
+        row_stride, k_stride = (self._argument(name) for name in ("a_row", "a_k"))
+        place = self._a_tile(chunk, block, row)
         f.call(
-            "void", pack, ("ptr", source), ("i64", number["a_row"]), ("i64", number["a_k"]), ("ptr", place), ("i64", height),
+            "void", pack, ("ptr", source), ("i64", row_stride), ("i64", k_stride), ("ptr", place), ("i64", height),
             ("i64", block.length),
         )  # fmt: skip
 
     def _a_tile(self, chunk: _Chunk, block: _Block, row: Value) -> str:
         f, spec = self.f, self.spec
         if spec.a_packed:
-            return f.address(llvm_type(spec.accumulator), self.a_block, f.mul(row, block.length))
-        return f.address(llvm_type(spec.a), chunk.a, f.add(f.mul(row, self.number["a_row"]), block.start))
+            length = f.round_down(f.add(block.length, self.arithmetic.group - 1), self.arithmetic.group)
+            return f.address(memory_type(self.arithmetic.a), self.a_block, f.mul(row, length))
+        return f.address(memory_type(spec.a), chunk.a, f.add(f.mul(row, self.number["a_row"]), block.start))
 
-    def _micro(self, rows: int, vectors: int, streams: int = 1) -> Micro:
-        spec = self.spec
-        prefetch = spec.prefetch if rows == spec.heights[0] and vectors == spec.vectors else 0
-        return Micro(self.arithmetic, spec.tile(rows, vectors, streams), spec.a_packed, prefetch)
-
-    def _b_panel(self, chunk: _Chunk, block: _Block, panel: Value, vectors: int) -> str:
+    def _b_panel(self, chunk: _Chunk, block: _Block, panel: Value, columns: Value) -> str:
         f, spec = self.f, self.spec
-        offset = f.add(f.mul(f.mul(panel, spec.panel_columns), self.k), f.mul(block.start, vectors * spec.lanes))
-        return f.address(llvm_type(spec.b), chunk.b, offset)
+        offset = f.add(f.mul(f.mul(panel, spec.panel_columns), self.packed_k), f.mul(block.start, columns))
+        return f.address(memory_type(spec.b), chunk.b, offset)
 
-    def _full_tile(self, chunk: _Chunk, block: _Block, panel: Value, row: Value, height: int) -> None:
+    def _panel(self, chunk: _Chunk, block: _Block, panel: Value) -> None:
         f, spec, number = self.f, self.spec, self.number
+        is_tail = f.compare("eq", "i64", panel, chunk.full_panels)
+        vectors = f.select("i64", is_tail, self._ceil(chunk.tail, spec.lanes), spec.vectors)
+        kernels = [self._by_vectors(vectors, height) for height in spec.heights]
+        b = self._b_panel(chunk, block, panel, f.mul(vectors, spec.lanes))
         column = f.mul(panel, spec.panel_columns)
-        in_output = f.address(llvm_type(spec.out), chunk.out, f.add(f.mul(row, number["out_row"]), column))
-        own, own_stride = self._own_sums(chunk, row, panel), spec.sums_columns
+        columns = f.select("i64", is_tail, chunk.tail, spec.panel_columns)
+        # full panels may keep their sums in the output; the tail's output is narrower than its sums
         if spec.stores_directly:
-            sums, stride = in_output, number["out_row"]
+            in_output = f.binary("xor", "i1", is_tail, "true")
         elif spec.k_block and spec.waits_in_output:
-            waits = f.compare("sgt", "i64", self.blocks, 1)
-            sums = f.select("ptr", waits, in_output, own)
-            stride = f.select("i64", waits, number["out_row"], own_stride)
+            in_output = f.select("i1", is_tail, "false", f.compare("sgt", "i64", self.blocks, 1))
         else:
-            sums, stride = own, own_stride
-        self._micro(height, spec.vectors).call(
-            f, self._a_tile(chunk, block, row), number["a_row"], self._b_panel(chunk, block, panel, spec.vectors), 0,
-            sums, stride, block.length, block.resume,
-        )  # fmt: skip
-        if not spec.stores_directly:
-            self._finish(chunk, block, sums, stride, row, column, height, spec.panel_columns)
+            in_output = "false"
+        stride = f.select("i64", in_output, number["out_row"], spec.sums_columns)
 
-    def _tail_tile(self, chunk: _Chunk, block: _Block, vectors: int, row: Value, height: int) -> None:
+        def tile(row: Value, height: Value) -> None:
+            out = f.address(memory_type(spec.out), chunk.out, f.add(f.mul(row, number["out_row"]), column))
+            sums = f.select("ptr", in_output, out, self._own_sums(chunk, row, panel))
+            kernel = self._by_height(f.sub(chunk.rows, row), "ptr", kernels)
+            a = self._a_tile(chunk, block, row)
+            call_micro(f, kernel, a, number["a_row"], b, 0, sums, stride, block.length, block.resume)
+            ready = is_tail if spec.stores_directly else "true"
+            self._finish(chunk, block, ready, sums, stride, row, column, height, columns)
+
+        self._row_tiles(chunk, tile)
+
+    def _by_vectors(self, vectors: Value, height: int) -> Value:
+        """The micro-kernel of a height for a panel of so many vectors."""
         f, spec = self.f, self.spec
-        sums = self._own_sums(chunk, row, chunk.full_panels)
-        self._micro(height, vectors).call(
-            f, self._a_tile(chunk, block, row), self.number["a_row"],
-            self._b_panel(chunk, block, chunk.full_panels, vectors), 0, sums, spec.sums_columns, block.length, block.resume,
-        )  # fmt: skip
-        column = f.mul(chunk.full_panels, spec.panel_columns)
-        self._finish(chunk, block, sums, spec.sums_columns, row, column, height, chunk.tail)
+        result: Value = "@" + self._micro(height, spec.vectors).emit(f.module)
+        for count in spec.tails:
+            if count < spec.vectors:
+                name = "@" + self._micro(height, count).emit(f.module)
+                result = f.select("ptr", f.compare("eq", "i64", vectors, count), name, result)
+        return result
 
     def _own_sums(self, chunk: _Chunk, row: Value, panel: Value) -> str:
         """Where this chunk keeps the sums of a tile."""
@@ -233,47 +263,48 @@ class _Driver:
         offset = f.mul(row, spec.sums_columns)
         if spec.sums_columns > spec.panel_columns:
             offset = f.add(offset, f.mul(f.sub(panel, chunk.first_panel), spec.panel_columns))
-        return f.address(llvm_type(spec.accumulator), self.sums, offset)
+        return f.address(memory_type(spec.accumulator), self.sums, offset)
 
     def _finish(
-        self, chunk: _Chunk, block: _Block, sums: str, stride: Value, row: Value, column: Value, rows: Value, columns: Value
-    ) -> None:
+        self, chunk: _Chunk, block: _Block, ready: str, sums: str, stride: Value, row: Value, column: Value,
+        rows: Value, columns: Value,
+    ) -> None:  # fmt: skip
         f = self.f
 
         def call() -> None:
             numbers = (stride, f.add(chunk.row, row), column, rows, columns, *chunk.batch)
             f.call("void", self.finish, ("ptr", "%args"), ("ptr", sums), *(("i64", x) for x in numbers))
 
-        if block.is_last == "true":
-            call()
-        else:
-            f.if_(block.is_last, call)
+        f.if_(f.binary("and", "i1", ready, block.is_last), call)
 
     # few rows
 
     def _few_rows(self, chunk: _Chunk) -> Value:
-        """With few rows the reading of B is what takes time: several panels at once. Returns the first panel left over."""
+        """With few rows, reading B is what takes time: several panels at once. Returns the first panel left over."""
         f, spec, number = self.f, self.spec, self.number
-        start = chunk.first_panel
+        if not spec.streams:
+            return chunk.first_panel
         whole = _Block(0, self.k, 0, "true")
-        for rows, streams in enumerate(spec.streams, 1):
-
-            def some(panel: str, _: list[str], rows: int = rows, streams: int = streams) -> None:
-                column = f.mul(panel, spec.panel_columns)
-                width = spec.panel_columns * streams
-                out = f.address(llvm_type(spec.out), chunk.out, column)
-                sums, stride = (out, number["out_row"]) if spec.stores_directly else (self.sums, width)
-                self._micro(rows, spec.vectors, streams).call(
-                    f, self._a_tile(chunk, whole, 0), number["a_row"], self._b_panel(chunk, whole, panel, spec.vectors),
-                    f.mul(self.k, spec.panel_columns), sums, stride, self.k, 0,
-                )  # fmt: skip
-                if not spec.stores_directly:
-                    self._finish(chunk, whole, sums, stride, 0, column, rows, width)
-
-            # the panels left over are taken one by one, together with those of every other number of rows
-            groups = f.op(f"sdiv i64 {f.smax(f.sub(chunk.full_panels, start), 0)}, {streams}")
+        kernel: Value = "null"
+        streams: Value = UNBOUNDED
+        for rows, count in enumerate(spec.streams, 1):
             applies = f.compare("eq", "i64", chunk.rows, rows)
-            end = f.select("i64", applies, f.add(start, f.mul(groups, streams)), start)
-            f.loop(start, end, streams, [], some)
-            start = end
-        return start
+            name = "@" + self._micro(rows, spec.vectors, count).emit(f.module)
+            kernel = f.select("ptr", applies, name, kernel)
+            streams = f.select("i64", applies, count, streams)
+        available = f.smax(f.sub(chunk.full_panels, chunk.first_panel), 0)
+        end = f.add(chunk.first_panel, f.mul(f.op(f"udiv i64 {available}, {streams}"), streams))
+        width = f.mul(streams, spec.panel_columns)
+
+        def some(panel: str, _: list[str]) -> None:
+            column = f.mul(panel, spec.panel_columns)
+            out = f.address(memory_type(spec.out), chunk.out, column)
+            sums, stride = (out, number["out_row"]) if spec.stores_directly else (self.sums, width)
+            b = self._b_panel(chunk, whole, panel, 0)
+            apart = f.mul(self.packed_k, spec.panel_columns)
+            call_micro(f, kernel, chunk.a, number["a_row"], b, apart, sums, stride, self.k, 0)
+            if not spec.stores_directly:
+                self._finish(chunk, whole, "true", sums, stride, 0, column, chunk.rows, width)
+
+        f.loop(chunk.first_panel, end, streams, [], some)
+        return end

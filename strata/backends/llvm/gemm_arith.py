@@ -1,7 +1,7 @@
 """What one multiply-accumulate step of a contraction does: element types, conversions on the way in, widening dots.
 
 A step takes `group` consecutive k's: one for floats and plain integers, four for bytes on processors with a byte dot
-product, two for bytes elsewhere. Packed operands keep the values of one step side by side.
+product, two for bytes on others. Packed operands keep the values of one step side by side.
 """
 
 from __future__ import annotations
@@ -9,108 +9,48 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from strata.backends.llvm.builder import Function, Value, vector, with_element
-from strata.core import DType, Target, bf16, f16, f32, i8, i32, u8
+from strata.backends.llvm.builder import Function, Value, constant, element_of, vector, vector_constant
+from strata.backends.llvm.registers import from_memory, memory_type, register_type, to_memory
+from strata.core import DType, Target, i8, i32, u8
 from strata.errors import DTypeError
 
-LLVM_TYPE: Final = {
-    "bool": "i8", "i8": "i8", "u8": "i8", "i16": "i16", "u16": "i16", "i32": "i32", "u32": "i32", "i64": "i64",
-    "u64": "i64", "bf16": "i16", "f16": "half", "f32": "float", "f64": "double",
-}  # fmt: skip
+_PAIR_DOT: Final = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd", 4: "llvm.x86.sse2.pmadd.wd"}
+_BYTE_DOT: Final = {16: "llvm.x86.avx512.vpdpbusd.512", 8: "llvm.x86.avx512.vpdpbusd.256"}
 
 
-def llvm_type(dtype: DType, lanes: int = 1) -> str:
-    """How a dtype lies in memory; bf16 is handled as its 16 bits."""
-    if dtype.name not in LLVM_TYPE:
-        raise DTypeError(f"contractions do not take elements of type {dtype}", code="D120")
-    return vector(LLVM_TYPE[dtype.name], lanes)
-
-
-def convert(f: Function, value: Value, source: DType, to: DType, lanes: int, target: Target) -> str:
-    """A value (as `llvm_type(source, lanes)`) in another dtype, rounded to nearest even."""
+def convert(f: Function, value: str, source: DType, to: DType, lanes: int, target: Target) -> str:
+    """A value as it lies in memory to another dtype, again as in memory."""
     if source is to:
-        return str(value)
-    from_type, to_type = llvm_type(source, lanes), llvm_type(to, lanes)
-    if source is bf16:
-        wide = f.convert("zext", from_type, value, vector("i32", lanes))
-        single = f.binary("shl", vector("i32", lanes), wide, _splat_int(16, lanes))
-        return convert(f, f.convert("bitcast", vector("i32", lanes), single, vector("float", lanes)), f32, to, lanes, target)
-    if to is bf16:
-        return _round_to_bf16(f, convert(f, value, source, f32, lanes, target), lanes)
-    if source is f16 and not target.has_f16c:
-        return convert(f, _half_to_single(f, str(value), lanes), f32, to, lanes, target)
-    if to is f16 and not target.has_f16c:
-        return _single_to_half(f, convert(f, value, source, f32, lanes, target), lanes)
+        return value
+    register = from_memory(f, source, value, lanes, target)
+    from_type, to_type = register_type(source, lanes), register_type(to, lanes)
+    if from_type != to_type:
+        register = f.convert(_cast(source, to, from_type, to_type), from_type, register, to_type)
+    return to_memory(f, to, register, lanes, target)
+
+
+def _cast(source: DType, to: DType, from_type: str, to_type: str) -> str:
     if source.is_float and to.is_float:
-        return f.convert("fpext" if source.bits < to.bits else "fptrunc", from_type, value, to_type)
+        return "fpext" if element_of(to_type) == "double" else "fptrunc"
     if source.is_float:
-        return f.convert("fptosi" if to.is_signed else "fptoui", from_type, value, to_type)
+        return "fptosi" if to.is_signed else "fptoui"
     if to.is_float:
-        return f.convert("sitofp" if source.is_signed else "uitofp", from_type, value, to_type)
-    if source.bits < to.bits:
-        return f.convert("sext" if source.is_signed else "zext", from_type, value, to_type)
-    return f.convert("trunc", from_type, value, to_type)
+        return "sitofp" if source.is_signed else "uitofp"
+    if to.bits < source.bits:
+        return "trunc"
+    return "sext" if source.is_signed else "zext"
 
 
-def _splat_int(value: int, lanes: int, element: str = "i32") -> str:
-    return str(value) if lanes == 1 else f"splat ({element} {value})"
-
-
-def _round_to_bf16(f: Function, value: str, lanes: int) -> str:
-    """Nearest even on the upper 16 bits; a NaN keeps its sign and becomes quiet."""
-    single, word = vector("float", lanes), vector("i32", lanes)
-    bits = f.convert("bitcast", single, value, word)
-    odd = f.binary("and", word, f.binary("lshr", word, bits, _splat_int(16, lanes)), _splat_int(1, lanes))
-    rounded = f.binary("add", word, f.binary("add", word, bits, odd), _splat_int(0x7FFF, lanes))
-    quiet = f.binary("or", word, bits, _splat_int(0x400000, lanes))
-    is_nan = f.compare("uno", single, value, value)
-    kept = f.binary("lshr", word, f.select(word, is_nan, quiet, rounded), _splat_int(16, lanes))
-    return f.convert("trunc", word, kept, vector("i16", lanes))
-
-
-def _half_to_single(f: Function, value: str, lanes: int) -> str:
-    """Exact, by integer operations: the exponent is re-biased by a multiplication, which also normalises subnormals."""
-    word, single = vector("i32", lanes), vector("float", lanes)
-    bits = f.convert("zext", vector("i16", lanes), f.convert("bitcast", vector("half", lanes), value, vector("i16", lanes)), word)
-    sign = f.binary("shl", word, f.binary("and", word, bits, _splat_int(0x8000, lanes)), _splat_int(16, lanes))
-    magnitude = f.binary("shl", word, f.binary("and", word, bits, _splat_int(0x7FFF, lanes)), _splat_int(13, lanes))
-    scale = "0x46F0000000000000"  # 2**112
-    scaled = f.binary("fmul", single, f.convert("bitcast", word, magnitude, single), scale if lanes == 1 else f"splat (float {scale})")
-    special = f.compare("uge", word, magnitude, _splat_int(0x7C00 << 13, lanes))
-    infinite = f.binary("or", word, magnitude, _splat_int(0x7F800000, lanes))
-    chosen = f.select(word, special, infinite, f.convert("bitcast", single, scaled, word))
-    return f.convert("bitcast", word, f.binary("or", word, chosen, sign), single)
-
-
-def _single_to_half(f: Function, value: str, lanes: int) -> str:
-    """Nearest even by integer operations; too large gives infinity, too small a rounded subnormal."""
-    word, single = vector("i32", lanes), vector("float", lanes)
-    bits = f.convert("bitcast", single, value, word)
-    sign = f.binary("and", word, f.binary("lshr", word, bits, _splat_int(16, lanes)), _splat_int(0x8000, lanes))
-    magnitude = f.binary("and", word, bits, _splat_int(0x7FFFFFFF, lanes))
-    odd = f.binary("and", word, f.binary("lshr", word, magnitude, _splat_int(13, lanes)), _splat_int(1, lanes))
-    rebias = _splat_int(0xFFF - (112 << 23), lanes)
-    normal = f.binary("lshr", word, f.binary("add", word, f.binary("add", word, magnitude, rebias), odd), _splat_int(13, lanes))
-    # adding 0.5 leaves the subnormal's bits, rounded to nearest even, at the bottom of the significand
-    half = "0x3FE0000000000000" if lanes == 1 else "splat (float 0x3FE0000000000000)"
-    shifted = f.binary("fadd", single, f.convert("bitcast", word, magnitude, single), half)
-    small = f.binary("sub", word, f.convert("bitcast", single, shifted, word), _splat_int(0x3F000000, lanes))
-    is_small = f.compare("ult", word, magnitude, _splat_int(113 << 23, lanes))
-    is_large = f.compare("uge", word, magnitude, _splat_int(0x477FF000, lanes))
-    is_nan = f.compare("ugt", word, magnitude, _splat_int(0x7F800000, lanes))
-    finite = f.select(word, is_small, small, normal)
-    bounded = f.select(word, is_large, _splat_int(0x7C00, lanes), finite)
-    chosen = f.select(word, is_nan, _splat_int(0x7E00, lanes), bounded)
-    narrow = f.convert("trunc", word, f.binary("or", word, chosen, sign), vector("i16", lanes))
-    return f.convert("bitcast", vector("i16", lanes), narrow, vector("half", lanes))
+def mask_below(f: Function, lanes: int, count: Value) -> str:
+    """Lanes whose number is less than `count`."""
+    word = vector("i32", lanes)
+    limit = f.convert("trunc", "i64", count, "i32")
+    return f.compare("slt", word, vector_constant("i32", range(lanes)), f.splat(word, limit))
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Element types of one contraction as the micro-kernel sees them, after packing.
-
-    `a` and `b` are the types in memory; `accumulator` is the type of the sum. `lanes` counts output columns of one vector.
-    """
+    """Element types of one contraction: of A and B in memory as the micro-kernel reads them, and of the sums."""
 
     a: DType
     b: DType
@@ -119,51 +59,111 @@ class Arithmetic:
 
     def __post_init__(self) -> None:
         for dtype in (self.a, self.b, self.accumulator):
-            llvm_type(dtype)
+            if dtype.is_complex or dtype.is_bool or dtype.bits < 8:
+                raise DTypeError(f"contractions do not multiply elements of type {dtype}", code="D120")
 
     @property
     def is_byte_dot(self) -> bool:
-        return self.accumulator is i32 and self.a in (i8, u8) and self.b in (i8, u8)
+        """Bytes summed in i32 by the processor's own dot products; two unsigned operands are widened instead."""
+        bytes_ = self.accumulator is i32 and {self.a, self.b} <= {i8, u8} and i8 in (self.a, self.b)
+        return bytes_ and self.lanes in _PAIR_DOT and "x86" in self.target.triple
+
+    @property
+    def has_quad_dot(self) -> bool:
+        return self.is_byte_dot and self.target.has("avx512vnni") and self.lanes in _BYTE_DOT
+
+    @property
+    def group(self) -> int:
+        """k's of one step."""
+        return 4 if self.has_quad_dot else 2 if self.is_byte_dot else 1
+
+    @property
+    def is_shifted(self) -> bool:
+        """The quad dot takes one unsigned operand: A is raised by 128, and 128 times B's sums are taken off."""
+        return self.has_quad_dot and self.a is i8 and self.b is i8
 
     @property
     def lanes(self) -> int:
+        """Output columns of one vector."""
         return self.target.lanes(self.accumulator.itemsize)
 
     @property
     def type(self) -> str:
-        """The type of one vector of sums."""
-        return llvm_type(self.accumulator, self.lanes)
+        """One vector of sums."""
+        return memory_type(self.accumulator, self.lanes)
 
     @property
     def size(self) -> int:
         """Bytes of one sum."""
         return self.accumulator.itemsize
 
-    def load_a(self, f: Function, address: Value) -> str:
-        """One value of A in every lane."""
-        scalar = f.load(llvm_type(self.a), address, self.a.itemsize)
-        return f.splat(self.type, convert(f, scalar, self.a, self.accumulator, 1, self.target))
+    @property
+    def a_bytes(self) -> int:
+        """Of one row in one step."""
+        return self.group * self.a.itemsize
+
+    @property
+    def b_bytes(self) -> int:
+        """Of one vector of columns in one step."""
+        return self.group * self.lanes * self.b.itemsize
+
+    def load_a(self, f: Function, address: Value, valid: Value | None = None) -> str:
+        """A's values of one step in every lane; with `valid`, only so many are there and the others count as 0."""
+        if self.group == 1:
+            scalar = f.load(memory_type(self.a), address, self.a.itemsize)
+            return f.splat(self.type, convert(f, scalar, self.a, self.accumulator, 1, self.target))
+        word = f"i{8 * self.group}"
+        packed = f.load(word, address, 1) if valid is None else self._bytes(f, address, valid, word)
+        if self.has_quad_dot:
+            if self.is_shifted:
+                packed = f.binary("xor", word, packed, constant(word, 0x80808080))
+            return f.splat(self.type, packed)
+        words = vector("i16", self.lanes)
+        pairs = f.convert("bitcast", words, f.splat(words, packed), self._pairs("i8"))
+        return f.convert("sext" if self.a.is_signed else "zext", self._pairs("i8"), pairs, self._pairs("i16"))
 
     def load_b(self, f: Function, address: Value) -> str:
-        """One vector of B, converted to the type of the sums."""
-        packed = f.load(llvm_type(self.b, self.lanes), address, self.b.itemsize)
-        return convert(f, packed, self.b, self.accumulator, self.lanes, self.target)
+        """B's values of one step, a vector of columns."""
+        if self.group == 1:
+            packed = f.load(memory_type(self.b, self.lanes), address, self.b.itemsize)
+            return convert(f, packed, self.b, self.accumulator, self.lanes, self.target)
+        if self.has_quad_dot:
+            return f.load(self.type, address, 1)
+        pairs = f.load(self._pairs("i8"), address, 1)
+        return f.convert("sext" if self.b.is_signed else "zext", self._pairs("i8"), pairs, self._pairs("i16"))
 
     def step(self, f: Function, a: str, b: str, total: str) -> str:
-        """total + a * b; rounded once where the processor can."""
+        """total + a * b, rounded once where the processor can."""
+        if self.has_quad_dot:
+            unsigned, signed = (b, a) if self.b is u8 else (a, b)
+            return f.call(self.type, _BYTE_DOT[self.lanes], *((self.type, x) for x in (total, unsigned, signed)))
+        if self.is_byte_dot:
+            pairs = self._pairs("i16")
+            return f.binary("add", self.type, total, f.call(self.type, _PAIR_DOT[self.lanes], (pairs, a), (pairs, b)))
         if not self.accumulator.is_float:
             return f.binary("add", self.type, total, f.binary("mul", self.type, a, b))
         if self.target.has_fma:
             return f.fma(self.type, a, b, total)
         return f.binary("fadd", self.type, total, f.binary("fmul", self.type, a, b))
 
+    def shift_step(self, f: Function, b: str, total: str) -> str:
+        """The sum of B's values, for `unshift`."""
+        ones = constant(self.type, 0x01010101)
+        return f.call(self.type, _BYTE_DOT[self.lanes], (self.type, total), (self.type, ones), (self.type, b))
 
-def mask_below(f: Function, lanes: int, count: Value) -> str:
-    """Lanes whose number is less than `count`."""
-    numbers = "<" + ", ".join(f"i32 {lane}" for lane in range(lanes)) + ">"
-    limit = f.convert("trunc", "i64", count, "i32")
-    word = vector("i32", lanes)
-    return f.compare("slt", word, numbers if lanes > 1 else 0, f.splat(word, limit))
+    def unshift(self, f: Function, total: str, b_sums: str) -> str:
+        return f.binary("sub", self.type, total, f.binary("shl", self.type, b_sums, constant(self.type, 7)))
 
+    def _pairs(self, element: str) -> str:
+        return vector(element, 2 * self.lanes)
 
-__all__ = ["Arithmetic", "convert", "llvm_type", "mask_below", "with_element"]
+    def _bytes(self, f: Function, address: Value, valid: Value, word: str) -> str:
+        """The first `valid` bytes at an address as an integer, reading no byte behind them."""
+        result = constant(word, 0)
+        for i in range(self.group - 1):  # a group that is not whole lacks its last byte
+            inside = f.compare("sgt", "i64", valid, i)
+            place = f.address("i8", address, f.select("i64", inside, i, 0, uniform=True))
+            byte = f.select("i8", inside, f.load("i8", place, 1), 0, uniform=True)
+            shifted = f.binary("shl", word, f.convert("zext", "i8", byte, word), constant(word, 8 * i))
+            result = f.binary("or", word, result, shifted)
+        return result

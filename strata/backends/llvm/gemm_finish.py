@@ -2,8 +2,8 @@
 
     void finish(ptr args, ptr sums, i64 sums_stride, i64 row, i64 column, i64 rows, i64 columns, i64 batch…)
 
-It runs right after a tile's last k block, while the sums are in the first-level cache, in a loop that is not unrolled: the
-epilogue's code exists once per kernel, whatever number of tile shapes the kernel has.
+It runs right after a tile's last k block, while the sums are in the first-level cache, in a loop that is not unrolled:
+the epilogue's code exists once per kernel, whatever number of tile shapes the kernel has.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 from strata.backends.llvm.builder import Function, Module, Value
 from strata.backends.llvm.contract import Contraction
-from strata.backends.llvm.gemm_arith import convert, llvm_type, mask_below
+from strata.backends.llvm.gemm_arith import convert, mask_below
+from strata.backends.llvm.registers import memory_type
 from strata.core import DType
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where an epilogue is at: one row, `lanes` columns from `column` on, those under `mask` (None: all) inside the output."""
+    """Where an epilogue is: one row, `lanes` columns from `column` on; `mask` has those inside the output, None all."""
 
     f: Function
     spec: Contraction
@@ -39,11 +40,12 @@ class Site:
     def load(self, dtype: DType, base: Value, index: Value, *, broadcast: bool = False) -> str:
         """base[index + lane], or base[index] in every lane, in the accumulator's type."""
         spec, f = self.spec, self.f
-        address = f.address(llvm_type(dtype), base, index)
+        address = f.address(memory_type(dtype), base, index)
         if broadcast or self.lanes == 1:
-            scalar = convert(f, f.load(llvm_type(dtype), address, dtype.itemsize), dtype, spec.accumulator, 1, spec.target)
-            return f.splat(llvm_type(spec.accumulator, self.lanes), scalar)
-        raw = llvm_type(dtype, self.lanes)
+            scalar = f.load(memory_type(dtype), address, dtype.itemsize)
+            scalar = convert(f, scalar, dtype, spec.accumulator, 1, spec.target)
+            return f.splat(memory_type(spec.accumulator, self.lanes), scalar)
+        raw = memory_type(dtype, self.lanes)
         if self.mask is None:
             value = f.load(raw, address, dtype.itemsize)
         else:
@@ -51,44 +53,46 @@ class Site:
         return convert(f, value, dtype, spec.accumulator, self.lanes, spec.target)
 
 
-# epilogue(site, sums) -> values to store; both `llvm_type(accumulator, site.lanes)`
+# epilogue(site, sums) -> values to store; both `memory_type(accumulator, site.lanes)`
 Epilogue = Callable[[Site, str], str]
 
 
 def emit_finish(module: Module, spec: Contraction, name: str, epilogue: Epilogue | None) -> str:
     """Adds the function that stores a tile of sums and returns its name."""
     parameters = [
-        ("ptr noalias", "args"), ("ptr", "sums"), ("i64", "sums_stride"), ("i64", "row"), ("i64", "column"), ("i64", "rows"),
-        ("i64", "columns"), *(("i64", f"batch{axis}") for axis in range(spec.batch_rank)),
+        ("ptr noalias", "args"), ("ptr", "sums"), ("i64", "sums_stride"), ("i64", "row"), ("i64", "column"),
+        ("i64", "rows"), ("i64", "columns"), *(("i64", f"batch{axis}") for axis in range(spec.batch_rank)),
     ]  # fmt: skip
     f = module.function(name, parameters, attributes="nounwind noinline", linkage="internal")
     batch = tuple(f"%batch{axis}" for axis in range(spec.batch_rank))
     probe = Site(f, spec, "%args", 0, 0, batch, 1, None)
-    element, size = llvm_type(spec.out), spec.out.itemsize
-    out, out_row, out_column = probe.pointer("out"), probe.number("out_row"), probe.number("out_column")
+    element, size = memory_type(spec.out), spec.out.itemsize
+    out, out_row = probe.pointer("out"), f.mul(probe.number("out_row"), spec.parts)
+    out_column = probe.number("out_column")
     for axis in range(spec.batch_rank):
-        out = f.address(element, out, f.mul(batch[axis], probe.number(f"batch{axis}_out")))
+        offset = f.mul(f.mul(batch[axis], probe.number(f"batch{axis}_out")), spec.parts)
+        out = f.address(element, out, offset)
     lanes = spec.lanes if spec.unit_columns else 1
 
     def put(sums_row: str, out_base: str, row: Value, at: Value, mask: str | None) -> None:
-        type_ = llvm_type(spec.accumulator, lanes)
-        sums = f.load(type_, f.address(llvm_type(spec.accumulator), sums_row, at), spec.accumulator.itemsize)
+        type_ = memory_type(spec.accumulator, lanes)
+        sums = f.load(type_, f.address(memory_type(spec.accumulator), sums_row, at), spec.accumulator.itemsize)
         site = Site(f, spec, "%args", row, f.add("%column", at), batch, lanes, mask)
         value = epilogue(site, sums) if epilogue else sums
         value = convert(f, value, spec.accumulator, spec.out, lanes, spec.target)
-        index = site.column if spec.unit_columns else f.mul(site.column, out_column)
+        index = site.column if spec.unit_columns else _scattered(f, spec, site.column, out_column)
         place = f.address(element, out_base, index)
         if mask is None:
-            f.store(llvm_type(spec.out, lanes), value, place, size)
+            f.store(memory_type(spec.out, lanes), value, place, size)
         else:
-            f.masked_store(llvm_type(spec.out, lanes), value, place, size, mask)
+            f.masked_store(memory_type(spec.out, lanes), value, place, size, mask)
 
     whole = f.round_down("%columns", lanes)
     rest = f.sub("%columns", whole)
 
     def one_row(i: str, _: list[str]) -> None:
         row = f.add("%row", i)
-        sums_row = f.address(llvm_type(spec.accumulator), "%sums", f.mul(i, "%sums_stride"))
+        sums_row = f.address(memory_type(spec.accumulator), "%sums", f.mul(i, "%sums_stride"))
         out_base = f.address(element, out, f.mul(row, out_row))
         f.loop(0, whole, lanes, [], lambda at, _: put(sums_row, out_base, row, at, None))
         if lanes > 1:
@@ -98,3 +102,11 @@ def emit_finish(module: Module, spec: Contraction, name: str, epilogue: Epilogue
     f.loop(0, "%rows", 1, [], one_row)
     f.ret()
     return name
+
+
+def _scattered(f: Function, spec: Contraction, column: Value, stride: Value) -> Value:
+    """The place of a column in a row whose elements are not next to each other."""
+    if not spec.is_complex:
+        return f.mul(column, stride)
+    element, part = f.op(f"lshr i64 {column}, 1"), f.op(f"and i64 {column}, 1")
+    return f.add(f.mul(f.mul(element, stride), 2), part)

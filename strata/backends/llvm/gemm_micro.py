@@ -2,16 +2,20 @@
 
     void micro(ptr a, i64 a_stride, ptr b, i64 panel_stride, ptr c, i64 c_stride, i64 k, i64 resume)
 
-C is a buffer of the accumulator's type. The sums start at zero, or at what C holds when `resume` is not 0, and each one takes
-its products in order of k. A block of k can therefore end anywhere without a change in a single bit of the result.
+C is a buffer of the accumulator's type. The sums start at zero, or at what C holds when `resume` is not 0, and each one
+takes its products in order of k. A block of k can therefore end anywhere without a change in a bit of the result.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from strata.backends.llvm.builder import Function, Module, Value
+from strata.backends.llvm.builder import Function, Module, Typed, Value
 from strata.backends.llvm.gemm_arith import Arithmetic
+
+# body(step index, carried values, steps to take, k's in the only step when it is not whole)
+_Body = Callable[[Value, list[str], int, "Value | None"], list[Value]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +30,29 @@ class Tile:
         return f"{self.rows}x{self.vectors}" + (f"x{self.streams}" if self.streams > 1 else "")
 
     @property
+    def across(self) -> int:
+        """Vectors of B in one step."""
+        return self.vectors * self.streams
+
+    @property
     def sums(self) -> int:
         """Vector registers that hold sums."""
-        return self.rows * self.vectors * self.streams
+        return self.rows * self.across
 
 
 @dataclass(frozen=True, slots=True)
 class Micro:
-    """One micro-kernel: its tile, how A lies (`packed`: tiles of [k][rows]; else rows with unit k stride)."""
+    """One micro-kernel: its tile, and how A lies (`packed`: tiles of [k][rows]; else rows with unit k stride)."""
 
     arithmetic: Arithmetic
     tile: Tile
     packed: bool
-    prefetch: int = 0  # k's ahead in B; 0 leaves it to the processor
+    prefetch: int = 0  # steps ahead in B; 0 leaves it to the processor
 
     @property
     def unroll(self) -> int:
-        """k's in one turn of the loop: enough that its control hides behind a dozen multiplications, no more code than that."""
-        return 4 if self.tile.sums <= 4 else 2 if self.tile.sums <= 8 else 1
+        """Steps in one turn of the loop: enough that its control hides behind the arithmetic, and no more code."""
+        return 2 if self.tile.sums <= 4 else 1
 
     @property
     def name(self) -> str:
@@ -57,34 +66,22 @@ class Micro:
             self._emit(module)
         return self.name
 
-    def call(
-        self, f: Function, a: Value, a_stride: Value, b: Value, panel_stride: Value, c: Value, c_stride: Value, k: Value,
-        resume: Value,
-    ) -> None:  # fmt: skip
-        name = self.emit(f.module)
-        f.call(
-            "void", name, ("ptr", a), ("i64", a_stride), ("ptr", b), ("i64", panel_stride), ("ptr", c), ("i64", c_stride),
-            ("i64", k), ("i64", resume),
-        )  # fmt: skip
-
     def _emit(self, module: Module) -> None:
         arithmetic, tile = self.arithmetic, self.tile
         parameters = [
-            ("ptr noalias", "a"), ("i64", "a_stride"), ("ptr noalias", "b"), ("i64", "panel_stride"), ("ptr noalias", "c"),
-            ("i64", "c_stride"), ("i64", "k"), ("i64", "resume"),
+            ("ptr noalias", "a"), ("i64", "a_stride"), ("ptr noalias", "b"), ("i64", "panel_stride"),
+            ("ptr noalias", "c"), ("i64", "c_stride"), ("i64", "k"), ("i64", "resume"),
         ]  # fmt: skip
         f = module.function(self.name, parameters, attributes="nounwind noinline", linkage="internal")
         row_bytes = f.mul("%c_stride", arithmetic.size)
         rows = [f.address("i8", "%c", f.mul(i, row_bytes)) for i in range(tile.rows)]
         start = self._initial(f, rows)
-        a_steps = self._row_steps(f)
-        panel_bytes = f.mul("%panel_stride", arithmetic.b.itemsize)
-        panels = [f.address("i8", "%b", f.mul(s, panel_bytes)) for s in range(tile.streams)]
-        whole = f.round_down("%k", self.unroll)
-        body = self._body(f, panels, a_steps)
-        sums = f.loop(0, whole, self.unroll, start, lambda k, sums: body(k, sums, self.unroll))
-        if self.unroll > 1:
-            sums = f.loop(whole, "%k", 1, [(arithmetic.type, s) for s in sums], lambda k, sums: body(k, sums, 1))
+        if arithmetic.is_shifted:
+            start += [(arithmetic.type, "zeroinitializer")] * tile.across
+        sums = self._all_steps(f, start, self._body(f))
+        if arithmetic.is_shifted:
+            b_sums = sums[tile.sums :]
+            sums = [arithmetic.unshift(f, s, b_sums[i % tile.across]) for i, s in enumerate(sums[: tile.sums])]
         for (row, place), value in zip(self._places(), sums, strict=True):
             f.store(arithmetic.type, value, f.address("i8", rows[row], place), arithmetic.size)
         f.ret()
@@ -92,10 +89,9 @@ class Micro:
     def _places(self) -> list[tuple[int, int]]:
         """(row, byte offset in the row) of each sum."""
         step = self.arithmetic.lanes * self.arithmetic.size
-        across = self.tile.vectors * self.tile.streams
-        return [(row, column * step) for row in range(self.tile.rows) for column in range(across)]
+        return [(row, column * step) for row in range(self.tile.rows) for column in range(self.tile.across)]
 
-    def _initial(self, f: Function, rows: list[str]) -> list[tuple[str, Value]]:
+    def _initial(self, f: Function, rows: list[str]) -> list[Typed]:
         type_, size = self.arithmetic.type, self.arithmetic.size
 
         def resumed() -> list[Value]:
@@ -107,48 +103,80 @@ class Micro:
         )
         return [(type_, value) for value in values]
 
-    def _row_steps(self, f: Function) -> list[Value]:
-        """Odd multiples of A's row stride in bytes: with the processor's scales 1, 2, 4, 8 they reach every row."""
+    def _all_steps(self, f: Function, start: list[Typed], body: _Body) -> list[str]:
+        group, type_ = self.arithmetic.group, self.arithmetic.type
+        steps: Value = "%k" if group == 1 else f.op(f"udiv i64 %k, {group}")
+        unrolled = f.round_down(steps, self.unroll)
+        values = f.loop(0, unrolled, self.unroll, start, lambda i, carried: body(i, carried, self.unroll, None))
+        if self.unroll > 1:
+            start = [(type_, v) for v in values]
+            values = f.loop(unrolled, steps, 1, start, lambda i, carried: body(i, carried, 1, None))
+        if group > 1:
+            left = f.sub("%k", f.mul(steps, group))
+            start = [(type_, v) for v in values]
+            end = f.add(steps, f.op(f"udiv i64 {f.add(left, group - 1)}, {group}"))
+            values = f.loop(steps, end, 1, start, lambda i, carried: body(i, carried, 1, left))
+        return values
+
+    def _row_address(self, f: Function) -> Callable[[str, int, int], str]:
+        """Where a row's values of a step are, from the address of row 0 at step 0 of the turn."""
+        size, rows = self.arithmetic.a_bytes, self.tile.rows
         if self.packed:
-            return []
+            return lambda base, step, row: f.address("i8", base, (step * rows + row) * size)
         stride = f.mul("%a_stride", self.arithmetic.a.itemsize)
-        return [f.mul(stride, odd) for odd in range(1, self.tile.rows, 2)]
+        # odd multiples of the stride: with the processor's scales 1, 2, 4, 8 they reach every row
+        odd = [f.mul(stride, multiple) for multiple in range(1, rows, 2)]
 
-    def _body(self, f: Function, panels: list[str], a_steps: list[Value]):  # noqa: ANN202
-        arithmetic, tile = self.arithmetic, self.tile
-        b_size = arithmetic.b.itemsize
-        width = tile.vectors * arithmetic.lanes * b_size  # bytes of one k in a panel
-        a_size = arithmetic.a.itemsize
-
-        def a_address(base: str, k: int, row: int) -> str:
-            if self.packed:
-                return f.address("i8", base, (k * tile.rows + row) * a_size)
+        def address(base: str, step: int, row: int) -> str:
             if row == 0:
-                return f.address("i8", base, k * a_size)
+                return f.address("i8", base, step * size)
             scale = row & -row
-            step = a_steps[(row // scale) // 2]
-            offset = step if scale == 1 else f.op(f"shl i64 {step}, {scale.bit_length() - 1}")
-            return f.address("i8", f.address("i8", base, offset), k * a_size)
+            offset = odd[row // scale // 2]
+            if scale > 1:
+                offset = f.op(f"shl i64 {offset}, {scale.bit_length() - 1}")
+            return f.address("i8", f.address("i8", base, offset), step * size)
 
-        def body(k: str, sums: list[str], unroll: int) -> list[Value]:
-            a_base = f.address("i8", "%a", f.mul(k, tile.rows * a_size if self.packed else a_size))
-            b_bases = [f.address("i8", panel, f.mul(k, width)) for panel in panels]
-            totals = list(sums)
-            for u in range(unroll):
+        return address
+
+    def _body(self, f: Function) -> _Body:
+        arithmetic, tile = self.arithmetic, self.tile
+        panel_bytes = f.mul("%panel_stride", arithmetic.b.itemsize)
+        panels = [f.address("i8", "%b", f.mul(s, panel_bytes)) for s in range(tile.streams)]
+        width = tile.vectors * arithmetic.b_bytes
+        a_address = self._row_address(f)
+
+        def body(index: Value, carried: list[str], steps: int, valid: Value | None) -> list[Value]:
+            a_step = arithmetic.a_bytes * (tile.rows if self.packed else 1)
+            a_base = f.address("i8", "%a", f.mul(index, a_step))
+            b_bases = [f.address("i8", panel, f.mul(index, width)) for panel in panels]
+            totals, b_sums = carried[: tile.sums], carried[tile.sums :]
+            for step in range(steps):
                 if self.prefetch:
                     for base in b_bases:
                         for line in range(0, width, 64):
-                            f.prefetch(f.address("i8", base, (u + self.prefetch) * width + line))
+                            f.prefetch(f.address("i8", base, (step + self.prefetch) * width + line))
                 b = [
-                    arithmetic.load_b(f, f.address("i8", base, u * width + j * arithmetic.lanes * b_size))
+                    arithmetic.load_b(f, f.address("i8", base, step * width + j * arithmetic.b_bytes))
                     for base in b_bases
                     for j in range(tile.vectors)
                 ]
+                b_sums = [arithmetic.shift_step(f, x, total) for x, total in zip(b, b_sums, strict=False)]
                 for row in range(tile.rows):
-                    a = arithmetic.load_a(f, a_address(a_base, u, row))
+                    a = arithmetic.load_a(f, a_address(a_base, step, row), None if self.packed else valid)
                     for j, value in enumerate(b):
                         at = row * len(b) + j
                         totals[at] = arithmetic.step(f, a, value, totals[at])
-            return list(totals)
+            return [*totals, *b_sums]
 
         return body
+
+
+def call_micro(
+    f: Function, kernel: Value, a: Value, a_stride: Value, b: Value, panel_stride: Value, c: Value, c_stride: Value,
+    k: Value, resume: Value,
+) -> None:  # fmt: skip
+    """Runs a micro-kernel given by its address."""
+    f.call_address(
+        "void", kernel, ("ptr", a), ("i64", a_stride), ("ptr", b), ("i64", panel_stride), ("ptr", c),
+        ("i64", c_stride), ("i64", k), ("i64", resume),
+    )  # fmt: skip

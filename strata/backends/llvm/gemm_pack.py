@@ -1,9 +1,11 @@
 """Packing: B into panels of columns, once for weights or per call, and blocks of A into tiles of rows.
 
-Packed B is `[panel][k][panel columns]` over the whole of k, so any block of k is contiguous. The last panel is as wide as
-its columns rounded up to whole vectors, and the columns past the end hold zeros.
+Packed B is `[panel][k / group][panel columns][group]` over the whole of k, so any block of k is contiguous. The last
+panel is as wide as its columns rounded up to whole vectors; what lies past the end, in n or in k, is zero.
 
-    void pack(ptr args, i64 begin, i64 end)      args: source, packed, n, k, k stride, n stride, source batch, packed batch
+A complex matrix is packed as the real one that multiplies interleaved rows: an element becomes [[re, im], [-im, re]].
+
+    void pack(ptr args, i64 begin, i64 end)      args: PACK_SLOTS, sizes and strides in elements
 
 hands out one panel of one batch per chunk.
 """
@@ -14,24 +16,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from strata.backends.llvm.builder import Function, Module, Value
-from strata.backends.llvm.gemm_arith import convert, llvm_type, mask_below
+from strata.backends.llvm.builder import Function, Module, Value, vector
+from strata.backends.llvm.gemm_arith import convert, mask_below
+from strata.backends.llvm.registers import memory_type
 from strata.core import DType, Target
 
 PACK_SLOTS: Final = ("source", "packed", "n", "k", "k_stride", "n_stride", "source_batch", "packed_batch")
 
-# load(f, source, k, n, lanes, mask or None) -> vector in the packed dtype; replaces the plain strided load of B
+# load(f, source, k, n, lanes, mask or None) -> vector of packed elements; replaces the plain strided load of B
 LoadB = Callable[[Function, str, Value, Value, int, "str | None"], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """How B is packed: element types, lanes of one vector and vectors of one panel."""
+    """How B is packed: element types, lanes of one vector, vectors of one panel, k's side by side."""
 
     source: DType
     packed: DType
     lanes: int
     vectors: int
+    group: int
     target: Target
 
     @property
@@ -39,15 +43,21 @@ class Panels:
         return self.lanes * self.vectors
 
     @property
+    def parts(self) -> int:
+        """Real columns and k's that stand for one."""
+        return 2 if self.source.is_complex else 1
+
+    @property
     def name(self) -> str:
-        return f"pack_{self.source}_{self.packed}_{self.lanes}x{self.vectors}"
+        group = f"x{self.group}" if self.group > 1 else ""
+        return f"pack_{self.source}_{self.packed}_{self.lanes}x{self.vectors}{group}"
 
     def size(self, n: int, k: int) -> int:
-        """Elements of one packed matrix."""
-        return k * -(-n // self.lanes) * self.lanes
+        """Packed elements of one matrix of `n` by `k` source elements."""
+        return -(-k * self.parts // self.group) * self.group * -(-n * self.parts // self.lanes) * self.lanes
 
     def chunks(self, n: int, batch: int = 1) -> int:
-        return batch * -(-n // self.columns)
+        return batch * -(-n * self.parts // self.columns)
 
 
 def transpose(f: Function, type_: str, rows: list[str]) -> list[str]:
@@ -78,20 +88,23 @@ def emit_pack_b(module: Module, panels: Panels, name: str | None = None, load: L
     n, k, k_stride, n_stride, source_batch, packed_batch = (
         f.load("i64", f.address("i64", "%args", i), 8) for i in range(2, len(PACK_SLOTS))
     )
+    real_n, real_k = f.mul(n, panels.parts), f.mul(k, panels.parts)
     size = panels.packed.itemsize
-    per_batch = f.op(f"udiv i64 {f.add(n, panels.columns - 1)}, {panels.columns}")
+    whole_k = f.round_down(f.add(real_k, panels.group - 1), panels.group)
+    per_batch = f.op(f"udiv i64 {f.add(real_n, panels.columns - 1)}, {panels.columns}")
 
     def chunk(index: str, _: list[str]) -> None:
         batch = f.op(f"udiv i64 {index}, {per_batch}")
         column = f.mul(f.sub(index, f.mul(batch, per_batch)), panels.columns)
-        origin = f.address(llvm_type(panels.source), source, f.mul(batch, source_batch))
-        base = f.address("i8", packed, f.mul(f.add(f.mul(batch, packed_batch), f.mul(column, k)), size))
-        left = f.smin(f.sub(n, column), panels.columns)
+        origin = f.address(memory_type(panels.source), source, f.mul(f.mul(batch, source_batch), panels.parts))
+        base = f.address("i8", packed, f.mul(f.add(f.mul(batch, packed_batch), f.mul(column, whole_k)), size))
+        left = f.smin(f.sub(real_n, column), panels.columns)
         width = f.round_down(f.add(left, panels.lanes - 1), panels.lanes)
 
         def vector_columns(at: str, _: list[str]) -> None:
-            place = f.address("i8", base, f.mul(at, size))
-            _pack_vector(f, panels, origin, place, f.add(column, at), f.sub(left, at), k, width, k_stride, n_stride, load)
+            place = f.address("i8", base, f.mul(at, size * panels.group))
+            at_column, behind = f.add(column, at), f.sub(left, at)
+            _Packer(f, panels, origin, place, at_column, behind, real_k, width, k_stride, n_stride).pack(load)
 
         f.loop(0, left, panels.lanes, [], vector_columns)
 
@@ -100,146 +113,231 @@ def emit_pack_b(module: Module, panels: Panels, name: str | None = None, load: L
     return name
 
 
-def _pack_vector(
-    f: Function, panels: Panels, origin: str, place: str, column: Value, left: Value, k: Value, width: Value,
-    k_stride: Value, n_stride: Value, load: LoadB | None,
-) -> None:  # fmt: skip
-    """One vector of columns over all of k."""
-    lanes, target = panels.lanes, panels.target
-    raw, kept = llvm_type(panels.source, lanes), llvm_type(panels.packed, lanes)
-    element, size, align = llvm_type(panels.source), panels.packed.itemsize, panels.source.itemsize
-    full = f.compare("sge", "i64", left, lanes)
+@dataclass(frozen=True, slots=True)
+class _Packer:
+    """Packs one vector of columns over all of k."""
 
-    def put(at_k: Value, value: str) -> None:
-        f.store(kept, value, f.address("i8", place, f.mul(f.mul(at_k, width), size)), size)
+    f: Function
+    panels: Panels
+    origin: str
+    place: str
+    column: Value
+    left: Value  # columns from here to the end, perhaps more than one vector
+    k: Value
+    width: Value  # of the panel
+    k_stride: Value
+    n_stride: Value
 
-    def converted(value: str) -> str:
-        return convert(f, value, panels.source, panels.packed, lanes, target)
+    def pack(self, load: LoadB | None) -> None:
+        f, panels = self.f, self.panels
+        if load is not None:
+            self._each_k(lambda k, mask: load(f, self.origin, k, self.column, panels.lanes, mask))
+            return
+        if panels.lanes < 4 or panels.group > 1 or panels.parts > 1:
+            self._by_elements(0)
+            return
+        unit_n, unit_k = f.compare("eq", "i64", self.n_stride, 1), f.compare("eq", "i64", self.k_stride, 1)
+        f.if_(unit_n, self._along_columns, lambda: f.if_(unit_k, self._along_k, lambda: self._by_elements(0)))
 
-    def by_expression() -> None:
-        assert load is not None
+    def _put(self, k: Value, value: str) -> None:
+        """One step's vector; k is a multiple of the group."""
+        f, panels = self.f, self.panels
+        size = panels.packed.itemsize
+        place = f.address("i8", self.place, f.mul(f.mul(k, self.width), size))
+        f.store(memory_type(panels.packed, panels.lanes * panels.group), value, place, size)
 
-        def one(masked: bool) -> None:
-            mask = mask_below(f, lanes, left) if masked else None
-            f.loop(0, k, 1, [], lambda kk, _: put(kk, load(f, origin, kk, column, lanes, mask)))
+    def _each_k(self, value: Callable[[Value, str | None], str]) -> None:
+        """One vector per k, masked when some of its columns are past the end."""
+        f, lanes = self.f, self.panels.lanes
 
-        f.if_(full, lambda: one(False), lambda: one(True))
+        def all_k(mask: str | None) -> None:
+            f.loop(0, self.k, 1, [], lambda k, _: self._put(k, value(k, mask)))
 
-    def along_columns() -> None:
-        start = f.address(element, origin, column)
+        full = f.compare("sge", "i64", self.left, lanes)
+        f.if_(full, lambda: all_k(None), lambda: all_k(mask_below(f, lanes, self.left)))
 
-        def whole(kk: str, _: list[str]) -> None:
-            put(kk, converted(f.load(raw, f.address(element, start, f.mul(kk, k_stride)), align)))
+    def _along_columns(self) -> None:
+        f, panels = self.f, self.panels
+        element, align = memory_type(panels.source), panels.source.itemsize
+        raw = memory_type(panels.source, panels.lanes)
+        start = f.address(element, self.origin, self.column)
 
-        def masked() -> None:
-            mask = mask_below(f, lanes, left)
-            f.loop(0, k, 1, [], lambda kk, _: put(kk, converted(
-                f.masked_load(raw, f.address(element, start, f.mul(kk, k_stride)), align, mask))))  # fmt: skip
+        def value(k: Value, mask: str | None) -> str:
+            row = f.address(element, start, f.mul(k, self.k_stride))
+            loaded = f.load(raw, row, align) if mask is None else f.masked_load(raw, row, align, mask)
+            return convert(f, loaded, panels.source, panels.packed, panels.lanes, panels.target)
 
-        f.if_(full, lambda: f.loop(0, k, 1, [], whole), masked)
+        self._each_k(value)
 
-    def by_elements(low: Value) -> None:
-        start = f.address(element, origin, f.mul(column, n_stride))
-        count = f.smin(left, lanes)
+    def _along_k(self) -> None:
+        """Squares of four columns by four k's, transposed in registers."""
+        f, panels = self.f, self.panels
+        element, size = memory_type(panels.source), panels.packed.itemsize
+        raw, kept = memory_type(panels.source, 4), memory_type(panels.packed, 4)
+        start = f.address(element, self.origin, f.mul(self.column, self.n_stride))
+        full = f.compare("sge", "i64", self.left, panels.lanes)
+        squares = f.select("i64", full, f.round_down(self.k, 4), 0)
 
-        def one_k(kk: str, _: list[str]) -> None:
-            put(kk, "zeroinitializer")
-            row = f.address(element, start, f.mul(kk, k_stride))
-            to = f.address("i8", place, f.mul(f.mul(kk, width), size))
-
-            def one(lane: str, _: list[str]) -> None:
-                value = f.load(element, f.address(element, row, f.mul(lane, n_stride)), align)
-                value = convert(f, value, panels.source, panels.packed, 1, target)
-                f.store(llvm_type(panels.packed), value, f.address("i8", to, f.mul(lane, size)), size)
-
-            f.loop(0, count, 1, [], one)
-
-        f.loop(low, k, 1, [], one_k)
-
-    def along_k() -> None:
-        start = f.address(element, origin, f.mul(column, n_stride))
-        squares = f.select("i64", full, f.round_down(k, lanes), 0)
-
-        def square(kk: str, _: list[str]) -> None:
-            corner = f.address(element, start, kk)
-            rows = [f.load(raw, f.address(element, corner, f.mul(n_stride, i)), align) for i in range(lanes)]
+        def square(k: str, lane: str) -> None:
+            corner = f.address(element, f.address(element, start, f.mul(lane, self.n_stride)), k)
+            corners = [f.address(element, corner, f.mul(self.n_stride, i)) for i in range(4)]
+            rows = [f.load(raw, place, panels.source.itemsize) for place in corners]
             for i, value in enumerate(transpose(f, raw, rows)):
-                put(f.add(kk, i), converted(value))
+                packed = convert(f, value, panels.source, panels.packed, 4, panels.target)
+                index = f.add(f.mul(f.add(k, i), self.width), lane)
+                f.store(kept, packed, f.address("i8", self.place, f.mul(index, size)), size)
 
-        f.loop(0, squares, lanes, [], square)
-        by_elements(squares)
+        def four_k(k: str, _: list[str]) -> None:
+            f.loop(0, panels.lanes, 4, [], lambda lane, _: square(k, lane))
 
-    if load is not None:
-        by_expression()
-        return
-    if lanes == 1:
-        by_elements(0)
-        return
-    unit_n, unit_k = f.compare("eq", "i64", n_stride, 1), f.compare("eq", "i64", k_stride, 1)
-    f.if_(unit_n, along_columns, lambda: f.if_(unit_k, along_k, lambda: by_elements(0)))
+        f.loop(0, squares, 4, [], four_k)
+        self._by_elements(squares)
+
+    def _by_elements(self, low: Value) -> None:
+        f, panels = self.f, self.panels
+        kept, size = memory_type(panels.packed), panels.packed.itemsize
+        count = f.smin(self.left, panels.lanes)
+
+        def step(k: str, _: list[str]) -> None:
+            self._put(k, "zeroinitializer" if panels.lanes * panels.group > 1 else "0.0")
+            to = f.address("i8", self.place, f.mul(f.mul(k, self.width), size))
+
+            def one_k(inner: str, _: list[str]) -> None:
+                def one(lane: str, _: list[str]) -> None:
+                    value = self._element(f.add(k, inner), f.add(self.column, lane))
+                    index = f.add(f.mul(lane, panels.group), inner)
+                    f.store(kept, value, f.address("i8", to, f.mul(index, size)), size)
+
+                f.loop(0, count, 1, [], one)
+
+            f.loop(0, f.smin(panels.group, f.sub(self.k, k)), 1, [], one_k)
+
+        f.loop(low, self.k, panels.group, [], step)
+
+    def _element(self, k: Value, n: Value) -> str:
+        f, panels = self.f, self.panels
+        element, size = memory_type(panels.source), panels.source.itemsize // panels.parts
+        if panels.parts == 1:
+            index = f.add(f.mul(k, self.k_stride), f.mul(n, self.n_stride))
+            value = f.load(element, f.address(element, self.origin, index), size)
+            return convert(f, value, panels.source, panels.packed, 1, panels.target)
+        k_part, n_part = f.op(f"and i64 {k}, 1"), f.op(f"and i64 {n}, 1")
+        k_index, n_index = f.op(f"lshr i64 {k}, 1"), f.op(f"lshr i64 {n}, 1")
+        index = f.add(f.mul(k_index, self.k_stride), f.mul(n_index, self.n_stride))
+        part = f.op(f"xor i64 {k_part}, {n_part}")
+        value = f.load(element, f.address(element, self.origin, f.add(f.mul(index, 2), part)), size)
+        negated = f.compare("sgt", "i64", k_part, n_part)
+        return f.select(element, negated, f.op(f"fneg {element} {value}"), value, uniform=True)
 
 
-def emit_pack_a(module: Module, source: DType, packed: DType, target: Target) -> str:
-    """`void pack_a(source, row stride, k stride, packed, rows, k)`: one tile as [k][rows], four rows at a time."""
-    name = f"pack_a_{source}_{packed}"
-    if module.has(name):
+@dataclass(frozen=True, slots=True)
+class TilePacker:
+    """`void pack_a(source, row stride, k stride, packed, rows, k)`: one tile of A as [k / group][rows][group]."""
+
+    source: DType
+    packed: DType
+    group: int
+    target: Target
+
+    def emit(self, module: Module) -> str:
+        """Adds the function once and returns its name."""
+        name = f"pack_a_{self.source}_{self.packed}" + (f"x{self.group}" if self.group > 1 else "")
+        if not module.has(name):
+            parameters = [
+                ("ptr noalias", "source"), ("i64", "row_stride"), ("i64", "k_stride"), ("ptr noalias", "packed"),
+                ("i64", "rows"), ("i64", "k"),
+            ]  # fmt: skip
+            self._emit(module.function(name, parameters, attributes="nounwind noinline", linkage="internal"))
         return name
-    parameters = [
-        ("ptr noalias", "source"), ("i64", "row_stride"), ("i64", "k_stride"), ("ptr noalias", "packed"), ("i64", "rows"),
-        ("i64", "k"),
-    ]  # fmt: skip
-    f = module.function(name, parameters, attributes="nounwind noinline", linkage="internal")
-    element, four = llvm_type(source), llvm_type(source, 4)
-    kept, kept_four = llvm_type(packed), llvm_type(packed, 4)
-    size, align = packed.itemsize, source.itemsize
 
-    def place(k: Value, row: Value) -> str:
-        return f.address("i8", "%packed", f.mul(f.add(f.mul(k, "%rows"), row), size))
+    def _emit(self, f: Function) -> None:
+        if self.group > 1:
+            self._by_groups(f)
+        elif self.source.is_complex:
+            self._by_elements(f, 0)
+        else:
+            unit_k, unit_row = f.compare("eq", "i64", "%k_stride", 1), f.compare("eq", "i64", "%row_stride", 1)
+            f.if_(
+                unit_k,
+                lambda: self._along_k(f),
+                lambda: f.if_(unit_row, lambda: self._along_rows(f), lambda: self._by_elements(f, 0)),
+            )
+        f.ret()
 
-    def one(row: Value, k: Value) -> None:
-        at = f.address(element, f.address(element, "%source", f.mul(row, "%row_stride")), f.mul(k, "%k_stride"))
-        f.store(kept, convert(f, f.load(element, at, align), source, packed, 1, target), place(k, row), size)
+    def _place(self, f: Function, k: Value, row: Value) -> str:
+        return f.address("i8", "%packed", f.mul(f.add(f.mul(k, "%rows"), row), self.packed.itemsize))
 
-    def rest(row: Value, k_from: Value) -> None:
-        f.loop(row, "%rows", 1, [], lambda r, _: f.loop(k_from, "%k", 1, [], lambda k, _: one(r, k)))
+    def _one(self, f: Function, row: Value, k: Value) -> None:
+        element, size = memory_type(self.source), self.source.itemsize
+        if self.source.is_complex:  # k counts components
+            index = f.add(f.mul(row, "%row_stride"), f.mul(f.op(f"lshr i64 {k}, 1"), "%k_stride"))
+            index, size = f.add(f.mul(index, 2), f.op(f"and i64 {k}, 1")), size // 2
+            value = f.load(element, f.address(element, "%source", index), size)
+        else:
+            index = f.add(f.mul(row, "%row_stride"), f.mul(k, "%k_stride"))
+            value = f.load(element, f.address(element, "%source", index), size)
+            value = convert(f, value, self.source, self.packed, 1, self.target)
+        f.store(memory_type(self.packed), value, self._place(f, k, row), self.packed.itemsize)
 
-    fours = f.round_down("%rows", 4)
+    def _by_elements(self, f: Function, first_row: Value) -> None:
+        f.loop(first_row, "%rows", 1, [], lambda row, _: f.loop(0, "%k", 1, [], lambda k, _: self._one(f, row, k)))
 
-    def along_k() -> None:
-        whole = f.round_down("%k", 4)
+    def _by_groups(self, f: Function) -> None:
+        group = vector("i8", self.group)
+
+        def step(k: str, _: list[str]) -> None:
+            count = f.smin(self.group, f.sub("%k", k))
+
+            def one_row(row: str, _: list[str]) -> None:
+                place = f.address("i8", "%packed", f.add(f.mul(k, "%rows"), f.mul(row, self.group)))
+                f.store(group, "zeroinitializer", place, 1)
+
+                def one(inner: str, _: list[str]) -> None:
+                    index = f.add(f.mul(row, "%row_stride"), f.mul(f.add(k, inner), "%k_stride"))
+                    f.store("i8", f.load("i8", f.address("i8", "%source", index), 1), f.address("i8", place, inner), 1)
+
+                f.loop(0, count, 1, [], one)
+
+            f.loop(0, "%rows", 1, [], one_row)
+
+        f.loop(0, "%k", self.group, [], step)
+
+    def _along_k(self, f: Function) -> None:
+        element, four, align = memory_type(self.source), memory_type(self.source, 4), self.source.itemsize
+        whole, fours = f.round_down("%k", 4), f.round_down("%rows", 4)
 
         def square(row: str, k: str) -> None:
             corner = f.address(element, f.address(element, "%source", f.mul(row, "%row_stride")), k)
             rows = [f.load(four, f.address(element, corner, f.mul("%row_stride", i)), align) for i in range(4)]
             for i, value in enumerate(transpose(f, four, rows)):
-                f.store(kept_four, convert(f, value, source, packed, 4, target), place(f.add(k, i), row), size)
+                self._put_four(f, value, f.add(k, i), row)
 
         def four_rows(row: str, _: list[str]) -> None:
-            f.loop(0, whole, 4, [], lambda k, _: square(row, k))
-
             def one_k(k: str, _: list[str]) -> None:
                 for i in range(4):
-                    one(f.add(row, i), k)
+                    self._one(f, f.add(row, i), k)
 
+            f.loop(0, whole, 4, [], lambda k, _: square(row, k))
             f.loop(whole, "%k", 1, [], one_k)
 
         f.loop(0, fours, 4, [], four_rows)
-        rest(fours, 0)
+        self._by_elements(f, fours)
 
-    def along_rows() -> None:
+    def _along_rows(self, f: Function) -> None:
+        element, four, align = memory_type(self.source), memory_type(self.source, 4), self.source.itemsize
+        fours = f.round_down("%rows", 4)
+
         def one_k(k: str, _: list[str]) -> None:
             column = f.address(element, "%source", f.mul(k, "%k_stride"))
 
             def four_rows(row: str, _: list[str]) -> None:
-                value = convert(f, f.load(four, f.address(element, column, row), align), source, packed, 4, target)
-                f.store(kept_four, value, place(k, row), size)
+                self._put_four(f, f.load(four, f.address(element, column, row), align), k, row)
 
             f.loop(0, fours, 4, [], four_rows)
-            f.loop(fours, "%rows", 1, [], lambda row, _: one(row, k))
+            f.loop(fours, "%rows", 1, [], lambda row, _: self._one(f, row, k))
 
         f.loop(0, "%k", 1, [], one_k)
 
-    unit_k, unit_row = f.compare("eq", "i64", "%k_stride", 1), f.compare("eq", "i64", "%row_stride", 1)
-    f.if_(unit_k, along_k, lambda: f.if_(unit_row, along_rows, lambda: rest(0, 0)))
-    f.ret()
-    return name
+    def _put_four(self, f: Function, value: str, k: Value, row: Value) -> None:
+        value = convert(f, value, self.source, self.packed, 4, self.target)
+        f.store(memory_type(self.packed, 4), value, self._place(f, k, row), self.packed.itemsize)

@@ -1,4 +1,4 @@
-"""Runs contractions from NumPy arrays, one chunk after the other, for tests and benchmarks."""
+"""Runs contractions from NumPy arrays, one chunk after the other, for tests, benchmarks and curiosity."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from strata.backends.llvm.builder import Module
 from strata.backends.llvm.contract import Contraction
 from strata.backends.llvm.gemm import emit_contraction
-from strata.backends.llvm.gemm_arith import llvm_type
 from strata.backends.llvm.gemm_finish import Epilogue, Site
 from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
 from strata.backends.llvm.jit import Code, compile_and_load
+from strata.backends.llvm.registers import memory_type
 from strata.core import DType, as_dtype
 
 Array = np.ndarray
@@ -88,7 +88,7 @@ def run(
     """out = epilogue(a @ b), in runs of `split` chunks, last run first."""
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     if out is None:
-        out = np.full(shape, 77, spec.out.np)
+        out = np.full(shape, 77, spec.element(spec.out).np)
     packed = pack(spec, b, epilogue)
     block = argument_block(spec, a, packed, b, out, operands or {})
     count = spec.chunk_count(a.shape[-2], b.shape[-1], int(np.prod(shape[:-2], dtype=np.int64)))
@@ -98,4 +98,4 @@ def run(
 
 
 def vector_type(site: Site) -> str:
-    return llvm_type(site.spec.accumulator, site.lanes)
+    return memory_type(site.spec.accumulator, site.lanes)
