@@ -20,6 +20,8 @@ from strata.ops import linalg as _linalg
 from strata.ops import math as _math
 from strata.ops import matmul as _matmul
 from strata.ops import fused, losses, norm, norm_gradients
+from strata.ops import pool as _pool
+from strata.ops import pool_functions as _pool_functions
 from strata.ops import rope as _rope
 from strata.ops import softmax as _softmax
 from strata.ops import solve as _solve

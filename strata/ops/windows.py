@@ -13,7 +13,7 @@ import numpy as np
 
 from strata.core import Dim, TensorType, bool_, dim_max, dim_prod, f32, floordiv, i32, known_le, show_shape
 from strata.errors import OptionError
-from strata.mir import Sample, UnaryOp, Value, function, op
+from strata.mir import Op, Sample, UnaryOp, Value, function, op
 from strata.ops.frontend import Operand, as_value
 from strata.ops.movement import reshape, transpose
 
@@ -35,8 +35,8 @@ def window_count(size: Dim, kernel: Dim, stride: Dim, padding: tuple[Dim, Dim], 
     return floordiv(room, stride) + 1
 
 
-class Windowed(UnaryOp):
-    """An op on windows of the trailing axes."""
+class Geometry(Op):
+    """An op on windows of the trailing axes of its first input."""
 
     kernel: Sizes
     stride: Sizes
@@ -106,6 +106,10 @@ class Windowed(UnaryOp):
                 inside = k.and_(inside, k.lt(position, k.index(size)))
             place.append(position)
         return inside, place
+
+
+class Windowed(Geometry, UnaryOp):
+    """A windowed op with one input."""
 
 
 def pad_array(x: np.ndarray, padding: Pairs, value: Any) -> np.ndarray:
@@ -229,7 +233,7 @@ class FoldWindows(Windowed):
 
 
 def covering_window(
-    geometry: Windowed, k: KernelBuilder, at: Sequence[Expr], tap: Sequence[Expr], counts: Sequence[Dim]
+    geometry: Geometry, k: KernelBuilder, at: Sequence[Expr], tap: Sequence[Expr], counts: Sequence[Dim]
 ) -> tuple[Expr, list[Expr]]:
     """Whether a window has this input position under its tap, and which window that is."""
     inside, window = k.const(True, bool_), []
