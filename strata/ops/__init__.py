@@ -19,21 +19,24 @@ from strata.ops import fft as _fft
 from strata.ops import linalg as _linalg
 from strata.ops import math as _math
 from strata.ops import matmul as _matmul
-from strata.ops import fused, losses, norm, norm_gradients
+from strata.ops import fused, fused_blocks, losses, norm, norm_gradients
 from strata.ops import pool as _pool
 from strata.ops import pool_functions as _pool_functions
 from strata.ops import rope as _rope
 from strata.ops import softmax as _softmax
 from strata.ops import solve as _solve
+from strata.ops import spectral as _spectral
 from strata.ops import windows as _windows
 from strata.ops.branching import Cond, cond
 from strata.ops import sequence as _sequence
+from strata.ops import random as _random
 from strata.ops.elementwise import accepts
 from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loop
 from strata.ops.fft import fftfreq, hann_window, rfftfreq
 from strata.ops.movement import full, iota, ones, zeros
 from strata.ops.remat import Checkpoint, checkpoint
 from strata.ops.scanning import Scan
+from strata.ops.tracing import make_graph, numbered, trace
 
 
 for _name in [name for name in globals() if name in METHODS]:  # a function hides the module of its own name
