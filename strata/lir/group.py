@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from strata.core import Dim, TensorType, bounds
+from strata.core import Dim, TensorType, bounds, divide_exactly
 from strata.kernel import SCALARS, Expr, Kernel, KernelBuilder, Load, Reduce, Scalar, Scan, View, postorder
 from strata.mir import Constant, Graph, Input, Node, Op, Param, Value, as_tuple
 
@@ -141,6 +141,7 @@ class _Grouper:
         self.results = set(graph.results)
         self.stored: set[Value] = set()
         self.cuts: list[Cut] = []
+        self.matrix_reader: dict[Value, Node] = {}  # of views: the contraction that reads through them
         self.position = {id(node): i for i, node in enumerate(self.order)}
 
     def run(self) -> Grouping:
@@ -213,9 +214,15 @@ class _Grouper:
             reading = traits(user)
             if not reading.lowers:
                 return f"{user.op.name} is a host step"
-            if reading.contracts and not (what.moves and self._is_view(node)):
-                return f"{user.op.name} reads it as a matrix"
-            if what.contracts and not (user.op.elementwise and user.types[0].shape == value.shape):
+            matrix = user if reading.contracts else self.matrix_reader.get(user.outputs[0]) if reading.moves else None
+            if matrix is not None:
+                if not what.moves:
+                    return f"{matrix.op.name} reads it as a matrix"
+                if view_strides(value) is None:
+                    return f"{matrix.op.name} cannot read it in place: its elements are not evenly spaced"
+                self.matrix_reader[value] = matrix
+            same = user.types[0].shape == value.shape if user.op.elementwise else reading.moves and user.types[0].size == value.type.size
+            if what.contracts and not same:
                 return f"{user.op.name} cannot be an epilogue of {node.op.name}"
             if not reading.reduces and self._repeats(value, user) and self._cost(node) > CHEAP and not what.reduces:
                 return f"{user.op.name} would compute it again for each element it is broadcast to"
@@ -240,19 +247,6 @@ class _Grouper:
         padded = (1,) * (out.ndim - value.ndim) + value.shape
         spread = [i for i, (a, b) in enumerate(zip(padded, out.shape, strict=True)) if a != b]
         return any(padded[i] != 1 for i in range(spread[0], out.ndim)) if spread else False
-
-    def _is_view(self, node: Node) -> bool:
-        """A movement of stored values or leaves only: a contraction can read through it."""
-        while traits(node).moves:
-            source = node.inputs[0]
-            if is_buffer_leaf(source.node) or source in self.stored or self._will_be_stored(source):
-                return True
-            node = source.node
-        return False
-
-    def _will_be_stored(self, value: Value) -> bool:
-        node = value.node
-        return not isinstance(node.op, (Input, Param, Constant)) and not traits(node).moves
 
     def _cost(self, node: Node) -> int:
         """Scalar cost of one element, producers that would be inlined included, as far as it matters."""
@@ -342,6 +336,71 @@ class _Grouper:
                     order.append(group)
                     stack.pop()
         return order
+
+
+def view_strides(value: Value) -> tuple[Dim, ...] | None:
+    """Strides, in elements, of a chain of movements over the value that it starts from; None where there are none."""
+    chain: list[Node] = []
+    while value.node.op.name in ("transpose", "reshape", "broadcast_to", "slice"):
+        chain.append(value.node)
+        value = value.node.inputs[0]
+    if not isinstance(value.node.op, (Input, Param, Constant)) and traits(value.node).moves:
+        return None
+    shape, strides = value.shape, contiguous_strides(value.shape)
+    for node in reversed(chain):
+        op, out = node.op, node.types[0].shape
+        match op.name:
+            case "transpose":
+                strides = tuple(strides[p] for p in op.perm)  # type: ignore[attr-defined]
+            case "slice":
+                strides = tuple(s * step for s, step in zip(strides, op.step, strict=True))  # type: ignore[attr-defined]
+            case "broadcast_to":
+                lead = len(out) - len(shape)
+                strides = (0,) * lead + tuple(0 if a != b else s for a, b, s in zip(shape, out[lead:], strides, strict=True))
+            case _:
+                found = reshaped_strides(shape, strides, out)
+                if found is None:
+                    return None
+                strides = found
+        shape = out
+    return strides
+
+
+def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    strides: list[Dim] = []
+    step: Dim = 1
+    for d in reversed(shape):
+        strides.insert(0, step)
+        step = step * d
+    return tuple(strides)
+
+
+def reshaped_strides(shape: tuple[Dim, ...], strides: tuple[Dim, ...], target: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
+    """Strides under another shape without moving elements, by matching runs of axes with equal products; None if there are none."""
+    source = [(d, s) for d, s in zip(shape, strides, strict=True) if d != 1]
+    result: list[Dim] = []
+    wanted = [d for d in target if d != 1]
+    while source and wanted:
+        group, product = [source.pop(0)], wanted.pop(0)
+        sizes, total = [product], group[0][0]
+        while total != product:
+            ratio_up, ratio_down = divide_exactly(product, total), divide_exactly(total, product)
+            if ratio_up is not None and source:
+                group.append(source.pop(0))
+                total = total * group[-1][0]
+            elif ratio_down is not None and wanted:
+                sizes.append(wanted.pop(0))
+                product = product * sizes[-1]
+            else:
+                return None
+        if any(a[1] != b[0] * b[1] for a, b in zip(group, group[1:], strict=False)):
+            return None
+        inner = group[-1][1]
+        result += [inner * d for d in contiguous_strides(tuple(sizes))]
+    if source or wanted:
+        return None
+    steps = iter(result)
+    return tuple(next(steps) if d != 1 else 0 for d in target)
 
 
 class _Reach:

@@ -26,7 +26,7 @@ class _Planner:
         self.graph, self.target = graph, target
         self.buffers: dict[Value, Buffer] = {}
         self.constants: list[np.ndarray] = []
-        self.kernel_names: dict[str, str] = {}
+        self.kernel_names: dict[Kernel, str] = {}
 
     def run(self) -> Lir:
         grouping = group_graph(self.graph)
@@ -87,6 +87,6 @@ class _Planner:
 
     def _named(self, kernel: Kernel) -> Kernel:
         """Equal kernels get one name, k0, k1, … in the order of their first use."""
-        text = repr(replace(kernel, name="k"))
-        name = self.kernel_names.setdefault(text, f"k{len(self.kernel_names)}")
+        anonymous = replace(kernel, name="k")
+        name = self.kernel_names.setdefault(anonymous, f"k{len(self.kernel_names)}")
         return replace(kernel, name=name)

@@ -44,14 +44,14 @@ class NativeKernel:
         return self.code.address(name)
 
 
-_loaded: OrderedDict[tuple[str, str], NativeKernel] = OrderedDict()
+_loaded: OrderedDict[tuple[Kernel, str], NativeKernel] = OrderedDict()
 _loaded_lock = threading.Lock()
 
 
 def native_kernel(kernel: Kernel, target: Target) -> NativeKernel:
     """The machine code of a kernel; equal kernels are compiled once per process."""
     anonymous = replace(kernel, name="kernel")
-    key = (repr(anonymous), target.key)
+    key = (anonymous, target.key)
     with _loaded_lock:
         found = _loaded.get(key)
         if found is not None:
