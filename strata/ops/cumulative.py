@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from strata.core import Dim, TensorType, broadcast_shapes, f32, f64, i32, normalize_axis
-from strata.mir import METHODS, Op, Sample, UnaryOp, Value, function, op
+from strata.core import Dim, TensorType, broadcast_shapes, f32, f64, i32, i64, normalize_axis
+from strata.mir import METHODS, Op, Sample, UnaryOp, Value, constant, draw, function, op
 from strata.ops.elementwise import accepts
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
-from strata.ops.movement import Pad, broadcast_to, flatten, narrow
+from strata.ops.movement import Pad, broadcast_to, flatten, narrow, zeros_like
 from strata.ops.reduce import _summable as summable
 
 if TYPE_CHECKING:
@@ -177,6 +177,112 @@ class LinearRecurrence(Op):
         ]  # fmt: skip
 
 
+class RunningExtremum(Along):
+    """The best element so far and its id, the first one at a tie. NaN is the best."""
+
+    allowed = "ordered"
+    dtypes = "ordered"
+    multi_output = True
+
+    best: ClassVar[Any]
+
+    def infer(self, x: TensorType) -> Any:
+        kind = super().infer(x)
+        return kind, kind.with_dtype(i64)
+
+    def better(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        self.missing("numpy")
+
+    def numpy(self, x: np.ndarray) -> Any:
+        values = self.best.accumulate(x, axis=self.axis)
+        rows, best = np.moveaxis(x, self.axis, 0), np.moveaxis(values, self.axis, 0)
+        fresh = np.zeros(rows.shape, bool)
+        fresh[1:] = self.better(rows[1:], best[:-1]) | (np.isnan(rows[1:]) & ~np.isnan(best[:-1]))
+        steps = np.arange(len(rows)).reshape(-1, *(1,) * (x.ndim - 1))
+        ids = np.maximum.accumulate(np.where(fresh, steps, 0), axis=0)
+        return values, np.moveaxis(ids, 0, self.axis)
+
+    def jvp(self, x: Value, *, out: tuple[Value, ...], dx: Value) -> tuple[Value | None, ...]:
+        return METHODS["gather_elements"](dx, out[1], self.axis), None
+
+    def vjp(self, x: Value, *, out: tuple[Value, ...], ct: tuple[Value | None, ...]) -> Value | None:
+        if ct[0] is None:
+            return None
+        return METHODS["scatter_elements"](zeros_like(x), out[1], ct[0], self.axis, reduction="add")
+
+    def vmap(self, x: Value, *, batched: tuple[bool, ...], size: Dim) -> Any:
+        return type(self)(self.axis + 1)(x)
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        return [
+            Sample(draw(f32[3, 4], distinct=True), axis=1), Sample(draw(f64[4, 2], distinct=True), axis=0),
+            Sample(f32[0, 2], axis=0), Sample(f32[2, 1], axis=1), Sample(i32[7], axis=0, grad=False),
+            Sample(np.float32([1, 1, 3, np.nan, 5, np.nan]), axis=0, grad=False),
+            Sample(np.float32([-np.inf, -np.inf, 0, 2, np.inf]), axis=0, grad=False),
+        ]  # fmt: skip
+
+
+@op("cummax")
+class Cummax(RunningExtremum):
+    """The largest element so far, and its id."""
+
+    best = np.maximum
+
+    def better(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return x > y
+
+
+@op("cummin")
+class Cummin(RunningExtremum):
+    """The smallest element so far, and its id."""
+
+    best = np.minimum
+
+    def better(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return x < y
+
+
+@op("logcumsumexp")
+class LogCumsumExp(Along):
+    """log of the running sum of exp(x), without overflow; its derivatives are recurrences of bounded factors."""
+
+    allowed = "float"
+    dtypes = "float"
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.logaddexp.accumulate(x, axis=self.axis)
+
+    def jvp(self, x: Value, *, out: Value, dx: Value) -> Value:
+        base = self._finite(out)
+        decay = _decay(shifted(out, self.axis, 0.0), base)
+        return LinearRecurrence(self.axis, False)(decay, METHODS["exp"](x - base) * dx)
+
+    def vjp(self, x: Value, *, out: Value, ct: Value) -> Value:
+        base = self._finite(out)
+        decay = _decay(out, shifted(base, self.axis, 0.0, reverse=True))
+        return METHODS["exp"](x - base) * LinearRecurrence(self.axis, True)(decay, ct)
+
+    def _finite(self, out: Value) -> Value:
+        """0 where the sum is empty: everything below is -inf there."""
+        return METHODS["where"](METHODS["isfinite"](out), out, constant(0, out.dtype))
+
+    def vmap(self, x: Value, *, batched: tuple[bool, ...], size: Dim) -> Value:
+        return LogCumsumExp(self.axis + 1)(x)
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        return [
+            Sample(f32[3, 4], axis=1), Sample(draw(f64[4, 2], -50.0, 50.0), axis=0), Sample(f32[0], axis=0),
+            Sample(np.float32([-np.inf, 900.0, -np.inf, 901.0]), axis=0, grad=False),
+        ]  # fmt: skip
+
+
+def _decay(before: Value, after: Value) -> Value:
+    """exp(before - after), which is at most 1; at the free end, where it multiplies 0, it must only be finite."""
+    return METHODS["exp"](METHODS["minimum"](before - after, constant(0, after.dtype)))
+
+
 # ------------------------------------------------------------------------------------------------------------ functions
 
 
@@ -217,3 +323,24 @@ def linear_recurrence(a: Operand, b: Operand, axis: int = 0, *, reverse: bool = 
     shape = broadcast_shapes(*(v.shape for v in values), what="linear_recurrence")
     factors, terms = (broadcast_to(v, shape) for v in values)
     return LinearRecurrence(normalize_axis(axis, factors.ndim, "linear_recurrence"), reverse)(factors, terms)
+
+
+@function()
+def cummax(x: Operand, axis: int = -1) -> tuple[Value, Value]:
+    """The largest element so far along an axis, and its id; the first one at a tie."""
+    value = as_value(x)
+    return Cummax(normalize_axis(axis, value.ndim, "cummax"))(value)
+
+
+@function()
+def cummin(x: Operand, axis: int = -1) -> tuple[Value, Value]:
+    """The smallest element so far along an axis, and its id; the first one at a tie."""
+    value = as_value(x)
+    return Cummin(normalize_axis(axis, value.ndim, "cummin"))(value)
+
+
+@function()
+def logcumsumexp(x: Operand, axis: int = -1) -> Value:
+    """log of the running sum of exp(x) along an axis."""
+    value = to_inexact(as_value(x))
+    return LogCumsumExp(normalize_axis(axis, value.ndim, "logcumsumexp"))(value)
