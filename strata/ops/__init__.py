@@ -31,6 +31,7 @@ from strata.ops.branching import Cond, cond
 from strata.ops import sequence as _sequence
 from strata.ops import random as _random
 from strata.ops import sampling as _sampling
+from strata.ops.arrange import arange, eye, linspace, tri
 from strata.ops.elementwise import accepts
 from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loop
 from strata.ops.fft import fftfreq, hann_window, rfftfreq
