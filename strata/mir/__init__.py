@@ -36,5 +36,5 @@ from strata.mir.ir import (
     toposort,
 )
 from strata.mir.sample import Draw, Sample, draw
-from strata.mir.text import VALUE_TYPES, parse, show, show_field
+from strata.mir.text import VALUE_TYPES, Parser, parse, show, show_field, show_name, show_where
 from strata.mir.verify import verify

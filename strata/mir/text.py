@@ -53,10 +53,10 @@ def _graph_lines(graph: Graph, indent: str) -> list[str]:
     names: dict[Value, str] = {}
     header: list[str] = []
     for x in (*graph.inputs, *graph.params):
-        names[x] = _name(leaf_name(x))
+        names[x] = show_name(leaf_name(x))
         header.append(f"{'param ' if isinstance(x.node.op, Param) else ''}{names[x]}: {x.type}")
     results = ", ".join(str(x.type) for x in graph.results)
-    lines = [f"{indent}mir @{_name(graph.name)}({', '.join(header)}) -> {results}{_where(graph.symbols())} {{"]
+    lines = [f"{indent}mir @{show_name(graph.name)}({', '.join(header)}) -> {results}{show_where(graph.symbols())} {{"]
     counter = 0
     for node in graph.nodes():
         if isinstance(node.op, (Input, Param)):
@@ -72,7 +72,8 @@ def _graph_lines(graph: Graph, indent: str) -> list[str]:
     return lines
 
 
-def _where(symbols: Mapping[str, Symbol]) -> str:
+def show_where(symbols: Mapping[str, Symbol]) -> str:
+    """The bounds of symbols, as the end of a header."""
     if not symbols:
         return ""
     parts = [f"{s.name} in {s.lo}..{'' if s.hi is None else s.hi}" for _, s in sorted(symbols.items())]
@@ -136,7 +137,8 @@ def _show_item(x: Any) -> str:
     return repr(x)
 
 
-def _name(text: str) -> str:
+def show_name(text: str) -> str:
+    """A name, quoted unless it is a simple one."""
     return text if _SIMPLE_NAME.match(text) else show_field(text)
 
 
