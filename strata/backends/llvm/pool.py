@@ -1,0 +1,349 @@
+"""Worker threads that live in native code, and the fork-join that hands chunks of a kernel out to them.
+
+One atomic word holds `generation << 16 | open << 15 | active`. A caller opens a generation; workers enter it by
+compare-and-swap while it is open; the caller takes chunks too, closes the generation when none is left, and waits only for
+the workers that entered. So a sleeping worker never delays a call: it just comes too late. A caller that finds the pool
+busy (another thread, or a call from inside a kernel) does all of its chunks alone. The chunks are the same in every case.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import threading
+from functools import cache
+from typing import Any, Final
+
+from strata.backends.llvm import jit
+from strata.backends.llvm.threads import available_threads, wait_functions
+from strata.core import Target
+
+# Offsets into the pool's memory; a cache line each, so that spinning readers do not disturb writers.
+_JOB, _SLEEPERS, _SPIN, _LOCK, _STOP, _HELPERS, _BYTES = 64, 128, 192, 256, 320, 384, 4096
+_SPIN_ROUNDS: Final = 20_000  # about half a millisecond of looking for work before a worker sleeps
+
+_TEXT: Final = f"""
+; the job of a generation: kernel, arguments, points, grain, next chunk
+define internal void @take_chunks(ptr %job) nounwind {{
+entry:
+  %kernel = load ptr, ptr %job, align 8
+  %p1 = getelementptr i8, ptr %job, i64 8
+  %arguments = load ptr, ptr %p1, align 8
+  %p2 = getelementptr i8, ptr %job, i64 16
+  %points = load i64, ptr %p2, align 8
+  %p3 = getelementptr i8, ptr %job, i64 24
+  %grain = load i64, ptr %p3, align 8
+  %next = getelementptr i8, ptr %job, i64 64
+  br label %take
+take:
+  %chunk = atomicrmw add ptr %next, i64 1 monotonic
+  %begin = mul i64 %chunk, %grain
+  %left = icmp slt i64 %begin, %points
+  br i1 %left, label %work, label %done
+work:
+  %stop = add i64 %begin, %grain
+  %inside = icmp slt i64 %stop, %points
+  %end = select i1 %inside, i64 %stop, i64 %points
+  call void %kernel(ptr %arguments, i64 %begin, i64 %end)
+  br label %take
+done:
+  ret void
+}}
+
+define ptr @pool_worker(ptr %pool) nounwind {{
+entry:
+  %pjob = getelementptr i8, ptr %pool, i64 {_JOB}
+  %psleepers = getelementptr i8, ptr %pool, i64 {_SLEEPERS}
+  %pspin = getelementptr i8, ptr %pool, i64 {_SPIN}
+  %pstop = getelementptr i8, ptr %pool, i64 {_STOP}
+  %phelpers = getelementptr i8, ptr %pool, i64 {_HELPERS}
+  br label %idle
+idle:
+  %last = phi i32 [ -1, %entry ], [ %generation, %run ]
+  br label %look
+look:
+  %rounds = phi i32 [ 0, %idle ], [ %more, %again ], [ 0, %awake ], [ %rounds, %enter ]
+  %word = load atomic i32, ptr %pool seq_cst, align 4
+  %openbit = and i32 %word, 32768
+  %open = icmp ne i32 %openbit, 0
+  %generation = lshr i32 %word, 16
+  %new = icmp ne i32 %generation, %last
+  %active = and i32 %word, 32767
+  %helpers = load atomic i32, ptr %phelpers monotonic, align 4
+  %room = icmp slt i32 %active, %helpers
+  %a = and i1 %open, %new
+  %b = and i1 %a, %room
+  br i1 %b, label %enter, label %nothing
+enter:
+  %entered = add i32 %word, 1
+  %swap = cmpxchg ptr %pool, i32 %word, i32 %entered seq_cst seq_cst
+  %in = extractvalue {{ i32, i1 }} %swap, 1
+  br i1 %in, label %run, label %look
+run:
+  %job = load ptr, ptr %pjob, align 8
+  call void @take_chunks(ptr %job)
+  %left = atomicrmw sub ptr %pool, i32 1 seq_cst
+  br label %idle
+nothing:
+  %stop = load atomic i32, ptr %pstop monotonic, align 4
+  %stopped = icmp ne i32 %stop, 0
+  br i1 %stopped, label %quit, label %spin
+spin:
+  call void @pause()
+  %more = add i32 %rounds, 1
+  %limit = load i32, ptr %pspin, align 4
+  %patient = icmp slt i32 %more, %limit
+  br i1 %patient, label %again, label %sleep
+again:
+  br label %look
+sleep:
+  %s0 = atomicrmw add ptr %psleepers, i32 1 seq_cst
+  call void @sleep_while(ptr %pool, i32 %word)
+  %s1 = atomicrmw sub ptr %psleepers, i32 1 seq_cst
+  br label %awake
+awake:
+  br label %look
+quit:
+  ret ptr null
+}}
+
+define void @pool_parallel(ptr %pool, i64 %threads, ptr %kernel, ptr %arguments, i64 %points, i64 %grain) nounwind {{
+entry:
+  %job = alloca [16 x i64], align 64
+  store ptr %kernel, ptr %job, align 8
+  %j1 = getelementptr i8, ptr %job, i64 8
+  store ptr %arguments, ptr %j1, align 8
+  %j2 = getelementptr i8, ptr %job, i64 16
+  store i64 %points, ptr %j2, align 8
+  %j3 = getelementptr i8, ptr %job, i64 24
+  store i64 %grain, ptr %j3, align 8
+  %next = getelementptr i8, ptr %job, i64 64
+  store i64 0, ptr %next, align 8
+  %one = icmp sle i64 %points, %grain
+  %single = icmp sle i64 %threads, 1
+  %serial = or i1 %one, %single
+  br i1 %serial, label %alone, label %try
+try:
+  %plock = getelementptr i8, ptr %pool, i64 {_LOCK}
+  %locked = cmpxchg ptr %plock, i32 0, i32 1 seq_cst seq_cst
+  %mine = extractvalue {{ i32, i1 }} %locked, 1
+  br i1 %mine, label %open, label %alone
+alone:
+  call void @take_chunks(ptr %job)
+  ret void
+open:
+  %phelpers = getelementptr i8, ptr %pool, i64 {_HELPERS}
+  %h64 = sub i64 %threads, 1
+  %h = trunc i64 %h64 to i32
+  store atomic i32 %h, ptr %phelpers monotonic, align 4
+  %pjob = getelementptr i8, ptr %pool, i64 {_JOB}
+  store ptr %job, ptr %pjob, align 8
+  %word = load atomic i32, ptr %pool seq_cst, align 4
+  %old = lshr i32 %word, 16
+  %generation = add i32 %old, 1
+  %high = shl i32 %generation, 16
+  %opened = or i32 %high, 32768
+  store atomic i32 %opened, ptr %pool seq_cst, align 4
+  %psleepers = getelementptr i8, ptr %pool, i64 {_SLEEPERS}
+  %sleepers = load atomic i32, ptr %psleepers seq_cst, align 4
+  %anyone = icmp ne i32 %sleepers, 0
+  br i1 %anyone, label %call, label %work
+call:
+  call void @wake(ptr %pool, i32 %h)
+  br label %work
+work:
+  call void @take_chunks(ptr %job)
+  %closed = atomicrmw and ptr %pool, i32 -32769 seq_cst
+  br label %wait
+wait:
+  %rounds = phi i32 [ 0, %work ], [ %more, %hold ], [ 0, %yield ]
+  %now = load atomic i32, ptr %pool seq_cst, align 4
+  %active = and i32 %now, 32767
+  %empty = icmp eq i32 %active, 0
+  br i1 %empty, label %done, label %spin
+spin:
+  call void @pause()
+  %more = add i32 %rounds, 1
+  %patient = icmp slt i32 %more, 2000
+  br i1 %patient, label %hold, label %yield
+hold:
+  br label %wait
+yield:
+  call void @give_way()
+  br label %wait
+done:
+  store atomic i32 0, ptr %plock seq_cst, align 4
+  ret void
+}}
+
+; a program: count of steps, then per step: kernel, points, grain, arguments, first argument (a word index);
+; an argument is (region, offset): regions[region] + offset, or the offset alone where the region is negative
+define void @program_run(ptr %program, ptr %regions, ptr %pool, i64 %threads, i64 %first, i64 %last) nounwind {{
+entry:
+  %pmost = getelementptr i64, ptr %program, i64 1
+  %most = load i64, ptr %pmost, align 8
+  %block = alloca i64, i64 %most, align 64
+  br label %head
+head:
+  %s = phi i64 [ %first, %entry ], [ %s2, %go ]
+  %some = icmp slt i64 %s, %last
+  br i1 %some, label %step, label %end
+step:
+  %s5 = mul i64 %s, 5
+  %at = add i64 %s5, 2
+  %row = getelementptr i64, ptr %program, i64 %at
+  %kernel = load ptr, ptr %row, align 8
+  %q1 = getelementptr i64, ptr %row, i64 1
+  %points = load i64, ptr %q1, align 8
+  %q2 = getelementptr i64, ptr %row, i64 2
+  %grain = load i64, ptr %q2, align 8
+  %q3 = getelementptr i64, ptr %row, i64 3
+  %count = load i64, ptr %q3, align 8
+  %q4 = getelementptr i64, ptr %row, i64 4
+  %start = load i64, ptr %q4, align 8
+  %list = getelementptr i64, ptr %program, i64 %start
+  br label %fill
+fill:
+  %i = phi i64 [ 0, %step ], [ %i2, %put ]
+  %fewer = icmp slt i64 %i, %count
+  br i1 %fewer, label %one, label %go
+one:
+  %i2x = mul i64 %i, 2
+  %pr = getelementptr i64, ptr %list, i64 %i2x
+  %region = load i64, ptr %pr, align 8
+  %po = getelementptr i64, ptr %pr, i64 1
+  %offset = load i64, ptr %po, align 8
+  %literal = icmp slt i64 %region, 0
+  br i1 %literal, label %put, label %read
+read:
+  %pb = getelementptr i64, ptr %regions, i64 %region
+  %base = load i64, ptr %pb, align 8
+  %sum = add i64 %base, %offset
+  br label %put
+put:
+  %value = phi i64 [ %offset, %one ], [ %sum, %read ]
+  %slot = getelementptr i64, ptr %block, i64 %i
+  store i64 %value, ptr %slot, align 8
+  %i2 = add i64 %i, 1
+  br label %fill
+go:
+  call void @pool_parallel(ptr %pool, i64 %threads, ptr %kernel, ptr %block, i64 %points, i64 %grain)
+  %s2 = add i64 %s, 1
+  br label %head
+end:
+  ret void
+}}
+
+define void @nothing(ptr %arguments, i64 %begin, i64 %end) nounwind {{
+  ret void
+}}
+"""
+_EXPORTS: Final = ("pool_worker", "pool_parallel", "program_run", "nothing")
+
+
+@cache
+def native_code() -> jit.Code:
+    """The pool and the program walker, compiled once per process."""
+    target = Target.host()
+    return jit.compile_and_load(f'target triple = "{target.triple}"\n{wait_functions()}{_TEXT}', _EXPORTS, target)
+
+
+class Pool:
+    """Workers beside the calling threads. Threads start on the first use that wants them, and again after a fork."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._memory = ctypes.create_string_buffer(_BYTES + 64)
+        self.address = -(-ctypes.addressof(self._memory) // 64) * 64
+        self._workers: list[Any] = []
+        self.default_threads = available_threads()
+        code = native_code()
+        self._parallel = ctypes.CFUNCTYPE(
+            None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
+        )(code.address("pool_parallel"))
+        self._worker = code.address("pool_worker")
+        self._reset()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+        atexit.register(self.stop)
+
+    @property
+    def workers(self) -> int:
+        """Threads started so far, without the caller's."""
+        return len(self._workers)
+
+    def ensure(self, threads: int) -> int:
+        """Starts workers so that a call can use this many threads, the caller's included; returns the number."""
+        if len(self._workers) < threads - 1:
+            with self._lock:
+                while len(self._workers) < threads - 1:
+                    self._workers.append(self._start())
+        return threads
+
+    def parallel(self, kernel: int, arguments: int, points: int, grain: int, threads: int | None = None) -> None:
+        """Runs a native kernel `void (ptr arguments, i64 begin, i64 end)` over all points, `grain` at a time."""
+        count = self.ensure(threads or self.default_threads)
+        self._parallel(self.address, count, kernel, arguments, points, grain)
+
+    def stop(self) -> None:
+        """Ends the workers; the next use starts new ones."""
+        with self._lock:
+            if not self._workers:
+                return
+            self._word(_STOP).value = 1
+            # an empty generation changes the word that sleepers wait on, and wakes them all
+            everyone = len(self._workers) + 1
+            self._parallel(self.address, everyone, native_code().address("nothing"), None, everyone, 1)
+            workers, self._workers = self._workers, []
+            for worker in workers:
+                _join(worker)
+            self._word(_STOP).value = 0
+
+    def _word(self, offset: int) -> ctypes.c_int32:
+        return ctypes.c_int32.from_address(self.address + offset)
+
+    def _reset(self) -> None:
+        ctypes.memset(self.address, 0, _BYTES)
+        self._word(_SPIN).value = _SPIN_ROUNDS
+
+    def _forget(self) -> None:
+        """In a forked child there are no workers, and locks may have been held by threads that are gone."""
+        self._lock = threading.Lock()
+        self._workers = []
+        self._reset()
+
+    def _start(self) -> Any:
+        if _pthread_create is None:
+            worker = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(self._worker)
+            thread = threading.Thread(target=worker, args=(self.address,), daemon=True)
+            thread.start()
+            return thread
+        handle = ctypes.c_ulong()
+        failed = _pthread_create(ctypes.byref(handle), None, ctypes.c_void_p(self._worker), ctypes.c_void_p(self.address))
+        if failed:
+            raise OSError(failed, "a worker thread cannot be started")
+        return handle
+
+
+def _find_pthread_create() -> Any:
+    try:
+        return ctypes.CDLL(None).pthread_create
+    except (AttributeError, OSError, TypeError):
+        return None
+
+
+_pthread_create = _find_pthread_create()
+
+
+def _join(worker: Any) -> None:
+    if isinstance(worker, threading.Thread):
+        worker.join(1.0)
+    else:
+        ctypes.CDLL(None).pthread_join(worker, None)
+
+
+@cache
+def default_pool() -> Pool:
+    """The one pool of the process, shared by all sessions."""
+    return Pool()
