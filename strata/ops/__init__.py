@@ -14,6 +14,7 @@ from strata.ops import complex as _complex
 from strata.ops import conv as _conv
 from strata.ops import cumulative, elementwise, logic, movement, reduce, scanning
 from strata.ops import indexing, moving_window, scattering, sorting, subscript
+from strata.ops import einsum as _einsum
 from strata.ops import factorize as _factorize
 from strata.ops import fft as _fft
 from strata.ops import linalg as _linalg
@@ -22,6 +23,7 @@ from strata.ops import matmul as _matmul
 from strata.ops import fused, fused_blocks, losses, norm, norm_gradients
 from strata.ops import pool as _pool
 from strata.ops import pool_functions as _pool_functions
+from strata.ops import resize as _resize
 from strata.ops import rope as _rope
 from strata.ops import softmax as _softmax
 from strata.ops import solve as _solve
