@@ -328,7 +328,7 @@ def _adaptive_sizes(x: Value, output_size: Any, rank: int | None, what: str) -> 
         raise OptionError(f"{what}: output size {output_size} for {rank} axes of {x.type}", code="O241")
     rows = []
     for axis, want in enumerate(wanted, x.ndim - rank):
-        size = x.type.static_shape[axis]
+        size = x.shape[axis].__index__()
         target = size if want is None else int(want)
         if target < 1 or size < 1:
             raise OptionError(f"{what}: cannot pool axis {axis} of {x.type} to {target}", code="O246")
