@@ -1,8 +1,616 @@
-"""stub"""
-from strata.backends.llvm.builder import suffix
+"""Elementary functions as straight-line vector code, for f32 and f64 and any number of lanes.
+
+Bounds, in units in the last place, as measured by tests/unit/backends/llvm/test_vector_math.py: f32 at most 2, f64 at most 4.
+Zeros keep their sign, denormals are exact in and out, infinities and NaN give what NumPy gives. Functions that are seldom
+in a hot loop are computed in f64 for f32; the few that have no vector form here call the C library lane by lane.
+
+Coefficients are Chebyshev interpolants (weighted least maximum for ERF_LARGE) made with 50 digits; see vector_math_fit.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from strata.backends.llvm.builder import Function, bits_of, constant, integer_of, lanes_of, suffix, with_element
+from strata.core import Target
+
+_INF: Final = math.inf
+
+# (e^r - 1 - r) / r² on |r| ≤ ln2 / 2
+_EXPM1 = {
+    32: (0.5, 0.16666573381900845, 0.04166655011030512, 0.008363773874405574, 0.0013926926614021907),
+    64: (0.5, 0.1666666666666667, 0.04166666666666667, 0.008333333333325544, 0.0013888888888883327,
+         0.00019841269876864356, 2.4801587327007187e-05, 2.755725283351691e-06, 2.75572718102198e-07,
+         2.5106274733573296e-08, 2.0915442297780116e-09),
+}  # fmt: skip
+# (log((1 + s) / (1 - s)) - 2s) / s³ as a function of s², for (1 + s) / (1 - s) in [√½, √2]
+_LOG = {
+    32: (0.6666666654512713, 0.4000012942695626, 0.2854996859130847, 0.23353427603651186),
+    64: (0.6666666666666666, 0.40000000000001007, 0.2857142857072325, 0.22222222409750114, 0.18181793732111753,
+         0.15386342449645143, 0.13266048812203002, 0.131148348695975),
+}  # fmt: skip
+# (sin x - x) / x³ and (cos x - 1 + x²/2) / x⁴ as functions of x², |x| ≤ π/4
+_SIN = {
+    32: (-0.16666666663624022, 0.00833333178567173, -0.00019840039113012213, 2.7243811975258105e-06),
+    64: (-0.16666666666666666, 0.008333333333333331, -0.0001984126984126457, 2.755731921895673e-06,
+         -2.5052106100926675e-08, 1.605851097953535e-10, -7.58549250782124e-13),
+}  # fmt: skip
+_COS = {
+    32: (0.04166666453694609, -0.0013888279449649538, 2.454289633694463e-05),
+    64: (0.041666666666666664, -0.0013888888888888887, 2.480158730158437e-05, -2.75573192211902e-07,
+         2.0876755717957296e-09, -1.147044941240971e-11, 4.745202155702359e-14),
+}  # fmt: skip
+# (atan x - x) / x³ in x², |x| ≤ 1
+_ATAN = (
+    -0.3333333333333333, 0.19999999999999554, -0.14285714285648404, 0.11111111107234799, -0.09090908969557403,
+    0.07692305354678655, -0.06666636435777692, 0.05882074956371294, -0.05261265735709454, 0.04752086773576656,
+    -0.04308119655330471, 0.03872640214042632, -0.033750132001619734, 0.027567942297344678, -0.020238706986393514,
+    0.012756172907694298, -0.006575683344151699, 0.002622977891906089, -0.0007518472526973822, 0.0001368724853148122,
+    -1.1832505417555692e-05,
+)  # fmt: skip
+# (asin x - x) / x³ in x², |x| ≤ ½
+_ASIN = (
+    0.16666666666666666, 0.07500000000000118, 0.044642857142551895, 0.03038194447553234, 0.02237215744350722,
+    0.017352816540325496, 0.01396378001220357, 0.011566459612121669, 0.009621842970100282, 0.009319560794767446,
+    0.0030448799094556773, 0.019554513336123378, -0.01924167174674304, 0.02961201126495512,
+)  # fmt: skip
+# (erf x - x) / x in x², |x| ≤ 0.96; and (-log erfc x - x) / x in x from there to 3.95
+_ERF_SMALL = (
+    0.12837916637039357, -0.37612631184221473, 0.1128365692376854, -0.026857301677163395, 0.005195947961834234,
+    -0.000808645906432634, 8.138705363383426e-05,
+)  # fmt: skip
+_ERF_LARGE = (
+    0.12867467507419805, 0.6350459689611178, 0.10640958958929196, -0.023909626347718822, 0.0037117058245622623,
+    -0.0003397164438994981, 1.2910177266084781e-05,
+)  # fmt: skip
+# (tanh x - x) / x³ in x², |x| ≤ 0.6
+_TANH = (-0.3333333033273155, 0.13332915366987452, -0.053873948848643334, 0.02111095904951479, -0.006269119719649729)
+# (sinh x - x) / x³ in x², |x| ≤ 1
+_SINH = (
+    0.16666666666666666, 0.008333333333333333, 0.00019841269841269773, 2.755731922404034e-06, 2.505210836405804e-08,
+    1.6059048396350562e-10, 7.646625361656657e-13, 2.8445264169895285e-15,
+)  # fmt: skip
+
+_LN2 = {32: (0.693359375, -0.00021219444005469057), 64: (0.6931471675634384, 1.2996506893889889e-08)}
+_HALF_PI = {
+    32: (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15),
+    64: (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33),
+}
+_MAGIC = {32: 12582912.0, 64: 6755399441055744.0}  # 1.5 * 2^(mantissa bits): adding it rounds to an integer
+_MANTISSA = {32: 23, 64: 52}
+_BIAS = {32: 127, 64: 1023}
+_EXP_LIMITS = {32: (-104.0, 88.8), 64: (-746.0, 710.0)}
+_LEAST_NORMAL = {32: 2.0**-126, 64: 2.0**-1022}
+_TURN_LIMIT = {32: 30000.0, 64: 1.0e6}  # above, the remainder by π/2 needs more bits than three words of it
+
+
+@dataclass(frozen=True, slots=True)
 class Math:
-    def __init__(self,f,type_,target): self.f=f; self.type=type_; self.target=target
-def exp(m,x): return m.f.intrinsic("exp",m.type,x)
-def __getattr__(name): 
-    if name.startswith("__"): raise AttributeError(name)
-    return lambda m,*a: m.f.intrinsic(name,m.type,*a)
+    """Short names for float arithmetic on one type."""
+
+    f: Function
+    type: str
+    target: Target
+
+    @property
+    def bits(self) -> int:
+        return bits_of(self.type)
+
+    @property
+    def whole(self) -> str:
+        """The integer type of the same width."""
+        return integer_of(self.type)
+
+    @property
+    def flag(self) -> str:
+        return with_element(self.type, "i1")
+
+    def c(self, value: float) -> str:
+        return constant(self.type, value)
+
+    def i(self, value: int) -> str:
+        return constant(self.whole, value)
+
+    def add(self, a: str, b: str) -> str:
+        return self.f.binary("fadd", self.type, a, b)
+
+    def sub(self, a: str, b: str) -> str:
+        return self.f.binary("fsub", self.type, a, b)
+
+    def mul(self, a: str, b: str) -> str:
+        return self.f.binary("fmul", self.type, a, b)
+
+    def div(self, a: str, b: str) -> str:
+        return self.f.binary("fdiv", self.type, a, b)
+
+    def neg(self, a: str) -> str:
+        return self.f.op(f"fneg {self.type} {a}")
+
+    def fma(self, a: str, b: str, c: str) -> str:
+        """a * b + c; rounded once where the target can."""
+        return self.f.fma(self.type, a, b, c) if self.target.has_fma else self.add(self.mul(a, b), c)
+
+    def abs(self, a: str) -> str:
+        return self.f.intrinsic("fabs", self.type, a)
+
+    def sqrt(self, a: str) -> str:
+        return self.f.intrinsic("sqrt", self.type, a)
+
+    def copysign(self, a: str, sign: str) -> str:
+        return self.f.intrinsic("copysign", self.type, a, sign)
+
+    def test(self, predicate: str, a: str, b: str) -> str:
+        return self.f.compare(predicate, self.type, a, b)
+
+    def select(self, condition: str, a: str, b: str) -> str:
+        return self.f.select(self.type, condition, a, b)
+
+    def at_most(self, a: str, limit: float) -> str:
+        """min(a, limit) that keeps NaN."""
+        return self.select(self.test("ogt", a, self.c(limit)), self.c(limit), a)
+
+    def at_least(self, a: str, limit: float) -> str:
+        return self.select(self.test("olt", a, self.c(limit)), self.c(limit), a)
+
+    def polynomial(self, x: str, coefficients: Sequence[float]) -> str:
+        """c0 + c1 x + c2 x² …"""
+        result = self.c(coefficients[-1])
+        for coefficient in reversed(coefficients[:-1]):
+            result = self.fma(result, x, self.c(coefficient))
+        return result
+
+    def as_bits(self, a: str) -> str:
+        return self.f.convert("bitcast", self.type, a, self.whole)
+
+    def from_bits(self, a: str) -> str:
+        return self.f.convert("bitcast", self.whole, a, self.type)
+
+    def integer(self, operation: str, a: str, b: str) -> str:
+        return self.f.binary(operation, self.whole, a, b)
+
+    def power_of_two(self, n: str) -> str:
+        """2ⁿ for an integer vector n that gives a normal number."""
+        shifted = self.integer("shl", self.integer("add", n, self.i(_BIAS[self.bits])), self.i(_MANTISSA[self.bits]))
+        return self.from_bits(shifted)
+
+    def doubled(self) -> Math:
+        """The same lanes in f64."""
+        return replace(self, type=with_element(self.type, "double"))
+
+
+def in_double(function: Callable[..., str]) -> Callable[..., str]:
+    """A function computed in f64 whatever it is called with: for f32 the result is then rounded once."""
+
+    def call(m: Math, *args: str) -> str:
+        if m.bits == 64:
+            return function(m, *args)
+        wide = m.doubled()
+        made = function(wide, *(m.f.convert("fpext", m.type, a, wide.type) for a in args))
+        return m.f.convert("fptrunc", wide.type, made, m.type)
+
+    call.__doc__ = function.__doc__
+    return call
+
+
+def library(name: str, m: Math, *args: str) -> str:
+    """A function of the C library, lane by lane, in f64."""
+    wide = m.doubled()
+    inputs = [m.f.convert("fpext", m.type, a, wide.type) if m.bits == 32 else a for a in args]
+    lanes = lanes_of(m.type)
+    if lanes == 1:
+        result = m.f.call("double", name, *(("double", a) for a in inputs))
+    else:
+        result = "poison"
+        for lane in range(lanes):
+            scalars = [m.f.extract(wide.type, a, lane) for a in inputs]
+            one = m.f.call("double", name, *(("double", a) for a in scalars))
+            result = m.f.insert(wide.type, result, one, lane)
+    return m.f.convert("fptrunc", wide.type, result, m.type) if m.bits == 32 else result
+
+
+# exponentials
+
+
+def _reduce_exp(m: Math, x: str) -> tuple[str, str, str]:
+    """(n as an integer, r, e^r - 1) with x = n ln2 + r."""
+    shifted = m.fma(x, m.c(1 / math.log(2)), m.c(_MAGIC[m.bits]))
+    n = m.sub(shifted, m.c(_MAGIC[m.bits]))
+    whole = m.integer("sub", m.as_bits(shifted), m.as_bits(m.c(_MAGIC[m.bits])))
+    high, low = _LN2[m.bits]
+    r = m.fma(n, m.c(-low), m.fma(n, m.c(-high), x))
+    return whole, r, m.fma(m.mul(r, r), m.polynomial(r, _EXPM1[m.bits]), r)
+
+
+def _scale(m: Math, x: str, n: str) -> str:
+    """x * 2ⁿ in two steps, so that the result may be denormal or overflow."""
+    half = m.integer("ashr", n, m.i(1))
+    return m.mul(m.mul(x, m.power_of_two(half)), m.power_of_two(m.integer("sub", n, half)))
+
+
+def exp(m: Math, x: str) -> str:
+    low, high = _EXP_LIMITS[m.bits]
+    inside = m.at_most(m.at_least(x, low), high)
+    n, _, q = _reduce_exp(m, inside)
+    return _scale(m, m.add(q, m.c(1.0)), n)
+
+
+def exp2(m: Math, x: str) -> str:
+    low, high = {32: (-151.0, 129.0), 64: (-1076.0, 1025.0)}[m.bits]
+    inside = m.at_most(m.at_least(x, low), high)
+    shifted = m.add(inside, m.c(_MAGIC[m.bits]))
+    n = m.sub(shifted, m.c(_MAGIC[m.bits]))
+    whole = m.integer("sub", m.as_bits(shifted), m.as_bits(m.c(_MAGIC[m.bits])))
+    r = m.mul(m.sub(inside, n), m.c(math.log(2)))
+    q = m.fma(m.mul(r, r), m.polynomial(r, _EXPM1[m.bits]), r)
+    return _scale(m, m.add(q, m.c(1.0)), whole)
+
+
+def expm1(m: Math, x: str) -> str:
+    low, high = {32: (-30.0, 89.0), 64: (-60.0, 710.0)}[m.bits]
+    inside = m.at_most(m.at_least(x, low), high)
+    n, _, q = _reduce_exp(m, inside)
+    scale = m.power_of_two(m.integer("sub", n, m.i(1)))  # one less, so that n = 1024 does not overflow too early
+    half = m.fma(scale, q, m.sub(scale, m.c(0.5)))
+    return m.copysign(m.add(half, half), x)
+
+
+def sigmoid(m: Math, x: str) -> str:
+    e = exp(m, m.neg(m.abs(x)))
+    top = m.select(m.test("olt", x, m.c(0.0)), e, m.c(1.0))
+    whole = m.add(e, m.c(1.0))
+    inverse = m.div(m.c(1.0), whole)
+    quotient = m.mul(top, inverse)
+    lost = m.sub(e, m.sub(whole, m.c(1.0)))
+    rest = m.fma(m.neg(quotient), lost, m.fma(m.neg(quotient), whole, top))
+    return m.fma(rest, inverse, quotient)
+
+
+def tanh(m: Math, x: str) -> str:
+    a = m.abs(x)
+    t = expm1(m, m.at_most(m.add(a, a), 60.0))
+    large = m.div(t, m.add(t, m.c(2.0)))
+    if m.bits == 32:
+        z = m.mul(x, x)
+        small = m.fma(m.mul(a, z), m.polynomial(z, _TANH), a)
+        # near 1 the quotient loses a bit that 1 - 2 / (t + 2) keeps
+        top = m.sub(m.c(1.0), m.div(m.c(2.0), m.add(t, m.c(2.0))))
+        large = m.select(m.test("olt", a, m.c(0.6)), small, top)
+    return m.copysign(large, x)
+
+
+@in_double
+def sinh(m: Math, x: str) -> str:
+    a = m.abs(x)
+    e = exp(m, m.mul(m.at_most(a, 1500.0), m.c(0.5)))
+    big = m.mul(m.mul(e, m.c(0.5)), e)
+    middle = m.sub(big, m.div(m.c(0.25), big))
+    z = m.mul(a, a)
+    small = m.fma(m.mul(a, z), m.polynomial(z, _SINH), a)
+    return m.copysign(m.select(m.test("olt", a, m.c(1.0)), small, middle), x)
+
+
+@in_double
+def cosh(m: Math, x: str) -> str:
+    e = exp(m, m.mul(m.at_most(m.abs(x), 1500.0), m.c(0.5)))
+    big = m.mul(m.mul(e, m.c(0.5)), e)
+    return m.add(big, m.div(m.c(0.25), big))
+
+
+# logarithms
+
+
+def _reduce_log(m: Math, x: str) -> tuple[str, str]:
+    """(k as a float, f) with x = 2ᵏ (1 + f) and 1 + f in [√½, √2], for positive finite x."""
+    tiny = m.test("olt", x, m.c(_LEAST_NORMAL[m.bits]))
+    bits = m.as_bits(m.select(tiny, m.mul(x, m.c(2.0 ** (_MANTISSA[m.bits] + 1))), x))
+    root = m.as_bits(m.c(math.sqrt(0.5)))
+    offset = m.integer("sub", bits, root)
+    k = m.integer("ashr", offset, m.i(_MANTISSA[m.bits]))
+    mantissa = m.integer("sub", bits, m.integer("shl", k, m.i(_MANTISSA[m.bits])))
+    exponent = m.f.convert("sitofp", m.whole, k, m.type)
+    exponent = m.sub(exponent, m.select(tiny, m.c(_MANTISSA[m.bits] + 1.0), m.c(0.0)))
+    return exponent, m.sub(m.from_bits(mantissa), m.c(1.0))
+
+
+def _log_of(m: Math, f: str) -> tuple[str, str]:
+    """(f, rest) with log(1 + f) = f + rest."""
+    s = m.div(f, m.add(f, m.c(2.0)))
+    z = m.mul(s, s)
+    half_square = m.mul(m.mul(f, f), m.c(0.5))
+    inner = m.fma(m.polynomial(z, _LOG[m.bits]), z, half_square)
+    return f, m.fma(s, inner, m.neg(half_square))
+
+
+def _log_specials(m: Math, x: str, result: str) -> str:
+    positive = m.test("ogt", x, m.c(0.0))
+    result = m.select(m.test("oeq", x, m.c(_INF)), x, result)
+    zero_or_nan = m.select(m.test("oeq", x, m.c(0.0)), m.c(-_INF), m.c(math.nan))
+    return m.select(positive, result, zero_or_nan)
+
+
+def log(m: Math, x: str) -> str:
+    k, f = _reduce_log(m, x)
+    f, rest = _log_of(m, f)
+    high, low = _LN2[m.bits]
+    small = m.fma(k, m.c(low), rest)
+    return _log_specials(m, x, m.fma(k, m.c(high), m.add(f, small)))
+
+
+@in_double
+def log2(m: Math, x: str) -> str:
+    """log(1 + f) / ln2 with the rounding of the product given back."""
+    k, f = _reduce_log(m, x)
+    f, rest = _log_of(m, f)
+    total = m.add(f, rest)
+    lost = m.sub(rest, m.sub(total, f))
+    high = m.c(1.4426950408889634)
+    product = m.mul(total, high)
+    error = m.fma(total, high, m.neg(product)) if m.target.has_fma else m.c(0.0)
+    low = m.fma(total, m.c(2.0355273740931033e-17), m.fma(lost, high, error))
+    return _log_specials(m, x, m.add(k, m.add(product, low)))
+
+
+def log1p(m: Math, x: str) -> str:
+    u = m.add(x, m.c(1.0))
+    lost = m.sub(x, m.sub(u, m.c(1.0)))
+    usable = m.test("one", lost, m.c(0.0))
+    usable = m.f.binary("and", m.flag, usable, m.test("olt", m.abs(u), m.c(_INF)))
+    correction = m.select(usable, m.div(lost, u), m.c(0.0))
+    result = m.add(log(m, u), correction)
+    return m.select(m.test("oeq", u, m.c(1.0)), x, result)
+
+
+@in_double
+def asinh(m: Math, x: str) -> str:
+    a = m.abs(x)
+    big = m.test("ogt", a, m.c(1e8))
+    z = m.mul(a, a)
+    near = log1p(m, m.add(a, m.div(z, m.add(m.sqrt(m.add(z, m.c(1.0))), m.c(1.0)))))
+    far = m.add(log(m, a), m.c(math.log(2)))
+    return m.copysign(m.select(big, far, near), x)
+
+
+@in_double
+def acosh(m: Math, x: str) -> str:
+    t = m.sub(x, m.c(1.0))
+    near = log1p(m, m.add(t, m.sqrt(m.fma(t, t, m.add(t, t)))))
+    far = m.add(log(m, x), m.c(math.log(2)))
+    made = m.select(m.test("ogt", x, m.c(1e8)), far, near)
+    return m.select(m.test("olt", x, m.c(1.0)), m.c(math.nan), made)
+
+
+@in_double
+def atanh(m: Math, x: str) -> str:
+    a = m.abs(x)
+    made = m.mul(log1p(m, m.div(m.add(a, a), m.sub(m.c(1.0), a))), m.c(0.5))
+    return m.copysign(made, x)
+
+
+def power(m: Math, x: str, y: str) -> str:
+    """f32 through f64, where a plain product of logarithms is accurate enough; f64 by the C library."""
+    if m.bits == 64:
+        return library("pow", m, x, y)
+    wide = m.doubled()
+    a, b = (m.f.convert("fpext", m.type, v, wide.type) for v in (x, y))
+    return m.f.convert("fptrunc", wide.type, _power_in_double(wide, a, b), m.type)
+
+
+def _power_in_double(m: Math, x: str, y: str) -> str:
+    magnitude = exp(m, m.mul(log(m, m.abs(x)), y))
+    whole = m.test("oeq", m.f.intrinsic("trunc", m.type, y), y)
+    half = m.mul(y, m.c(0.5))
+    odd = m.f.binary("and", m.flag, whole, m.test("one", m.f.intrinsic("trunc", m.type, half), half))
+    signed = m.select(odd, m.copysign(magnitude, x), magnitude)
+    finite_negative = m.f.binary("and", m.flag, m.test("olt", x, m.c(0.0)), m.test("ogt", x, m.c(-_INF)))
+    not_whole = m.f.binary("xor", m.flag, whole, constant(m.flag, 1))
+    signed = m.select(m.f.binary("and", m.flag, finite_negative, not_whole), m.c(math.nan), signed)
+    is_one = m.f.binary("or", m.flag, m.test("oeq", y, m.c(0.0)), m.test("oeq", x, m.c(1.0)))
+    # (-1) ** ±inf is 1
+    unit = m.f.binary("and", m.flag, m.test("oeq", m.abs(x), m.c(1.0)), m.test("oeq", m.abs(y), m.c(_INF)))
+    return m.select(m.f.binary("or", m.flag, is_one, unit), m.c(1.0), signed)
+
+
+def integer_power(f: Function, type_: str, x: str, y: str, *, signed: bool) -> str:
+    """Square and multiply, one bit of the exponent a turn, wrapping; a negative exponent gives 0, 1 or -1."""
+    flag = with_element(type_, "i1")
+
+    def turn(_: str, state: list[str]) -> list[str]:
+        result, base, rest = state
+        odd = f.compare("ne", type_, f.binary("and", type_, rest, constant(type_, 1)), constant(type_, 0))
+        multiplied = f.select(type_, odd, f.binary("mul", type_, result, base), result)
+        return [multiplied, f.binary("mul", type_, base, base), f.binary("lshr", type_, rest, constant(type_, 1))]
+
+    carried = ((type_, constant(type_, 1)), (type_, x), (type_, y))
+    result = f.loop(0, bits_of(type_), 1, carried, turn)[0]
+    if not signed:
+        return result
+    negative = f.compare("slt", type_, y, constant(type_, 0))
+    odd = f.compare("ne", type_, f.binary("and", type_, y, constant(type_, 1)), constant(type_, 0))
+    minus_one = f.compare("eq", type_, x, constant(type_, -1))
+    alternate = f.select(type_, odd, constant(type_, -1), constant(type_, 1))
+    one = f.compare("eq", type_, x, constant(type_, 1))
+    inverse = f.select(type_, minus_one, alternate, f.select(type_, one, x, constant(type_, 0)))
+    return f.select(type_, f.op(f"and {flag} {negative}, {negative}"), inverse, result)
+
+
+# angles
+
+
+def _reduce_turn(m: Math, x: str) -> tuple[str, str]:
+    """(quadrant as an integer, r) with x = quadrant π/2 + r and |r| ≤ π/4."""
+    shifted = m.fma(x, m.c(2 / math.pi), m.c(_MAGIC[m.bits]))
+    n = m.sub(shifted, m.c(_MAGIC[m.bits]))
+    r = x
+    for part in _HALF_PI[m.bits]:
+        r = m.fma(n, m.c(-part), r)
+    return m.as_bits(shifted), r
+
+
+def _turning(m: Math, x: str, shift: int, name: str) -> str:
+    """sin (shift 0) or cos (shift 1); arguments too large for three words of π go to the C library, all lanes at once."""
+    f = m.f
+    large = m.test("ogt", m.abs(x), m.c(_TURN_LIMIT[m.bits]))
+    if lanes_of(m.type) > 1:
+        large = f.call("i1", f"llvm.vector.reduce.or.{suffix(m.flag)}", (m.flag, large))
+
+    def near() -> list[str]:
+        quadrant, r = _reduce_turn(m, x)
+        if shift:
+            quadrant = m.integer("add", quadrant, m.i(1))
+        z = m.mul(r, r)
+        sine = m.fma(m.mul(r, z), m.polynomial(z, _SIN[m.bits]), r)
+        cosine = m.add(m.fma(m.mul(z, z), m.polynomial(z, _COS[m.bits]), m.mul(z, m.c(-0.5))), m.c(1.0))
+        odd = f.compare("ne", m.whole, m.integer("and", quadrant, m.i(1)), m.i(0))
+        value = m.select(odd, cosine, sine)
+        sign = m.integer("shl", m.integer("and", quadrant, m.i(2)), m.i(m.bits - 2))
+        made = m.from_bits(m.integer("xor", m.as_bits(value), sign))
+        # sin(-0) is -0
+        return [made if shift else m.select(m.test("oeq", x, m.c(0.0)), x, made)]
+
+    return f.if_(large, lambda: [library(name, m, x)], near, (m.type,))[0]
+
+
+def sin(m: Math, x: str) -> str:
+    return _turning(m, x, 0, "sin")
+
+
+def cos(m: Math, x: str) -> str:
+    return _turning(m, x, 1, "cos")
+
+
+@in_double
+def tan(m: Math, x: str) -> str:
+    return m.div(sin(m, x), cos(m, x))
+
+
+@in_double
+def atan(m: Math, x: str) -> str:
+    a = m.abs(x)
+    inverted = m.test("ogt", a, m.c(1.0))
+    t = m.select(inverted, m.div(m.c(1.0), a), a)
+    made = _atan_of(m, t)
+    turned = m.add(m.sub(m.c(math.pi / 2), made), m.c(6.123233995736766e-17))
+    return m.copysign(m.select(inverted, turned, made), x)
+
+
+def _atan_of(m: Math, t: str) -> str:
+    z = m.mul(t, t)
+    return m.fma(m.mul(t, z), m.polynomial(z, _ATAN), t)
+
+
+@in_double
+def atan2(m: Math, y: str, x: str) -> str:
+    ay, ax = m.abs(y), m.abs(x)
+    steep = m.test("ogt", ay, ax)
+    low, high = m.select(steep, ax, ay), m.select(steep, ay, ax)
+    ratio = m.div(low, high)
+    both_zero = m.test("oeq", high, m.c(0.0))
+    both_infinite = m.test("oeq", low, m.c(_INF))
+    ratio = m.select(both_zero, m.c(0.0), m.select(both_infinite, m.c(1.0), ratio))
+    angle = _atan_of(m, ratio)
+    angle = m.select(steep, m.add(m.sub(m.c(math.pi / 2), angle), m.c(6.123233995736766e-17)), angle)
+    backwards = m.f.compare("slt", m.whole, m.as_bits(x), m.i(0))
+    angle = m.select(backwards, m.add(m.sub(m.c(math.pi), angle), m.c(1.2246467991473532e-16)), angle)
+    unordered = m.test("uno", x, y)
+    return m.select(unordered, m.c(math.nan), m.copysign(angle, y))
+
+
+def _asin_half(m: Math, t: str, z: str) -> str:
+    return m.fma(m.mul(t, z), m.polynomial(z, _ASIN), t)
+
+
+@in_double
+def asin(m: Math, x: str) -> str:
+    a = m.abs(x)
+    outer = m.test("ogt", a, m.c(0.5))
+    z = m.select(outer, m.mul(m.sub(m.c(1.0), a), m.c(0.5)), m.mul(a, a))
+    t = m.select(outer, m.sqrt(z), a)
+    made = _asin_half(m, t, z)
+    turned = m.sub(m.c(math.pi / 2), m.sub(m.add(made, made), m.c(6.123233995736766e-17)))
+    return m.copysign(m.select(outer, turned, made), x)
+
+
+@in_double
+def acos(m: Math, x: str) -> str:
+    a = m.abs(x)
+    outer = m.test("ogt", a, m.c(0.5))
+    z = m.select(outer, m.mul(m.sub(m.c(1.0), a), m.c(0.5)), m.mul(a, a))
+    t = m.select(outer, m.sqrt(z), a)
+    made = _asin_half(m, t, z)
+    double = m.add(made, made)
+    negative = m.test("olt", x, m.c(0.0))
+    far = m.select(negative, m.add(m.sub(m.c(math.pi), double), m.c(1.2246467991473532e-16)), double)
+    near = m.sub(m.c(math.pi / 2), m.sub(m.copysign(made, x), m.c(6.123233995736766e-17)))
+    return m.select(outer, far, near)
+
+
+# the rest
+
+
+def erf(m: Math, x: str) -> str:
+    if m.bits == 64:
+        return library("erf", m, x)
+    a = m.at_most(m.abs(x), 3.95)
+    z = m.mul(a, a)
+    small = m.fma(m.polynomial(z, _ERF_SMALL), a, a)
+    exponent = m.fma(m.polynomial(a, _ERF_LARGE), a, a)
+    n, _, q = _reduce_exp(m, m.neg(exponent))
+    scale = m.power_of_two(n)  # at least e^-17: normal
+    large = m.sub(m.c(1.0), m.fma(scale, q, scale))
+    return m.copysign(m.select(m.test("olt", a, m.c(0.96)), small, large), x)
+
+
+def erfc(m: Math, x: str) -> str:
+    return library("erfc", m, x)
+
+
+def lgamma(m: Math, x: str) -> str:
+    return library("lgamma", m, x)
+
+
+def fmod(m: Math, x: str, y: str) -> str:
+    """The exact remainder with the sign of x."""
+    return library("fmod", m, x, y)
+
+
+def python_mod(m: Math, x: str, y: str) -> str:
+    r = fmod(m, x, y)
+    differs = m.test("one", r, m.c(0.0))
+    signs = m.f.binary("xor", m.flag, m.test("olt", r, m.c(0.0)), m.test("olt", y, m.c(0.0)))
+    fixed = m.select(m.f.binary("and", m.flag, differs, signs), m.add(r, y), r)
+    return m.select(m.test("oeq", fixed, m.c(0.0)), m.copysign(m.c(0.0), y), fixed)
+
+
+def hypot(m: Math, x: str, y: str) -> str:
+    """√(x² + y²) without overflow on the way."""
+    if m.bits == 32:
+        wide = m.doubled()
+        a, b = (m.f.convert("fpext", m.type, v, wide.type) for v in (x, y))
+        root = m.f.convert("fptrunc", wide.type, wide.sqrt(wide.fma(a, a, wide.mul(b, b))), m.type)
+        infinite = m.f.binary("or", m.flag, m.test("oeq", m.abs(x), m.c(_INF)), m.test("oeq", m.abs(y), m.c(_INF)))
+        return m.select(infinite, m.c(_INF), root)
+    return library("hypot", m, x, y)
+
+
+def complex_exp(m: Math, re: str, im: str) -> tuple[str, str]:
+    e = exp(m, re)
+    flat = m.test("oeq", im, m.c(0.0))
+    sine = m.mul(e, sin(m, im))
+    return m.mul(e, cos(m, im)), m.select(flat, im, sine)
+
+
+def complex_log(m: Math, re: str, im: str) -> tuple[str, str]:
+    return log(m, hypot(m, re, im)), atan2(m, im, re)
+
+
+def complex_sqrt(m: Math, re: str, im: str) -> tuple[str, str]:
+    size = hypot(m, re, im)
+    root = m.sqrt(m.mul(m.add(size, m.abs(re)), m.c(0.5)))
+    other = m.div(m.abs(im), m.add(root, root))
+    other = m.select(m.test("oeq", root, m.c(0.0)), m.c(0.0), other)
+    right = m.test("oge", re, m.c(0.0))
+    return m.select(right, root, other), m.copysign(m.select(right, other, root), im)
+
