@@ -13,7 +13,7 @@ from strata.ops import attention_functions as _attention_functions
 from strata.ops import complex as _complex
 from strata.ops import conv as _conv
 from strata.ops import cumulative, elementwise, logic, movement, reduce, scanning
-from strata.ops import indexing, moving_window, scattering, sorting, subscript
+from strata.ops import indexing, moving_window, numeric, scattering, sorting, subscript
 from strata.ops import einsum as _einsum
 from strata.ops import factorize as _factorize
 from strata.ops import fft as _fft
@@ -34,6 +34,7 @@ from strata.ops import sequence as _sequence
 from strata.ops import random as _random
 from strata.ops import sampling as _sampling
 from strata.ops.arrange import arange, eye, linspace, tri
+from strata.ops.custom import Custom, CustomFn, Extension, Extensions, custom, custom_fn, extensions
 from strata.ops.elementwise import accepts
 from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loop
 from strata.ops.fft import fftfreq, hann_window, rfftfreq

@@ -191,7 +191,7 @@ def read_slice(item: slice, size: Dim) -> Range:
                 code="T211", fix="dynamic_slice(x, starts, sizes)",
             )  # fmt: skip
         if bound is not None and not isinstance(bound, (int, np.integer, SymExpr)):
-            raise OptionError(f"getitem: a slice bound is an int, got {bound!r}", code="O206")
+            raise DTypeError(f"getitem: a slice bound is an int, got {bound!r}", code="D203")
     step = 1 if item.step is None else item.step
     if isinstance(step, SymExpr) or step == 0:
         raise OptionError(f"getitem: a slice needs a step that is a non-zero int, got {step}", code="O204")
