@@ -65,6 +65,7 @@ class Group:
 class Grouping:
     groups: list[Group]
     cuts: list[Cut]
+    fixed: frozenset[Value] = frozenset()
 
 
 _TRAITS: dict[tuple[Op, tuple[TensorType, ...]], Traits] = {}
@@ -141,6 +142,10 @@ class _Grouper:
         self.results = set(graph.results)
         self.stored: set[Value] = set()
         self.cuts: list[Cut] = []
+        self.fixed: set[Value] = set()  # values that depend on parameters and constants only: computed once
+        for node in self.order:
+            if isinstance(node.op, (Param, Constant)) or (node.inputs and all(x in self.fixed for x in node.inputs)):
+                self.fixed.update(node.outputs)
         self.matrix_reader: dict[Value, Node] = {}  # of views: the contraction that reads through them
         self.position = {id(node): i for i, node in enumerate(self.order)}
 
@@ -159,7 +164,7 @@ class _Grouper:
                 continue
             for root in group.roots:
                 groups[root] = group
-        return Grouping(self._schedule(self._merge(groups)), self.cuts)
+        return Grouping(self._schedule(self._merge(groups)), self.cuts, frozenset(self.fixed))
 
     # which values are stored
 
@@ -208,6 +213,8 @@ class _Grouper:
             return None if len(node.types) > 1 else "nothing reads it"
         if not what.lowers:
             return "it is computed by a host step"
+        if value in self.fixed and not what.moves and any(v not in self.fixed for u in users for v in u.outputs):
+            return "it depends on parameters only: computed once, when they are set"
         if len(node.types) > 1:
             return "its op has several outputs"
         for user in users:
@@ -310,7 +317,8 @@ class _Grouper:
     def _can_share(self, producer: Group, consumer: Group, reach: _Reach) -> bool:
         if producer.kernel is None or consumer.kernel is None:
             return False
-        if len({r.shape for r in (*producer.roots, *consumer.roots)}) != 1:
+        roots = (*producer.roots, *consumer.roots)
+        if len({r.shape for r in roots}) != 1 or len({r in self.fixed for r in roots}) != 1:
             return False
         if any(traits(n).contracts for n in (*producer.nodes, *consumer.nodes)):
             return False

@@ -27,7 +27,7 @@ class Buffer:
 
     name: str
     type: TensorType
-    role: str  # input, param, constant, result, scratch
+    role: str  # input, param, constant, weight (computed once from parameters), result, scratch
     key: str | int | None = None
     birth: int = -1  # steps between which a scratch buffer holds its value
     death: int = -1

@@ -48,6 +48,9 @@ class _Planner:
             for root in group.roots:
                 if root in first:
                     self.buffers[root] = Buffer(f"out{first[root]}", root.type, "result", first[root])
+                elif root in grouping.fixed:
+                    name = f"weight{sum(b.role == 'weight' for b in self.buffers.values())}"
+                    self.buffers[root] = Buffer(name, root.type, "weight")
                 else:
                     name = f"%{sum(b.role == 'scratch' for b in self.buffers.values())}"
                     self.buffers[root] = Buffer(name, root.type, "scratch", None, at, max(death[root], at))
@@ -72,8 +75,7 @@ class _Planner:
         reads = tuple(self._read_name(x) for x in group.reads)
         writes = tuple(self.buffers[x].name for x in group.roots)
         nodes = tuple(group.nodes)
-        phase = "prologue" if group.reads and all(
-            self.buffers[x].role in ("param", "constant") for x in group.reads) else "steady"
+        phase = "prologue" if all(self.buffers[x].role == "weight" for x in group.roots) else "steady"
         if group.kernel is None:
             reads = tuple(self._read_name(x) for x in nodes[0].inputs)
             return Step(nodes[0].op.name, reads, writes, nodes[0].op.name, None, nodes, phase)

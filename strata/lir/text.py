@@ -24,7 +24,7 @@ def show(lir: Lir) -> str:
 
 
 def _buffer(b: Buffer) -> str:
-    detail = f" {b.birth}..{b.death}" if b.role == "scratch" else f" {b.key}"
+    detail = f" {b.birth}..{b.death}" if b.role == "scratch" else f" {b.key}" if b.key is not None else ""
     return f"buffer {b.name} : {b.type} {b.role}{detail}"
 
 

@@ -431,7 +431,7 @@ class _Emitter:
         stride = self._stride(address)
         if stride == 1:
             return self._load_contiguous(node, lanes)
-        if lanes == 1 or stride == 0:
+        if lanes == 1 or (stride == 0 and (node.where is None or self.context.lanes_of(node.where) == 1)):
             return self._load_one(node)
         return self._load_gather(node, lanes)
 

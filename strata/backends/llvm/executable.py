@@ -115,8 +115,10 @@ class CpuExecutable:
         firsts = [name not in lir.io.outputs[:i] and lir.buffer(name).role == "result" for i, name in enumerate(lir.io.outputs)]
         self._output_regions = tuple(self._region[n] if own else 0 for n, own in zip(lir.io.outputs, firsts, strict=True))
         self._has_leaf_results = not all(firsts)
-        for name, array in self._values.items():
+        for name, array in list(self._values.items()):
             self._pack_for(name, array)
+        self._prologue = [s for s in lir.schedule if s.phase == "prologue"]
+        self._is_prepared = not self._prologue
 
     # building the program
 
@@ -124,6 +126,8 @@ class CpuExecutable:
         """Runs of kernels between host steps."""
         segments: list[_Segment] = []
         for at, step in enumerate(self.lir.schedule):
+            if step.phase == "prologue":
+                continue
             if step.kernel is None:
                 segments.append(_Segment((at,), step))
             elif segments and segments[-1].host is None:
@@ -138,7 +142,7 @@ class CpuExecutable:
 
     def _note_weight(self, step: Step, matrix: MatrixPlan) -> None:
         source = step.inputs[_input_index(step, matrix.matrix.b.buffer)]
-        if self.lir.buffer(source).role in ("param", "constant") and isinstance(matrix.packed_elements(), int):
+        if self.lir.buffer(source).role in ("param", "constant", "weight") and isinstance(matrix.packed_elements(), int):
             if not any(w.source == source and w.layout == _layout(matrix) for w in self._packed):
                 self._packed.append(_PackedWeight(source, matrix, _layout(matrix)))
 
@@ -218,6 +222,44 @@ class CpuExecutable:
             self._values[name] = array
             self._pack_for(name, array)
             self._bound.clear()  # they hold the addresses of weights
+            self._is_prepared = not self._prologue
+
+    def _prepare(self) -> None:
+        """Compute what depends on parameters only, and pack it where kernels want it packed."""
+        with self._lock:
+            if self._is_prepared:
+                return
+            for step in self._prologue:
+                arrays = [self._values[name] for name in step.inputs]
+                kinds = [self.lir.buffer(name).type for name in step.outputs]
+                if step.kernel is None:
+                    results = list(run_op(step.nodes[0].op, arrays, kinds))
+                else:
+                    results = [np.empty(t.static_shape, t.dtype.np) for t in kinds]
+                    self._run_alone(step, arrays, results)
+                for name, result in zip(step.outputs, results, strict=True):
+                    self._values[name] = np.ascontiguousarray(result)
+                    self._pack_for(name, self._values[name])
+            self._is_prepared = True
+
+    def _run_alone(self, step: Step, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        """One kernel on arrays, outside the program."""
+        names = (*step.inputs, *step.outputs)
+        region = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        arrays = dict(zip(names, (*inputs, *outputs), strict=True))
+        matrix = self.kernels[step.name].matrix
+        memory = Arena(0)
+        if matrix is not None:
+            size = matrix.packed_elements()
+            assert isinstance(size, int)
+            memory = Arena(size * matrix.spec.b.itemsize + 256)
+        weights, self._packed = self._packed, []
+        try:
+            steps = self._steps_of(step, lambda name: Argument(region[name], 0), Argument(len(region), 0))
+        finally:
+            self._packed = weights
+        program = Program(tuple(steps), len(region) + 1).bind(self._functions)
+        program.run(region_table([*(address_of(arrays[n]) for n in region), memory.address]))
 
     def _pack_for(self, name: str, array: np.ndarray) -> None:
         for weight in self._packed:
@@ -228,8 +270,7 @@ class CpuExecutable:
             assert isinstance(size, int)
             store = Arena(size * matrix.spec.b.itemsize + 256)
             native = next(k for k in self.kernels.values() if k.matrix is not None and _layout(k.matrix) == weight.layout)
-            place = lambda _: Argument(0, 0)  # noqa: E731
-            arguments = _arguments(matrix.pack_arguments(), place, {matrix.matrix.b.buffer: name}, Argument(1, 0), matrix)
+            arguments = _arguments(matrix.pack_arguments(), lambda _: Argument(0, 0), {matrix.matrix.b.buffer: name}, Argument(1, 0), matrix)
             step = ProgramStep("pack", arguments, matrix.pack_points(), 1)
             program = Program((step,), 2).bind({"pack": native.address("kernel_pack")})
             program.run(region_table([address_of(array), store.address]))
@@ -240,6 +281,8 @@ class CpuExecutable:
     def run(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], binding: Mapping[str, int], threads: int | None = None
     ) -> None:
+        if not self._is_prepared:
+            self._prepare()
         bound = self._bound_for(binding)
         try:
             arena = bound.free.pop()  # a list: popping is atomic, so callers never share an arena
@@ -415,8 +458,10 @@ def _arguments(
         match kind:
             case "packed":
                 arguments.append(packed)
-            case "buffer" | "b":
-                arguments.append(place(buffers[value]))
+            case "buffer":
+                name, start = value
+                at = place(buffers[name])
+                arguments.append(Argument(at.region, at.offset + start))
             case "symbol":
                 arguments.append(Argument(None, _symbol(symbols[value])))
             case _:

@@ -7,6 +7,7 @@ each axis of the store moves A alone (a row axis), B alone (a column axis) or bo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from strata.backends.llvm.builder import Module
 from strata.backends.llvm.contract import Contraction, plan_contraction
@@ -20,6 +21,8 @@ from strata.kernel import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, postor
 from strata.kernel.algebra import linear
 from strata.kernel.normalize import normalize
 
+# an argument: ("buffer", (name, bytes)), ("packed", ""), ("symbol", name) or ("number", size)
+Slot = tuple[str, Any]
 UNBOUNDED_ROWS = 4096  # rows to plan for when their number has no upper bound
 
 
@@ -31,6 +34,11 @@ class Operand:
     dtype: DType
     base: Dim
     strides: dict[Axis, Dim]
+
+    @property
+    def place(self) -> tuple[str, Dim]:
+        """The buffer, and where in it the operand starts, in bytes."""
+        return self.buffer, self.base * self.dtype.itemsize
 
     def stride(self, axis: Axis | None) -> Dim:
         return 0 if axis is None else self.strides.get(axis, 0)
@@ -156,24 +164,24 @@ class MatrixPlan:
                 return False
         return True
 
-    def pack_arguments(self) -> list[tuple[str, str | Dim]]:
+    def pack_arguments(self) -> list[Slot]:
         """(kind, value) of each slot of the packer: a buffer's name, the packed region, or a number."""
         m, axes = self.matrix, self._b_batch()
         numbers: dict[str, Dim] = {
             "n": m.extent(m.columns), "k": m.inner.extent, "k_stride": m.b.stride(m.inner), "n_stride": m.b.stride(m.columns),
             "source_batch": m.b.strides[axes[-1]] if axes else 0, "packed_batch": self.panel_size(),
         }  # fmt: skip
-        slots: list[tuple[str, str | Dim]] = []
+        slots: list[Slot] = []
         for slot in PACK_SLOTS:
             if slot == "source":
-                slots.append(("b", m.b.buffer))
+                slots.append(("buffer", m.b.place))
             elif slot == "packed":
                 slots.append(("packed", ""))
             else:
                 slots.append(("number", numbers[slot]))
         return slots
 
-    def arguments(self) -> list[tuple[str, str | Dim]]:
+    def arguments(self) -> list[Slot]:
         """(kind, value) of each slot of the product."""
         m, spec = self.matrix, self.spec
         numbers: dict[str, Dim] = {
@@ -189,14 +197,14 @@ class MatrixPlan:
             if moves:
                 packed_stride = packed_stride * axis.extent
         symbols = {name: s for name, s in zip(spec.epilogue_numbers, m.kernel.symbols(), strict=True)}
-        slots: list[tuple[str, str | Dim]] = []
+        slots: list[Slot] = []
         for slot in spec.slots:
             if slot in ("a", "out"):
-                slots.append(("buffer", (m.a if slot == "a" else m.out).buffer))
+                slots.append(("buffer", (m.a if slot == "a" else m.out).place))
             elif slot == "b":
                 slots.append(("packed", ""))
             elif slot in spec.epilogue_pointers:
-                slots.append(("buffer", slot.removeprefix("p_")))
+                slots.append(("buffer", (slot.removeprefix("p_"), 0)))
             elif slot in symbols:
                 slots.append(("symbol", symbols[slot]))
             else:
@@ -217,8 +225,6 @@ def _ceil(value: Dim, unit: int) -> Dim:
 
 def plan_matrix(matrix: MatrixKernel, name: str, target: Target) -> MatrixPlan | None:
     """Choose the template's parameters for the sizes of a kernel, or for their upper bounds."""
-    if matrix.a.base != 0 or matrix.b.base != 0 or matrix.out.base != 0:
-        return None
     if matrix.a.dtype.is_complex or matrix.columns is None:
         return None
     m, n, k = (_planned(matrix.extent(a)) for a in (matrix.rows, matrix.columns, matrix.inner))

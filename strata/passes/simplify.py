@@ -1,0 +1,159 @@
+"""Algebra that makes a graph smaller without changing a bit of its results, and a marked set that may round differently."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from strata.core import DType
+from strata.mir import Graph, Value, constant
+from strata.ops import broadcast_to, cast, exp, logsumexp, negative, reshape, transpose
+from strata.passes.base import Pass, PassContext, register
+from strata.passes.match import RuleSet, V, constant_number, pat
+
+RULES = RuleSet()
+
+
+def _as(x: Value, like: tuple[Any, ...]) -> Value:
+    return broadcast_to(x, like)
+
+
+@RULES.rule(pat.multiply(V.x, 1))
+def times_one(x: Value) -> Value | None:
+    """x * 1 is x."""
+    return x
+
+
+@RULES.rule(pat.divide(V.x, 1))
+def over_one(x: Value) -> Value | None:
+    """x / 1 is x."""
+    return x
+
+
+@RULES.rule(pat.subtract(V.x, 0))
+def minus_zero(x: Value) -> Value | None:
+    """x - 0 is x; x + 0 is not, as -0 + 0 is 0."""
+    return x
+
+
+@RULES.rule(pat.add(V.x, 0))
+def plus_zero(x: Value) -> Value | None:
+    """x + 0 is x for integers."""
+    return x if x.dtype.is_int else None
+
+
+@RULES.rule(pat.negative(pat.negative(V.x)))
+def double_negative(x: Value) -> Value:
+    return x
+
+
+@RULES.rule(pat.bitwise_not(pat.bitwise_not(V.x)))
+def double_not(x: Value) -> Value:
+    return x
+
+
+@RULES.rule(pat.subtract(V.x, pat.negative(V.y)))
+def minus_negative(x: Value, y: Value) -> Value | None:
+    """x - (-y) is x + y."""
+    return x + y
+
+
+@RULES.rule(pat.add(V.x, pat.negative(V.y)))
+def plus_negative(x: Value, y: Value) -> Value | None:
+    """x + (-y) is x - y."""
+    return x - y
+
+
+@RULES.rule(pat.where(V.c, V.x, V.x))
+def same_branches(c: Value, x: Value) -> Value | None:
+    """Both branches are x."""
+    return x if len(x.shape) >= len(c.shape) else None
+
+
+@RULES.rule(pat.transpose(pat.transpose(V.x, perm=V.inner), perm=V.outer))
+def transpose_of_transpose(x: Value, inner: tuple[int, ...], outer: tuple[int, ...]) -> Value:
+    return transpose(x, [inner[p] for p in outer])
+
+
+@RULES.rule(pat.reshape(pat.reshape(V.x), shape=V.shape))
+def reshape_of_reshape(x: Value, shape: tuple[Any, ...]) -> Value:
+    return reshape(x, shape)
+
+
+@RULES.rule(pat.broadcast_to(pat.broadcast_to(V.x), shape=V.shape))
+def broadcast_of_broadcast(x: Value, shape: tuple[Any, ...]) -> Value:
+    return broadcast_to(x, shape)
+
+
+@RULES.rule(pat.cast(pat.cast(V.x, dtype=V.inner), dtype=V.outer))
+def cast_of_cast(x: Value, inner: DType, outer: DType) -> Value | None:
+    """A detour through a type that holds every value of the first changes nothing."""
+    return cast(x, outer) if holds(inner, x.dtype) else None
+
+
+def holds(wide: DType, narrow: DType) -> bool:
+    """Whether every value of `narrow` is a value of `wide`."""
+    if wide is narrow:
+        return True
+    if narrow.is_bool:
+        return True
+    digits = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53, "f8e4m3": 4, "f8e5m2": 3}
+    if wide.is_float and narrow.is_float:
+        return digits[wide.name] >= digits[narrow.name] and wide.bits > narrow.bits and (wide.bits >= 32 or narrow.bits < 16)
+    if wide.is_float and narrow.is_int:
+        return digits[wide.name] >= narrow.bits
+    if wide.is_int and narrow.is_int:
+        return wide.bits > narrow.bits and (wide.kind == "int" or narrow.kind == "uint")
+    return False
+
+
+@RULES.rule(pat.log(pat.softmax(V.x, axis=V.axis)), exact=False)
+def log_of_softmax(x: Value, axis: int) -> Value:
+    """softmax underflows to 0 far from the maximum, and log(0) loses the gradient."""
+    return x - logsumexp(x, axis=axis, keepdims=True)
+
+
+@RULES.rule(pat.log(pat.exp(V.x)), exact=False)
+def log_of_exp(x: Value) -> Value | None:
+    return x if x.dtype.is_float else None
+
+
+@RULES.rule(pat.multiply(pat.multiply(V.x, V.a), V.b), exact=False)
+def joined_factors(x: Value, a: Value, b: Value) -> Value | None:
+    """(x * a) * b is x * (a b) for constants a and b."""
+    first, second = constant_number(a), constant_number(b)
+    if first is None or second is None or not x.dtype.is_float or x.shape == ():
+        return None
+    return x * constant(first * second, x.dtype)
+
+
+@RULES.rule(pat.divide(V.x, V.c), exact=False)
+def by_reciprocal(x: Value, c: Value) -> Value | None:
+    """A division by a constant as a multiplication."""
+    number = constant_number(c)
+    if number is None or number == 0 or not x.dtype.is_float or x.shape == ():
+        return None
+    return x * constant(1.0 / number, x.dtype)
+
+
+@RULES.rule(pat.multiply(pat.exp(V.x), pat.exp(V.y)), exact=False)
+def product_of_exp(x: Value, y: Value) -> Value | None:
+    """exp(x) exp(y) is exp(x + y)."""
+    return exp(x + y) if x.dtype.is_float else None
+
+
+@RULES.rule(pat.subtract(0, V.x))
+def zero_minus(x: Value) -> Value | None:
+    """0 - x is -x for integers; for floats 0 - 0 is 0, not -0."""
+    return negative(x) if x.dtype.is_int else None
+
+
+@register
+@dataclass(frozen=True)
+class Simplify(Pass):
+    """Apply the algebra above; rules that change rounding only when the compile allows it."""
+
+    name: ClassVar[str] = "simplify"
+
+    def run(self, graph: Graph, ctx: PassContext) -> Graph:
+        return RULES(graph, ctx, self.name)
