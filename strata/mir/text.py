@@ -104,6 +104,8 @@ def show_field(value: Any, indent: str = "") -> str:
             return f"complex({value.real!r}, {value.imag!r})"
         case str():
             return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+        case bytes():
+            return f'bytes"{value.hex()}"'
         case DType():
             return value.name
         case SymExpr():
