@@ -25,6 +25,7 @@ from strata.mir.ir import (
     fresh_scope,
     function,
     leaf_name,
+    located,
     make_node,
     near,
     next_serial,

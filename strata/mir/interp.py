@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from strata.core import Dim, DType, SymExpr, TensorType, as_dtype, solve_for, substitute
-from strata.errors import DTypeError, ShapeError, SymbolError, UnknownNameError
-from strata.mir.ir import Graph, Input, Node, Op, Param, Value, as_tuple, leaf_name, near, placeholder, toposort
+from strata.errors import DTypeError, ShapeError, StrataError, SymbolError, UnknownNameError
+from strata.mir.ir import Graph, Input, Node, Op, Param, Value, as_tuple, leaf_name, located, near, placeholder, toposort
 
 
+@located
 def evaluate(graph: Graph, feeds: Mapping[str, Any], *, wide: bool = False) -> tuple[np.ndarray, ...]:
     """Run a graph on arrays, by name; parameters are fed like inputs."""
     names = {*graph.input_names, *graph.param_names}
@@ -104,7 +105,12 @@ def run_node(node: Node, arrays: Sequence[np.ndarray], binding: Mapping[str, Dim
     op = node.op.bind(binding) if binding else node.op
     if isinstance(op, (Input, Param)):
         op.numpy()
-    return run_op(op, arrays, types, wide=wide)
+    try:
+        return run_op(op, arrays, types, wide=wide)
+    except StrataError as error:
+        if error.place is None:
+            error.place = node.origin.place
+        raise
 
 
 def run_op(op: Op, arrays: Sequence[np.ndarray], types: Sequence[TensorType], *, wide: bool = False) -> tuple[np.ndarray, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
+from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 from weakref import WeakValueDictionary
 
@@ -78,6 +79,7 @@ def _current_origin() -> Origin:
 # ------------------------------------------------------------------------------------------------------------------- op
 
 OpT = TypeVar("OpT", bound="type[Op]")
+FnT = TypeVar("FnT", bound=Callable[..., Any])
 
 
 @dataclass_transform(frozen_default=True)
@@ -223,17 +225,22 @@ _ARITY: dict[type[Op], tuple[int, int]] = {}
 
 
 def arity(op_class: type[Op]) -> tuple[int, int]:
-    """Least and greatest number of inputs, from the signature of `infer`."""
+    """Least and greatest number of inputs, from the signature of `infer`, or of `numpy` where that one takes any number."""
     if op_class not in _ARITY:
-        low = high = 0
-        for parameter in list(inspect.signature(op_class.infer).parameters.values())[1:]:
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                high = UNLIMITED
-            else:
-                high += 1
-                low += parameter.default is parameter.empty
-        _ARITY[op_class] = (low, high)
+        low, high = _positions(op_class.infer)
+        least, most = _positions(op_class.numpy) if high == UNLIMITED else (low, high)
+        _ARITY[op_class] = (max(low, least), most)
     return _ARITY[op_class]
+
+
+def _positions(rule: Callable[..., Any]) -> tuple[int, int]:
+    low = high = 0
+    for parameter in list(inspect.signature(rule).parameters.values())[1:]:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            return low, UNLIMITED
+        high += 1
+        low += parameter.default is parameter.empty
+    return low, high
 
 
 def _bind_field(value: Any, binding: Mapping[str, Dim]) -> Any:
@@ -485,11 +492,27 @@ def function(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """
 
     def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
+        call = located(fn)
         for name in (fn.__name__.rstrip("_"), *names):
-            METHODS[name] = fn
-        return fn
+            METHODS[name] = call
+        return call
 
     return wrap
+
+
+def located(fn: FnT) -> FnT:
+    """The function, with the user's line added to errors that leave it without one."""
+
+    @wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except StrataError as error:
+            if error.place is None:
+                error.place = here()
+            raise
+
+    return call  # type: ignore[return-value]
 
 
 # --------------------------------------------------------------------------------------------------------------- leaves

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from strata.mir.ir import (
     Registry,
     Value,
     leaf_name,
+    located,
     make_node,
     origin,
 )
@@ -162,6 +163,7 @@ _TOKEN = re.compile(
 VALUE_TYPES: dict[str, Any] = {}  # class name -> from_text, for field values with a `to_text`
 
 
+@located
 def parse(text: str, registry: Registry = REGISTRY) -> Graph:
     """Read one graph; the error names the line."""
     parser = Parser(text, registry)
@@ -187,14 +189,15 @@ class Parser:
             return taken
         match = _TOKEN.match(self.text, self.at)
         if not match:
-            self.fail(f"cannot read {self.text[self.at : self.at + 20]!r}")
+            self.fail(f"cannot read {self.text[self.at : self.at + 20]!r}", self.at)
         assert match is not None and match.lastgroup is not None
         self.token, self.kind, self.start = match.group(match.lastgroup), match.lastgroup, self.at
         self.at = match.end()
         return taken
 
-    def fail(self, message: str) -> None:
-        line = self.text.count("\n", 0, self.at) + 1
+    def fail(self, message: str, at: int | None = None) -> NoReturn:
+        """Raise for the line of the current token, or of a position."""
+        line = self.text.count("\n", 0, self.start if at is None else at) + 1
         source = self.text.split("\n")[line - 1].strip()
         raise ParseError(f"line {line}: {message}", code="P111", operands=(source,))
 
@@ -221,7 +224,7 @@ class Parser:
         return self.advance()
 
     def graph(self) -> Graph:
-        symbols = self._symbols_ahead()
+        begin, symbols = self.start, self._symbols_ahead()
         self.take("mir")
         self.take("@")
         graph = Graph(self.identifier())
@@ -253,9 +256,9 @@ class Parser:
         self.take("}")
         for i, (claim, value) in enumerate(zip(claims, results, strict=False)):
             if claim != value.type:
-                self.fail(f"result {i}: text says {claim}, the graph gives {value.type}")
+                self.fail(f"result {i}: text says {claim}, the graph gives {value.type}", begin)
         if len(claims) != len(results):
-            self.fail(f"text declares {len(claims)} results, returns {len(results)}")
+            self.fail(f"text declares {len(claims)} results, returns {len(results)}", begin)
         return graph.outputs(*results)
 
     def _symbols_ahead(self) -> dict[str, Symbol]:
@@ -270,26 +273,33 @@ class Parser:
         return found
 
     def type(self, symbols: Mapping[str, Symbol]) -> TensorType:
-        dtype = as_dtype(self.identifier())
+        begin = self.start
+        name = self.identifier()
         if self.token != "[":
-            self.fail(f"expected '[', found {self.token!r}")
-        close = self.text.index("]", self.at)
+            self.fail(f"expected '[', found {self.token or 'the end'!r}")
+        close = self.text.find("]", self.at)
+        if close < 0:
+            self.fail("'[' has no ']'", begin)
         inside = self.text[self.at : close]
         self.at = close + 1
         self.advance()
-        parts = _split(inside)
-        return TensorType(dtype, tuple(parse_dim(p, symbols) for p in parts))
+        try:
+            return TensorType(as_dtype(name), tuple(parse_dim(p, symbols) for p in _split(inside)))
+        except StrataError as error:
+            self.fail(error.summary, begin)
 
     def operand(self, names: Mapping[str, Value]) -> Value:
+        begin = self.start
         name = self.advance() if self.kind == "value" else self.identifier()
         if name not in names:
-            self.fail(f"{name} is not defined before it is used")
+            self.fail(f"{name} is not defined before it is used", begin)
         return names[name]
 
     def statement(self, names: dict[str, Value], symbols: Mapping[str, Symbol]) -> None:
+        begin = self.start
+        if self.kind != "value":
+            self.fail(f"expected '%number = op(...)' or 'return', found {self.token or 'the end'!r}")
         targets = [self.advance()]
-        if not targets[0].startswith("%"):
-            self.fail(f"expected '%number = op(...)' or 'return', found {targets[0] or 'the end'!r}")
         while self.accept(","):
             targets.append(self.advance())
         self.take("=")
@@ -312,27 +322,24 @@ class Parser:
         claims = [self.type(symbols)]
         while self.accept(","):
             claims.append(self.type(symbols))
-        node = self._make(op_name, fields, inputs)
+        node = self._make(op_name, fields, inputs, begin)
         if tuple(claims) != node.types:
             given = ", ".join(map(str, claims))
-            self.fail(f"{targets[0]}: text says {given}, {op_name} gives {', '.join(map(str, node.types))}")
+            self.fail(f"{targets[0]}: text says {given}, {op_name} gives {', '.join(map(str, node.types))}", begin)
         if len(targets) != len(node.types):
-            self.fail(f"{op_name} has {len(node.types)} results, the text names {len(targets)}")
+            self.fail(f"{op_name} has {len(node.types)} results, the text names {len(targets)}", begin)
         for target, value in zip(targets, node.outputs, strict=True):
             names[target] = value
 
-    def _make(self, name: str, fields: dict[str, Any], inputs: list[Value]) -> Node:
-        cls = self.registry[name]
+    def _make(self, name: str, fields: dict[str, Any], inputs: list[Value], begin: int) -> Node:
         try:
-            op: Op = cls(**fields)
-        except TypeError as error:
-            self.fail(f"{name}: {error}")
-        with origin(made_by="parse"):
-            try:
+            op: Op = self.registry[name](**fields)
+            with origin(made_by="parse"):
                 return make_node(op, inputs)
-            except StrataError as error:
-                self.fail(error.summary)
-        raise AssertionError("unreachable")
+        except StrataError as error:
+            self.fail(error.summary, begin)
+        except TypeError as error:
+            self.fail(f"{name}: {str(error).rpartition('__init__() ')[2]}", begin)
 
     def field(self, symbols: Mapping[str, Symbol]) -> Any:
         match self.kind:
@@ -353,7 +360,6 @@ class Parser:
                     self.take(",")
             return tuple(items)
         self.fail(f"{self.token!r} is not a field value")
-        return None
 
     def _named_field(self, symbols: Mapping[str, Symbol]) -> Any:
         if self.token == "mir":
