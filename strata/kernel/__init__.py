@@ -19,3 +19,6 @@ from strata.kernel.ir import (
     postorder,
 )
 from strata.kernel.scalars import SCALARS, ScalarFunction
+from strata.kernel.schedule import Schedule, parse_schedule
+from strata.kernel.text import parse_kernel, show_kernel
+from strata.kernel.verify import verify_kernel

@@ -1,0 +1,69 @@
+"""Kernel text reads back as the kernel it came from."""
+
+from __future__ import annotations
+
+import pytest
+
+from strata.core import sym
+from strata.errors import ParseError
+from strata.kernel import parse_kernel, show_kernel, verify_kernel
+from tests.unit.kernel import samples
+
+ROWS, COLUMNS = sym("R"), sym("C", 1, 4096)
+SAMPLES = {
+    "softmax": samples.softmax(ROWS, COLUMNS),
+    "layernorm": samples.layernorm(ROWS, 768),
+    "column_sum": samples.reduction((ROWS, COLUMNS), (0,)),
+    "argmax": samples.reduction((ROWS, 7), (1,), "argmax"),
+    "gather": samples.gather(ROWS, COLUMNS, 8),
+    "pad": samples.pad(ROWS, COLUMNS, 2, 3),
+    "merge_heads": samples.merge_heads(2, 3, ROWS, 16),
+    "concatenate": samples.concatenate(ROWS, COLUMNS, 4),
+}
+
+SOFTMAX = """kernel @softmax(x: f32[R, 8]) -> y: f32[R, 8] {
+  size R in 1..
+  axis i0 in R
+  axis i1 in 8
+  axis r0a in 8
+  %0 = x[i0, i1]
+  %1 = x[i0, r0a]
+  %2 = max %1 over r0a
+  %3 = sub(%0, %2)
+  %4 = exp(%3)
+  %5 = sub(%1, %2)
+  %6 = exp(%5)
+  %7 = sum %6 over r0a
+  %8 = div(%4, %7)
+  store y[i0, i1] = %8 over i0, i1
+}"""
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_round_trip(name: str) -> None:
+    kernel = SAMPLES[name].kernel
+    verify_kernel(kernel)
+    text = show_kernel(kernel)
+    again = parse_kernel(text)
+    assert again == kernel
+    assert show_kernel(again) == text
+
+
+def test_softmax_text() -> None:
+    assert show_kernel(samples.softmax(ROWS, 8).kernel) == SOFTMAX
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("  %0 = x[i9]", "is not a value"),
+        ("  %0 = zork(i0)", "is not a scalar function"),
+        ("  %0 = sub(i0)", "takes 2 arguments"),
+        ("  hello", "expected size, axis"),
+        ("  store q[i0] = i0 over i0", "no buffer"),
+    ],
+)
+def test_errors_name_the_line(line: str, reason: str) -> None:
+    with pytest.raises(ParseError, match=reason) as caught:
+        parse_kernel(f"kernel @k(x: f32[8]) -> y: f32[8] {{\n  axis i0 in 8\n{line}\n}}")
+    assert "line 3" in str(caught.value)
