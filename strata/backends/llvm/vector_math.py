@@ -445,7 +445,7 @@ def _reduce_turn(m: Math, x: str) -> tuple[str, str]:
     n = m.sub(shifted, m.c(_MAGIC[m.bits]))
     r = x
     for part in _HALF_PI[m.bits]:
-        r = m.fma(n, m.c(-part), r)
+        r = m.f.fma(m.type, n, m.c(-part), r)  # rounded once even where that is slow: the terms cancel
     return m.as_bits(shifted), r
 
 
