@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from strata.backends.llvm.gemm_arith import Arithmetic
-from strata.backends.llvm.gemm_micro import Tile
+from strata.backends.llvm.gemm_micro import Layout, Tile
 from strata.backends.llvm.gemm_pack import Panels, TilePacker
 from strata.core import DType, Target, c64, c128, f32, f64
 from strata.errors import ShapeError
@@ -43,6 +43,7 @@ class Contraction:
     vectors: int = 2
     tails: tuple[int, ...] = (1, 2)  # vectors that the last, narrower panel can have
     a_packed: bool = False
+    a_runs: int = 0  # runs of k in a row of A that are found through a table of addresses; 0: A is a matrix
     k_block: int = 0
     waits_in_output: bool = True
     chunk_rows: int = 96
@@ -54,13 +55,15 @@ class Contraction:
     epilogue: str = ""  # its text; "" stores the sums
     epilogue_pointers: tuple[str, ...] = ()
     epilogue_numbers: tuple[str, ...] = ()
+    load_numbers: tuple[str, ...] = ()  # sizes that only the addresses of A need
 
     def __post_init__(self) -> None:
         assert list(self.heights) == sorted(self.heights, reverse=True)
         assert self.k_block % 8 == 0
         assert self.k_block or not self.a_packed
         assert not self.waits_in_output or (self.out is self.accumulator and self.unit_columns)
-        assert not (self.a_packed and self.streams)
+        assert not ((self.a_packed or self.a_runs) and self.streams)
+        assert not (self.a_runs and self.k_block)
         assert not (self.is_complex and self.epilogue)
 
     @property
@@ -73,6 +76,10 @@ class Contraction:
     def parts(self) -> int:
         """Real numbers in one element: complex matrices are read as real ones with twice the columns and k's."""
         return 2 if self.is_complex else 1
+
+    @property
+    def layout(self) -> Layout:
+        return "pointers" if self.a_runs else "packed" if self.a_packed else "rows"
 
     @property
     def lanes(self) -> int:
@@ -112,7 +119,7 @@ class Contraction:
     @property
     def numbers(self) -> tuple[str, ...]:
         batch = tuple(f"batch{axis}_{part}" for axis in range(self.batch_rank) for part in _BATCH)
-        return (*_NUMBERS, *batch, *self.epilogue_numbers)
+        return (*_NUMBERS, *batch, *self.load_numbers, *self.epilogue_numbers)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -129,7 +136,7 @@ class Contraction:
     def stack_bytes(self) -> int:
         """Working memory that one running chunk keeps on its thread's stack."""
         block = self.chunk_rows * self.k_block if self.a_packed else 0
-        return (block + self.tile_elements) * self.accumulator.itemsize
+        return (block + self.tile_elements) * self.accumulator.itemsize + self.chunk_rows * self.a_runs * 8
 
     @property
     def tile_elements(self) -> int:
@@ -152,7 +159,7 @@ class Contraction:
         parts = [
             f"contract {self.a} * {self.b} -> {self.accumulator} -> {self.out}",
             f"tile {_slashed(self.heights)} x {self.lanes}*{self.vectors} tails {_slashed(self.tails) or 'none'}",
-            f"a {'packed' if self.a_packed else 'rows'}",
+            f"a {self.layout}" + (f" {self.a_runs} runs" if self.a_runs else ""),
             f"k_block {self.k_block or 'all'}" + ("" if self.waits_in_output else " on stack"),
             f"chunk {self.chunk_rows} rows {self.chunk_panels} panels",
             f"batch_rank {self.batch_rank}",

@@ -25,14 +25,14 @@ def emit_contraction(
     name = name or spec.name
     finish = emit_finish(module, spec, f"{name}_finish", epilogue)
     f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
-    driver = _Driver(f, spec, finish)
+    driver = Driver(f, spec, finish)
     f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
     f.ret()
     return name
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class Chunk:
     """What one chunk works on; `a` and `out` point at its first row, `b` at its batch's first panel."""
 
     a: str
@@ -48,7 +48,7 @@ class _Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class Block:
     """A block of k: where it starts, how long it is, whether sums resume, whether it is the last."""
 
     start: Value
@@ -57,7 +57,7 @@ class _Block:
     is_last: Value
 
 
-class _Driver:
+class Driver:
     """Emits the loops of one kernel into `f`."""
 
     def __init__(self, f: Function, spec: Contraction, finish: str) -> None:
@@ -76,16 +76,26 @@ class _Driver:
         self.row_blocks = self._ceil(self.m, spec.chunk_rows)
         self.block_length, self.blocks = self._k_blocks()
 
+    @property
+    def a_stride(self) -> Value:
+        """What the micro-kernels take for the stride of A."""
+        return self.number["a_row"]
+
     def chunk(self, index: str) -> None:
         chunk = self._decode(index)
+        self._prepare(chunk)
         start = self._few_rows(chunk)
         self._k_loop(lambda block: self._panels(chunk, block, start))
+
+    def _prepare(self, chunk: Chunk) -> None:
+        """What a chunk needs before its first product."""
 
     # where a chunk is
 
     def _number(self, name: str) -> Value:
         """A size or stride; of complex matrices, in components."""
-        fixed = name in ("m", "a_k") or name.endswith(("_b", "_extent")) or name in self.spec.epilogue_numbers
+        fixed = name in ("m", "a_k", *self.spec.epilogue_numbers, *self.spec.load_numbers)
+        fixed = fixed or name.endswith(("_b", "_extent"))
         return self.f.mul(self._argument(name), 1 if fixed else self.spec.parts)
 
     def _argument(self, name: str) -> str:
@@ -103,7 +113,7 @@ class _Driver:
         length = f.op(f"udiv i64 {f.sub(f.add(self.k, count), 1)}, {count}")
         return f.round_down(f.add(length, 7), 8), count  # k_block is a multiple of 8
 
-    def _decode(self, index: str) -> _Chunk:
+    def _decode(self, index: str) -> Chunk:
         f, spec, number = self.f, self.spec, self.number
         rest = f.op(f"udiv i64 {index}, {self.column_blocks}")
         column_block = f.sub(index, f.mul(rest, self.column_blocks))
@@ -125,7 +135,7 @@ class _Driver:
         left = f.sub(self.n, f.mul(whole, spec.panel_columns))
         has_tail = f.compare("sgt", "i64", end, whole)
         rows = f.smin(f.sub(self.m, row), spec.chunk_rows)
-        return _Chunk(
+        return Chunk(
             a=f.address(types["a"], pointer["a"], f.mul(row, number["a_row"])),
             b=pointer["b"],
             out=f.address(types["out"], pointer["out"], f.mul(row, number["out_row"])),
@@ -148,21 +158,21 @@ class _Driver:
 
     # loops
 
-    def _k_loop(self, body: Callable[[_Block], None]) -> None:
+    def _k_loop(self, body: Callable[[Block], None]) -> None:
         f = self.f
         if not self.spec.k_block:
-            body(_Block(0, self.k, 0, "true"))
+            body(Block(0, self.k, 0, "true"))
             return
 
         def one(index: str, _: list[str]) -> None:
             start = f.mul(index, self.block_length)
             length = f.smin(self.block_length, f.sub(self.k, start))
             last = f.compare("eq", "i64", f.add(index, 1), self.blocks)
-            body(_Block(start, length, index, last))
+            body(Block(start, length, index, last))
 
         f.loop(0, self.blocks, 1, [], one)
 
-    def _panels(self, chunk: _Chunk, block: _Block, first_panel: Value) -> None:
+    def _panels(self, chunk: Chunk, block: Block, first_panel: Value) -> None:
         f, spec = self.f, self.spec
         if spec.a_packed:
             self._row_tiles(chunk, lambda row, height: self._pack_tile(chunk, block, row, height))
@@ -170,7 +180,7 @@ class _Driver:
         end = f.add(chunk.full_panels, f.select("i64", has_tail, 1, 0))
         f.loop(first_panel, end, 1, [], lambda panel, _: self._panel(chunk, block, panel))
 
-    def _row_tiles(self, chunk: _Chunk, body: Callable[[Value, Value], None]) -> None:
+    def _row_tiles(self, chunk: Chunk, body: Callable[[Value, Value], None]) -> None:
         """Tiles of the tallest height, then what is left by the shorter ones: body(first row, height)."""
         f = self.f
 
@@ -193,9 +203,9 @@ class _Driver:
     def _micro(self, rows: int, vectors: int, streams: int = 1) -> Micro:
         spec = self.spec
         prefetch = spec.prefetch if rows == spec.heights[0] and streams == 1 and vectors == spec.vectors else 0
-        return Micro(self.arithmetic, spec.tile(rows, vectors, streams), spec.a_packed, prefetch)
+        return Micro(self.arithmetic, spec.tile(rows, vectors, streams), spec.layout, prefetch)
 
-    def _pack_tile(self, chunk: _Chunk, block: _Block, row: Value, height: Value) -> None:
+    def _pack_tile(self, chunk: Chunk, block: Block, row: Value, height: Value) -> None:
         f, spec, number = self.f, self.spec, self.number
         pack = spec.tile_packer.emit(f.module)
         offset = f.add(f.mul(row, number["a_row"]), f.mul(block.start, number["a_k"]))
@@ -207,19 +217,19 @@ class _Driver:
             ("i64", block.length),
         )  # fmt: skip
 
-    def _a_tile(self, chunk: _Chunk, block: _Block, row: Value) -> str:
+    def _a_tile(self, chunk: Chunk, block: Block, row: Value) -> str:
         f, spec = self.f, self.spec
         if spec.a_packed:
             length = f.round_down(f.add(block.length, self.arithmetic.group - 1), self.arithmetic.group)
             return f.address(memory_type(self.arithmetic.a), self.a_block, f.mul(row, length))
         return f.address(memory_type(spec.a), chunk.a, f.add(f.mul(row, self.number["a_row"]), block.start))
 
-    def _b_panel(self, chunk: _Chunk, block: _Block, panel: Value, columns: Value) -> str:
+    def _b_panel(self, chunk: Chunk, block: Block, panel: Value, columns: Value) -> str:
         f, spec = self.f, self.spec
         offset = f.add(f.mul(f.mul(panel, spec.panel_columns), self.packed_k), f.mul(block.start, columns))
         return f.address(memory_type(spec.b), chunk.b, offset)
 
-    def _panel(self, chunk: _Chunk, block: _Block, panel: Value) -> None:
+    def _panel(self, chunk: Chunk, block: Block, panel: Value) -> None:
         f, spec, number = self.f, self.spec, self.number
         is_tail = f.compare("eq", "i64", panel, chunk.full_panels)
         vectors = f.select("i64", is_tail, self._ceil(chunk.tail, spec.lanes), spec.vectors)
@@ -241,7 +251,7 @@ class _Driver:
             sums = f.select("ptr", in_output, out, self._own_sums(chunk, row, panel))
             kernel = self._by_height(f.sub(chunk.rows, row), "ptr", kernels)
             a = self._a_tile(chunk, block, row)
-            call_micro(f, kernel, a, number["a_row"], b, 0, sums, stride, block.length, block.resume)
+            call_micro(f, kernel, a, self.a_stride, b, 0, sums, stride, block.length, block.resume)
             ready = is_tail if spec.stores_directly else "true"
             self._finish(chunk, block, ready, sums, stride, row, column, height, columns)
 
@@ -257,7 +267,7 @@ class _Driver:
                 result = f.select("ptr", f.compare("eq", "i64", vectors, count), name, result)
         return result
 
-    def _own_sums(self, chunk: _Chunk, row: Value, panel: Value) -> str:
+    def _own_sums(self, chunk: Chunk, row: Value, panel: Value) -> str:
         """Where this chunk keeps the sums of a tile."""
         f, spec = self.f, self.spec
         offset = f.mul(row, spec.sums_columns)
@@ -266,7 +276,7 @@ class _Driver:
         return f.address(memory_type(spec.accumulator), self.sums, offset)
 
     def _finish(
-        self, chunk: _Chunk, block: _Block, ready: str, sums: str, stride: Value, row: Value, column: Value,
+        self, chunk: Chunk, block: Block, ready: str, sums: str, stride: Value, row: Value, column: Value,
         rows: Value, columns: Value,
     ) -> None:  # fmt: skip
         f = self.f
@@ -279,12 +289,12 @@ class _Driver:
 
     # few rows
 
-    def _few_rows(self, chunk: _Chunk) -> Value:
+    def _few_rows(self, chunk: Chunk) -> Value:
         """With few rows, reading B is what takes time: several panels at once. Returns the first panel left over."""
         f, spec, number = self.f, self.spec, self.number
         if not spec.streams:
             return chunk.first_panel
-        whole = _Block(0, self.k, 0, "true")
+        whole = Block(0, self.k, 0, "true")
         kernel: Value = "null"
         streams: Value = UNBOUNDED
         for rows, count in enumerate(spec.streams, 1):

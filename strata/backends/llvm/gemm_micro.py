@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from strata.backends.llvm.builder import Function, Module, Typed, Value
 from strata.backends.llvm.gemm_arith import Arithmetic
 
 # body(step index, carried values, steps to take, k's in the only step when it is not whole)
 _Body = Callable[[Value, list[str], int, "Value | None"], list[Value]]
+# address(step index) -> (step within the turn, row) -> where a row's values are
+_Rows = Callable[[Value], Callable[[int, int], str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +43,20 @@ class Tile:
         return self.rows * self.across
 
 
+Layout = Literal["rows", "packed", "pointers"]
+
+
 @dataclass(frozen=True, slots=True)
 class Micro:
-    """One micro-kernel: its tile, and how A lies (`packed`: tiles of [k][rows]; else rows with unit k stride)."""
+    """One micro-kernel: its tile, and how A lies.
+
+    `rows`: rows of unit k stride, `a_stride` apart. `packed`: a tile of [k][rows]. `pointers`: a table of [run][rows]
+    addresses, each of `a_stride` consecutive k's.
+    """
 
     arithmetic: Arithmetic
     tile: Tile
-    packed: bool
+    layout: Layout
     prefetch: int = 0  # steps ahead in B; 0 leaves it to the processor
 
     @property
@@ -58,7 +68,7 @@ class Micro:
     def name(self) -> str:
         types = "_".join(d.name for d in (self.arithmetic.a, self.arithmetic.b, self.arithmetic.accumulator))
         ahead = f"_ahead{self.prefetch}" if self.prefetch else ""
-        return f"micro_{types}_{self.tile}_{'packed' if self.packed else 'rows'}{ahead}"
+        return f"micro_{types}_{self.tile}_{self.layout}{ahead}"
 
     def emit(self, module: Module) -> str:
         """Adds the function once and returns its name."""
@@ -78,7 +88,7 @@ class Micro:
         start = self._initial(f, rows)
         if arithmetic.is_shifted:
             start += [(arithmetic.type, "zeroinitializer")] * tile.across
-        sums = self._all_steps(f, start, self._body(f))
+        sums = self._runs(f, start) if self.layout == "pointers" else self._all_steps(f, start, "%k", self._plain_body(f))
         if arithmetic.is_shifted:
             b_sums = sums[tile.sums :]
             sums = [arithmetic.unshift(f, s, b_sums[i % tile.across]) for i, s in enumerate(sums[: tile.sums])]
@@ -103,16 +113,50 @@ class Micro:
         )
         return [(type_, value) for value in values]
 
-    def _all_steps(self, f: Function, start: list[Typed], body: _Body) -> list[str]:
+    def _runs(self, f: Function, start: list[Typed]) -> list[str]:
+        """All runs of A, each over its part of B; B's runs are whole groups."""
+        arithmetic, tile = self.arithmetic, self.tile
+        assert arithmetic.group == 1
+        count = f.op(f"udiv i64 %k, {f.smax('%a_stride', 1)}")
+        run_bytes = f.mul("%a_stride", tile.vectors * arithmetic.b_bytes)
+
+        def one(run: str, carried: list[str]) -> list[Value]:
+            table = f.address("ptr", "%a", f.mul(run, tile.rows))
+            rows = [f.load("ptr", f.address("ptr", table, i), 8) for i in range(tile.rows)]
+            panel = f.address("i8", "%b", f.mul(run, run_bytes))
+
+            def addresses(index: Value) -> Callable[[int, int], str]:
+                offset = f.mul(index, arithmetic.a_bytes)
+                return lambda step, row: f.address("i8", f.address("i8", rows[row], offset), step * arithmetic.a_bytes)
+
+            body = self._body(f, [panel], addresses)
+            return list(self._all_steps(f, [(arithmetic.type, c) for c in carried], "%a_stride", body))
+
+        return f.loop(0, count, 1, start, one)
+
+    def _plain_body(self, f: Function) -> _Body:
+        arithmetic, tile = self.arithmetic, self.tile
+        panel_bytes = f.mul("%panel_stride", arithmetic.b.itemsize)
+        panels = [f.address("i8", "%b", f.mul(s, panel_bytes)) for s in range(tile.streams)]
+        packed = self.layout == "packed"
+        row_address = self._row_address(f)
+
+        def addresses(index: Value) -> Callable[[int, int], str]:
+            base = f.address("i8", "%a", f.mul(index, arithmetic.a_bytes * (tile.rows if packed else 1)))
+            return lambda step, row: row_address(base, step, row)
+
+        return self._body(f, panels, addresses)
+
+    def _all_steps(self, f: Function, start: list[Typed], k: Value, body: _Body) -> list[str]:
         group, type_ = self.arithmetic.group, self.arithmetic.type
-        steps: Value = "%k" if group == 1 else f.op(f"udiv i64 %k, {group}")
+        steps: Value = k if group == 1 else f.op(f"udiv i64 {k}, {group}")
         unrolled = f.round_down(steps, self.unroll)
         values = f.loop(0, unrolled, self.unroll, start, lambda i, carried: body(i, carried, self.unroll, None))
         if self.unroll > 1:
             start = [(type_, v) for v in values]
             values = f.loop(unrolled, steps, 1, start, lambda i, carried: body(i, carried, 1, None))
         if group > 1:
-            left = f.sub("%k", f.mul(steps, group))
+            left = f.sub(k, f.mul(steps, group))
             start = [(type_, v) for v in values]
             end = f.add(steps, f.op(f"udiv i64 {f.add(left, group - 1)}, {group}"))
             values = f.loop(steps, end, 1, start, lambda i, carried: body(i, carried, 1, left))
@@ -121,7 +165,7 @@ class Micro:
     def _row_address(self, f: Function) -> Callable[[str, int, int], str]:
         """Where a row's values of a step are, from the address of row 0 at step 0 of the turn."""
         size, rows = self.arithmetic.a_bytes, self.tile.rows
-        if self.packed:
+        if self.layout == "packed":
             return lambda base, step, row: f.address("i8", base, (step * rows + row) * size)
         stride = f.mul("%a_stride", self.arithmetic.a.itemsize)
         # odd multiples of the stride: with the processor's scales 1, 2, 4, 8 they reach every row
@@ -138,16 +182,13 @@ class Micro:
 
         return address
 
-    def _body(self, f: Function) -> _Body:
+    def _body(self, f: Function, panels: list[str], addresses: _Rows) -> _Body:
         arithmetic, tile = self.arithmetic, self.tile
-        panel_bytes = f.mul("%panel_stride", arithmetic.b.itemsize)
-        panels = [f.address("i8", "%b", f.mul(s, panel_bytes)) for s in range(tile.streams)]
         width = tile.vectors * arithmetic.b_bytes
-        a_address = self._row_address(f)
+        padded = self.layout == "packed"  # with zeros, to whole groups
 
         def body(index: Value, carried: list[str], steps: int, valid: Value | None) -> list[Value]:
-            a_step = arithmetic.a_bytes * (tile.rows if self.packed else 1)
-            a_base = f.address("i8", "%a", f.mul(index, a_step))
+            a_address = addresses(index)
             b_bases = [f.address("i8", panel, f.mul(index, width)) for panel in panels]
             totals, b_sums = carried[: tile.sums], carried[tile.sums :]
             for step in range(steps):
@@ -162,7 +203,7 @@ class Micro:
                 ]
                 b_sums = [arithmetic.shift_step(f, x, total) for x, total in zip(b, b_sums, strict=False)]
                 for row in range(tile.rows):
-                    a = arithmetic.load_a(f, a_address(a_base, step, row), None if self.packed else valid)
+                    a = arithmetic.load_a(f, a_address(step, row), None if padded else valid)
                     for j, value in enumerate(b):
                         at = row * len(b) + j
                         totals[at] = arithmetic.step(f, a, value, totals[at])

@@ -1,0 +1,111 @@
+"""Generated convolutions against the op's own NumPy meaning."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from functools import cache
+
+import numpy as np
+import pytest
+
+from strata.backends.llvm.builder import Module
+from strata.backends.llvm.conv import Convolution, Window, emit_convolution, plan_convolution
+from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
+from strata.backends.llvm.jit import Code, compile_and_load
+from strata.core import DType, Target, f32, f64
+from strata.ops.conv import Conv
+
+HOST = Target.host()
+KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+
+@cache
+def build(spec: Convolution, dtype: DType) -> Code:
+    module = Module(HOST.triple)
+    names = [emit_convolution(module, spec, None, "conv"), emit_pack_b(module, spec.product.panels(dtype), "pack")]
+    return compile_and_load(module.text(), names, HOST)
+
+
+def run(x: np.ndarray, w: np.ndarray, op: Conv, spec: Convolution, counts: tuple[int, ...], dtype: DType) -> np.ndarray:
+    """x [N, C, *sizes] and w [O, C / groups, *kernel] through the channels-last kernel."""
+    groups, rank = int(op.groups), x.ndim - 2
+    channels, outputs = w.shape[1], w.shape[0] // groups
+    nhwc = np.ascontiguousarray(np.moveaxis(x, 1, -1))
+    weights = np.ascontiguousarray(
+        np.moveaxis(w.reshape(groups, outputs, channels, -1), (3, 2, 1), (1, 2, 3)).reshape(groups, -1, outputs)
+    )
+    panels = spec.product.panels(dtype)
+    k = weights.shape[1]
+    packed = np.full(groups * panels.size(outputs, k) + 16, 99, dtype.np)
+    code = build(spec, dtype)
+    values: dict[str, int] = dict(
+        source=weights.ctypes.data, packed=packed.ctypes.data, n=outputs, k=k, k_stride=outputs, n_stride=1,
+        source_batch=k * outputs, packed_batch=panels.size(outputs, k),
+    )  # fmt: skip
+    block = np.array([values[s] for s in PACK_SLOTS], np.int64)
+    KERNEL(code.address("pack"))(block.ctypes.data, 0, panels.chunks(outputs, groups))
+    out = np.full((x.shape[0], *counts, w.shape[0]), 77, dtype.np)
+    strides = [s // nhwc.itemsize for s in nhwc.strides]
+    pixels = x.shape[0] * int(np.prod(counts))
+    values = dict(
+        a=nhwc.ctypes.data, b=packed.ctypes.data, out=out.ctypes.data, m=pixels, n=outputs, k=k, a_row=0, a_k=1,
+        out_row=w.shape[0], out_column=1, batch0_extent=groups, batch0_a=channels, batch0_b=panels.size(outputs, k),
+        batch0_out=outputs, x_image=strides[0],
+    )  # fmt: skip
+    for axis in range(rank):
+        values |= {f"size{axis}": x.shape[axis + 2], f"count{axis}": counts[axis], f"low{axis}": op.padding[axis][0]}
+        values[f"x{axis}"] = strides[axis + 1]
+    block = np.array([values[s] for s in spec.product.slots], np.int64)
+    kernel = KERNEL(code.address("conv"))
+    for chunk in reversed(range(spec.product.chunk_count(pixels, outputs, groups))):
+        kernel(block.ctypes.data, chunk, chunk + 1)
+    return np.moveaxis(out, -1, 1)
+
+
+CASES = [
+    # sizes, channels, outputs, kernel, stride, padding, dilation, input dilation, groups
+    ((7, 7), 16, 48, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), 1),
+    ((9, 6), 5, 7, (3, 2), (2, 1), ((0, 2), (1, 0)), (1, 2), (1, 1), 1),
+    ((8, 8), 12, 20, (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), (1, 1), 4),
+    ((10,), 6, 9, (4,), (3,), ((2, 1),), (2,), (1,), 3),
+    ((4, 5, 6), 3, 8, (2, 3, 2), (1, 2, 1), ((1, 0), (1, 1), (0, 1)), (1, 1, 1), (1, 1, 1), 1),
+    ((5, 6), 4, 6, (3, 3), (1, 1), ((1, 2), (2, 1)), (1, 1), (2, 3), 2),
+    ((6, 6), 1, 3, (5, 5), (1, 1), ((4, 4), (4, 4)), (1, 1), (1, 1), 1),
+    ((3, 3), 100, 100, (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1), 1),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"case{i}" for i in range(len(CASES))])
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+def test_against_the_op(case: tuple, dtype: DType) -> None:
+    sizes, channels, outputs, kernel, stride, padding, dilation, spread, groups = case
+    rng = np.random.default_rng(0)
+    op = Conv(stride=stride, padding=padding, dilation=dilation, groups=groups, input_dilation=spread)
+    w = rng.standard_normal((outputs, channels // groups, *kernel))
+    window = Window(kernel, stride, dilation, spread)
+    for images in (1, 3):
+        x = rng.standard_normal((images, channels, *sizes))
+        exact = op.numpy(x, w)
+        spec = plan_convolution(
+            images * int(np.prod(exact.shape[2:])), outputs // groups, channels // groups, window, HOST, dtype=dtype,
+            groups=groups,
+        )  # fmt: skip
+        result = run(x.astype(dtype.np), w.astype(dtype.np), op, spec, exact.shape[2:], dtype)
+        assert np.allclose(result, exact, atol=2e-4 if dtype is f32 else 1e-12)
+
+
+def test_images_do_not_depend_on_their_batch() -> None:
+    rng = np.random.default_rng(0)
+    op = Conv(stride=(1, 1), padding=((1, 1), (1, 1)), dilation=(1, 1), groups=1, input_dilation=(1, 1))
+    window = Window((3, 3), (1, 1), (1, 1), (1, 1))
+    x, w = rng.standard_normal((5, 8, 7, 7)).astype(np.float32), rng.standard_normal((33, 8, 3, 3)).astype(np.float32)
+    many = run(x, w, op, plan_convolution(5 * 49, 33, 8, window, HOST), (7, 7), f32)
+    for i in range(5):
+        assert (run(x[i : i + 1], w, op, plan_convolution(49, 33, 8, window, HOST), (7, 7), f32)[0] == many[i]).all()
+
+
+def test_stack_use_is_bounded() -> None:
+    for pixels, channels, side in itertools.product((1, 49, 50000), (1, 64, 512), (1, 3, 7, 31)):
+        spec = plan_convolution(pixels, 64, channels, Window((side, side), (1, 1), (1, 1), (1, 1)), HOST)
+        assert spec.product.stack_bytes <= 256 << 10, str(spec)
