@@ -46,11 +46,11 @@ class _Planner:
                 death.setdefault(root, at)
         for at, group in enumerate(grouping.groups):
             for root in group.roots:
-                if root in first:
-                    self.buffers[root] = Buffer(f"out{first[root]}", root.type, "result", first[root])
-                elif root in grouping.fixed:
+                if root in grouping.fixed:
                     name = f"weight{sum(b.role == 'weight' for b in self.buffers.values())}"
                     self.buffers[root] = Buffer(name, root.type, "weight")
+                elif root in first:
+                    self.buffers[root] = Buffer(f"out{first[root]}", root.type, "result", first[root])
                 else:
                     name = f"%{sum(b.role == 'scratch' for b in self.buffers.values())}"
                     self.buffers[root] = Buffer(name, root.type, "scratch", None, at, max(death[root], at))

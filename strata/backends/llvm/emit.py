@@ -207,6 +207,8 @@ class _Emitter:
         def inside(index: str, values: list[str]) -> Sequence[Value]:
             with self._scope(axis):
                 self.first[axis] = index
+                if self.context.axis is axis:  # a loop over the same axis inside a vector loop: lanes mean nothing here
+                    self.context = Context()
                 return body(values)
 
         return self.f.loop(low, high, 1, carried, inside)
@@ -300,15 +302,16 @@ class _Emitter:
         for reduce, accumulator, width, state in zip(
             loop.reduces, accumulators, widths, _shares(accumulators, values), strict=True
         ):
+            mask = self.context.mask if width > 1 else None
             if accumulator.is_argument:
                 position = self.widened(loop.axis, width)
-                following += accumulator.step(state, self.widened(reduce.body, width), width, self.context.mask, position)
+                following += accumulator.step(state, self.widened(reduce.body, width), width, mask, position)
             elif accumulator.takes_products and _is_product(reduce.body, self.values):
                 assert isinstance(reduce.body, Scalar)
                 a, b = (self.widened(x, width) for x in reduce.body.args)
-                following += accumulator.step_product(state, a, b, width, self.context.mask)
+                following += accumulator.step_product(state, a, b, width, mask)
             else:
-                following += accumulator.step(state, self.widened(reduce.body, width), width, self.context.mask)
+                following += accumulator.step(state, self.widened(reduce.body, width), width, mask)
         return following
 
     def _vector_reduce(
