@@ -36,13 +36,14 @@ from strata.ops import random as _random
 from strata.ops import sampling as _sampling
 from strata.ops.arrange import arange, eye, linspace, tri
 from strata.ops.custom import Custom, CustomFn, Extension, Extensions, custom, custom_fn, extensions
+from strata.ops import dequant as _dequant
 from strata.ops.elementwise import accepts
 from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loop
 from strata.ops.fft import fftfreq, hann_window, rfftfreq
 from strata.ops.movement import full, iota, ones, zeros
 from strata.ops.remat import Checkpoint, checkpoint
 from strata.ops.scanning import Scan
-from strata.ops.tracing import make_graph, numbered, trace
+from strata.ops.tracing import make_graph, numbered, trace_body
 
 
 for _name in [name for name in globals() if name in METHODS]:  # a function hides the module of its own name
