@@ -266,7 +266,7 @@ def pad(x: Operand, widths: Any, mode: str = "constant", constant_values: Number
     pairs = _pairs(value, widths)
     for axis, (before, after) in enumerate(pairs):
         value = _cropped(value, axis, before, after)
-    pairs = [tuple(0 if known_le(w, 0) else w for w in pair) for pair in pairs]
+    pairs = [(dim_max(before, 0), dim_max(after, 0)) for before, after in pairs]
     if mode == "constant":
         if all(w == 0 for pair in pairs for w in pair):
             return value

@@ -99,7 +99,7 @@ class Indexed(Op):
         self.require(ok, f"ids {ids} hold no coordinates into {x} behind {batch_dims} batch axes", code="S202")
         same = x.shape[:batch_dims] == ids.shape[:batch_dims]
         self.require(same, f"{x} and ids {ids} differ in their {batch_dims} batch axes", code="S203")
-        rest = x.ndim - batch_dims - ids.shape[-1]  # type: ignore[operator]
+        rest = x.ndim - batch_dims - int(ids.shape[-1])
         self.require(rest >= 0, f"coordinates of length {ids.shape[-1]} are too long for {x}", code="S204")
         return ids.shape[batch_dims:-1], x.shape[x.ndim - rest :]
 

@@ -82,7 +82,7 @@ class DynamicSlice(Window):
         return x.with_shape(self.sizes)
 
     def numpy(self, x: np.ndarray, *starts: np.ndarray) -> np.ndarray:
-        return x[window_slices(x.shape, self.sizes, starts)]  # type: ignore[arg-type]
+        return x[window_slices(x.shape, [int(n) for n in self.sizes], starts)]
 
     def jvp(self, x: Value, *starts: Value, out: Value, dx: tuple[Value | None, ...]) -> Value | None:
         return None if dx[0] is None else self(dx[0], *starts)

@@ -392,7 +392,7 @@ def nan_to_num(x: Operand, nan: float = 0.0, posinf: float | None = None, neginf
     value = as_value(x)
     if not value.dtype.is_float:
         return value
-    limits = ml_dtypes.finfo(value.dtype.np)
+    limits = ml_dtypes.finfo(value.dtype.np)  # type: ignore[no-untyped-call]
     high = float(limits.max) if posinf is None else posinf
     low = float(limits.min) if neginf is None else neginf
     top, bottom = constant(np.inf, value.dtype), constant(-np.inf, value.dtype)

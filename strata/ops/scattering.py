@@ -137,7 +137,7 @@ class ScatterElements(Scatter):
         return x
 
     def numpy(self, x: np.ndarray, ids: np.ndarray, updates: np.ndarray) -> np.ndarray:
-        index = list(np.indices(ids.shape, sparse=True))
+        index: list[np.ndarray] = list(np.indices(ids.shape, sparse=True))
         index[self.axis] = check_ids(ids, x.shape[self.axis], self.wrap, self.name)
         out = x.copy()
         if self.reduction == "none":
@@ -240,12 +240,9 @@ class ScatterND(Scatter):
         return reshape(products_of_others(flat, broadcast_to(keys, flat.shape), 0), updates.shape)
 
     def _distinct(self, ids: Value) -> bool:
-        if not isinstance(ids.node.op, Constant):
+        if not isinstance(ids.node.op, Constant) or self.batch_dims or self.wrap or ids.shape[-1] == 0:
             return False
-        array = ids.node.op.data.array
-        if self.batch_dims or self.wrap:
-            return False
-        rows = array.reshape(-1, array.shape[-1])
+        rows = ids.node.op.data.array.reshape(-1, ids.shape[-1])
         return len(np.unique(rows, axis=0)) == len(rows)
 
     def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim) -> Value:
@@ -257,7 +254,7 @@ class ScatterND(Scatter):
         lead = len(ids.shape) - 1
         count = len(x.shape) - (len(updates.shape) - lead) - self.batch_dims
         batch, rows = index[: self.batch_dims], ids.shape[self.batch_dims : -1]
-        here, rest = index[self.batch_dims :][:count], index[self.batch_dims + count :]
+        here, rest = index[self.batch_dims : self.batch_dims + count], index[self.batch_dims + count :]
 
         def row(j: Expr) -> tuple[Expr, ...]:
             return (*batch, *k.unflatten(j, rows))

@@ -7,27 +7,21 @@ import numpy as np
 import pytest
 
 from strata import ops
-from strata.core import TensorType, as_dtype, f32, f64, sym
+from strata.core import f32, sym
 from strata.errors import OptionError, ShapeError
-from strata.mir import Graph, Value, evaluate, evaluate_values, placeholder, pullback
+from strata.mir import Graph, evaluate, evaluate_values, placeholder
+from tests.ops.evaluation import gradients, leaf, run
 
 X = np.random.default_rng(0).standard_normal((3, 4, 5))
 M = np.arange(12.0).reshape(3, 4)
 V = np.arange(1.0, 5.0)
 
 
-def run(fn: Callable[..., Any], *arrays: np.ndarray) -> Any:
-    inputs = [placeholder(f"x{i}", TensorType(as_dtype(a.dtype), a.shape)) for i, a in enumerate(arrays)]
+def run_all(fn: Callable[..., Any], *arrays: np.ndarray) -> Any:
+    inputs = [leaf(f"x{i}", a) for i, a in enumerate(arrays)]
     out = fn(*inputs)
     results = evaluate_values(out if isinstance(out, tuple) else [out], dict(zip(inputs, arrays, strict=True)), {})
     return results if isinstance(out, tuple) else results[0]
-
-
-def gradient(fn: Callable[[Value], Value], array: np.ndarray, ct: np.ndarray) -> np.ndarray:
-    x = placeholder("x", TensorType(f64, array.shape))
-    seed = placeholder("ct", TensorType(f64, ct.shape))
-    (grad,) = pullback([fn(x)], [seed], [x])
-    return np.zeros(array.shape) if grad is None else evaluate_values([grad], {x: array, seed: ct}, {})[0]
 
 
 CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[np.ndarray, ...]]] = {
@@ -68,7 +62,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[np.ndarray,
 @pytest.mark.parametrize("name", CASES)
 def test_values(name: str) -> None:
     fn, reference, arrays = CASES[name]
-    got, expected = run(fn, *arrays), reference(*arrays)
+    got, expected = run_all(fn, *arrays), reference(*arrays)
     if not isinstance(expected, tuple):
         got, expected = (got,), (expected,)
     for a, b in zip(got, expected, strict=True):
@@ -94,7 +88,7 @@ def test_pad(mode: str, widths: tuple[int, int]) -> None:
     source = reference(np.arange(1.0, X.size + 1).reshape(X.shape)).astype(int)
     counted = np.zeros(X.size + 1)
     np.add.at(counted, source, ct)
-    grad = gradient(lambda x: ops.pad(x, pairs, mode), X, ct)
+    (grad,) = gradients(lambda x: ops.pad(x, pairs, mode), [X], ct)
     np.testing.assert_allclose(grad, counted[1:].reshape(X.shape), rtol=1e-12, atol=1e-12)
 
 

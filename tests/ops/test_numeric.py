@@ -1,0 +1,117 @@
+"""Quotients, remainders and the like against NumPy, Python and torch."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from strata import ops
+from strata.core import f32
+from strata.errors import DTypeError, OptionError
+from strata.mir import placeholder
+from tests.ops.evaluation import gradients, leaf, run
+
+RNG = np.random.default_rng(0)
+A = np.array([7.5, -7.5, 7.5, -7.5, 0.0, 1.0, -1e-20, 5.0])
+B = np.array([2.0, 2.0, -2.0, -2.0, 3.0, 0.1, 3.0, -0.7])
+INTS = np.array([-7, -6, -1, 0, 1, 6, 7], np.int32)
+
+
+def test_floats_divide_as_in_python() -> None:
+    np.testing.assert_array_equal(run(lambda x, y: x // y, A, B), [a // b for a, b in zip(A, B, strict=True)])
+    np.testing.assert_array_equal(run(lambda x, y: x % y, A, B), [a % b for a, b in zip(A, B, strict=True)])
+    np.testing.assert_array_equal(run(ops.fmod, A, B), [math.fmod(a, b) for a, b in zip(A, B, strict=True)])
+
+
+@pytest.mark.parametrize("y", [-3, -1, 1, 2, 5])
+def test_integers_divide_as_in_python(y: int) -> None:
+    np.testing.assert_array_equal(run(lambda x: x // y, INTS), [int(a) // y for a in INTS])
+    np.testing.assert_array_equal(run(lambda x: x % y, INTS), [int(a) % y for a in INTS])
+    np.testing.assert_array_equal(run(lambda x: ops.fmod(x, y), INTS), np.fmod(INTS, y))
+    np.testing.assert_array_equal(run(lambda x: 100 // (x + 20), INTS), [100 // (int(a) + 20) for a in INTS])
+
+
+def test_an_integer_divided_by_zero_gives_zero() -> None:
+    for fn in (ops.floor_divide, ops.remainder, ops.fmod):
+        np.testing.assert_array_equal(run(lambda x, f=fn: f(x, 0), INTS), np.zeros(7))
+
+
+@pytest.mark.parametrize("name", ["remainder", "fmod"])
+def test_gradient_of_remainders_as_torch(name: str) -> None:
+    a, b = np.delete(A, 5), np.delete(B, 5)  # 1 and 0.1: torch takes 10 for the whole quotient, which is 9
+    ct = RNG.standard_normal(7)
+    x, y = torch.tensor(a, requires_grad=True), torch.tensor(b, requires_grad=True)
+    getattr(torch, name)(x, y).backward(torch.tensor(ct))
+    gx, gy = gradients(getattr(ops, name), [a, b], ct)
+    np.testing.assert_allclose(gx, x.grad.numpy())
+    np.testing.assert_allclose(gy, y.grad.numpy())
+
+
+def test_hypot_and_logaddexp_do_not_overflow() -> None:
+    big = np.array([1e200, 3e-200, 0.0, np.inf, np.inf])
+    other = np.array([1e200, 4e-200, 0.0, np.nan, -np.inf])
+    np.testing.assert_allclose(run(ops.hypot, big, other), np.hypot(big, other))
+    x, y = np.array([1000.0, -1000.0, -np.inf, np.inf, 0.0]), np.array([1000.0, -999.0, -np.inf, np.inf, 0.0])
+    np.testing.assert_allclose(run(ops.logaddexp, x, y), np.logaddexp(x, y))
+    gx, gy = gradients(ops.logaddexp, [x, y], np.ones(5))
+    np.testing.assert_allclose(gx + gy, 1)
+    assert np.all(np.isfinite(gx))
+    gx, _ = gradients(ops.hypot, [np.zeros(2), np.array([0.0, 2.0])], np.ones(2))
+    np.testing.assert_array_equal(gx, [0, 0])
+
+
+def test_bits() -> None:
+    x = np.array([0, 1, -1, 255, -256, 2**31 - 1, -(2**31)], np.int32)
+    np.testing.assert_array_equal(run(ops.bitwise_count, x), np.bitwise_count(x))
+    np.testing.assert_array_equal(
+        run(ops.gcd, x, np.int32([0, 4, 6, 10, 24, 7, 6])), np.gcd(x, np.int32([0, 4, 6, 10, 24, 7, 6]))
+    )
+    a, b = np.array([4, -6, 0, 3]), np.array([6, 4, 5, 7])
+    np.testing.assert_array_equal(run(ops.lcm, a, b), np.lcm(a, b))
+    np.testing.assert_array_equal(run(ops.signbit, np.array([0.0, -0.0, -3.0, 2.0])), [False, True, True, False])
+    np.testing.assert_array_equal(run(ops.signbit, a), a < 0)
+
+
+def test_numbers_win_over_nan_in_fmax() -> None:
+    x, y = np.array([np.nan, 1.0, np.nan, 3.0]), np.array([2.0, np.nan, np.nan, 1.0])
+    np.testing.assert_array_equal(run(ops.fmax, x, y), np.fmax(x, y))
+    np.testing.assert_array_equal(run(ops.fmin, x, y), np.fmin(x, y))
+    gx, gy = gradients(ops.fmax, [x, y], np.ones(4))
+    np.testing.assert_array_equal(gx[[0, 1, 3]], [0, 1, 1])
+    np.testing.assert_array_equal(gy[[0, 1, 3]], [1, 0, 0])
+
+
+def test_clip() -> None:
+    x = np.array([-2.0, 0.0, 0.5, 1.0, 3.0])
+    np.testing.assert_array_equal(run(lambda a: ops.clip(a, 0, 1), x), np.clip(x, 0, 1))
+    np.testing.assert_array_equal(run(lambda a: ops.clip(a, max=1), x), np.minimum(x, 1))
+    np.testing.assert_array_equal(gradients(lambda a: ops.clip(a, 0, 1), [x], np.ones(5))[0], [0, 1, 1, 1, 0])
+    assert ops.clip(placeholder("x", f32[2]), 0, 1).dtype is f32
+    with pytest.raises(OptionError, match="a lower or an upper bound"):
+        ops.clip(placeholder("x", f32[2]))
+
+
+def test_isclose_nan_to_num_heaviside_lerp() -> None:
+    x = np.array([1.0, 1.0, np.inf, np.inf, np.nan, 1e10, 0.0])
+    y = np.array([1.0 + 1e-6, 1.1, np.inf, -np.inf, np.nan, 1.00001e10, 1e-9])
+    for equal_nan in (False, True):
+        got = run(lambda a, b, e=equal_nan: ops.isclose(a, b, equal_nan=e), x, y)
+        np.testing.assert_array_equal(got, np.isclose(x, y, equal_nan=equal_nan))
+    assert not run(ops.allclose, x, y)
+    special = np.float32([np.nan, np.inf, -np.inf, 2])
+    np.testing.assert_array_equal(run(ops.nan_to_num, special), np.nan_to_num(special))
+    np.testing.assert_array_equal(run(lambda a: ops.nan_to_num(a, 1, 2, 3), special), [1, 2, 3, 2])
+    np.testing.assert_array_equal(run(lambda a: ops.heaviside(a, 0.5), x - 1), np.heaviside(x - 1, 0.5))
+    np.testing.assert_allclose(run(lambda a: ops.lerp(a, 3.0, 0.25), np.array([1.0, 2.0])), [1.5, 2.25])
+
+
+def test_copysign() -> None:
+    x, y = np.array([1.0, -2.0, 3.0, 0.0]), np.array([-0.0, 0.0, -5.0, -1.0])
+    np.testing.assert_array_equal(run(ops.copysign, x, y), np.copysign(x, y))
+    np.testing.assert_array_equal(gradients(ops.copysign, [x, y], np.ones(4))[0], [-1, -1, -1, -0.0])
+
+
+def test_mistakes() -> None:
+    with pytest.raises(DTypeError, match="does not take f32"):
+        ops.gcd(leaf("x", np.float32([1])), leaf("y", np.float32([1])))
