@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strata.core import Dim, DType, bool_, bounds, divide_exactly, floordiv, i64, known_le, known_positive, mod
+from strata.core import Dim, DType, bool_, divide_exactly, floordiv, i64, known_le
 from strata.kernel import ir
 from strata.kernel.scalars import SCALARS, bitcast_array, cast_array
 
@@ -108,11 +108,11 @@ def interval(node: ir.Expr) -> tuple[Dim | None, Dim | None]:
             return dim, dim
         case ir.Scalar("mod", (_, divisor)):
             by = linear(divisor)
-            return (0, by.constant - 1) if by.is_constant and known_positive(by.constant) else (None, None)
+            return (0, by.constant - 1) if by.is_constant and is_divisor(by.constant) else (None, None)
         case ir.Scalar("floordiv", (a, divisor)):
             by = linear(divisor)
             low, high = interval(a)
-            if by.is_constant and known_positive(by.constant):
+            if by.is_constant and is_divisor(by.constant):
                 return (
                     None if low is None else floordiv(low, by.constant),
                     None if high is None else floordiv(high, by.constant),
@@ -277,7 +277,7 @@ def _index(name: str, args: tuple[ir.Expr, ...]) -> ir.Expr | None:
             return None if form.terms.keys() == {node} else build(form)
         case "floordiv" | "mod":
             by = linear(args[1])
-            if by.is_constant and known_positive(by.constant):
+            if by.is_constant and is_divisor(by.constant):
                 return divide(args[0], by.constant) if name == "floordiv" else remainder(args[0], by.constant)
         case "min" | "max":
             return _min_max(name, args[0], args[1])
@@ -324,5 +324,6 @@ def _logic(name: str, a: ir.Expr, b: ir.Expr) -> ir.Expr | None:
     return None
 
 
-def is_positive(dim: Dim) -> bool:
-    return bounds(dim)[0] >= 1
+def is_divisor(dim: Dim) -> bool:
+    """Whether a size may be taken as positive: a loop over an axis of size 0 never runs, so 0 need not be thought of."""
+    return dim != 0 and known_le(0, dim)

@@ -189,6 +189,8 @@ def _adjacent(axes: tuple[Axis, ...], outer: Axis, inner: Axis) -> bool:
 
 def _contiguous(roots: Iterable[Expr], outer: Axis, inner: Axis) -> bool:
     """Whether every address steps over the inner axis as if both were one."""
+    if inner.extent == 0:
+        return False
     for node in postorder(roots):
         if isinstance(node, Load):
             terms = linear(node.index[0]).terms

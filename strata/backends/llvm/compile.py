@@ -12,6 +12,7 @@ import numpy as np
 from strata.backends.llvm import jit
 from strata.backends.llvm.builder import Module
 from strata.backends.llvm.emit import emit_kernel, points
+from strata.backends.llvm.pool import Pool, default_pool
 from strata.core import Dim, SymExpr, Target, substitute
 from strata.kernel.ir import Kernel
 from strata.kernel.nest import Block, make_nest
@@ -59,14 +60,26 @@ class NativeKernel:
 
     def __call__(self, *inputs: Any, sizes: Mapping[str, int] | None = None) -> list[Any]:
         """Runs on NumPy arrays on the calling thread."""
+        return self.run(inputs, sizes=sizes, threads=1)
+
+    def run(
+        self,
+        inputs: Sequence[Any],
+        *,
+        sizes: Mapping[str, int] | None = None,
+        threads: int | None = None,
+        pool: Pool | None = None,
+        grain: int | None = None,
+    ) -> list[Any]:
+        """Runs on NumPy arrays, chunks handed out by the pool."""
         known = bind_sizes(self.original, inputs, sizes)
         arrays = [np.ascontiguousarray(a) for a in inputs]
         outputs = [np.empty([_number(d, known) for d in b.shape], b.dtype.np) for b in self.original.outputs]
         block = self.arguments([*arrays, *outputs], known)
         total = _number(self.lowered.points, known)
-        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(self.address)
-        if total:
-            function(ctypes.addressof(block), 0, total)
+        if total > 0:
+            chosen = pool or default_pool()
+            chosen.parallel(self.address, ctypes.addressof(block), total, grain or self.lowered.grain, threads)
         return outputs
 
 

@@ -291,7 +291,7 @@ class _Emitter:
             return self._accumulate(loop, accumulators, widths, values)
 
         final = self._serial(loop.axis, 0, high, carried, body)
-        return [a.finish(parts) for a, parts in zip(accumulators, _shares(accumulators, final), strict=True)]
+        return [a.finish(p, n) for a, p, n in zip(accumulators, _shares(accumulators, final), widths, strict=True)]
 
     def _accumulate(
         self, loop: ReduceLoop, accumulators: list[Accumulator], widths: list[int], values: Sequence[str]
@@ -334,7 +334,7 @@ class _Emitter:
             current, width = _shares(accumulators, final), n
         if not current:
             current, width = [tuple(str(v) for _, v in a.start(1)) for a in accumulators], 1
-        return [a.finish(a.narrow(s, width, 1)) for a, s in zip(accumulators, current, strict=True)]
+        return [a.finish(a.narrow(s, width, 1), 1) for a, s in zip(accumulators, current, strict=True)]
 
     # values
 

@@ -123,8 +123,9 @@ class Accumulator:
             lanes = half
         return state
 
-    def finish(self, state: Parts) -> Parts:
+    def finish(self, state: Parts, lanes: int) -> Parts:
         """The result; for argmax and argmin, the position, 0 over nothing."""
         if not self.is_argument:
             return tuple(state)
-        return (self.f.intrinsic("smax", "i64", state[1], 0),) if not state[1].startswith("<") else (state[1],)
+        type_ = register_type(i64, lanes)
+        return (self.f.intrinsic("smax", type_, state[1], constant(type_, 0)),)
