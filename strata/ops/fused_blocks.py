@@ -93,7 +93,8 @@ class FusedAttentionBlock(FusedBlock):
         return [
             Sample(*plain, heads=2, dim=2, has_bias=False, has_rope=False),
             Sample(*plain, f32[12], f32[4], tables, tables, heads=2, dim=2, has_bias=True, has_rope=True),
-            Sample(f64[1, 1, 3], f64[3, 6], f64[2, 3], np.array([[True]]), heads=1, dim=2, has_bias=False, has_rope=False),
+            Sample(f64[1, 1, 3], f64[3, 6], f64[2, 3], np.array([[True]]), heads=1, dim=2, has_bias=False,
+                   has_rope=False),
         ]  # fmt: skip
 
 
