@@ -25,6 +25,7 @@ from strata.ops import fused, fused_blocks, losses, norm, norm_gradients
 from strata.ops import pool as _pool
 from strata.ops import pool_functions as _pool_functions
 from strata.ops import resize as _resize
+from strata.ops import rnn as _rnn
 from strata.ops import rope as _rope
 from strata.ops import softmax as _softmax
 from strata.ops import solve as _solve
