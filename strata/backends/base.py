@@ -15,6 +15,10 @@ class Executable(Protocol):
 
     lir: Lir
 
+    @property
+    def host_steps(self) -> Sequence[str]:
+        """Ops that run in Python: reports name them, so that none is a surprise."""
+
     def set_param(self, name: str, array: Any) -> None:
         """Take a parameter's value: kept (and packed where kernels want it packed) until it is set again."""
 

@@ -32,6 +32,10 @@ class ReferenceExecutable:
         self.lir = lir
         self._params: dict[str, np.ndarray] = {}
 
+    @property
+    def host_steps(self) -> list[str]:
+        return [s.label for s in self.lir.schedule]
+
     def set_param(self, name: str, array: np.ndarray) -> None:
         self._params[name] = array
 

@@ -143,6 +143,11 @@ class CompiledGraph:
     # seeing
 
     @property
+    def host_steps(self) -> list[str]:
+        """Ops that run in Python rather than natively."""
+        return list(self._executable.host_steps)
+
+    @property
     def memory(self) -> str:
         from strata.lir import memory_report
 

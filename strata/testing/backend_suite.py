@@ -59,7 +59,7 @@ def compile_case(device: str, case: Case) -> CompiledGraph:
 
 def host_steps(compiled: CompiledGraph) -> list[str]:
     """Ops of a compiled graph that run in Python rather than natively."""
-    return [s.name for s in compiled.lir.schedule if s.kernel is None]
+    return compiled.host_steps
 
 
 def run_case(device: str, case: Case) -> None:

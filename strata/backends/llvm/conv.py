@@ -2,25 +2,29 @@
 
     x[image, *sizes, channel]   weights[tap, channel, output] (packed)   out[image, *counts, output]
 
-Channels are next to each other. A row of A is one output pixel; pixels are counted through rows and images, so small maps
-fill whole tiles. For every tile the table holds, tap by tap, where each pixel's channels are: taps that fall into the
-padding, or between the pixels of a spread input, point at zeros. Groups are a batch axis of the contraction.
+Channels are next to each other. A row of A is one output pixel; pixels are counted through rows and images, so small
+maps fill whole tiles. For every tile the table holds, run by run, where each pixel's values are. A run is one tap's
+channels; with few channels, all taps along the last axis. Runs that fall into the padding, or between the pixels of a
+spread input, point at zeros, and are left out where that holds for all pixels of a tile. Runs that cross the border are
+copied. Groups are a batch axis of the contraction.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import product as cartesian
 from math import prod
+from typing import Final
 
-from strata.backends.llvm.builder import Function, Module, Value
+from strata.backends.llvm.builder import Function, Module, Value, constant
 from strata.backends.llvm.contract import Contraction, plan_contraction
 from strata.backends.llvm.gemm import Block, Chunk, Driver
 from strata.backends.llvm.gemm_finish import Epilogue, emit_finish
 from strata.backends.llvm.registers import memory_type
 from strata.core import DType, Target, f32
 
-TABLE_BYTES = 64 << 10  # of a chunk's addresses, on the stack
+TABLE_BYTES: Final = 96 << 10  # of a chunk's addresses and copied runs, on the stack
+SHORT_RUN: Final = 16  # channels below which the taps of a row are joined: the loop over one tap's would hardly turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +64,27 @@ class Window:
 class Convolution:
     """A convolution, ready to be emitted; `channels` are those of one group. `product` is its contraction.
 
-    Arguments: `product.slots`, where a is x, m the output pixels of all images, n the outputs of one group, k taps times
+    `joined` says that a run holds all taps along the last axis. Arguments: `product.slots`, where a is x, m the output pixels of all images, n the outputs of one group, k taps times
     channels, a_row and a_k are 0 and 1, and batch 0 counts groups: batch0_a is `channels`, batch0_out n.
     """
 
     product: Contraction
     window: Window
     channels: int
+    joined: bool
+
+    @property
+    def run(self) -> int:
+        """Values of one run."""
+        return self.channels * (self.window.kernel[-1] if self.joined else 1)
+
+    @property
+    def stack_bytes(self) -> int:
+        copied = self.product.chunk_rows * self.product.a_runs * self.run if self.joined else 0
+        return self.product.stack_bytes + (copied + self.run) * self.product.a.itemsize
 
     def __str__(self) -> str:
-        return f"{self.window} channels {self.channels}; {self.product}"
+        return f"{self.window} channels {self.channels}{' joined' if self.joined else ''}; {self.product}"
 
 
 def plan_convolution(
@@ -82,22 +97,31 @@ def plan_convolution(
     dtype: DType = f32,
     out: DType | None = None,
     groups: int = 1,
+    width: int | None = None,
     n_exact: bool = True,
     epilogue: str = "",
     epilogue_pointers: tuple[str, ...] = (),
     epilogue_numbers: tuple[str, ...] = (),
 ) -> Convolution:
-    """`pixels` of the output, all images counted, or their upper bound; `outputs` and `channels` of one group."""
+    """`pixels` of the output, all images counted, or their upper bound; `outputs` and `channels` of one group.
+
+    `width` is the output's last count where it is known: tiles that end with its rows can leave out runs above and below.
+    """
     spec = plan_contraction(
         pixels, outputs, window.taps * channels, target, a=dtype, out=out, batch=groups, batch_rank=1, n_exact=n_exact,
         epilogue=epilogue, epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
+    if width:
+        height = next((h for h in range(spec.heights[0], spec.heights[0] // 2, -1) if width % h == 0), spec.heights[0])
+        spec = replace(spec, heights=(height, *(h for h in spec.heights[1:] if h < height)))
     height = spec.heights[0]
-    most = max(height, TABLE_BYTES // (8 * window.taps) // height * height)
-    spec = replace(
-        spec, a_runs=window.taps, streams=(), chunk_rows=min(spec.chunk_rows, most), load_numbers=window.numbers
-    )
-    return Convolution(spec, window, channels)
+    joined = channels < SHORT_RUN and window.kernel[-1] > 1 and window.dilation[-1] == window.input_dilation[-1] == 1
+    runs = window.taps // (window.kernel[-1] if joined else 1)
+    per_row = runs * (8 + (window.kernel[-1] * channels * dtype.itemsize if joined else 0))
+    most = max(height, TABLE_BYTES // per_row // height * height)
+    rows = -(-min(spec.chunk_rows, most) // height) * height
+    spec = replace(spec, a_runs=runs, streams=(), chunk_rows=rows, load_numbers=window.numbers)
+    return Convolution(spec, window, channels, joined)
 
 
 def emit_convolution(
@@ -118,46 +142,90 @@ class _ConvDriver(Driver):
 
     def __init__(self, f: Function, spec: Convolution, finish: str) -> None:
         super().__init__(f, spec.product, finish)
-        self.window, self.channels = spec.window, spec.channels
-        self.table = f.alloca("ptr", spec.product.chunk_rows * spec.window.taps)
-        element = memory_type(spec.product.a)
-        self.zeros = f.alloca(element, max(1, spec.channels))
-        f.loop(0, spec.channels, 1, [], lambda i, _: self._clear(f.address(element, self.zeros, i)))
+        self.conv, self.window = spec, spec.window
+        self.element = memory_type(spec.product.a)
+        rows, runs = spec.product.chunk_rows, spec.product.a_runs
+        self.table = f.alloca("ptr", rows * runs)
+        self.copies = f.alloca(self.element, rows * runs * spec.run) if spec.joined else ""
+        self.zeros = f.alloca(self.element, max(1, spec.run))
+        f.loop(0, spec.run, 1, [], lambda i, _: self._clear(f.address(self.element, self.zeros, i)))
 
     @property
     def a_stride(self) -> Value:
-        return self.channels
+        return self.conv.run
 
     def _clear(self, place: str) -> None:
         dtype = self.spec.a
-        self.f.store(memory_type(dtype), "0.0" if dtype.is_float and dtype.bits >= 32 else "0", place, dtype.itemsize)
+        self.f.store(self.element, constant(self.element, 0), place, dtype.itemsize)
 
     def _a_tile(self, chunk: Chunk, block: Block | None, row: Value) -> str:
-        return self.f.address("ptr", self.table, self.f.mul(row, self.window.taps))
+        return self.f.address("ptr", self.table, self.f.mul(row, self.spec.a_runs))
 
     def _prepare(self, chunk: Chunk) -> None:
         self._row_tiles(chunk, lambda row, height: self._addresses_of_tile(chunk, row, height))
 
     def _addresses_of_tile(self, chunk: Chunk, row: Value, height: Value) -> None:
-        f = self.f
+        f, runs = self.f, self.spec.a_runs
         table = self._a_tile(chunk, None, row)
 
-        def one(i: str, _: list[str]) -> None:
-            image, corners = self._pixel(f.add(f.add(chunk.row, row), i))
-            base = f.address(memory_type(self.spec.a), chunk.a, f.mul(image, self.number["x_image"]))
-            offsets = [self._axis_offsets(axis, corner) for axis, corner in enumerate(corners)]
-            for tap, position in enumerate(product(*map(range, self.window.kernel))):
-                inside = "true"
-                offset: Value = 0
-                for axis, at in enumerate(position):
-                    is_in, part = offsets[axis][at]
-                    inside = is_in if inside == "true" else f.binary("and", "i1", inside, is_in)
-                    offset = f.add(offset, part)
-                address = f.address(memory_type(self.spec.a), base, offset)
-                found = f.select("ptr", inside, address, self.zeros)
-                f.store("ptr", found, f.address("ptr", table, f.add(f.mul(tap, height), i)), 8)
+        def one(i: str, found_before: list[str]) -> list[Value]:
+            place = f.add(row, i)
+            addresses = self._addresses_of_pixel(chunk, place)
+            for run, (_, address) in enumerate(addresses):
+                f.store("ptr", address, f.address("ptr", table, f.add(f.mul(run, height), i)), 8)
+            return [
+                f.binary("or", "i1", before, inside)
+                for before, (inside, _) in zip(found_before, addresses, strict=True)
+            ]
 
-        f.loop(0, height, 1, [], one)
+        found = f.loop(0, height, 1, [("i1", "false")] * runs, one)
+        for run, any_row in enumerate(found):
+            first = f.address("ptr", table, f.mul(run, height))
+            f.store("ptr", f.select("ptr", any_row, f.load("ptr", first, 8), "null"), first, 8)
+
+    def _addresses_of_pixel(self, chunk: Chunk, place: Value) -> list[tuple[str, str]]:
+        """(whether any of it lies inside x, address) of each run of one output pixel, the place-th of the chunk."""
+        f, window = self.f, self.window
+        image, corners = self._pixel(f.add(chunk.row, place))
+        base = f.address(self.element, chunk.a, f.mul(image, self.number["x_image"]))
+        offsets = [self._axis_offsets(axis, corner) for axis, corner in enumerate(corners)]
+        if self.conv.joined:
+            last, offsets = offsets[-1], offsets[:-1]
+        kernel = window.kernel[: len(offsets)]
+        result = []
+        for run, position in enumerate(cartesian(*map(range, kernel))):
+            inside = "true"
+            offset: Value = 0
+            for axis, at in enumerate(position):
+                is_in, part = offsets[axis][at]
+                inside = is_in if inside == "true" else f.binary("and", "i1", inside, is_in)
+                offset = f.add(offset, part)
+            address = f.address(self.element, base, offset)
+            if self.conv.joined:
+                copy = f.address(self.element, self.copies, f.mul(f.add(f.mul(place, self.spec.a_runs), run), self.conv.run))
+                address = self._joined(inside, address, last, copy)
+            result.append((inside, f.select("ptr", inside, address, self.zeros)))
+        return result
+
+    def _joined(self, inside: str, line: str, taps: list[tuple[str, Value]], copy: str) -> str:
+        """The address of all taps along the last axis: in place, or copied where some are outside."""
+        f, channels, size = self.f, self.conv.channels, self.spec.a.itemsize
+        whole = f.binary("and", "i1", taps[0][0], taps[-1][0])
+        in_place = f.address(self.element, line, taps[0][1])
+
+        def copied() -> list[Value]:
+            for tap, (is_in, offset) in enumerate(taps):
+                source = f.select("ptr", is_in, f.address(self.element, line, offset), self.zeros)
+
+                def one(i: str, _: list[str], tap: int = tap, source: str = source) -> None:
+                    value = f.load(self.element, f.address(self.element, source, i), size)
+                    f.store(self.element, value, f.address(self.element, copy, f.add(tap * channels, i)), size)
+
+                f.loop(0, channels, 1, [], one)
+            return [copy]
+
+        crosses = f.binary("and", "i1", inside, f.binary("xor", "i1", whole, "true"))
+        return f.if_(crosses, copied, lambda: [in_place], types=["ptr"])[0]
 
     def _pixel(self, flat: Value) -> tuple[Value, list[Value]]:
         """Image and first (spread, perhaps outside) input position per axis of an output pixel."""

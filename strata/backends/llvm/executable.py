@@ -17,6 +17,7 @@ from strata.backends.llvm.builder import Module
 from strata.backends.llvm.compile import Lowered, lower
 from strata.backends.llvm.emit import emit_kernel
 from strata.backends.llvm.matrix import MatrixPlan, emit_matrix, find_contraction, plan_matrix
+from strata.backends.llvm.overrides import NativeOp, native_op
 from strata.backends.llvm.program import Argument, BoundProgram, Program, region_table
 from strata.backends.llvm.program import Step as ProgramStep
 from strata.backends.llvm.threads import available_threads
@@ -76,6 +77,24 @@ def _compile(kernel: Kernel, target: Target) -> NativeKernel:
     return NativeKernel(jit.compile_and_load(module.text(), [kernel.name], target), lowered, None)
 
 
+_native_loaded: OrderedDict[tuple[str, str], jit.Code] = OrderedDict()
+
+
+def native_code_of(op: NativeOp, target: Target) -> jit.Code:
+    """The machine code of a hand-written op; equal keys share it."""
+    key = (op.key, target.key)
+    with _loaded_lock:
+        if key not in _native_loaded:
+            module = Module(target.triple)
+            op.emit(module)
+            names = list(dict.fromkeys(call.function for call in op.calls))
+            _native_loaded[key] = jit.compile_and_load(module.text(), names, target)
+            if len(_native_loaded) > CODE_LIMIT:
+                _native_loaded.popitem(last=False)
+        _native_loaded.move_to_end(key)
+        return _native_loaded[key]
+
+
 class CpuBackend:
     """Generated machine code on the processor of this process."""
 
@@ -101,6 +120,11 @@ class CpuExecutable:
     def __init__(self, lir: Lir, target: Target) -> None:
         self.lir, self.target = lir, target
         self.kernels = {name: native_kernel(k, target) for name, k in lir.kernels.items()}
+        self.native: dict[int, tuple[NativeOp, jit.Code]] = {}  # hand-written ops, by step
+        for at, step in enumerate(lir.schedule):
+            made = native_op(step.nodes[0], target) if step.kernel is None else None
+            if made is not None:
+                self.native[at] = (made, native_code_of(made, target))
         self._outside = [b for b in lir.buffers if b.role != "scratch"]
         self._region = {b.name: i + 1 for i, b in enumerate(self._outside)}
         self._values: dict[str, np.ndarray] = {b.name: lir.constants[b.key] for b in self._outside if b.role == "constant"}  # type: ignore[index]
@@ -128,14 +152,14 @@ class CpuExecutable:
         for at, step in enumerate(self.lir.schedule):
             if step.phase == "prologue":
                 continue
-            if step.kernel is None:
+            if step.kernel is None and at not in self.native:
                 segments.append(_Segment((at,), step))
             elif segments and segments[-1].host is None:
                 segments[-1] = _Segment((*segments[-1].steps, at), None)
             else:
                 segments.append(_Segment((at,), None))
         for step in self.lir.schedule:
-            native = self.kernels.get(step.name)
+            native = self.kernels.get(step.name) if step.kernel is not None else None
             if native is not None and native.matrix is not None:
                 self._note_weight(step, native.matrix)
         return segments
@@ -177,6 +201,37 @@ class CpuExecutable:
         steps.append(ProgramStep(step.name, arguments, matrix.points(), 1))
         return steps
 
+    @property
+    def host_steps(self) -> list[str]:
+        """Ops that run in Python, on NumPy: no native form of them is known."""
+        return [s.name for at, s in enumerate(self.lir.schedule) if s.kernel is None and at not in self.native]
+
+    def _native_steps(self, at: int, place: Callable[[str], Argument], workspace: Argument) -> list[ProgramStep]:
+        step, (op, code) = self.lir.schedule[at], self.native[at]
+        symbols = self.lir.symbols
+
+        def argument(kind: str, value: Any) -> Argument:
+            match kind:
+                case "input":
+                    return place(step.inputs[value])
+                case "output":
+                    return place(step.outputs[value])
+                case "workspace":
+                    return Argument(workspace.region, workspace.offset + value)
+                case "symbol":
+                    return Argument(None, _symbol(symbols[value]))
+                case "table":
+                    return Argument(None, address_of(value))
+                case _:
+                    return Argument(None, value)
+
+        steps = []
+        for call in op.calls:
+            name = f"step{at}_{call.function}"
+            self._functions[name] = code.address(call.function)
+            steps.append(ProgramStep(name, tuple(argument(*slot) for slot in call.slots), call.points, call.grain))
+        return steps
+
     def _bind(self, binding: Mapping[str, int]) -> _Bound:
         placement = self.lir.placement(binding)
         top = placement.arena_size
@@ -196,6 +251,12 @@ class CpuExecutable:
             steps: list[ProgramStep] = []
             for at in segment.steps:
                 step = self.lir.schedule[at]
+                if at in self.native:
+                    size = substitute(self.native[at][0].workspace, binding)
+                    assert isinstance(size, int)
+                    need = max(need, size + 64)
+                    steps += self._native_steps(at, place, Argument(0, top))
+                    continue
                 matrix = self.kernels[step.name].matrix
                 workspace = None
                 if matrix is not None and self._weight_region(step.inputs[_input_index(step, matrix.matrix.b.buffer)], matrix) is None:

@@ -51,7 +51,7 @@ class Micro:
     """One micro-kernel: its tile, and how A lies.
 
     `rows`: rows of unit k stride, `a_stride` apart. `packed`: a tile of [k][rows]. `pointers`: a table of [run][rows]
-    addresses, each of `a_stride` consecutive k's.
+    addresses, each of `a_stride` consecutive k's; a run whose first address is null is zero in all rows.
     """
 
     arithmetic: Arithmetic
@@ -88,7 +88,8 @@ class Micro:
         start = self._initial(f, rows)
         if arithmetic.is_shifted:
             start += [(arithmetic.type, "zeroinitializer")] * tile.across
-        sums = self._runs(f, start) if self.layout == "pointers" else self._all_steps(f, start, "%k", self._plain_body(f))
+        plain = self.layout != "pointers"
+        sums = self._all_steps(f, start, "%k", self._plain_body(f)) if plain else self._runs(f, start)
         if arithmetic.is_shifted:
             b_sums = sums[tile.sums :]
             sums = [arithmetic.unshift(f, s, b_sums[i % tile.across]) for i, s in enumerate(sums[: tile.sums])]
@@ -129,8 +130,12 @@ class Micro:
                 offset = f.mul(index, arithmetic.a_bytes)
                 return lambda step, row: f.address("i8", f.address("i8", rows[row], offset), step * arithmetic.a_bytes)
 
-            body = self._body(f, [panel], addresses)
-            return list(self._all_steps(f, [(arithmetic.type, c) for c in carried], "%a_stride", body))
+            def whole() -> list[Value]:
+                body = self._body(f, [panel], addresses)
+                return list(self._all_steps(f, [(arithmetic.type, c) for c in carried], "%a_stride", body))
+
+            present = f.compare("ne", "ptr", rows[0], "null")
+            return list(f.if_(present, whole, lambda: list(carried), types=[type_ for type_, _ in start]))
 
         return f.loop(0, count, 1, start, one)
 
