@@ -111,6 +111,34 @@ def unstack(x: Operand, axis: int = 0) -> tuple[Value, ...]:
 
 
 @function()
+def ravel(x: Operand) -> Value:
+    """All elements in one axis."""
+    return flatten(x)
+
+
+@function()
+def full_like(x: Operand, fill: Any, dtype: Any = None) -> Value:
+    """One number in the shape of x."""
+    value = as_value(x)
+    return broadcast_to(constant(fill, value.dtype if dtype is None else dtype), value.shape)
+
+
+@function()
+def diff(x: Operand, n: int = 1, axis: int = -1) -> Value:
+    """The n-th differences of neighbours along an axis."""
+    value = as_value(x)
+    at = normalize_axis(axis, value.ndim, "diff")
+    if n < 0:
+        raise OptionError(f"diff: the order must not be negative, got {n}", code="O200")
+    for _ in range(n):
+        if value.shape[at] == 0:
+            return value
+        rest = value.shape[at] - 1
+        value = METHODS["subtract"](narrow(value, at, 1, rest), narrow(value, at, 0, rest))
+    return value
+
+
+@function()
 def broadcast_arrays(*xs: Operand) -> tuple[Value, ...]:
     """Values broadcast to their common shape."""
     values = [as_value(x) for x in xs]

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from strata import ops
-from strata.core import f32, f64, i32, i64
+from strata.core import f32, f64, i32, i64, sym
 from strata.errors import DTypeError, IndexRangeError, OptionError, ShapeError
-from strata.mir import Value, batch, evaluate_values, placeholder
+from strata.mir import Graph, Value, batch, evaluate, evaluate_values, placeholder, pullback
 from tests.ops.evaluation import gradients, hessian_product, leaf, run
 
 RNG = np.random.default_rng(0)
@@ -47,6 +47,21 @@ def test_gather_backward_on_an_inner_axis() -> None:
     for a, b in itertools.product(range(2), range(2)):
         expected[:, ids[a, b]] += ct[:, a, b]
     np.testing.assert_allclose(run(lambda c, i: ops.gather_backward(c, i, 4, 1), ct, ids), expected, rtol=1e-12)
+
+
+def test_symbolic_sizes() -> None:
+    rows, count = sym("V", 1), sym("S", 1)
+    graph = Graph()
+    table, ids = graph.input("t", (rows, 3)), graph.input("i", (count,), "i64")
+    out = ops.gather(table, ids)
+    (grad,) = pullback([out], [out], [table])
+    graph.outputs(out, grad, ops.one_hot(ids, rows), table[ids, 1:])
+    data, at = RNG.standard_normal((4, 3)).astype(np.float32), np.array([3, 0, 3])
+    added = np.zeros_like(data)
+    np.add.at(added, at, data[at])
+    expected = [data[at], added, np.eye(4)[at], data[at, 1:]]
+    for got, want in zip(evaluate(graph, {"t": data, "i": at}), expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 def test_float_ids_are_truncated() -> None:
