@@ -38,6 +38,7 @@ from strata.ops import sampling as _sampling
 from strata.ops.arrange import arange, eye, linspace, tri
 from strata.ops.custom import Custom, CustomFn, Extension, Extensions, custom, custom_fn, extensions
 from strata.ops import dequant as _dequant
+from strata.ops import moe as _moe
 from strata.ops.elementwise import accepts
 from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loop
 from strata.ops.fft import fftfreq, hann_window, rfftfreq

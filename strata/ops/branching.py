@@ -14,7 +14,7 @@ from strata.ops.elementwise import lift
 from strata.ops.frontend import as_value
 from strata.ops.logic import to_bool, where
 from strata.ops.movement import broadcast_to, zeros_like
-from strata.ops.tracing import Traced, is_wide, make_graph, narrowed, numbered, run_graph, trace
+from strata.ops.tracing import Traced, is_wide, make_graph, narrowed, numbered, run_graph, trace_body
 
 
 @op("cond")
@@ -172,7 +172,7 @@ def cond(predicate: Any, then: Callable[..., Any], orelse: Callable[..., Any], *
     leaves, structure = flatten(list(args))
     values = [as_value(x) for x in leaves]
     arguments = unflatten(structure, values)
-    traces = [trace(f, arguments, "cond", hoist=False) for f in (then, orelse)]
+    traces = [trace_body(f, arguments, "cond", hoist=False) for f in (then, orelse)]
     first, second = traces
     if first.structure != second.structure:
         raise OptionError(f"cond: the branches give {first.structure} and {second.structure}", code="O252")

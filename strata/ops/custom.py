@@ -42,8 +42,8 @@ class CustomFn(Op):
     """A graph with a backward or tangent graph of the user's; a mode that is not given differentiates `forward`.
 
     `backward` takes the primals, `primal_output` and `d_output`, and gives a cotangent for each float primal.
-    `tangent` takes the primals, `tangent_0`, `tangent_1`, … for the float ones and perhaps `primal_output`, and gives the
-    tangents of the float outputs. With several outputs the special names end in `_0`, `_1`, …
+    `tangent` takes the primals, `tangent_0`, `tangent_1`, … for the float ones and perhaps `primal_output`, and gives
+    the tangents of the float outputs. With several outputs the special names end in `_0`, `_1`, …
     """
 
     forward: Graph
@@ -366,7 +366,7 @@ def require_no_traced_captures(captures: Sequence[Value], what: str) -> None:
     for node in toposort(captures):
         if isinstance(node.op, (Input, Param)):
             raise TraceError(
-                f"{what}: the function uses {node.op.name} {node.op.key!r} : {node.types[0]} of the function around it, "
+                f"{what}: the function uses {node.op.name} {node.op.key!r} of the function around it, "
                 "whose derivative would be lost",
                 code="T204", fix="pass it as an argument",
             )  # fmt: skip

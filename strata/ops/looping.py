@@ -18,7 +18,7 @@ from strata.ops.logic import to_bool, where
 from strata.ops.movement import broadcast_to, concat, insert_axis, narrow, reshape, zeros_like
 from strata.ops.reduce import all_, any_
 from strata.ops.scanning import Scan, segment_ends
-from strata.ops.tracing import is_wide, make_graph, narrowed, numbered, run_graph, trace
+from strata.ops.tracing import is_wide, make_graph, narrowed, numbered, run_graph, trace_body
 
 
 @op("while")
@@ -201,8 +201,8 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
     """
     values, structure = _values(init)
     state = unflatten(structure, values)
-    tests = trace(lambda s: all_(to_bool(as_value(cond(s)))), [state], "while_loop")
-    steps = trace(body, [state], "while_loop")
+    tests = trace_body(lambda s: all_(to_bool(as_value(cond(s)))), [state], "while_loop")
+    steps = trace_body(body, [state], "while_loop")
     _same_state("while_loop", structure, values, steps.structure, steps.results)
     captures = merged_captures([tests, steps])
     test, step = branch_graphs([tests, steps], captures, ("cond", "body"))
@@ -243,7 +243,7 @@ def scan(
         results[:] = _pair(body(carry, x))
         return tuple(results)
 
-    traced = trace(step, [state, slices], "scan")
+    traced = trace_body(step, [state, slices], "scan")
     new, carry_after = flatten(results[0])
     _same_state("scan", carry_structure, carries, carry_after, traced.results[: len(new)])
     count = len(carries)

@@ -12,7 +12,7 @@ from strata.errors import OptionError
 from strata.mir import Graph, Op, Sample, Value, op, pullback_once
 from strata.ops.frontend import as_value
 from strata.ops.movement import broadcast_to
-from strata.ops.tracing import is_wide, make_graph, narrowed, numbered, run_graph, trace
+from strata.ops.tracing import is_wide, make_graph, narrowed, numbered, run_graph, trace_body
 
 
 @op("barrier")
@@ -87,7 +87,7 @@ def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
     def checkpointed(*args: Any) -> Any:
         leaves, structure = flatten(list(args))
         values = [as_value(x) for x in leaves]
-        traced = trace(fn, unflatten(structure, values), "checkpoint", hoist=False)
+        traced = trace_body(fn, unflatten(structure, values), "checkpoint", hoist=False)
         if not traced.results:
             return traced.restore(())
         graph = make_graph("body", [*numbered("a", traced.inputs), *numbered("k", traced.captures)], traced.results)

@@ -58,7 +58,7 @@ class Traced:
         return unflatten(self.structure, values)
 
 
-def trace(fn: Callable[..., Any], args: Sequence[Any], what: str, *, hoist: bool = True) -> Traced:
+def trace_body(fn: Callable[..., Any], args: Sequence[Any], what: str, *, hoist: bool = True) -> Traced:
     """Run `fn` on placeholders shaped like the values in `args` (pytrees).
 
     With `hoist`, everything that does not depend on the arguments is computed outside; without it only what existed
