@@ -27,6 +27,7 @@ from strata.ops import pool_functions as _pool_functions
 from strata.ops import resize as _resize
 from strata.ops import rnn as _rnn
 from strata.ops import rope as _rope
+from strata.ops import signal as _signal
 from strata.ops import softmax as _softmax
 from strata.ops import solve as _solve
 from strata.ops import spectral as _spectral
@@ -46,6 +47,7 @@ from strata.ops.movement import full, iota, ones, zeros
 from strata.ops.remat import Checkpoint, checkpoint
 from strata.ops.scanning import Scan
 from strata.ops.tracing import make_graph, numbered, trace_body
+from strata.ops.signal import blackman_window, hamming_window, mel_weight_matrix
 
 
 for _name in [name for name in globals() if name in METHODS]:  # a function hides the module of its own name
