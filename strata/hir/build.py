@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from strata.core import TensorType, as_dtype, sym
@@ -27,6 +28,13 @@ class Module(Builder):
 
     Every op is a method too, on the module and on its values, and becomes nodes of one MIR op each.
     """
+
+    @classmethod
+    def define(cls, name: str, build: Callable[[Module], Any], fusion: str = "direct") -> Module:
+        """A module from a function that builds it and returns its outputs."""
+        made = cls(name, fusion)
+        made.outputs(build(made))
+        return made
 
     def __getattr__(self, name: str) -> Any:
         known = SHORT_NAMES.get(name, name.rstrip("_"))

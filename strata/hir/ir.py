@@ -289,7 +289,8 @@ class Builder:
                 raise LowerError(message, code="L203", place=here())
             return x
         if isinstance(x, Value):
-            self.take_over([x], self._adopted)
+            if x not in self._adopted:
+                self.take_over([x], self._adopted)
             return self._adopted[x]
         return self.constant(x)
 

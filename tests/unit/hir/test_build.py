@@ -135,6 +135,11 @@ def test_labels_of_another_module_do_not_leak_through_shared_constants() -> None
     assert kept.results
 
 
+def test_define_takes_the_returned_outputs() -> None:
+    m = Module.define("d", lambda m: m.linear(m.input("x", (2, 3)), m.param("w", (3, 4)), act="relu"))
+    assert m.results[0].type == f32[2, 4]
+
+
 def test_a_value_has_no_truth_value() -> None:
     m = Module("t")
     with pytest.raises(LowerError, match="has no truth value"):
