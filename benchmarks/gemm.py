@@ -2,8 +2,8 @@
 
     python benchmarks/gemm.py [--threads 1,2] [--rounds 12] [--only 1024x1024x1024]
 
-Weights are packed before the clock starts, as they are when a program is bound. Matrices larger than the last cache are read
-in turns from two copies, by everyone. `peak` is measured: independent chains of fused multiply-adds in registers.
+Weights are packed before the clock starts, as they are when a program is bound. Matrices larger than the last cache are
+read in turns from two copies, by everyone. `peak` is measured: independent chains of multiply-adds in registers.
 """
 
 from __future__ import annotations

@@ -231,8 +231,8 @@ def plan_contraction(
 ) -> Contraction:
     """Tiles, blocks and chunks for sizes, or for their upper bounds where they are symbolic.
 
-    `fewest_rows` is the least m to serve well (m itself unless given); `m_exact` and `n_exact` leave out code that sizes
-    other than these would need; `a_unit_k` says that A's rows are contiguous in k; `in_place`, that an epilogue operand
+    `fewest_rows` is the least m to serve well (m itself unless given); `m_exact` and `n_exact` leave out code that
+    other sizes would need; `a_unit_k` says that A's rows are contiguous in k; `in_place`, that an epilogue operand
     may share memory with the output.
     """
     if min(m, n, k, batch) < 0:

@@ -24,6 +24,7 @@ from strata.backends.llvm.registers import memory_type
 from strata.core import DType, Target, f32
 
 TABLE_BYTES: Final = 96 << 10  # of a chunk's addresses and copied runs, on the stack
+FEWEST_CHUNKS: Final = 16
 SHORT_RUN: Final = 16  # channels below which the taps of a row are joined: the loop over one tap's would hardly turn
 
 
@@ -64,8 +65,9 @@ class Window:
 class Convolution:
     """A convolution, ready to be emitted; `channels` are those of one group. `product` is its contraction.
 
-    `joined` says that a run holds all taps along the last axis. Arguments: `product.slots`, where a is x, m the output pixels of all images, n the outputs of one group, k taps times
-    channels, a_row and a_k are 0 and 1, and batch 0 counts groups: batch0_a is `channels`, batch0_out n.
+    `joined` says that a run holds all taps along the last axis. Arguments: `product.slots`, where a is x, m the output
+    pixels of all images, n the outputs of one group, k taps times channels, a_row and a_k are 0 and 1, and batch 0
+    counts groups: batch0_a is `channels`, batch0_out n.
     """
 
     product: Contraction
@@ -105,7 +107,7 @@ def plan_convolution(
 ) -> Convolution:
     """`pixels` of the output, all images counted, or their upper bound; `outputs` and `channels` of one group.
 
-    `width` is the output's last count where it is known: tiles that end with its rows can leave out runs above and below.
+    `width` is the output's last count where it is known: tiles that end with its rows leave out runs above and below.
     """
     spec = plan_contraction(
         pixels, outputs, window.taps * channels, target, a=dtype, out=out, batch=groups, batch_rank=1, n_exact=n_exact,
@@ -115,12 +117,19 @@ def plan_convolution(
         height = next((h for h in range(spec.heights[0], spec.heights[0] // 2, -1) if width % h == 0), spec.heights[0])
         spec = replace(spec, heights=(height, *(h for h in spec.heights[1:] if h < height)))
     height = spec.heights[0]
-    joined = channels < SHORT_RUN and window.kernel[-1] > 1 and window.dilation[-1] == window.input_dilation[-1] == 1
+    adjacent = groups == 1 and window.dilation[-1] == window.input_dilation[-1] == 1
+    joined = adjacent and channels < SHORT_RUN and window.kernel[-1] > 1
     runs = window.taps // (window.kernel[-1] if joined else 1)
     per_row = runs * (8 + (window.kernel[-1] * channels * dtype.itemsize if joined else 0))
     most = max(height, TABLE_BYTES // per_row // height * height)
     rows = -(-min(spec.chunk_rows, most) // height) * height
-    spec = replace(spec, a_runs=runs, streams=(), chunk_rows=rows, load_numbers=window.numbers)
+    # a chunk's table serves all of its panels: they are split only where pixels alone make too few chunks
+    panels = max(1, -(-outputs // spec.panel_columns))
+    column_blocks = min(panels, max(1, -(-FEWEST_CHUNKS // max(1, -(-pixels // rows) * groups))))
+    spec = replace(
+        spec, a_runs=runs, streams=(), chunk_rows=rows, chunk_panels=-(-panels // column_blocks),
+        load_numbers=window.numbers,
+    )  # fmt: skip
     return Convolution(spec, window, channels, joined)
 
 
@@ -202,7 +211,8 @@ class _ConvDriver(Driver):
                 offset = f.add(offset, part)
             address = f.address(self.element, base, offset)
             if self.conv.joined:
-                copy = f.address(self.element, self.copies, f.mul(f.add(f.mul(place, self.spec.a_runs), run), self.conv.run))
+                number = f.add(f.mul(place, self.spec.a_runs), run)
+                copy = f.address(self.element, self.copies, f.mul(number, self.conv.run))
                 address = self._joined(inside, address, last, copy)
             result.append((inside, f.select("ptr", inside, address, self.zeros)))
         return result
