@@ -14,6 +14,7 @@ from strata.core import TensorType, as_dtype, here
 from strata.errors import DTypeError, OptionError, ShapeError, UnknownNameError
 from strata.lir import Lir
 from strata.mir import infer_binding, leaf_name, near
+from strata.runtime.memory import RESULTS
 from strata.runtime.options import CompileOptions
 
 
@@ -73,9 +74,9 @@ class CompiledGraph:
         arrays = self._arrays(given)
         binding: Mapping[str, int] = {} if self._is_static else self._binding(arrays)
         if self._is_static:
-            outputs = [np.empty(shape, dtype) for shape, dtype in self._fast_outputs]  # type: ignore[arg-type]
+            outputs = [RESULTS.empty(shape, dtype) for shape, dtype in self._fast_outputs]  # type: ignore[arg-type]
         else:
-            outputs = [np.empty(t.bind(binding).static_shape, t.dtype.np) for t in self._outputs]
+            outputs = [RESULTS.empty(t.bind(binding).static_shape, t.dtype.np) for t in self._outputs]
         self._executable.run(arrays, outputs, binding, self._threads())
         return tuple(outputs)
 

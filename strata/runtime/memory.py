@@ -1,0 +1,84 @@
+"""Memory for results: blocks that come back when the last array over them is gone.
+
+Fresh pages are slow to touch for the first time: a training step that returns its updated weights would spend most of its
+time in page faults. So large results are laid over recycled blocks, huge pages where the system has them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from typing import Any
+
+import numpy as np
+
+SMALL = 32 << 10  # bytes below which NumPy's own allocator is as good
+KEEP = 512 << 20  # bytes of free blocks kept in all
+HUGE_PAGE = 2 << 20
+
+
+class BlockPool:
+    """Free blocks by size class. Sizes are rounded up to an eighth of a power of two, so that near sizes share blocks."""
+
+    def __init__(self, keep: int = KEEP) -> None:
+        self._free: dict[int, list[Block]] = {}
+        self._held = 0
+        self._keep = keep
+        self._lock = threading.Lock()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """An array with arbitrary contents."""
+        count = dtype.itemsize
+        for d in shape:
+            count *= d
+        if count < SMALL:
+            return np.empty(shape, dtype)
+        size = size_class(count)
+        return np.asarray(_Lease(self, self._take(size), size, count)).view(dtype).reshape(shape)
+
+    def _take(self, size: int) -> Block:
+        with self._lock:
+            blocks = self._free.get(size)
+            if blocks:
+                self._held -= size
+                return blocks.pop()
+        return Block(size)
+
+    def give(self, block: Block, size: int) -> None:
+        with self._lock:
+            if self._held + size <= self._keep:
+                self._free.setdefault(size, []).append(block)
+                self._held += size
+
+
+def size_class(count: int) -> int:
+    step = max(4096, 1 << (count.bit_length() - 4))
+    return -(-count // step) * step
+
+
+class _Lease:
+    """The base of every array over a block: gives the block back when nothing refers to it any more."""
+
+    __slots__ = ("__array_interface__", "block", "pool", "size")
+
+    def __init__(self, pool: BlockPool, block: Block, size: int, count: int) -> None:
+        self.pool, self.block, self.size = pool, block, size
+        self.__array_interface__ = {"shape": (count,), "typestr": "|u1", "data": (block.address, False), "version": 3}
+
+    def __del__(self) -> None:
+        self.pool.give(self.block, self.size)
+
+
+class Block:
+    """Mapped memory and where it is."""
+
+    __slots__ = ("address", "memory")
+
+    def __init__(self, size: int) -> None:
+        self.memory = mmap.mmap(-1, size)
+        if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+            self.memory.madvise(mmap.MADV_HUGEPAGE)
+        self.address = np.frombuffer(self.memory, np.uint8).__array_interface__["data"][0]
+
+
+RESULTS = BlockPool()

@@ -1,0 +1,31 @@
+"""Recycled result memory: a block comes back only when no array over it is left."""
+
+import numpy as np
+
+from strata.runtime.memory import BlockPool, size_class
+
+
+def test_block_returns_after_the_last_view() -> None:
+    pool = BlockPool()
+    a = pool.empty((256, 256), np.dtype(np.float32))
+    address = a.__array_interface__["data"][0]
+    part = a[3:5].T
+    del a
+    assert pool._held == 0
+    other = pool.empty((256, 256), np.dtype(np.float32))
+    assert other.__array_interface__["data"][0] != address
+    del part
+    assert pool._held == size_class(256 * 256 * 4)
+    assert pool.empty((256, 256), np.dtype(np.float32)).__array_interface__["data"][0] == address
+
+
+def test_results_are_plain_writable_arrays() -> None:
+    a = BlockPool().empty((100, 1000), np.dtype(np.float64))
+    assert type(a) is np.ndarray and a.flags.writeable and a.flags.c_contiguous and a.dtype == np.float64
+
+
+def test_kept_memory_is_bounded() -> None:
+    pool = BlockPool(keep=1 << 20)
+    arrays = [pool.empty((1 << 19,), np.dtype(np.uint8)) for _ in range(8)]
+    del arrays
+    assert pool._held <= 1 << 20
