@@ -48,7 +48,7 @@ from strata.core.dtypes import (
     u32,
     u64,
 )
-from strata.core.source import Place, here
+from strata.core.source import Place, here, located
 from strata.core.target import Target
 from strata.core.tree import LEAF, TreeDef, flatten, tree_map, unflatten
 from strata.core.types import (

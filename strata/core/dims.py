@@ -15,6 +15,7 @@ from math import gcd, prod
 from operator import index
 from typing import Any, ClassVar
 
+from strata.core.source import located
 from strata.errors import OptionError, ParseError, SymbolError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
@@ -117,6 +118,27 @@ class SymExpr:
     def __rmod__(self, other: Dim) -> Dim:
         return mod(other, self) if _is_dim(other) else NotImplemented
 
+    def __lt__(self, other: Dim) -> bool:
+        return self._compare("<", self + 1, other)
+
+    def __le__(self, other: Dim) -> bool:
+        return self._compare("<=", self, other)
+
+    def __gt__(self, other: Dim) -> bool:
+        return self._compare(">", other + 1, self)
+
+    def __ge__(self, other: Dim) -> bool:
+        return self._compare(">=", other, self)
+
+    def _compare(self, sign: str, low: Dim, high: Dim) -> bool:
+        """Whether low <= high, if it is the same for every value of the symbols."""
+        if known_le(low, high):
+            return True
+        if known_le(high + 1, low):
+            return False
+        other = high if sign in ("<", "<=") else low if sign == ">=" else low - 1
+        raise SymbolError(f"whether {self} {sign} {other} is not known yet", code="S151")
+
     def __bool__(self) -> bool:
         raise SymbolError(f"the size {self} is not known yet, so it has no truth value", code="S151")
 
@@ -177,6 +199,7 @@ def _wrap(x: Dim) -> str:
     return str(x) if simple else f"({x})"
 
 
+@located
 def sym(name: str, lo: int = 1, hi: int | None = None) -> SymExpr:
     """A named symbolic size with inclusive bounds."""
     if not _NAME.match(name) or name in ("min", "max"):

@@ -5,7 +5,12 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar
+
+from strata.errors import StrataError
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -39,3 +44,21 @@ def here() -> Place | None:
             return Place(file, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+FnT = TypeVar("FnT", bound=Callable[..., Any])
+
+
+def located(fn: FnT) -> FnT:
+    """The function, with the user's line added to errors that leave it without one."""
+
+    @wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except StrataError as error:
+            if error.place is None:
+                error.place = here()
+            raise
+
+    return call  # type: ignore[return-value]

@@ -25,7 +25,6 @@ from strata.mir.ir import (
     fresh_scope,
     function,
     leaf_name,
-    located,
     make_node,
     near,
     next_serial,

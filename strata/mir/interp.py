@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import Dim, DType, SymExpr, TensorType, as_dtype, solve_for, substitute
+from strata.core import Dim, DType, SymExpr, TensorType, as_dtype, located, solve_for, substitute
 from strata.errors import DTypeError, ShapeError, StrataError, SymbolError, UnknownNameError
-from strata.mir.ir import Graph, Input, Node, Op, Param, Value, as_tuple, leaf_name, located, near, placeholder, toposort
+from strata.mir.ir import Graph, Input, Node, Op, Param, Value, as_tuple, leaf_name, near, placeholder, toposort
 
 
 @located

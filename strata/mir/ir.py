@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
-from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from strata.core import Dim, DType, Place, SymExpr, Symbol, TensorType, as_dtype, check_shape, here, substitute, symbols
+from strata.core import Dim, DType, Place, SymExpr, Symbol, TensorType, as_dtype, check_shape, here, located, substitute, symbols
 from strata.errors import (
     DTypeError,
     MissingRuleError,
@@ -79,7 +78,6 @@ def _current_origin() -> Origin:
 # ------------------------------------------------------------------------------------------------------------------- op
 
 OpT = TypeVar("OpT", bound="type[Op]")
-FnT = TypeVar("FnT", bound=Callable[..., Any])
 
 
 @dataclass_transform(frozen_default=True)
@@ -500,21 +498,6 @@ def function(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return wrap
 
 
-def located(fn: FnT) -> FnT:
-    """The function, with the user's line added to errors that leave it without one."""
-
-    @wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return fn(*args, **kwargs)
-        except StrataError as error:
-            if error.place is None:
-                error.place = here()
-            raise
-
-    return call  # type: ignore[return-value]
-
-
 # --------------------------------------------------------------------------------------------------------------- leaves
 
 
@@ -743,6 +726,7 @@ class Graph:
             code="N112", place=here(),
         )  # fmt: skip
 
+    @located
     def bind(self, binding: Mapping[str, Dim]) -> Graph:
         """The graph with symbols replaced by sizes; every shape is inferred again."""
         unknown = set(binding) - set(self.symbols())
@@ -761,10 +745,12 @@ class Graph:
         """The results with inputs, then parameters, replaced by values: the graph inlined."""
         leaves = (*self.inputs, *self.params)
         if len(args) != len(leaves):
-            raise OptionError(f"graph {self.name!r} takes {len(leaves)} values, got {len(args)}", code="O115")
+            raise OptionError(f"graph {self.name!r} takes {len(leaves)} values, got {len(args)}", code="O115", place=here())
         for leaf, arg in zip(leaves, args, strict=True):
             if leaf.type != arg.type:
-                raise ShapeError(f"graph {self.name!r}: {leaf_name(leaf)} is {leaf.type}, got {arg.type}", code="S106")
+                raise ShapeError(
+                    f"graph {self.name!r}: {leaf_name(leaf)} is {leaf.type}, got {arg.type}", code="S106", place=here()
+                )
         return substitute_values(self.results, dict(zip(leaves, args, strict=True)))
 
     def __str__(self) -> str:

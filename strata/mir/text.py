@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from strata.core import DType, SymExpr, Symbol, TensorType, as_dtype, parse_dim
+from strata.core import DType, Symbol, SymExpr, TensorType, as_dtype, located, parse_dim
 from strata.errors import ParseError, StrataError, VerifyError
 from strata.mir.ir import (
     REGISTRY,
@@ -33,7 +33,6 @@ from strata.mir.ir import (
     Registry,
     Value,
     leaf_name,
-    located,
     make_node,
     origin,
 )

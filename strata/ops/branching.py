@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import Dim, TensorType, bool_, f64, flatten, unflatten
+from strata.core import Dim, TensorType, bool_, f64, flatten, located, unflatten
 from strata.errors import OptionError, ShapeError
 from strata.mir import Graph, Op, Sample, Value, batch_values, op, placeholder, pullback, pushforward
 from strata.ops.elementwise import lift
@@ -160,6 +160,7 @@ def merged_captures(traces: Sequence[Traced]) -> tuple[Value, ...]:
     return tuple(dict.fromkeys(x for t in traces for x in t.captures))
 
 
+@located
 def cond(predicate: Any, then: Callable[..., Any], orelse: Callable[..., Any], *args: Any) -> Any:
     """then(*args) where the predicate, one bool, is true, else orelse(*args); both give the same types."""
     if not callable(then) or not callable(orelse):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import Dim, SymExpr, TensorType, bool_, f64, flatten, i64, unflatten
+from strata.core import Dim, SymExpr, TensorType, bool_, f64, flatten, i64, located, unflatten
 from strata.errors import MissingRuleError, OptionError, ShapeError
 from strata.mir import Graph, Op, Sample, Value, batch_values, op, placeholder, pullback_once, pushforward
 from strata.ops.branching import Cond, branch_graphs, merged_captures
@@ -194,6 +194,7 @@ def _values(tree: Any) -> tuple[list[Value], Any]:
     return [as_value(x) for x in leaves], structure
 
 
+@located
 def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, max_iter: int | None = None) -> Any:
     """body(body(…body(init))) as long as cond(state) is true; a condition with several elements needs all of them.
 
@@ -219,6 +220,7 @@ def _same_state(what: str, before: Any, old: Sequence[Value], after: Any, new: S
             raise ShapeError(f"{what}: carry {i} goes in as {x.type} and comes out as {y.type}", code="S343", fix=fix)
 
 
+@located
 def scan(
     body: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,

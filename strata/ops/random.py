@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.core import Dim, DType, TensorType, as_dtype, bf16, f16, f32, f64, i32, i64, u32, u64
+from strata.core import Dim, DType, TensorType, as_dtype, bf16, f16, f32, f64, i32, i64, located, u32, u64
 from strata.errors import DTypeError, OptionError
 from strata.mir import Op, Sample, Value, constant, function, op
 from strata.ops.attention import same_shape
@@ -127,6 +127,7 @@ def _key(x: Operand, what: str) -> Value:
 # ----------------------------------------------------------------------------------------------------------------- keys
 
 
+@located
 def key(seed: int | Value) -> Value:
     """The key of a seed: its low and high 32 bits."""
     if isinstance(seed, Value):
@@ -138,12 +139,14 @@ def key(seed: int | Value) -> Value:
     return constant(np.array([number & 0xFFFFFFFF, number >> 32], np.uint32))
 
 
+@located
 def split(key: Operand, count: int = 2) -> Value:
     """`count` new keys [count, 2], independent of each other and of what is drawn from `key`."""
     parent = _key(key, "random.split")
     return RandomBits((*full_shape(count), 2), SPLIT)(parent)
 
 
+@located
 def fold_in(key: Operand, data: Operand) -> Value:
     """A new key for each number: a step, a layer, a row."""
     parent, number = _key(key, "random.fold_in"), as_value(data)
@@ -178,6 +181,7 @@ def _positive(u: Value) -> Value:
     return maximum(u, constant(0.5 * 2.0 ** -_PRECISION[u.dtype], u.dtype))
 
 
+@located
 def uniform(key: Operand, shape: Any = (), dtype: Any = f32, low: Operand = 0.0, high: Operand = 1.0) -> Value:
     """Uniform numbers in [low, high)."""
     unit = _unit(_key(key, "random.uniform"), full_shape(shape), as_dtype(dtype))
@@ -187,6 +191,7 @@ def uniform(key: Operand, shape: Any = (), dtype: Any = f32, low: Operand = 0.0,
     return a + unit * (b - a)
 
 
+@located
 def normal(key: Operand, shape: Any = (), dtype: Any = f32) -> Value:
     """Standard normal numbers: the cosine branch of Box and Muller."""
     kind = as_dtype(dtype)
@@ -196,16 +201,19 @@ def normal(key: Operand, shape: Any = (), dtype: Any = f32) -> Value:
     return cast(sqrt(log(_positive(first)) * -2.0) * cos(second * (2 * np.pi)), kind)
 
 
+@located
 def exponential(key: Operand, shape: Any = (), dtype: Any = f32) -> Value:
     """Exponential numbers of mean 1."""
     return -log(_positive(uniform(key, shape, dtype)))
 
 
+@located
 def gumbel(key: Operand, shape: Any = (), dtype: Any = f32) -> Value:
     """Standard Gumbel numbers: logits plus these have their maximum where a categorical draw falls."""
     return -log(-log(_positive(uniform(key, shape, dtype))))
 
 
+@located
 def randint(key: Operand, shape: Any, low: Operand, high: Operand, dtype: Any = i32) -> Value:
     """Integers in low .. high - 1: the top of a 64-bit word times the span, so that no value is favoured noticeably."""
     kind = as_dtype(dtype)
@@ -228,6 +236,7 @@ def _high_product(top: Value, bottom: Value, span: Value) -> Value:
     return top * high + (middle >> shift) + (cross >> shift)
 
 
+@located
 def bernoulli(key: Operand, p: Operand = 0.5, shape: Any = None) -> Value:
     """True with probability p."""
     chance = as_value(p)
@@ -235,6 +244,7 @@ def bernoulli(key: Operand, p: Operand = 0.5, shape: Any = None) -> Value:
     return uniform(key, chance.shape if shape is None else shape, wide) < cast(chance, wide)
 
 
+@located
 def categorical(key: Operand, logits: Operand, axis: int = -1, shape: Any = None) -> Value:
     """Ids drawn with probability softmax(logits) along an axis; `shape` is that of the result, which logits broadcast
     to."""
@@ -249,6 +259,7 @@ def categorical(key: Operand, logits: Operand, axis: int = -1, shape: Any = None
     return argmax(values + gumbel(key, values.shape, values.dtype), at)
 
 
+@located
 def permutation(key: Operand, x: Operand | int, axis: int = 0) -> Value:
     """The numbers 0 .. x - 1, or the rows of x, in random order."""
     count = x if isinstance(x, int) else as_value(x).shape[axis]

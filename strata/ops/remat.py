@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import Dim, TensorType, f64, flatten, unflatten
+from strata.core import Dim, TensorType, f64, flatten, located, unflatten
 from strata.errors import OptionError
 from strata.mir import Graph, Op, Sample, Value, op, pullback_once
 from strata.ops.frontend import as_value
@@ -79,6 +79,7 @@ class Checkpoint(Op):
         return [Sample(f64[3], f64[3], body=g.outputs((x * y).tanh() * x, y.exp()))]
 
 
+@located
 def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn` with a backward pass that computes its intermediate values again."""
     if not callable(fn):
