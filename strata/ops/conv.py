@@ -29,7 +29,17 @@ from strata.errors import OptionError, ShapeError
 from strata.mir import METHODS, Op, Sample, Value, function, op
 from strata.ops.frontend import Operand, promoted
 from strata.ops.movement import flip, moveaxis, reshape, transpose
-from strata.ops.windows import Pairs, Sizes, extent_of, padding_pairs, per_axis, same_padding, window_count
+from strata.ops.windows import (
+    Pairs,
+    Sizes,
+    extent_of,
+    ints,
+    pad_array,
+    padding_pairs,
+    per_axis,
+    same_padding,
+    window_count,
+)
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder, View
@@ -104,18 +114,19 @@ class Conv(Convolving):
         result = np.int32 if x.dtype == np.int8 else x.dtype
         if x.dtype.kind in "iu":
             x, w = x.astype(np.int64), w.astype(np.int64)
-        rank, groups = x.ndim - 2, int(self.groups)
-        spread = np.zeros(
-            (*x.shape[:2], *(extent_of(n, d) for n, d in zip(x.shape[2:], self.input_dilation, strict=True))), x.dtype
-        )
-        spread[(..., *(slice(None, None, d) for d in self.input_dilation))] = x
-        extents = [extent_of(n, d) for n, d in zip(w.shape[2:], self.dilation, strict=True)]
-        grid = _padded(spread, self.padding)
+        rank, groups = x.ndim - 2, self.groups.__index__()
+        wide = ints([extent_of(n, d) for n, d in zip(x.shape[2:], self.input_dilation, strict=True)])
+        spread = np.zeros((*x.shape[:2], *wide), x.dtype)
+        every: Any = [slice(None, None, d) for d in self.input_dilation]
+        spread[(..., *every)] = x
+        extents = ints([extent_of(n, d) for n, d in zip(w.shape[2:], self.dilation, strict=True)])
+        grid = pad_array(spread, self.padding, 0)
         if 0 in grid.shape[:2]:
-            counts = [(n - e) // s + 1 for n, e, s in zip(grid.shape[2:], extents, self.stride, strict=True)]
-            return np.zeros((x.shape[0], w.shape[0], *counts), result)
+            sizes = [(n - e) // s + 1 for n, e, s in zip(grid.shape[2:], extents, self.stride, strict=True)]
+            return np.zeros((x.shape[0], w.shape[0], *sizes), result)
         seen = np.lib.stride_tricks.sliding_window_view(grid, extents, tuple(range(2, rank + 2)))
-        seen = seen[(..., *(slice(None, None, s) for s in self.stride), *(slice(None, None, d) for d in self.dilation))]
+        steps: Any = [slice(None, None, s) for s in (*self.stride, *self.dilation)]
+        seen = seen[(..., *steps)]
         counts = seen.shape[2 : rank + 2]
         taps = int(np.prod(w.shape[1:]))
         cells = seen.reshape(x.shape[0], groups, x.shape[1] // groups, *counts, *w.shape[2:])
@@ -186,6 +197,7 @@ class Conv(Convolving):
             _case(f32[1, 2, 3, 4, 3], f32[2, 2, 2, 2, 2], padding=((1, 1), (0, 1), (0, 0)), stride=(1, 2, 1)),
             _case(f32[2, 2, 4], f32[4, 1, 3], padding=((3, -1),), input_dilation=(2,), stride=(3,), groups=2),
             _case(f32[2, 2, 5], f32[1, 2, 2], padding=((-1, -2),), input_dilation=(3,), dilation=(2,)),
+            _case(f32[2, 1, 1], f32[1, 1, 1], padding=((3, 0),), stride=(7,)),
             _case(f32[0, 2, 5], f32[3, 2, 2]), _case(f32[2, 0, 5], f32[3, 0, 2]), _case(f32[1, 1, 1], f32[1, 1, 1]),
             _case(f64[1, 3, 7], f64[3, 1, 2], groups=3, stride=(3,)), _case(f16[1, 2, 5], f16[2, 2, 2], grad=False),
             _case(i8[1, 2, 5], i8[2, 2, 2], padding=((1, 1),), grad=False),
@@ -203,13 +215,6 @@ def _case(x: TensorType, w: TensorType, grad: bool = True, **fields: Any) -> Sam
         "input_dilation": (1,) * rank,
     }
     return Sample(x, w, grad=grad, **(plain | fields))
-
-
-def _padded(x: np.ndarray, padding: Pairs) -> np.ndarray:
-    low, high = [p[0] for p in padding], [p[1] for p in padding]
-    crop = [slice(max(-a, 0), n - max(-b, 0)) for n, a, b in zip(x.shape[2:], low, high, strict=True)]
-    widths = [(max(a, 0), max(b, 0)) for a, b in zip(low, high, strict=True)]
-    return np.pad(x[(..., *crop)], [(0, 0), (0, 0), *widths])
 
 
 # ------------------------------------------------------------------------------------------------------------ gradients
@@ -294,7 +299,7 @@ class ConvBackwardInput(Convolving):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        fields = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1), "groups": 1}
+        fields: dict[str, Any] = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1), "groups": 1}
         return [
             Sample(f32[1, 3, 4, 4], f32[3, 2, 3, 3], **fields, shape=(1, 2, 4, 4)),
             Sample(
@@ -333,7 +338,7 @@ class ConvBackwardWeight(Convolving):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        fields = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
+        fields: dict[str, Any] = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
         return [
             Sample(f32[2, 2, 4, 4], f32[2, 2, 2, 2], **fields, shape=(2, 2, 3, 3)),
             Sample(
@@ -347,7 +352,7 @@ class ConvBackwardWeight(Convolving):
 
 def _taps(op_: Convolving, x: Sequence[int], dy: Sequence[int], w: Sequence[int]) -> Any:
     """Every (image, outputs and inputs of a group, tap, input place, output place) that meet in a convolution."""
-    groups = int(op_.groups)
+    groups = op_.groups.__index__()
     for group in range(groups):
         outputs = slice(group * w[0] // groups, (group + 1) * w[0] // groups)
         inputs = slice(group * w[1], (group + 1) * w[1])

@@ -15,7 +15,7 @@ from strata.core import Dim, dim_prod, i64
 from strata.errors import OptionError, ShapeError
 from strata.mir import METHODS, Value, constant, function
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
-from strata.ops.movement import broadcast_to, iota, moveaxis, reshape, stack, transpose
+from strata.ops.movement import broadcast_to, iota, moveaxis, narrow, reshape, stack, transpose
 
 Tap = tuple[Value, Value]  # an index that is inside, and a weight that is 0 where the true index is not
 
@@ -251,3 +251,40 @@ def _reduce_samples(terms: list[Value], mode: str, used: Value, y_counts: Value,
         reshape(x_counts, (*x_counts.shape[:1], 1, 1, 1, x_counts.shape[2], 1)),
     )
     return METHODS["max"](METHODS["where"](counted, best, _number(-np.inf, best)), (2, 4))
+
+
+@function()
+def max_roi_pool(x: Operand, rois: Operand, pooled_shape: Sequence[int], spatial_scale: float = 1.0) -> Value:
+    """ONNX's MaxRoiPool: boxes [R, (image, x1, y1, x2, y2)] of [N, C, H, W] → maxima [R, C, *bins]; 0 where empty."""
+    value, boxes = promoted(x, rois)
+    if value.ndim != 4 or boxes.ndim != 2 or boxes.shape[1] != 5:
+        raise ShapeError(
+            f"max_roi_pool: needs x[N, C, H, W] and rois[R, 5], got {value.type} and {boxes.type}", code="S315"
+        )
+    total_rois = boxes.shape[0]
+    image, x1, y1, x2, y2 = (reshape(narrow(boxes, 1, i, 1), (total_rois,)) for i in range(5))
+    out = METHODS["gather"](value, METHODS["cast"](image, i64), 0)
+    lowest = _number(-np.inf, out)
+    for axis, bins, start, end in ((3, pooled_shape[1], x1, x2), (2, pooled_shape[0], y1, y2)):
+        inside = _roi_bins(start, end, value.shape[axis], bins, spatial_scale)
+        if axis == 3:  # [R, C, H, bins, W]
+            mask = reshape(inside, (total_rois, 1, 1, bins, value.shape[3]))
+            cells = METHODS["insert_axis"](out, 3)
+        else:  # [R, C, bins, H, bins]
+            mask = reshape(inside, (total_rois, 1, bins, value.shape[2], 1))
+            cells = METHODS["insert_axis"](out, 2)
+        out = METHODS["max"](METHODS["where"](mask, cells, lowest), axis + 1 if axis == 3 else 3)
+    return METHODS["where"](METHODS["equal"](out, lowest), _number(0, out), out)
+
+
+def _roi_bins(start: Value, end: Value, n: Dim, bins: int, scale: float) -> Value:
+    """Which elements of an axis lie in which bin of a box, [R, bins, n]; boxes are rounded to whole elements."""
+    first = METHODS["floor"](start * float(scale) + 0.5)
+    last = METHODS["floor"](end * float(scale) + 0.5)
+    length = METHODS["maximum"](last - first + 1.0, _number(1, first))
+    step = reshape(length / float(bins), (first.shape[0], 1, 1))
+    ramp = constant(np.arange(bins).reshape(1, bins, 1), first.dtype)
+    offset = reshape(first, (first.shape[0], 1, 1))
+    low, high = METHODS["floor"](ramp * step) + offset, METHODS["ceil"]((ramp + 1.0) * step) + offset
+    at = METHODS["cast"](reshape(iota((n,)), (1, 1, n)), first.dtype)
+    return METHODS["logical_and"](at >= low, at < high)

@@ -38,8 +38,8 @@ class LinearPool(Windowed):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        line = {"kernel": (3,), "stride": (2,), "padding": ((1, 1),), "dilation": (1,)}
-        plane = {"kernel": (2, 3), "stride": (1, 2), "padding": ((0, 1), (1, 1)), "dilation": (2, 1)}
+        line: dict[str, Any] = {"kernel": (3,), "stride": (2,), "padding": ((1, 1),), "dilation": (1,)}
+        plane: dict[str, Any] = {"kernel": (2, 3), "stride": (1, 2), "padding": ((0, 1), (1, 1)), "dilation": (2, 1)}
         return [
             Sample(f32[2, 3, 7], **line), Sample(f32[2, 1, 5, 6], **plane), Sample(f32[0, 5], **line),
             Sample(np.float32([[0, 2, 3, 0, 0]]), **line), Sample(i32[1, 2, 4, 5], **plane, grad=False),

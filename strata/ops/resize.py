@@ -156,7 +156,7 @@ class ResizeAxis(UnaryOp):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        plain = {
+        plain: dict[str, Any] = {
             "axis": 1, "size": 7, "scale": 0.0, "mode": "linear", "transform": "half_pixel", "rounding": "floor",
             "cubic_a": -0.75, "exclude_outside": False, "antialias": False, "region": (0.0, 1.0), "fill": 0.0,
         }  # fmt: skip

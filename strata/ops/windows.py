@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.core import Dim, TensorType, bool_, dim_max, dim_prod, f32, floordiv, i32, known_le, show_shape
+from strata.core import Dim, SymExpr, TensorType, bool_, dim_max, dim_prod, f32, floordiv, i32, known_le, show_shape
 from strata.errors import OptionError
 from strata.mir import Op, Sample, UnaryOp, Value, function, op
 from strata.ops.frontend import Operand, as_value
@@ -27,6 +27,11 @@ Sizes = tuple[int, ...]
 def extent_of(size: Dim, dilation: Dim) -> Dim:
     """What `size` elements cover when they lie `dilation` apart."""
     return 0 if size == 0 else (size - 1) * dilation + 1
+
+
+def ints(values: Sequence[Any]) -> list[Any]:
+    """Sizes as numbers: inside NumPy code every symbol is bound."""
+    return [v.__index__() if isinstance(v, (int, SymExpr)) else tuple(ints(v)) for v in values]
 
 
 def window_count(size: Dim, kernel: Dim, stride: Dim, padding: tuple[Dim, Dim], dilation: Dim) -> Dim:
@@ -82,12 +87,12 @@ class Geometry(Op):
         """[*lead, *counts, *kernel] of an array, padding filled with `value`."""
         counts = [window_count(n, *w) for n, *w in zip(self.sizes(x), *self._windows(), strict=True)]
         padded = pad_array(x, self.padding, value)
-        extents = [extent_of(n, d) for n, d in zip(self.kernel, self.dilation, strict=True)]
+        extents = ints([extent_of(n, d) for n, d in zip(self.kernel, self.dilation, strict=True)])
         lead = x.ndim - self.rank
         if 0 in x.shape[:lead]:
             return np.full((*x.shape[:lead], *counts, *self.kernel), value, x.dtype)
         seen = np.lib.stride_tricks.sliding_window_view(padded, extents, tuple(range(lead, x.ndim)))
-        steps = (*(slice(None, None, s) for s in self.stride), *(slice(None, None, d) for d in self.dilation))
+        steps: Any = (*(slice(None, None, s) for s in self.stride), *(slice(None, None, d) for d in self.dilation))
         return np.asarray(seen[(..., *steps)])
 
     def source(
@@ -114,11 +119,12 @@ class Windowed(Geometry, UnaryOp):
 
 def pad_array(x: np.ndarray, padding: Pairs, value: Any) -> np.ndarray:
     """An array with its trailing axes padded, or cropped where padding is negative."""
-    lead = x.ndim - len(padding)
-    sizes = x.shape[lead:]
-    crop = [slice(max(-low, 0), n - max(-high, 0)) for n, (low, high) in zip(sizes, padding, strict=True)]
-    widths = [(max(low, 0), max(high, 0)) for low, high in padding]
-    return np.pad(x[(..., *crop)], [(0, 0)] * lead + widths, constant_values=value)
+    lead, pairs = x.ndim - len(padding), ints(padding)
+    wide = np.pad(x, [(0, 0)] * lead + [(max(low, 0), max(high, 0)) for low, high in pairs], constant_values=value)
+    crop: Any = [
+        slice(max(-low, 0), n - max(-high, 0)) for n, (low, high) in zip(wide.shape[lead:], pairs, strict=True)
+    ]
+    return np.asarray(wide[(..., *crop)])
 
 
 @op("windows")
@@ -154,8 +160,8 @@ class Windows(Windowed):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        line = {"kernel": (3,), "stride": (2,), "padding": ((1, 2),), "dilation": (1,)}
-        plane = {"kernel": (2, 3), "stride": (1, 2), "padding": ((0, 1), (-1, 2)), "dilation": (2, 1)}
+        line: dict[str, Any] = {"kernel": (3,), "stride": (2,), "padding": ((1, 2),), "dilation": (1,)}
+        plane: dict[str, Any] = {"kernel": (2, 3), "stride": (1, 2), "padding": ((0, 1), (-1, 2)), "dilation": (2, 1)}
         return [
             Sample(f32[7], **line, value=0.0), Sample(f32[2, 5, 6], **plane, value=1.5),
             Sample(f32[0, 5], **line, value=0.0), Sample(i32[3, 4, 5], **plane, value=7.0, grad=False),
@@ -191,7 +197,7 @@ class FoldWindows(Windowed):
         ]
         total = np.zeros((*x.shape[:lead], *reach), x.dtype)
         for tap in np.ndindex(*self.kernel):
-            spots = tuple(
+            spots: Any = tuple(
                 slice(j * d, j * d + extent_of(n, s), s)
                 for j, d, n, s in zip(tap, self.dilation, counts, self.stride, strict=True)
             )
@@ -223,8 +229,14 @@ class FoldWindows(Windowed):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        line = {"kernel": (3,), "stride": (2,), "padding": ((1, 2),), "dilation": (1,), "size": (7,)}
-        plane = {"kernel": (2, 3), "stride": (1, 2), "padding": ((0, 1), (-1, 2)), "dilation": (2, 1), "size": (5, 6)}
+        line: dict[str, Any] = {"kernel": (3,), "stride": (2,), "padding": ((1, 2),), "dilation": (1,), "size": (7,)}
+        plane: dict[str, Any] = {
+            "kernel": (2, 3),
+            "stride": (1, 2),
+            "padding": ((0, 1), (-1, 2)),
+            "dilation": (2, 1),
+            "size": (5, 6),
+        }
         return [
             Sample(f32[4, 3], **line), Sample(f32[2, 4, 3, 2, 3], **plane), Sample(f32[0, 4, 3], **line),
             Sample(i32[4, 3, 2, 3], **plane, grad=False),
@@ -253,9 +265,10 @@ def covering_window(
 def _cut(total: np.ndarray, start: Sequence[Dim], size: Sequence[Dim]) -> np.ndarray:
     """`size` elements of the trailing axes from `start`; zeros where that is outside."""
     lead = total.ndim - len(size)
-    out = np.zeros((*total.shape[:lead], *size), total.dtype)
-    take, put = [], []
-    for s, n, have in zip(start, size, total.shape[lead:], strict=True):
+    out = np.zeros((*total.shape[:lead], *ints(size)), total.dtype)
+    take: Any = []
+    put: Any = []
+    for s, n, have in zip(ints(start), ints(size), total.shape[lead:], strict=True):
         first, last = max(s, 0), min(s + n, have)
         take.append(slice(first, max(last, first)))
         put.append(slice(first - s, max(last, first) - s))
@@ -275,12 +288,12 @@ class Im2Col(Windowed):
         return x.with_shape([x.shape[0] * dim_prod(self.counts(x)), x.shape[1] * dim_prod(self.kernel)])
 
     def numpy(self, x: np.ndarray) -> np.ndarray:
-        counts = [window_count(n, *w) for n, *w in zip(self.sizes(x), *self._windows(), strict=True)]
+        counts = ints([window_count(n, *w) for n, *w in zip(self.sizes(x), *self._windows(), strict=True)])
         low, high = [p[0] for p in self.padding], [p[1] for p in self.padding]
-        padded = np.pad(x, [(0, 0), (0, 0), *zip(low, high, strict=True)])
+        padded = np.pad(x, ints([(0, 0), (0, 0), *zip(low, high, strict=True)]))
         rows = np.zeros((x.shape[0], *counts, x.shape[1], *self.kernel), x.dtype)
         for tap in np.ndindex(*self.kernel):
-            spots = tuple(
+            spots: Any = tuple(
                 slice(j * d, j * d + extent_of(n, s), s)
                 for j, d, n, s in zip(tap, self.dilation, counts, self.stride, strict=True)
             )
@@ -295,7 +308,7 @@ class Im2Col(Windowed):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        plane = {"kernel": (2, 3), "stride": (1, 2), "padding": ((1, 1), (0, 2)), "dilation": (2, 1)}
+        plane: dict[str, Any] = {"kernel": (2, 3), "stride": (1, 2), "padding": ((1, 1), (0, 2)), "dilation": (2, 1)}
         return [
             Sample(f32[2, 3, 5, 6], **plane), Sample(f32[0, 1, 5, 4], **plane),
             Sample(f32[1, 2, 5], kernel=(2,), stride=(2,), padding=((0, 0),), dilation=(1,)),
@@ -337,7 +350,13 @@ class Col2Im(Windowed):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        plane = {"kernel": (2, 3), "stride": (1, 2), "padding": ((1, 1), (0, 2)), "dilation": (2, 1), "size": (5, 6)}
+        plane: dict[str, Any] = {
+            "kernel": (2, 3),
+            "stride": (1, 2),
+            "padding": ((1, 1), (0, 2)),
+            "dilation": (2, 1),
+            "size": (5, 6),
+        }
         return [
             Sample(f32[30, 18], **plane, channels=3), Sample(f32[0, 6], **plane, channels=1),
             Sample(f32[2, 4], kernel=(2,), stride=(2,), padding=((0, 0),), dilation=(1,), size=(5,), channels=2),
@@ -408,7 +427,7 @@ def fold(
     value = as_value(x)
     sizes = (output_size, output_size) if isinstance(output_size, int) else tuple(output_size)
     rank = len(sizes)
-    fields = (
+    fields: Any = (
         per_axis(kernel_size, rank, "fold"), per_axis(stride, rank, "fold"), padding_pairs(padding, rank, "fold"),
         per_axis(dilation, rank, "fold"),
     )  # fmt: skip

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from strata.core import TensorType, f32, sym
+from strata import ops
+from strata.core import TensorType, f32, f64, sym
 from strata.errors import OptionError, ShapeError
 from strata.mir import Value, constant, evaluate_values, placeholder, pullback
 from strata.ops.conv import (
@@ -166,6 +167,34 @@ def test_case_70_shapes() -> None:
     x = placeholder("x", f32[1, 4, 8, 8])
     assert conv2d(x, placeholder("w", f32[8, 2, 3, 3]), padding=1, groups=2).shape == (1, 8, 8, 8)
     assert conv_transpose2d(x, placeholder("w", f32[4, 8, 2, 2]), stride=2).shape == (1, 8, 16, 16)
+
+
+def test_case_4_one_by_one_convolution_equals_a_loop() -> None:
+    x, w = normal(2, 4, 3, 3), normal(5, 4, 1, 1)
+    expected = np.zeros((2, 5, 3, 3))
+    for n, o, i, j in np.ndindex(2, 5, 3, 3):
+        expected[n, o, i, j] = sum(x[n, c, i, j] * w[o, c, 0, 0] for c in range(4))
+    close(conv2d(constant(x), constant(w)), expected)
+
+
+def test_case_50_gradients_of_a_small_network() -> None:
+    x, labels = normal(3, 2, 6, 6), np.array([2, 0, 1])
+    shapes = [(4, 2, 3, 3), (4,), (36, 3), (3,)]
+    params = [placeholder("p", TensorType(f64, shape)) for shape in shapes]
+    kernel, bias, dense, offset = params
+    features = ops.max_pool2d(ops.relu(conv2d(constant(x), kernel, bias, padding=1)), 2)
+    logits = ops.reshape(features, (3, 36)) @ dense + offset
+    loss = ops.mean(ops.softmax_cross_entropy_with_logits(logits, constant(labels)))
+    gradients = pullback([loss], [constant(1.0, "f64")], params)
+    arrays = [normal(*shape) * 0.5 for shape in shapes]
+    for i, gradient in enumerate(gradients):
+
+        def value(a: np.ndarray, at: int = i) -> float:
+            moved = [a if j == at else b for j, b in enumerate(arrays)]
+            return float(evaluate_values([loss], dict(zip(params, moved, strict=True)), {})[0])
+
+        got = evaluate_values([gradient], dict(zip(params, arrays, strict=True)), {})[0]
+        np.testing.assert_allclose(got, _difference(value, arrays[i]), rtol=1e-6, atol=1e-7)
 
 
 # ----------------------------------------------------------------------------------------------------------- properties

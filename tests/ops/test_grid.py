@@ -77,6 +77,21 @@ def test_roi_align_equals_onnx(mode: str, transform: str, ratio: int) -> None:
     close(ops.roi_align(constant(x), constant(rois), constant(images), **options), expected, 1e-5)
 
 
+def test_max_roi_pool_equals_a_loop() -> None:
+    x = RNG.standard_normal((2, 3, 7, 8))
+    rois = np.array([[0, 1, 1, 9, 12], [1, 0, 0, 15, 13], [1, 6, 8, 6, 8], [0, 20, 20, 22, 22]], np.float64)
+    expected = np.zeros((4, 3, 3, 2))
+    for r, (image, *box) in enumerate(rois):
+        x1, y1, x2, y2 = (int(np.floor(v * 0.5 + 0.5)) for v in box)
+        high, wide = max(y2 - y1 + 1, 1) / 3, max(x2 - x1 + 1, 1) / 2
+        for i, j in np.ndindex(3, 2):
+            rows = slice(max(int(np.floor(i * high)) + y1, 0), max(int(np.ceil((i + 1) * high)) + y1, 0))
+            columns = slice(max(int(np.floor(j * wide)) + x1, 0), max(int(np.ceil((j + 1) * wide)) + x1, 0))
+            cells = x[int(image), :, rows, columns]
+            expected[r, :, i, j] = cells.max((1, 2)) if cells.size else 0
+    close(ops.max_roi_pool(constant(x), constant(rois), (3, 2), 0.5), expected)
+
+
 def test_mistakes() -> None:
     x = placeholder("x", f32[1, 1, 4, 4])
     with pytest.raises(ShapeError, match="grid_sample"):
