@@ -6,6 +6,7 @@ Imports inside functions count too: a cycle mended by a late import is still a c
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -93,7 +94,10 @@ def exports(source: str) -> set[str]:
 @cache
 def exports_of(folder: str) -> set[str]:
     init = PACKAGE / folder / "__init__.py"
-    return exports(init.read_text(encoding="utf-8")) if init.exists() else set()
+    names = exports(init.read_text(encoding="utf-8")) if init.exists() else set()
+    if "__getattr__" in names:  # a folder that serves names from a registry lists them in `dir`
+        names |= set(dir(importlib.import_module(f"strata.{folder}")))
+    return names
 
 
 def violations(source: str, module: str, *, is_package: bool = False) -> list[str]:
