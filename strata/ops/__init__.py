@@ -37,16 +37,27 @@ from strata.ops import sequence as _sequence
 from strata.ops import random as _random
 from strata.ops import sampling as _sampling
 from strata.ops.arrange import arange, eye, linspace, tri
-from strata.ops.custom import Custom, CustomFn, Extension, Extensions, custom, custom_fn, extensions
+from strata.ops.custom import (
+    Custom,
+    CustomFn,
+    Extension,
+    Extensions,
+    custom,
+    custom_fn,
+    extensions,
+    require_no_traced_captures,
+)
 from strata.ops import dequant as _dequant
 from strata.ops import moe as _moe
+from strata.ops import quantize as _quantize
+from strata.ops import fake_quantize as _fake_quantize
 from strata.ops.elementwise import accepts
 from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loop
 from strata.ops.fft import fftfreq, hann_window, rfftfreq
 from strata.ops.movement import full, iota, ones, zeros
 from strata.ops.remat import Checkpoint, checkpoint
 from strata.ops.scanning import Scan
-from strata.ops.tracing import make_graph, numbered, trace_body
+from strata.ops.tracing import make_graph, numbered, outer_values, trace_body
 from strata.ops.signal import blackman_window, hamming_window, mel_weight_matrix
 
 
