@@ -25,7 +25,7 @@ operand came from; a fix, only when it is sure to work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
 
@@ -55,6 +55,13 @@ class StrataError(Exception):
         self.place = place
         self.operands = tuple(operands)
         self.fix = fix
+
+    def rename(self, operation: str, is_operation: Callable[[str], bool]) -> None:
+        """Let the message name the operation that the user called, rather than the one it became."""
+        named, colon, rest = self.summary.partition(": ")
+        if colon and named != operation and is_operation(named):
+            self.summary = f"{operation}: {rest}"
+            self.args = (self.summary,)
 
     def __str__(self) -> str:
         lines = [f"{self.summary}   [{self.code}]"]

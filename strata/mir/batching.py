@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from strata.core import Dim
+from strata.core import Dim, located
 from strata.mir.ir import METHODS, Op, Value, as_tuple, make_node, origin_of, placeholder, toposort
 
 
+@located
 def batch(outputs: Sequence[Value], batched: Mapping[Value, Value], size: Dim) -> list[Value]:
     """`outputs` with the values in `batched` replaced by batched ones. Every result has the batch axis first."""
     table = batch_values(outputs, batched, size)

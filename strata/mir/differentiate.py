@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from strata.core import located
 from strata.errors import ShapeError
 from strata.mir.ir import METHODS, Node, UnaryOp, Value, as_tuple, origin_of, toposort
 
 
+@located
 def pullback(outputs: Sequence[Value], cotangents: Sequence[Value | None], wrt: Sequence[Value]) -> list[Value | None]:
     """Cotangents of `wrt` given those of `outputs`; None is a known zero."""
     grads: dict[Value, Value] = {}
@@ -49,6 +51,7 @@ def pullback_once(
     return grads
 
 
+@located
 def pushforward(outputs: Sequence[Value], wrt: Sequence[Value], tangents: Sequence[Value | None]) -> list[Value | None]:
     """Tangents of `outputs` given those of `wrt`; None is a known zero."""
     table: dict[Value, Value] = {}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from strata.core import dim_prod
+from strata.core import dim_prod, located
 from strata.mir import Graph, batch, placeholder, pushforward
 from strata.transforms.derive import Names, basis, chosen, derive, or_zeros, require_graph
 from strata.transforms.reverse import grad_with_loss
 from strata.transforms.tidy import tidy
 
 
+@located
 def jvp(graph: Graph, names: Names = None) -> Graph:
     """`<name>_jvp`: all outputs, then their tangents; extra inputs `tangent_<name>`."""
     require_graph(graph, "jvp")
@@ -20,6 +21,7 @@ def jvp(graph: Graph, names: Names = None) -> Graph:
     return new.graph.outputs(*new.outputs, *(or_zeros(d, x) for d, x in zip(douts, new.outputs, strict=True)))
 
 
+@located
 def hvp(graph: Graph, wrt: Names = None) -> Graph:
     """Forward over reverse: the loss, gradients, ⟨gradient, v⟩, and the Hessian times v = `tangent_<name>`."""
     require_graph(graph, "hvp")
@@ -29,6 +31,7 @@ def hvp(graph: Graph, wrt: Names = None) -> Graph:
     return result
 
 
+@located
 def jacfwd(graph: Graph, wrt: Names = None) -> Graph:
     """Jacobians column by column in forward mode: for each output, for each name, shaped output.shape + input.shape."""
     require_graph(graph, "jacfwd")

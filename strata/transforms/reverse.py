@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from strata.core import dim_prod
+from strata.core import dim_prod, located
 from strata.errors import OptionError
 from strata.mir import Graph, Value, batch, placeholder, pullback
 from strata.transforms.derive import Names, basis, chosen, derive, one_like, one_output, or_zeros, require_graph
 from strata.transforms.tidy import tidy
 
 
+@located
 def grad_with_loss(graph: Graph, wrt: Names = None) -> Graph:
     """`<name>_grad`: the loss and its gradients, times the extra input `d_output` (shaped like the loss, usually 1)."""
     require_graph(graph, "grad")
@@ -22,12 +23,14 @@ def grad_with_loss(graph: Graph, wrt: Names = None) -> Graph:
     return new.graph.outputs(*tidy([loss, *grads]))
 
 
+@located
 def grad(graph: Graph, wrt: Names = None) -> Graph:
     """`<name>_grad`: gradients of the one output, times the extra input `d_output`."""
     both = grad_with_loss(graph, wrt)
     return both.returning(*both.results[1:])
 
 
+@located
 def value_and_grad(graph: Graph, wrt: Names = None) -> Graph:
     """The loss, one number, and its gradients; no extra input."""
     require_graph(graph, "value_and_grad")
@@ -44,6 +47,7 @@ def value_and_grad(graph: Graph, wrt: Names = None) -> Graph:
     return new.graph.outputs(*tidy([loss, *grads]))
 
 
+@located
 def vjp(graph: Graph, wrt: Names = None) -> Graph:
     """All outputs, then gradients; the extra inputs `d_output` (or `d_output_0`, `d_output_1`, …) weigh them."""
     require_graph(graph, "vjp")
@@ -58,6 +62,7 @@ def vjp(graph: Graph, wrt: Names = None) -> Graph:
     return new.graph.outputs(*tidy([*new.outputs, *grads]))
 
 
+@located
 def jacrev(graph: Graph, wrt: Names = None) -> Graph:
     """Jacobians row by row in reverse mode: for each output, for each name, shaped output.shape + input.shape."""
     require_graph(graph, "jacrev")
