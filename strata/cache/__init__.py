@@ -1,0 +1,4 @@
+"""Stores for compiled code: keys are text, values are bytes; no store knows what an IR is."""
+
+from strata.cache.process import default_store
+from strata.cache.store import DiskStore, Entry, digest

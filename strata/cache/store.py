@@ -1,0 +1,267 @@
+"""A content-addressed store on disk that cannot hurt: checksummed, atomic, bounded, safe for many processes, no pickle.
+
+An entry is one file, named by the SHA-256 of what it was made from:
+
+    magic, SHA-256 of the rest, length of the description, description (JSON), payload
+
+It is written to a temporary file, flushed to the disk and renamed into place, so that a reader sees all of it or nothing.
+A damaged entry is removed and counts as absent. A folder that cannot be written, or a full disk, turns the store off for
+writing with one warning; programs then compile as if there were no cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strata.config import logger
+from strata.errors import FileError
+
+MAGIC = b"strata-entry-1\n"
+_HEAD = len(MAGIC) + 32 + 4
+STALE_SECONDS = 3600  # temporary files older than this were left by a process that died
+LOCK_SECONDS = 60  # to wait for another process that makes the same entry, before making it too
+_TOUCH_SECONDS = 3600  # an entry's time of use is renewed at most this often
+
+try:
+    import fcntl
+except ImportError:  # no file locks on this platform: an entry may be made twice, never wrongly
+    fcntl = None  # type: ignore[assignment]
+
+
+def digest(*parts: str | bytes) -> str:
+    """A key from the parts that decide an entry; lengths are part of it, so that parts cannot run into each other."""
+    total = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        total.update(len(data).to_bytes(8, "little") + data)
+    return total.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the store knows of one entry without reading its payload."""
+
+    key: str
+    size: int
+    used: float
+    about: Mapping[str, Any]
+
+
+class DiskStore:
+    """Entries under one folder of the user's cache directory."""
+
+    def __init__(self, root: str | Path, limit: int = 4 << 30) -> None:
+        self.root = Path(root)
+        self.limit = limit
+        self._is_writable: bool | None = None
+        self._added = 0
+
+    # reading
+
+    def get(self, key: str) -> bytes | None:
+        """The payload of an entry, or None; a damaged entry is removed."""
+        path = self._path(key)
+        try:
+            data = path.read_bytes()
+            used = path.stat().st_mtime
+        except OSError:
+            return None
+        parsed = _parse(data)
+        if parsed is None:
+            logger.warning("cache entry %s is damaged and was removed", key[:12])
+            self._remove(path)
+            return None
+        if time.time() - used > _TOUCH_SECONDS:
+            with suppress(OSError):
+                os.utime(path)
+        return parsed[1]
+
+    def __contains__(self, key: str) -> bool:
+        return self._path(key).is_file()
+
+    def entries(self) -> Iterator[Entry]:
+        """All readable entries."""
+        for path in self._files():
+            with suppress(OSError):
+                with path.open("rb") as file:
+                    about = _read_about(file.read(_HEAD + (64 << 10)))
+                stat = path.stat()
+                if about is not None:
+                    yield Entry(path.stem, stat.st_size, stat.st_mtime, about)
+
+    # writing
+
+    def put(self, key: str, payload: bytes, about: Mapping[str, Any] | None = None) -> bool:
+        """Add an entry; False where the folder cannot be written."""
+        if not self._prepare():
+            return False
+        path = self._path(key)
+        description = json.dumps(dict(about or {}), sort_keys=True).encode()
+        rest = len(description).to_bytes(4, "little") + description + payload
+        data = MAGIC + hashlib.sha256(rest).digest() + rest
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path)
+            except OSError:
+                with suppress(OSError):
+                    os.unlink(temporary)
+                raise
+        except OSError as error:
+            self._give_up(error)
+            return False
+        self._added += len(data)
+        if self._added > self.limit // 16:  # walking the folder now and then is enough to stay near the limit
+            self._added = 0
+            self.prune()
+        return True
+
+    @contextmanager
+    def making(self, key: str) -> Iterator[None]:
+        """Held while an entry is made, so that other processes wait for it instead of making it too."""
+        if fcntl is None or not self._prepare():
+            yield
+            return
+        path = self.root / "locks" / key[:2]
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            self._give_up(error)
+            yield
+            return
+        try:
+            self._wait(handle)
+            yield
+        finally:
+            os.close(handle)  # releases the lock
+
+    def _wait(self, handle: int) -> None:
+        deadline = time.monotonic() + LOCK_SECONDS
+        pause = 0.001
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() > deadline:
+                    return  # better to compile twice than to wait for a stopped process
+                time.sleep(pause)
+                pause = min(pause * 2, 0.05)
+            else:
+                return
+
+    # keeping order
+
+    def prune(self, limit: int | None = None) -> int:
+        """Remove entries, least recently used first, until the rest fits the limit; returns the bytes removed."""
+        limit = self.limit if limit is None else limit
+        files: list[tuple[float, int, Path]] = []
+        for path in self._files(temporary=True):
+            with suppress(OSError):
+                stat = path.stat()
+                if path.name.startswith("."):
+                    if time.time() - stat.st_mtime > STALE_SECONDS:
+                        self._remove(path)
+                else:
+                    files.append((stat.st_mtime, stat.st_size, path))
+        total = sum(size for _, size, _ in files)
+        removed = 0
+        for _, size, path in sorted(files):
+            if total - removed <= limit:
+                break
+            if self._remove(path):
+                removed += size
+        return removed
+
+    def verify(self) -> tuple[int, list[str]]:
+        """Read every entry: the number of good ones, and the keys of damaged ones, which are removed."""
+        good, bad = 0, []
+        for path in self._files():
+            try:
+                data = path.read_bytes()
+            except OSError:
+                continue
+            if _parse(data) is None:
+                bad.append(path.stem)
+                self._remove(path)
+            else:
+                good += 1
+        return good, bad
+
+    def export(self, destination: str | Path) -> int:
+        """Copy all entries into another folder, from which another machine can take them; returns their number."""
+        other = DiskStore(destination, self.limit)
+        count = 0
+        for entry in self.entries():
+            payload = self.get(entry.key)
+            if payload is not None and other.put(entry.key, payload, entry.about):
+                count += 1
+        return count
+
+    def _path(self, key: str) -> Path:
+        if len(key) != 64 or not all(c in "0123456789abcdef" for c in key):
+            raise FileError(f"{key!r} is not a cache key", code="F110")
+        return self.root / key[:2] / f"{key}.bin"
+
+    def _files(self, *, temporary: bool = False) -> Iterator[Path]:
+        for folder in sorted(self.root.glob("[0-9a-f][0-9a-f]")):
+            yield from sorted(folder.glob("*.bin"))
+            if temporary:
+                yield from folder.glob(".new-*")
+
+    def _remove(self, path: Path) -> bool:
+        try:
+            path.unlink()
+        except OSError:
+            return False
+        return True
+
+    def _prepare(self) -> bool:
+        if self._is_writable is None:
+            try:
+                self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._is_writable = os.access(self.root, os.W_OK)
+                if not self._is_writable:
+                    logger.warning("cache %s cannot be written: compiled code is not kept", self.root)
+            except OSError as error:
+                self._give_up(error)
+        return bool(self._is_writable)
+
+    def _give_up(self, error: OSError) -> None:
+        if self._is_writable is not False:
+            logger.warning("cache %s is off: %s", self.root, error)
+        self._is_writable = False
+
+
+def _parse(data: bytes) -> tuple[dict[str, Any], bytes] | None:
+    """Description and payload of an intact entry."""
+    about = _read_about(data)
+    if about is None or hashlib.sha256(data[len(MAGIC) + 32 :]).digest() != data[len(MAGIC) : len(MAGIC) + 32]:
+        return None
+    length = int.from_bytes(data[_HEAD - 4 : _HEAD], "little")
+    return about, data[_HEAD + length :]
+
+
+def _read_about(data: bytes) -> dict[str, Any] | None:
+    if len(data) < _HEAD or not data.startswith(MAGIC):
+        return None
+    length = int.from_bytes(data[_HEAD - 4 : _HEAD], "little")
+    try:
+        about = json.loads(data[_HEAD : _HEAD + length])
+    except ValueError:
+        return None
+    return about if isinstance(about, dict) else None
