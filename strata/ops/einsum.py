@@ -270,23 +270,6 @@ def inner(x: Operand, y: Operand) -> Value:
 
 
 @function()
-def outer(x: Operand, y: Operand) -> Value:
-    """Every product of an element of x and one of y; both are flattened."""
-    a, b = promoted(x, y)
-    return reshape(a, (a.type.size, 1)) * reshape(b, (1, b.type.size))
-
-
-@function()
-def kron(x: Operand, y: Operand) -> Value:
-    """Kronecker product: every element of x times all of y, in blocks."""
-    a, b = promoted(x, y)
-    rank = max(a.ndim, b.ndim)
-    left, right = ((*(1,) * (rank - v.ndim), *v.shape) for v in (a, b))
-    blocks = reshape(a, [d for n in left for d in (n, 1)]) * reshape(b, [d for n in right for d in (1, n)])
-    return reshape(blocks, [n * m for n, m in zip(left, right, strict=True)])
-
-
-@function()
 def bilinear(x: Operand, y: Operand, weight: Operand, bias: Operand | None = None) -> Value:
     """x·W_o·y for each output o: x [.., I], y [.., J], weight [O, I, J], bias [O]."""
     a, b, w = promoted(x, y, weight)
