@@ -8,6 +8,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,10 @@ from strata.backends.llvm.overrides import NativeOp, native_op
 from strata.backends.llvm.program import Argument, BoundProgram, Program, region_table
 from strata.backends.llvm.program import Step as ProgramStep
 from strata.backends.llvm.threads import available_threads
+from strata.cache import default_store, digest
 from strata.config import config
 from strata.core import Dim, SymExpr, Target, substitute
-from strata.kernel import Kernel
+from strata.kernel import Kernel, show_kernel
 from strata.lir import Buffer, Lir, Step
 from strata.mir import Op, run_op
 
@@ -66,15 +69,42 @@ def native_kernel(kernel: Kernel, target: Target) -> NativeKernel:
 
 
 def _compile(kernel: Kernel, target: Target) -> NativeKernel:
-    module = Module(target.triple)
     found = find_contraction(kernel)
     matrix = plan_matrix(found, kernel.name, target) if found is not None else None
+    text = show_kernel(kernel)
     if matrix is not None:
-        names = list(emit_matrix(module, matrix))
-        return NativeKernel(jit.compile_and_load(module.text(), names, target), None, matrix)
+        code = stored_code(text, [matrix.name, matrix.pack_name], lambda module: emit_matrix(module, matrix), target)
+        return NativeKernel(code, None, matrix)
     lowered = lower(kernel, target)
-    emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
-    return NativeKernel(jit.compile_and_load(module.text(), [kernel.name], target), lowered, None)
+
+    def emit(module: Module) -> None:
+        emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
+
+    return NativeKernel(stored_code(text, [kernel.name], emit, target), lowered, None)
+
+
+def stored_code(text: str, names: list[str], emit: Callable[[Module], object], target: Target) -> jit.Code:
+    """Machine code from the disk store, or made and stored. `text` decides the code, with the target and our own version."""
+    store = default_store()
+    key = digest(text, " ".join(names), target.key, jit.VERSION, generator_version(), config().key_fields())
+    data = store.get(key)
+    if data is None:
+        with store.making(key):
+            data = store.get(key)
+            if data is None:
+                module = Module(target.triple)
+                emit(module)
+                data = jit.compile_text(module.text(), target)
+                store.put(key, data, {"kind": "kernel", "text": text[:4000], "target": target.key, "made by": jit.VERSION})
+    return jit.load(data, names)
+
+
+@cache
+def generator_version() -> str:
+    """A digest of the code that generates code: an entry of the store is never used by another version of it."""
+    package = Path(__file__).parents[2]
+    files = sorted([*(package / "kernel").glob("*.py"), *(package / "backends" / "llvm").glob("*.py"), *(package / "core").glob("*.py")])
+    return digest(*(f.read_bytes() for f in files))
 
 
 _native_loaded: OrderedDict[tuple[str, str], jit.Code] = OrderedDict()
@@ -85,10 +115,8 @@ def native_code_of(op: NativeOp, target: Target) -> jit.Code:
     key = (op.key, target.key)
     with _loaded_lock:
         if key not in _native_loaded:
-            module = Module(target.triple)
-            op.emit(module)
             names = list(dict.fromkeys(call.function for call in op.calls))
-            _native_loaded[key] = jit.compile_and_load(module.text(), names, target)
+            _native_loaded[key] = stored_code(op.key, names, op.emit, target)
             if len(_native_loaded) > CODE_LIMIT:
                 _native_loaded.popitem(last=False)
         _native_loaded.move_to_end(key)
