@@ -320,7 +320,7 @@ class Attention(AttentionFamily):
 
     def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim) -> Value:
         plain = [x.type.with_shape(x.shape[1:]) if b else x.type for x, b in zip(inputs, batched, strict=True)]
-        batch = self.check(*plain[:3], tuple(plain[3:])).batch
+        batch = self.check(plain[0], plain[1], plain[2], tuple(plain[3:])).batch
         main = [self.fold(x, b, size) for x, b in zip(inputs[:3], batched, strict=False)]
         rest = [self.fold_extra(x, b, size, batch) for x, b in zip(inputs[3:], batched[3:], strict=True)]
         return self.unfold(Attention(**self.folded)(*main, *rest), size)
@@ -399,7 +399,7 @@ class AttentionBackward(AttentionFamily):
 
     def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim) -> tuple[Value, ...]:
         plain = [x.type.with_shape(x.shape[1:]) if b else x.type for x, b in zip(inputs, batched, strict=True)]
-        batch = self.check(*plain[:3], tuple(plain[4:])).batch
+        batch = self.check(plain[0], plain[1], plain[2], tuple(plain[4:])).batch
         main = [self.fold(x, b, size) for x, b in zip(inputs[:4], batched, strict=False)]
         rest = [self.fold_extra(x, b, size, batch) for x, b in zip(inputs[4:], batched[4:], strict=True)]
         if self.mask == "bias":  # each row of the vmap has its own cotangent of the bias

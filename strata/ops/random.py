@@ -20,7 +20,7 @@ from strata.ops.frontend import Operand, as_value, full_shape, promoted
 from strata.ops.indexing import take
 from strata.ops.logic import cast, where
 from strata.ops.math import cos, log, sqrt
-from strata.ops.movement import broadcast_to, narrow, reshape, stack
+from strata.ops.movement import broadcast_to, narrow, reshape, stack, zeros_like
 from strata.ops.sorting import argmax, argsort
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ def dropout(x: Operand, key: Operand, rate: float = 0.5) -> Value:
     if not 0 <= rate <= 1:
         raise OptionError(f"dropout: the rate {rate} is not in 0..1", code="O235")
     if rate in (0, 1):
-        return value if rate == 0 else value * 0.0
+        return value if rate == 0 else zeros_like(value)
     keep = uniform(key, value.shape) < 1.0 - rate
     return where(keep, value * (1.0 / (1.0 - rate)), constant(0, value.dtype))
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from strata.core import Dim, DType, TensorType, as_dtype, divide_exactly, f16, f32, f64, floordiv, i32, known_le
 from strata.errors import OptionError, ShapeError
-from strata.mir import METHODS, Op, Sample, UnaryOp, Value, constant, function, op
+from strata.mir import Op, Sample, UnaryOp, Value, constant, function, op
 from strata.ops.attention import LAYOUTS, same_shape
 from strata.ops.frontend import Operand, as_value
+from strata.ops.indexing import take
 from strata.ops.logic import cast
 from strata.ops.movement import broadcast_to, concat, insert_axis, iota, narrow, reshape, stack
 
@@ -349,8 +350,7 @@ def rope_tables(
 
 def _arguments(
     x: Operand, cos: Operand, sin: Operand, head_dim: int | None, n_rot: int | None, layout: str | None,
-    positions: Any, offset: Any,
-    what: str,
+    positions: Any, offset: Any, what: str,
 ) -> tuple[Value, Value, Value, int, int, str]:  # fmt: skip
     value = as_value(x)
     layout = layout or {2: "sd", 3: "bsd"}.get(value.ndim)
@@ -377,15 +377,15 @@ def _arguments(
     if positions is not None:
         ids = as_value(positions)
         ids = ids if ids.dtype.is_int else cast(ids, i32)
-        tables = [METHODS["take"](t, ids, axis=0) for t in tables]
+        tables = [take(t, ids, axis=0) for t in tables]
     return value, tables[0], tables[1], head_dim, head_dim if n_rot is None else n_rot, layout
 
 
 @function()
 def rope(
     x: Operand, cos: Operand, sin: Operand, *, head_dim: int | None = None, n_rot: int | None = None,
-    interleaved: bool = False,
-    layout: str | None = None, positions: Operand | None = None, offset: Operand | None = None,
+    interleaved: bool = False, layout: str | None = None, positions: Operand | None = None,
+    offset: Operand | None = None,
 ) -> Value:  # fmt: skip
     """Rotary embedding of x by tables of cosines and sines, one row a position.
 
@@ -399,8 +399,8 @@ def rope(
 @function()
 def rope_backward(
     dy: Operand, cos: Operand, sin: Operand, *, head_dim: int | None = None, n_rot: int | None = None,
-    interleaved: bool = False,
-    layout: str | None = None, positions: Operand | None = None, offset: Operand | None = None,
+    interleaved: bool = False, layout: str | None = None, positions: Operand | None = None,
+    offset: Operand | None = None,
 ) -> Value:  # fmt: skip
     """The cotangent of x in `rope`: the rotation by the negative angles."""
     value, c, s, size, turning, where = _arguments(
