@@ -1,0 +1,76 @@
+"""strata: an ML compiler and runtime whose every stage can be printed, read, edited and tested.
+
+Names are loaded when they are first used, so that `import strata` costs next to nothing.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "strata.core": (
+        "DType", "TensorType", "Target", "sym", "promote",
+        "f16", "f32", "f64", "bf16", "f8e4m3", "f8e5m2", "i4", "i8", "i16", "i32", "i64", "u4", "u8", "u16", "u32",
+        "u64", "c64", "c128", "bool_",
+    ),
+    "strata.config": ("Config",),
+    "strata.mir": ("Graph", "Value", "parse", "evaluate"),
+    "strata.tensor": (
+        "Tensor", "asarray", "zeros", "ones", "full", "full_like", "empty", "empty_like", "arange", "linspace", "eye",
+        "tri", "realize", "grad", "value_and_grad", "vjp", "jvp", "hvp", "vmap", "jacfwd", "jacrev", "checkpoint",
+        "scan", "cond", "while_loop", "custom_op", "custom_vjp", "custom_jvp", "jit", "random",
+    ),
+}  # fmt: skip
+_RENAMED = {
+    "Variable": ("strata.core", "sym"),
+    "float16": ("strata.core", "f16"),
+    "float32": ("strata.core", "f32"),
+    "float64": ("strata.core", "f64"),
+    "bfloat16": ("strata.core", "bf16"),
+    "float8_e4m3fn": ("strata.core", "f8e4m3"),
+    "float8_e5m2": ("strata.core", "f8e5m2"),
+    "int4": ("strata.core", "i4"),
+    "int8": ("strata.core", "i8"),
+    "int16": ("strata.core", "i16"),
+    "int32": ("strata.core", "i32"),
+    "int64": ("strata.core", "i64"),
+    "uint4": ("strata.core", "u4"),
+    "uint8": ("strata.core", "u8"),
+    "uint16": ("strata.core", "u16"),
+    "uint32": ("strata.core", "u32"),
+    "uint64": ("strata.core", "u64"),
+    "complex64": ("strata.core", "c64"),
+    "complex128": ("strata.core", "c128"),
+}
+_MODULES = ("config", "errors", "hir", "ops", "tensor", "transforms")  # `tensor` can be called, too
+_TABLE = {name: (module, name) for module, names in _EXPORTS.items() for name in names} | _RENAMED
+
+__all__ = ["__version__", *_MODULES, *_TABLE]  # noqa: PLE0604 - all of them are strings
+
+
+def __getattr__(name: str) -> Any:
+    if name in _TABLE:
+        module, attribute = _TABLE[name]
+        value = getattr(import_module(module), attribute)
+    elif name in _MODULES:
+        return import_module(f"strata.{name}")
+    elif name.startswith("_"):
+        raise AttributeError(name)
+    else:
+        value = _operation(name)
+    globals()[name] = value
+    return value
+
+
+def _operation(name: str) -> Any:
+    """A front-end function on tensors."""
+    tensors = import_module("strata.tensor")
+    try:
+        return getattr(tensors, name)
+    except AttributeError as error:
+        raise AttributeError(str(error).replace("strata.tensor has no function", "strata has no name")) from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *dir(import_module("strata.tensor"))})

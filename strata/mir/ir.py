@@ -79,6 +79,7 @@ def _current_origin() -> Origin:
 # ------------------------------------------------------------------------------------------------------------------- op
 
 OpT = TypeVar("OpT", bound="type[Op]")
+FnT = TypeVar("FnT", bound=Callable[..., Any])
 
 
 @dataclass_transform(frozen_default=True)
@@ -520,13 +521,13 @@ for _dunder, _method in {
     _unary_operator(_dunder, _method)
 
 
-def function(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def function(*names: str) -> Callable[[FnT], FnT]:
     """Register a front-end function: public as `st.ops.<name>` and as a method of values.
 
     Its own name is always included; a trailing underscore, which keeps a builtin visible in its module, is dropped.
     """
 
-    def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(fn: FnT) -> FnT:
         public = fn.__name__.rstrip("_")
 
         @wraps(fn)
@@ -541,7 +542,7 @@ def function(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
         for name in (public, *names):
             METHODS[name] = call
-        return call
+        return call  # type: ignore[return-value]
 
     return wrap
 

@@ -47,13 +47,13 @@ class Cond(Op):
         wide = is_wide(captures, types)
         return run_graph(graph, narrowed(captures, types, wide=wide), wide=wide)
 
-    def jvp(self, *inputs: Value, out: Any, dx: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
+    def jvp(self, *inputs: Value, out: Any, dx: tuple[Value | None, ...], **_: Any) -> tuple[Value | None, ...]:
         names = [None if t is None else placeholder("d", t.type) for t in dx[1:]]
         tangents = [pushforward(g.results, g.inputs, names) for g in (self.then, self.orelse)]
         given = [n for n in names if n is not None]
         return self._both(inputs, tangents, given, [t for t in dx[1:] if t is not None], self.then.results)
 
-    def vjp(self, *inputs: Value, out: Any, ct: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
+    def vjp(self, *inputs: Value, out: Any, ct: tuple[Value | None, ...], **_: Any) -> tuple[Value | None, ...]:
         names = [None if c is None else placeholder("u", c.type) for c in ct]
         grads = [pullback(g.results, names, g.inputs) for g in (self.then, self.orelse)]
         given = [n for n in names if n is not None]
@@ -82,7 +82,7 @@ class Cond(Op):
             found[i] = value
         return tuple(found)
 
-    def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim) -> tuple[Value, ...]:
+    def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim, **_: Any) -> tuple[Value, ...]:
         predicate, captures, flags = inputs[0], inputs[1:], batched[1:]
         if batched[0]:
             then, orelse = (
@@ -112,7 +112,7 @@ class Cond(Op):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        both = {"then": _branch(0), "orelse": _branch(1)}
+        both: dict[str, Any] = {"then": _branch(0), "orelse": _branch(1)}
         return [
             Sample(np.array(True), f64[3], f64[3], **both), Sample(np.array(False), f64[3], f64[3], **both),
             Sample(np.array(True), f64[3], f64[3], then=_branch(1), orelse=_branch(2)),

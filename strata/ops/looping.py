@@ -60,7 +60,7 @@ class While(Op):
             steps += 1
         return tuple(carries)
 
-    def jvp(self, *inputs: Value, out: Any, dx: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
+    def jvp(self, *inputs: Value, out: Any, dx: tuple[Value | None, ...], **_: Any) -> tuple[Value | None, ...]:
         leaves, carries = self.body.inputs, self.num_carry
         names = [placeholder(f"d{i}", x.type) for i, x in enumerate(leaves)]
         active = [t is not None for t in dx]
@@ -96,7 +96,7 @@ class While(Op):
             found[i] = outs[carries + place]
         return tuple(found)
 
-    def vjp(self, *inputs: Value, out: Any, ct: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
+    def vjp(self, *inputs: Value, out: Any, ct: tuple[Value | None, ...], **_: Any) -> tuple[Value | None, ...]:
         if self.max_iterations is None:
             raise MissingRuleError(
                 "while has no vjp rule without max_iterations: the number of steps to go back over is unknown",
@@ -116,7 +116,7 @@ class While(Op):
         step = graph.outputs(*Cond(self.body, stay)(test, *formals))
         return tuple(Scan(step, self.max_iterations, self.num_carry, len(inputs) - self.num_carry)(*inputs))
 
-    def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim) -> tuple[Value, ...]:
+    def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim, **_: Any) -> tuple[Value, ...]:
         carries = self.num_carry
         flags = list(batched)
         while True:
@@ -304,11 +304,9 @@ def scan_carry(
 ) -> Value:
     """A scan of a body (carry, consts, rows) → carry: the last carry, or with `trajectory` that after every step."""
     kept = _checkpoint_count(checkpoints, length)
-    if not trajectory:
-        return Scan(body, length, 1, len(consts), False, kept)(init, *consts, *xs)[0]
-    return Scan(body.returning(body.results[0], body.results[0]), length, 1, len(consts), False, kept)(
-        init, *consts, *xs
-    )[1]
+    step = body.returning(body.results[0], body.results[0]) if trajectory else body
+    outs: tuple[Value, ...] = Scan(step, length, 1, len(consts), False, kept)(init, *consts, *xs)
+    return outs[-1]
 
 
 def scan_backward(

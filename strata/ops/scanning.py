@@ -95,7 +95,7 @@ class Scan(Op):
 
     # ----------------------------------------------------------------------------------------------------- derivatives
 
-    def jvp(self, *inputs: Value, out: Any, dx: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
+    def jvp(self, *inputs: Value, out: Any, dx: tuple[Value | None, ...], **_: Any) -> tuple[Value | None, ...]:
         leaves, carries = self.body.inputs, self.num_carry
         active = [t is not None for t in dx]
         names = [placeholder(f"d{i}", x.type) for i, x in enumerate(leaves)]
@@ -135,7 +135,7 @@ class Scan(Op):
             found[i] = outs[len(outs) - len(varying) + place]
         return tuple(found)
 
-    def vjp(self, *inputs: Value, out: Any, ct: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
+    def vjp(self, *inputs: Value, out: Any, ct: tuple[Value | None, ...], **_: Any) -> tuple[Value | None, ...]:
         if self.checkpoints is not None:
             return tuple(pullback_once(self.segmented(*inputs), ct, inputs))
         leaves, carries = self.body.inputs, self.num_carry
@@ -220,7 +220,7 @@ class Scan(Op):
 
     # --------------------------------------------------------------------------------------------------------- batching
 
-    def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim) -> tuple[Value, ...]:
+    def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim, **_: Any) -> tuple[Value, ...]:
         leaves, carries, first = self.body.inputs, self.num_carry, self.num_carry + self.num_consts
         flags = list(batched)
         names = [placeholder(f"b{i}", x.type.with_shape((size, *x.shape))) for i, x in enumerate(leaves)]

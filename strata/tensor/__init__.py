@@ -1,0 +1,50 @@
+"""The lazy tensor, and functions of tensors: creation, derivatives, batching, control flow, jit.
+
+Every front-end function of `strata.ops` is here too, on tensors: `strata.tensor.softmax(x)`, `x.softmax()`. The package
+itself can be called: `strata.tensor([1.0, 2.0])` makes a tensor.
+"""
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from strata.mir import METHODS, near
+from strata.tensor import random
+from strata.tensor.control import checkpoint, cond, custom_jvp, custom_op, custom_vjp, scan, while_loop
+from strata.tensor.creation import (
+    arange,
+    asarray,
+    empty,
+    empty_like,
+    eye,
+    full,
+    full_like,
+    iota,
+    linspace,
+    ones,
+    tensor,
+    tri,
+    zeros,
+)
+from strata.tensor.functional import grad, hvp, jacfwd, jacrev, jvp, value_and_grad, vjp, vmap
+from strata.tensor.jit import Jitted, jit
+from strata.tensor.tensor import Tensor, realize, wrapped
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name in METHODS:
+        return wrapped(name)
+    raise AttributeError(f"strata.tensor has no function {name!r}{near(name, METHODS)}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *METHODS})
+
+
+class _Package(ModuleType):
+    def __call__(self, data: Any, dtype: Any = None) -> Tensor:
+        return tensor(data, dtype)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,83 @@
+"""Tensors from Python data, NumPy arrays and DLPack; and filled tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from strata import ops
+from strata.core import as_dtype
+from strata.errors import DTypeError
+from strata.mir import Value
+from strata.tensor.data import data_value
+from strata.tensor.tensor import Tensor, lifted
+
+PYTHON_DTYPES = {"f": "f32", "c": "c64", "i": "i64", "b": "bool"}  # of numbers and lists of numbers
+
+
+def tensor(data: Any, dtype: Any = None) -> Tensor:
+    """A tensor with a copy of the data. Python floats are f32 and ints i64; arrays keep their dtype."""
+    return asarray(data, dtype, copy=True)
+
+
+def asarray(data: Any, dtype: Any = None, *, copy: bool | None = None) -> Tensor:
+    """A tensor of anything array-like, sharing memory where it can: `__dlpack__`, `__array__`, buffers, lists."""
+    if isinstance(data, Tensor):
+        return data if dtype is None else Tensor(data.value.cast(dtype))
+    if isinstance(data, Value):
+        return Tensor(data)
+    if isinstance(data, (list, tuple)) and any(isinstance(x, Tensor) for x in data):
+        stacked: Tensor = lifted(ops.stack)([asarray(x) for x in data])
+        return stacked if dtype is None else Tensor(stacked.value.cast(dtype))
+    array = _as_array(data)
+    if dtype is None and not hasattr(data, "dtype"):
+        dtype = PYTHON_DTYPES.get(array.dtype.kind)
+    if dtype is not None:
+        array = array.astype(as_dtype(dtype).np, copy=False)
+    as_dtype(array.dtype)
+    if copy and isinstance(data, np.ndarray) and np.shares_memory(array, data):
+        array = array.copy()
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return Tensor(data_value(array))
+
+
+def _as_array(data: Any) -> np.ndarray:
+    try:
+        if hasattr(data, "__dlpack__") and not isinstance(data, (np.ndarray, np.generic)):
+            return np.from_dlpack(data)
+        array = np.asarray(data)
+    except (ValueError, TypeError, BufferError, RuntimeError) as error:
+        raise DTypeError(f"a {type(data).__name__} cannot become a tensor: {error}", code="T207") from error
+    if array.dtype.kind in "OUSMm":
+        raise DTypeError(f"a {type(data).__name__} cannot become a tensor: its elements are {array.dtype}", code="T207")
+    return array
+
+
+def empty(shape: Any, dtype: Any = "f32") -> Tensor:
+    """A tensor whose elements do not matter; they are zeros."""
+    result: Tensor = zeros(shape, dtype)
+    return result
+
+
+full = lifted(ops.full)
+zeros = lifted(ops.zeros)
+ones = lifted(ops.ones)
+arange = lifted(ops.arange)
+linspace = lifted(ops.linspace)
+eye = lifted(ops.eye)
+tri = lifted(ops.tri)
+iota = lifted(ops.iota)
+
+
+def full_like(x: Any, value: Any, dtype: Any = None) -> Tensor:
+    """One number in the shape, and by default the dtype, of x."""
+    like = asarray(x)
+    result: Tensor = full(like.shape, value, like.dtype if dtype is None else dtype)
+    return result
+
+
+def empty_like(x: Any, dtype: Any = None) -> Tensor:
+    """A tensor like x whose elements do not matter."""
+    return full_like(x, 0, dtype)

@@ -1,0 +1,346 @@
+"""The lazy tensor: an expression that becomes an array when its elements are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+import strata.ops  # noqa: F401 - fills METHODS
+from strata.core import Dim, DType, TensorType, flatten, here, tree_map
+from strata.errors import OptionError, ShapeError, TraceError
+from strata.mir import METHODS, Value, near
+from strata.tensor.data import Data, data_value, handle_of
+from strata.tensor.realize import is_traced, realize_values
+
+
+class Tensor:
+    """A lazy array. Operators and methods record a graph; `numpy()` and its like compute it.
+
+    Shapes and dtypes are checked when an operation is recorded. Tensors never change: there is no item assignment.
+    """
+
+    __slots__ = ("__weakref__", "value")
+    __mir_value__: ClassVar[bool] = True
+    __array_priority__: ClassVar[int] = 1000
+    __array_ufunc__ = None  # NumPy defers to our reflected operators
+
+    value: Value
+
+    def __init__(self, value: Value) -> None:
+        if not isinstance(value, Value):
+            raise OptionError(
+                f"Tensor wraps a graph value, got {type(value).__name__}", code="O268", fix="st.tensor(data)"
+            )
+        self.value = value
+
+    # ------------------------------------------------------------------------------------------------------------ type
+
+    @property
+    def type(self) -> TensorType:
+        return self.value.type
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return self.value.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.value.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.value.ndim
+
+    @property
+    def size(self) -> Dim:
+        return self.value.type.size
+
+    @property
+    def nbytes(self) -> Dim:
+        return self.value.type.nbytes
+
+    @property
+    def T(self) -> Tensor:
+        return Tensor(METHODS["transpose"](self.value))
+
+    @property
+    def mT(self) -> Tensor:
+        """Each matrix of the last two axes transposed."""
+        return Tensor(METHODS["swapaxes"](self.value, -1, -2))
+
+    @property
+    def is_realized(self) -> bool:
+        return handle_of(self.value) is not None
+
+    # ---------------------------------------------------------------------------------------------------------- values
+
+    def realize(self) -> Tensor:
+        """Compute now; the tensor itself is returned."""
+        realize(self)
+        return self
+
+    def numpy(self) -> np.ndarray:
+        """The elements as an array that shares the tensor's memory and cannot be written to."""
+        view = self._array().view()
+        view.flags.writeable = False
+        return view
+
+    def item(self) -> Any:
+        """The one element as a Python number."""
+        if self.size != 1:
+            raise ShapeError(f"item: {self.type} has {self.size} elements, not one", code="S354", place=here())
+        return self._array().reshape(()).item()
+
+    def tolist(self) -> Any:
+        return self._array().tolist()
+
+    def _array(self) -> np.ndarray:
+        realize(self)
+        handle = handle_of(self.value)
+        assert handle is not None
+        return handle.array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self.numpy()
+        if dtype is not None and np.dtype(dtype) != array.dtype:
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        array = self._array()
+        return (array if array.flags.writeable else array.copy()).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array().__dlpack_device__()
+
+    def __bool__(self) -> bool:
+        self._need_number("bool()", "where(condition, a, b), or cond(condition, f, g)")
+        return bool(self._array().reshape(()))
+
+    def __float__(self) -> float:
+        self._need_number("float()")
+        return float(self._array().reshape(()))
+
+    def __int__(self) -> int:
+        self._need_number("int()")
+        return int(self._array().reshape(()))
+
+    def __complex__(self) -> complex:
+        self._need_number("complex()")
+        return complex(self._array().reshape(()))
+
+    def __index__(self) -> int:
+        if not (self.dtype.is_int or self.dtype.is_bool):
+            raise OptionError(f"a {self.type} tensor is not an index", code="O269", place=here())
+        return int(self)
+
+    def _need_number(self, what: str, fix: str | None = None) -> None:
+        if is_traced(self.value):
+            raise TraceError(
+                f"{what} of a {self.type} tensor that has no value while its function is traced",
+                code="T206", place=here(), fix=fix,
+            )  # fmt: skip
+        if self.size != 1:
+            raise ShapeError(f"{what} needs one element, {self.type} has {self.size}", code="S354", place=here())
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise ShapeError("a rank-0 tensor has no length", code="S105", place=here())
+        return self.shape[0].__index__()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        if self.is_realized:
+            text = np.array2string(self._array(), separator=", ", prefix="Tensor(", threshold=100, edgeitems=3)
+            return f"Tensor({text}, {self.type})"
+        if is_traced(self.value):
+            return f"Tensor({self.type}, traced)"
+        return f"Tensor({self.type}, {self.value.node.op.name} not computed yet)"
+
+    # ------------------------------------------------------------------------------------------------------ operations
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name not in METHODS:
+            raise AttributeError(f"a tensor has no method {name!r}{near(name, METHODS)}")
+        method = wrapped(name)
+        return lambda *args, **kwargs: method(self, *args, **kwargs)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return Tensor(METHODS["getitem"](self.value, unwrap(_concrete_masks(index))))
+
+    if TYPE_CHECKING:  # set below, from a table
+
+        def __add__(self, other: Any) -> Tensor: ...
+        def __radd__(self, other: Any) -> Tensor: ...
+        def __sub__(self, other: Any) -> Tensor: ...
+        def __rsub__(self, other: Any) -> Tensor: ...
+        def __mul__(self, other: Any) -> Tensor: ...
+        def __rmul__(self, other: Any) -> Tensor: ...
+        def __truediv__(self, other: Any) -> Tensor: ...
+        def __rtruediv__(self, other: Any) -> Tensor: ...
+        def __floordiv__(self, other: Any) -> Tensor: ...
+        def __rfloordiv__(self, other: Any) -> Tensor: ...
+        def __mod__(self, other: Any) -> Tensor: ...
+        def __rmod__(self, other: Any) -> Tensor: ...
+        def __pow__(self, other: Any) -> Tensor: ...
+        def __rpow__(self, other: Any) -> Tensor: ...
+        def __matmul__(self, other: Any) -> Tensor: ...
+        def __rmatmul__(self, other: Any) -> Tensor: ...
+        def __and__(self, other: Any) -> Tensor: ...
+        def __rand__(self, other: Any) -> Tensor: ...
+        def __or__(self, other: Any) -> Tensor: ...
+        def __ror__(self, other: Any) -> Tensor: ...
+        def __xor__(self, other: Any) -> Tensor: ...
+        def __rxor__(self, other: Any) -> Tensor: ...
+        def __lshift__(self, other: Any) -> Tensor: ...
+        def __rlshift__(self, other: Any) -> Tensor: ...
+        def __rshift__(self, other: Any) -> Tensor: ...
+        def __rrshift__(self, other: Any) -> Tensor: ...
+        def __lt__(self, other: Any) -> Tensor: ...
+        def __le__(self, other: Any) -> Tensor: ...
+        def __gt__(self, other: Any) -> Tensor: ...
+        def __ge__(self, other: Any) -> Tensor: ...
+        def __neg__(self) -> Tensor: ...
+        def __abs__(self) -> Tensor: ...
+        def __invert__(self) -> Tensor: ...
+
+    def __eq__(self, other: object) -> Any:
+        """Element by element, as in NumPy."""
+        return call("equal", self, other) if is_operand(other) else NotImplemented
+
+    def __ne__(self, other: object) -> Any:
+        return call("not_equal", self, other) if is_operand(other) else NotImplemented
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __pos__(self) -> Tensor:
+        return self
+
+
+def realize(*trees: Any) -> Any:
+    """Compute tensors (any pytrees of them) together; each becomes its array. Returns what was given."""
+    tensors = [x for x in flatten(list(trees))[0] if isinstance(x, Tensor)]
+    for tensor, handle in zip(tensors, realize_values([t.value for t in tensors]), strict=True):
+        if not isinstance(tensor.value.node.op, Data):
+            tensor.value = Data(handle)()  # the expression can be forgotten
+    return trees[0] if len(trees) == 1 else trees
+
+
+def is_operand(x: object) -> bool:
+    """Whether operators take it: a tensor, a value, a number or something that NumPy reads."""
+    return isinstance(x, (Tensor, Value, bool, int, float, complex, np.ndarray, np.generic, list, tuple))
+
+
+def _operator(dunder: str, method: str) -> None:
+    def forward(self: Tensor, other: Any) -> Any:
+        return call(method, self, operand(other)) if is_operand(other) else NotImplemented
+
+    def reflected(self: Tensor, other: Any) -> Any:
+        return call(method, operand(other), self) if is_operand(other) else NotImplemented
+
+    setattr(Tensor, f"__{dunder}__", forward)
+    if dunder not in ("lt", "le", "gt", "ge"):
+        setattr(Tensor, f"__r{dunder}__", reflected)
+
+
+for _dunder, _method in {
+    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide",
+    "mod": "remainder", "pow": "power", "matmul": "matmul", "and": "bitwise_and", "or": "bitwise_or",
+    "xor": "bitwise_xor",
+    "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift", "lt": "less", "le": "less_equal", "gt": "greater",
+    "ge": "greater_equal",
+}.items():  # fmt: skip
+    _operator(_dunder, _method)
+
+
+def _unary_operator(dunder: str, method: str) -> None:
+    setattr(Tensor, f"__{dunder}__", lambda self: call(method, self))
+
+
+for _dunder, _method in {"neg": "negative", "abs": "abs", "invert": "bitwise_not"}.items():
+    _unary_operator(_dunder, _method)
+
+
+# ------------------------------------------------------------------------------------------- between tensors and values
+
+LARGE = 64  # arrays with more elements become data, which is neither copied nor compared
+
+
+def operand(x: Any) -> Any:
+    """A large array as data rather than as a constant of the graph."""
+    return Tensor(data_value(x)) if isinstance(x, np.ndarray) and x.size > LARGE else x
+
+
+def unwrap(x: Any) -> Any:
+    """Tensors as graph values, also inside lists, tuples, dicts and slices."""
+    match x:
+        case Tensor():
+            return x.value
+        case list() | tuple() if any(isinstance(v, (Tensor, list, tuple, slice)) for v in x):
+            items = [unwrap(v) for v in x]
+            return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
+        case dict():
+            return {k: unwrap(v) for k, v in x.items()}
+        case slice():
+            return slice(*(int(v) if isinstance(v, Tensor) else v for v in (x.start, x.stop, x.step)))
+    return x
+
+
+def wrap(x: Any) -> Any:
+    """Graph values as tensors, also inside lists, tuples and dicts."""
+    match x:
+        case Value():
+            return Tensor(x)
+        case list() | tuple():
+            items = [wrap(v) for v in x]
+            return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
+        case dict():
+            return {k: wrap(v) for k, v in x.items()}
+    return x
+
+
+def lifted(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of graph values as a function of tensors."""
+
+    @wraps(fn)
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        return wrap(fn(*(unwrap(a) for a in args), **{k: unwrap(v) for k, v in kwargs.items()}))
+
+    return apply
+
+
+def lowered(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of tensors as a function of graph values, pytrees included."""
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        given = tree_map(lambda v: Tensor(v) if isinstance(v, Value) else v, list(args))
+        return tree_map(lambda t: t.value if isinstance(t, Tensor) else t, fn(*given, **kwargs))
+
+    return apply
+
+
+@cache
+def wrapped(name: str) -> Callable[..., Any]:
+    """The front-end function of that name on tensors."""
+    return lifted(METHODS[name])
+
+
+def call(name: str, *args: Any) -> Any:
+    return wrap(METHODS[name](*(unwrap(a) for a in args)))
+
+
+def _concrete_masks(index: Any) -> Any:
+    """Boolean masks with their values: the shape of what they select depends on them."""
+    if isinstance(index, tuple):
+        return tuple(_concrete_masks(i) for i in index)
+    if isinstance(index, Tensor) and index.dtype.is_bool and index.ndim and not is_traced(index.value):
+        return index.numpy()
+    return index
