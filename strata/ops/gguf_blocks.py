@@ -14,6 +14,7 @@ import numpy as np
 from strata.errors import OptionError, ShapeError
 
 Array = np.ndarray
+CHUNK = 512  # blocks encoded at once: the search works in f64, and should stay in the cache
 
 
 @dataclass(frozen=True)
@@ -404,6 +405,9 @@ def encode(x: Array, name: str) -> Array:
         raise ShapeError(
             f"gguf: rows of {kind.name} are multiples of {kind.elements} elements, got {data.shape}", code="S276"
         )
+    rows = np.ascontiguousarray(data).reshape(-1, kind.elements)
+    blocks = np.empty((len(rows), kind.bytes), np.uint8)
     with np.errstate(all="ignore"):
-        blocks = kind.encode(np.ascontiguousarray(data).reshape(-1, kind.elements))
+        for start in range(0, len(rows), CHUNK):
+            blocks[start : start + CHUNK] = kind.encode(rows[start : start + CHUNK])
     return blocks.reshape(*data.shape[:-1], data.shape[-1] // kind.elements * kind.bytes)
