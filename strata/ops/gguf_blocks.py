@@ -14,7 +14,7 @@ import numpy as np
 from strata.errors import OptionError, ShapeError
 
 Array = np.ndarray
-CHUNK = 512  # blocks encoded at once: the search works in f64, and should stay in the cache
+CHUNK = 4096  # blocks encoded at once: the search works in f64 and holds several copies
 
 
 @dataclass(frozen=True)
