@@ -16,6 +16,7 @@ from strata.core import (
     TensorType,
     bool_,
     c64,
+    dim_max,
     divide_exactly,
     f16,
     f32,
@@ -504,19 +505,19 @@ def _transposed_padding(
     stride: Sizes,
     what: str,
 ) -> Pairs:
-    """What is cut off the full result."""
-    lower = isinstance(padding, str) and padding.lower() == "same_lower"
+    """What is cut off the full result; where that is too small, it grows at its end."""
     if output_shape is None:
         if not isinstance(padding, str) or padding.lower() == "valid":
             return padding_pairs(0 if isinstance(padding, str) else padding, len(stride), what)
         if padding.lower() not in ("same_upper", "same_lower"):
             raise OptionError(f"{what}: padding {padding!r} is none of valid, same_upper, same_lower", code="O242")
         output_shape = [n * s for n, s in zip(sizes, stride, strict=True)]
+    upper = isinstance(padding, str) and padding.lower() == "same_upper"
     pairs = []
     for have, want in zip(full, output_shape, strict=True):
         total = have - want
-        small = floordiv(total, 2)
-        pairs.append((small, total - small) if not lower else (total - small, small))
+        start = dim_max(floordiv(total if upper else total + 1, 2), 0)
+        pairs.append((start, total - start))
     return tuple(pairs)
 
 

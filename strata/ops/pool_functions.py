@@ -285,6 +285,32 @@ def max_unpool(
     return reshape(filled, (*lead, *sizes))
 
 
+@function()
+def onnx_max_unpool(
+    x: Operand,
+    indices: Operand,
+    output_shape: Sequence[int] | None = None,
+    *,
+    kernel_shape: Sequence[int],
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Value:
+    """ONNX's MaxUnpool: indices count through the whole tensor; a larger output shape adds zeros at the ends."""
+    value, places = as_value(x), METHODS["cast"](as_value(indices), i64)
+    rank = len(kernel_shape)
+    ends = tuple(pads or (0,) * (2 * rank))
+    steps = tuple(strides or (1,) * rank)
+    sizes = [
+        (n - 1) * s + k - low - high
+        for n, s, k, low, high in zip(value.shape[2:], steps, kernel_shape, ends[:rank], ends[rank:], strict=True)
+    ]
+    _, inner = _divide(places, dim_prod(sizes))
+    out = max_unpool(value, inner, tuple(kernel_shape), steps, output_size=sizes)
+    if output_shape is None:
+        return out
+    return METHODS["pad_constant"](out, [(0, int(n) - d) for n, d in zip(output_shape, out.shape, strict=True)])
+
+
 # --------------------------------------------------------------------------------------------------------- global pools
 
 

@@ -412,11 +412,13 @@ def depth_to_space(x: Operand, blocksize: int, mode: str = "DCR") -> Value:
 
 
 @function()
-def space_to_depth(x: Operand, blocksize: int) -> Value:
-    """[N, C, H·b, W·b] → [N, b·b·C, H, W]: ONNX's order, blocks before channels."""
+def space_to_depth(x: Operand, blocksize: int, mode: str = "DCR") -> Value:
+    """[N, C, H·b, W·b] → [N, C·b·b, H, W]; channels are (b, b, C) in mode DCR and (C, b, b) in mode CRD."""
     value, b = as_value(x), blocksize
+    if mode not in ("DCR", "CRD"):
+        raise OptionError(f"space_to_depth: mode {mode!r} is neither DCR nor CRD", code="O247")
     n, c, h, w = _blocks(value, b, "space_to_depth")
-    moved = transpose(reshape(value, (n, c, h, b, w, b)), [0, 3, 5, 1, 2, 4])
+    moved = transpose(reshape(value, (n, c, h, b, w, b)), [0, 3, 5, 1, 2, 4] if mode == "DCR" else [0, 1, 3, 5, 2, 4])
     return reshape(moved, (n, c * b * b, h, w))
 
 
@@ -435,7 +437,4 @@ def pixel_shuffle(x: Operand, upscale_factor: int) -> Value:
 @function()
 def pixel_unshuffle(x: Operand, downscale_factor: int) -> Value:
     """[N, C, H·r, W·r] → [N, C·r·r, H, W]: the inverse of pixel_shuffle."""
-    value, b = as_value(x), downscale_factor
-    n, c, h, w = _blocks(value, b, "pixel_unshuffle")
-    moved = transpose(reshape(value, (n, c, h, b, w, b)), [0, 1, 3, 5, 2, 4])
-    return reshape(moved, (n, c * b * b, h, w))
+    return space_to_depth(x, downscale_factor, "CRD")

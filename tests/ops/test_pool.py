@@ -218,6 +218,17 @@ def test_max_unpool_equals_torch() -> None:
     close(ops.max_unpool2d(constant(pooled.numpy()), constant(indices.numpy()), 2, output_size=(7, 8)), wide)
 
 
+@pytest.mark.parametrize("shape", [None, (2, 3, 7, 9)])
+def test_onnx_max_unpool(shape: tuple | None) -> None:
+    x = distinct(2, 3, 6, 8).astype(np.float32)
+    pooled, indices = (run(v)[0] for v in ops.max_pool_with_indices(constant(x), (2, 2), (2, 2)))
+    feeds = {"x": pooled, "i": indices} | ({} if shape is None else {"s": np.array(shape)})
+    node = onnx.helper.make_node("MaxUnpool", list(feeds), ["y"], kernel_shape=[2, 2], strides=[2, 2])
+    expected = ReferenceEvaluator(node).run(None, feeds)[0]
+    ours = ops.onnx_max_unpool(constant(pooled), constant(indices), shape, kernel_shape=(2, 2), strides=(2, 2))
+    close(ours, expected)
+
+
 def test_symbolic_sizes() -> None:
     x = placeholder("x", TensorType(f32, (sym("N"), 3, sym("S", 4), 8)))
     out = ops.avg_pool2d(x, 3, 2, 1, count_include_pad=False)

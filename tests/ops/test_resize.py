@@ -147,7 +147,9 @@ def test_blocks_equal_onnx_and_torch() -> None:
     for mode in ("DCR", "CRD"):
         node = onnx.helper.make_node("DepthToSpace", ["x"], ["y"], blocksize=2, mode=mode)
         close(ops.depth_to_space(constant(x), 2, mode), ReferenceEvaluator(node).run(None, {"x": x})[0])
-    node = onnx.helper.make_node("SpaceToDepth", ["x"], ["y"], blocksize=2)
+        node = onnx.helper.make_node("SpaceToDepth", ["x"], ["y"], blocksize=2)
+        back = ops.space_to_depth(ops.depth_to_space(constant(x), 2, mode), 2, mode)
+        close(back, x)
     close(ops.space_to_depth(constant(x), 2), ReferenceEvaluator(node).run(None, {"x": x})[0])
     close(ops.pixel_shuffle(constant(x), 2), F.pixel_shuffle(torch.tensor(x), 2))
     close(ops.pixel_unshuffle(constant(x), 2), F.pixel_unshuffle(torch.tensor(x), 2))
