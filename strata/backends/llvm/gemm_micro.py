@@ -8,7 +8,7 @@ takes its products in order of k. A block of k can therefore end anywhere withou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -226,3 +226,48 @@ def call_micro(
         "void", kernel, ("ptr", a), ("i64", a_stride), ("ptr", b), ("i64", panel_stride), ("ptr", c),
         ("i64", c_stride), ("i64", k), ("i64", resume),
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TileSet:
+    """Micro-kernels for rows with unit k stride: how rows split into tiles, and which kernel a tile takes."""
+
+    heights: tuple[int, ...]  # tallest first, the last one 1
+    vectors: int
+
+    def by_vectors(self, f: Function, arithmetic: Arithmetic, vectors: Value) -> list[Value]:
+        """For each height, the address of the kernel for panels of so many vectors."""
+        result: list[Value] = []
+        for height in self.heights:
+            kernel: Value = "@" + Micro(arithmetic, Tile(height, self.vectors), "rows").emit(f.module)
+            for count in range(1, self.vectors):
+                name = "@" + Micro(arithmetic, Tile(height, count), "rows").emit(f.module)
+                kernel = f.select("ptr", f.compare("eq", "i64", vectors, count), name, kernel)
+            result.append(kernel)
+        return result
+
+    def by_height(self, f: Function, left: Value, type_: str, choices: Sequence[Value]) -> Value:
+        """The choice that belongs to the tallest height that fits into the rows left."""
+        result = choices[-1]
+        for height, choice in reversed(list(zip(self.heights[:-1], choices[:-1], strict=True))):
+            result = f.select(type_, f.compare("sge", "i64", left, height), choice, result)
+        return result
+
+    def count(self, f: Function, rows: Value) -> Value:
+        """Tiles of so many rows."""
+        total: Value = 0
+        for height in self.heights:
+            tiles = f.op(f"udiv i64 {rows}, {height}")
+            total, rows = f.add(total, tiles), f.sub(rows, f.mul(tiles, height))
+        return total
+
+    def over_rows(self, f: Function, rows: Value, body: Callable[[Value, Value], None]) -> None:
+        """Tiles of the tallest height, then what is left by the shorter ones: body(first row, height)."""
+
+        def one(_: str, carried: list[str]) -> list[Value]:
+            row = carried[0]
+            height = self.by_height(f, f.sub(rows, row), "i64", self.heights)
+            body(row, height)
+            return [f.add(row, height)]
+
+        f.loop(0, self.count(f, rows), 1, [("i64", 0)], one)

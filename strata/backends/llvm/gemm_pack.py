@@ -98,19 +98,27 @@ def emit_pack_b(module: Module, panels: Panels, name: str | None = None, load: L
         column = f.mul(f.sub(index, f.mul(batch, per_batch)), panels.columns)
         origin = f.address(memory_type(panels.source), source, f.mul(f.mul(batch, source_batch), panels.parts))
         base = f.address("i8", packed, f.mul(f.add(f.mul(batch, packed_batch), f.mul(column, whole_k)), size))
-        left = f.smin(f.sub(real_n, column), panels.columns)
-        width = f.round_down(f.add(left, panels.lanes - 1), panels.lanes)
-
-        def vector_columns(at: str, _: list[str]) -> None:
-            place = f.address("i8", base, f.mul(at, size * panels.group))
-            at_column, behind = f.add(column, at), f.sub(left, at)
-            _Packer(f, panels, origin, place, at_column, behind, real_k, width, k_stride, n_stride).pack(load)
-
-        f.loop(0, left, panels.lanes, [], vector_columns)
+        pack_panel(f, panels, origin, base, column, real_n, real_k, k_stride, n_stride, load)
 
     f.loop("%begin", "%end", 1, [], chunk)
     f.ret()
     return name
+
+
+def pack_panel(
+    f: Function, panels: Panels, origin: str, base: str, column: Value, n: Value, k: Value, k_stride: Value,
+    n_stride: Value, load: LoadB | None = None,
+) -> None:  # fmt: skip
+    """Emits the packing of the panel that starts at a column of an n by k matrix, to `base`."""
+    left = f.smin(f.sub(n, column), panels.columns)
+    width = f.round_down(f.add(left, panels.lanes - 1), panels.lanes)
+
+    def vector_columns(at: str, _: list[str]) -> None:
+        place = f.address("i8", base, f.mul(at, panels.packed.itemsize * panels.group))
+        at_column, behind = f.add(column, at), f.sub(left, at)
+        _Packer(f, panels, origin, place, at_column, behind, k, width, k_stride, n_stride).pack(load)
+
+    f.loop(0, left, panels.lanes, [], vector_columns)
 
 
 @dataclass(frozen=True, slots=True)

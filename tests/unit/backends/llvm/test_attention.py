@@ -1,0 +1,138 @@
+"""Generated attention against the op's own NumPy meaning, in every layout and with every mask."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from strata.backends.llvm.attention import SLOTS, AttentionSpec, emit_attention
+from strata.backends.llvm.builder import Module
+from strata.backends.llvm.jit import Code, compile_and_load
+from strata.core import DType, Target, as_dtype, f16, f32, f64
+from strata.ops.attention import Attention
+
+HOST = Target.host()
+KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+
+@cache
+def build(spec: AttentionSpec) -> Code:
+    module = Module(HOST.triple)
+    names = emit_attention(module, spec)
+    return compile_and_load(module.text(), names, HOST)
+
+
+def spec_of(op: Attention, dtype: DType, value_dim: int) -> AttentionSpec:
+    return AttentionSpec(
+        HOST, op.num_heads, op.kv_heads, op.head_dim, value_dim, op.scale, dtype, op.causal, op.window, op.mask,
+        has_offset=op.has_offset, softcap=op.softcap,
+    )  # fmt: skip
+
+
+def heads_first(x: np.ndarray, layout: str) -> np.ndarray:
+    return x if layout == "bhsd" else x.swapaxes(1, 2)
+
+
+def run(spec: AttentionSpec, q: np.ndarray, k: np.ndarray, v: np.ndarray, layout: str, extra: tuple[np.ndarray, ...]):
+    """Views [B, H, S, D] of any layout; the result in the same layout."""
+    qh, kh, vh = (heads_first(x, layout) for x in (q, k, v))
+    batch, heads, queries, _ = qh.shape
+    keys = kh.shape[2]
+    shape = (batch, heads, queries, v.shape[-1]) if layout == "bhsd" else (batch, queries, heads, v.shape[-1])
+    out = np.full(shape, 77, q.dtype)
+    accumulator = spec.accumulator.np
+    k_packed = np.full(spec.k_packed_size(keys, batch) + 1, np.nan, accumulator)
+    v_packed = np.full(spec.v_packed_size(keys, batch) + 1, np.nan, accumulator)
+    values = dict.fromkeys(SLOTS, 0)
+    values |= dict(k_packed=k_packed.ctypes.data, v_packed=v_packed.ctypes.data)
+    values |= dict(batch=batch, queries=queries, keys=keys)
+    for name, x in (("q", qh), ("k", kh), ("v", vh), ("out", heads_first(out, layout))):
+        values[name] = x.ctypes.data
+        for axis, part in enumerate(("batch", "head", "row")):
+            values[f"{name}_{part}"] = x.strides[axis] // x.itemsize
+    if spec.mask != "none":
+        mask = extra[0]
+        values["mask"] = mask.ctypes.data
+        for axis, part in enumerate(("batch", "head", "row")):
+            values[f"mask_{part}"] = mask.strides[axis] // mask.itemsize if mask.shape[axis] > 1 else 0
+    if spec.has_offset:
+        offset = np.ascontiguousarray(extra[-1], np.int64)
+        values |= {"offset": offset.ctypes.data, "offset_batch": 1 if len(offset) > 1 else 0}
+    block = np.array([values[s] for s in SLOTS], np.int64)
+    code = build(spec)
+    KERNEL(code.address("attend_pack"))(block.ctypes.data, 0, spec.pack_count(batch))
+    attend = KERNEL(code.address("attend"))
+    for chunk in reversed(range(spec.chunk_count(queries, batch))):
+        attend(block.ctypes.data, chunk, chunk + 1)
+    return out
+
+
+CASES = {
+    "plain": dict(),
+    "causal": dict(causal=True),
+    "window": dict(window=5),
+    "custom": dict(mask="custom"),
+    "causal-bias": dict(causal=True, mask="bias"),
+    "softcap": dict(softcap=3.0, causal=True),
+    "offset": dict(causal=True, has_offset=True),
+    "window-offset": dict(window=3, has_offset=True),
+}
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [f32, f64, f16], ids=str)
+def test_against_the_op(case: str, layout: str, dtype: DType) -> None:
+    rng = np.random.default_rng(0)
+    op = Attention(num_heads=4, kv_heads=2, head_dim=20, layout=layout, **CASES[case])
+    for batch, queries, keys in ((2, 7, 7), (1, 1, 40), (2, 33, 33), (1, 30, 70), (1, 50, 20)):
+        def tensor(heads: int, length: int, dim: int) -> np.ndarray:
+            shape = (batch, heads, length, dim) if layout == "bhsd" else (batch, length, heads, dim)  # noqa: B023
+            return rng.standard_normal(shape).astype(dtype.np)
+
+        q, k, v = tensor(4, queries, 20), tensor(2, keys, 20), tensor(2, keys, 24)
+        extra: list[np.ndarray] = []
+        if op.mask == "custom":
+            extra.append(rng.random((batch, 1, queries, keys)) < 0.6)
+            extra[0][:, :, 0] = False
+        elif op.mask == "bias":
+            bias = rng.standard_normal((1, 4, queries, keys)).astype(dtype.np)
+            bias[..., 0] = -np.inf
+            extra.append(bias)
+        if op.has_offset:
+            extra.append(rng.integers(0, 30, batch))
+        spec = spec_of(op, dtype, 24)
+        exact = op.numpy(*(x.astype(np.float64) for x in (q, k, v)), *extra)
+        tolerance = {f32: 1e-5, f64: 1e-12, f16: 4e-3}[dtype]
+        for one in (spec, replace(spec, key_block=32, query_rows=5)):
+            result = run(one, q, k, v, layout, tuple(extra))
+            assert np.allclose(result, exact, atol=tolerance), (batch, queries, keys)
+
+
+def test_no_keys_and_no_queries() -> None:
+    op = Attention(num_heads=1, kv_heads=1, head_dim=8)
+    spec = spec_of(op, f32, 8)
+    q, k = np.ones((1, 1, 3, 8), np.float32), np.ones((1, 1, 0, 8), np.float32)
+    assert (run(spec, q, k, k, "bhsd", ()) == 0).all()
+    assert run(spec, q[:, :, :0], q, q, "bhsd", ()).shape == (1, 1, 0, 8)
+
+
+def test_batches_do_not_change_bits() -> None:
+    rng = np.random.default_rng(0)
+    op = Attention(num_heads=2, kv_heads=2, head_dim=32, causal=True)
+    spec = replace(spec_of(op, f32, 32), key_block=64)
+    q, k, v = (rng.standard_normal((3, 2, 150, 32)).astype(np.float32) for _ in range(3))
+    together = run(spec, q, k, v, "bhsd", ())
+    for i in range(3):
+        assert (run(spec, q[i : i + 1], k[i : i + 1], v[i : i + 1], "bhsd", ())[0] == together[i]).all()
+
+
+def test_text_and_stack() -> None:
+    spec = AttentionSpec(HOST, 12, 12, 64, 64, 0.125, causal=True)
+    assert str(spec) == "attention f32 heads 12/12 dim 64/64; scale 0.125; block 24 x 1024; causal"
+    assert spec.stack_bytes < 160 << 10
+    assert as_dtype("f32") is spec.dtype
