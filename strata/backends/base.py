@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from strata.core import Target
 from strata.lir import Lir
-from strata.mir import Op
+from strata.mir import Node, Op
 
 
 class Executable(Protocol):
@@ -36,5 +36,8 @@ class Backend(Protocol):
 
     def takes(self, op: Op) -> bool:
         """Whether the op runs natively as it is; others are decomposed first, or run on the host."""
+
+    def runs_whole(self, node: Node) -> bool:
+        """Whether a node that could be part of a kernel is better a step of its own."""
 
     def compile(self, lir: Lir) -> Executable: ...

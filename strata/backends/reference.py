@@ -8,7 +8,7 @@ import numpy as np
 
 from strata.core import Target
 from strata.lir import Lir
-from strata.mir import Op, evaluate
+from strata.mir import Node, Op, evaluate
 
 
 class ReferenceBackend:
@@ -22,6 +22,9 @@ class ReferenceBackend:
 
     def takes(self, op: Op) -> bool:
         return True
+
+    def runs_whole(self, node: Node) -> bool:
+        return False
 
     def compile(self, lir: Lir) -> ReferenceExecutable:
         return ReferenceExecutable(lir)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,24 +14,27 @@ from typing import Any
 import numpy as np
 
 from strata.backends.llvm import jit
+from strata.backends.llvm.arena import Arena, address_of
 from strata.backends.llvm.builder import Module
 from strata.backends.llvm.compile import Lowered, lower
 from strata.backends.llvm.emit import emit_kernel
 from strata.backends.llvm.matrix import MatrixPlan, emit_matrix, find_contraction, plan_matrix
-from strata.backends.llvm.overrides import NativeOp, native_op
+from strata.backends.llvm.overrides import NativeOp, native_op, runs_whole
+from strata.backends.llvm.pool import default_pool
 from strata.backends.llvm.program import Argument, BoundProgram, Program, region_table
 from strata.backends.llvm.program import Step as ProgramStep
+from strata.backends.llvm.status import WORDS, failure
 from strata.backends.llvm.threads import available_threads
 from strata.cache import default_store, digest
 from strata.config import config
 from strata.core import Dim, SymExpr, Target, substitute
 from strata.kernel import Kernel, show_kernel
-from strata.lir import Buffer, Lir, Step
-from strata.mir import Op, run_op
+from strata.lir import Lir, Step
+from strata.mir import Node, Op, run_op
 
 CODE_LIMIT = 1024  # kernels kept loaded in the process, least recently used dropped first
 BOUND_LIMIT = 64  # sets of sizes that a program keeps its argument blocks for
-HUGE_PAGE = 2 << 20
+COPY_BYTES = 256 << 10  # of one chunk
 KEPT_ARENAS = 4  # for as many callers at once as are likely
 
 
@@ -100,6 +102,37 @@ def stored_code(text: str, names: list[str], emit: Callable[[Module], object], t
 
 
 @cache
+def copy_code(target: Target) -> jit.Code:
+    """void copy(source, destination, bytes), a block of COPY_BYTES a point; returns at once where both are the same."""
+    text = f"""
+define void @copy(ptr %arguments, i64 %begin, i64 %end) nounwind {{
+entry:
+  %source = load ptr, ptr %arguments, align 8
+  %p1 = getelementptr i64, ptr %arguments, i64 1
+  %destination = load ptr, ptr %p1, align 8
+  %p2 = getelementptr i64, ptr %arguments, i64 2
+  %bytes = load i64, ptr %p2, align 8
+  %same = icmp eq ptr %source, %destination
+  br i1 %same, label %done, label %move
+move:
+  %first = mul i64 %begin, {COPY_BYTES}
+  %stop = mul i64 %end, {COPY_BYTES}
+  %last = call i64 @llvm.umin.i64(i64 %stop, i64 %bytes)
+  %count = sub i64 %last, %first
+  %from = getelementptr i8, ptr %source, i64 %first
+  %to = getelementptr i8, ptr %destination, i64 %first
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %count, i1 false)
+  br label %done
+done:
+  ret void
+}}
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+declare i64 @llvm.umin.i64(i64, i64)
+"""
+    return jit.compile_and_load(text, ["copy"], target)
+
+
+@cache
 def generator_version() -> str:
     """A digest of the code that generates code: an entry of the store is never used by another version of it."""
     package = Path(__file__).parents[2]
@@ -115,8 +148,7 @@ def native_code_of(op: NativeOp, target: Target) -> jit.Code:
     key = (op.key, target.key)
     with _loaded_lock:
         if key not in _native_loaded:
-            names = list(dict.fromkeys(call.function for call in op.calls))
-            _native_loaded[key] = stored_code(op.key, names, op.emit, target)
+            _native_loaded[key] = stored_code(op.key, op.functions, op.emit, target)
             if len(_native_loaded) > CODE_LIMIT:
                 _native_loaded.popitem(last=False)
         _native_loaded.move_to_end(key)
@@ -138,12 +170,15 @@ class CpuBackend:
     def takes(self, op: Op) -> bool:
         return type(op).lower is not Op.lower and op.has_rule("lower")
 
+    def runs_whole(self, node: Node) -> bool:
+        return runs_whole(node, self.target)
+
     def compile(self, lir: Lir) -> CpuExecutable:
         return CpuExecutable(lir, self.target)
 
 
 class CpuExecutable:
-    """A plan on the CPU: regions are the arena, then every buffer outside it, then packed weights."""
+    """A plan on the CPU: regions are the arena, every buffer outside it, packed weights, then pool, threads and status."""
 
     def __init__(self, lir: Lir, target: Target) -> None:
         self.lir, self.target = lir, target
@@ -169,7 +204,7 @@ class CpuExecutable:
         self._has_leaf_results = not all(firsts)
         for name, array in list(self._values.items()):
             self._pack_for(name, array)
-        self._prologue = [s for s in lir.schedule if s.phase == "prologue"]
+        self._prologue = [(at, s) for at, s in enumerate(lir.schedule) if s.phase == "prologue"]
         self._is_prepared = not self._prologue
 
     # building the program
@@ -234,9 +269,17 @@ class CpuExecutable:
         """Ops that run in Python, on NumPy: no native form of them is known."""
         return [s.name for at, s in enumerate(self.lir.schedule) if s.kernel is None and at not in self.native]
 
-    def _native_steps(self, at: int, place: Callable[[str], Argument], workspace: Argument) -> list[ProgramStep]:
+    @property
+    def _context(self) -> int:
+        """The first of the three regions that native ops find the pool, the number of threads and the status words in."""
+        return 1 + len(self._outside) + len(self._packed)
+
+    def _native_steps(
+        self, at: int, place: Callable[[str], Argument], top: Argument, sizes: Mapping[str, int], keep: list[Any]
+    ) -> tuple[list[ProgramStep], int]:
+        """The steps of a hand-written op, and the bytes of workspace that they need behind `top`."""
         step, (op, code) = self.lir.schedule[at], self.native[at]
-        symbols = self.lir.symbols
+        context = ("pool", "threads", "status")
 
         def argument(kind: str, value: Any) -> Argument:
             match kind:
@@ -245,54 +288,68 @@ class CpuExecutable:
                 case "output":
                     return place(step.outputs[value])
                 case "workspace":
-                    return Argument(workspace.region, workspace.offset + value)
-                case "symbol":
-                    return Argument(None, _symbol(symbols[value]))
+                    return Argument(top.region, top.offset + value)
                 case "table":
+                    keep.append(value)
                     return Argument(None, address_of(value))
+                case "pool" | "threads" | "status":
+                    return Argument(self._context + context.index(kind), 0)
                 case _:
                     return Argument(None, value)
 
+        planned = op.plan(sizes)
+        keep.append(planned.keep)
         steps = []
-        for call in op.calls:
+        for call in planned.calls:
             name = f"step{at}_{call.function}"
             self._functions[name] = code.address(call.function)
             steps.append(ProgramStep(name, tuple(argument(*slot) for slot in call.slots), call.points, call.grain))
-        return steps
+        return steps, planned.workspace
+
+    def _steps_at(
+        self, at: int, place: Callable[[str], Argument], top: Argument, sizes: Mapping[str, int], keep: list[Any]
+    ) -> tuple[list[ProgramStep], int]:
+        """The steps of one entry of the schedule, and the workspace that they need."""
+        if at in self.native:
+            return self._native_steps(at, place, top, sizes, keep)
+        step = self.lir.schedule[at]
+        matrix = self.kernels[step.name].matrix
+        if matrix is None or self._weight_region(step.inputs[_input_index(step, matrix.matrix.b.buffer)], matrix) is not None:
+            return self._steps_of(step, place, None), 0
+        size = substitute(matrix.packed_elements(), sizes)
+        assert isinstance(size, int)
+        return self._steps_of(step, place, top), size * matrix.spec.b.itemsize + 256
+
+    def _placed(self, offsets: Mapping[str, int]) -> Callable[[str], Argument]:
+        def place(name: str) -> Argument:
+            return Argument(self._region[name], 0) if name in self._region else Argument(0, offsets[name])
+
+        return place
+
+    def _copy_step(self, step: Step, place: Callable[[str], Argument], binding: Mapping[str, int]) -> ProgramStep:
+        """What an update changes, brought to where it changes it; nothing to do when the caller gave one array for both."""
+        assert step.updates is not None
+        self._functions["copy"] = copy_code(self.target).address("copy")
+        count = substitute(self.lir.buffer(step.updates).type.nbytes, binding)
+        arguments = (place(step.updates), place(step.outputs[0]), Argument(None, count))
+        return ProgramStep("copy", arguments, -(-int(count) // COPY_BYTES), 1)  # type: ignore[call-overload]
 
     def _bind(self, binding: Mapping[str, int]) -> _Bound:
         placement = self.lir.placement(binding)
-        top = placement.arena_size
-        need = 0
-
-        def place(name: str) -> Argument:
-            if name in self._region:
-                return Argument(self._region[name], 0)
-            return Argument(0, placement.offsets[name])
-
+        top, need = placement.arena_size, 0
+        place = self._placed(placement.offsets)
         programs: list[BoundProgram | None] = []
-        regions = 1 + len(self._outside) + len(self._packed)
+        regions = self._context + 3
+        keep: list[Any] = []
         for segment in self._segments:
             if segment.host is not None:
                 programs.append(None)
                 continue
             steps: list[ProgramStep] = []
             for at in segment.steps:
-                step = self.lir.schedule[at]
-                if at in self.native:
-                    size = substitute(self.native[at][0].workspace, binding)
-                    assert isinstance(size, int)
-                    need = max(need, size + 64)
-                    steps += self._native_steps(at, place, Argument(0, top))
-                    continue
-                matrix = self.kernels[step.name].matrix
-                workspace = None
-                if matrix is not None and self._weight_region(step.inputs[_input_index(step, matrix.matrix.b.buffer)], matrix) is None:
-                    size = substitute(matrix.packed_elements(), binding)
-                    assert isinstance(size, int)
-                    need = max(need, size * matrix.spec.b.itemsize + 256)
-                    workspace = Argument(0, top)
-                steps += self._steps_of(step, place, workspace)
+                made, size = self._steps_at(at, place, Argument(0, top), binding, keep)
+                need = max(need, size + 64)
+                steps += made
             programs.append(Program(tuple(steps), regions).bind(self._functions, binding))
         addresses = [0] * regions
         for buffer in self._outside:
@@ -302,7 +359,8 @@ class CpuExecutable:
             if weight.memory is not None:
                 addresses[1 + len(self._outside) + i] = weight.memory.address
         single = programs[0] if len(programs) == 1 else None
-        return _Bound(programs, single, dict(placement.offsets), top + need, addresses, ctypes.c_int64 * regions, [])
+        table = ctypes.c_int64 * (regions + WORDS)
+        return _Bound(programs, single, dict(placement.offsets), top + need, addresses, table, [], keep)
 
     # weights
 
@@ -318,37 +376,44 @@ class CpuExecutable:
         with self._lock:
             if self._is_prepared:
                 return
-            for step in self._prologue:
+            for at, step in self._prologue:
                 arrays = [self._values[name] for name in step.inputs]
                 kinds = [self.lir.buffer(name).type for name in step.outputs]
-                if step.kernel is None:
+                if step.kernel is None and at not in self.native:
                     results = list(run_op(step.nodes[0].op, arrays, kinds))
                 else:
                     results = [np.empty(t.static_shape, t.dtype.np) for t in kinds]
-                    self._run_alone(step, arrays, results)
+                    self._run_alone(at, arrays, results)
                 for name, result in zip(step.outputs, results, strict=True):
                     self._values[name] = np.ascontiguousarray(result)
                     self._pack_for(name, self._values[name])
             self._is_prepared = True
 
-    def _run_alone(self, step: Step, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
-        """One kernel on arrays, outside the program."""
-        names = (*step.inputs, *step.outputs)
-        region = {name: i for i, name in enumerate(dict.fromkeys(names))}
-        arrays = dict(zip(names, (*inputs, *outputs), strict=True))
-        matrix = self.kernels[step.name].matrix
-        memory = Arena(0)
-        if matrix is not None:
-            size = matrix.packed_elements()
-            assert isinstance(size, int)
-            memory = Arena(size * matrix.spec.b.itemsize + 256)
+    def _run_alone(self, at: int, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        """One step on arrays, outside the program."""
+        step = self.lir.schedule[at]
+        arrays = dict(zip((*step.inputs, *step.outputs), (*inputs, *outputs), strict=True))
+        keep: list[Any] = []
         weights, self._packed = self._packed, []
         try:
-            steps = self._steps_of(step, lambda name: Argument(region[name], 0), Argument(len(region), 0))
+            regions = self._context + 3
+            steps, size = self._steps_at(at, self._placed({}), Argument(0, 0), {}, keep)
         finally:
             self._packed = weights
-        program = Program(tuple(steps), len(region) + 1).bind(self._functions)
-        program.run(region_table([*(address_of(arrays[n]) for n in region), memory.address]))
+        memory = Arena(size + 64)
+        addresses = [0] * regions
+        for name, array in arrays.items():
+            addresses[self._region[name]] = address_of(array)
+        table = (ctypes.c_int64 * (regions + WORDS))(memory.address, *addresses[1:])
+        self._set_context(table, regions, self._threads)
+        Program(tuple(steps), regions).bind(self._functions).run(table)
+        _check(table, regions)
+
+    def _set_context(self, table: Any, regions: int, threads: int) -> None:
+        """What native ops may ask for: the pool, how many threads to use, and words to report a failure in."""
+        pool = default_pool()
+        table[regions - 3], table[regions - 2] = pool.address, pool.ensure(threads)
+        table[regions - 1] = ctypes.addressof(table) + 8 * regions
 
     def _pack_for(self, name: str, array: np.ndarray) -> None:
         for weight in self._packed:
@@ -385,10 +450,14 @@ class CpuExecutable:
             if region:
                 table[region] = address_of(array)
         count = threads or self._threads
+        if self.native:
+            self._set_context(table, len(bound.addresses), count)
         if bound.single is not None:
             bound.single.run(table, threads=count)
         else:
             self._run_segments(table, bound, arena, inputs, outputs, binding, count)
+        if self.native:
+            _check(table, len(bound.addresses))
         if self._has_leaf_results:
             self._copy_leaf_results(inputs, outputs)
         if len(bound.free) < KEPT_ARENAS:
@@ -480,44 +549,12 @@ class _Bound:
     addresses: list[int]
     table: Any
     free: list[Arena]
+    keep: list[Any]  # tables that native ops read
 
 
-class Arena:
-    """Page-aligned memory, in huge pages where the system has them."""
-
-    def __init__(self, size: int) -> None:
-        self.size = max(size, 64)
-        self._map: mmap.mmap | None = None
-        if self.size >= HUGE_PAGE:
-            self._map = mmap.mmap(-1, self.size + HUGE_PAGE)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                self._map.madvise(mmap.MADV_HUGEPAGE)
-            raw = np.frombuffer(self._map, np.uint8)
-        else:
-            raw = np.empty(self.size + 64, np.uint8)
-        unit = HUGE_PAGE if self.size >= HUGE_PAGE else 64
-        start = -_slow_address(raw) % unit
-        self.bytes = raw[start : start + self.size]
-        self.address = _slow_address(self.bytes)
-
-    def view(self, offset: int, buffer: Buffer, binding: Mapping[str, Dim]) -> np.ndarray:
-        kind = buffer.type.bind(binding)
-        count = int(np.prod(kind.static_shape, dtype=np.int64)) * kind.dtype.itemsize
-        return self.bytes[offset : offset + count].view(kind.dtype.np).reshape(kind.static_shape)
-
-
-def _slow_address(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
-def _fast_address(array: np.ndarray) -> int:
-    return ctypes.c_ssize_t.from_address(id(array) + _DATA_OFFSET).value
-
-
-_DATA_OFFSET = object.__basicsize__  # NumPy's array object has its data pointer right after the object header
-_PROBES = [np.empty(3), np.arange(7)[2:], np.zeros((2, 2), np.int8)]
-# reading the field is five times as fast as asking for it; where the layout differs, ask
-address_of = _fast_address if all(_fast_address(p) == _slow_address(p) for p in _PROBES) else _slow_address
+def _check(table: Any, regions: int) -> None:
+    if table[regions]:
+        raise failure(table[regions : regions + WORDS])
 
 
 def _symbol(symbol: Any) -> Dim:

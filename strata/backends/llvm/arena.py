@@ -1,0 +1,52 @@
+"""Memory that programs run in, and the addresses of arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Mapping
+
+import numpy as np
+
+from strata.core import Dim
+from strata.lir import Buffer
+
+HUGE_PAGE = 2 << 20
+
+
+class Arena:
+    """Page-aligned memory, in huge pages where the system has them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = max(size, 64)
+        self._map: mmap.mmap | None = None
+        if self.size >= HUGE_PAGE:
+            self._map = mmap.mmap(-1, self.size + HUGE_PAGE)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+            raw = np.frombuffer(self._map, np.uint8)
+        else:
+            raw = np.empty(self.size + 64, np.uint8)
+        unit = HUGE_PAGE if self.size >= HUGE_PAGE else 64
+        start = -_slow_address(raw) % unit
+        self.bytes = raw[start : start + self.size]
+        self.address = _slow_address(self.bytes)
+
+    def view(self, offset: int, buffer: Buffer, binding: Mapping[str, Dim]) -> np.ndarray:
+        kind = buffer.type.bind(binding)
+        count = int(np.prod(kind.static_shape, dtype=np.int64)) * kind.dtype.itemsize
+        return self.bytes[offset : offset + count].view(kind.dtype.np).reshape(kind.static_shape)
+
+
+def _slow_address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _fast_address(array: np.ndarray) -> int:
+    return ctypes.c_ssize_t.from_address(id(array) + _DATA_OFFSET).value
+
+
+_DATA_OFFSET = object.__basicsize__  # NumPy's array object has its data pointer right after the object header
+_PROBES = [np.empty(3), np.arange(7)[2:], np.zeros((2, 2), np.int8)]
+# reading the field is five times as fast as asking for it; where the layout differs, ask
+address_of = _fast_address if all(_fast_address(p) == _slow_address(p) for p in _PROBES) else _slow_address

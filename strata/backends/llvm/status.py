@@ -1,0 +1,41 @@
+"""How native code reports what went wrong: a few words beside the region table, read after a run.
+
+The first word is a code below, 0 while all is well. Then: the failing matrix in its stack (a flat index), the number that
+the routine gave, the number of stack axes and their sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from strata.errors import RunError
+
+WORDS: Final = 16
+MAX_AXES: Final = WORDS - 4
+
+_MESSAGES: Final = {
+    1: ("X200", "{op}: {which} is singular, pivot {pivot} is 0"),
+    2: ("X201", "{op}: {which} is not positive definite, its leading {order}×{order} minor is not positive"),
+    3: ("X202", "{op}: the iteration for {which} does not converge"),
+}
+_OPS: Final = ("solve", "triangular_solve", "cholesky", "svd", "eigh", "det")
+SINGULAR, NOT_POSITIVE, DIVERGED = 1, 2, 3
+
+
+def code_of(op: str, kind: int) -> int:
+    """The first status word of an op that fails in one of the ways above."""
+    return kind + 16 * _OPS.index(op)
+
+
+def failure(words: Sequence[int]) -> RunError:
+    """The error that status words stand for."""
+    code, flat, number, axes = words[:4]
+    sizes = words[4 : 4 + axes]
+    at: list[int] = []
+    for size in reversed(sizes):
+        at.insert(0, flat % size)
+        flat //= size
+    which = f"matrix {at} of the stack" if at else "the matrix"
+    name, text = _MESSAGES[code % 16]
+    return RunError(text.format(op=_OPS[code // 16], which=which, pivot=number - 1, order=number), code=name)
