@@ -23,6 +23,7 @@ from strata.ops.solve import (
     from_diagonal,
     hermitian_part,
     main_diagonal,
+    not_converging,
     require_matrix,
     safe_reciprocal,
     triangle,
@@ -173,7 +174,10 @@ class Svd(MatrixOp):
                 else np.broadcast_to(np.eye(*t.static_shape[-2:]), t.static_shape)
                 for i, t in enumerate(self.infer(TensorType(f64, x.shape)))
             )
-        return tuple(np.linalg.svd(x, full_matrices=self.full_matrices))
+        try:
+            return tuple(np.linalg.svd(x, full_matrices=self.full_matrices))
+        except np.linalg.LinAlgError:
+            not_converging(self.name, x)
 
     def jvp(self, x: Value, *, out: tuple[Value, ...], dx: Value) -> tuple[Value, ...]:
         if self.full_matrices and x.shape[-1] != x.shape[-2]:
@@ -227,7 +231,10 @@ class Eigh(MatrixOp):
         return TensorType(real, x.shape[:-1]), x
 
     def numpy(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
-        w, v = np.linalg.eigh((x + np.conj(np.swapaxes(x, -1, -2))) / 2)
+        try:
+            w, v = np.linalg.eigh((x + np.conj(np.swapaxes(x, -1, -2))) / 2)
+        except np.linalg.LinAlgError:
+            not_converging(self.name, x)
         return w, v
 
     def jvp(self, x: Value, *, out: tuple[Value, ...], dx: Value) -> tuple[Value, ...]:

@@ -23,6 +23,7 @@ from strata.ops.solve import (
     identity,
     inv,
     main_diagonal,
+    not_converging,
     require_matrix,
 )
 
@@ -69,7 +70,10 @@ class Adjugate(MatrixOp):
     def numpy(self, x: np.ndarray) -> np.ndarray:
         if x.shape[-1] == 0:
             return x.copy()
-        u, s, vh = np.linalg.svd(x)
+        try:
+            u, s, vh = np.linalg.svd(x)
+        except np.linalg.LinAlgError:
+            not_converging(self.name, x)
         before = np.cumprod(np.concatenate([np.ones_like(s[..., :1]), s[..., :-1]], -1), -1)
         after = np.cumprod(np.concatenate([np.ones_like(s[..., :1]), s[..., :0:-1]], -1), -1)[..., ::-1]
         phase = np.linalg.det(u) * np.linalg.det(vh)
@@ -128,7 +132,10 @@ class Pinv(MatrixOp):
         return x.with_shape([*batch, n, m])
 
     def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.linalg.pinv(x, rcond=self.rcond)
+        try:
+            return np.linalg.pinv(x, rcond=self.rcond)
+        except np.linalg.LinAlgError:
+            not_converging(self.name, x)
 
     def jvp(self, x: Value, *, out: Value, dx: Value) -> Value:
         p, ph, dh = out, adjoint(out), adjoint(dx)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from scipy.linalg import lapack
@@ -112,6 +112,12 @@ def which(at: tuple[int, ...]) -> str:
     return f"matrix {list(at)} of the stack" if at else "the matrix"
 
 
+def not_converging(name: str, x: np.ndarray) -> NoReturn:
+    """Raise for the first matrix of a stack that is not finite: what an iteration fails on."""
+    bad = next((at for at in np.ndindex(x.shape[:-2]) if not np.isfinite(x[at]).all()), ())
+    raise RunError(f"{name}: the iteration for {which(bad)} does not converge", code="X202")
+
+
 # --------------------------------------------------------------------------------------------------------------- solves
 
 
@@ -170,7 +176,7 @@ class Solve(LinearSolve):
         ]  # fmt: skip
 
 
-def singular_error(name: str, a: np.ndarray) -> Any:
+def singular_error(name: str, a: np.ndarray) -> NoReturn:
     """Raise for the first singular matrix of a stack, naming the pivot that is 0."""
     at, status = first_failure(lambda m: lapack.get_lapack_funcs(("getrf",), (m,))[0](m)[2], a)
     raise RunError(f"{name}: {which(at)} is singular, pivot {status - 1} is 0", code="X200")

@@ -1,7 +1,7 @@
 """Mistakes and their exact messages, one file a mistake: a failing program and what it says.
 
-A case opens with the code that the error carries and the repair that `docs/errors` gives; `make golden` writes the rest.
-Programs run after `PRELUDE`, under the file name `case.py`, so that messages name their lines.
+A case opens with the code that the error carries and the repair that `docs/errors` gives; `make golden` writes the
+rest. Programs run after `prelude.txt`, under the file name `case.py`, so that messages name their lines.
 """
 
 from __future__ import annotations
@@ -17,30 +17,27 @@ from strata.testing import Case, find_cases, read_case
 
 FOLDER = Path(__file__).parent / "cases"
 CASES = find_cases(FOLDER, "*.case")
-PRELUDE = """\
-import numpy as np
-from strata import ops
-from strata.core import bool_, c64, f16, f32, f64, i32, i64, sym, u32
-from strata.mir import REGISTRY, Graph, evaluate, parse, pullback
-g = Graph("main")
-"""
+PRELUDE = (Path(__file__).parent / "prelude.txt").read_text("utf-8")
 
 
 def run(case: Case) -> str:
     """The name and message of the error that a program ends in."""
     scope: dict[str, object] = {"__name__": "case"}
-    exec(compile(PRELUDE, "<prelude>", "exec"), scope)
+    exec(compile(PRELUDE, "<prelude>", "exec"), scope)  # noqa: S102 - the programs are ours
     lines = [f"{line}\n" for line in case.program.split("\n")]
     linecache.cache["case.py"] = (len(case.program), None, lines, "case.py")
     try:
-        exec(compile(case.program, "case.py", "exec"), scope)
+        exec(compile(case.program, "case.py", "exec"), scope)  # noqa: S102
     except Exception as error:  # noqa: BLE001 - whatever it is, it is compared
-        code = error.code if isinstance(error, StrataError) else type(error).__name__
-        assert code == case.header["error"], f"{case.path.name} raised {code}: {error}"
-        return f"{type(error).__name__}: {error}"
+        raised = error
+        text = f"{type(error).__name__}: {error}"  # while the lines are known
+    else:
+        raise AssertionError(f"{case.path.name} raised nothing")
     finally:
         del linecache.cache["case.py"]
-    raise AssertionError(f"{case.path.name} raised nothing")
+    code = raised.code if isinstance(raised, StrataError) else type(raised).__name__
+    assert code == case.header["error"], f"{case.path.name} raised {code}: {raised}"
+    return text
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
