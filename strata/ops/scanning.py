@@ -7,16 +7,32 @@ carries that entered each step; `checkpoints` nests two scans so that only the c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from strata.core import Dim, SymExpr, TensorType, bool_, f64, floordiv, i64, known_le
 from strata.errors import OptionError
-from strata.mir import Graph, Op, Sample, Value, batch_values, op, placeholder, pullback, pullback_once, pushforward
+from strata.mir import Graph, Op, Sample, Value, batch_values, op, placeholder, pullback, pushforward
 from strata.ops.movement import broadcast_to, concat, moveaxis, narrow, reshape, zeros_like
 from strata.ops.tracing import is_wide, make_graph, narrowed, numbered, run_graph, used
+
+Run = tuple[Dim, int, Dim]  # the first step, how many segments, and how many steps in each
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The body of a backward pass, and which inputs of the forward body its inputs and outputs belong to."""
+
+    step: Graph
+    moving: list[int]  # carries with a cotangent
+    summed: list[int]  # constants with one, added up over the steps
+    stacked: list[int]  # xs with one
+    saved: list[int]  # carries whose values on entry of each step are needed
+    shared: list[int]  # constants, and carries that never change, that are needed
+    rows: list[int]  # xs that are needed
+    seen: list[int]  # ys with a cotangent
 
 
 @op("scan")
@@ -136,15 +152,28 @@ class Scan(Op):
         return tuple(found)
 
     def vjp(self, *inputs: Value, out: Any, ct: tuple[Value | None, ...], **_: Any) -> tuple[Value | None, ...]:
-        if self.checkpoints is not None:
-            return tuple(pullback_once(self.segmented(*inputs), ct, inputs))
+        sweep = self._sweep(ct)
+        if sweep is None:
+            return (None,) * len(inputs)
+        state = [_or_zeros(ct[i], inputs[i]) for i in sweep.moving] + [zeros_like(inputs[i]) for i in sweep.summed]
+        upstream = [_present(ct[i]) for i in sweep.seen]
+        if self.checkpoints is None or not sweep.saved:
+            outs = self._backward(sweep, state, inputs, upstream)
+        else:
+            outs = self._backward_by_segments(sweep, state, inputs, upstream)
+        found: list[Value | None] = [None] * len(inputs)
+        for i, value in zip((*sweep.moving, *sweep.summed, *sweep.stacked), outs, strict=True):
+            found[i] = value
+        return tuple(found)
+
+    def _sweep(self, ct: Sequence[Value | None]) -> Sweep | None:
+        """The body of the backward pass; None when nothing flows."""
         leaves, carries = self.body.inputs, self.num_carry
         upstream = [placeholder(f"u{i}", x.type) for i, x in enumerate(self.body.results)]
         active = [c is not None for c in ct]
         while True:  # a carry whose cotangent is zero at the end may get one from the steps before
-            grads = pullback(
-                self.body.results, [u if a else None for u, a in zip(upstream, active, strict=True)], leaves
-            )
+            cts = [u if a else None for u, a in zip(upstream, active, strict=True)]
+            grads = pullback(self.body.results, cts, leaves)
             grown = [a or (i < carries and grads[i] is not None) for i, a in enumerate(active)]
             if grown == active:
                 break
@@ -160,62 +189,104 @@ class Scan(Op):
             *(_present(grads[i]) for i in stacked),
         ]  # fmt: skip
         if not results:
-            return (None,) * len(inputs)
+            return None
         needed = used(leaves, results)
-        saved = [i for i in range(carries) if needed[i]]
-        shared = [i for i in range(carries, first) if needed[i]]
+        same = [i < carries and self.body.results[i] == x for i, x in enumerate(leaves)]  # carries that never change
+        saved = [i for i in range(carries) if needed[i] and not same[i]]
+        shared = [i for i in range(first) if needed[i] and (i >= carries or same[i])]
         rows = [i for i in range(first, len(leaves)) if needed[i]]
         seen = [i for i in range(carries, len(ct)) if active[i]]
         step = make_graph(f"{self.body.name}_vjp", [
             *numbered("d", [upstream[i] for i in moving]), *numbered("t", totals),
-            *numbered("k", [leaves[i] for i in shared]),
-            *numbered("c", [leaves[i] for i in saved]), *numbered("x", [leaves[i] for i in rows]),
-            *numbered("u", [upstream[i] for i in seen]),
+            *numbered("k", [leaves[i] for i in shared]), *numbered("c", [leaves[i] for i in saved]),
+            *numbered("x", [leaves[i] for i in rows]), *numbered("u", [upstream[i] for i in seen]),
         ], results)  # fmt: skip
-        backward = Scan(step, self.length, len(moving) + len(summed), len(shared), not self.reverse)
-        outs = backward(
-            *(_or_zeros(ct[i], inputs[i]) for i in moving), *(zeros_like(inputs[i]) for i in summed),
-            *(inputs[i] for i in shared), *self._entering(inputs, saved), *(inputs[i] for i in rows),
-            *(_present(ct[i]) for i in seen),
-        )  # fmt: skip
-        found: list[Value | None] = [None] * len(inputs)
-        for i, value in zip((*moving, *summed, *stacked), outs, strict=True):
-            found[i] = value
-        return tuple(found)
+        return Sweep(step, moving, summed, stacked, saved, shared, rows, seen)
 
-    def _entering(self, inputs: Sequence[Value], saved: Sequence[int]) -> tuple[Value, ...]:
-        """For each saved carry, its values on entry of every step, stacked."""
-        if not saved:
-            return ()
-        body = self.body.returning(*self.body.results, *(self.body.inputs[i] for i in saved))
-        return tuple(replace(self, body=body)(*inputs)[len(self.body.results) :])
+    def _backward(
+        self, sweep: Sweep, state: Sequence[Value], inputs: Sequence[Value], upstream: Sequence[Value]
+    ) -> tuple[Value, ...]:
+        """One scan in the opposite direction over the carries that entered each step."""
+        entering: tuple[Value, ...] = ()
+        if sweep.saved:
+            body = self.body.returning(*self.body.results, *(self.body.inputs[i] for i in sweep.saved))
+            entering = replace(self, body=body, checkpoints=None)(*inputs)[len(self.body.results) :]
+        backward = Scan(sweep.step, self.length, len(state), len(sweep.shared), not self.reverse)
+        outs: tuple[Value, ...] = backward(
+            *state, *(inputs[i] for i in sweep.shared), *entering, *(inputs[i] for i in sweep.rows), *upstream
+        )
+        return outs
+
+    def _backward_by_segments(
+        self, sweep: Sweep, state: list[Value], inputs: Sequence[Value], upstream: Sequence[Value]
+    ) -> tuple[Value, ...]:
+        """Keep the carries that enter each segment; a segment's other carries are computed again when it is swept."""
+        assert self.checkpoints is not None
+        carries, first = self.num_carry, self.num_carry + self.num_consts
+        runs = []
+        entry, consts = list(inputs[:carries]), inputs[carries:first]
+        for run in segment_runs(self.length, self.checkpoints):
+            rows = [self._cut(x, run) for x in inputs[first:]]
+            segments = self._segments(*run[1:])
+            body = segments.body.returning(*segments.body.results, *segments.body.inputs[:carries])
+            outs = replace(segments, body=body)(*entry, *consts, *rows)
+            runs.append((run, outs[len(self.body.results) :], rows))
+            entry = list(outs[:carries])
+        pieces: list[list[Value]] = []
+        for run, anchors, rows in reversed(runs):
+            cts = [self._cut(u, run) for u in upstream]
+            segment = self._segment_backward(sweep, state, run[2], upstream)
+            outs = Scan(segment, run[1], len(state), len(consts), not self.reverse)(
+                *state, *consts, *anchors, *rows, *cts
+            )
+            state = list(outs[: len(state)])
+            pieces.append([reshape(y, (run[1] * run[2], *y.shape[2:])) for y in outs[len(state) :]])
+        if not self.reverse:
+            pieces.reverse()
+        return (*state, *(concat(column, 0) for column in zip(*pieces, strict=True)))
+
+    def _segment_backward(self, sweep: Sweep, state: Sequence[Value], steps: Dim, upstream: Sequence[Value]) -> Graph:
+        """(state, consts, carries on entry, rows, upstream rows) of one segment → (state, cotangents of its rows)."""
+        graph = Graph("segment_vjp")
+        first = self.num_carry + self.num_consts
+        leaves = self.body.inputs
+        inner_state = [graph.input(f"s{i}", x.type) for i, x in enumerate(state)]
+        consts = [graph.input(f"k{i}", x.type) for i, x in enumerate(leaves[self.num_carry : first])]
+        carries = [graph.input(f"c{i}", x.type) for i, x in enumerate(leaves[: self.num_carry])]
+        rows = [graph.input(f"x{i}", _rows_of(x.type, steps)) for i, x in enumerate(leaves[first:])]
+        cts = [graph.input(f"u{i}", _rows_of(x.type.drop(0), steps)) for i, x in enumerate(upstream)]
+        inner = replace(self, length=steps, checkpoints=None)
+        return graph.outputs(*inner._backward(sweep, inner_state, (*carries, *consts, *rows), cts))
 
     def segmented(self, *inputs: Value) -> tuple[Value, ...]:
-        """The same as scans over segments of scans over steps: differentiating it keeps one carry a segment."""
+        """The same as scans over segments of scans over steps, which is how the backward pass sees it."""
         assert self.checkpoints is not None
         first = self.num_carry + self.num_consts
         carries, consts, xs = list(inputs[: self.num_carry]), inputs[self.num_carry : first], inputs[first:]
         pieces: list[list[Value]] = []
-        for start, count, steps in segment_runs(self.length, self.checkpoints):
-            begin = self.length - start - count * steps if self.reverse else start
-            parts = [narrow(x, 0, begin, count * steps) for x in xs]
-            parts = [reshape(x, (count, steps, *x.shape[1:])) for x in parts]
-            outs = self._segments(count, steps, inputs)(*carries, *consts, *parts)
+        for run in segment_runs(self.length, self.checkpoints):
+            outs = self._segments(*run[1:])(*carries, *consts, *(self._cut(x, run) for x in xs))
             carries = list(outs[: self.num_carry])
-            pieces.append([reshape(y, (count * steps, *y.shape[2:])) for y in outs[self.num_carry :]])
+            pieces.append([reshape(y, (run[1] * run[2], *y.shape[2:])) for y in outs[self.num_carry :]])
         if self.reverse:
             pieces.reverse()
         return (*carries, *(concat(column, 0) for column in zip(*pieces, strict=True)))
 
-    def _segments(self, count: int, steps: Dim, inputs: Sequence[Value]) -> Scan:
+    def _cut(self, x: Value, run: Run) -> Value:
+        """The rows of a run of segments, [segments, steps, …]."""
+        start, count, steps = run
+        begin = self.length - start - count * steps if self.reverse else start
+        part = narrow(x, 0, begin, count * steps)
+        return reshape(part, (count, steps, *x.shape[1:]))
+
+    def _segments(self, count: int, steps: Dim) -> Scan:
         """A scan over `count` segments of `steps` steps each."""
         inner = replace(self, length=steps, checkpoints=None)
         graph = Graph("segment")
         first = self.num_carry + self.num_consts
         formals = []
         for i, (name, leaf) in enumerate(zip(self.body.input_names, self.body.inputs, strict=True)):
-            kind = leaf.type if i < first else TensorType(leaf.dtype, (steps, *leaf.shape))
-            formals.append(graph.input(name, kind))
+            formals.append(graph.input(name, leaf.type if i < first else _rows_of(leaf.type, steps)))
         return replace(self, body=graph.outputs(*inner(*formals)), length=count, checkpoints=None)
 
     # --------------------------------------------------------------------------------------------------------- batching
@@ -280,6 +351,10 @@ def _or_zeros(x: Value | None, like: Value) -> Value:
     return zeros_like(like) if x is None else x
 
 
+def _rows_of(kind: TensorType, count: Dim) -> TensorType:
+    return kind.with_shape((count, *kind.shape))
+
+
 def _present(x: Value | None) -> Value:
     assert x is not None
     return x
@@ -290,9 +365,9 @@ def segment_ends(length: Dim, count: int) -> list[Dim]:
     return [floordiv(length * (k + 1) + (count - 1), count) for k in range(count)]
 
 
-def segment_runs(length: Dim, count: int) -> list[tuple[Dim, int, Dim]]:
-    """Segments as runs of equal length: (first step, segments in the run, steps in each)."""
-    runs: list[tuple[Dim, int, Dim]] = []
+def segment_runs(length: Dim, count: int) -> list[Run]:
+    """Segments as runs of equal length."""
+    runs: list[Run] = []
     start: Dim = 0
     for end in segment_ends(length, count):
         steps = end - start

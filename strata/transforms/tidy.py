@@ -36,9 +36,14 @@ def merge_scans(roots: Sequence[Value]) -> tuple[Value, ...]:
     """Scans that step the same carries over the same inputs become one that gives the rows of all of them."""
     order = toposort(roots)
     groups: dict[object, list[Node]] = {}
+    same: dict[Value, Value] = {}  # carries of one group are equal, so what starts from them may be one group, too
     for node in order:
         if isinstance(node.op, Scan) and node.op.num_carry:
-            groups.setdefault(_steps_of(node, node.op), []).append(node)
+            inputs = tuple(same.get(x, x) for x in node.inputs)
+            group = groups.setdefault((inputs, _steps_of(node.op)), [])
+            group.append(node)
+            carries = node.op.num_carry
+            same.update(zip(node.outputs[:carries], group[0].outputs[:carries], strict=True))
     member = {id(node): group for group in groups.values() if len(group) > 1 for node in group}
     if not member:
         return tuple(roots)
@@ -57,9 +62,9 @@ def merge_scans(roots: Sequence[Value]) -> tuple[Value, ...]:
     return tuple(table.get(x, x) for x in roots)
 
 
-def _steps_of(node: Node, scan: Scan) -> object:
-    carried = scan.body.returning(*scan.body.results[: scan.num_carry])
-    return node.inputs, replace(scan, body=carried)
+def _steps_of(scan: Scan) -> Scan:
+    """The scan without its ys."""
+    return replace(scan, body=scan.body.returning(*scan.body.results[: scan.num_carry]))
 
 
 def _merge(group: Sequence[Node], inputs: tuple[Value, ...], table: dict[Value, Value]) -> None:

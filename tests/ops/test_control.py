@@ -17,7 +17,7 @@ from strata.mir import (
     pushforward,
     toposort,
 )
-from strata.ops import Cond, Scan, cond, scan, scan_backward, scan_carry, while_loop
+from strata.ops import Cond, Scan, cond, dense_solve, scan, scan_backward, scan_carry, while_loop
 
 RNG = np.random.default_rng(7)
 
@@ -57,26 +57,26 @@ def laplacian(n, dt):
 
 
 def test_32_backward_euler_with_a_drive():
-    inverse = np.linalg.inv(laplacian(4, 0.1))
-    init, xs, m = placeholder("init", f64[4]), placeholder("xs", f64[5, 4]), placeholder("m", f64[4, 4])
-    last, _ = scan(lambda c, x: (m @ (c + x), None), init, xs)
+    m = laplacian(4, 0.1)
+    init, xs = placeholder("init", f64[4]), placeholder("xs", f64[5, 4])
+    last, _ = scan(lambda c, x: (dense_solve(m, c + x), None), init, xs)
     drive = np.zeros((5, 4))
     drive[0, 1] = 1.0
     state = np.zeros(4)
     for row in drive:
-        state = inverse @ (state + row)
-    np.testing.assert_allclose(run(last, {init: np.zeros(4), xs: drive, m: inverse}), state, rtol=1e-12)
+        state = np.linalg.solve(m, state + row)
+    np.testing.assert_allclose(run(last, {init: np.zeros(4), xs: drive}), state, rtol=1e-12)
 
 
 def test_33_34_heat_equation_and_its_trajectory():
-    inverse = np.linalg.inv(laplacian(4, 0.05))
-    init, m = placeholder("init", f64[4]), placeholder("m", f64[4, 4])
-    last, rows = scan(lambda c, _: (m @ c, m @ c), init, length=5)
+    m = laplacian(4, 0.05)
+    init = placeholder("init", f64[4])
+    last, rows = scan(lambda c, _: (dense_solve(m, c),) * 2, init, length=5)
     pulse = np.array([0.0, 1.0, 0.0, 0.0])
-    end, trajectory = run([last, rows], {init: pulse, m: inverse})
+    end, trajectory = run([last, rows], {init: pulse})
     state = pulse
     for row in trajectory:
-        state = inverse @ state
+        state = np.linalg.solve(m, state)
         np.testing.assert_allclose(row, state, rtol=1e-12)
     mass = trajectory.sum(1)
     assert 0 < mass[-1] < 1
@@ -91,11 +91,31 @@ def test_35_gradient_of_a_linear_scan():
     np.testing.assert_allclose(run(grad, {init: np.ones(3)}), 1.1**5, rtol=1e-12)
 
 
+def test_36_gradient_through_three_solves():
+    init, m = placeholder("init", f64[4]), placeholder("m", f64[4, 4])
+    last, _ = scan(lambda c, _: (dense_solve(m, c), None), init, length=3)
+    loss = (last * last).sum()
+    grads = pullback([loss], [ONE], [init, m])
+    known = {init: RNG.standard_normal(4), m: laplacian(4, 0.3)}
+    for leaf, grad in zip((init, m), grads, strict=True):
+        expected = differences(lambda a, leaf=leaf: run(loss, known | {leaf: a}), known[leaf])
+        np.testing.assert_allclose(run(grad, known), expected, rtol=1e-7, atol=1e-7)
+
+
+def test_43_vmap_of_a_solve():
+    a, b = placeholder("a", f64[3, 3]), placeholder("b", f64[3])
+    rows, right = placeholder("rows", f64[4, 3, 3]), placeholder("right", f64[4, 3])
+    known = {rows: RNG.standard_normal((4, 3, 3)) + 3 * np.eye(3), right: RNG.standard_normal((4, 3))}
+    (out,) = batch([dense_solve(a, b)], {a: rows, b: right}, 4)
+    expected = [np.linalg.solve(m, v) for m, v in zip(known[rows], known[right], strict=True)]
+    np.testing.assert_allclose(run(out, known), expected, rtol=1e-12)
+
+
 ONE = Graph("one").constant(1.0, "f64")
 
 
 @pytest.mark.parametrize("checkpoints", [None, 1, 2, 3])
-def test_36_37_38_gradients_with_xs_and_constants(checkpoints):
+def test_37_38_gradients_with_xs_and_constants(checkpoints):
     init, xs, m = placeholder("init", f64[3]), placeholder("xs", f64[4, 3]), placeholder("m", f64[3, 3])
     last, ys = scan(lambda c, x: ((m @ (c + x)).tanh(), c * x), init, xs, checkpoints=checkpoints)
     loss = last.sum() + (ys * ys).sum()
@@ -195,9 +215,8 @@ def test_104_every_number_of_checkpoints_on_a_nonlinear_body(count, reverse):
         np.testing.assert_array_equal(last, state)
         np.testing.assert_array_equal(ys, rows)
     (_, plain), (_, segmented) = found
-    np.testing.assert_array_equal(plain[0], segmented[0])
-    np.testing.assert_array_equal(plain[1], segmented[1])
-    np.testing.assert_allclose(plain[2], segmented[2], rtol=1e-12)  # a sum over steps, added up segment by segment
+    for a, b in zip(plain, segmented, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def saved_rows(values, carry):
@@ -221,6 +240,18 @@ def test_a_linear_body_saves_nothing():
     last, _ = scan(lambda c, _: (c * 1.1, None), init, length=8)
     (grad,) = pullback([last.sum()], [ONE], [init])
     assert saved_rows([grad], (5,)) == 0
+
+
+def test_a_carry_that_never_changes_is_not_saved_for_each_step():
+    c, k = placeholder("c", f64[2]), placeholder("k", f64[5])
+    (last, _), _ = scan(lambda s, _: ((s[0].tanh() * s[1].sum(), s[1]), None), (c, k), length=8)
+    grads = pullback([last.sum()], [ONE], [c, k])
+    assert saved_rows(grads, (5,)) == 0
+    assert saved_rows(grads, (2,)) == 8
+    known = {c: RNG.standard_normal(2), k: RNG.standard_normal(5)}
+    for leaf, grad in zip((c, k), grads, strict=True):
+        expected = differences(lambda a, leaf=leaf: run(last.sum(), known | {leaf: a}), known[leaf])
+        np.testing.assert_allclose(run(grad, known), expected, rtol=1e-6, atol=1e-8)
 
 
 def test_the_backward_pass_is_one_sweep():
