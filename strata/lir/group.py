@@ -13,12 +13,12 @@ Decisions that cut an edge are kept with their reason, for `explain`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from strata.core import Dim, TensorType, bounds, divide_exactly
 from strata.kernel import SCALARS, Expr, Kernel, KernelBuilder, Load, Reduce, Scalar, Scan, View, postorder
-from strata.mir import Constant, Graph, Input, Node, Op, Param, Value, as_tuple
+from strata.mir import Constant, Graph, Input, Node, Op, Param, Value, as_tuple, toposort
 
 MAX_DEPTH = 96  # of inlined producers: bounds the size of one kernel and the depth of expression building
 CHEAP = 6  # cost of scalar functions below which computing again beats a store and a load
@@ -44,6 +44,7 @@ class Traits:
     contracts: bool
     moves: bool  # copies elements: no arithmetic
     cost: int
+    updates: bool = False  # changes part of its first input
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Group:
     nodes: list[Node] = field(default_factory=list)
     reads: list[Value] = field(default_factory=list)
     kernel: Kernel | None = None  # None: a host step
+    updates: Value | None = None  # the value that the only root starts as
 
     @property
     def label(self) -> str:
@@ -68,6 +70,7 @@ class Grouping:
     fixed: frozenset[Value] = frozenset()
 
 
+_STEP = Traits(False, False, False, False, False, 0)  # of an op that is a step of its own
 _TRAITS: dict[tuple[Op, tuple[TensorType, ...]], Traits] = {}
 _TRAITS_LIMIT = 4096
 
@@ -84,7 +87,7 @@ def traits(node: Node) -> Traits:
 
 def _probe(node: Node) -> Traits:
     if not has_kernel(node.op):
-        return Traits(False, False, False, False, False, 0)
+        return _STEP
     k = KernelBuilder("probe")
     inputs = [k.input(f"in{i}", x.type) for i, x in enumerate(node.inputs)]
     roots = [e for t in node.types for e in as_tuple(node.op.lower(k, k.axes(t.shape), *inputs))]
@@ -96,6 +99,7 @@ def _probe(node: Node) -> Traits:
     return Traits(
         lowers=True, reduces=bool(reduces), scans=any(isinstance(e, Scan) for e in exprs), contracts=contracts,
         moves=not reduces and not values and len(node.inputs) == 1, cost=cost,
+        updates=type(node.op).lower_into is not Op.lower_into,
     )  # fmt: skip
 
 
@@ -126,15 +130,19 @@ def is_buffer_leaf(node: Node) -> bool:
     return isinstance(node.op, (Input, Param, Constant)) and not is_inline_constant(node)
 
 
-def group_graph(graph: Graph) -> Grouping:
-    """Split a graph into kernels and host steps, in an order in which they can run."""
-    return _Grouper(graph).run()
+def group_graph(graph: Graph, whole: Callable[[Node], bool] | None = None) -> Grouping:
+    """Split a graph into kernels and steps of one op, in an order in which they can run.
+
+    `whole` says of a node that has a lowering whether it is better a step of its own.
+    """
+    return _Grouper(graph, whole).run()
 
 
 class _Grouper:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, whole: Callable[[Node], bool] | None = None) -> None:
         self.graph = graph
         self.order = graph.nodes()
+        self.whole = {id(n) for n in self.order if whole is not None and has_kernel(n.op) and whole(n)}
         self.users: dict[Value, list[Node]] = defaultdict(list)
         for node in self.order:
             for x in node.inputs:
@@ -148,6 +156,9 @@ class _Grouper:
                 self.fixed.update(node.outputs)
         self.matrix_reader: dict[Value, Node] = {}  # of views: the contraction that reads through them
         self.position = {id(node): i for i, node in enumerate(self.order)}
+
+    def _traits(self, node: Node) -> Traits:
+        return _STEP if id(node) in self.whole else traits(node)
 
     def run(self) -> Grouping:
         self._choose_stored()
@@ -183,7 +194,7 @@ class _Grouper:
         for node in reversed(self.order):
             if isinstance(node.op, (Input, Param, Constant)):
                 continue
-            what = traits(node)
+            what = self._traits(node)
             for value in node.outputs:
                 reason = self._reason_to_store(node, value, what, roots, contraction_of, depth)
                 if reason is not None:
@@ -217,10 +228,14 @@ class _Grouper:
             return "it depends on parameters only: computed once, when they are set"
         if len(node.types) > 1:
             return "its op has several outputs"
+        if what.updates:
+            return "it is changed in place"
         for user in users:
-            reading = traits(user)
+            reading = self._traits(user)
             if not reading.lowers:
                 return f"{user.op.name} is a host step"
+            if reading.updates and user.inputs[0] == value:
+                return f"{user.op.name} changes it in place"
             matrix = user if reading.contracts else self.matrix_reader.get(user.outputs[0]) if reading.moves else None
             if matrix is not None:
                 if not what.moves:
@@ -263,7 +278,7 @@ class _Grouper:
             seen += 1
             if isinstance(current.op, (Input, Param, Constant)):
                 continue
-            what = traits(current)
+            what = self._traits(current)
             total += what.cost + (100 if what.reduces or what.scans or not what.lowers else 0)
             stack += [x.node for x in current.inputs if x not in self.stored]
         return total
@@ -276,14 +291,18 @@ class _Grouper:
     def _build(self, roots: list[Value], node: Node) -> tuple[Group, dict[Value, str]]:
         """The kernel of some roots, or the values that must be stored for it to be sound."""
         group = Group(list(roots))
-        if not traits(node).lowers:
+        if not self._traits(node).lowers:
             group.nodes = [node]
             group.reads = list(dict.fromkeys(node.inputs))
             group.roots = list(node.outputs)
             self.stored.update(node.outputs)
             return group, {}
         builder = _KernelOf(self.stored, group)
-        builder.add(roots)
+        if self._traits(node).updates:
+            group.updates = node.inputs[0]
+            builder.add_update(roots[0])
+        else:
+            builder.add(roots)
         wrong = builder.problems()
         if not wrong:
             group.kernel = builder.k.build()
@@ -315,18 +334,34 @@ class _Grouper:
         return list({id(g): g for g in groups.values()}.values())
 
     def _can_share(self, producer: Group, consumer: Group, reach: _Reach) -> bool:
-        if producer.kernel is None or consumer.kernel is None:
+        if producer.kernel is None or consumer.kernel is None or producer.updates is not None or consumer.updates is not None:
             return False
         roots = (*producer.roots, *consumer.roots)
         if len({r.shape for r in roots}) != 1 or len({r in self.fixed for r in roots}) != 1:
             return False
-        if any(traits(n).contracts for n in (*producer.nodes, *consumer.nodes)):
+        if any(self._traits(n).contracts for n in (*producer.nodes, *consumer.nodes)):
             return False
         return not reach.between(producer, consumer)
+
+    def _needs(self, group: Group, readers: dict[Value, list[Group]]) -> list[Value]:
+        """Values that must be there before a group: what it reads, and for an update all other readers of the old value."""
+        if group.updates is None:
+            return group.reads
+        before = [r for other in readers[group.updates] if other is not group for r in other.roots]
+        return [*group.reads, group.updates, *(r for r in before if not self._depends(r, group))]
+
+    def _depends(self, value: Value, group: Group) -> bool:
+        """Whether a value is computed from the group's result: then it cannot come first, and the update copies."""
+        (root,) = group.roots
+        return any(node is root.node for node in toposort([value]))
 
     def _schedule(self, groups: list[Group]) -> list[Group]:
         """Groups in an order where every read is written before; ties keep the order of the graph."""
         maker = {root: g for g in groups for root in g.roots}
+        readers: dict[Value, list[Group]] = defaultdict(list)
+        for g in groups:
+            for x in g.reads:
+                readers[x].append(g)
         done: set[int] = set()
         order: list[Group] = []
         for start in sorted(groups, key=lambda g: max(self.position[id(r.node)] for r in g.roots)):
@@ -336,7 +371,7 @@ class _Grouper:
                 if id(group) in done:
                     stack.pop()
                     continue
-                waiting = [maker[x] for x in group.reads if x in maker and id(maker[x]) not in done and maker[x] is not group]
+                waiting = [maker[x] for x in self._needs(group, readers) if x in maker and id(maker[x]) not in done and maker[x] is not group]
                 if waiting:
                     stack += waiting
                 else:
@@ -419,7 +454,8 @@ class _Reach:
         self.inputs: dict[int, set[int]] = {}
         self.by_id = {id(g): g for g in distinct}
         for group in distinct:
-            self.inputs[id(group)] = {id(groups[x]) for x in group.reads if x in groups and groups[x] is not group}
+            reads = [*group.reads, *([group.updates] if group.updates is not None else [])]
+            self.inputs[id(group)] = {id(groups[x]) for x in reads if x in groups and groups[x] is not group}
 
     def between(self, producer: Group, consumer: Group) -> bool:
         """Whether a third group lies on a path from producer to consumer."""
@@ -468,12 +504,30 @@ class _KernelOf:
             self.k.output(f"out{i}", root.type, lambda index, value=value: value)
             self.stores.append((axes, value))
 
-    def _inline_order(self, roots: list[Value]) -> list[Node]:
+    def add_update(self, root: Value) -> None:
+        """A root that is its first input with some elements changed."""
+        node = root.node
+        parts = list(node.inputs[1:])
+        for inner in self._inline_order(parts, frozenset(parts) & self.stored):
+            for value in inner.outputs:
+                self.views[value] = self._view_of(value, inner)
+            self.group.nodes.append(inner)
+        self.group.nodes.append(node)
+        out = self.k.output_buffer("out0", root.type)
+        node.op.lower_into(self.k, out, *(self.views[x] for x in parts))
+        self.stores += [(s.axes, s.value) for s in self.k.build().stores]
+
+    def _inline_order(self, roots: list[Value], outside: frozenset[Value] = frozenset()) -> list[Node]:
         """Nodes computed in this kernel, producers first; leaves and stored values become inputs on the way."""
         order: list[Node] = []
         state: dict[int, bool] = {}
-        stack: list[tuple[Node, bool]] = [(r.node, False) for r in reversed(roots)]
-        own = set(roots)
+        stack: list[tuple[Node, bool]] = []
+        own = set(roots) - outside
+        for root in reversed(roots):
+            if root in own and not isinstance(root.node.op, (Input, Param, Constant)):
+                stack.append((root.node, False))
+            elif root not in self.views:
+                self._enter(root)
         while stack:
             node, done = stack.pop()
             if done:
@@ -486,14 +540,19 @@ class _KernelOf:
             for x in reversed(node.inputs):
                 if x in self.views:
                     continue
-                if is_inline_constant(x.node):
-                    self.views[x] = self._constant(x)
-                elif is_buffer_leaf(x.node) or (x in self.stored and x not in own):
-                    self.views[x] = self.k.input(f"in{len(self.group.reads)}", x.type)
-                    self.group.reads.append(x)
+                if isinstance(x.node.op, (Input, Param, Constant)) or (x in self.stored and x not in own):
+                    self._enter(x)
                 else:
                     stack.append((x.node, False))
         return order
+
+    def _enter(self, x: Value) -> None:
+        """A value from outside: a number, or a buffer that the kernel reads."""
+        if is_inline_constant(x.node):
+            self.views[x] = self._constant(x)
+        else:
+            self.views[x] = self.k.input(f"in{len(self.group.reads)}", x.type)
+            self.group.reads.append(x)
 
     def _constant(self, x: Value) -> View:
         assert isinstance(x.node.op, Constant)

@@ -31,6 +31,7 @@ class Buffer:
     key: str | int | None = None
     birth: int = -1  # steps between which a scratch buffer holds its value
     death: int = -1
+    alias: str | None = None  # shares the memory of another scratch buffer, whose life covers its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Step:
     kernel: Kernel | None  # None: a host step
     nodes: tuple[Node, ...] = field(repr=False, default=())
     phase: str = "steady"
+    updates: str | None = None  # the buffer that the output starts as: copied first, unless they share memory
 
 
 @dataclass(frozen=True, slots=True)

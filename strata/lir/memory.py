@@ -22,8 +22,12 @@ class Block:
 
 def place(lir: Lir, binding: Mapping[str, Dim] | None) -> Placement:
     """Place the scratch buffers of a plan for sizes, or for the upper bounds of the symbols when none are given."""
-    blocks = [Block(b.name, round_up(byte_size(b, binding)), b.birth, b.death) for b in lir.buffers if b.role == "scratch"]
+    scratch = [b for b in lir.buffers if b.role == "scratch"]
+    blocks = [Block(b.name, round_up(byte_size(b, binding)), b.birth, b.death) for b in scratch if b.alias is None]
     offsets, total = pack(blocks)
+    for b in scratch:
+        if b.alias is not None:
+            offsets[b.name] = offsets[b.alias]
     return Placement(offsets, total, lower_bound(blocks))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,25 +12,31 @@ from strata.kernel import Kernel
 from strata.lir.group import Group, group_graph, is_inline_constant
 from strata.lir.ir import Buffer, Io, Lir, Step
 from strata.lir.memory import check_limit
-from strata.mir import Constant, Graph, Value, leaf_name
+from strata.mir import Constant, Graph, Node, Value, leaf_name
 
 
-def plan(graph: Graph, target: Target | None = None, *, memory_limit: int | None = None) -> Lir:
-    """Group a graph into kernels and plan its memory."""
-    lir = _Planner(graph, target or Target.host()).run()
+def plan(
+    graph: Graph,
+    target: Target | None = None,
+    *,
+    memory_limit: int | None = None,
+    whole: Callable[[Node], bool] | None = None,
+) -> Lir:
+    """Group a graph into kernels and plan its memory. `whole` picks nodes that are steps of their own."""
+    lir = _Planner(graph, target or Target.host(), whole).run()
     check_limit(lir, memory_limit)
     return lir
 
 
 class _Planner:
-    def __init__(self, graph: Graph, target: Target) -> None:
-        self.graph, self.target = graph, target
+    def __init__(self, graph: Graph, target: Target, whole: Callable[[Node], bool] | None) -> None:
+        self.graph, self.target, self.whole = graph, target, whole
         self.buffers: dict[Value, Buffer] = {}
         self.constants: list[np.ndarray] = []
         self.kernel_names: dict[Kernel, str] = {}
 
     def run(self) -> Lir:
-        grouping = group_graph(self.graph)
+        grouping = group_graph(self.graph, self.whole)
         for x in self.graph.inputs:
             self.buffers[x] = Buffer(leaf_name(x), x.type, "input", leaf_name(x))
         for x in self.graph.params:
@@ -40,7 +47,7 @@ class _Planner:
         first = {x: i for i, x in reversed(list(enumerate(self.graph.results)))}
         death: dict[Value, int] = {}
         for at, group in enumerate(grouping.groups):
-            for x in group.reads:
+            for x in (*group.reads, *([group.updates] if group.updates is not None else [])):
                 death[x] = at
             for root in group.roots:
                 death.setdefault(root, at)
@@ -54,6 +61,7 @@ class _Planner:
                 else:
                     name = f"%{sum(b.role == 'scratch' for b in self.buffers.values())}"
                     self.buffers[root] = Buffer(name, root.type, "scratch", None, at, max(death[root], at))
+                    self._share(root, group, death, at)
         for x in self.graph.results:  # a result that is a one-element constant has no step that writes it
             if x not in self.buffers:
                 self._constant(x)
@@ -65,6 +73,17 @@ class _Planner:
         )
         buffers = tuple(self.buffers.values())
         return Lir(self.graph, self.target, buffers, steps, io, tuple(self.constants), tuple(grouping.cuts))
+
+    def _share(self, root: Value, group: Group, death: dict[Value, int], at: int) -> None:
+        """An update takes over the memory of a value that nothing reads afterwards."""
+        source = self.buffers.get(group.updates) if group.updates is not None else None
+        if source is None or source.role != "scratch" or death[group.updates] != at:  # type: ignore[index]
+            return
+        base = source if source.alias is None else next(b for b in self.buffers.values() if b.name == source.alias)
+        made = self.buffers[root]
+        self.buffers[root] = replace(made, alias=base.name)
+        owner = next(v for v, b in self.buffers.items() if b.name == base.name)
+        self.buffers[owner] = replace(base, death=max(base.death, made.death))
 
     def _constant(self, x: Value) -> None:
         assert isinstance(x.node.op, Constant)
@@ -80,7 +99,8 @@ class _Planner:
             reads = tuple(self._read_name(x) for x in nodes[0].inputs)
             return Step(nodes[0].op.name, reads, writes, nodes[0].op.name, None, nodes, phase)
         kernel = self._named(group.kernel)
-        return Step(kernel.name, reads, writes, group.label, kernel, nodes, phase)
+        updates = self._read_name(group.updates) if group.updates is not None else None
+        return Step(kernel.name, reads, writes, group.label, kernel, nodes, phase, updates)
 
     def _read_name(self, x: Value) -> str:
         if x not in self.buffers:  # a one-element constant read by a host step

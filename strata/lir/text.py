@@ -25,9 +25,11 @@ def show(lir: Lir) -> str:
 
 def _buffer(b: Buffer) -> str:
     detail = f" {b.birth}..{b.death}" if b.role == "scratch" else f" {b.key}" if b.key is not None else ""
-    return f"buffer {b.name} : {b.type} {b.role}{detail}"
+    shared = f" in {b.alias}" if b.alias is not None else ""
+    return f"buffer {b.name} : {b.type} {b.role}{detail}{shared}"
 
 
 def _step(s: Step) -> str:
     kind = "run" if s.kernel is not None else "host"
-    return f"{kind} {s.name}({', '.join(s.inputs)}) -> {', '.join(s.outputs)}  # {s.label}"
+    updates = f" from {s.updates}" if s.updates is not None else ""
+    return f"{kind} {s.name}({', '.join(s.inputs)}) -> {', '.join(s.outputs)}{updates}  # {s.label}"

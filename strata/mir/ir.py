@@ -154,6 +154,13 @@ class Op:
     def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: Any, **_: Any) -> Any:
         self.missing("lower")
 
+    def lower_into(self, k: KernelBuilder, out: Any, *inputs: Any) -> None:
+        """For an op that changes part of its first input: store the changed elements into `out`, which holds that input.
+
+        `inputs` are the others. Such an op is a step of its own, and needs no copy where the first input is not used again.
+        """
+        self.missing("lower_into")
+
     @classmethod
     def samples(cls) -> list[Any]:
         return []

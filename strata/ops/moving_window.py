@@ -144,6 +144,12 @@ class DynamicUpdateSlice(Window):
         perm, back = _cut_first(x.ndim - 1, cut)
         return transpose(ScatterND("none", False, 1)(transpose(x, perm), coordinates, transpose(update, perm)), back)
 
+    def lower_into(self, k: KernelBuilder, out: Any, *inputs: View) -> None:
+        update, *starts = inputs
+        axes = k.axes(update.shape)
+        places = zip(axes, starts, out.shape, update.shape, strict=True)
+        k.store(out, axes, [i + clamped_start(k, s, d, n) for i, s, d, n in places], update[axes])
+
     def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
         x, update, *starts = inputs
         inner: list[Expr] = []

@@ -57,7 +57,7 @@ class CompilePipeline:
         return made, tuple(records)
 
     def plan(self, graph: Graph) -> Lir:
-        return plan(graph, self.backend.target, memory_limit=self.options.memory_limit)
+        return plan(graph, self.backend.target, memory_limit=self.options.memory_limit, whole=self.backend.runs_whole)
 
     def compile(self, program: Any) -> CompileResult:
         """All stages but machine code."""

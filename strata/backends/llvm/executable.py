@@ -313,6 +313,10 @@ class CpuExecutable:
         if at in self.native:
             return self._native_steps(at, place, top, sizes, keep)
         step = self.lir.schedule[at]
+        if step.updates is not None:
+            moves = place(step.updates) != place(step.outputs[0])
+            before = [self._copy_step(step, place, sizes)] if moves else []
+            return [*before, *self._steps_of(step, place, None)], 0
         matrix = self.kernels[step.name].matrix
         if matrix is None or self._weight_region(step.inputs[_input_index(step, matrix.matrix.b.buffer)], matrix) is not None:
             return self._steps_of(step, place, None), 0
@@ -326,11 +330,11 @@ class CpuExecutable:
 
         return place
 
-    def _copy_step(self, step: Step, place: Callable[[str], Argument], binding: Mapping[str, int]) -> ProgramStep:
+    def _copy_step(self, step: Step, place: Callable[[str], Argument], sizes: Mapping[str, int]) -> ProgramStep:
         """What an update changes, brought to where it changes it; nothing to do when the caller gave one array for both."""
         assert step.updates is not None
         self._functions["copy"] = copy_code(self.target).address("copy")
-        count = substitute(self.lir.buffer(step.updates).type.nbytes, binding)
+        count = substitute(self.lir.buffer(step.updates).type.nbytes, sizes)
         arguments = (place(step.updates), place(step.outputs[0]), Argument(None, count))
         return ProgramStep("copy", arguments, -(-int(count) // COPY_BYTES), 1)  # type: ignore[call-overload]
 
