@@ -63,10 +63,10 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
 
 def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn` with a backward pass that computes its intermediate values again instead of keeping them."""
-    inner = ops.checkpoint(lowered(fn))
 
     @wraps(fn, updated=())
-    def checkpointed(*args: Any) -> Any:
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        inner = ops.checkpoint(lowered(lambda *given: fn(*given, **kwargs)))
         return _tree_tensors(inner(*_tree_values(list(args), "checkpoint")))
 
     return checkpointed

@@ -10,7 +10,7 @@ import numpy as np
 
 import strata.ops  # noqa: F401 - fills METHODS
 from strata.core import Dim, DType, TensorType, flatten, here, tree_map
-from strata.errors import OptionError, ShapeError, TraceError
+from strata.errors import DTypeError, OptionError, ShapeError, TraceError
 from strata.mir import METHODS, Value, near
 from strata.tensor.data import Data, data_value, handle_of
 from strata.tensor.realize import is_traced, realize_values
@@ -154,6 +154,15 @@ class Tensor:
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
 
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec and self.size == 1 else format(str(self), spec)
+
+    def __copy__(self) -> Tensor:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return self  # tensors never change
+
     def __repr__(self) -> str:
         if self.is_realized:
             text = np.array2string(self._array(), separator=", ", prefix="Tensor(", threshold=100, edgeitems=3)
@@ -174,6 +183,9 @@ class Tensor:
 
     def __getitem__(self, index: Any) -> Tensor:
         return Tensor(METHODS["getitem"](self.value, unwrap(_concrete_masks(index))))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise DTypeError("a tensor never changes", code="T222", place=here(), fix="y = x.setitem(index, value)")
 
     if TYPE_CHECKING:  # set below, from a table
 

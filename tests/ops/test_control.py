@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from strata.core import f64, i64, sym
+from strata.core import bf16, f16, f32, f64, i64, sym
 from strata.errors import MissingRuleError, OptionError, ShapeError
 from strata.mir import (
     Graph,
@@ -301,6 +301,23 @@ def test_symbolic_length(checkpoints):
         for a, b in zip(evaluate(g, data), evaluate(g.bind({"L": length}), data), strict=True):
             np.testing.assert_array_equal(a, b)
         assert evaluate(g, data)[1].shape == (length, 3)
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16, f32])
+def test_narrow_floats_round_at_every_step_as_a_loop_of_ops_does(dtype):
+    init, xs = placeholder("init", dtype[3]), placeholder("xs", dtype[6, 3])
+    last, ys = scan(lambda c, x: ((c * 1.3 + x).sin(), c * c), init, xs)
+    known = {init: RNG.standard_normal(3).astype(dtype.np), xs: RNG.standard_normal((6, 3)).astype(dtype.np)}
+    carry, rows = init, []
+    for t in range(6):
+        rows.append(carry * carry)
+        carry = (carry * 1.3 + xs[t]).sin()
+    end, stacked, *expected = run([last, ys, carry, *rows], known)
+    assert end.dtype == dtype.np
+    np.testing.assert_array_equal(end, expected[0])
+    np.testing.assert_array_equal(stacked, np.stack(expected[1:]))
+    wide = evaluate_values([last], {k: v.astype(np.float64) for k, v in known.items()}, {}, wide=True)[0]
+    assert wide.dtype == np.float64
 
 
 def test_outer_values_become_inputs_of_the_body():

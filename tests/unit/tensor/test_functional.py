@@ -141,6 +141,46 @@ def test_cond_and_while():
         st.grad(lambda x: power(x)[0])(3.0)
 
 
+def test_control_flow_nests_in_every_transform():
+    xs, starts = RNG.standard_normal((4, 5)), RNG.uniform(0.5, 1.5, 4)
+
+    def step(c, x):
+        grown = st.while_loop(lambda v: v < 2.0, lambda v: v * 1.7 + 0.1, c, 6)
+        return st.cond(x > 0.0, lambda v: v.sin() + x, lambda v: v * x, grown), c
+
+    def f(start, row):
+        last, seen = st.scan(step, start, row, checkpoints=2)
+        return last * last + seen.sum()
+
+    def plain(start, row):
+        c, total = start, 0.0
+        for x in row:
+            total += c
+            count = 0
+            while c < 2.0 and count < 6:
+                c, count = c * 1.7 + 0.1, count + 1
+            c = np.sin(c) + x if x > 0 else c * x
+        return c * c + total
+
+    both = st.vmap(st.value_and_grad(f, argnums=(0, 1)))(st.asarray(starts), st.asarray(xs))
+    values, (d_starts, d_xs) = both
+    mapped = st.grad(lambda s: st.vmap(f)(s, st.asarray(xs)).sum())(st.asarray(starts))
+    np.testing.assert_allclose(mapped.numpy(), d_starts.numpy(), rtol=1e-10)
+    for i in range(4):
+        np.testing.assert_allclose(values.numpy()[i], plain(starts[i], xs[i]), rtol=1e-12)
+        slope = differences(lambda s, i=i: plain(s, xs[i]), starts[i : i + 1].reshape(()).copy())
+        np.testing.assert_allclose(d_starts.numpy()[i], slope, rtol=1e-5, atol=1e-7)
+        rows = differences(lambda r, i=i: plain(starts[i], r), xs[i])
+        np.testing.assert_allclose(d_xs.numpy()[i], rows, rtol=1e-5, atol=1e-7)
+    hv = st.hvp(lambda s: f(s, st.asarray(xs[0])), st.asarray(starts[0]), st.ones((), "f64"))
+    slope = st.grad(lambda s: f(s, st.asarray(xs[0])))
+    step_size = 1e-6
+    expected = (slope(st.asarray(starts[0] + step_size)).item() - slope(st.asarray(starts[0] - step_size)).item()) / (
+        2 * step_size
+    )
+    np.testing.assert_allclose(hv.item(), expected, rtol=1e-5)
+
+
 def test_checkpoint_gives_the_same_gradient():
     f = lambda x: (x.exp().sin() * x).sum()
     x = st.asarray(RNG.standard_normal(4))

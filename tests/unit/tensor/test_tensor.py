@@ -1,5 +1,6 @@
 """The lazy tensor: creation, operators, realization, and what happens to values that leave their trace."""
 
+import copy
 import gc
 
 import numpy as np
@@ -140,6 +141,15 @@ def test_a_realized_tensor_forgets_its_expression():
     del node
     gc.collect()
     np.testing.assert_allclose(y.numpy(), np.full(4, np.e))
+
+
+def test_copies_formats_and_assignments():
+    x = st.tensor([1.0, 2.0])
+    assert copy.deepcopy({"x": x})["x"] is x
+    assert f"{x.sum():.2f}" == "3.00"
+    with pytest.raises(TypeError, match="never changes"):
+        x[0] = 5.0
+    np.testing.assert_array_equal(x.setitem(0, 5.0).numpy(), [5.0, 2.0])
 
 
 def test_repr_never_computes(runs):
