@@ -48,6 +48,7 @@ class AttentionSpec:
     mask_spans_keys: bool = True  # False: one value of the mask for all keys of a row
     has_offset: bool = False
     softcap: float | None = None
+    decode: bool = False  # few queries: keys and values are read where they lie
     query_rows: int = 24
     key_block: int = 1024
 
@@ -85,16 +86,28 @@ class AttentionSpec:
         return batch * self.kv_heads
 
     def chunk_count(self, queries: int, batch: int) -> int:
+        if self.decode:
+            return batch * self.kv_heads * queries
         return batch * self.num_heads * -(-queries // self.query_rows)
 
     @property
+    def shared_by(self) -> int:
+        """Query heads that read one key head."""
+        return self.num_heads // self.kv_heads
+
+    @property
+    def block_rows(self) -> int:
+        return self.shared_by if self.decode else self.query_rows
+
+    @property
     def stack_bytes(self) -> int:
-        elements = self.query_rows * (self.key_block + self.value_columns + 2)
+        elements = self.block_rows * (self.key_block + self.value_columns + 2)
         return elements * self.accumulator.itemsize
 
     def __str__(self) -> str:
         parts = [f"attention {self.dtype} heads {self.num_heads}/{self.kv_heads} dim {self.head_dim}/{self.value_dim}"]
         parts += [f"scale {self.scale!r}", f"block {self.query_rows} x {self.key_block}"]
+        parts += ["decode"] if self.decode else []
         parts += ["causal"] if self.causal else []
         parts += [f"window {self.window}"] if self.window is not None else []
         parts += [f"mask {self.mask}" + ("" if self.mask_spans_keys else " per row")] if self.mask != "none" else []
@@ -104,20 +117,24 @@ class AttentionSpec:
 
 
 def emit_attention(module: Module, spec: AttentionSpec, name: str = "attend") -> tuple[str, str]:
-    """Adds both kernels; returns the names of pack and attend. Both take the same arguments."""
+    """Adds both kernels; returns the names of pack and attend. Both take the same arguments. Decoding needs no pack."""
     parameters = [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")]
+    if spec.decode:
+        from strata.backends.llvm.attention_decode import emit_decode
+
+        return "", emit_decode(module.function(name, parameters), spec)
     f = module.function(f"{name}_pack", parameters)
-    packer = _Arguments(f, spec)
+    packer = Arguments(f, spec)
     f.loop("%begin", "%end", 1, [], lambda chunk, _: _pack_head(packer, chunk))
     f.ret()
     f = module.function(name, parameters)
-    attend = _Attend(f, spec)
+    attend = Attend(f, spec)
     f.loop("%begin", "%end", 1, [], lambda chunk, _: attend.chunk(chunk))
     f.ret()
     return f"{name}_pack", name
 
 
-class _Arguments:
+class Arguments:
     """The argument block, loaded once per call."""
 
     def __init__(self, f: Function, spec: AttentionSpec) -> None:
@@ -144,7 +161,7 @@ class _Arguments:
         return self.f.address(element, base, self.f.mul(kv, size))
 
 
-def _pack_head(arguments: _Arguments, kv: str) -> None:
+def _pack_head(arguments: Arguments, kv: str) -> None:
     """Keys as panels of columns over the head's dimension, values as panels over the keys."""
     f, spec, number = arguments.f, arguments.spec, arguments.number
     batch = f.op(f"udiv i64 {kv}, {spec.kv_heads}")
@@ -164,7 +181,7 @@ def _pack_head(arguments: _Arguments, kv: str) -> None:
     panels("v", spec.value_dim, arguments.keys, number["v_row"], 1)
 
 
-class _Attend(_Arguments):
+class Attend(Arguments):
     """Emits the attention of one block of query rows."""
 
     def __init__(self, f: Function, spec: AttentionSpec) -> None:
@@ -176,10 +193,11 @@ class _Attend(_Arguments):
         self.scoring = Arithmetic(spec.dtype, accumulator, accumulator, target)
         self.mixing = Arithmetic(accumulator, accumulator, accumulator, target)
         self.math = vector_math.Math(f, self.type, target)
-        self.scores = f.alloca(self.element, spec.query_rows * spec.key_block)
-        self.sums = f.alloca(self.element, spec.query_rows * spec.value_columns)
-        self.highest = f.alloca(self.element, spec.query_rows)
-        self.totals = f.alloca(self.element, spec.query_rows)
+        self.scores = f.alloca(self.element, spec.block_rows * spec.key_block)
+        self.sums = f.alloca(self.element, spec.block_rows * spec.value_columns)
+        self.highest = f.alloca(self.element, spec.block_rows)
+        self.totals = f.alloca(self.element, spec.block_rows)
+        self.mask_step, self.out_step = self.number["mask_row"], self.number["out_row"]  # from row to row of a block
 
     def chunk(self, index: str) -> None:
         f, spec, number = self.f, self.spec, self.number
@@ -196,28 +214,35 @@ class _Attend(_Arguments):
         q = f.address(memory_type(spec.dtype), self.at("q", batch, head), f.mul(first, number["q_row"]))
         mask = self._mask_row(batch, head, first)
 
-        def key_block(start: str, carried: list[str]) -> list[Value]:
-            count = f.smin(f.sub(carried[0], start), spec.key_block)
+        def key_block(start: Value, count: Value) -> None:
             self._score(q, rows, self.packed("k", kv), start, count)
             f.loop(0, rows, 1, [], lambda i, _: self._softmax_row(i, f.add(position, i), start, count, mask))
             self._mix(rows, self.packed("v", kv), start, count)
-            return [carried[0]]
+
+        self._over_keys(rows, low, high, key_block)
+        out = f.address(memory_type(spec.dtype), self.at("out", batch, head), f.mul(first, number["out_row"]))
+        f.loop(0, rows, 1, [], lambda i, _: self._store_row(i, out))
+
+    def _over_keys(self, rows: Value, low: Value, high: Value, block: Callable[[Value, Value], None]) -> None:
+        """block(first key, number of keys) for all blocks of keys in a range."""
+        f, spec = self.f, self.spec
 
         def one_pass(_: str, carried: list[str]) -> list[Value]:
-            wanted, first_key, last_key = carried
+            wanted, first, last = carried
 
-            def over_keys() -> None:
+            def one_block(start: str, _: list[str]) -> None:
+                block(start, f.smin(f.sub(last, start), spec.key_block))
+
+            def all_blocks() -> None:
                 self._start(rows)
-                f.loop(first_key, last_key, spec.key_block, [("i64", last_key)], key_block)
+                f.loop(first, last, spec.key_block, [], one_block)
 
-            f.if_(wanted, over_keys)
+            f.if_(wanted, all_blocks)
             return [self._has_lost_row(rows), 0, self.keys]
 
         # a mask may drop every key that a row keeps by position: that row averages over all keys, in a second pass
         passes = 2 if spec.mask != "none" and (spec.causal or spec.window is not None) else 1
         f.loop(0, passes, 1, [("i1", "true"), ("i64", low), ("i64", high)], one_pass)
-        out = f.address(memory_type(spec.dtype), self.at("out", batch, head), f.mul(first, number["out_row"]))
-        f.loop(0, rows, 1, [], lambda i, _: self._store_row(i, out))
 
     def _shift(self, batch: Value) -> Value:
         """The absolute position of query 0."""
@@ -330,7 +355,7 @@ class _Attend(_Arguments):
     def _softmax_row(self, i: Value, position: Value, start: Value, count: Value, mask: str) -> None:
         f, m, lanes = self.f, self.math, self.spec.lanes
         row = f.address(self.element, self.scores, f.mul(i, self.spec.key_block))
-        mask_row = f.address(memory_type(self._mask_dtype()), mask, f.mul(i, self.number["mask_row"])) if mask else ""
+        mask_row = f.address(memory_type(self._mask_dtype()), mask, f.mul(i, self.mask_step)) if mask else ""
 
         def place(j: Value) -> str:
             return f.address(self.element, row, j)
@@ -426,7 +451,7 @@ class _Attend(_Arguments):
     def _store_row(self, i: Value, first_row: str) -> None:
         f, m, spec = self.f, self.math, self.spec
         place = memory_type(spec.dtype)
-        out = f.address(place, first_row, f.mul(i, self.number["out_row"]))
+        out = f.address(place, first_row, f.mul(i, self.out_step))
         total = f.splat(self.type, f.load(self.element, f.address(self.element, self.totals, i), self.size))
         total = m.select(m.test("oeq", total, m.c(0.0)), m.c(1.0), total)  # no keys at all
         sums = f.address(self.element, self.sums, f.mul(i, spec.value_columns))

@@ -58,6 +58,7 @@ class Micro:
     tile: Tile
     layout: Layout
     prefetch: int = 0  # steps ahead in B; 0 leaves it to the processor
+    strided_b: bool = False  # B is a row-major matrix: one panel whose k's are `panel_stride` apart
 
     @property
     def unroll(self) -> int:
@@ -68,7 +69,7 @@ class Micro:
     def name(self) -> str:
         types = "_".join(d.name for d in (self.arithmetic.a, self.arithmetic.b, self.arithmetic.accumulator))
         ahead = f"_ahead{self.prefetch}" if self.prefetch else ""
-        return f"micro_{types}_{self.tile}_{self.layout}{ahead}"
+        return f"micro_{types}_{self.tile}_{self.layout}{ahead}{'_strided' if self.strided_b else ''}"
 
     def emit(self, module: Module) -> str:
         """Adds the function once and returns its name."""
@@ -142,7 +143,8 @@ class Micro:
     def _plain_body(self, f: Function) -> _Body:
         arithmetic, tile = self.arithmetic, self.tile
         panel_bytes = f.mul("%panel_stride", arithmetic.b.itemsize)
-        panels = [f.address("i8", "%b", f.mul(s, panel_bytes)) for s in range(tile.streams)]
+        apart = 0 if self.strided_b else panel_bytes
+        panels = [f.address("i8", "%b", f.mul(s, apart)) for s in range(tile.streams)]
         packed = self.layout == "packed"
         row_address = self._row_address(f)
 
@@ -150,7 +152,7 @@ class Micro:
             base = f.address("i8", "%a", f.mul(index, arithmetic.a_bytes * (tile.rows if packed else 1)))
             return lambda step, row: row_address(base, step, row)
 
-        return self._body(f, panels, addresses)
+        return self._body(f, panels, addresses, panel_bytes if self.strided_b else None)
 
     def _all_steps(self, f: Function, start: list[Typed], k: Value, body: _Body) -> list[str]:
         group, type_ = self.arithmetic.group, self.arithmetic.type
@@ -187,9 +189,9 @@ class Micro:
 
         return address
 
-    def _body(self, f: Function, panels: list[str], addresses: _Rows) -> _Body:
+    def _body(self, f: Function, panels: list[str], addresses: _Rows, b_stride: Value | None = None) -> _Body:
         arithmetic, tile = self.arithmetic, self.tile
-        width = tile.vectors * arithmetic.b_bytes
+        width: Value = tile.vectors * arithmetic.b_bytes if b_stride is None else b_stride
         padded = self.layout == "packed"  # with zeros, to whole groups
 
         def body(index: Value, carried: list[str], steps: int, valid: Value | None) -> list[Value]:
@@ -197,13 +199,15 @@ class Micro:
             b_bases = [f.address("i8", panel, f.mul(index, width)) for panel in panels]
             totals, b_sums = carried[: tile.sums], carried[tile.sums :]
             for step in range(steps):
+                lines = [f.address("i8", base, f.mul(width, step)) for base in b_bases]
                 if self.prefetch:
                     for base in b_bases:
-                        for line in range(0, width, 64):
-                            f.prefetch(f.address("i8", base, (step + self.prefetch) * width + line))
+                        ahead = f.address("i8", base, f.mul(width, step + self.prefetch))
+                        for line in range(0, tile.vectors * arithmetic.b_bytes, 64):
+                            f.prefetch(f.address("i8", ahead, line))
                 b = [
-                    arithmetic.load_b(f, f.address("i8", base, step * width + j * arithmetic.b_bytes))
-                    for base in b_bases
+                    arithmetic.load_b(f, f.address("i8", line, j * arithmetic.b_bytes))
+                    for line in lines
                     for j in range(tile.vectors)
                 ]
                 b_sums = [arithmetic.shift_step(f, x, total) for x, total in zip(b, b_sums, strict=False)]

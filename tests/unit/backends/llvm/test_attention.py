@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from strata.backends.llvm.attention import SLOTS, AttentionSpec, emit_attention
+from strata.backends.llvm.attention_decode import can_decode
 from strata.backends.llvm.builder import Module
 from strata.backends.llvm.jit import Code, compile_and_load
 from strata.core import DType, Target, as_dtype, f16, f32, f64
@@ -22,7 +23,7 @@ KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 @cache
 def build(spec: AttentionSpec) -> Code:
     module = Module(HOST.triple)
-    names = emit_attention(module, spec)
+    names = [name for name in emit_attention(module, spec) if name]
     return compile_and_load(module.text(), names, HOST)
 
 
@@ -64,7 +65,8 @@ def run(spec: AttentionSpec, q: np.ndarray, k: np.ndarray, v: np.ndarray, layout
         values |= {"offset": offset.ctypes.data, "offset_batch": 1 if len(offset) > 1 else 0}
     block = np.array([values[s] for s in SLOTS], np.int64)
     code = build(spec)
-    KERNEL(code.address("attend_pack"))(block.ctypes.data, 0, spec.pack_count(batch))
+    if not spec.decode:
+        KERNEL(code.address("attend_pack"))(block.ctypes.data, 0, spec.pack_count(batch))
     attend = KERNEL(code.address("attend"))
     for chunk in reversed(range(spec.chunk_count(queries, batch))):
         attend(block.ctypes.data, chunk, chunk + 1)
@@ -111,6 +113,31 @@ def test_against_the_op(case: str, layout: str, dtype: DType) -> None:
         for one in (spec, replace(spec, key_block=32, query_rows=5)):
             result = run(one, q, k, v, layout, tuple(extra))
             assert np.allclose(result, exact, atol=tolerance), (batch, queries, keys)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("heads", [(4, 2), (3, 3), (7, 1)], ids=str)
+def test_decoding(case: str, layout: str, heads: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    op = Attention(num_heads=heads[0], kv_heads=heads[1], head_dim=32, layout=layout, **CASES[case])
+    spec = replace(spec_of(op, f32, 48), decode=True, key_block=64)
+    assert can_decode(spec)
+    for batch, queries, keys in ((2, 1, 7), (1, 1, 201), (2, 3, 64), (1, 2, 1)):
+        shape = (lambda h, s, d: (batch, h, s, d)) if layout == "bhsd" else (lambda h, s, d: (batch, s, h, d))  # noqa: B023
+        q, k, v = (
+            rng.standard_normal(shape(h, s, d)).astype(np.float32)
+            for h, s, d in ((heads[0], queries, 32), (heads[1], keys, 32), (heads[1], keys, 48))
+        )
+        extra: list[np.ndarray] = []
+        if op.mask == "custom":
+            extra.append(rng.random((batch, heads[0], queries, keys)) < 0.6)
+        elif op.mask == "bias":
+            extra.append(rng.standard_normal((1, heads[0], queries, keys)).astype(np.float32))
+        if op.has_offset:
+            extra.append(rng.integers(0, 30, batch))
+        exact = op.numpy(*(x.astype(np.float64) for x in (q, k, v)), *extra)
+        assert np.allclose(run(spec, q, k, v, layout, tuple(extra)), exact, atol=1e-5), (batch, queries, keys)
 
 
 def test_no_keys_and_no_queries() -> None:

@@ -1,0 +1,129 @@
+"""Attention of few queries over a long cache: keys and values are read once, where they lie, in rows.
+
+One chunk is one query of one key head; the query heads that share the key head are the rows of its block. Scores are
+inner products along the head's dimension, four keys at a time; values are mixed by the micro-kernel over unpacked rows.
+"""
+
+from __future__ import annotations
+
+from strata.backends.llvm.attention import Attend, AttentionSpec
+from strata.backends.llvm.builder import Function, Value, vector
+from strata.backends.llvm.gemm_micro import Micro, Tile, call_micro
+from strata.backends.llvm.gemm_pack import transpose
+
+KEYS_AT_ONCE = 4
+HEADS_AT_ONCE = 4
+VECTORS_AT_ONCE = 4  # of a row of values
+
+
+def can_decode(spec: AttentionSpec) -> bool:
+    """Rows of keys and values must be whole vectors."""
+    whole = spec.head_dim % spec.lanes == 0 and spec.value_dim % spec.lanes == 0
+    return whole and spec.lanes >= KEYS_AT_ONCE and spec.dtype is spec.accumulator
+
+
+def emit_decode(f: Function, spec: AttentionSpec) -> str:
+    assert can_decode(spec)
+    decode = _Decode(f, spec)
+    f.loop("%begin", "%end", 1, [], lambda chunk, _: decode.chunk(chunk))
+    f.ret()
+    return f.name
+
+
+class _Decode(Attend):
+    """Emits the attention of one query for all heads that share a key head."""
+
+    def __init__(self, f: Function, spec: AttentionSpec) -> None:
+        super().__init__(f, spec)
+        self.mask_step, self.out_step = self.number["mask_head"], self.number["out_head"]
+
+    def chunk(self, index: str) -> None:
+        f, spec, number = self.f, self.spec, self.number
+        kv = f.op(f"udiv i64 {index}, {number['queries']}")
+        query = f.sub(index, f.mul(kv, number["queries"]))
+        batch = f.op(f"udiv i64 {kv}, {spec.kv_heads}")
+        kv_head = f.sub(kv, f.mul(batch, spec.kv_heads))
+        head = f.mul(kv_head, spec.shared_by)
+        position = f.add(query, self._shift(batch))
+        low, high = self._key_range(position, 1)
+        q = f.address(self.element, self.at("q", batch, head), f.mul(query, number["q_row"]))
+        k, v = self.at("k", batch, kv_head), self.at("v", batch, kv_head)
+        mask = self._mask_row(batch, head, query)
+
+        def key_block(start: Value, count: Value) -> None:
+            self._score_rows(q, f.address(self.element, k, f.mul(start, number["k_row"])), count)
+            f.loop(0, spec.shared_by, 1, [], lambda i, _: self._softmax_row(i, position, start, count, mask))
+            self._mix_rows(f.address(self.element, v, f.mul(start, number["v_row"])), count)
+
+        self._over_keys(spec.shared_by, low, high, key_block)
+        out = f.address(self.element, self.at("out", batch, head), f.mul(query, number["out_row"]))
+        f.loop(0, spec.shared_by, 1, [], lambda i, _: self._store_row(i, out))
+
+    def _score_rows(self, q: str, keys: str, count: Value) -> None:
+        f = self.f
+        whole = f.round_down(count, KEYS_AT_ONCE)
+
+        def some(j: str, width: int) -> None:
+            for head in range(0, self.spec.shared_by, HEADS_AT_ONCE):
+                heads = range(head, min(head + HEADS_AT_ONCE, self.spec.shared_by))
+                self._products(q, keys, j, heads, width)
+
+        f.loop(0, whole, KEYS_AT_ONCE, [], lambda j, _: some(j, KEYS_AT_ONCE))
+        f.loop(whole, count, 1, [], lambda j, _: some(j, 1))
+
+    def _products(self, q: str, keys: str, j: Value, heads: range, width: int) -> None:
+        """Scores of some heads for `width` keys from j on."""
+        f, spec, m = self.f, self.spec, self.math
+        rows = [f.address(self.element, keys, f.mul(f.add(j, i), self.number["k_row"])) for i in range(width)]
+        queries = [f.address(self.element, q, f.mul(head, self.number["q_head"])) for head in heads]
+
+        def step(d: str, sums: list[str]) -> list[Value]:
+            k = [f.load(self.type, f.address(self.element, row, d), self.size) for row in rows]
+            result: list[Value] = []
+            for n, query in enumerate(queries):
+                x = f.load(self.type, f.address(self.element, query, d), self.size)
+                result += [m.fma(x, k[i], sums[n * width + i]) for i in range(width)]
+            return result
+
+        start = [(self.type, "zeroinitializer")] * (len(queries) * width)
+        sums = f.loop(0, spec.head_dim, spec.lanes, start, step)
+        for n, head in enumerate(heads):
+            parts = [self._quarters(s) for s in sums[n * width : (n + 1) * width]]
+            place = f.address(self.element, self.scores, f.add(head * spec.key_block, j))
+            four = vector(self.element, 4)
+            if width == 1:
+                total = f.fold_lanes(four, parts[0], lambda type_, a, b: f.binary("fadd", type_, a, b))
+                f.store(self.element, total, place, self.size)
+                continue
+            a, b, c, d = transpose(f, four, parts)
+            low, high = f.binary("fadd", four, a, c), f.binary("fadd", four, b, d)
+            f.store(four, f.binary("fadd", four, low, high), place, self.size)
+
+    def _quarters(self, value: str) -> str:
+        """A vector folded to four lanes."""
+        f, lanes = self.f, self.spec.lanes
+        while lanes > 4:
+            whole, half = vector(self.element, lanes), lanes // 2
+            low = f.shuffle(whole, value, "poison", range(half))
+            high = f.shuffle(whole, value, "poison", range(half, lanes))
+            value, lanes = f.binary("fadd", vector(self.element, half), low, high), half
+        return value
+
+    def _mix_rows(self, values: str, count: Value) -> None:
+        f, spec, tiles = self.f, self.spec, self.spec.tiles
+        row = 0
+        while row < spec.shared_by:
+            height = next(h for h in tiles.heights if h <= spec.shared_by - row)
+            column = 0
+            while column < spec.value_dim:
+                vectors = min(VECTORS_AT_ONCE if height <= 4 else 2, (spec.value_dim - column) // spec.lanes)
+                kernel = Micro(self.mixing, Tile(height, vectors), "rows", strided_b=True).emit(f.module)
+                a = f.address(self.element, self.scores, row * spec.key_block)
+                b = f.address(self.element, values, column)
+                c = f.address(self.element, self.sums, row * spec.value_columns + column)
+                stride = self.number["v_row"]
+                call_micro(f, f"@{kernel}", a, spec.key_block, b, stride, c, spec.value_columns, count, 1)
+                column += vectors * spec.lanes
+            row += height
+
+
