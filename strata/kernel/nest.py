@@ -12,9 +12,6 @@ from dataclasses import dataclass
 
 from strata.kernel.ir import Axis, Const, Expr, Kernel, Load, Reduce, Scalar, Scan, Size, Store, bound_axes, postorder
 
-Step = "Compute | ReduceLoop | ScanLoop | MapLoop | StoreStep"
-
-
 @dataclass(frozen=True, slots=True)
 class Compute:
     """One value, needed by later steps or by loops inside."""
@@ -32,20 +29,12 @@ class ReduceLoop:
 
 
 @dataclass(frozen=True, slots=True)
-class ScanLoop:
-    """Running reductions along one axis, each kept in a row buffer that is read at any position."""
-
-    axis: Axis
-    scans: tuple[Scan, ...]
-    body: Block
-
-
-@dataclass(frozen=True, slots=True)
 class MapLoop:
-    """A loop over an axis of stores."""
+    """A loop over an axis of stores; one that carries running reductions along goes through it in order."""
 
     axis: Axis
     body: Block
+    scans: tuple[Scan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +44,7 @@ class StoreStep:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    steps: tuple[Compute | ReduceLoop | ScanLoop | MapLoop | StoreStep, ...]
-
-
-def scan_key(scan: Scan) -> tuple[str, Axis, Expr, bool]:
-    """Scans that differ only in where they are read share one row buffer."""
-    return scan.kind, scan.axis, scan.body, scan.exclusive
+    steps: tuple[Compute | ReduceLoop | MapLoop | StoreStep, ...]
 
 
 def make_nest(kernel: Kernel) -> Block:
@@ -74,7 +58,8 @@ def loop_order(kernel: Kernel) -> list[Axis]:
     """All store axes, outermost first: axes that reductions depend on, then the rest, each in the order of the stores."""
     axes = list(dict.fromkeys(a for s in kernel.stores for a in s.axes))
     reductions = [n for n in postorder(kernel.roots) if isinstance(n, (Reduce, Scan))]
-    shared = {a for a in axes if any(a in n.free for n in reductions)}
+    scanned = {n.position for n in reductions if isinstance(n, Scan)}
+    shared = {a for a in axes if a not in scanned and any(a in n.free for n in reductions)}
     inner = {a for n in reductions for a in bound_axes(n)} if len(shared) < len(axes) else set()
     ranked = sorted(axes, key=lambda a: (a not in shared, a in inner, axes.index(a)))
     return ranked if reductions else axes
@@ -116,14 +101,19 @@ def _needs(node: Expr, scope: frozenset[Axis]) -> tuple[Expr, ...]:
             return args
         case Reduce(_, axes, body):
             return tuple(_invariants((body,), frozenset(axes), scope))
-        case Scan(_, axis, body, position, _):
-            return (*_invariants((body,), frozenset((axis,)), scope), *_loads(position))
+        case Scan(_, _, body, _, _):
+            return (body,)
         case _:
             return ()
 
 
-def _loads(root: Expr) -> tuple[Expr, ...]:
+def _loops_in(root: Expr) -> tuple[Expr, ...]:
     return tuple(n for n in postorder((root,)) if isinstance(n, (Reduce, Scan)))
+
+
+def _scans_along(axis: Axis, roots: Iterable[Expr]) -> tuple[Scan, ...]:
+    """Running reductions that are read where the loop over an axis stands."""
+    return tuple(n for n in postorder(roots) if isinstance(n, Scan) and n.position is axis)
 
 
 def _block(
@@ -141,7 +131,7 @@ def _block(
     wanted: dict[Expr, None] = dict.fromkeys(roots)
     for store in here:
         wanted[store.value] = None
-        wanted |= dict.fromkeys(n for n in store.index for n in _loads(n))
+        wanted |= dict.fromkeys(n for i in store.index for n in _loops_in(i))
     for axis, below in inner.items():
         targets = [e for _, s in below for e in (*s.index, s.value)]
         wanted |= dict.fromkeys(_invariants(targets, frozenset((axis,)), scope))
@@ -151,7 +141,8 @@ def _block(
     steps += [StoreStep(s) for s in here]
     for axis, below in inner.items():
         visible = frozenset(n for n in available if axis not in n.free)
-        steps.append(MapLoop(axis, _block(below, (), visible, scope | {axis})))
+        scans = _scans_along(axis, [e for _, s in below for e in (*s.index, s.value)])
+        steps.append(MapLoop(axis, _block(below, scans, visible, scope | {axis}), scans))
     return Block(tuple(steps))
 
 
@@ -176,25 +167,21 @@ def _ordered(wanted: Iterable[Expr], known: frozenset[Expr], scope: frozenset[Ax
 
 def _in_levels(
     ordered: list[Expr], available: frozenset[Expr], scope: frozenset[Axis]
-) -> list[Compute | ReduceLoop | ScanLoop | MapLoop | StoreStep]:
+) -> list[Compute | ReduceLoop | MapLoop | StoreStep]:
     """Independent reductions over one axis share a loop: a level holds values that depend on as many loops in a row."""
     level: dict[Expr, int] = {}
     for node in ordered:
         below = max((level.get(n, 0) for n in _needs(node, scope)), default=0)
-        level[node] = below + isinstance(node, (Reduce, Scan))
-    steps: list[Compute | ReduceLoop | ScanLoop | MapLoop | StoreStep] = []
+        level[node] = below + isinstance(node, Reduce)
+    steps: list[Compute | ReduceLoop | MapLoop | StoreStep] = []
     for depth in range(max(level.values(), default=0) + 1):
-        loops: dict[tuple[type[Expr], Axis], list[Expr]] = {}
+        loops: dict[Axis, list[Reduce]] = {}
         for node in ordered:
-            if level[node] == depth and isinstance(node, (Reduce, Scan)):
-                loops.setdefault((type(node), bound_axes(node)[0]), []).append(node)
-        for (kind, axis), nodes in loops.items():
+            if level[node] == depth and isinstance(node, Reduce):
+                loops.setdefault(node.axes[0], []).append(node)
+        for axis, nodes in loops.items():
             visible = frozenset(n for n in available if axis not in n.free and n not in nodes)
-            bodies = tuple(dict.fromkeys(n.inputs[0] for n in nodes))
-            body = _block([], bodies, visible, (scope | {axis}))
-            if kind is Reduce:
-                steps.append(ReduceLoop(axis, tuple(n for n in nodes if isinstance(n, Reduce)), body))
-            else:
-                steps.append(ScanLoop(axis, tuple(n for n in nodes if isinstance(n, Scan)), body))
+            bodies = tuple(dict.fromkeys(n.body for n in nodes))
+            steps.append(ReduceLoop(axis, tuple(nodes), _block([], bodies, visible, scope | {axis})))
         steps += [Compute(n) for n in ordered if level[n] == depth and not isinstance(n, Reduce)]
     return steps

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from strata.core import Dim, dim_prod, divide_exactly, i64
+from strata.errors import LowerError
 from strata.kernel.algebra import linear
+from strata.kernel.interp import identity
 from strata.kernel.ir import (
     Axis,
     Buffer,
@@ -25,6 +27,7 @@ from strata.kernel.ir import (
     Scan,
     Store,
     bound_axes,
+    describe,
     load,
     postorder,
     rebuild,
@@ -37,13 +40,14 @@ _SMALLEST_SPLIT = 8  # an inner axis shorter than a vector is worse than divisio
 
 def normalize(kernel: Kernel) -> Kernel:
     """The same kernel in the form that nests are made from."""
+    kernel = replace(kernel, stores=tuple(s for s in kernel.stores if all(a.extent != 0 for a in s.axes)))
     kernel = _flatten(kernel)
     kernel = _drop_single(kernel)
     kernel = _split_axes(kernel)
     kernel = _merge_store_axes(kernel)
     kernel = _rewrite(kernel, _merge_reduce_axes)
     kernel = _rewrite(kernel, _one_axis_each)
-    return _share_axes(kernel)
+    return _straighten_scans(_share_axes(kernel))
 
 
 def _rewrite(kernel: Kernel, change: Callable[[Expr], Expr]) -> Kernel:
@@ -104,6 +108,10 @@ def _drop_single(kernel: Kernel) -> Kernel:
                 body = substitute_axes((node.body,), dict(ones))[node.body]
                 rest = tuple(a for a in node.axes if a not in ones)
                 return Reduce(node.kind, rest, body) if rest else body
+        if isinstance(node, Scan) and node.axis.extent == 1:
+            if node.exclusive:
+                return Const(identity(node.kind, node.dtype), node.dtype)
+            return substitute_axes((node.body,), {node.axis: Const(0, i64)})[node.body]
         return node
 
     return _rewrite(kernel, change)
@@ -267,13 +275,31 @@ def _share_axes(kernel: Kernel) -> Kernel:
                 target = inner[axis.extent]
                 if target is not axis and _can_rename(body, axis, target):
                     return Reduce(kind, (target,), substitute_axes((body,), {axis: target})[body])
-            case Scan(kind, axis, body, position, exclusive) if axis.extent in inner:
-                target = inner[axis.extent]
-                if target is not axis and _can_rename(body, axis, target):
-                    return Scan(kind, target, substitute_axes((body,), {axis: target})[body], position, exclusive)
         return node
 
     return _rewrite(kernel, change)
+
+
+def _straighten_scans(kernel: Kernel) -> Kernel:
+    """Every scan is read at a store axis and bound to that same axis; a store that reads from the end is turned around."""
+    stores = []
+    for store in kernel.stores:
+        change: dict[Axis, Expr] = {}
+        for node in postorder((store.value,)):
+            if isinstance(node, Scan) and not isinstance(node.position, Axis):
+                change |= {a: size(a.extent - 1) - a for a in store.axes if node.position is size(a.extent - 1) - a}
+        done = substitute_axes((*store.index, store.value), change)
+        stores.append(replace(store, index=tuple(done[i] for i in store.index), value=done[store.value]))
+
+    def bind(node: Expr) -> Expr:
+        if not isinstance(node, Scan):
+            return node
+        if not isinstance(node.position, Axis) or node.position.extent != node.axis.extent:
+            raise LowerError(f"{describe(node)} is not read along an axis of its store", code="L120")
+        body = substitute_axes((node.body,), {node.axis: node.position})[node.body]
+        return Scan(node.kind, node.position, body, node.position, node.exclusive)
+
+    return _rewrite(replace(kernel, stores=tuple(stores)), bind)
 
 
 def _can_rename(body: Expr, axis: Axis, target: Axis) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import scipy.special
 
-from strata.core import DType, bool_, c64, c128, f64
+from strata.core import DType, bool_, c64, c128, f64, i4, u4
 
 Array = Any
 
@@ -66,11 +66,14 @@ def _wide(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _floordiv(a: Array, b: Array) -> Array:
-    return np.floor_divide(a, b) if np.asarray(a).dtype.kind in "iub" else np.floor(a / b)
+    return np.floor_divide(a, b) if np.asarray(a).dtype.kind in "iub" else _wide(np.floor_divide)(a, b)
 
 
 def _truncdiv(a: Array, b: Array) -> Array:
     a, b = np.asarray(a), np.asarray(b)
+    if a.dtype.kind not in "iu":
+        wide = np.float32 if a.dtype.itemsize < 4 else a.dtype
+        return np.trunc(a.astype(wide) / b.astype(wide)).astype(a.dtype)
     safe = np.where(b == 0, np.ones_like(b), b)
     quotient = np.asarray(a - np.fmod(a, safe)) // safe
     return np.where(b == 0, np.zeros_like(quotient), quotient).astype(a.dtype)
@@ -104,7 +107,9 @@ def _int_pow(a: Array, b: Array) -> Array:
     while np.any(rest > 0):
         result = np.where((rest & 1) != 0, result * base, result).astype(a.dtype)
         base, rest = (base * base).astype(a.dtype), np.where(rest > 0, rest >> 1, 0).astype(b.dtype)
-    negative = np.where(a == 1, a, np.where(a == a.dtype.type(-1), np.where((b & 1) != 0, a, a * a), a * 0))
+    if a.dtype.kind == "u":
+        return result
+    negative = np.where(a == 1, a, np.where(a == -1, np.where((b & 1) != 0, a, a * a), a * 0))
     return np.where(b < 0, negative, result).astype(a.dtype)
 
 
@@ -132,7 +137,13 @@ def _complex(re: Array, im: Array) -> Array:
 
 
 def _lgamma(x: Array) -> Array:
-    return scipy.special.gammaln(x)
+    return np.where(np.isneginf(x), np.inf, scipy.special.gammaln(x))
+
+
+def _fma(a: Array, b: Array, c: Array) -> Array:
+    """In f64 for narrower floats, where the product is exact."""
+    narrow = np.asarray(a).dtype.itemsize <= 4 and np.asarray(a).dtype.kind not in "iuc"
+    return _wide(lambda x, y, z: x * y + z)(a, b, c) if narrow else a * b + c
 
 
 def _integers_too(function: Callable[..., Array], otherwise: Callable[[Array], Array]) -> Callable[..., Array]:
@@ -161,7 +172,7 @@ def _rows() -> list[ScalarFunction]:
         ("add", 2, np.add, 1), ("sub", 2, np.subtract, 1), ("mul", 2, np.multiply, 1), ("div", 2, np.divide, 4),
         ("floordiv", 2, _floordiv, 20), ("truncdiv", 2, _truncdiv, 20), ("mod", 2, _mod, 20), ("rem", 2, np.fmod, 20),
         ("neg", 1, np.negative, 1), ("min", 2, np.minimum, 3), ("max", 2, np.maximum, 3),
-        ("pow", 2, _pow, 60), ("exp", 1, _wide(np.exp), 14), ("exp2", 1, _wide(np.exp2), 12),
+        ("gcd", 2, np.gcd, 200), ("pow", 2, _pow, 60), ("exp", 1, _wide(np.exp), 14), ("exp2", 1, _wide(np.exp2), 12),
         ("expm1", 1, _wide(np.expm1), 24), ("log", 1, _wide(np.log), 20), ("log2", 1, _wide(np.log2), 22),
         ("log1p", 1, _wide(np.log1p), 26), ("sqrt", 1, np.sqrt, 8), ("rsqrt", 1, _wide(lambda x: 1 / np.sqrt(x)), 10),
         ("sin", 1, _wide(np.sin), 30), ("cos", 1, _wide(np.cos), 30), ("tan", 1, _wide(np.tan), 40),
@@ -175,7 +186,7 @@ def _rows() -> list[ScalarFunction]:
         ("sign", 1, _sign, 4), ("copysign", 2, np.copysign, 2), ("conj", 1, np.conj, 1),
         ("and", 2, np.bitwise_and, 1), ("or", 2, np.bitwise_or, 1), ("xor", 2, np.bitwise_xor, 1),
         ("not", 1, np.invert, 1), ("shl", 2, _shift(True), 3), ("shr", 2, _shift(False), 3),
-        ("fma", 3, lambda a, b, c: a * b + c, 1),
+        ("fma", 3, _fma, 1),
     ]  # fmt: skip
     tests = [
         ("eq", 2, np.equal), ("ne", 2, np.not_equal), ("lt", 2, np.less), ("le", 2, np.less_equal),
@@ -203,6 +214,8 @@ SCALARS: Final[dict[str, ScalarFunction]] = {row.name: row for row in _rows()}
 def cast_array(x: Array, dtype: DType) -> Array:
     """NumPy's meaning of `cast`: floats to integers truncate and saturate, NaN gives 0; to bool tests for non-zero."""
     x = np.asarray(x)
+    if x.dtype in (i4.np, u4.np):
+        x = x.astype(np.int8)
     with np.errstate(all="ignore"):
         if dtype.is_bool:
             return x != 0

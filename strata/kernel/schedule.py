@@ -18,10 +18,10 @@ from strata.core import Dim, bounds, dim_prod
 from strata.errors import ParseError
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan
-from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, ScanLoop, StoreStep
+from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep
 from strata.kernel.scalars import SCALARS
 
-Loop = MapLoop | ReduceLoop | ScanLoop
+Loop = MapLoop | ReduceLoop
 _GUESS = 1024  # the extent of an axis of which nothing is known
 _CHUNK_COST = 1 << 15  # element operations in one chunk: some microseconds, large against handing it out
 _LANE_COST = 2.0  # one lane of an access that is not contiguous, in contiguous vector accesses
@@ -117,7 +117,7 @@ def number_loops(block: Block) -> dict[int, int]:
 
 def walk_loops(block: Block) -> Iterator[Loop]:
     for step in block.steps:
-        if isinstance(step, (MapLoop, ReduceLoop, ScanLoop)):
+        if isinstance(step, (MapLoop, ReduceLoop)):
             yield step
             yield from walk_loops(step.body)
 
@@ -127,7 +127,7 @@ def parallel_chain(block: Block) -> list[MapLoop]:
     chain: list[MapLoop] = []
     while True:
         loops = [s for s in block.steps if not isinstance(s, Compute)]
-        if len(loops) != 1 or not isinstance(loops[0], MapLoop):
+        if len(loops) != 1 or not isinstance(loops[0], MapLoop) or loops[0].scans:
             return chain
         chain.append(loops[0])
         block = loops[0].body
@@ -178,9 +178,6 @@ class _Chooser:
                     total += self._node_cost(node, vector)
                 case StoreStep(store):
                     total += self._access_cost(store.index[0], vector, store.buffer.dtype.itemsize)
-                case ScanLoop():
-                    cost, _ = self._best(step.body, vector)
-                    total += _guess(step.axis.extent) * (cost + 2)
                 case _:
                     cost, picks = self._loop(step, vector)
                     total += cost
@@ -191,7 +188,7 @@ class _Chooser:
         trips = _guess(loop.axis.extent)
         serial, picks = self._best(loop.body, vector)
         serial_cost = trips * (serial + 1)
-        if vector is not None:
+        if vector is not None or (isinstance(loop, MapLoop) and loop.scans):
             return serial_cost, picks
         lanes = self._register_lanes(loop)
         body, _ = self._best(loop.body, loop.axis)
@@ -207,8 +204,8 @@ class _Chooser:
                 return self._access_cost(index[0], vector, buffer.dtype.itemsize)
             case Scalar(name, _):
                 return float(SCALARS[name].cost)
-            case Scan(_, _, _, position, _):
-                return self._access_cost(position, vector, node.dtype.itemsize)
+            case Scan():
+                return 2.0
         return 0.0
 
     def _access_cost(self, address: Expr, vector: Axis | None, itemsize: int) -> float:
@@ -256,7 +253,7 @@ def _values(loop: Loop) -> Iterator[Expr]:
                 case ReduceLoop():
                     yield from step.reduces
                     stack.append(step.body)
-                case MapLoop() | ScanLoop():
+                case MapLoop():
                     stack.append(step.body)
 
 

@@ -30,7 +30,7 @@ from strata.core import Dim, DType, SymExpr, Symbol, Target, dim_prod
 from strata.core.dims import Call as SizeCall
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Buffer, Const, Expr, Kernel, Load, Reduce, Scalar, Scan, Size, Store
-from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, ScanLoop, StoreStep
+from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep
 from strata.kernel.schedule import Schedule, number_loops, parallel_chain
 
 
@@ -74,7 +74,7 @@ class _Emitter:
         self.wide: dict[tuple[Expr, int], Parts] = {}
         self.pointers: dict[str, str] = {}
         self.sizes: dict[str, Value] = {}
-        self.rows: dict[Expr, str] = {}
+        self.running: dict[Scan, tuple[Accumulator, Parts]] = {}
         self.dummy = ""
 
     def emit(self) -> None:
@@ -172,8 +172,6 @@ class _Emitter:
                     self._map(step, 0, self.size(step.axis.extent))
                 case ReduceLoop():
                     self._reduce(step)
-                case ScanLoop():
-                    raise NotImplementedError
 
     @contextmanager
     def _scope(self, *axes: Axis) -> Iterator[None]:
@@ -190,11 +188,37 @@ class _Emitter:
 
     def _map(self, loop: MapLoop, low: Value, high: Value) -> None:
         lanes = self.schedule.lanes(self.numbers[id(loop)])
+        if loop.scans:
+            self._scan(loop, low, high)
+            return
         if lanes == 1 or self.context.axis is not None:
             self._serial(loop.axis, low, high, (), lambda _: (self.block(loop.body), ())[1])
             return
         for segment in self._segments(loop, low, high, lanes):
             self._vector(loop.axis, segment, (), lambda _: (self.block(loop.body), ())[1])
+
+    def _scan(self, loop: MapLoop, low: Value, high: Value) -> None:
+        """A loop in order, with running reductions carried along."""
+        accumulators = [Accumulator(self.f, s.kind, s.dtype, self.target) for s in loop.scans]
+        widths = [self.context.lanes_of(s) for s in loop.scans]
+        carried = [c for a, n in zip(accumulators, widths, strict=True) for c in a.start(n)]
+
+        def body(values: list[str]) -> list[Value]:
+            before = self.running
+            shares = _shares(accumulators, values)
+            self.running = dict(zip(loop.scans, zip(accumulators, shares, strict=True), strict=True))
+            self.block(loop.body)
+            following = [part for scan in loop.scans for part in self.running[scan][1]]
+            self.running = before
+            return list(following)
+
+        self._serial(loop.axis, low, high, carried, body)
+
+    def _advance(self, scan: Scan, lanes: int) -> Parts:
+        accumulator, state = self.running[scan]
+        following = tuple(accumulator.step(state, self.widened(scan.body, lanes), lanes, self.context.mask))
+        self.running[scan] = accumulator, following
+        return state if scan.exclusive else following
 
     def _serial(
         self,
@@ -264,7 +288,7 @@ class _Emitter:
                         nodes.append(node)
                     case StoreStep(store):
                         nodes.append(store.value)
-                    case MapLoop() | ScanLoop():
+                    case MapLoop():
                         stack.append(step.body)
                     case ReduceLoop():
                         nodes += step.reduces
@@ -381,7 +405,9 @@ class _Emitter:
                 made = tuple(self.widened(a, lanes) for a in args)
                 dtypes = tuple(a.dtype for a in args)
                 return emit_scalar(Call(self.f, self.target, name, made, dtypes, node.dtype, lanes))
-            case Reduce() | Scan():
+            case Scan():
+                return self._advance(node, lanes)
+            case Reduce():
                 raise AssertionError(f"{node!r} is used before the loop that computes it")
         raise AssertionError(node)
 

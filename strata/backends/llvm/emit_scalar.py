@@ -138,7 +138,7 @@ def _rem(call: Call) -> Parts:
 def _floordiv(call: Call) -> Parts:
     f, type_ = call.f, call.type
     if call.dtype.is_float:
-        return (f.intrinsic("floor", type_, f.binary("fdiv", type_, call.a, call.b)),)
+        return (vector_math.floor_divide(vector_math.Math(f, type_, call.target), call.a, call.b),)
     if call.dtype.kind == "uint":
         return _truncdiv(call)
     divisor, zero, _ = _safe_divisor(call)
@@ -212,6 +212,10 @@ def _pow(call: Call) -> Parts:
     if call.dtype.is_float:
         return (vector_math.power(math, call.a, call.b),)
     return (vector_math.integer_power(call.f, call.type, call.a, call.b, signed=call.dtype.kind == "int"),)
+
+
+def _gcd(call: Call) -> Parts:
+    return (vector_math.greatest_divisor(call.f, call.type, call.a, call.b, signed=call.dtype.kind == "int"),)
 
 
 def _rsqrt(call: Call) -> Parts:
@@ -504,6 +508,7 @@ _TABLE: Final[dict[str, Emission]] = {
     "min": _min_max("min"),
     "max": _min_max("max"),
     "pow": _pow,
+    "gcd": _gcd,
     "exp": _math(vector_math.exp),
     "exp2": _math(vector_math.exp2),
     "expm1": _math(vector_math.expm1),

@@ -71,6 +71,9 @@ def from_memory(f: Function, dtype: DType, value: str, lanes: int, target: Targe
     memory, register = memory_type(dtype, lanes), register_type(dtype, lanes)
     if dtype.is_bool:
         return f.compare("ne", memory, value, "0" if lanes == 1 else "zeroinitializer")
+    if dtype.bits == 4:  # a byte each, whose upper half says nothing
+        high = f.binary("shl", memory, value, constant(memory, 4))
+        return f.binary("ashr" if dtype.kind == "int" else "lshr", memory, high, constant(memory, 4))
     if dtype.name == "f16" and target.has_f16c:
         half = vector("half", lanes)
         return f.convert("fpext", half, f.convert("bitcast", memory, value, half), register)
@@ -84,6 +87,8 @@ def to_memory(f: Function, dtype: DType, value: str, lanes: int, target: Target)
     memory, register = memory_type(dtype, lanes), register_type(dtype, lanes)
     if dtype.is_bool:
         return f.convert("zext", register, value, memory)
+    if dtype.bits == 4:
+        return f.binary("and", memory, value, constant(memory, 15))
     if dtype.name == "f16" and target.has_f16c:
         half = vector("half", lanes)
         return f.convert("bitcast", half, f.convert("fptrunc", register, value, half), memory)

@@ -436,6 +436,31 @@ def integer_power(f: Function, type_: str, x: str, y: str, *, signed: bool) -> s
     return f.select(type_, f.op(f"and {flag} {negative}, {negative}"), inverse, result)
 
 
+def greatest_divisor(f: Function, type_: str, x: str, y: str, *, signed: bool) -> str:
+    """Euclid's algorithm, as many turns as the slowest lane needs."""
+    if signed:  # the magnitudes, read as unsigned
+        x, y = (f.call(type_, f"llvm.abs.{suffix(type_)}", (type_, v), ("i1", "false")) for v in (x, y))
+    head, turn, done = f.fresh("head"), f.fresh("turn"), f.fresh("done")
+    before, a, b = f.block, "%" + f.fresh("a"), "%" + f.fresh("b")
+    next_a, next_b = "%" + f.fresh("a"), "%" + f.fresh("b")
+    f.branch(head)
+    f.label(head)
+    f.statement(f"{a} = phi {type_} [ {x}, %{before} ], [ {next_a}, %{turn} ]")
+    f.statement(f"{b} = phi {type_} [ {y}, %{before} ], [ {next_b}, %{turn} ]")
+    ended = f.compare("eq", type_, b, constant(type_, 0))
+    flag = with_element(type_, "i1")
+    lanes = lanes_of(type_)
+    all_ended = ended if lanes == 1 else f.call("i1", f"llvm.vector.reduce.and.v{lanes}i1", (flag, ended))
+    f.branch_if(all_ended, done, turn)
+    f.label(turn)
+    rest = f.binary("urem", type_, a, f.select(type_, ended, constant(type_, 1), b))
+    f.statement(f"{next_a} = select {flag} {ended}, {type_} {a}, {type_} {b}")
+    f.statement(f"{next_b} = select {flag} {ended}, {type_} {b}, {type_} {rest}")
+    f.branch(head)
+    f.label(done)
+    return a
+
+
 # angles
 
 
@@ -582,6 +607,20 @@ def python_mod(m: Math, x: str, y: str) -> str:
     signs = m.f.binary("xor", m.flag, m.test("olt", r, m.c(0.0)), m.test("olt", y, m.c(0.0)))
     fixed = m.select(m.f.binary("and", m.flag, differs, signs), m.add(r, y), r)
     return m.select(m.test("oeq", fixed, m.c(0.0)), m.copysign(m.c(0.0), y), fixed)
+
+
+def floor_divide(m: Math, x: str, y: str) -> str:
+    """The whole number below x / y as exactly known, not below its rounded quotient: 1 // 0.1 is 9."""
+    left = fmod(m, x, y)
+    quotient = m.div(m.sub(x, left), y)
+    signs = m.f.binary("xor", m.flag, m.test("olt", left, m.c(0.0)), m.test("olt", y, m.c(0.0)))
+    lower = m.f.binary("and", m.flag, m.test("one", left, m.c(0.0)), signs)
+    quotient = m.select(lower, m.sub(quotient, m.c(1.0)), quotient)
+    whole = m.f.intrinsic("floor", m.type, quotient)
+    whole = m.select(m.test("ogt", m.sub(quotient, whole), m.c(0.5)), m.add(whole, m.c(1.0)), whole)
+    plain = m.div(x, y)
+    whole = m.select(m.test("oeq", quotient, m.c(0.0)), m.copysign(m.c(0.0), plain), whole)
+    return m.select(m.test("oeq", y, m.c(0.0)), plain, whole)
 
 
 def hypot(m: Math, x: str, y: str) -> str:

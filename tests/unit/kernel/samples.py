@@ -177,3 +177,27 @@ def concatenate(left: Dim, right: Dim, width: Dim) -> Sample:
         axes = k.axes(view.shape)
         k.store(out, axes, (axes[0] + k.index(offset), axes[1]), view[axes])
     return Sample(k.build(), lambda x, y: np.concatenate([x, y]))
+
+
+def cumulative(rows: Dim, columns: Dim, axis: int, *, reverse: bool = False, exclusive: bool = False) -> Sample:
+    k = KernelBuilder("cumulative")
+    x = k.input("x", f32[rows, columns])
+    extent = (rows, columns)[axis]
+
+    def value(index: tuple[Expr, ...]) -> Expr:
+        def at(j: Expr) -> Expr:
+            j = k.index(extent) - 1 - j if reverse else j
+            return x[j, index[1]] if axis == 0 else x[index[0], j]
+
+        position = k.index(extent) - 1 - index[axis] if reverse else index[axis]
+        return k.scan("sum", extent, at, position, exclusive=exclusive)
+
+    k.output("y", f32[rows, columns], value)
+
+    def reference(x: Array) -> Array:
+        x = x.astype(np.float64)
+        x = np.flip(x, axis) if reverse else x
+        total = np.cumsum(x, axis) - (x if exclusive else 0)
+        return np.flip(total, axis) if reverse else total
+
+    return Sample(k.build(), reference)

@@ -41,6 +41,10 @@ CASES: dict[str, Callable[[Any, Any], samples.Sample]] = {
     "merge_heads": lambda r, c: samples.merge_heads(2, 3, r, c),
     "pad": lambda r, c: samples.pad(r, c, 2, 5),
     "matmul": lambda r, c: samples.matmul(r, 9, c),
+    "cumsum_rows": lambda r, c: samples.cumulative(r, c, 1),
+    "cumsum_columns": lambda r, c: samples.cumulative(r, c, 0),
+    "cumsum_reverse": lambda r, c: samples.cumulative(r, c, 1, reverse=True),
+    "cumsum_exclusive": lambda r, c: samples.cumulative(r, c, 0, reverse=True, exclusive=True),
     "concatenate": lambda r, c: samples.concatenate(r, r, c),
 }
 

@@ -1,0 +1,160 @@
+"""Every scalar function on every dtype it takes: generated code, interpreter and NumPy agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from strata.backends.llvm.compile import compile_kernel
+from strata.core import (
+    ALL_DTYPES, DType, Target, bf16, bool_, c64, c128, f8e4m3, f8e5m2, f16, f32, f64, i4, i8, i16, i32, i64, u4, u8, u16, u32,
+    u64,
+)  # fmt: skip
+from strata.kernel import SCALARS, KernelBuilder, apply, interpret
+
+FLOATS = (f8e4m3, f8e5m2, bf16, f16, f32, f64)
+INTS = (i8, i16, i32, i64, u8, u16, u32, u64)
+COMPLEX = (c64, c128)
+TARGETS = [name for name in ("host", "avx2", "baseline") if Target.named(name).runs_on(Target.host())]
+ARITHMETIC = ("add", "sub", "mul")
+INTEGER = ("floordiv", "truncdiv", "mod", "rem", "min", "max", "neg", "abs", "sign", "pow", "fma")
+BITS = ("and", "or", "xor", "not", "shl", "shr")
+TESTS = ("eq", "ne", "lt", "le", "gt", "ge")
+ON_COMPLEX = ("add", "sub", "mul", "div", "neg", "conj", "abs", "real", "imag", "eq", "ne", "exp", "log", "sqrt", "isnan")
+SPECIAL = ("cast", "bitcast", "select", "complex")
+
+
+def dtypes_of(name: str) -> tuple[DType, ...]:
+    if name in BITS:
+        return (*INTS, bool_) if not name.startswith("sh") else INTS
+    if name in ("eq", "ne"):
+        return (*FLOATS, *INTS, bool_, *COMPLEX)
+    if name in TESTS:
+        return (*FLOATS, *INTS)
+    base = (*FLOATS, *INTS) if name in (*ARITHMETIC, *INTEGER, "floor", "ceil", "trunc", "round") else FLOATS
+    return (*base, *COMPLEX) if name in ON_COMPLEX else base
+
+
+CASES = [(name, dtype) for name in SCALARS if name not in SPECIAL for dtype in dtypes_of(name)
+         if not (name in ("real", "imag", "conj") and not dtype.is_complex)]  # fmt: skip
+NARROW = {"asin": 1, "acos": 1, "atanh": 1}
+
+
+def inputs(name: str, dtype: DType, count: int, length: int = 1003) -> list[Any]:
+    rng = np.random.default_rng(len(name))
+    made = []
+    for n in range(count):
+        if dtype.is_bool:
+            array = rng.integers(0, 2, length).astype(np.bool_)
+        elif dtype.is_int:
+            low, high = (-9 if dtype.kind == "int" else 0), 10
+            array = rng.integers(low, high, length).astype(dtype.np)
+            info = np.iinfo(dtype.np)
+            array[:4] = [info.min, info.max, 0, 1]
+            if name.startswith("sh") and n:
+                array = rng.integers(0, dtype.bits, length).astype(dtype.np)
+            elif n:
+                array = np.roll(array, 7)
+        elif dtype.is_complex:
+            array = (rng.normal(size=length) + 1j * rng.normal(size=length)).astype(dtype.np)
+        else:
+            array = rng.normal(size=length) * NARROW.get(name, 3)
+            array[:8] = [0.0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 0.5]
+            array = np.roll(array, 3 * n).astype(dtype.np)
+        made.append(array)
+    return made
+
+
+def run(name: str, dtype: DType, target: str) -> tuple[Any, Any]:
+    function = SCALARS[name]
+    k = KernelBuilder("k")
+    arrays = inputs(name, dtype, function.arity)
+    views = [k.input(f"x{n}", dtype[len(a),]) for n, a in enumerate(arrays)]
+    result = apply(name, *(v[k.axes((len(arrays[0]),))[0]] for v in views)).dtype
+    k.output("y", result[len(arrays[0]),], lambda ix: apply(name, *(v[ix[0]] for v in views)))
+    kernel = k.build()
+    return compile_kernel(kernel, Target.named(target))(*arrays)[0], interpret(kernel, arrays)[0]
+
+
+def compare(got: Any, wanted: Any, dtype: DType) -> None:
+    if got.dtype.kind in "biu":
+        np.testing.assert_array_equal(got, wanted)
+        return
+    wide = np.complex128 if got.dtype.kind == "c" else np.float64
+    spacing = {2: 2.0**-7, 1: 2.0**-2}.get(got.dtype.itemsize, 0)
+    if got.dtype == np.float16:
+        spacing = 2.0**-10
+    tolerance = spacing or (1e-13 if got.dtype in (np.float64, np.complex128) else 1e-6)
+    np.testing.assert_allclose(got.astype(wide), np.asarray(wanted).astype(wide), rtol=tolerance, atol=tolerance * 1e-2)
+
+
+# one type of each kind is enough away from the host
+ALL_CASES = [(t, n, d) for t in TARGETS for n, d in CASES if t == "host" or d in (f16, f32, f64, i32, u8, bool_, c64)]
+
+
+@pytest.mark.parametrize(("target", "name", "dtype"), ALL_CASES, ids=[f"{n}-{d}-{t}" for t, n, d in ALL_CASES])
+def test_function(name: str, dtype: DType, target: str) -> None:
+    got, wanted = run(name, dtype, target)
+    compare(got, wanted, dtype)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("source", ALL_DTYPES)
+def test_cast_to_every_type(source: DType, target: str) -> None:
+    rng = np.random.default_rng(1)
+    values = np.concatenate([rng.normal(size=500) * 50, [0, -0.0, 1, -1, 0.5, 2.5, 3.5, -2.5, 1e10, -1e10, 300, 70000, 480]])
+    if source.is_inexact:
+        values = np.concatenate([values, [np.nan, np.inf, -np.inf, 1e-6, 6e-8, 3e-8, 1e-40, 65519.9, 65520.1]])
+    with np.errstate(all="ignore"):
+        if source.is_bool:
+            array = values > 0
+        elif source.is_int and source.bits < 64:
+            array = np.clip(values, *((-8, 7) if source is i4 else (0, 15) if source is u4 else _limits(source)))
+            array = array.astype(np.int64).astype(source.np)
+        else:
+            array = np.maximum(values, 0).astype(source.np) if source is u64 else values.astype(source.np)
+    for dtype in ALL_DTYPES:
+        k = KernelBuilder("k")
+        x = k.input("x", source[len(array),])
+        k.output("y", dtype[len(array),], lambda ix, x=x, dtype=dtype: x[ix[0]].cast(dtype))
+        kernel = k.build()
+        (got,) = compile_kernel(kernel, Target.named(target))(array)
+        (wanted,) = interpret(kernel, [array])
+        wide = np.complex128 if dtype.is_complex else np.float64 if dtype.is_float else np.int64 if dtype.bits == 4 else dtype.np
+        np.testing.assert_array_equal(got.astype(wide), wanted.astype(wide), err_msg=f"{source} to {dtype}")
+
+
+def _limits(dtype: DType) -> tuple[int, int]:
+    info = np.iinfo(dtype.np)
+    return int(info.min), int(info.max)
+
+
+def test_bitcast_and_select_and_complex() -> None:
+    n = 37
+    k = KernelBuilder("k")
+    x, y = k.input("x", f32[n,]), k.input("y", f32[n,])
+    k.output("bits", i32[n,], lambda ix: k.bitcast(x[ix[0]], i32))
+    k.output("picked", f32[n,], lambda ix: k.select(x[ix[0]] > y[ix[0]], x[ix[0]], y[ix[0]]))
+    k.output("pair", c64[n,], lambda ix: k.complex(x[ix[0]], y[ix[0]]))
+    kernel = k.build()
+    a, b = np.random.default_rng(0).normal(size=(2, n)).astype(np.float32)
+    bits, picked, pair = compile_kernel(kernel)(a, b)
+    np.testing.assert_array_equal(bits, a.view(np.int32))
+    np.testing.assert_array_equal(picked, np.maximum(a, b))
+    np.testing.assert_array_equal(pair, a + 1j * b)
+
+
+def test_small_floats_round_as_ml_dtypes() -> None:
+    values = np.random.default_rng(0).normal(size=4000).astype(np.float32) * np.exp2(np.arange(4000) % 40 - 25).astype(np.float32)
+    for dtype in (f16, bf16, f8e4m3, f8e5m2):
+        k = KernelBuilder("k")
+        x = k.input("x", f32[4000,])
+        k.output("y", dtype[4000,], lambda ix, x=x, dtype=dtype: x[ix[0]].cast(dtype))
+        for target in TARGETS:
+            (got,) = compile_kernel(k.build(), Target.named(target))(values)
+            assert got.dtype == dtype.np
+            np.testing.assert_array_equal(got.view(f"u{dtype.itemsize}"), values.astype(dtype.np).view(f"u{dtype.itemsize}"))
+    assert ml_dtypes.__name__
