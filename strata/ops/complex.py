@@ -177,9 +177,11 @@ class Atan2(Elementwise):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        return [Sample(f32[3, 4], f32[3, 4]), Sample(f32[3, 1], f32[2]), Sample(f64[()], f64[()]),
-                Sample(f32[0], f32[0]),
-                Sample(np.float32([0, 0, 1, -1, 0]), np.float32([0, -1, 0, 0, 2]), grad=False)]  # fmt: skip
+        axes = np.array([[0, 0, 1, -1, 0], [0, -1, 0, 0, 2]], np.float32)
+        return [
+            Sample(f32[3, 4], f32[3, 4]), Sample(f32[3, 1], f32[2]), Sample(f64[()], f64[()]), Sample(f32[0], f32[0]),
+            Sample(axes[0], axes[1], grad=False),
+        ]  # fmt: skip
 
 
 def make_complex(x: Operand, y: Operand) -> Value:

@@ -153,7 +153,7 @@ def _best_pair(terms: list[Term], wanted: Sequence[str], sizes: dict[str, Dim]) 
     """The pair that takes the fewest multiplications; among equals, the one that shrinks most."""
 
     def extent(names: set[str]) -> float:
-        return math.prod(GUESS if isinstance(sizes[n], SymExpr) else float(sizes[n]) for n in names)  # type: ignore[arg-type]
+        return math.prod(GUESS if isinstance(sizes[n], SymExpr) else float(sizes[n]) for n in names)
 
     best, where = (math.inf, math.inf), (0, 1)
     for i, a in enumerate(terms):

@@ -96,7 +96,7 @@ class Cholesky(MatrixOp):
         z = rng.standard_normal((3, 3)) + 1j * rng.standard_normal((3, 3))
         return [
             Sample(real[0]), Sample(real), Sample((z @ z.conj().T + np.eye(3)).astype(np.complex64)), Sample(f64[0, 0]),
-            Sample(np.float32([[4.0]])), Sample(f32[0, 2, 2]),
+            Sample(np.array([[4.0]], np.float32)), Sample(f32[0, 2, 2]),
         ]  # fmt: skip
 
 
@@ -168,12 +168,9 @@ class Svd(MatrixOp):
 
     def numpy(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
         if x.shape[-1] == 0 or x.shape[-2] == 0:
-            return tuple(
-                np.zeros(t.static_shape, t.dtype.np)
-                if i == 1
-                else np.broadcast_to(np.eye(*t.static_shape[-2:]), t.static_shape)
-                for i, t in enumerate(self.infer(TensorType(f64, x.shape)))
-            )
+            u, singular, vh = (t.static_shape for t in self.infer(TensorType(f64, x.shape)))
+            eyes = (np.broadcast_to(np.eye(sizes[-2], sizes[-1]), sizes) for sizes in (u, vh))
+            return next(eyes), np.zeros(singular), next(eyes)
         try:
             return tuple(np.linalg.svd(x, full_matrices=self.full_matrices))
         except np.linalg.LinAlgError:

@@ -436,16 +436,23 @@ def _fit(x: Value, wanted: Dim, extra: int) -> Value:
 
 @function()
 def stft(
-    x: Operand, frame: int, hop: int, *, window: Operand | None = None, center: bool = False, packed: bool = True
+    x: Operand,
+    frame: int,
+    hop: int,
+    *,
+    window: Operand | None = None,
+    center: bool = False,
+    pad_mode: str = "constant",
+    packed: bool = True,
 ) -> Value:
     """Short-time Fourier transform of real signals [.., T].
 
     Packed: [frames, .., 2·(frame//2 + 1)] with real parts first, no window and no centring unless asked for. Otherwise
-    complex [.., frame//2 + 1, frames], as torch gives it. `center` pads by frame//2 zeros on both sides.
+    complex [.., frame//2 + 1, frames], as torch gives it. `center` pads frame//2 elements on both sides, as `pad` does.
     """
     value = _as_real(x, "stft")
     if center:
-        value = pad_constant(value, [(0, 0)] * (value.ndim - 1) + [(frame // 2, frame // 2)])
+        value = METHODS["pad"](value, [(0, 0)] * (value.ndim - 1) + [(frame // 2, frame // 2)], mode=pad_mode)
     pieces = frames(value, frame, hop)
     if window is not None:
         weights = cast(as_value(window), value.dtype)

@@ -55,7 +55,7 @@ class Det(MatrixOp):
     def samples(cls) -> list[Sample]:
         return [
             Sample(f32[3, 3]), Sample(f32[2, 1, 2, 2]), Sample(c64[3, 3]), Sample(f32[0, 0]), Sample(f32[1, 1]),
-            Sample(np.float32([[1, 2, 3], [2, 4, 6], [1, 0, 1]])), Sample(f32[0, 2, 2]),
+            Sample(np.array([[1, 2, 3], [2, 4, 6], [1, 0, 1]], np.float32)), Sample(f32[0, 2, 2]),
         ]  # fmt: skip
 
 
@@ -87,7 +87,7 @@ class Adjugate(MatrixOp):
     @classmethod
     def samples(cls) -> list[Sample]:
         return [Sample(f32[3, 3]), Sample(f32[2, 2, 2]), Sample(c64[3, 3]), Sample(f32[1, 1]), Sample(f32[0, 0]),
-                Sample(np.float32([[1, 2], [2, 4]]), grad=False)]  # fmt: skip
+                Sample(np.array([[1, 2], [2, 4]], np.float32), grad=False)]  # fmt: skip
 
 
 @op("slogdet")
@@ -150,7 +150,7 @@ class Pinv(MatrixOp):
         return [
             Sample(f32[3, 3], rcond=1e-6), Sample(f32[4, 2], rcond=1e-6), Sample(f32[2, 2, 4], rcond=1e-6),
             Sample(c64[3, 2], rcond=1e-6), Sample(f32[3, 0], rcond=1e-6), Sample(f32[1, 1], rcond=1e-6),
-            Sample(np.float32([[1, 2], [2, 4]]), rcond=1e-3, grad=False),
+            Sample(np.array([[1, 2], [2, 4]], np.float32), rcond=1e-3, grad=False),
         ]  # fmt: skip
 
 

@@ -223,7 +223,7 @@ class TriangularSolve(LinearSolve):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        dominant = np.float32([[2, 0.3, 0.1], [0.5, -1.5, 0.2], [0.25, 0.7, 3]])
+        dominant = np.array([[2, 0.3, 0.1], [0.5, -1.5, 0.2], [0.25, 0.7, 3]], np.float32)
         z = (dominant + 0.5j * dominant.T).astype(np.complex64)
         return [
             Sample(dominant, f32[3, 2]), Sample(dominant, f32[3, 2], upper=True),

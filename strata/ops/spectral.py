@@ -83,7 +83,8 @@ class FftButterflyStage(Op):
     @classmethod
     def samples(cls) -> list[Sample]:
         def case(stage: int, n: int, batch: int = 2, kind: type = np.int32, grad: bool = True) -> Sample:
-            gate, rev = (np.arange(n // 2) % 3).astype(kind), (np.arange(n // 2) % 2).astype(kind)
+            gate: np.ndarray = (np.arange(n // 2) % 3).astype(kind)
+            rev: np.ndarray = (np.arange(n // 2) % 2).astype(kind)
             return Sample(f32[batch, n, 2], gate, rev, f32[n // 2], f32[n // 2], grad=grad, stage=stage, n_fft=n)
 
         return [
@@ -147,8 +148,8 @@ class LogMel(Op):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        wide = np.float32([[1e3, 2, 1e-4, 1e-5, 3, 0.5, 0.1, 1e-4, 2e-5, 1], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
-        bands = np.float32([[1, 0.5, 0], [0, 0, 1], [0, 0.25, 0.5]])
+        wide = np.array([[1e3, 2, 1e-4, 1e-5, 3, 0.5, 0.1, 1e-4, 2e-5, 1], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]], np.float32)
+        bands = np.array([[1, 0.5, 0], [0, 0, 1], [0, 0.25, 0.5]], np.float32)
         return [
             Sample(f32[3, 8], draw(f32[4, 3], 0.1, 1.0)),
             Sample(f32[2, 2, 10], draw(f32[2, 3], 0.1, 1.0)), Sample(f32[6], draw(f32[5, 2], 0.1, 1.0)),

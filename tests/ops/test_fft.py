@@ -161,11 +161,12 @@ def test_frames_and_stft(frame: int, hop: int) -> None:
     close(ops.stft(x, frame, hop), np.concatenate([bins.real, bins.imag], -1).transpose(1, 0, 2))
     window = torch.hann_window(frame, dtype=torch.float64)
     close(ops.hann_window(frame, dtype="f64"), window)
-    for center in (False, True):
+    for center, mode in ((False, "constant"), (True, "constant"), (True, "reflect")):
         expected = torch.stft(
-            torch.tensor(x), frame, hop, window=window, center=center, pad_mode="constant", return_complex=True
+            torch.tensor(x), frame, hop, window=window, center=center, pad_mode=mode, return_complex=True
         )
-        close(ops.stft(x, frame, hop, window=window.numpy(), center=center, packed=False), expected)
+        got = ops.stft(x, frame, hop, window=window.numpy(), center=center, pad_mode=mode, packed=False)
+        close(got, expected)
 
 
 def test_convolution() -> None:
