@@ -55,6 +55,7 @@ from strata.ops.elementwise import accepts
 from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loop
 from strata.ops.fft import fftfreq, hann_window, rfftfreq
 from strata.ops.movement import full, iota, ones, zeros
+from strata.ops.pruning import prune
 from strata.ops.remat import Checkpoint, checkpoint
 from strata.ops.scanning import Scan
 from strata.ops.tracing import make_graph, numbered, outer_values, trace_body

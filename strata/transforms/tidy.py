@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from strata.mir import Node, Value, make_node, origin_of, substitute_values, toposort
-from strata.ops import Scan
+from strata.ops import Cond, Scan, prune
 
 
 def tidy(roots: Sequence[Value]) -> tuple[Value, ...]:
-    """What gradients need so that a forward scan runs once."""
-    if not any(isinstance(node.op, Scan) for node in toposort(roots)):
+    """What gradients need so that a forward scan runs once, and computes no more than what is used."""
+    if not any(isinstance(node.op, (Scan, Cond)) for node in toposort(roots)):
         return tuple(roots)
-    return merge_scans(expand_checkpoints(roots))
+    return merge_scans(prune(expand_checkpoints(roots)))
 
 
 def expand_checkpoints(roots: Sequence[Value]) -> tuple[Value, ...]:

@@ -6,7 +6,7 @@ import pytest
 from strata.core import f64, i64, sym
 from strata.errors import DTypeError, OptionError, ShapeError, StrataError, TraceError, UnknownNameError
 from strata.mir import Graph, evaluate, parse
-from strata.ops import Scan, scan
+from strata.ops import Scan, cond, scan
 from strata.transforms import checkpoint, grad, grad_with_loss, hvp, jacfwd, jacrev, jvp, value_and_grad, vjp, vmap
 
 RNG = np.random.default_rng(3)
@@ -174,6 +174,20 @@ def test_a_forward_scan_runs_once(checkpoints):
                                     ["init", "xs", "w"]), data | {"d_output": 1.0})  # fmt: skip
     for a, b in zip(grads, plain[1:], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def test_a_gradient_computes_no_more_than_what_was_asked_for():
+    g = Graph("rnn")
+    init, xs, w = g.input("init", f64[3]), g.input("xs", f64[8, 3]), g.param("w", f64[3, 3])
+    last, ys = scan(lambda c, x: ((c @ w + x).tanh(), c * 2.0), init, xs)
+    g.outputs(cond(last.sum() > 0.0, last.sum, ys.sum))
+    for name, outputs in (("init", 1), ("w", 2), ("xs", 2)):
+        (sweep,) = [n for n in grad(g, [name]).nodes() if isinstance(n.op, Scan) and n.op.reverse]
+        assert len(sweep.types) == outputs, f"the carry's cotangent, and that of {name}"
+    data = feeds(g)
+    whole = evaluate(grad(g, ["init", "w", "xs"]), data | {"d_output": 1.0})
+    for i, name in enumerate(("init", "w", "xs")):
+        np.testing.assert_array_equal(evaluate(grad(g, [name]), data | {"d_output": 1.0})[0], whole[i])
 
 
 def attention_block(tokens=5, width=6):
