@@ -57,7 +57,7 @@ class NativeOp:
 Maker = Callable[[Node, Target], NativeOp | None]
 _MAKERS: dict[str, Maker] = {}
 _WHOLE: set[str] = set()
-_FAMILIES: tuple[str, ...] = ()  # modules of this folder that register overrides, imported when one is first asked for
+_FAMILIES: tuple[str, ...] = ("native", "native_recurrence")  # modules of this folder that register overrides, imported when one is first asked for
 
 
 def override(*names: str, whole: bool = False) -> Callable[[Maker], Maker]:

@@ -1,0 +1,249 @@
+"""Running values along an axis that depend on the one before: linear recurrences, running extrema, log-sum-exp.
+
+Rows that lie side by side fill the lanes of a vector: contiguous where the axis is not the last one, gathered where it is.
+A block of rows is one point. The last block starts early enough to be full; rows that two blocks compute get equal values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from strata.backends.llvm import vector_math
+from strata.backends.llvm.builder import Function, Module, Value, constant, vector, with_element
+from strata.backends.llvm.emit_scalar import Call as ScalarCall
+from strata.backends.llvm.emit_scalar import emit_scalar
+from strata.backends.llvm.native import around, arguments, kernel, load_element, number_slots, store_element
+from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, override
+from strata.backends.llvm.registers import (
+    Parts,
+    component_bytes,
+    from_memory,
+    gather,
+    memory_type,
+    register_bytes,
+    register_type,
+    scatter,
+    to_memory,
+)
+from strata.core import DType, Target, i64
+from strata.mir import Node
+
+GATHERED_ROWS = 16  # rows at a time when they do not lie side by side
+
+# (function, target, lanes, index of the step, state, inputs) -> (state, outputs)
+Step = Callable[[Function, Target, int, Value, list[str], list[Parts]], tuple[list[str], list[Parts]]]
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """Input and output types, the state's register types and start values by lanes, and one step."""
+
+    name: str
+    inputs: tuple[DType, ...]
+    outputs: tuple[DType, ...]
+    state: Callable[[int], list[tuple[str, str]]]
+    step: Step
+    reverse: bool = False
+
+    def emit(self, module: Module, target: Target) -> None:
+        lanes = target.lanes(max(register_bytes(d) for d in self.inputs))
+        self._emit_rows(module, "rows_wide", 4 * lanes, target, together=True)
+        self._emit_rows(module, "rows", lanes, target, together=True)
+        self._emit_rows(module, "rows_gathered", GATHERED_ROWS, target, together=False)
+        self._emit_rows(module, "rows_single", 1, target, together=True)
+
+    def _emit_rows(self, module: Module, name: str, lanes: int, target: Target, *, together: bool) -> None:
+        """Points are blocks of `lanes` rows. Arguments: arrays, length, distance of elements, rows, blocks for each outer row."""
+        f = kernel(module, name)
+        arrays = len(self.inputs) + len(self.outputs)
+        *pointers, length, inner, rows, blocks = arguments(f, "p" * arrays + "iiii")
+
+        def block(point: str, _: list[str]) -> None:
+            if together:
+                outer = f.binary("udiv", "i64", point, blocks)
+                first = f.mul(f.binary("urem", "i64", point, blocks), lanes)
+                if lanes > 1:
+                    first = f.smin(first, f.sub(rows, lanes))
+                base = f.add(f.mul(outer, f.mul(length, inner)), first)
+                self._row(f, target, lanes, pointers, length, inner, base, None)
+            else:
+                first = f.smin(f.mul(point, lanes), f.sub(rows, lanes))
+                steps = "<" + ", ".join(f"i64 {i}" for i in range(lanes)) + ">"
+                wide = vector("i64", lanes)
+                row = f.binary("add", wide, f.splat(wide, first), steps)
+                outer = f.binary("udiv", wide, row, f.splat(wide, inner))
+                column = f.binary("urem", wide, row, f.splat(wide, inner))
+                span = f.splat(wide, f.mul(length, inner))
+                offsets = f.binary("add", wide, f.binary("mul", wide, outer, span), column)
+                self._row(f, target, lanes, pointers, length, inner, 0, offsets)
+
+        f.loop("%begin", "%end", 1, (), block)
+        f.ret()
+
+    def _row(
+        self, f: Function, target: Target, lanes: int, pointers: list[str], length: Value, inner: Value, base: Value,
+        offsets: str | None,
+    ) -> None:  # fmt: skip
+        sources, results = pointers[: len(self.inputs)], pointers[len(self.inputs) :]
+        bases = [_pointers(f, p, d, offsets, lanes) for p, d in zip(pointers, (*self.inputs, *self.outputs), strict=True)]
+
+        def turn(index: str, state: list[str]) -> list[str]:
+            at = f.sub(f.sub(length, 1), index) if self.reverse else index
+            element = f.add(base, f.mul(at, inner))
+            read = []
+            for i, (pointer, dtype) in enumerate(zip(sources, self.inputs, strict=True)):
+                if offsets is None:
+                    read.append(load_element(f, dtype, pointer, element, lanes, target))
+                else:
+                    read.append(_gathered(f, dtype, bases[i], element, lanes, target))
+            after, out = self.step(f, target, lanes, index, state, read)
+            for i, (pointer, dtype, parts) in enumerate(zip(results, self.outputs, out, strict=True)):
+                if offsets is None:
+                    store_element(f, dtype, parts, pointer, element, lanes, target)
+                else:
+                    _scattered(f, dtype, parts, bases[len(sources) + i], element, lanes, target)
+            return after
+
+        f.loop(0, length, 1, self.state(lanes), turn)
+
+    def native(self, target: Target, shape: tuple, axis: int) -> NativeOp:
+        lanes = target.lanes(max(register_bytes(d) for d in self.inputs))
+
+        def plan(sizes: Sizes) -> Planned:
+            outer, length, inner = around(shape, axis, sizes)
+            if outer * length * inner == 0:
+                return Planned(())
+            arrays = [("input", i) for i in range(len(self.inputs))] + [("output", i) for i in range(len(self.outputs))]
+            for name, width in (("rows_wide", 4 * lanes), ("rows", lanes)):
+                if inner >= width:
+                    blocks = -(-inner // width)
+                    slots = [*arrays, *number_slots(length, inner, inner, blocks)]
+                    return Planned([Call(name, slots, outer * blocks)])
+            rows = outer * inner
+            if rows >= GATHERED_ROWS:
+                slots = [*arrays, *number_slots(length, inner, rows, 1)]
+                return Planned([Call("rows_gathered", slots, -(-rows // GATHERED_ROWS))])
+            return Planned([Call("rows_single", [*arrays, *number_slots(length, inner, inner, inner)], rows)])
+
+        names = ("rows_wide", "rows", "rows_gathered", "rows_single")
+        key = f"recurrence {self.name} {self.inputs} {self.reverse}"
+        return NativeOp(key, lambda module: self.emit(module, target), names, plan)
+
+
+def _pointers(f: Function, base: str, dtype: DType, offsets: str | None, lanes: int) -> str:
+    """Addresses of the first elements of rows that do not lie side by side."""
+    if offsets is None:
+        return base
+    wide = vector("i64", lanes)
+    bytes_ = f.binary("mul", wide, offsets, constant(wide, dtype.itemsize))
+    return f.op(f"getelementptr i8, ptr {base}, {wide} {bytes_}")
+
+
+def _lane_addresses(f: Function, dtype: DType, bases: str, element: Value, lanes: int, component: int) -> str:
+    wide = vector("i64", lanes)
+    step = f.add(f.mul(element, dtype.itemsize), component * component_bytes(dtype))
+    return f.op(f"getelementptr i8, <{lanes} x ptr> {bases}, {wide} {f.splat(wide, step)}")
+
+
+def _gathered(f: Function, dtype: DType, bases: str, element: Value, lanes: int, target: Target) -> Parts:
+    memory, mask = memory_type(dtype, lanes), constant(vector("i1", lanes), 1)
+    parts = []
+    for component in range(2 if dtype.is_complex else 1):
+        addresses = _lane_addresses(f, dtype, bases, element, lanes, component)
+        loaded = gather(f, memory, addresses, component_bytes(dtype), mask)
+        parts.append(from_memory(f, dtype, loaded, lanes, target))
+    return tuple(parts)
+
+
+def _scattered(f: Function, dtype: DType, parts: Parts, bases: str, element: Value, lanes: int, target: Target) -> None:
+    memory, mask = memory_type(dtype, lanes), constant(vector("i1", lanes), 1)
+    for component, part in enumerate(parts):
+        addresses = _lane_addresses(f, dtype, bases, element, lanes, component)
+        scatter(f, memory, to_memory(f, dtype, part, lanes, target), addresses, component_bytes(dtype), mask)
+
+
+# the ops
+
+
+@override("linear_recurrence")
+def _linear_recurrence(node: Node, target: Target) -> NativeOp:
+    (kind,) = node.types
+    dtype, op = kind.dtype, node.op
+    parts = 2 if dtype.is_complex else 1
+
+    def step(
+        f: Function, target: Target, lanes: int, index: Value, state: list[str], read: list[Parts]
+    ) -> tuple[list[str], list[Parts]]:
+        factor, term = read
+        type_ = register_type(dtype, lanes)
+        if parts == 1 and target.has_fma:
+            after: Parts = (f.fma(type_, factor[0], state[0], term[0]),)
+        else:
+            product = emit_scalar(ScalarCall(f, target, "mul", (factor, tuple(state)), (dtype, dtype), dtype, lanes))
+            after = emit_scalar(ScalarCall(f, target, "add", (product, term), (dtype, dtype), dtype, lanes))
+        return list(after), [after]
+
+    def state(lanes: int) -> list[tuple[str, str]]:
+        type_ = register_type(dtype, lanes)
+        return [(type_, constant(type_, 0.0))] * parts
+
+    made = Recurrence("linear", (dtype, dtype), (dtype,), state, step, op.reverse)  # type: ignore[attr-defined]
+    return made.native(target, kind.shape, op.axis)  # type: ignore[attr-defined]
+
+
+@override("cummax", "cummin")
+def _running_extremum(node: Node, target: Target) -> NativeOp:
+    dtype, op = node.types[0].dtype, node.op
+    largest = op.name == "cummax"
+    predicate = ("ogt" if largest else "olt") if dtype.is_float else ("s" if dtype.kind == "int" else "u") + ("gt" if largest else "lt")
+
+    def step(
+        f: Function, target: Target, lanes: int, index: Value, state: list[str], read: list[Parts]
+    ) -> tuple[list[str], list[Parts]]:
+        type_ = register_type(dtype, lanes)
+        flag, ids = with_element(type_, "i1"), vector("i64", lanes)
+        best, at = state
+        ((x,),) = read
+        better = f.compare(predicate, type_, x, best)
+        if dtype.is_float:
+            first_nan = f.binary("and", flag, f.compare("uno", type_, x, x), f.compare("ord", type_, best, best))
+            better = f.binary("or", flag, better, first_nan)
+        first = f.splat(flag, f.compare("eq", "i64", index, 0))
+        better = f.binary("or", flag, better, first)
+        best = f.select(type_, better, x, best)
+        at = f.select(ids, better, f.splat(ids, index), at)
+        return [best, at], [(best,), (at,)]
+
+    def state(lanes: int) -> list[tuple[str, str]]:
+        type_, ids = register_type(dtype, lanes), vector("i64", lanes)
+        return [(type_, constant(type_, 0)), (ids, constant(ids, 0))]
+
+    made = Recurrence(op.name, (dtype,), (dtype, i64), state, step)
+    return made.native(target, node.types[0].shape, op.axis)  # type: ignore[attr-defined]
+
+
+@override("logcumsumexp")
+def _log_cumsum_exp(node: Node, target: Target) -> NativeOp:
+    (kind,) = node.types
+    dtype = kind.dtype
+
+    def step(
+        f: Function, target: Target, lanes: int, index: Value, state: list[str], read: list[Parts]
+    ) -> tuple[list[str], list[Parts]]:
+        type_ = register_type(dtype, lanes)
+        m = vector_math.Math(f, type_, target)
+        (total,), ((x,),) = state, read
+        high = f.select(type_, f.compare("ogt", type_, total, x), total, x)
+        # equal numbers may both be infinite: their difference is 0
+        gap = m.select(m.test("oeq", total, x), m.c(0.0), m.neg(m.abs(m.sub(total, x))))
+        after = m.add(high, vector_math.log1p(m, vector_math.exp(m, gap)))
+        after = m.select(m.test("uno", total, x), m.add(total, x), after)
+        return [after], [(after,)]
+
+    def state(lanes: int) -> list[tuple[str, str]]:
+        type_ = register_type(dtype, lanes)
+        return [(type_, constant(type_, float("-inf")))]
+
+    made = Recurrence("logcumsumexp", (dtype,), (dtype,), state, step)
+    return made.native(target, kind.shape, node.op.axis)  # type: ignore[attr-defined]
