@@ -1,0 +1,51 @@
+"""Files mapped into memory: bytes that are read when they are touched, and typed views that copy nothing."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strata.errors import FileError
+
+PathLike = str | os.PathLike[str]
+
+
+def map_file(path: PathLike, what: str) -> np.ndarray:
+    """The bytes of a file as a read-only array over its mapping."""
+    place = Path(path)
+    try:
+        with place.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0:
+                raise FileError(f"{what}: {place.name} is empty", code="F120")
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise FileError(f"{what}: cannot read {place}: {error.strerror}", code="F121") from None
+    return np.frombuffer(mapping, np.uint8)
+
+
+def typed_view(data: np.ndarray, start: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Elements at a byte offset that the caller has checked. Unaligned ones are copied, as kernels want them aligned."""
+    count = prod(shape) * dtype.itemsize
+    part = data[start : start + count]
+    address = part.__array_interface__["data"][0]
+    if address % dtype.itemsize and count:
+        part = part.copy()
+    return part.view(dtype).reshape(shape)
+
+
+def replace_file(path: PathLike, write: Any) -> None:
+    """Write a file beside its place and move it there whole: a reader never sees half of it."""
+    place = Path(path)
+    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            write(file)
+        partial.replace(place)
+    finally:
+        partial.unlink(missing_ok=True)
