@@ -6,6 +6,7 @@ runaway allocation. Split files are read as one.
 
 from __future__ import annotations
 
+import itertools
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,8 @@ PLAIN: Final[dict[int, tuple[str, DType]]] = {
     28: ("f64", f64), 30: ("bf16", bf16),
 }  # fmt: skip
 # code: name, elements and bytes of a block; those without a decoder here can be carried and written, not decoded
-BLOCKS: Final[dict[int, tuple[str, int, int]]] = {f.code: (f.name, f.elements, f.bytes) for f in gguf_blocks.FORMATS.values()} | {
+BLOCKS: Final[dict[int, tuple[str, int, int]]] = {
+    **{f.code: (f.name, f.elements, f.bytes) for f in gguf_blocks.FORMATS.values()},
     9: ("q8_1", 32, 40), 16: ("iq2_xxs", 256, 66), 17: ("iq2_xs", 256, 74), 18: ("iq3_xxs", 256, 98),
     19: ("iq1_s", 256, 50), 20: ("iq4_nl", 32, 18), 21: ("iq3_s", 256, 110), 22: ("iq2_s", 256, 82),
     23: ("iq4_xs", 256, 136), 29: ("iq1_m", 256, 56), 34: ("tq1_0", 256, 54), 35: ("tq2_0", 256, 66),
@@ -51,6 +53,7 @@ NUMPY: Final = {
 }
 STRING, ARRAY = 8, 9
 MAX_RANK = 8
+MAX_ELEMENTS = 1 << 48
 MAX_NAME = 1 << 16
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 20
@@ -228,7 +231,7 @@ def _joined(parts: list[GgufFile]) -> GgufFile:
     for part in parts:
         twice = tensors.keys() & part.keys()
         if twice:
-            raise FileError(f"gguf: tensor {sorted(twice)[0]!r} is in two of the files", code="F132")
+            raise FileError(f"gguf: tensor {min(twice)!r} is in two of the files", code="F132")
         tensors |= part.tensors
     return GgufFile(tensors, parts[0].metadata, parts[0].version)
 
@@ -269,6 +272,8 @@ def _tensor_info(r: _Reader) -> Info:
     if rank > MAX_RANK:
         raise r.fail(f"tensor {name!r} has {rank} axes")
     dims = tuple(r.count() for _ in range(rank))
+    if prod(d for d in dims if d) > MAX_ELEMENTS:
+        raise r.fail(f"tensor {name!r} has the sizes {list(dims)}")
     code, offset = r.number("<I"), r.number("<Q")
     if code not in PLAIN and code not in BLOCKS:
         raise r.fail(f"tensor {name!r} has the unknown type {code}")
@@ -289,11 +294,7 @@ def _place(r: _Reader, data: np.ndarray, infos: list[Info], alignment: int) -> d
             raise r.fail(
                 f"tensor {name!r} : {BLOCKS[code][0]}{list(shape)} has rows that are no whole blocks of {elements}"
             )
-        count = 1
-        for d in (*shape[:-1], row // elements * width):
-            count *= d
-            if count > len(data) and 0 not in shape:
-                break
+        count = prod(shape[:-1]) * (row // elements * width)
         if offset % alignment or offset > len(data) - start or count > len(data) - start - offset:
             raise r.fail(f"tensor {name!r}, {count} bytes at {offset}, does not lie inside the file")
         spans.append((offset, offset + count, name))
@@ -305,7 +306,7 @@ def _place(r: _Reader, data: np.ndarray, infos: list[Info], alignment: int) -> d
             rows = raw.reshape(*shape[:-1], row // elements * width)
             tensors[name] = GgufTensor(name, BLOCKS[code][0], shape, rows)
     spans.sort()
-    for (_, end, first), (begin, _, second) in zip(spans, spans[1:], strict=False):
+    for (_, end, first), (begin, _, second) in itertools.pairwise(spans):
         if begin < end:
             raise r.fail(f"tensors {first!r} and {second!r} overlap")
     return tensors

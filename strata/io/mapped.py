@@ -30,7 +30,7 @@ def map_file(path: PathLike, what: str) -> np.ndarray:
 
 
 def typed_view(data: np.ndarray, start: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Elements at a byte offset that the caller has checked. Unaligned ones are copied, as kernels want them aligned."""
+    """Elements at a byte offset that the caller has checked; unaligned ones are copied."""
     count = prod(shape) * dtype.itemsize
     part = data[start : start + count]
     address = part.__array_interface__["data"][0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,7 +24,8 @@ DTYPES = {
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_HEADER = 100 << 20  # bytes; the format's own limit
-MAX_RANK = 64
+MAX_RANK = 32
+MAX_ELEMENTS = 1 << 48
 
 
 class TensorFile(Mapping[str, np.ndarray]):
@@ -98,12 +100,9 @@ def _entry(name: str, key: str, entry: Any, length: int) -> tuple[np.dtype[Any],
     if not _is_sizes(span) or len(span) != 2 or not span[0] <= span[1] <= length:
         raise _bad(name, f"tensor {key!r} lies at {span}, outside the {length} bytes of data")
     kind = DTYPES[dtype].np
-    count = kind.itemsize
-    for d in shape:
-        count *= d
-        if count > length and 0 not in shape:
-            break
-    if count != span[1] - span[0]:
+    if prod(d for d in shape if d) > MAX_ELEMENTS:
+        raise _bad(name, f"tensor {key!r} has the sizes {shape}")
+    if prod(shape) * kind.itemsize != span[1] - span[0]:
         raise _bad(name, f"tensor {key!r} : {dtype}{shape} does not fill its {span[1] - span[0]} bytes")
     return kind, tuple(shape), span[0], span[1]
 
