@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from strata.core import Target
+from strata.core import Target, TensorType
 from strata.lir import Lir
 from strata.mir import Node, Op
 
@@ -34,8 +34,11 @@ class Backend(Protocol):
     @property
     def target(self) -> Target: ...
 
-    def takes(self, op: Op) -> bool:
-        """Whether the op runs natively as it is; others are decomposed first, or run on the host."""
+    def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
+        """Whether the op runs natively as it is, on these types; others are decomposed first, or run on the host."""
+
+    def reads_views(self, node: Node) -> bool:
+        """Whether a node that is a step of its own reads evenly spaced elements where they lie."""
 
     def runs_whole(self, node: Node) -> bool:
         """Whether a node that could be part of a kernel is better a step of its own."""

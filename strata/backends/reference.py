@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from strata.core import Target
+from strata.core import Target, TensorType
 from strata.lir import Lir
 from strata.mir import Node, Op, evaluate
 
@@ -20,8 +20,11 @@ class ReferenceBackend:
     def target(self) -> Target:
         return Target.named("baseline")
 
-    def takes(self, op: Op) -> bool:
+    def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
         return True
+
+    def reads_views(self, node: Node) -> bool:
+        return False
 
     def runs_whole(self, node: Node) -> bool:
         return False

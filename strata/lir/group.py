@@ -56,6 +56,7 @@ class Group:
     reads: list[Value] = field(default_factory=list)
     kernel: Kernel | None = None  # None: a host step
     updates: Value | None = None  # the value that the only root starts as
+    sources: list[Value] = field(default_factory=list)  # of a step of one op: what each input is read from
 
     @property
     def label(self) -> str:
@@ -130,18 +131,26 @@ def is_buffer_leaf(node: Node) -> bool:
     return isinstance(node.op, (Input, Param, Constant)) and not is_inline_constant(node)
 
 
-def group_graph(graph: Graph, whole: Callable[[Node], bool] | None = None) -> Grouping:
+def group_graph(
+    graph: Graph,
+    whole: Callable[[Node], bool] | None = None,
+    views: Callable[[Node], bool] | None = None,
+) -> Grouping:
     """Split a graph into kernels and steps of one op, in an order in which they can run.
 
-    `whole` says of a node that has a lowering whether it is better a step of its own.
+    `whole` says of a node that has a lowering whether it is better a step of its own; `views`, of a step of its own,
+    whether it reads evenly spaced elements where they lie.
     """
-    return _Grouper(graph, whole).run()
+    return _Grouper(graph, whole, views).run()
 
 
 class _Grouper:
-    def __init__(self, graph: Graph, whole: Callable[[Node], bool] | None = None) -> None:
+    def __init__(
+        self, graph: Graph, whole: Callable[[Node], bool] | None, views: Callable[[Node], bool] | None
+    ) -> None:
         self.graph = graph
         self.order = graph.nodes()
+        self.reads_views = {id(n) for n in self.order if views is not None and views(n)}
         self.whole = {id(n) for n in self.order if whole is not None and has_kernel(n.op) and whole(n)}
         self.users: dict[Value, list[Node]] = defaultdict(list)
         for node in self.order:
@@ -223,7 +232,7 @@ class _Grouper:
         if not users:
             return None if len(node.types) > 1 else "nothing reads it"
         if not what.lowers:
-            return "it is computed by a host step"
+            return "it is a step of its own"
         if value in self.fixed and not what.moves and any(v not in self.fixed for u in users for v in u.outputs):
             return "it depends on parameters only: computed once, when they are set"
         if len(node.types) > 1:
@@ -232,17 +241,20 @@ class _Grouper:
             return "it is changed in place"
         for user in users:
             reading = self._traits(user)
-            if not reading.lowers:
-                return f"{user.op.name} is a host step"
+            if not reading.lowers and id(user) not in self.reads_views:
+                return f"{user.op.name} is a step of its own"
             if reading.updates and user.inputs[0] == value:
                 return f"{user.op.name} changes it in place"
-            matrix = user if reading.contracts else self.matrix_reader.get(user.outputs[0]) if reading.moves else None
+            in_place = reading.contracts or id(user) in self.reads_views
+            matrix = user if in_place else self.matrix_reader.get(user.outputs[0]) if reading.moves else None
             if matrix is not None:
                 if not what.moves:
                     return f"{matrix.op.name} reads it as a matrix"
                 if view_strides(value) is None:
                     return f"{matrix.op.name} cannot read it in place: its elements are not evenly spaced"
                 self.matrix_reader[value] = matrix
+                if not reading.lowers:
+                    continue
             same = user.types[0].shape == value.shape if user.op.elementwise else reading.moves and user.types[0].size == value.type.size
             if what.contracts and not same:
                 return f"{user.op.name} cannot be an epilogue of {node.op.name}"
@@ -293,7 +305,8 @@ class _Grouper:
         group = Group(list(roots))
         if not self._traits(node).lowers:
             group.nodes = [node]
-            group.reads = list(dict.fromkeys(node.inputs))
+            group.sources = [self._base(x) if id(node) in self.reads_views else x for x in node.inputs]
+            group.reads = list(dict.fromkeys(group.sources))
             group.roots = list(node.outputs)
             self.stored.update(node.outputs)
             return group, {}
@@ -307,6 +320,12 @@ class _Grouper:
         if not wrong:
             group.kernel = builder.k.build()
         return group, wrong
+
+    def _base(self, x: Value) -> Value:
+        """The stored value or leaf that a view starts from."""
+        while x not in self.stored and not isinstance(x.node.op, (Input, Param, Constant)):
+            x = x.node.inputs[0]
+        return x
 
     # several roots in one kernel
 
@@ -381,14 +400,23 @@ class _Grouper:
         return order
 
 
-def view_strides(value: Value) -> tuple[Dim, ...] | None:
-    """Strides, in elements, of a chain of movements over the value that it starts from; None where there are none."""
+@dataclass(frozen=True, slots=True)
+class Spacing:
+    """Elements of a buffer at a start and a stride for each axis, all in elements."""
+
+    start: Dim
+    strides: tuple[Dim, ...]
+
+
+def view_strides(value: Value, base: Value | None = None) -> Spacing | None:
+    """Where a chain of movements reads the value it starts from (or `base`, on the way); None where that is not even."""
     chain: list[Node] = []
-    while value.node.op.name in ("transpose", "reshape", "broadcast_to", "slice"):
+    while value != base and value.node.op.name in ("transpose", "reshape", "broadcast_to", "slice"):
         chain.append(value.node)
         value = value.node.inputs[0]
-    if not isinstance(value.node.op, (Input, Param, Constant)) and traits(value.node).moves:
+    if value != base and not isinstance(value.node.op, (Input, Param, Constant)) and traits(value.node).moves:
         return None
+    start: Dim = 0
     shape, strides = value.shape, contiguous_strides(value.shape)
     for node in reversed(chain):
         op, out = node.op, node.types[0].shape
@@ -396,6 +424,8 @@ def view_strides(value: Value) -> tuple[Dim, ...] | None:
             case "transpose":
                 strides = tuple(strides[p] for p in op.perm)  # type: ignore[attr-defined]
             case "slice":
+                for first, stride in zip(op.start, strides, strict=True):  # type: ignore[attr-defined]
+                    start = start + stride * first
                 strides = tuple(s * step for s, step in zip(strides, op.step, strict=True))  # type: ignore[attr-defined]
             case "broadcast_to":
                 lead = len(out) - len(shape)
@@ -406,7 +436,7 @@ def view_strides(value: Value) -> tuple[Dim, ...] | None:
                     return None
                 strides = found
         shape = out
-    return strides
+    return Spacing(start, strides)
 
 
 def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

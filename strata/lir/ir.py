@@ -15,7 +15,7 @@ import numpy as np
 
 from strata.core import Dim, Symbol, Target, TensorType
 from strata.kernel import Kernel
-from strata.lir.group import Cut
+from strata.lir.group import Cut, Spacing
 from strata.mir import Graph, Node
 
 ALIGNMENT = 64
@@ -46,6 +46,7 @@ class Step:
     nodes: tuple[Node, ...] = field(repr=False, default=())
     phase: str = "steady"
     updates: str | None = None  # the buffer that the output starts as: copied first, unless they share memory
+    views: tuple[Spacing, ...] | None = None  # of a step of one op that reads its inputs where they lie
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from strata.core import Target
 from strata.kernel import Kernel
-from strata.lir.group import Group, group_graph, is_inline_constant
+from strata.lir.group import Group, group_graph, is_inline_constant, view_strides
 from strata.lir.ir import Buffer, Io, Lir, Step
 from strata.lir.memory import check_limit
 from strata.mir import Constant, Graph, Node, Value, leaf_name
@@ -21,22 +21,30 @@ def plan(
     *,
     memory_limit: int | None = None,
     whole: Callable[[Node], bool] | None = None,
+    views: Callable[[Node], bool] | None = None,
 ) -> Lir:
-    """Group a graph into kernels and plan its memory. `whole` picks nodes that are steps of their own."""
-    lir = _Planner(graph, target or Target.host(), whole).run()
+    """Group a graph into kernels and plan its memory. `whole` and `views` are those of `group_graph`."""
+    lir = _Planner(graph, target or Target.host(), whole, views).run()
     check_limit(lir, memory_limit)
     return lir
 
 
 class _Planner:
-    def __init__(self, graph: Graph, target: Target, whole: Callable[[Node], bool] | None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        target: Target,
+        whole: Callable[[Node], bool] | None,
+        views: Callable[[Node], bool] | None,
+    ) -> None:
+        self.views = views
         self.graph, self.target, self.whole = graph, target, whole
         self.buffers: dict[Value, Buffer] = {}
         self.constants: list[np.ndarray] = []
         self.kernel_names: dict[Kernel, str] = {}
 
     def run(self) -> Lir:
-        grouping = group_graph(self.graph, self.whole)
+        grouping = group_graph(self.graph, self.whole, self.views)
         for x in self.graph.inputs:
             self.buffers[x] = Buffer(leaf_name(x), x.type, "input", leaf_name(x))
         for x in self.graph.params:
@@ -96,8 +104,12 @@ class _Planner:
         nodes = tuple(group.nodes)
         phase = "prologue" if all(self.buffers[x].role == "weight" for x in group.roots) else "steady"
         if group.kernel is None:
-            reads = tuple(self._read_name(x) for x in nodes[0].inputs)
-            return Step(nodes[0].op.name, reads, writes, nodes[0].op.name, None, nodes, phase)
+            (node,) = nodes
+            reads = tuple(self._read_name(x) for x in group.sources)
+            spaced = [view_strides(x, base) for x, base in zip(node.inputs, group.sources, strict=True)]
+            views = tuple(v for v in spaced if v is not None)
+            assert len(views) == len(spaced)
+            return Step(node.op.name, reads, writes, node.op.name, None, nodes, phase, None, views)
         kernel = self._named(group.kernel)
         updates = self._read_name(group.updates) if group.updates is not None else None
         return Step(kernel.name, reads, writes, group.label, kernel, nodes, phase, updates)

@@ -30,6 +30,6 @@ def _buffer(b: Buffer) -> str:
 
 
 def _step(s: Step) -> str:
-    kind = "run" if s.kernel is not None else "host"
+    kind = "run" if s.kernel is not None else "call"
     updates = f" from {s.updates}" if s.updates is not None else ""
     return f"{kind} {s.name}({', '.join(s.inputs)}) -> {', '.join(s.outputs)}{updates}  # {s.label}"

@@ -21,13 +21,13 @@ class Decompose(Pass):
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         for _ in range(ROUNDS):
-            if not any(n.op.is_composition and not ctx.takes(n.op) for n in toposort(graph.results)):
+            if not any(n.op.is_composition and not ctx.takes(n.op, [x.type for x in n.inputs]) for n in toposort(graph.results)):
                 break
             graph = rewrite(graph, lambda value, inputs: self._expand(value, inputs, ctx), self.name)
         return graph
 
     def _expand(self, value: Value, inputs: tuple[Value, ...], ctx: PassContext) -> Sequence[Value] | None:
         op = value.node.op
-        if not op.is_composition or ctx.takes(op):
+        if not op.is_composition or ctx.takes(op, [x.type for x in inputs]):
             return None
         return as_tuple(op.decompose(*inputs))

@@ -57,7 +57,10 @@ class CompilePipeline:
         return made, tuple(records)
 
     def plan(self, graph: Graph) -> Lir:
-        return plan(graph, self.backend.target, memory_limit=self.options.memory_limit, whole=self.backend.runs_whole)
+        backend = self.backend
+        return plan(
+            graph, backend.target, memory_limit=self.options.memory_limit, whole=backend.runs_whole, views=backend.reads_views
+        )
 
     def compile(self, program: Any) -> CompileResult:
         """All stages but machine code."""

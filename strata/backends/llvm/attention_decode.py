@@ -14,6 +14,7 @@ from strata.backends.llvm.gemm_pack import transpose
 KEYS_AT_ONCE = 4
 HEADS_AT_ONCE = 4
 VECTORS_AT_ONCE = 4  # of a row of values
+ROWS_AHEAD = 16  # of keys and values, fetched before they are needed
 
 
 def can_decode(spec: AttentionSpec) -> bool:
@@ -77,7 +78,11 @@ class _Decode(Attend):
         rows = [f.address(self.element, keys, f.mul(f.add(j, i), self.number["k_row"])) for i in range(width)]
         queries = [f.address(self.element, q, f.mul(head, self.number["q_head"])) for head in heads]
 
+        ahead = f.mul(self.number["k_row"], ROWS_AHEAD)
+
         def step(d: str, sums: list[str]) -> list[Value]:
+            for row in rows:
+                f.prefetch(f.address(self.element, row, f.add(ahead, d)))
             k = [f.load(self.type, f.address(self.element, row, d), self.size) for row in rows]
             result: list[Value] = []
             for n, query in enumerate(queries):
@@ -117,7 +122,7 @@ class _Decode(Attend):
             column = 0
             while column < spec.value_dim:
                 vectors = min(VECTORS_AT_ONCE if height <= 4 else 2, (spec.value_dim - column) // spec.lanes)
-                kernel = Micro(self.mixing, Tile(height, vectors), "rows", strided_b=True).emit(f.module)
+                kernel = Micro(self.mixing, Tile(height, vectors), "rows", ROWS_AHEAD, strided_b=True).emit(f.module)
                 a = f.address(self.element, self.scores, row * spec.key_block)
                 b = f.address(self.element, values, column)
                 c = f.address(self.element, self.sums, row * spec.value_columns + column)

@@ -26,12 +26,12 @@ from strata.backends.llvm.registers import (
     scatter,
     to_memory,
 )
-from strata.core import Dim, DType, SymExpr, Symbol, Target, dim_prod
+from strata.core import Dim, DType, SymExpr, Symbol, Target, bounds, dim_prod
 from strata.core.dims import Call as SizeCall
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Buffer, Const, Expr, Kernel, Load, Reduce, Scalar, Scan, Size, Store
 from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep
-from strata.kernel.schedule import Schedule, number_loops, parallel_chain
+from strata.kernel.schedule import Schedule, number_loops, parallel_chain, row_values, turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +65,24 @@ def emit_kernel(module: Module, kernel: Kernel, nest: Block, schedule: Schedule,
 class _Emitter:
     def __init__(self, module: Module, kernel: Kernel, nest: Block, schedule: Schedule, target: Target) -> None:
         parameters = (("ptr noalias readonly", "arguments"), ("i64", "begin"), ("i64", "end"))
-        self.f: Function = module.function(kernel.name, parameters)
-        self.kernel, self.nest, self.schedule, self.target = kernel, nest, schedule, target
+        self.nest, self.schedule = nest, schedule
         self.numbers = number_loops(nest)
+        self.start(module.function(kernel.name, parameters), kernel, target)
+
+    def start(self, f: Function, kernel: Kernel, target: Target) -> None:
+        """The state of an emitter that has emitted nothing yet."""
+        self.f, self.kernel, self.target = f, kernel, target
         self.context = Context()
         self.values: dict[Expr, Parts] = {}  # registers of the current context
         self.first: dict[Expr, Value] = {}  # i64 values at the first lane, for addresses
         self.wide: dict[tuple[Expr, int], Parts] = {}
         self.pointers: dict[str, str] = {}
         self.sizes: dict[str, Value] = {}
+        self.rows: dict[Expr, tuple[Axis, str]] = {}  # row buffers of staged values
+        self.fillers: dict[int, set[Expr]] = {}  # id of a loop -> the staged values that it computes
+        self.filling: frozenset[Expr] = frozenset()  # the staged values that the current loop computes
+        self.tiles: dict[Expr, list[Parts]] = {}  # turned loads, by step of the tiled loop
+        self.turn = 0
         self.running: dict[Scan, tuple[Accumulator, Parts]] = {}
         self.dummy = ""
 
@@ -162,7 +171,7 @@ class _Emitter:
                 self.value(step.node)
 
     def block(self, block: Block) -> None:
-        for step in block.steps:
+        for at, step in enumerate(block.steps):
             match step:
                 case Compute(node):
                     self.value(node)
@@ -171,7 +180,9 @@ class _Emitter:
                 case MapLoop():
                     self._map(step, 0, self.size(step.axis.extent))
                 case ReduceLoop():
+                    self._stage(step, block.steps[at + 1 :])
                     self._reduce(step)
+                    self.filling = frozenset()
 
     @contextmanager
     def _scope(self, *axes: Axis) -> Iterator[None]:
@@ -191,11 +202,68 @@ class _Emitter:
         if loop.scans:
             self._scan(loop, low, high)
             return
+        if self.schedule.tile(self.numbers[id(loop)]) > 1:
+            self._tile(loop, low, high)
+            return
         if lanes == 1 or self.context.axis is not None:
             self._serial(loop.axis, low, high, (), lambda _: (self.block(loop.body), ())[1])
             return
         for segment in self._segments(loop, low, high, lanes):
             self._vector(loop.axis, segment, (), lambda _: (self.block(loop.body), ())[1])
+
+    def _tile(self, loop: MapLoop, low: Value, high: Value) -> None:
+        """Squares of both loops, each turned in registers; what is left goes the plain way."""
+        f, by = self.f, self.schedule.tile(self.numbers[id(loop)])
+        inner = next(s for s in loop.body.steps if isinstance(s, MapLoop))
+        loads = [s.node for s in inner.body.steps if isinstance(s, Compute) and isinstance(s.node, Load)]
+        turned = [n for n in loads if isinstance(n, Load) and turns(n, loop.axis, inner.axis)]
+        middle = f.add(low, f.round_down(f.sub(high, low), by))
+        whole, *rest = self._segments(inner, 0, self.size(inner.axis.extent), by)
+
+        def square(first: str) -> None:
+            with self._scope(loop.axis):
+                self.first[loop.axis] = first
+                self.tiles = {n: self._turned(n, inner.axis, by) for n in turned}
+            each(first)
+            self.tiles = {}
+
+        def each(first: str) -> None:
+            for self.turn in range(by):
+                with self._scope(loop.axis):
+                    self.first[loop.axis] = f.add(first, self.turn)
+                    self._steps_before(loop.body)
+                    self.block(inner.body)
+
+        def column(first: str, _: list[str]) -> None:
+            self._vector(inner.axis, whole, (), lambda _: (square(first), ())[1])
+            for segment in rest:
+                self._vector(inner.axis, segment, (), lambda _: (each(first), ())[1])
+
+        f.loop(low, middle, by, (), column)
+        self._serial(loop.axis, middle, high, (), lambda _: (self.block(loop.body), ())[1])
+
+    def _turned(self, node: Load, axis: Axis, by: int) -> list[Parts]:
+        """A square of a strided load: rows loaded whole, then interleaved into columns."""
+        f = self.f
+        stride = self.size(linear(node.index[0]).terms[axis])
+        start = self.at_first(node.index[0])
+        rows = [
+            self._read(node.dtype, self._pointer(node.buffer, f.add(start, f.mul(stride, lane))), by, None)
+            for lane in range(by)
+        ]
+        type_ = register_type(node.dtype, by)
+        low = [lane // 2 + (lane % 2) * by for lane in range(by)]
+        high = [by // 2 + pick for pick in low]
+        count = by
+        while count > 1:
+            half = by // 2
+            rows = [
+                tuple(f.shuffle(type_, a, b, picks) for a, b in zip(rows[n], rows[n + half], strict=True))
+                for n in range(half)
+                for picks in (low, high)
+            ]
+            count //= 2
+        return rows
 
     def _scan(self, loop: MapLoop, low: Value, high: Value) -> None:
         """A loop in order, with running reductions carried along."""
@@ -296,6 +364,21 @@ class _Emitter:
         widest = max((register_bytes(n.dtype) for n in nodes), default=4)
         return self.target.lanes(widest)
 
+    def _stage(self, loop: ReduceLoop, later: Sequence[object]) -> None:
+        """Row buffers for what a reduction computes and later loops need again."""
+        if not self.schedule.stages(self.numbers[id(loop)]) or self.context.axis is not None:
+            return
+        nodes = [n for step in later if isinstance(step, (MapLoop, ReduceLoop)) for n in row_values(loop, step)]
+        length = bounds(loop.axis.extent)[1]
+        assert length is not None, "only bounded rows are staged"
+        for node in nodes:
+            if node not in self.rows:
+                # a masked last step stores a whole register
+                size = length + self.target.vector_bytes
+                self.rows[node] = loop.axis, self.f.alloca(register_type(node.dtype), size)
+                self.fillers.setdefault(id(loop), set()).add(node)
+        self.filling = frozenset(self.fillers.get(id(loop), ()))
+
     def _reduce(self, loop: ReduceLoop) -> None:
         accumulators = [Accumulator(self.f, r.kind, r.body.dtype, self.target) for r in loop.reduces]
         lanes = self.schedule.lanes(self.numbers[id(loop)])
@@ -392,6 +475,20 @@ class _Emitter:
 
     def _make(self, node: Expr) -> Parts:
         lanes = self.context.lanes_of(node)
+        if node in self.tiles:
+            return self.tiles[node][self.turn]
+        if node in self.rows and node not in self.filling:
+            axis, pointer = self.rows[node]
+            address = self.f.address(register_type(node.dtype), pointer, self.first[axis])
+            return (self.f.load(register_type(node.dtype, lanes), address, register_bytes(node.dtype)),)
+        made = self._compute(node, lanes)
+        if node in self.filling:
+            axis, pointer = self.rows[node]
+            address = self.f.address(register_type(node.dtype), pointer, self.first[axis])
+            self.f.store(register_type(node.dtype, lanes), made[0], address, register_bytes(node.dtype))
+        return made
+
+    def _compute(self, node: Expr, lanes: int) -> Parts:
         match node:
             case Const():
                 return self._constant(node, 1)

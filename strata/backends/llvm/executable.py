@@ -19,7 +19,7 @@ from strata.backends.llvm.builder import Module
 from strata.backends.llvm.compile import Lowered, lower
 from strata.backends.llvm.emit import emit_kernel
 from strata.backends.llvm.matrix import MatrixPlan, emit_matrix, find_contraction, plan_matrix
-from strata.backends.llvm.overrides import NativeOp, native_op, runs_whole
+from strata.backends.llvm.overrides import NativeOp, native_op, reads_views, runs_whole, takes_composition
 from strata.backends.llvm.pool import default_pool
 from strata.backends.llvm.program import Argument, BoundProgram, Program, region_table
 from strata.backends.llvm.program import Step as ProgramStep
@@ -27,7 +27,7 @@ from strata.backends.llvm.status import WORDS, failure
 from strata.backends.llvm.threads import available_threads
 from strata.cache import default_store, digest
 from strata.config import config
-from strata.core import Dim, SymExpr, Target, substitute
+from strata.core import Dim, SymExpr, Target, TensorType, substitute
 from strata.kernel import Kernel, show_kernel
 from strata.lir import Lir, Step
 from strata.mir import Node, Op, run_op
@@ -167,8 +167,11 @@ class CpuBackend:
     def target(self) -> Target:
         return self._target or Target.host()
 
-    def takes(self, op: Op) -> bool:
-        return type(op).lower is not Op.lower and op.has_rule("lower")
+    def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
+        return takes_composition(op, types, self.target) or (type(op).lower is not Op.lower and op.has_rule("lower"))
+
+    def reads_views(self, node: Node) -> bool:
+        return reads_views(node)
 
     def runs_whole(self, node: Node) -> bool:
         return runs_whole(node, self.target)
@@ -185,7 +188,7 @@ class CpuExecutable:
         self.kernels = {name: native_kernel(k, target) for name, k in lir.kernels.items()}
         self.native: dict[int, tuple[NativeOp, jit.Code]] = {}  # hand-written ops, by step
         for at, step in enumerate(lir.schedule):
-            made = native_op(step.nodes[0], target) if step.kernel is None else None
+            made = native_op(step.nodes[0], target, step.views) if step.kernel is None else None
             if made is not None:
                 self.native[at] = (made, native_code_of(made, target))
         self._outside = [b for b in lir.buffers if b.role != "scratch"]
@@ -285,6 +288,10 @@ class CpuExecutable:
             match kind:
                 case "input":
                     return place(step.inputs[value])
+                case "input_at":
+                    which, start = value
+                    base = place(step.inputs[which])
+                    return Argument(base.region, base.offset + start)
                 case "output":
                     return place(step.outputs[value])
                 case "workspace":

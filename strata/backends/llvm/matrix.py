@@ -272,11 +272,7 @@ class _Epilogue(_Emitter):
 
     def __init__(self, site: Site, plan: MatrixPlan) -> None:
         self.site, self.plan = site, plan
-        self.f = site.f
-        self.kernel, self.target = plan.matrix.kernel, plan.spec.target
-        self.values, self.first, self.wide = {}, {}, {}
-        self.rows = {}
-        self.dummy = ""
+        self.start(site.f, plan.matrix.kernel, plan.spec.target)
         names = plan.spec.epilogue_pointers
         self.pointers = {name.removeprefix("p_"): site.pointer(name) for name in names}
         symbols = plan.matrix.kernel.symbols()

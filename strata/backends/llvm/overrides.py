@@ -15,8 +15,9 @@ from functools import cache
 from typing import Any
 
 from strata.backends.llvm.builder import Module
-from strata.core import Target
-from strata.mir import Node
+from strata.core import Target, TensorType
+from strata.lir import Spacing
+from strata.mir import Node, Op
 
 # an argument of a call: ("input", i), ("output", i), ("workspace", bytes from its start), ("number", size),
 # ("table", array kept alive by the executable), ("pointer", native address), ("pool", 0) and ("threads", 0) to run other
@@ -57,17 +58,35 @@ class NativeOp:
 Maker = Callable[[Node, Target], NativeOp | None]
 _MAKERS: dict[str, Maker] = {}
 _WHOLE: set[str] = set()
-_FAMILIES: tuple[str, ...] = ("native", "native_recurrence")  # modules of this folder that register overrides, imported when one is first asked for
+_VIEWS: set[str] = set()
+_COMPOSITIONS: dict[str, Callable[..., bool]] = {}
+# modules of this folder that register overrides, imported when one is first asked for
+_FAMILIES: tuple[str, ...] = (
+    "native",
+    "native_attention",
+    "native_recurrence",
+    "native_sort",
+)
 
 
-def override(*names: str, whole: bool = False) -> Callable[[Maker], Maker]:
-    """Register the maker of one op, or of several. With `whole`, it is preferred to the loops that the op lowers to."""
+def override(
+    *names: str, whole: bool = False, views: bool = False, instead_of_parts: Callable[..., bool] | None = None
+) -> Callable[[Any], Any]:
+    """Register the maker of one op, or of several.
 
-    def wrap(maker: Maker) -> Maker:
+    With `whole`, it is preferred to the loops that the op lowers to. With `views`, inputs are read where they lie, and the
+    maker is given their spacing. `instead_of_parts` says of a composition on given types that it is not to be decomposed.
+    """
+
+    def wrap(maker: Any) -> Any:
         for name in names:
             _MAKERS[name] = maker
             if whole:
                 _WHOLE.add(name)
+            if views:
+                _VIEWS.add(name)
+            if instead_of_parts is not None:
+                _COMPOSITIONS[name] = instead_of_parts
         return maker
 
     return wrap
@@ -79,11 +98,26 @@ def _load_families() -> None:
         importlib.import_module(f"strata.backends.llvm.{family}")
 
 
-def native_op(node: Node, target: Target) -> NativeOp | None:
+def native_op(node: Node, target: Target, views: Sequence[Spacing] | None = None) -> NativeOp | None:
     """The hand-written form of a node, if there is one."""
     _load_families()
-    maker = _MAKERS.get(node.op.name)
-    return maker(node, target) if maker is not None else None
+    maker: Any = _MAKERS.get(node.op.name)
+    if maker is None:
+        return None
+    return maker(node, target, views) if node.op.name in _VIEWS else maker(node, target)
+
+
+def takes_composition(op: Op, types: Sequence[TensorType], target: Target) -> bool:
+    """Whether a composition runs as one hand-written step."""
+    _load_families()
+    accepts = _COMPOSITIONS.get(op.name)
+    return accepts is not None and len(types) > 0 and accepts(op, types, target)
+
+
+def reads_views(node: Node) -> bool:
+    """Whether a node's hand-written step reads its inputs where they lie."""
+    _load_families()
+    return node.op.name in _VIEWS
 
 
 def runs_whole(node: Node, target: Target) -> bool:
