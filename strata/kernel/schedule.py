@@ -4,6 +4,8 @@ Loops are numbered in the order in which a nest prints them. A schedule is a tup
 
     parallel 2 grain 4096    the two outermost loops are handed out to threads, 4096 points at a time
     vectorise 1 by 32        loop 1 runs 32 points at once, whatever number of registers that takes
+    tile 0 by 16             loop 0 goes 16 points at a time around the vector loop inside it, and turns loads that are
+                             contiguous along loop 0 by shuffles: transposes
     stage 3                  loop 3 keeps values that later loops over its axis need again in a row buffer
     nontemporal out          stores to `out` bypass the caches
 """
@@ -25,7 +27,8 @@ Loop = MapLoop | ReduceLoop
 _GUESS = 1024  # the extent of an axis of which nothing is known
 _CHUNK_COST = 1 << 15  # element operations in one chunk: some microseconds, large against handing it out
 _LANE_COST = 2.0  # one lane of an access that is not contiguous, in contiguous vector accesses
-_ROW_BYTES = 128 << 10  # the longest row kept on a thread's stack
+_ROW_BYTES = 256 << 10  # the longest row kept on a thread's stack
+_DEAR = 10  # a function that costs more than storing and loading its value
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,15 @@ class Vectorise:
 
 
 @dataclass(frozen=True, slots=True)
+class Tile:
+    loop: int
+    by: int
+
+    def __str__(self) -> str:
+        return f"tile {self.loop} by {self.by}"
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     loop: int
 
@@ -64,7 +76,7 @@ class NonTemporal:
         return f"nontemporal {self.buffer}"
 
 
-Action = Parallel | Vectorise | Stage | NonTemporal
+Action = Parallel | Vectorise | Tile | Stage | NonTemporal
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,10 @@ class Schedule:
         """1 for a loop that is not vectorised."""
         return next((a.lanes for a in self.actions if isinstance(a, Vectorise) and a.loop == loop), 1)
 
+    def tile(self, loop: int) -> int:
+        """1 for a loop that is not tiled."""
+        return next((a.by for a in self.actions if isinstance(a, Tile) and a.loop == loop), 1)
+
     def stages(self, loop: int) -> bool:
         return any(isinstance(a, Stage) and a.loop == loop for a in self.actions)
 
@@ -92,6 +108,7 @@ class Schedule:
 _ACTIONS = (
     (re.compile(r"parallel (\d+) grain (\d+)\Z"), lambda m: Parallel(int(m[1]), int(m[2]))),
     (re.compile(r"vectorise (\d+) by (\d+)\Z"), lambda m: Vectorise(int(m[1]), int(m[2]))),
+    (re.compile(r"tile (\d+) by (\d+)\Z"), lambda m: Tile(int(m[1]), int(m[2]))),
     (re.compile(r"stage (\d+)\Z"), lambda m: Stage(int(m[1]))),
     (re.compile(r"nontemporal (\w+)\Z"), lambda m: NonTemporal(m[1])),
 )
@@ -157,17 +174,44 @@ class _Chooser:
         cost, vectorised = self._best(nest)
         actions: list[Action] = []
         chain = parallel_chain(nest)
+        tiled = self._tiled(chain, vectorised)
+        if tiled:
+            chain = chain[:-1]
         if chain:
             points = dim_prod([loop.axis.extent for loop in chain])
             each = max(cost / max(1, _guess(points)), 1e-3)
-            lanes = max([self._width(loop) for loop in chain if id(loop) in vectorised], default=1)
+            lanes = max([self._width(loop) for loop in chain if id(loop) in vectorised], default=max(1, tiled))
             grain = max(1, int(_CHUNK_COST / each))
             actions.append(Parallel(len(chain), max(lanes, grain - grain % lanes)))
         for loop in walk_loops(nest):
             if id(loop) in vectorised:
-                actions.append(Vectorise(numbers[id(loop)], self._width(loop)))
-        actions += [Stage(numbers[id(loop)]) for loop in walk_loops(nest) if _stages(loop, nest)]
+                actions.append(Vectorise(numbers[id(loop)], tiled or self._width(loop)))
+        if tiled:
+            actions.append(Tile(numbers[id(chain[-1])], tiled))
+        actions += [Stage(numbers[id(loop)]) for loop in self._staged(nest, vectorised)]
         return Schedule(tuple(actions))
+
+    def _tiled(self, chain: list[MapLoop], vectorised: frozenset[int]) -> int:
+        """Lanes of a transpose: the vector loop reads along the loop around it. 0 where there is none."""
+        if len(chain) < 2 or id(chain[-1]) not in vectorised:
+            return 0
+        outer, inner = chain[-2:]
+        nodes = list(_values(inner))
+        turned = [n for n in nodes if isinstance(n, Load) and turns(n, outer.axis, inner.axis)]
+        cost = sum(SCALARS[n.name].cost for n in nodes if isinstance(n, Scalar))
+        lanes = self._register_lanes(inner)
+        small = [a.extent for a in (outer.axis, inner.axis) if isinstance(a.extent, int) and a.extent < lanes]
+        return lanes if turned and not small and cost <= 16 and 4 <= lanes <= 16 else 0
+
+    def _staged(self, block: Block, vectorised: frozenset[int]) -> Iterator[ReduceLoop]:
+        """Vector reductions that compute something dear which a later vector loop over their axis needs again."""
+        for at, step in enumerate(block.steps):
+            if isinstance(step, (MapLoop, ReduceLoop)):
+                yield from self._staged(step.body, vectorised)
+            if isinstance(step, ReduceLoop) and id(step) in vectorised and _row_bytes(step.axis) <= _ROW_BYTES:
+                later = [s for s in block.steps[at + 1 :] if id(s) in vectorised]
+                if any(row_values(step, s) for s in later if isinstance(s, (MapLoop, ReduceLoop))):
+                    yield step
 
     def _best(self, block: Block, vector: Axis | None = None) -> tuple[float, frozenset[int]]:
         """The estimated cost of a block and the loops to vectorise in it."""
@@ -269,5 +313,24 @@ def _guess(extent: Dim) -> int:
     return max(low, _GUESS if high is None else min(high, _GUESS))
 
 
-def _stages(loop: Loop, nest: Block) -> bool:
-    return False
+def _row_bytes(axis: Axis) -> int:
+    high = bounds(axis.extent)[1]
+    return _ROW_BYTES + 1 if high is None else high * 8
+
+
+def row_values(first: ReduceLoop, later: Loop) -> list[Expr]:
+    """Dear values that two loops over one axis both compute, and that are not just part of another such value."""
+    if first.axis is not later.axis:
+        return []
+    again = {s.node: None for s in later.body.steps if isinstance(s, Compute)}
+    both = [s.node for s in first.body.steps if isinstance(s, Compute) and s.node in again]
+    dear = [n for n in both if isinstance(n, Scalar) and SCALARS[n.name].cost >= _DEAR and n.dtype.is_float]
+    inside = {x for n in both for x in n.inputs}
+    return [n for n in dear if n not in inside and first.axis in n.free]
+
+
+def turns(load: Load, outer: Axis, inner: Axis) -> bool:
+    """Whether a load is contiguous along the outer axis and strided along the inner one."""
+    terms = linear(load.index[0]).terms
+    plain = all(atom is outer or not (atom.free & {outer, inner}) for atom in terms if atom is not inner)
+    return plain and load.where is None and terms.get(outer) == 1 and terms.get(inner, 0) not in (0, 1)
