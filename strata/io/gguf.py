@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -199,7 +200,7 @@ class _Reader:
                 start = at + width
                 at = start + unpack(data, at)[0]
                 spans.append((start - first, at - first))
-        except struct.error:
+        except (struct.error, OverflowError):
             at = len(data) + 1
         if at > len(data):
             raise self.fail(f"a string of an array at byte {self.at} does not fit")
