@@ -13,8 +13,6 @@ from strata.backends.llvm.gemm_pack import transpose
 
 KEYS_AT_ONCE = 4
 HEADS_AT_ONCE = 4
-VECTORS_AT_ONCE = 4  # of a row of values
-ROWS_AHEAD = 16  # of keys and values, fetched before they are needed
 
 
 def can_decode(spec: AttentionSpec) -> bool:
@@ -62,27 +60,25 @@ class _Decode(Attend):
 
     def _score_rows(self, q: str, keys: str, count: Value) -> None:
         f = self.f
-        whole = f.round_down(count, KEYS_AT_ONCE)
+        # the keys of one turn come from four distant places: long streams are fetched ahead, four short ones are not
+        apart = f.op(f"udiv i64 {count}, {KEYS_AT_ONCE}")
 
-        def some(j: str, width: int) -> None:
+        def some(chosen: list[Value]) -> None:
             for head in range(0, self.spec.shared_by, HEADS_AT_ONCE):
                 heads = range(head, min(head + HEADS_AT_ONCE, self.spec.shared_by))
-                self._products(q, keys, j, heads, width)
+                self._products(q, keys, chosen, heads)
 
-        f.loop(0, whole, KEYS_AT_ONCE, [], lambda j, _: some(j, KEYS_AT_ONCE))
-        f.loop(whole, count, 1, [], lambda j, _: some(j, 1))
+        f.loop(0, apart, 1, [], lambda j, _: some([f.add(j, f.mul(apart, i)) for i in range(KEYS_AT_ONCE)]))
+        f.loop(f.mul(apart, KEYS_AT_ONCE), count, 1, [], lambda j, _: some([j]))
 
-    def _products(self, q: str, keys: str, j: Value, heads: range, width: int) -> None:
-        """Scores of some heads for `width` keys from j on."""
+    def _products(self, q: str, keys: str, chosen: list[Value], heads: range) -> None:
+        """Scores of some heads for one or four keys."""
         f, spec, m = self.f, self.spec, self.math
-        rows = [f.address(self.element, keys, f.mul(f.add(j, i), self.number["k_row"])) for i in range(width)]
+        width = len(chosen)
+        rows = [f.address(self.element, keys, f.mul(j, self.number["k_row"])) for j in chosen]
         queries = [f.address(self.element, q, f.mul(head, self.number["q_head"])) for head in heads]
 
-        ahead = f.mul(self.number["k_row"], ROWS_AHEAD)
-
         def step(d: str, sums: list[str]) -> list[Value]:
-            for row in rows:
-                f.prefetch(f.address(self.element, row, f.add(ahead, d)))
             k = [f.load(self.type, f.address(self.element, row, d), self.size) for row in rows]
             result: list[Value] = []
             for n, query in enumerate(queries):
@@ -94,15 +90,17 @@ class _Decode(Attend):
         sums = f.loop(0, spec.head_dim, spec.lanes, start, step)
         for n, head in enumerate(heads):
             parts = [self._quarters(s) for s in sums[n * width : (n + 1) * width]]
-            place = f.address(self.element, self.scores, f.add(head * spec.key_block, j))
+            scores = f.address(self.element, self.scores, head * spec.key_block)
             four = vector(self.element, 4)
             if width == 1:
-                total = f.fold_lanes(four, parts[0], lambda type_, a, b: f.binary("fadd", type_, a, b))
-                f.store(self.element, total, place, self.size)
+                total = f.fold_lanes(four, parts[0], lambda type_, x, y: f.binary("fadd", type_, x, y))
+                f.store(self.element, total, f.address(self.element, scores, chosen[0]), self.size)
                 continue
             a, b, c, d = transpose(f, four, parts)
-            low, high = f.binary("fadd", four, a, c), f.binary("fadd", four, b, d)
-            f.store(four, f.binary("fadd", four, low, high), place, self.size)
+            totals = f.binary("fadd", four, f.binary("fadd", four, a, c), f.binary("fadd", four, b, d))
+            for lane, j in enumerate(chosen):
+                place = f.address(self.element, scores, j)
+                f.store(self.element, f.extract(four, totals, lane), place, self.size)
 
     def _quarters(self, value: str) -> str:
         """A vector folded to four lanes."""
@@ -121,8 +119,8 @@ class _Decode(Attend):
             height = next(h for h in tiles.heights if h <= spec.shared_by - row)
             column = 0
             while column < spec.value_dim:
-                vectors = min(VECTORS_AT_ONCE if height <= 4 else 2, (spec.value_dim - column) // spec.lanes)
-                kernel = Micro(self.mixing, Tile(height, vectors), "rows", ROWS_AHEAD, strided_b=True).emit(f.module)
+                vectors = min(self._vectors_at_once(height), (spec.value_dim - column) // spec.lanes)
+                kernel = Micro(self.mixing, Tile(height, vectors), "rows", strided_b=True).emit(f.module)
                 a = f.address(self.element, self.scores, row * spec.key_block)
                 b = f.address(self.element, values, column)
                 c = f.address(self.element, self.sums, row * spec.value_columns + column)
@@ -131,4 +129,7 @@ class _Decode(Attend):
                 column += vectors * spec.lanes
             row += height
 
-
+    def _vectors_at_once(self, height: int) -> int:
+        """As much of a row of values as the registers hold sums for: what is read in one pass is one stream."""
+        room = max(1, (self.spec.target.vector_registers - 8) // height)
+        return min(8, 1 << (room.bit_length() - 1))
