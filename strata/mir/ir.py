@@ -201,10 +201,13 @@ class Op:
 
     # --------------------------------------------------------------------------------------------------------- machinery
 
-    def __call__(self, *inputs: Value) -> Any:
-        """Apply to values: the shape rule runs here, so an error carries the user's line."""
+    def __call__(self, *inputs: Value) -> Value:
+        """Apply to values: the shape rule runs here, so an error carries the user's line.
+
+        An op with several outputs gives a tuple of values; it is typed as one value, which unpacks the same way.
+        """
         node = make_node(self, inputs)
-        return node.outputs if self.multi_output else Value(node, 0)
+        return node.outputs if self.multi_output else Value(node, 0)  # type: ignore[return-value]
 
     def infer_types(self, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
         low, high = arity(type(self))
@@ -392,7 +395,7 @@ def describe_operand(x: Value) -> str:
     return f"{op.name} : {x.type}" + (f"   made at {place.short}" if place else "")
 
 
-METHODS: dict[str, Callable[..., Any]] = {}
+METHODS: dict[str, Callable[..., Value]] = {}
 
 
 class Value:
