@@ -46,8 +46,8 @@ class Softplus(Math):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        extremes = np.float32([-200, -20, 0, 20, 200])
-        return [*super().samples(), Sample(extremes), Sample(np.float32([np.nan, np.inf, -np.inf]), grad=False)]
+        extremes = np.array([-200, -20, 0, 20, 200], np.float32)
+        return [*super().samples(), Sample(extremes), Sample(np.array([np.nan, np.inf, -np.inf], np.float32), grad=False)]
 
 
 # ---------------------------------------------------------------------------------------------------------- derivatives
@@ -116,7 +116,7 @@ class ReluBackward(Op):
             Sample(draw(f32[3, 4], distinct=True), f32[3, 4]),
             Sample(f32[()], f32[()]),
             Sample(f32[0, 2], f32[0, 2]),
-            Sample(np.float32([-1, 0, 1]), np.float32([np.nan, np.nan, 2]), grad=False),
+            Sample(np.array([-1, 0, 1], np.float32), np.array([np.nan, np.nan, 2], np.float32), grad=False),
         ]
 
 

@@ -84,8 +84,8 @@ class Running(Along):
             Sample(f64[2, 3, 2], axis=1, exclusive=False, reverse=True), Sample(f32[2, 1], axis=1, **before),
             Sample(f32[5], axis=0, exclusive=True, reverse=True), Sample(f32[0, 3], axis=0, **before),
             Sample(i32[6], axis=0, grad=False, **plain),
-            Sample(np.float32([[2, 0, 3, 1], [0, 0, 1, 2], [1, 2, 3, 0]]), axis=1, **plain),
-            Sample(np.complex64([[1 + 2j, 0, 3j], [2, 1j, 1 - 1j]]), axis=1, **plain),
+            Sample(np.array([[2, 0, 3, 1], [0, 0, 1, 2], [1, 2, 3, 0]], np.float32), axis=1, **plain),
+            Sample(np.array([[1 + 2j, 0, 3j], [2, 1j, 1 - 1j]], np.complex64), axis=1, **plain),
         ]  # fmt: skip
 
 
@@ -173,7 +173,7 @@ class LinearRecurrence(Op):
         return [
             Sample(f32[3, 4], f32[3, 4], axis=1, reverse=False), Sample(f32[4, 2], f32[4, 2], axis=0, reverse=True),
             Sample(f64[0, 2], f64[0, 2], axis=0, reverse=False), Sample(f32[1], f32[1], axis=0, reverse=True),
-            Sample(np.complex64([1j, 2, 1 - 1j]), np.complex64([1, 1j, 2]), axis=0, reverse=False),
+            Sample(np.array([1j, 2, 1 - 1j], np.complex64), np.array([1, 1j, 2], np.complex64), axis=0, reverse=False),
         ]  # fmt: skip
 
 
@@ -218,8 +218,8 @@ class RunningExtremum(Along):
         return [
             Sample(draw(f32[3, 4], distinct=True), axis=1), Sample(draw(f64[4, 2], distinct=True), axis=0),
             Sample(f32[0, 2], axis=0), Sample(f32[2, 1], axis=1), Sample(i32[7], axis=0, grad=False),
-            Sample(np.float32([1, 1, 3, np.nan, 5, np.nan]), axis=0, grad=False),
-            Sample(np.float32([-np.inf, -np.inf, 0, 2, np.inf]), axis=0, grad=False),
+            Sample(np.array([1, 1, 3, np.nan, 5, np.nan], np.float32), axis=0, grad=False),
+            Sample(np.array([-np.inf, -np.inf, 0, 2, np.inf], np.float32), axis=0, grad=False),
         ]  # fmt: skip
 
 
@@ -274,7 +274,7 @@ class LogCumsumExp(Along):
     def samples(cls) -> list[Sample]:
         return [
             Sample(f32[3, 4], axis=1), Sample(draw(f64[4, 2], -50.0, 50.0), axis=0), Sample(f32[0], axis=0),
-            Sample(np.float32([-np.inf, 900.0, -np.inf, 901.0]), axis=0, grad=False),
+            Sample(np.array([-np.inf, 900.0, -np.inf, 901.0], np.float32), axis=0, grad=False),
         ]  # fmt: skip
 
 

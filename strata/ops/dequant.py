@@ -166,7 +166,7 @@ class DequantWeights(Op):
         experts = [Scheme("int4", 4).encode(rng.standard_normal((4, 3))) for _ in range(2)]
         found.append(Sample(*map(np.stack, zip(*experts, strict=True)), scheme=Scheme("int4", 4), k=4, n=3, experts=2))
         whole = Scheme("fp8e4m3").encode(rng.standard_normal((2, 3)))[0]
-        found.append(Sample(whole, np.float32([0.5]), scheme=Scheme("fp8e4m3"), k=2, n=3))
+        found.append(Sample(whole, np.array([0.5], np.float32), scheme=Scheme("fp8e4m3"), k=2, n=3))
         return found
 
 

@@ -261,7 +261,7 @@ class Selecting(Arithmetic):
         return [
             Sample(draw(f32[3, 4], distinct=True), f32[3, 4]), Sample(draw(f32[4, 1, 3], distinct=True), f32[5, 1]),
             Sample(i32[5], i32[5], grad=False),
-            Sample(np.float32([1, np.nan, 2, -0.0]), np.float32([np.nan, 1, 2, 0.0]), grad=False),
+            Sample(np.array([1, np.nan, 2, -0.0], np.float32), np.array([np.nan, 1, 2, 0.0], np.float32), grad=False),
         ]  # fmt: skip
 
 
@@ -318,7 +318,7 @@ class Power(Arithmetic):
     def samples(cls) -> list[Sample]:
         return [
             Sample(draw(f32[3, 4], 0.3, 3.0), f32[3, 4]), Sample(draw(f32[4, 1], 0.3, 3.0), f32[3]),
-            Sample(np.float32([-2, -1, 0, 0, 3]), np.float32([2, 3, 2, 0, -1]), grad=False),
+            Sample(np.array([-2, -1, 0, 0, 3], np.float32), np.array([2, 3, 2, 0, -1], np.float32), grad=False),
             Sample(draw(i32[5], 0, 4), draw(i32[5], 0, 4), grad=False),
         ]  # fmt: skip
 

@@ -147,9 +147,9 @@ class FakeQuantize(Faking):
         return [
             Sample(f32[3, 4], bits=8, axis=None, grad=False),
             Sample(f32[3, 4], bits=4, axis=1, ste="clipped", grad=False),
-            Sample(f32[3, 2], np.float32([0.1, 0.0]), bits=8, axis=1, ste="tanh", scale_mode="ema", decay=0.9,
+            Sample(f32[3, 2], np.array([0.1, 0.0], np.float32), bits=8, axis=1, ste="tanh", scale_mode="ema", decay=0.9,
                    grad=False),
-            Sample(f32[2, 2, 2], np.float32([0.2, 0.4]), bits=3, axis=0, ste="hardtanh", scale_mode="fixed",
+            Sample(f32[2, 2, 2], np.array([0.2, 0.4], np.float32), bits=3, axis=0, ste="hardtanh", scale_mode="fixed",
                    grad=False),
             Sample(np.zeros((2, 2), np.float32), bits=2, axis=None, grad=False),
             Sample(f32[()], bits=8, axis=None, grad=False),
@@ -248,8 +248,8 @@ class FakeQuantizeLSQ(LearnedStep):
     def samples(cls) -> list[Sample]:
         return [
             Sample(f32[3, 4], draw(f32[4], 0.1, 0.5), bits=3, axis=1, grad=False),
-            Sample(f32[2, 3], np.float32([0.3]), bits=8, axis=None, grad=False),
-            Sample(f32[0, 2], np.float32([0.3, -1.0]), bits=4, axis=1, gradient_factor=True, grad=False),
+            Sample(f32[2, 3], np.array([0.3], np.float32), bits=8, axis=None, grad=False),
+            Sample(f32[0, 2], np.array([0.3, -1.0], np.float32), bits=4, axis=1, gradient_factor=True, grad=False),
         ]  # fmt: skip
 
 

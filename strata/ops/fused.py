@@ -138,7 +138,7 @@ class FusedSwiGLU(UnaryOp):
 
         first, second = np.split(x, 2, -1)
         up, gate = (second, first) if self.gate_first else (first, second)
-        return up * gate * expit(gate)
+        return up * (gate * expit(gate))
 
     def decompose(self, x: Value) -> Value:
         first, second = halves(x, -1, self.name)

@@ -87,7 +87,7 @@ class FusedAttentionBlock(FusedBlock):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        mask = np.float32([[1, 1, 0], [1, 0, 1]])
+        mask = np.array([[1, 1, 0], [1, 0, 1]], np.float32)
         plain = [f32[2, 3, 4], f32[4, 12], f32[4, 4], mask]
         tables = draw(f32[3, 1], -1.0, 1.0)
         return [
@@ -145,7 +145,7 @@ class FusedTransformerLayer(FusedBlock):
     @classmethod
     def samples(cls) -> list[Sample]:
         fields = {"heads": 2, "dim": 2, "inter": 6, "eps1": 1e-5, "eps2": 1e-3, "act": "gelu"}
-        mask = np.float32([[1, 1, 0], [1, 0, 1]])
+        mask = np.array([[1, 1, 0], [1, 0, 1]], np.float32)
         h, ln = f32[2, 3, 4], f32[4]
         return [
             Sample(h, f32[4, 12], f32[12], f32[4, 4], ln, ln, ln, f32[4, 6], f32[6], f32[6, 4], ln, ln, ln, mask,

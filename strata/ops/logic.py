@@ -36,7 +36,7 @@ class Compare(Elementwise):
     def samples(cls) -> list[Sample]:
         return [
             Sample(f32[3, 4], f32[3, 4]), Sample(i32[4, 1], i32[3]), Sample(f64[0, 3], f64[3]), Sample(bool_[4], bool_[4]),
-            Sample(np.float32([np.nan, 1, 1]), np.float32([np.nan, np.nan, 1])),
+            Sample(np.array([np.nan, 1, 1], np.float32), np.array([np.nan, np.nan, 1], np.float32)),
         ]  # fmt: skip
 
 
@@ -125,7 +125,7 @@ class Where(Op):
         return [
             Sample(bool_[3, 4], f32[3, 4], f32[3, 4]), Sample(bool_[4, 1], f32[3], f32[()]), Sample(bool_[0], f32[0], f32[1]),
             Sample(bool_[3], i64[3], i64[3], grad=False),
-            Sample(np.array([True, False]), np.float32([1, np.nan]), np.float32([np.nan, 2]), grad=False),
+            Sample(np.array([True, False]), np.array([1, np.nan], np.float32), np.array([np.nan, 2], np.float32), grad=False),
         ]  # fmt: skip
 
 
@@ -163,7 +163,7 @@ class Cast(UnaryOp):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        floats = np.float32([0, 1.5, -1.5, 300, -300, np.nan, np.inf, 3e9])
+        floats = np.array([0, 1.5, -1.5, 300, -300, np.nan, np.inf, 3e9], np.float32)
         return [
             Sample(f32[3, 4], dtype=f64), Sample(f32[()], dtype=f32, grad=False), Sample(floats, dtype=i8, grad=False),
             Sample(floats, dtype=u8, grad=False), Sample(floats, dtype=i64, grad=False), Sample(floats, dtype=bool_, grad=False),
@@ -308,7 +308,7 @@ class Predicate(Elementwise):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        return [Sample(np.float32([0, 1, np.nan, np.inf, -np.inf])), Sample(f32[()]), Sample(f64[0, 2])]
+        return [Sample(np.array([0, 1, np.nan, np.inf, -np.inf], np.float32)), Sample(f32[()]), Sample(f64[0, 2])]
 
 
 @op("isnan")

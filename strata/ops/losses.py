@@ -92,9 +92,9 @@ class SoftmaxCrossEntropyWithLogits(CrossEntropy):
         return [
             Sample(f32[4, 5], np.array([0, 4, 2, 2]), ignore_index=None),
             Sample(f64[3], np.array(1), ignore_index=None),
-            Sample(f32[2, 3, 4], np.int32([[0, -1, 3], [-1, 2, 1]]), ignore_index=-1),
+            Sample(f32[2, 3, 4], np.array([[0, -1, 3], [-1, 2, 1]], np.int32), ignore_index=-1),
             Sample(f32[0, 3], i64[0], ignore_index=None),
-            Sample(np.float32([[1, -np.inf, 2]]), np.array([0]), ignore_index=None, grad=False),
+            Sample(np.array([[1, -np.inf, 2]], np.float32), np.array([0]), ignore_index=None, grad=False),
         ]
 
 
@@ -126,7 +126,7 @@ class SoftmaxCrossEntropyBackward(CrossEntropy):
         return [
             Sample(f32[4, 5], np.array([0, 4, 2, 2]), f32[4], ignore_index=None),
             Sample(f64[3], np.array(1), f64[()], ignore_index=None),
-            Sample(f32[2, 3, 4], np.int32([[0, -1, 3], [-1, 2, 1]]), f32[2, 3], ignore_index=-1),
+            Sample(f32[2, 3, 4], np.array([[0, -1, 3], [-1, 2, 1]], np.int32), f32[2, 3], ignore_index=-1),
             Sample(f32[0, 3], i64[0], f32[0], ignore_index=None),
         ]
 

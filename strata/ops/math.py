@@ -439,7 +439,7 @@ class Relu(Math):
     @classmethod
     def samples(cls) -> list[Sample]:
         return [Sample(draw(f32[3, 4], distinct=True)), Sample(f32[()]), Sample(i32[5], grad=False),
-                Sample(np.float32([np.nan, -1, 0, np.inf]), grad=False)]  # fmt: skip
+                Sample(np.array([np.nan, -1, 0, np.inf], np.float32), grad=False)]  # fmt: skip
 
 
 @op("gelu")
@@ -581,7 +581,7 @@ class Rounding(Math):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        return [Sample(np.float32([-2.5, -1.5, -0.5, -0.2, 0.0, 0.5, 1.5, 2.5, 2.7])), Sample(f32[3, 4]), Sample(i32[5], grad=False)]
+        return [Sample(np.array([-2.5, -1.5, -0.5, -0.2, 0.0, 0.5, 1.5, 2.5, 2.7], np.float32)), Sample(f32[3, 4]), Sample(i32[5], grad=False)]
 
 
 @op("floor")

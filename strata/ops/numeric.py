@@ -47,7 +47,7 @@ class Division(Arithmetic):
         return [
             Sample(draw(f32[3, 4], -9.0, 9.0), draw(f32[3, 4], 0.7, 2.0)),
             Sample(draw(f64[4, 1], -9.0, 9.0), draw(f64[3], -2.0, -0.7)), Sample(f32[0], f32[1], grad=False),
-            Sample(np.float32([7, -7, 7, -7, 0, 1, np.nan]), np.float32([2, 2, -2, -2, 3, 0, 1]), grad=False),
+            Sample(np.array([7, -7, 7, -7, 0, 1, np.nan], np.float32), np.array([2, 2, -2, -2, 3, 0, 1], np.float32), grad=False),
             Sample(np.array([7, -7, 7, -7, 6, 3]), np.array([2, 2, -2, -2, 3, 0]), grad=False),
             Sample(draw(u8[5], 0, 200), draw(u8[5], 1, 9), grad=False),
         ]  # fmt: skip
@@ -118,7 +118,7 @@ class RealPair(Elementwise):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        special = np.float32([0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, np.inf, -np.inf])
+        special = np.array([0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, np.inf, -np.inf], np.float32)
         return [
             Sample(f32[3, 4], f32[3, 4]), Sample(f64[4, 1], f64[3]), Sample(f32[()], f32[0]),
             Sample(special, special[::-1].copy(), grad=False), Sample(special, special, grad=False),
@@ -198,6 +198,9 @@ class Gcd(Elementwise):
     def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.gcd(x, y)
 
+    def scalar(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
+        return k.gcd(x, y)
+
     @classmethod
     def samples(cls) -> list[Sample]:
         return [
@@ -234,7 +237,7 @@ class BitwiseCount(Elementwise):
     @classmethod
     def samples(cls) -> list[Sample]:
         edges = np.array([0, 1, -1, 255, -256, 2**62 + 1, -(2**63), 2**63 - 1])
-        return [Sample(draw(i32[3, 4], -1000, 1000)), Sample(edges), Sample(np.int8([-128, 127, -1])), Sample(u8[0])]
+        return [Sample(draw(i32[3, 4], -1000, 1000)), Sample(edges), Sample(np.array([-128, 127, -1], np.int8)), Sample(u8[0])]
 
 
 @op("signbit")
@@ -249,7 +252,7 @@ class SignBit(Predicate):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        return [Sample(np.float32([0.0, -0.0, 1, -1, np.inf, -np.inf])), Sample(f64[()]), Sample(f32[0, 2])]
+        return [Sample(np.array([0.0, -0.0, 1, -1, np.inf, -np.inf], np.float32)), Sample(f64[()]), Sample(f32[0, 2])]
 
 
 # ------------------------------------------------------------------------------------------------------------ functions

@@ -42,7 +42,7 @@ class LinearPool(Windowed):
         plane: dict[str, Any] = {"kernel": (2, 3), "stride": (1, 2), "padding": ((0, 1), (1, 1)), "dilation": (2, 1)}
         return [
             Sample(f32[2, 3, 7], **line), Sample(f32[2, 1, 5, 6], **plane), Sample(f32[0, 5], **line),
-            Sample(np.float32([[0, 2, 3, 0, 0]]), **line), Sample(i32[1, 2, 4, 5], **plane, grad=False),
+            Sample(np.array([[0, 2, 3, 0, 0]], np.float32), **line), Sample(i32[1, 2, 4, 5], **plane, grad=False),
             Sample(f64[2, 1, 1], kernel=(1,), stride=(1,), padding=((0, 0),), dilation=(1,)),
             Sample(f32[1, 2, 3, 4, 3], kernel=(2, 2, 2), stride=(1, 2, 1), padding=((0, 0),) * 3, dilation=(1, 1, 1)),
         ]  # fmt: skip
@@ -212,7 +212,7 @@ class ExtremePool(Extreme, Windowed):
 
 LINE: dict[str, Any] = {"kernel": (3,), "stride": (2,), "padding": ((1, 1),), "dilation": (1,)}
 PLANE: dict[str, Any] = {"kernel": (2, 3), "stride": (1, 2), "padding": ((0, 1), (1, 1)), "dilation": (2, 1)}
-TIES = np.float32([[1, 1, 0, 2, 2], [-np.inf] * 5, [0, np.nan, 1, 1, np.inf]])
+TIES = np.array([[1, 1, 0, 2, 2], [-np.inf] * 5, [0, np.nan, 1, 1, np.inf]], np.float32)
 
 
 @op("pool_max")

@@ -100,7 +100,7 @@ class Quantize(PerChannel):
             Sample(f32[0, 2], axis=0, scales=(1.0,), zero_points=(0,)),
             Sample(f32[()], axis=None, scales=(0.5,), zero_points=(0,)),
             Sample(f16[3], axis=None, scales=(0.5,), zero_points=(1,)),
-            Sample(np.float32([0.5, -0.5, 1.5, 2.5, 999, -999, np.nan]), axis=None, scales=(1.0,), zero_points=(0,)),
+            Sample(np.array([0.5, -0.5, 1.5, 2.5, 999, -999, np.nan], np.float32), axis=None, scales=(1.0,), zero_points=(0,)),
         ]  # fmt: skip
 
 

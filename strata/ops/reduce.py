@@ -117,7 +117,7 @@ class ReduceProd(Reduction):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        return [*super().samples(), Sample(f32[3, 0], axes=(1,)), Sample(np.float32([[0, 2, 3], [0, 0, 2], [1, 2, 3]]), axes=(1,))]
+        return [*super().samples(), Sample(f32[3, 0], axes=(1,)), Sample(np.array([[0, 2, 3], [0, 0, 2], [1, 2, 3]], np.float32), axes=(1,))]
 
 
 class Extremum(Reduction):

@@ -132,7 +132,7 @@ class SampleToken(Op):
     def samples(cls) -> list[Sample]:
         key = np.array([3, 4], np.uint32)
         logits = draw(f32[3, 6], distinct=True)
-        ties = np.float32([[1, 1, 1, -np.inf], [0, 2, 2, 2]])
+        ties = np.array([[1, 1, 1, -np.inf], [0, 2, 2, 2]], np.float32)
         return [
             Sample(logits, key), Sample(logits, key, top_k=3), Sample(logits, key, top_p=0.7, temperature=0.5),
             Sample(logits, key, top_k=4, top_p=0.8, min_p=0.1), Sample(logits, greedy=True),

@@ -187,7 +187,7 @@ class ScatterElements(Scatter):
             )
         ]
         repeated = np.array([[0, 0, 1], [2, 2, 2]])
-        zeros_inside = np.float32([[0.0, 2.0, 3.0], [0.0, 0.0, 1.5]])
+        zeros_inside = np.array([[0.0, 2.0, 3.0], [0.0, 0.0, 1.5]], np.float32)
         return [
             *found, Sample(f32[2, 3], repeated, zeros_inside, axis=1, reduction="mul", wrap=False),
             Sample(f32[3], draw(i64[0], 0, 3), f32[0], axis=0, reduction="add", wrap=False),
@@ -285,7 +285,7 @@ class ScatterND(Scatter):
                 Sample(f64[2, 3, 3], draw(i32[2, 4, 1], -3, 3), f64[2, 4, 3], batch_dims=1, reduction=r, wrap=True)
             )
         return [
-            *found, Sample(f32[3], np.array([[1], [1], [1], [0]]), np.float32([0, 2, 0, 3]),
+            *found, Sample(f32[3], np.array([[1], [1], [1], [0]]), np.array([0, 2, 0, 3], np.float32),
                            batch_dims=0, reduction="mul", wrap=False),
             Sample(f32[3, 2], draw(i64[2, 0], 0, 1), f32[2, 3, 2], batch_dims=0, reduction="add", wrap=False),
             Sample(f16[3], draw(i64[0, 1], 0, 3), f16[0], batch_dims=0, reduction="none", wrap=False),

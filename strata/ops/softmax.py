@@ -41,7 +41,7 @@ class AlongAxis(UnaryOp):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        rows = np.float32([[-np.inf, 0, 1], [-np.inf, -np.inf, 2], [1e4, 1e4, -1e4], [-np.inf] * 3])
+        rows = np.array([[-np.inf, 0, 1], [-np.inf, -np.inf, 2], [1e4, 1e4, -1e4], [-np.inf] * 3], np.float32)
         return [
             Sample(f32[3, 4], axis=1),
             Sample(f64[3, 4], axis=0),

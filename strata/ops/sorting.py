@@ -76,8 +76,8 @@ class Sort(Ordering):
             Sample(draw(f32[3, 4], distinct=True), axis=1, **up),
             Sample(draw(f64[4, 3], distinct=True), axis=0, **down), Sample(f32[0, 2], axis=0, **up),
             Sample(f16[2, 1], axis=1, **down), Sample(i32[2, 6], axis=1, grad=False, **down),
-            Sample(np.float32([2, np.nan, -np.inf, 1, np.nan, np.inf, 0.0, -0.0]), axis=0, grad=False, **up),
-            Sample(np.float32([2, np.nan, -np.inf, 1, np.nan, np.inf]), axis=0, grad=False, **down),
+            Sample(np.array([2, np.nan, -np.inf, 1, np.nan, np.inf, 0.0, -0.0], np.float32), axis=0, grad=False, **up),
+            Sample(np.array([2, np.nan, -np.inf, 1, np.nan, np.inf], np.float32), axis=0, grad=False, **down),
             Sample(bool_[5], axis=0, grad=False, **up),
         ]  # fmt: skip
 
@@ -131,7 +131,7 @@ class TopK(Ordering):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        special = np.float32([[1, 1, np.nan, 1], [-np.inf, -np.inf, 2, -np.inf]])
+        special = np.array([[1, 1, np.nan, 1], [-np.inf, -np.inf, 2, -np.inf]], np.float32)
         return [
             Sample(draw(f32[3, 5], distinct=True), axis=1, k=2, largest=True),
             Sample(draw(f64[4, 3], distinct=True), axis=0, k=4, largest=False),
@@ -177,7 +177,7 @@ class ArgExtremum(Ordering):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        special = np.float32([[1, np.nan, 3, np.nan], [2, 5, 5, 2]])
+        special = np.array([[1, np.nan, 3, np.nan], [2, 5, 5, 2]], np.float32)
         return [
             Sample(f32[3, 4], axis=1, select_last=False), Sample(f64[3, 4, 2], axis=1, select_last=True),
             Sample(special, axis=1, select_last=False), Sample(special, axis=1, select_last=True),
@@ -245,12 +245,12 @@ class SearchSorted(Op):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        rows = np.float32([[0, 1, 1, 2], [1, 2, 3, 3]])
+        rows = np.array([[0, 1, 1, 2], [1, 2, 3, 3]], np.float32)
         return [
-            Sample(np.float32([-1, 0, 0, 2, np.nan]), np.float32([[0, 3], [-2, np.nan]]), right=False),
-            Sample(np.float32([-1, 0, 0, 2, np.nan]), np.float32([[0, 3], [-2, np.nan]]), right=True),
-            Sample(rows, np.float32([[1, 0, 5], [3, 2, 0]]), right=True), Sample(f32[0], f32[3], right=False),
-            Sample(np.int64([1, 3, 5]), np.int64(3), right=False),
+            Sample(np.array([-1, 0, 0, 2, np.nan], np.float32), np.array([[0, 3], [-2, np.nan]], np.float32), right=False),
+            Sample(np.array([-1, 0, 0, 2, np.nan], np.float32), np.array([[0, 3], [-2, np.nan]], np.float32), right=True),
+            Sample(rows, np.array([[1, 0, 5], [3, 2, 0]], np.float32), right=True), Sample(f32[0], f32[3], right=False),
+            Sample(np.array([1, 3, 5], np.int64), np.int64(3), right=False),
         ]  # fmt: skip
 
 
