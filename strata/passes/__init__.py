@@ -1,9 +1,19 @@
 """Passes: functions from graph to graph, a pass a file."""
 
 from strata.passes.base import PASSES, Pass, PassContext, PassRecord, parse_passes, register, rewrite, run_passes, with_results
+from strata.passes.control_flow import LowerControlFlow
 from strata.passes.decompose import Decompose
+from strata.passes.drop_unused import DropUnused
 from strata.passes.fold import Fold
+from strata.passes.fuse_attention import FuseAttentionBlock
+from strata.passes.fuse_matmul import FuseMatMulBiasAct
+from strata.passes.fuse_norm_reshape import FuseRmsNormReshape
+from strata.passes.fuse_residual import FuseResidualLN, FuseResidualRmsNorm
+from strata.passes.fuse_swiglu import FuseSwiGLU, FuseSwiGLUDualMatmul
+from strata.passes.legalize_broadcast import LegalizeBroadcast
 from strata.passes.match import Pattern, RuleSet, V, pat
-from strata.passes.pipeline import default_passes
+from strata.passes.pipeline import FusionLimits, PassChoices, default_passes
+from strata.passes.precision import POLICIES, Precision, parse_policy
+from strata.passes.regions import MarkElementwiseRegions, UnfuseElementwiseRegions
 from strata.passes.share_matmul import ShareMatMul
 from strata.passes.simplify import Simplify

@@ -12,18 +12,26 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from strata.core import Target
-from strata.errors import OptionError, ParseError, UnknownNameError
+from strata.errors import OptionError, ParseError, UnknownNameError, VerifyError
 from strata.mir import Graph, Op, Value, near, origin_of, toposort, verify
 
 
 @dataclass(frozen=True)
 class PassContext:
-    """What passes may ask: the target, what the backend takes as it is, and whether inexact rules are allowed."""
+    """What passes may ask: the target, what the backend takes as it is, and whether inexact rules are allowed.
+
+    `claims` names the fused ops that the backend has kernels for; None stands for all of them. A backend that fuses while it
+    groups ops into kernels claims none.
+    """
 
     target: Target | None = None
-    takes: Callable[[Op], bool] = field(default=lambda op: True)
+    takes: Callable[..., bool] = field(default=lambda op, types=(): True)  # of an op, and the types it is applied to
+    claims: frozenset[str] | None = None
     exact: bool = True
     verify_each: bool = True
+
+    def claimed(self, name: str) -> bool:
+        return self.claims is None or name in self.claims
 
 
 @dataclass(frozen=True)
@@ -69,8 +77,6 @@ def run_passes(passes: Sequence[Pass], graph: Graph, ctx: PassContext) -> tuple[
 
 
 def check_results(one: Pass, before: Graph, after: Graph) -> None:
-    from strata.errors import VerifyError
-
     for i, (a, b) in enumerate(zip(before.results, after.results, strict=True)):
         if a.type != b.type:
             raise VerifyError(f"pass {one.name} changed result {i} of @{before.name} from {a.type} to {b.type}", code="V301")
@@ -115,7 +121,7 @@ def register(cls: type[Pass]) -> type[Pass]:
     return cls
 
 
-_SPELLED = re.compile(r"\s*([a-z_]+)\s*(?:\{([^}]*)\})?\s*(?:,|\Z)")
+_SPELLED = re.compile(r"\s*([a-z][a-z_0-9]*)\s*(?:\{([^}]*)\})?\s*(?:,|\Z)")
 
 
 def parse_passes(text: str) -> list[Pass]:
@@ -141,5 +147,12 @@ def _with_options(cls: type[Pass], text: str) -> Pass:
         key, _, value = (x.strip() for x in part.partition("="))
         if key not in known:
             raise OptionError(f"pass {cls.name} has no option {key!r}{near(key, known)}", code="O140")
-        given[key] = {"True": True, "False": False, "None": None}.get(value, int(value) if re.fullmatch(r"-?\d+", value) else value)
+        given[key] = _option(value)
     return cls(**given)
+
+
+def _option(text: str) -> Any:
+    words: dict[str, Any] = {"True": True, "False": False, "None": None}
+    if text in words:
+        return words[text]
+    return int(text) if re.fullmatch(r"-?\d+", text) else text

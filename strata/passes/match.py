@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from strata.errors import VerifyError
-from strata.mir import METHODS, Constant, Graph, Value, toposort
+from strata.mir import METHODS, Constant, Graph, Value, as_tuple, toposort
 from strata.passes.base import PassContext, rewrite
 
 MAX_CHAIN = 32  # rules applied one after the other to a single value
@@ -94,23 +94,33 @@ class RuleSet:
         for rule in self.rules:
             if rule.exact or not ctx.exact:
                 by_op[rule.pattern.op].append(rule)
-        uses = Uses(graph)
+        return rewrite_each(graph, lambda value, uses: _apply(by_op.get(value.node.op.name, ()), value, uses), made_by)
 
-        def change(value: Value, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-            node = value.node
-            if len(node.types) != 1:
-                return None
-            current = value if inputs == node.inputs else node.op(*inputs)
-            uses.inherit(current, value)
-            for _ in range(MAX_CHAIN):
-                better = _apply(by_op.get(current.node.op.name, ()), current, uses)
-                if better is None:
-                    break
-                uses.inherit(better, value)
-                current = better
-            return None if current == value else (current,)
 
-        return rewrite(graph, change, made_by)
+def rewrite_each(graph: Graph, step: Callable[[Value, Uses], Value | None], made_by: str) -> Graph:
+    """Apply `step` to every value of an op with one output, producers first, until it declines.
+
+    The counts of uses are those of the graph as it was: what stands in for a value is used as often as it.
+    """
+    uses = Uses(graph)
+
+    def change(value: Value, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        node = value.node
+        made = node.outputs if inputs == node.inputs else as_tuple(node.op(*inputs))
+        for new, old in zip(made, node.outputs, strict=True):
+            uses.inherit(new, old)
+        if len(made) != 1:
+            return None if inputs == node.inputs else made
+        current = made[0]
+        for _ in range(MAX_CHAIN):
+            better = step(current, uses)
+            if better is None:
+                break
+            uses.inherit(better, value)
+            current = better
+        return None if current == value else (current,)
+
+    return rewrite(graph, change, made_by)
 
 
 class Uses:

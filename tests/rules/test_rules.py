@@ -1,0 +1,207 @@
+"""Both sides of every rewrite rule agree on random inputs. Instances are generated from the patterns themselves."""
+
+import importlib
+import itertools
+import pkgutil
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+import strata.passes
+from strata.core import bf16, bool_, f16, f32, f64, i8, i32, i64
+from strata.errors import StrataError
+from strata.mir import REGISTRY, Constant, Graph, constant, evaluate
+from strata.passes import PassContext, Pattern, RuleSet
+from strata.passes.fuse_matmul import EPILOGUES, rules
+from strata.passes.match import Variable
+
+INSTANCES = 6  # of each rule
+TRIALS = 60_000  # random instances tried for them; most patterns fit within a hundred
+SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.5, 3e-39]
+DIMS = (1, 2, 3, 4)
+WEIGHTS = ("w", "up", "gate", "bias", "gamma", "beta")  # variables that stand for parameters
+TOLERANCE = {"f64": 1e-12, "f32": 1e-6, "f16": 2e-3, "bf16": 2e-2}
+
+
+def rule_sets():
+    """Every RuleSet of the passes, by module and name."""
+    for info in pkgutil.iter_modules(strata.passes.__path__):
+        module = importlib.import_module(f"strata.passes.{info.name}")
+        for name, value in vars(module).items():
+            if isinstance(value, RuleSet):
+                yield f"{info.name}.{name}", value
+    yield "fuse_matmul.rules", rules(EPILOGUES)
+
+
+CASES = [(f"{where}.{rule.name}", rule) for where, rules_ in rule_sets() for rule in rules_.rules]
+
+
+class Instance:
+    """A graph that a pattern matches, built from random types and fields."""
+
+    def __init__(self, rng):
+        self.rng = rng
+        self.graph = Graph("instance")
+        self.bound = {}
+        self.dtype = [f32, f64, f16, bf16, i8, i32, i64, bool_][rng.choice(8, p=[0.35, 0.2, 0.08, 0.07, 0.07, 0.08, 0.08, 0.07])]
+        self.base = tuple(int(d) for d in rng.choice(DIMS, int(rng.integers(0, 4))))
+
+    def build(self, pattern):
+        match pattern:
+            case Variable(name):
+                return self.bound[name] if name in self.bound else self.leaf(name)
+            case Pattern("constant", inputs):
+                return constant(float(self.rng.integers(1, 5)), self.dtype) if inputs else None
+            case Pattern():
+                inputs = [self.build(p) for p in pattern.inputs]
+                cls = REGISTRY[pattern.op]
+                given = {key: self.field(key, wanted, inputs) for key, wanted in pattern.fields}
+                free = {name: self.draw(name, inputs) for name in (f.name for f in fields(cls)) if name not in given}
+                return cls(**given, **free)(*inputs)
+            case _:
+                shape = self.base if self.rng.integers(2) else ()
+                return constant(np.full(shape, pattern), self.dtype)
+
+    def leaf(self, name):
+        if name in ("a", "b", "c") and self.rng.integers(2):
+            made = constant(float(self.rng.integers(1, 5)), self.dtype)
+        else:
+            dtype = bool_ if name == "c" and self.rng.integers(2) else self.dtype
+            declare = self.graph.param if name in WEIGHTS else self.graph.input
+            shape = self.bound["up"].shape if name == "gate" and "up" in self.bound else self.shape()
+            made = declare(name, shape, dtype)
+        self.bound[name] = made
+        return made
+
+    def shape(self):
+        """The common shape, one that broadcasts to it, or a related one."""
+        base, rng = self.base, self.rng
+        choices = [base, base, base, base[1:], base[-1:], (), tuple(1 if rng.integers(2) else d for d in base)]
+        choices += [(base[-1], int(rng.choice(DIMS))) if base else (), (int(rng.choice(DIMS)),)]
+        return choices[int(rng.integers(len(choices)))]
+
+    def field(self, key, wanted, inputs):
+        if not isinstance(wanted, Variable):
+            return wanted
+        if wanted.name not in self.bound:
+            self.bound[wanted.name] = self.draw(key, inputs)
+        return self.bound[wanted.name]
+
+    def draw(self, key, inputs):
+        """A value for a field, by its name."""
+        rng, x = self.rng, inputs[0]
+        match key:
+            case "axis":
+                return int(rng.integers(max(x.ndim, 1)))
+            case "axes":
+                return (x.ndim - 1,) if rng.integers(2) else (int(rng.integers(max(x.ndim, 1))),)
+            case "perm":
+                return tuple(int(p) for p in rng.permutation(x.ndim))
+            case "eps":
+                return 1e-5
+            case "dtype":
+                return [f32, f64, f16, i8, i32, i64, bool_][int(rng.integers(7))]
+            case "shape":
+                size = int(np.prod(x.shape))
+                choices = [(size,), (2, *x.shape), (*x.shape[:-1], 1), (size // max(1, x.shape[-1] if x.ndim else 1), *x.shape[-1:])]
+                choices += [tuple(3 if d == 1 else d for d in x.shape), x.shape[::-1]]
+                return choices[int(rng.integers(len(choices)))]
+            case "start":
+                return (*(0,) * (x.ndim - 1), (x.shape[-1] // 2) * int(rng.integers(2)))
+            case "stop":
+                return (*x.shape[:-1], x.shape[-1] if rng.integers(2) else x.shape[-1] // 2)
+            case "step":
+                return (1,) * x.ndim
+        raise AssertionError(f"no values are known for the field {key!r}: add them here")
+
+
+def instances(rule, seed):
+    """Graphs that the rule changes, with what it makes of them."""
+    rng = np.random.default_rng(seed)
+    ctx = PassContext(exact=False, verify_each=True)
+    found = 0
+    for _ in range(TRIALS):
+        trial = Instance(rng)
+        try:
+            root = trial.build(rule.pattern)
+            graph = trial.graph.outputs(root)
+        except (StrataError, IndexError, TypeError, ValueError):
+            continue  # the types that were drawn do not fit
+        if isinstance(root.node.op, Constant):
+            continue
+        made = RuleSet([rule])(graph, ctx)
+        if made is graph:
+            continue  # the rule declined
+        found += 1
+        yield graph, made, rng
+        if found == INSTANCES:
+            return
+    raise AssertionError(f"{found} instances of {rule.name} in {TRIALS} trials")
+
+
+def arrays(graph, rng, special):
+    feeds = {}
+    for x in (*graph.inputs, *graph.params):
+        shape, dtype = x.type.static_shape, x.dtype
+        if dtype.is_bool:
+            array = rng.random(shape) < 0.5
+        elif dtype.is_int:
+            array = rng.integers(-100, 100, shape)
+        else:
+            array = rng.standard_normal(shape)
+            if special:
+                array = np.where(rng.random(shape) < 0.4, rng.choice(SPECIAL, shape), array)
+        feeds[x.node.op.key] = np.asarray(array).astype(dtype.np)
+    return feeds
+
+
+def products(graph):
+    """The types of matrix products: NumPy's library adds in another order for other shapes."""
+    return {n.types for n in graph.nodes() if n.op.name == "matmul"}
+
+
+def same_bits(a, b):
+    a, b = np.asarray(a), np.asarray(b)
+    if a.dtype.kind in "iub":
+        return np.array_equal(a, b)
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return np.array_equal(a, b, equal_nan=True) and bool(np.all(np.isnan(a) | (np.signbit(a) == np.signbit(b))))
+
+
+@pytest.mark.parametrize(("name", "rule"), CASES, ids=[n for n, _ in CASES])
+def test_both_sides_agree(name, rule, seed):
+    """Bit for bit where the rule is exact. In half precision one op rounds once where several round each, so it may differ."""
+    for graph, made, rng in instances(rule, seed):
+        dtype = graph.results[0].dtype
+        is_half = dtype.is_float and dtype.bits < 32
+        bitwise = rule.exact and not is_half and products(made) <= products(graph)
+        for _ in range(3):
+            feeds = arrays(graph, rng, special=bitwise)
+            for old, new in zip(evaluate(graph, feeds), evaluate(made, feeds), strict=True):
+                if bitwise:
+                    assert same_bits(old, new), f"{graph}\n{made}\n{feeds}\n{old}\n{new}"
+                else:
+                    close = TOLERANCE.get(dtype.name, 0)
+                    wide = [np.asarray(a).astype(np.float64) for a in (new, old)]
+                    np.testing.assert_allclose(*wide, rtol=close * 4, atol=close * 4, err_msg=f"{graph}\n{made}")
+
+
+@pytest.mark.parametrize(("name", "rule"), CASES, ids=[n for n, _ in CASES])
+def test_types_stay_and_other_uses_block(name, rule, seed):
+    """The result keeps its type; an intermediate that is also a result keeps every rule with `.once` on it away."""
+    for graph, made, _ in itertools.islice(instances(rule, seed), 2):
+        assert [x.type for x in graph.results] == [x.type for x in made.results]
+        inner = [x for x, p in zip(graph.results[0].node.inputs, rule.pattern.inputs, strict=True) if isinstance(p, Pattern) and p.single_use]
+        if not inner:
+            continue
+        both = graph.returning(*graph.results, inner[0])
+        after = RuleSet([rule])(both, PassContext(exact=False))
+        assert after.results[1] == inner[0]
+        assert after.results[0] == graph.results[0], f"{rule.name} fused through a value that is a result\n{both}\n{after}"
+
+
+def test_every_set_was_found():
+    assert {name.split(".")[0] for name, _ in CASES} >= {
+        "simplify", "fuse_matmul", "fuse_residual", "fuse_swiglu", "fuse_norm_reshape",
+    }  # fmt: skip
