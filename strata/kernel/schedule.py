@@ -174,8 +174,9 @@ class _Chooser:
         cost, vectorised = self._best(nest)
         actions: list[Action] = []
         chain = parallel_chain(nest)
-        tiled = self._tiled(chain, vectorised)
+        tiled = self._tiled(chain)
         if tiled:
+            vectorised = frozenset((id(chain[-1]),))
             chain = chain[:-1]
         if chain:
             points = dim_prod([loop.axis.extent for loop in chain])
@@ -191,9 +192,9 @@ class _Chooser:
         actions += [Stage(numbers[id(loop)]) for loop in self._staged(nest, vectorised)]
         return Schedule(tuple(actions))
 
-    def _tiled(self, chain: list[MapLoop], vectorised: frozenset[int]) -> int:
-        """Lanes of a transpose: the vector loop reads along the loop around it. 0 where there is none."""
-        if len(chain) < 2 or id(chain[-1]) not in vectorised:
+    def _tiled(self, chain: list[MapLoop]) -> int:
+        """Lanes of a transpose: the innermost loop reads along the loop around it. 0 where there is none."""
+        if len(chain) < 2 or any(isinstance(s, (MapLoop, ReduceLoop)) for s in chain[-1].body.steps):
             return 0
         outer, inner = chain[-2:]
         nodes = list(_values(inner))
