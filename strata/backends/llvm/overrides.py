@@ -19,7 +19,8 @@ from strata.core import Target, TensorType
 from strata.lir import Spacing
 from strata.mir import Node, Op
 
-# an argument of a call: ("input", i), ("output", i), ("workspace", bytes from its start), ("number", size),
+# an argument of a call: ("input", i), ("output", i), the same with _at and (i, bytes from its start), ("workspace", bytes
+# from its start), ("number", size),
 # ("table", array kept alive by the executable), ("pointer", native address), ("pool", 0) and ("threads", 0) to run other
 # programs with, ("status", 0): the words of strata.backends.llvm.status
 Slot = tuple[str, Any]
@@ -64,6 +65,7 @@ _COMPOSITIONS: dict[str, Callable[..., bool]] = {}
 _FAMILIES: tuple[str, ...] = (
     "native",
     "native_attention",
+    "native_control",
     "native_recurrence",
     "native_sort",
 )

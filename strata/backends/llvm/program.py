@@ -96,6 +96,16 @@ class BoundProgram:
         kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
         self._run = ctypes.CFUNCTYPE(None, *kinds)(native_code().address("program_run"))
 
+    @property
+    def address(self) -> int:
+        """Of its words, for code that runs it inside another program."""
+        return self._address
+
+    @property
+    def count(self) -> int:
+        """Steps that have something to do."""
+        return self._numbers[-1]
+
     def run(
         self,
         regions: Any,

@@ -1,0 +1,284 @@
+"""scan, cond and while: native loops and branches that walk the programs of their bodies.
+
+Arguments begin with what running a program takes (walker, pool, threads, status words), then each body's start (see
+`BoundBody.slots`), then what changes from turn to turn. Rows of a scan are regions that move by a stride; carries go from
+one buffer to another and back, the first turn reads the initial values and the last one of a scan writes the result, so
+nothing is copied. All counts are arguments: one piece of code serves every loop.
+"""
+
+from __future__ import annotations
+
+import math
+
+from strata.backends.llvm.body import Body, BoundBody, layout_from, make_body
+from strata.backends.llvm.builder import Function, Module, Value
+from strata.backends.llvm.native import arguments, copy, kernel, number_slots, numbers, while_loop
+from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, Slot, override
+from strata.backends.llvm.pool import native_code
+from strata.core import Dim, Target
+from strata.mir import Graph, Node
+
+HEAD = 4  # walker, pool, threads, status
+NO_LIMIT = (1 << 63) - 1
+
+
+def _head() -> list[Slot]:
+    return [("pointer", native_code().address("program_run")), ("pool", 0), ("threads", 0), ("status", 0)]
+
+
+class _Words:
+    """A cursor over the argument block."""
+
+    def __init__(self, f: Function, at: Value) -> None:
+        self.f, self.at = f, at
+
+    def take(self, type_: str = "i64") -> str:
+        value = self.f.load(type_, self.f.address("i64", "%arguments", self.at), 8)
+        self.at = self.f.add(self.at, 1)
+        return value
+
+
+class _Runner:
+    """Emits the start and the turns of bodies."""
+
+    def __init__(self, f: Function) -> None:
+        self.f = f
+        self.walker, self.pool, self.threads, self.status = arguments(f, "ppip")
+
+    def start(self, words: _Words) -> tuple[str, str, str]:
+        """Fill a body's table and run what it computes once; returns the table, its program and its number of steps."""
+        f = self.f
+        table, once, once_steps = words.take("ptr"), words.take("ptr"), words.take()
+        steady, steps, pairs = words.take("ptr"), words.take(), words.take()
+        first = words.at
+
+        def one(i: str, _: list[str]) -> None:
+            pair = _Words(f, f.add(first, f.mul(i, 2)))
+            region, value = pair.take(), pair.take()
+            f.store("i64", value, f.address("i64", table, region), 8)
+
+        f.loop(0, pairs, 1, (), one)
+        words.at = f.add(first, f.mul(pairs, 2))
+        self.walk(table, once, once_steps)
+        return table, steady, steps
+
+    def walk(self, table: Value, program: Value, steps: Value) -> None:
+        typed = (("ptr", program), ("ptr", table), ("ptr", self.pool), ("i64", self.threads), ("i64", 0), ("i64", steps))
+        self.f.call_address("void", self.walker, *typed)
+
+    def is_well(self) -> str:
+        return self.f.compare("eq", "i64", self.f.load("i64", self.status, 8), 0)
+
+    def each(self, words: _Words, count: Value, width: int) -> tuple[Value, int]:
+        """The start of a list of `count` records in the arguments; the cursor goes behind it."""
+        first = words.at
+        words.at = self.f.add(first, self.f.mul(count, width))
+        return first, width
+
+    def records(self, place: tuple[Value, int], count: Value, body) -> None:  # type: ignore[no-untyped-def]
+        f = self.f
+        f.loop(0, count, 1, (), lambda i, _: body(_Words(f, f.add(place[0], f.mul(i, place[1])))))
+
+
+def _swap(f: Function, turn: Value, initial: str, a: str, b: str) -> str:
+    """Where the carry that enters a turn lies."""
+    odd = f.op(f"trunc i64 {turn} to i1")
+    later = f.select("i64", odd, a, b)
+    return f.select("i64", f.compare("eq", "i64", turn, 0), initial, later)
+
+
+def _emit_scan(module: Module) -> None:
+    """Behind the body: length, carries × (in, out, initial, last, a, b, bytes), rows × (region, first, stride)."""
+    f = kernel(module, "scan")
+    run = _Runner(f)
+    words = _Words(f, HEAD)
+    table, program, steps = run.start(words)
+    length, carries, rows = words.take(), words.take(), words.take()
+    carry_list, row_list = run.each(words, carries, 7), run.each(words, rows, 3)
+    last = f.sub(length, 1)
+
+    def turn(t: str) -> None:
+        def carry(record: _Words) -> None:
+            enter, leave, initial, result, a, b = (record.take() for _ in range(6))
+            f.store("i64", _swap(f, t, initial, a, b), f.address("i64", table, enter), 8)
+            after = f.select("i64", f.compare("eq", "i64", t, last), result, _swap(f, f.add(t, 1), initial, a, b))
+            f.store("i64", after, f.address("i64", table, leave), 8)
+
+        def row(record: _Words) -> None:
+            region, first, stride = (record.take() for _ in range(3))
+            f.store("i64", f.add(first, f.mul(t, stride)), f.address("i64", table, region), 8)
+
+        run.records(carry_list, carries, carry)
+        run.records(row_list, rows, row)
+        run.walk(table, program, steps)
+
+    def more(state: list[str]) -> str:
+        return f.binary("and", "i1", f.compare("slt", "i64", state[0], length), run.is_well())
+
+    def body(state: list[str]) -> list[Value]:
+        turn(state[0])
+        return [f.add(state[0], 1)]
+
+    while_loop(f, [("i64", 0)], more, body)
+
+    def untouched(record: _Words) -> None:
+        _, _ = record.take(), record.take()
+        initial, result, _, _, size = (record.take(kind) for kind in ("ptr", "ptr", "i64", "i64", "i64"))
+        copy(f, result, initial, size)
+
+    f.if_(f.compare("eq", "i64", length, 0), lambda: run.records(carry_list, carries, untouched))
+    f.ret()
+
+
+def _emit_while(module: Module) -> None:
+    """Behind the test's and the body's start: limit, address of the test, carries × (test in, in, out, initial, last, a, b, bytes)."""
+    f = kernel(module, "while")
+    run = _Runner(f)
+    words = _Words(f, HEAD)
+    test_table, test_program, test_steps = run.start(words)
+    table, program, steps = run.start(words)
+    limit, flag, carries = words.take(), words.take("ptr"), words.take()
+    carry_list = run.each(words, carries, 8)
+
+    def set_tables(t: Value, record: _Words) -> None:
+        asked, enter, leave, initial, _, a, b = (record.take() for _ in range(7))
+        now = _swap(f, t, initial, a, b)
+        f.store("i64", now, f.address("i64", test_table, asked), 8)
+        f.store("i64", now, f.address("i64", table, enter), 8)
+        f.store("i64", _swap(f, f.add(t, 1), initial, a, b), f.address("i64", table, leave), 8)
+
+    def turn(state: list[str]) -> list[Value]:
+        t, _ = state
+        run.records(carry_list, carries, lambda record: set_tables(t, record))
+        run.walk(test_table, test_program, test_steps)
+        holds = f.compare("ne", "i8", f.load("i8", flag, 1), 0)
+        goes_on = f.binary("and", "i1", holds, run.is_well())
+        f.if_(goes_on, lambda: run.walk(table, program, steps))
+        return [f.add(t, f.convert("zext", "i1", goes_on, "i64")), goes_on]
+
+    def more(state: list[str]) -> str:
+        return f.binary("and", "i1", state[1], f.compare("slt", "i64", state[0], limit))
+
+    turns, _ = while_loop(f, [("i64", 0), ("i1", "true")], more, turn)
+
+    def finish(record: _Words) -> None:
+        for _ in range(3):
+            record.take()
+        initial, result, a, b, size = (record.take() for _ in range(5))
+        found = f.op(f"inttoptr i64 {_swap(f, turns, initial, a, b)} to ptr")
+        copy(f, f.op(f"inttoptr i64 {result} to ptr"), found, size)
+
+    run.records(carry_list, carries, finish)
+    f.ret()
+
+
+def _emit_cond(module: Module) -> None:
+    """The predicate's address, words to the second body, then both bodies."""
+    f = kernel(module, "cond")
+    run = _Runner(f)
+    words = _Words(f, HEAD)
+    predicate, second = words.take("ptr"), words.take()
+    holds = f.compare("ne", "i8", f.load("i8", predicate, 1), 0)
+    branch = _Words(f, f.select("i64", holds, HEAD + 2, second))
+    table, program, steps = run.start(branch)
+    run.walk(table, program, steps)
+    f.ret()
+
+
+def _native_bodies(graphs: list[tuple[Graph, range]], target: Target) -> list[Body] | None:
+    """Bodies of graphs and the inputs that stay the same; None where one has a step that runs in Python."""
+    bodies = [make_body(graph, constant, target) for graph, constant in graphs]
+    return None if any(b.host_steps for b in bodies) else bodies
+
+
+def _bytes(shape: tuple[Dim, ...], itemsize: int, sizes: Sizes) -> int:
+    return math.prod(numbers(shape, sizes)) * itemsize
+
+
+@override("scan")
+def _scan(node: Node, target: Target) -> NativeOp | None:
+    op = node.op
+    graph, carries, consts = op.body, op.num_carry, op.num_consts  # type: ignore[attr-defined]
+    first = carries + consts
+    varies = len(graph.inputs) > consts
+    made = _native_bodies([(graph, range(carries, first) if varies else range(0))], target)
+    if made is None:
+        return None
+    (body,) = made
+
+    def plan(sizes: Sizes) -> Planned:
+        (length,) = numbers([op.length], sizes)  # type: ignore[attr-defined]
+        bound = body.bind_body(sizes, 0)
+        layout = layout_from(bound.end)
+        moving = bound.inputs if varies else ()
+        shared = bound.params if varies else bound.inputs
+        fixed = [(region, ("input", carries + i)) for i, region in enumerate(shared)]
+        records: list[Slot] = []
+        for i in range(carries):
+            kind = graph.results[i].type
+            size = _bytes(kind.shape, kind.dtype.itemsize, sizes)
+            places: list[Slot] = [("input", i), ("output", i), ("workspace", layout.take(size)), ("workspace", layout.take(size))]
+            records += [*number_slots(moving[i], bound.results[i]), *places, ("number", size)]
+        rows = [(region, "input", first + i, graph.inputs[first + i]) for i, region in enumerate(moving[carries:])]
+        rows += [(bound.results[i], "output", i, x) for i, x in enumerate(graph.results) if i >= carries]
+        for region, kind, number, x in rows:
+            stride = _bytes(x.type.shape, x.dtype.itemsize, sizes)
+            start = (length - 1) * stride if op.reverse and length else 0  # type: ignore[attr-defined]
+            where: Slot = (f"{kind}_at", (number, start))
+            records += [("number", region), where, ("number", -stride if op.reverse else stride)]  # type: ignore[attr-defined]
+        slots = [*_head(), *bound.slots(fixed), *number_slots(length, carries, len(rows)), *records]
+        return Planned([Call("scan", slots)], layout.top, (bound, body))
+
+    return NativeOp("scan", _emit_scan, ("scan",), plan)
+
+
+@override("while")
+def _while(node: Node, target: Target) -> NativeOp | None:
+    op = node.op
+    carries, limit = op.num_carry, op.max_iterations  # type: ignore[attr-defined]
+    consts = range(carries, len(node.inputs)) if carries else range(0)
+    made = _native_bodies([(op.cond, consts), (op.body, consts)], target)  # type: ignore[attr-defined]
+    if made is None:
+        return None
+    test, body = made
+
+    def shared(bound: BoundBody) -> list[tuple[int, Slot]]:
+        regions = bound.params if carries else bound.inputs
+        return [(region, ("input", carries + i)) for i, region in enumerate(regions)]
+
+    def plan(sizes: Sizes) -> Planned:
+        asked = test.bind_body(sizes, 0)
+        turned = body.bind_body(sizes, asked.end)
+        layout = layout_from(turned.end)
+        flag: Slot = ("workspace", layout.take(8))
+        records: list[Slot] = []
+        for i in range(carries):
+            size = _bytes(node.types[i].shape, node.types[i].dtype.itemsize, sizes)
+            places: list[Slot] = [("input", i), ("output", i), ("workspace", layout.take(size)), ("workspace", layout.take(size))]
+            records += [*number_slots(asked.inputs[i], turned.inputs[i], turned.results[i]), *places, ("number", size)]
+        slots = [*_head(), *asked.slots([*shared(asked), (asked.results[0], flag)]), *turned.slots(shared(turned))]
+        slots += [("number", NO_LIMIT if limit is None else limit), flag, ("number", carries), *records]
+        return Planned([Call("while", slots)], layout.top, (asked, turned, made))
+
+    return NativeOp("while", _emit_while, ("while",), plan)
+
+
+@override("cond")
+def _cond(node: Node, target: Target) -> NativeOp | None:
+    op = node.op
+    made = _native_bodies([(op.then, range(0)), (op.orelse, range(0))], target)  # type: ignore[attr-defined]
+    if made is None:
+        return None
+
+    def plan(sizes: Sizes) -> Planned:
+        bound = [body.bind_body(sizes, 0) for body in made]  # only one of them runs: they share the workspace
+        branches = []
+        for one in bound:
+            ends = [(region, ("input", i + 1)) for i, region in enumerate(one.inputs)]
+            ends += [(region, ("output", i)) for i, region in enumerate(one.results)]
+            branches.append(one.slots(ends))
+        second = HEAD + 2 + len(branches[0])
+        slots = [*_head(), ("input", 0), ("number", second), *branches[0], *branches[1]]
+        return Planned([Call("cond", slots)], max(one.end for one in bound), (bound, made))
+
+    return NativeOp("cond", _emit_cond, ("cond",), plan)

@@ -1,0 +1,294 @@
+"""sort, argsort and topk along any axis, and search in sorted numbers.
+
+Rows are turned into unsigned integers with the order of their elements (see `sorter`), put in order in a workspace, and
+written back: elements for sort, positions for argsort, the best ones of both for topk.
+"""
+
+from __future__ import annotations
+
+from strata.backends.llvm.builder import Function, Module, Value, constant, vector
+from strata.backends.llvm.native import around, arguments, kernel, number_slots, numbers, while_loop
+from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, override
+from strata.backends.llvm.sorter import Layout, emit_sort, from_key, key_bits, order_key
+from strata.core import DType, Target
+from strata.mir import Node
+
+SLOTS = 16  # rows that can be in work at a time: each has its own place in the workspace
+FEWER_SLOTS = 4  # for rows above this size
+LONG_ROW = 1 << 16
+FEW = 4  # topk keeps candidates while k is less than this part of a row; else the row is sorted
+
+
+class _Rows:
+    """Emits the work on one row: element i of a row starting at `base` lies at base + i · stride."""
+
+    def __init__(self, f: Function, dtype: DType, layout: Layout, descending: bool) -> None:
+        self.f, self.dtype, self.layout, self.descending = f, dtype, layout, descending
+        self.raw = f"i{key_bits(dtype)}"
+        self.one_zero = layout.shift > 0
+
+    def key(self, raw: str, lanes: int) -> str:
+        return order_key(self.f, self.dtype, raw, lanes, descending=self.descending, one_zero=self.one_zero)
+
+    def element(self, key: str, index: Value) -> str:
+        """A key and, where there is room for it, its position."""
+        f, layout = self.f, self.layout
+        if not layout.shift:
+            return key
+        high = f.binary("shl", layout.type, f.convert("zext", self.raw, key, layout.type), constant(layout.type, layout.shift))
+        return f.binary("or", layout.type, high, f.convert("zext", "i64", index, layout.type))
+
+    def read(self, source: Value, index: Value, stride: Value) -> str:
+        return self.f.load(self.raw, self.f.address(self.raw, source, self.f.mul(index, stride)), self.dtype.itemsize)
+
+    def load_row(self, source: Value, stride: Value, span: Value, n: Value, lanes: int) -> None:
+        """All elements of a row, as they are sorted, to a span of the workspace."""
+        f, layout = self.f, self.layout
+
+        def one(i: str, _: list[str]) -> None:
+            element = self.element(self.key(self.read(source, i, stride), 1), i)
+            f.store(layout.type, element, f.address(layout.type, span, i), layout.align)
+
+        def whole() -> None:
+            type_ = vector(self.raw, lanes)
+            end = f.round_down(n, lanes)
+
+            def some(i: str, _: list[str]) -> None:
+                raw = f.load(type_, f.address(self.raw, source, i), self.dtype.itemsize)
+                f.store(type_, self.key(raw, lanes), f.address(self.raw, span, i), self.dtype.itemsize)
+
+            f.loop(0, end, lanes, (), some)
+            f.loop(end, n, 1, (), one)
+
+        if layout.shift:
+            f.loop(0, n, 1, (), one)
+        else:
+            f.if_(f.compare("eq", "i64", stride, 1), whole, lambda: f.loop(0, n, 1, (), one) and None)
+
+    def store_keys(self, span: Value, to: Value, stride: Value, n: Value, lanes: int) -> None:
+        f = self.f
+
+        def one(i: str, _: list[str]) -> None:
+            key = f.load(self.raw, f.address(self.raw, span, i), self.dtype.itemsize)
+            value = from_key(f, self.dtype, key, 1, descending=self.descending)
+            f.store(self.raw, value, f.address(self.raw, to, f.mul(i, stride)), self.dtype.itemsize)
+
+        def whole() -> None:
+            type_ = vector(self.raw, lanes)
+            end = f.round_down(n, lanes)
+
+            def some(i: str, _: list[str]) -> None:
+                keys = f.load(type_, f.address(self.raw, span, i), self.dtype.itemsize)
+                values = from_key(f, self.dtype, keys, lanes, descending=self.descending)
+                f.store(type_, values, f.address(self.raw, to, i), self.dtype.itemsize)
+
+            f.loop(0, end, lanes, (), some)
+            f.loop(end, n, 1, (), one)
+
+        f.if_(f.compare("eq", "i64", stride, 1), whole, lambda: f.loop(0, n, 1, (), one) and None)
+
+    def position(self, span: Value, i: Value) -> str:
+        f, layout = self.f, self.layout
+        element = f.load(layout.type, f.address(layout.type, span, i), layout.align)
+        low = f.convert("trunc", layout.type, element, "i64") if layout.bits > 64 else element
+        return f.binary("and", "i64", low, (1 << layout.shift) - 1) if layout.shift < 64 else low
+
+
+def _emit(module: Module, dtype: DType, target: Target, what: str, descending: bool) -> None:
+    """Slots of rows. Arguments: source, out, ids, workspace, bytes of a slot, n, inner, rows, slots, k."""
+    layout = Layout.of(dtype, with_position=what != "sort")
+    sort = emit_sort(module, layout, key_bits(dtype))
+    lanes = target.lanes(dtype.itemsize)
+    f = kernel(module, what)
+    source, out, ids, workspace, slot_bytes, n, inner, rows, slots, k = arguments(f, "ppppiiiiii")
+    work = _Rows(f, dtype, layout, descending)
+    size = layout.size
+
+    def slot(point: str, _: list[str]) -> None:
+        a = f.address("i8", workspace, f.mul(point, slot_bytes))
+        first = f.binary("udiv", "i64", f.mul(point, rows), slots)
+        last = f.binary("udiv", "i64", f.mul(f.add(point, 1), rows), slots)
+
+        def row(r: str, _: list[str]) -> None:
+            outer, column = f.binary("udiv", "i64", r, inner), f.binary("urem", "i64", r, inner)
+            begin = f.address(work.raw, source, f.add(f.mul(f.mul(outer, n), inner), column))
+            start = f.add(f.mul(f.mul(outer, k), inner), column)
+            if what == "topk_few":
+                result = _candidates(f, work, sort, begin, inner, n, k, a, f.binary("lshr", "i64", slot_bytes, 1), lanes)
+            else:
+                b = f.address("i8", a, f.binary("lshr", "i64", slot_bytes, 1))
+                work.load_row(begin, inner, a, n, lanes)
+                result = f.call("ptr", sort, ("ptr", a), ("ptr", b), ("i64", n))
+            if what == "sort":
+                work.store_keys(result, f.address(work.raw, out, start), inner, k, lanes)
+                return
+
+            def one(i: str, _: list[str]) -> None:
+                position = work.position(result, i)
+                at = f.add(start, f.mul(i, inner))
+                f.store("i64", position, f.address("i64", ids, at), 8)
+                if what != "argsort":
+                    value = work.read(begin, position, inner)
+                    f.store(work.raw, value, f.address(work.raw, out, at), dtype.itemsize)
+
+            f.loop(0, k, 1, (), one)
+
+        f.loop(first, last, 1, (), row)
+
+    assert size
+    f.loop("%begin", "%end", 1, (), slot)
+    f.ret()
+
+
+def _candidates(
+    f: Function, work: _Rows, sort: str, begin: Value, stride: Value, n: Value, k: Value, a: Value, half: Value, lanes: int
+) -> str:
+    """The k first elements in order: those that beat the k-th so far are kept, and thinned out when the span is full."""
+    layout, raw = work.layout, work.raw
+    b = f.address("i8", a, half)
+    room = f.sub(f.binary("lshr", "i64", half, layout.size.bit_length() - 1), lanes)
+    most = constant(layout.type, -1)
+
+    def thin(count: Value) -> tuple[str, str]:
+        """Keep the best k of the span; returns how many there are, and the one to beat."""
+        result = f.call("ptr", sort, ("ptr", a), ("ptr", b), ("i64", count))
+        kept = f.smin(count, k)
+
+        def back() -> None:
+            f.call(
+                "void", "llvm.memcpy.p0.p0.i64", ("ptr", a), ("ptr", result), ("i64", f.mul(kept, layout.size)), ("i1", "false")
+            )
+
+        f.if_(f.compare("ne", "ptr", result, a), back)
+
+        def worst() -> list[str]:
+            return [f.load(layout.type, f.address(layout.type, a, f.sub(k, 1)), layout.align)]
+
+        (limit,) = f.if_(f.compare("eq", "i64", kept, k), worst, lambda: [most], [layout.type])
+        return str(kept), limit
+
+    def push(i: Value, state: list[str]) -> list[str]:
+        count, limit = state
+        element = work.element(work.key(work.read(begin, i, stride), 1), i)
+        f.store(layout.type, element, f.address(layout.type, a, count), layout.align)
+        kept = f.convert("zext", "i1", f.compare("ult", layout.type, element, limit), "i64")
+        return [str(f.add(count, kept)), limit]
+
+    def full(state: list[str]) -> list[str]:
+        return f.if_(
+            f.compare("sge", "i64", state[0], room), lambda: list(thin(state[0])), lambda: state, ["i64", layout.type]
+        )
+
+    carried = [("i64", 0), (layout.type, most)]
+
+    def scattered() -> list[str]:
+        return f.loop(0, n, 1, carried, lambda i, state: full(push(i, state)))
+
+    def together() -> list[str]:
+        type_ = vector(raw, lanes)
+        end = f.round_down(n, lanes)
+
+        def some(i: str, state: list[str]) -> list[str]:
+            keys = work.key(f.load(type_, f.address(raw, begin, i), work.dtype.itemsize), lanes)
+            bound = f.convert("trunc", layout.type, f.binary("lshr", layout.type, state[1], constant(layout.type, layout.shift)), raw)
+            hits = f.compare("ule", type_, keys, f.splat(type_, bound))
+            found = f.call("i1", f"llvm.vector.reduce.or.v{lanes}i1", (f"<{lanes} x i1>", hits))
+
+            def each() -> list[str]:
+                return full(f.loop(i, f.add(i, lanes), 1, list(zip(("i64", layout.type), state, strict=True)), push))
+
+            return f.if_(found, each, lambda: state, ["i64", layout.type])
+
+        state = f.loop(0, end, lanes, carried, some)
+        return f.loop(end, n, 1, list(zip(("i64", layout.type), state, strict=True)), lambda i, s: full(push(i, s)))
+
+    count, _ = f.if_(f.compare("eq", "i64", stride, 1), together, scattered, ["i64", layout.type])
+    thin(count)
+    return str(a)
+
+
+def _ordered(node: Node, target: Target, what: str, descending: bool) -> NativeOp:
+    (x,) = node.inputs
+    dtype, axis = x.dtype, node.op.axis  # type: ignore[attr-defined]
+    layout = Layout.of(dtype, with_position=what != "sort")
+    names = ("topk", "topk_few") if what == "topk" else (what,)
+    lanes = target.lanes(dtype.itemsize)
+
+    def plan(sizes: Sizes) -> Planned:
+        outer, n, inner = around(x.shape, axis, sizes)
+        k = node.op.k if what == "topk" else n  # type: ignore[attr-defined]
+        rows = outer * inner
+        if rows * n * k == 0:
+            return Planned(())
+        few = what == "topk" and k * FEW < n
+        slots = min(rows, SLOTS if n < LONG_ROW else FEWER_SLOTS)
+        span = (max(4 * k, 256) + 2 * lanes if few else n) * layout.size
+        bytes_ = 2 * (-(-span // 64) * 64)
+        outputs = {"sort": (0, 0), "argsort": (0, 0), "topk": (0, 1)}[what]
+        slots_ = [("input", 0), *(("output", i) for i in outputs), ("workspace", 0)]
+        call = Call("topk_few" if few else what, [*slots_, *number_slots(bytes_, n, inner, rows, slots, k)], slots)
+        return Planned([call], bytes_ * slots)
+
+    def emit(module: Module) -> None:
+        for name in names:
+            _emit(module, dtype, target, name, descending)
+
+    return NativeOp(f"order {what} {dtype} {descending}", emit, names, plan)
+
+
+@override("sort")
+def _sort(node: Node, target: Target) -> NativeOp:
+    return _ordered(node, target, "sort", node.op.descending)  # type: ignore[attr-defined]
+
+
+@override("argsort")
+def _argsort(node: Node, target: Target) -> NativeOp:
+    return _ordered(node, target, "argsort", node.op.descending)  # type: ignore[attr-defined]
+
+
+@override("topk")
+def _topk(node: Node, target: Target) -> NativeOp:
+    return _ordered(node, target, "topk", node.op.largest)  # type: ignore[attr-defined]
+
+
+@override("searchsorted", whole=True)
+def _searchsorted(node: Node, target: Target) -> NativeOp:
+    """A binary search for each number. -0 and 0 are equal, NaN is the largest."""
+    table, x = node.inputs
+    right = node.op.right  # type: ignore[attr-defined]
+
+    def emit(module: Module) -> None:
+        f = kernel(module, "search")
+        sorted_, wanted, out, n, per_batch = arguments(f, "pppii")
+        work = _Rows(f, x.dtype, Layout.of(x.dtype, with_position=True), False)
+
+        def one(point: str, _: list[str]) -> None:
+            row = f.address(work.raw, sorted_, f.mul(f.binary("udiv", "i64", point, per_batch), n))
+            key = work.key(work.read(wanted, point, 1), 1)
+
+            def halve(state: list[str]) -> list[Value]:
+                low, high = state
+                middle = f.binary("lshr", "i64", f.add(low, high), 1)
+                here = work.key(work.read(row, middle, 1), 1)
+                before = f.compare("ule" if right else "ult", work.raw, here, key)
+                return [f.select("i64", before, f.add(middle, 1), low), f.select("i64", before, high, middle)]
+
+            found, _ = while_loop(f, (("i64", 0), ("i64", n)), lambda s: f.compare("slt", "i64", *s), halve)
+            f.store("i64", found, f.address("i64", out, point), 8)
+
+        f.loop("%begin", "%end", 1, (), one)
+        f.ret()
+
+    def plan(sizes: Sizes) -> Planned:
+        *batch, n = numbers(table.shape, sizes)
+        shape = numbers(x.shape, sizes)
+        per_batch = 1
+        for size in shape[len(batch) :]:
+            per_batch *= size
+        count = per_batch
+        for size in batch:
+            count *= size
+        slots = [("input", 0), ("input", 1), ("output", 0), *number_slots(n, max(per_batch, 1))]
+        return Planned([Call("search", slots, count, 512)])
+
+    return NativeOp(f"search {x.dtype} {right}", emit, ("search",), plan)
