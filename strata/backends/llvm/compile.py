@@ -97,12 +97,18 @@ def bind_sizes(kernel: Kernel, inputs: Sequence[Any], sizes: Mapping[str, int] |
     return known
 
 
+def emit_text(lowered: Sequence[Lowered], target: Target) -> str:
+    """LLVM IR of several kernels as one module; their names must differ."""
+    module = Module(target.triple)
+    for item in lowered:
+        emit_kernel(module, item.kernel, item.nest, item.schedule, target)
+    return module.text()
+
+
 def compile_kernel(kernel: Kernel, target: Target | None = None, schedule: Schedule | None = None) -> NativeKernel:
     """One kernel as one module."""
     host = target or Target.host()
     lowered = lower(kernel, host, schedule)
-    module = Module(host.triple)
-    emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, host)
-    text = module.text()
+    text = emit_text([lowered], host)
     code = jit.compile_and_load(text, [kernel.name], host)
     return NativeKernel(kernel, lowered, code, code.address(kernel.name), text)

@@ -1,0 +1,143 @@
+"""The thread pool and native programs: many callers, forks, restarts, symbolic sizes, limits of containers."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from strata.backends.llvm import Argument, Pool, Program, Step, compile_kernel, default_pool, region_table
+from strata.backends.llvm.pool import native_code
+from strata.backends.llvm.threads import available_threads, cgroup_quota
+from strata.core import sym
+from strata.errors import CompileError, RunError
+from tests.unit.kernel import samples
+
+ROWS = sym("R")
+
+
+def softmax_program() -> tuple[Program, dict[str, int]]:
+    kernel = compile_kernel(samples.softmax(ROWS, 130).kernel)
+    KEEP.append(kernel)
+    arguments = ((0, 1), (1, 2))
+    steps = tuple(
+        Step("softmax", (Argument(a), Argument(b), Argument(None, ROWS)), kernel.lowered.points, 16) for a, b in arguments
+    )
+    return Program(steps, 3), {"softmax": kernel.address}
+
+
+KEEP: list[object] = []
+
+
+def expected(x: np.ndarray) -> np.ndarray:
+    softmax = samples.softmax(ROWS, 130).reference
+    return softmax(softmax(x).astype(np.float32))
+
+
+def arrays(rows: int) -> list[np.ndarray]:
+    x = np.random.default_rng(rows).normal(size=(rows, 130)).astype(np.float32)
+    return [x, np.zeros_like(x), np.zeros_like(x)]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_program(threads: int) -> None:
+    program, functions = softmax_program()
+    for rows in (1, 5, 333):
+        bound = program.bind(functions, {"R": rows})
+        held = arrays(rows)
+        bound.run(region_table([a.ctypes.data for a in held]), threads=threads)
+        np.testing.assert_allclose(held[2], expected(held[0]), rtol=1e-5)
+
+
+def test_ranges_of_steps() -> None:
+    program, functions = softmax_program()
+    held = arrays(40)
+    regions = region_table([a.ctypes.data for a in held])
+    bound = program.bind(functions, {"R": 40})
+    bound.run(regions, first=0, last=1)
+    assert not held[2].any()
+    bound.run(regions, first=1, last=2)
+    np.testing.assert_allclose(held[2], expected(held[0]), rtol=1e-5)
+
+
+def test_concurrent_callers() -> None:
+    program, functions = softmax_program()
+    bound = program.bind(functions, {"R": 200})
+    wrong: list[int] = []
+
+    def call(number: int) -> None:
+        held = arrays(200)
+        regions = region_table([a.ctypes.data for a in held])
+        wanted = expected(held[0])
+        for _ in range(20):
+            held[2][:] = 0
+            bound.run(regions, threads=3)
+            if not np.allclose(held[2], wanted, rtol=1e-5):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=call, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not wrong and not any(t.is_alive() for t in threads)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_fork() -> None:
+    program, functions = softmax_program()
+    bound = program.bind(functions, {"R": 200})
+    held = arrays(200)
+    regions = region_table([a.ctypes.data for a in held])
+    wanted = expected(held[0])
+    bound.run(regions, threads=2)
+    child = os.fork()
+    if child == 0:
+        held[2][:] = 0
+        bound.run(regions, threads=2)
+        os._exit(0 if np.allclose(held[2], wanted, rtol=1e-5) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    bound.run(regions, threads=2)
+
+
+def test_stop_and_start_again() -> None:
+    pool = Pool()
+    nothing = native_code().address("nothing")
+    pool.parallel(nothing, 0, 100, 1, 4)
+    assert pool.workers == 3
+    pool.stop()
+    assert pool.workers == 0
+    pool.parallel(nothing, 0, 100, 1, 2)
+    assert pool.workers == 1
+    pool.stop()
+
+
+def test_bad_programs() -> None:
+    with pytest.raises(CompileError, match="region 3 of 2"):
+        Program((Step("k", (Argument(3),), 1),), 2)
+    with pytest.raises(RunError, match="R is not bound"):
+        Program((Step("k", (), ROWS),), 0).bind({"k": native_code().address("nothing")})
+
+
+def test_steps_without_points_are_left_out() -> None:
+    Program((Step("k", (), sym("N", 0)),), 0).bind({"k": 0}, {"N": 0}).run(region_table([]))
+
+
+def test_thread_count_follows_the_container(tmp_path: Path) -> None:
+    (tmp_path / "membership").write_text("0::/box\n")
+    (tmp_path / "root/box").mkdir(parents=True)
+    (tmp_path / "root/box/cpu.max").write_text("150000 100000\n")
+    assert cgroup_quota(str(tmp_path / "root"), str(tmp_path / "membership")) == 1.5
+    (tmp_path / "root/box/cpu.max").write_text("max 100000\n")
+    assert cgroup_quota(str(tmp_path / "root"), str(tmp_path / "membership")) is None
+    (tmp_path / "membership").write_text("4:cpu,cpuacct:/box\n")
+    (tmp_path / "root/cpu/box").mkdir(parents=True)
+    (tmp_path / "root/cpu/box/cpu.cfs_quota_us").write_text("200000")
+    (tmp_path / "root/cpu/box/cpu.cfs_period_us").write_text("100000")
+    assert cgroup_quota(str(tmp_path / "root"), str(tmp_path / "membership")) == 2.0
+    assert available_threads(3) == 3
+    assert default_pool().default_threads >= 1

@@ -1,0 +1,87 @@
+"""The stated error bounds: at most 2 ulp in f32 (against f64), at most 4 in f64 (against 40 digits)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+
+from strata.backends.llvm.compile import compile_kernel
+from strata.core import DType, Target, f32, f64, sym
+from strata.kernel import SCALARS, KernelBuilder, apply
+
+RANGES = {
+    "exp": (-104, 89), "exp2": (-150, 128), "expm1": (-20, 89), "log": (0, 100), "log2": (0, 100), "log1p": (-1, 100),
+    "sin": (-3000, 3000), "cos": (-3000, 3000), "tan": (-50, 50), "asin": (-1, 1), "acos": (-1, 1), "atan": (-50, 50),
+    "sinh": (-88, 88), "cosh": (-88, 88), "tanh": (-10, 10), "asinh": (-50, 50), "acosh": (1, 50), "atanh": (-1, 1),
+    "erf": (-5, 5), "erfc": (-5, 9), "sigmoid": (-100, 100), "sqrt": (0, 100), "rsqrt": (0, 100),
+}  # fmt: skip
+EDGES = (0.0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 1e-45, -1e-40, 88.7, -87.5, -104, 710, -746, 1e30, -1e30, 1e5, 1e10)
+TARGETS = [name for name in ("host", "avx2", "baseline") if Target.named(name).runs_on(Target.host())]
+
+
+def points(name: str, dtype: DType, count: int) -> Any:
+    rng = np.random.default_rng(7)
+    low, high = RANGES[name]
+    wide, narrow = rng.uniform(low, high, count), rng.uniform(low, high, count) / 100
+    huge = np.exp(rng.uniform(-80, 80, count // 4)) * rng.choice([-1, 1], count // 4)
+    return np.concatenate([EDGES, wide, narrow, huge]).astype(dtype.np)
+
+
+def native(name: str, dtype: DType, target: str, x: Any) -> Any:
+    k = KernelBuilder("k")
+    view = k.input("x", dtype[sym("n")])
+    k.output("y", dtype[sym("n")], lambda ix: apply(name, view[ix[0]]))
+    return compile_kernel(k.build(), Target.named(target))(x)[0]
+
+
+def check_specials(x: Any, got: Any, wanted: Any) -> None:
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(wanted))
+    infinite = np.isinf(got) | np.isinf(wanted)
+    np.testing.assert_array_equal(got[infinite], wanted[infinite])
+    zero = (wanted == 0) & (got == 0)
+    np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(wanted[zero]), err_msg=str(x[zero]))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", RANGES)
+def test_single(name: str, target: str) -> None:
+    x = points(name, f32, 20000)
+    got = native(name, f32, target, x)
+    exact = np.asarray(SCALARS[name].numpy(x.astype(np.float64)))
+    with np.errstate(over="ignore"):
+        wanted = exact.astype(np.float32)
+    check_specials(x, got, wanted)
+    finite = np.isfinite(got) & np.isfinite(wanted)
+    error = np.abs(got[finite] - exact[finite]) / np.spacing(np.abs(wanted[finite]))
+    worst = int(error.argmax())
+    assert error.max() <= 2.0, f"{error.max():.2f} ulp at {x[finite][worst]!r}"
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_double(name: str) -> None:
+    x = points(name, f64, 300)
+    got = native(name, f64, "host", x)
+    check_specials(x, got, np.asarray(SCALARS[name].numpy(x)))
+    with mpmath.workdps(40):
+        for point, value in zip(x, got, strict=True):
+            if np.isfinite(value) and np.isfinite(point):
+                exact = _exact(name, mpmath.mpf(float(point)))
+                spacing = float(np.spacing(abs(float(exact)))) or 5e-324
+                assert abs(mpmath.mpf(float(value)) - exact) <= 4 * spacing, (point, value)
+
+
+def _exact(name: str, x: Any) -> Any:
+    match name:
+        case "sigmoid":
+            return 1 / (1 + mpmath.exp(-x))
+        case "rsqrt":
+            return 1 / mpmath.sqrt(x)
+        case "exp2":
+            return mpmath.mpf(2) ** x
+        case "log2":
+            return mpmath.log(x) / mpmath.log(2)
+        case _:
+            return getattr(mpmath, name)(x)
