@@ -140,13 +140,13 @@ def emit_convolution(
     name = name or f"conv_{spec.product.name}"
     finish = emit_finish(module, spec.product, f"{name}_finish", epilogue)
     f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
-    driver = _ConvDriver(f, spec, finish)
+    driver = ConvDriver(f, spec, finish)
     f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
     f.ret()
     return name
 
 
-class _ConvDriver(Driver):
+class ConvDriver(Driver):
     """The driver of a contraction, with a table of addresses in place of A."""
 
     def __init__(self, f: Function, spec: Convolution, finish: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from strata.backends.llvm.builder import Module
 from strata.backends.llvm.conv import Convolution, Window, emit_convolution, plan_convolution
+from strata.backends.llvm.conv_depthwise import emit_depthwise, plan_depthwise
 from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
 from strata.backends.llvm.jit import Code, compile_and_load
 from strata.core import DType, Target, f32, f64
@@ -111,3 +112,43 @@ def test_stack_use_is_bounded() -> None:
     for pixels, channels, side in itertools.product((1, 49, 50000), (1, 64, 512), (1, 3, 7, 31)):
         spec = plan_convolution(pixels, 64, channels, Window((side, side), (1, 1), (1, 1), (1, 1)), HOST)
         assert spec.stack_bytes <= 256 << 10, str(spec)
+
+
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+@pytest.mark.parametrize("channels", [1, 16, 33, 96, 130])
+def test_depthwise(channels: int, dtype: DType) -> None:
+    rng = np.random.default_rng(0)
+    for sizes, kernel, stride, padding, dilation in (
+        ((7, 7), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)), ((9, 8), (5, 3), (2, 1), ((2, 2), (0, 1)), (1, 2)),
+        ((20,), (4,), (1,), ((3, 0),), (1,)),
+    ):  # fmt: skip
+        spread = (1,) * len(sizes)
+        op = Conv(stride=stride, padding=padding, dilation=dilation, groups=channels, input_dilation=spread)
+        x, w = rng.standard_normal((2, channels, *sizes)), rng.standard_normal((channels, 1, *kernel))
+        exact = op.numpy(x, w)
+        counts = exact.shape[2:]
+        pixels = 2 * int(np.prod(counts))
+        window = Window(kernel, stride, dilation, spread)
+        spec = plan_depthwise(pixels, channels, window, HOST, dtype=dtype, width=counts[-1])
+        module = Module(HOST.triple)
+        code = compile_and_load(module_text(module, spec), ["depthwise"], HOST)
+        nhwc = np.ascontiguousarray(np.moveaxis(x, 1, -1).astype(dtype.np))
+        weights = np.ascontiguousarray(w.reshape(channels, -1).T.astype(dtype.np))
+        out = np.full((2, *counts, channels), 77, dtype.np)
+        strides = [s // nhwc.itemsize for s in nhwc.strides]
+        values = dict(
+            a=nhwc.ctypes.data, b=weights.ctypes.data, out=out.ctypes.data, m=pixels, n=channels, k=len(weights),
+            a_row=0, a_k=1, out_row=channels, out_column=1, batch0_extent=1, batch0_a=0, batch0_b=0, batch0_out=0,
+            x_image=strides[0],
+        )  # fmt: skip
+        for axis in range(len(sizes)):
+            values |= {f"size{axis}": sizes[axis], f"count{axis}": counts[axis], f"low{axis}": padding[axis][0]}
+            values[f"x{axis}"] = strides[axis + 1]
+        block = np.array([values[s] for s in spec.product.slots], np.int64)
+        KERNEL(code.address("depthwise"))(block.ctypes.data, 0, spec.product.chunk_count(pixels, channels))
+        assert np.allclose(np.moveaxis(out, -1, 1), exact, atol=2e-4 if dtype is f32 else 1e-12)
+
+
+def module_text(module: Module, spec: Convolution) -> str:
+    emit_depthwise(module, spec, None, "depthwise")
+    return module.text()
