@@ -1,6 +1,7 @@
 """Plain data that every layer speaks: element types, sizes, tensor types, targets, source places."""
 
 from strata.core.dims import (
+    Atom,
     Dim,
     Symbol,
     SymExpr,

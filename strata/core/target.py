@@ -11,7 +11,8 @@ from typing import Final
 from strata.errors import CompileError
 
 _AVX2: Final = (
-    "sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe", "cx16",
+    "sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe",
+    "cx16",
 )  # fmt: skip
 _AVX512: Final = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
 _LEVELS: Final = {
@@ -22,8 +23,8 @@ _LEVELS: Final = {
 }
 # features of the host worth generating code for; the rest of what the processor reports is left out, so that a
 # target's text (and with it every cache key) depends only on what can change the code
-_KNOWN: Final = frozenset((*_AVX512, "neon", "fp-armv8", "avx512vnni", "avx512bf16", "avx512vbmi", "avxvnni", "amx-tile",
-                           "amx-int8", "amx-bf16", "avx512fp16", "dotprod", "fullfp16", "bf16", "i8mm"))  # fmt: skip
+_KNOWN: Final = frozenset((*_AVX512, "neon", "fp-armv8", "avx512vnni", "avx512bf16", "avx512vbmi", "avxvnni",
+                           "amx-tile", "amx-int8", "amx-bf16", "avx512fp16", "dotprod", "fullfp16", "bf16", "i8mm"))  # fmt: skip
 _LINUX_NAMES: Final = {
     "sse4_1": "sse4.1", "sse4_2": "sse4.2", "pni": "sse3", "bmi1": "bmi", "abm": "lzcnt", "avx512_vnni": "avx512vnni",
     "avx512_bf16": "avx512bf16", "avx512_vbmi": "avx512vbmi", "avx_vnni": "avxvnni", "amx_tile": "amx-tile",

@@ -1,7 +1,8 @@
 """Kernel IR: scalar expressions over index spaces, with a builder, a verifier, text and a NumPy interpreter."""
 
+from strata.kernel.algebra import Linear, linear
 from strata.kernel.build import Index, KernelBuilder, View
-from strata.kernel.interp import interpret
+from strata.kernel.interp import identity, interpret
 from strata.kernel.ir import (
     REDUCTIONS,
     Axis,
@@ -16,9 +17,27 @@ from strata.kernel.ir import (
     Size,
     Store,
     apply,
+    describe,
     postorder,
+    substitute_axes,
 )
+from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, make_nest
+from strata.kernel.normalize import address, normalize
 from strata.kernel.scalars import SCALARS, ScalarFunction
-from strata.kernel.schedule import Schedule, parse_schedule
+from strata.kernel.schedule import (
+    Machine,
+    NonTemporal,
+    Parallel,
+    Schedule,
+    Stage,
+    Tile,
+    Vectorise,
+    choose_schedule,
+    number_loops,
+    parallel_chain,
+    parse_schedule,
+    row_values,
+    turns,
+)
 from strata.kernel.text import parse_kernel, show_kernel
 from strata.kernel.verify import verify_kernel

@@ -223,7 +223,7 @@ def simplify_scalar(name: str, args: tuple[ir.Expr, ...], dtype: DType) -> ir.Ex
         if found is not None:
             return found
     match name, args:
-        case ("cast" | "bitcast"), (x,) if x.dtype is dtype:
+        case (("cast" | "bitcast"), (x,)) if x.dtype is dtype:
             return x
         case "cast", (ir.Scalar("cast", (x,)),) if x.dtype is dtype and _lossless(dtype, args[0].dtype):
             return x
@@ -231,9 +231,9 @@ def simplify_scalar(name: str, args: tuple[ir.Expr, ...], dtype: DType) -> ir.Ex
             return a if value else b
         case "select", (_, a, b) if a is b:
             return a
-        case ("lt" | "le" | "gt" | "ge" | "eq" | "ne"), (a, b) if a.dtype is i64:
+        case (("lt" | "le" | "gt" | "ge" | "eq" | "ne"), (a, b)) if a.dtype is i64:
             return _compare(name, a, b)
-        case ("and" | "or"), (a, b) if dtype is bool_:
+        case (("and" | "or"), (a, b)) if dtype is bool_:
             return _logic(name, a, b)
         case "mul", (x, ir.Const(value, _)) if value == 1 and not dtype.is_complex:
             return x
@@ -241,7 +241,7 @@ def simplify_scalar(name: str, args: tuple[ir.Expr, ...], dtype: DType) -> ir.Ex
             return x
         case "div", (x, ir.Const(value, _)) if value == 1 and not dtype.is_complex:
             return x
-        case ("add" | "sub"), (x, ir.Const(value, _)) if value == 0 and dtype.is_int:
+        case (("add" | "sub"), (x, ir.Const(value, _))) if value == 0 and dtype.is_int:
             return x
         case "neg", (ir.Scalar("neg", (x,)),):
             return x
@@ -325,5 +325,5 @@ def _logic(name: str, a: ir.Expr, b: ir.Expr) -> ir.Expr | None:
 
 
 def is_divisor(dim: Dim) -> bool:
-    """Whether a size may be taken as positive: a loop over an axis of size 0 never runs, so 0 need not be thought of."""
+    """Whether a size may be taken as positive: a loop over an axis of size 0 never runs, so 0 does not matter."""
     return dim != 0 and known_le(0, dim)

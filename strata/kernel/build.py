@@ -1,4 +1,5 @@
-"""Building kernels by pulling: an operation says what its output is at an index, in terms of its inputs at other indices.
+"""Building kernels by pulling: an operation says what its output is at an index, in terms of its inputs at other
+indices.
 
     k = KernelBuilder("softmax")
     x = k.input("x", f32[rows, columns])
@@ -10,10 +11,9 @@
     k.output("y", f32[rows, columns], value)
     kernel = k.build()
 
-Inputs of an operation are views: a buffer, or another operation that is evaluated in place. Select evaluates both of its
-sides, so an index that may leave its buffer is read inside `k.guard(condition, lambda: value, otherwise)`: there, loads
-give 0 without touching memory wherever the condition is false.
-"""
+Inputs of an operation are views: a buffer, or another operation that is evaluated in place. Select evaluates both of
+its sides, so an index that may leave its buffer is read inside `k.guard(condition, lambda: value, otherwise)`: there,
+loads give 0 without touching memory wherever the condition is false."""
 
 from __future__ import annotations
 

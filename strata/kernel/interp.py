@@ -156,7 +156,9 @@ def reduce_array(kind: str, body: Array, dtype: DType) -> Array:
     start = np.asarray(identity(kind, dtype)).astype(dtype.np)
     if kind in ("max", "min"):
         function = np.maximum if kind == "max" else np.minimum
-        return np.asarray(function.reduce(np.concatenate([np.broadcast_to(start, (*body.shape[:-1], 1)), body], -1), axis=-1))
+        return np.asarray(
+            function.reduce(np.concatenate([np.broadcast_to(start, (*body.shape[:-1], 1)), body], -1), axis=-1)
+        )
     if kind in ("all", "any"):
         return np.asarray(getattr(np, kind)(body, axis=-1)).astype(dtype.np)
     wide = np.complex128 if dtype.is_complex else np.float64 if dtype.is_float else dtype.np

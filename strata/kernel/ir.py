@@ -471,15 +471,17 @@ def as_expr(value: Any, like: DType) -> Expr:
 
 def apply(name: str, *values: Any, dtype: DType | None = None) -> Expr:
     """A scalar function with constants folded, trivial identities removed and index arithmetic in normal form."""
-    like = next((v.dtype for v in reversed(values) if isinstance(v, Expr) and not (name == "select" and v is values[0])), i64)
+    like = next(
+        (v.dtype for v in reversed(values) if isinstance(v, Expr) and not (name == "select" and v is values[0])), i64
+    )
     args = tuple(as_expr(v, bool_ if name == "select" and i == 0 else like) for i, v in enumerate(values))
     function = SCALARS[name]
     assert len(args) == function.arity, f"{name} takes {function.arity} arguments, got {len(args)}"
     checked = args[1:] if name == "select" else args
     assert all(a.dtype is checked[0].dtype for a in checked), f"{name}: types differ: {[a.dtype for a in args]}"
     result = function.result_dtype(tuple(a.dtype for a in args), dtype)
-    simpler = simplify_scalar(name, args, result)
+    simpler = algebra.simplify_scalar(name, args, result)
     return simpler if simpler is not None else Scalar(name, args, result)
 
 
-from strata.kernel.algebra import simplify_scalar  # noqa: E402  (the algebra is written in terms of the nodes above)
+from strata.kernel import algebra  # noqa: E402  (the algebra is written in terms of the nodes above)

@@ -1,9 +1,9 @@
 """Loop nests: where each value of a kernel is computed.
 
-A nest is a tree of blocks. A block computes values once per iteration of the loops around it, in order: scalars, loops that
-reduce or scan, stores, and loops over further axes of the stores. A value sits in the outermost block where all of its
-axes are known; so a softmax is a block per row with two reduction loops and one map loop, computed by no rule about softmax.
-"""
+A nest is a tree of blocks. A block computes values once per iteration of the loops around it, in order: scalars, loops
+that reduce or scan, stores, and loops over further axes of the stores. A value sits in the outermost block where all
+of its axes are known; so a softmax is a block per row with two reduction loops and one map loop, computed by no rule
+about softmax."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from strata.kernel.ir import Axis, Const, Expr, Kernel, Load, Reduce, Scalar, Scan, Size, Store, bound_axes, postorder
+
 
 @dataclass(frozen=True, slots=True)
 class Compute:
@@ -55,7 +56,7 @@ def make_nest(kernel: Kernel) -> Block:
 
 
 def loop_order(kernel: Kernel) -> list[Axis]:
-    """All store axes, outermost first: axes that reductions depend on, then the rest, each in the order of the stores."""
+    """All store axes, outermost first: those that reductions depend on, then the rest, each in the stores' order."""
     axes = list(dict.fromkeys(a for s in kernel.stores for a in s.axes))
     reductions = [n for n in postorder(kernel.roots) if isinstance(n, (Reduce, Scan))]
     scanned = {n.position for n in reductions if isinstance(n, Scan)}

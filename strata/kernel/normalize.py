@@ -1,15 +1,15 @@
 """Kernels brought to one form before loops are chosen: flat addresses, one axis per reduction, as few axes as possible.
 
 After `normalize`, every buffer is one-dimensional, every load and store has one index (its address in elements), every
-reduction binds one axis, neighbouring axes that no address tells apart are one axis, and an axis that is only used through
-`// d` and `% d` is two. Reductions reuse the store's own axis where they can, so that a value needed in several loops over
-one axis is one expression.
-"""
+reduction binds one axis, neighbouring axes that no address tells apart are one axis, and an axis that is only used
+through `// d` and `% d` is two. Reductions reuse the store's own axis where they can, so that a value needed in
+several loops over one axis is one expression."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import pairwise
 
 from strata.core import Dim, dim_prod, divide_exactly, i64
 from strata.errors import LowerError
@@ -89,7 +89,9 @@ def _flatten(kernel: Kernel) -> Kernel:
     return Kernel(kernel.name, inputs, outputs, stores)
 
 
-def _substitute(kernel: Kernel, change: dict[Axis, Expr], rename: Callable[[tuple[Axis, ...]], tuple[Axis, ...]]) -> Kernel:
+def _substitute(
+    kernel: Kernel, change: dict[Axis, Expr], rename: Callable[[tuple[Axis, ...]], tuple[Axis, ...]]
+) -> Kernel:
     done = substitute_axes(kernel.roots, change)
     moved = _with_nodes(kernel, done)
     return replace(moved, stores=tuple(replace(s, axes=rename(s.axes)) for s in moved.stores))
@@ -192,7 +194,7 @@ def _merge_store_axes(kernel: Kernel) -> Kernel:
 def _adjacent(axes: tuple[Axis, ...], outer: Axis, inner: Axis) -> bool:
     if outer not in axes and inner not in axes:
         return True
-    return any(a is outer and b is inner for a, b in zip(axes, axes[1:], strict=False))
+    return any(a is outer and b is inner for a, b in pairwise(axes))
 
 
 def _contiguous(roots: Iterable[Expr], outer: Axis, inner: Axis) -> bool:
@@ -281,7 +283,7 @@ def _share_axes(kernel: Kernel) -> Kernel:
 
 
 def _straighten_scans(kernel: Kernel) -> Kernel:
-    """Every scan is read at a store axis and bound to that same axis; a store that reads from the end is turned around."""
+    """Every scan is read at a store axis and bound to that axis; a store that reads from the end is turned around."""
     stores = []
     for store in kernel.stores:
         change: dict[Axis, Expr] = {}

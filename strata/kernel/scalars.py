@@ -201,7 +201,7 @@ def _rows() -> list[ScalarFunction]:
         ScalarFunction("real", 1, "real", np.real),
         ScalarFunction("imag", 1, "real", np.imag),
         ScalarFunction("complex", 2, "complex", _complex),
-        ScalarFunction("select", 3, "second", lambda c, a, b: np.where(c, a, b)),
+        ScalarFunction("select", 3, "second", np.where),
         ScalarFunction("cast", 1, "given", lambda x: x),  # the target type is the node's: see interp
         ScalarFunction("bitcast", 1, "given", lambda x: x),
     ]
@@ -230,7 +230,9 @@ def cast_array(x: Array, dtype: DType) -> Array:
 
 
 def _saturate(x: Array, dtype: DType) -> Array:
-    low, high = (-(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1) if dtype.kind == "int" else (0, (1 << dtype.bits) - 1)
+    low, high = (
+        (-(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1) if dtype.kind == "int" else (0, (1 << dtype.bits) - 1)
+    )
     whole = np.trunc(np.where(np.isnan(x), 0, x))
     top, bottom = whole >= float(high), whole <= float(low)
     inner = np.where(top | bottom, 0, whole)

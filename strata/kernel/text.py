@@ -1,16 +1,16 @@
 """Kernels as text, a line per value; `parse_kernel(show_kernel(k))` is `k`. The text is a kernel's cache key.
 
-    kernel @softmax(x: f32[R, 8]) -> y: f32[R, 8] {
-      size R in 1..
-      axis i0 in R
-      axis i1 in 8
-      axis r0a in 8
-      %0 = x[i0, i1]
-      %1 = x[i0, r0a]
-      %2 = max %1 over r0a
-      %3 = sub(%0, %2)
-      store y[i0, i1] = %3 over i0, i1
-    }
+kernel @softmax(x: f32[R, 8]) -> y: f32[R, 8] {
+  size R in 1..
+  axis i0 in R
+  axis i1 in 8
+  axis r0a in 8
+  %0 = x[i0, i1]
+  %1 = x[i0, r0a]
+  %2 = max %1 over r0a
+  %3 = sub(%0, %2)
+  store y[i0, i1] = %3 over i0, i1
+}
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def is_float(type_: str) -> bool:
     return element_of(type_) in FLOATS
 
 
-def constant(type_: str, value: float | int) -> str:
+def constant(type_: str, value: float) -> str:
     """A constant of a scalar type, or the same value in every lane of a vector type."""
     element = element_of(type_)
     text = _scalar_constant(element, value)
@@ -81,7 +81,7 @@ def vector_constant(element: str, values: Sequence[float | int]) -> str:
     return "<" + ", ".join(f"{element} {_scalar_constant(element, v)}" for v in values) + ">"
 
 
-def _scalar_constant(element: str, value: float | int) -> str:
+def _scalar_constant(element: str, value: float) -> str:
     match element:
         case "float":
             return f"0x{_float_as_double_bits(value):016X}"
@@ -148,8 +148,7 @@ class Module:
         """A private constant array; equal arrays are shared. Returns its address."""
         body = ", ".join(f"{element} {_scalar_constant(element, v)}" for v in values)
         key = f"[{len(values)} x {element}] [{body}]"
-        name = self._globals.setdefault(key, f"@table{len(self._globals)}")
-        return name
+        return self._globals.setdefault(key, f"@table{len(self._globals)}")
 
     def text(self) -> str:
         parts = [f'target triple = "{self.triple}"'] if self.triple else []
@@ -262,7 +261,9 @@ class Function:
         tail = ", !nontemporal !{i32 1}" if nontemporal else ""
         self.statement(f"store {type_} {value}, ptr {address}, align {align}{tail}")
 
-    def masked_load(self, type_: str, address: Value, align: int, mask: Value, otherwise: str = "zeroinitializer") -> str:
+    def masked_load(
+        self, type_: str, address: Value, align: int, mask: Value, otherwise: str = "zeroinitializer"
+    ) -> str:
         lanes = lanes_of(type_)
         arguments = (("ptr", f"align {align} {address}"), (f"<{lanes} x i1>", mask), (type_, otherwise))
         return self.call(type_, f"llvm.masked.load.{suffix(type_)}.p0", *arguments)
@@ -373,7 +374,7 @@ class Function:
         carried: Sequence[Typed],
         body: Callable[[str, list[str]], Sequence[Value] | None],
     ) -> list[str]:
-        """`for i in range(low, high, step)` with loop-carried values; body(i, values) -> next values. Returns the last."""
+        """`for i in range(low, high, step)` with carried values; body(i, values) -> next values. Returns the last."""
         head, inside, done = self.fresh("head"), self.fresh("body"), self.fresh("done")
         index, following = "%" + self.fresh("i"), "%" + self.fresh("i")
         names = ["%" + self.fresh("c") for _ in carried]
@@ -405,7 +406,7 @@ class Function:
         otherwise: Callable[[], Sequence[Value] | None] | None = None,
         types: Sequence[str] = (),
     ) -> list[str]:
-        """Runs one of two bodies; with `types`, both return values of those types and the chosen ones are the result."""
+        """Runs one of two bodies; with `types`, both return values of those types, and the result is the chosen ones."""
         yes, no, done = self.fresh("then"), self.fresh("else"), self.fresh("endif")
         self.branch_if(condition, yes, no if otherwise else done)
         self.label(yes)

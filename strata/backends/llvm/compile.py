@@ -14,10 +14,7 @@ from strata.backends.llvm.builder import Module
 from strata.backends.llvm.emit import emit_kernel, points
 from strata.backends.llvm.pool import Pool, default_pool
 from strata.core import Dim, SymExpr, Target, substitute
-from strata.kernel.ir import Kernel
-from strata.kernel.nest import Block, make_nest
-from strata.kernel.normalize import normalize
-from strata.kernel.schedule import Machine, Schedule, choose_schedule
+from strata.kernel import Block, Kernel, Machine, Schedule, choose_schedule, make_nest, normalize
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """Kernels as LLVM IR: a nest and its schedule become one function `void kernel(ptr arguments, i64 begin, i64 end)`.
 
-`arguments` is a block of pointers to the inputs, then the outputs, then the symbolic sizes as i64. The function does the
-points begin … end - 1 of the parallel loops, taken as one flat index.
-"""
+`arguments` is a block of pointers to the inputs, then the outputs, then the symbolic sizes as i64. The function does
+the points begin … end - 1 of the parallel loops, taken as one flat index."""
 
 from __future__ import annotations
 
@@ -26,12 +25,31 @@ from strata.backends.llvm.registers import (
     scatter,
     to_memory,
 )
-from strata.core import Dim, DType, SymExpr, Symbol, Target, bounds, dim_prod
-from strata.core.dims import Call as SizeCall
-from strata.kernel.algebra import linear
-from strata.kernel.ir import Axis, Buffer, Const, Expr, Kernel, Load, Reduce, Scalar, Scan, Size, Store
-from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep
-from strata.kernel.schedule import Schedule, number_loops, parallel_chain, row_values, turns
+from strata.core import Atom, Dim, DType, Symbol, SymExpr, Target, bounds, dim_prod
+from strata.kernel import (
+    Axis,
+    Block,
+    Buffer,
+    Compute,
+    Const,
+    Expr,
+    Kernel,
+    Load,
+    MapLoop,
+    Reduce,
+    ReduceLoop,
+    Scalar,
+    Scan,
+    Schedule,
+    Size,
+    Store,
+    StoreStep,
+    linear,
+    number_loops,
+    parallel_chain,
+    row_values,
+    turns,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +133,7 @@ class _Emitter:
             return total
         return self.sizes[key]
 
-    def _size_atom(self, atom: Symbol | SizeCall) -> Value:
+    def _size_atom(self, atom: Atom) -> Value:
         if isinstance(atom, Symbol):
             return self.sizes[atom.name]
         a, b = self.size(atom.a), self.size(atom.b)
@@ -421,9 +439,7 @@ class _Emitter:
                 following += accumulator.step(state, self.widened(reduce.body, width), width, mask)
         return following
 
-    def _vector_reduce(
-        self, loop: ReduceLoop, accumulators: list[Accumulator], high: Value, lanes: int
-    ) -> list[Parts]:
+    def _vector_reduce(self, loop: ReduceLoop, accumulators: list[Accumulator], high: Value, lanes: int) -> list[Parts]:
         current: list[Parts] = []
         width = 0
         for segment in self._segments(loop, 0, high, lanes):
@@ -436,7 +452,10 @@ class _Emitter:
             carried = [c for s in states for c in s]
             widths = [n] * len(accumulators)
             final = self._vector(
-                loop.axis, segment, carried, lambda v, w=widths: self._accumulate(loop, accumulators, w, v)  # type: ignore[misc]
+                loop.axis,
+                segment,
+                carried,
+                lambda v, w=widths: self._accumulate(loop, accumulators, w, v),  # type: ignore[misc]
             )
             current, width = _shares(accumulators, final), n
         if not current:

@@ -9,7 +9,7 @@ from strata.backends.llvm.builder import Function, constant, vector
 from strata.backends.llvm.emit_scalar import combine
 from strata.backends.llvm.registers import Parts, register_type
 from strata.core import DType, Target, i64
-from strata.kernel.interp import identity
+from strata.kernel import identity
 
 
 @dataclass(frozen=True, slots=True)

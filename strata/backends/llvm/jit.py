@@ -1,8 +1,8 @@
 """From LLVM IR text to machine code in this process.
 
-Text is parsed, verified and compiled to an object file without middle-end passes: the emitters write unrolled SSA, which
-those passes would only re-read. Objects hold no absolute addresses, so they can be stored and loaded by any later process.
-"""
+Text is parsed, verified and compiled to an object file without middle-end passes: the emitters write unrolled SSA,
+which those passes would only re-read. Objects hold no absolute addresses, so they can be stored and loaded by any
+later process."""
 
 from __future__ import annotations
 

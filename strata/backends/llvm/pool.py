@@ -1,10 +1,10 @@
 """Worker threads that live in native code, and the fork-join that hands chunks of a kernel out to them.
 
 One atomic word holds `generation << 16 | open << 15 | active`. A caller opens a generation; workers enter it by
-compare-and-swap while it is open; the caller takes chunks too, closes the generation when none is left, and waits only for
-the workers that entered. So a sleeping worker never delays a call: it just comes too late. A caller that finds the pool
-busy (another thread, or a call from inside a kernel) does all of its chunks alone. The chunks are the same in every case.
-"""
+compare-and-swap while it is open; the caller takes chunks too, closes the generation when none is left, and waits only
+for the workers that entered. So a sleeping worker never delays a call: it just comes too late. A caller that finds the
+pool busy (another thread, or a call from inside a kernel) does all of its chunks alone. The chunks are the same in
+every case."""
 
 from __future__ import annotations
 
@@ -320,7 +320,9 @@ class Pool:
             thread.start()
             return thread
         handle = ctypes.c_ulong()
-        failed = _pthread_create(ctypes.byref(handle), None, ctypes.c_void_p(self._worker), ctypes.c_void_p(self.address))
+        failed = _pthread_create(
+            ctypes.byref(handle), None, ctypes.c_void_p(self._worker), ctypes.c_void_p(self.address)
+        )
         if failed:
             raise OSError(failed, "a worker thread cannot be started")
         return handle

@@ -1,8 +1,7 @@
 """How element types live in memory and in registers, and the way between the two.
 
-Half-width floats are computed in f32 registers and rounded when stored or cast; bool is i1 in registers and a byte in memory;
-a complex number is two registers. Everything works on any number of lanes.
-"""
+Half-width floats are computed in f32 registers and rounded when stored or cast; bool is i1 in registers and a byte in
+memory; a complex number is two registers. Everything works on any number of lanes."""
 
 from __future__ import annotations
 
@@ -15,7 +14,8 @@ from strata.core import DType, Target
 Parts = tuple[str, ...]  # one register per component: two for complex numbers
 
 _REGISTER: Final = {
-    "bool": "i1", "i4": "i8", "u4": "i8", "i8": "i8", "u8": "i8", "i16": "i16", "u16": "i16", "i32": "i32", "u32": "i32",
+    "bool": "i1",
+    "i4": "i8", "u4": "i8", "i8": "i8", "u8": "i8", "i16": "i16", "u16": "i16", "i32": "i32", "u32": "i32",
     "i64": "i64", "u64": "i64", "f8e4m3": "float", "f8e5m2": "float", "f16": "float", "bf16": "float", "f32": "float",
     "f64": "double", "c64": "float", "c128": "double",
 }  # fmt: skip
@@ -174,7 +174,11 @@ def deinterleave(f: Function, element: str, value: str, lanes: int) -> Parts:
 def gather(f: Function, type_: str, pointers: str, align: int, mask: str) -> str:
     """A load per lane through a vector of addresses; lanes that are masked out give 0 and are not read."""
     lanes = type_[1 : type_.index(" ")]
-    arguments = ((f"<{lanes} x ptr>", f"align {align} {pointers}"), (f"<{lanes} x i1>", mask), (type_, "zeroinitializer"))
+    arguments = (
+        (f"<{lanes} x ptr>", f"align {align} {pointers}"),
+        (f"<{lanes} x i1>", mask),
+        (type_, "zeroinitializer"),
+    )
     return f.call(type_, f"llvm.masked.gather.{suffix(type_)}.v{lanes}p0", *arguments)
 
 

@@ -37,7 +37,7 @@ def _groups(membership: str) -> list[tuple[str, str]]:
     """(controller of a v1 hierarchy or '' for v2, path of this process in it)."""
     found = []
     for line in _read(membership).splitlines():
-        number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if number == "0" and not controllers:
             found.append(("", path))
         elif "cpu" in controllers.split(","):

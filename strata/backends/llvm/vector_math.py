@@ -1,11 +1,12 @@
 """Elementary functions as straight-line vector code, for f32 and f64 and any number of lanes.
 
-Bounds, in units in the last place, as measured by tests/unit/backends/llvm/test_vector_math.py: f32 at most 2, f64 at most 4.
-Zeros keep their sign, denormals are exact in and out, infinities and NaN give what NumPy gives. Functions that are seldom
-in a hot loop are computed in f64 for f32; the few that have no vector form here call the C library lane by lane.
+Bounds, in units in the last place, as measured by tests/unit/backends/llvm/test_vector_math.py: f32 at most 2, f64 at
+most 4. Zeros keep their sign, denormals are exact in and out, infinities and NaN give what NumPy gives. Functions that
+are seldom in a hot loop are computed in f64 for f32; the few that have no vector form here call the C library lane by
+lane.
 
-Coefficients are Chebyshev interpolants (weighted least maximum for ERF_LARGE) made with 50 digits; see vector_math_fit.py.
-"""
+Coefficients are Chebyshev interpolants (weighted least maximum for ERF_LARGE) made with 50 digits; see
+vector_math_fit.py."""
 
 from __future__ import annotations
 
@@ -475,7 +476,7 @@ def _reduce_turn(m: Math, x: str) -> tuple[str, str]:
 
 
 def _turning(m: Math, x: str, shift: int, name: str) -> str:
-    """sin (shift 0) or cos (shift 1); arguments too large for three words of π go to the C library, all lanes at once."""
+    """sin (shift 0) or cos (shift 1); arguments too large for three words of π go to the C library, all lanes."""
     f = m.f
     large = m.test("ogt", m.abs(x), m.c(_TURN_LIMIT[m.bits]))
     if lanes_of(m.type) > 1:
@@ -652,4 +653,3 @@ def complex_sqrt(m: Math, re: str, im: str) -> tuple[str, str]:
     other = m.select(m.test("oeq", root, m.c(0.0)), m.c(0.0), other)
     right = m.test("oge", re, m.c(0.0))
     return m.select(right, root, other), m.copysign(m.select(right, other, root), im)
-

@@ -146,7 +146,9 @@ def merge_heads(batch: Dim, heads: Dim, length: Dim, width: Dim) -> Sample:
     turned = k.view(f32[batch, length, heads, width], lambda ix: x[ix[0], ix[2], ix[1], ix[3]])
     to = (batch * length, heads * width)
     k.output("y", TensorType(f32, to), lambda ix: turned[k.unflatten(k.flatten(ix, to), turned.shape)])
-    return Sample(k.build(), lambda x: x.transpose(0, 2, 1, 3).reshape(x.shape[0] * x.shape[2], x.shape[1] * x.shape[3]))
+    return Sample(
+        k.build(), lambda x: x.transpose(0, 2, 1, 3).reshape(x.shape[0] * x.shape[2], x.shape[1] * x.shape[3])
+    )
 
 
 def pad(rows: Dim, columns: Dim, before: int, after: int) -> Sample:

@@ -10,7 +10,27 @@ import pytest
 
 from strata.backends.llvm.compile import compile_kernel
 from strata.core import (
-    ALL_DTYPES, DType, Target, bf16, bool_, c64, c128, f8e4m3, f8e5m2, f16, f32, f64, i4, i8, i16, i32, i64, u4, u8, u16, u32,
+    ALL_DTYPES,
+    DType,
+    Target,
+    bf16,
+    bool_,
+    c64,
+    c128,
+    f8e4m3,
+    f8e5m2,
+    f16,
+    f32,
+    f64,
+    i4,
+    i8,
+    i16,
+    i32,
+    i64,
+    u4,
+    u8,
+    u16,
+    u32,
     u64,
 )  # fmt: skip
 from strata.kernel import SCALARS, KernelBuilder, apply, interpret
@@ -23,7 +43,23 @@ ARITHMETIC = ("add", "sub", "mul")
 INTEGER = ("floordiv", "truncdiv", "mod", "rem", "min", "max", "neg", "abs", "sign", "pow", "fma")
 BITS = ("and", "or", "xor", "not", "shl", "shr")
 TESTS = ("eq", "ne", "lt", "le", "gt", "ge")
-ON_COMPLEX = ("add", "sub", "mul", "div", "neg", "conj", "abs", "real", "imag", "eq", "ne", "exp", "log", "sqrt", "isnan")
+ON_COMPLEX = (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "neg",
+    "conj",
+    "abs",
+    "real",
+    "imag",
+    "eq",
+    "ne",
+    "exp",
+    "log",
+    "sqrt",
+    "isnan",
+)
 SPECIAL = ("cast", "bitcast", "select", "complex")
 
 
@@ -105,7 +141,9 @@ def test_function(name: str, dtype: DType, target: str) -> None:
 @pytest.mark.parametrize("source", ALL_DTYPES)
 def test_cast_to_every_type(source: DType, target: str) -> None:
     rng = np.random.default_rng(1)
-    values = np.concatenate([rng.normal(size=500) * 50, [0, -0.0, 1, -1, 0.5, 2.5, 3.5, -2.5, 1e10, -1e10, 300, 70000, 480]])
+    values = np.concatenate(
+        [rng.normal(size=500) * 50, [0, -0.0, 1, -1, 0.5, 2.5, 3.5, -2.5, 1e10, -1e10, 300, 70000, 480]]
+    )
     if source.is_inexact:
         values = np.concatenate([values, [np.nan, np.inf, -np.inf, 1e-6, 6e-8, 3e-8, 1e-40, 65519.9, 65520.1]])
     with np.errstate(all="ignore"):
@@ -123,7 +161,15 @@ def test_cast_to_every_type(source: DType, target: str) -> None:
         kernel = k.build()
         (got,) = compile_kernel(kernel, Target.named(target))(array)
         (wanted,) = interpret(kernel, [array])
-        wide = np.complex128 if dtype.is_complex else np.float64 if dtype.is_float else np.int64 if dtype.bits == 4 else dtype.np
+        wide = (
+            np.complex128
+            if dtype.is_complex
+            else np.float64
+            if dtype.is_float
+            else np.int64
+            if dtype.bits == 4
+            else dtype.np
+        )
         np.testing.assert_array_equal(got.astype(wide), wanted.astype(wide), err_msg=f"{source} to {dtype}")
 
 
@@ -148,7 +194,9 @@ def test_bitcast_and_select_and_complex() -> None:
 
 
 def test_small_floats_round_as_ml_dtypes() -> None:
-    values = np.random.default_rng(0).normal(size=4000).astype(np.float32) * np.exp2(np.arange(4000) % 40 - 25).astype(np.float32)
+    values = np.random.default_rng(0).normal(size=4000).astype(np.float32) * np.exp2(np.arange(4000) % 40 - 25).astype(
+        np.float32
+    )
     for dtype in (f16, bf16, f8e4m3, f8e5m2):
         k = KernelBuilder("k")
         x = k.input("x", f32[4000,])
@@ -156,5 +204,7 @@ def test_small_floats_round_as_ml_dtypes() -> None:
         for target in TARGETS:
             (got,) = compile_kernel(k.build(), Target.named(target))(values)
             assert got.dtype == dtype.np
-            np.testing.assert_array_equal(got.view(f"u{dtype.itemsize}"), values.astype(dtype.np).view(f"u{dtype.itemsize}"))
+            np.testing.assert_array_equal(
+                got.view(f"u{dtype.itemsize}"), values.astype(dtype.np).view(f"u{dtype.itemsize}")
+            )
     assert ml_dtypes.__name__
