@@ -67,6 +67,7 @@ _FAMILIES: tuple[str, ...] = (
     "native_attention",
     "native_control",
     "native_recurrence",
+    "native_scatter",
     "native_sort",
 )
 

@@ -1,0 +1,278 @@
+"""Scatters: updates go straight to where their ids say, in index order, so results never depend on threads.
+
+By rows (scatter_add, scatter_nd): an update is a row of `width` elements; points are blocks of columns, each of which walks
+all ids. By elements (scatter_elements): points are blocks of lines off the axis. Sums and products of types narrower than
+f32 are kept in f32 until all updates are in.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from strata.backends.llvm import emit_scalar
+from strata.backends.llvm.builder import Function, Module, Value
+from strata.backends.llvm.native import (
+    around,
+    arguments,
+    copy,
+    fill_zero,
+    kernel,
+    load_element,
+    number_slots,
+    numbers,
+    store_element,
+)
+from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, Slot, override
+from strata.backends.llvm.registers import SMALL, Parts, memory_type
+from strata.core import DType, Target, f32
+from strata.mir import Node, Value as MirValue
+
+COLUMN_BLOCKS = 8  # at most: ids are read once by each
+LINES = 256  # neighbouring lines that one point of a scatter by elements takes
+CHUNK = 1 << 15  # elements that one point of a copy or conversion takes
+KINDS = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}
+
+
+@dataclass(frozen=True)
+class _Scatter:
+    """What decides the code of a scatter."""
+
+    dtype: DType
+    ids: DType
+    reduction: str
+    wrap: bool
+    coordinates: int
+    target: Target
+
+    @property
+    def kept(self) -> DType:
+        """The type that elements have while updates come in."""
+        return f32 if self.dtype.name in SMALL and self.reduction in ("add", "mul") else self.dtype
+
+    @property
+    def key(self) -> str:
+        return f"scatter {self.dtype} {self.ids} {self.reduction} {self.wrap} {self.coordinates}"
+
+    @property
+    def lanes(self) -> int:
+        return self.target.lanes(max(4, self.dtype.itemsize))
+
+    def position(self, f: Function, ids: Value, index: Value, size: Value) -> Value:
+        """An id as a position inside its axis, whatever its value."""
+        raw = f.load(memory_type(self.ids), f.address(memory_type(self.ids), ids, index), self.ids.itemsize)
+        at: Value = f.convert("sext", memory_type(self.ids), raw, "i64")
+        if self.wrap:
+            at = f.select("i64", f.compare("slt", "i64", at, 0), f.add(at, size), at)
+        return f.smax(f.smin(at, f.sub(size, 1)), 0)
+
+    def combine(self, f: Function, out: Value, at: Value, updates: Value, source: Value, lanes: int) -> None:
+        new = load_element(f, self.dtype, updates, source, lanes, self.target)
+        if self.reduction != "none":
+            old = load_element(f, self.kept, out, at, lanes, self.target)
+            # a narrow float is an f32 in registers already
+            new = _joined(f, KINDS[self.reduction], self.kept, lanes, old, new, self.target)
+        store_element(f, self.kept, new, out, at, lanes, self.target)
+
+    # code
+
+    def emit(self, module: Module) -> None:
+        self._emit_rows(module)
+        self._emit_elements(module)
+        self._emit_moves(module)
+
+    def _emit_rows(self, module: Module) -> None:
+        """Arguments: out, updates, ids, updates of a batch, width, rows of a batch, blocks, block, (size, stride) of coordinates."""
+        f = kernel(module, "rows")
+        names = arguments(f, "pppiiiii" + "ii" * self.coordinates)
+        out, updates, ids, count, width, rows, blocks, block = names[:8]
+        sizes, strides = names[8::2], names[9::2]
+
+        def point(p: str, _: list[str]) -> None:
+            batch, part = f.binary("udiv", "i64", p, blocks), f.binary("urem", "i64", p, blocks)
+            first = f.mul(part, block)
+            last = f.smin(f.add(first, block), width)
+            wide = f.add(first, f.round_down(f.sub(last, first), self.lanes))
+
+            def one(i: str, _: list[str]) -> None:
+                number = f.add(f.mul(batch, count), i)
+                row: Value = f.mul(batch, rows)
+                for c, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
+                    at = self.position(f, ids, f.add(f.mul(number, self.coordinates), c), size)
+                    row = f.add(row, f.mul(at, stride))
+                to, source = f.mul(row, width), f.mul(number, width)
+
+                def columns(lanes: int, low: Value, high: Value) -> None:
+                    def move(j: str, _: list[str]) -> None:
+                        self.combine(f, out, f.add(to, j), updates, f.add(source, j), lanes)
+
+                    f.loop(low, high, lanes, (), move)
+
+                columns(self.lanes, first, wide)
+                columns(1, wide, last)
+
+            f.loop(0, count, 1, (), one)
+
+        f.loop("%begin", "%end", 1, (), point)
+        f.ret()
+
+    def _emit_elements(self, module: Module) -> None:
+        """Lines p, q of updates [pre, n, post] into out [.., size, behind]; tables, where given, say where lines start in out."""
+        f = kernel(module, "elements")
+        names = arguments(f, "pppppiiiii")
+        out, updates, ids, before, after, n, post, size, behind, blocks = names
+
+        def start(table: str, line: Value, otherwise: Value) -> str:
+            def look() -> list[Value]:
+                return [f.load("i64", f.address("i64", table, line), 8)]
+
+            return f.if_(f.compare("ne", "ptr", table, "null"), look, lambda: [otherwise], ["i64"])[0]
+
+        def point(p: str, _: list[str]) -> None:
+            line, part = f.binary("udiv", "i64", p, blocks), f.binary("urem", "i64", p, blocks)
+            base = start(before, line, f.mul(line, f.mul(size, behind)))
+            first = f.mul(part, LINES)
+            last = f.smin(f.add(first, LINES), post)
+
+            def along(j: str, _: list[str]) -> None:
+                row = f.mul(f.add(f.mul(line, n), j), post)
+
+                def one(q: str, _: list[str]) -> None:
+                    source = f.add(row, q)
+                    at = self.position(f, ids, source, size)
+                    to = f.add(f.add(base, f.mul(at, behind)), start(after, q, q))
+                    self.combine(f, out, to, updates, source, 1)
+
+                f.loop(first, last, 1, (), one)
+
+            f.loop(0, n, 1, (), along)
+
+        f.loop("%begin", "%end", 1, (), point)
+        f.ret()
+
+    def _emit_moves(self, module: Module) -> None:
+        """Chunks of elements: copied and widened, narrowed again, or zeroed."""
+        for name, source_type, to_type in (("enter", self.dtype, self.kept), ("leave", self.kept, self.dtype)):
+            f = kernel(module, name)
+            to, source, count = arguments(f, "ppi")
+            low, high = f.mul("%begin", CHUNK), f.smin(f.mul("%end", CHUNK), count)
+            if source_type is to_type:
+                size = self.dtype.itemsize
+                places = [f.address("i8", p, f.mul(low, size)) for p in (to, source)]
+                copy(f, *places, f.mul(f.sub(high, low), size))
+            else:
+                wide = f.add(low, f.round_down(f.sub(high, low), self.lanes))
+                for lanes, begin, end in ((self.lanes, low, wide), (1, wide, high)):
+
+                    def move(i: str, _: list[str], lanes: int = lanes) -> None:
+                        value = load_element(f, source_type, source, i, lanes, self.target)  # noqa: B023 - emitted at once
+                        store_element(f, to_type, value, to, i, lanes, self.target)  # noqa: B023
+
+                    f.loop(begin, end, lanes, (), move)
+            f.ret()
+        f = kernel(module, "zero")
+        to, count = arguments(f, "pi")
+        low, high = f.mul("%begin", CHUNK), f.smin(f.mul("%end", CHUNK), count)
+        size = self.kept.itemsize
+        fill_zero(f, f.address("i8", to, f.mul(low, size)), f.mul(f.sub(high, low), size))
+        f.ret()
+
+    # calls
+
+    def native(self, plan_into: object, x: MirValue | None, out: MirValue) -> NativeOp:
+        """`plan_into(sizes, out slot)` gives the calls that bring the updates in; x is where the output starts from."""
+
+        def plan(sizes: Sizes) -> Planned:
+            total = math.prod(numbers(out.shape, sizes))
+            if total == 0:
+                return Planned(())
+            points = -(-total // CHUNK)
+            narrow = self.kept is not self.dtype
+            place: Slot = ("workspace", 0) if narrow else ("output", 0)
+            if x is None:
+                calls = [Call("zero", [place, ("number", total)], points)]
+            else:
+                calls = [Call("enter", [place, ("input", 0), ("number", total)], points)]
+            calls += plan_into(sizes, place)  # type: ignore[operator]
+            if narrow:
+                calls.append(Call("leave", [("output", 0), place, ("number", total)], points))
+            return Planned(calls, 4 * total if narrow else 0)
+
+        return NativeOp(self.key, self.emit, ("rows", "elements", "enter", "leave", "zero"), plan)
+
+    def row_calls(self, out: Slot, updates: int, ids: int, batches: int, count: int, width: int, sizes: list[int]) -> list[Call]:
+        if batches * count * width == 0:
+            return []
+        block = -(-width // COLUMN_BLOCKS)
+        block = -(-block // self.lanes) * self.lanes
+        blocks = -(-width // block)
+        strides = [math.prod(sizes[c + 1 :]) for c in range(len(sizes))]
+        pairs = [n for pair in zip(sizes, strides, strict=True) for n in pair]
+        slots = [out, ("input", updates), ("input", ids), *number_slots(count, width, math.prod(sizes), blocks, block, *pairs)]
+        return [Call("rows", slots, batches * blocks)]
+
+
+def _joined(f: Function, kind: str, dtype: DType, lanes: int, old: Parts, new: Parts, target: Target) -> Parts:
+    return emit_scalar.combine(f, kind, dtype, lanes, old, new, target)
+
+
+@override("scatter_add", whole=True)
+def _scatter_add(node: Node, target: Target) -> NativeOp:
+    updates, ids = node.inputs
+    made = _Scatter(updates.dtype, ids.dtype, "add", node.op.wrap, 1, target)  # type: ignore[attr-defined]
+
+    def into(sizes: Sizes, out: Slot) -> list[Call]:
+        rows, *rest = numbers(node.types[0].shape, sizes)
+        return made.row_calls(out, 0, 1, 1, math.prod(numbers(ids.shape, sizes)), math.prod(rest), [rows])
+
+    return made.native(into, None, node.outputs[0])
+
+
+@override("scatter_nd", whole=True)
+def _scatter_nd(node: Node, target: Target) -> NativeOp:
+    x, ids, _ = node.inputs
+    op = node.op
+    batch, count = op.batch_dims, int(ids.shape[-1])  # type: ignore[attr-defined, call-overload]
+    made = _Scatter(x.dtype, ids.dtype, op.reduction, op.wrap, count, target)  # type: ignore[attr-defined]
+
+    def into(sizes: Sizes, out: Slot) -> list[Call]:
+        shape, places = numbers(x.shape, sizes), numbers(ids.shape, sizes)
+        named, rest = shape[batch : batch + count], shape[batch + count :]
+        updates = math.prod(places[batch:-1])
+        return made.row_calls(out, 2, 1, math.prod(shape[:batch]), updates, math.prod(rest), named)
+
+    return made.native(into, x, node.outputs[0])
+
+
+@override("scatter_elements", whole=True)
+def _scatter_elements(node: Node, target: Target) -> NativeOp:
+    x, ids, _ = node.inputs
+    op = node.op
+    axis = op.axis  # type: ignore[attr-defined]
+    made = _Scatter(x.dtype, ids.dtype, op.reduction, op.wrap, 1, target)  # type: ignore[attr-defined]
+
+    def into(sizes: Sizes, out: Slot) -> list[Call]:
+        shape, places = numbers(x.shape, sizes), numbers(ids.shape, sizes)
+        _, size, behind = around(x.shape, axis, sizes)
+        pre, n, post = around(ids.shape, axis, sizes)
+        if pre * n * post == 0:
+            return []
+        before = _starts(places[:axis], shape[:axis], size * behind)
+        after = _starts(places[axis + 1 :], shape[axis + 1 :], 1)
+        blocks = -(-post // LINES)
+        slots = [out, ("input", 2), ("input", 1), before, after, *number_slots(n, post, size, behind, blocks)]
+        return [Call("elements", slots, pre * blocks)]
+
+    return made.native(into, x, node.outputs[0])
+
+
+def _starts(ids: list[int], x: list[int], unit: int) -> Slot:
+    """Where lines of the ids start in x, as a table; none where the shapes agree, as lines then follow each other."""
+    if ids == x:
+        return ("pointer", 0)
+    offsets = np.zeros((), np.int64)
+    for a, size in enumerate(ids):
+        offsets = offsets[..., None] + np.arange(size) * (math.prod(x[a + 1 :]) * unit)
+    return ("table", np.ascontiguousarray(offsets.reshape(-1), np.int64))
