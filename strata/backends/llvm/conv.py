@@ -123,14 +123,18 @@ def plan_convolution(
     per_row = runs * (8 + (window.kernel[-1] * channels * dtype.itemsize if joined else 0))
     most = max(height, TABLE_BYTES // per_row // height * height)
     rows = -(-min(spec.chunk_rows, most) // height) * height
-    # a chunk's table serves all of its panels: they are split only where pixels alone make too few chunks
-    panels = max(1, -(-outputs // spec.panel_columns))
-    column_blocks = min(panels, max(1, -(-FEWEST_CHUNKS // max(1, -(-pixels // rows) * groups))))
     spec = replace(
-        spec, a_runs=runs, streams=(), chunk_rows=rows, chunk_panels=-(-panels // column_blocks),
+        spec, a_runs=runs, streams=(), chunk_rows=rows, chunk_panels=panels_of_chunk(spec, pixels, outputs, rows, groups),
         load_numbers=window.numbers,
     )  # fmt: skip
     return Convolution(spec, window, channels, joined)
+
+
+def panels_of_chunk(spec: Contraction, pixels: int, outputs: int, rows: int, groups: int = 1) -> int:
+    """All panels, since a chunk's table serves them all, unless pixels alone make too few chunks."""
+    panels = max(1, -(-outputs // spec.panel_columns))
+    row_blocks = max(1, -(-pixels // rows) * groups)
+    return -(-panels // min(panels, -(-FEWEST_CHUNKS // row_blocks)))
 
 
 def emit_convolution(
@@ -177,25 +181,28 @@ class ConvDriver(Driver):
         f, runs = self.f, self.spec.a_runs
         table = self._a_tile(chunk, None, row)
 
-        def one(i: str, found_before: list[str]) -> list[Value]:
-            place = f.add(row, i)
-            addresses = self._addresses_of_pixel(chunk, place)
+        def one(i: str, carried: list[str]) -> list[Value]:
+            found_before, at = carried[:runs], carried[runs:]
+            addresses = self._addresses_of_pixel(chunk, f.add(row, i), at)
             for run, (_, address) in enumerate(addresses):
                 f.store("ptr", address, f.address("ptr", table, f.add(f.mul(run, height), i)), 8)
-            return [
-                f.binary("or", "i1", before, inside)
-                for before, (inside, _) in zip(found_before, addresses, strict=True)
-            ]
+            found = [f.binary("or", "i1", old, new) for old, (new, _) in zip(found_before, addresses, strict=True)]
+            return [*found, *self._next_pixel(at)]
 
-        found = f.loop(0, height, 1, [("i1", "false")] * runs, one)
-        for run, any_row in enumerate(found):
+        start = self._pixel(f.add(chunk.row, row))
+        found = f.loop(0, height, 1, [("i1", "false")] * runs + [("i64", at) for at in start], one)
+        for run, any_row in enumerate(found[:runs]):
             first = f.address("ptr", table, f.mul(run, height))
             f.store("ptr", f.select("ptr", any_row, f.load("ptr", first, 8), "null"), first, 8)
 
-    def _addresses_of_pixel(self, chunk: Chunk, place: Value) -> list[tuple[str, str]]:
+    def _addresses_of_pixel(self, chunk: Chunk, place: Value, pixel: list[str]) -> list[tuple[str, str]]:
         """(whether any of it lies inside x, address) of each run of one output pixel, the place-th of the chunk."""
         f, window = self.f, self.window
-        image, corners = self._pixel(f.add(chunk.row, place))
+        image, *position_of_pixel = pixel
+        corners = [
+            f.sub(f.mul(x, stride), self.number[f"low{axis}"])
+            for axis, (x, stride) in enumerate(zip(position_of_pixel, window.stride, strict=True))
+        ]
         base = f.address(self.element, chunk.a, f.mul(image, self.number["x_image"]))
         offsets = [self._axis_offsets(axis, corner) for axis, corner in enumerate(corners)]
         if self.conv.joined:
@@ -237,17 +244,27 @@ class ConvDriver(Driver):
         crosses = f.binary("and", "i1", inside, f.binary("xor", "i1", whole, "true"))
         return f.if_(crosses, copied, lambda: [in_place], types=["ptr"])[0]
 
-    def _pixel(self, flat: Value) -> tuple[Value, list[Value]]:
-        """Image and first (spread, perhaps outside) input position per axis of an output pixel."""
+    def _pixel(self, flat: Value) -> list[Value]:
+        """Image and position in every axis of an output pixel, given by its number."""
         f = self.f
-        corners: list[Value] = []
+        result: list[Value] = []
         for axis in reversed(range(self.window.rank)):
             count = self.number[f"count{axis}"]
             outer = f.op(f"udiv i64 {flat}, {count}")
-            at = f.sub(flat, f.mul(outer, count))
-            corners.insert(0, f.sub(f.mul(at, self.window.stride[axis]), self.number[f"low{axis}"]))
+            result.insert(0, f.sub(flat, f.mul(outer, count)))
             flat = outer
-        return flat, corners
+        return [flat, *result]
+
+    def _next_pixel(self, pixel: list[str]) -> list[Value]:
+        f = self.f
+        image, *at = pixel
+        result: list[Value] = []
+        carry = "true"
+        for axis in reversed(range(self.window.rank)):
+            following = f.add(at[axis], f.convert("zext", "i1", carry, "i64"))
+            carry = f.compare("eq", "i64", following, self.number[f"count{axis}"])
+            result.insert(0, f.select("i64", carry, 0, following))
+        return [f.add(image, f.convert("zext", "i1", carry, "i64")), *result]
 
     def _axis_offsets(self, axis: int, corner: Value) -> list[tuple[str, Value]]:
         """(inside, offset in x) of each tap along an axis."""

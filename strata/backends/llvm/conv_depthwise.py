@@ -37,8 +37,10 @@ def plan_depthwise(
         pixels, channels, channels, window, target, dtype=dtype, out=out, width=width, epilogue=epilogue,
         epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
-    panels = max(1, -(-channels // spec.product.panel_columns))
-    product = replace(spec.product, a_runs=window.taps, chunk_panels=panels)
+    whole, rest = divmod(channels, spec.product.lanes)
+    vectors = next(v for v in (3, 2, 1) if rest or whole % v == 0)  # without a tail where that can be
+    product = replace(spec.product, a_runs=window.taps, vectors=vectors)
+    product = replace(product, chunk_panels=panels_of_chunk(product, pixels, channels, product.chunk_rows))
     return replace(spec, product=product, joined=False)
 
 
