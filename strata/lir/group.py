@@ -1,7 +1,7 @@
 """Grouping: which values of a graph are stored, and which are computed inside the kernels that read them.
 
-Every stored value is the root of a kernel, which pulls in its producers until it reaches other stored values. The rules:
-- results of the graph, operands and results of host ops, and operands of contractions that are more than a view are stored;
+Every stored value is the root of a kernel, which pulls in its producers until it reaches other stored values:
+- results of the graph, operands and results of host ops, operands of contractions that are more than a view are stored;
 - a value that several kernels need is stored, unless computing it again is as cheap as loading it;
 - a reduction is computed inside its reader only once per row: where its axes are not the leading axes of the reader's index
   space, it is stored; so is anything costly that its reader would repeat along a broadcast axis;
@@ -16,9 +16,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from strata.core import Dim, TensorType, bounds, divide_exactly
-from strata.kernel import SCALARS, Expr, Kernel, KernelBuilder, Load, Reduce, Scalar, Scan, View, postorder
-from strata.mir import Constant, Graph, Input, Node, Op, Param, Value, as_tuple, toposort
+from strata.core import Dim, bounds
+from strata.kernel import Expr, Kernel, KernelBuilder, Reduce, Scan, View, postorder
+from strata.lir.traits import STEP, Traits, has_kernel, is_buffer_leaf, is_inline_constant, traits
+from strata.lir.views import view_strides
+from strata.mir import Constant, Graph, Input, Node, Param, Value, as_tuple, toposort
 
 MAX_DEPTH = 96  # of inlined producers: bounds the size of one kernel and the depth of expression building
 CHEAP = 6  # cost of scalar functions below which computing again beats a store and a load
@@ -32,19 +34,6 @@ class Cut:
     producer: Node
     consumer: Node | None
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """What grouping needs to know of an op: found by lowering it alone."""
-
-    lowers: bool
-    reduces: bool
-    scans: bool
-    contracts: bool
-    moves: bool  # copies elements: no arithmetic
-    cost: int
-    updates: bool = False  # changes part of its first input
 
 
 @dataclass
@@ -69,66 +58,6 @@ class Grouping:
     groups: list[Group]
     cuts: list[Cut]
     fixed: frozenset[Value] = frozenset()
-
-
-_STEP = Traits(False, False, False, False, False, 0)  # of an op that is a step of its own
-_TRAITS: dict[tuple[Op, tuple[TensorType, ...]], Traits] = {}
-_TRAITS_LIMIT = 4096
-
-
-def traits(node: Node) -> Traits:
-    """The traits of a node's op, remembered for equal ops on equal types."""
-    key = (node.op, tuple(x.type for x in node.inputs))
-    if key not in _TRAITS:
-        if len(_TRAITS) >= _TRAITS_LIMIT:
-            _TRAITS.clear()
-        _TRAITS[key] = _probe(node)
-    return _TRAITS[key]
-
-
-def _probe(node: Node) -> Traits:
-    if not has_kernel(node.op):
-        return _STEP
-    k = KernelBuilder("probe")
-    inputs = [k.input(f"in{i}", x.type) for i, x in enumerate(node.inputs)]
-    roots = [e for t in node.types for e in as_tuple(node.op.lower(k, k.axes(t.shape), *inputs))]
-    exprs = postorder(roots)
-    reduces = [e for e in exprs if isinstance(e, Reduce)]
-    contracts = len(node.inputs) == 2 and any(e.kind == "sum" and is_product_of_loads(e) for e in reduces)
-    values = [e for e in exprs if isinstance(e, Scalar) and e.dtype.name != "i64"]
-    cost = sum(SCALARS[e.name].cost for e in values)
-    return Traits(
-        lowers=True, reduces=bool(reduces), scans=any(isinstance(e, Scan) for e in exprs), contracts=contracts,
-        moves=not reduces and not values and len(node.inputs) == 1, cost=cost,
-        updates=type(node.op).lower_into is not Op.lower_into,
-    )  # fmt: skip
-
-
-def has_kernel(op: Op) -> bool:
-    return type(op).lower is not Op.lower and op.has_rule("lower")
-
-
-def is_product_of_loads(reduce: Reduce) -> bool:
-    """sum of A * B, with casts and guards in between: the shape of a contraction."""
-    body = _strip(reduce.body)
-    if not (isinstance(body, Scalar) and body.name == "mul"):
-        return False
-    left, right = (_strip(a) for a in body.args)
-    return isinstance(left, Load) and isinstance(right, Load) and left.buffer != right.buffer
-
-
-def _strip(e: Expr) -> Expr:
-    while isinstance(e, Scalar) and e.name in ("cast", "select"):
-        e = e.args[1] if e.name == "select" else e.args[0]
-    return e
-
-
-def is_inline_constant(node: Node) -> bool:
-    return isinstance(node.op, Constant) and node.op.data.array.size == 1
-
-
-def is_buffer_leaf(node: Node) -> bool:
-    return isinstance(node.op, (Input, Param, Constant)) and not is_inline_constant(node)
 
 
 def group_graph(
@@ -168,7 +97,7 @@ class _Grouper:
         self.position = {id(node): i for i, node in enumerate(self.order)}
 
     def _traits(self, node: Node) -> Traits:
-        return _STEP if id(node) in self.whole else traits(node)
+        return STEP if id(node) in self.whole else traits(node)
 
     def run(self) -> Grouping:
         self._choose_stored()
@@ -399,82 +328,6 @@ class _Grouper:
                     order.append(group)
                     stack.pop()
         return order
-
-
-@dataclass(frozen=True, slots=True)
-class Spacing:
-    """Elements of a buffer at a start and a stride for each axis, all in elements."""
-
-    start: Dim
-    strides: tuple[Dim, ...]
-
-
-def view_strides(value: Value, base: Value | None = None) -> Spacing | None:
-    """Where a chain of movements reads the value it starts from (or `base`, on the way); None where that is not even."""
-    chain: list[Node] = []
-    while value != base and value.node.op.name in ("transpose", "reshape", "broadcast_to", "slice"):
-        chain.append(value.node)
-        value = value.node.inputs[0]
-    if value != base and not isinstance(value.node.op, (Input, Param, Constant)) and traits(value.node).moves:
-        return None
-    start: Dim = 0
-    shape, strides = value.shape, contiguous_strides(value.shape)
-    for node in reversed(chain):
-        op, out = node.op, node.types[0].shape
-        match op.name:
-            case "transpose":
-                strides = tuple(strides[p] for p in op.perm)  # type: ignore[attr-defined]
-            case "slice":
-                for first, stride in zip(op.start, strides, strict=True):  # type: ignore[attr-defined]
-                    start = start + stride * first
-                strides = tuple(s * step for s, step in zip(strides, op.step, strict=True))  # type: ignore[attr-defined]
-            case "broadcast_to":
-                lead = len(out) - len(shape)
-                strides = (0,) * lead + tuple(0 if a != b else s for a, b, s in zip(shape, out[lead:], strides, strict=True))
-            case _:
-                found = reshaped_strides(shape, strides, out)
-                if found is None:
-                    return None
-                strides = found
-        shape = out
-    return Spacing(start, strides)
-
-
-def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    strides: list[Dim] = []
-    step: Dim = 1
-    for d in reversed(shape):
-        strides.insert(0, step)
-        step = step * d
-    return tuple(strides)
-
-
-def reshaped_strides(shape: tuple[Dim, ...], strides: tuple[Dim, ...], target: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
-    """Strides under another shape without moving elements, by matching runs of axes with equal products; None if there are none."""
-    source = [(d, s) for d, s in zip(shape, strides, strict=True) if d != 1]
-    result: list[Dim] = []
-    wanted = [d for d in target if d != 1]
-    while source and wanted:
-        group, product = [source.pop(0)], wanted.pop(0)
-        sizes, total = [product], group[0][0]
-        while total != product:
-            ratio_up, ratio_down = divide_exactly(product, total), divide_exactly(total, product)
-            if ratio_up is not None and source:
-                group.append(source.pop(0))
-                total = total * group[-1][0]
-            elif ratio_down is not None and wanted:
-                sizes.append(wanted.pop(0))
-                product = product * sizes[-1]
-            else:
-                return None
-        if any(a[1] != b[0] * b[1] for a, b in zip(group, group[1:], strict=False)):
-            return None
-        inner = group[-1][1]
-        result += [inner * d for d in contiguous_strides(tuple(sizes))]
-    if source or wanted:
-        return None
-    steps = iter(result)
-    return tuple(next(steps) if d != 1 else 0 for d in target)
 
 
 class _Reach:

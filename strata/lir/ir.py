@@ -15,7 +15,8 @@ import numpy as np
 
 from strata.core import Dim, Symbol, Target, TensorType
 from strata.kernel import Kernel
-from strata.lir.group import Cut, Spacing
+from strata.lir.group import Cut
+from strata.lir.views import Spacing
 from strata.mir import Graph, Node
 
 ALIGNMENT = 64

@@ -9,9 +9,11 @@ import numpy as np
 
 from strata.core import Target
 from strata.kernel import Kernel
-from strata.lir.group import Group, group_graph, is_inline_constant, view_strides
+from strata.lir.group import Group, group_graph
 from strata.lir.ir import Buffer, Io, Lir, Step
 from strata.lir.memory import check_limit
+from strata.lir.traits import is_inline_constant
+from strata.lir.views import view_strides
 from strata.mir import Constant, Graph, Node, Value, leaf_name
 
 

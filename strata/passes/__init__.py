@@ -4,6 +4,7 @@ from strata.passes.base import PASSES, Pass, PassContext, PassRecord, parse_pass
 from strata.passes.control_flow import LowerControlFlow
 from strata.passes.decompose import Decompose
 from strata.passes.drop_unused import DropUnused
+from strata.passes.find_attention import FindAttention
 from strata.passes.fold import Fold
 from strata.passes.fuse_attention import FuseAttentionBlock
 from strata.passes.fuse_matmul import FuseMatMulBiasAct

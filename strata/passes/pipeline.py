@@ -9,6 +9,7 @@ from strata.passes.base import Pass, PassContext
 from strata.passes.control_flow import LowerControlFlow
 from strata.passes.decompose import Decompose
 from strata.passes.drop_unused import DropUnused
+from strata.passes.find_attention import FindAttention
 from strata.passes.fold import Fold
 from strata.passes.fuse_attention import FuseAttentionBlock
 from strata.passes.fuse_matmul import FuseMatMulBiasAct
@@ -61,6 +62,7 @@ def default_passes(ctx: PassContext | None = None, choices: PassChoices | None =
     if chosen.control_flow:
         passes.append(LowerControlFlow(chosen.unroll))
     if chosen.fusion:
+        passes.append(FindAttention())
         passes += _patterns(ctx or PassContext(claims=frozenset()), chosen)
     if chosen.precision not in (None, "f32"):
         passes.append(Precision(chosen.precision))

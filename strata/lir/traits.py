@@ -1,0 +1,82 @@
+"""What grouping needs to know of an op: found by lowering it alone, and remembered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strata.core import TensorType
+from strata.kernel import SCALARS, Expr, KernelBuilder, Load, Reduce, Scalar, Scan, postorder
+from strata.mir import Constant, Input, Node, Op, Param, as_tuple
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What grouping needs to know of an op: found by lowering it alone."""
+
+    lowers: bool
+    reduces: bool
+    scans: bool
+    contracts: bool
+    moves: bool  # copies elements: no arithmetic
+    cost: int
+    updates: bool = False  # changes part of its first input
+
+
+STEP = Traits(False, False, False, False, False, 0)  # of an op that is a step of its own
+_TRAITS: dict[tuple[Op, tuple[TensorType, ...]], Traits] = {}
+_TRAITS_LIMIT = 4096
+
+
+def traits(node: Node) -> Traits:
+    """The traits of a node's op, remembered for equal ops on equal types."""
+    key = (node.op, tuple(x.type for x in node.inputs))
+    if key not in _TRAITS:
+        if len(_TRAITS) >= _TRAITS_LIMIT:
+            _TRAITS.clear()
+        _TRAITS[key] = _probe(node)
+    return _TRAITS[key]
+
+
+def _probe(node: Node) -> Traits:
+    if not has_kernel(node.op):
+        return STEP
+    k = KernelBuilder("probe")
+    inputs = [k.input(f"in{i}", x.type) for i, x in enumerate(node.inputs)]
+    roots = [e for t in node.types for e in as_tuple(node.op.lower(k, k.axes(t.shape), *inputs))]
+    exprs = postorder(roots)
+    reduces = [e for e in exprs if isinstance(e, Reduce)]
+    contracts = len(node.inputs) == 2 and any(e.kind == "sum" and is_product_of_loads(e) for e in reduces)
+    values = [e for e in exprs if isinstance(e, Scalar) and e.dtype.name != "i64"]
+    cost = sum(SCALARS[e.name].cost for e in values)
+    return Traits(
+        lowers=True, reduces=bool(reduces), scans=any(isinstance(e, Scan) for e in exprs), contracts=contracts,
+        moves=not reduces and not values and len(node.inputs) == 1, cost=cost,
+        updates=type(node.op).lower_into is not Op.lower_into,
+    )  # fmt: skip
+
+
+def has_kernel(op: Op) -> bool:
+    return type(op).lower is not Op.lower and op.has_rule("lower")
+
+
+def is_product_of_loads(reduce: Reduce) -> bool:
+    """sum of A * B, with casts and guards in between: the shape of a contraction."""
+    body = _strip(reduce.body)
+    if not (isinstance(body, Scalar) and body.name == "mul"):
+        return False
+    left, right = (_strip(a) for a in body.args)
+    return isinstance(left, Load) and isinstance(right, Load) and left.buffer != right.buffer
+
+
+def _strip(e: Expr) -> Expr:
+    while isinstance(e, Scalar) and e.name in ("cast", "select"):
+        e = e.args[1] if e.name == "select" else e.args[0]
+    return e
+
+
+def is_inline_constant(node: Node) -> bool:
+    return isinstance(node.op, Constant) and node.op.data.array.size == 1
+
+
+def is_buffer_leaf(node: Node) -> bool:
+    return isinstance(node.op, (Input, Param, Constant)) and not is_inline_constant(node)

@@ -1,0 +1,85 @@
+"""Views: where a chain of movements reads the elements of the value that it starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strata.core import Dim, divide_exactly
+from strata.lir.traits import traits
+from strata.mir import Constant, Input, Node, Param, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Spacing:
+    """Elements of a buffer at a start and a stride for each axis, all in elements."""
+
+    start: Dim
+    strides: tuple[Dim, ...]
+
+
+def view_strides(value: Value, base: Value | None = None) -> Spacing | None:
+    """Where a chain of movements reads the value it starts from (or `base`, on the way); None where that is not even."""
+    chain: list[Node] = []
+    while value != base and value.node.op.name in ("transpose", "reshape", "broadcast_to", "slice"):
+        chain.append(value.node)
+        value = value.node.inputs[0]
+    if value != base and not isinstance(value.node.op, (Input, Param, Constant)) and traits(value.node).moves:
+        return None
+    start: Dim = 0
+    shape, strides = value.shape, contiguous_strides(value.shape)
+    for node in reversed(chain):
+        op, out = node.op, node.types[0].shape
+        match op.name:
+            case "transpose":
+                strides = tuple(strides[p] for p in op.perm)  # type: ignore[attr-defined]
+            case "slice":
+                for first, stride in zip(op.start, strides, strict=True):  # type: ignore[attr-defined]
+                    start = start + stride * first
+                strides = tuple(s * step for s, step in zip(strides, op.step, strict=True))  # type: ignore[attr-defined]
+            case "broadcast_to":
+                lead = len(out) - len(shape)
+                strides = (0,) * lead + tuple(0 if a != b else s for a, b, s in zip(shape, out[lead:], strides, strict=True))
+            case _:
+                found = reshaped_strides(shape, strides, out)
+                if found is None:
+                    return None
+                strides = found
+        shape = out
+    return Spacing(start, strides)
+
+
+def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    strides: list[Dim] = []
+    step: Dim = 1
+    for d in reversed(shape):
+        strides.insert(0, step)
+        step = step * d
+    return tuple(strides)
+
+
+def reshaped_strides(shape: tuple[Dim, ...], strides: tuple[Dim, ...], target: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
+    """Strides under another shape without moving elements, by matching runs of axes with equal products; None if there are none."""
+    source = [(d, s) for d, s in zip(shape, strides, strict=True) if d != 1]
+    result: list[Dim] = []
+    wanted = [d for d in target if d != 1]
+    while source and wanted:
+        group, product = [source.pop(0)], wanted.pop(0)
+        sizes, total = [product], group[0][0]
+        while total != product:
+            ratio_up, ratio_down = divide_exactly(product, total), divide_exactly(total, product)
+            if ratio_up is not None and source:
+                group.append(source.pop(0))
+                total = total * group[-1][0]
+            elif ratio_down is not None and wanted:
+                sizes.append(wanted.pop(0))
+                product = product * sizes[-1]
+            else:
+                return None
+        if any(a[1] != b[0] * b[1] for a, b in zip(group, group[1:], strict=False)):
+            return None
+        inner = group[-1][1]
+        result += [inner * d for d in contiguous_strides(tuple(sizes))]
+    if source or wanted:
+        return None
+    steps = iter(result)
+    return tuple(next(steps) if d != 1 else 0 for d in target)
