@@ -9,40 +9,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from strata.backends.llvm.builder import Function, Module, Value, constant, vector, vector_constant
+from strata.backends.llvm.builder import Module, Value, vector, vector_constant
 from strata.backends.llvm.emit_reduce import Accumulator
-from strata.backends.llvm.emit_scalar import Call, emit_scalar
+from strata.backends.llvm.emit_values import Context, Values
 from strata.backends.llvm.registers import (
     Parts,
-    component_bytes,
-    deinterleave,
-    from_memory,
-    gather,
-    interleave,
-    memory_type,
     register_bytes,
     register_type,
-    scatter,
-    to_memory,
 )
-from strata.core import Atom, Dim, DType, Symbol, SymExpr, Target, bounds, dim_prod
+from strata.core import Dim, Target, bounds, dim_prod
 from strata.kernel import (
     Axis,
     Block,
-    Buffer,
     Compute,
-    Const,
     Expr,
     Kernel,
     Load,
     MapLoop,
-    Reduce,
     ReduceLoop,
     Scalar,
-    Scan,
     Schedule,
-    Size,
-    Store,
     StoreStep,
     linear,
     number_loops,
@@ -62,47 +48,20 @@ class Segment:
     masked: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """The vector loop around the current place: its axis, its lanes and which of them are alive."""
-
-    axis: Axis | None = None
-    lanes: int = 1
-    mask: str | None = None
-
-    def lanes_of(self, node: Expr) -> int:
-        return self.lanes if self.axis is not None and self.axis in node.free else 1
-
-
 def emit_kernel(module: Module, kernel: Kernel, nest: Block, schedule: Schedule, target: Target) -> str:
     """Adds the function of a kernel to a module and returns its name."""
     _Emitter(module, kernel, nest, schedule, target).emit()
     return kernel.name
 
 
-class _Emitter:
+class _Emitter(Values):
+    """The function of one kernel: its loops, around the values that they compute."""
+
     def __init__(self, module: Module, kernel: Kernel, nest: Block, schedule: Schedule, target: Target) -> None:
         parameters = (("ptr noalias readonly", "arguments"), ("i64", "begin"), ("i64", "end"))
         self.nest, self.schedule = nest, schedule
         self.numbers = number_loops(nest)
         self.start(module.function(kernel.name, parameters), kernel, target)
-
-    def start(self, f: Function, kernel: Kernel, target: Target) -> None:
-        """The state of an emitter that has emitted nothing yet."""
-        self.f, self.kernel, self.target = f, kernel, target
-        self.context = Context()
-        self.values: dict[Expr, Parts] = {}  # registers of the current context
-        self.first: dict[Expr, Value] = {}  # i64 values at the first lane, for addresses
-        self.wide: dict[tuple[Expr, int], Parts] = {}
-        self.pointers: dict[str, str] = {}
-        self.sizes: dict[str, Value] = {}
-        self.rows: dict[Expr, tuple[Axis, str]] = {}  # row buffers of staged values
-        self.fillers: dict[int, set[Expr]] = {}  # id of a loop -> the staged values that it computes
-        self.filling: frozenset[Expr] = frozenset()  # the staged values that the current loop computes
-        self.tiles: dict[Expr, list[Parts]] = {}  # turned loads, by step of the tiled loop
-        self.turn = 0
-        self.running: dict[Scan, tuple[Accumulator, Parts]] = {}
-        self.dummy = ""
 
     def emit(self) -> None:
         f = self.f
@@ -115,37 +74,6 @@ class _Emitter:
         chain = parallel_chain(self.nest)[: self.schedule.parallel.loops]
         self._parallel(chain)
         f.ret()
-
-    # sizes
-
-    def size(self, dim: Dim) -> Value:
-        """A size as an i64 value."""
-        if not isinstance(dim, SymExpr):
-            return int(dim)
-        key = str(dim)
-        if key not in self.sizes:
-            total: Value = 0
-            for monomial, coefficient in dim.terms:
-                product: Value = coefficient
-                for atom in monomial:
-                    product = self.f.mul(self._size_atom(atom), product)
-                total = self.f.add(total, product)
-            return total
-        return self.sizes[key]
-
-    def _size_atom(self, atom: Atom) -> Value:
-        if isinstance(atom, Symbol):
-            return self.sizes[atom.name]
-        a, b = self.size(atom.a), self.size(atom.b)
-        match atom.kind:
-            case "min":
-                return self.f.smin(a, b)
-            case "max":
-                return self.f.smax(a, b)
-            case "floordiv":
-                return self.f.op(f"sdiv i64 {a}, {b}")
-            case _:
-                return self.f.op(f"srem i64 {a}, {b}")
 
     # loops
 
@@ -182,6 +110,15 @@ class _Emitter:
                 self._map(last, low, high)
 
         f.loop(first_row, end_row, 1, (), row)
+
+    def _running_block(self, block: Block) -> Callable[[list[str]], tuple[Value, ...]]:
+        """A block as the body of a loop that carries nothing."""
+
+        def body(_: list[str]) -> tuple[Value, ...]:
+            self.block(block)
+            return ()
+
+        return body
 
     def _steps_before(self, block: Block) -> None:
         for step in block.steps:
@@ -224,10 +161,10 @@ class _Emitter:
             self._tile(loop, low, high)
             return
         if lanes == 1 or self.context.axis is not None:
-            self._serial(loop.axis, low, high, (), lambda _: (self.block(loop.body), ())[1])
+            self._serial(loop.axis, low, high, (), self._running_block(loop.body))
             return
         for segment in self._segments(loop, low, high, lanes):
-            self._vector(loop.axis, segment, (), lambda _: (self.block(loop.body), ())[1])
+            self._vector(loop.axis, segment, (), self._running_block(loop.body))
 
     def _tile(self, loop: MapLoop, low: Value, high: Value) -> None:
         """Squares of both loops, each turned in registers; what is left goes the plain way."""
@@ -238,27 +175,29 @@ class _Emitter:
         middle = f.add(low, f.round_down(f.sub(high, low), by))
         whole, *rest = self._segments(inner, 0, self.size(inner.axis.extent), by)
 
-        def square(first: str) -> None:
+        def square(first: str) -> tuple[Value, ...]:
             with self._scope(loop.axis):
                 self.first[loop.axis] = first
                 self.tiles = {n: self._turned(n, inner.axis, by) for n in turned}
             each(first)
             self.tiles = {}
+            return ()
 
-        def each(first: str) -> None:
+        def each(first: str) -> tuple[Value, ...]:
             for self.turn in range(by):
                 with self._scope(loop.axis):
                     self.first[loop.axis] = f.add(first, self.turn)
                     self._steps_before(loop.body)
                     self.block(inner.body)
+            return ()
 
         def column(first: str, _: list[str]) -> None:
-            self._vector(inner.axis, whole, (), lambda _: (square(first), ())[1])
+            self._vector(inner.axis, whole, (), lambda _: square(first))
             for segment in rest:
-                self._vector(inner.axis, segment, (), lambda _: (each(first), ())[1])
+                self._vector(inner.axis, segment, (), lambda _: each(first))
 
         f.loop(low, middle, by, (), column)
-        self._serial(loop.axis, middle, high, (), lambda _: (self.block(loop.body), ())[1])
+        self._serial(loop.axis, middle, high, (), self._running_block(loop.body))
 
     def _turned(self, node: Load, axis: Axis, by: int) -> list[Parts]:
         """A square of a strided load: rows loaded whole, then interleaved into columns."""
@@ -299,12 +238,6 @@ class _Emitter:
             return list(following)
 
         self._serial(loop.axis, low, high, carried, body)
-
-    def _advance(self, scan: Scan, lanes: int) -> Parts:
-        accumulator, state = self.running[scan]
-        following = tuple(accumulator.step(state, self.widened(scan.body, lanes), lanes, self.context.mask))
-        self.running[scan] = accumulator, following
-        return state if scan.exclusive else following
 
     def _serial(
         self,
@@ -462,229 +395,6 @@ class _Emitter:
             current, width = [tuple(str(v) for _, v in a.start(1)) for a in accumulators], 1
         return [a.finish(a.narrow(s, width, 1), 1) for a, s in zip(accumulators, current, strict=True)]
 
-    # values
-
-    def value(self, node: Expr) -> Parts:
-        """Registers of a node: as many lanes as the context has if it varies there, else one."""
-        found = self.values.get(node)
-        if found is None:
-            found = self._make(node)
-            self.values[node] = found
-        return found
-
-    def widened(self, node: Expr, lanes: int) -> Parts:
-        """Registers with the given number of lanes."""
-        have = self.context.lanes_of(node)
-        if have == lanes:
-            return self.value(node)
-        if isinstance(node, Const):
-            return self._constant(node, lanes)
-        key = (node, lanes)
-        if key not in self.wide:
-            type_ = register_type(node.dtype, lanes)
-            self.wide[key] = tuple(self.f.splat(type_, part) for part in self.value(node))
-        return self.wide[key]
-
-    def _constant(self, node: Const, lanes: int) -> Parts:
-        type_ = register_type(node.dtype, lanes)
-        if node.dtype.is_complex:
-            value = complex(node.value)
-            return constant(type_, value.real), constant(type_, value.imag)
-        return (constant(type_, node.value),)  # type: ignore[arg-type]
-
-    def _make(self, node: Expr) -> Parts:
-        lanes = self.context.lanes_of(node)
-        if node in self.tiles:
-            return self.tiles[node][self.turn]
-        if node in self.rows and node not in self.filling:
-            axis, pointer = self.rows[node]
-            address = self.f.address(register_type(node.dtype), pointer, self.first[axis])
-            return (self.f.load(register_type(node.dtype, lanes), address, register_bytes(node.dtype)),)
-        made = self._compute(node, lanes)
-        if node in self.filling:
-            axis, pointer = self.rows[node]
-            address = self.f.address(register_type(node.dtype), pointer, self.first[axis])
-            self.f.store(register_type(node.dtype, lanes), made[0], address, register_bytes(node.dtype))
-        return made
-
-    def _compute(self, node: Expr, lanes: int) -> Parts:
-        match node:
-            case Const():
-                return self._constant(node, 1)
-            case Size(dim):
-                return (str(self.size(dim)),)
-            case Axis():
-                return self._axis(node, lanes)
-            case Load():
-                return self._load(node, lanes)
-            case Scalar(name, args):
-                made = tuple(self.widened(a, lanes) for a in args)
-                dtypes = tuple(a.dtype for a in args)
-                return emit_scalar(Call(self.f, self.target, name, made, dtypes, node.dtype, lanes))
-            case Scan():
-                return self._advance(node, lanes)
-            case Reduce():
-                raise AssertionError(f"{node!r} is used before the loop that computes it")
-        raise AssertionError(node)
-
-    def _axis(self, axis: Axis, lanes: int) -> Parts:
-        first = self.first[axis]
-        if lanes == 1:
-            return (str(first),)
-        type_ = vector("i64", lanes)
-        return (self.f.binary("add", type_, self.f.splat(type_, first), vector_constant("i64", range(lanes))),)
-
-    def at_first(self, node: Expr) -> Value:
-        """An i64 node at the first lane."""
-        if isinstance(node, Const):
-            return int(node.value.real)
-        if isinstance(node, Size):
-            return self.size(node.dim)
-        if node in self.first:
-            return self.first[node]
-        if self.context.lanes_of(node) == 1 and not _is_index(node):
-            return self.value(node)[0]
-        assert isinstance(node, Scalar)
-        args = [self.at_first(a) for a in node.args]
-        match node.name:
-            case "add":
-                made = self.f.add(*args)
-            case "sub":
-                made = self.f.sub(*args)
-            case "mul":
-                made = self.f.mul(*args)
-            case _:
-                parts = tuple((str(a),) for a in args)
-                dtypes = tuple(a.dtype for a in node.args)
-                (made,) = emit_scalar(Call(self.f, self.target, node.name, parts, dtypes, node.dtype, 1))
-        self.first[node] = made
-        return made
-
-    def _stride(self, address: Expr) -> int | None:
-        """Elements from one lane to the next where that is one constant; None where lanes go anywhere."""
-        axis = self.context.axis
-        if axis is None or axis not in address.free or self.context.lanes == 1:
-            return 0
-        terms = linear(address).terms
-        step = terms.get(axis, 0)
-        if any(axis in atom.free for atom in terms if atom is not axis) or not isinstance(step, int):
-            return None
-        return step
-
-    def _load(self, node: Load, lanes: int) -> Parts:
-        (address,) = node.index
-        stride = self._stride(address)
-        if stride == 1:
-            return self._load_contiguous(node, lanes)
-        if lanes == 1 or (stride == 0 and (node.where is None or self.context.lanes_of(node.where) == 1)):
-            return self._load_one(node)
-        return self._load_gather(node, lanes)
-
-    def _load_one(self, node: Load) -> Parts:
-        f, dtype = self.f, node.dtype
-        pointer = self._pointer(node.buffer, self.at_first(node.index[0]))
-        if node.where is not None:
-            pointer = f.select("ptr", self.value(node.where)[0], pointer, self._nowhere())
-        parts = self._read(dtype, pointer, 1, None)
-        if node.where is None:
-            return parts
-        type_ = register_type(dtype)
-        condition = self.value(node.where)[0]
-        return tuple(f.select(type_, condition, p, constant(type_, 0)) for p in parts)
-
-    def _load_contiguous(self, node: Load, lanes: int) -> Parts:
-        pointer = self._pointer(node.buffer, self.at_first(node.index[0]))
-        mask = self.context.mask
-        if node.where is not None:
-            mask = self._both(mask, self.widened(node.where, lanes)[0], lanes)
-        return self._read(node.dtype, pointer, lanes, mask)
-
-    def _load_gather(self, node: Load, lanes: int) -> Parts:
-        f, dtype = self.f, node.dtype
-        mask = self.context.mask
-        if node.where is not None:
-            mask = self._both(mask, self.widened(node.where, lanes)[0], lanes)
-        alive = mask or constant(vector("i1", lanes), 1)
-        offsets = self.widened(node.index[0], lanes)[0]
-        element = memory_type(dtype)
-        step = 2 if dtype.is_complex else 1
-        if step == 2:
-            offsets = f.binary("mul", vector("i64", lanes), offsets, constant(vector("i64", lanes), 2))
-        parts = []
-        for at in range(step):
-            base = f.address(element, self.pointers[node.buffer.name], at)
-            pointers = f.op(f"getelementptr {element}, ptr {base}, <{lanes} x i64> {offsets}")
-            loaded = gather(f, vector(element, lanes), pointers, component_bytes(dtype), alive)
-            parts.append(from_memory(f, dtype.real if dtype.is_complex else dtype, loaded, lanes, self.target))
-        return tuple(parts)
-
-    def _both(self, a: str | None, b: str, lanes: int) -> str:
-        return b if a is None else self.f.binary("and", vector("i1", lanes), a, b)
-
-    def _pointer(self, buffer: Buffer, index: Value) -> str:
-        element = memory_type(buffer.dtype)
-        if buffer.dtype.is_complex:
-            index = self.f.mul(index, 2)
-        return self.f.address(element, self.pointers[buffer.name], index)
-
-    def _nowhere(self) -> str:
-        """Readable memory for loads that are switched off."""
-        if not self.dummy:
-            self.dummy = self.f.alloca("i8", 64)
-        return self.dummy
-
-    def _read(self, dtype: DType, pointer: str, lanes: int, mask: str | None) -> Parts:
-        f = self.f
-        count = lanes * (2 if dtype.is_complex else 1)
-        type_, align = memory_type(dtype, count), component_bytes(dtype)
-        if mask is None:
-            loaded = f.load(type_, pointer, align)
-        else:
-            alive = self._doubled(mask, lanes) if dtype.is_complex else mask
-            loaded = f.masked_load(type_, pointer, align, alive)
-        if dtype.is_complex:
-            return deinterleave(f, memory_type(dtype), loaded, lanes)
-        return (from_memory(f, dtype, loaded, lanes, self.target),)
-
-    def _doubled(self, mask: str, lanes: int) -> str:
-        return self.f.shuffle(vector("i1", lanes), mask, "poison", [lane // 2 for lane in range(2 * lanes)])
-
-    def store(self, store: Store) -> None:
-        (address,) = store.index
-        f, dtype, axis = self.f, store.buffer.dtype, self.context.axis
-        lanes = self.context.lanes if axis is not None else 1
-        stride = self._stride(address)
-        parts = self.widened(store.value, 1 if stride == 0 else lanes)
-        lanes = 1 if stride == 0 else lanes
-        component = dtype.real if dtype.is_complex else dtype
-        stored = tuple(to_memory(f, component, p, lanes, self.target) for p in parts)
-        if stride is not None and stride in (0, 1):
-            pointer = self._pointer(store.buffer, self.at_first(address))
-            self._write(dtype, stored, pointer, lanes, store.buffer.name)
-            return
-        offsets = self.widened(address, lanes)[0]
-        element = memory_type(dtype)
-        if dtype.is_complex:
-            offsets = f.binary("mul", vector("i64", lanes), offsets, constant(vector("i64", lanes), 2))
-        alive = self.context.mask or constant(vector("i1", lanes), 1)
-        for at, part in enumerate(stored):
-            base = f.address(element, self.pointers[store.buffer.name], at)
-            pointers = f.op(f"getelementptr {element}, ptr {base}, <{lanes} x i64> {offsets}")
-            scatter(f, vector(element, lanes), part, pointers, component_bytes(dtype), alive)
-
-    def _write(self, dtype: DType, parts: Parts, pointer: str, lanes: int, name: str) -> None:
-        f = self.f
-        value, count, mask = parts[0], lanes, self.context.mask if lanes > 1 else None
-        if dtype.is_complex:
-            value = interleave(f, memory_type(dtype, lanes), parts, lanes)
-            count = 2 * lanes
-            mask = self._doubled(mask, lanes) if mask else None
-        type_, align = memory_type(dtype, count), component_bytes(dtype)
-        if mask is not None:
-            f.masked_store(type_, value, pointer, align, mask)
-        else:
-            f.store(type_, value, pointer, align, nontemporal=self.schedule.is_nontemporal(name))
-
 
 def _shares(accumulators: list[Accumulator], values: Sequence[str]) -> list[Parts]:
     """Loop-carried values dealt out to the accumulators they belong to."""
@@ -697,10 +407,6 @@ def _shares(accumulators: list[Accumulator], values: Sequence[str]) -> list[Part
 
 def _is_product(node: Expr, known: dict[Expr, Parts]) -> bool:
     return isinstance(node, Scalar) and node.name == "mul"
-
-
-def _is_index(node: Expr) -> bool:
-    return isinstance(node, Scalar) and node.name in ("add", "sub", "mul", "floordiv", "mod", "min", "max", "neg")
 
 
 def points(kernel: Kernel, nest: Block, schedule: Schedule) -> Dim:
