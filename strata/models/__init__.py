@@ -1,0 +1,6 @@
+"""Model families built on the compiler: loading, tokenising, embedding, generating."""
+
+from strata.models.base import Model
+from strata.models.embed import Encoder
+from strata.models.loading import load
+from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer

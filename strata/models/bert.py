@@ -1,0 +1,178 @@
+"""BERT, DistilBERT and their kin: encoders for embeddings and classification, for any batch and length at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from strata.core import bool_, f32, i32, sym
+from strata.errors import FileError
+from strata.mir import Value, constant
+from strata.models.weights import Builder, Weights, ops, without_prefix
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """The sizes of an encoder, under one set of names for all families."""
+
+    family: str
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    inner: int
+    positions: int
+    types: int
+    eps: float
+    activation: str
+    labels: int = 0
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any], labels: int = 0) -> BertConfig:
+        """From config.json of a BERT or a DistilBERT."""
+        family = found.get("model_type", "bert")
+        names = {
+            "bert": ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
+            "distilbert": ("dim", "n_layers", "n_heads", "hidden_dim", "activation"),
+        }.get(family)
+        if names is None:
+            raise FileError(f"{family!r} is no family of encoders: bert, distilbert", code="F144")
+        hidden, layers, heads, inner, activation = names
+        try:
+            made = cls(
+                family, int(found["vocab_size"]), int(found[hidden]), int(found[layers]), int(found[heads]),
+                int(found[inner]) if inner in found else 4 * int(found[hidden]),
+                int(found.get("max_position_embeddings", 512)), int(found.get("type_vocab_size", 2)) if family == "bert" else 0,
+                float(found.get("layer_norm_eps", 1e-12)), str(found.get(activation, "gelu")), labels,
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileError(f"the configuration of a {family} lacks or spoils {error}", code="F140") from None
+        if (
+            min(made.vocab, made.hidden, made.layers, made.heads, made.inner, made.positions) < 1
+            or made.hidden % made.heads
+        ):
+            raise FileError(f"the configuration has {made.hidden} features for {made.heads} heads", code="F140")
+        return made
+
+
+# weight names by role, with the layer's number left open
+NAMES = {
+    "bert": {
+        "layer": "encoder.layer.{}.", "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
+        "o": "attention.output.dense", "norm1": "attention.output.LayerNorm", "up": "intermediate.dense",
+        "down": "output.dense", "norm2": "output.LayerNorm",
+    },
+    "distilbert": {
+        "layer": "transformer.layer.{}.", "q": "attention.q_lin", "k": "attention.k_lin", "v": "attention.v_lin",
+        "o": "attention.out_lin", "norm1": "sa_layer_norm", "up": "ffn.lin1", "down": "ffn.lin2",
+        "norm2": "output_layer_norm",
+    },
+}  # fmt: skip
+
+
+def encoder_weights(weights: Weights) -> Weights:
+    """The weights under their plain names; old checkpoints call a norm's scale gamma and its shift beta."""
+    plain = without_prefix(weights, ("bert.", "distilbert."))
+    renamed = {"gamma": "weight", "beta": "bias"}
+    return {f"{n.rpartition('.')[0]}.{renamed[n.rpartition('.')[2]]}" if n.rpartition(".")[2] in renamed else n: t
+            for n, t in plain.items()}  # fmt: skip
+
+
+class BertGraph(Builder):
+    """Builds the graph of an encoder over inputs of symbolic size [B, S]."""
+
+    def __init__(self, config: BertConfig, weights: Weights, name: str = "bert") -> None:
+        super().__init__(name, encoder_weights(weights))
+        self.config = config
+        self.batch, self.length = sym("B", 1), sym("S", 1, config.positions)
+        self.ids = self.graph.input("input_ids", (self.batch, self.length), i32)
+        self.mask = self.graph.input("attention_mask", (self.batch, self.length), bool_)
+
+    def embeddings(self, types: Value | None) -> Value:
+        """Word, position and type embeddings, normalised."""
+        c = self.config
+        x = self.embedding(self.ids, "embeddings.word_embeddings.weight", c.vocab, c.hidden)
+        places = self.param("embeddings.position_embeddings.weight", (c.positions, c.hidden))
+        places = ops.narrow(places, 0, 0, self.length)
+        if c.types:
+            table = self.param("embeddings.token_type_embeddings.weight", (c.types, c.hidden))
+            kind = table[0] if types is None else ops.take(table, types, axis=0)
+            x = x + (places + kind)
+        else:
+            x = x + places
+        return self.layer_norm(x, "embeddings.LayerNorm", c.hidden, c.eps)
+
+    def layer(self, x: Value, number: int) -> Value:
+        """LN(x + attention), then LN(x + feed-forward)."""
+        c = self.config
+        names = NAMES[c.family]
+        at = names["layer"].format(number)
+        q, k, v = (self.linear(x, at + names[role], c.hidden, c.hidden) for role in "qkv")
+        kept = ops.reshape(self.mask, (self.batch, 1, 1, self.length))
+        mixed = ops.attention(q, k, v, kept, num_heads=c.heads, kv_heads=c.heads, mask_kind="custom", layout="bsd")
+        x = self.layer_norm(
+            x + self.linear(mixed, at + names["o"], c.hidden, c.hidden), at + names["norm1"], c.hidden, c.eps
+        )
+        inner = ops.activation(self.linear(x, at + names["up"], c.inner, c.hidden), c.activation)
+        return self.layer_norm(
+            x + self.linear(inner, at + names["down"], c.hidden, c.inner), at + names["norm2"], c.hidden, c.eps
+        )
+
+    def encoded(self, types: Value | None = None) -> Value:
+        x = self.embeddings(types)
+        for i in range(self.config.layers):
+            x = self.layer(x, i)
+        return x
+
+
+def build_encoder(config: BertConfig, weights: Weights) -> tuple[BertGraph, tuple[str, ...]]:
+    """The whole encoder: hidden states, and where the weights have a head its pooled state and logits."""
+    b = BertGraph(config, weights)
+    types = b.graph.input("token_type_ids", (b.batch, b.length), i32) if config.types else None
+    x = b.encoded(types)
+    outputs, names = [x], ["last_hidden_state"]
+    first = ops.reshape(ops.narrow(x, 1, 0, 1), (b.batch, config.hidden))
+    if b.has("pooler.dense.weight"):
+        first = ops.tanh(b.linear(first, "pooler.dense", config.hidden, config.hidden))
+        outputs.append(first)
+        names.append("pooler_output")
+    if b.has("pre_classifier.weight"):
+        first = ops.relu(b.linear(first, "pre_classifier", config.hidden, config.hidden))
+    if b.has("classifier.weight") and config.labels:
+        outputs.append(b.linear(first, "classifier", config.labels, config.hidden))
+        names.append("logits")
+    b.graph.outputs(*outputs)
+    return b, tuple(names)
+
+
+def build_embedder(config: BertConfig, weights: Weights, pooling: str, normalize: bool) -> BertGraph:
+    """One vector for each row of ids."""
+    b = BertGraph(config, weights, "embed")
+    b.graph.outputs(pooled(b.encoded(), b.mask, pooling, normalize))
+    return b
+
+
+def pooled(x: Value, mask: Value, kind: str, normalize: bool) -> Value:
+    """Token vectors [B, S, H] as one vector a row: the mean or the maximum of those kept, the first, or the last kept."""
+    batch, length, width = x.shape
+    keep = ops.cast(mask, f32)
+    match kind:
+        case "mean":
+            count = ops.maximum(ops.sum(keep, 1, keepdims=True), 1.0)
+            out = ops.sum(x * ops.insert_axis(keep, -1), 1) / count
+        case "max":
+            out = ops.max(ops.where(ops.insert_axis(mask, -1), x, ops.full(x.shape, -3.0e38)), 1)
+        case "cls":
+            out = ops.reshape(ops.narrow(x, 1, 0, 1), (batch, width))
+        case "last":
+            place = ops.reshape(ops.iota((length,), 0, i32), (1, length))
+            last = ops.max(
+                ops.where(mask, ops.broadcast_to(place, (batch, length)), constant(0, i32)), 1, keepdims=True
+            )
+            out = ops.sum(x * ops.insert_axis(ops.cast(ops.equal(place, last), f32), -1), 1)
+        case _:
+            raise FileError(f"pooling {kind!r} is none of mean, max, cls, last", code="F145")
+    if not normalize:
+        return out
+    size = ops.sqrt(ops.sum(out * out, -1, keepdims=True))
+    return out / ops.maximum(size, 1e-12)

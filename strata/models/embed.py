@@ -1,0 +1,105 @@
+"""Text embeddings: many texts in batches of near lengths on one compiled graph, in any order that saves work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from strata.models.base import Model, compile_built
+from strata.models.bert import BertConfig, build_embedder, build_encoder
+from strata.models.tokenizer import Tokenizer
+from strata.models.weights import Weights
+from strata.runtime import CompiledGraph
+
+TOKENS = 512  # of one batch: the activations of a small encoder still fit the cache
+WASTE = 0.06  # of a batch's tokens that may be padding
+
+
+class Encoder(Model):
+    """A text encoder: `embed` for vectors, `run` for hidden states and logits. Both are compiled when first used."""
+
+    def __init__(
+        self, config: BertConfig, weights: Weights, tokenizer: Callable[[], Tokenizer], *, pooling: str = "mean",
+        normalize: bool = True, limit: int | None = None, device: str = "cpu",
+    ) -> None:  # fmt: skip
+        self.config, self.weights, self.device = config, weights, device
+        self.pooling, self.normalize = pooling, normalize
+        self.limit = min(limit or config.positions, config.positions)
+        self._make_tokenizer, self._tokenizer = tokenizer, None
+        self._embedders: dict[tuple[str, bool], CompiledGraph] = {}
+        self._whole: CompiledGraph | None = None
+        self._names: tuple[str, ...] = ()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = self._make_tokenizer()
+        return self._tokenizer
+
+    @property
+    def graph(self) -> CompiledGraph:  # type: ignore[override]
+        """The graph behind `run`."""
+        if self._whole is None:
+            built, self._names = build_encoder(self.config, self.weights)
+            self._whole = compile_built(built, self.device)
+        return self._whole
+
+    @property
+    def outputs(self) -> tuple[str, ...]:  # type: ignore[override]
+        assert self.graph is not None
+        return self._names
+
+    def embedder(self, pooling: str, normalize: bool) -> CompiledGraph:
+        key = pooling, normalize
+        if key not in self._embedders:
+            self._embedders[key] = compile_built(build_embedder(self.config, self.weights, *key), self.device)
+        return self._embedders[key]
+
+    def embed(
+        self, texts: str | Sequence[str], *, pooling: str | None = None, normalize: bool | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> np.ndarray:  # fmt: skip
+        """A vector for each text, f32[texts, hidden]; for one string, f32[hidden]. `progress(done, all)` is told of each
+        batch."""
+        many = [texts] if isinstance(texts, str) else list(texts)
+        graph = self.embedder(pooling or self.pooling, self.normalize if normalize is None else normalize)
+        ids = self.tokenizer.encode_batch(many, self.limit)
+        out = np.empty((len(many), self.config.hidden), np.float32)
+        done = 0
+        for batch in batches([len(i) for i in ids]):
+            block, mask = padded([ids[i] for i in batch])
+            out[batch] = graph.run(input_ids=block, attention_mask=mask)[0]
+            done += len(batch)
+            if progress is not None:
+                progress(done, len(many))
+        return out[0] if isinstance(texts, str) else out
+
+
+def padded(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids i32[B, S] of rows of any length, and which of them count."""
+    length = max((len(r) for r in rows), default=1) or 1
+    block, mask = np.zeros((len(rows), length), np.int32), np.zeros((len(rows), length), bool)
+    for i, row in enumerate(rows):
+        block[i, : len(row)] = row
+        mask[i, : len(row)] = True
+    return block, mask
+
+
+def batches(lengths: Sequence[int], tokens: int = TOKENS, waste: float = WASTE) -> list[list[int]]:
+    """Indices in batches of near lengths, longest first: at most so many tokens, of which a small part is padding."""
+    found: list[list[int]] = []
+    longest = real = 0
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        size = max(lengths[i], 1)
+        if (
+            found
+            and longest * (len(found[-1]) + 1) <= tokens
+            and real + size >= (1 - waste) * longest * (len(found[-1]) + 1)
+        ):
+            found[-1].append(i)
+            real += size
+        else:
+            found.append([i])
+            longest, real = size, size
+    return found

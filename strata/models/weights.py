@@ -1,0 +1,148 @@
+"""Named weights from any file, and a graph builder that declares them as parameters and checks their shapes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strata import ops as functions
+from strata.core import as_dtype, dim_prod, f32, u8
+from strata.errors import FileError
+from strata.io import GgufTensor, load_safetensors
+from strata.mir import Graph, Value
+
+ops: Any = functions  # functions are found by name, also where a module has the same one
+Weights = Mapping[str, "np.ndarray | GgufTensor"]
+
+
+def folder_weights(folder: Path) -> dict[str, np.ndarray | GgufTensor]:
+    """The tensors of a folder: one safetensors file, or the shards that its index names."""
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        found = sorted(folder.glob("*.safetensors"))
+        if len(found) != 1:
+            raise FileError(f"{folder} holds {len(found)} safetensors files and no index of them", code="F141")
+        return dict(load_safetensors(found[0]))
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
+        raise FileError(f"{index.name} has no weight_map", code="F141")
+    if any(Path(name).name != name for name in places.values()):
+        raise FileError(f"{index.name} names files outside its folder", code="F141")
+    files = {name: load_safetensors(folder / name) for name in sorted(set(places.values()))}
+    lost = next((n for n, file in places.items() if n not in files[file]), None)
+    if lost is not None:
+        raise FileError(f"{index.name} says {lost!r} is in {places[lost]}, which does not hold it", code="F141")
+    return {name: files[file][name] for name, file in places.items()}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileError(f"{path} cannot be read as JSON: {error}", code="F140") from None
+    if not isinstance(found, dict):
+        raise FileError(f"{path} is not a JSON object", code="F140")
+    return found
+
+
+def without_prefix(weights: Weights, prefixes: tuple[str, ...]) -> dict[str, np.ndarray | GgufTensor]:
+    """The names without the first of the prefixes that they begin with."""
+    found: dict[str, np.ndarray | GgufTensor] = {}
+    for name, tensor in weights.items():
+        short = next((name.removeprefix(p) for p in prefixes if name.startswith(p)), name)
+        found[short] = tensor
+    return found
+
+
+class Builder:
+    """A graph under construction whose parameters are weights by name.
+
+    Weights in 16 bits are widened when they are bound; quantised ones stay as their blocks, and products read those.
+    """
+
+    def __init__(self, name: str, weights: Weights) -> None:
+        self.graph = Graph(name)
+        self.weights = weights
+        self.bound: dict[str, np.ndarray] = {}
+        self._known: dict[str, Value] = {}
+
+    def has(self, name: str) -> bool:
+        return name in self.weights
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> np.ndarray | GgufTensor:
+        """A weight, if it has the shape that the configuration asks for."""
+        found = self.weights.get(name)
+        if found is None:
+            raise FileError(f"{self.graph.name}: the weights have no {name!r} : f32{list(shape)}", code="F142")
+        if tuple(found.shape) != shape:
+            kind = found.kind if isinstance(found, GgufTensor) else as_dtype(found.dtype).name
+            raise FileError(
+                f"{self.graph.name}: {name!r} is {kind}{list(found.shape)}, the configuration asks for {list(shape)}",
+                code="F142",
+            )
+        return found
+
+    def param(self, name: str, shape: tuple[int, ...]) -> Value:
+        """A weight as an f32 value."""
+        if name not in self._known:
+            found = self.tensor(name, shape)
+            if isinstance(found, GgufTensor) and not found.is_plain:
+                codes = self._codes(name, found)
+                rows = int(np.prod(shape[:-1]))
+                wide = ops.dequant_weights(codes, scheme=found.scheme, k=shape[-1], n=rows)  # [K, N]
+                value = ops.reshape(ops.transpose(wide, (1, 0)), shape)
+            else:
+                array = found.data if isinstance(found, GgufTensor) else found
+                self.bound[name] = array
+                value = ops.cast(self.graph.param(name, shape, as_dtype(array.dtype)), f32)
+            self._known[name] = value
+        return self._known[name]
+
+    def _codes(self, name: str, tensor: GgufTensor) -> Value:
+        key = f"{name}#codes"
+        if key not in self._known:
+            if tensor.scheme is None:
+                raise FileError(f"{self.graph.name}: {name!r} is {tensor.kind}, which cannot be decoded", code="F131")
+            raw = tensor.data.reshape(-1)
+            self.bound[name] = raw
+            self._known[key] = self.graph.param(name, raw.shape, u8)
+        return self._known[key]
+
+    def linear(
+        self, x: Value, name: str, n: int, k: int, *, bias: bool | None = None, transposed: bool = True
+    ) -> Value:
+        """x · Wᵀ + b. W is [n, k], or [k, n] where `transposed` is False; a bias is added where there is one."""
+        shape = (n, k) if transposed else (k, n)
+        found = self.tensor(f"{name}.weight", shape)
+        if isinstance(found, GgufTensor) and not found.is_plain and transposed:
+            y = ops.dequant_matmul(x, self._codes(f"{name}.weight", found), scheme=found.scheme)
+        else:
+            w = self.param(f"{name}.weight", shape)
+            y = ops.matmul(x, ops.transpose(w, (1, 0)) if transposed else w)
+        if bias is None:
+            bias = self.has(f"{name}.bias")
+        return y + self.param(f"{name}.bias", (n,)) if bias else y
+
+    def embedding(self, ids: Value, name: str, rows: int, width: int) -> Value:
+        """Rows of a table, decoded one by one where the table is quantised."""
+        found = self.tensor(name, (rows, width))
+        if not (isinstance(found, GgufTensor) and not found.is_plain):
+            array = found.data if isinstance(found, GgufTensor) else found
+            if name not in self._known:
+                self.bound[name] = array
+                self._known[name] = self.graph.param(name, (rows, width), as_dtype(array.dtype))
+            return ops.cast(ops.take(self._known[name], ids, axis=0), f32)
+        codes = ops.reshape(self._codes(name, found), (rows, found.data.shape[-1]))
+        picked = ops.take(codes, ids, axis=0)  # [.., bytes of a row]
+        wide = ops.dequant_weights(picked, scheme=found.scheme, k=width, n=dim_prod(ids.shape))
+        return ops.reshape(ops.transpose(wide, (1, 0)), (*ids.shape, width))
+
+    def layer_norm(self, x: Value, name: str, width: int, eps: float) -> Value:
+        gamma = self.param(f"{name}.weight", (width,))
+        beta = self.param(f"{name}.bias", (width,)) if self.has(f"{name}.bias") else None
+        return ops.layer_norm(x, gamma, beta, eps=eps)
