@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strata.backends.llvm.builder import Module, Value, vector, vector_constant
 from strata.backends.llvm.emit_reduce import Accumulator
@@ -46,6 +46,10 @@ class Segment:
     high: Value
     lanes: int
     masked: bool
+
+
+RunRange = Callable[[Value, Value, Sequence[tuple[str, Value]]], list[str]]
+_BLOCK_STEPS = 256  # terms that one lane adds up before they join the total
 
 
 def emit_kernel(module: Module, kernel: Kernel, nest: Block, schedule: Schedule, target: Target) -> str:
@@ -348,8 +352,48 @@ class _Emitter(Values):
         def body(values: list[str]) -> list[Value]:
             return self._accumulate(loop, accumulators, widths, values)
 
-        final = self._serial(loop.axis, 0, high, carried, body)
+        def run(low: Value, end: Value, state: Sequence[tuple[str, Value]]) -> list[str]:
+            return self._serial(loop.axis, low, end, state, body)
+
+        final = self._in_blocks(loop, accumulators, widths, (0, high), carried, 1, run)
         return [a.finish(p, n) for a, p, n in zip(accumulators, _shares(accumulators, final), widths, strict=True)]
+
+    def _reducing(self, loop: ReduceLoop, accumulators: list[Accumulator], segment: Segment) -> RunRange:
+        """Runs a part of a vector reduction's range."""
+        widths = [segment.lanes] * len(accumulators)
+
+        def run(low: Value, high: Value, state: Sequence[tuple[str, Value]]) -> list[str]:
+            part = replace(segment, low=low, high=high)
+            return self._vector(loop.axis, part, state, lambda v: self._accumulate(loop, accumulators, widths, v))
+
+        return run
+
+    def _in_blocks(
+        self,
+        loop: ReduceLoop,
+        accumulators: list[Accumulator],
+        widths: list[int],
+        ends: tuple[Value, Value],
+        carried: Sequence[tuple[str, Value]],
+        step: int,
+        run: RunRange,
+    ) -> list[str]:
+        """Long float sums block by block, each from zero, so that rounding grows with the blocks and not the terms."""
+        most = bounds(loop.axis.extent)[1]
+        block = step * _BLOCK_STEPS
+        long = step > 0 and (most is None or most > 4 * block)
+        if not long or not any(a.kind == "sum" and a.dtype.is_inexact for a in accumulators):
+            return run(*ends, carried)
+
+        def one(start: str, totals: list[str]) -> list[Value]:
+            fresh = [c for a, n in zip(accumulators, widths, strict=True) for c in a.start(n)]
+            stop = self.f.smin(self.f.add(start, block), ends[1])
+            made = _shares(accumulators, run(start, stop, fresh))
+            olds = _shares(accumulators, totals)
+            joined = [a.join(o, m, n) for a, o, m, n in zip(accumulators, olds, made, widths, strict=True)]
+            return [part for parts in joined for part in parts]
+
+        return self.f.loop(*ends, block, carried, one)
 
     def _accumulate(
         self, loop: ReduceLoop, accumulators: list[Accumulator], widths: list[int], values: Sequence[str]
@@ -384,12 +428,9 @@ class _Emitter(Values):
                 states = [a.typed(s, n) for a, s in zip(accumulators, narrowed, strict=True)]
             carried = [c for s in states for c in s]
             widths = [n] * len(accumulators)
-            final = self._vector(
-                loop.axis,
-                segment,
-                carried,
-                lambda v, w=widths: self._accumulate(loop, accumulators, w, v),  # type: ignore[misc]
-            )
+            run = self._reducing(loop, accumulators, segment)
+            ends = segment.low, segment.high
+            final = self._in_blocks(loop, accumulators, widths, ends, carried, 0 if segment.masked else n, run)
             current, width = _shares(accumulators, final), n
         if not current:
             current, width = [tuple(str(v) for _, v in a.start(1)) for a in accumulators], 1

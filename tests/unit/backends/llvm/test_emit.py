@@ -184,6 +184,15 @@ def test_long_chains_compile_in_linear_time() -> None:
     assert build(512) < 1.0
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_long_sums_stay_accurate(axis: int) -> None:
+    """Two million terms of 0.1: one running f32 sum would be off by some percent."""
+    shape = (2_000_000, 1) if axis == 0 else (1, 2_000_000)
+    sample = samples.reduction((ROWS, COLUMNS), (axis,))
+    (got,) = compile_kernel(sample.kernel)(np.full(shape, 0.1, np.float32))
+    assert got[0] == pytest.approx(2e5, rel=1e-4)
+
+
 def test_text_decides_the_code() -> None:
     first, second = samples.softmax(ROWS, 64), samples.softmax(ROWS, 64)
     assert show_kernel(first.kernel) == show_kernel(second.kernel)
