@@ -94,10 +94,11 @@ def _invariants(roots: Iterable[Expr], varying: frozenset[Axis], scope: frozense
 
 
 def _needs(node: Expr, scope: frozenset[Axis]) -> tuple[Expr, ...]:
-    """What a block must have computed before a node; addresses are worked out where they are used."""
+    """What a block must have computed before a node; addresses are worked out where they are used, but for loops in them."""
     match node:
-        case Load(_, _, where):
-            return () if where is None else (where,)
+        case Load(_, index, where):
+            loops = tuple(n for i in index for n in _loops_in(i))
+            return loops if where is None else (*loops, where)
         case Scalar(_, args):
             return args
         case Reduce(_, axes, body):

@@ -467,6 +467,9 @@ class _KernelOf:
         for axes, value in self.stores:
             prefixes = [frozenset(axes[:n]) for n in range(len(axes) + 1)]
             for e in postorder([value]):
+                if isinstance(e, Scan) and e.position not in axes:
+                    wrong[self.makers[e]] = "its reader does not read it in order"
+                    continue
                 if not isinstance(e, (Reduce, Scan)) or self.makers.get(e) in own:
                     continue
                 sized = frozenset(a for a in e.free if a.extent != 1)
