@@ -21,6 +21,8 @@ _EXPORTS = {
         "tri", "realize", "grad", "value_and_grad", "vjp", "jvp", "hvp", "vmap", "jacfwd", "jacrev", "checkpoint",
         "scan", "cond", "while_loop", "custom_op", "custom_vjp", "custom_jvp", "jit", "random",
     ),
+    "strata.runtime": ("CompileOptions", "CompilePipeline", "CompileResult", "CompiledGraph", "Session", "devices"),
+    "strata.backends": ("register_backend",),
     "strata.models": ("load",),
 }  # fmt: skip
 _RENAMED = {
@@ -44,7 +46,7 @@ _RENAMED = {
     "complex64": ("strata.core", "c64"),
     "complex128": ("strata.core", "c128"),
 }
-_MODULES = ("config", "errors", "hir", "io", "models", "ops", "tensor", "transforms")  # `tensor` can be called, too
+_MODULES = ("cache", "config", "errors", "hir", "io", "models", "ops", "passes", "runtime", "tensor", "testing", "transforms")  # `tensor` can be called, too
 _TABLE = {name: (module, name) for module, names in _EXPORTS.items() for name in names} | _RENAMED
 
 __all__ = ["__version__", *_MODULES, *_TABLE]  # noqa: PLE0604 - all of them are strings
