@@ -20,13 +20,13 @@ _EXPORTS = {
         "Tensor", "asarray", "zeros", "ones", "full", "full_like", "empty", "empty_like", "arange", "linspace", "eye",
         "tri", "realize", "grad", "value_and_grad", "vjp", "jvp", "hvp", "vmap", "jacfwd", "jacrev", "checkpoint",
         "scan", "cond", "while_loop", "custom_op", "custom_vjp", "custom_jvp", "jit", "random",
+        "prepare", "Plan", "Variable",
     ),
     "strata.runtime": ("CompileOptions", "CompilePipeline", "CompileResult", "CompiledGraph", "Session", "devices"),
     "strata.backends": ("register_backend",),
     "strata.models": ("load",),
 }  # fmt: skip
 _RENAMED = {
-    "Variable": ("strata.core", "sym"),
     "float16": ("strata.core", "f16"),
     "float32": ("strata.core", "f32"),
     "float64": ("strata.core", "f64"),
@@ -55,6 +55,8 @@ __all__ = ["__version__", *_MODULES, *_TABLE]  # noqa: PLE0604 - all of them are
 def __getattr__(name: str) -> Any:
     if name in _TABLE:
         module, attribute = _TABLE[name]
+        if module == "strata.mir":
+            import_module("strata.ops")  # a graph without its ops is of no use
         value = getattr(import_module(module), attribute)
     elif name in _MODULES:
         return import_module(f"strata.{name}")
