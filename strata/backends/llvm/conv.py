@@ -123,9 +123,9 @@ def plan_convolution(
     per_row = runs * (8 + (window.kernel[-1] * channels * dtype.itemsize if joined else 0))
     most = max(height, TABLE_BYTES // per_row // height * height)
     rows = -(-min(spec.chunk_rows, most) // height) * height
+    panels = panels_of_chunk(spec, pixels, outputs, rows, groups)
     spec = replace(
-        spec, a_runs=runs, streams=(), chunk_rows=rows, chunk_panels=panels_of_chunk(spec, pixels, outputs, rows, groups),
-        load_numbers=window.numbers,
+        spec, a_runs=runs, streams=(), chunk_rows=rows, chunk_panels=panels, load_numbers=window.numbers,
     )  # fmt: skip
     return Convolution(spec, window, channels, joined)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from strata.backends.llvm.builder import Function, Module, Value
-from strata.backends.llvm.conv import ConvDriver, Convolution, Window, plan_convolution
+from strata.backends.llvm.conv import ConvDriver, Convolution, Window, panels_of_chunk, plan_convolution
 from strata.backends.llvm.gemm import Block, Chunk
 from strata.backends.llvm.gemm_arith import Arithmetic, convert, mask_below
 from strata.backends.llvm.gemm_finish import Epilogue, emit_finish
