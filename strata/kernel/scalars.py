@@ -168,7 +168,7 @@ def _true(x: Array) -> Array:
 
 
 def _rows() -> list[ScalarFunction]:
-    same = [
+    same: list[tuple[str, int, Callable[..., Array], int]] = [
         ("add", 2, np.add, 1), ("sub", 2, np.subtract, 1), ("mul", 2, np.multiply, 1), ("div", 2, np.divide, 4),
         ("floordiv", 2, _floordiv, 20), ("truncdiv", 2, _truncdiv, 20), ("mod", 2, _mod, 20), ("rem", 2, np.fmod, 20),
         ("neg", 1, np.negative, 1), ("min", 2, np.minimum, 3), ("max", 2, np.maximum, 3),
@@ -188,7 +188,7 @@ def _rows() -> list[ScalarFunction]:
         ("not", 1, np.invert, 1), ("shl", 2, _shift(True), 3), ("shr", 2, _shift(False), 3),
         ("fma", 3, _fma, 1),
     ]  # fmt: skip
-    tests = [
+    tests: list[tuple[str, int, Callable[..., Array]]] = [
         ("eq", 2, np.equal), ("ne", 2, np.not_equal), ("lt", 2, np.less), ("le", 2, np.less_equal),
         ("gt", 2, np.greater), ("ge", 2, np.greater_equal), ("isnan", 1, _integers_too(np.isnan, _false)),
         ("isinf", 1, _integers_too(np.isinf, _false)), ("isfinite", 1, _integers_too(np.isfinite, _true)),

@@ -25,7 +25,7 @@ from strata.kernel.scalars import SCALARS
 
 Loop = MapLoop | ReduceLoop
 _GUESS = 1024  # the extent of an axis of which nothing is known
-_CHUNK_COST = 1 << 15  # element operations in one chunk: some microseconds, large against handing it out
+_CHUNK_COST = 1 << 13  # vector operations in one chunk: a microsecond or more, large against handing it out
 _LANE_COST = 2.0  # one lane of an access that is not contiguous, in contiguous vector accesses
 _ROW_BYTES = 256 << 10  # the longest row kept on a thread's stack
 _DEAR = 10  # a function that costs more than storing and loading its value

@@ -81,7 +81,7 @@ class NativeKernel:
 
 
 def _number(dim: Dim, sizes: Mapping[str, int]) -> int:
-    return int(substitute(dim, sizes))  # type: ignore[call-overload]
+    return int(substitute(dim, sizes))
 
 
 def bind_sizes(kernel: Kernel, inputs: Sequence[Any], sizes: Mapping[str, int] | None = None) -> dict[str, int]:
