@@ -201,13 +201,10 @@ class Op:
 
     # --------------------------------------------------------------------------------------------------------- machinery
 
-    def __call__(self, *inputs: Value) -> Value:
-        """Apply to values: the shape rule runs here, so an error carries the user's line.
-
-        An op with several outputs gives a tuple of values; it is typed as one value, which unpacks the same way.
-        """
+    def __call__(self, *inputs: Value) -> Any:
+        """Apply to values: one value, or a tuple from an op with several outputs. Errors of `infer` carry the user's line."""
         node = make_node(self, inputs)
-        return node.outputs if self.multi_output else Value(node, 0)  # type: ignore[return-value]
+        return node.outputs if self.multi_output else Value(node, 0)
 
     def infer_types(self, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
         low, high = arity(type(self))
@@ -395,7 +392,7 @@ def describe_operand(x: Value) -> str:
     return f"{op.name} : {x.type}" + (f"   made at {place.short}" if place else "")
 
 
-METHODS: dict[str, Callable[..., Value]] = {}
+METHODS: dict[str, Callable[..., Any]] = {}
 
 
 class Value:
