@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from strata.backends.llvm.builder import Function, Module, Value
-from strata.backends.llvm.conv import ConvDriver, Convolution, Window, panels_of_chunk, plan_convolution
+from strata.backends.llvm.conv import FEWEST_CHUNKS, ConvDriver, Convolution, Window, plan_convolution
 from strata.backends.llvm.gemm import Block, Chunk
 from strata.backends.llvm.gemm_arith import Arithmetic, convert, mask_below
 from strata.backends.llvm.gemm_finish import Epilogue, emit_finish
@@ -40,7 +40,11 @@ def plan_depthwise(
     whole, rest = divmod(channels, spec.product.lanes)
     vectors = next(v for v in (3, 2, 1) if rest or whole % v == 0)  # without a tail where that can be
     product = replace(spec.product, a_runs=window.taps, vectors=vectors)
-    product = replace(product, chunk_panels=panels_of_chunk(product, pixels, channels, product.chunk_rows))
+    # a table of addresses costs as much as a few channels: it is made once a pixel, and work is split by pixels alone
+    height = product.heights[0]
+    rows = min(product.chunk_rows, max(1, -(-pixels // (FEWEST_CHUNKS * height))) * height)
+    panels = max(1, -(-channels // product.panel_columns))
+    product = replace(product, chunk_rows=rows, chunk_panels=panels)
     return replace(spec, product=product, joined=False)
 
 
