@@ -29,7 +29,9 @@ from strata.tensor.creation import (
 )
 from strata.tensor.functional import grad, hvp, jacfwd, jacrev, jvp, value_and_grad, vjp, vmap
 from strata.tensor.jit import Jitted, jit
-from strata.tensor.tensor import Tensor, realize, wrapped
+from strata.tensor.plan import Plan
+from strata.tensor.tensor import Tensor, prepare, realize, wrapped
+from strata.tensor.variable import Variable
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

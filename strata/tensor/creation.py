@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 
 from strata import ops
-from strata.core import as_dtype
+from strata.core import TensorType, as_dtype, check_shape
 from strata.errors import DTypeError
 from strata.mir import Value
-from strata.tensor.data import data_value
+from strata.tensor.data import Handle, data_value, handle_value
+from strata.tensor.plan import bound_view, capacity
 from strata.tensor.tensor import Tensor, lifted
+from strata.tensor.variable import split_bound
 
 PYTHON_DTYPES = {"f": "f32", "c": "c64", "i": "i64", "b": "bool"}  # of numbers and lists of numbers
 
@@ -56,9 +58,18 @@ def _as_array(data: Any) -> np.ndarray:
 
 
 def empty(shape: Any, dtype: Any = "f32") -> Tensor:
-    """A tensor whose elements do not matter; they are zeros."""
-    result: Tensor = zeros(shape, dtype)
-    return result
+    """A tensor with memory of its own whose elements do not matter; they are zeros.
+
+    Sizes may be variables, free or bound: there is memory for the largest sizes, and `x.data(N=7)` is the part in use.
+    """
+    dims, binding = split_bound(shape if isinstance(shape, (tuple, list)) else (shape,))
+    kind = TensorType(as_dtype(dtype), check_shape(dims))
+    memory = np.zeros(capacity(kind), kind.dtype.np)
+    if kind.is_static:
+        return Tensor(handle_value(Handle(memory.reshape(kind.static_shape), is_own=True)))
+    known = set(kind.symbols()) <= set(binding)
+    array = bound_view(memory, kind, binding) if known else memory
+    return Tensor(handle_value(Handle(array, kind, binding if known else None)))
 
 
 full = lifted(ops.full)

@@ -2,23 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from strata.core import TensorType, as_dtype
-from strata.mir import Leaf, Node, Value
+from strata.errors import RunError
+from strata.mir import Leaf, Node, Origin, Value
 
 
 class Handle:
-    """Storage of one tensor. Two handles are never equal, whatever they hold."""
+    """Storage of one tensor. Two handles are never equal, whatever they hold.
 
-    __slots__ = ("__weakref__", "array", "type")
+    A tensor with symbolic sizes has a `type` of its own; `binding` says what the sizes are now. Its array is flat and
+    has room for the largest sizes while they are not bound.
+    """
 
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-        self.type = TensorType(as_dtype(array.dtype), array.shape)
+    __slots__ = ("__weakref__", "_array", "binding", "is_own", "type")
+
+    def __init__(
+        self,
+        array: np.ndarray,
+        kind: TensorType | None = None,
+        binding: Mapping[str, int] | None = None,
+        *,
+        is_own: bool = False,
+    ) -> None:
+        self._array: np.ndarray | None = array
+        self.type = TensorType(as_dtype(array.dtype), array.shape) if kind is None else kind
+        self.binding = binding
+        self.is_own = is_own  # nobody else has seen the array
+
+    @property
+    def array(self) -> np.ndarray:
+        if self._array is None:
+            raise RunError(
+                f"a tensor {self.type} was donated to a jitted function, which has used its memory", code="X210"
+            )
+        return self._array
+
+    @property
+    def storage(self) -> np.ndarray:
+        """All of the memory, also what lies behind the sizes of the moment."""
+        array = self.array
+        base = array.base
+        return base if isinstance(base, np.ndarray) and not self.type.is_static else array
+
+    def rebind(self, array: np.ndarray, binding: Mapping[str, int] | None) -> None:
+        """Other sizes, and the array that they give."""
+        self._array, self.binding = array, binding
+
+    def release(self) -> None:
+        """Give the array up: whoever asks for it gets an error."""
+        self._array = None
 
     def __repr__(self) -> str:
         return f"Handle({self.type})"
@@ -37,18 +75,23 @@ class Data(Leaf):
         return self.handle.array
 
 
+_NOWHERE = Origin()
 _realized: WeakKeyDictionary[Node, dict[int, Handle]] = WeakKeyDictionary()
 
 
 def data_value(array: np.ndarray) -> Value:
     """A value that is this array; no copy is made."""
-    value: Value = Data(Handle(array))()
-    return value
+    return handle_value(Handle(array))
+
+
+def handle_value(handle: Handle) -> Value:
+    """A value that is what the handle holds. A handle is like no other, so its node needs no interning."""
+    return Value(Node(Data(handle), (), (handle.type,), _NOWHERE), 0)
 
 
 def handle_of(x: Value) -> Handle | None:
     """The storage behind a value: of a leaf, or of an expression that has been realized."""
-    if isinstance(x.node.op, Data):
+    if type(x.node.op) is Data:
         return x.node.op.handle
     known: Any = _realized.get(x.node)
     return None if known is None else known.get(x.index)
@@ -56,4 +99,8 @@ def handle_of(x: Value) -> Handle | None:
 
 def remember(x: Value, handle: Handle) -> None:
     """Expressions that were built on `x` before it was realized start from its array from now on."""
-    _realized.setdefault(x.node, {})[x.index] = handle
+    known = _realized.get(x.node)
+    if known is None:
+        _realized[x.node] = {x.index: handle}
+    else:
+        known[x.index] = handle

@@ -10,16 +10,19 @@ import numpy as np
 
 import strata.ops  # noqa: F401 - fills METHODS
 from strata.core import Dim, DType, TensorType, flatten, here, tree_map
-from strata.errors import DTypeError, OptionError, ShapeError, TraceError
-from strata.mir import METHODS, Value, near
-from strata.tensor.data import Data, data_value, handle_of
-from strata.tensor.realize import is_traced, realize_values
+from strata.errors import DTypeError, OptionError, ShapeError, SymbolError, TraceError
+from strata.mir import METHODS, Value, constant, near
+from strata.tensor.data import Data, data_value, handle_of, handle_value
+from strata.tensor.outline import is_traced
+from strata.tensor.plan import Plan, bound_view
+from strata.tensor.realize import realize_values
 
 
 class Tensor:
     """A lazy array. Operators and methods record a graph; `numpy()` and its like compute it.
 
-    Shapes and dtypes are checked when an operation is recorded. Tensors never change: there is no item assignment.
+    Shapes and dtypes are checked when an operation is recorded. Expressions never change: `x[i] = v` makes the name `x`
+    stand for an updated array, and what was built on `x` before keeps the value that it was built on.
     """
 
     __slots__ = ("__weakref__", "value")
@@ -82,6 +85,20 @@ class Tensor:
         realize(self)
         return self
 
+    def prepare(self) -> Plan:
+        """Compile now, run later and often: `plan.execute()`. The tensor shows what the plan computed last."""
+        return Plan([self])
+
+    def data(self, **sizes: int) -> np.ndarray:
+        """The memory of a realized tensor, for writing; of a tensor with symbolic sizes, the part that `sizes` use."""
+        handle = handle_of(self.value)
+        if handle is None:
+            raise OptionError(f"data: {self.type} has no memory yet", code="T222", place=here(), fix="x.realize()")
+        handle.is_own = False
+        if handle.type.is_static:
+            return handle.array
+        return bound_view(handle.storage, handle.type, {**(handle.binding or {}), **sizes})
+
     def numpy(self) -> np.ndarray:
         """The elements as an array that shares the tensor's memory and cannot be written to."""
         view = self._array().view()
@@ -98,9 +115,16 @@ class Tensor:
         return self._array().tolist()
 
     def _array(self) -> np.ndarray:
-        realize(self)
         handle = handle_of(self.value)
-        assert handle is not None
+        if handle is None:
+            (handle,) = realize_values((self.value,))
+            self.value = handle_value(handle)  # the expression can be forgotten
+        if not handle.type.is_static and handle.binding is None:
+            raise SymbolError(
+                f"the tensor cannot be computed while its size {next(iter(handle.type.symbols()))} has no value",
+                code="S353", place=here(),
+            )  # fmt: skip
+        handle.is_own = False
         return handle.array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -185,7 +209,14 @@ class Tensor:
         return Tensor(METHODS["getitem"](self.value, unwrap(_concrete_masks(index))))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise DTypeError("a tensor never changes", code="T222", place=here(), fix="y = x.setitem(index, value)")
+        """From here on this tensor is the updated array; what was built on it before is not affected."""
+        self.value = METHODS["setitem"](self.value, unwrap(_concrete_masks(index)), unwrap(operand(value)))
+
+    def assign(self, value: Any) -> Tensor:
+        """From here on this tensor is `value`, which has its type."""
+        made = METHODS["broadcast_to"](METHODS["cast"](_as_value(unwrap(operand(value))), self.dtype), self.shape)
+        self.value = made
+        return self
 
     if TYPE_CHECKING:  # set below, from a table
 
@@ -242,8 +273,20 @@ def realize(*trees: Any) -> Any:
     tensors = [x for x in flatten(list(trees))[0] if isinstance(x, Tensor)]
     for tensor, handle in zip(tensors, realize_values([t.value for t in tensors]), strict=True):
         if not isinstance(tensor.value.node.op, Data):
-            tensor.value = Data(handle)()  # the expression can be forgotten
+            tensor.value = handle_value(handle)  # the expression can be forgotten
     return trees[0] if len(trees) == 1 else trees
+
+
+def _as_value(x: Any) -> Value:
+    return x if isinstance(x, Value) else constant(x)
+
+
+def prepare(*tensors: Tensor) -> Plan:
+    """One plan for several tensors: what they share is computed once."""
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            raise OptionError(f"prepare: a {type(t).__name__} is not a tensor", code="T208", place=here())
+    return Plan(tensors)
 
 
 def is_operand(x: object) -> bool:

@@ -273,7 +273,7 @@ class TestJit:
         out = f(st.ones((2,)))
         assert out.is_realized
         np.testing.assert_allclose(out.numpy(), np.exp([1, 2]), rtol=1e-6)
-        assert [n.op.name for n in f.graph(st.ones((2,))).nodes()] == ["input", "input", "multiply"]
+        assert [n.op.name for n in f.graph(st.ones((2,))).nodes()] == ["input", "param", "multiply"]
 
     def test_inside_grad_and_around_it(self):
         f = st.jit(lambda x: (x * x).sum())

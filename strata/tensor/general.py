@@ -1,0 +1,103 @@
+"""One program for many shapes: sizes become symbols where the program allows it.
+
+Every size above SMALL is replaced by a symbol, in the types of the leaves and in the fields of the ops (equal numbers,
+and products of sizes of one leaf). Shapes are inferred again on the symbols. The result stands for the expression only
+if every inferred type, with the sizes put back, is the type that the expression has; so whatever was replaced, binding
+the symbols gives this very expression. Two expressions with the same general form differ in sizes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from strata.core import Dim, TensorType, dim_prod, sym
+from strata.errors import StrataError
+from strata.mir import Constant, Graph, Op, Value, make_node, origin_of
+from strata.tensor.outline import Outline
+
+SMALL = 8  # sizes up to this are part of the structure: axes, channels, the taps of a filter
+LARGEST = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class General:
+    """The general form of an expression, and the sizes that give the expression back."""
+
+    key: tuple[Any, ...]
+    graph: Graph
+    binding: dict[str, int]
+
+
+def generalize(program: Outline) -> General | None:
+    """The expression with symbols for sizes, or None where an op needs to know them."""
+    binding, table = _symbols(program)
+    if not binding:
+        return None
+    try:
+        return _rebuild(program, binding, table)
+    except (StrataError, TypeError):  # an op that needs the number: it cannot count, compare or hash a symbol
+        return None
+
+
+def _symbols(program: Outline) -> tuple[dict[str, int], dict[int, Dim]]:
+    """A symbol for each size, in order of appearance, and what numbers in fields may stand for."""
+    binding: dict[str, int] = {}
+    table: dict[int, Dim] = {}
+    for handle in program.leaves:
+        for d in handle.type.shape:
+            if isinstance(d, int) and d > SMALL and d not in table:
+                name = f"s{len(binding)}"
+                table[d] = sym(name, SMALL + 1, LARGEST)
+                binding[name] = d
+    for handle in program.leaves:
+        shape = handle.type.static_shape
+        for i in range(len(shape)):
+            for j in range(i + 2, len(shape) + 1):
+                part = [table.get(d, d) for d in shape[i:j]]
+                table.setdefault(int(dim_prod(shape[i:j])), dim_prod(part))  # type: ignore[call-overload]
+    return binding, table
+
+
+def _rebuild(program: Outline, binding: Mapping[str, int], table: Mapping[int, Dim]) -> General | None:
+    graph = Graph("tensors")
+    slots: list[Any] = [None] * program.size
+    parts: list[Any] = []
+    for i, (slot, handle) in enumerate(zip(program.leaf_slots, program.leaves, strict=True)):
+        shape = tuple(table[d] if d > SMALL else d for d in handle.type.static_shape)
+        kind = TensorType(handle.type.dtype, shape)
+        slots[slot] = graph.input(f"d{i}", kind)
+        parts.append(kind)
+    for node, (inputs, first) in zip(program.nodes, program.node_slots, strict=True):
+        op = _general_op(node.op, table)
+        if op is not node.op and op.bind(binding) != node.op:
+            return None
+        with origin_of(node):
+            made = make_node(op, [slots[i] for i in inputs])
+        for i, (kind, known) in enumerate(zip(made.types, node.types, strict=True)):
+            if kind.bind(binding) != known:
+                return None
+            slots[first + i] = Value(made, i)
+        parts.append((op, inputs))
+    graph.outputs(*(slots[r] for r in program.roots))
+    if set(graph.symbols()) != set(binding):
+        return None
+    return General((*parts, program.roots), graph, dict(binding))
+
+
+def _general_op(op: Op, table: Mapping[int, Dim]) -> Op:
+    if isinstance(op, Constant):
+        return op
+    changes = {name: _general_field(value, table) for name, value in op.static_fields().items()}
+    changes = {name: value for name, value in changes.items() if value is not getattr(op, name)}
+    return replace(op, **changes) if changes else op  # type: ignore[type-var]
+
+
+def _general_field(value: Any, table: Mapping[int, Dim]) -> Any:
+    if type(value) is int and value > SMALL:
+        return table.get(value, value)
+    if type(value) is tuple:
+        made = tuple(_general_field(v, table) for v in value)
+        return made if any(a is not b for a, b in zip(made, value, strict=True)) else value
+    return value

@@ -1,0 +1,130 @@
+"""An outline as NumPy calls: what small expressions run as, since compiling them would not pay.
+
+`seconds` is what a run is expected to take. It is computed from sizes, never measured while running, so that the same
+program makes the same choices, and gives the same bits, in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from strata.core import Place, as_dtype, static_prod
+from strata.errors import ShapeError, StrataError
+from strata.mir import Constant, Graph, Node, Op
+from strata.tensor.outline import Outline
+
+# Measured on one core of a server processor (AVX2, 3 GHz), rounded.
+CALL = 2e-6  # an op, whatever its size
+ELEMENT = 1.2e-9  # an element read or written
+COMPOSED = 6.0  # a composition makes several passes over its arrays
+FLOP = 2.5e-11  # of a matrix product
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One op: where its inputs are, where its outputs go, and what their types are."""
+
+    op: Op
+    numpy: Callable[..., Any]
+    inputs: tuple[int, ...]
+    first: int
+    dtypes: tuple[np.dtype[Any], ...]
+    shapes: tuple[tuple[int, ...], ...]
+    widen: tuple[Any, ...]  # a dtype to compute in for each input, or None
+    place: Place | None
+    dead: tuple[int, ...]  # slots that nothing reads afterwards
+
+
+class Interpreter:
+    """The calls of one outline, in order."""
+
+    def __init__(self, program: Outline) -> None:
+        last: dict[int, int] = {}
+        for at, (inputs, _) in enumerate(program.node_slots):
+            last.update(dict.fromkeys(inputs, at))
+        keep = {*program.roots, *program.leaf_slots}
+        dying: dict[int, list[int]] = {}
+        for slot, at in last.items():
+            if slot not in keep:
+                dying.setdefault(at, []).append(slot)
+        self.size, self.roots, self.leaf_slots = program.size, program.roots, tuple(program.leaf_slots)
+        self.calls = [
+            _call(node, inputs, first, tuple(dying.get(at, ())))
+            for at, (node, (inputs, first)) in enumerate(zip(program.nodes, program.node_slots, strict=True))
+        ]
+
+    def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        table: list[Any] = [None] * self.size
+        for slot, array in zip(self.leaf_slots, arrays, strict=True):
+            table[slot] = array
+        with np.errstate(all="ignore"):
+            for call in self.calls:
+                _run(call, table)
+        return [contiguous(table[r]) for r in self.roots]
+
+
+def _run(call: Call, table: list[Any]) -> None:
+    inputs = [
+        table[i] if wide is None else table[i].astype(wide) for i, wide in zip(call.inputs, call.widen, strict=True)
+    ]
+    try:
+        made = call.numpy(*inputs)
+    except StrataError as error:
+        if error.place is None:
+            error.place = call.place
+        raise
+    at = call.first
+    for out, dtype, shape in zip(made if type(made) is tuple else (made,), call.dtypes, call.shapes, strict=True):
+        array = np.asarray(out)
+        if array.shape != shape:
+            raise ShapeError(f"{call.op.name}: infer says {list(shape)}, numpy gives {list(array.shape)}", code="S108")
+        table[at] = array if array.dtype == dtype else array.astype(dtype)
+        at += 1
+    for slot in call.dead:
+        table[slot] = None
+
+
+def contiguous(array: np.ndarray) -> np.ndarray:
+    """The array, copied if its elements are not in order."""
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _call(node: Node, inputs: tuple[int, ...], first: int, dead: tuple[int, ...]) -> Call:
+    dtypes = tuple(t.dtype.np for t in node.types)
+    shapes = tuple(t.static_shape for t in node.types)
+    widen = tuple(_computable(x.dtype.np) for x in node.inputs)
+    return Call(node.op, node.op.numpy, inputs, first, dtypes, shapes, widen, node.origin.place, dead)
+
+
+def _computable(dtype: np.dtype[Any]) -> Any:
+    """Half precision is computed in f32 and rounded once; four-bit integers in bytes."""
+    kind = as_dtype(dtype)
+    if kind.is_float and kind.bits < 32:
+        return np.float32
+    if kind.bits == 4:
+        return np.int8 if kind.kind == "int" else np.uint8
+    return None
+
+
+def seconds(nodes: Sequence[Node]) -> float:
+    """How long NumPy is expected to take."""
+    return sum(_seconds(n) for n in nodes)
+
+
+def _seconds(node: Node) -> float:
+    if isinstance(node.op, Constant):
+        return 0.0
+    outs = sum(static_prod(t.shape) or 0 for t in node.types)
+    ins = [static_prod(x.shape) or 0 for x in node.inputs]
+    if node.op.name in ("matmul", "einsum") and len(ins) == 2:
+        return CALL + FLOP * 2 * sqrt(ins[0]) * sqrt(ins[1]) * sqrt(outs)
+    inner = [field for field in node.op.static_fields().values() if isinstance(field, Graph)]
+    if inner:
+        rounds = getattr(node.op, "length", 1)
+        return sum(seconds(g.nodes()) for g in inner) * (rounds if isinstance(rounds, int) else 1)
+    return CALL + ELEMENT * (outs + sum(ins)) * (COMPOSED if node.op.is_composition else 1.0)

@@ -1,0 +1,223 @@
+"""Plans: expressions compiled once, with memory of their own, and run as often as one likes.
+
+A run reads the arrays of the leaves as they are now, so a loop writes into an input's array, executes, and reads the
+output, and no graph is touched. Symbolic sizes are given to `execute` by name and stay until they are given again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from strata.config import Config, config
+from strata.core import Dim, TensorType, bounds, here, substitute
+from strata.errors import OptionError, SymbolError, UnknownNameError
+from strata.mir import Value, near
+from strata.runtime import CompiledGraph, Session
+from strata.tensor.data import Handle, handle_of, handle_value, remember
+from strata.tensor.outline import Outline, outline
+from strata.tensor.variable import check_range
+
+_PLANS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class KernelInfo:
+    """One step of a plan."""
+
+    name: str
+    label: str
+    source: str  # kernel text, or the op that runs on the host
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    bytes: Dim  # read and written
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Times of whole runs, in seconds."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def best(self) -> float:
+        return min(self.seconds)
+
+    @property
+    def median(self) -> float:
+        return sorted(self.seconds)[len(self.seconds) // 2]
+
+    def __str__(self) -> str:
+        return f"{len(self.seconds)} runs, best {self.best * 1e3:.3f} ms, median {self.median * 1e3:.3f} ms"
+
+
+class Plan:
+    """Made by `Tensor.prepare` and `st.prepare`. The tensors belong to it: they show what the last run computed."""
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        settings = config()
+        self.tensors = tuple(tensors)
+        pending = list(dict.fromkeys(t.value for t in tensors if handle_of(t.value) is None))
+        self._compiled: CompiledGraph | None = None
+        self._handles: list[Handle] = []
+        self._buffers: list[np.ndarray] = []
+        self._leaves: list[Handle] = []
+        self.variables: dict[str, int] = {}
+        self._limits: dict[str, tuple[int, int | None]] = {}
+        if pending:
+            self._prepare(pending, settings)
+        self._outputs = [handle_of(t.value) for t in tensors]
+        for tensor, handle in zip(tensors, self._outputs, strict=True):
+            assert handle is not None
+            tensor.value = handle_value(handle)
+
+    def _prepare(self, pending: list[Value], settings: Config) -> None:
+        plan = outline(pending)
+        graph = plan.graph(pending, "plan")
+        known = {s for h in plan.leaves for s in h.type.symbols()}
+        for name, symbol in graph.symbols().items():
+            if name not in known:
+                raise SymbolError(
+                    f"the size {name} belongs to no array: a plan cannot know it", code="S353", place=here()
+                )
+            self._limits[name] = (symbol.lo, symbol.hi)
+            self.variables[name] = max(symbol.lo, 0)
+        self.variables |= {n: v for n, v in plan.binding().items() if n in self.variables}
+        self._compiled = Session(settings.device).compile(graph)
+        self._leaves = plan.leaves
+        for value in pending:
+            buffer = np.empty(capacity(value.type), value.dtype.np)
+            handle = Handle(bound_view(buffer, value.type, self.variables), value.type, dict(self.variables) or None)
+            self._buffers.append(buffer)
+            self._handles.append(handle)
+            remember(value, handle)
+
+    def execute(self, **variables: int) -> Plan:
+        """Run. Values of variables are checked before anything changes, and kept for the runs that follow."""
+        for name, value in variables.items():
+            if name not in self._limits:
+                known = ", ".join(self._limits) or "none"
+                raise UnknownNameError(
+                    f"execute: the plan has no variable {name!r}{near(name, self._limits)}; it has {known}",
+                    code="N114", place=here(),
+                )  # fmt: skip
+            check_range(name, value, *self._limits[name])
+        binding = self.variables | variables
+        if self._compiled is None:
+            return self
+        feeds = slices(self._leaves, binding)
+        views = [bound_view(b, h.type, binding) for b, h in zip(self._buffers, self._handles, strict=True)]
+        self._compiled.run_into(feeds, views)
+        self.variables = binding
+        for handle, view in zip(self._handles, views, strict=True):
+            handle.rebind(view, binding or None)
+        return self
+
+    run = execute
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self._outputs)
+
+    def output(self, i: int = 0) -> np.ndarray:
+        """What the last run computed for the i-th tensor: the plan's own memory, written again by the next run."""
+        if not -len(self._outputs) <= i < len(self._outputs):
+            raise OptionError(f"output: the plan has {len(self._outputs)} outputs, not {i}", code="O150", place=here())
+        handle = self._outputs[i]
+        assert handle is not None
+        return handle.array
+
+    @property
+    def outputs(self) -> tuple[np.ndarray, ...]:
+        return tuple(self.output(i) for i in range(len(self._outputs)))
+
+    @property
+    def kernels(self) -> tuple[KernelInfo, ...]:
+        if self._compiled is None:
+            return ()
+        lir = self._compiled.lir
+        return tuple(
+            KernelInfo(
+                s.name, s.label, str(s.kernel) if s.kernel is not None else s.label, s.inputs, s.outputs,
+                sum((lir.buffer(b).type.nbytes for b in (*s.inputs, *s.outputs)), start=0),
+            )
+            for s in lir.schedule
+        )  # fmt: skip
+
+    def profile(self, repeat: int = 10, **variables: int) -> Profile:
+        """Run several times and say how long each took."""
+        times = []
+        for _ in range(max(1, repeat)):
+            start = perf_counter()
+            self.execute(**variables)
+            times.append(perf_counter() - start)
+        return Profile(tuple(times))
+
+    def explain(self) -> str:
+        """The plan's steps, what was not fused and why, and its memory."""
+        if self._compiled is None:
+            return "an empty plan: its tensors have their arrays already"
+        lir = self._compiled.lir
+        cuts = "\n".join(f"not fused: {c.producer.op.name}, {c.reason}" for c in lir.cuts)
+        return f"{lir}\n{cuts}{chr(10) if cuts else ''}{self._compiled.memory}"
+
+    def __repr__(self) -> str:
+        return f"<Plan of {len(self._outputs)} outputs, {len(self.kernels)} steps>"
+
+
+def capacity(kind: TensorType) -> int:
+    """Elements that a type has at most."""
+    size = kind.size
+    if isinstance(size, int):
+        return size
+    high = bounds(size)[1]
+    if high is None:
+        raise SymbolError(
+            f"{kind} has no upper bound, so there is no saying how much memory it takes", code="S155", place=here()
+        )
+    return high
+
+
+def bound_view(buffer: np.ndarray, kind: TensorType, binding: Mapping[str, int]) -> np.ndarray:
+    """The front of a flat buffer in the shape that the sizes give."""
+    shape = []
+    for d in kind.shape:
+        size = substitute(d, binding)
+        if not isinstance(size, int):
+            raise SymbolError(
+                f"the tensor cannot be computed while its size {d} has no value", code="S353", place=here()
+            )
+        shape.append(size)
+    return buffer.reshape(-1)[: int(np.prod(shape, dtype=np.int64))].reshape(shape)
+
+
+def slices(leaves: Sequence[Handle], binding: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """The arrays of leaves as inputs of a graph, those with symbolic sizes cut to what the sizes are."""
+    return {
+        f"d{i}": h.array if h.type.is_static else bound_view(h.storage, h.type, binding) for i, h in enumerate(leaves)
+    }
+
+
+_compiled: dict[Any, CompiledGraph] = {}
+
+
+def compiled_for(
+    plan: Outline, roots: Sequence[Value], settings: Config, binding: Mapping[str, int]
+) -> CompiledGraph:
+    """The program of an expression with symbolic sizes."""
+    graph = plan.graph(roots)
+    missing = [name for name in graph.symbols() if name not in binding]
+    if missing:
+        raise SymbolError(
+            f"the tensor cannot be computed while its size {', '.join(missing)} has no value", code="S353"
+        )
+    key = (plan.key, settings.device, settings.deterministic, settings.check_indices)
+    if key not in _compiled:
+        while len(_compiled) >= _PLANS:
+            _compiled.pop(next(iter(_compiled)))
+        _compiled[key] = Session(settings.device).compile(graph)
+    return _compiled[key]

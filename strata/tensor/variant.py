@@ -1,0 +1,118 @@
+"""One compiled signature of a jitted function, programs shared by many shapes, and what there is to say about them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from strata.config import config
+from strata.core import TreeDef, here, unflatten
+from strata.errors import TraceError
+from strata.mir import Graph, leaf_name
+from strata.runtime import CompiledGraph, Session
+from strata.tensor.data import Handle, handle_value
+from strata.tensor.general import generalize
+from strata.tensor.outline import outline_of
+from strata.tensor.tensor import Tensor
+
+
+@dataclass(slots=True)
+class Bucket:
+    """A program with symbolic sizes that any variant with the same general form runs on."""
+
+    compiled: CompiledGraph
+
+
+@dataclass(slots=True)
+class Variant:
+    """A graph, the arrays that the function closed over, and how to give results back. Compiled on its first run."""
+
+    graph: Graph
+    captured: dict[str, np.ndarray]
+    names: tuple[str, ...]
+    structure: TreeDef
+    fixed: dict[int, Any]  # results that are not tensors, by place among the leaves
+    compiled: CompiledGraph | None = None
+    shared: dict[str, str] | None = None  # names of inputs in a shared program, by ours
+    runs: int = 0
+    _lock: Lock = field(default_factory=Lock)
+
+    def run(self, handles: Sequence[Handle], donated: Sequence[int] = ()) -> Any:
+        compiled = self.compiled or self.compile()
+        feeds = {n: h.array for n, h in zip(self.names, handles, strict=True)}
+        if self.shared is not None:
+            feeds = {self.shared[n]: a for n, a in (feeds | self.captured).items() if n in self.shared}
+        results = [Handle(a) for a in compiled.run(feeds)]
+        for i in donated:
+            handles[i].release()
+        self.runs += 1
+        return self.restore(results)
+
+    def restore(self, handles: Sequence[Handle]) -> Any:
+        tensors = [Tensor(handle_value(h)) for h in handles]
+        if not self.fixed:
+            return unflatten(self.structure, tensors)
+        rest = iter(tensors)
+        count = len(tensors) + len(self.fixed)
+        return unflatten(self.structure, [self.fixed[i] if i in self.fixed else next(rest) for i in range(count)])
+
+    def compile(self) -> CompiledGraph:
+        with self._lock:
+            if self.compiled is None:
+                made = Session(config().device).compile(self.graph)
+                made.set_params(self.captured)
+                self.compiled = made
+        return self.compiled
+
+    def share(self, buckets: OrderedDict[Any, Bucket]) -> None:
+        """Run on a program with symbolic sizes, made now if it is the first of its form."""
+        general = generalize(outline_of(self.graph))
+        if general is None:
+            raise TraceError(
+                f"jit: {self.graph.name} cannot share a program between shapes: an op of it needs fixed sizes",
+                code="T218", place=here(), fix="raise max_variants, or on_miss='interpret'",
+            )  # fmt: skip
+        bucket = buckets.get(general.key)
+        if bucket is None:
+            bucket = buckets[general.key] = Bucket(Session(config().device).compile(general.graph))
+        used = [leaf_name(x) for x in outline_of(self.graph).leaf_values]
+        self.shared = {name: f"d{i}" for i, name in enumerate(used)}
+        self.compiled = bucket.compiled
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a jitted function was compiled to; `str` is the report."""
+
+    name: str
+    variants: Sequence[Variant]
+    misses: tuple[str, ...]
+    max_variants: int | None
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The steps of the first variant, in order."""
+        return tuple(s.label for s in self.variants[0].compile().lir.schedule) if self.variants else ()
+
+    def __str__(self) -> str:
+        limit = "" if self.max_variants is None else f" of at most {self.max_variants}"
+        lines = [f"{self.name}: {len(self.variants)} variants{limit}"]
+        for i, miss in enumerate(self.misses):
+            lines.append(f"  compiled for {miss}: {'the first call' if i == 0 else 'a signature not seen before'}")
+        for variant in self.variants:
+            compiled = variant.compile()
+            steps = compiled.lir.schedule
+            lines.append(f"  {compiled.signature}")
+            lines.append(
+                f"    {len(variant.graph.nodes())} ops became {len(steps)} steps, {len(compiled.lir.kernels)} kernels; "
+                f"{variant.runs} runs; {len(compiled.host_steps)} steps on the host"
+            )
+            lines += [f"    {step.name:<12} {step.label}" for step in steps]
+            lines += [f"    not fused: {cut}" for cut in compiled.lir.cuts]
+            lines += [f"    {line}" for line in compiled.memory.splitlines()[:1]]
+        return "\n".join(lines)
