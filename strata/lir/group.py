@@ -64,20 +64,22 @@ def group_graph(
     graph: Graph,
     whole: Callable[[Node], bool] | None = None,
     views: Callable[[Node], bool] | None = None,
+    *,
+    fuse: bool = True,
 ) -> Grouping:
     """Split a graph into kernels and steps of one op, in an order in which they can run.
 
     `whole` says of a node that has a lowering whether it is better a step of its own; `views`, of a step of its own,
     whether it reads evenly spaced elements where they lie.
     """
-    return _Grouper(graph, whole, views).run()
+    return _Grouper(graph, whole, views, fuse).run()
 
 
 class _Grouper:
     def __init__(
-        self, graph: Graph, whole: Callable[[Node], bool] | None, views: Callable[[Node], bool] | None
+        self, graph: Graph, whole: Callable[[Node], bool] | None, views: Callable[[Node], bool] | None, fuse: bool
     ) -> None:
-        self.graph = graph
+        self.graph, self.fuse = graph, fuse
         self.order = graph.nodes()
         self.reads_views = {id(n) for n in self.order if views is not None and views(n)}
         self.whole = {id(n) for n in self.order if whole is not None and has_kernel(n.op) and whole(n)}
@@ -163,6 +165,8 @@ class _Grouper:
             return None if len(node.types) > 1 else "nothing reads it"
         if not what.lowers:
             return "it is a step of its own"
+        if not self.fuse:
+            return "fusion is switched off"
         if value in self.fixed and not what.moves and any(v not in self.fixed for u in users for v in u.outputs):
             return "it depends on parameters only: computed once, when they are set"
         if len(node.types) > 1:

@@ -10,16 +10,21 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from strata.core import Dim, Symbol, Target, TensorType
-from strata.kernel import Kernel
+from strata.kernel import Kernel, show_kernel
 from strata.lir.group import Cut
 from strata.lir.views import Spacing
 from strata.mir import Graph, Node
 
+if TYPE_CHECKING:
+    from strata.lir.manifest import BindingManifest
+
 ALIGNMENT = 64
+ROLES = ("input", "param", "constant", "weight", "result", "scratch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class Lir:
     io: Io
     constants: tuple[np.ndarray, ...] = field(repr=False, default=())
     cuts: tuple[Cut, ...] = field(repr=False, default=())
+    made_with: str = ""  # options, settings and version: part of the fingerprint
 
     @property
     def name(self) -> str:
@@ -122,13 +128,38 @@ class Lir:
     def arena_size(self) -> int:
         return self.placement().arena_size
 
+    def memory_report(self, binding: Mapping[str, Dim] | None = None) -> str:
+        """Peak, lower bound and the lifetime of every scratch buffer, as text; `memory_svg` draws it."""
+        from strata.lir.memory import memory_report
+
+        return memory_report(self, binding)
+
+    def memory_svg(self, binding: Mapping[str, Dim] | None = None) -> str:
+        from strata.lir.memory import memory_svg
+
+        return memory_svg(self, binding)
+
+    def manifest(self, binding: Mapping[str, Dim] | None = None) -> BindingManifest:
+        """What a caller has to bind."""
+        from strata.lir.manifest import manifest
+
+        return manifest(self, binding)
+
+    def verify(self) -> None:
+        from strata.lir.verify import verify_plan
+
+        verify_plan(self)
+
     def fingerprint(self) -> str:
-        """A cryptographic hash of everything that can change the code: plan text, graph, constants, target."""
+        """A cryptographic hash of everything that can change the code: plan, kernels, graph, constants, target, options."""
         digest = hashlib.sha256()
-        for part in (str(self), str(self.graph), str(self.target)):
-            digest.update(part.encode())
+        parts = [str(self), str(self.graph), self.target.key, self.made_with]
+        parts += [f"{s.phase} {s.views}" for s in self.schedule]
+        parts += [show_kernel(k) for k in self.kernels.values()]
+        for part in parts:
+            digest.update(f"{len(part)}:{part}".encode())
         for array in self.constants:
-            digest.update(str(array.dtype).encode() + str(array.shape).encode() + array.tobytes())
+            digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
         return digest.hexdigest()
 
     def __str__(self) -> str:

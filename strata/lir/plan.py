@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from strata.core import Target
-from strata.kernel import Kernel
-from strata.lir.group import Group, group_graph
+from strata.kernel import Expr, Kernel, Load, Reduce, Scan, postorder
+from strata.lir.group import Group, Grouping, group_graph
 from strata.lir.ir import Buffer, Io, Lir, Step
 from strata.lir.memory import check_limit
-from strata.lir.traits import is_inline_constant
+from strata.lir.traits import is_inline_constant, traits
 from strata.lir.views import view_strides
 from strata.mir import Constant, Graph, Node, Value, leaf_name
 
@@ -24,29 +25,27 @@ def plan(
     memory_limit: int | None = None,
     whole: Callable[[Node], bool] | None = None,
     views: Callable[[Node], bool] | None = None,
+    fuse: bool = True,
+    made_with: str = "",
 ) -> Lir:
-    """Group a graph into kernels and plan its memory. `whole` and `views` are those of `group_graph`."""
-    lir = _Planner(graph, target or Target.host(), whole, views).run()
+    """Group a graph into kernels and plan its memory. `whole`, `views` and `fuse` are those of `group_graph`."""
+    grouping = group_graph(graph, whole, views, fuse=fuse)
+    lir = _Planner(graph, target or Target.host(), grouping).run(made_with)
     check_limit(lir, memory_limit)
     return lir
 
 
 class _Planner:
-    def __init__(
-        self,
-        graph: Graph,
-        target: Target,
-        whole: Callable[[Node], bool] | None,
-        views: Callable[[Node], bool] | None,
-    ) -> None:
-        self.views = views
-        self.graph, self.target, self.whole = graph, target, whole
+    def __init__(self, graph: Graph, target: Target, grouping: Grouping) -> None:
+        self.graph, self.target, self.grouping = graph, target, grouping
         self.buffers: dict[Value, Buffer] = {}
+        self.owners: dict[str, Value] = {}  # of scratch memory, by buffer name
         self.constants: list[np.ndarray] = []
         self.kernel_names: dict[Kernel, str] = {}
+        self.count = Counter[str]()
 
-    def run(self) -> Lir:
-        grouping = group_graph(self.graph, self.whole, self.views)
+    def run(self, made_with: str) -> Lir:
+        grouping = self.grouping
         for x in self.graph.inputs:
             self.buffers[x] = Buffer(leaf_name(x), x.type, "input", leaf_name(x))
         for x in self.graph.params:
@@ -64,36 +63,42 @@ class _Planner:
         for at, group in enumerate(grouping.groups):
             for root in group.roots:
                 if root in grouping.fixed:
-                    name = f"weight{sum(b.role == 'weight' for b in self.buffers.values())}"
-                    self.buffers[root] = Buffer(name, root.type, "weight")
+                    self.buffers[root] = Buffer(self._next("weight"), root.type, "weight")
                 elif root in first:
                     self.buffers[root] = Buffer(f"out{first[root]}", root.type, "result", first[root])
                 else:
-                    name = f"%{sum(b.role == 'scratch' for b in self.buffers.values())}"
-                    self.buffers[root] = Buffer(name, root.type, "scratch", None, at, max(death[root], at))
+                    self.buffers[root] = Buffer(self._next("%"), root.type, "scratch", None, at, max(death[root], at))
                     self._share(root, group, death, at)
         for x in self.graph.results:  # a result that is a one-element constant has no step that writes it
             if x not in self.buffers:
                 self._constant(x)
-        steps = tuple(self._step(g) for g in grouping.groups)
+        steps = with_epilogue([self._step(g) for g in grouping.groups])
         io = Io(
             tuple((leaf_name(x), self.buffers[x].name) for x in self.graph.inputs),
             tuple((leaf_name(x), self.buffers[x].name) for x in self.graph.params),
             tuple(self.buffers[x].name for x in self.graph.results),
         )
         buffers = tuple(self.buffers.values())
-        return Lir(self.graph, self.target, buffers, steps, io, tuple(self.constants), tuple(grouping.cuts))
+        return Lir(self.graph, self.target, buffers, steps, io, tuple(self.constants), tuple(grouping.cuts), made_with)
+
+    def _next(self, kind: str) -> str:
+        self.count[kind] += 1
+        return f"{kind}{self.count[kind] - 1}"
 
     def _share(self, root: Value, group: Group, death: dict[Value, int], at: int) -> None:
-        """An update takes over the memory of a value that nothing reads afterwards."""
-        source = self.buffers.get(group.updates) if group.updates is not None else None
-        if source is None or source.role != "scratch" or death[group.updates] != at:  # type: ignore[index]
+        """Take over the memory of a value that nothing reads afterwards: of one that is updated, or read element by element."""
+        self.owners[self.buffers[root].name] = root
+        dying = [x for x in inplace_inputs(group) if death[x] == at and self._is_scratch(x)]
+        if not dying:
             return
-        base = source if source.alias is None else next(b for b in self.buffers.values() if b.name == source.alias)
+        source = self.buffers[dying[0]]
+        base = source if source.alias is None else self.buffers[self.owners[source.alias]]
         made = self.buffers[root]
         self.buffers[root] = replace(made, alias=base.name)
-        owner = next(v for v, b in self.buffers.items() if b.name == base.name)
-        self.buffers[owner] = replace(base, death=max(base.death, made.death))
+        self.buffers[self.owners[base.name]] = replace(base, death=max(base.death, made.death))
+
+    def _is_scratch(self, x: Value) -> bool:
+        return x in self.buffers and self.buffers[x].role == "scratch"
 
     def _constant(self, x: Value) -> None:
         assert isinstance(x.node.op, Constant)
@@ -126,3 +131,35 @@ class _Planner:
         anonymous = replace(kernel, name="k")
         name = self.kernel_names.setdefault(anonymous, f"k{len(self.kernel_names)}")
         return replace(kernel, name=name)
+
+
+def inplace_inputs(group: Group) -> list[Value]:
+    """Inputs whose memory the only root of a group may take over while it runs.
+
+    Without reductions, one output element is computed at a time, so an input that is read at the output's own index only is
+    read before it is overwritten.
+    """
+    if group.updates is not None:
+        return [group.updates]
+    if group.kernel is None or len(group.roots) != 1 or len(group.kernel.stores) != 1:
+        return []
+    (root,), (store,) = group.roots, group.kernel.stores
+    exprs = postorder([store.value])
+    if tuple(store.index) != tuple(store.axes) or any(isinstance(e, (Reduce, Scan)) for e in exprs):
+        return []
+    indices: dict[str, set[tuple[Expr, ...]]] = {}
+    for e in exprs:
+        if isinstance(e, Load):
+            indices.setdefault(e.buffer.name, set()).add(tuple(e.index))
+    pairs = zip(group.reads, group.kernel.inputs, strict=True)
+    return [x for x, buffer in pairs if x.type == root.type and indices.get(buffer.name) == {tuple(store.index)}]
+
+
+def with_epilogue(steps: list[Step]) -> tuple[Step, ...]:
+    """Steps behind the last heavy one (a contraction, attention, a solve, …) are the epilogue; without any, all are steady."""
+    heavy = [i for i, s in enumerate(steps) if s.phase == "steady" and (s.kernel is None or any(traits(n).contracts for n in s.nodes))]
+    sampled = [i for i, s in enumerate(steps) if any(n.op.name in ("sample", "topk") for n in s.nodes)]
+    if not heavy:
+        return tuple(steps)
+    last = min([heavy[-1], *(i - 1 for i in sampled if i >= heavy[-1])])
+    return tuple(replace(s, phase="epilogue") if s.phase == "steady" and i > last else s for i, s in enumerate(steps))

@@ -1,35 +1,208 @@
 """The plan as text: buffers, then steps.
 
-    lir @score target x86_64 {
+    lir @score target host {
       buffer x : f32[4, 8] input x
       buffer %0 : f32[4] scratch 0..1
       buffer out0 : f32[4, 8] result 0
       run k0(x) -> %0  # reduce_max
       run k1(x, %0) -> out0  # subtract + exp
+      return out0
     }
+
+The module is the plan with, behind each step, its phase and the nodes of the graph that it computes, then the kernels and the
+graph: all that a plan is, `parse_module(show_module(lir))` being the same plan again.
 """
 
 from __future__ import annotations
 
-from strata.lir.ir import Buffer, Lir, Step
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from strata.core import Symbol, Target, TensorType, parse_dim
+from strata.errors import ParseError
+from strata.kernel import Kernel, parse_kernel, show_kernel
+from strata.lir.ir import Buffer, Io, Lir, Step
+from strata.lir.views import Spacing
+from strata.mir import REGISTRY, Constant, Graph, Node, Parser, leaf_name, parse
+
+# ---------------------------------------------------------------------------------------------------------------- print
 
 
 def show(lir: Lir) -> str:
     """The plan of a graph, kernels by name."""
-    lines = [f"lir @{lir.name} target {lir.target.cpu} {{"]
-    lines += [f"  {_buffer(b)}" for b in lir.buffers]
-    lines += [f"  {_step(s)}" for s in lir.schedule]
-    lines.append(f"  return {', '.join(lir.io.outputs)}")
+    return _plan_text(lir, [f"{_step(s)}  # {s.label}" for s in lir.schedule])
+
+
+def show_module(lir: Lir) -> str:
+    """The plan with everything it refers to."""
+    number = {id(n): i for i, n in enumerate(lir.graph.nodes())}
+    arrays = {id(n.op.data.array): i for i, n in enumerate(lir.graph.nodes()) if isinstance(n.op, Constant)}
+    sources = [f" node {arrays[id(lir.constants[int(b.key)])]}" if b.role == "constant" else "" for b in lir.buffers]  # type: ignore[arg-type]
+    steps = [f"{_step(s)}{_detail(s, number)}  # {s.label}" for s in lir.schedule]
+    kernels = [show_kernel(k) for k in lir.kernels.values()]
+    return "\n\n".join([_plan_text(lir, steps, sources), *kernels, str(lir.graph)]) + "\n"
+
+
+def _plan_text(lir: Lir, steps: Sequence[str], sources: Sequence[str] = ()) -> str:
+    lines = [f"lir @{_name(lir.name)} target {lir.target} {{"]
+    lines += [f"  {_buffer(b)}{source}" for b, source in zip(lir.buffers, sources or [""] * len(lir.buffers), strict=True)]
+    lines += [f"  {s}" for s in steps]
+    lines.append(f"  return {_list(lir.io.outputs)}")
     return "\n".join([*lines, "}"])
 
 
+def _name(text: str) -> str:
+    """A name, quoted unless it is made of plain characters."""
+    return text if re.fullmatch(r"[%\w./:-]+", text) else json.dumps(text)
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(map(_name, names))
+
+
 def _buffer(b: Buffer) -> str:
-    detail = f" {b.birth}..{b.death}" if b.role == "scratch" else f" {b.key}" if b.key is not None else ""
+    detail = f" {b.birth}..{b.death}" if b.role == "scratch" else f" {_name(str(b.key))}" if b.key is not None else ""
     shared = f" in {b.alias}" if b.alias is not None else ""
-    return f"buffer {b.name} : {b.type} {b.role}{detail}{shared}"
+    return f"buffer {_name(b.name)} : {b.type} {b.role}{detail}{shared}"
 
 
 def _step(s: Step) -> str:
-    kind = "run" if s.kernel is not None else "call"
-    updates = f" from {s.updates}" if s.updates is not None else ""
-    return f"{kind} {s.name}({', '.join(s.inputs)}) -> {', '.join(s.outputs)}{updates}  # {s.label}"
+    kind = "run" if s.kernel is not None else "host"
+    updates = f" from {_name(s.updates)}" if s.updates is not None else ""
+    return f"{kind} {s.name}({_list(s.inputs)}) -> {_list(s.outputs)}{updates}"
+
+
+def _detail(s: Step, number: Mapping[int, int]) -> str:
+    nodes = " ".join(str(number[id(n)]) for n in s.nodes)
+    views = "" if s.views is None else " views " + "; ".join(f"{v.start} by {' | '.join(map(str, v.strides))}" for v in s.views)
+    return f" {s.phase} nodes {nodes}{views}"
+
+
+# ----------------------------------------------------------------------------------------------------------------- read
+
+_NAME = r'(?:"(?:[^"\\]|\\.)*"|[^\s,"()]+)'
+_NAMES = rf"(?:{_NAME}(?:, {_NAME})*)?"
+_HEAD = re.compile(rf"lir @(?P<name>{_NAME}) target (?P<target>[\w-]+) \{{\Z")
+_BUFFER = re.compile(
+    rf"buffer (?P<name>{_NAME}) : (?P<type>\w+\[.*?\]) (?P<role>[a-z]+)(?: (?P<detail>{_NAME}))?"
+    rf"(?: in (?P<alias>{_NAME}))?(?: node (?P<node>\d+))?\Z"
+)
+_STEP = re.compile(
+    rf"(?P<kind>run|host) (?P<name>\w+)\((?P<inputs>{_NAMES})\) -> (?P<outputs>{_NAMES})(?: from (?P<updates>{_NAME}))? "
+    r"(?P<phase>[a-z]+) nodes (?P<nodes>[\d ]*?)(?: views (?P<views>.*))?\Z"
+)
+
+
+def parse_module(text: str) -> Lir:
+    """Reads what `show_module` prints; an error names the line."""
+    sections = _sections(text)
+    graph = parse(sections["mir"][0])
+    kernels = [parse_kernel(k) for k in sections.get("kernel", [])]
+    return _Reader(sections["lir"][0], graph, {k.name: k for k in kernels}).plan()
+
+
+def _sections(text: str) -> dict[str, list[str]]:
+    """The parts of a module by their first word; a part ends with a line that is a closing brace alone."""
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in text.splitlines():
+        if lines or line.strip():
+            lines.append(line)
+        if line == "}":
+            found.setdefault(lines[0].split()[0], []).append("\n".join(lines))
+            lines = []
+    if lines or len(found.get("lir", [])) != 1 or len(found.get("mir", [])) != 1:
+        raise ParseError("a plan's text has one `lir`, its kernels and one `mir`, each ending in a line `}`", code="P122")
+    return found
+
+
+class _Reader:
+    def __init__(self, text: str, graph: Graph, kernels: Mapping[str, Kernel]) -> None:
+        self.lines = text.splitlines()
+        self.graph, self.kernels = graph, kernels
+        self.nodes = graph.nodes()
+        self.symbols: Mapping[str, Symbol] = graph.symbols()
+        self.constants: list[np.ndarray] = []
+        self.at = 0
+
+    def fail(self, reason: str) -> ParseError:
+        return ParseError(f"plan text, line {self.at + 1}: {reason}", code="P122", operands=(self.lines[self.at].strip(),))
+
+    def plan(self) -> Lir:
+        head = _HEAD.match(self.lines[0])
+        if not head:
+            raise self.fail("expected `lir @name target cpu {`")
+        buffers: list[Buffer] = []
+        steps: list[Step] = []
+        outputs: tuple[str, ...] = ()
+        for self.at, raw in enumerate(self.lines[1:-1], 1):
+            line = raw.split("  # ")[0].strip()
+            if line.startswith("buffer "):
+                buffers.append(self._buffer(line))
+            elif line.startswith("return "):
+                outputs = _names(line[len("return ") :])
+            elif line:
+                steps.append(self._step(line))
+        io = Io(self._bound(buffers, "input"), self._bound(buffers, "param"), outputs)
+        return Lir(self.graph, Target.named(head["target"]), tuple(buffers), tuple(steps), io, tuple(self.constants))
+
+    def _buffer(self, line: str) -> Buffer:
+        match = _BUFFER.match(line)
+        if not match:
+            raise self.fail("expected `buffer name : type role`")
+        kind: TensorType = Parser(match["type"], REGISTRY).type(self.symbols)
+        role, detail = match["role"], match["detail"]
+        if role == "scratch":
+            birth, _, death = detail.partition("..")
+            return Buffer(_plain(match["name"]), kind, role, None, int(birth), int(death), match["alias"])
+        if role == "constant":
+            self.constants.append(self._array(match["node"] or "", kind))
+        key = int(detail) if role in ("result", "constant") else None if detail is None else _plain(detail)
+        return Buffer(_plain(match["name"]), kind, role, key)
+
+    def _array(self, number: str, kind: TensorType) -> np.ndarray:
+        op = self._node(number).op if number else None
+        if not isinstance(op, Constant) or op.infer() != kind:
+            raise self.fail(f"node {number or '?'} of the graph is not a constant {kind}")
+        return op.data.array
+
+    def _step(self, line: str) -> Step:
+        match = _STEP.match(line)
+        if not match:
+            raise self.fail("expected a buffer, a step or return")
+        nodes = tuple(self._node(n) for n in match["nodes"].split())
+        kernel = self.kernels.get(match["name"]) if match["kind"] == "run" else None
+        if match["kind"] == "run" and kernel is None:
+            raise self.fail(f"the text has no kernel {match['name']}")
+        views = None if match["views"] is None else tuple(self._view(v) for v in match["views"].split("; ") if v)
+        label = self.lines[self.at].partition("  # ")[2]
+        return Step(match["name"], _names(match["inputs"]), _names(match["outputs"]), label, kernel, nodes, match["phase"],
+                    None if match["updates"] is None else _plain(match["updates"]), views)  # fmt: skip
+
+    def _node(self, number: str) -> Node:
+        if int(number) >= len(self.nodes):
+            raise self.fail(f"the graph has no node {number}")
+        return self.nodes[int(number)]
+
+    def _view(self, text: str) -> Spacing:
+        start, by, strides = text.partition(" by ")
+        if not by:
+            raise self.fail("expected `start by strides`")
+        parts = [s for s in strides.split(" | ") if s]
+        return Spacing(parse_dim(start, self.symbols), tuple(parse_dim(s, self.symbols) for s in parts))
+
+    def _bound(self, buffers: Sequence[Buffer], role: str) -> tuple[tuple[str, str], ...]:
+        by_key = {b.key: b.name for b in buffers if b.role == role}
+        leaves = self.graph.inputs if role == "input" else self.graph.params
+        return tuple((leaf_name(x), by_key[leaf_name(x)]) for x in leaves)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(_plain(name) for name in re.findall(_NAME, text))
+
+
+def _plain(name: str) -> str:
+    return str(json.loads(name)) if name.startswith('"') else name
