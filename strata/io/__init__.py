@@ -1,4 +1,14 @@
 """Files in and out: safetensors, GGUF, ONNX. Parsers are bounded, and nothing in a file is ever executed."""
 
+from importlib import import_module
+from typing import Any
+
 from strata.io.gguf import GgufFile, GgufTensor, load_gguf, quantized_tensor, save_gguf
 from strata.io.safetensors import TensorFile, load_safetensors, save_safetensors
+
+
+def __getattr__(name: str) -> Any:
+    """Formats that need packages of their own are loaded when they are first used."""
+    if name == "onnx":
+        return import_module("strata.io.onnx")
+    raise AttributeError(f"strata.io has no name {name!r}")
