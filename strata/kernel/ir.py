@@ -330,7 +330,7 @@ class Kernel:
         return tuple(e for s in self.stores for e in (*s.index, s.value))
 
     def symbols(self) -> dict[str, Symbol]:
-        """The symbolic sizes, by name, in a fixed order: those of the buffers, then those of axes and expressions."""
+        """The symbolic sizes, in the order of their names, so that every form of a kernel takes them alike."""
         found: dict[str, Symbol] = {}
         for buffer in self.buffers:
             found |= buffer.type.symbols()
@@ -343,7 +343,7 @@ class Kernel:
                     found |= symbols(dim)
                 case Axis(_, extent):
                     found |= symbols(extent)
-        return found
+        return dict(sorted(found.items()))
 
     def __str__(self) -> str:
         return f"kernel @{self.name}({', '.join(map(str, self.inputs))}) -> {', '.join(map(str, self.outputs))}"

@@ -64,6 +64,8 @@ SPECIAL = ("cast", "bitcast", "select", "complex")
 
 
 def dtypes_of(name: str) -> tuple[DType, ...]:
+    if name == "gcd":
+        return INTS
     if name in BITS:
         return (*INTS, bool_) if not name.startswith("sh") else INTS
     if name in ("eq", "ne"):
