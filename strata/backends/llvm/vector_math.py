@@ -5,8 +5,7 @@ most 4. Zeros keep their sign, denormals are exact in and out, infinities and Na
 are seldom in a hot loop are computed in f64 for f32; the few that have no vector form here call the C library lane by
 lane.
 
-Coefficients are Chebyshev interpolants (weighted least maximum for ERF_LARGE) made with 50 digits; see
-vector_math_fit.py."""
+Coefficients are Chebyshev interpolants (weighted least maximum for ERF_LARGE) made with 50 digits, rounded to f64."""
 
 from __future__ import annotations
 
