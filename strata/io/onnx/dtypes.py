@@ -1,0 +1,42 @@
+"""ONNX's element types and NumPy's: which exist in graphs, and which only as arrays of the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from strata.core import ALL_DTYPES, DType, as_dtype
+from strata.errors import FileError
+
+FLOAT, STRING, INT64 = 1, 8, 7
+
+NUMPY: dict[int, np.dtype[Any]] = {
+    number: np.dtype(kind)
+    for number, kind in {
+        1: np.float32, 2: np.uint8, 3: np.int8, 4: np.uint16, 5: np.int16, 6: np.int32, 7: np.int64, 8: object, 9: np.bool_,
+        10: np.float16, 11: np.float64, 12: np.uint32, 13: np.uint64, 14: np.complex64, 15: np.complex128,
+        16: ml_dtypes.bfloat16, 17: ml_dtypes.float8_e4m3fn, 18: ml_dtypes.float8_e4m3fnuz, 19: ml_dtypes.float8_e5m2,
+        20: ml_dtypes.float8_e5m2fnuz, 21: ml_dtypes.uint4, 22: ml_dtypes.int4, 23: ml_dtypes.float4_e2m1fn,
+        24: ml_dtypes.float8_e8m0fnu, 25: ml_dtypes.uint2, 26: ml_dtypes.int2,
+    }.items()
+}  # fmt: skip
+NUMBER = {dtype: number for number, dtype in NUMPY.items()}
+_GRAPH = {t.np for t in ALL_DTYPES}
+
+
+def numpy_dtype(number: int) -> np.dtype[Any]:
+    """NumPy's type for a value of TensorProto.DataType."""
+    if number not in NUMPY:
+        raise FileError(f"element type {number} is not one of ONNX's", code="F301")
+    return NUMPY[number]
+
+
+def in_graphs(dtype: np.dtype[Any]) -> bool:
+    """Whether graphs have this element type; arrays of others stay on the host."""
+    return dtype in _GRAPH
+
+
+def graph_dtype(number: int) -> DType:
+    return as_dtype(numpy_dtype(number))

@@ -1,0 +1,25 @@
+"""Readers of ONNX ops, a family a file. Importing this package registers them all."""
+
+from strata.io.onnx.handlers import (
+    attention,
+    casting,
+    control,
+    conv,
+    elementwise,
+    index,
+    learning,
+    loss,
+    microsoft,
+    nn,
+    normalize,
+    quant,
+    random,
+    reduce,
+    rnn,
+    sequence,
+    shape,
+    signal,
+    text,
+    training,
+    vision,
+)

@@ -1,0 +1,206 @@
+"""If, Loop, Scan: ops of the graph where types allow it, otherwise decided and repeated while the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from strata import ops
+from strata.core import Dim
+from strata.errors import FileError, OptionError, ShapeError
+from strata.io.onnx.items import Host, Item, Sizes
+from strata.io.onnx.node import NodeView
+from strata.io.onnx.registry import reads
+from strata.io.onnx.trace import NeedsData
+from strata.mir import Constant, Value
+
+UNROLL = 8  # steps of a loop that are written out rather than made a loop of the graph
+MOST_STEPS = 1 << 20
+TRUE = Host(np.array(True))
+
+
+def known_bool(item: Item | None, default: bool | None = None) -> bool | None:
+    """A condition that does not depend on data; None where it does."""
+    if item is None:
+        return default
+    if isinstance(item, Host):
+        return bool(item.array.reshape(-1)[0])
+    if isinstance(item, Value) and isinstance(item.node.op, Constant):
+        return bool(item.node.op.data.array.reshape(-1)[0])
+    return None
+
+
+@reads("If")
+def if_(n: NodeView) -> tuple[Any, ...]:
+    branches = n.attr("then_branch"), n.attr("else_branch")
+    chosen = known_bool(n.item(0))
+    if chosen is None:
+        try:
+            return _both(n, branches)
+        except (NeedsData, ShapeError, OptionError):
+            if not n.tracer.can_compute:
+                raise NeedsData(f"the condition of {n.label}") from None
+        chosen = bool(n.array(0).reshape(-1)[0])
+    return tuple(n.tracer.run_graph(branches[0] if chosen else branches[1], []))
+
+
+def _both(n: NodeView, branches: Sequence[Any]) -> tuple[Any, ...]:
+    """Both branches in the graph; only the one that is taken runs."""
+    tracer = n.tracer
+
+    def branch(graph: Any) -> Any:
+        return lambda: tuple(tracer.value(x) for x in tracer.run_graph(graph, []))
+
+    with tracer.closed():
+        return tuple(ops.cond(ops.reshape(n[0], ()), branch(branches[0]), branch(branches[1])))
+
+
+@reads("Loop")
+def loop(n: NodeView) -> tuple[Any, ...]:
+    body = n.attr("body")
+    carried = [n.item(i) for i in range(2, len(n))]
+    trip = _trip_count(n)
+    start = known_bool(n.items[1] if n.has(1) else None, default=True)
+    if start is True and trip is not None and not (isinstance(trip, int) and trip <= UNROLL):
+        try:
+            return _counted(n, body, carried, trip)
+        except (NeedsData, ShapeError, OptionError):
+            pass
+    return _stepwise(n, body, carried)
+
+
+def _trip_count(n: NodeView) -> Dim | None:
+    item = n.items[0] if n.has(0) else None
+    if isinstance(item, Sizes):
+        return item.flat[0]
+    if isinstance(item, Host):
+        return max(int(item.array.reshape(-1)[0]), 0)
+    return None
+
+
+def _counted(n: NodeView, body: Any, carried: Sequence[Item], trip: Dim) -> tuple[Any, ...]:
+    """A loop whose number of steps is known, as one op of the graph."""
+    tracer = n.tracer
+    count = len(carried)
+
+    def step(state: Any, i: Any) -> Any:
+        outs = tracer.run_graph(body, [i, TRUE, *state])
+        if known_bool(outs[0]) is not True:
+            raise NeedsData(f"the condition of {n.label}")
+        values = [tracer.value(x) for x in outs[1:]]
+        return tuple(values[:count]), tuple(values[count:])
+
+    with tracer.closed():
+        state, rows = ops.scan(step, tuple(tracer.value(x) for x in carried), ops.iota(trip), length=trip)
+    return (*state, *rows)
+
+
+def _stepwise(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...]:
+    """A loop written out step by step; conditions that depend on data are computed on the way."""
+    tracer = n.tracer
+    limit = int(n.scalar(0)) if n.has(0) else None
+    if limit is None and not n.has(1):
+        raise FileError(f"{n.label} has neither a trip count nor a condition: it would never end", code="F316")
+    state: list[Any] = list(carried)
+    count = len(state)
+    rows: list[list[Any]] = [[] for _ in range(len(body.output) - 1 - count)]
+    holder = f"\0{id(state)}"
+    tracer.frame.items[holder] = [state, *rows]
+    condition: Item = n.item(1) if n.has(1) else TRUE
+    steps = 0
+    try:
+        while (limit is None or steps < limit) and bool(tracer.array(condition).reshape(-1)[0]):
+            outs = tracer.run_graph(body, [Host(np.array(steps, np.int64)), condition, *state])
+            condition, state[:] = outs[0], outs[1 : 1 + count]
+            for row, x in zip(rows, outs[1 + count :], strict=True):
+                row.append(x)
+            steps += 1
+            if steps > MOST_STEPS:
+                raise FileError(f"{n.label} has run {steps} steps without an end", code="F316")
+    finally:
+        tracer.frame.items.pop(holder, None)
+    return (*state, *(_stacked(n, row, i + 1 + count, body) for i, row in enumerate(rows)))
+
+
+def _stacked(n: NodeView, row: Sequence[Any], output: int, body: Any) -> Any:
+    if row:
+        return ops.stack([n.tracer.value(x) for x in row], 0)
+    from strata.io.onnx.dtypes import numpy_dtype
+
+    tensor = body.output[output].type.tensor_type
+    dims = [d.dim_value for d in tensor.shape.dim]
+    return Host(np.zeros((0, *dims), numpy_dtype(tensor.elem_type or 1)))
+
+
+# ----------------------------------------------------------------------------------------------------------------- Scan
+
+
+@reads("Scan", since=9)
+def scan(n: NodeView) -> tuple[Any, ...]:
+    count = n.attr("num_scan_inputs")
+    values = n.values()
+    return _scan(n, values[: len(values) - count], values[len(values) - count :])
+
+
+def _scan(n: NodeView, state: Sequence[Value], xs: Sequence[Value]) -> tuple[Any, ...]:
+    body = n.attr("body")
+    axes = n.attr("scan_input_axes", (0,) * len(xs))
+    backwards = n.attr("scan_input_directions", (0,) * len(xs))
+    rows = [ops.moveaxis(x, a % x.ndim, 0) if a % x.ndim else x for x, a in zip(xs, axes, strict=True)]
+    rows = [ops.flip(x, 0) if back else x for x, back in zip(rows, backwards, strict=True)]
+    results = len(body.output) - len(state)
+    try:
+        last, stacked = _scan_op(n, body, state, rows)
+    except (NeedsData, ShapeError, OptionError):
+        last, stacked = _scan_steps(n, body, state, rows)
+    out_axes = n.attr("scan_output_axes", (0,) * results)
+    out_backwards = n.attr("scan_output_directions", (0,) * results)
+    moved = []
+    for y, axis, back in zip(stacked, out_axes, out_backwards, strict=True):
+        y = ops.flip(y, 0) if back else y  # noqa: PLW2901
+        moved.append(ops.moveaxis(y, 0, axis % y.ndim) if axis % y.ndim else y)
+    return (*last, *moved)
+
+
+def _scan_op(n: NodeView, body: Any, state: Sequence[Value], rows: Sequence[Value]) -> tuple[Any, Any]:
+    tracer, count = n.tracer, len(state)
+
+    def step(carry: Any, x: Any) -> Any:
+        values = [tracer.value(item) for item in tracer.run_graph(body, [*carry, *x])]
+        return tuple(values[:count]), tuple(values[count:])
+
+    with tracer.closed():
+        last, stacked = ops.scan(step, tuple(state), tuple(rows))
+    return last, stacked
+
+
+def _scan_steps(n: NodeView, body: Any, state: Sequence[Value], rows: Sequence[Value]) -> tuple[Any, Any]:
+    tracer, count = n.tracer, len(state)
+    length = rows[0].shape[0]
+    if not isinstance(length, int):
+        raise NeedsData(f"the length of {n.label}")
+    carry: list[Any] = list(state)
+    stacked: list[list[Any]] = [[] for _ in range(len(body.output) - count)]
+    for t in range(length):
+        outs = tracer.run_graph(body, [*carry, *(x[t] for x in rows)])
+        carry = outs[:count]
+        for row, y in zip(stacked, outs[count:], strict=True):
+            row.append(tracer.value(y))
+    return tuple(carry), tuple(ops.stack(row, 0) for row in stacked)
+
+
+@reads("Scan")
+def scan_batched(n: NodeView) -> tuple[Any, ...]:
+    """The first form: everything has a batch axis in front."""
+    count = n.attr("num_scan_inputs")
+    values = [n[i] for i in range(1, len(n))]
+    batch = values[0].shape[0]
+    if not isinstance(batch, int) or n.has(0):
+        raise NeedsData(f"the batch of {n.label}")
+    results = []
+    for b in range(batch):
+        own = [v[b] for v in values]
+        results.append(_scan(n, own[: len(own) - count], own[len(own) - count :]))
+    return tuple(ops.stack(list(column), 0) for column in zip(*results, strict=True))

@@ -1,0 +1,78 @@
+"""Matrix products, dropout, determinants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strata import ops
+from strata.io.onnx.node import NodeView
+from strata.io.onnx.registry import reads
+from strata.mir import Value
+
+
+@reads("MatMul")
+def matmul(n: NodeView) -> Value:
+    return ops.matmul(n[0], n[1])
+
+
+@reads("Gemm")
+def gemm(n: NodeView) -> Value:
+    a, b, c = n[0], n[1], n[2]
+    a = ops.transpose(a, 1, 0) if n.attr("transA", 0) else a
+    b = ops.transpose(b, 1, 0) if n.attr("transB", 0) else b
+    out = _scaled(ops.matmul(a, b), n.attr("alpha", 1.0))
+    return out if c is None else out + _scaled(c, n.attr("beta", 1.0))
+
+
+def _scaled(x: Value, factor: float) -> Value:
+    if factor == 1.0:
+        return x
+    return ops.cast(ops.cast(x, "f64") * factor, x.dtype) if x.dtype.is_int else x * factor
+
+
+@reads("MatMulInteger")
+def matmul_integer(n: NodeView) -> Value:
+    a, b = ops.cast(n[0], "i32"), ops.cast(n[1], "i32")
+    if n.has(2):
+        zero = ops.cast(n[2], "i32")
+        a = a - (ops.insert_axis(zero, -1) if zero.ndim and zero.shape[0] != 1 else zero)
+    if n.has(3):
+        b = b - ops.cast(n[3], "i32")
+    return ops.matmul(a, b)
+
+
+@reads("Einsum")
+def einsum(n: NodeView) -> Value:
+    return ops.einsum(n.attr("equation").replace(" ", ""), *n.values())
+
+
+@reads("Det")
+def det(n: NodeView) -> Value:
+    return ops.det(n[0])
+
+
+@reads("Dropout")
+def dropout(n: NodeView) -> Any:
+    """The identity with a full mask; before opset 12 always, later unless training."""
+    return _not_dropped(n)
+
+
+@reads("Dropout", since=12)
+def dropout_training(n: NodeView) -> Any:
+    training = bool(n.scalar(2, default=False))
+    rate = float(n.scalar(1, 0.5))
+    if not training or rate == 0.0:
+        return _not_dropped(n)
+    from strata.io.onnx.handlers.random import draw_uniform
+
+    x = n[0]
+    keep = ops.greater_equal(draw_uniform(n, x.shape, "f32"), rate)
+    return ops.where(keep, x / (1.0 - rate), ops.zeros_like(x)), keep
+
+
+def _not_dropped(n: NodeView) -> Any:
+    x = n[0]
+    if not n.wants(1):
+        return x
+    mask = ops.ones(x.shape, "bool" if n.version >= 10 else x.dtype)
+    return x, mask

@@ -1,0 +1,144 @@
+"""Quantisation: linear codes by tensor, axis or block, and products of codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from strata import ops
+from strata.core import Dim, as_dtype
+from strata.io.onnx.dtypes import in_graphs, numpy_dtype
+from strata.io.onnx.handlers.casting import convert_array
+from strata.io.onnx.handlers.conv import conv_options
+from strata.io.onnx.items import Host
+from strata.io.onnx.node import NodeView
+from strata.io.onnx.registry import reads
+from strata.mir import Value
+
+_RANGES = {
+    "uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767), "uint4": (0, 15),
+    "int4": (-8, 7), "uint2": (0, 3), "int2": (-2, 1),
+}  # fmt: skip
+
+
+def wide(n: NodeView, i: int, dtype: str = "f32") -> Value:
+    """An input in a type that arithmetic has; types of the host are converted there."""
+    if in_graphs(n.np_dtype(i)):
+        return ops.cast(n[i], dtype)
+    array = convert_array(n.array(i), np.dtype(np.float32))
+    return ops.cast(n.tracer.value(Host(array, n.is_fixed(i))), dtype)
+
+
+def _spread(scale: Value, shape: tuple[Dim, ...], axis: int, block: int) -> Value:
+    """A scale or zero point in a shape that broadcasts to the tensor: one, one a slice, or one a block."""
+    if scale.ndim == 0 or (scale.ndim == 1 and scale.shape[0] == 1 and len(shape) != 1):
+        return ops.reshape(scale, ())
+    axis %= len(shape)
+    if not block:
+        if scale.ndim == len(shape) and scale.ndim > 1:
+            return scale
+        return ops.reshape(scale, tuple(-1 if i == axis else 1 for i in range(len(shape))))
+    repeated = ops.repeat(scale, block, axis)
+    return ops.narrow(repeated, axis, 0, shape[axis])
+
+
+def to_codes(x: Value, zero: Value | None, target: np.dtype[Any], n: NodeView, *, saturate: bool = True) -> Any:
+    """x, already divided by its scale, as codes: rounded, moved by the zero point, saturated."""
+    if target.name in _RANGES:
+        low, high = _RANGES[target.name]
+        x = ops.round(x)
+        x = ops.clip(x if zero is None else x + zero, float(low), float(high))
+        return _stored(x, target, n)
+    x = x if zero is None else x + zero
+    if saturate and target.name.startswith("float"):
+        high = float(ml_dtypes.finfo(target).max)
+        x = ops.where(ops.isnan(x), x, ops.clip(x, -high, high))
+    return _stored(x, target, n)
+
+
+def _stored(x: Value, target: np.dtype[Any], n: NodeView) -> Any:
+    if in_graphs(target):
+        kind = as_dtype(target)
+        return ops.cast(ops.cast(x, "i32"), kind) if kind.is_int else ops.cast(x, kind)
+    return convert_array(n.tracer.array(x), target)
+
+
+@reads("QuantizeLinear")
+def quantize_linear(n: NodeView) -> Any:
+    x = wide(n, 0)
+    axis, block = n.attr("axis", 1), n.attr("block_size", 0)
+    target = n.np_dtype(2) if n.has(2) else numpy_dtype(n.attr("output_dtype", 0) or 2)
+    scale = _spread(wide(n, 1), x.shape, axis, block)
+    zero = _spread(wide(n, 2), x.shape, axis, block) if n.has(2) else None
+    return to_codes(x / scale, zero, target, n, saturate=bool(n.attr("saturate", 1)))
+
+
+@reads("DequantizeLinear")
+def dequantize_linear(n: NodeView) -> Value:
+    axis, block = n.attr("axis", 1), n.attr("block_size", 0)
+    dtype = numpy_dtype(n.attr("output_dtype", 0)) if n.attr("output_dtype", 0) else n.np_dtype(1)
+    if n.np_dtype(0).kind in "iu" or n.np_dtype(0).name in ("int4", "uint4"):
+        x = wide(n, 0, "i32")
+        zero = wide(n, 2, "i32") if n.has(2) else None
+    else:
+        x = wide(n, 0)
+        zero = wide(n, 2) if n.has(2) else None
+    if zero is not None:
+        x = x - _spread(zero, x.shape, axis, block)
+    scale = _spread(wide(n, 1), x.shape, axis, block)
+    kind = as_dtype(dtype if in_graphs(dtype) else np.dtype(np.float32))
+    return ops.cast(ops.cast(x, "f32") * scale, kind)
+
+
+@reads("DynamicQuantizeLinear")
+def dynamic_quantize_linear(n: NodeView) -> tuple[Value, ...]:
+    x = n[0]
+    low = ops.minimum(ops.min(x), 0.0)
+    high = ops.maximum(ops.max(x), 0.0)
+    scale = (high - low) / 255.0
+    safe = ops.where(ops.equal(scale, 0.0), ops.ones_like(scale), scale)
+    zero = ops.clip(ops.round(ops.negative(low) / safe), 0.0, 255.0)
+    codes = ops.clip(ops.round(x / safe) + zero, 0.0, 255.0)
+    return ops.cast(ops.cast(codes, "i32"), "u8"), scale, ops.cast(ops.cast(zero, "i32"), "u8")
+
+
+def _is_code(n: NodeView, i: int) -> bool:
+    return n.np_dtype(i).kind in "iu"
+
+
+@reads("QLinearMatMul")
+def qlinear_matmul(n: NodeView) -> Any:
+    """Codes times codes: the exact integer product, scaled once."""
+    kind = "i32" if _is_code(n, 0) and _is_code(n, 3) else "f32"
+    a = wide(n, 0, kind) - _rows(wide(n, 2, kind))
+    b = wide(n, 3, kind) - _columns(wide(n, 5, kind))
+    product = ops.cast(ops.matmul(a, b), "f32")
+    scale = _rows(wide(n, 1)) * _columns(wide(n, 4)) / wide(n, 6)
+    return to_codes(product * scale, wide(n, 7), n.np_dtype(7), n)
+
+
+def _rows(x: Value) -> Value:
+    return ops.insert_axis(x, 1) if x.ndim == 1 and x.shape[0] != 1 else x
+
+
+def _columns(x: Value) -> Value:
+    return ops.insert_axis(x, 0) if x.ndim == 1 and x.shape[0] != 1 else x
+
+
+@reads("QLinearConv")
+def qlinear_conv(n: NodeView) -> Any:
+    x = wide(n, 0, "i32") - wide(n, 2, "i32").reshape(())
+    w = wide(n, 3, "i32")
+    rank = w.ndim - 2
+    w = w - _by_channel(wide(n, 5, "i32"), w.ndim, 0)
+    total = ops.conv(x, w, ops.cast(n[8], "i32") if n.has(8) else None, **conv_options(n, rank))
+    scale = wide(n, 1).reshape(()) * _by_channel(wide(n, 4), w.ndim, 1) / wide(n, 6).reshape(())
+    return to_codes(ops.cast(total, "f32") * scale, wide(n, 7).reshape(()), n.np_dtype(7), n)
+
+
+def _by_channel(x: Value, rank: int, axis: int) -> Value:
+    if x.ndim == 0 or x.shape[0] == 1:
+        return ops.reshape(x, ())
+    return ops.reshape(x, tuple(-1 if i == axis else 1 for i in range(rank)))

@@ -1,0 +1,130 @@
+"""Sequences and optionals: lists of items, kept on the host's side while a model is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from strata import ops
+from strata.errors import IndexRangeError
+from strata.io.onnx.items import NOTHING, Host, Item, Nothing
+from strata.io.onnx.node import NodeView
+from strata.io.onnx.registry import reads
+from strata.io.onnx.trace import NeedsData
+
+
+def _list(n: NodeView, i: int) -> list[Any]:
+    item = n.item(i)
+    if not isinstance(item, list):
+        raise IndexRangeError(f"{n.label}: input {i} is not a sequence", code="I310")
+    return item
+
+
+def _place(n: NodeView, i: int, length: int, *, last: int) -> int:
+    """A position in a sequence; negative ones count from the end."""
+    if not n.has(i):
+        return last
+    at = int(n.scalar(i))
+    if not -length <= at <= length:
+        raise IndexRangeError(f"{n.label}: position {at} of a sequence of {length}", code="I310")
+    return at + length if at < 0 else at
+
+
+@reads("SequenceEmpty")
+def sequence_empty(n: NodeView) -> list[Any]:
+    return []
+
+
+@reads("SequenceConstruct")
+def sequence_construct(n: NodeView) -> list[Any]:
+    return [n.item(i) for i in range(len(n))]
+
+
+@reads("SequenceInsert")
+def sequence_insert(n: NodeView) -> list[Any]:
+    items = list(_list(n, 0))
+    items.insert(_place(n, 2, len(items), last=len(items)), n.item(1))
+    return items
+
+
+@reads("SequenceErase")
+def sequence_erase(n: NodeView) -> list[Any]:
+    items = list(_list(n, 0))
+    at = _place(n, 1, len(items), last=len(items) - 1)
+    return items[:at] + items[at + 1 :]
+
+
+@reads("SequenceAt")
+def sequence_at(n: NodeView) -> Item:
+    items = _list(n, 0)
+    at = _place(n, 1, len(items), last=0)
+    if at >= len(items):
+        raise IndexRangeError(f"{n.label}: position {at} of a sequence of {len(items)}", code="I310")
+    return items[at]
+
+
+@reads("SequenceLength")
+def sequence_length(n: NodeView) -> np.ndarray:
+    return np.array(len(_list(n, 0)), np.int64)
+
+
+@reads("ConcatFromSequence")
+def concat_from_sequence(n: NodeView) -> Any:
+    values = [n.tracer.value(x) for x in _list(n, 0)]
+    new = bool(n.attr("new_axis", 0))
+    axis = n.attr("axis", 0) % (values[0].ndim + new)
+    return ops.stack(values, axis) if new else ops.concat(values, axis)
+
+
+@reads("SplitToSequence")
+def split_to_sequence(n: NodeView) -> list[Any]:
+    axis = n.axis("axis", 0)
+    size = n.shape(0)[axis]
+    if not isinstance(size, int):
+        raise NeedsData(f"the number of parts of {n.label}")
+    if not n.has(1):
+        parts, keep = [1] * size, bool(n.attr("keepdims", 1))
+    else:
+        keep, given = True, n.array(1)
+        if given.ndim:
+            parts = [int(p) for p in given]
+        else:
+            each = int(given)
+            parts = [min(each, size - at) for at in range(0, size, each)]
+    if n.np_dtype(0) == object:
+        pieces: list[Any] = [Host(p, n.is_fixed(0)) for p in np.split(n.array(0), np.cumsum(parts)[:-1], axis)]
+        return pieces
+    pieces = list(ops.split(n[0], parts, axis))
+    return pieces if keep else [ops.squeeze(p, axis) for p in pieces]
+
+
+@reads("SequenceMap")
+def sequence_map(n: NodeView) -> Any:
+    body = n.attr("body")
+    results: list[list[Any]] = [[] for _ in body.output]
+    for i in range(len(_list(n, 0))):
+        inputs = [x[i] if isinstance(x, list) else x for x in n.items]
+        for column, item in zip(results, n.tracer.run_graph(body, inputs), strict=True):  # type: ignore[arg-type]
+            column.append(item)
+    return tuple(results)
+
+
+@reads("Optional")
+def optional(n: NodeView) -> Item:
+    return n.item(0) if n.has(0) else NOTHING
+
+
+@reads("OptionalHasElement")
+def optional_has_element(n: NodeView) -> np.ndarray:
+    return np.array(n.has(0) and not isinstance(n.item(0), Nothing))
+
+
+@reads("OptionalGetElement")
+def optional_get_element(n: NodeView) -> Item:
+    item = n.item(0)
+    if isinstance(item, Nothing):
+        raise IndexRangeError(f"{n.label}: the optional has no element", code="I311")
+    return item
+
+

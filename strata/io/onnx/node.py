@@ -1,0 +1,150 @@
+"""NodeView: what a reader sees of one ONNX node: inputs in the form it asks for, and attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strata.core import Dim, DType
+from strata.errors import DTypeError, FileError, ShapeError
+from strata.io.onnx.dtypes import numpy_dtype
+from strata.io.onnx.items import Host, Item, Sizes
+from strata.mir import Value
+
+if TYPE_CHECKING:
+    from strata.io.onnx.trace import Tracer
+
+
+class NodeView:
+    """One node. `n[0]` is its first input as a graph value, None where it is absent."""
+
+    def __init__(self, tracer: Tracer, proto: Any, items: Sequence[Item | None], version: int) -> None:
+        self.tracer = tracer
+        self.proto = proto
+        self.items = items
+        self.version = version
+        self._attributes = {a.name: a for a in proto.attribute}
+
+    @property
+    def op_type(self) -> str:
+        return str(self.proto.op_type)
+
+    @property
+    def label(self) -> str:
+        """How errors name this node."""
+        named = f" {self.proto.name!r}" if self.proto.name else ""
+        return f"{self.op_type}{named}"
+
+    # inputs
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def has(self, i: int) -> bool:
+        return i < len(self.items) and self.items[i] is not None
+
+    def item(self, i: int) -> Item:
+        if not self.has(i):
+            raise FileError(f"{self.label} needs input {i}, which is absent", code="F310")
+        found = self.items[i]
+        assert found is not None
+        return found
+
+    def __getitem__(self, i: int) -> Any:
+        """An input as a graph value; None where it is absent."""
+        return self.tracer.value(self.item(i)) if self.has(i) else None
+
+    def values(self) -> list[Value]:
+        return [self.tracer.value(self.item(i)) for i in range(len(self.items))]
+
+    def array(self, i: int) -> np.ndarray:
+        """An input as an array; computed now where it depends on data."""
+        return self.tracer.array(self.item(i))
+
+    def optional_array(self, i: int) -> np.ndarray | None:
+        return self.array(i) if self.has(i) else None
+
+    def dims(self, i: int) -> tuple[Dim, ...]:
+        """An input as a flat list of sizes."""
+        item = self.item(i)
+        if isinstance(item, Sizes):
+            return item.flat
+        return tuple(int(v) for v in self.array(i).reshape(-1))
+
+    def ints(self, i: int) -> tuple[int, ...]:
+        """An input as a flat list of numbers."""
+        return tuple(int(v) for v in self.array(i).reshape(-1))
+
+    def scalar(self, i: int, default: Any = None) -> Any:
+        """An input that is one number, as Python's; the default where it is absent."""
+        if not self.has(i):
+            return default
+        array = self.array(i)
+        if array.size != 1:
+            raise ShapeError(f"{self.label}: input {i} must be one number, it has shape {list(array.shape)}", code="S310")
+        return array.reshape(()).item()
+
+    def shape(self, i: int) -> tuple[Dim, ...]:
+        item = self.item(i)
+        if isinstance(item, (Host, Sizes)):
+            return item.array.shape
+        return self.tracer.value(item).shape
+
+    def ndim(self, i: int) -> int:
+        return len(self.shape(i))
+
+    def np_dtype(self, i: int) -> np.dtype[Any]:
+        item = self.item(i)
+        if isinstance(item, Host):
+            return item.array.dtype
+        if isinstance(item, Sizes):
+            return np.dtype(np.int64)
+        return self.tracer.value(item).dtype.np
+
+    def is_fixed(self, i: int) -> bool:
+        """Whether an input is known without looking at data of a run."""
+        return not self.has(i) or (isinstance(self.items[i], Host) and self.items[i].fixed)  # type: ignore[union-attr]
+
+    # outputs
+
+    def wants(self, i: int) -> bool:
+        """Whether output i has a name, so that someone may use it."""
+        return i < len(self.proto.output) and bool(self.proto.output[i])
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.proto.output)
+
+    # attributes
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute as Python's value: numbers, text, tuples of them, arrays, graphs."""
+        found = self._attributes.get(name)
+        if found is None:
+            return default
+        return self.tracer.attribute(found)
+
+    def has_attr(self, name: str) -> bool:
+        return name in self._attributes
+
+    def dtype_attr(self, name: str, default: int | None = None) -> np.dtype[Any] | None:
+        number = self.attr(name, default)
+        return None if number is None else numpy_dtype(int(number))
+
+    def choice(self, name: str, default: str, allowed: Sequence[str]) -> str:
+        found = str(self.attr(name, default))
+        if found not in allowed:
+            raise FileError(f"{self.label}: {name} is {found!r}, not one of {', '.join(allowed)}", code="F311")
+        return found
+
+    def axis(self, name: str = "axis", default: int | None = None, *, of: int = 0) -> int:
+        """An axis attribute, non-negative."""
+        axis, rank = self.attr(name, default), self.ndim(of)
+        if not isinstance(axis, int) or not -rank <= axis < max(rank, 1):
+            raise ShapeError(f"{self.label}: {name} {axis} does not exist in {rank} dimensions", code="S311")
+        return axis % max(rank, 1)
+
+    def refuse(self, dtype: DType) -> DTypeError:
+        return DTypeError(f"{self.label} does not take {dtype}", code="D310")

@@ -1,0 +1,299 @@
+"""An ONNX file as read: its graph, opset versions, functions and tensors, checked before anything is built from it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError, EncodeError
+from onnx import defs, helper
+
+from strata.errors import FileError, UnknownNameError
+from strata.io.onnx.dtypes import STRING, numpy_dtype
+from strata.io.onnx.registry import ONNX_DOMAINS, Handler, lookup
+
+NEWEST_OPSET = 28
+MAX_DEPTH = 32  # of subgraphs and functions inside each other
+MAX_ELEMENTS = 1 << 33
+
+
+class Program:
+    """A model's protobuf with what reading it needs. `custom` maps op names ("domain::Op" or "Op") to readers."""
+
+    def __init__(self, proto: Any, folder: Path | None = None, custom: Mapping[str, Handler] | None = None) -> None:
+        if not proto.HasField("graph"):
+            raise FileError("the model has no graph", code="F302")
+        self.proto = proto
+        self.folder = folder
+        self.custom = dict(custom or {})
+        self.opsets = {_domain(o.domain): int(o.version) for o in proto.opset_import}
+        if "" not in self.opsets and not proto.functions:
+            self.opsets.setdefault("", 1 if proto.ir_version < 3 else defs.onnx_opset_version())
+        self.opsets.setdefault("", defs.onnx_opset_version())
+        if self.opsets[""] > max(NEWEST_OPSET, defs.onnx_opset_version()):
+            raise FileError(f"the model uses opset {self.opsets['']}; {NEWEST_OPSET} is the newest known", code="F303")
+        self.functions = {(_domain(f.domain), f.name, getattr(f, "overload", "")): f for f in proto.functions}
+        self._files: dict[str, mmap.mmap] = {}
+        self._require_known_ops()
+
+    @property
+    def graph(self) -> Any:
+        return self.proto.graph
+
+    # ops
+
+    def reader(self, node: Any, opsets: Mapping[str, int]) -> Handler | None:
+        """The function that reads a node: the user's, ours, or None for a function of the model or of the standard."""
+        domain = _domain(node.domain)
+        own = self.custom.get(f"{domain}::{node.op_type}") or self.custom.get(node.op_type)
+        if own is not None:
+            return own
+        if self.function(node) is not None:
+            return None
+        return lookup(domain, node.op_type, opsets.get(domain, self.opsets.get(domain, 1)))
+
+    def function(self, node: Any) -> Any | None:
+        """The model's own function that a node calls."""
+        key = (_domain(node.domain), node.op_type)
+        return self.functions.get((*key, getattr(node, "overload", ""))) or self.functions.get((*key, ""))
+
+    def standard_function(self, node: Any, opsets: Mapping[str, int]) -> Any | None:
+        """The body that the standard gives for an op, where it is a function and does not depend on types."""
+        schema = self._schema(node, opsets)
+        if schema is None or not (schema.has_function or schema.has_context_dependent_function):
+            return None
+        return schema
+
+    def _schema(self, node: Any, opsets: Mapping[str, int]) -> Any | None:
+        domain = _domain(node.domain)
+        try:
+            return defs.get_schema(node.op_type, opsets.get(domain, self.opsets.get(domain, 1)), domain)
+        except defs.SchemaError:
+            return None
+
+    def _require_known_ops(self) -> None:
+        unknown: dict[str, list[str]] = {}
+        bodies = [(self.graph.node, self.opsets)]
+        bodies += [(f.node, {**self.opsets, **opset_table(f)}) for f in self.functions.values()]
+        for nodes, opsets in bodies:
+            for node in walk(nodes):
+                known = self.reader(node, opsets) or self.function(node) or self.standard_function(node, opsets)
+                if known is None:
+                    domain = _domain(node.domain)
+                    name = f"{domain}.{node.op_type}" if domain else node.op_type
+                    unknown.setdefault(name, []).append(node.name or (node.output[0] if node.output else "?"))
+        if unknown:
+            listed = "; ".join(f"{op} ({', '.join(at[:8])}{', …' if len(at) > 8 else ''})" for op, at in sorted(unknown.items()))
+            raise UnknownNameError(
+                f"the model has {len(unknown)} ops that are not known, at these nodes: {listed}",
+                code="N310", fix="custom_ops={'Name': function} where function(node) gives values",
+            )  # fmt: skip
+
+    # tensors
+
+    def tensor(self, proto: Any) -> np.ndarray:
+        """A TensorProto as an array."""
+        dtype = numpy_dtype(proto.data_type)
+        shape = tuple(int(d) for d in proto.dims)
+        count = 1
+        for d in shape:
+            count *= d
+            if d < 0 or count > MAX_ELEMENTS:
+                raise FileError(f"tensor {proto.name!r} has shape {list(shape)}", code="F304")
+        if proto.data_location == onnx.TensorProto.EXTERNAL:
+            return self._external(proto, dtype, shape, count)
+        if proto.data_type == STRING:
+            if len(proto.string_data) != count:
+                raise FileError(f"tensor {proto.name!r} has {len(proto.string_data)} strings for shape {list(shape)}", code="F305")
+            array = np.empty(count, object)
+            array[:] = [s.decode("utf-8", "replace") for s in proto.string_data]
+            return array.reshape(shape)
+        if proto.HasField("raw_data"):
+            return _from_bytes(proto.raw_data, dtype, shape, count, proto.name)
+        given = max(len(proto.float_data), len(proto.int32_data), len(proto.int64_data), len(proto.double_data),
+                    len(proto.uint64_data))  # fmt: skip
+        needed = count if dtype.itemsize * 8 >= 8 and not _is_packed(dtype) else 0
+        if given < needed:
+            raise FileError(f"tensor {proto.name!r} has {given} numbers for shape {list(shape)}", code="F305")
+        try:
+            return np.asarray(onnx.numpy_helper.to_array(proto))
+        except (ValueError, TypeError, KeyError) as error:
+            raise FileError(f"tensor {proto.name!r} cannot be read: {error}", code="F305") from None
+
+    def sparse(self, proto: Any) -> np.ndarray:
+        """A SparseTensorProto as a dense array."""
+        values, places = self.tensor(proto.values), self.tensor(proto.indices).astype(np.int64)
+        shape = tuple(int(d) for d in proto.dims)
+        if not shape or min(shape) < 0 or int(np.prod(shape, dtype=object)) > 1 << 28:
+            raise FileError(f"sparse tensor {proto.values.name!r} has shape {list(shape)}", code="F304")
+        dense = np.zeros(shape, values.dtype)
+        try:
+            if places.ndim == 1:
+                dense.reshape(-1)[places] = values
+            else:
+                dense[tuple(places.T)] = values
+        except (IndexError, ValueError) as error:
+            raise FileError(f"sparse tensor {proto.values.name!r}: {error}", code="F305") from None
+        return dense
+
+    def _external(self, proto: Any, dtype: np.dtype[Any], shape: tuple[int, ...], count: int) -> np.ndarray:
+        entries = {e.key: e.value for e in proto.external_data}
+        location = entries.get("location", "")
+        try:
+            offset, length = int(entries.get("offset", 0)), int(entries.get("length", -1))
+        except ValueError:
+            raise FileError(f"tensor {proto.name!r}: offset and length must be numbers", code="F306") from None
+        data = self._open(location, proto.name)
+        size = _byte_count(dtype, count)
+        if offset < 0 or (length >= 0 and length < size) or offset + size > len(data):
+            raise FileError(f"tensor {proto.name!r} wants bytes {offset}..{offset + size} of {location!r}, "
+                            f"which has {len(data)}", code="F306")  # fmt: skip
+        return _from_bytes(memoryview(data)[offset : offset + size], dtype, shape, count, proto.name)
+
+    def _open(self, location: str, tensor: str) -> mmap.mmap:
+        """Map a file beside the model. Nothing outside the model's folder can be reached, by any kind of link."""
+        if location in self._files:
+            return self._files[location]
+        parts = Path(location).parts
+        if self.folder is None:
+            raise FileError(f"tensor {tensor!r} is stored in {location!r}, but the model has no folder", code="F306")
+        if not parts or os.path.isabs(location) or ".." in parts or "\\" in location or "\0" in location:
+            raise FileError(f"tensor {tensor!r}: {location!r} is not a path below the model's folder", code="F307")
+        path = self.folder
+        for part in parts:
+            path /= part
+            if path.is_symlink():
+                raise FileError(f"tensor {tensor!r}: {location!r} is a link, which may lead anywhere", code="F307")
+        try:
+            handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        except OSError as error:
+            raise FileError(f"tensor {tensor!r}: {location!r} cannot be opened: {error.strerror}", code="F306") from None
+        try:
+            info = os.fstat(handle)
+            if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+                raise FileError(f"tensor {tensor!r}: {location!r} is not a plain file with one name", code="F307")
+            data = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+        except ValueError:
+            raise FileError(f"tensor {tensor!r}: {location!r} is empty", code="F306") from None
+        finally:
+            os.close(handle)
+        self._files[location] = data
+        return data
+
+
+def read_program(source: Any, custom: Mapping[str, Handler] | None = None) -> Program:
+    """A program from a path, bytes or a ModelProto."""
+    if isinstance(source, onnx.ModelProto):
+        return Program(source, None, custom)
+    folder: Path | None = None
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise FileError(f"{str(path)!r} cannot be opened: {error.strerror}", code="F300") from None
+        folder = path.resolve().parent
+    else:
+        data = bytes(source)
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except (DecodeError, EncodeError, ValueError, RecursionError) as error:
+        raise FileError(f"not an ONNX model: {error}", code="F300") from None
+    return Program(proto, folder, custom)
+
+
+def _domain(name: str) -> str:
+    return "" if name in ONNX_DOMAINS else name
+
+
+def opset_table(function: Any) -> dict[str, int]:
+    return {_domain(o.domain): int(o.version) for o in function.opset_import}
+
+
+def walk(nodes: Any, depth: int = 0) -> Iterator[Any]:
+    """All nodes, those of subgraphs included."""
+    if depth > MAX_DEPTH:
+        raise FileError(f"subgraphs are nested more than {MAX_DEPTH} deep", code="F308")
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from walk(attribute.g.node, depth + 1)
+            for graph in attribute.graphs:
+                yield from walk(graph.node, depth + 1)
+
+
+def outer_names(graph: Any, depth: int = 0) -> set[str]:
+    """Names that a subgraph takes from around it."""
+    if depth > MAX_DEPTH:
+        raise FileError(f"subgraphs are nested more than {MAX_DEPTH} deep", code="F308")
+    own = {x.name for x in graph.input} | {t.name for t in graph.initializer}
+    own |= {t.values.name for t in graph.sparse_initializer}
+    needed: set[str] = set()
+    for node in graph.node:
+        needed |= {name for name in node.input if name} - own
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                needed |= outer_names(attribute.g, depth + 1) - own
+        own |= set(node.output)
+    return needed | ({x.name for x in graph.output} - own)
+
+
+def expand_standard(schema: Any, node: Any, input_types: list[Any], version: int) -> Any:
+    """The body of a standard function for one node, as a FunctionProto."""
+    function = onnx.FunctionProto()
+    if schema.has_function:
+        known = [v for v in schema.function_opset_versions if v <= version]
+        body = schema.get_function_with_opset_version(known[-1]) if known else schema.function_body.SerializeToString()
+        function.ParseFromString(body)
+        return function
+    known = [v for v in schema.context_dependent_function_opset_versions if v <= version]
+    wanted = known[-1] if known else schema.context_dependent_function_opset_versions[-1]
+    types = [t.SerializeToString() if t is not None else onnx.TypeProto().SerializeToString() for t in input_types]
+    body = schema.get_context_dependent_function_with_opset_version(wanted, node.SerializeToString(), types)
+    function.ParseFromString(body)
+    return function
+
+
+def tensor_type(number: int, shape: Any) -> Any:
+    dims = [d if isinstance(d, int) else str(d) for d in shape]
+    return helper.make_tensor_type_proto(number, dims)
+
+
+_PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}
+
+
+def _is_packed(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in _PACKED_BITS
+
+
+def _byte_count(dtype: np.dtype[Any], count: int) -> int:
+    if _is_packed(dtype):
+        return -(-count * _PACKED_BITS[dtype.name] // 8)
+    return count * dtype.itemsize
+
+
+def _from_bytes(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], count: int, name: str) -> np.ndarray:
+    if len(data) != _byte_count(dtype, count):
+        raise FileError(f"tensor {name!r} has {len(data)} bytes, its shape {list(shape)} needs {_byte_count(dtype, count)}",
+                        code="F305")  # fmt: skip
+    if not _is_packed(dtype):
+        array = np.frombuffer(data, dtype.newbyteorder("<") if dtype.kind in "iufc" and dtype.num < 24 else dtype)
+        return array.astype(dtype, copy=False).reshape(shape)
+    bits = _PACKED_BITS[dtype.name]
+    per_byte, mask = 8 // bits, (1 << bits) - 1
+    packed = np.frombuffer(data, np.uint8)
+    codes = np.stack([(packed >> (bits * i)) & mask for i in range(per_byte)], -1).reshape(-1)[:count]
+    if dtype.name in ("int4", "int2"):
+        half = 1 << (bits - 1)
+        return ((codes.astype(np.int8) ^ half) - half).astype(dtype).reshape(shape)
+    if dtype.name == "float4_e2m1fn":
+        return codes.view(dtype).reshape(shape)
+    return codes.astype(dtype).reshape(shape)

@@ -1,0 +1,46 @@
+"""Which function reads which ONNX op, from which opset version on."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from strata.errors import OptionError
+
+if TYPE_CHECKING:
+    from strata.io.onnx.node import NodeView
+
+Handler = Callable[["NodeView"], Any]
+HandlerT = TypeVar("HandlerT", bound=Handler)
+ONNX_DOMAINS = ("", "ai.onnx")
+
+_TABLE: dict[tuple[str, str], list[tuple[int, Handler]]] = {}
+
+
+def reads(op_type: str, *, since: int = 1, domain: str = "") -> Callable[[HandlerT], HandlerT]:
+    """Register the reader of an op from opset `since` on, until a later registration takes over."""
+
+    def wrap(fn: HandlerT) -> HandlerT:
+        versions = _TABLE.setdefault((domain, op_type), [])
+        if any(known == since for known, _ in versions):
+            raise OptionError(f"{domain or 'ai.onnx'}.{op_type} since {since} is registered twice", code="O310")
+        versions.append((since, fn))
+        versions.sort(key=lambda entry: entry[0])
+        return fn
+
+    return wrap
+
+
+def lookup(domain: str, op_type: str, version: int) -> Handler | None:
+    """The reader of an op in an opset, or None."""
+    domain = "" if domain in ONNX_DOMAINS else domain
+    versions = _TABLE.get((domain, op_type))
+    if not versions:
+        return None
+    at = bisect_right([since for since, _ in versions], version)
+    return versions[max(at - 1, 0)][1]
+
+
+def known_ops(domain: str = "") -> list[str]:
+    return sorted(name for where, name in _TABLE if where == domain)

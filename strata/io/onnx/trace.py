@@ -1,0 +1,398 @@
+"""Tracer: walks the nodes of an ONNX graph and builds a graph of ours from them.
+
+Whatever can be known is known at once: arithmetic on shapes gives symbolic sizes, nodes on fixed tensors are evaluated. Where
+a reader needs data that only a run can give (the result of NonZero, the condition of a loop), the values found so far are
+compiled and run, and reading goes on with arrays: a *segment* ends there. A tracer without `execute` cannot do that, and
+raises NeedsData.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx
+
+from strata.core import SymExpr, TensorType, as_dtype, dim_prod
+from strata.errors import DTypeError, FileError, OptionError, StrataError
+from strata.io.onnx.dtypes import NUMBER, in_graphs
+from strata.io.onnx.items import NOTHING, Host, Item, Nothing, Sizes
+from strata.io.onnx.node import NodeView
+from strata.io.onnx.program import MAX_DEPTH, Program, expand_standard, opset_table, outer_names, tensor_type
+from strata.io.onnx.sizes import SIZE_RULES
+from strata.mir import Constant, Graph, Input, Param, Value, constant, evaluate_values, fresh_scope, origin, placeholder, toposort
+from strata.ops import dim_size, reshape, stack
+
+SMALL = 64  # elements of a tensor that is a constant of the graph; larger ones are its parameters
+FOLD_LIMIT = 1 << 26  # elements that a folded node may give
+HOST_LIMIT = 1 << 12  # elements of run-time data that are computed with on the host
+Execute = Callable[[Graph, Mapping[str, np.ndarray], Mapping[str, np.ndarray]], Sequence[np.ndarray]]
+
+# Nodes that are never evaluated while reading: they draw numbers, or do their own thing with what is known.
+KEEP = {
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout",
+    "If", "Loop", "Scan", "SequenceMap",
+}  # fmt: skip
+
+
+class NeedsData(Exception):
+    """A reader needs the elements of a value that depends on the data of a run."""
+
+
+class Frame:
+    """Names of one graph, and how often each is still used."""
+
+    def __init__(self, outer: Frame | None = None) -> None:
+        self.outer = outer
+        self.items: dict[str, Item] = {}
+        self.uses: dict[str, int] = {}
+
+    def find(self, name: str) -> Item:
+        frame: Frame | None = self
+        while frame is not None:
+            if name in frame.items:
+                return frame.items[name]
+            frame = frame.outer
+        raise FileError(f"{name!r} is used before it is computed", code="F312")
+
+    def chain(self) -> Iterator[Frame]:
+        frame: Frame | None = self
+        while frame is not None:
+            yield frame
+            frame = frame.outer
+
+
+class Tracer:
+    """Reads one program. `leaf` declares run-time data; `results` come as items."""
+
+    def __init__(self, program: Program, execute: Execute | None = None) -> None:
+        self.program = program
+        self.execute = execute
+        self.scope = fresh_scope()
+        self.frame = Frame()
+        self.feeds: dict[str, np.ndarray] = {}
+        self.params: dict[str, np.ndarray] = {}
+        self._opsets = program.opsets
+        self._leaves: dict[int, tuple[Any, Value]] = {}  # by id of the Host, which is kept alive here
+        self._folding: dict[Value, np.ndarray] | None = None
+        self._closed = 0
+        self._depth = 0
+        self._attributes: Mapping[str, Any] = {}
+        self._callers: list[Frame] = []
+
+    # ------------------------------------------------------------------------------------------------ items to values
+
+    def value(self, item: Item) -> Value:
+        """An item as a value of the graph."""
+        if isinstance(item, Value):
+            return item
+        if isinstance(item, Sizes):
+            flat = [dim_size(d) if isinstance(d, SymExpr) else constant(np.int64(d)) for d in item.flat]
+            return reshape(stack(flat, 0), item.array.shape)
+        if isinstance(item, Host):
+            return self._host_value(item)
+        kind = "sequence" if isinstance(item, list) else "optional without an element"
+        raise OptionError(f"a {kind} was given where a tensor is needed", code="O311")
+
+    def _host_value(self, item: Host) -> Value:
+        array = item.array
+        if not in_graphs(array.dtype):
+            raise DTypeError(f"{array.dtype} tensors can only be converted", code="D311")
+        known = self._leaves.get(id(item))
+        if self._folding is not None:
+            leaf = placeholder("h", TensorType(as_dtype(array.dtype), array.shape))
+            self._folding[leaf] = array
+            return leaf
+        if known is not None:
+            return known[1]
+        kind = TensorType(as_dtype(array.dtype), array.shape)
+        if item.fixed and array.size <= SMALL:
+            made = constant(array)
+        elif item.fixed:
+            name = self._fresh(item.name or "w", self.params)
+            self.params[name] = array
+            made = Param(name, kind, self.scope)()
+        else:
+            made = self.leaf(f"d{len(self.feeds)}", array)
+        self._leaves[id(item)] = (item, made)
+        return made
+
+    def _fresh(self, name: str, taken: Mapping[str, Any]) -> str:
+        while name in taken:
+            name += "_"
+        return name
+
+    def leaf(self, name: str, data: np.ndarray | TensorType) -> Value:
+        """An input of the graph: run-time data, or a type when data come later."""
+        if isinstance(data, TensorType):
+            return Input(name, data, self.scope)()
+        name = self._fresh(name, self.feeds)
+        self.feeds[name] = data
+        return Input(name, TensorType(as_dtype(data.dtype), data.shape), self.scope)()
+
+    def array(self, item: Item) -> np.ndarray:
+        """An item as an array: the data are computed now if need be."""
+        if isinstance(item, Host):
+            return item.array
+        if isinstance(item, Sizes):
+            raise NeedsData(f"sizes {item.flat}")
+        if isinstance(item, Value):
+            return self._compute(item)
+        self.value(item)
+        raise AssertionError
+
+    def _compute(self, value: Value) -> np.ndarray:
+        if isinstance(value.node.op, Constant):
+            return value.node.op.data.array
+        if self._folding is not None:
+            return evaluate_values([value], self._folding, {})[0]
+        if not any(isinstance(node.op, (Input, Param)) for node in toposort([value])):
+            return evaluate_values([value], {}, {})[0]
+        if self.execute is None or self._closed:
+            raise NeedsData(str(value.type))
+        return self._flush(value)
+
+    def _flush(self, value: Value) -> np.ndarray:
+        """Compute a value, and with it every other one that is still needed: the next segment starts from arrays."""
+        live: dict[Value, list[tuple[Any, Any]]] = {value: []}
+        for frame in [*self.frame.chain(), *(f for caller in self._callers for f in caller.chain())]:
+            for name, item in frame.items.items():
+                for holder, key, x in _values_in(frame.items, name, item):
+                    if not isinstance(x.node.op, (Input, Param, Constant)):
+                        live.setdefault(x, []).append((holder, key))
+        arrays = self.run_segment(list(live))
+        for places, array in zip(live.values(), arrays, strict=True):
+            host = Host(array, fixed=False)
+            for holder, key in places:
+                holder[key] = host
+        return arrays[0]
+
+    def run_segment(self, values: Sequence[Value]) -> list[np.ndarray]:
+        """Arrays of values, compiled and run as one graph."""
+        assert self.execute is not None
+        graph = self.graph(values)
+        feeds = {name: self.feeds[name] for name in graph.input_names}
+        params = {name: self.params[name] for name in graph.param_names}
+        return list(self.execute(graph, feeds, params))
+
+    def graph(self, results: Sequence[Value], inputs: Sequence[Value] | None = None, name: str = "main") -> Graph:
+        """A graph of results over the leaves that they use, or over the given inputs."""
+        leaves = [node.outputs[0] for node in toposort(results) if isinstance(node.op, (Input, Param))]
+        graph = Graph(name)
+        graph.scope = self.scope
+        graph.inputs = tuple(inputs if inputs is not None else (x for x in leaves if isinstance(x.node.op, Input)))
+        graph.params = tuple(x for x in leaves if isinstance(x.node.op, Param))
+        return graph.outputs(*results)
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Inside, data cannot be computed: what is read becomes the body of a control-flow op."""
+        self._closed += 1
+        try:
+            yield
+        finally:
+            self._closed -= 1
+
+    @property
+    def can_compute(self) -> bool:
+        return self.execute is not None and not self._closed
+
+    # ----------------------------------------------------------------------------------------------------- attributes
+
+    def attribute(self, proto: Any) -> Any:
+        """An attribute as Python's value."""
+        if proto.ref_attr_name:
+            found = self._attributes.get(proto.ref_attr_name)
+            return None if found is None else found
+        kinds = onnx.AttributeProto
+        match proto.type:
+            case kinds.FLOAT:
+                return float(proto.f)
+            case kinds.INT:
+                return int(proto.i)
+            case kinds.STRING:
+                return proto.s.decode("utf-8", "replace")
+            case kinds.TENSOR:
+                return self.program.tensor(proto.t)
+            case kinds.SPARSE_TENSOR:
+                return self.program.sparse(proto.sparse_tensor)
+            case kinds.GRAPH:
+                return proto.g
+            case kinds.FLOATS:
+                return tuple(float(v) for v in proto.floats)
+            case kinds.INTS:
+                return tuple(int(v) for v in proto.ints)
+            case kinds.STRINGS:
+                return tuple(s.decode("utf-8", "replace") for s in proto.strings)
+            case kinds.TENSORS:
+                return tuple(self.program.tensor(t) for t in proto.tensors)
+            case kinds.GRAPHS:
+                return tuple(proto.graphs)
+            case kinds.TYPE_PROTO:
+                return proto.tp
+        raise FileError(f"attribute {proto.name!r} has kind {proto.type}, which is not known", code="F309")
+
+    # ---------------------------------------------------------------------------------------------------------- graphs
+
+    def run_graph(self, graph: Any, inputs: Sequence[Item], *, top: bool = False) -> list[Item]:
+        """Read a graph with the given items as inputs; its outputs as items. Subgraphs see the names around them."""
+        self._enter()
+        frame = Frame(None if top else self.frame)
+        outer, self.frame = self.frame, frame
+        try:
+            self._load_initializers(graph, frame)
+            for proto, item in zip(graph.input, inputs, strict=False):
+                frame.items[proto.name] = item
+            self._run_nodes(graph.node, frame, [x.name for x in graph.output])
+            return [frame.find(x.name) for x in graph.output]
+        finally:
+            self.frame = outer
+            self._depth -= 1
+
+    def _enter(self) -> None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            self._depth -= 1
+            raise FileError(f"subgraphs and functions are nested more than {MAX_DEPTH} deep", code="F308")
+
+    def _load_initializers(self, graph: Any, frame: Frame) -> None:
+        for proto in graph.initializer:
+            frame.items[proto.name] = Host(self.program.tensor(proto), name=proto.name)
+        for proto in graph.sparse_initializer:
+            frame.items[proto.values.name] = Host(self.program.sparse(proto), name=proto.values.name)
+
+    def _run_nodes(self, nodes: Sequence[Any], frame: Frame, outputs: Sequence[str]) -> None:
+        used = [_inputs_of(node) for node in nodes]
+        for names in [*used, list(outputs)]:
+            for name in names:
+                frame.uses[name] = frame.uses.get(name, 0) + 1
+        for node, names in zip(nodes, used, strict=True):
+            self.run_node(node)
+            for name in names:
+                frame.uses[name] -= 1
+                if not frame.uses[name]:
+                    frame.items.pop(name, None)
+            for name in node.output:
+                if name and name not in frame.uses:
+                    frame.items.pop(name, None)
+
+    def run_node(self, node: Any) -> None:
+        """Read one node: its outputs become items of the frame."""
+        items = [self.frame.find(name) if name else None for name in node.input]
+        while items and items[-1] is None:
+            items.pop()
+        with origin(block=node.name or node.op_type):
+            try:
+                outputs = self._read(node, items)
+            except StrataError as error:
+                if not error.summary.startswith("node "):
+                    error.summary = f"node {node.name or node.output[0] if node.output else ''!r} ({node.op_type}): {error.summary}"
+                    error.args = (error.summary,)
+                raise
+        if len(outputs) < len([o for o in node.output if o]):
+            raise FileError(f"{node.op_type} gives {len(outputs)} outputs, {len(node.output)} are named", code="F313")
+        for name, item in zip(node.output, outputs, strict=False):
+            if name:
+                self.frame.items[name] = item
+
+    def _read(self, node: Any, items: Sequence[Item | None]) -> list[Any]:
+        handler = self.program.reader(node, self._opsets)
+        if handler is None:
+            return self._call_function(node, items)
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        view = NodeView(self, node, items, self._opsets.get(domain, self.program.opsets.get(domain, 1)))
+        if any(isinstance(x, Sizes) for x in items) and node.op_type in SIZE_RULES:
+            found = SIZE_RULES[node.op_type](view)
+            if found is not None:
+                return _as_items(found, fixed=True)
+        hosts = [x for x in items if x is not None]
+        if self._folding is None and node.op_type not in KEEP and all(isinstance(x, Host) for x in hosts):
+            folded = self._fold(handler, view, hosts)
+            if folded is not None:
+                return folded
+        return _as_items(handler(view), all(isinstance(x, Sizes) or (isinstance(x, Host) and x.fixed) for x in hosts))
+
+    def _fold(self, handler: Callable[[NodeView], Any], view: NodeView, hosts: Sequence[Any]) -> list[Any] | None:
+        """A node on known arrays, evaluated now; None where its results are left to the graph."""
+        fixed = all(x.fixed for x in hosts)
+        if not fixed and sum(x.array.size for x in hosts) > HOST_LIMIT:
+            return None
+        self._folding = {}
+        try:
+            items = _as_items(handler(view), fixed)
+            values = [x for x in items if isinstance(x, Value)]
+            size = sum(_count(x) for x in values)
+            if size > (FOLD_LIMIT if fixed else HOST_LIMIT):
+                return None
+            arrays = iter(evaluate_values(values, self._folding, {}))
+        finally:
+            self._folding = None
+        return [Host(next(arrays), fixed) if isinstance(x, Value) else x for x in items]
+
+    # ------------------------------------------------------------------------------------------------------- functions
+
+    def _call_function(self, node: Any, items: Sequence[Item | None]) -> list[Item]:
+        function = self.program.function(node)
+        if function is None:
+            schema = self.program.standard_function(node, self._opsets)
+            assert schema is not None
+            types = [self._type_proto(x) for x in items]
+            function = expand_standard(schema, node, types, self._opsets.get("", 1))
+        attributes = {a.name: self.attribute(a) for a in function.attribute_proto}
+        attributes |= {a.name: self.attribute(a) for a in node.attribute}
+        self._enter()
+        saved = self.frame, self._opsets, self._attributes
+        self._callers.append(self.frame)
+        self.frame = Frame()
+        self._opsets = {**self.program.opsets, **opset_table(function)}
+        self._attributes = attributes
+        try:
+            for name, item in zip(function.input, items, strict=False):
+                if item is not None:
+                    self.frame.items[name] = item
+            for name in function.input[len(items) :]:
+                self.frame.items.setdefault(name, None)  # type: ignore[arg-type]
+            self._run_nodes(function.node, self.frame, list(function.output))
+            return [self.frame.items.get(name, NOTHING) for name in function.output]
+        finally:
+            self.frame, self._opsets, self._attributes = saved
+            self._callers.pop()
+            self._depth -= 1
+
+    def _type_proto(self, item: Item | None) -> Any:
+        if item is None or isinstance(item, (list, Nothing)):
+            return None
+        if isinstance(item, Host):
+            return tensor_type(NUMBER[item.array.dtype], item.array.shape)
+        if isinstance(item, Sizes):
+            return tensor_type(7, item.array.shape)
+        return tensor_type(NUMBER[item.dtype.np], item.shape)
+
+
+def _count(x: Value) -> int:
+    size = dim_prod(x.shape)
+    return size if isinstance(size, int) else FOLD_LIMIT + 1
+
+
+def _inputs_of(node: Any) -> list[str]:
+    names = [name for name in node.input if name]
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            names += sorted(outer_names(attribute.g))
+    return names
+
+
+def _as_items(result: Any, fixed: bool) -> list[Any]:
+    """What a reader gave, as items; arrays are fixed where all that they were made from is."""
+    items = list(result) if isinstance(result, tuple) else [result]
+    return [Host(np.asarray(x), fixed) if isinstance(x, (np.ndarray, np.generic)) else x for x in items]
+
+
+def _values_in(holder: Any, key: Any, item: Any) -> Iterator[tuple[Any, Any, Value]]:
+    if isinstance(item, Value):
+        yield holder, key, item
+    elif isinstance(item, list):
+        for i, x in enumerate(item):
+            yield from _values_in(item, i, x)

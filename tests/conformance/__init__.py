@@ -1,0 +1,1 @@
+"""Suites of others, run on ours."""
