@@ -234,12 +234,15 @@ def plan_matrix(matrix: MatrixKernel, name: str, target: Target) -> MatrixPlan |
     loads = [b.name for b in matrix.kernel.inputs]
     value = matrix.kernel.stores[0].value
     plain = value is matrix.sums
-    in_place = False
+    out = matrix.kernel.outputs[0]
+    others = [b for b in matrix.kernel.inputs if b.name not in (matrix.a.buffer, matrix.b.buffer)]
+    in_place = any(b.type.size == out.type.size for b in others)  # the plan may let such an operand and the output share memory
     try:
         spec = plan_contraction(
             m, n, k, target, a=matrix.a.dtype, b=matrix.b.dtype, out=matrix.out.dtype, accumulator=matrix.sums.dtype,
             batch=batch, batch_rank=len(matrix.batch), fewest_rows=bounds(matrix.extent(matrix.rows))[0] or 1,
             a_unit_k=matrix.a.stride(matrix.inner) == 1, unit_columns=matrix.out.stride(matrix.columns) == 1, in_place=in_place,
+            m_exact=isinstance(matrix.extent(matrix.rows), int), n_exact=isinstance(matrix.extent(matrix.columns), int),
             epilogue="" if plain else repr(value),
             epilogue_pointers=() if plain else tuple(f"p_{b}" for b in loads),
             epilogue_numbers=tuple(f"size_{i}" for i in range(len(matrix.kernel.symbols()))),
