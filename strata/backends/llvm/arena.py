@@ -49,4 +49,29 @@ def _fast_address(array: np.ndarray) -> int:
 _DATA_OFFSET = object.__basicsize__  # NumPy's array object has its data pointer right after the object header
 _PROBES = [np.empty(3), np.arange(7)[2:], np.zeros((2, 2), np.int8)]
 # reading the field is five times as fast as asking for it; where the layout differs, ask
-address_of = _fast_address if all(_fast_address(p) == _slow_address(p) for p in _PROBES) else _slow_address
+HAS_DATA_FIELD = all(_fast_address(p) == _slow_address(p) for p in _PROBES)
+address_of = _fast_address if HAS_DATA_FIELD else _slow_address
+DATA_FIELD = _DATA_OFFSET  # from `id(array)` to the field, where HAS_DATA_FIELD
+
+
+class ArenaPool:
+    """Arenas for callers at the same time, shared by all sizes that a program runs at: the largest serve them all."""
+
+    def __init__(self, keep: int = 4) -> None:
+        self._free: list[Arena] = []  # appending and popping are atomic
+        self._keep = keep
+        self._largest = 0
+
+    def take(self, size: int) -> Arena:
+        try:
+            arena = self._free.pop()
+        except IndexError:
+            arena = None
+        if arena is None or arena.size < size:
+            self._largest = max(self._largest, size)
+            return Arena(self._largest)
+        return arena
+
+    def give(self, arena: Arena) -> None:
+        if len(self._free) < self._keep:
+            self._free.append(arena)

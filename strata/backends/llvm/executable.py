@@ -6,153 +6,29 @@ import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from strata.backends.llvm import jit
-from strata.backends.llvm.arena import Arena, address_of
-from strata.backends.llvm.builder import Module
-from strata.backends.llvm.compile import Lowered, lower
-from strata.backends.llvm.emit import emit_kernel
-from strata.backends.llvm.matrix import MatrixPlan, emit_matrix, find_contraction, plan_matrix
+from strata.backends.llvm.arena import Arena, ArenaPool, address_of
+from strata.backends.llvm.calls import IS_DIRECT, Call
+from strata.backends.llvm.kernels import COPY_BYTES, copy_code, native_code_of, native_kernel
+from strata.backends.llvm.matrix import MatrixPlan
 from strata.backends.llvm.overrides import NativeOp, native_op, reads_views, runs_whole, takes_composition
 from strata.backends.llvm.pool import default_pool
 from strata.backends.llvm.program import Argument, BoundProgram, Program, region_table
 from strata.backends.llvm.program import Step as ProgramStep
 from strata.backends.llvm.status import WORDS, failure
 from strata.backends.llvm.threads import available_threads
-from strata.cache import default_store, digest
 from strata.config import config
 from strata.core import Dim, SymExpr, Target, TensorType, substitute
-from strata.kernel import Kernel, show_kernel
 from strata.lir import Lir, Step
 from strata.mir import Node, Op, run_op
 
-CODE_LIMIT = 1024  # kernels kept loaded in the process, least recently used dropped first
 BOUND_LIMIT = 64  # sets of sizes that a program keeps its argument blocks for
-COPY_BYTES = 256 << 10  # of one chunk
-KEPT_ARENAS = 4  # for as many callers at once as are likely
-
-
-@dataclass(frozen=True, eq=False)
-class NativeKernel:
-    """Machine code of one kernel, with what a program needs to call it."""
-
-    code: jit.Code
-    lowered: Lowered | None
-    matrix: MatrixPlan | None
-
-    def address(self, name: str) -> int:
-        return self.code.address(name)
-
-
-_loaded: OrderedDict[tuple[Kernel, str], NativeKernel] = OrderedDict()
-_loaded_lock = threading.Lock()
-
-
-def native_kernel(kernel: Kernel, target: Target) -> NativeKernel:
-    """The machine code of a kernel; equal kernels are compiled once per process."""
-    anonymous = replace(kernel, name="kernel")
-    key = (anonymous, target.key)
-    with _loaded_lock:
-        found = _loaded.get(key)
-        if found is not None:
-            _loaded.move_to_end(key)
-            return found
-        made = _compile(anonymous, target)
-        _loaded[key] = made
-        if len(_loaded) > CODE_LIMIT:
-            _loaded.popitem(last=False)
-        return made
-
-
-def _compile(kernel: Kernel, target: Target) -> NativeKernel:
-    found = find_contraction(kernel)
-    matrix = plan_matrix(found, kernel.name, target) if found is not None else None
-    text = show_kernel(kernel)
-    if matrix is not None:
-        code = stored_code(text, [matrix.name, matrix.pack_name], lambda module: emit_matrix(module, matrix), target)
-        return NativeKernel(code, None, matrix)
-    lowered = lower(kernel, target)
-
-    def emit(module: Module) -> None:
-        emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
-
-    return NativeKernel(stored_code(text, [kernel.name], emit, target), lowered, None)
-
-
-def stored_code(text: str, names: list[str], emit: Callable[[Module], object], target: Target) -> jit.Code:
-    """Machine code from the disk store, or made and stored. `text` decides the code, with the target and our own version."""
-    store = default_store()
-    key = digest(text, " ".join(names), target.key, jit.VERSION, generator_version(), config().key_fields())
-    data = store.get(key)
-    if data is None:
-        with store.making(key):
-            data = store.get(key)
-            if data is None:
-                module = Module(target.triple)
-                emit(module)
-                data = jit.compile_text(module.text(), target)
-                store.put(key, data, {"kind": "kernel", "text": text[:4000], "target": target.key, "made by": jit.VERSION})
-    return jit.load(data, names)
-
-
-@cache
-def copy_code(target: Target) -> jit.Code:
-    """void copy(source, destination, bytes), a block of COPY_BYTES a point; returns at once where both are the same."""
-    text = f"""
-define void @copy(ptr %arguments, i64 %begin, i64 %end) nounwind {{
-entry:
-  %source = load ptr, ptr %arguments, align 8
-  %p1 = getelementptr i64, ptr %arguments, i64 1
-  %destination = load ptr, ptr %p1, align 8
-  %p2 = getelementptr i64, ptr %arguments, i64 2
-  %bytes = load i64, ptr %p2, align 8
-  %same = icmp eq ptr %source, %destination
-  br i1 %same, label %done, label %move
-move:
-  %first = mul i64 %begin, {COPY_BYTES}
-  %stop = mul i64 %end, {COPY_BYTES}
-  %last = call i64 @llvm.umin.i64(i64 %stop, i64 %bytes)
-  %count = sub i64 %last, %first
-  %from = getelementptr i8, ptr %source, i64 %first
-  %to = getelementptr i8, ptr %destination, i64 %first
-  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %count, i1 false)
-  br label %done
-done:
-  ret void
-}}
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-declare i64 @llvm.umin.i64(i64, i64)
-"""
-    return jit.compile_and_load(text, ["copy"], target)
-
-
-@cache
-def generator_version() -> str:
-    """A digest of the code that generates code: an entry of the store is never used by another version of it."""
-    package = Path(__file__).parents[2]
-    files = sorted([*(package / "kernel").glob("*.py"), *(package / "backends" / "llvm").glob("*.py"), *(package / "core").glob("*.py")])
-    return digest(*(f.read_bytes() for f in files))
-
-
-_native_loaded: OrderedDict[tuple[str, str], jit.Code] = OrderedDict()
-
-
-def native_code_of(op: NativeOp, target: Target) -> jit.Code:
-    """The machine code of a hand-written op; equal keys share it."""
-    key = (op.key, target.key)
-    with _loaded_lock:
-        if key not in _native_loaded:
-            _native_loaded[key] = stored_code(op.key, op.functions, op.emit, target)
-            if len(_native_loaded) > CODE_LIMIT:
-                _native_loaded.popitem(last=False)
-        _native_loaded.move_to_end(key)
-        return _native_loaded[key]
+KEPT_CALLS = 4  # for as many callers at once as are likely
 
 
 class CpuBackend:
@@ -199,7 +75,11 @@ class CpuExecutable:
         self._workspace: dict[int, MatrixPlan] = {}
         self._segments = self._split()
         self._bound: OrderedDict[tuple[tuple[str, int], ...], _Bound] = OrderedDict()
+        self._arenas = ArenaPool()
+        self._is_dynamic = lir.has_dynamic_dims
+        self._only: _Bound | None = None  # the program of a plan without symbols
         self._lock = threading.Lock()
+        self._pool = default_pool()
         self._threads = available_threads(config().num_threads)
         self._input_regions = tuple(self._region[buffer] for _, buffer in lir.io.inputs)
         firsts = [name not in lir.io.outputs[:i] and lir.buffer(name).role == "result" for i, name in enumerate(lir.io.outputs)]
@@ -294,6 +174,10 @@ class CpuExecutable:
                     return Argument(base.region, base.offset + start)
                 case "output":
                     return place(step.outputs[value])
+                case "output_at":
+                    which, start = value
+                    base = place(step.outputs[which])
+                    return Argument(base.region, base.offset + start)
                 case "workspace":
                     return Argument(top.region, top.offset + value)
                 case "table":
@@ -370,8 +254,8 @@ class CpuExecutable:
             if weight.memory is not None:
                 addresses[1 + len(self._outside) + i] = weight.memory.address
         single = programs[0] if len(programs) == 1 else None
-        table = ctypes.c_int64 * (regions + WORDS)
-        return _Bound(programs, single, dict(placement.offsets), top + need, addresses, table, [], keep)
+        keep += [*self._values.values(), *(w.memory for w in self._packed)]  # a run may outlive the next set_param
+        return _Bound(programs, single, dict(placement.offsets), top + need, addresses, [], keep, single is not None and IS_DIRECT)
 
     # weights
 
@@ -380,6 +264,7 @@ class CpuExecutable:
             self._values[name] = array
             self._pack_for(name, array)
             self._bound.clear()  # they hold the addresses of weights
+            self._only = None
             self._is_prepared = not self._prologue
 
     def _prepare(self) -> None:
@@ -446,33 +331,39 @@ class CpuExecutable:
     def run(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], binding: Mapping[str, int], threads: int | None = None
     ) -> None:
-        if not self._is_prepared:
-            self._prepare()
-        bound = self._bound_for(binding)
+        bound = self._only
+        if bound is None:
+            if not self._is_prepared:
+                self._prepare()
+            bound = self._bound_for(binding)
         try:
-            arena = bound.free.pop()  # a list: popping is atomic, so callers never share an arena
+            call = bound.free.pop()  # a list: popping is atomic, so callers never share a call
         except IndexError:
-            arena = Arena(bound.arena)
-        table = bound.table(*bound.addresses)
-        table[0] = arena.address
-        for region, array in zip(self._input_regions, inputs, strict=True):
-            table[region] = address_of(array)
-        for region, array in zip(self._output_regions, outputs, strict=True):
-            if region:
-                table[region] = address_of(array)
+            call = Call(bound.single, bound.addresses, self._input_regions, self._output_regions, self._pool)
+        arena = call.arena
+        if arena is None:
+            arena = self._arenas.take(bound.arena)
+            call.set_arena(arena)
         count = threads or self._threads
-        if self.native:
-            self._set_context(table, len(bound.addresses), count)
-        if bound.single is not None:
-            bound.single.run(table, threads=count)
+        if count != call.threads:
+            call.set_threads(count)
+        if count > 1 and self._pool.workers < count - 1:
+            self._pool.ensure(count)
+        if bound.is_direct:
+            call.run(inputs if type(inputs) is list else list(inputs), outputs if type(outputs) is list else list(outputs))
         else:
-            self._run_segments(table, bound, arena, inputs, outputs, binding, count)
+            call.place(self._input_regions, inputs)
+            call.place(self._output_regions, outputs)
+            self._run_segments(call.table, bound, arena, inputs, outputs, binding, count)
         if self.native:
-            _check(table, len(bound.addresses))
+            _check(call.table, call.regions)
         if self._has_leaf_results:
             self._copy_leaf_results(inputs, outputs)
-        if len(bound.free) < KEPT_ARENAS:
-            bound.free.append(arena)
+        if self._is_dynamic:
+            call.arena = None
+            self._arenas.give(arena)
+        if len(bound.free) < KEPT_CALLS:
+            bound.free.append(call)
 
     def _run_segments(
         self,
@@ -532,6 +423,8 @@ class CpuExecutable:
                 self._bound[key] = self._bind(binding)
                 if len(self._bound) > BOUND_LIMIT:
                     self._bound.popitem(last=False)
+            if not self._is_dynamic:
+                self._only = self._bound[key]
             return self._bound[key]
 
 
@@ -551,16 +444,16 @@ class _PackedWeight:
 
 @dataclass(frozen=True)
 class _Bound:
-    """A program for one set of sizes, the addresses that stay the same between runs, and arenas that are free."""
+    """A program for one set of sizes, the addresses that stay the same between runs, and calls that are free."""
 
     programs: list[BoundProgram | None]
     single: BoundProgram | None  # the program, when no host step splits it
     offsets: dict[str, int]
     arena: int
     addresses: list[int]
-    table: Any
-    free: list[Arena]
-    keep: list[Any]  # tables that native ops read
+    free: list[Call]
+    keep: list[Any]  # tables that native ops read, and the arrays behind the addresses
+    is_direct: bool  # one native call does it all
 
 
 def _check(table: Any, regions: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from strata.backends.llvm import jit
 from strata.backends.llvm.threads import available_threads, wait_functions
+from strata.cache import default_store, digest
 from strata.core import Target
 
 # Offsets into the pool's memory; a cache line each, so that spinning readers do not disturb writers.
@@ -235,18 +236,81 @@ end:
   ret void
 }}
 
+; a call in one block of words: program, regions, pool, threads, first step, last step, then twice (inputs, outputs): a list
+; object, the number of its items, the offset of its item pointer; the offset of the data pointer in an array object; last
+; the regions that the data pointers go to
+define void @program_enter(ptr %call) nounwind {{
+entry:
+  %program = load ptr, ptr %call, align 8
+  %c1 = getelementptr i64, ptr %call, i64 1
+  %regions = load ptr, ptr %c1, align 8
+  %c2 = getelementptr i64, ptr %call, i64 2
+  %pool = load ptr, ptr %c2, align 8
+  %c3 = getelementptr i64, ptr %call, i64 3
+  %threads = load i64, ptr %c3, align 8
+  %c4 = getelementptr i64, ptr %call, i64 4
+  %first = load i64, ptr %c4, align 8
+  %c5 = getelementptr i64, ptr %call, i64 5
+  %last = load i64, ptr %c5, align 8
+  %c6 = getelementptr i64, ptr %call, i64 6
+  %c9 = getelementptr i64, ptr %call, i64 9
+  %c12 = getelementptr i64, ptr %call, i64 12
+  %offset = load i64, ptr %c12, align 8
+  %where = getelementptr i64, ptr %call, i64 13
+  %rest = call ptr @place_arrays(ptr %c6, i64 %offset, ptr %where, ptr %regions)
+  %none = call ptr @place_arrays(ptr %c9, i64 %offset, ptr %rest, ptr %regions)
+  call void @program_run(ptr %program, ptr %regions, ptr %pool, i64 %threads, i64 %first, i64 %last)
+  ret void
+}}
+
+define internal ptr @place_arrays(ptr %list, i64 %offset, ptr %where, ptr %regions) nounwind {{
+entry:
+  %object = load ptr, ptr %list, align 8
+  %l1 = getelementptr i64, ptr %list, i64 1
+  %count = load i64, ptr %l1, align 8
+  %l2 = getelementptr i64, ptr %list, i64 2
+  %inside = load i64, ptr %l2, align 8
+  %pitems = getelementptr i8, ptr %object, i64 %inside
+  %items = load ptr, ptr %pitems, align 8
+  br label %head
+head:
+  %i = phi i64 [ 0, %entry ], [ %i2, %array ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %array, label %done
+array:
+  %pr = getelementptr i64, ptr %where, i64 %i
+  %region = load i64, ptr %pr, align 8
+  %po = getelementptr ptr, ptr %items, i64 %i
+  %one = load ptr, ptr %po, align 8
+  %field = getelementptr i8, ptr %one, i64 %offset
+  %data = load i64, ptr %field, align 8
+  %slot = getelementptr i64, ptr %regions, i64 %region
+  store i64 %data, ptr %slot, align 8
+  %i2 = add i64 %i, 1
+  br label %head
+done:
+  %rest = getelementptr i64, ptr %where, i64 %count
+  ret ptr %rest
+}}
+
 define void @nothing(ptr %arguments, i64 %begin, i64 %end) nounwind {{
   ret void
 }}
 """
-_EXPORTS: Final = ("pool_worker", "pool_parallel", "program_run", "nothing")
+_EXPORTS: Final = ("pool_worker", "pool_parallel", "program_run", "program_enter", "nothing")
 
 
 @cache
 def native_code() -> jit.Code:
-    """The pool and the program walker, compiled once per process."""
+    """The pool and the program walker, loaded once per process."""
     target = Target.host()
-    return jit.compile_and_load(f'target triple = "{target.triple}"\n{wait_functions()}{_TEXT}', _EXPORTS, target)
+    text = f'target triple = "{target.triple}"\n{wait_functions()}{_TEXT}'
+    store, key = default_store(), digest(text, target.key, jit.VERSION)
+    data = store.get(key)
+    if data is None:
+        data = jit.compile_text(text, target)
+        store.put(key, data, {"kind": "pool", "target": target.key, "made by": jit.VERSION})
+    return jit.load(data, _EXPORTS)
 
 
 class Pool:
@@ -257,6 +321,7 @@ class Pool:
         self._memory = ctypes.create_string_buffer(_BYTES + 64)
         self.address = -(-ctypes.addressof(self._memory) // 64) * 64
         self._workers: list[Any] = []
+        self.workers = 0  # threads started so far, without the callers'
         self.default_threads = available_threads()
         code = native_code()
         self._parallel = ctypes.CFUNCTYPE(
@@ -268,17 +333,13 @@ class Pool:
             os.register_at_fork(after_in_child=self._forget)
         atexit.register(self.stop)
 
-    @property
-    def workers(self) -> int:
-        """Threads started so far, without the caller's."""
-        return len(self._workers)
-
     def ensure(self, threads: int) -> int:
         """Starts workers so that a call can use this many threads, the caller's included; returns the number."""
-        if len(self._workers) < threads - 1:
+        if self.workers < threads - 1:
             with self._lock:
                 while len(self._workers) < threads - 1:
                     self._workers.append(self._start())
+                self.workers = len(self._workers)
         return threads
 
     def parallel(self, kernel: int, arguments: int, points: int, grain: int, threads: int | None = None) -> None:
@@ -296,6 +357,7 @@ class Pool:
             everyone = len(self._workers) + 1
             self._parallel(self.address, everyone, native_code().address("nothing"), None, everyone, 1)
             workers, self._workers = self._workers, []
+            self.workers = 0
             for worker in workers:
                 _join(worker)
             self._word(_STOP).value = 0
@@ -311,6 +373,7 @@ class Pool:
         """In a forked child there are no workers, and locks may have been held by threads that are gone."""
         self._lock = threading.Lock()
         self._workers = []
+        self.workers = 0
         self._reset()
 
     def _start(self) -> Any:

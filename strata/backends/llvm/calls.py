@@ -1,0 +1,86 @@
+"""Calls of a bound program from Python: argument blocks that are made once and used by one run at a time."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from strata.backends.llvm.arena import DATA_FIELD, HAS_DATA_FIELD, Arena, address_of
+from strata.backends.llvm.pool import Pool, native_code
+from strata.backends.llvm.program import BoundProgram
+from strata.backends.llvm.status import WORDS
+
+_INPUTS, _OUTPUTS = 6, 9  # words of a block that hold the lists of a run; see program_enter
+LIST_ITEMS = object.__basicsize__ + ctypes.sizeof(ctypes.c_ssize_t)  # from a list object to the pointer to its items
+
+
+def _reads_lists() -> bool:
+    """Whether list and array objects are laid out as native code expects: it then needs no help to find the data."""
+    probe = [np.empty(2), np.arange(5)[2:]]
+    items = ctypes.c_ssize_t.from_address(id(probe) + LIST_ITEMS).value
+    word = ctypes.sizeof(ctypes.c_ssize_t)
+    return HAS_DATA_FIELD and [ctypes.c_ssize_t.from_address(items + word * i).value for i in (0, 1)] == [*map(id, probe)]
+
+
+IS_DIRECT = sys.implementation.name == "cpython" and _reads_lists()
+
+
+class Call:
+    """One region table and the block that native code is entered with. After the regions, `table` has words for a status."""
+
+    __slots__ = ("_address", "_enter", "_words", "arena", "regions", "table", "threads")
+
+    def __init__(
+        self,
+        program: BoundProgram | None,
+        addresses: Sequence[int],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        pool: Pool,
+    ) -> None:
+        """`inputs` and `outputs` are the regions of the arrays of a run, 0 for an output that no step writes."""
+        self.regions = len(addresses)
+        unused = self.regions + WORDS  # the word that takes the address of such an output
+        self.table = (ctypes.c_int64 * (unused + 1))(*addresses)
+        self.table[self.regions - 3] = pool.address
+        self.table[self.regions - 1] = ctypes.addressof(self.table) + 8 * self.regions
+        steps = (program.address, program.count) if program is not None else (0, 0)
+        words = [steps[0], ctypes.addressof(self.table), pool.address, 0, 0, steps[1]]
+        words += [0, len(inputs), LIST_ITEMS, 0, len(outputs), LIST_ITEMS, DATA_FIELD]
+        words += [*inputs, *(region or unused for region in outputs)]
+        self._words = (ctypes.c_int64 * len(words))(*words)
+        self._address = ctypes.addressof(self._words)
+        self.threads = 0
+        self.arena: Arena | None = None  # kept between runs by programs of one size
+        self._enter = _enter()
+
+    def run(self, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
+        """The whole program on arrays, in lists that nobody else changes."""
+        words = self._words
+        words[_INPUTS] = id(inputs)
+        words[_OUTPUTS] = id(outputs)
+        self._enter(self._address)
+
+    def set_arena(self, arena: Arena) -> None:
+        self.arena = arena
+        self.table[0] = arena.address
+
+    def set_threads(self, threads: int) -> None:
+        """What the walker and native ops may use."""
+        self.threads = self._words[3] = self.table[self.regions - 2] = threads
+
+    def place(self, regions: Sequence[int], arrays: Sequence[np.ndarray]) -> None:
+        """Addresses of arrays into the table, for runs that do not enter through the block."""
+        for region, array in zip(regions, arrays, strict=True):
+            if region:
+                self.table[region] = address_of(array)
+
+
+@cache
+def _enter() -> Any:
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(native_code().address("program_enter"))
