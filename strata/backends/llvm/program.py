@@ -106,16 +106,6 @@ class BoundProgram:
         """Steps that have something to do."""
         return self._numbers[-1]
 
-    @property
-    def address(self) -> int:
-        """Where the words are that the walker reads."""
-        return self._address
-
-    @property
-    def count(self) -> int:
-        """The number of steps with points."""
-        return self._numbers[-1]
-
     def run(
         self,
         regions: Any,
