@@ -17,9 +17,7 @@ from strata.backends.llvm.gemm_finish import Site
 from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
 from strata.backends.llvm.registers import from_memory, to_memory
 from strata.core import Dim, DType, Target, bounds, dim_prod
-from strata.kernel import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, postorder
-from strata.kernel.algebra import linear
-from strata.kernel.normalize import normalize
+from strata.kernel import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, linear, normalize, postorder
 
 # an argument: ("buffer", (name, bytes)), ("packed", ""), ("symbol", name) or ("number", size)
 Slot = tuple[str, Any]
