@@ -2,5 +2,7 @@
 
 from strata.models.base import Model
 from strata.models.embed import Encoder
+from strata.models.generate import Decoder, State
 from strata.models.loading import load
+from strata.models.sampling import Sampler
 from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer

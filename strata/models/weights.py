@@ -128,6 +128,19 @@ class Builder:
             bias = self.has(f"{name}.bias")
         return y + self.param(f"{name}.bias", (n,)) if bias else y
 
+    def linears(self, x: Value, names: list[str], ns: tuple[int, ...], k: int) -> list[Value]:
+        """Several products with one x. Quantised weights of one kind are laid one after the other and read as one."""
+        found = [self.tensor(f"{name}.weight", (n, k)) for name, n in zip(names, ns, strict=True)]
+        kinds = {t.kind for t in found if isinstance(t, GgufTensor) and not t.is_plain}
+        joinable = len(kinds) == 1 and all(isinstance(t, GgufTensor) and not t.is_plain for t in found)
+        if not joinable or any(self.has(f"{name}.bias") for name in names):
+            return [self.linear(x, name, n, k) for name, n in zip(names, ns, strict=True)]
+        rows = np.concatenate([t.data for t in found])
+        joined = GgufTensor("+".join(names), next(iter(kinds)), (sum(ns), k), rows)
+        y = ops.dequant_matmul(x, self._codes(joined.name, joined), scheme=joined.scheme)
+        starts = [sum(ns[:i]) for i in range(len(ns))]
+        return [ops.narrow(y, -1, start, n) for start, n in zip(starts, ns, strict=True)]
+
     def embedding(self, ids: Value, name: str, rows: int, width: int) -> Value:
         """Rows of a table, decoded one by one where the table is quantised."""
         found = self.tensor(name, (rows, width))

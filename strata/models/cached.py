@@ -1,0 +1,74 @@
+"""Decoders as graphs: one graph for prefill and decode, of symbolic length, with caches that are updated in place.
+
+Inputs are the new tokens, how many came before them, and a cache of keys and of values for each layer; results are the
+logits and the caches with the new rows written. Passing one array for a cache's input and its result writes in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strata.core import f32, i32, i64, sym
+from strata.mir import Value, constant
+from strata.models.weights import Builder, Weights, ops
+
+
+@dataclass(frozen=True)
+class CacheSizes:
+    """What decides the size of the caches."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+class CachedGraph(Builder):
+    """A decoder under construction. `every` gives logits of every new token instead of the last one's."""
+
+    def __init__(self, name: str, weights: Weights, sizes: CacheSizes, length: int, *, every: bool) -> None:
+        super().__init__(name, weights)
+        self.sizes, self.every = sizes, every
+        self.batch, self.count, self.capacity = sym("B", 1), sym("S", 1, length), sym("C", 1)
+        self.ids = self.graph.input("input_ids", (self.batch, self.count), i32)
+        self.past = self.graph.input("past", (1,), i64)
+        shape = (self.batch, self.capacity, sizes.width)
+        self.caches = [
+            [self.graph.input(f"{kind}{i}", shape, f32) for kind in ("keys", "values")] for i in range(sizes.layers)
+        ]
+        self.start = ops.reshape(self.past, ())
+        self._updated: dict[int, list[Value]] = {}
+
+    @property
+    def positions(self) -> Value:
+        """Of the new tokens, i64[S]."""
+        return ops.iota((self.count,), 0, i64) + self.start
+
+    def attend(
+        self, layer: int, q: Value, k: Value, v: Value, *, window: int | None = None, scale: float | None = None,
+        softcap: float | None = None,
+    ) -> Value:  # fmt: skip
+        """Attention of the new tokens to themselves and to what came before; their keys and values enter the caches."""
+        zero = constant(0, i64)
+        keys, values = (
+            ops.dynamic_update_slice(cache, new, [zero, self.start, zero])
+            for cache, new in zip(self.caches[layer], (k, v), strict=True)
+        )
+        self._updated[layer] = [keys, values]
+        return ops.attention(
+            q, keys, values, num_heads=self.sizes.heads, kv_heads=self.sizes.kv_heads, layout="bsd", causal=True,
+            offset=self.past, window=window, scale=scale, softcap=softcap,
+        )  # fmt: skip
+
+    def asked(self, x: Value) -> Value:
+        """The rows [B, S, H] that logits are wanted of: all, or the last."""
+        if self.every:
+            return x
+        return ops.reshape(ops.narrow(x, 1, self.count - 1, 1), (self.batch, x.shape[-1]))
+
+    def finish(self, logits: Value) -> None:
+        self.graph.outputs(logits, *(v for i in range(self.sizes.layers) for v in self._updated[i]))

@@ -1,0 +1,216 @@
+"""Generation: a prompt through the graph once, then a token at a time, with the caches written in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from strata.errors import OptionError
+from strata.models.base import Model, compile_built
+from strata.models.sampling import Sampler
+from strata.models.tokenizer import Tokenizer
+from strata.runtime import CompiledGraph
+
+CONTEXT = 8192  # tokens that are planned for where a model could take more
+FIRST_CAPACITY = 256  # rows of a new cache; it doubles when it is full
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+
+@dataclass
+class State:
+    """What a decoder remembers of one sequence: caches of keys and values, of which `length` rows are in use."""
+
+    caches: list[np.ndarray]
+    length: int = 0
+    feeds: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def capacity(self) -> int:
+        return self.caches[0].shape[1]
+
+
+class Decoder(Model):
+    """A text generator. `graph_for(every)` builds its graph; `generate` runs it."""
+
+    def __init__(
+        self, config: Any, build: Callable[..., Any], tokenizer: Callable[[], Tokenizer], *, device: str = "cpu",
+        context: int | None = None,
+    ) -> None:  # fmt: skip
+        self.config, self.device = config, device
+        self.context = min(context or CONTEXT, config.positions)
+        self._build = build
+        self._make_tokenizer, self._tokenizer = tokenizer, None
+        self._graphs: dict[bool, CompiledGraph] = {}
+
+    outputs = ("logits",)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = self._make_tokenizer()
+        return self._tokenizer
+
+    @property
+    def graph(self) -> CompiledGraph:  # type: ignore[override]
+        return self.graph_for(every=False)
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        return {"input_ids": "i32[B, S]"}
+
+    def graph_for(self, *, every: bool) -> CompiledGraph:
+        """The compiled graph: of the last token's logits, or of every token's."""
+        if every not in self._graphs:
+            self._graphs[every] = compile_built(self._build(self.context, every=every).build(), self.device)
+        return self._graphs[every]
+
+    # ------------------------------------------------------------------------------------------------------ one step
+
+    def start(self, batch: int = 1, capacity: int = FIRST_CAPACITY) -> State:
+        """An empty state."""
+        shape = (batch, min(capacity, self.context), self.config.kv_heads * self.config.head_dim)
+        return State([np.zeros(shape, np.float32) for _ in range(2 * self.config.layers)])
+
+    def step(self, state: State, ids: np.ndarray, *, every: bool = False) -> np.ndarray:
+        """Logits after new tokens i32[B, S], which enter the state: f32[B, V], or with `every` f32[B, S, V]."""
+        batch, count = ids.shape
+        if state.length + count > self.context:
+            raise OptionError(
+                f"generate: {state.length + count} tokens are more than the context of {self.context}", code="O264",
+                fix="load(path, context=…)",
+            )  # fmt: skip
+        self._reserve(state, state.length + count)
+        if not state.feeds:
+            names = [f"{kind}{i}" for i in range(self.config.layers) for kind in ("keys", "values")]
+            state.feeds = dict(zip(names, state.caches, strict=True))
+        shape = (batch, count, self.config.vocab) if every else (batch, self.config.vocab)
+        logits = np.empty(shape, np.float32)
+        feeds = {"input_ids": ids, "past": np.array([state.length], np.int64), **state.feeds}
+        self.graph_for(every=every).run_into(feeds, [logits, *state.caches])
+        state.length += count
+        return logits
+
+    def _reserve(self, state: State, rows: int) -> None:
+        if rows <= state.capacity:
+            return
+        size = state.capacity
+        while size < rows:
+            size *= 2
+        size = min(size, self.context)
+        for i, old in enumerate(state.caches):
+            state.caches[i] = np.zeros((old.shape[0], size, old.shape[2]), np.float32)
+            state.caches[i][:, : state.length] = old[:, : state.length]
+        state.feeds = {}
+
+    def run(self, **arrays: Any) -> dict[str, np.ndarray]:
+        """Logits of every position: `run(input_ids=…)["logits"]` is f32[B, S, V]."""
+        if set(arrays) - {"input_ids"}:
+            raise OptionError(f"run: takes input_ids, got {', '.join(sorted(arrays))}", code="O265")
+        ids = np.ascontiguousarray(arrays["input_ids"], np.int32)
+        return {"logits": self.step(self.start(len(ids), ids.shape[1]), ids, every=True)}
+
+    # ---------------------------------------------------------------------------------------------------- generation
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Ids of a text, of chat messages by the model's template, or as they are."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if prompt and isinstance(prompt[0], Mapping):
+            return self.tokenizer.encode(self.tokenizer.chat(prompt), add_special=False)  # type: ignore[arg-type]
+        return [int(i) for i in prompt]  # type: ignore[call-overload]
+
+    def tokens(
+        self,
+        ids: Sequence[int],
+        max_tokens: int,
+        sampler: Sampler,
+        ends: Sequence[int] = (),
+        state: State | None = None,
+    ) -> Iterator[int]:
+        """New tokens, one by one, up to one of `ends`, which is not given."""
+        if not ids:
+            raise OptionError("generate: the prompt is empty", code="O266")
+        state = state or self.start(capacity=max(FIRST_CAPACITY, _whole(len(ids) + min(max_tokens, 64))))
+        numbers, before = sampler.stream(), list(ids)
+        logits = self.step(state, np.asarray([ids], np.int32))[0]
+        for i in range(max_tokens):
+            token = sampler.choose(logits, before, numbers)
+            if token in ends:
+                return
+            yield token
+            before.append(token)
+            if i + 1 == max_tokens or state.length >= self.context:
+                return
+            logits = self.step(state, np.array([[token]], np.int32))[0]
+
+    def generate(
+        self, prompt: Prompt, *, max_tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
+        min_p: float = 0.0, repetition_penalty: float = 1.0, seed: int | None = None, stop: str | Sequence[str] = (),
+        stream: bool = False,
+    ) -> Any:  # fmt: skip
+        """Text that follows a prompt (a text, chat messages or ids); with `stream`, an iterator of its pieces."""
+        sampler = Sampler(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+        )
+        ends = self.tokenizer.eos
+        chosen = self.tokens(self.prompt_ids(prompt), max_tokens, sampler, ends)
+        pieces = until_stop(spoken(chosen, self.tokenizer), (stop,) if isinstance(stop, str) else tuple(stop))
+        return pieces if stream else "".join(pieces)
+
+
+def _whole(rows: int) -> int:
+    """A power of two, so that near lengths share a plan."""
+    return 1 << max(rows - 1, 1).bit_length()
+
+
+def spoken(tokens: Iterator[int], tokenizer: Tokenizer) -> Iterator[str]:
+    """The text of tokens as it grows: a piece is held back while it ends inside a character."""
+    kept: list[int] = []
+    start = 0  # of the tokens that the next piece is decoded with: one piece before it, as spaces depend on neighbours
+    shown = ""
+    for token in tokens:
+        kept.append(token)
+        text = tokenizer.decode(kept[start:])
+        if text.endswith("\ufffd"):
+            continue
+        piece = text[len(shown) :]
+        if piece:
+            yield piece
+        if len(kept) - start > 16:
+            start = len(kept) - 4
+            shown = tokenizer.decode(kept[start:])
+        else:
+            shown = text
+    tail = tokenizer.decode(kept[start:])[len(shown) :]
+    if tail:
+        yield tail
+
+
+def until_stop(pieces: Iterator[str], stops: tuple[str, ...]) -> Iterator[str]:
+    """Pieces up to the first stop string; what may be its beginning is held back."""
+    stops = tuple(s for s in stops if s)
+    if not stops:
+        yield from pieces
+        return
+    held = ""
+    for piece in pieces:
+        held += piece
+        places = [held.find(s) for s in stops if s in held]
+        if places:
+            if min(places):
+                yield held[: min(places)]
+            return
+        risky = max((n for s in stops for n in range(1, len(s)) if held.endswith(s[:n])), default=0)
+        if len(held) > risky:
+            yield held[: len(held) - risky]
+            held = held[len(held) - risky :]
+    if held:
+        yield held

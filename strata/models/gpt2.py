@@ -1,0 +1,85 @@
+"""GPT-2: learned positions, norms with a shift, one projection for queries, keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from strata.errors import FileError
+from strata.mir import Value
+from strata.models.cached import CachedGraph, CacheSizes
+from strata.models.weights import Weights, ops, without_prefix
+
+
+@dataclass(frozen=True)
+class Gpt2Config:
+    """The sizes of a GPT-2."""
+
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    inner: int
+    positions: int
+    eps: float
+    activation: str
+    family: str = "gpt2"
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Gpt2Config:
+        try:
+            hidden = int(found["n_embd"])
+            made = cls(
+                int(found["vocab_size"]), hidden, int(found["n_layer"]), int(found["n_head"]),
+                int(found.get("n_inner") or 4 * hidden), int(found["n_positions"]),
+                float(found.get("layer_norm_epsilon", 1e-5)), str(found.get("activation_function", "gelu_new")),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileError(f"the configuration of a gpt2 lacks or spoils {error}", code="F140") from None
+        if min(made.vocab, hidden, made.layers, made.heads, made.inner, made.positions) < 1 or hidden % made.heads:
+            raise FileError(f"the configuration has {hidden} features for {made.heads} heads", code="F140")
+        return made
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+class Gpt2Graph(CachedGraph):
+    """Builds the graph of a GPT-2. Its matrices are stored [in, out]."""
+
+    def __init__(self, config: Gpt2Config, weights: Weights, length: int, *, every: bool = False) -> None:
+        sizes = CacheSizes(config.layers, config.heads, config.heads, config.head_dim)
+        super().__init__("decoder", without_prefix(weights, ("transformer.",)), sizes, length, every=every)
+        self.config = config
+
+    def layer(self, x: Value, number: int) -> Value:
+        c, at = self.config, f"h.{number}."
+        act = "gelu_tanh" if c.activation in ("gelu_new", "gelu_pytorch_tanh") else c.activation
+        both = self.linear(
+            self.layer_norm(x, f"{at}ln_1", c.hidden, c.eps),
+            f"{at}attn.c_attn",
+            3 * c.hidden,
+            c.hidden,
+            transposed=False,
+        )
+        q, k, v = (ops.narrow(both, -1, i * c.hidden, c.hidden) for i in range(3))
+        x = x + self.linear(self.attend(number, q, k, v), f"{at}attn.c_proj", c.hidden, c.hidden, transposed=False)
+        y = self.linear(
+            self.layer_norm(x, f"{at}ln_2", c.hidden, c.eps), f"{at}mlp.c_fc", c.inner, c.hidden, transposed=False
+        )
+        return x + self.linear(ops.activation(y, act), f"{at}mlp.c_proj", c.hidden, c.inner, transposed=False)
+
+    def build(self) -> Gpt2Graph:
+        c = self.config
+        x = self.embedding(self.ids, "wte.weight", c.vocab, c.hidden)
+        x = x + ops.take(self.param("wpe.weight", (c.positions, c.hidden)), self.positions, axis=0)
+        for i in range(c.layers):
+            x = self.layer(x, i)
+        x = self.layer_norm(self.asked(x), "ln_f", c.hidden, c.eps)
+        self.finish(self.linear(x, "lm_head" if self.has("lm_head.weight") else "wte", c.vocab, c.hidden, bias=False))
+        return self

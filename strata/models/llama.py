@@ -1,0 +1,140 @@
+"""Decoders of the Llama line as graphs, from Hugging Face's weights or from a GGUF file's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from strata.core import f32
+from strata.io import GgufTensor
+from strata.mir import Value
+from strata.models.cached import CachedGraph, CacheSizes
+from strata.models.decoder_config import DecoderConfig
+from strata.models.weights import Weights, ops, without_prefix
+
+GGUF_NAMES = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "post_ffw_norm": "post_feedforward_layernorm",
+}  # fmt: skip
+
+
+def plain_names(weights: Weights) -> dict[str, np.ndarray | GgufTensor]:
+    """Hugging Face names without the prefixes of whole models."""
+    return without_prefix(weights, ("language_model.model.", "model.language_model.", "model.", "language_model."))
+
+
+def gguf_names(tensors: Mapping[str, GgufTensor], config: DecoderConfig) -> dict[str, np.ndarray | GgufTensor]:
+    """GGUF names as Hugging Face's."""
+    outer = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
+    norms = ("post_attention_layernorm", "pre_feedforward_layernorm")
+    names = GGUF_NAMES | {"ffn_norm": norms[config.has_outer_norms], "post_attention_norm": "post_attention_layernorm"}
+    if config.family == "phi3":
+        names |= {"ffn_up": "mlp.gate_up_proj"}
+    found: dict[str, np.ndarray | GgufTensor] = {}
+    for name, tensor in tensors.items():
+        parts = name.split(".")
+        if parts[0] == "blk" and len(parts) == 4 and parts[2] in names:
+            found[f"layers.{parts[1]}.{names[parts[2]]}.{parts[3]}"] = tensor
+        elif parts[0] in outer:
+            found[f"{outer[parts[0]]}.{parts[-1]}"] = tensor
+    return found
+
+
+class LlamaGraph(CachedGraph):
+    """Builds the graph of a decoder."""
+
+    def __init__(self, config: DecoderConfig, weights: Weights, length: int, *, every: bool = False) -> None:
+        sizes = CacheSizes(config.layers, config.heads, config.kv_heads, config.head_dim)
+        super().__init__("decoder", weights, sizes, length, every=every)
+        self.config = config
+        self.tables = {False: self._rope_tables("rope", config.rope, length)}
+        self.tables[True] = (
+            self._rope_tables("local_rope", config.local_rope, length) if config.local_rope else self.tables[False]
+        )
+
+    def _rope_tables(self, name: str, rope: Any, length: int) -> tuple[Value, Value]:
+        """The rows of the new tokens."""
+        turning = self.config.turning
+        rows = []
+        for part, table in zip(("cos", "sin"), rope.tables(length, self.config.head_dim, turning), strict=True):
+            self.bound[f"{name}.{part}"] = table
+            whole = self.graph.param(f"{name}.{part}", table.shape, f32)
+            rows.append(ops.take(whole, self.positions, axis=0))
+        return rows[0], rows[1]
+
+    def norm(self, x: Value, name: str, width: int) -> Value:
+        gamma = self.param(f"{name}.weight", (width,))
+        if self.config.norm_offset:
+            gamma = gamma + self.config.norm_offset
+        return ops.rms_norm(x, gamma, eps=self.config.eps)
+
+    def heads_norm(self, x: Value, name: str, heads: int) -> Value:
+        """A norm of each head, where the model has one."""
+        if not self.has(f"{name}.weight"):
+            return x
+        size = self.config.head_dim
+        split = ops.reshape(x, (self.batch, self.count, heads, size))
+        return ops.reshape(self.norm(split, name, size), x.shape)
+
+    def turned(self, x: Value, layer: int) -> Value:
+        c = self.config
+        if c.turns and not c.turns[layer]:
+            return x
+        cos, sin = self.tables[c.window(layer) is not None]
+        return ops.rope(x, cos, sin, head_dim=c.head_dim, n_rot=c.turning, interleaved=c.interleaved, layout="bsd")
+
+    def attention(self, x: Value, layer: int) -> Value:
+        c, at = self.config, f"layers.{layer}.self_attn."
+        wide, narrow = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        if self.has(f"{at}qkv_proj.weight"):
+            both = self.linear(x, f"{at}qkv_proj", wide + 2 * narrow, c.hidden)
+            q, k, v = (ops.narrow(both, -1, a, n) for a, n in ((0, wide), (wide, narrow), (wide + narrow, narrow)))
+        else:
+            names = [f"{at}{p}_proj" for p in "qkv"]
+            q, k, v = self.linears(x, names, (wide, narrow, narrow), c.hidden)
+        q = self.turned(self.heads_norm(q, f"{at}q_norm", c.heads), layer)
+        k = self.turned(self.heads_norm(k, f"{at}k_norm", c.kv_heads), layer)
+        window = c.window(layer)
+        mixed = self.attend(
+            layer, q, k, v, window=None if window is None else window - 1, scale=c.score_scale, softcap=c.score_cap
+        )
+        return self.linear(mixed, f"{at}o_proj", c.hidden, wide)
+
+    def feed_forward(self, x: Value, layer: int) -> Value:
+        c, at = self.config, f"layers.{layer}.mlp."
+        if self.has(f"{at}gate_up_proj.weight"):
+            both = self.linear(x, f"{at}gate_up_proj", 2 * c.inner, c.hidden)
+            gate, up = ops.narrow(both, -1, 0, c.inner), ops.narrow(both, -1, c.inner, c.inner)
+        else:
+            gate, up = self.linears(x, [f"{at}gate_proj", f"{at}up_proj"], (c.inner, c.inner), c.hidden)
+        return self.linear(ops.activation(gate, c.activation) * up, f"{at}down_proj", c.hidden, c.inner)
+
+    def layer(self, x: Value, number: int) -> Value:
+        c, at = self.config, f"layers.{number}."
+        mixed = self.attention(self.norm(x, f"{at}input_layernorm", c.hidden), number)
+        if not c.has_outer_norms:
+            x = x + mixed
+            return x + self.feed_forward(self.norm(x, f"{at}post_attention_layernorm", c.hidden), number)
+        x = x + self.norm(mixed, f"{at}post_attention_layernorm", c.hidden)
+        inner = self.feed_forward(self.norm(x, f"{at}pre_feedforward_layernorm", c.hidden), number)
+        return x + self.norm(inner, f"{at}post_feedforward_layernorm", c.hidden)
+
+    def build(self) -> LlamaGraph:
+        """The whole graph: logits, then keys and values of every layer."""
+        c = self.config
+        x = self.embedding(self.ids, "embed_tokens.weight", c.vocab, c.hidden)
+        if c.embedding_scale != 1.0:
+            x = x * c.embedding_scale
+        for i in range(c.layers):
+            x = self.layer(x, i)
+        x = self.norm(self.asked(x), "norm", c.hidden)
+        head = "embed_tokens" if c.is_tied and not self.has("lm_head.weight") else "lm_head"
+        logits = self.linear(x, head, c.vocab, c.hidden)
+        if c.logit_cap is not None:
+            logits = ops.tanh(logits / c.logit_cap) * c.logit_cap
+        self.finish(logits)
+        return self
