@@ -3,8 +3,8 @@
 Every stored value is the root of a kernel, which pulls in its producers until it reaches other stored values:
 - results of the graph, operands and results of host ops, operands of contractions that are more than a view are stored;
 - a value that several kernels need is stored, unless computing it again is as cheap as loading it;
-- a reduction is computed inside its reader only once per row: where its axes are not the leading axes of the reader's index
-  space, it is stored; so is anything costly that its reader would repeat along a broadcast axis;
+- a reduction is computed inside its reader only once per row: where its axes are not the leading axes of the reader's
+  index space, it is stored; so is anything costly that its reader would repeat along a broadcast axis;
 - a contraction takes the element-wise ops behind it as its epilogue, and a kernel has at most one contraction;
 - a stored value and a reader over the same index space share one kernel when nothing has to happen in between.
 Decisions that cut an edge are kept with their reason, for `explain`.
@@ -13,11 +13,11 @@ Decisions that cut an edge are kept with their reason, for `explain`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from strata.core import Dim, bounds
-from strata.kernel import Expr, Kernel, KernelBuilder, Reduce, Scan, View, postorder
+from strata.kernel import Axis, Expr, Kernel, KernelBuilder, Reduce, Scan, View, postorder
 from strata.lir.traits import STEP, Traits, has_kernel, is_buffer_leaf, is_inline_constant, traits
 from strata.lir.views import view_strides
 from strata.mir import Constant, Graph, Input, Node, Param, Value, as_tuple, toposort
@@ -144,7 +144,9 @@ class _Grouper:
                     roots[value], depth[value] = {value}, 0
                 else:
                     roots[value] = set().union(*(roots[v] for u in self.users[value] for v in u.outputs if v in roots))
-                    depth[value] = 1 + max((depth[v] for u in self.users[value] for v in u.outputs if v in depth), default=0)
+                    depth[value] = 1 + max(
+                        (depth[v] for u in self.users[value] for v in u.outputs if v in depth), default=0
+                    )
                 if what.contracts:
                     for root in roots[value]:
                         contraction_of[root] = node
@@ -189,7 +191,11 @@ class _Grouper:
                 self.matrix_reader[value] = matrix
                 if not reading.lowers:
                     continue
-            same = user.types[0].shape == value.shape if user.op.elementwise else reading.moves and user.types[0].size == value.type.size
+            same = (
+                user.types[0].shape == value.shape
+                if user.op.elementwise
+                else reading.moves and user.types[0].size == value.type.size
+            )
             if what.contracts and not same:
                 return f"{user.op.name} cannot be an epilogue of {node.op.name}"
             if not reading.reduces and self._repeats(value, user) and self._cost(node) > CHEAP and not what.reduces:
@@ -206,7 +212,7 @@ class _Grouper:
         return None
 
     def _repeats(self, value: Value, user: Node) -> bool:
-        """Whether a reader computes the value more than once: trailing broadcast axes do not count, as rows keep their scalars."""
+        """Whether a reader computes the value again; a trailing broadcast does not count, as rows keep their scalars."""
         out = user.types[0]
         if _typical(out.size) <= _typical(value.type.size):
             return False
@@ -266,14 +272,16 @@ class _Grouper:
     def _merge(self, groups: dict[Value, Group]) -> list[Group]:
         """Let a stored value share the kernel of a reader that runs over the same index space."""
         distinct = list({id(g): g for g in groups.values()}.values())
-        reach = _Reach(groups, distinct)
-        for group in sorted(distinct, key=lambda g: max(self.position[id(r.node)] for r in g.roots)):
+        reach = _Reach(groups, distinct, self.position)
+        joined: set[tuple[int, int]] = set()  # edges that are inside a kernel after all
+        for first in sorted(distinct, key=lambda g: max(self.position[id(r.node)] for r in g.roots)):
+            group = first
             for read in list(group.reads):
                 producer = groups.get(read)
                 if producer is None or producer is group or not self._can_share(producer, group, reach):
                     continue
                 merged = Group(list(producer.roots) + list(group.roots))
-                builder = _KernelOf(self.stored - set(merged.roots), merged)
+                builder = _KernelOf(self.stored, merged)
                 builder.add(merged.roots)
                 if builder.problems() or builder.contractions() > 1:
                     continue
@@ -281,13 +289,18 @@ class _Grouper:
                 reach.replace(producer, group, merged)
                 for root in merged.roots:
                     groups[root] = merged
-                self.cuts = [c for c in self.cuts if not (c.producer is read.node and c.consumer is not None
-                                                          and c.consumer in merged.nodes)]  # fmt: skip
+                joined |= {(id(read.node), id(n)) for n in merged.nodes}
                 group = merged
+        self.cuts = [c for c in self.cuts if c.consumer is None or (id(c.producer), id(c.consumer)) not in joined]
         return list({id(g): g for g in groups.values()}.values())
 
     def _can_share(self, producer: Group, consumer: Group, reach: _Reach) -> bool:
-        if producer.kernel is None or consumer.kernel is None or producer.updates is not None or consumer.updates is not None:
+        if (
+            producer.kernel is None
+            or consumer.kernel is None
+            or producer.updates is not None
+            or consumer.updates is not None
+        ):
             return False
         roots = (*producer.roots, *consumer.roots)
         if len({r.shape for r in roots}) != 1 or len({r in self.fixed for r in roots}) != 1:
@@ -297,7 +310,7 @@ class _Grouper:
         return not reach.between(producer, consumer)
 
     def _needs(self, group: Group, readers: dict[Value, list[Group]]) -> list[Value]:
-        """Values that must be there before a group: what it reads, and for an update all other readers of the old value."""
+        """What must be there before a group: what it reads, and for an update all other readers of the old value."""
         if group.updates is None:
             return group.reads
         before = [r for other in readers[group.updates] if other is not group for r in other.roots]
@@ -324,7 +337,11 @@ class _Grouper:
                 if id(group) in done:
                     stack.pop()
                     continue
-                waiting = [maker[x] for x in self._needs(group, readers) if x in maker and id(maker[x]) not in done and maker[x] is not group]
+                waiting = [
+                    maker[x]
+                    for x in self._needs(group, readers)
+                    if x in maker and id(maker[x]) not in done and maker[x] is not group
+                ]
                 if waiting:
                     stack += waiting
                 else:
@@ -335,38 +352,45 @@ class _Grouper:
 
 
 class _Reach:
-    """Which groups depend on which, as bit sets, to keep merged kernels free of cycles."""
+    """Which groups depend on which, to keep merged kernels free of cycles. Merged groups stand for their parts."""
 
-    def __init__(self, groups: dict[Value, Group], distinct: list[Group]) -> None:
-        self.maker = groups
+    def __init__(self, groups: dict[Value, Group], distinct: list[Group], position: dict[int, int]) -> None:
+        self.position = position
+        self.groups = {id(g): g for g in distinct}
+        self.merged: dict[int, int] = {}
         self.inputs: dict[int, set[int]] = {}
-        self.by_id = {id(g): g for g in distinct}
         for group in distinct:
             reads = [*group.reads, *([group.updates] if group.updates is not None else [])]
             self.inputs[id(group)] = {id(groups[x]) for x in reads if x in groups and groups[x] is not group}
 
+    def _now(self, group: int) -> int:
+        while group in self.merged:
+            group = self.merged[group]
+        return group
+
     def between(self, producer: Group, consumer: Group) -> bool:
-        """Whether a third group lies on a path from producer to consumer."""
-        stack = [g for g in self.inputs[id(consumer)] if g != id(producer)]
-        seen: set[int] = set()
+        """Whether a third group lies on a path from producer to consumer; it would come after the producer in the graph."""
+        start = min(self.position[id(r.node)] for r in producer.roots)
+        ends = {id(producer), id(consumer)}
+        stack = [self._now(g) for g in self.inputs[id(consumer)]]
+        seen: set[int] = set(ends)
         while stack:
             current = stack.pop()
             if current in seen:
                 continue
             seen.add(current)
-            if id(producer) in self.inputs[current]:
+            before = [self._now(g) for g in self.inputs[current]]
+            if id(producer) in before:
                 return True
-            stack += self.inputs[current]
+            if max(self.position[id(r.node)] for r in self.groups[current].roots) > start:
+                stack += before
         return False
 
     def replace(self, producer: Group, consumer: Group, merged: Group) -> None:
-        old = {id(producer), id(consumer)}
-        self.inputs[id(merged)] = (self.inputs.pop(id(producer)) | self.inputs.pop(id(consumer))) - old
-        for inputs in self.inputs.values():
-            if inputs & old:
-                inputs -= old
-                inputs.add(id(merged))
-        self.by_id[id(merged)] = merged
+        self.groups[id(merged)] = merged
+        self.inputs[id(merged)] = self.inputs[id(producer)] | self.inputs[id(consumer)]
+        for part in (producer, consumer):
+            self.merged[id(part)] = id(merged)
 
 
 class _KernelOf:
@@ -380,17 +404,16 @@ class _KernelOf:
         self.makers: dict[Expr, Value] = {}
         self.stores: list[tuple[tuple[Expr, ...], Expr]] = []
 
-    def add(self, roots: Iterable[Value]) -> None:
-        roots = list(roots)
+    def add(self, roots: list[Value]) -> None:
         for node in self._inline_order(roots):
             for value in node.outputs:
                 self.views[value] = self._view_of(value, node)
             self.group.nodes.append(node)
         for i, root in enumerate(roots):
             axes = self.k.axes(root.shape)
-            value = self.views[root][axes]
-            self.k.output(f"out{i}", root.type, lambda index, value=value: value)
-            self.stores.append((axes, value))
+            computed: Expr = self.views[root][axes]
+            self.k.output(f"out{i}", root.type, lambda index, computed=computed: computed)  # type: ignore[misc]
+            self.stores.append((axes, computed))
 
     def add_update(self, root: Value) -> None:
         """A root that is its first input with some elements changed."""
@@ -477,7 +500,7 @@ class _KernelOf:
                 if not isinstance(e, (Reduce, Scan)) or self.makers.get(e) in own:
                     continue
                 sized = frozenset(a for a in e.free if a.extent != 1)
-                unit = frozenset(a for a in axes if a.extent == 1)
+                unit = frozenset(a for a in axes if isinstance(a, Axis) and a.extent == 1)
                 if any(sized | unit == p | unit for p in prefixes):
                     continue
                 wrong[self.makers[e]] = "its rows are not the leading axes of its reader"

@@ -29,7 +29,7 @@ ROLES = ("input", "param", "constant", "weight", "result", "scratch")
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A named block of memory. `key` is the input's or parameter's name, the result's index, or the constant's index."""
+    """A named block of memory. `key` is the name of an input or parameter, the index of a result or constant."""
 
     name: str
     type: TensorType
@@ -71,6 +71,11 @@ class Placement:
     offsets: Mapping[str, int]
     arena_size: int
     lower_bound: int  # the largest sum of live buffers at any step: no plan can be smaller
+    unshared: int = 0  # what the buffers would take side by side
+
+    @property
+    def bytes_saved(self) -> int:
+        return max(0, self.unshared - self.arena_size)
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,7 @@ class Lir:
         verify_plan(self)
 
     def fingerprint(self) -> str:
-        """A cryptographic hash of everything that can change the code: plan, kernels, graph, constants, target, options."""
+        """A hash of all that can change the code: plan, kernels, graph, constants, target, options, version."""
         digest = hashlib.sha256()
         parts = [str(self), str(self.graph), self.target.key, self.made_with]
         parts += [f"{s.phase} {s.views}" for s in self.schedule]

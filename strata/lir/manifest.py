@@ -62,7 +62,7 @@ class BindingManifest:
         return {block: tuple(names) for block, names in sorted(blocks.items())}
 
     def weight_layout(self) -> dict[str, tuple[int, int]]:
-        """Offset and bytes of every parameter in one block of weights, by sorted name: the same for plans that share them."""
+        """Offset and bytes of every parameter in one block of weights, by sorted name; plans can share it."""
         layout: dict[str, tuple[int, int]] = {}
         at = 0
         for binding in sorted(self.params, key=lambda b: b.name):

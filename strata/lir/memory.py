@@ -28,7 +28,7 @@ def place(lir: Lir, binding: Mapping[str, Dim] | None) -> Placement:
     for b in scratch:
         if b.alias is not None:
             offsets[b.name] = offsets[b.alias]
-    return Placement(offsets, total, lower_bound(blocks))
+    return Placement(offsets, total, lower_bound(blocks), sum(b.size for b in blocks))
 
 
 def byte_size(buffer: Buffer, binding: Mapping[str, Dim] | None) -> int:
@@ -39,7 +39,9 @@ def byte_size(buffer: Buffer, binding: Mapping[str, Dim] | None) -> int:
         return size
     high = bounds(size)[1]
     if high is None:
-        raise SymbolError(f"buffer {buffer.name} : {buffer.type} has no upper bound: bind its sizes, or give them bounds", code="S155")
+        raise SymbolError(
+            f"buffer {buffer.name} : {buffer.type} has no upper bound: bind its sizes, or give them bounds", code="S155"
+        )
     return high
 
 
@@ -109,7 +111,8 @@ def check_limit(lir: Lir, limit: int | None) -> None:
     scratch = sorted((b for b in lir.buffers if b.role == "scratch"), key=lambda b: -byte_size(b, None))[:3]
     largest = ", ".join(f"{b.name} : {b.type} ({byte_size(b, None):,} bytes)" for b in scratch)
     raise MemoryLimitError(
-        f"plan of {lir.name!r} needs {placement.arena_size:,} bytes of scratch memory, the limit is {limit:,}; largest: {largest}",
+        f"plan of {lir.name!r} needs {placement.arena_size:,} bytes of scratch memory, the limit is {limit:,}; "
+        f"largest: {largest}",
         code="C200",
     )
 
@@ -123,7 +126,10 @@ def memory_report(lir: Lir, binding: Mapping[str, Dim] | None = None) -> str:
     ]
     scratch = [b for b in lir.buffers if b.role == "scratch"]
     for b in sorted(scratch, key=lambda b: placement.offsets[b.name]):
-        lines.append(f"{placement.offsets[b.name]:>12} {byte_size(b, binding):>12}  {b.birth:>4}..{b.death:<4}  {b.name} : {b.type}")
+        lines.append(
+            f"{placement.offsets[b.name]:>12} {byte_size(b, binding):>12}  {b.birth:>4}..{b.death:<4}  "
+            f"{b.name} : {b.type}"
+        )
     return "\n".join(lines)
 
 
@@ -132,13 +138,16 @@ def memory_svg(lir: Lir, binding: Mapping[str, Dim] | None = None) -> str:
     placement = lir.placement(binding)
     steps, size = max(len(lir.schedule), 1), max(placement.arena_size, 1)
     width, height = 900, 420
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="9">']
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-size="9">'
+    ]
     for i, b in enumerate(x for x in lir.buffers if x.role == "scratch"):
         x, w = b.birth / steps * width, (b.death - b.birth + 1) / steps * width
         h = round_up(byte_size(b, binding)) / size * height
         y = height - placement.offsets[b.name] / size * height - h
         parts.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" fill="hsl({i * 47 % 360},60%,70%)" stroke="#444">'
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" '
+            f'fill="hsl({i * 47 % 360},60%,70%)" stroke="#444">'
             f"<title>{b.name} : {b.type}</title></rect>"
         )
     return "\n".join([*parts, "</svg>"])

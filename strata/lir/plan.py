@@ -86,7 +86,7 @@ class _Planner:
         return f"{kind}{self.count[kind] - 1}"
 
     def _share(self, root: Value, group: Group, death: dict[Value, int], at: int) -> None:
-        """Take over the memory of a value that nothing reads afterwards: of one that is updated, or read element by element."""
+        """Take over memory that nothing reads afterwards: of a value that is updated, or read element by element."""
         self.owners[self.buffers[root].name] = root
         dying = [x for x in inplace_inputs(group) if death[x] == at and self._is_scratch(x)]
         if not dying:
@@ -136,8 +136,8 @@ class _Planner:
 def inplace_inputs(group: Group) -> list[Value]:
     """Inputs whose memory the only root of a group may take over while it runs.
 
-    Without reductions, one output element is computed at a time, so an input that is read at the output's own index only is
-    read before it is overwritten.
+    Without reductions, one output element is computed at a time, so an input that is read at the output's own index
+    only is read before it is overwritten.
     """
     if group.updates is not None:
         return [group.updates]
@@ -156,8 +156,12 @@ def inplace_inputs(group: Group) -> list[Value]:
 
 
 def with_epilogue(steps: list[Step]) -> tuple[Step, ...]:
-    """Steps behind the last heavy one (a contraction, attention, a solve, …) are the epilogue; without any, all are steady."""
-    heavy = [i for i, s in enumerate(steps) if s.phase == "steady" and (s.kernel is None or any(traits(n).contracts for n in s.nodes))]
+    """Steps behind the last heavy one (a contraction, attention, …) are the epilogue; without any, all are steady."""
+    heavy = [
+        i
+        for i, s in enumerate(steps)
+        if s.phase == "steady" and (s.kernel is None or any(traits(n).contracts for n in s.nodes))
+    ]
     sampled = [i for i, s in enumerate(steps) if any(n.op.name in ("sample", "topk") for n in s.nodes)]
     if not heavy:
         return tuple(steps)

@@ -9,8 +9,8 @@
       return out0
     }
 
-The module is the plan with, behind each step, its phase and the nodes of the graph that it computes, then the kernels and the
-graph: all that a plan is, `parse_module(show_module(lir))` being the same plan again.
+The module is the plan with, behind each step, its phase and the nodes of the graph that it computes, then the kernels
+and the graph: all that a plan is, `parse_module(show_module(lir))` being the same plan again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def show_module(lir: Lir) -> str:
 
 def _plan_text(lir: Lir, steps: Sequence[str], sources: Sequence[str] = ()) -> str:
     lines = [f"lir @{_name(lir.name)} target {lir.target} {{"]
-    lines += [f"  {_buffer(b)}{source}" for b, source in zip(lir.buffers, sources or [""] * len(lir.buffers), strict=True)]
+    lines += [
+        f"  {_buffer(b)}{source}" for b, source in zip(lir.buffers, sources or [""] * len(lir.buffers), strict=True)
+    ]
     lines += [f"  {s}" for s in steps]
     lines.append(f"  return {_list(lir.io.outputs)}")
     return "\n".join([*lines, "}"])
@@ -77,7 +79,11 @@ def _step(s: Step) -> str:
 
 def _detail(s: Step, number: Mapping[int, int]) -> str:
     nodes = " ".join(str(number[id(n)]) for n in s.nodes)
-    views = "" if s.views is None else " views " + "; ".join(f"{v.start} by {' | '.join(map(str, v.strides))}" for v in s.views)
+    views = (
+        ""
+        if s.views is None
+        else " views " + "; ".join(f"{v.start} by {' | '.join(map(str, v.strides))}" for v in s.views)
+    )
     return f" {s.phase} nodes {nodes}{views}"
 
 
@@ -91,7 +97,8 @@ _BUFFER = re.compile(
     rf"(?: in (?P<alias>{_NAME}))?(?: node (?P<node>\d+))?\Z"
 )
 _STEP = re.compile(
-    rf"(?P<kind>run|host) (?P<name>\w+)\((?P<inputs>{_NAMES})\) -> (?P<outputs>{_NAMES})(?: from (?P<updates>{_NAME}))? "
+    rf"(?P<kind>run|host) (?P<name>\w+)\((?P<inputs>{_NAMES})\) -> (?P<outputs>{_NAMES})"
+    rf"(?: from (?P<updates>{_NAME}))? "
     r"(?P<phase>[a-z]+) nodes (?P<nodes>[\d ]*?)(?: views (?P<views>.*))?\Z"
 )
 
@@ -115,7 +122,9 @@ def _sections(text: str) -> dict[str, list[str]]:
             found.setdefault(lines[0].split()[0], []).append("\n".join(lines))
             lines = []
     if lines or len(found.get("lir", [])) != 1 or len(found.get("mir", [])) != 1:
-        raise ParseError("a plan's text has one `lir`, its kernels and one `mir`, each ending in a line `}`", code="P122")
+        raise ParseError(
+            "a plan's text has one `lir`, its kernels and one `mir`, each ending in a line `}`", code="P122"
+        )
     return found
 
 
@@ -129,7 +138,9 @@ class _Reader:
         self.at = 0
 
     def fail(self, reason: str) -> ParseError:
-        return ParseError(f"plan text, line {self.at + 1}: {reason}", code="P122", operands=(self.lines[self.at].strip(),))
+        return ParseError(
+            f"plan text, line {self.at + 1}: {reason}", code="P122", operands=(self.lines[self.at].strip(),)
+        )
 
     def plan(self) -> Lir:
         head = _HEAD.match(self.lines[0])
@@ -138,7 +149,8 @@ class _Reader:
         buffers: list[Buffer] = []
         steps: list[Step] = []
         outputs: tuple[str, ...] = ()
-        for self.at, raw in enumerate(self.lines[1:-1], 1):
+        for at, raw in enumerate(self.lines[1:-1], 1):
+            self.at = at
             line = raw.split("  # ")[0].strip()
             if line.startswith("buffer "):
                 buffers.append(self._buffer(line))
@@ -179,8 +191,9 @@ class _Reader:
             raise self.fail(f"the text has no kernel {match['name']}")
         views = None if match["views"] is None else tuple(self._view(v) for v in match["views"].split("; ") if v)
         label = self.lines[self.at].partition("  # ")[2]
-        return Step(match["name"], _names(match["inputs"]), _names(match["outputs"]), label, kernel, nodes, match["phase"],
-                    None if match["updates"] is None else _plain(match["updates"]), views)  # fmt: skip
+        updates = None if match["updates"] is None else _plain(match["updates"])
+        inputs, outputs = _names(match["inputs"]), _names(match["outputs"])
+        return Step(match["name"], inputs, outputs, label, kernel, nodes, match["phase"], updates, views)
 
     def _node(self, number: str) -> Node:
         if int(number) >= len(self.nodes):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from strata.errors import SymbolError, VerifyError
 from strata.lir.ir import ALIGNMENT, ROLES, Buffer, Lir, Step
 from strata.lir.memory import byte_size
@@ -11,9 +13,8 @@ READABLE = ("input", "param", "constant")
 
 def verify_plan(lir: Lir) -> None:
     """Raise VerifyError at the first broken rule: names, order of writes and reads, types, lifetimes, placement."""
-    names = [b.name for b in lir.buffers]
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(b.name for b in lir.buffers).items():
+        if count > 1:
             raise _broken(lir, f"two buffers are called {name}")
     known = {b.name: b for b in lir.buffers}
     _check_aliases(lir, known)
@@ -43,7 +44,10 @@ def _check_aliases(lir: Lir, known: dict[str, Buffer]) -> None:
         if base is None or base.role != "scratch" or b.role != "scratch" or base.alias is not None:
             raise _broken(lir, f"{b.name} shares the memory of {b.alias}, which is not a scratch buffer of its own")
         if base.birth > b.birth or base.death < b.death:
-            raise _broken(lir, f"{b.name} lives from {b.birth} to {b.death}, its memory {b.alias} from {base.birth} to {base.death}")
+            raise _broken(
+                lir,
+                f"{b.name} lives from {b.birth} to {b.death}, its memory {b.alias} from {base.birth} to {base.death}",
+            )
 
 
 def _check_order(lir: Lir, at: int, step: Step, known: dict[str, Buffer], written: set[str]) -> None:
@@ -68,7 +72,9 @@ def _check_types(lir: Lir, at: int, step: Step, known: dict[str, Buffer]) -> Non
     """Kernels see their buffers under the types that the plan gives them."""
     if step.kernel is None:
         kinds = [t for node in step.nodes for t in node.types]
-        pairs = list(zip(step.outputs, [(t.dtype, t.shape) for t in kinds], strict=True)) if len(step.nodes) == 1 else []
+        pairs = (
+            list(zip(step.outputs, [(t.dtype, t.shape) for t in kinds], strict=True)) if len(step.nodes) == 1 else []
+        )
     else:
         formal = [(b.dtype, b.shape) for b in (*step.kernel.inputs, *step.kernel.outputs)]
         actual = (*step.inputs, *step.outputs)
@@ -78,7 +84,9 @@ def _check_types(lir: Lir, at: int, step: Step, known: dict[str, Buffer]) -> Non
     for name, (dtype, shape) in pairs:
         kind = known[name].type
         if kind.dtype is not dtype or tuple(kind.shape) != tuple(shape):
-            raise _broken(lir, f"step {at} ({step.name}) takes {name} as {dtype}{list(map(str, shape))}, the plan says {kind}")
+            raise _broken(
+                lir, f"step {at} ({step.name}) takes {name} as {dtype}{list(map(str, shape))}, the plan says {kind}"
+            )
 
 
 def _check_placement(lir: Lir, known: dict[str, Buffer]) -> None:

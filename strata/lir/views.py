@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from strata.core import Dim, divide_exactly
 from strata.lir.traits import traits
@@ -18,7 +19,7 @@ class Spacing:
 
 
 def view_strides(value: Value, base: Value | None = None) -> Spacing | None:
-    """Where a chain of movements reads the value it starts from (or `base`, on the way); None where that is not even."""
+    """Where a chain of movements reads the value it starts from (or `base`, on the way); None if not evenly."""
     chain: list[Node] = []
     while value != base and value.node.op.name in ("transpose", "reshape", "broadcast_to", "slice"):
         chain.append(value.node)
@@ -38,7 +39,9 @@ def view_strides(value: Value, base: Value | None = None) -> Spacing | None:
                 strides = tuple(s * step for s, step in zip(strides, op.step, strict=True))  # type: ignore[attr-defined]
             case "broadcast_to":
                 lead = len(out) - len(shape)
-                strides = (0,) * lead + tuple(0 if a != b else s for a, b, s in zip(shape, out[lead:], strides, strict=True))
+                strides = (0,) * lead + tuple(
+                    0 if a != b else s for a, b, s in zip(shape, out[lead:], strides, strict=True)
+                )
             case _:
                 found = reshaped_strides(shape, strides, out)
                 if found is None:
@@ -57,8 +60,10 @@ def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
     return tuple(strides)
 
 
-def reshaped_strides(shape: tuple[Dim, ...], strides: tuple[Dim, ...], target: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
-    """Strides under another shape without moving elements, by matching runs of axes with equal products; None if there are none."""
+def reshaped_strides(
+    shape: tuple[Dim, ...], strides: tuple[Dim, ...], target: tuple[Dim, ...]
+) -> tuple[Dim, ...] | None:
+    """Strides under another shape, by matching runs of axes with equal products; None if elements must move."""
     source = [(d, s) for d, s in zip(shape, strides, strict=True) if d != 1]
     result: list[Dim] = []
     wanted = [d for d in target if d != 1]
@@ -75,7 +80,7 @@ def reshaped_strides(shape: tuple[Dim, ...], strides: tuple[Dim, ...], target: t
                 product = product * sizes[-1]
             else:
                 return None
-        if any(a[1] != b[0] * b[1] for a, b in zip(group, group[1:], strict=False)):
+        if any(a[1] != b[0] * b[1] for a, b in pairwise(group)):
             return None
         inner = group[-1][1]
         result += [inner * d for d in contiguous_strides(tuple(sizes))]

@@ -1,6 +1,16 @@
 """Passes: functions from graph to graph, a pass a file."""
 
-from strata.passes.base import PASSES, Pass, PassContext, PassRecord, parse_passes, register, rewrite, run_passes, with_results
+from strata.passes.base import (
+    PASSES,
+    Pass,
+    PassContext,
+    PassRecord,
+    parse_passes,
+    register,
+    rewrite,
+    run_passes,
+    with_results,
+)
 from strata.passes.control_flow import LowerControlFlow
 from strata.passes.decompose import Decompose
 from strata.passes.drop_unused import DropUnused

@@ -13,15 +13,15 @@ from typing import Any, ClassVar
 
 from strata.core import Target
 from strata.errors import OptionError, ParseError, UnknownNameError, VerifyError
-from strata.mir import Graph, Op, Value, near, origin_of, toposort, verify
+from strata.mir import Graph, Value, near, origin_of, toposort, verify
 
 
 @dataclass(frozen=True)
 class PassContext:
     """What passes may ask: the target, what the backend takes as it is, and whether inexact rules are allowed.
 
-    `claims` names the fused ops that the backend has kernels for; None stands for all of them. A backend that fuses while it
-    groups ops into kernels claims none.
+    `claims` names the fused ops that the backend has kernels for; None stands for all of them. A backend that fuses
+    while it groups ops into kernels claims none.
     """
 
     target: Target | None = None
@@ -79,11 +79,13 @@ def run_passes(passes: Sequence[Pass], graph: Graph, ctx: PassContext) -> tuple[
 def check_results(one: Pass, before: Graph, after: Graph) -> None:
     for i, (a, b) in enumerate(zip(before.results, after.results, strict=True)):
         if a.type != b.type:
-            raise VerifyError(f"pass {one.name} changed result {i} of @{before.name} from {a.type} to {b.type}", code="V301")
+            raise VerifyError(
+                f"pass {one.name} changed result {i} of @{before.name} from {a.type} to {b.type}", code="V301"
+            )
 
 
 def rewrite(graph: Graph, change: Callable[[Value, tuple[Value, ...]], Sequence[Value] | None], made_by: str) -> Graph:
-    """Rebuild a graph from its leaves: `change(output 0 of a node, its new inputs)` gives new outputs, or None to keep the op."""
+    """Rebuild a graph from its leaves: `change(output 0 of a node, its new inputs)` gives new outputs, or None."""
     table: dict[Value, Value] = {}
     touched = False
     for node in toposort(graph.results):

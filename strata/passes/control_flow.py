@@ -1,4 +1,4 @@
-"""Write branches and bounded loops without control flow, for backends that have none: both branches, and a selection."""
+"""Write branches and bounded loops without control flow: both branches and a selection, and the steps one by one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,11 @@ class LowerControlFlow(Pass):
             if op.max_iterations is not None and op.max_iterations <= self.unroll:
                 return _unrolled(op, inputs)
             if self.strict:
-                bound = "no bound" if op.max_iterations is None else f"up to {op.max_iterations} steps, the limit is {self.unroll}"
+                bound = (
+                    "no bound"
+                    if op.max_iterations is None
+                    else f"up to {op.max_iterations} steps, the limit is {self.unroll}"
+                )
                 raise CompileError(
                     f"while: cannot be unrolled: it has {bound}", code="C120", place=value.node.origin.place,
                     fix="while_loop(cond, body, init, max_iter=N)",

@@ -21,7 +21,9 @@ class Decompose(Pass):
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         for _ in range(ROUNDS):
-            if not any(n.op.is_composition and not ctx.takes(n.op, [x.type for x in n.inputs]) for n in toposort(graph.results)):
+            if not any(
+                n.op.is_composition and not ctx.takes(n.op, [x.type for x in n.inputs]) for n in toposort(graph.results)
+            ):
                 break
             graph = rewrite(graph, lambda value, inputs: self._expand(value, inputs, ctx), self.name)
         return graph

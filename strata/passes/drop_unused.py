@@ -1,4 +1,4 @@
-"""Drop parameters and inputs that no result needs. Ops that no result needs never exist: graphs hold what is reachable."""
+"""Drop parameters and inputs that no result needs; ops that no result needs are not in a graph to begin with."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -70,7 +70,8 @@ def _attention(q: Value, keys: Value, v: Value, scale: float, mask: Value | None
     causal = mask is not None and is_causal(mask)
     extra = (mask,) if mask is not None and not causal else ()
     heads_last = v.node.op.name == "transpose" and v.node.op.perm == SWAP  # type: ignore[attr-defined]
-    made = REGISTRY["attention"](
+    attention: Any = REGISTRY["attention"]
+    made = attention(
         num_heads=q.shape[1], kv_heads=q.shape[1], head_dim=q.shape[-1], layout="bshd" if heads_last else "bhsd",
         causal=causal, mask="bias" if extra else "none", score_scale=scale,
     )  # fmt: skip
@@ -141,8 +142,9 @@ def is_causal(mask: Value) -> bool:
     if not isinstance(mask.node.op, Constant):
         return False
     array = mask.node.op.data.array
-    if array.ndim < 2 or array.shape[-1] != array.shape[-2] or array.size != array.shape[-1] ** 2:
+    sizes: tuple[int, ...] = array.shape[-2:]
+    if len(sizes) < 2 or sizes[0] != sizes[1] or array.size != sizes[0] ** 2:
         return False
-    square = array.reshape(array.shape[-2:])
+    square = array.reshape(sizes)
     keep = np.tri(len(square), dtype=bool)
     return bool(np.all(square[keep] == 0) and np.all(square[~keep] <= MASKED))

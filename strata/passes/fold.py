@@ -33,7 +33,7 @@ class Fold(Pass):
         sizes = [t.size for t in node.types]
         if not all(isinstance(s, int) and s <= self.limit for s in sizes):
             return None
-        if node.op.name == "broadcast_to" and any(s > 1 for s in sizes):  # type: ignore[operator]
+        if node.op.name == "broadcast_to" and any(s > 1 for s in sizes):
             return None  # a spread constant is free where it is used
         arrays = [x.node.op.data.array for x in inputs if isinstance(x.node.op, Constant)]
         return [constant(a) for a in run_op(node.op, arrays, node.types)]

@@ -1,4 +1,4 @@
-"""Find self-attention with its projections, and make it one op where the sequence is short enough to stay in the caches."""
+"""Find self-attention with its projections, and make it one op where the sequence is short enough for the caches."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class _Finder:
             return None
         node, op = out.x.node, out.x.node.op
         plain = (
-            op.layout == "bsd" and op.num_heads == op.kv_heads and not op.causal and op.window is None and not op.has_offset  # type: ignore[attr-defined]
-            and op.score_scale is None and op.softcap is None and op.mask in ("none", "custom")  # type: ignore[attr-defined]
+            op.layout == "bsd" and op.num_heads == op.kv_heads and not op.causal and op.window is None  # type: ignore[attr-defined]
+            and not op.has_offset and op.score_scale is None and op.softcap is None and op.mask in ("none", "custom")  # type: ignore[attr-defined]
         )  # fmt: skip
         if not plain:
             return None
@@ -120,6 +120,10 @@ class _Finder:
         if not given:
             return ones(rows, bool_)
         (mask,) = given
-        if mask.node.op.name == "reshape" and mask.node.inputs[0].shape == rows and mask.shape == (rows[0], 1, 1, rows[1]):
+        if (
+            mask.node.op.name == "reshape"
+            and mask.node.inputs[0].shape == rows
+            and mask.shape == (rows[0], 1, 1, rows[1])
+        ):
             return mask.node.inputs[0]
         return None

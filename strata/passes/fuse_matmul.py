@@ -52,7 +52,8 @@ class FuseMatMulBiasAct(Pass):
     def __post_init__(self) -> None:
         for act in filter(None, self.acts.split("+")):
             if act not in EPILOGUES or act not in REGISTRY:
-                message = f"pass {self.name}: {act!r} cannot be an epilogue{near(act, EPILOGUES)}; these can: {', '.join(EPILOGUES)}"
+                known = ", ".join(EPILOGUES)
+                message = f"pass {self.name}: {act!r} cannot be an epilogue{near(act, EPILOGUES)}; these can: {known}"
                 raise OptionError(message, code="O141")
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:

@@ -1,4 +1,4 @@
-"""Flatten the rows before a normalisation rather than after it: the reshape is then a view, and the result is written flat."""
+"""Flatten the rows before a normalisation rather than after it: the reshape of its input is a view."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from strata.core import Dim
 from strata.mir import Constant, Graph, Param, Value, toposort
-from strata.ops import concat, fused_swiglu, matmul
+from strata.ops import concat, fused_swiglu
 from strata.passes.base import Pass, PassContext, register
 from strata.passes.match import RuleSet, V, pat
 
@@ -49,7 +49,7 @@ def swiglu_of_two_products(x: Value, up: Value, gate: Value) -> Value | None:
     fits = up.ndim == 2 and up.shape == gate.shape and x.ndim >= 2 and x.dtype.is_float
     if not fits or not (is_fixed(up) and is_fixed(gate)):
         return None
-    return fused_swiglu(matmul(x, concat([up, gate], axis=1)))
+    return fused_swiglu(x @ concat([up, gate], axis=1))
 
 
 def is_fixed(value: Value) -> bool:

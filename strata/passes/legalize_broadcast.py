@@ -1,4 +1,4 @@
-"""Spread operands that a backend which reads them by a running index could not: all but equal, one-element and trailing ones."""
+"""Spread operands that cannot be read by a running index: all but equal, one-element and trailing ones."""
 
 from __future__ import annotations
 

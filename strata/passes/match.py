@@ -5,9 +5,10 @@
     @RULES.rule(pat.log(pat.softmax(V.x, axis=V.axis)))
     def log_of_softmax(x, axis): ...
 
-A pattern names an op and its inputs; `V.name` binds a value or a field, and binding a name twice asks for the same value. A
-number stands for a constant of that value in any dtype and shape. `.once` asks that nothing else uses the matched value,
-results of the graph counting as uses. Commutative ops match in both orders. A rule returns None to decline.
+A pattern names an op and its inputs; `V.name` binds a value or a field, and binding a name twice asks for the same
+value. A number stands for a constant of that value in any dtype and shape. `.once` asks that nothing else uses the
+matched value, results of the graph counting as uses. Commutative ops match in both orders. A rule
+returns None to decline.
 """
 
 from __future__ import annotations
@@ -158,7 +159,9 @@ def match(pattern: Any, value: Value, uses: Uses | None = None, *, root: bool = 
     yield from _match(pattern, value, {}, uses, root)
 
 
-def _match(pattern: Any, value: Value, bound: dict[str, Any], uses: Uses | None, root: bool) -> Iterator[dict[str, Any]]:
+def _match(
+    pattern: Any, value: Value, bound: dict[str, Any], uses: Uses | None, root: bool
+) -> Iterator[dict[str, Any]]:
     match pattern:
         case Variable(name):
             if name not in bound:
@@ -210,7 +213,9 @@ def is_constant(value: Value, number: float) -> bool:
     if not isinstance(op, Constant) or op.data.array.size == 0:
         return False
     array = op.data.array
-    return bool(np.all(array == array.dtype.type(number))) and not (number == 0 and array.dtype.kind == "f" and np.signbit(array).any())
+    return bool(np.all(array == array.dtype.type(number))) and not (
+        number == 0 and array.dtype.kind == "f" and np.signbit(array).any()
+    )
 
 
 def constant_number(value: Value) -> float | None:

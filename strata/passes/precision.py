@@ -1,5 +1,6 @@
-"""Compute in a narrower float type where a policy allows it. Only f32 ops change: integers, booleans, f64, complex numbers,
-ids and the types of inputs, parameters and results stay as they are.
+"""Compute in a narrower float type where a policy allows it.
+
+Only f32 ops change: integers, booleans, f64, complex numbers, ids, and the types of inputs and results stay.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ POLICIES: dict[str, dict[str, DType]] = {
 }
 # Families of ops by the module that defines them; the rest, element-wise ops aside, computes.
 _FAMILIES = {
-    "reduction": ("norm", "norm_gradients", "softmax", "reduce", "cumulative", "losses", "sampling", "sequence", "moving_window"),
+    "reduction": ("norm", "norm_gradients", "softmax", "reduce", "cumulative", "losses", "sampling", "sequence",
+                  "moving_window"),
     "data": ("movement", "indexing", "scattering", "sorting", "subscript", "arrange", "rope", "pool", "resize", "grid",
              "branching", "looping", "scanning", "logic", "remat"),
 }  # fmt: skip
@@ -44,15 +46,22 @@ def parse_policy(text: str) -> dict[str, DType]:
     if text in POLICIES:
         return POLICIES[text]
     if "=" not in text:
-        raise OptionError(f"no precision policy is named {text!r}{near(text, POLICIES)}; known: {', '.join(POLICIES)}", code="O142")
+        raise OptionError(
+            f"no precision policy is named {text!r}{near(text, POLICIES)}; known: {', '.join(POLICIES)}", code="O142"
+        )
     chosen: dict[str, DType] = {}
     for part in text.split("+"):
         name, _, dtype = part.partition("=")
         if name not in CATEGORIES:
-            raise OptionError(f"precision: {name!r} is no category{near(name, CATEGORIES)}; they are {', '.join(CATEGORIES)}", code="O142")
+            raise OptionError(
+                f"precision: {name!r} is no category{near(name, CATEGORIES)}; they are {', '.join(CATEGORIES)}",
+                code="O142",
+            )
         chosen[name] = as_dtype(dtype)
         if chosen[name] not in (f16, bf16, f32):
-            raise OptionError(f"precision: {name} cannot compute in {chosen[name]}; f16, bf16 and f32 are possible", code="O142")
+            raise OptionError(
+                f"precision: {name} cannot compute in {chosen[name]}; f16, bf16 and f32 are possible", code="O142"
+            )
     return {name: dtype for name, dtype in chosen.items() if dtype is not f32}
 
 
@@ -77,13 +86,13 @@ class Precision(Pass):
             if isinstance(node.op, (Leaf, Constant)):
                 continue
             with origin_of(node, made_by=self.name):
-                outs = _retyped(node, [table.get(x, x) for x in node.inputs], chosen.get(category(node), f32))
+                outs = _retyped(node, [table.get(x, x) for x in node.inputs], chosen.get(category(node), f32), ctx)
             table.update(zip(node.outputs, outs, strict=True))
         return with_results(graph, [_as(table.get(x, x), x.dtype) for x in graph.results])
 
 
-def _retyped(node: Node, inputs: Sequence[Value], wanted: DType) -> Sequence[Value]:
-    """The node in the wanted type; in its own where it cannot have it."""
+def _retyped(node: Node, inputs: Sequence[Value], wanted: DType, ctx: PassContext) -> Sequence[Value]:
+    """The node in the wanted type; in its own where it cannot have it, or only its own has a kernel for the op."""
     if wanted is not f32 and is_eligible(node):
         narrow = [_as(x, wanted) if old.dtype is f32 else x for x, old in zip(inputs, node.inputs, strict=True)]
         try:
@@ -91,7 +100,8 @@ def _retyped(node: Node, inputs: Sequence[Value], wanted: DType) -> Sequence[Val
         except StrataError:  # an op that needs f32
             outs = ()
         expected = [t.with_dtype(wanted) if t.dtype is f32 else t for t in node.types]
-        if [x.type for x in outs] == expected:
+        whole = node.op.is_composition and ctx.takes(node.op, [x.type for x in node.inputs])
+        if [x.type for x in outs] == expected and (not whole or ctx.takes(node.op, [x.type for x in narrow])):
             return outs
     return as_tuple(node.op(*(_as(x, old.dtype) for x, old in zip(inputs, node.inputs, strict=True))))
 

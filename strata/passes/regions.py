@@ -77,7 +77,11 @@ def _emit(region: _Region, tail: Node, inputs: tuple[Value, ...]) -> Value:
     own = {id(m) for m in region.members}
     order: list[tuple[Node, Node]] = []  # members as they were and as they are, producers first
     _collect(tail, Value(tail, 0).node if inputs == tail.inputs else tail.op(*inputs).node, own, order, set())
-    outside = list(dict.fromkeys(y for old, new in order for x, y in zip(old.inputs, new.inputs, strict=True) if id(x.node) not in own))
+    outside = list(
+        dict.fromkeys(
+            y for old, new in order for x, y in zip(old.inputs, new.inputs, strict=True) if id(x.node) not in own
+        )
+    )
     number = {y: i for i, y in enumerate(outside)}
     chain = []
     for old, new in order:

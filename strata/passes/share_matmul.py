@@ -1,7 +1,7 @@
 """Join matrix products that share their left side: one wide product, its weights put side by side once.
 
-The weights depend on parameters only, so their concatenation runs when the parameters are set, never per call. A bias that
-is added to a product joins too; the parts are then plain slices that later kernels read in place.
+The weights depend on parameters only, so their concatenation runs when the parameters are set, never per call. A bias
+that is added to a product joins too; the parts are then plain slices that later kernels read in place.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from strata.mir import Constant, Graph, Node, Param, Value, toposort
-from strata.ops import concat, matmul, narrow, zeros
+from strata.ops import concat, narrow, zeros
 from strata.passes.base import Pass, PassContext, register, rewrite
 from strata.passes.match import Uses
 
@@ -44,7 +44,13 @@ class ShareMatMul(Pass):
             return False
         left, right = node.inputs
         columns = right.shape[-1]
-        return right.ndim == 2 and right in fixed and left not in fixed and isinstance(columns, int) and columns >= self.least_columns
+        return (
+            right.ndim == 2
+            and right in fixed
+            and left not in fixed
+            and isinstance(columns, int)
+            and columns >= self.least_columns
+        )
 
 
 @dataclass
@@ -78,7 +84,7 @@ class _Plan:
 
     def _join(self, family: int, left: Value) -> Value:
         members = self.families[family]
-        joined = matmul(left, concat([node.inputs[1] for node, _ in members], axis=1))
+        joined = left @ concat([node.inputs[1] for node, _ in members], axis=1)
         if all(part.bias is None for _, part in members):
             return joined
         dtype = members[0][0].types[0].dtype

@@ -1,4 +1,4 @@
-"""Algebra that makes a graph smaller without changing a bit of its results, and a marked set that may round differently."""
+"""Algebra that makes a graph smaller and keeps every bit of its results, and a marked set that may round otherwise."""
 
 from __future__ import annotations
 
@@ -99,7 +99,11 @@ def holds(wide: DType, narrow: DType) -> bool:
         return True
     digits = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53, "f8e4m3": 4, "f8e5m2": 3}
     if wide.is_float and narrow.is_float:
-        return digits[wide.name] >= digits[narrow.name] and wide.bits > narrow.bits and (wide.bits >= 32 or narrow.bits < 16)
+        return (
+            digits[wide.name] >= digits[narrow.name]
+            and wide.bits > narrow.bits
+            and (wide.bits >= 32 or narrow.bits < 16)
+        )
     if wide.is_float and narrow.is_int:
         return digits[wide.name] >= narrow.bits
     if wide.is_int and narrow.is_int:

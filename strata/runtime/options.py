@@ -3,20 +3,113 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from strata.core import here
+from strata.errors import OptionError
+from strata.mir import REGISTRY, near
+from strata.passes import FusionLimits, PassChoices, parse_passes, parse_policy
+
+POLICIES = ("prefer_native", "force_common", "force_native")
+TUNING = ("heuristic", "beam")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
     """How to compile. Equal options and equal graphs give equal code."""
 
+    precision: str | None = None
+    """A precision policy (f16, bf16, mixed_f16, mixed_f16_conservative, mixed_bf16), or `compute=f16+reduction=f32`."""
+    fusion: bool | FusionLimits = True
+    """False gives each op a kernel of its own; limits say how far fusion goes."""
+    assert_fusion_clean: bool = False
+    """Refuse to compile where a fusion that a kernel exists for was missed."""
     memory_limit: int | None = None
     """Bytes of scratch memory that the plan may use; more is refused at compile time."""
     dim_binding: Mapping[str, int] | None = None
     """Symbolic sizes to fix before compiling."""
-    passes: str | None = None
-    """Passes to run instead of the default ones, spelled as on the command line."""
+    kernel_dispatch: str = "prefer_native"
+    """prefer_native; force_common takes every composition apart; force_native refuses to take any apart."""
+    force_common: tuple[str, ...] = ()
+    """Ops to take apart even where the backend has a kernel for them."""
+    force_native: tuple[str, ...] = ()
+    """Ops that must stay as they are: refused where the backend has no kernel for them."""
+    tune: str = "heuristic"
+    """How schedules are chosen: heuristic, or beam where a backend searches."""
     deterministic: bool = True
     """Bit-equal results for any number of threads."""
+    exact: bool = True
+    """Leave out rewrite rules that change rounding."""
+    control_flow: bool = False
+    """Write branches as selections, and loops of at most `unroll` steps as their steps."""
+    unroll: int = 64
+    drop_unused: bool = False
+    """Drop inputs and parameters that no result needs from the signature."""
+    passes: str | None = None
+    """Passes to run instead of the default ones, spelled as on the command line."""
+    skip_passes: tuple[str, ...] = ()
+    """Names of default passes to leave out, to find the one behind a difference."""
     threads: int | None = field(default=None, compare=False)
     """Threads to run on; None follows the settings. Never changes a result."""
+
+    def __post_init__(self) -> None:
+        try:
+            self._check()
+        except OptionError as error:
+            error.place = error.place or here()
+            raise
+
+    def _check(self) -> None:
+        _one_of("kernel_dispatch", self.kernel_dispatch, POLICIES)
+        _one_of("tune", self.tune, TUNING)
+        if self.precision is not None:
+            parse_policy(self.precision)
+        if not isinstance(self.fusion, (bool, FusionLimits)):
+            raise OptionError(
+                f"compile option fusion is True, False or FusionLimits(...), got {self.fusion!r}", code="O144"
+            )
+        for name in ("memory_limit", "threads"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise OptionError(f"compile option {name} must be a count or None, got {value!r}", code="O144")
+        for name in ("force_common", "force_native"):
+            object.__setattr__(self, name, _op_names(name, getattr(self, name)))
+        both = sorted(set(self.force_common) & set(self.force_native))
+        if both:
+            raise OptionError(f"compile options: {both[0]!r} is in force_common and in force_native", code="O144")
+        if self.passes is not None:
+            parse_passes(self.passes)
+
+    @property
+    def key(self) -> str:
+        """Everything here that can change the code, for fingerprints and cache keys."""
+        binding = sorted(self.dim_binding.items()) if self.dim_binding else None
+        shown = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
+        return ", ".join(f"{name}={binding if name == 'dim_binding' else value!r}" for name, value in shown.items())
+
+    @property
+    def limits(self) -> FusionLimits:
+        return self.fusion if isinstance(self.fusion, FusionLimits) else FusionLimits()
+
+    def choices(self, epilogues: tuple[str, ...]) -> PassChoices:
+        """Which optional passes these options ask for."""
+        return PassChoices(
+            fusion=self.fusion is not False, limits=self.limits, precision=self.precision, unroll=self.unroll,
+            control_flow=self.control_flow, drop_unused=self.drop_unused, epilogues=epilogues,
+        )  # fmt: skip
+
+
+def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise OptionError(
+            f"compile option {name} is one of {', '.join(known)}, got {value!r}{near(str(value), known)}", code="O144"
+        )
+
+
+def _op_names(option: str, names: Any) -> tuple[str, ...]:
+    given = (names,) if isinstance(names, str) else tuple(names)
+    for name in given:
+        if name not in REGISTRY:
+            raise OptionError(f"compile option {option}: no op is named {name!r}{near(name, REGISTRY)}", code="O144")
+    return given
