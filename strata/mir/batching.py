@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from strata.core import Dim, located
-from strata.mir.ir import METHODS, Op, Value, as_tuple, make_node, origin_of, placeholder, toposort
+from strata.mir.graph import toposort
+from strata.mir.ir import METHODS, Op, Value, as_tuple, make_node
+from strata.mir.leaves import placeholder
+from strata.mir.origin import origin_of
 
 
 @located

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 from strata.core import located
 from strata.errors import ShapeError
-from strata.mir.ir import METHODS, Node, UnaryOp, Value, as_tuple, origin_of, toposort
+from strata.mir.graph import toposort
+from strata.mir.ir import METHODS, Node, UnaryOp, Value, as_tuple
+from strata.mir.origin import origin_of
 
 
 @located

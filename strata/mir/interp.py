@@ -12,7 +12,9 @@ import numpy as np
 
 from strata.core import Dim, DType, SymExpr, TensorType, as_dtype, located, solve_for, substitute
 from strata.errors import DTypeError, ShapeError, StrataError, SymbolError, UnknownNameError
-from strata.mir.ir import Graph, Input, Node, Op, Param, Value, as_tuple, leaf_name, near, placeholder, toposort
+from strata.mir.graph import Graph, toposort
+from strata.mir.ir import Node, Op, Value, as_tuple, near
+from strata.mir.leaves import Input, Param, leaf_name, placeholder
 
 
 @located

@@ -1,4 +1,4 @@
-"""The tensor graph: ops as frozen classes, interned nodes, values and graphs.
+"""Ops as frozen classes, interned nodes, and values.
 
 A node is an op applied to values. Nodes are interned, so that equal expressions are one object and common
 subexpressions never exist. Where a node came from (the user's line, the block, the pass) is kept beside its identity.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, dataclass_transform
@@ -18,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from strata.core import Dim, DType, Place, SymExpr, Symbol, TensorType, as_dtype, check_shape, here, located, substitute, symbols
+from strata.core import Dim, DType, Symbol, SymExpr, TensorType, here, substitute, symbols
 from strata.errors import (
     DTypeError,
     MissingRuleError,
@@ -29,54 +27,10 @@ from strata.errors import (
     UnknownNameError,
     VerifyError,
 )
+from strata.mir.origin import Origin, current_origin
 
 if TYPE_CHECKING:
-    from strata.kernel import Expr, KernelBuilder, View
-
-Values = "Value | tuple[Value, ...]"
-
-
-# --------------------------------------------------------------------------------------------------------------- origin
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a node came from: the user's line, the HIR block, the pass that made it."""
-
-    place: Place | None = None
-    block: str | None = None
-    made_by: str | None = None
-
-
-_origin: ContextVar[Origin | None] = ContextVar("strata_origin", default=None)
-
-
-@contextmanager
-def origin(place: Place | None = None, block: str | None = None, made_by: str | None = None) -> Iterator[None]:
-    """Nodes made inside take what is given here; what is not given comes from the enclosing context."""
-    outer = _origin.get() or Origin()
-    token = _origin.set(Origin(place or outer.place, block or outer.block, made_by or outer.made_by))
-    try:
-        yield
-    finally:
-        _origin.reset(token)
-
-
-@contextmanager
-def origin_of(node: Node, made_by: str | None = None) -> Iterator[None]:
-    """Nodes made inside stand in for `node` and inherit its origin."""
-    with origin(node.origin.place, node.origin.block, made_by or node.origin.made_by):
-        yield
-
-
-def _current_origin() -> Origin:
-    known = _origin.get()
-    if known is None:
-        return Origin(place=here())
-    return known if known.place is not None else replace(known, place=here())
-
-
-# ------------------------------------------------------------------------------------------------------------------- op
+    from strata.kernel import Expr, KernelBuilder
 
 OpT = TypeVar("OpT", bound="type[Op]")
 FnT = TypeVar("FnT", bound=Callable[..., Any])
@@ -258,21 +212,21 @@ def _bind_field(value: Any, binding: Mapping[str, Dim]) -> Any:
         return bound if any(a is not b for a, b in zip(bound, value, strict=True)) else value
     if isinstance(value, TensorType):
         return value.bind(binding) if value.symbols() else value
-    if isinstance(value, Graph):
+    if hasattr(value, "bind") and hasattr(value, "symbols"):  # a nested graph
         known = {name: binding[name] for name in value.symbols() if name in binding}
         return value.bind(known) if known else value
     return value
 
 
-def _field_symbols(value: Any) -> dict[str, Symbol]:
+def field_symbols(value: Any) -> dict[str, Symbol]:
     if isinstance(value, SymExpr):
         return symbols(value)
     if isinstance(value, tuple):
         found: dict[str, Symbol] = {}
         for v in value:
-            found |= _field_symbols(v)
+            found |= field_symbols(v)
         return found
-    return value.symbols() if isinstance(value, (TensorType, Graph)) else {}
+    return value.symbols() if hasattr(value, "symbols") else {}  # a type, or a nested graph
 
 
 def as_tuple(x: Any) -> tuple[Any, ...]:
@@ -375,11 +329,11 @@ def make_node(op: Op, inputs: Sequence[Value]) -> Node:
         types = op.infer_types([x.type for x in inputs])
     except StrataError as error:
         if error.place is None:
-            error.place = _current_origin().place
+            error.place = current_origin().place
         if not error.operands:
             error.operands = tuple(describe_operand(x) for x in inputs)
         raise
-    node = Node(op, tuple(inputs), types, _current_origin())
+    node = Node(op, tuple(inputs), types, current_origin())
     return _INTERNED.setdefault(key, node)
 
 
@@ -558,9 +512,6 @@ def _is_operation(name: str) -> bool:
     return name in METHODS or name in REGISTRY
 
 
-# --------------------------------------------------------------------------------------------------------------- leaves
-
-
 class Leaf(Op):
     """An op without inputs whose value comes from outside the graph."""
 
@@ -581,295 +532,3 @@ class Leaf(Op):
 
     def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim) -> Any:
         raise TraceError(f"{self.name} {self.label!r} reached a vmap rule: only batched inputs may", code="T112")
-
-
-class Input(Leaf):
-    """A named input. `scope` tells the inputs of different graphs apart."""
-
-    key: str
-    type: TensorType
-    scope: int
-    name: ClassVar[str] = "input"
-
-    def infer(self) -> TensorType:
-        return self.type
-
-
-class Param(Leaf):
-    """A named parameter: bound once, kept across runs."""
-
-    key: str
-    type: TensorType
-    scope: int
-    name: ClassVar[str] = "param"
-
-    def infer(self) -> TensorType:
-        return self.type
-
-
-class Literal:
-    """An immutable array that can be a field of an op: equal when dtype, shape and bytes are."""
-
-    __slots__ = ("_hash", "array")
-
-    def __init__(self, array: np.ndarray) -> None:
-        array = np.ascontiguousarray(array).reshape(array.shape)
-        if array.flags.writeable:
-            array = array.copy()
-            array.flags.writeable = False
-        self.array = array
-        self._hash = hash((array.dtype.str, array.shape, array.tobytes()))
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Literal)
-            and self._hash == other._hash
-            and self.array.dtype == other.array.dtype
-            and self.array.shape == other.array.shape
-            and self.array.tobytes() == other.array.tobytes()
-        )
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __repr__(self) -> str:
-        return f"Literal({self.array.dtype}, {self.array.shape})"
-
-
-@op("constant")
-class Constant(Op):
-    """A value known when the graph is built."""
-
-    data: Literal
-
-    differentiable = False
-
-    def infer(self) -> TensorType:
-        return TensorType(as_dtype(self.data.array.dtype), self.data.array.shape)
-
-    def numpy(self, *arrays: np.ndarray) -> np.ndarray:
-        return self.data.array
-
-    def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim) -> Any:
-        return METHODS["broadcast_to"](self(), (size, *self.infer().shape))
-
-
-def constant(data: Any, dtype: Any = None) -> Value:
-    """A constant value from anything NumPy can read. Python floats become f32 and ints i64 unless a dtype is given."""
-    if dtype is None and not isinstance(data, (np.ndarray, np.generic)):
-        probe = np.asarray(data)
-        dtype = {"f": "f32", "c": "c64", "i": "i64", "b": "bool"}.get(probe.dtype.kind)
-        array = probe
-    else:
-        array = np.asarray(data)
-    if dtype is not None:
-        array = array.astype(as_dtype(dtype).np)
-    as_dtype(array.dtype)
-    return Constant(Literal(array))()
-
-
-_scopes = itertools.count(1)
-
-
-def fresh_scope() -> int:
-    return next(_scopes)
-
-
-def placeholder(name: str, type: TensorType, scope: int | None = None) -> Value:
-    """An input that belongs to no graph yet; rules and traces build on these."""
-    return Input(name, type, fresh_scope() if scope is None else scope)()
-
-
-# --------------------------------------------------------------------------------------------------------------- graphs
-
-
-class Graph:
-    """Named inputs and parameters, and results computed from them. Built once, then never changed.
-
-    Two graphs are equal when their text is, whatever names their scopes have.
-    """
-
-    def __init__(self, name: str = "main") -> None:
-        self.name = name
-        self.scope = fresh_scope()
-        self.inputs: tuple[Value, ...] = ()
-        self.params: tuple[Value, ...] = ()
-        self.results: tuple[Value, ...] = ()
-        self._text: str | None = None
-        self._symbols: dict[str, Symbol] | None = None
-
-    def input(self, name: str, shape: Sequence[Dim] | TensorType, dtype: Any = "f32") -> Value:
-        """Declare an input."""
-        value = self._declare(Input, name, shape, dtype)
-        self.inputs += (value,)
-        return value
-
-    def param(self, name: str, shape: Sequence[Dim] | TensorType, dtype: Any = "f32") -> Value:
-        """Declare a parameter: bound once with `set_param`, kept across runs."""
-        value = self._declare(Param, name, shape, dtype)
-        self.params += (value,)
-        return value
-
-    def constant(self, data: Any, dtype: Any = None) -> Value:
-        return constant(data, dtype)
-
-    def _declare(self, kind: type[Input] | type[Param], name: str, shape: Sequence[Dim] | TensorType, dtype: Any) -> Value:
-        if self.results:
-            raise TraceError(f"graph {self.name!r} has its outputs: no more inputs can be declared", code="T113", place=here())
-        if not isinstance(name, str) or not name:
-            raise OptionError(f"graph {self.name!r}: {name!r} is not a name for an input", code="O112", place=here())
-        if any(name == leaf_name(x) for x in (*self.inputs, *self.params)):
-            raise OptionError(f"graph {self.name!r} has an input or parameter {name!r} already", code="O113", place=here())
-        tensor = shape if isinstance(shape, TensorType) else TensorType(as_dtype(dtype), check_shape(shape))
-        return kind(name, tensor, self.scope)()
-
-    def outputs(self, *values: Value) -> Graph:
-        """Set the results; the graph is verified and complete from here on."""
-        from strata.mir.verify import verify
-
-        flat = [v for x in values for v in (x if isinstance(x, (tuple, list)) else (x,))]
-        if not flat:
-            raise OptionError(f"graph {self.name!r} needs at least one output", code="O114", place=here())
-        for value in flat:
-            if not isinstance(value, Value):
-                raise TraceError(f"graph {self.name!r}: {type(value).__name__} is not a value of it", code="T114", place=here())
-        self.results = tuple(flat)
-        self._text = self._symbols = None
-        verify(self)
-        return self
-
-    def returning(self, *values: Value) -> Graph:
-        """The same inputs and parameters with other results."""
-        graph = Graph(self.name)
-        graph.scope, graph.inputs, graph.params = self.scope, self.inputs, self.params
-        return graph.outputs(*values)
-
-    # ------------------------------------------------------------------------------------------------------------ views
-
-    def nodes(self) -> list[Node]:
-        """All nodes that the results need, leaves included, producers first; the order depends on structure only."""
-        return toposort(self.results)
-
-    def symbols(self) -> dict[str, Symbol]:
-        """The symbolic sizes of the inputs and parameters, and those that only nodes and nested graphs mention, by name."""
-        if self._symbols is not None:
-            return self._symbols
-        found: dict[str, Symbol] = {}
-        for leaf in (*self.inputs, *self.params):
-            found |= leaf.type.symbols()
-        for node in self.nodes():
-            for kind in node.types:
-                if not kind.is_static:
-                    found |= kind.symbols()
-            for field in node.op.static_fields().values():
-                found |= _field_symbols(field)
-        if self.results:
-            self._symbols = found
-        return found
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        return tuple(leaf_name(x) for x in self.inputs)
-
-    @property
-    def param_names(self) -> tuple[str, ...]:
-        return tuple(leaf_name(x) for x in self.params)
-
-    def leaf(self, name: str) -> Value:
-        """The input or parameter of that name."""
-        for x in (*self.inputs, *self.params):
-            if leaf_name(x) == name:
-                return x
-        known = [*self.input_names, *self.param_names]
-        raise UnknownNameError(
-            f"graph {self.name!r} has no input or parameter {name!r}{near(name, known)}; it has {', '.join(known) or 'none'}",
-            code="N112", place=here(),
-        )  # fmt: skip
-
-    @located
-    def bind(self, binding: Mapping[str, Dim]) -> Graph:
-        """The graph with symbols replaced by sizes; every shape is inferred again."""
-        unknown = set(binding) - set(self.symbols())
-        if unknown:
-            name = sorted(unknown)[0]
-            raise UnknownNameError(f"graph {self.name!r} has no symbolic size {name!r}{near(name, self.symbols())}", code="N113")
-        result = Graph(self.name)
-        known: dict[Value, Value] = {}
-        for x in self.inputs:
-            known[x] = result.input(leaf_name(x), x.type.bind(binding))
-        for x in self.params:
-            known[x] = result.param(leaf_name(x), x.type.bind(binding))
-        return result.outputs(*substitute_values(self.results, known, lambda o: o.bind(binding)))
-
-    def call(self, *args: Value) -> tuple[Value, ...]:
-        """The results with inputs, then parameters, replaced by values: the graph inlined."""
-        leaves = (*self.inputs, *self.params)
-        if len(args) != len(leaves):
-            raise OptionError(f"graph {self.name!r} takes {len(leaves)} values, got {len(args)}", code="O115", place=here())
-        for leaf, arg in zip(leaves, args, strict=True):
-            if leaf.type != arg.type:
-                raise ShapeError(
-                    f"graph {self.name!r}: {leaf_name(leaf)} is {leaf.type}, got {arg.type}", code="S106", place=here()
-                )
-        return substitute_values(self.results, dict(zip(leaves, args, strict=True)))
-
-    def __str__(self) -> str:
-        if self._text is None:
-            from strata.mir.text import show
-
-            self._text = show(self)
-        return self._text
-
-    def __repr__(self) -> str:
-        return f"<Graph {self.name}: {len(self.inputs)} inputs, {len(self.params)} params, {len(self.results)} outputs>"
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Graph) and str(self) == str(other))
-
-    def __hash__(self) -> int:
-        return hash(str(self))
-
-
-def leaf_name(x: Value) -> str:
-    """The name of an input or parameter."""
-    leaf = x.node.op
-    assert isinstance(leaf, (Input, Param))
-    return leaf.key
-
-
-def toposort(roots: Iterable[Value], stop: Iterable[Value] = ()) -> list[Node]:
-    """Nodes below `roots`, producers first, without recursion. Nothing below a value in `stop` is entered."""
-    fence = set(stop)
-    seen: set[int] = set()
-    order: list[Node] = []
-    stack: list[tuple[Node, bool]] = []
-    for root in reversed([r for r in roots if r not in fence]):
-        stack.append((root.node, False))
-    while stack:
-        node, done = stack.pop()
-        if done:
-            order.append(node)
-            continue
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        stack.append((node, True))
-        stack.extend((x.node, False) for x in reversed(node.inputs) if id(x.node) not in seen and x not in fence)
-    return order
-
-
-def substitute_values(
-    roots: Sequence[Value], known: Mapping[Value, Value], change: Callable[[Op], Op] | None = None
-) -> tuple[Value, ...]:
-    """Rebuild `roots` with some values replaced, and optionally every op changed; what is unaffected is shared."""
-    table: dict[Value, Value] = dict(known)
-    for node in toposort(roots, known):
-        op = change(node.op) if change is not None else node.op
-        inputs = tuple(table.get(x, x) for x in node.inputs)
-        if op is node.op and all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
-            continue
-        with origin_of(node):
-            made = make_node(op, inputs)
-        for i in range(len(node.types)):
-            table.setdefault(Value(node, i), Value(made, i))
-    return tuple(table.get(r, r) for r in roots)

@@ -21,21 +21,10 @@ import numpy as np
 
 from strata.core import DType, Symbol, SymExpr, TensorType, as_dtype, located, parse_dim
 from strata.errors import ParseError, StrataError, VerifyError
-from strata.mir.ir import (
-    REGISTRY,
-    Graph,
-    Input,
-    Leaf,
-    Literal,
-    Node,
-    Op,
-    Param,
-    Registry,
-    Value,
-    leaf_name,
-    make_node,
-    origin,
-)
+from strata.mir.graph import Graph
+from strata.mir.ir import REGISTRY, Leaf, Node, Op, Registry, Value, make_node
+from strata.mir.leaves import Input, Literal, Param, leaf_name
+from strata.mir.origin import origin
 
 _SIMPLE_NAME = re.compile(r"[A-Za-z_][\w.]*\Z")
 INLINE_LIMIT = 16  # constants with more elements are printed as hexadecimal bytes

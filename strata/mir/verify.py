@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from strata.errors import StrataError, TraceError, VerifyError
-from strata.mir.ir import Graph, Input, Node, Param, describe_operand, leaf_name
+from strata.mir.graph import Graph
+from strata.mir.ir import Node, describe_operand
+from strata.mir.leaves import Input, Param, leaf_name
 
 
 def verify(graph: Graph, after: str | None = None) -> None:
