@@ -12,6 +12,7 @@ from strata.ops import attention as _attention
 from strata.ops import attention_functions as _attention_functions
 from strata.ops import complex as _complex
 from strata.ops import conv as _conv
+from strata.ops import conv_last as _conv_last
 from strata.ops import cumulative, elementwise, logic, movement, reduce, scanning
 from strata.ops import grid as _grid
 from strata.ops import indexing, moving_window, numeric, scattering, sorting, subscript

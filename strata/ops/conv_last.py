@@ -1,0 +1,127 @@
+"""Convolution with channels last, the layout in which its inner loops run along channels.
+
+x[N, *sizes, C] with w[*kernel, C / groups, O] gives [N, *counts, O]; otherwise it is `conv`. Programs are written with
+`conv`; the layout pass makes this op for backends that claim it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from strata.core import TensorType, bool_, divide_exactly, f32, f64
+from strata.mir import Op, Sample, Value, op
+from strata.ops.conv import Conv
+from strata.ops.movement import transpose
+from strata.ops.windows import Pairs, Sizes
+
+if TYPE_CHECKING:
+    from strata.kernel import Expr, KernelBuilder, View
+
+
+def to_first(rank: int) -> tuple[int, ...]:
+    """The order of axes that brings [N, *sizes, C] to [N, C, *sizes]."""
+    return (0, rank + 1, *range(1, rank + 1))
+
+
+def to_last(rank: int) -> tuple[int, ...]:
+    """The order of axes that brings [N, C, *sizes] to [N, *sizes, C]."""
+    return (0, *range(2, rank + 2), 1)
+
+
+def weight_to_last(rank: int) -> tuple[int, ...]:
+    """The order of axes that brings [O, C, *kernel] to [*kernel, C, O]."""
+    return (*range(2, rank + 2), 1, 0)
+
+
+def weight_to_first(rank: int) -> tuple[int, ...]:
+    """The order of axes that brings [*kernel, C, O] to [O, C, *kernel]."""
+    return (rank + 1, rank, *range(rank))
+
+
+@op("conv_last")
+class ConvLast(Op):
+    """y[n, t, o] = Σ x[n, t · stride + k · dilation − low, group(o) + c] · w[k, c, o]."""
+
+    stride: Sizes
+    padding: Pairs
+    dilation: Sizes
+    groups: int
+    input_dilation: Sizes
+
+    dtypes = "float"
+    slides: ClassVar[bool] = True  # a contraction over windows: its first input is read in runs along the last axis
+
+    @property
+    def plain(self) -> Conv:
+        """The same convolution with channels first."""
+        return Conv(self.stride, self.padding, self.dilation, self.groups, self.input_dilation)
+
+    def infer(self, x: TensorType, w: TensorType) -> TensorType:
+        rank = x.ndim - 2
+        self.require(
+            rank >= 1 and w.ndim == x.ndim,
+            f"needs [N, *sizes, C] and [*kernel, C / groups, O], got {x} and {w}",
+            code="S304",
+        )
+        first = x.with_shape([x.shape[p] for p in to_first(rank)])
+        weights = w.with_shape([w.shape[p] for p in weight_to_first(rank)])
+        made = self.plain.infer(first, weights)
+        return made.with_shape([made.shape[p] for p in to_last(rank)])
+
+    def numpy(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        rank = x.ndim - 2
+        made = self.plain.numpy(x.transpose(to_first(rank)), w.transpose(weight_to_first(rank)))
+        return made.transpose(to_last(rank))
+
+    def decompose(self, x: Value, w: Value) -> Value:
+        rank = x.ndim - 2
+        made = self.plain(transpose(x, to_first(rank)), transpose(w, weight_to_first(rank)))
+        return transpose(made, to_last(rank))
+
+    def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
+        x, w = inputs
+        n, *at, o = index
+        wide = x.dtype.accumulator
+        group_inputs, group_outputs = w.shape[-2], divide_exactly(w.shape[-1], self.groups)
+
+        def term(*inner: Expr) -> Expr:
+            *taps, c = inner
+            inside, place = k.const(True, bool_), []
+            for axis, (t, j) in enumerate(zip(at, taps, strict=True)):
+                low, high = self.padding[axis]
+                position = t * k.index(self.stride[axis]) + j * k.index(self.dilation[axis])
+                if low != 0:
+                    position = position - k.index(low)
+                    inside = k.and_(inside, k.ge(position, k.index(0)))
+                spread = self.input_dilation[axis]
+                if spread != 1:
+                    inside = k.and_(inside, k.eq(k.mod(position, k.index(spread)), k.index(0)))
+                    position = k.floordiv(position, k.index(spread))
+                if high != 0 or spread != 1:
+                    inside = k.and_(inside, k.lt(position, k.index(x.shape[axis + 1])))
+                place.append(position)
+            first = c if self.groups == 1 else k.floordiv(o, k.index(group_outputs)) * k.index(group_inputs) + c
+            value = k.guard(inside, lambda: k.cast(x[(n, *place, first)], wide), k.const(0, wide))
+            return value * k.cast(w[(*taps, c, o)], wide)
+
+        return k.cast(k.reduce("sum", tuple(w.shape[:-1]), term), x.dtype)
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        def case(x: TensorType, w: TensorType, **fields: Any) -> Sample:
+            rank = x.ndim - 2
+            plain = {"stride": (1,) * rank, "padding": ((0, 0),) * rank, "dilation": (1,) * rank, "groups": 1}
+            return Sample(x, w, **(plain | {"input_dilation": (1,) * rank} | fields))
+
+        pads = ((1, 0), (2, 1))
+        return [
+            case(f32[2, 5, 6, 4], f32[3, 2, 2, 6], stride=(2, 1), padding=pads, dilation=(1, 2), groups=2),
+            case(f32[1, 6, 2], f32[3, 2, 3]), case(f32[2, 4, 4, 3], f32[1, 1, 3, 2]),
+            case(f32[1, 5, 5, 8], f32[3, 3, 1, 8], padding=((1, 1), (1, 1)), groups=8),
+            case(f32[1, 3, 4, 3, 2], f32[2, 2, 2, 2, 2], padding=((1, 1), (0, 1), (0, 0)), stride=(1, 2, 1)),
+            case(f32[2, 4, 2], f32[3, 1, 4], padding=((3, -1),), input_dilation=(2,), stride=(3,), groups=2),
+            case(f32[0, 5, 2], f32[2, 2, 3]), case(f32[1, 1, 1], f32[1, 1, 1]),
+            case(f64[1, 7, 3], f64[2, 1, 3], groups=3, stride=(3,)),
+        ]  # fmt: skip
