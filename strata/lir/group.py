@@ -191,12 +191,7 @@ class _Grouper:
                 self.matrix_reader[value] = matrix
                 if not reading.lowers:
                     continue
-            same = (
-                user.types[0].shape == value.shape
-                if user.op.elementwise
-                else reading.moves and user.types[0].size == value.type.size
-            )
-            if what.contracts and not same:
+            if what.contracts and not self._is_epilogue(user, value):
                 return f"{user.op.name} cannot be an epilogue of {node.op.name}"
             if not reading.reduces and self._repeats(value, user) and self._cost(node) > CHEAP and not what.reduces:
                 return f"{user.op.name} would compute it again for each element it is broadcast to"
@@ -232,8 +227,16 @@ class _Grouper:
                 continue
             what = self._traits(current)
             total += what.cost + (100 if what.reduces or what.scans or not what.lowers else 0)
-            stack += [x.node for x in current.inputs if x not in self.stored]
+            stack += [x.node for x in current.inputs if x not in self.stored and not self._stores_product(x, current)]
         return total
+
+    def _stores_product(self, x: Value, reader: Node) -> bool:
+        """Whether x is a product that the reader cannot be an epilogue of: it is stored, or will be."""
+        return self._traits(x.node).contracts and not self._is_epilogue(reader, x)
+
+    def _is_epilogue(self, reader: Node, x: Value) -> bool:
+        out = reader.types[0]
+        return out.shape == x.shape if reader.op.elementwise else self._traits(reader).moves and out.size == x.type.size
 
     def _loads(self, node: Node) -> int:
         return len({x for x in node.inputs if not is_inline_constant(x.node)})
