@@ -1,0 +1,227 @@
+"""Documentation: runs the code of pages, checks their links, writes docs/api.md from docstrings.
+
+    python tools/docs.py            write docs/api.md, then check every page
+    python tools/docs.py PAGE...    run the code of these pages and show what it prints
+
+The Python blocks of a page are one program, run in order. A `text` block right behind one is its output: it must be equal,
+and `...` in it stands for anything on that line (a time, a path).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import io
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A Python block: its code, the line it starts at, and its expected output, if the page shows one."""
+
+    code: str
+    line: int
+    expected: str | None
+
+
+def pages() -> list[Path]:
+    """Every page of the documentation."""
+    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def runnable_pages() -> list[Path]:
+    """Pages with Python blocks that are run; those of docs/errors are the cases of tests/errors."""
+    return [p for p in pages() if "errors" not in p.parts and blocks(p)]
+
+
+def blocks(page: Path) -> list[Block]:
+    """The Python blocks of a page, in order."""
+    text = page.read_text("utf-8")
+    found = list(FENCE.finditer(text))
+    made = []
+    for at, match in enumerate(found):
+        if match[1] != "python":
+            continue
+        follower = found[at + 1] if at + 1 < len(found) else None
+        is_output = follower is not None and follower[1] == "text" and not text[match.end() : follower.start()].strip()
+        expected = follower[2] if is_output and follower is not None else None
+        made.append(Block(match[2], text.count("\n", 0, match.start(2)), expected))
+    return made
+
+
+def run_page(page: Path) -> Iterator[tuple[Block, str]]:
+    """Run the blocks of a page in a folder of their own; gives each with what it printed."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for block in blocks(page):
+            code = compile(
+                "\n" * block.line + block.code, str(page), "exec", dont_inherit=True
+            )  # lines are the page's own
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(code, names)  # noqa: S102 - our own page
+            yield block, printed.getvalue()
+
+
+def differences(page: Path) -> list[str]:
+    """Blocks whose output is not what the page shows."""
+    found = []
+    for block, printed in run_page(page):
+        if block.expected is not None and not agrees(block.expected, printed):
+            found.append(
+                f"{page.relative_to(ROOT)}:{block.line}: the page shows\n{block.expected}\nbut it prints\n{printed}"
+            )
+    return found
+
+
+def agrees(expected: str, printed: str) -> bool:
+    """Whether an output is the expected one, line by line; `...` stands for anything within a line."""
+    wanted, got = ([line.rstrip() for line in text.strip().splitlines()] for text in (expected, printed))
+    patterns = [".*".join(map(re.escape, line.split("..."))) for line in wanted]
+    return len(wanted) == len(got) and all(re.fullmatch(p, line) for p, line in zip(patterns, got, strict=True))
+
+
+def broken_links(page: Path) -> list[str]:
+    """Links of a page to files or headings that do not exist."""
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    found = []
+    for link in LINK.findall(text):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        name, _, heading = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (heading and target.suffix == ".md" and heading not in headings(target)):
+            found.append(link)
+    return found
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors of a page, as GitHub spells them."""
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    titles = re.findall(r"^#+ +(.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
+
+
+# ---------------------------------------------------------------------------------------------------------- api.md
+
+API_HEAD = """# Public names
+
+Made from docstrings by `make docs`; a test fails when this page is out of date or a name has no docstring. What `strata.__all__`
+lists is here. Functions on tensors (`st.softmax(x)`, `x.softmax()`) and on values of a graph (`st.ops.softmax(v)`) carry the names of
+the [ops](ops.md).
+"""
+SECTIONS = {
+    "strata.tensor": "Tensors and functions", "strata.mir": "Graphs", "strata.runtime": "Compiling and running",
+    "strata.models": "Models", "strata.core": "Types", "strata.config": "Settings", "strata.backends": "Devices",
+}  # fmt: skip
+
+
+def api_page() -> str:
+    """The page of public names."""
+    import strata
+
+    table = dict(strata._TABLE)  # noqa: SLF001 - the list of exports is what this page is about
+    by_module: dict[str, list[str]] = {}
+    for name, (module, _) in table.items():
+        by_module.setdefault(module, []).append(name)
+    parts = [API_HEAD]
+    for module in [*SECTIONS, *sorted(set(by_module) - set(SECTIONS))]:
+        if module not in by_module:
+            continue
+        parts.append(f"## {SECTIONS.get(module, module)}\n")
+        parts += [_entry(name, getattr(strata, name), table[name][1]) for name in by_module[module]]
+    parts.append("## Modules\n")
+    rows = []
+    for name in strata._MODULES:  # noqa: SLF001
+        doc = (importlib.import_module(f"strata.{name}").__doc__ or "").strip().split("\n\n")[0]
+        rows.append(f"- `strata.{name}`: {' '.join(doc.split())}")
+    return "\n".join([*parts, *rows]) + "\n"
+
+
+def _entry(name: str, thing: Any, own: str) -> str:
+    if name != own:
+        return f"- `{name}`: another spelling of `{own}`."
+    if not (inspect.isclass(thing) or callable(thing) or inspect.ismodule(thing)) or type(thing).__name__ == "DType":
+        return f"- `{name}`: {_plain(thing)}"
+    doc = inspect.getdoc(thing) or ""
+    lines = [f"### `{name}{_signature(thing)}`\n", doc, ""]
+    if inspect.isclass(thing) and not issubclass(thing, tuple):
+        for method, function in inspect.getmembers(thing, lambda m: inspect.isfunction(m) or isinstance(m, property)):
+            described = inspect.getdoc(function)
+            if method.startswith("_") or method not in vars(thing) or not described:
+                continue
+            call = "" if isinstance(function, property) else _signature(function, skip_self=True)
+            lines.append(f"- `.{method}{call}`: {' '.join(described.split())}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _plain(thing: Any) -> str:
+    if type(thing).__name__ == "DType":
+        return f"the element type {thing}."
+    return " ".join((inspect.getdoc(thing) or repr(thing)).split())
+
+
+def _signature(thing: Any, *, skip_self: bool = False) -> str:
+    if inspect.ismodule(thing):
+        return ""
+    try:
+        signature = inspect.signature(thing)
+    except (TypeError, ValueError):
+        return "(…)"
+    shown = []
+    for i, p in enumerate(signature.parameters.values()):
+        if skip_self and i == 0 and p.name in ("self", "cls"):
+            continue
+        if p.kind is p.KEYWORD_ONLY and not any(s.startswith("*") for s in shown):
+            shown.append("*")
+        default = "" if p.default is p.empty else f"={p.default!r}" if len(repr(p.default)) < 24 else "=…"
+        stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        shown.append(f"{stars}{p.name}{default}")
+    return f"({', '.join(shown)})"
+
+
+def undocumented() -> list[str]:
+    """Public names without a docstring."""
+    import strata
+
+    missing = []
+    for name, (_, own) in strata._TABLE.items():  # noqa: SLF001
+        thing = getattr(strata, name)
+        if name == own and (inspect.isclass(thing) or callable(thing)) and not (inspect.getdoc(thing) or "").strip():
+            missing.append(name)
+    return missing
+
+
+def main(argv: list[str]) -> int:
+    sys.path.insert(0, str(ROOT))
+    if argv:
+        for page in map(Path, argv):
+            for block, printed in run_page(page.resolve()):
+                state = "" if block.expected is None else "   ok" if agrees(block.expected, printed) else "   DIFFERS"
+                print(f"--- {page}:{block.line}{state}\n{printed}", end="")
+        return 0
+    (ROOT / "docs/api.md").write_text(api_page(), "utf-8")
+    problems = [f"{page.relative_to(ROOT)}: {link} leads nowhere" for page in pages() for link in broken_links(page)]
+    problems += [f"{name} has no docstring" for name in undocumented()]
+    for page in runnable_pages():
+        print(os.path.relpath(page, ROOT), flush=True)
+        problems += differences(page)
+    print("\n".join(problems) or "all pages hold")
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
