@@ -1,4 +1,8 @@
-"""Pytrees: nested dicts, lists, tuples, named tuples and dataclasses taken apart into leaves and put together again."""
+"""Pytrees: nested dicts, lists, tuples, named tuples and dataclasses taken apart into leaves and put together again.
+
+A class takes part with `__tree_flatten__(self)`, which gives (keys, parts, static), and the class method
+`__tree_unflatten__(keys, parts, static)`; `static` is a tuple of (name, value) that can be hashed.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,11 @@ from strata.errors import OptionError
 class TreeDef:
     """The structure of a pytree. A leaf has kind "leaf"; `keys` are dict keys or field names."""
 
-    kind: str  # leaf, none, dict, list, tuple, named, dataclass
+    kind: str  # leaf, none, dict, list, tuple, named, dataclass, object
     cls: type | None = None
     keys: tuple[Any, ...] = ()
     children: tuple[TreeDef, ...] = ()
-    static: tuple[tuple[str, Any], ...] = ()  # dataclass fields marked metadata={"static": True}
+    static: tuple[tuple[str, Any], ...] = ()  # dataclass fields marked metadata={"static": True}, fixed attributes
 
     @property
     def num_leaves(self) -> int:
@@ -41,6 +45,7 @@ class TreeDef:
 
 
 LEAF = TreeDef("leaf")
+_NONE = TreeDef("none")
 
 
 def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], TreeDef]:
@@ -51,7 +56,7 @@ def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[li
 
 def _flatten(tree: Any, leaves: list[Any], is_leaf: Callable[[Any], bool] | None) -> TreeDef:
     if tree is None:
-        return TreeDef("none")
+        return _NONE
     if is_leaf is not None and is_leaf(tree):
         leaves.append(tree)
         return LEAF
@@ -63,6 +68,9 @@ def _flatten(tree: Any, leaves: list[Any], is_leaf: Callable[[Any], bool] | None
     if isinstance(tree, (list, tuple)):
         kind = "list" if isinstance(tree, list) else "tuple"
         return TreeDef(kind, children=tuple(_flatten(x, leaves, is_leaf) for x in tree))
+    if hasattr(type(tree), "__tree_flatten__"):  # an object that says itself what it is made of
+        keys, parts, fixed = tree.__tree_flatten__()
+        return TreeDef("object", type(tree), keys, tuple(_flatten(x, leaves, is_leaf) for x in parts), fixed)
     if is_dataclass(tree) and not isinstance(tree, type) and not getattr(tree, "__tree_leaf__", False):
         dynamic = tuple(f.name for f in fields(tree) if not f.metadata.get("static"))
         static = tuple((f.name, getattr(tree, f.name)) for f in fields(tree) if f.metadata.get("static"))
@@ -96,6 +104,8 @@ def _unflatten(treedef: TreeDef, leaves: Iterator[Any]) -> Any:
     assert treedef.cls is not None
     if treedef.kind == "named":
         return treedef.cls(*children)
+    if treedef.kind == "object":
+        return treedef.cls.__tree_unflatten__(treedef.keys, children, treedef.static)  # type: ignore[attr-defined]
     return treedef.cls(**dict(zip(treedef.keys, children, strict=True)), **dict(treedef.static))
 
 

@@ -11,7 +11,7 @@ from strata.core import TensorType, as_dtype, check_shape
 from strata.errors import DTypeError
 from strata.mir import Value
 from strata.tensor.data import Handle, data_value, handle_value
-from strata.tensor.plan import bound_view, capacity
+from strata.tensor.storage import bound_view, capacity
 from strata.tensor.tensor import Tensor, lifted
 from strata.tensor.variable import split_bound
 

@@ -93,7 +93,7 @@ def handle_of(x: Value) -> Handle | None:
     """The storage behind a value: of a leaf, or of an expression that has been realized."""
     if type(x.node.op) is Data:
         return x.node.op.handle
-    known: Any = _realized.get(x.node)
+    known: Any = _realized.get(x.node) if _realized else None
     return None if known is None else known.get(x.index)
 
 

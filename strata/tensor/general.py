@@ -1,7 +1,7 @@
 """One program for many shapes: sizes become symbols where the program allows it.
 
-Every size above SMALL is replaced by a symbol, in the types of the leaves and in the fields of the ops (equal numbers,
-and products of sizes of one leaf). Shapes are inferred again on the symbols. The result stands for the expression only
+Every size above SMALL is replaced by a symbol, in the types of the leaves, in the fields of the ops and in constants of
+one element (equal numbers, and products of sizes of one leaf). Shapes are inferred again on the symbols. The result stands for the expression only
 if every inferred type, with the sizes put back, is the type that the expression has; so whatever was replaced, binding
 the symbols gives this very expression. Two expressions with the same general form differ in sizes only.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from strata.core import Dim, TensorType, dim_prod, sym
 from strata.errors import StrataError
-from strata.mir import Constant, Graph, Op, Value, make_node, origin_of
+from strata.mir import METHODS, Constant, Graph, Op, Value, make_node, origin_of
 from strata.tensor.outline import Outline
 
 SMALL = 8  # sizes up to this are part of the structure: axes, channels, the taps of a filter
@@ -70,6 +70,11 @@ def _rebuild(program: Outline, binding: Mapping[str, int], table: Mapping[int, D
         slots[slot] = graph.input(f"d{i}", kind)
         parts.append(kind)
     for node, (inputs, first) in zip(program.nodes, program.node_slots, strict=True):
+        size = _size_of(node.op, table)
+        if size is not None:
+            slots[first] = METHODS["cast"](METHODS["dim_size"](size), node.types[0].dtype)
+            parts.append((size, node.types[0].dtype))
+            continue
         op = _general_op(node.op, table)
         if op is not node.op and op.bind(binding) != node.op:
             return None
@@ -84,6 +89,14 @@ def _rebuild(program: Outline, binding: Mapping[str, int], table: Mapping[int, D
     if set(graph.symbols()) != set(binding):
         return None
     return General((*parts, program.roots), graph, dict(binding))
+
+
+def _size_of(op: Op, table: Mapping[int, Dim]) -> Dim | None:
+    """What a number such as the divisor of a mean stands for: it is the size of something."""
+    if not isinstance(op, Constant) or op.data.array.shape != () or op.data.array.dtype.kind not in "fi":
+        return None
+    number = op.data.array.item()
+    return table.get(int(number)) if number > SMALL and number == number // 1 and number < LARGEST else None
 
 
 def _general_op(op: Op, table: Mapping[int, Dim]) -> Op:

@@ -35,7 +35,7 @@ class Call:
     first: int
     dtypes: tuple[np.dtype[Any], ...]
     shapes: tuple[tuple[int, ...], ...]
-    widen: tuple[Any, ...]  # a dtype to compute in for each input, or None
+    widen: tuple[Any, ...] | None  # a dtype to compute in for each input, or None; None: all stay as they are
     place: Place | None
     dead: tuple[int, ...]  # slots that nothing reads afterwards
 
@@ -69,24 +69,31 @@ class Interpreter:
 
 
 def _run(call: Call, table: list[Any]) -> None:
-    inputs = [
-        table[i] if wide is None else table[i].astype(wide) for i, wide in zip(call.inputs, call.widen, strict=True)
-    ]
+    inputs = [table[i] for i in call.inputs]
+    if call.widen is not None:
+        inputs = [x if wide is None else x.astype(wide) for x, wide in zip(inputs, call.widen, strict=True)]
     try:
         made = call.numpy(*inputs)
     except StrataError as error:
         if error.place is None:
             error.place = call.place
         raise
-    at = call.first
-    for out, dtype, shape in zip(made if type(made) is tuple else (made,), call.dtypes, call.shapes, strict=True):
-        array = np.asarray(out)
-        if array.shape != shape:
-            raise ShapeError(f"{call.op.name}: infer says {list(shape)}, numpy gives {list(array.shape)}", code="S108")
-        table[at] = array if array.dtype == dtype else array.astype(dtype)
-        at += 1
+    if type(made) is not tuple:
+        table[call.first] = _typed(call, made, 0)
+    else:
+        for i, out in enumerate(made):
+            table[call.first + i] = _typed(call, out, i)
     for slot in call.dead:
         table[slot] = None
+
+
+def _typed(call: Call, out: Any, i: int) -> np.ndarray:
+    array = out if type(out) is np.ndarray else np.asarray(out)
+    if array.shape != call.shapes[i]:
+        raise ShapeError(
+            f"{call.op.name}: infer says {list(call.shapes[i])}, numpy gives {list(array.shape)}", code="S108"
+        )
+    return array if array.dtype is call.dtypes[i] else array.astype(call.dtypes[i], copy=False)
 
 
 def contiguous(array: np.ndarray) -> np.ndarray:
@@ -98,7 +105,8 @@ def _call(node: Node, inputs: tuple[int, ...], first: int, dead: tuple[int, ...]
     dtypes = tuple(t.dtype.np for t in node.types)
     shapes = tuple(t.static_shape for t in node.types)
     widen = tuple(_computable(x.dtype.np) for x in node.inputs)
-    return Call(node.op, node.op.numpy, inputs, first, dtypes, shapes, widen, node.origin.place, dead)
+    some = widen if any(w is not None for w in widen) else None
+    return Call(node.op, node.op.numpy, inputs, first, dtypes, shapes, some, node.origin.place, dead)
 
 
 def _computable(dtype: np.dtype[Any]) -> Any:

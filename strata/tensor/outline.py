@@ -12,10 +12,10 @@ from typing import Any
 from strata.core import TensorType
 from strata.errors import SymbolError, TraceError
 from strata.mir import Graph, Input, Node, Param, Value, substitute_values
-from strata.tensor.data import Handle, handle_of
+from strata.tensor.data import Data, Handle, handle_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outline:
     """`key` has a type for each leaf and (op, slots of its inputs) for each node, producers first, then the roots."""
 
@@ -64,7 +64,7 @@ def outline(roots: Sequence[Value], find: Callable[[Value], Any] = handle_of) ->
         if (id(node), x.index) in slot:
             continue
         if not ready:
-            handle = find(x)
+            handle = node.op.handle if type(node.op) is Data else find(x)
             if handle is not None:
                 slot[id(node), x.index] = count
                 leaf_slots.append(count)

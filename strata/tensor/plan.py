@@ -6,7 +6,7 @@ output, and no graph is touched. Symbolic sizes are given to `execute` by name a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 
 from strata.config import Config, config
-from strata.core import Dim, TensorType, bounds, here, substitute
+from strata.core import Dim, here
 from strata.errors import OptionError, SymbolError, UnknownNameError
 from strata.mir import Value, near
 from strata.runtime import CompiledGraph, Session
 from strata.tensor.data import Handle, handle_of, handle_value, remember
-from strata.tensor.outline import Outline, outline
+from strata.tensor.outline import outline
+from strata.tensor.storage import bound_view, capacity, slices
 from strata.tensor.variable import check_range
-
-_PLANS = 256
-
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
@@ -167,57 +165,3 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<Plan of {len(self._outputs)} outputs, {len(self.kernels)} steps>"
-
-
-def capacity(kind: TensorType) -> int:
-    """Elements that a type has at most."""
-    size = kind.size
-    if isinstance(size, int):
-        return size
-    high = bounds(size)[1]
-    if high is None:
-        raise SymbolError(
-            f"{kind} has no upper bound, so there is no saying how much memory it takes", code="S155", place=here()
-        )
-    return high
-
-
-def bound_view(buffer: np.ndarray, kind: TensorType, binding: Mapping[str, int]) -> np.ndarray:
-    """The front of a flat buffer in the shape that the sizes give."""
-    shape = []
-    for d in kind.shape:
-        size = substitute(d, binding)
-        if not isinstance(size, int):
-            raise SymbolError(
-                f"the tensor cannot be computed while its size {d} has no value", code="S353", place=here()
-            )
-        shape.append(size)
-    return buffer.reshape(-1)[: int(np.prod(shape, dtype=np.int64))].reshape(shape)
-
-
-def slices(leaves: Sequence[Handle], binding: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """The arrays of leaves as inputs of a graph, those with symbolic sizes cut to what the sizes are."""
-    return {
-        f"d{i}": h.array if h.type.is_static else bound_view(h.storage, h.type, binding) for i, h in enumerate(leaves)
-    }
-
-
-_compiled: dict[Any, CompiledGraph] = {}
-
-
-def compiled_for(
-    plan: Outline, roots: Sequence[Value], settings: Config, binding: Mapping[str, int]
-) -> CompiledGraph:
-    """The program of an expression with symbolic sizes."""
-    graph = plan.graph(roots)
-    missing = [name for name in graph.symbols() if name not in binding]
-    if missing:
-        raise SymbolError(
-            f"the tensor cannot be computed while its size {', '.join(missing)} has no value", code="S353"
-        )
-    key = (plan.key, settings.device, settings.deterministic, settings.check_indices)
-    if key not in _compiled:
-        while len(_compiled) >= _PLANS:
-            _compiled.pop(next(iter(_compiled)))
-        _compiled[key] = Session(settings.device).compile(graph)
-    return _compiled[key]

@@ -16,11 +16,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from strata.config import Config, config
+from strata.errors import SymbolError
 from strata.mir import Value
 from strata.runtime import CompiledGraph, Session
 from strata.tensor.general import General, generalize
 from strata.tensor.interpret import Interpreter, seconds
 from strata.tensor.outline import Outline, outline
+from strata.tensor.storage import slices
 
 PROGRAMS = 4096  # structures with sizes that are kept
 FAMILIES = 1024  # structures without sizes
@@ -87,7 +89,7 @@ class Counts:
 class Program:
     """One structure with its sizes."""
 
-    interpreter: Interpreter
+    interpreter: Interpreter | None  # None: sizes are symbolic
     price: float  # of a run by NumPy
     compile_price: float
     always: bool  # the device has no interpreter of small programs
@@ -114,14 +116,14 @@ def run_values(roots: Sequence[Value]) -> tuple[list[np.ndarray], dict[str, int]
     plan = outline(roots)
     settings = config()
     COUNTS.runs += 1
-    if any(not h.type.is_static for h in plan.leaves) or any(not x.type.is_static for x in roots):
-        return _run_symbolic(plan, roots, settings)
     key = (plan.key, settings.device, settings.deterministic, settings.check_indices)
     program = _programs.get(key)
     if program is None:
-        program = _programs.add(key, _make(plan, settings))
+        program = _programs.add(key, _make(plan, roots, settings))
     else:
         COUNTS.hits += 1
+    if program.interpreter is None:
+        return _run_symbolic(program, plan, roots, settings)
     arrays = [h.array for h in plan.leaves]
     compiled = program.compiled
     if compiled is None and settings.device != "reference":
@@ -132,11 +134,12 @@ def run_values(roots: Sequence[Value]) -> tuple[list[np.ndarray], dict[str, int]
     return list(compiled.run({f"d{i}": a for i, a in enumerate(arrays)})), {}
 
 
-def _make(plan: Outline, settings: Config) -> Program:
+def _make(plan: Outline, roots: Sequence[Value], settings: Config) -> Program:
+    always = settings.device not in ("cpu", "reference")
+    if any(not h.type.is_static for h in plan.leaves) or any(not x.type.is_static for x in roots):
+        return Program(None, 0.0, 0.0, always)
     price = seconds(plan.nodes)
-    program = Program(
-        Interpreter(plan), price, COMPILE + COMPILE_NODE * len(plan.nodes), settings.device not in ("cpu", "reference")
-    )
+    program = Program(Interpreter(plan), price, COMPILE + COMPILE_NODE * len(plan.nodes), always)
     if price > WORTH_A_LOOK:
         _find_family(program, plan, settings)
     return program
@@ -185,11 +188,16 @@ def _compile(program: Program, plan: Outline, roots: Sequence[Value], settings: 
 
 
 def _run_symbolic(
-    plan: Outline, roots: Sequence[Value], settings: Config
+    program: Program, plan: Outline, roots: Sequence[Value], settings: Config
 ) -> tuple[list[np.ndarray], dict[str, int]]:
     """Leaves have symbolic sizes: one compiled program for all of them."""
-    from strata.tensor.plan import compiled_for, slices
-
     binding = plan.binding()
-    compiled = compiled_for(plan, roots, settings, binding)
-    return list(compiled.run(slices(plan.leaves, binding))), binding
+    if program.compiled is None:
+        graph = plan.graph(roots)
+        missing = [name for name in graph.symbols() if name not in binding]
+        if missing:
+            unknown = ", ".join(missing)
+            raise SymbolError(f"the tensor cannot be computed while its size {unknown} has no value", code="S353")
+        COUNTS.compiled += 1
+        program.compiled = Session(settings.device).compile(graph)
+    return list(program.compiled.run(slices(plan.leaves, binding))), binding

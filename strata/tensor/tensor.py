@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 import strata.ops  # noqa: F401 - fills METHODS
-from strata.core import Dim, DType, TensorType, flatten, here, tree_map
+from strata.core import Dim, DType, TensorType, f32, flatten, here, tree_map
 from strata.errors import DTypeError, OptionError, ShapeError, SymbolError, TraceError
-from strata.mir import METHODS, Value, constant, near
+from strata.mir import METHODS, REGISTRY, Value, constant, near
 from strata.tensor.data import Data, data_value, handle_of, handle_value
 from strata.tensor.outline import is_traced
-from strata.tensor.plan import Plan, bound_view
-from strata.tensor.realize import realize_values
+from strata.tensor.plan import Plan
+from strata.tensor.realize import realize_value, realize_values
+from strata.tensor.storage import bound_view
 
 
 class Tensor:
@@ -115,11 +116,13 @@ class Tensor:
         return self._array().tolist()
 
     def _array(self) -> np.ndarray:
-        handle = handle_of(self.value)
-        if handle is None:
-            (handle,) = realize_values((self.value,))
+        op = self.value.node.op
+        if type(op) is Data:
+            handle = op.handle
+        else:
+            handle = realize_value(self.value)
             self.value = handle_value(handle)  # the expression can be forgotten
-        if not handle.type.is_static and handle.binding is None:
+        if handle.binding is None and not handle.type.is_static:
             raise SymbolError(
                 f"the tensor cannot be computed while its size {next(iter(handle.type.symbols()))} has no value",
                 code="S353", place=here(),
@@ -294,8 +297,15 @@ def is_operand(x: object) -> bool:
     return isinstance(x, (Tensor, Value, bool, int, float, complex, np.ndarray, np.generic, list, tuple))
 
 
+PLAIN = {n: REGISTRY[n]() for n in ("add", "subtract", "multiply")}  # nothing to convert between equal types
+
+
 def _operator(dunder: str, method: str) -> None:
+    plain = PLAIN.get(method)
+
     def forward(self: Tensor, other: Any) -> Any:
+        if plain is not None and type(other) is Tensor and self.value.dtype is other.value.dtype is f32:
+            return Tensor(plain(self.value, other.value))
         return call(method, self, operand(other)) if is_operand(other) else NotImplemented
 
     def reflected(self: Tensor, other: Any) -> Any:

@@ -47,7 +47,7 @@ class Variant:
         feeds = {n: h.array for n, h in zip(self.names, handles, strict=True)}
         if self.shared is not None:
             feeds = {self.shared[n]: a for n, a in (feeds | self.captured).items() if n in self.shared}
-        results = [Handle(a) for a in compiled.run(feeds)]
+        results = [Handle(a, is_own=True) for a in compiled.run(feeds)]
         for i in donated:
             handles[i].release()
         self.runs += 1

@@ -1,0 +1,44 @@
+"""Memory of tensors whose sizes are symbolic: room for the largest sizes, and the part that is in use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from strata.core import TensorType, bounds, here, substitute
+from strata.errors import SymbolError
+from strata.tensor.data import Handle
+
+
+def capacity(kind: TensorType) -> int:
+    """Elements that a type has at most."""
+    size = kind.size
+    if isinstance(size, int):
+        return size
+    high = bounds(size)[1]
+    if high is None:
+        raise SymbolError(
+            f"{kind} has no upper bound, so there is no saying how much memory it takes", code="S155", place=here()
+        )
+    return high
+
+
+def bound_view(buffer: np.ndarray, kind: TensorType, binding: Mapping[str, int]) -> np.ndarray:
+    """The front of a flat buffer in the shape that the sizes give."""
+    shape = []
+    for d in kind.shape:
+        size = substitute(d, binding)
+        if not isinstance(size, int):
+            raise SymbolError(
+                f"the tensor cannot be computed while its size {d} has no value", code="S353", place=here()
+            )
+        shape.append(size)
+    return buffer.reshape(-1)[: int(np.prod(shape, dtype=np.int64))].reshape(shape)
+
+
+def slices(leaves: Sequence[Handle], binding: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """The arrays of leaves as inputs of a graph, those with symbolic sizes cut to what the sizes are."""
+    return {
+        f"d{i}": h.array if h.type.is_static else bound_view(h.storage, h.type, binding) for i, h in enumerate(leaves)
+    }

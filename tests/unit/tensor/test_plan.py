@@ -1,0 +1,111 @@
+"""Plans: compiled once, run often; variables; memory that is read and written in place."""
+
+import numpy as np
+import pytest
+
+import strata as st
+from strata.errors import OptionError, ShapeError, SymbolError, UnknownNameError
+
+
+def test_a_plan_reads_what_its_inputs_hold_now():
+    data = np.float32([1.0, 2.0, 3.0])
+    y = st.asarray(data) * 2.0
+    plan = y.prepare()
+    assert y.is_realized
+    np.testing.assert_array_equal(plan.execute().output(0), [2.0, 4.0, 6.0])
+    data[:] = 10.0
+    plan.execute()
+    np.testing.assert_array_equal(plan.output(0), [20.0, 20.0, 20.0])
+    np.testing.assert_array_equal(y.numpy(), [20.0, 20.0, 20.0])
+    assert np.shares_memory(y.numpy(), plan.output(0))
+
+
+def test_several_outputs_share_kernels_and_duplicates_share_buffers():
+    x = st.tensor(np.linspace(0, 1, 64))
+    heavy = x.exp().cumsum(0)
+    a, b, c = heavy * 2.0, heavy + 1.0, heavy * 2.0
+    plan = st.prepare(a, b, c)
+    alone = sum(len((t).prepare().kernels) for t in (x.exp().cumsum(0) * 3.0, x.exp().cumsum(0) + 4.0))
+    assert len(plan.kernels) < alone
+    plan.execute()
+    assert plan.num_outputs == 3
+    assert np.shares_memory(plan.output(0), plan.output(2))
+    np.testing.assert_allclose(plan.output(1), np.exp(np.linspace(0, 1, 64)).cumsum() + 1)
+
+
+def test_an_empty_plan_for_what_is_there():
+    x = st.tensor([1.0])
+    plan = x.prepare()
+    assert plan.kernels == ()
+    np.testing.assert_array_equal(plan.execute().output(), [1.0])
+    assert "empty plan" in plan.explain()
+
+
+def test_variables_over_the_whole_range_with_one_compile():
+    n = st.Variable("N", 1, 32)
+    x = st.empty((n, 4))
+    assert str(x.type) == "f32[N, 4]"
+    y = (x * 2.0).sum(axis=1)
+    plan = y.prepare()
+    data = np.arange(128, dtype="f").reshape(32, 4)
+    for size in range(1, 33):
+        x.data(N=size)[:] = data[:size]
+        np.testing.assert_allclose(plan.execute(N=size).output(0), 2 * data[:size].sum(1))
+    assert plan.variables == {"N": 32}
+    plan.execute()
+    assert plan.output(0).shape == (32,)
+
+
+def test_a_variable_out_of_range_changes_nothing():
+    n = st.Variable("N", 2, 8)
+    x = st.empty((n,))
+    x.data(N=8)[:] = 1.0
+    plan = (x + 1.0).prepare()
+    plan.execute(N=3)
+    before = plan.output(0).copy()
+    for wrong in (1, 9, 2.5, True):
+        with pytest.raises(SymbolError, match=r"N is 2..8, it cannot be"):
+            plan.execute(N=wrong)
+    with pytest.raises(UnknownNameError, match="no variable 'M'"):
+        plan.execute(M=3)
+    assert plan.variables == {"N": 3}
+    np.testing.assert_array_equal(plan.output(0), before)
+
+
+def test_bound_variables():
+    n = st.Variable("N", 1, 16)
+    assert n.bind(3).as_var_val() == ("N", 3)
+    x = st.empty((n.bind(3), 2))
+    x.data()[:] = 5.0
+    y = x + 1.0
+    assert str(y.type) == "f32[N, 2]"
+    np.testing.assert_array_equal(y.numpy(), np.full((3, 2), 6.0))
+    z = st.empty((n.bind(4), 2))
+    with pytest.raises(SymbolError, match="N is bound to 3 and to 4"):
+        (x + z).numpy()
+    with pytest.raises(SymbolError, match="it cannot be 17"):
+        n.bind(17)
+    with pytest.raises(SymbolError, match="upper bound"):
+        st.empty((st.Variable("M"), 2))
+
+
+def test_what_a_plan_says_of_itself():
+    x = st.tensor(np.ones((8, 8), "f"))
+    plan = (x @ x).relu().prepare()
+    assert [k.label for k in plan.kernels] == ["matmul + relu"]
+    assert plan.kernels[0].bytes == 3 * 256 or plan.kernels[0].bytes == 2 * 256
+    assert "matmul" in plan.explain()
+    assert plan.profile(3).best > 0
+    assert "1 outputs" in repr(plan)
+
+
+def test_mistakes():
+    plan = (st.tensor([1.0]) + 1.0).prepare()
+    with pytest.raises(OptionError, match="1 outputs, not 3"):
+        plan.output(3)
+    with pytest.raises(OptionError, match="not a tensor"):
+        st.prepare(3)
+    with pytest.raises(ShapeError, match="N belongs to no array"):
+        st.zeros((st.Variable("N", 1, 8),)).prepare()
+    with pytest.raises(OptionError, match="no memory"):
+        (st.tensor([1.0]) + 1.0).data()
