@@ -17,7 +17,8 @@ from strata.mir import METHODS, REGISTRY, Op, Sample, Value, draw, function, nea
 from strata.ops.elementwise import Elementwise, Partial, maximum, minimum
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.logic import where
-from strata.ops.math import Math, abs_, exp, expm1, gelu, log, log1p, relu, sigmoid, sign, silu, tanh
+from strata.ops.math import Math, exp, expm1, gelu, log, log1p, relu, sigmoid, silu, tanh
+from strata.ops.rounding import abs_, sign
 from strata.ops.movement import narrow, reshape
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from strata.ops.attention import same_shape
 from strata.ops.elementwise import maximum
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.logic import cast, where
-from strata.ops.math import abs_, sign, sqrt, tanh
+from strata.ops.math import sqrt, tanh
+from strata.ops.rounding import abs_, sign
 from strata.ops.movement import broadcast_to, reshape, zeros_like
 from strata.ops.numeric import clip
 from strata.ops.quantize import round_half_away, rounded

@@ -10,7 +10,8 @@ import numpy as np
 from strata.core import TensorType, bool_, c64, f32, f64, i64, normalize_axis
 from strata.errors import OptionError, ShapeError
 from strata.mir import METHODS, Sample, Value, constant, function, op
-from strata.ops.factorize import svdvals
+from strata.ops.cumulative import Cumprod
+from strata.ops.factorize import Svd, svdvals
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.logic import cast, where
 from strata.ops.matmul import MatMul, adjoint
@@ -80,6 +81,15 @@ class Adjugate(MatrixOp):
         v, uh = np.conj(np.swapaxes(vh, -1, -2)), np.conj(np.swapaxes(u, -1, -2))
         return phase[..., None, None] * ((v * (before * after)[..., None, :]) @ uh)
 
+    def decompose(self, x: Value) -> Value:
+        if x.shape[-1] == 0:
+            return x
+        u, s, vh = Svd()(x)
+        last = s.ndim - 1
+        others = Cumprod(last, True, False)(s) * Cumprod(last, True, True)(s)
+        factors = cast(insert_axis(others, -2), x.dtype)
+        return _per_matrix(Det()(u) * Det()(vh)) * MatMul()(adjoint(vh) * factors, adjoint(u))
+
     def jvp(self, x: Value, *, out: Value, dx: Value) -> Value:
         moved = Solve()(x, dx)  # d(det(A)·A⁻¹)
         return _per_matrix(_trace(moved)) * out - MatMul()(moved, out)
@@ -136,6 +146,15 @@ class Pinv(MatrixOp):
             return np.linalg.pinv(x, rcond=self.rcond)
         except np.linalg.LinAlgError:
             not_converging(self.name, x)
+
+    def decompose(self, x: Value) -> Value:
+        if 0 in x.shape[-2:]:
+            return METHODS["zeros"](self.infer(x.type).shape, x.dtype)
+        u, s, vh = Svd()(x)
+        kept = METHODS["greater"](s, METHODS["max"](s, -1, keepdims=True) * self.rcond)
+        one, zero = constant(1, s.dtype), constant(0, s.dtype)
+        inverse = where(kept, one / where(kept, s, one), zero)
+        return MatMul()(adjoint(vh) * cast(insert_axis(inverse, -2), x.dtype), adjoint(u))
 
     def jvp(self, x: Value, *, out: Value, dx: Value) -> Value:
         p, ph, dh = out, adjoint(out), adjoint(dx)

@@ -11,7 +11,8 @@ from strata.ops.activation import log_sigmoid, softplus
 from strata.ops.elementwise import maximum
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.logic import cast, equal, not_equal, where
-from strata.ops.math import abs_, exp, log, sqrt
+from strata.ops.math import exp, log, sqrt
+from strata.ops.rounding import abs_
 from strata.ops.movement import broadcast_to, insert_axis, iota, moveaxis, ones_like
 from strata.ops.norm_gradients import same_sizes
 from strata.ops.reduce import count_of, mean, sum_

@@ -13,7 +13,8 @@ from strata.mir import Op, Sample, Value, draw, function, op
 from strata.ops.elementwise import maximum
 from strata.ops.frontend import Operand, as_value, to_inexact
 from strata.ops.logic import cast
-from strata.ops.math import abs_, rsqrt, sqrt
+from strata.ops.math import rsqrt, sqrt
+from strata.ops.rounding import abs_
 from strata.ops.movement import narrow, ones, pad_constant, reshape, zeros
 from strata.ops.norm_gradients import (
     AxesNorm,

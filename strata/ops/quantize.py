@@ -16,7 +16,7 @@ from strata.mir import Op, Sample, UnaryOp, Value, constant, function, op
 from strata.ops.conv import Conv
 from strata.ops.frontend import Operand, as_value, to_inexact
 from strata.ops.logic import cast, where
-from strata.ops.math import abs_, sign, trunc
+from strata.ops.rounding import abs_, sign, trunc
 from strata.ops.matmul import MatMul
 from strata.ops.movement import reshape
 from strata.ops.numeric import clip
