@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from strata.errors import FileError
-from strata.ops import _rope as rope
+from strata.ops import RopeScaling, rope_frequencies, rope_tables
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "gemma3_text", "smollm3")
 
@@ -23,7 +23,7 @@ class Rope:
     """Rotary positions of one kind of layer: a base, and how it is stretched."""
 
     theta: float = 10000.0
-    scaling: rope.RopeScaling | None = None
+    scaling: RopeScaling | None = None
     long_factors: tuple[float, ...] = ()  # of Phi-3: a divisor for each pair, beyond the trained length and within it
     short_factors: tuple[float, ...] = ()
     trained_length: int = 0
@@ -34,11 +34,11 @@ class Rope:
         """cos and sin f32[length, n_rot / 2]."""
         if self.long_factors:
             factors = self.long_factors if length > self.trained_length else self.short_factors
-            rates = rope.rope_frequencies(n_rot, self.theta) / np.asarray(factors)
+            rates = rope_frequencies(n_rot, self.theta) / np.asarray(factors)
         elif self.divisors:
-            rates = rope.rope_frequencies(n_rot, self.theta) / np.asarray(self.divisors)
+            rates = rope_frequencies(n_rot, self.theta) / np.asarray(self.divisors)
         else:
-            cos, sin = rope.rope_tables(length, n_rot, theta=self.theta, scaling=self.scaling)
+            cos, sin = rope_tables(length, n_rot, theta=self.theta, scaling=self.scaling)
             return cos, sin
         angles = np.outer(np.arange(length), rates)
         return (np.cos(angles) * self.table_factor).astype(np.float32), (np.sin(angles) * self.table_factor).astype(
@@ -172,14 +172,14 @@ def _rope(settings: Mapping[str, Any], found: dict[str, Any], n_rot: int) -> Rop
         case "default":
             return Rope(theta)
         case "linear" | "dynamic":
-            return Rope(theta, rope.RopeScaling(kind, factor, trained))
+            return Rope(theta, RopeScaling(kind, factor, trained))
         case "llama3":
             low, high = float(settings["low_freq_factor"]), float(settings["high_freq_factor"])
-            return Rope(theta, rope.RopeScaling("llama3", factor, trained, low, high))
+            return Rope(theta, RopeScaling("llama3", factor, trained, low, high))
         case "yarn":
             given = settings.get("attention_factor")
             fast, slow = float(settings.get("beta_fast") or 32), float(settings.get("beta_slow") or 1)
-            return Rope(theta, rope.RopeScaling("yarn", factor, trained, beta_fast=fast, beta_slow=slow,
+            return Rope(theta, RopeScaling("yarn", factor, trained, beta_fast=fast, beta_slow=slow,
                                                 attention_factor=None if given is None else float(given)))  # fmt: skip
         case "longrope" | "su":
             ratio = int(found.get("max_position_embeddings", trained)) / trained
@@ -218,7 +218,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> Decode
     kind = metadata.get(f"{family}.rope.scaling.type", "none")
     factor = float(get("rope.scaling.factor", 1.0))
     trained = int(get("rope.scaling.original_context_length", get("context_length")))
-    scaling = rope.RopeScaling(kind, factor, trained) if kind in ("linear", "yarn") and factor != 1 else None
+    scaling = RopeScaling(kind, factor, trained) if kind in ("linear", "yarn") and factor != 1 else None
     stretch = tensors.get("rope_freqs.weight")
     divisors = tuple(float(x) for x in stretch.dequantize().reshape(-1)) if stretch is not None else ()
     window = int(get("attention.sliding_window", 0))

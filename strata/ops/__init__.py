@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from strata.mir import METHODS, near
+from strata.ops import gguf_blocks, schemes
 from strata.ops.arrange import arange, eye, linspace, tri
 from strata.ops.branching import Cond, cond
 from strata.ops.custom import (
@@ -26,6 +27,7 @@ from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loo
 from strata.ops.movement import full, iota, ones, zeros
 from strata.ops.pruning import prune
 from strata.ops.remat import Checkpoint, checkpoint
+from strata.ops.rope import RopeScaling, rope_frequencies, rope_tables
 from strata.ops.scanning import Scan
 from strata.ops.signal import blackman_window, hamming_window, mel_weight_matrix
 from strata.ops.tracing import make_graph, numbered, outer_values, trace_body
