@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCS = runpy.run_path(str(ROOT / "tools/docs.py"))
+DOCS = runpy.run_path(str(ROOT / "docs/check.py"))
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md"])

@@ -1,10 +1,10 @@
 """Documentation: runs the code of pages, checks their links, writes docs/api.md from docstrings.
 
-    python tools/docs.py            write docs/api.md, then check every page
-    python tools/docs.py PAGE...    run the code of these pages and show what it prints
+    python docs/check.py            write docs/api.md, then check every page
+    python docs/check.py PAGE...    run the code of these pages and show what it prints
 
-The Python blocks of a page are one program, run in order. A `text` block right behind one is its output: it must be equal,
-and `...` in it stands for anything on that line (a time, a path).
+The Python blocks of a page are one program, run in order. A `text` block right behind one is its output: it must be
+equal, and `...` in it stands for anything on that line (a time, a path).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -118,9 +118,9 @@ def headings(page: Path) -> set[str]:
 
 API_HEAD = """# Public names
 
-Made from docstrings by `make docs`; a test fails when this page is out of date or a name has no docstring. What `strata.__all__`
-lists is here. Functions on tensors (`st.softmax(x)`, `x.softmax()`) and on values of a graph (`st.ops.softmax(v)`) carry the names of
-the [ops](ops.md).
+Made from docstrings by `make docs`; a test fails when a public name has no docstring or is missing here. What
+`strata.__all__` lists is on this page. Functions on tensors (`st.softmax(x)`, `x.softmax()`) and on values of a graph
+(`st.ops.softmax(v)`) carry the names of the [ops](ops.md).
 """
 SECTIONS = {
     "strata.tensor": "Tensors and functions", "strata.mir": "Graphs", "strata.runtime": "Compiling and running",
@@ -132,7 +132,7 @@ def api_page() -> str:
     """The page of public names."""
     import strata
 
-    table = dict(strata._TABLE)  # noqa: SLF001 - the list of exports is what this page is about
+    table = dict(strata._TABLE)
     by_module: dict[str, list[str]] = {}
     for name, (module, _) in table.items():
         by_module.setdefault(module, []).append(name)
@@ -144,7 +144,7 @@ def api_page() -> str:
         parts += [_entry(name, getattr(strata, name), table[name][1]) for name in by_module[module]]
     parts.append("## Modules\n")
     rows = []
-    for name in strata._MODULES:  # noqa: SLF001
+    for name in strata._MODULES:
         doc = (importlib.import_module(f"strata.{name}").__doc__ or "").strip().split("\n\n")[0]
         rows.append(f"- `strata.{name}`: {' '.join(doc.split())}")
     return "\n".join([*parts, *rows]) + "\n"
@@ -198,7 +198,7 @@ def undocumented() -> list[str]:
     import strata
 
     missing = []
-    for name, (_, own) in strata._TABLE.items():  # noqa: SLF001
+    for name, (_, own) in strata._TABLE.items():
         thing = getattr(strata, name)
         if name == own and (inspect.isclass(thing) or callable(thing)) and not (inspect.getdoc(thing) or "").strip():
             missing.append(name)
