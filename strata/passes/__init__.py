@@ -21,6 +21,7 @@ from strata.passes.fuse_matmul import FuseMatMulBiasAct
 from strata.passes.fuse_norm_reshape import FuseRmsNormReshape
 from strata.passes.fuse_residual import FuseResidualLN, FuseResidualRmsNorm
 from strata.passes.fuse_swiglu import FuseSwiGLU, FuseSwiGLUDualMatmul
+from strata.passes.layout import ChannelsLast
 from strata.passes.legalize_broadcast import LegalizeBroadcast
 from strata.passes.match import Pattern, RuleSet, V, pat
 from strata.passes.pipeline import FusionLimits, PassChoices, default_passes

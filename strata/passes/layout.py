@@ -1,0 +1,228 @@
+"""Channels last inside convolutional regions: layouts are converted at their borders, once, and nowhere else.
+
+Every value keeps the form it was made in; the other form is made where a reader asks for it. A convolution reads and
+gives channels last; ops that do not care about the order of axes (element-wise ops, pools, concatenation, slices, padding,
+reductions, resizing) follow their inputs. Weights are transposed where they are parameters: once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from strata.core import Dim, dim_prod
+from strata.mir import Graph, Node, Value, as_tuple, origin_of, toposort
+from strata.ops import ConvLast, broadcast_to, reshape, to_first, to_last, transpose, weight_to_last
+from strata.passes.base import Pass, PassContext, register, with_results
+
+KEPT = "pool_prod+pool_sum+resize_axis+resize_nearest_2x"  # compositions that lose their axes when taken apart
+MOST_TAPS = 128  # kernels with more are gradients of weights, or filters: another algorithm's business
+FEWEST_OUTPUTS = 4  # below, most lanes of a vector along channels would be idle
+
+
+@register
+@dataclass(frozen=True)
+class ChannelsLast(Pass):
+    """Convolutions over [N, *sizes, C], and what is around them in the same order."""
+
+    name: ClassVar[str] = "layout"
+
+    def run(self, graph: Graph, ctx: PassContext) -> Graph:
+        if not ctx.claimed(ConvLast.name):
+            return graph
+        order = toposort(graph.results)
+        wanted = {id(n) for n in order if n.op.name == "conv" and _is_served(n)}
+        if not any(id(n) in wanted and not _is_matrix_product(n) for n in order):
+            return graph
+        maker = _Layouts(wanted)
+        for node in order:
+            with origin_of(node, made_by=self.name):
+                maker.add(node)
+        return with_results(graph, [maker.first(x) for x in graph.results])
+
+
+def _is_served(node: Node) -> bool:
+    """Whether a convolution is better with channels last."""
+    x, w = node.inputs
+    op: Any = node.op
+    outputs, channels, *kernel = w.shape
+    if not x.dtype.is_float or not all(isinstance(d, int) for d in (*w.shape, op.groups)):
+        return False
+    if dim_prod(kernel) > MOST_TAPS or 0 in w.shape:  # type: ignore[operator]
+        return False
+    depthwise = channels == 1 and outputs == op.groups
+    return depthwise or outputs >= FEWEST_OUTPUTS * op.groups  # type: ignore[operator]
+
+
+def _is_matrix_product(node: Node) -> bool:
+    """A point-wise convolution is a product of matrices in either order; converting would only cost."""
+    op: Any = node.op
+    pads = all(p == (0, 0) for p in op.padding)
+    plain = all(v == 1 for values in (op.stride, op.input_dilation) for v in values)
+    return pads and plain and op.groups == 1 and all(d == 1 for d in node.inputs[1].shape[2:])
+
+
+class _Layouts:
+    """Values of the new graph by those of the old, in the forms that were asked for so far."""
+
+    def __init__(self, wanted: set[int]) -> None:
+        self.wanted = wanted
+        self._first: dict[Value, Value] = {}
+        self._last: dict[Value, Value] = {}
+        self._native: set[Value] = set()  # values that were made with channels last
+        self.rules: dict[str, Callable[[Node], bool]] = {
+            "conv": self._conv, "concat": self._concat, "slice": self._by_axes, "pad": self._by_axes,
+            "flip": self._with_axes, "resize_axis": self._with_axis, "softmax": self._with_axis,
+            "reshape": self._reshape, "broadcast_to": self._broadcast, "resize_nearest_2x": self._doubled,
+            **dict.fromkeys(("pool_max", "pool_min", "pool_sum", "pool_prod"), self._pool),
+        }  # fmt: skip
+
+    def first(self, x: Value) -> Value:
+        """A value in its own order of axes."""
+        if x not in self._first:
+            self._first[x] = _swap(self._last[x], to_first(x.ndim - 2)) if x in self._last else x
+        return self._first[x]
+
+    def last(self, x: Value) -> Value:
+        """A value [N, C, *sizes] as [N, *sizes, C]."""
+        if x not in self._last:
+            self._last[x] = _swap(self.first(x), to_last(x.ndim - 2))
+        return self._last[x]
+
+    def add(self, node: Node) -> None:
+        """The node in the new graph, in the form that its inputs suggest."""
+        if id(node) in self.wanted or any(x in self._native for x in node.inputs):
+            rule = self._rule(node)
+            if rule is not None and rule(node):
+                return
+        inputs = tuple(self.first(x) for x in node.inputs)
+        if inputs != node.inputs:
+            for old, new in zip(node.outputs, as_tuple(node.op(*inputs)), strict=True):
+                self._first[old] = new
+
+    def _rule(self, node: Node) -> Callable[[Node], bool] | None:
+        if node.op.elementwise:
+            return self._elementwise
+        return self._reduce if node.op.name.startswith("reduce_") else self.rules.get(node.op.name)
+
+    # rules: whether the node was made from inputs with channels last
+
+    def _give(self, node: Node, made: Value) -> bool:
+        out = Value(node, 0)
+        self._last[out] = made
+        self._native.add(out)
+        return True
+
+    def _conv(self, node: Node) -> bool:
+        if id(node) not in self.wanted:
+            return False
+        x, w = node.inputs
+        op: Any = node.op
+        made = ConvLast(op.stride, op.padding, op.dilation, op.groups, op.input_dilation)
+        return self._give(node, made(self.last(x), transpose(self.first(w), weight_to_last(x.ndim - 2))))
+
+    def _elementwise(self, node: Node) -> bool:
+        """Operands of lower rank get the axes that broadcasting would give them."""
+        out = node.types[0]
+        whole = [x for x in node.inputs if x in self._native and x.shape == out.shape]
+        if not whole or len(node.types) > 1:
+            return False
+        return self._give(node, node.op(*(self._operand(x, out.ndim) for x in node.inputs)))
+
+    def _operand(self, x: Value, ndim: int) -> Value:
+        if x.ndim == ndim:
+            return self.last(x)
+        if x.ndim == 0:
+            return self.first(x)
+        return _swap(reshape(self.first(x), ((1,) * (ndim - x.ndim)) + x.shape), to_last(ndim - 2))
+
+    def _concat(self, node: Node) -> bool:
+        op: Any = node.op
+        axis = to_last(node.inputs[0].ndim - 2).index(op.axis)
+        return self._give(node, replace(op, axis=axis)(*map(self.last, node.inputs)))
+
+    def _by_axes(self, node: Node) -> bool:
+        """Ops whose fields have an entry for each axis."""
+        (x,) = node.inputs
+        op: Any = node.op
+        order = to_last(x.ndim - 2)
+        moved = {k: tuple(v[p] for p in order) for k, v in op.static_fields().items() if isinstance(v, tuple)}
+        return self._give(node, replace(op, **moved)(self.last(x)))
+
+    def _with_axis(self, node: Node) -> bool:
+        (x,) = node.inputs
+        op: Any = node.op
+        return self._give(node, replace(op, axis=to_last(x.ndim - 2).index(op.axis))(self.last(x)))
+
+    def _with_axes(self, node: Node) -> bool:
+        (x,) = node.inputs
+        op: Any = node.op
+        order = to_last(x.ndim - 2)
+        return self._give(node, replace(op, axes=tuple(sorted(order.index(a) for a in op.axes)))(self.last(x)))
+
+    def _pool(self, node: Node) -> bool:
+        """Windows over the axes in front of the channels have one channel each."""
+        (x,) = node.inputs
+        op: Any = node.op
+        if op.rank != x.ndim - 2:
+            return False
+        return self._give(node, _with_channels(op)(self.last(x)))
+
+    def _reduce(self, node: Node) -> bool:
+        (x,) = node.inputs
+        op: Any = node.op
+        order = to_last(x.ndim - 2)
+        made = replace(op, axes=tuple(sorted(order.index(a) for a in op.axes)))(self.last(x))
+        return self._arranged(node, made, [a for a in order if a not in op.axes])
+
+    def _arranged(self, node: Node, made: Value, axes: list[int]) -> bool:
+        """Note a value whose axes are these of the node's input, in this order."""
+        out = Value(node, 0)
+        ranked = [sorted(axes).index(a) for a in axes]
+        if ranked == sorted(ranked):
+            self._first[out] = made
+        elif out.ndim >= 3 and tuple(ranked) == to_last(out.ndim - 2):
+            return self._give(node, made)
+        else:
+            self._first[out] = transpose(made, [ranked.index(i) for i in range(len(ranked))])
+        return True
+
+    def _doubled(self, node: Node) -> bool:
+        """Every element four times, along the two axes in front of the channels."""
+        (x,) = node.inputs
+        *lead, h, w, c = self.last(x).shape
+        spread = broadcast_to(reshape(self.last(x), (*lead, h, 1, w, 1, c)), (*lead, h, 2, w, 2, c))
+        return self._give(node, reshape(spread, (*lead, h * 2, w * 2, c))) if x.ndim > 3 else False
+
+    def _reshape(self, node: Node) -> bool:
+        """Sizes merged, split or dropped around channels that stay whole."""
+        (x,) = node.inputs
+        shape = node.types[0].shape
+        out = Value(node, 0)
+        if all(d == 1 for d in x.shape[2:]):  # both orders are one
+            self._first[out] = reshape(self.last(x), shape)
+            return True
+        if len(shape) < 3 or shape[:2] != x.shape[:2]:
+            return False
+        return self._give(node, reshape(self.last(x), (shape[0], *shape[2:], shape[1])))
+
+    def _broadcast(self, node: Node) -> bool:
+        (x,) = node.inputs
+        shape = node.types[0].shape
+        if x.ndim != len(shape):
+            return False
+        return self._give(node, broadcast_to(self.last(x), [shape[p] for p in to_last(x.ndim - 2)]))
+
+
+def _with_channels(op: Any) -> Any:
+    """A window op over [*sizes, C]."""
+    one: dict[str, Any] = {"kernel": 1, "stride": 1, "padding": (0, 0), "dilation": 1}
+    return replace(op, **{k: (*getattr(op, k), v) for k, v in one.items()})
+
+
+def _swap(x: Value, order: Sequence[int]) -> Value:
+    """A transpose, or a reshape where no element moves."""
+    shape: list[Dim] = [x.shape[p] for p in order]
+    kept = [p for p in order if x.shape[p] != 1]
+    return reshape(x, shape) if kept == sorted(kept) else transpose(x, order)
