@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,48 +19,15 @@ from strata.errors import DTypeError, FileError, LowerError, OptionError, ShapeE
 from strata.io.onnx import handlers as _handlers  # noqa: F401 - registers the readers
 from strata.io.onnx.dtypes import in_graphs, numpy_dtype
 from strata.io.onnx.items import NOTHING, Host, Item, Nothing, Sizes
+from strata.io.onnx.plans import Plan, Port, Shapes, bind_shapes, forms
 from strata.io.onnx.program import Program, read_program
 from strata.io.onnx.trace import NeedsData, Tracer
 from strata.mir import Graph, Value, near
 from strata.runtime import CompiledGraph, Session
 
-KEPT = 64  # compiled graphs, least recently used dropped first
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """An input or output: its name and what the file says about it; `shape` None is any rank."""
-
-    name: str
-    kind: str  # tensor, sequence or optional
-    dtype: np.dtype[Any] | None
-    shape: tuple[Dim, ...] | None
-
-    def __str__(self) -> str:
-        dims = "[...]" if self.shape is None else f"[{', '.join(map(str, self.shape))}]"
-        return f"{self.name}: {self.kind if self.dtype is None else self.dtype}{dims}"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A model as one compiled graph: outputs are its results by number, arrays, or lists of these."""
-
-    compiled: CompiledGraph | None
-    outputs: list[Any]
-
-    def run(self, feeds: Mapping[str, np.ndarray]) -> list[Any]:
-        results: Sequence[np.ndarray] = ()
-        if self.compiled is not None:
-            results = self.compiled.run({name: feeds[name] for name in self.compiled.lir.graph.input_names})
-        return [_filled(x, results) for x in self.outputs]
-
-
-def _filled(template: Any, results: Sequence[np.ndarray]) -> Any:
-    if isinstance(template, list):
-        return [_filled(x, results) for x in template]
-    if isinstance(template, int):
-        return results[template]
-    return None if isinstance(template, Nothing) else template
+KEPT = 64  # compiled segments, least recently used dropped first
+SIGNATURES = 256  # sets of input shapes whose plan is remembered
+SYMBOLIC_PLANS = 16
 
 
 class OnnxModel:
@@ -86,9 +52,9 @@ class OnnxModel:
         self.optional_inputs = tuple(self._port(x) for x in graph.input if x.name in fixed)
         self.outputs = tuple(self._port(x) for x in graph.output)
         self._lock = threading.RLock()
-        self._whole: Plan | None = None
-        self._why_not: str | None = None
-        self._plans: OrderedDict[Any, Plan | None] = OrderedDict()
+        self._plans: list[Plan] = []  # with symbolic sizes
+        self._by_signature: OrderedDict[Any, Plan | None] = OrderedDict()  # None: run in segments
+        self.why_not_symbolic: list[str] = []
         self._compiled: OrderedDict[str, CompiledGraph] = OrderedDict()
 
     def _port(self, proto: Any) -> Port:
@@ -104,7 +70,9 @@ class OnnxModel:
     def _dim(self, proto: Any, fallback: str) -> Dim:
         if proto.HasField("dim_value") and proto.dim_value >= 0:
             return int(proto.dim_value)
-        name = re.sub(r"\W", "_", proto.dim_param or fallback) or "dim"
+        name = re.sub(r"\W", "_", proto.dim_param)
+        if not name.strip("_"):  # nameless, or "?"
+            name = re.sub(r"\W", "_", fallback)
         if not re.match(r"[A-Za-z_]", name) or name in ("min", "max"):
             name = f"n_{name}"
         return self._symbols.setdefault(name, sym(name))
@@ -117,18 +85,26 @@ class OnnxModel:
     def run(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> tuple[Any, ...]:
         """Run on arrays by input name: a tuple of arrays, one for each output (lists for sequences)."""
         arrays = self._checked({**(feeds or {}), **named})
-        plan = self._whole_plan()
-        if plan is not None and all(name in arrays for name in (p.name for p in self.inputs)) and not self._overridden(arrays):
-            try:
-                return tuple(plan.run(arrays))
-            except ShapeError:  # a size outside the bounds of its symbol: 0, or a broadcast of 1
-                pass
-        return tuple(self._run_sized(arrays))
+        key = _signature(arrays)
+        with self._lock:
+            known = key in self._by_signature
+            plan = self._by_signature.get(key)
+            if not known:
+                plan = next((p for p in self._plans if p.fits(arrays)), None) or self._symbolic_plan(arrays)
+                if plan is not None:
+                    self._remember(key, plan)
+                    known = True
+        if plan is not None:
+            return tuple(plan.run(arrays))
+        return tuple(self._run_sized(key, arrays))
 
     __call__ = run
 
-    def _overridden(self, arrays: Mapping[str, Any]) -> bool:
-        return any(p.name in arrays for p in self.optional_inputs)
+    def _remember(self, key: Any, plan: Plan | None) -> None:
+        with self._lock:
+            self._by_signature[key] = plan
+            if len(self._by_signature) > SIGNATURES:
+                self._by_signature.popitem(last=False)
 
     def _checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
         ports = {p.name: p for p in (*self.inputs, *self.optional_inputs)}
@@ -160,20 +136,9 @@ class OnnxModel:
 
     # the whole model with symbolic sizes
 
-    @property
-    def is_symbolic(self) -> bool:
-        """Whether one compiled graph serves all sizes."""
-        return self._whole_plan() is not None
-
-    @property
-    def why_not_symbolic(self) -> str | None:
-        """What keeps the model from being one compiled graph for all sizes."""
-        self._whole_plan()
-        return self._why_not
-
-    def graph(self) -> Graph:
-        """The model as one graph with symbolic sizes."""
-        tracer = Tracer(self.program)
+    def graph(self, hints: Mapping[str, int] | None = None) -> Graph:
+        """The model as one graph with symbolic sizes; `hints` decide where the graph depends on them."""
+        tracer = Tracer(self.program, hints=hints)
         items = self._trace(tracer, {p.name: tracer.leaf(p.name, self._type(p)) for p in self.inputs})
         return tracer.graph([tracer.value(x) for x in items], name=self.program.graph.name or "main")
 
@@ -182,18 +147,29 @@ class OnnxModel:
             raise NeedsData(f"input {port} has no fixed rank and element type")
         return TensorType(as_dtype(port.dtype), port.shape)
 
-    def _whole_plan(self) -> Plan | None:
-        with self._lock:
-            if self._whole is None and self._why_not is None:
-                try:
-                    tracer = Tracer(self.program)
-                    items = self._trace(tracer, {p.name: tracer.leaf(p.name, self._type(p)) for p in self.inputs})
-                    self._whole = self._plan(tracer, items)
-                except NeedsData as reason:
-                    self._why_not = f"a shape or a branch depends on data: {reason}"
-                except (ShapeError, OptionError, LowerError, DTypeError, NotImplementedError) as error:
-                    self._why_not = str(error)
-            return self._whole
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether the runs so far were served by graphs with symbolic sizes."""
+        return bool(self._plans)
+
+    def _symbolic_plan(self, arrays: Mapping[str, Any]) -> Plan | None:
+        """The most general graph that serves these arrays, if there is one with a symbolic size."""
+        if len(self._plans) >= SYMBOLIC_PLANS:
+            return None
+        for shapes in forms(self.inputs, arrays):
+            try:
+                tracer = Tracer(self.program, hints=bind_shapes(shapes, arrays))
+                leaves = {name: tracer.leaf(name, TensorType(as_dtype(arrays[name].dtype), s)) for name, s in shapes.items()}
+                plan = self._plan(tracer, self._trace(tracer, leaves), shapes)
+            except NeedsData as reason:
+                self.why_not_symbolic.append(f"depends on data: {reason}")
+                return None
+            except (ShapeError, OptionError, LowerError, DTypeError) as error:
+                self.why_not_symbolic.append(str(error))
+                continue
+            self._plans.append(plan)
+            return plan
+        return None
 
     def _trace(self, tracer: Tracer, inputs: Mapping[str, Item]) -> list[Item]:
         graph = self.program.graph
@@ -210,7 +186,7 @@ class OnnxModel:
                 items.append(NOTHING)
         return tracer.run_graph(graph, items, top=True)
 
-    def _plan(self, tracer: Tracer, items: Sequence[Item]) -> Plan:
+    def _plan(self, tracer: Tracer, items: Sequence[Item], shapes: Shapes | None = None) -> Plan:
         values: list[Value] = []
 
         def template(item: Item) -> Any:
@@ -225,22 +201,15 @@ class OnnxModel:
 
         outputs = [template(x) for x in items]
         if not values:
-            return Plan(None, outputs)
+            return Plan(None, outputs, shapes or {}, tuple(tracer.guards))
         graph = tracer.graph(values, name=re.sub(r"\W", "_", self.program.graph.name) or "main")
         compiled = self.session.compile(graph)
         compiled.set_params({name: tracer.params[name] for name in graph.param_names})
-        return Plan(compiled, outputs)
+        return Plan(compiled, outputs, shapes or {}, tuple(tracer.guards))
 
     # for the sizes at hand
 
-    def _run_sized(self, arrays: Mapping[str, Any]) -> list[Any]:
-        key = _signature(arrays)
-        with self._lock:
-            plan = self._plans.get(key)
-            if plan is not None:
-                self._plans.move_to_end(key)
-        if plan is not None:
-            return plan.run(arrays)
+    def _run_sized(self, key: Any, arrays: Mapping[str, Any]) -> list[Any]:
         segments = 0
 
         def execute(graph: Graph, feeds: Mapping[str, Any], params: Mapping[str, Any]) -> Sequence[np.ndarray]:
@@ -253,11 +222,9 @@ class OnnxModel:
         items = self._trace(tracer, inputs)
         if not segments and not _has_run_data(items) and all(in_graphs_item(x) for x in inputs.values()):
             plan = self._plan(tracer, items)
-            with self._lock:
-                self._plans[key] = plan
-                if len(self._plans) > KEPT:
-                    self._plans.popitem(last=False)
+            self._remember(key, plan)
             return plan.run(arrays)
+        self._remember(key, None)
         return self._finish(tracer, items)
 
     def _input_item(self, tracer: Tracer, name: str, x: Any) -> Item:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import Dim, SymExpr, dim_max, dim_min, floordiv, known_positive, mod, substitute, symbols
+from strata.core import Dim, dim_max, dim_min, floordiv, known_positive, mod
 from strata.errors import SymbolError
 from strata.io.onnx.items import Host, Sizes, settled
 from strata.io.onnx.node import NodeView
@@ -62,7 +62,8 @@ def _compared(fn: Callable[[Any, Any], bool]) -> Rule:
             return None
         spread = np.broadcast_arrays(*arrays)
         try:
-            result = [fn(a, b) for a, b in zip(spread[0].reshape(-1), spread[1].reshape(-1), strict=True)]
+            pairs = zip(spread[0].reshape(-1), spread[1].reshape(-1), strict=True)
+            result = [n.tracer.decide(fn, a, b) for a, b in pairs]
         except SymbolError:
             return None
         return np.array(result, bool).reshape(spread[0].shape)
@@ -70,7 +71,8 @@ def _compared(fn: Callable[[Any, Any], bool]) -> Rule:
     return rule
 
 
-def _equal(a: Dim, b: Dim) -> bool:
+def equal_sizes(a: Dim, b: Dim) -> bool:
+    """Whether two sizes are equal, where bounds decide."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
     if a == b:
@@ -189,13 +191,6 @@ def _negated(a: Dim) -> Dim:
     return a * -1
 
 
-def least(x: Dim) -> Dim:
-    """The size with every symbol at its lower bound: an example, to compare where bounds cannot decide."""
-    if not isinstance(x, SymExpr):
-        return x
-    return substitute(x, {name: s.lo for name, s in symbols(x).items()})
-
-
 SIZE_RULES: dict[str, Rule] = {
     "Add": _elementwise(lambda a, b: a + b),
     "Sub": _elementwise(lambda a, b: a - b),
@@ -205,7 +200,7 @@ SIZE_RULES: dict[str, Rule] = {
     "Neg": _elementwise(_negated),
     "Max": _elementwise(dim_max),
     "Min": _elementwise(dim_min),
-    "Equal": _compared(_equal),
+    "Equal": _compared(equal_sizes),
     "Less": _compared(lambda a, b: bool(a < b)),
     "LessOrEqual": _compared(lambda a, b: bool(a <= b)),
     "Greater": _compared(lambda a, b: bool(a > b)),

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 
-from strata.core import SymExpr, TensorType, as_dtype, dim_prod
-from strata.errors import DTypeError, FileError, OptionError, StrataError
+from strata.core import Dim, SymExpr, TensorType, as_dtype, dim_prod, substitute
+from strata.errors import DTypeError, FileError, OptionError, StrataError, SymbolError
 from strata.io.onnx.dtypes import NUMBER, in_graphs
 from strata.io.onnx.items import NOTHING, Host, Item, Nothing, Sizes
 from strata.io.onnx.node import NodeView
@@ -39,6 +40,19 @@ KEEP = {
 
 class NeedsData(Exception):
     """A reader needs the elements of a value that depends on the data of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What was assumed about two sizes."""
+
+    test: Callable[[Any, Any], bool]
+    a: Dim
+    b: Dim
+    truth: bool
+
+    def holds(self, binding: Mapping[str, int]) -> bool:
+        return self.test(substitute(self.a, binding), substitute(self.b, binding)) == self.truth
 
 
 class Frame:
@@ -67,9 +81,11 @@ class Frame:
 class Tracer:
     """Reads one program. `leaf` declares run-time data; `results` come as items."""
 
-    def __init__(self, program: Program, execute: Execute | None = None) -> None:
+    def __init__(self, program: Program, execute: Execute | None = None, hints: Mapping[str, int] | None = None) -> None:
         self.program = program
         self.execute = execute
+        self.hints = hints
+        self.guards: list[Guard] = []
         self.scope = fresh_scope()
         self.frame = Frame()
         self.feeds: dict[str, np.ndarray] = {}
@@ -185,6 +201,17 @@ class Tracer:
         graph.inputs = tuple(inputs if inputs is not None else (x for x in leaves if isinstance(x.node.op, Input)))
         graph.params = tuple(x for x in leaves if isinstance(x.node.op, Param))
         return graph.outputs(*results)
+
+    def decide(self, test: Callable[[Any, Any], bool], a: Dim, b: Dim) -> bool:
+        """A comparison of sizes: known, or decided by the sizes at hand and kept as a guard."""
+        try:
+            return bool(test(a, b))
+        except SymbolError:
+            if self.hints is None:
+                raise
+        truth = bool(test(substitute(a, self.hints), substitute(b, self.hints)))
+        self.guards.append(Guard(test, a, b, truth))
+        return truth
 
     @contextmanager
     def closed(self) -> Iterator[None]:

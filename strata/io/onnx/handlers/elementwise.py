@@ -88,8 +88,12 @@ def mod(n: NodeView) -> Value:
 
 @reads("BitShift")
 def bit_shift(n: NodeView) -> Value:
+    """A count outside 0..bits-1 shifts everything out; only the sign is left of a negative number shifted right."""
     shift = {"LEFT": ops.bitwise_left_shift, "RIGHT": ops.bitwise_right_shift}
-    return shift[n.choice("direction", "", list(shift))](n[0], n[1])
+    x, y = n[0], n[1]
+    if y.dtype.kind == "int":
+        y = ops.where(y < 0, ops.full((), y.dtype.bits, y.dtype), y)
+    return shift[n.choice("direction", "", list(shift))](x, y)
 
 
 def _variadic(fn: Callable[[Any, Any], Value]) -> Callable[[NodeView], Any]:

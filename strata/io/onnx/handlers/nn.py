@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from strata import ops
+from strata.core import Dim
+from strata.io.onnx.handlers.random import draw_uniform
+from strata.io.onnx.items import Host
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
 from strata.mir import Value
@@ -63,11 +68,17 @@ def dropout_training(n: NodeView) -> Any:
     rate = float(n.scalar(1, 0.5))
     if not training or rate == 0.0:
         return _not_dropped(n)
-    from strata.io.onnx.handlers.random import draw_uniform
-
     x = n[0]
-    keep = ops.greater_equal(draw_uniform(n, x.shape, "f32"), rate)
+    keep = _drawn(n, x.shape, rate)
     return ops.where(keep, x / (1.0 - rate), ops.zeros_like(x)), keep
+
+
+def _drawn(n: NodeView, shape: tuple[Dim, ...], rate: float) -> Value:
+    """Which elements stay. With a seed the mask is that of the standard's own example: NumPy's generator of that seed."""
+    if n.has_attr("seed") and all(isinstance(d, int) for d in shape):
+        draws = np.random.RandomState(n.attr("seed") % (1 << 32)).uniform(0, 1, shape)  # noqa: NPY002
+        return n.tracer.value(Host(draws >= rate))
+    return ops.greater_equal(draw_uniform(n, shape, "f32"), rate)
 
 
 def _not_dropped(n: NodeView) -> Any:

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from strata import ops
-from strata.core import Dim, SymExpr, as_dtype, dim_prod, floordiv, known_positive
+from strata.core import Dim, SymExpr, as_dtype, broadcast_shapes, dim_min, dim_prod, floordiv, known_positive
 from strata.errors import ShapeError
 from strata.io.onnx.dtypes import in_graphs
 from strata.io.onnx.items import Host, Sizes, sizes
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
+from strata.io.onnx.sizes import equal_sizes
 from strata.mir import Value, constant
 
 
@@ -95,13 +96,18 @@ def squeeze(n: NodeView) -> Any:
     axes = _axes(n)
     dims = n.shape(0)
     if axes is None:
-        axes = tuple(i for i, d in enumerate(dims) if isinstance(d, int) and d == 1)
-    gone = {a % len(dims) for a in axes}
+        axes = tuple(i for i, d in enumerate(dims) if n.tracer.decide(equal_sizes, d, 1))
+    gone = sorted({a % len(dims) for a in axes})
     kept = tuple(d for i, d in enumerate(dims) if i not in gone)
     for i in gone:
-        if isinstance(dims[i], int) and dims[i] != 1:
+        if not n.tracer.decide(equal_sizes, dims[i], 1):
             raise ShapeError(f"squeeze: axis {i} of {list(dims)} is not 1", code="S313")
-    return n.array(0).reshape(kept) if _move_host(n) else ops.reshape(n[0], kept)
+    if _move_host(n):
+        return n.array(0).reshape(kept)
+    x = n[0]
+    for i in gone:
+        x = x if dims[i] == 1 else ops.narrow(x, i, 0, 1)
+    return ops.reshape(x, kept)
 
 
 @reads("Unsqueeze")
@@ -125,7 +131,9 @@ def transpose(n: NodeView) -> Any:
 def concat(n: NodeView) -> Any:
     if _move_host(n):
         return np.concatenate([n.array(i) for i in range(len(n))], n.attr("axis", 0))
-    return ops.concat(n.values(), n.axis("axis", 0))
+    axis = n.axis("axis", 0)
+    values = [x for x in n.values() if x.shape[axis] != 0] or n.values()[:1]
+    return ops.concat(values, axis) if len(values) > 1 else values[0]
 
 
 @reads("Split")
@@ -154,7 +162,7 @@ def slice_inputs(n: NodeView) -> Any:
     return _slice(n, starts, ends, axes, steps)
 
 
-FAR = 1 << 30  # a bound past this is "the end", whatever the size
+FAR = 1 << 28  # a bound past this is "the end", whatever the size
 
 
 def _slice(n: NodeView, starts: Any, ends: Any, axes: Any, steps: Any) -> Any:
@@ -205,15 +213,11 @@ def _bound(at: Dim, size: Dim) -> Dim:
                 return 0
             return size + at if isinstance(size, SymExpr) else max(size + at, 0)
         if isinstance(size, SymExpr) and at > 1:
-            from strata.core import dim_min
-
             return dim_min(at, size)
         return at if isinstance(size, SymExpr) else min(at, size)
     if at == size:
         return size
     if known_positive(at + 1):
-        from strata.core import dim_min
-
         return dim_min(at, size)
     return at
 
@@ -224,8 +228,6 @@ def _is_end(at: Dim, size: Dim) -> bool:
 
 @reads("Expand")
 def expand(n: NodeView) -> Any:
-    from strata.core import broadcast_shapes
-
     dims = n.dims(1)
     if _move_host(n):
         return np.broadcast_to(n.array(0), np.broadcast_shapes(n.array(0).shape, dims)).copy()

@@ -1,0 +1,133 @@
+"""Plans: a model compiled as one graph, and which inputs it is good for.
+
+A plan keeps sizes symbolic. Where reading the model needs to know more about them (a branch on a shape, a comparison), the
+sizes at hand decide, and what was assumed becomes a guard: a run whose sizes break it takes, or makes, another plan.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from strata.core import Dim, SymExpr, TensorType, as_dtype, sym, symbols
+from strata.errors import ShapeError
+from strata.io.onnx.dtypes import in_graphs
+from strata.io.onnx.items import Nothing
+from strata.io.onnx.trace import Guard
+from strata.mir import infer_binding, placeholder
+from strata.runtime import CompiledGraph
+
+Shapes = Mapping[str, tuple[Dim, ...]]
+STEP = 32  # images go through nets that halve them five times: sizes that are multiples of this stay whole
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input or output: its name and what the file says about it; `shape` None is any rank."""
+
+    name: str
+    kind: str  # tensor, sequence or optional
+    dtype: np.dtype[Any] | None
+    shape: tuple[Dim, ...] | None
+
+    def __str__(self) -> str:
+        dims = "[...]" if self.shape is None else f"[{', '.join(map(str, self.shape))}]"
+        return f"{self.name}: {self.kind if self.dtype is None else self.dtype}{dims}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model as one compiled graph: outputs are its results by number, arrays, or lists of these."""
+
+    compiled: CompiledGraph | None
+    outputs: list[Any]
+    shapes: Shapes = field(default_factory=dict)
+    guards: tuple[Guard, ...] = ()
+
+    def fits(self, arrays: Mapping[str, Any]) -> bool:
+        """Whether inputs of these shapes are what the plan was made for."""
+        if set(arrays) != set(self.shapes):
+            return False
+        try:
+            binding = bind_shapes(self.shapes, arrays)
+            return all(guard.holds(binding) for guard in self.guards)
+        except ShapeError:
+            return False
+
+    def run(self, feeds: Mapping[str, Any]) -> list[Any]:
+        results: Sequence[np.ndarray] = ()
+        if self.compiled is not None:
+            flat = dict(_flat(feeds))
+            results = self.compiled.run({name: flat[name] for name in self.compiled.lir.graph.input_names})
+        return [_filled(x, results) for x in self.outputs]
+
+
+def bind_shapes(shapes: Shapes, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """The symbols of declared shapes from real ones; an error where they do not fit."""
+    leaves = {}
+    for name, shape in shapes.items():
+        if len(shape) != arrays[name].ndim:
+            raise ShapeError(f"input {name!r} has {arrays[name].ndim} axes, not {len(shape)}", code="S312")
+        leaves[placeholder(name, TensorType(as_dtype(np.dtype(np.float32)), shape))] = arrays[name].shape
+        for declared, actual in zip(shape, arrays[name].shape, strict=True):
+            if isinstance(declared, int) and declared != actual:
+                raise ShapeError(f"input {name!r} has size {actual} where {declared} is declared", code="S312")
+    binding = infer_binding(leaves)
+    for shape in shapes.values():
+        for d in shape:
+            if isinstance(d, SymExpr) and not set(symbols(d)) <= set(binding):
+                raise ShapeError(f"no whole number makes {d} the size that was given", code="S312")
+    return binding
+
+
+def forms(ports: Sequence[Port], arrays: Mapping[str, Any]) -> Iterator[dict[str, tuple[Dim, ...]]]:
+    """Shapes to compile for, the most general first; all of them cover the arrays at hand."""
+    if not all(p.kind == "tensor" and p.dtype is not None and in_graphs(p.dtype) and p.name in arrays for p in ports):
+        return
+    if len(arrays) != len(ports):
+        return
+    declared = {p.name: arrays[p.name].shape if p.shape is None else p.shape for p in ports}
+    makers: list[Callable[[int, int, Dim, int], Dim]] = [
+        lambda axis, rank, d, actual: d,
+        lambda axis, rank, d, actual: _multiple(d) if rank > 3 and axis > 1 and actual % STEP == 0 else d,
+        lambda axis, rank, d, actual: d if axis in (0, rank - 1) else actual,
+        lambda axis, rank, d, actual: d if axis == 0 else actual,
+    ]
+    seen: list[dict[str, tuple[Dim, ...]]] = []
+    for make in makers:
+        found = {
+            name: tuple(
+                make(axis, len(shape), d, actual) if isinstance(d, SymExpr) else d
+                for axis, (d, actual) in enumerate(zip(shape, arrays[name].shape, strict=True))
+            )
+            for name, shape in declared.items()
+        }
+        if found not in seen and any(isinstance(d, SymExpr) for shape in found.values() for d in shape):
+            seen.append(found)
+            yield found
+
+
+def _multiple(d: Dim) -> Dim:
+    """STEP times a new symbol."""
+    return sym(f"{re.sub(r'[^A-Za-z0-9_]', '_', str(d))}_by{STEP}") * STEP
+
+
+def _flat(feeds: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Arrays by the names of their leaves: elements of sequences are numbered."""
+    for name, x in feeds.items():
+        if isinstance(x, list):
+            yield from _flat({f"{name}_{i}": y for i, y in enumerate(x)})
+        else:
+            yield name, x
+
+
+def _filled(template: Any, results: Sequence[np.ndarray]) -> Any:
+    if isinstance(template, list):
+        return [_filled(x, results) for x in template]
+    if isinstance(template, int):
+        return results[template]
+    return None if isinstance(template, Nothing) else template
