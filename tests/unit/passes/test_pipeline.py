@@ -1,0 +1,135 @@
+"""The order of passes and what gates them."""
+
+import pytest
+
+from strata import ops
+from strata.core import f32
+from strata.errors import CompileError, OptionError, ParseError, UnknownNameError
+from strata.mir import Graph, evaluate
+from strata.passes import (
+    DropUnused,
+    FusionLimits,
+    LowerControlFlow,
+    PassChoices,
+    PassContext,
+    Precision,
+    default_passes,
+    parse_passes,
+    run_passes,
+)
+
+GPU = frozenset({"fused_matmul_bias_act", "fused_residual_layer_norm", "fused_residual_rms_norm", "elementwise_region"})
+
+
+def spelled(claims, **choices) -> list[str]:
+    ctx = PassContext(claims=None if claims is None else frozenset(claims))
+    return [p.name for p in default_passes(ctx, PassChoices(**choices))]
+
+
+def test_a_backend_that_groups_runs_no_patterns():
+    assert spelled(()) == ["simplify", "fold", "find_attention", "decompose", "simplify", "share_matmul", "fold"]
+
+
+def test_patterns_come_before_anything_that_takes_ops_apart():
+    order = spelled(None)
+    assert order.index("fuse_swiglu") < order.index("decompose") < order.index("mark_regions")
+    assert order.index("fuse_swiglu_dual") < order.index("fuse_swiglu")
+    assert order[-2:] == ["mark_regions", "unfuse_regions"]
+
+
+def test_claims_gate_patterns():
+    order = spelled(GPU)
+    assert "fuse_matmul_bias_act" in order and "mark_regions" in order
+    assert "fuse_attention_block" not in order and "fuse_swiglu" not in order
+
+
+def test_without_fusion():
+    assert spelled((), fusion=False) == ["simplify", "fold", "decompose", "simplify", "fold"]
+
+
+def test_options_bring_passes():
+    order = spelled((), precision="mixed_f16", control_flow=True, drop_unused=True)
+    assert {"precision", "lower_control_flow", "drop_unused"} <= set(order)
+    assert "precision" not in spelled((), precision="f32")
+
+
+def test_limits_are_counts():
+    with pytest.raises(OptionError, match="max_steps must be a count, got -1"):
+        FusionLimits(max_steps=-1)
+
+
+def test_spelling_errors():
+    with pytest.raises(UnknownNameError, match="did you mean 'simplify'"):
+        parse_passes("simplfy")
+    with pytest.raises(OptionError, match="no option 'limits'; did you mean 'limit'"):
+        parse_passes("fold{limits=3}")
+    with pytest.raises(ParseError):
+        parse_passes("fold{")
+
+
+def test_unused_declarations_go_when_asked():
+    g = Graph("g")
+    x, _, v = g.input("x", f32[4]), g.param("w", f32[4]), g.param("v", f32[4])
+    before = g.outputs(x * v)
+    after, _ = run_passes([DropUnused()], before, PassContext())
+    assert after.param_names == ("v",) and before.param_names == ("w", "v")
+    assert run_passes([DropUnused()], after, PassContext())[0] is after
+    kept, _ = run_passes([DropUnused(params=False)], before, PassContext())
+    assert kept is before
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 9])
+def test_loops_freeze_where_their_condition_ends(steps):
+    g = Graph("g")
+    x, n = g.input("x", f32[3]), g.input("n", f32[()])
+    out = ops.while_loop(lambda s: s[1] < n, lambda s: (s[0] * 2.0, s[1] + 1.0), (x, x[0] * 0.0), max_iter=5)
+    before = g.outputs(*out)
+    after, _ = run_passes([LowerControlFlow()], before, PassContext())
+    assert "while" not in [m.op.name for m in after.nodes()]
+    feeds = {"x": [1.0, 2.0, 3.0], "n": float(steps)}
+    for a, b in zip(evaluate(before, feeds), evaluate(after, feeds), strict=True):
+        assert a.tolist() == b.tolist()
+
+
+def test_loops_without_a_bound_are_refused_when_strict():
+    g = Graph("g")
+    x = g.input("x", f32[()])
+    before = g.outputs(ops.while_loop(lambda s: s < 9.0, lambda s: s * 2.0, x))
+    assert run_passes([LowerControlFlow()], before, PassContext())[0] is before
+    with pytest.raises(CompileError, match="it has no bound"):
+        run_passes([LowerControlFlow(strict=True)], before, PassContext())
+
+
+def test_precision_leaves_other_types_alone():
+    g = Graph("g")
+    ids, packed = g.input("ids", (3,), "i64"), g.param("q", (4, 8), "u8")
+    table, d = g.param("t", f32[5000, 8]), g.input("d", (3,), "f64")
+    rows = ops.take(table, ids, axis=0)
+    before = g.outputs(ops.exp(rows), ops.sin(d), ops.cast(packed, "f32") * 2.0, ids + 1)
+    after, _ = run_passes([Precision("mixed_f16")], before, PassContext())
+    assert [x.type for x in after.results] == [x.type for x in before.results]
+    assert [x.type for x in (*after.inputs, *after.params)] == [x.type for x in (*before.inputs, *before.params)]
+    assert not any(n.op.name == "cast" and not n.inputs[0].dtype.is_float and n.types[0].dtype.bits == 16 for n in after.nodes())
+    (gather,) = [n for n in after.nodes() if n.op.name == "gather"]
+    assert gather.inputs[1].dtype.name == "i64" and gather.types[0].dtype.name == "f16"
+
+
+def test_precision_by_category_and_its_errors():
+    assert str(Precision("compute=f16+reduction=f32")) == "precision{policy=compute=f16+reduction=f32}"
+    for wrong in ("mixed", "compute=f8e4m3", "matmul=f16"):
+        with pytest.raises(OptionError):
+            Precision(wrong)
+
+
+def test_f32_policy_adds_no_casts():
+    g = Graph("g")
+    x = g.input("x", f32[3])
+    before = g.outputs(ops.exp(x))
+    assert run_passes([Precision("f32")], before, PassContext())[0] is before
+
+
+def test_casts_are_shared():
+    g = Graph("g")
+    x, w, v = g.input("x", f32[3, 4]), g.param("w", f32[4, 4]), g.param("v", f32[4, 4])
+    after, _ = run_passes([Precision("mixed_bf16")], g.outputs(x @ w, x @ v), PassContext())
+    assert sum(n.op.name == "cast" and n.inputs[0] == x for n in after.nodes()) == 1
