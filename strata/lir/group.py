@@ -497,7 +497,8 @@ class _KernelOf:
         for axes, value in self.stores:
             prefixes = [frozenset(axes[:n]) for n in range(len(axes) + 1)]
             for e in postorder([value]):
-                if isinstance(e, Scan) and e.position not in axes:
+                alone = len(own) == 1 and self.makers.get(e) in own  # then the store itself can run in the scan's order
+                if isinstance(e, Scan) and e.position not in axes and not alone:
                     wrong[self.makers[e]] = "its reader does not read it in order"
                     continue
                 if not isinstance(e, (Reduce, Scan)) or self.makers.get(e) in own:
