@@ -28,6 +28,7 @@ from strata.runtime import CompiledGraph, Session
 KEPT = 64  # compiled segments, least recently used dropped first
 SIGNATURES = 256  # sets of input shapes whose plan is remembered
 SYMBOLIC_PLANS = 16
+SAMPLE = 4  # elements of an input that may decide something
 
 
 class OnnxModel:
@@ -54,6 +55,7 @@ class OnnxModel:
         self._lock = threading.RLock()
         self._plans: list[Plan] = []  # with symbolic sizes
         self._by_signature: OrderedDict[Any, Plan | None] = OrderedDict()  # None: run in segments
+        self._assumed: set[str] = set()  # inputs whose elements some plan depends on
         self.why_not_symbolic: list[str] = []
         self._compiled: OrderedDict[str, CompiledGraph] = OrderedDict()
 
@@ -85,15 +87,13 @@ class OnnxModel:
     def run(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> tuple[Any, ...]:
         """Run on arrays by input name: a tuple of arrays, one for each output (lists for sequences)."""
         arrays = self._checked({**(feeds or {}), **named})
-        key = _signature(arrays)
+        key = self._signature(arrays)
         with self._lock:
-            known = key in self._by_signature
             plan = self._by_signature.get(key)
-            if not known:
+            if key not in self._by_signature:
                 plan = next((p for p in self._plans if p.fits(arrays)), None) or self._symbolic_plan(arrays)
                 if plan is not None:
-                    self._remember(key, plan)
-                    known = True
+                    self._remember(self._signature(arrays), plan)
         if plan is not None:
             return tuple(plan.run(arrays))
         return tuple(self._run_sized(key, arrays))
@@ -158,7 +158,7 @@ class OnnxModel:
             return None
         for shapes in forms(self.inputs, arrays):
             try:
-                tracer = Tracer(self.program, hints=bind_shapes(shapes, arrays))
+                tracer = Tracer(self.program, hints=bind_shapes(shapes, arrays), samples=_samples(arrays))
                 leaves = {name: tracer.leaf(name, TensorType(as_dtype(arrays[name].dtype), s)) for name, s in shapes.items()}
                 plan = self._plan(tracer, self._trace(tracer, leaves), shapes)
             except NeedsData as reason:
@@ -168,8 +168,14 @@ class OnnxModel:
                 self.why_not_symbolic.append(str(error))
                 continue
             self._plans.append(plan)
+            self._assumed |= set(plan.assumed)
             return plan
         return None
+
+    def _signature(self, arrays: Mapping[str, Any]) -> Any:
+        """What decides the plan of a run: shapes, and the elements of inputs that a plan depends on."""
+        elements = tuple(arrays[name].tobytes() for name in sorted(self._assumed) if name in arrays)
+        return _signature(arrays), elements
 
     def _trace(self, tracer: Tracer, inputs: Mapping[str, Item]) -> list[Item]:
         graph = self.program.graph
@@ -201,11 +207,11 @@ class OnnxModel:
 
         outputs = [template(x) for x in items]
         if not values:
-            return Plan(None, outputs, shapes or {}, tuple(tracer.guards))
+            return Plan(None, outputs, shapes or {}, tuple(tracer.guards), dict(tracer.assumed))
         graph = tracer.graph(values, name=re.sub(r"\W", "_", self.program.graph.name) or "main")
         compiled = self.session.compile(graph)
         compiled.set_params({name: tracer.params[name] for name in graph.param_names})
-        return Plan(compiled, outputs, shapes or {}, tuple(tracer.guards))
+        return Plan(compiled, outputs, shapes or {}, tuple(tracer.guards), dict(tracer.assumed))
 
     # for the sizes at hand
 
@@ -281,6 +287,11 @@ def _signature(x: Any) -> Any:
     if isinstance(x, list):
         return tuple(_signature(v) for v in x)
     return None if x is None else (x.dtype, x.shape)
+
+
+def _samples(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Inputs that may decide something by their elements: a few integers or flags."""
+    return {name: x for name, x in arrays.items() if x.dtype.kind in "iub" and x.size <= SAMPLE}
 
 
 def _has_run_data(items: Sequence[Item]) -> bool:

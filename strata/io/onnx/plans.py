@@ -41,16 +41,22 @@ class Port:
 
 @dataclass(frozen=True)
 class Plan:
-    """A model as one compiled graph: outputs are its results by number, arrays, or lists of these."""
+    """A model as one compiled graph, for inputs of some shapes; `assumed` are inputs whose elements it depends on.
+
+    Outputs are its results by number, arrays, or lists of these.
+    """
 
     compiled: CompiledGraph | None
     outputs: list[Any]
     shapes: Shapes = field(default_factory=dict)
     guards: tuple[Guard, ...] = ()
+    assumed: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def fits(self, arrays: Mapping[str, Any]) -> bool:
         """Whether inputs of these shapes are what the plan was made for."""
         if set(arrays) != set(self.shapes):
+            return False
+        if not all(np.array_equal(arrays[name], x) for name, x in self.assumed.items()):
             return False
         try:
             binding = bind_shapes(self.shapes, arrays)
@@ -99,16 +105,29 @@ def forms(ports: Sequence[Port], arrays: Mapping[str, Any]) -> Iterator[dict[str
     ]
     seen: list[dict[str, tuple[Dim, ...]]] = []
     for make in makers:
-        found = {
-            name: tuple(
-                make(axis, len(shape), d, actual) if isinstance(d, SymExpr) else d
-                for axis, (d, actual) in enumerate(zip(shape, arrays[name].shape, strict=True))
-            )
-            for name, shape in declared.items()
-        }
-        if found not in seen and any(isinstance(d, SymExpr) for shape in found.values() for d in shape):
-            seen.append(found)
-            yield found
+        for shapes in (declared, _unified(declared, arrays)):
+            found = {
+                name: tuple(
+                    make(axis, len(shape), d, actual) if isinstance(d, SymExpr) else d
+                    for axis, (d, actual) in enumerate(zip(shape, arrays[name].shape, strict=True))
+                )
+                for name, shape in shapes.items()
+            }
+            if found not in seen and any(isinstance(d, SymExpr) for shape in found.values() for d in shape):
+                seen.append(found)
+                yield found
+
+
+def _unified(shapes: Shapes, arrays: Mapping[str, Any]) -> dict[str, tuple[Dim, ...]]:
+    """Sizes that are equal now as one symbol: a batch axis that the file names twice, or not at all."""
+    first: dict[int, Dim] = {}
+    return {
+        name: tuple(
+            first.setdefault(actual, d) if isinstance(d, SymExpr) else d
+            for d, actual in zip(shape, arrays[name].shape, strict=True)
+        )
+        for name, shape in shapes.items()
+    }
 
 
 def _multiple(d: Dim) -> Dim:

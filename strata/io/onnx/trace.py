@@ -23,7 +23,20 @@ from strata.io.onnx.items import NOTHING, Host, Item, Nothing, Sizes
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.program import MAX_DEPTH, Program, expand_standard, opset_table, outer_names, tensor_type
 from strata.io.onnx.sizes import SIZE_RULES
-from strata.mir import Constant, Graph, Input, Param, Value, constant, evaluate_values, fresh_scope, origin, placeholder, toposort
+from strata.mir import (
+    Constant,
+    Graph,
+    Input,
+    Param,
+    Value,
+    constant,
+    evaluate_values,
+    fresh_scope,
+    leaf_name,
+    origin,
+    placeholder,
+    toposort,
+)
 from strata.ops import dim_size, reshape, stack
 
 SMALL = 64  # elements of a tensor that is a constant of the graph; larger ones are its parameters
@@ -81,11 +94,19 @@ class Frame:
 class Tracer:
     """Reads one program. `leaf` declares run-time data; `results` come as items."""
 
-    def __init__(self, program: Program, execute: Execute | None = None, hints: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        execute: Execute | None = None,
+        hints: Mapping[str, int] | None = None,
+        samples: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
         self.program = program
         self.execute = execute
         self.hints = hints
+        self.samples = samples or {}
         self.guards: list[Guard] = []
+        self.assumed: dict[str, np.ndarray] = {}  # inputs whose elements decided something
         self.scope = fresh_scope()
         self.frame = Frame()
         self.feeds: dict[str, np.ndarray] = {}
@@ -166,9 +187,24 @@ class Tracer:
             return evaluate_values([value], self._folding, {})[0]
         if not any(isinstance(node.op, (Input, Param)) for node in toposort([value])):
             return evaluate_values([value], {}, {})[0]
-        if self.execute is None or self._closed:
+        if self.execute is None:
+            return self._from_samples(value)
+        if self._closed:
             raise NeedsData(str(value.type))
         return self._flush(value)
+
+    def _from_samples(self, value: Value) -> np.ndarray:
+        """A value that depends on small integer inputs only (a rate, a number of steps): the ones at hand decide."""
+        leaves = [node.outputs[0] for node in toposort([value]) if isinstance(node.op, (Input, Param))]
+        known: dict[Value, np.ndarray] = {}
+        for leaf in leaves:
+            array = (self.params if isinstance(leaf.node.op, Param) else self.samples).get(leaf_name(leaf))
+            if array is None or self.hints is None:
+                raise NeedsData(str(value.type))
+            known[leaf] = array
+        found = evaluate_values([value], known, dict(self.hints or {}))[0]
+        self.assumed |= {leaf_name(x): known[x] for x in leaves if isinstance(x.node.op, Input)}
+        return found
 
     def _flush(self, value: Value) -> np.ndarray:
         """Compute a value, and with it every other one that is still needed: the next segment starts from arrays."""
@@ -217,14 +253,14 @@ class Tracer:
     def closed(self) -> Iterator[None]:
         """Inside, data cannot be computed: what is read becomes the body of a control-flow op."""
         self._closed += 1
+        guards = len(self.guards)
         try:
             yield
+        except BaseException:
+            del self.guards[guards:]  # nothing of what was read is kept
+            raise
         finally:
             self._closed -= 1
-
-    @property
-    def can_compute(self) -> bool:
-        return self.execute is not None and not self._closed
 
     # ----------------------------------------------------------------------------------------------------- attributes
 

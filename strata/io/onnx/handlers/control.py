@@ -39,9 +39,8 @@ def if_(n: NodeView) -> tuple[Any, ...]:
     if chosen is None:
         try:
             return _both(n, branches)
-        except (NeedsData, ShapeError, OptionError):
-            if not n.tracer.can_compute:
-                raise NeedsData(f"the condition of {n.label}") from None
+        except (NeedsData, ShapeError, OptionError):  # the branches differ in type: the data decide
+            pass
         chosen = bool(n.array(0).reshape(-1)[0])
     return tuple(n.tracer.run_graph(branches[0] if chosen else branches[1], []))
 
