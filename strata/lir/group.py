@@ -97,6 +97,11 @@ class _Grouper:
                 self.fixed.update(node.outputs)
         self.matrix_reader: dict[Value, Node] = {}  # of views: the contraction that reads through them
         self.position = {id(node): i for i, node in enumerate(self.order)}
+        self.sliding: set[Value] = set()  # values that the epilogue of a convolution may compute
+        for node in self.order:
+            ends = [x for x in node.inputs if x in self.sliding and x.shape == node.types[0].shape]
+            if (ends and node.op.elementwise) or (node.inputs and self._traits(node).slides):
+                self.sliding.update(node.outputs)
 
     def _traits(self, node: Node) -> Traits:
         return STEP if id(node) in self.whole else traits(node)
@@ -169,7 +174,7 @@ class _Grouper:
             return "it is a step of its own"
         if not self.fuse:
             return "fusion is switched off"
-        if value in self.fixed and not what.moves and any(v not in self.fixed for u in users for v in u.outputs):
+        if value in self.fixed and not what.moves and self._is_read_each_run(value):
             return "it depends on parameters only: computed once, when they are set"
         if len(node.types) > 1:
             return "its op has several outputs"
@@ -188,10 +193,12 @@ class _Grouper:
                     return f"{matrix.op.name} reads it as a matrix"
                 if view_strides(value) is None:
                     return f"{matrix.op.name} cannot read it in place: its elements are not evenly spaced"
+                if reading.slides and user.inputs[0] == value and not _has_runs(value):
+                    return f"{matrix.op.name} reads runs along its last axis"
                 self.matrix_reader[value] = matrix
                 if not reading.lowers:
                     continue
-            if what.contracts and not self._is_epilogue(user, value):
+            if (what.contracts or value in self.sliding) and not self._is_epilogue(user, value):
                 return f"{user.op.name} cannot be an epilogue of {node.op.name}"
             if not reading.reduces and self._repeats(value, user) and self._cost(node) > CHEAP and not what.reduces:
                 return f"{user.op.name} would compute it again for each element it is broadcast to"
@@ -205,6 +212,16 @@ class _Grouper:
         if max((depth[v] for u in users for v in u.outputs if v in depth), default=0) >= MAX_DEPTH:
             return f"the kernel would be more than {MAX_DEPTH} ops deep"
         return None
+
+    def _is_read_each_run(self, value: Value) -> bool:
+        """Whether a value that depends on parameters only has a reader that does not, movements of it left out."""
+        stack = [value]
+        while stack:
+            for user in self.users[stack.pop()]:
+                if any(v not in self.fixed for v in user.outputs):
+                    return True
+                stack += user.outputs if self._traits(user).moves else ()
+        return False
 
     def _repeats(self, value: Value, user: Node) -> bool:
         """Whether a reader computes the value again; a trailing broadcast does not count, as rows keep their scalars."""
@@ -236,7 +253,9 @@ class _Grouper:
 
     def _is_epilogue(self, reader: Node, x: Value) -> bool:
         out = reader.types[0]
-        return out.shape == x.shape if reader.op.elementwise else self._traits(reader).moves and out.size == x.type.size
+        if reader.op.elementwise:
+            return out.shape == x.shape
+        return self._traits(reader).moves and out.size == x.type.size and x not in self.sliding
 
     def _loads(self, node: Node) -> int:
         return len({x for x in node.inputs if not is_inline_constant(x.node)})
@@ -509,6 +528,12 @@ class _KernelOf:
                     continue
                 wrong[self.makers[e]] = "its rows are not the leading axes of its reader"
         return wrong
+
+
+def _has_runs(value: Value) -> bool:
+    """Whether a view has the elements of its last axis next to each other."""
+    spacing = view_strides(value)
+    return spacing is not None and (spacing.strides[-1] == 1 or value.shape[-1] == 1)
 
 
 def _typical(size: Dim) -> int:

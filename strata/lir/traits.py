@@ -20,6 +20,7 @@ class Traits:
     moves: bool  # copies elements: no arithmetic
     cost: int
     updates: bool = False  # changes part of its first input
+    slides: bool = False  # a contraction over windows of its first input, read in runs along the last axis
 
 
 STEP = Traits(False, False, False, False, False, 0)  # of an op that is a step of its own
@@ -51,7 +52,7 @@ def _probe(node: Node) -> Traits:
     return Traits(
         lowers=True, reduces=bool(reduces), scans=any(isinstance(e, Scan) for e in exprs), contracts=contracts,
         moves=not reduces and not values and len(node.inputs) == 1, cost=cost,
-        updates=type(node.op).lower_into is not Op.lower_into,
+        updates=type(node.op).lower_into is not Op.lower_into, slides=contracts and getattr(node.op, "slides", False),
     )  # fmt: skip
 
 
