@@ -27,6 +27,7 @@ _EXPORTS = {
     "strata.models": ("load",),
 }  # fmt: skip
 _RENAMED = {
+    "optim": ("strata.nn", "optim"),
     "float16": ("strata.core", "f16"),
     "float32": ("strata.core", "f32"),
     "float64": ("strata.core", "f64"),
@@ -46,7 +47,7 @@ _RENAMED = {
     "complex64": ("strata.core", "c64"),
     "complex128": ("strata.core", "c128"),
 }
-_MODULES = ("cache", "config", "errors", "hir", "io", "models", "ops", "passes", "runtime", "tensor", "testing", "transforms")  # `tensor` can be called, too
+_MODULES = ("cache", "config", "errors", "hir", "io", "models", "nn", "ops", "passes", "runtime", "tensor", "testing", "transforms")  # `tensor` can be called, too
 _TABLE = {name: (module, name) for module, names in _EXPORTS.items() for name in names} | _RENAMED
 
 __all__ = ["__version__", *_MODULES, *_TABLE]  # noqa: PLE0604 - all of them are strings

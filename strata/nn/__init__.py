@@ -1,0 +1,28 @@
+"""Modules, optimisers, and what a training loop needs: plain pytrees over tensors."""
+
+from strata.nn import initial, optim
+from strata.nn.attention import MultiheadAttention
+from strata.nn.conv import AvgPool2d, Conv1d, Conv2d, Conv3d, MaxPool2d
+from strata.nn.initial import Keys, manual_seed
+from strata.nn.layers import (
+    GELU,
+    BatchNorm,
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    Dropout,
+    Embedding,
+    Flatten,
+    Function,
+    GroupNorm,
+    LayerNorm,
+    Linear,
+    ReLU,
+    RMSNorm,
+    Sequential,
+    Sigmoid,
+    SiLU,
+    Tanh,
+)
+from strata.nn.module import Module, cast_floats, modules_of, trainable
+from strata.nn.recurrent import GRU, LSTM

@@ -1,0 +1,219 @@
+"""Modules: plain objects whose tensors are leaves of a pytree, with torch's names for them.
+
+A module can be an argument of `jit`, `grad` and `vmap` like a dict of tensors. Inside such a function it is a copy: a
+layer that keeps statistics sets them on the copy, and the function returns the module to hand them out.
+
+    def loss(model, x, y):
+        return st.cross_entropy(model(x), y), model        # with has_aux=True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from strata.core import flatten, here, tree_map, unflatten
+from strata.errors import OptionError, ShapeError, UnknownNameError
+from strata.mir import Value, near
+from strata.tensor import Tensor, asarray
+
+_LISTS = (list, tuple)
+
+
+class Module:
+    """The base of all layers. Attributes that hold tensors, modules, or containers of them, are its parts.
+
+    What is a part stays one; everything else (sizes, rates, functions) is fixed, and must be hashable.
+    """
+
+    buffers: ClassVar[tuple[str, ...]] = ()  # parts that training does not change by gradients
+    training: bool = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        parts = self.__dict__.setdefault("_parts", ())
+        if name not in parts and _holds_tensors(value):
+            self.__dict__["_parts"] = tuple(sorted((*parts, name)))
+        self.__dict__[name] = value
+
+    def __tree_flatten__(self) -> tuple[tuple[str, ...], list[Any], tuple[tuple[str, Any], ...]]:
+        parts = self.__dict__.get("_parts", ())
+        fixed = tuple((k, _frozen(v)) for k, v in sorted(self.__dict__.items()) if k not in parts and k != "_parts")
+        return parts, [self.__dict__[k] for k in parts], fixed
+
+    @classmethod
+    def __tree_unflatten__(cls, keys: tuple[str, ...], parts: list[Any], fixed: tuple[tuple[str, Any], ...]) -> Self:
+        made = cls.__new__(cls)
+        made.__dict__.update(zip(keys, parts, strict=True))
+        made.__dict__.update(fixed)
+        made.__dict__["_parts"] = keys
+        return made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise OptionError(f"{type(self).__name__} has no __call__", code="O280", place=here())
+
+    # names
+
+    def children(self) -> Iterator[tuple[str, Any]]:
+        """The parts, with the names that they have in a state dict."""
+        for name in self.__dict__.get("_parts", ()):
+            yield name, self.__dict__[name]
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """All tensors by their dotted names."""
+        return {name: x for name, x, _ in _walk(self, "")}
+
+    def named_parameters(self) -> dict[str, Tensor]:
+        """The tensors that training changes."""
+        return {name: x for name, x, buffer in _walk(self, "") if not buffer}
+
+    def parameters(self) -> list[Tensor]:
+        return list(self.named_parameters().values())
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(int(x.size) for x in self.parameters())  # type: ignore[call-overload]
+
+    # state
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Arrays by torch's names; they share memory with the tensors."""
+        return {name: asarray(x).numpy() for name, x in self.named_tensors().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> Self:
+        """Take arrays by name. With `strict`, names must match; shapes always must. Nothing changes if any does not."""
+        own = self.named_tensors()
+        given = {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}
+        missing, extra = [k for k in own if k not in given], [k for k in given if k not in own]
+        if strict and (missing or extra):
+            name = (missing or extra)[0]
+            text = f"has no {name!r}" if missing else f"has {name!r}{near(name, own)}, which the module does not"
+            raise UnknownNameError(f"load_state_dict: the state {text}", code="N280", place=here())
+        loaded: dict[str, Tensor] = {}
+        for name, x in own.items():
+            if name in given:
+                array = asarray(given[name])
+                if array.shape != x.shape:
+                    raise ShapeError(
+                        f"load_state_dict: {name!r} is {x.type}, got {array.type}", code="S380", place=here()
+                    )
+                loaded[name] = array if array.dtype is x.dtype else array.cast(x.dtype).realize()
+        _assign(self, "", loaded)
+        return self
+
+    # modes and types
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch dropout and the statistics of batch norm on; `eval` switches them off."""
+        for module in modules_of(self):
+            module.training = mode
+        return self
+
+    def eval(self) -> Self:
+        return self.train(False)
+
+    def astype(self, dtype: Any) -> Self:
+        """The module with all its float tensors in another type."""
+        result: Self = cast_floats(self, dtype)
+        return result
+
+    def __repr__(self) -> str:
+        inner = ", ".join(f"{k}={v!r}" for k, v in self._shown().items())
+        return f"{type(self).__name__}({inner})"
+
+    def _shown(self) -> dict[str, Any]:
+        """What the repr says: types of tensors, modules, and fixed attributes."""
+        return {
+            k: v.type if isinstance(v, Tensor) else v
+            for k, v in self.__dict__.items()
+            if not k.startswith("_") and v is not None and k != "training"
+        }
+
+
+def cast_floats(tree: Any, dtype: Any) -> Any:
+    """A pytree with its float tensors in another type; integers and keys stay as they are."""
+    return tree_map(lambda x: x.cast(dtype) if isinstance(x, Tensor) and x.dtype.is_float else x, tree)
+
+
+def trainable(tree: Any) -> list[bool]:
+    """For each leaf, in the order of `flatten`, whether training changes it: floats that are no buffers."""
+    found: list[bool] = []
+    _mark(tree, False, found)
+    return found
+
+
+def _mark(tree: Any, buffer: bool, found: list[bool]) -> None:
+    if isinstance(tree, Module):
+        for name in tree.__dict__.get("_parts", ()):
+            _mark(tree.__dict__[name], buffer or name in type(tree).buffers, found)
+    elif isinstance(tree, dict):
+        for key in sorted(tree, key=str):
+            _mark(tree[key], buffer, found)
+    elif isinstance(tree, _LISTS):
+        for item in tree:
+            _mark(item, buffer, found)
+    else:
+        leaves = flatten(tree)[0]
+        found += [not buffer and (not hasattr(x, "dtype") or asarray(x).dtype.is_float) for x in leaves]
+
+
+def modules_of(tree: Any) -> Iterator[Module]:
+    """The modules in a pytree, outer ones first."""
+    if isinstance(tree, Module):
+        yield tree
+        for _, part in tree.children():
+            yield from modules_of(part)
+    elif isinstance(tree, dict):
+        for part in tree.values():
+            yield from modules_of(part)
+    elif isinstance(tree, _LISTS):
+        for part in tree:
+            yield from modules_of(part)
+
+
+def _holds_tensors(x: Any) -> bool:
+    if isinstance(x, (Tensor, Module, Value, np.ndarray)):
+        return True
+    if isinstance(x, dict):
+        return any(_holds_tensors(v) for v in x.values())
+    return isinstance(x, _LISTS) and any(_holds_tensors(v) for v in x)
+
+
+def _frozen(x: Any) -> Any:
+    return tuple(_frozen(v) for v in x) if isinstance(x, list) else x
+
+
+def _items(x: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(x, Module):
+        yield from x.children()
+    elif isinstance(x, dict):
+        yield from ((str(k), v) for k, v in x.items())
+    elif isinstance(x, _LISTS):
+        yield from ((str(i), v) for i, v in enumerate(x))
+
+
+def _walk(x: Any, prefix: str, buffer: bool = False) -> Iterator[tuple[str, Any, bool]]:
+    for name, part in _items(x):
+        is_buffer = buffer or (isinstance(x, Module) and name in type(x).buffers)
+        if isinstance(part, Tensor):
+            yield f"{prefix}{name}", part, is_buffer
+        elif part is not None:
+            yield from _walk(part, f"{prefix}{name}.", is_buffer)
+
+
+def _assign(x: Any, prefix: str, loaded: Mapping[str, Tensor]) -> None:
+    for name, part in _items(x):
+        full = f"{prefix}{name}"
+        if not isinstance(part, Tensor):
+            _assign(part, f"{full}.", loaded)
+        elif full in loaded:
+            if isinstance(x, Module):
+                setattr(x, name, loaded[full])
+            elif isinstance(x, dict):
+                x[name] = loaded[full]
+            else:
+                part.value = loaded[full].value
+
+
+__all__ = ["Module", "cast_floats", "modules_of", "trainable", "unflatten"]
