@@ -1,0 +1,201 @@
+"""Products with GGUF weights, read as the blocks they are stored in: nothing is unpacked in memory.
+
+    quantize   x in f32 becomes signed bytes with one scale for each 32 of them, and the scaled sum of each 32
+    product    rows of weights times rows of bytes: whole-number products of 32 elements, then one scale a block
+
+An element of a weight is d·q - m with small whole numbers q, so a block contributes d·dx·Σ q·xq - m·dx·Σ xq. The rounding
+of x to bytes costs about 0.4 % of a term and far less of a sum; short products are left to the exact loops.
+Every output is summed in one fixed order, whatever the number of threads and of rows of x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strata.backends.llvm.builder import Function, Module, Value, constant
+from strata.backends.llvm.native import arguments, kernel, number_slots, numbers
+from strata.backends.llvm.native_dequant_blocks import FORMATS, Group
+from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, override
+from strata.core import Target, TensorType, dim_prod, f32
+from strata.mir import Node, Op
+
+LEAST_K = 256  # below, rounding x would show in the result, and there is little to gain
+GROUP = 32  # elements that share a scale of x
+TOKENS = 64  # rows of x that are kept in the cache while rows of weights pass
+CHUNK_BYTES = 16 << 10  # of weights that a thread takes at once
+FLOATS, WORDS, SHORTS, BYTES = "<8 x float>", "<8 x i32>", "<16 x i16>", "<32 x i8>"
+
+
+def _accepts(op: Op, types: Sequence[TensorType], target: Target) -> bool:
+    """f32 rows of at least 256, weights in a block format that is read here, a processor with byte products."""
+    x = types[0]
+    form = op.scheme.kind.removeprefix("gguf_")  # type: ignore[attr-defined]
+    able = target.has_avx2 and target.has_fma and target.has_f16c
+    return able and form in FORMATS and x.dtype is f32 and x.shape[-1].__index__() >= LEAST_K
+
+
+@override("dequant_matmul", instead_of_parts=_accepts)
+def dequant_matmul(node: Node, target: Target) -> NativeOp | None:
+    op: Any = node.op
+    x, codes = (v.type for v in node.inputs[:2])
+    if not _accepts(op, [x, codes], target):
+        return None
+    k, n = op.columns(x, codes, ())
+    kind = op.scheme.kind.removeprefix("gguf_")
+    row_bytes = codes.size.__index__() // n
+    groups = k // GROUP
+
+    def plan(sizes: Sizes) -> Planned:
+        (rows,) = numbers([dim_prod(x.shape[:-1])], sizes)
+        if rows == 0:
+            return Planned(())
+        scales = -(-rows * k // 64) * 64
+        sums = scales + -(-rows * groups * 4 // 64) * 64
+        work = [("workspace", 0), ("workspace", scales), ("workspace", sums)]
+        tiles = -(-n // 4)
+        grain = max(1, min(CHUNK_BYTES // (4 * row_bytes), tiles // 8))
+        return Planned(
+            (
+                Call("quantize", [("input", 0), *work], rows * groups, max(1, min(rows * groups // 8, 64))),
+                Call("product", [("input", 1), *work, ("output", 0), *number_slots(rows, n, k)], tiles, grain),
+            ),
+            sums + rows * groups * 4 + 64,
+        )  # fmt: skip
+
+    def emit(module: Module) -> None:
+        _emit_quantize(module)
+        _Product(kernel(module, "product"), kind).emit()
+
+    return NativeOp(f"dequant_matmul {kind} {CHUNK_BYTES} {TOKENS}", emit, ("quantize", "product"), plan)
+
+
+def _emit_quantize(module: Module) -> None:
+    """A group of 32 a point: bytes, the scale, and an eighth of the scaled sum (each of eight lanes adds it once)."""
+    f = kernel(module, "quantize")
+    x, quants, scales, sums = arguments(f, "pppp")
+
+    def group(i: str, _: list[str]) -> None:
+        first = f.mul(i, GROUP)
+        parts = [f.load(FLOATS, f.address("float", x, f.add(first, 8 * j)), 4) for j in range(4)]
+        sizes = [f.intrinsic("fabs", FLOATS, p) for p in parts]
+        high = sizes[0]
+        for s in sizes[1:]:
+            high = f.select(FLOATS, f.compare("ogt", FLOATS, high, s), high, s)
+        most = f.fold_lanes(FLOATS, high, lambda t, a, b: f.select(t, f.compare("ogt", t, a, b), a, b))
+        scale = f.binary("fmul", "float", most, constant("float", 1 / 127))
+        some = f.compare("ogt", "float", scale, constant("float", 1e-35))
+        rate = f.binary("fdiv", "float", constant("float", 127.0), most)
+        rate = f.splat(FLOATS, f.select("float", some, rate, constant("float", 0)))
+        total = "zeroinitializer"
+        for j, part in enumerate(parts):
+            near = f.intrinsic("rint", FLOATS, f.binary("fmul", FLOATS, part, rate))
+            whole = f.convert("fptosi", FLOATS, near, WORDS)
+            total = f.binary("add", WORDS, total, whole)
+            f.store(
+                "<8 x i8>",
+                f.convert("trunc", WORDS, whole, "<8 x i8>"),
+                f.address("i8", quants, f.add(first, 8 * j)),
+                1,
+            )
+        count = f.fold_lanes(WORDS, total, lambda t, a, b: f.binary("add", t, a, b))
+        eighth = f.binary("fmul", "float", scale, constant("float", 0.125))
+        f.store("float", scale, f.address("float", scales, i), 4)
+        value = f.binary("fmul", "float", f.convert("sitofp", "i32", count, "float"), eighth)
+        f.store("float", value, f.address("float", sums, i), 4)
+
+    f.loop("%begin", "%end", 1, [], group)
+    f.ret()
+
+
+class _Product:
+    """Emits `product`: tiles of 4 rows of weights, each times blocks of rows of x."""
+
+    def __init__(self, f: Function, kind: str) -> None:
+        self.f, self.form = f, FORMATS[kind]
+        self.codes, self.quants, self.scales, self.sums, self.out, self.rows, self.n, self.k = arguments(f, "pppppiii")
+        self.groups = f.op(f"lshr i64 {self.k}, 5")
+        self.blocks = f.op(f"udiv i64 {self.k}, {self.form.elements}")
+        self.row_bytes = f.mul(self.blocks, self.form.bytes)
+
+    def emit(self) -> None:
+        f = self.f
+        low, high = f.mul("%begin", 4), f.smin(f.mul("%end", 4), self.n)
+
+        def token_block(start: str, _: list[str]) -> None:
+            stop = f.smin(f.add(start, TOKENS), self.rows)
+            whole = f.add(start, f.round_down(f.sub(stop, start), 4))
+            even = f.add(low, f.round_down(f.sub(high, low), 2))
+            quads = f.add(low, f.round_down(f.sub(high, low), 4))
+            many = f.compare("sgt", "i64", whole, start)
+
+            def four_tokens() -> None:
+                f.loop(low, even, 2, [], lambda row, _: self.tokens(row, 2, start, whole, 4))
+                f.loop(even, high, 1, [], lambda row, _: self.tokens(row, 1, start, whole, 4))
+
+            f.if_(many, four_tokens)
+
+            def one_token() -> None:
+                f.loop(low, quads, 4, [], lambda row, _: self.tokens(row, 4, whole, stop, 1))
+                f.loop(quads, high, 1, [], lambda row, _: self.tokens(row, 1, whole, stop, 1))
+
+            f.if_(f.compare("slt", "i64", whole, stop), one_token)
+
+        f.loop(0, self.rows, TOKENS, [], token_block)
+        f.ret()
+
+    def tokens(self, row: Value, height: int, first: Value, last: Value, width: int) -> None:
+        self.f.loop(first, last, width, [], lambda token, _: self.tile(row, height, token, width))
+
+    def tile(self, row: Value, height: int, token: Value, width: int) -> None:
+        """`height` rows of weights times `width` rows of x."""
+        f = self.f
+        weights = [f.address("i8", self.codes, f.mul(f.add(row, r), self.row_bytes)) for r in range(height)]
+        quants, scales, sums = (
+            [f.address(kind, base, f.mul(f.add(token, t), size)) for t in range(width)]
+            for kind, base, size in (
+                ("i8", self.quants, self.k), ("float", self.scales, self.groups), ("float", self.sums, self.groups)
+            )
+        )  # fmt: skip
+        per_block = self.form.elements // GROUP
+
+        def block(b: str, sums_so_far: list[str]) -> list[Value]:
+            acc = list(sums_so_far)
+            heads = [self.form.head(f, f.address("i8", w, f.mul(b, self.form.bytes))) for w in weights]
+            for j in range(per_block):
+                g = f.add(f.mul(b, per_block), j)
+                parts = [self.form.group(f, head, j) for head in heads]
+                for t in range(width):
+                    x = f.load(BYTES, f.address("i8", quants[t], f.mul(g, GROUP)), 1)
+                    scale = f.splat(FLOATS, f.load("float", f.address("float", scales[t], g), 4))
+                    total = (
+                        f.splat(FLOATS, f.load("float", f.address("float", sums[t], g), 4))
+                        if self.form.has_least
+                        else ""
+                    )
+                    for r, part in enumerate(parts):
+                        acc[r * width + t] = self.add(acc[r * width + t], part, x, scale, total)
+            return list(acc)
+
+        start = [(FLOATS, "zeroinitializer")] * (height * width)
+        acc = f.loop(0, self.blocks, 1, start, block)
+        for r in range(height):
+            for t in range(width):
+                value = f.fold_lanes(FLOATS, acc[r * width + t], lambda kind, a, b: f.binary("fadd", kind, a, b))
+                place = f.add(f.mul(f.add(token, t), self.n), f.add(row, r))
+                f.store("float", value, f.address("float", self.out, place), 4)
+
+    def add(self, acc: str, part: Group, x: str, scale: str, total: str) -> str:
+        """acc + d·dx·Σ q·xq - m·Σ: products of bytes in 16 bits, pairs of them in 32."""
+        f = self.f
+        if part.is_signed:
+            x = f.call(BYTES, "llvm.x86.avx2.psign.b", (BYTES, x), (BYTES, part.quants))
+            left = f.call(BYTES, "llvm.abs.v32i8", (BYTES, part.quants), ("i1", "false"))
+        else:
+            left = part.quants
+        pairs = f.call(SHORTS, "llvm.x86.avx2.pmadd.ub.sw", (BYTES, left), (BYTES, x))
+        factors = part.factors or constant(SHORTS, 1)
+        fours = f.call(WORDS, "llvm.x86.avx2.pmadd.wd", (SHORTS, pairs), (SHORTS, factors))
+        whole = f.binary("fmul", FLOATS, f.convert("sitofp", WORDS, fours, FLOATS), scale)
+        acc = f.fma(FLOATS, whole, part.scale, acc)
+        return f.fma(FLOATS, part.least, total, acc) if part.least else acc
