@@ -66,6 +66,7 @@ _FAMILIES: tuple[str, ...] = (
     "native",
     "native_attention",
     "native_control",
+    "native_dequant",
     "native_lapack",
     "native_recurrence",
     "native_scatter",
