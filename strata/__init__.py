@@ -27,6 +27,7 @@ _EXPORTS = {
     "strata.models": ("load",),
 }  # fmt: skip
 _RENAMED = {
+    "onnx": ("strata.io", "onnx"),
     "optim": ("strata.nn", "optim"),
     "float16": ("strata.core", "f16"),
     "float32": ("strata.core", "f32"),
