@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 JOBS ?= 2
 
-.PHONY: help demo test check golden bench fuzz docs clean
+.PHONY: help demo test check golden bench fuzz docs onnx clean
 help:
 	@echo "demo    install the core and run examples/quickstart.py"
 	@echo "test    install .[dev] and run every test on $(JOBS) processes"
@@ -16,6 +16,7 @@ help:
 	@echo "bench   measure against the installed peers"
 	@echo "fuzz    property tests, long"
 	@echo "docs    check the documentation"
+	@echo "onnx    run the conformance suite of ONNX and write docs/onnx.md"
 	@echo "clean   remove .venv, caches and build output"
 
 $(BIN)/python:
@@ -61,6 +62,9 @@ fuzz: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/api/test_docs.py
+
+onnx: $(VENV)/.dev
+	$(BIN)/python -m tests.conformance.onnx_suite --jobs $(JOBS) --write-docs
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

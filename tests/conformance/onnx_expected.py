@@ -1,0 +1,44 @@
+"""Cases of onnx.backend.test that are known to fail, each with its reason."""
+
+from __future__ import annotations
+
+_RANDOM = "the expected numbers are draws of NumPy's global generator; the standard calls the case informational"
+_ROUNDING = "the expected numbers carry the f32 rounding error of another FFT (2e-7 where the exact result is 0)"
+_HALF = "two of 192 numbers are one f16 step away: the expected ones round to f16 between the steps of the softmax"
+_HARNESS = "the suite's comparison takes the length of arrays without axes inside a sequence"
+_INDEX = "wrong index arithmetic in CPU kernels: strata.kernel.algebra drops a constant when it joins // and %"
+
+EXPECTED_FAILURES: dict[str, str] = {
+    "test_attention_4d_causal_fp16": _HALF,
+    "test_attention_4d_causal_fp16_expanded": _HALF,
+    "test_bernoulli": _RANDOM,
+    "test_bernoulli_double": _RANDOM,
+    "test_bernoulli_double_expanded": _RANDOM,
+    "test_bernoulli_expanded": _RANDOM,
+    "test_bernoulli_seed": _RANDOM,
+    "test_bernoulli_seed_expanded": _RANDOM,
+    "test_dft_inverse": _ROUNDING,
+    "test_dft_inverse_opset19": _ROUNDING,
+    "test_loop16_seq_none": _HARNESS,
+}
+
+# Fail on the compiled backend only; to be removed with the bug.
+KERNEL_FAILURES: dict[str, str] = {
+    name: _INDEX
+    for name in (
+        "test_dft_irfft", "test_dft_irfft_opset19", "test_sequence_model5",
+        *(
+            f"test_rotary_embedding{form}{body}"
+            for body in ("", "_expanded")
+            for form in (
+                "", "_3d_input", "_interleaved", "_no_position_ids", "_no_position_ids_interleaved",
+                "_no_position_ids_rotary_dim", "_with_interleaved_rotary_dim", "_with_rotary_dim",
+            )
+        ),
+    )
+}  # fmt: skip
+
+
+def reason(name: str) -> str | None:
+    """Why a case is expected to fail on the compiled backend; None where it must pass."""
+    return EXPECTED_FAILURES.get(name) or KERNEL_FAILURES.get(name)
