@@ -8,4 +8,4 @@ from strata.lir.plan import plan
 from strata.lir.text import parse_module, show, show_module
 from strata.lir.traits import Traits, traits
 from strata.lir.verify import verify_plan
-from strata.lir.views import Spacing
+from strata.lir.views import Spacing, view_strides

@@ -121,7 +121,8 @@ class _Grouper:
                 continue
             for root in group.roots:
                 groups[root] = group
-        return Grouping(self._schedule(self._merge(groups)), self.cuts, frozenset(self.fixed))
+        distinct = self._merge(groups) if self.fuse else list({id(g): g for g in groups.values()}.values())
+        return Grouping(self._schedule(distinct), self.cuts, frozenset(self.fixed))
 
     # which values are stored
 

@@ -1,0 +1,389 @@
+"""The stages of a compile: results, reports, dispatch, specialisation, refusals."""
+
+import re
+
+import numpy as np
+import pytest
+
+from strata import ops
+from strata.backends import register_backend
+from strata.backends.reference import ReferenceBackend
+from strata.core import f32, sym
+from strata.errors import CompileError, MemoryLimitError, OptionError, ShapeError, SymbolError, TraceError, UnknownNameError
+from strata.hir import Module
+from strata.mir import Graph, infer_binding
+from strata.passes import FusionLimits
+from strata.runtime import CompileOptions, CompilePipeline, assert_fused, dispatch_report
+
+FUSED = ("fused_matmul_bias_act", "fused_swiglu", "fused_residual_layer_norm", "fused_residual_rms_norm", "elementwise_region")
+
+
+class Claiming(ReferenceBackend):
+    """A device with kernels for some fused ops, without steps on the host."""
+
+    name = "claiming"
+    claims = frozenset(FUSED)
+    host_steps = False
+    refused: tuple[str, ...] = ()
+
+    def takes(self, op, types=()):
+        if op.name.startswith("fused") or op.name == "elementwise_region":
+            return op.name in self.claims
+        return op.name not in self.refused
+
+
+@pytest.fixture
+def claiming():
+    """Registers a device that refuses some ops; gives its name."""
+
+    def make(*refused: str, **attributes) -> str:
+        backend = Claiming()
+        backend.refused = refused
+        for name, value in attributes.items():
+            setattr(backend, name, value)
+        register_backend("claiming", backend)
+        return "claiming"
+
+    return make
+
+
+def linear(bias=True, act="gelu") -> Module:
+    m = Module("linear")
+    x, w = m.input("x", (4, 8)), m.param("w", (8, 16))
+    b = m.param("b", (16,)) if bias else None
+    m.outputs(m.linear(x, w, b, act=act))
+    return m
+
+
+def deep(batch=4) -> Graph:
+    g = Graph("deep")
+    h = g.input("x", (batch, 8))
+    for i in range(3):
+        h = ops.gelu(h @ g.param(f"w{i}", f32[8, 8]) + g.param(f"b{i}", f32[8]))
+    return g.outputs(h)
+
+
+# -------------------------------------------------------------------------------------------------------------- results
+
+
+def test_a_linear_block_is_one_kernel():
+    result = CompilePipeline("cpu").compile(linear())
+    assert result.fusion.nodes_after <= 6 and result.fusion.fused_products == 1
+    assert [s.label for s in result.lir.schedule] == ["matmul + add + gelu"]
+
+
+def test_memory_is_shared():
+    placement = CompilePipeline("cpu").compile(deep()).lir.placement()
+    assert 0 < placement.arena_size <= placement.unshared
+    assert placement.bytes_saved == placement.unshared - placement.arena_size
+
+
+def test_modules_defined_by_a_function():
+    m = Module.define("two", lambda m: (m.input("x", (4, 8)) @ m.param("w", (8, 8))).relu() @ m.param("v", (8, 2)))
+    assert CompilePipeline("cpu").compile_module(m).lir.arena_size > 0
+
+
+def test_plans_have_phases_io_and_a_steady_fingerprint():
+    results = [CompilePipeline("cpu").compile(deep()).lir for _ in range(2)]
+    assert results[0].fingerprint() == results[1].fingerprint()
+    assert [name for name, _ in results[0].io.inputs] == ["x"]
+    assert results[0].manifest().alignment == 64
+    assert len(results[0].phases["steady"]) == 3
+
+
+def test_fingerprints_see_everything():
+    base = deep()
+    seen = {CompilePipeline("cpu").compile(base).lir.fingerprint()}
+    variants = [CompileOptions(exact=False), CompileOptions(fusion=False), CompileOptions(kernel_dispatch="force_common")]
+    for options in variants:
+        seen.add(CompilePipeline("cpu", options).compile(base).lir.fingerprint())
+    g = Graph("deep")
+    x = g.input("x", (4, 8))
+    for number in (1.0, 2.0):
+        table = ops.take(g.constant(np.full((8, 3), number, np.float32)), g.constant(np.array([0])), axis=0)
+        seen.add(CompilePipeline("cpu").compile(g.returning(x[:, :3] + table)).lir.fingerprint())
+    assert len(seen) == 1 + len(variants) + 2
+    assert CompileOptions(threads=3).key == CompileOptions().key
+
+
+def test_results_keep_their_shapes():
+    g = Graph("g")
+    x = g.input("x", (1, 1, 1024))
+    assert CompilePipeline("cpu").compile(g.outputs(ops.exp(x))).lir.graph.results[0].shape == (1, 1, 1024)
+
+
+def test_a_plan_is_no_program():
+    result = CompilePipeline("cpu").compile(deep())
+    for planned in (result, result.lir):
+        with pytest.raises(TraceError, match="planned already"):
+            CompilePipeline("cpu").compile(planned)
+
+
+# --------------------------------------------------------------------------------------------------------- dynamic sizes
+
+
+def test_symbols_are_listed_and_specialised():
+    batch = sym("batch", 1, 1024)
+    result = CompilePipeline("cpu").compile(deep(batch))
+    assert result.has_dynamic_dims and result.dynamic_symbols == ("batch",)
+    small, large = result.specialize({"batch": 1}), result.specialize({"batch": 128})
+    assert not small.has_dynamic_dims and small.lir.graph.results[0].shape == (1, 8)
+    assert large.lir.arena_size > small.lir.arena_size > 0
+    assert result.lir.arena_size >= large.lir.arena_size  # planned for the upper bound
+
+
+def test_unbound_symbols_stay():
+    m = Module("m")
+    x = m.input_batch_seq("x", hidden=64)
+    m.outputs(m.linear(x, m.param("w", (64, 64)), m.param("b", (64,)), act="relu"))
+    result = CompilePipeline("cpu").compile(m)
+    assert result.dynamic_symbols == ("batch", "seq")
+    half = result.specialize({"batch": 1})
+    assert half.dynamic_symbols == ("seq",)
+    assert half.specialize({"seq": 8}).lir.graph.results[0].shape == (1, 8, 64)
+    with pytest.raises(UnknownNameError, match="no symbolic size 'bach'; did you mean 'batch'"):
+        result.specialize({"bach": 1})
+
+
+def test_options_bind_sizes_too():
+    result = CompilePipeline("cpu", CompileOptions(dim_binding={"batch": 3})).compile(deep(sym("batch")))
+    assert result.lir.graph.results[0].shape == (3, 8)
+
+
+def test_sizes_without_bounds_are_placed_when_known():
+    lir = CompilePipeline("cpu").compile(deep(sym("batch"))).lir
+    with pytest.raises(SymbolError, match="has no upper bound"):
+        lir.placement()
+    assert lir.placement({"batch": 2}).arena_size > 0
+
+
+def test_bindings_come_from_shapes():
+    g = Graph("g")
+    s = sym("s")
+    x, y = g.input("x", (sym("b"), s)), g.input("y", (s + 1,))
+    assert infer_binding({x: (2, 5), y: (6,)}) == {"b": 2, "s": 5}
+    with pytest.raises(SymbolError, match=r"input 'y' has size 9 where s \+ 1 = 6 \(s = 5 from 'x'\)"):
+        infer_binding({x: (2, 5), y: (9,)})
+
+
+# -------------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_memory_limit_names_the_peak_and_the_largest():
+    with pytest.raises(MemoryLimitError, match=r"needs 256 bytes of scratch memory, the limit is 100; largest: %0 : f32\[4, 8\]"):
+        CompilePipeline("cpu", CompileOptions(memory_limit=100)).compile(deep())
+    assert CompilePipeline("cpu", CompileOptions(memory_limit=256)).compile(deep()).lir.arena_size == 256
+
+
+def test_wrong_programs_fail_where_they_are_written():
+    g = Graph("g")
+    x = g.input("x", (4, 6))
+    for wrong in (lambda: ops.reshape(x, (5, 5)), lambda: ops.narrow(x, 1, 4, 3), lambda: x @ g.param("w", (4, 2))):
+        with pytest.raises(ShapeError) as error:
+            wrong()
+        assert error.value.place is not None and error.value.place.short.startswith("test_pipeline.py")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernel_dispatch": "native"}, "kernel_dispatch is one of"),
+        ({"tune": "random"}, "tune is one of heuristic, beam"),
+        ({"precision": "f12"}, "no precision policy is named 'f12'"),
+        ({"fusion": "on"}, "fusion is True, False or FusionLimits"),
+        ({"memory_limit": -1}, "memory_limit must be a count"),
+        ({"force_common": ("sofmax",)}, "did you mean 'softmax'"),
+        ({"force_common": "softmax", "force_native": "softmax"}, "in force_common and in force_native"),
+        ({"passes": "fold{limit=}, x"}, "no pass is named 'x'"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises((OptionError, UnknownNameError), match=re.escape(message)):
+        CompileOptions(**options)
+
+
+# -------------------------------------------------------------------------------------------------------- fusion reports
+
+
+def test_summary_line():
+    report = CompilePipeline("cpu").compile(deep()).fusion
+    assert report.summary_line().startswith("nodes=16→16 matmul=3→3 fused_mm_act=0")
+    assert report.kernels == 3 and report.matmul_before == 3 and report.attention == 0
+    assert [p.name for p in report.passes][:2] == ["simplify", "fold"]
+    with pytest.raises(AttributeError):
+        _ = report.convolutions
+
+
+def test_claimed_patterns_are_counted_and_clean(claiming):
+    pipe = CompilePipeline(claiming(), CompileOptions(assert_fusion_clean=True))
+    m = Module("m", fusion="fusable")
+    x = m.input("x", (4, 8))
+    m.outputs(m.swiglu_ffn(m.linear(x, m.param("w", (8, 8)), m.param("b", (8,)), act="gelu"),
+                           m.param("up", (8, 16)), m.param("gate", (8, 16)), m.param("down", (16, 8))))  # fmt: skip
+    report = pipe.compile(m).fusion
+    assert (report.fused_matmul_bias_act, report.fused_swiglu) == (1, 1)
+    assert report.nodes_after < report.nodes_before and not report.missed
+
+
+def test_misses_name_the_reason_and_the_line(claiming):
+    g = Graph("g")
+    x, w, b = g.input("x", f32[4, 8]), g.param("w", f32[8, 8]), g.param("b", f32[8])
+    product = x @ w
+    g.outputs(product + b, product)
+    with pytest.raises(CompileError, match="1 fusions were missed") as error:
+        CompilePipeline(claiming(), CompileOptions(assert_fusion_clean=True)).compile(g)
+    assert "so the product must be stored" in str(error.value) and "product = x @ w" in str(error.value)
+
+
+def test_products_without_a_bias_are_no_misses(claiming):
+    g = Graph("g")
+    x, w = g.input("x", f32[4, 8]), g.param("w", f32[8, 8])
+    g.outputs(ops.tanh(x @ w) + x)
+    CompilePipeline(claiming(), CompileOptions(assert_fusion_clean=True)).compile(g)
+
+
+def test_encoder_is_clean_on_the_cpu():
+    CompilePipeline("cpu", CompileOptions(assert_fusion_clean=True)).compile(deep())
+
+
+def test_assert_fused():
+    assert_fused(deep(), "matmul", "add", "gelu")
+    assert_fused(CompilePipeline("cpu").compile(deep()), "matmul", "gelu")
+    g = Graph("g")
+    x = g.input("x", f32[4, 4])
+    g.outputs(ops.exp(x) @ x)
+    with pytest.raises(CompileError, match="no kernel computes exp and matmul together") as error:
+        assert_fused(g, "exp", "matmul")
+    assert "exp → matmul: matmul reads it as a matrix" in str(error.value)
+    with pytest.raises(CompileError, match="no step computes softmax; there are exp, matmul"):
+        assert_fused(g, "softmax")
+
+
+def test_fusion_off_gives_each_op_a_kernel():
+    result = CompilePipeline("cpu", CompileOptions(fusion=False)).compile(deep())
+    assert [s.label for s in result.lir.schedule] == ["matmul", "add", "gelu"] * 3
+
+
+def test_limits_reach_the_passes(claiming):
+    g = Graph("g")
+    y = g.input("x", f32[4])
+    for _ in range(10):
+        y = ops.sin(y)
+    result = CompilePipeline(claiming(), CompileOptions(fusion=FusionLimits(max_steps=4))).compile(g.outputs(y))
+    assert result.fusion.elementwise_region == 3
+
+
+# -------------------------------------------------------------------------------------------------------------- inspect
+
+
+def test_inspect_shows_every_stage():
+    text = CompilePipeline("cpu").inspect(linear())
+    for part in ("══ HIR ══", "hir @linear", "══ MIR ══", "mir @linear", "══ pass decompose ══", "lir @linear", "arena:", "fingerprint:",
+                 "kernel @k0", "══ fusion ══"):  # fmt: skip
+        assert part in text, part
+    assert "# 4 → 6 nodes: add +1, fused_matmul_bias_act -1, gelu +1, matmul +1" in text
+
+
+def test_explain_names_cuts_and_lines():
+    g = Graph("g")
+    x = g.input("x", f32[4, 4])
+    h = ops.exp(x)
+    g.outputs(h @ x)
+    text = str(CompilePipeline("cpu").compile(g).explain())
+    assert "exp → matmul: matmul reads it as a matrix   [test_pipeline.py" in text and "h = ops.exp(x)" in text
+    assert "passes\n  simplify: 3 → 3 nodes" in text and "arena 64 bytes, lower bound 64" in text
+
+
+# ------------------------------------------------------------------------------------------------------------- dispatch
+
+
+def test_what_runs_how():
+    g = Graph("g")
+    x = g.input("x", f32[4, 8])
+    g.outputs(ops.softmax(x), ops.eigh(x @ x.T)[0])
+    report = dispatch_report(g, "cpu")
+    assert report.path("softmax") == "decomposed" and report.path("matmul") == "native"
+    assert report.path("eigh") in ("host", "native") and report.path("exp") is None
+    assert report.compile_ready and "dispatch on cpu, prefer_native: ready" in str(report)
+
+
+def test_every_offender_is_named_with_its_line(claiming):
+    g = Graph("g")
+    x = g.input("x", f32[4, 4])
+    y = ops.sort(x)
+    z = ops.cholesky(y)
+    g.outputs(z, ops.sort(z))
+    with pytest.raises(CompileError) as error:
+        CompilePipeline(claiming("sort", "cholesky")).compile(g)
+    text = str(error.value)
+    assert text.startswith("claiming cannot run 3 of the ops of 'g': sort, cholesky")
+    assert "y = ops.sort(x)" in text and "z = ops.cholesky(y)" in text
+    report = dispatch_report(g, claiming("sort", "cholesky"))
+    assert not report.compile_ready and [o.op for o in report.unsupported] == ["sort", "cholesky", "sort"]
+
+
+def test_compositions_are_taken_apart_for_a_smaller_claim(claiming):
+    m = linear(act="relu")
+    device = claiming(claims=frozenset())
+    result = CompilePipeline(device).compile(m)
+    assert {n.op.name for n in result.lir.graph.nodes()} == {"input", "param", "matmul", "add", "relu"}
+    assert result.dispatch.path("fused_matmul_bias_act") == "decomposed" and result.dispatch.compile_ready
+
+
+@pytest.mark.parametrize("op", ["group_norm", "relu_backward"])
+def test_lowered_for_a_device_without_them(claiming, op):
+    g = Graph("g")
+    x = g.input("x", f32[2, 4, 3])
+    made = ops.group_norm(x, 2) if op == "group_norm" else ops.relu_backward(x, x)
+    result = CompilePipeline(claiming(op)).compile(g.outputs(made))
+    assert op not in {n.op.name for n in result.lir.graph.nodes()}
+
+
+def test_legal_graphs_stay_as_they_are(claiming):
+    g = Graph("g")
+    before = g.outputs(ops.sort(g.input("x", f32[4])))
+    after, _ = CompilePipeline(claiming()).optimize(before)
+    assert after == before
+
+
+def test_element_types_that_a_device_does_not_hold(claiming):
+    g = Graph("g")
+    g.outputs(ops.exp(g.input("x", (4,), "f64")))
+    with pytest.raises(CompileError, match="cannot run 1 of the ops") as error:
+        CompilePipeline(claiming(dtypes=frozenset({"f32", "i32"}))).compile(g)
+    assert "it does not hold f64: cast to one of f32, i32" in str(error.value)
+
+
+def test_dispatch_policies():
+    g = Graph("g")
+    x = g.input("x", f32[4, 8])
+    g.outputs(ops.silu(x))
+    common = CompilePipeline("cpu", CompileOptions(force_common="silu")).compile(g)
+    assert "silu" not in {n.op.name for n in common.lir.graph.nodes()}
+    native = CompilePipeline("cpu").compile(g)
+    assert "silu" in {n.op.name for n in native.lir.graph.nodes()}
+    h = Graph("h")
+    h.outputs(ops.layer_norm(h.input("x", f32[4, 8])))
+    for options in (CompileOptions(force_native="layer_norm"), CompileOptions(kernel_dispatch="force_native")):
+        with pytest.raises(CompileError, match="cpu cannot run 1 of the ops of 'h': layer_norm") as error:
+            CompilePipeline("cpu", options).compile(h)
+        assert "it decomposes into reduce_sum" in str(error.value)
+
+
+def test_search_is_refused_where_there_is_none(claiming):
+    with pytest.raises(OptionError, match="claiming has no search for schedules"):
+        CompilePipeline(claiming(), CompileOptions(tune="beam"))
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+def test_training_plans_share_their_weights():
+    g = Graph("loss")
+    x, w, b = g.input("x", f32[4, 8]), g.param("w", f32[8, 3]), g.param("b", f32[3])
+    g.outputs(ops.mean(ops.square(ops.tanh(x @ w + b))))
+    made = CompilePipeline("cpu").compile_training(g)
+    assert made.wrt == ("w", "b")
+    assert made.weights == made.backward.lir.manifest().weight_layout()
+    assert [x.shape for x in made.backward.lir.graph.results] == [(), (8, 3), (3,)]
+    assert made.backward.fusion.fused_matmul_bias_act == 0
