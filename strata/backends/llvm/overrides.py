@@ -67,6 +67,7 @@ _FAMILIES: tuple[str, ...] = (
     "native_attention",
     "native_control",
     "native_dequant",
+    "native_fft",
     "native_lapack",
     "native_recurrence",
     "native_scatter",
