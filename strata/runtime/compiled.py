@@ -2,40 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from copy import copy
+from threading import RLock
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strata.backends import Executable
 from strata.config import config
-from strata.core import TensorType, as_dtype, here
-from strata.errors import DTypeError, OptionError, ShapeError, UnknownNameError
+from strata.core import here
+from strata.errors import OptionError, UnknownNameError
 from strata.lir import Lir
-from strata.mir import infer_binding, leaf_name, near
-from strata.runtime.memory import RESULTS
+from strata.mir import Graph, infer_binding, leaf_name, near
+from strata.runtime.arrays import USABLE, check_output, read_array
+from strata.runtime.extent import Extents
+from strata.runtime.memory import RESULTS, SMALL, MemoryReport
+from strata.runtime.observe import OBSERVERS, run_observed
 from strata.runtime.options import CompileOptions
+from strata.runtime.state import State
+
+if TYPE_CHECKING:
+    from strata.runtime.profile import Profile
+
+KEPT_SHAPES = 1024  # sets of input shapes whose sizes are remembered
 
 
 class CompiledGraph:
-    """Made by `Session.compile`. `run(x=array)` gives a tuple of arrays, one for each output."""
+    """Made by `Session.compile`. `run(x=array)` gives a tuple of arrays, one for each output.
 
-    def __init__(self, lir: Lir, executable: Executable, options: CompileOptions) -> None:
-        self.lir = lir
-        self.options = options
+    Arrays that are contiguous and of the declared type are read where they lie; results are new arrays. Parameters are kept
+    until they are set again; they are not copied, so an array given as a parameter must not be changed afterwards.
+    """
+
+    def __init__(
+        self,
+        lir: Lir,
+        executable: Executable,
+        options: CompileOptions,
+        *,
+        source: Graph | None = None,
+        device: str = "cpu",
+        replan: Callable[[], Lir] | None = None,
+    ) -> None:
+        """`replan` makes the whole plan where `lir`, read from a cache, has only what running needs."""
+        self.options, self.device = options, device
+        self.source = source if source is not None else lir.graph
+        self._lir, self._replan = lir, replan
         self._executable = executable
+        self._run = executable.run
         self._inputs = tuple((leaf_name(x), x.type) for x in lir.graph.inputs)
         self._params = {leaf_name(x): x.type for x in lir.graph.params}
-        self._outputs = tuple(x.type for x in lir.graph.results)
+        self._outputs = tuple(lir.buffer(name).type for name in lir.io.outputs)
         self._missing = set(self._params)
         self._is_static = not lir.symbols
-        self._leaves = lir.graph.inputs
         self._param_binding: dict[str, int] = {}
+        self._param_values: dict[str, np.ndarray] = {}
         self._fast = tuple((name, t.dtype.np, t.shape) for name, t in self._inputs)
-        self._fast_outputs = tuple((t.shape, t.dtype.np) for t in self._outputs)
+        self._sizes: dict[Any, tuple[dict[str, int], tuple[Any, ...]]] = {}
+        self._makers = _makers(self._outputs) if self._is_static else ()
+        self._threads_option = options.threads
+        self._state: State | None = None
+        self._extents: Extents | None = None
+        self._is_special = False  # has state, or an active extent
+        self._last: list[np.ndarray] = []  # what the last run with sizes gave; see Extents
+        self._lock = RLock()
 
     # signature
+
+    @property
+    def lir(self) -> Lir:
+        """The plan."""
+        if self._replan is not None:
+            with self._lock:
+                if self._replan is not None:
+                    self._lir = self._replan()
+                    self._replan = None
+        return self._lir
+
+    @property
+    def name(self) -> str:
+        return self._lir.name
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Types of the inputs, by name."""
+        return dict(self._inputs)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Types of the parameters, by name."""
+        return dict(self._params)
+
+    @property
+    def outputs(self) -> tuple[Any, ...]:
+        """Types of the outputs."""
+        return self._outputs
 
     @property
     def signature(self) -> str:
@@ -45,7 +109,7 @@ class CompiledGraph:
         return f"({inputs}{params}) -> {', '.join(map(str, self._outputs))}"
 
     def __repr__(self) -> str:
-        return f"<CompiledGraph {self.lir.name}{self.signature}>"
+        return f"<CompiledGraph {self.name}{self.signature}>"
 
     # parameters
 
@@ -54,13 +118,18 @@ class CompiledGraph:
         if name not in self._params:
             known = ", ".join(self._params) or "none"
             raise UnknownNameError(
-                f"{self.lir.name!r} has no parameter {name!r}{near(name, self._params)}; it has {known}", code="N115", place=here()
+                f"{self.name!r} has no parameter {name!r}{near(name, self._params)}; it has {known}", code="N115", place=here()
             )
-        array = self._checked(name, self._params[name], value, "parameter")
-        leaf = self.lir.graph.leaf(name)
-        self._param_binding |= infer_binding({leaf: array.shape})
-        self._executable.set_param(name, array)
-        self._missing.discard(name)
+        array = read_array(name, self._params[name], value, "parameter")
+        with self._lock:
+            if not self._is_static:
+                self._param_binding |= infer_binding({self._lir.graph.leaf(name): array.shape})
+                self._sizes = {}
+            self._executable.set_param(name, array)
+            self._param_values[name] = array
+            self._missing.discard(name)
+            if self._extents is not None:
+                self._extents.set_param(name, array)
 
     def set_params(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
@@ -70,76 +139,213 @@ class CompiledGraph:
 
     def run(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> tuple[np.ndarray, ...]:
         """Run on arrays by input name; returns new arrays."""
-        given = named if feeds is None else {**feeds, **named}
+        given = named if feeds is None else {**feeds, **named} if named else feeds
+        if self._is_special:
+            return self._run_specially(given)
         arrays = self._arrays(given)
-        binding: Mapping[str, int] = {} if self._is_static else self._binding(arrays)
         if self._is_static:
-            outputs = [RESULTS.empty(shape, dtype) for shape, dtype in self._fast_outputs]  # type: ignore[arg-type]
+            outputs = [make(shape, dtype) for make, shape, dtype in self._makers]
+            binding: Mapping[str, int] = _NO_SIZES
         else:
-            outputs = [RESULTS.empty(t.bind(binding).static_shape, t.dtype.np) for t in self._outputs]
-        self._executable.run(arrays, outputs, binding, self._threads())
+            binding, makers = self._sized(arrays)
+            outputs = self._last = [make(shape, dtype) for make, shape, dtype in makers]
+        if OBSERVERS:
+            run_observed(self, arrays, outputs, binding, self._threads())
+        else:
+            self._run(arrays, outputs, binding, self._threads_option or config().num_threads)
         return tuple(outputs)
 
     __call__ = run
 
     def run_into(self, feeds: Mapping[str, Any], out: Sequence[np.ndarray]) -> None:
-        """Run into arrays of the caller: contiguous, of the outputs' types."""
+        """Run into arrays of the caller: contiguous, of the outputs' types. Nothing is allocated."""
+        if self._is_special:
+            with self._lock:
+                arrays = self._filled(feeds)
+                binding, makers = (_NO_SIZES, self._makers) if self._is_static else self._sized(arrays)
+                outputs = list(out)
+                self._check_outputs(outputs, binding, makers)
+                self._execute(arrays, outputs, binding)
+                if self._state is not None:
+                    self._state.copy_from(outputs)
+            return
         arrays = self._arrays(feeds)
-        binding: Mapping[str, int] = {} if self._is_static else self._binding(arrays)
-        if len(out) != len(self._outputs):
-            raise OptionError(f"{self.lir.name!r} has {len(self._outputs)} outputs, got {len(out)} arrays", code="O150", place=here())
-        for i, (array, kind) in enumerate(zip(out, self._outputs, strict=True)):
-            bound = kind.bind(binding) if binding else kind
-            if array.dtype != bound.dtype.np or array.shape != bound.shape or not array.flags.c_contiguous:
-                raise ShapeError(
-                    f"output {i} is {bound}, got {as_dtype(array.dtype)}{list(array.shape)}"
-                    + ("" if array.flags.c_contiguous else " that is not contiguous"),
-                    code="S107", place=here(),
-                )  # fmt: skip
-        self._executable.run(arrays, out, binding, self._threads())
+        outputs = list(out)
+        binding, makers = (_NO_SIZES, self._makers) if self._is_static else self._sized(arrays)
+        if len(outputs) != len(makers):
+            self._check_outputs(outputs, binding, makers)
+        for array, (_, shape, dtype) in zip(outputs, makers):
+            if type(array) is np.ndarray and array.dtype == dtype and array.shape == shape and array.flags.carray:
+                continue
+            self._check_outputs(outputs, binding, makers)
+        if OBSERVERS:
+            run_observed(self, arrays, outputs, binding, self._threads())
+        else:
+            self._run(arrays, outputs, binding, self._threads_option or config().num_threads)
+
+    def _check_outputs(self, outputs: Sequence[np.ndarray], binding: Mapping[str, int], makers: Sequence[Any]) -> None:
+        if len(outputs) != len(makers):
+            raise OptionError(f"{self.name!r} has {len(makers)} outputs, got {len(outputs)} arrays", code="O150", place=here())
+        for i, (kind, array) in enumerate(zip(self._outputs, outputs, strict=True)):
+            check_output(i, kind.bind(binding) if binding else kind, array)
 
     def submit(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> Future[tuple[np.ndarray, ...]]:
-        """Run in the background."""
+        """Run in the background; the arrays must not change until the result is there."""
         return _background().submit(self.run, feeds, **named)
 
+    def run_pipelined(self, sets: Iterable[Mapping[str, Any]]) -> list[tuple[np.ndarray, ...]]:
+        """Several runs, as many at a time as there are threads; results in the order of the sets."""
+        if self._is_special:
+            return [self.run(feeds) for feeds in sets]
+        return [future.result() for future in [self.submit(feeds) for feeds in sets]]
+
     def _threads(self) -> int | None:
-        return self.options.threads if self.options.threads is not None else config().num_threads
+        return self._threads_option or config().num_threads
 
     def _arrays(self, given: Mapping[str, Any]) -> list[np.ndarray]:
         if self._missing:
             name = sorted(self._missing)[0]
             raise UnknownNameError(f"parameter {name!r} : {self._params[name]} has no value yet: use set_param", code="N114", place=here())
         arrays: list[np.ndarray] = []
-        for (name, dtype, shape), (_, kind) in zip(self._fast, self._inputs, strict=True):
+        for name, dtype, shape in self._fast:
             value = given.get(name)
-            if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape and value.flags.c_contiguous:
+            if (
+                type(value) is np.ndarray
+                and value.dtype == dtype
+                and value.shape == shape
+                and value.flags.num & USABLE == USABLE
+            ):
                 arrays.append(value)
-                continue
-            if value is None:
-                raise UnknownNameError(f"input {name!r} : {kind} is missing; the signature is {self.signature}", code="N114", place=here())
-            arrays.append(self._checked(name, kind, value, "input"))
+            else:
+                arrays.append(self._read(name, value, len(arrays)))
         if len(given) != len(arrays):
-            names = [n for n, _ in self._inputs]
-            extra = next(n for n in given if n not in names)
-            raise UnknownNameError(f"{self.lir.name!r} has no input {extra!r}{near(extra, names)}; the signature is {self.signature}",
-                                   code="N112", place=here())  # fmt: skip
+            self._refuse_extra(given)
         return arrays
 
-    def _checked(self, name: str, kind: TensorType, value: Any, what: str) -> np.ndarray:
-        array = np.asarray(value)
-        is_python = isinstance(value, (bool, int, float, complex, list, tuple))
-        if array.dtype != kind.dtype.np and not is_python:
-            raise DTypeError(f"{what} {name!r} is {kind}, got {as_dtype(array.dtype)}{list(array.shape)}", code="D102", place=here())
-        fits = len(array.shape) == kind.ndim and all(
-            not isinstance(d, int) or d == n for d, n in zip(kind.shape, array.shape, strict=True)
-        )
-        if not fits:
-            raise ShapeError(f"{what} {name!r} is {kind}, got {as_dtype(array.dtype)}{list(array.shape)}", code="S107", place=here())
-        return np.ascontiguousarray(array, kind.dtype.np).reshape(array.shape)
+    def _read(self, name: str, value: Any, at: int) -> np.ndarray:
+        kind = self._inputs[at][1]
+        if value is None:
+            raise UnknownNameError(f"input {name!r} : {kind} is missing; the signature is {self.signature}", code="N114", place=here())
+        return read_array(name, kind, value, "input")
 
-    def _binding(self, arrays: Sequence[np.ndarray]) -> dict[str, int]:
-        found = infer_binding({x: a.shape for x, a in zip(self._leaves, arrays, strict=True)})
-        return {**self._param_binding, **found}
+    def _refuse_extra(self, given: Mapping[str, Any]) -> None:
+        names = [n for n, _ in self._inputs]
+        extra = next((n for n in given if n not in names), None)
+        if extra is None:
+            return
+        raise UnknownNameError(
+            f"{self.name!r} has no input {extra!r}{near(extra, names)}; the signature is {self.signature}",
+            code="N112", place=here(),
+        )  # fmt: skip
+
+    def _sized(self, arrays: Sequence[np.ndarray]) -> tuple[dict[str, int], tuple[Any, ...]]:
+        """Sizes of the symbols, and the outputs that they give."""
+        key = tuple([a.shape for a in arrays])
+        found = self._sizes.get(key)
+        if found is None:
+            leaves = self._lir.graph.inputs
+            binding = {**self._param_binding, **infer_binding({x: a.shape for x, a in zip(leaves, arrays, strict=True)})}
+            found = binding, _makers([t.bind(binding) for t in self._outputs])
+            if len(self._sizes) >= KEPT_SHAPES:
+                self._sizes = {}
+            self._sizes[key] = found
+        return found
+
+    # state and extents
+
+    def _run_specially(self, given: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
+        with self._lock:
+            arrays = self._filled(given)
+            binding, makers = (_NO_SIZES, self._makers) if self._is_static else self._sized(arrays)
+            outputs = [make(shape, dtype) for make, shape, dtype in makers]
+            if self._extents is not None and self._extents.active:
+                self._extents.keep_tails(outputs, self._last)
+            if self._state is not None:
+                outputs = self._state.place(arrays, outputs)
+            self._execute(arrays, outputs, binding)
+            self._last = outputs
+            return self._state.take(outputs) if self._state is not None else tuple(outputs)
+
+    def _filled(self, given: Mapping[str, Any]) -> list[np.ndarray]:
+        """Arrays for all inputs: what is not given comes from the state."""
+        return self._arrays(given if self._state is None else {**self._state.values, **given})
+
+    def _execute(self, arrays: list[np.ndarray], outputs: list[np.ndarray], binding: Mapping[str, int]) -> None:
+        if self._extents is not None and self._extents.active and self._extents.run(arrays, outputs, self._threads()):
+            return
+        if OBSERVERS:
+            run_observed(self, arrays, outputs, binding, self._threads())
+        else:
+            self._run(arrays, outputs, binding, self._threads())
+
+    def bind(self, name: str, value: Any) -> None:
+        """Keep a value for an input: runs that do not give the input use it. None forgets it."""
+        with self._lock:
+            self._own_state().bind(name, value)
+            self._note_special()
+
+    def read(self, name: str) -> np.ndarray:
+        """A copy of the value that is kept for an input."""
+        with self._lock:
+            return self._own_state().read(name)
+
+    def feed(self, name: str, output: int | None) -> None:
+        """After each run, an output becomes the kept value of an input; where the plan updates it in place, without a copy.
+
+        A run then returns that output as an array that cannot be written. None stops it.
+        """
+        with self._lock:
+            self._own_state().feed(name, output)
+            self._note_special()
+
+    def set_active_extent(self, axis: str, actual: int | None) -> bool:
+        """Process only the first `actual` places along an axis, given by the name of its symbolic size; None ends it.
+
+        What lies behind them in the outputs of `run_into` is left as it is. Returns whether the graph can be run so: one that
+        mixes places along the axis is run in full, never in part.
+        """
+        with self._lock:
+            if self._extents is None:
+                self._extents = Extents(self)
+            is_safe = self._extents.set(axis, actual)
+            self._note_special()
+            return is_safe
+
+    def explain_extent(self, axis: str) -> list[str]:
+        """Why an active extent along an axis is not used: the steps that mix places of it. Empty where it is used."""
+        with self._lock:
+            return (self._extents or Extents(self)).reasons(axis)
+
+    def _own_state(self) -> State:
+        if self._state is None:
+            self._state = State(self._lir, dict(self._inputs), self._outputs)
+        return self._state
+
+    def _note_special(self) -> None:
+        has_state = self._state is not None and self._state.is_used
+        self._is_special = has_state or (self._extents is not None and bool(self._extents.active))
+
+    # copies
+
+    def clone(self) -> CompiledGraph:
+        """Another one with the same code and the same parameters, and state of its own."""
+        with self._lock:
+            made = copy(self)
+        made._state = self._state.copy() if self._state is not None else None
+        made._extents = None
+        made._lock = RLock()
+        made._last = []
+        made._note_special()
+        return made
+
+    def save(self, path: str | os.PathLike[str], *, weights: bool = True, levels: Sequence[str] | None = None) -> None:
+        """Write an ahead-of-time bundle; `strata.load_compiled` reads it without compiling.
+
+        `levels` names instruction sets to hold code for: by default baseline, avx2 and avx512 (or neon).
+        """
+        from strata.runtime.bundle import save
+
+        save(self, path, weights=weights, levels=levels)
 
     # seeing
 
@@ -149,10 +355,34 @@ class CompiledGraph:
         return list(self._executable.host_steps)
 
     @property
-    def memory(self) -> str:
-        from strata.lir import memory_report
+    def memory(self) -> MemoryReport:
+        """What the plan needs, and what is held now; `str` is the whole report."""
+        return MemoryReport.of(self._lir, self._executable)
 
-        return memory_report(self.lir)
+    def profile(self, feeds: Mapping[str, Any] | None = None, /, *, repeats: int = 10, **named: Any) -> Profile:
+        """Time each step on given arrays, or on random ones; `print` shows a table."""
+        from strata.runtime.profile import profile
+
+        return profile(self, {**(feeds or {}), **named}, repeats)
+
+    def explain(self) -> Any:
+        """What was fused and what was not, and why."""
+        from strata.runtime.explain import explain
+
+        return explain(self)
+
+
+_NO_SIZES: Mapping[str, int] = {}
+
+
+def _makers(kinds: Iterable[Any]) -> tuple[tuple[Callable[..., np.ndarray], tuple[int, ...], np.dtype[Any]], ...]:
+    """For each output: how its array is made, its shape and dtype."""
+    made = []
+    for kind in kinds:
+        shape, dtype = kind.static_shape, kind.dtype.np
+        is_small = dtype.itemsize * int(np.prod(shape, dtype=np.int64)) < SMALL
+        made.append((np.empty if is_small else RESULTS.empty, shape, dtype))
+    return tuple(made)
 
 
 _pool: ThreadPoolExecutor | None = None
@@ -163,3 +393,13 @@ def _background() -> ThreadPoolExecutor:
     if _pool is None:
         _pool = ThreadPoolExecutor(4, "strata-submit")
     return _pool
+
+
+def _forget_pool() -> None:
+    """A forked child has none of the threads."""
+    global _pool
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)

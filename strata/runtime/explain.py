@@ -107,7 +107,7 @@ def explain(compiled: CompiledGraph) -> Explanation:
     from strata.runtime.pipeline import CompilePipeline
 
     pipeline = CompilePipeline(compiled.device, compiled.options)
-    return pipeline.compile_graph(compiled.source).explain()
+    return pipeline.compile(compiled.source).explain()
 
 
 def _step(number: int, step: Step) -> StepLine:

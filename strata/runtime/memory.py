@@ -12,6 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from strata.backends import Executable
+from strata.core import bounds
+from strata.errors import SymbolError
+from strata.lir import Lir, memory_report
+
 SMALL = 32 << 10  # bytes below which NumPy's own allocator is as good
 KEEP = 512 << 20  # bytes of free blocks kept in all
 HUGE_PAGE = 2 << 20
@@ -82,3 +87,54 @@ class Block:
 
 
 RESULTS = BlockPool()
+
+
+class MemoryReport(str):
+    """The memory of a compiled graph in bytes; as text, peak, lower bound and the life of every scratch buffer.
+
+    With symbolic sizes the numbers are those at the upper bounds, None where a size has none.
+    """
+
+    __slots__ = ("constants", "inputs", "lower_bound", "outputs", "packed", "params", "scratch")
+
+    scratch: int | None  # the arena: exactly what one run needs at a time
+    lower_bound: int | None  # no plan could need less
+    params: int | None
+    constants: int
+    packed: int  # copies of parameters in the order that kernels read
+    inputs: int | None
+    outputs: int | None
+
+    @classmethod
+    def of(cls, lir: Lir, executable: Executable) -> MemoryReport:
+        try:
+            placement = lir.placement()
+            text = memory_report(lir)
+            scratch, lower = placement.arena_size, placement.lower_bound
+        except SymbolError as error:
+            text, scratch, lower = f"unbounded: {error.summary}", None, None
+        made = cls(text)
+        made.scratch, made.lower_bound = scratch, lower
+        made.params = _total(lir, "param", "weight")
+        made.constants = sum(a.nbytes for a in lir.constants)
+        made.packed = int(getattr(executable, "packed_bytes", 0))
+        made.inputs, made.outputs = _total(lir, "input"), _total(lir, "result")
+        return made
+
+    def fits_in(self, budget: int) -> int:
+        """How many bytes are missing for one run, all counted once; 0 where the budget is enough."""
+        parts = (self.scratch, self.params, self.constants, self.packed, self.inputs, self.outputs)
+        if any(part is None for part in parts):
+            raise SymbolError("a size without an upper bound needs no fixed amount of memory: bind it", code="S155")
+        return max(0, sum(part for part in parts if part is not None) - budget)
+
+
+def _total(lir: Lir, *roles: str) -> int | None:
+    total = 0
+    for buffer in lir.buffers:
+        if buffer.role in roles:
+            high = bounds(buffer.type.nbytes)[1]
+            if high is None:
+                return None
+            total += high
+    return total

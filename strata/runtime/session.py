@@ -2,32 +2,95 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import Any
 
-from strata.backends import backend_for, known_backends
+from strata.backends import backend_for
 from strata.config import config
+from strata.core import located
+from strata.errors import OptionError
+from strata.lir import Lir
+from strata.mir import Graph
 from strata.runtime.compiled import CompiledGraph
+from strata.runtime.device import Device
 from strata.runtime.options import CompileOptions
-from strata.runtime.pipeline import CompilePipeline
+from strata.runtime.pipeline import CompilePipeline, CompileResult
+from strata.runtime.stored import plan_key, stored_plan
+from strata.runtime.tracing import phase
 
 
 class Session:
-    """`Session("cpu").compile(graph)` gives a CompiledGraph."""
+    """`Session("cpu").compile(graph)` gives a CompiledGraph.
 
-    def __init__(self, device: str | None = None) -> None:
-        self.device = device or config().device
+    Options given here hold for every compile that does not say otherwise: an option of `compile` wins over the session's.
+    """
+
+    def __init__(self, device: str | Device | None = None, options: CompileOptions | None = None, **changes: Any) -> None:
+        self.device = str(device or config().device)
         self.backend = backend_for(self.device)
+        base = options or CompileOptions()
+        self.options = replace(base, **changes) if changes else base
 
-    def compile(self, program: Any, options: CompileOptions | None = None) -> CompiledGraph:
-        """Compile a graph or an HIR module."""
-        chosen = options or CompileOptions()
-        result = CompilePipeline(self.device, chosen).compile(program)
-        return CompiledGraph(result.lir, self.backend.compile(result.lir), chosen)
+    @located
+    def compile(self, program: Any, options: CompileOptions | None = None, **changes: Any) -> CompiledGraph:
+        """Compile a graph or an HIR module. Keywords are options: `compile(g, memory_limit=1 << 20)`."""
+        chosen = self._merged(options, changes)
+        with phase("compile", device=self.device):
+            pipeline = CompilePipeline(self.device, chosen)
+            with phase("lower"):
+                source = program if isinstance(program, Graph) else pipeline.lower(program)
+                graph = pipeline.lower(program) if isinstance(program, Graph) else source
+            lir, is_stored = self._plan(pipeline, graph)
+            with phase("code"):
+                executable = self.backend.compile(lir)
+        replan = (lambda: pipeline.compile_graph(graph).lir) if is_stored else None
+        return CompiledGraph(lir, executable, chosen, source=source, device=self.device, replan=replan)
+
+    compile_with = compile_hir = compile_module = compile
+
+    def compile_lir(self, plan: Lir | CompileResult, options: CompileOptions | None = None) -> CompiledGraph:
+        """Machine code for a plan that is made already."""
+        lir = plan.lir if isinstance(plan, CompileResult) else plan
+        source = plan.source if isinstance(plan, CompileResult) else None
+        with phase("code"):
+            executable = self.backend.compile(lir)
+        return CompiledGraph(lir, executable, options or self.options, source=source, device=self.device)
+
+    def _plan(self, pipeline: CompilePipeline, graph: Graph) -> tuple[Lir, bool]:
+        def make() -> Lir:
+            return _traced_plan(pipeline, graph)
+
+        if not getattr(self.backend, "keeps_plans", False) or pipeline.options.assert_fusion_clean:
+            return make(), False
+        with phase("plan", graph=graph.name):
+            key = plan_key(graph, pipeline.options.key, self.backend.name, self.backend.target)
+            return stored_plan(key, graph, make)
+
+    def _merged(self, options: CompileOptions | None, changes: dict[str, Any]) -> CompileOptions:
+        """Options of a compile over the session's: what was not given there comes from here."""
+        chosen = self.options if options is None else options
+        if options is not None and options.precision is None and self.options.precision is not None:
+            chosen = replace(options, precision=self.options.precision)
+        if not changes:
+            return chosen
+        try:
+            return replace(chosen, **changes)
+        except TypeError as error:
+            raise OptionError(f"compile: {str(error).rpartition('__init__() ')[2]}", code="O403") from None
 
     def __repr__(self) -> str:
         return f"Session({self.device!r})"
 
 
-def devices() -> list[str]:
-    """Devices that programs can run on here."""
-    return known_backends()
+def _traced_plan(pipeline: CompilePipeline, graph: Graph) -> Lir:
+    """All stages, with a span for each pass in a trace."""
+    start = time.perf_counter_ns()
+    result = pipeline.compile_graph(graph)
+    at = start
+    for record in result.passes:
+        stop = at + int(record.seconds * 1e9)
+        phase.add(f"pass {record.name}", at, stop, nodes_before=record.before, nodes_after=record.after)
+        at = stop
+    phase.add("plan memory and kernels", at, time.perf_counter_ns(), steps=len(result.lir.schedule))
+    return result.lir

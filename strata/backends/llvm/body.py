@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.backends.llvm.arena import address_of
-from strata.backends.llvm.executable import COPY_BYTES, CpuBackend, CpuExecutable, _arguments, _layout, copy_code
+from strata.backends.llvm.executable import COPY_BYTES, CpuBackend, CpuExecutable, _arguments, copy_code
 from strata.backends.llvm.overrides import Sizes, Slot
 from strata.backends.llvm.program import Argument, BoundProgram, Program
 from strata.backends.llvm.program import Step as ProgramStep
@@ -72,8 +72,8 @@ class Body(CpuExecutable):
         placement = self.lir.placement(sizes)
         place = self._placed(placement.offsets)
         keep: list[Any] = []
-        copies = [i for i, region in enumerate(self._output_regions) if not region]
-        results = list(self._output_regions)
+        copies = [i for i, region in enumerate(self.output_regions) if not region]
+        results = list(self.output_regions)
         for number, i in enumerate(copies):
             results[i] = self._context + 3 + number
         regions = self._context + 3 + len(copies)
@@ -108,7 +108,7 @@ class Body(CpuExecutable):
             Program(tuple(steady), regions).bind(self._functions, sizes),
             table,
             tuple(fixed),
-            self._input_regions,
+            self.input_regions,
             tuple(self._region[leaf_name(x)] for x in self.lir.graph.params),
             tuple(results),
             layout.top,
@@ -134,7 +134,7 @@ class Body(CpuExecutable):
             if weight.source != source:
                 continue
             matrix = weight.matrix
-            native = next(k for k in self.kernels.values() if k.matrix is not None and _layout(k.matrix) == weight.layout)
+            native = next(k for k in self.kernels.values() if k.matrix is not None and k.matrix.layout == weight.layout)
             self._functions[f"pack{i}"] = native.address("kernel_pack")
             to = Argument(1 + len(self._outside) + i, 0)
             arguments = _arguments(matrix.pack_arguments(), place, {matrix.matrix.b.buffer: source}, to, matrix)

@@ -14,8 +14,8 @@ import numpy as np
 from strata.backends.llvm import jit
 from strata.backends.llvm.arena import Arena, ArenaPool, address_of
 from strata.backends.llvm.calls import IS_DIRECT, Call
-from strata.backends.llvm.kernels import COPY_BYTES, copy_code, native_code_of, native_kernel
-from strata.backends.llvm.matrix import MatrixPlan
+from strata.backends.llvm.kernels import COPY_BYTES, ProductPlan, copy_code, native_code_of, native_kernel
+from strata.backends.llvm.observed import Tell, run_observed
 from strata.backends.llvm.overrides import NativeOp, native_op, reads_views, runs_whole, takes_composition
 from strata.backends.llvm.pool import default_pool
 from strata.backends.llvm.program import Argument, BoundProgram, Program, region_table
@@ -35,6 +35,8 @@ class CpuBackend:
     """Generated machine code on the processor of this process."""
 
     name = "cpu"
+    claims = frozenset({"conv_last"})  # fused ops that it has kernels for; element-wise ops are fused by grouping
+    keeps_plans = True  # a plan decides the code, so that it can be read back from the store
 
     def __init__(self, target: Target | None = None) -> None:
         self._target = target
@@ -61,7 +63,8 @@ class CpuExecutable:
 
     def __init__(self, lir: Lir, target: Target) -> None:
         self.lir, self.target = lir, target
-        self.kernels = {name: native_kernel(k, target) for name, k in lir.kernels.items()}
+        nodes = {s.name: s.nodes for s in lir.schedule}
+        self.kernels = {name: native_kernel(k, target, nodes[name]) for name, k in lir.kernels.items()}
         self.native: dict[int, tuple[NativeOp, jit.Code]] = {}  # hand-written ops, by step
         for at, step in enumerate(lir.schedule):
             made = native_op(step.nodes[0], target, step.views) if step.kernel is None else None
@@ -72,18 +75,18 @@ class CpuExecutable:
         self._values: dict[str, np.ndarray] = {b.name: lir.constants[b.key] for b in self._outside if b.role == "constant"}  # type: ignore[index]
         self._packed: list[_PackedWeight] = []
         self._functions: dict[str, int] = {}
-        self._workspace: dict[int, MatrixPlan] = {}
-        self._segments = self._split()
+        self._workspace: dict[int, ProductPlan] = {}
+        self.segments = self._split()
         self._bound: OrderedDict[tuple[tuple[str, int], ...], _Bound] = OrderedDict()
-        self._arenas = ArenaPool()
+        self.arenas = ArenaPool()
         self._is_dynamic = lir.has_dynamic_dims
         self._only: _Bound | None = None  # the program of a plan without symbols
         self._lock = threading.Lock()
-        self._pool = default_pool()
+        self.pool = default_pool()
         self._threads = available_threads(config().num_threads)
-        self._input_regions = tuple(self._region[buffer] for _, buffer in lir.io.inputs)
+        self.input_regions = tuple(self._region[buffer] for _, buffer in lir.io.inputs)
         firsts = [name not in lir.io.outputs[:i] and lir.buffer(name).role == "result" for i, name in enumerate(lir.io.outputs)]
-        self._output_regions = tuple(self._region[n] if own else 0 for n, own in zip(lir.io.outputs, firsts, strict=True))
+        self.output_regions = tuple(self._region[n] if own else 0 for n, own in zip(lir.io.outputs, firsts, strict=True))
         self._has_leaf_results = not all(firsts)
         for name, array in list(self._values.items()):
             self._pack_for(name, array)
@@ -110,15 +113,15 @@ class CpuExecutable:
                 self._note_weight(step, native.matrix)
         return segments
 
-    def _note_weight(self, step: Step, matrix: MatrixPlan) -> None:
+    def _note_weight(self, step: Step, matrix: ProductPlan) -> None:
         source = step.inputs[_input_index(step, matrix.matrix.b.buffer)]
         if self.lir.buffer(source).role in ("param", "constant", "weight") and isinstance(matrix.packed_elements(), int):
-            if not any(w.source == source and w.layout == _layout(matrix) for w in self._packed):
-                self._packed.append(_PackedWeight(source, matrix, _layout(matrix)))
+            if not any(w.source == source and w.layout == matrix.layout for w in self._packed):
+                self._packed.append(_PackedWeight(source, matrix, matrix.layout))
 
-    def _weight_region(self, source: str, matrix: MatrixPlan) -> int | None:
+    def _weight_region(self, source: str, matrix: ProductPlan) -> int | None:
         for i, weight in enumerate(self._packed):
-            if weight.source == source and weight.layout == _layout(matrix):
+            if weight.source == source and weight.layout == matrix.layout:
                 return 1 + len(self._outside) + i
         return None
 
@@ -127,12 +130,11 @@ class CpuExecutable:
         buffers = dict(zip((b.name for b in step.kernel.inputs), step.inputs, strict=True))  # type: ignore[union-attr]
         buffers |= dict(zip((b.name for b in step.kernel.outputs), step.outputs, strict=True))  # type: ignore[union-attr]
         if native.matrix is None:
-            assert native.lowered is not None
-            kernel = native.lowered.kernel
-            arguments = [place(buffers[b.name]) for b in kernel.buffers]
-            arguments += [Argument(None, _symbol(s)) for s in kernel.symbols().values()]
+            assert native.loops is not None
+            arguments = [place(buffers[name]) for name in native.loops.buffers]
+            arguments += [Argument(None, _symbol(s)) for s in native.loops.symbols]
             self._functions[step.name] = native.address("kernel")
-            return [ProgramStep(step.name, tuple(arguments), native.lowered.points, native.lowered.grain)]
+            return [ProgramStep(step.name, tuple(arguments), native.loops.points, native.loops.grain)]
         matrix = native.matrix
         region = self._weight_region(buffers[matrix.matrix.b.buffer], matrix)
         packed = Argument(region, 0) if region is not None else workspace
@@ -236,7 +238,8 @@ class CpuExecutable:
         programs: list[BoundProgram | None] = []
         regions = self._context + 3
         keep: list[Any] = []
-        for segment in self._segments:
+        ranges: dict[int, tuple[int, int]] = {}
+        for segment in self.segments:
             if segment.host is not None:
                 programs.append(None)
                 continue
@@ -244,6 +247,7 @@ class CpuExecutable:
             for at in segment.steps:
                 made, size = self._steps_at(at, place, Argument(0, top), binding, keep)
                 need = max(need, size + 64)
+                ranges[at] = len(steps), len(steps) + len(made)
                 steps += made
             programs.append(Program(tuple(steps), regions).bind(self._functions, binding))
         addresses = [0] * regions
@@ -255,7 +259,8 @@ class CpuExecutable:
                 addresses[1 + len(self._outside) + i] = weight.memory.address
         single = programs[0] if len(programs) == 1 else None
         keep += [*self._values.values(), *(w.memory for w in self._packed)]  # a run may outlive the next set_param
-        return _Bound(programs, single, dict(placement.offsets), top + need, addresses, [], keep, single is not None and IS_DIRECT)
+        is_direct = single is not None and IS_DIRECT
+        return _Bound(programs, single, dict(placement.offsets), top + need, addresses, [], keep, ranges, is_direct)
 
     # weights
 
@@ -283,6 +288,7 @@ class CpuExecutable:
                 for name, result in zip(step.outputs, results, strict=True):
                     self._values[name] = np.ascontiguousarray(result)
                     self._pack_for(name, self._values[name])
+            self._bound.clear()
             self._is_prepared = True
 
     def _run_alone(self, at: int, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
@@ -319,7 +325,7 @@ class CpuExecutable:
             size = matrix.packed_elements()
             assert isinstance(size, int)
             store = Arena(size * matrix.spec.b.itemsize + 256)
-            native = next(k for k in self.kernels.values() if k.matrix is not None and _layout(k.matrix) == weight.layout)
+            native = next(k for k in self.kernels.values() if k.matrix is not None and k.matrix.layout == weight.layout)
             arguments = _arguments(matrix.pack_arguments(), lambda _: Argument(0, 0), {matrix.matrix.b.buffer: name}, Argument(1, 0), matrix)
             step = ProgramStep("pack", arguments, matrix.pack_points(), 1)
             program = Program((step,), 2).bind({"pack": native.address("kernel_pack")})
@@ -331,37 +337,33 @@ class CpuExecutable:
     def run(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], binding: Mapping[str, int], threads: int | None = None
     ) -> None:
-        bound = self._only
-        if bound is None:
-            if not self._is_prepared:
-                self._prepare()
-            bound = self._bound_for(binding)
+        bound = self._only or self.bound_for(binding)
         try:
             call = bound.free.pop()  # a list: popping is atomic, so callers never share a call
         except IndexError:
-            call = Call(bound.single, bound.addresses, self._input_regions, self._output_regions, self._pool)
+            call = Call(bound.single, bound.addresses, self.input_regions, self.output_regions, self.pool)
         arena = call.arena
         if arena is None:
-            arena = self._arenas.take(bound.arena)
+            arena = self.arenas.take(bound.arena)
             call.set_arena(arena)
         count = threads or self._threads
         if count != call.threads:
             call.set_threads(count)
-        if count > 1 and self._pool.workers < count - 1:
-            self._pool.ensure(count)
+        if count > 1 and self.pool.workers < count - 1:
+            self.pool.ensure(count)
         if bound.is_direct:
             call.run(inputs if type(inputs) is list else list(inputs), outputs if type(outputs) is list else list(outputs))
         else:
-            call.place(self._input_regions, inputs)
-            call.place(self._output_regions, outputs)
+            call.place(self.input_regions, inputs)
+            call.place(self.output_regions, outputs)
             self._run_segments(call.table, bound, arena, inputs, outputs, binding, count)
         if self.native:
             _check(call.table, call.regions)
         if self._has_leaf_results:
-            self._copy_leaf_results(inputs, outputs)
+            self.finish(inputs, outputs)
         if self._is_dynamic:
             call.arena = None
-            self._arenas.give(arena)
+            self.arenas.give(arena)
         if len(bound.free) < KEPT_CALLS:
             bound.free.append(call)
 
@@ -375,15 +377,15 @@ class CpuExecutable:
         binding: Mapping[str, int],
         threads: int,
     ) -> None:
-        values = self._named_arrays(inputs, outputs)
-        for segment, program in zip(self._segments, bound.programs, strict=True):
+        values = self.named_arrays(inputs, outputs)
+        for segment, program in zip(self.segments, bound.programs, strict=True):
             if program is not None:
                 program.run(table, threads=threads)
             else:
                 assert segment.host is not None
-                self._host(segment.host, values, bound, arena, binding)
+                self.run_host(segment.host, values, bound, arena, binding)
 
-    def _named_arrays(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    def named_arrays(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         values = dict(self._values)
         values |= {buffer: a for (_, buffer), a in zip(self.lir.io.inputs, inputs, strict=True)}
         for name, array in zip(self.lir.io.outputs, outputs, strict=True):
@@ -391,14 +393,14 @@ class CpuExecutable:
                 values.setdefault(name, array)
         return values
 
-    def _host(self, step: Step, values: dict[str, np.ndarray], bound: _Bound, arena: Arena, binding: Mapping[str, int]) -> None:
+    def run_host(self, step: Step, values: dict[str, np.ndarray], bound: _Bound, arena: Arena, binding: Mapping[str, int]) -> None:
         (node,) = step.nodes
-        arrays = [self._array(name, values, bound, arena, binding) for name in step.inputs]
+        arrays = [self.array(name, values, bound, arena, binding) for name in step.inputs]
         types = [t.bind(binding) for t in node.types]
         for name, result in zip(step.outputs, run_op(node.op.bind(binding), arrays, types), strict=True):
-            self._array(name, values, bound, arena, binding)[...] = result
+            self.array(name, values, bound, arena, binding)[...] = result
 
-    def _array(
+    def array(
         self, name: str, values: dict[str, np.ndarray], bound: _Bound, arena: Arena, binding: Mapping[str, int]
     ) -> np.ndarray:
         buffer = self.lir.buffer(name)
@@ -406,14 +408,35 @@ class CpuExecutable:
             return values[name]
         return arena.view(bound.offsets[name], buffer, binding)
 
-    def _copy_leaf_results(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+    def run_observed(
+        self,
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        binding: Mapping[str, int],
+        threads: int | None,
+        tell: Tell,
+    ) -> None:
+        """Run the steps one by one, and tell of each."""
+        run_observed(self, inputs, outputs, binding, threads, tell)
+
+    def check(self, call: Call) -> None:
+        """Raise what native ops reported."""
+        if self.native:
+            _check(call.table, call.regions)
+
+    def finish(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         """Results that are inputs, parameters or constants, and results given twice."""
-        values = self._named_arrays(inputs, outputs)
+        if not self._has_leaf_results:
+            return
+        values = self.named_arrays(inputs, outputs)
         for name, array in zip(self.lir.io.outputs, outputs, strict=True):
             if values[name] is not array:
                 array[...] = values[name]
 
-    def _bound_for(self, binding: Mapping[str, int]) -> _Bound:
+    def bound_for(self, binding: Mapping[str, int]) -> _Bound:
+        """The program for given sizes, with all that depends on parameters computed."""
+        if not self._is_prepared:
+            self._prepare()
         key = tuple(sorted(binding.items())) if binding else ()
         found = self._bound.get(key)
         if found is not None:
@@ -423,7 +446,7 @@ class CpuExecutable:
                 self._bound[key] = self._bind(binding)
                 if len(self._bound) > BOUND_LIMIT:
                     self._bound.popitem(last=False)
-            if not self._is_dynamic:
+            if not self._is_dynamic and self._is_prepared:
                 self._only = self._bound[key]
             return self._bound[key]
 
@@ -437,7 +460,7 @@ class _Segment:
 @dataclass
 class _PackedWeight:
     source: str
-    matrix: MatrixPlan
+    matrix: ProductPlan
     layout: str
     memory: Arena | None = None
 
@@ -453,6 +476,7 @@ class _Bound:
     addresses: list[int]
     free: list[Call]
     keep: list[Any]  # tables that native ops read, and the arrays behind the addresses
+    ranges: dict[int, tuple[int, int]]  # steps of the program that an entry of the schedule became
     is_direct: bool  # one native call does it all
 
 
@@ -470,17 +494,12 @@ def _input_index(step: Step, kernel_buffer: str) -> int:
     return [b.name for b in step.kernel.inputs].index(kernel_buffer)
 
 
-def _layout(matrix: MatrixPlan) -> str:
-    """Weights packed alike share one packed copy."""
-    return f"{matrix.spec.panels(matrix.matrix.b.dtype).name} {matrix.pack_arguments()}"
-
-
 def _arguments(
     slots: list[tuple[str, Any]],
     place: Callable[[str], Argument],
     buffers: Mapping[str, str],
     packed: Argument,
-    matrix: MatrixPlan,
+    matrix: ProductPlan,
 ) -> tuple[Argument, ...]:
     symbols = matrix.matrix.kernel.symbols()
     arguments = []

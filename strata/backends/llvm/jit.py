@@ -34,6 +34,7 @@ class Code:
     object_code: bytes
     _tracker: Any
     _names: tuple[str, ...]
+    key: str = ""  # of the entry in the store that it came from or went to
 
     def address(self, name: str) -> int:
         """The address of an exported function."""
@@ -64,7 +65,7 @@ def assembly(text: str, target: Target, *, level: int = 2) -> str:
         return str(_machine(target, level).emit_assembly(module))
 
 
-def load(object_code: bytes, names: Sequence[str]) -> Code:
+def load(object_code: bytes, names: Sequence[str], key: str = "") -> Code:
     """Links object code into this process and exports the named functions."""
     with _lock:
         builder = llvm.JITLibraryBuilder().add_object_img(object_code).add_current_process()
@@ -74,7 +75,7 @@ def load(object_code: bytes, names: Sequence[str]) -> Code:
             tracker = builder.link(_engine(), f"strata{next(_counter)}")
         except RuntimeError as error:
             raise CompileError(f"object code cannot be linked: {error}", code="C121") from None
-    return Code(object_code, tracker, tuple(names))
+    return Code(object_code, tracker, tuple(names), key)
 
 
 def compile_and_load(text: str, names: Sequence[str], target: Target | None = None, *, level: int = 2) -> Code:

@@ -2,26 +2,58 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from strata.backends.llvm import jit
 from strata.backends.llvm.builder import Module
-from strata.backends.llvm.compile import Lowered, lower
+from strata.backends.llvm.compile import lower
+from strata.backends.llvm.conv_steps import (
+    ConvPlan,
+    emit_convolution_kernel,
+    find_convolution,
+    plan_convolution_kernel,
+)
 from strata.backends.llvm.emit import emit_kernel
 from strata.backends.llvm.matrix import MatrixPlan, emit_matrix, find_contraction, plan_matrix
 from strata.backends.llvm.overrides import NativeOp
 from strata.cache import default_store, digest
 from strata.config import config
-from strata.core import Target
+from strata.core import Dim, Symbol, Target, parse_dim
 from strata.kernel import Kernel, show_kernel
+from strata.mir import Node
 
 CODE_LIMIT = 1024  # kernels kept loaded in the process, least recently used dropped first
 COPY_BYTES = 256 << 10  # of one chunk
+ProductPlan = MatrixPlan | ConvPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Loops:
+    """How a generated kernel is called: buffers and sizes in the order of its arguments, and its parallel space."""
+
+    buffers: tuple[str, ...]
+    symbols: tuple[Symbol, ...]
+    points: Dim
+    grain: int
+
+    def to_text(self) -> str:
+        sizes = [[s.name, s.lo, s.hi] for s in self.symbols]
+        return json.dumps([self.buffers, sizes, str(self.points), self.grain])
+
+    @staticmethod
+    def from_text(text: str) -> Loops:
+        buffers, sizes, points, grain = json.loads(text)
+        symbols = {name: Symbol(name, lo, hi) for name, lo, hi in sizes}
+        return Loops(tuple(buffers), tuple(symbols.values()), parse_dim(points, symbols), grain)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +61,8 @@ class NativeKernel:
     """Machine code of one kernel, with what a program needs to call it."""
 
     code: jit.Code
-    lowered: Lowered | None
-    matrix: MatrixPlan | None
+    loops: Loops | None
+    matrix: ProductPlan | None
 
     def address(self, name: str) -> int:
         return self.code.address(name)
@@ -40,51 +72,121 @@ _loaded: OrderedDict[tuple[Kernel, str], NativeKernel] = OrderedDict()
 _loaded_lock = threading.Lock()
 
 
-def native_kernel(kernel: Kernel, target: Target) -> NativeKernel:
-    """The machine code of a kernel; equal kernels are compiled once per process."""
+def native_kernel(kernel: Kernel, target: Target, nodes: Sequence[Node] = ()) -> NativeKernel:
+    """The machine code of a kernel that computes some nodes; equal kernels are compiled once per process."""
     anonymous = replace(kernel, name="kernel")
-    key = (anonymous, target.key)
+    key = (anonymous, f"{target.key} {'conv' if any(n.op.name == 'conv_last' for n in nodes) else ''}")
     with _loaded_lock:
         found = _loaded.get(key)
-        if found is not None:
-            _loaded.move_to_end(key)
-            return found
-        made = _compile(anonymous, target)
-        _loaded[key] = made
-        if len(_loaded) > CODE_LIMIT:
-            _loaded.popitem(last=False)
-        return made
+        if found is None:
+            found = _loaded[key] = _compile(anonymous, target, nodes)
+            if len(_loaded) > CODE_LIMIT:
+                _loaded.popitem(last=False)
+        _loaded.move_to_end(key)
+    if (record := _record.get()) is not None:
+        head = f"{found.loops.to_text()}\n".encode() if found.loops is not None else b""
+        record[found.code.key] = head + found.code.object_code
+    return found
 
 
-def _compile(kernel: Kernel, target: Target) -> NativeKernel:
-    found = find_contraction(kernel)
-    matrix = plan_matrix(found, kernel.name, target) if found is not None else None
+def _compile(kernel: Kernel, target: Target, nodes: Sequence[Node]) -> NativeKernel:
+    """Generated loops are kept with the way they are called, so that a warm start needs no nest and no schedule."""
     text = show_kernel(kernel)
-    if matrix is not None:
-        code = stored_code(text, [matrix.name, matrix.pack_name], lambda module: emit_matrix(module, matrix), target)
-        return NativeKernel(code, None, matrix)
-    lowered = lower(kernel, target)
+    convolution = _convolution(kernel, target, nodes)
+    if convolution is not None:
+        names = [convolution.name, convolution.pack_name]
+        code = stored_code(f"conv {text}", names, lambda module: emit_convolution_kernel(module, convolution), target)
+        return NativeKernel(code, None, convolution)
+    key = code_key("loops", text, target)
+    payload = _stored(key)
+    if payload is None:
+        found = find_contraction(kernel)
+        matrix = plan_matrix(found, kernel.name, target) if found is not None else None
+        if matrix is not None:
+            code = stored_code(text, [matrix.name, matrix.pack_name], lambda module: emit_matrix(module, matrix), target)
+            return NativeKernel(code, None, matrix)
 
-    def emit(module: Module) -> None:
-        emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
+        def make() -> bytes:
+            lowered = lower(kernel, target)
+            buffers = tuple(b.name for b in lowered.kernel.buffers)
+            loops = Loops(buffers, tuple(lowered.kernel.symbols().values()), lowered.points, lowered.grain)
+            module = Module(target.triple)
+            emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
+            return f"{loops.to_text()}\n".encode() + jit.compile_text(module.text(), target)
 
-    return NativeKernel(stored_code(text, [kernel.name], emit, target), lowered, None)
+        payload = _made(key, make, {"kind": "kernel", "text": text[:4000], "target": target.key, "made by": jit.VERSION})
+    head, _, data = payload.partition(b"\n")
+    return NativeKernel(jit.load(data, [kernel.name], key), Loops.from_text(head.decode()), None)
+
+
+def _convolution(kernel: Kernel, target: Target, nodes: Sequence[Node]) -> ConvPlan | None:
+    """The kernel as a convolution, unless it is a plain product of matrices."""
+    found = find_convolution(kernel, nodes)
+    if found is None or find_contraction(kernel) is not None:
+        return None
+    return plan_convolution_kernel(found, kernel.name, target)
 
 
 def stored_code(text: str, names: list[str], emit: Callable[[Module], object], target: Target) -> jit.Code:
     """Machine code from the disk store, or made and stored. `text` decides the code, with the target and our own version."""
-    store = default_store()
-    key = digest(text, " ".join(names), target.key, jit.VERSION, generator_version(), config().key_fields())
-    data = store.get(key)
+    key = code_key(" ".join(names), text, target)
+    data = _stored(key)
     if data is None:
-        with store.making(key):
-            data = store.get(key)
-            if data is None:
-                module = Module(target.triple)
-                emit(module)
-                data = jit.compile_text(module.text(), target)
-                store.put(key, data, {"kind": "kernel", "text": text[:4000], "target": target.key, "made by": jit.VERSION})
-    return jit.load(data, names)
+
+        def make() -> bytes:
+            module = Module(target.triple)
+            emit(module)
+            return jit.compile_text(module.text(), target)
+
+        data = _made(key, make, {"kind": "kernel", "text": text[:4000], "target": target.key, "made by": jit.VERSION})
+    return jit.load(data, names, key)
+
+
+def code_key(kind: str, text: str, target: Target) -> str:
+    """The key of machine code in the store."""
+    return digest(text, kind, target.key, jit.VERSION, generator_version(), config().key_fields())
+
+
+def _stored(key: str) -> bytes | None:
+    bundled = _bundled.get()
+    return bundled[key] if bundled is not None and key in bundled else default_store().get(key)
+
+
+def _made(key: str, make: Callable[[], bytes], about: Mapping[str, Any]) -> bytes:
+    """Make an entry once: other processes that want it meanwhile wait for it."""
+    store = default_store()
+    with store.making(key):
+        data = store.get(key)
+        if data is None:
+            data = make()
+            store.put(key, data, about)
+    return data
+
+
+_record: ContextVar[dict[str, bytes] | None] = ContextVar("strata_code_record", default=None)
+_bundled: ContextVar[Mapping[str, bytes] | None] = ContextVar("strata_bundled_code", default=None)
+
+
+@contextmanager
+def recording() -> Iterator[dict[str, bytes]]:
+    """Collects the machine code that executables made inside use, by key."""
+    token = _record.set({})
+    try:
+        record = _record.get()
+        assert record is not None
+        yield record
+    finally:
+        _record.reset(token)
+
+
+@contextmanager
+def bundled(entries: Mapping[str, bytes]) -> Iterator[None]:
+    """Machine code that executables made inside find before the store."""
+    token = _bundled.set(entries)
+    try:
+        yield
+    finally:
+        _bundled.reset(token)
 
 
 @cache
@@ -138,4 +240,7 @@ def native_code_of(op: NativeOp, target: Target) -> jit.Code:
             if len(_native_loaded) > CODE_LIMIT:
                 _native_loaded.popitem(last=False)
         _native_loaded.move_to_end(key)
-        return _native_loaded[key]
+        code = _native_loaded[key]
+    if (record := _record.get()) is not None:
+        record[code.key] = code.object_code
+    return code

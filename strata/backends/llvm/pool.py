@@ -16,16 +16,16 @@ from functools import cache
 from typing import Any, Final
 
 from strata.backends.llvm import jit
-from strata.backends.llvm.threads import available_threads, wait_functions
+from strata.backends.llvm.threads import available_threads, clock_functions, wait_functions
 from strata.cache import default_store, digest
 from strata.core import Target
 
 # Offsets into the pool's memory; a cache line each, so that spinning readers do not disturb writers.
-_JOB, _SLEEPERS, _SPIN, _LOCK, _STOP, _HELPERS, _BYTES = 64, 128, 192, 256, 320, 384, 4096
+_JOB, _SLEEPERS, _SPIN, _LOCK, _STOP, _HELPERS, _TRACE, _BYTES = 64, 128, 192, 256, 320, 384, 448, 4096
 _SPIN_ROUNDS: Final = 20_000  # about half a millisecond of looking for work before a worker sleeps
 
 _TEXT: Final = f"""
-; the job of a generation: kernel, arguments, points, grain, next chunk
+; the job of a generation: kernel, arguments, points, grain, where to note times (or null), next chunk
 define internal void @take_chunks(ptr %job) nounwind {{
 entry:
   %kernel = load ptr, ptr %job, align 8
@@ -35,9 +35,17 @@ entry:
   %points = load i64, ptr %p2, align 8
   %p3 = getelementptr i8, ptr %job, i64 24
   %grain = load i64, ptr %p3, align 8
+  %p4 = getelementptr i8, ptr %job, i64 32
+  %trace = load ptr, ptr %p4, align 8
   %next = getelementptr i8, ptr %job, i64 64
+  %traced = icmp ne ptr %trace, null
+  br i1 %traced, label %note, label %take
+note:
+  %t0 = call i64 @now()
   br label %take
 take:
+  %start = phi i64 [ 0, %entry ], [ %t0, %note ], [ %start, %work ]
+  %taken = phi i64 [ 0, %entry ], [ 0, %note ], [ %more, %work ]
   %chunk = atomicrmw add ptr %next, i64 1 monotonic
   %begin = mul i64 %chunk, %grain
   %left = icmp slt i64 %begin, %points
@@ -47,8 +55,33 @@ work:
   %inside = icmp slt i64 %stop, %points
   %end = select i1 %inside, i64 %stop, i64 %points
   call void %kernel(ptr %arguments, i64 %begin, i64 %end)
+  %more = add i64 %taken, 1
   br label %take
 done:
+  %worked = icmp ne i64 %taken, 0
+  %noted = and i1 %traced, %worked
+  br i1 %noted, label %record, label %out
+record:
+  %t1 = call i64 @now()
+  %thread = call i64 @thread_number()
+  %k = atomicrmw add ptr %trace, i64 1 seq_cst
+  %ps = getelementptr i64, ptr %trace, i64 1
+  %size = load i64, ptr %ps, align 8
+  %fits = icmp slt i64 %k, %size
+  br i1 %fits, label %write, label %out
+write:
+  %k4 = mul i64 %k, 4
+  %kw = add i64 %k4, 2
+  %e0 = getelementptr i64, ptr %trace, i64 %kw
+  store i64 %thread, ptr %e0, align 8
+  %e1 = getelementptr i64, ptr %e0, i64 1
+  store i64 %start, ptr %e1, align 8
+  %e2 = getelementptr i64, ptr %e0, i64 2
+  store i64 %t1, ptr %e2, align 8
+  %e3 = getelementptr i64, ptr %e0, i64 3
+  store i64 %taken, ptr %e3, align 8
+  br label %out
+out:
   ret void
 }}
 
@@ -119,6 +152,10 @@ entry:
   store i64 %points, ptr %j2, align 8
   %j3 = getelementptr i8, ptr %job, i64 24
   store i64 %grain, ptr %j3, align 8
+  %ptrace = getelementptr i8, ptr %pool, i64 {_TRACE}
+  %trace = load ptr, ptr %ptrace, align 8
+  %j4 = getelementptr i8, ptr %job, i64 32
+  store ptr %trace, ptr %j4, align 8
   %next = getelementptr i8, ptr %job, i64 64
   store i64 0, ptr %next, align 8
   %one = icmp sle i64 %points, %grain
@@ -304,7 +341,7 @@ _EXPORTS: Final = ("pool_worker", "pool_parallel", "program_run", "program_enter
 def native_code() -> jit.Code:
     """The pool and the program walker, loaded once per process."""
     target = Target.host()
-    text = f'target triple = "{target.triple}"\n{wait_functions()}{_TEXT}'
+    text = f'target triple = "{target.triple}"\n{wait_functions()}{clock_functions()}{_TEXT}'
     store, key = default_store(), digest(text, target.key, jit.VERSION)
     data = store.get(key)
     if data is None:
@@ -346,6 +383,10 @@ class Pool:
         """Runs a native kernel `void (ptr arguments, i64 begin, i64 end)` over all points, `grain` at a time."""
         count = self.ensure(threads or self.default_threads)
         self._parallel(self.address, count, kernel, arguments, points, grain)
+
+    def note_times(self, events: Any | None) -> None:
+        """Have every thread note when it worked, into words: count, capacity, then (thread, begin, end, chunks) in ns."""
+        ctypes.c_int64.from_address(self.address + _TRACE).value = 0 if events is None else ctypes.addressof(events)
 
     def stop(self) -> None:
         """Ends the workers; the next use starts new ones."""

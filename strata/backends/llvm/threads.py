@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 
+_GETTID_CALL = {"x86_64": 186, "aarch64": 178, "amd64": 186, "arm64": 178}
 _FUTEX_CALL = {"x86_64": 202, "aarch64": 98, "amd64": 202, "arm64": 98}  # Linux system call numbers
 
 
@@ -91,6 +92,34 @@ def wait_functions() -> str:
     return head + _PORTABLE
 
 
+def clock_functions() -> str:
+    """LLVM text of now() in nanoseconds, as time.perf_counter_ns counts them, and thread_number(); both 0 where unknown."""
+    machine = platform.machine().lower()
+    if sys.platform == "linux" and machine in _GETTID_CALL:
+        return _CLOCK.replace("NUMBER", str(_GETTID_CALL[machine]))
+    return (
+        "define internal i64 @now() nounwind { ret i64 0 }\n"
+        "define internal i64 @thread_number() nounwind { ret i64 0 }\n"
+    )
+
+
+_CLOCK = """
+declare i32 @clock_gettime(i32, ptr)
+define internal i64 @now() nounwind {
+  %t = alloca [2 x i64], align 8
+  %r = call i32 @clock_gettime(i32 1, ptr %t)
+  %s = load i64, ptr %t, align 8
+  %p = getelementptr i64, ptr %t, i64 1
+  %n = load i64, ptr %p, align 8
+  %k = mul i64 %s, 1000000000
+  %v = add i64 %k, %n
+  ret i64 %v
+}
+define internal i64 @thread_number() nounwind {
+  %r = call i64 (i64, ...) @syscall(i64 NUMBER)
+  ret i64 %r
+}
+"""
 _FUTEX = """
 declare i64 @syscall(i64, ...)
 declare i32 @sched_yield()

@@ -1,0 +1,67 @@
+"""Arrays of callers: NumPy's, or anything with `__array__`, `__dlpack__` or a buffer, checked against declared types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from strata.core import TensorType, as_dtype, here
+from strata.errors import DTypeError, ShapeError, StrataError
+
+USABLE = 0x101  # flags of an array whose elements lie one after the other, each at a multiple of its size
+
+
+def read_array(name: str, kind: TensorType, value: Any, what: str) -> np.ndarray:
+    """The value as a contiguous array of the declared type, without a copy where that is possible."""
+    array = to_numpy(value, name, what)
+    is_python = isinstance(value, (bool, int, float, complex, list, tuple))
+    if array.dtype != kind.dtype.np and not is_python:
+        raise DTypeError(f"{what} {name!r} is {kind}, got {describe(array)}", code="D102", place=here())
+    fits = len(array.shape) == kind.ndim and all(
+        not isinstance(d, int) or d == n for d, n in zip(kind.shape, array.shape, strict=True)
+    )
+    if not fits:
+        raise ShapeError(f"{what} {name!r} is {kind}, got {describe(array)}", code="S107", place=here())
+    if array.flags.num & USABLE == USABLE and array.dtype == kind.dtype.np:
+        return array
+    return np.array(array, kind.dtype.np, order="C").reshape(array.shape)
+
+
+def to_numpy(value: Any, name: str, what: str) -> np.ndarray:
+    """NumPy's view of an array-like object."""
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        if not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
+            return np.from_dlpack(value)
+        array = np.asarray(value)
+    except StrataError:
+        raise
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise DTypeError(
+            f"{what} {name!r}: {type(value).__name__} cannot be read as an array: {error}", code="D401", place=here()
+        ) from None
+    if array.dtype.kind in "OUSV" and array.dtype.isbuiltin == 1:
+        raise DTypeError(
+            f"{what} {name!r}: {type(value).__name__} cannot be read as an array of numbers", code="D401", place=here()
+        )
+    return array
+
+
+def check_output(number: int, kind: TensorType, array: Any) -> None:
+    """Refuse an array that results cannot be written into."""
+    if not isinstance(array, np.ndarray):
+        raise DTypeError(f"output {number} is {kind}, got {type(array).__name__}", code="D102", place=here())
+    reason = ""
+    if not array.flags.c_contiguous:
+        reason = " that is not contiguous"
+    elif not array.flags.writeable:
+        reason = " that cannot be written"
+    if reason or array.dtype != kind.dtype.np or array.shape != kind.shape:
+        raise ShapeError(f"output {number} is {kind}, got {describe(array)}{reason}", code="S107", place=here())
+
+
+def describe(array: np.ndarray) -> str:
+    """`f32[2, 3]`"""
+    return f"{as_dtype(array.dtype)}{list(array.shape)}"

@@ -1,0 +1,61 @@
+"""Devices: names of where programs run, what there is here, and which one a graph should take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from strata.backends import backend_for, known_backends
+from strata.core import here
+from strata.errors import DeviceError, OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A place to run: `cpu`, `cuda:0`, `wgpu`, `xla`, `reference`. Making one that is not there is an error."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise OptionError(f"a device is given by its name, got {self.name!r}", code="O405", place=here())
+        try:
+            backend_for(self.name)
+        except DeviceError as error:
+            error.place = error.place or here()
+            raise
+
+    @property
+    def kind(self) -> str:
+        """The name without a number."""
+        return self.name.partition(":")[0]
+
+    @property
+    def index(self) -> int:
+        number = self.name.partition(":")[2]
+        return int(number) if number else 0
+
+    @property
+    def backend(self) -> Any:
+        return backend_for(self.name)
+
+    @property
+    def full_name(self) -> str:
+        """The name and what it runs on."""
+        target = self.backend.target
+        return f"{self.name} ({target.cpu}, {8 * target.vector_bytes}-bit vectors)" if self.kind == "cpu" else self.name
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def devices() -> list[str]:
+    """Devices that programs can run on here, by name."""
+    found = []
+    for name in known_backends():
+        try:
+            backend_for(name)
+        except DeviceError:
+            continue
+        found.append(name)
+    return found

@@ -1,0 +1,106 @@
+"""Which plans treat every place along an axis by itself: a run of the first places gives the first places of the results.
+
+The answer is read off the kernels: an element of an output at place `i` of the axis may load elements of others at the same
+place `i` only, may not reduce over the axis, and may not use its size. Attention is the exception that the contract of
+active extents names: its queries and keys are both limited.
+"""
+
+from __future__ import annotations
+
+from strata.core import Dim, SymExpr, TensorType, symbols
+from strata.kernel import Axis, Expr, Kernel, Load, Reduce, Scan, Size, postorder
+from strata.lir import Lir, Step
+from strata.mir import Node
+
+
+def row_obstacles(lir: Lir, axis: str, *, attention: bool = True) -> list[str]:
+    """The steps that mix places along a symbolic size, each with its reason; empty when none does."""
+    found = []
+    for buffer in lir.buffers:
+        reason = _type_obstacle(buffer.type, axis)
+        if reason and buffer.role in ("input", "result"):
+            found.append(f"{buffer.role} {buffer.key} : {buffer.type}: {reason}")
+    for step in lir.schedule:
+        reason = _step_obstacle(step, axis, attention)
+        if reason:
+            found.append(f"{step.label}: {reason}")
+    return found
+
+
+def places(kind: TensorType, axis: str) -> tuple[int, ...]:
+    """The axes of a type whose size is the symbol."""
+    return tuple(i for i, d in enumerate(kind.shape) if _is_symbol(d, axis))
+
+
+def _is_symbol(dim: Dim, axis: str) -> bool:
+    return isinstance(dim, SymExpr) and str(dim) == axis
+
+
+def _mentions(dim: Dim, axis: str) -> bool:
+    return isinstance(dim, SymExpr) and axis in symbols(dim)
+
+
+def _type_obstacle(kind: TensorType, axis: str) -> str | None:
+    odd = next((d for d in kind.shape if _mentions(d, axis) and not _is_symbol(d, axis)), None)
+    return f"its size {odd} is made from {axis}" if odd is not None else None
+
+
+def _step_obstacle(step: Step, axis: str, attention: bool) -> str | None:
+    if step.kernel is not None:
+        return _kernel_obstacle(step.kernel, axis)
+    (node,) = step.nodes
+    kinds = [*(x.type for x in node.inputs), *node.types]
+    if not any(_mentions(d, axis) for kind in kinds for d in kind.shape):
+        return None
+    if node.op.name == "attention" and attention:
+        return _attention_obstacle(node, axis)
+    if node.op.elementwise and all(kind.shape == kinds[-1].shape for kind in kinds):
+        return None
+    return f"{node.op.name} is not known to keep places along {axis} apart"
+
+
+def _attention_obstacle(node: Node, axis: str) -> str | None:
+    rows = {places(x.type, axis) for x in (*node.inputs[:3], node.outputs[0])}
+    odd = next((x.type for x in (*node.inputs, *node.outputs) if _type_obstacle(x.type, axis)), None)
+    if odd is not None:
+        return f"{odd} has a size made from {axis}"
+    return None if len(rows) == 1 and len(next(iter(rows))) == 1 else f"queries and keys differ along {axis}"
+
+
+def _kernel_obstacle(kernel: Kernel, axis: str) -> str | None:
+    for buffer in kernel.buffers:
+        reason = _type_obstacle(buffer.type, axis) or (
+            f"{buffer.type} has {axis} twice" if len(places(buffer.type, axis)) > 1 else None
+        )
+        if reason:
+            return reason
+    for store in kernel.stores:
+        at = places(store.buffer.type, axis)
+        row = store.index[at[0]] if at else None
+        if row is not None and not isinstance(row, Axis):
+            return f"it writes at computed places along {axis}"
+        reason = _value_obstacle([store.value, *store.index], row, axis)
+        if reason:
+            return reason
+    return None
+
+
+def _value_obstacle(roots: list[Expr], row: Expr | None, axis: str) -> str | None:
+    for node in postorder(roots):
+        match node:
+            case Load(buffer, index, _):
+                at = places(buffer.type, axis)
+                if at and index[at[0]] is not row:
+                    return f"it reads other places along {axis}"
+            case Reduce(kind, axes, _):
+                if any(_mentions(a.extent, axis) for a in axes):
+                    return f"{kind} runs over {axis}"
+            case Scan(kind, over, _, _, _):
+                if _mentions(over.extent, axis):
+                    return f"a running {kind} goes along {axis}"
+            case Size(dim):
+                if _mentions(dim, axis):
+                    return f"it uses the size {axis}"
+            case _:
+                pass
+    return None

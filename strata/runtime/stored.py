@@ -1,0 +1,282 @@
+"""Plans as data: what running needs of a plan, written so that it can be read back in milliseconds, and kept on disk.
+
+A stored plan has the buffers, the steps, the texts of the kernels and of the ops that run whole, and the constants. It does
+not have the optimised graph, which only explanations need: they plan again, from the program that is at hand anyway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strata.cache import default_store, digest
+from strata.config import config, logger
+from strata.core import Dim, Symbol, Target, TensorType, as_dtype, parse_dim
+from strata.errors import FileError, StrataError
+from strata.kernel import Kernel, parse_kernel, show_kernel
+from strata.lir import Buffer, Io, Lir, Spacing, Step
+from strata.mir import Constant, Graph, Input, Literal, Node, Param, Value, leaf_name, parse, show_field
+
+FORMAT = 1
+MOST_CONSTANT_BYTES = 64 << 20  # of constants that the program does not have itself; larger plans are made anew
+_STARTED = time.time()
+_TYPE = re.compile(r"(\w+)\[(.*)\]\Z", re.DOTALL)
+
+Planner = Callable[[], Lir]
+
+
+# ------------------------------------------------------------------------------------------------------------ the cache
+
+
+def plan_key(graph: Graph, options: str, device: str, target: Target) -> str | None:
+    """The key of a program's plan; None where its text does not say all, or the compiler changed while it runs."""
+    version = code_version()
+    text = graph_digest(graph)
+    if version is None or text is None:
+        return None
+    return digest("plan", str(FORMAT), text, options, device, target.key, config().key_fields(), version)
+
+
+def stored_plan(key: str | None, graph: Graph, make: Planner) -> tuple[Lir, bool]:
+    """A plan from the store, or made and stored; and whether it came from the store."""
+    if key is None:
+        return make(), False
+    store = default_store()
+    payload = store.get(key)
+    if payload is not None:
+        try:
+            return read_plan(payload, graph, lambda: make().graph), True
+        except (StrataError, ValueError, KeyError, IndexError, TypeError) as error:
+            logger.warning("a stored plan of %r cannot be read and is made again: %s", graph.name, error)
+    lir = make()
+    data = write_plan(lir, graph)
+    if data is not None:
+        store.put(key, data, {"kind": "plan", "name": graph.name, "target": lir.target.key, "made by": lir.made_with})
+    return lir, False
+
+
+@cache
+def code_version() -> str | None:
+    """A digest of the whole package; None when a file changed after this process started, since the code may be older."""
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    if any(f.stat().st_mtime > _STARTED for f in files):
+        return None
+    return digest(*(f.read_bytes() for f in files))
+
+
+def graph_digest(graph: Graph) -> str | None:
+    """A hash of all that a graph computes; None where a user's function is part of it, which has no text."""
+    total = hashlib.sha256()
+    numbers: dict[Value, int] = {}
+
+    def add(text: str) -> None:
+        total.update(f"{len(text)}:{text}".encode())
+
+    for x in (*graph.inputs, *graph.params):
+        numbers[x] = len(numbers)
+        add(f"{'param' if isinstance(x.node.op, Param) else 'input'} {leaf_name(x)} {x.type}")
+    for node in graph.nodes():
+        if isinstance(node.op, (Input, Param)):
+            continue
+        if node.op.name.startswith("custom"):
+            return None
+        add(f"{node.op.name}{[numbers[x] for x in node.inputs]}{', '.join(map(str, node.types))}")
+        for name, value in node.op.static_fields().items():
+            if isinstance(value, Literal):
+                add(f"{name} {value.array.dtype.str} {value.array.shape}")
+                total.update(np.ascontiguousarray(value.array).reshape(-1).view(np.uint8).data)
+            else:
+                add(f"{name} {show_field(value)}")
+                if isinstance(value, (Graph, tuple)) and "custom" in show_field(value):
+                    return None
+        for out in node.outputs:
+            numbers[out] = len(numbers)
+    add(f"{graph.name} {[numbers[x] for x in graph.results]}")
+    add(", ".join(f"{s.name} {s.lo} {s.hi}" for _, s in sorted(graph.symbols().items())))
+    return total.hexdigest()
+
+
+# -------------------------------------------------------------------------------------------------------------- writing
+
+
+def write_plan(lir: Lir, source: Graph | None = None) -> bytes | None:
+    """A plan as bytes: a line of JSON, then the constants that `source` does not have. None where they are too large."""
+    known = _source_constants(source)
+    blobs: list[bytes] = []
+    constants: list[Any] = []
+    at = 0
+    for array in lir.constants:
+        name = Literal(array)
+        if name in known:
+            constants.append(["source", known[name]])
+            continue
+        data = np.ascontiguousarray(array).tobytes()
+        constants.append([as_dtype(array.dtype).name, list(array.shape), at, len(data)])
+        blobs.append(data)
+        at += len(data)
+    if at > MOST_CONSTANT_BYTES and source is not None:
+        return None
+    texts: dict[str, int] = {}
+    nodes: dict[str, int] = {}
+
+    def number(table: dict[str, int], text: str) -> int:
+        return table.setdefault(text, len(table))
+
+    steps = [
+        [
+            s.name, s.inputs, s.outputs, s.label, s.phase, s.updates,
+            None if s.kernel is None else number(texts, show_kernel(s.kernel)),
+            None if s.kernel is not None else number(nodes, _node_text(s.nodes[0])),
+            None if s.views is None else [[str(v.start), [str(d) for d in v.strides]] for v in s.views],
+        ]
+        for s in lir.schedule
+    ]  # fmt: skip
+    head = {
+        "format": FORMAT,
+        "name": lir.name,
+        "made with": lir.made_with,
+        "symbols": {s.name: [s.lo, s.hi] for s in lir.symbols.values()},
+        "inputs": [[leaf_name(x), str(x.type)] for x in lir.graph.inputs],
+        "params": [[leaf_name(x), str(x.type)] for x in lir.graph.params],
+        "buffers": [[b.name, str(b.type), b.role, b.key, b.birth, b.death, b.alias] for b in lir.buffers],
+        "steps": steps,
+        "kernels": list(texts),
+        "nodes": list(nodes),
+        "io": [lir.io.inputs, lir.io.params, lir.io.outputs],
+        "constants": constants,
+    }
+    return json.dumps(head).encode() + b"\n" + b"".join(blobs)
+
+
+def _node_text(node: Node) -> str:
+    """One op as the text of a graph that applies it to inputs."""
+    graph = Graph("op")
+    inputs = [graph.input(f"x{i}", x.type) for i, x in enumerate(node.inputs)]
+    made = node.op(*inputs)
+    return str(graph.outputs(*(made if isinstance(made, tuple) else (made,))))
+
+
+def _source_constants(source: Graph | None) -> dict[Literal, int]:
+    if source is None:
+        return {}
+    return {literal: i for i, literal in enumerate(_literals(source))}
+
+
+def _literals(source: Graph) -> list[Literal]:
+    return [n.op.data for n in source.nodes() if isinstance(n.op, Constant)]
+
+
+# -------------------------------------------------------------------------------------------------------------- reading
+
+
+class StoredGraph(Graph):
+    """The boundary of a graph whose inside is only read, or made again, when somebody looks at it."""
+
+    def __init__(self, name: str, whole: Callable[[], Graph]) -> None:
+        self._whole = whole
+        self._results: tuple[Value, ...] | None = None
+        super().__init__(name)
+        self._results = None
+
+    @property
+    def results(self) -> tuple[Value, ...]:  # type: ignore[override]
+        if self._results is None:
+            self._results = self._whole().results
+        return self._results
+
+    @results.setter
+    def results(self, values: tuple[Value, ...]) -> None:
+        self._results = values
+
+    def _declared(self, inputs: list[tuple[str, TensorType]], params: list[tuple[str, TensorType]]) -> None:
+        self.inputs = tuple(Input(n, t, self.scope)() for n, t in inputs)
+        self.params = tuple(Param(n, t, self.scope)() for n, t in params)
+
+    def symbols(self) -> dict[str, Symbol]:
+        assert self._symbols is not None
+        return self._symbols
+
+
+def read_plan(data: bytes, source: Graph | None, whole: Callable[[], Graph], target: Target | None = None) -> Lir:
+    """The plan that `write_plan` wrote; a damaged one raises."""
+    text, _, blobs = data.partition(b"\n")
+    head = json.loads(text)
+    if head["format"] != FORMAT:
+        raise FileError(f"the plan has format {head['format']}, this version reads {FORMAT}", code="F402")
+    symbols = {name: Symbol(name, lo, hi) for name, (lo, hi) in head["symbols"].items()}
+    kind_of = _TypeReader(symbols)
+    graph = StoredGraph(head["name"], whole)
+    graph._symbols = symbols
+    graph._declared([(n, kind_of(t)) for n, t in head["inputs"]], [(n, kind_of(t)) for n, t in head["params"]])
+    kernels = [parse_kernel(text) for text in head["kernels"]]
+    nodes = [parse(text).results[0].node for text in head["nodes"]]
+    buffers = tuple(
+        Buffer(name, kind_of(kind), role, key, birth, death, alias)
+        for name, kind, role, key, birth, death, alias in head["buffers"]
+    )
+    steps = tuple(_read_step(row, kernels, nodes, symbols) for row in head["steps"])
+    inputs, params, outputs = head["io"]
+    io = Io(tuple((a, b) for a, b in inputs), tuple((a, b) for a, b in params), tuple(outputs))
+    literals = _literals(source) if source is not None else []
+    constants = tuple(_read_constant(row, literals, blobs) for row in head["constants"])
+    return Lir(graph, target or Target.host(), buffers, steps, io, constants, (), head["made with"])
+
+
+class _TypeReader:
+    """Types from their text; equal texts are read once."""
+
+    def __init__(self, symbols: Mapping[str, Symbol]) -> None:
+        self._symbols, self._known = symbols, dict[str, TensorType]()
+
+    def __call__(self, text: str) -> TensorType:
+        if text not in self._known:
+            match = _TYPE.match(text)
+            if not match:
+                raise FileError(f"{text!r} is not a type", code="F402")
+            dims = tuple(parse_dim(part, self._symbols) for part in split_outside(match[2]))
+            self._known[text] = TensorType(as_dtype(match[1]), dims)
+        return self._known[text]
+
+
+def split_outside(text: str) -> list[str]:
+    """Split at commas outside brackets."""
+    parts, depth, start = [], 0, 0
+    for at, char in enumerate(text):
+        depth += (char == "(") - (char == ")")
+        if char == "," and depth == 0:
+            parts.append(text[start:at].strip())
+            start = at + 1
+    return [p for p in [*parts, text[start:].strip()] if p]
+
+
+def _read_step(row: list[Any], kernels: list[Kernel], nodes: list[Node], symbols: Mapping[str, Symbol]) -> Step:
+    name, inputs, outputs, label, phase, updates, kernel, node, views = row
+
+    def dim(text: str) -> Dim:
+        return parse_dim(text, symbols)
+
+    spaced = None if views is None else tuple(Spacing(dim(start), tuple(dim(d) for d in strides)) for start, strides in views)
+    return Step(
+        name, tuple(inputs), tuple(outputs), label, None if kernel is None else kernels[kernel],
+        () if node is None else (nodes[node],), phase, updates, spaced,
+    )  # fmt: skip
+
+
+def _read_constant(row: list[Any], literals: list[Literal], blobs: bytes) -> np.ndarray:
+    if row[0] == "source":
+        return literals[row[1]].array
+    name, shape, at, size = row
+    dtype = as_dtype(name).np
+    if at + size > len(blobs) or size != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
+        raise FileError("the plan's constants are damaged", code="F402")
+    return np.frombuffer(blobs, np.uint8, size, at).copy().view(dtype).reshape(shape)
+
+
