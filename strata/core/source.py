@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import linecache
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 from strata.errors import StrataError
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_NOT_THE_USER = (_PACKAGE, os.path.dirname(importlib.__file__) + os.sep, "<")  # ours, imports, and code without a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ def here() -> Place | None:
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_PACKAGE) and not file.startswith("<"):
+        if not file.startswith(_NOT_THE_USER):
             return Place(file, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return None
