@@ -6,6 +6,7 @@ each axis of the store moves A alone (a row axis), B alone (a column axis) or bo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from strata.backends.llvm.builder import Module
 from strata.backends.llvm.contract import Contraction, plan_contraction
 from strata.backends.llvm.emit import Context, _Emitter
 from strata.backends.llvm.gemm import emit_contraction
+from strata.backends.llvm.gemm_arith import convert
 from strata.backends.llvm.gemm_finish import Site
 from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
 from strata.backends.llvm.registers import from_memory, to_memory
@@ -133,6 +135,11 @@ class MatrixPlan:
     def pack_name(self) -> str:
         return f"{self.name}_pack"
 
+    @property
+    def layout(self) -> str:
+        """Weights packed alike share one packed copy."""
+        return f"{self.spec.panels(self.matrix.b.dtype).name} {self.pack_arguments()}"
+
     def packed_elements(self) -> Dim:
         """Elements of B once packed, all batches that differ included."""
         m = self.matrix
@@ -141,7 +148,7 @@ class MatrixPlan:
     def panel_size(self) -> Dim:
         panels = self.spec.panels(self.matrix.b.dtype)
         n, k = self.matrix.extent(self.matrix.columns), self.matrix.inner.extent
-        return _ceil(k * panels.parts, panels.group) * panels.group * _ceil(n * panels.parts, panels.lanes) * panels.lanes
+        return ceil_div(k * panels.parts, panels.group) * panels.group * ceil_div(n * panels.parts, panels.lanes) * panels.lanes
 
     def _b_batch(self) -> list[Axis]:
         return [a for a in self.matrix.batch if a in self.matrix.b.strides]
@@ -152,7 +159,7 @@ class MatrixPlan:
 
     def pack_points(self) -> Dim:
         panels = self.spec.panels(self.matrix.b.dtype)
-        return self.pack_count() * _ceil(self.matrix.extent(self.matrix.columns) * panels.parts, panels.columns)
+        return self.pack_count() * ceil_div(self.matrix.extent(self.matrix.columns) * panels.parts, panels.columns)
 
     def packs_in_one_go(self) -> bool:
         """Whether the batches of B lie at one distance from each other, as the packer wants them."""
@@ -212,12 +219,12 @@ class MatrixPlan:
     def points(self) -> Dim:
         """Chunks of the product, as Contraction.chunk_count says."""
         m, spec = self.matrix, self.spec
-        rows = _ceil(m.extent(m.rows), spec.chunk_rows)
-        columns = _ceil(m.extent(m.columns), spec.panel_columns * spec.chunk_panels)
+        rows = ceil_div(m.extent(m.rows), spec.chunk_rows)
+        columns = ceil_div(m.extent(m.columns), spec.panel_columns * spec.chunk_panels)
         return dim_prod([a.extent for a in m.batch]) * rows * columns
 
 
-def _ceil(value: Dim, unit: int) -> Dim:
+def ceil_div(value: Dim, unit: int) -> Dim:
     return (value + (unit - 1)) // unit
 
 
@@ -225,10 +232,10 @@ def plan_matrix(matrix: MatrixKernel, name: str, target: Target) -> MatrixPlan |
     """Choose the template's parameters for the sizes of a kernel, or for their upper bounds."""
     if matrix.a.dtype.is_complex or matrix.columns is None:
         return None
-    m, n, k = (_planned(matrix.extent(a)) for a in (matrix.rows, matrix.columns, matrix.inner))
+    m, n, k = (planned(matrix.extent(a)) for a in (matrix.rows, matrix.columns, matrix.inner))
     batch = 1
     for axis in matrix.batch:
-        batch *= _planned(axis.extent)
+        batch *= planned(axis.extent)
     loads = [b.name for b in matrix.kernel.inputs]
     value = matrix.kernel.stores[0].value
     plain = value is matrix.sums
@@ -251,7 +258,8 @@ def plan_matrix(matrix: MatrixKernel, name: str, target: Target) -> MatrixPlan |
     return plan if plan.packs_in_one_go() else None
 
 
-def _planned(extent: Dim) -> int:
+def planned(extent: Dim) -> int:
+    """A size to plan for: the extent itself, or its upper bound."""
     if isinstance(extent, int):
         return extent
     low, high = bounds(extent)
@@ -268,17 +276,39 @@ def emit_matrix(module: Module, plan: MatrixPlan) -> tuple[str, str]:
     return plan.name, plan.pack_name
 
 
-class _Epilogue(_Emitter):
+class FinishedSums(_Emitter):
     """The expression around a reduction, evaluated on a row of finished sums."""
 
+    def begin(self, site: Site, kernel: Kernel, sums: Expr, symbols: Sequence[str]) -> None:
+        """Start at a site; `sums` is the node of the kernel that the finished sums are the value of."""
+        self.site, self.sums = site, sums
+        self.start(site.f, kernel, site.spec.target)
+        self.pointers = {name.removeprefix("p_"): site.pointer(name) for name in site.spec.epilogue_pointers}
+        self.sizes = {s: site.number(slot) for s, slot in zip(symbols, site.spec.epilogue_numbers, strict=True)}
+
+    def emit(self, sums: str) -> str:
+        """The values to store, in the accumulator's type."""
+        f, lanes, target = self.f, self.site.lanes, self.target
+        accumulator, value = self.site.spec.accumulator, self.kernel.stores[0].value
+        self.values[self.sums] = (from_memory(f, accumulator, sums, lanes, target),)
+        for node in postorder([value]):
+            if self._is_early(node):
+                self.value(node)
+        (result,) = self.widened(value, lanes)
+        stored = to_memory(f, value.dtype, result, lanes, target)
+        return stored if value.dtype is accumulator else convert(f, stored, value.dtype, accumulator, lanes, target)
+
+    def _is_early(self, node: Expr) -> bool:
+        """Deep expressions are emitted from the leaves, so that no recursion is deep."""
+        return isinstance(node, Scalar) and node.dtype.name != "i64" and self.sums in node.inputs
+
+
+class _Epilogue(FinishedSums):
+    """The epilogue of a matrix product."""
+
     def __init__(self, site: Site, plan: MatrixPlan) -> None:
-        self.site, self.plan = site, plan
-        self.start(site.f, plan.matrix.kernel, plan.spec.target)
-        names = plan.spec.epilogue_pointers
-        self.pointers = {name.removeprefix("p_"): site.pointer(name) for name in names}
-        symbols = plan.matrix.kernel.symbols()
-        self.sizes = {s: site.number(slot) for s, slot in zip(symbols, plan.spec.epilogue_numbers, strict=True)}
         m = plan.matrix
+        self.begin(site, m.kernel, m.sums, tuple(m.kernel.symbols()))
         self.context = Context(m.columns, site.lanes, site.mask) if site.lanes > 1 else Context()
         if m.rows is not None:
             self.first[m.rows] = site.row
@@ -286,25 +316,6 @@ class _Epilogue(_Emitter):
         self.first[m.columns] = site.column
         for axis, index in zip(m.batch, site.batch, strict=True):
             self.first[axis] = index
-
-    def emit(self, sums: str) -> str:
-        spec, value = self.plan.spec, self.kernel.stores[0].value
-        self.values[self.plan.matrix.sums] = (from_memory(self.f, spec.accumulator, sums, self.site.lanes, self.target),)
-        for node in postorder([value]):
-            if self._is_early(node):
-                self.value(node)
-        (result,) = self.widened(value, self.site.lanes)
-        result_dtype = value.dtype
-        if result_dtype is not spec.accumulator:
-            from strata.backends.llvm.gemm_arith import convert
-
-            stored = to_memory(self.f, result_dtype, result, self.site.lanes, self.target)
-            return convert(self.f, stored, result_dtype, spec.accumulator, self.site.lanes, self.target)
-        return to_memory(self.f, result_dtype, result, self.site.lanes, self.target)
-
-    def _is_early(self, node: Expr) -> bool:
-        """Deep expressions are emitted from the leaves, so that no recursion is deep."""
-        return isinstance(node, Scalar) and node.dtype.name != "i64" and self.plan.matrix.sums in node.inputs
 
 
 def without_name(kernel: Kernel) -> Kernel:

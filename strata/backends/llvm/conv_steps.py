@@ -1,0 +1,409 @@
+"""Kernels that are convolutions: found among the nodes of a step, and emitted by the templates with their own epilogue.
+
+The kernel of a step says what is computed; its nodes say that the one sum in it is a `conv_last`, and with which window.
+Pixels of all images are the rows of the contraction, outputs its columns, groups its batch. Weights are packed from where
+they lie, whatever the order of their axes; those of a depth-wise convolution become a line for each tap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from strata.backends.llvm.builder import Function, Module, Value
+from strata.backends.llvm.conv import Convolution, Window, emit_convolution, plan_convolution
+from strata.backends.llvm.conv_depthwise import emit_depthwise, plan_depthwise
+from strata.backends.llvm.emit import Context
+from strata.backends.llvm.gemm_arith import convert
+from strata.backends.llvm.gemm_finish import Site
+from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
+from strata.backends.llvm.matrix import FinishedSums, Slot, ceil_div, planned
+from strata.backends.llvm.registers import memory_type
+from strata.core import Dim, DType, Target, dim_prod, divide_exactly, f32, f64
+from strata.core import f16 as f16_type
+from strata.kernel import Axis, Buffer, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder
+from strata.kernel.ir import rebuild
+from strata.kernel.normalize import normalize
+from strata.lir import Spacing, view_strides
+from strata.mir import Node
+from strata.mir import Value as GraphValue
+
+SUMS = "sums"  # stands for the finished sums in an epilogue
+MOST_RUNS = 128  # runs of a pixel that its code is unrolled over
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An operand: its buffer in the kernel, its type, and where its elements lie."""
+
+    buffer: str
+    dtype: DType
+    shape: tuple[Dim, ...]
+    spacing: Spacing
+
+    @property
+    def place(self) -> tuple[str, Dim]:
+        """The buffer, and where in it the operand starts, in bytes."""
+        return self.buffer, self.spacing.start * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class ConvKernel:
+    """A kernel as a convolution x * w behind which comes an epilogue: the kernel with the sums as an input."""
+
+    kernel: Kernel  # as it is
+    epilogue: Kernel | None  # in normal form; None: the sums are stored
+    op: Any  # conv_last
+    x: Read
+    b: Read  # the weights [*kernel, C / groups, O]
+    out: Buffer
+
+    @property
+    def rank(self) -> int:
+        return len(self.op.stride)
+
+    @property
+    def counts(self) -> tuple[Dim, ...]:
+        return self.out.shape[1:-1]
+
+    @property
+    def pixels(self) -> Dim:
+        """Rows: output pixels of all images."""
+        return dim_prod(self.out.shape[:-1])
+
+    @property
+    def outputs(self) -> int:
+        """Columns of one group."""
+        return int(self.b.shape[-1]) // self.groups  # type: ignore[arg-type]
+
+    @property
+    def channels(self) -> int:
+        """Channels of one group."""
+        return int(self.b.shape[-2])  # type: ignore[arg-type]
+
+    @property
+    def groups(self) -> int:
+        return int(self.op.groups)
+
+    @property
+    def is_depthwise(self) -> bool:
+        return self.channels == 1 and self.outputs == 1
+
+    @property
+    def window(self) -> Window:
+        kernel = tuple(int(d) for d in self.b.shape[:-2])  # type: ignore[arg-type]
+        return Window(kernel, self.op.stride, self.op.dilation, self.op.input_dilation)
+
+
+def find_convolution(kernel: Kernel, nodes: Sequence[Node]) -> ConvKernel | None:
+    """The kernel of these nodes as a convolution, or None."""
+    found = [n for n in nodes if n.op.name == "conv_last"]
+    if len(found) != 1 or len(kernel.stores) != 1:
+        return None
+    ((node,), (store,)) = found, kernel.stores
+    sums = [e for e in postorder([store.value]) if isinstance(e, (Reduce, Scan))]
+    if len(sums) != 1 or tuple(store.index) != tuple(store.axes) or store.buffer.shape != node.types[0].shape:
+        return None
+    sides = _loads_of_product(sums[0])
+    if sides is None or not all(isinstance(d, int) for d in node.inputs[1].shape):
+        return None
+    inside = {id(n) for n in nodes}
+    reads = [_read(x, e, inside) for x, e in zip(node.inputs, sides, strict=True)]
+    if reads[0] is None or reads[1] is None:
+        return None
+    return ConvKernel(kernel, _epilogue(kernel, store, sums[0]), node.op, reads[0], reads[1], store.buffer)
+
+
+def _loads_of_product(sums: Expr) -> tuple[Load, Load] | None:
+    """What the sum of x * w loads, x first."""
+    if not (isinstance(sums, Reduce) and sums.kind == "sum"):
+        return None
+    product = sums.body
+    if not (isinstance(product, Scalar) and product.name == "mul"):
+        return None
+    loads = [[e for e in postorder([side]) if isinstance(e, Load)] for side in product.args]
+    if any(len(found) != 1 for found in loads) or loads[0][0].buffer == loads[1][0].buffer:
+        return None
+    return loads[0][0], loads[1][0]
+
+
+def _read(value: GraphValue, found: Load, inside: set[int]) -> Read | None:
+    """Where an operand lies in the buffer that the kernel loads it from."""
+    base = value
+    while id(base.node) in inside:
+        if len(base.node.inputs) != 1:
+            return None
+        (base,) = base.node.inputs
+    spacing = view_strides(value, base)
+    if spacing is None or dim_prod(found.buffer.shape) != base.type.size:
+        return None
+    return Read(found.buffer.name, value.dtype, value.shape, spacing)
+
+
+def _epilogue(kernel: Kernel, store: Store, sums: Expr) -> Kernel | None:
+    """The kernel with its sum as an input, in normal form; None where the sum is stored as it is."""
+    if store.value is sums:
+        return None
+    stand_in = Buffer(SUMS, sums.dtype, store.buffer.shape)
+    done: dict[Expr, Expr] = {sums: Load(stand_in, tuple(store.axes))}
+    for e in postorder([store.value]):
+        if e not in done:
+            made = tuple(done[x] for x in e.inputs)
+            done[e] = e if made == e.inputs else rebuild(e, made)
+    value = done[store.value]
+    used = {e.buffer.name for e in postorder([value]) if isinstance(e, Load)}
+    inputs = (*(b for b in kernel.inputs if b.name in used), stand_in)
+    return normalize(Kernel(kernel.name, inputs, kernel.outputs, (replace(store, value=value),)))
+
+
+@dataclass(frozen=True, slots=True)
+class ConvPlan:
+    """The template chosen for a convolution, and the arguments that its two kernels take; as MatrixPlan."""
+
+    matrix: ConvKernel
+    convolution: Convolution
+    name: str
+
+    @property
+    def spec(self) -> Any:
+        return self.convolution.product
+
+    @property
+    def pack_name(self) -> str:
+        return f"{self.name}_pack"
+
+    @property
+    def layout(self) -> str:
+        """Weights packed alike share one packed copy."""
+        m = self.matrix
+        kind = "depthwise" if m.is_depthwise else self.spec.panels(m.b.dtype).name
+        return f"conv {kind} {m.b.shape} {m.groups} {m.b.spacing}"
+
+    def _k(self) -> int:
+        return self.matrix.window.taps * self.matrix.channels
+
+    def _panel_size(self) -> int:
+        m = self.matrix
+        return self.spec.panels(m.b.dtype).size(m.outputs, self._k())
+
+    def packed_elements(self) -> int:
+        """Elements of the weights once packed."""
+        m = self.matrix
+        return m.window.taps * m.groups if m.is_depthwise else m.groups * self._panel_size()
+
+    def pack_points(self) -> int:
+        m = self.matrix
+        return m.window.taps if m.is_depthwise else self.spec.panels(m.b.dtype).chunks(m.outputs, m.groups)
+
+    def k_stride(self) -> Dim | None:
+        """The distance of one k to the next in the weights, where that is one number."""
+        m = self.matrix
+        sizes, strides = m.b.shape[:-1], m.b.spacing.strides[:-1]
+        axes = [(d, s) for d, s in zip(sizes, strides, strict=True) if d != 1]
+        for (_, outer), (size, inner) in zip(axes, axes[1:], strict=False):
+            if outer != inner * size:
+                return None
+        return axes[-1][1] if axes else 0
+
+    def pack_arguments(self) -> list[Slot]:
+        """(kind, value) of each slot of the packer."""
+        m = self.matrix
+        last = m.b.spacing.strides[-1]
+        numbers: dict[str, Dim] = {
+            "n": m.outputs, "k": self._k(), "k_stride": self.k_stride() or 0, "n_stride": last,
+            "source_batch": last * m.outputs, "packed_batch": self._panel_size(),
+        }  # fmt: skip
+        kinds: dict[str, Slot] = {"source": ("buffer", m.b.place), "packed": ("packed", "")}
+        return [kinds.get(slot, ("number", numbers.get(slot, 0))) for slot in PACK_SLOTS]
+
+    def arguments(self) -> list[Slot]:
+        """(kind, value) of each slot of the product."""
+        m, spec = self.matrix, self.spec
+        width = m.out.shape[-1]
+        grouped = not m.is_depthwise
+        numbers: dict[str, Dim] = {
+            "m": m.pixels, "n": m.outputs if grouped else width, "k": self._k(), "a_row": 0, "a_k": 1, "out_row": width,
+            "out_column": 1, "batch0_extent": m.groups if grouped else 1, "batch0_a": m.channels if grouped else 0,
+            "batch0_b": self._panel_size() if grouped else 0, "batch0_out": m.outputs if grouped else 0,
+            "x_image": m.x.spacing.strides[0],
+        }  # fmt: skip
+        for axis in range(m.rank):
+            numbers |= {f"size{axis}": m.x.shape[axis + 1], f"count{axis}": m.counts[axis]}
+            numbers |= {f"low{axis}": m.op.padding[axis][0], f"x{axis}": m.x.spacing.strides[axis + 1]}
+        symbols = dict(zip(spec.epilogue_numbers, m.kernel.symbols(), strict=True))
+        slots: list[Slot] = []
+        for slot in spec.slots:
+            if slot in ("a", "out"):
+                slots.append(("buffer", m.x.place if slot == "a" else (m.out.name, 0)))
+            elif slot == "b":
+                slots.append(("packed", ""))
+            elif slot in spec.epilogue_pointers:
+                slots.append(("buffer", (slot.removeprefix("p_"), 0)))
+            elif slot in symbols:
+                slots.append(("symbol", symbols[slot]))
+            else:
+                slots.append(("number", numbers[slot]))
+        return slots
+
+    def points(self) -> Dim:
+        """Chunks of the product, as Contraction.chunk_count says."""
+        m, spec = self.matrix, self.spec
+        columns = int(m.out.shape[-1]) if m.is_depthwise else m.outputs  # type: ignore[arg-type]
+        parts = -(-columns // (spec.panel_columns * spec.chunk_panels))
+        return ceil_div(m.pixels, spec.chunk_rows) * parts * (1 if m.is_depthwise else m.groups)
+
+
+def plan_convolution_kernel(found: ConvKernel, name: str, target: Target) -> ConvPlan | None:
+    """The template and its parameters for the sizes of a kernel, or for their upper bounds; None where none fits."""
+    window = found.window
+    last = found.x.spacing.strides[-1]
+    if found.x.dtype not in (f32, f64, f16_type) or 0 in found.b.shape or int(found.b.shape[-1]) < 2:  # type: ignore[arg-type]
+        return None
+    if window.taps > MOST_RUNS or (last != 1 and found.x.shape[-1] != 1) or 0 in found.out.shape:
+        return None
+    if found.epilogue is not None and not _Places.of(found).is_known:
+        return None
+    pointers, numbers, text = (), tuple(f"size_{i}" for i in range(len(found.kernel.symbols()))), ""
+    if found.epilogue is not None:
+        pointers = tuple(f"p_{b.name}" for b in found.epilogue.inputs if b.name != SUMS)
+        text = repr(found.epilogue.stores[0].value)
+    width = found.counts[-1]
+    fields: dict[str, Any] = {
+        "dtype": found.x.dtype, "out": found.out.dtype, "width": width if isinstance(width, int) else None,
+        "epilogue": text, "epilogue_pointers": pointers, "epilogue_numbers": numbers,
+    }  # fmt: skip
+    pixels = planned(found.pixels)
+    if found.is_depthwise:
+        spec = plan_depthwise(pixels, found.groups, window, target, **fields)
+    else:
+        spec = plan_convolution(pixels, found.outputs, found.channels, window, target, groups=found.groups, **fields)
+    plan = ConvPlan(found, spec, name)
+    if not found.is_depthwise and spec.product.panels(found.b.dtype).group > 1 and plan.k_stride() is None:
+        return None
+    return plan
+
+
+def emit_convolution_kernel(module: Module, plan: ConvPlan) -> tuple[str, str]:
+    """Adds the packer and the convolution to a module; returns their names."""
+    found = plan.matrix
+    epilogue = None if found.epilogue is None else lambda site, sums: _Epilogue(site, plan).emit(sums)
+    if found.is_depthwise:
+        emit_depthwise(module, plan.convolution, epilogue, plan.name)
+        _emit_pack_taps(module, plan)
+    else:
+        emit_convolution(module, plan.convolution, epilogue, plan.name)
+        load = None if plan.k_stride() is not None else _weights_at(plan)
+        emit_pack_b(module, plan.spec.panels(found.b.dtype), plan.pack_name, load)
+    return plan.name, plan.pack_name
+
+
+def _offset(f: Function, k: Value, plan: ConvPlan) -> Value:
+    """Where the k-th row of the weights starts: k counts channels, then taps."""
+    sizes, strides = plan.matrix.b.shape[:-1], plan.matrix.b.spacing.strides[:-1]
+    total: Value = 0
+    for i in reversed(range(len(sizes))):
+        if sizes[i] == 1:
+            continue
+        outer = f.op(f"udiv i64 {k}, {sizes[i]}") if any(d != 1 for d in sizes[:i]) else 0
+        total = f.add(total, f.mul(f.sub(k, f.mul(outer, sizes[i])), strides[i]))
+        k = outer
+    return total
+
+
+def _weights_at(plan: ConvPlan) -> Any:
+    """The load of a packer that reads weights in any order of axes."""
+    b, spec, outputs = plan.matrix.b, plan.spec, plan.matrix.outputs
+    element, size = memory_type(b.dtype), b.dtype.itemsize
+    stride = b.spacing.strides[-1]
+
+    def load(f: Function, source: str, k: Value, n: Value, lanes: int, mask: str | None) -> str:
+        row = f.address(element, source, _offset(f, k, plan))
+        type_ = memory_type(b.dtype, lanes)
+        value = "zeroinitializer"
+        for lane in range(lanes):
+            column = f.smin(f.add(n, lane), outputs - 1)
+            one = f.load(element, f.address(element, row, f.mul(column, stride)), size)
+            value = f.insert(type_, value, one, lane) if lanes > 1 else one
+        if mask is not None and lanes > 1:
+            value = f.select(type_, mask, value, "zeroinitializer")
+        return convert(f, value, b.dtype, spec.b, lanes, spec.target)
+
+    return load
+
+
+def _emit_pack_taps(module: Module, plan: ConvPlan) -> None:
+    """The packer of a depth-wise convolution: a line of channels for each tap."""
+    b, channels = plan.matrix.b, plan.matrix.groups
+    element, size = memory_type(b.dtype), b.dtype.itemsize
+    f = module.function(plan.pack_name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    source, packed = (f.load("ptr", f.address("i64", "%args", PACK_SLOTS.index(s)), 8) for s in ("source", "packed"))
+
+    def tap(k: str, _: list[str]) -> None:
+        row = f.address(element, source, _offset(f, k, plan))
+        line = f.address(element, packed, f.mul(k, channels))
+
+        def one(c: str, _: list[str]) -> None:
+            value = f.load(element, f.address(element, row, f.mul(c, b.spacing.strides[-1])), size)
+            f.store(element, value, f.address(element, line, c), size)
+
+        f.loop(0, channels, 1, [], one)
+
+    f.loop("%begin", "%end", 1, [], tap)
+    f.ret()
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """How the axes of an epilogue follow from a row and a column of the contraction.
+
+    The last axis counts columns, or pixels and columns together (`joined` pixels); the axes before it count pixels.
+    """
+
+    outer: tuple[Axis, ...]
+    last: Axis | None
+    joined: Dim
+    width: int
+
+    @classmethod
+    def of(cls, found: ConvKernel) -> _Places:
+        assert found.epilogue is not None
+        width = int(found.out.shape[-1])  # type: ignore[arg-type]
+        *outer, last = found.epilogue.stores[0].axes
+        joined = divide_exactly(last.extent, width)
+        return cls(tuple(outer), None if joined is None else last, joined or 1, width)
+
+    @property
+    def is_known(self) -> bool:
+        return self.last is not None
+
+
+class _Epilogue(FinishedSums):
+    """The epilogue of a convolution, evaluated on a row of finished sums."""
+
+    def __init__(self, site: Site, plan: ConvPlan) -> None:
+        found, f = plan.matrix, site.f
+        assert found.epilogue is not None
+        places = _Places.of(found)
+        assert places.last is not None
+        sums = next(e for e in postorder(found.epilogue.roots) if isinstance(e, Load) and e.buffer.name == SUMS)
+        self.begin(site, found.epilogue, sums, tuple(found.kernel.symbols()))
+        self.context = Context(places.last, site.lanes, site.mask) if site.lanes > 1 else Context()
+        group = f.mul(site.batch[0], found.outputs) if not found.is_depthwise and found.groups > 1 else 0
+        column, row = f.add(site.column, group), site.row
+        if places.outer and places.joined != 1:
+            joined = self.size(places.joined)
+            outer = f.op(f"udiv i64 {row}, {joined}")
+            row, within = outer, f.sub(row, f.mul(outer, joined))
+            column = f.add(column, f.mul(within, places.width))
+        elif not places.outer:
+            column = f.add(column, f.mul(row, places.width))
+        self.first[places.last] = column
+        for i in reversed(range(len(places.outer))):
+            if i == 0:
+                self.first[places.outer[0]] = row
+                break
+            extent = self.size(places.outer[i].extent)
+            rest = f.op(f"udiv i64 {row}, {extent}")
+            self.first[places.outer[i]] = f.sub(row, f.mul(rest, extent))
+            row = rest
