@@ -7,189 +7,18 @@ its routine in the workspace; a last step looks for the first one that failed an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from strata.backends.llvm import vector_math
-from strata.backends.llvm.builder import Function, Module, Value, constant
+from strata.backends.llvm.builder import Module, constant
 from strata.backends.llvm.lapack import routine, work_size
-from strata.backends.llvm.native import arguments, copy, fill_zero, kernel, number_slots, numbers
-from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, Slot, override
-from strata.backends.llvm.status import DIVERGED, MAX_AXES, NOT_POSITIVE, SINGULAR, code_of
-from strata.core import Dim, DType, Target, broadcast_shapes
+from strata.backends.llvm.matrices import Matrices, Plan, lapack_op, stack_of
+from strata.backends.llvm.native import fill_zero, number_slots
+from strata.backends.llvm.overrides import NativeOp, Planned, Sizes, override
+from strata.backends.llvm.status import DIVERGED, NOT_POSITIVE, SINGULAR
+from strata.core import Target, broadcast_shapes
 from strata.mir import Node
-
-SLOTS = 16  # matrices that can be in work at a time
-TILE = 16  # of a matrix that is turned
-REPORT = 4  # words before the sizes of the stack
-
-
-class Matrices:
-    """Emits a loop over the matrices of a stack: a slot of the workspace at a time, so that few are in work at once."""
-
-    def __init__(self, module: Module, name: str, dtype: DType, target: Target, kinds: str) -> None:
-        self.f = f = kernel(module, name)
-        self.dtype, self.target = dtype, target
-        self.real = "double" if dtype.real.name == "f64" else "float"
-        self.size = dtype.itemsize
-        self.align = 8 if self.real == "double" else 4
-        self.element = f"<2 x {self.real}>" if dtype.is_complex else self.real
-        self.workspace, self.slot_bytes, self.count, self.slots, *self.given = arguments(f, "piii" + kinds)
-
-    def run(self, body: Callable[[str, str], None]) -> None:
-        """body(matrix, its slot of the workspace)."""
-        f = self.f
-
-        def slot(point: str, _: list[str]) -> None:
-            memory = f.address("i8", self.workspace, f.mul(point, self.slot_bytes))
-            first = f.binary("udiv", "i64", f.mul(point, self.count), self.slots)
-            last = f.binary("udiv", "i64", f.mul(f.add(point, 1), self.count), self.slots)
-            f.loop(first, last, 1, (), lambda i, _: body(i, memory))
-
-        f.loop("%begin", "%end", 1, (), slot)
-        f.ret()
-
-    # elements
-
-    def at(self, base: Value, index: Value) -> str:
-        return self.f.address(self.element, base, index)
-
-    def load(self, base: Value, index: Value) -> str:
-        return self.f.load(self.element, self.at(base, index), self.align)
-
-    def store(self, value: Value, base: Value, index: Value) -> None:
-        self.f.store(self.element, value, self.at(base, index), self.align)
-
-    def number(self, value: float) -> str:
-        """A real number as an element."""
-        if not self.dtype.is_complex:
-            return constant(self.real, value)
-        return f"<{self.real} {constant(self.real, value)}, {self.real} {constant(self.real, 0.0)}>"
-
-    def conjugate(self, value: str) -> str:
-        if not self.dtype.is_complex:
-            return value
-        one, minus = constant(self.real, 1.0), constant(self.real, -1.0)
-        return self.f.binary("fmul", self.element, value, f"<{self.real} {one}, {self.real} {minus}>")
-
-    def turn(self, to: Value, source: Value, rows: Value, columns: Value) -> None:
-        """to[c · rows + r] = source[r · columns + c]: rows to columns, or back with the sizes swapped."""
-        f = self.f
-
-        def tile_row(r0: str, _: list[str]) -> None:
-            def tile(c0: str, _: list[str]) -> None:
-                def column(c: str, _: list[str]) -> None:
-                    def one(r: str, _: list[str]) -> None:
-                        self.store(self.load(source, f.add(f.mul(r, columns), c)), to, f.add(f.mul(c, rows), r))
-
-                    f.loop(r0, f.smin(f.add(r0, TILE), rows), 1, (), one)
-
-                f.loop(c0, f.smin(f.add(c0, TILE), columns), 1, (), column)
-
-            f.loop(0, columns, TILE, (), tile)
-
-        f.loop(0, rows, TILE, (), tile_row)
-
-    def each(self, rows: Value, columns: Value, body: Callable[[str, str], None]) -> None:
-        f = self.f
-        f.loop(0, rows, 1, (), lambda r, _: f.loop(0, columns, 1, (), lambda c, _: body(r, c)) and None)
-
-    def hermitian(self, x: Value, n: Value, r: Value, c: Value) -> str:
-        """Element (r, c) of (x + xᴴ) / 2."""
-        f = self.f
-        total = f.binary("fadd", self.element, self.load(x, f.add(f.mul(r, n), c)), self.conjugate(self.load(x, f.add(f.mul(c, n), r))))
-        half = constant(self.real, 0.5)
-        return f.binary("fmul", self.element, total, f"<{self.real} {half}, {self.real} {half}>" if self.dtype.is_complex else half)
-
-    # routines
-
-    def integer(self, value: Value) -> str:
-        """The address of a 32-bit copy."""
-        cell = self.f.alloca("i32", 1, 4)
-        self.f.store("i32", self.f.convert("trunc", "i64", value, "i32") if isinstance(value, str) else value, cell, 4)
-        return cell
-
-    def letter(self, value: str) -> str:
-        cell = self.f.alloca("i8", 1, 1)
-        self.f.store("i8", ord(value), cell, 1)
-        return cell
-
-    def call(self, address: Value, *given: Value) -> str:
-        """Runs a routine on addresses; returns its status, the cell of which comes last."""
-        info = self.f.alloca("i32", 1, 4)
-        self.f.store("i32", 0, info, 4)
-        self.f.call_address("void", address, *(("ptr", g) for g in (*given, info)))
-        return self.f.convert("sext", "i32", self.f.load("i32", info, 4), "i64")
-
-
-def _emit_check(module: Module) -> None:
-    """Arguments: status, statuses, their number, code, axes, sizes…; the first status above 0 is reported."""
-    f = kernel(module, "check")
-    status, infos, count, code, axes = arguments(f, "ppiii")
-
-    def one(i: str, _: list[str]) -> None:
-        info = f.load("i64", f.address("i64", infos, i), 8)
-        free = f.compare("eq", "i64", f.load("i64", status, 8), 0)
-        failed = f.binary("and", "i1", f.compare("sgt", "i64", info, 0), free)
-
-        def report() -> None:
-            for at, value in enumerate((code, i, info, axes)):
-                f.store("i64", value, f.address("i64", status, at), 8)
-            copy(f, f.address("i64", status, REPORT), f.address("i64", "%arguments", 5), f.mul(axes, 8))
-
-        f.if_(failed, report)
-
-    f.loop(0, count, 1, (), one)
-    f.ret()
-
-
-class Plan:
-    """Calls over matrices and the workspace that they share: kept areas, then slots."""
-
-    def __init__(self) -> None:
-        self.top = 0
-        self.calls: list[Call] = []
-
-    def area(self, size: int) -> Slot:
-        at, self.top = self.top, self.top + -(-max(size, 8) // 64) * 64
-        return ("workspace", at)
-
-    def over(self, function: str, count: int, slot: Sequence[int], slots: Sequence[Slot]) -> None:
-        """A call for each of `count` matrices; `slot` are the byte sizes of a slot's parts, whose starts are arguments."""
-        starts, size = [], 0
-        for part in slot:
-            starts.append(size)
-            size += -(-max(part, 8) // 64) * 64
-        points = min(count, SLOTS)
-        memory = self.area(size * points)
-        head = [memory, *number_slots(size, count, points)]
-        self.calls.append(Call(function, [*head, *slots, *number_slots(*starts)], points))
-
-    def check(self, op: str, kind: int, infos: Slot, batch: Sequence[int]) -> None:
-        sizes = list(batch)[:MAX_AXES]
-        slots = [("status", 0), infos, *number_slots(math.prod(batch), code_of(op, kind), len(sizes), *sizes)]
-        self.calls.append(Call("check", slots))
-
-    def done(self, keep: Any = None) -> Planned:
-        return Planned(self.calls, self.top, keep)
-
-
-def _native(
-    name: str, dtype: DType, emit: Callable[[Module], None], functions: tuple[str, ...], plan: Callable[[Sizes], Planned]
-) -> NativeOp:
-    def both(module: Module) -> None:
-        emit(module)
-        _emit_check(module)
-
-    return NativeOp(f"lapack {name} {dtype}", both, (*functions, "check"), plan)
-
-
-def _stack(shape: Sequence[Dim], sizes: Sizes) -> tuple[list[int], int, int]:
-    *batch, m, n = numbers(shape, sizes)
-    return batch, m, n
-
 
 # solving
 
@@ -228,8 +57,8 @@ def _solve(node: Node, target: Target) -> NativeOp:
         m.run(solve)
 
     def plan(sizes: Sizes) -> Planned:
-        batch_a, n, _ = _stack(a.shape, sizes)
-        batch_b, _, k = _stack(b.shape, sizes)
+        batch_a, n, _ = stack_of(a.shape, sizes)
+        batch_b, _, k = stack_of(b.shape, sizes)
         made = Plan()
         count, (of_a, of_b) = _broadcast(batch_a, batch_b)
         stack = math.prod(batch_a)
@@ -243,7 +72,7 @@ def _solve(node: Node, target: Target) -> NativeOp:
         made.over("solve", count, (n * k * dtype.itemsize,), [*given, ("pointer", routine("getrs", dtype))])
         return made.done()
 
-    return _native(f"solve {adjoint}", dtype, emit, ("factor", "solve"), plan)
+    return lapack_op(f"solve {adjoint}", dtype, emit, ("factor", "solve"), plan)
 
 
 def _broadcast(a: list[int], b: list[int]) -> tuple[int, list[np.ndarray]]:
@@ -279,8 +108,8 @@ def _triangular_solve(node: Node, target: Target) -> NativeOp:
         m.run(solve)
 
     def plan(sizes: Sizes) -> Planned:
-        batch_a, n, _ = _stack(a.shape, sizes)
-        batch_b, _, k = _stack(b.shape, sizes)
+        batch_a, n, _ = stack_of(a.shape, sizes)
+        batch_b, _, k = stack_of(b.shape, sizes)
         made = Plan()
         count, (of_a, of_b) = _broadcast(batch_a, batch_b)
         if count * n * k == 0:
@@ -291,7 +120,7 @@ def _triangular_solve(node: Node, target: Target) -> NativeOp:
         made.check("triangular_solve", SINGULAR, infos, batch_a)
         return made.done()
 
-    return _native(f"triangular {upper} {transpose} {unit}", dtype, emit, ("triangular",), plan)
+    return lapack_op(f"triangular {upper} {transpose} {unit}", dtype, emit, ("triangular",), plan)
 
 
 # factorizations
@@ -324,7 +153,7 @@ def _cholesky(node: Node, target: Target) -> NativeOp:
         m.run(factor)
 
     def plan(sizes: Sizes) -> Planned:
-        batch, n, _ = _stack(x.shape, sizes)
+        batch, n, _ = stack_of(x.shape, sizes)
         made, count = Plan(), math.prod(batch)
         if count * n == 0:
             return Planned(())
@@ -334,7 +163,7 @@ def _cholesky(node: Node, target: Target) -> NativeOp:
         made.check("cholesky", NOT_POSITIVE, infos, batch)
         return made.done()
 
-    return _native("cholesky", x.dtype, emit, ("cholesky",), plan)
+    return lapack_op("cholesky", x.dtype, emit, ("cholesky",), plan)
 
 
 @override("qr")
@@ -366,7 +195,7 @@ def _qr(node: Node, target: Target) -> NativeOp:
         m.run(factor)
 
     def plan(sizes: Sizes) -> Planned:
-        batch, rows, columns = _stack(x.shape, sizes)
+        batch, rows, columns = stack_of(x.shape, sizes)
         k = rows if node.op.complete else columns  # type: ignore[attr-defined]
         made, count = Plan(), math.prod(batch)
         if count * rows * k == 0:
@@ -379,7 +208,7 @@ def _qr(node: Node, target: Target) -> NativeOp:
         made.over("qr", count, (rows * max(k, columns) * item, columns * item, lwork * item), given)
         return made.done()
 
-    return _native("qr", dtype, emit, ("qr",), plan)
+    return lapack_op("qr", dtype, emit, ("qr",), plan)
 
 
 @override("lu")
@@ -433,7 +262,7 @@ def _lu(node: Node, target: Target) -> NativeOp:
         m.run(factor)
 
     def plan(sizes: Sizes) -> Planned:
-        batch, rows, columns = _stack(x.shape, sizes)
+        batch, rows, columns = stack_of(x.shape, sizes)
         k, made, count = min(rows, columns), Plan(), math.prod(batch)
         if count == 0:
             return Planned(())
@@ -442,7 +271,7 @@ def _lu(node: Node, target: Target) -> NativeOp:
         made.over("lu", count, (rows * columns * dtype.itemsize, 4 * k, 8 * rows), given)
         return made.done()
 
-    return _native("lu", dtype, emit, ("lu",), plan)
+    return lapack_op("lu", dtype, emit, ("lu",), plan)
 
 
 @override("det", "slogdet")
@@ -501,7 +330,7 @@ def _determinant(node: Node, target: Target) -> NativeOp:
         m.run(one)
 
     def plan(sizes: Sizes) -> Planned:
-        batch, n, _ = _stack(x.shape, sizes)
+        batch, n, _ = stack_of(x.shape, sizes)
         made, count = Plan(), math.prod(batch)
         if count == 0:
             return Planned(())
@@ -509,7 +338,7 @@ def _determinant(node: Node, target: Target) -> NativeOp:
         made.over("determinant", count, (n * n * dtype.itemsize, 4 * n), given)
         return made.done()
 
-    return _native(node.op.name, dtype, emit, ("determinant",), plan)
+    return lapack_op(node.op.name, dtype, emit, ("determinant",), plan)
 
 
 # spectra
@@ -540,7 +369,7 @@ def _eigh(node: Node, target: Target) -> NativeOp:
         m.run(one)
 
     def plan(sizes: Sizes) -> Planned:
-        batch, n, _ = _stack(x.shape, sizes)
+        batch, n, _ = stack_of(x.shape, sizes)
         made, count = Plan(), math.prod(batch)
         if count * n == 0:
             return Planned(())
@@ -552,7 +381,7 @@ def _eigh(node: Node, target: Target) -> NativeOp:
         made.check("eigh", DIVERGED, infos, batch)
         return made.done()
 
-    return _native("eigh", dtype, emit, ("eigh",), plan)
+    return lapack_op("eigh", dtype, emit, ("eigh",), plan)
 
 
 @override("svd")
@@ -591,7 +420,7 @@ def _svd(node: Node, target: Target) -> NativeOp:
         m.run(eye)
 
     def plan(sizes: Sizes) -> Planned:
-        batch, rows, columns = _stack(x.shape, sizes)
+        batch, rows, columns = stack_of(x.shape, sizes)
         made, count, k = Plan(), math.prod(batch), min(rows, columns)
         wide, high = (rows, columns) if full else (k, k)
         if count == 0:
@@ -610,4 +439,4 @@ def _svd(node: Node, target: Target) -> NativeOp:
         made.check("svd", DIVERGED, infos, batch)
         return made.done()
 
-    return _native(f"svd {full}", dtype, emit, ("svd", "eye"), plan)
+    return lapack_op(f"svd {full}", dtype, emit, ("svd", "eye"), plan)
