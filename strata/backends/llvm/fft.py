@@ -277,7 +277,7 @@ class Mover:
                     for lane in range(width):
                         at = f.add(f.mul(lane_stride, lane), e)
                         rows.append(f.load(form.type, f.address(real, base, f.mul(at, 2)), form.size))
-                    for i, value in enumerate(_transposed(f, form.type, rows)):
+                    for i, value in enumerate(transposed(f, form.type, rows)):
                         put(value, f.add(e, i // 2), i % 2)
 
                 f.loop(0, n, width // 2, (), tile)
@@ -323,7 +323,7 @@ class Mover:
 
                 def tile(e: str, _: list[str]) -> None:
                     columns = [get(f.add(e, i // 2), i % 2) for i in range(width)]
-                    for lane, value in enumerate(_transposed(f, form.type, columns)):
+                    for lane, value in enumerate(transposed(f, form.type, columns)):
                         at = f.add(f.mul(lane_stride, lane), e)
                         f.store(form.type, value, f.address(real, base, f.mul(at, 2)), form.size)
 
@@ -357,7 +357,7 @@ class Mover:
         f.loop(0, n, 1, (), row)
 
 
-def _transposed(f: Function, type_: str, rows: list[str]) -> list[str]:
+def transposed(f: Function, type_: str, rows: list[str]) -> list[str]:
     """Columns of a square of vectors, by interleaving rows that are half the square apart."""
     width = len(rows)
     low = [i // 2 + (width if i % 2 else 0) for i in range(width)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from strata.backends.llvm.builder import Function, Module, Value, constant, vector
 from strata.backends.llvm.native import around, arguments, kernel, number_slots, numbers, while_loop
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, override
+from strata.backends.llvm.sort_network import LONGEST, emit_groups, network_lanes
 from strata.backends.llvm.sorter import Layout, emit_sort, from_key, key_bits, order_key
 from strata.core import DType, Target
 from strata.mir import Node
@@ -102,7 +103,6 @@ def _emit(module: Module, dtype: DType, target: Target, what: str, descending: b
     f = kernel(module, what)
     source, out, ids, workspace, slot_bytes, n, inner, rows, slots, k = arguments(f, "ppppiiiiii")
     work = _Rows(f, dtype, layout, descending)
-    size = layout.size
 
     def slot(point: str, _: list[str]) -> None:
         a = f.address("i8", workspace, f.mul(point, slot_bytes))
@@ -135,7 +135,6 @@ def _emit(module: Module, dtype: DType, target: Target, what: str, descending: b
 
         f.loop(first, last, 1, (), row)
 
-    assert size
     f.loop("%begin", "%end", 1, (), slot)
     f.ret()
 
@@ -213,6 +212,7 @@ def _ordered(node: Node, target: Target, what: str, descending: bool) -> NativeO
     layout = Layout.of(dtype, with_position=what != "sort")
     names = ("topk", "topk_few") if what == "topk" else (what,)
     lanes = target.lanes(dtype.itemsize)
+    together = network_lanes(layout, target)
 
     def plan(sizes: Sizes) -> Planned:
         outer, n, inner = around(x.shape, axis, sizes)
@@ -220,20 +220,30 @@ def _ordered(node: Node, target: Target, what: str, descending: bool) -> NativeO
         rows = outer * inner
         if rows * n * k == 0:
             return Planned(())
+        outputs = {"sort": (0, 0), "argsort": (0, 0), "topk": (0, 1)}[what]
+        arrays = [("input", 0), *(("output", i) for i in outputs), ("workspace", 0)]
+        side_by_side = inner if inner > 1 else outer
+        if together <= n <= LONGEST.get(layout.bits, 0) and side_by_side >= together:
+            per_outer = -(-side_by_side // together)
+            groups = per_outer * (outer if inner > 1 else 1)
+            slots, bytes_ = min(groups, SLOTS), n * together * layout.size
+            given = number_slots(bytes_, n, inner, side_by_side, slots, k, groups, per_outer)
+            return Planned([Call(f"{what}_network", [*arrays, *given], slots)], bytes_ * slots)
         few = what == "topk" and k * FEW < n
         slots = min(rows, SLOTS if n < LONG_ROW else FEWER_SLOTS)
         span = (max(4 * k, 256) + 2 * lanes if few else n) * layout.size
         bytes_ = 2 * (-(-span // 64) * 64)
-        outputs = {"sort": (0, 0), "argsort": (0, 0), "topk": (0, 1)}[what]
-        slots_ = [("input", 0), *(("output", i) for i in outputs), ("workspace", 0)]
-        call = Call("topk_few" if few else what, [*slots_, *number_slots(bytes_, n, inner, rows, slots, k)], slots)
+        call = Call("topk_few" if few else what, [*arrays, *number_slots(bytes_, n, inner, rows, slots, k)], slots)
         return Planned([call], bytes_ * slots)
 
     def emit(module: Module) -> None:
         for name in names:
             _emit(module, dtype, target, name, descending)
+        if layout.bits in LONGEST:
+            emit_groups(module, dtype, target, what, descending)
 
-    return NativeOp(f"order {what} {dtype} {descending}", emit, names, plan)
+    functions = (*names, f"{what}_network") if layout.bits in LONGEST else names
+    return NativeOp(f"order {what} {dtype} {descending}", emit, functions, plan)
 
 
 @override("sort")
