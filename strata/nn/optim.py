@@ -122,7 +122,7 @@ class Adam(Optimizer):
         t = step.cast("f64")
         first, second = (1 - ops.power(ops.full_like(t, beta), t) for beta in self.betas)
         lr = rate.cast("f64") if isinstance(rate, Tensor) else rate
-        return {"lr": rate, "size": lr / first, "root": second.sqrt()}
+        return {"lr": rate, "size": lr / first, "scale": 1.0 / second.sqrt()}
 
     def one(self, p: Tensor, g: Tensor, kept: dict[str, Any], shared: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         b1, b2 = self.betas
@@ -132,8 +132,8 @@ class Adam(Optimizer):
         square = kept["exp_avg_sq"] * b2 + g * g * (1 - b2)
         if self.weight_decay and self.decoupled:
             p = p * (1 - like(shared["lr"], p) * self.weight_decay)
-        scale = square.sqrt() / like(shared["root"], p) + self.eps
-        return p - like(shared["size"], p) * mean / scale, {"exp_avg": mean, "exp_avg_sq": square}
+        spread = square.sqrt() * like(shared["scale"], p) + self.eps  # one division for each element, below
+        return p - like(shared["size"], p) * mean / spread, {"exp_avg": mean, "exp_avg_sq": square}
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,25 @@ def _or_zeros(x: Value | None, like: Value) -> Value:
     return zeros(like.shape, like.dtype) if x is None else x
 
 
+def _upright(x: Value) -> Value:
+    """(A B)ᵀ as Bᵀ Aᵀ: the gradient of a weight that is used transposed comes out in the weight's own layout."""
+    node = x.node
+    if node.op.name != "transpose" or x.ndim != 2 or node.op.static_fields()["perm"] != (1, 0):
+        return x
+    inner = node.inputs[0].node
+    if inner.op.name != "matmul":
+        return x
+    a, b = (_flipped(v) for v in inner.inputs)
+    product: Value = b @ a
+    return product
+
+
+def _flipped(x: Value) -> Value:
+    if x.node.op.name == "transpose" and x.node.op.static_fields()["perm"] == (1, 0):
+        return x.node.inputs[0]
+    return x.T
+
+
 def _with_aux(call: Call, values: Sequence[Value]) -> tuple[list[Tensor], Any]:
     """Results on the real arguments, and the aux tree with its tensors treated alike."""
     leaves, structure = flatten(call.aux)
@@ -129,7 +148,7 @@ def value_and_grad(
             raise ShapeError(f"grad: {_name(fn)} must return one float, it returns {got}", code="S355", place=here())
         (loss,) = call.results
         grads = pullback([loss], [constant(1, loss.dtype)], call.names)
-        flat = [_or_zeros(g, x) for g, x in zip(grads, call.names, strict=True)]
+        flat = [_upright(_or_zeros(g, x)) for g, x in zip(grads, call.names, strict=True)]
         (value, *found), aux = _with_aux(call, [loss, *flat])
         tree = unflatten(flatten([args[i] for i in picks])[1], found)
         gradients = tree[0] if isinstance(argnums, int) else tuple(tree)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import update_wrapper
 from threading import RLock
 from typing import Any
@@ -11,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from strata.config import config
-from strata.core import TreeDef, flatten, here, unflatten
+from strata.core import flatten, here, unflatten
 from strata.errors import OptionError, TraceError
 from strata.mir import Graph, Value, fresh_scope, placeholder, substitute_values
 from strata.ops import outer_values
 from strata.tensor.creation import asarray
-from strata.tensor.data import Handle
 from strata.tensor.outline import is_traced
 from strata.tensor.realize import realize_values
+from strata.tensor.signature import outline_arguments
 from strata.tensor.tensor import Tensor
 from strata.tensor.variant import Bucket, Explanation, Variant
 
@@ -63,28 +64,52 @@ class Jitted:
         self._lock = RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, structure, dynamic = self._flatten(args, kwargs)
-        values = [_value(leaves[i]) for i in dynamic]
-        if any([is_traced(v) for v in values]):
+        call = self._call(args, kwargs)
+        if any([is_traced(v) for v in call.values]):
             return self.fn(*args, **kwargs)  # inside another trace it is part of that graph
-        key = self._key(leaves, structure, dynamic, values)
-        with self._lock:
-            variant = self.variants.get(key)
-            if variant is not None:
-                self.variants.move_to_end(key)
+        try:
+            variant = self.variants.get(call.key)
+        except TypeError:
+            raise self._unhashable(call) from None
         if variant is None:
-            found = self._miss(key, args, kwargs, leaves, structure, dynamic, values)
+            found = self._miss(call)
             if not isinstance(found, Variant):
                 return found[0]
             variant = found
-        handles = realize_values(values)
-        return variant.run(handles, self._donated(args, handles) if self.donate_argnums else ())
+        elif self.max_variants is not None or len(self.variants) > DEFAULT_VARIANTS // 2:
+            with self._lock:
+                if call.key in self.variants:
+                    self.variants.move_to_end(call.key)
+        return variant.run(realize_values(call.values))
+
+    def _call(self, args: Any, kwargs: Any) -> _Call:
+        """The arguments taken apart."""
+        for i in (*self.static_argnums, *self.donate_argnums):
+            if not -len(args) <= i < len(args):
+                kind = "static" if i in self.static_argnums else "donated"
+                raise OptionError(
+                    f"jit: {kind} argument {i} does not exist, {len(args)} were given", code="T209", place=here()
+                )
+        given = args
+        if self.static_argnums:
+            static = {i % len(args) for i in self.static_argnums}
+            given = tuple([_Static(a) if i in static else a for i, a in enumerate(args)])
+        leaves: list[Any] = []
+        shape = outline_arguments([given, kwargs], leaves)
+        dynamic = [i for i, x in enumerate(leaves) if type(x) is Tensor or _is_dynamic(x)]
+        values = [_value(leaves[i]) for i in dynamic]
+        settings = config()
+        fixed: tuple[Any, ...] = ()
+        if len(dynamic) != len(leaves):
+            inputs = set(dynamic)
+            fixed = tuple((i, type(x), x) for i, x in enumerate(leaves) if i not in inputs)
+        where = (settings.device, settings.deterministic, settings.check_indices)
+        key = (shape, tuple([v.node.types[v.index] for v in values]), fixed, where)
+        return _Call(args, kwargs, given, leaves, dynamic, values, key)
 
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
         """The graph for these arguments; nothing is computed."""
-        leaves, structure, dynamic = self._flatten(args, kwargs)
-        values = [_value(leaves[i]) for i in dynamic]
-        traced = self._trace(leaves, structure, dynamic, values)
+        traced = self._trace(self._call(args, kwargs))
         if not isinstance(traced, Variant):
             raise TraceError(
                 "graph: the function uses a tensor of a trace that is still going on", code="T219", place=here()
@@ -94,12 +119,10 @@ class Jitted:
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What was compiled, and why again; with arguments, the variant for them is made if there is none yet."""
         if args or kwargs:
-            leaves, structure, dynamic = self._flatten(args, kwargs)
-            values = [_value(leaves[i]) for i in dynamic]
-            key = self._key(leaves, structure, dynamic, values)
-            if key not in self.variants:
-                self._miss(key, args, kwargs, leaves, structure, dynamic, values)
-            chosen = [self.variants[key]] if key in self.variants else []
+            call = self._call(args, kwargs)
+            if call.key not in self.variants:
+                self._miss(call)
+            chosen = [self.variants[call.key]] if call.key in self.variants else []
         else:
             chosen = list(self.variants.values())
         return Explanation(self.__name__, chosen, tuple(self.misses), self.max_variants)
@@ -111,74 +134,43 @@ class Jitted:
             self.buckets.clear()
             self.misses.clear()
 
-    def _flatten(self, args: Any, kwargs: Any) -> tuple[list[Any], TreeDef, list[int]]:
-        for i in (*self.static_argnums, *self.donate_argnums):
-            if not -len(args) <= i < len(args):
-                kind = "static" if i in self.static_argnums else "donated"
-                raise OptionError(
-                    f"jit: {kind} argument {i} does not exist, {len(args)} were given", code="T209", place=here()
-                )
-        if self.static_argnums:
-            static = {i % len(args) for i in self.static_argnums}
-            given = [_Static(a) if i in static else a for i, a in enumerate(args)]
-            leaves, structure = flatten([given, kwargs], is_leaf=_is_static)
-        else:
-            leaves, structure = flatten([list(args), kwargs])
-        return leaves, structure, [i for i, x in enumerate(leaves) if type(x) is Tensor or _is_dynamic(x)]
-
-    def _donated(self, args: Any, handles: Sequence[Handle]) -> list[int]:
+    def _donated(self, call: _Call) -> tuple[int, ...]:
         """Which inputs of the graph the caller gives up."""
-        chosen = {i % len(args) for i in self.donate_argnums}
+        if not self.donate_argnums:
+            return ()
+        chosen = {i % len(call.args) for i in self.donate_argnums}
         found: list[int] = []
         at = 0
-        for i, arg in enumerate(args):
-            count = sum(_is_dynamic(x) for x in flatten(arg)[0]) if i not in self.static_argnums else 0
+        for i, arg in enumerate(call.given):
+            leaves: list[Any] = []
+            outline_arguments(arg, leaves)
+            count = sum(_is_dynamic(x) for x in leaves)
             if i in chosen:
                 found += range(at, at + count)
             at += count
-        return found
+        return tuple(found)
 
-    def _key(self, leaves: list[Any], structure: TreeDef, dynamic: list[int], values: list[Value]) -> Any:
-        settings = config()
-        where = (settings.device, settings.deterministic, settings.check_indices)
-        fixed: tuple[Any, ...] = ()
-        if len(dynamic) != len(leaves):
-            inputs = set(dynamic)
-            fixed = tuple((type(x), x) for i, x in enumerate(leaves) if i not in inputs)
-        key = (structure, tuple(dynamic), tuple([v.type for v in values]), fixed, where)
-        try:
-            hash(key)
-        except TypeError:
-            bad = next((x for _, x in fixed if not _hashable(x)), None)
-            bad = bad.value if isinstance(bad, _Static) else bad
-            raise TraceError(
-                f"jit: a {type(bad).__name__} argument is neither a tensor nor hashable, which a signature needs",
-                code="T220", place=here(),
-            ) from None  # fmt: skip
-        return key
+    def _unhashable(self, call: _Call) -> TraceError:
+        bad = next((x for _, _, x in call.key[2] if not _hashable(x)), None)
+        bad = bad.value if isinstance(bad, _Static) else bad
+        return TraceError(
+            f"jit: a {type(bad).__name__} argument is neither a tensor nor hashable, which a signature needs",
+            code="T220", place=here(),
+        )  # fmt: skip
 
-    def _miss(
-        self,
-        key: Any,
-        args: Any,
-        kwargs: Any,
-        leaves: list[Any],
-        structure: TreeDef,
-        dynamic: list[int],
-        values: list[Value],
-    ) -> Variant | tuple[Any]:
-        signature = ", ".join(str(v.type) for v in values)
+    def _miss(self, call: _Call) -> Variant | tuple[Any]:
+        signature = ", ".join(str(v.type) for v in call.values)
         full = self.max_variants is not None and len(self.variants) >= self.max_variants
         if full and self.on_miss == "interpret":
-            return (self.fn(*args, **kwargs),)
+            return (self.fn(*call.args, **call.kwargs),)
         if full and self.on_miss == "error":
-            known = "; ".join(", ".join(map(str, k[2])) for k in self.variants)
+            known = "; ".join(", ".join(map(str, k[1])) for k in self.variants)
             raise TraceError(
                 f"jit: {self.__name__} has its {self.max_variants} variants and was called with another signature: "
                 f"{signature}; it has {known}",
                 code="T221", place=here(), fix="raise max_variants, or on_miss='interpret'",
             )  # fmt: skip
-        variant = self._trace(leaves, structure, dynamic, values)
+        variant = self._trace(call)
         if not isinstance(variant, Variant):
             return variant
         place = here()
@@ -189,14 +181,14 @@ class Jitted:
                 variant.share(self.buckets)
             return variant  # not kept: its program is
         with self._lock:
-            self.variants[key] = variant
+            self.variants[call.key] = variant
             while len(self.variants) > (self.max_variants or DEFAULT_VARIANTS):
                 self.variants.popitem(last=False)
         return variant
 
-    def _trace(
-        self, leaves: list[Any], structure: TreeDef, dynamic: list[int], values: list[Value]
-    ) -> Variant | tuple[Any]:
+    def _trace(self, call: _Call) -> Variant | tuple[Any]:
+        leaves, structure = flatten([list(call.given), call.kwargs], is_leaf=_is_static)
+        dynamic, values = call.dynamic, call.values
         scope = fresh_scope()
         names = tuple(f"x{i}" for i in range(len(values)))
         inputs = [placeholder(n, v.type, scope) for n, v in zip(names, values, strict=True)]
@@ -222,7 +214,20 @@ class Jitted:
             captured[f"k{i}"] = handle.array
         fixed = {i: x for i, x in enumerate(outs) if not _is_dynamic(x)}
         graph.outputs(*substitute_values(tensors, table))
-        return Variant(graph, captured, names, shape, fixed)
+        return Variant(graph, captured, names, shape, fixed, self._donated(call))
+
+
+@dataclass(slots=True)
+class _Call:
+    """The arguments of one call: as given, static ones marked, and taken apart."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    given: tuple[Any, ...]
+    leaves: list[Any]
+    dynamic: list[int]  # leaves that are inputs of the graph
+    values: list[Value]
+    key: Any
 
 
 class _Static:

@@ -37,18 +37,20 @@ class Variant:
     names: tuple[str, ...]
     structure: TreeDef
     fixed: dict[int, Any]  # results that are not tensors, by place among the leaves
+    donated: tuple[int, ...] = ()  # inputs that the caller gives up
     compiled: CompiledGraph | None = None
     shared: dict[str, str] | None = None  # names of inputs in a shared program, by ours
     runs: int = 0
     _lock: Lock = field(default_factory=Lock)
 
-    def run(self, handles: Sequence[Handle], donated: Sequence[int] = ()) -> Any:
+    def run(self, handles: Sequence[Handle]) -> Any:
         compiled = self.compiled or self.compile()
         feeds = {n: h.array for n, h in zip(self.names, handles, strict=True)}
         if self.shared is not None:
             feeds = {self.shared[n]: a for n, a in (feeds | self.captured).items() if n in self.shared}
-        results = [Handle(a, is_own=True) for a in compiled.run(feeds)]
-        for i in donated:
+        kinds = self.graph.results
+        results = [Handle(a, x.type, is_own=True) for a, x in zip(compiled.run(feeds), kinds, strict=True)]
+        for i in self.donated:
             handles[i].release()
         self.runs += 1
         return self.restore(results)
