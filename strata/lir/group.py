@@ -425,7 +425,7 @@ class _KernelOf:
         self.k = KernelBuilder("kernel")
         self.views: dict[Value, View] = {}
         self.makers: dict[Expr, Value] = {}
-        self.stores: list[tuple[tuple[Expr, ...], Expr]] = []
+        self.stores: list[tuple[tuple[Expr, ...], Expr, Value]] = []
 
     def add(self, roots: list[Value]) -> None:
         for node in self._inline_order(roots):
@@ -436,7 +436,7 @@ class _KernelOf:
             axes = self.k.axes(root.shape)
             computed: Expr = self.views[root][axes]
             self.k.output(f"out{i}", root.type, lambda index, computed=computed: computed)  # type: ignore[misc]
-            self.stores.append((axes, computed))
+            self.stores.append((axes, computed, root))
 
     def add_update(self, root: Value) -> None:
         """A root that is its first input with some elements changed."""
@@ -449,7 +449,7 @@ class _KernelOf:
         self.group.nodes.append(node)
         out = self.k.output_buffer("out0", root.type)
         node.op.lower_into(self.k, out, *(self.views[x] for x in parts))
-        self.stores += [(s.axes, s.value) for s in self.k.build().stores]
+        self.stores += [(s.axes, s.value, root) for s in self.k.build().stores]
 
     def _inline_order(self, roots: list[Value], outside: frozenset[Value] = frozenset()) -> list[Node]:
         """Nodes computed in this kernel, producers first; leaves and stored values become inputs on the way."""
@@ -514,14 +514,14 @@ class _KernelOf:
         """Values whose reduction would run more than once per row here."""
         wrong: dict[Value, str] = {}
         own = set(self.group.roots)
-        for axes, value in self.stores:
+        for axes, value, root in self.stores:
             prefixes = [frozenset(axes[:n]) for n in range(len(axes) + 1)]
             for e in postorder([value]):
                 alone = len(own) == 1 and self.makers.get(e) in own  # then the store itself can run in the scan's order
                 if isinstance(e, Scan) and e.position not in axes and not alone:
                     wrong[self.makers[e]] = "its reader does not read it in order"
                     continue
-                if not isinstance(e, (Reduce, Scan)) or self.makers.get(e) in own:
+                if not isinstance(e, (Reduce, Scan)) or self.makers.get(e) == root:
                     continue
                 sized = frozenset(a for a in e.free if a.extent != 1)
                 unit = frozenset(a for a in axes if isinstance(a, Axis) and a.extent == 1)

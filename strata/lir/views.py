@@ -48,6 +48,8 @@ def view_strides(value: Value, base: Value | None = None) -> Spacing | None:
                     return None
                 strides = found
         shape = out
+    if shape and shape[-1] == 1:
+        strides = (*strides[:-1], 1)  # never stepped along, and contiguous to those who ask
     return Spacing(start, strides)
 
 

@@ -1,0 +1,33 @@
+"""Random graphs without end in sight: `python -m tests.fuzz --count 2000 --seed 7`. The seed is printed, and repeats a run."""
+
+import argparse
+import secrets
+import sys
+import time
+import traceback
+
+from tests.fuzz.test_random_graphs import check_everything
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--count", type=int, default=200, help="graphs to try")
+    parser.add_argument("--seed", type=int, default=None, help="first seed; a random one by default")
+    options = parser.parse_args()
+    first = options.seed if options.seed is not None else secrets.randbelow(1 << 31)
+    print(f"seeds {first} to {first + options.count - 1}: repeat with --seed {first} --count {options.count}", flush=True)
+    failed = []
+    start = time.monotonic()
+    for seed in range(first, first + options.count):
+        try:
+            check_everything(seed)
+        except Exception:  # noqa: BLE001 - every failure counts, whatever it is
+            failed.append(seed)
+            print(f"seed {seed}: repeat with --seed {seed} --count 1", flush=True)
+            traceback.print_exc(limit=3)
+    print(f"{options.count} graphs, {len(failed)} failures in {time.monotonic() - start:.0f} s{': ' + str(failed) if failed else ''}")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""How many kernels programs take, and how much memory: pinned, so that a loss of fusion is a red test."""
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from strata import ops
+from strata.core import f32
+from strata.mir import Graph
+from strata.runtime import CompilePipeline, CompileResult, assert_fused
+from tests.programs import graphs
+
+
+def compiled(graph: Graph) -> CompileResult:
+    return CompilePipeline("cpu").compile(graph)
+
+
+def steady(graph: Graph) -> list[str]:
+    """What runs each time, by label."""
+    return [s.label for s in compiled(graph).lir.schedule if s.phase != "prologue"]
+
+
+def one(build: Callable[..., object], *shapes: tuple[int, ...]) -> Graph:
+    g = Graph("one")
+    return g.outputs(build(*(g.input(f"x{i}", shape) for i, shape in enumerate(shapes))))
+
+
+SINGLE = {
+    "softmax": one(lambda x: ops.softmax(x), (16, 64)),
+    "log_softmax": one(lambda x: ops.log_softmax(x), (16, 64)),
+    "layer_norm": one(lambda x, g, b: ops.layer_norm(x, g, b), (16, 64), (64,), (64,)),
+    "rms_norm": one(lambda x, g: ops.rms_norm(x, g), (16, 64), (64,)),
+    "dense": one(lambda x, w, b: ops.gelu(x @ w + b), (16, 64), (64, 32), (32,)),
+    "residual and norm": one(lambda x, y, g, b: ops.layer_norm(x + y, g, b), (16, 64), (16, 64), (64,), (64,)),
+    "bias, residual and norm": one(lambda x, y, z, g: ops.rms_norm(x + z + y, g), (16, 64), (16, 64), (64,), (64,)),
+    "swiglu of halves": one(lambda x: ops.narrow(x, -1, 0, 32) * ops.silu(ops.narrow(x, -1, 32, 32)), (16, 64)),
+    "matmul and residual": one(lambda x, w, y: x @ w + y, (16, 64), (64, 32), (16, 32)),
+    "attention": one(lambda q, k, v: ops.attention(q, k, v, num_heads=4, layout="bsd"), *[(2, 9, 64)] * 3),
+    "mean squared error": one(lambda x, y: ops.mean(ops.square(x - y), axis=-1), (16, 64), (16, 64)),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_one_kernel(name: str) -> None:
+    assert len(steady(SINGLE[name])) == 1, steady(SINGLE[name])
+
+
+def test_softmax_of_an_inner_axis() -> None:
+    """Four, as its rows are not the leading axes of the index space."""
+    assert len(steady(one(lambda x: ops.softmax(x, axis=1), (4, 16, 64)))) == 4
+
+
+def test_encoder_layer() -> None:
+    """q, k and v in one product; attention; its projection; residual and norm; two products; residual and norm."""
+    labels = steady(graphs.one_encoder_layer())
+    assert len(labels) == 7 <= 8, labels
+    assert labels[:2] == ["matmul + add", "attention"] and labels[4] == "matmul + add + gelu"
+    assert_fused(graphs.one_encoder_layer(), "matmul", "gelu")
+
+
+def test_encoder_layers_share_their_kernels() -> None:
+    few, many = compiled(graphs.encoder(2)).lir, compiled(graphs.encoder(6)).lir
+    assert len(few.kernels) == len(many.kernels) == 10
+    assert len(many.schedule) - len(few.schedule) == 4 * 9  # seven a run, and two when parameters are set
+
+
+def test_decoder_layer_at_decode() -> None:
+    """Eleven today: two norms, four products, rope, two rows that join the past, attention, the gate.
+
+    Nine are reached when keys and values are kept in place and the gate joins a product.
+    """
+    labels = steady(graphs.llama())
+    assert len(labels) == 11, labels
+
+
+def test_gpt2_layers() -> None:
+    counts = [len(steady(graphs.gpt2(layers))) for layers in (1, 2, 3)]
+    assert counts[1] - counts[0] == counts[2] - counts[1] == 7, counts
+
+
+def test_convolutions_have_epilogues() -> None:
+    labels = steady(one(lambda x, w, b: ops.relu(ops.conv2d(x, w) + b), (1, 4, 9, 9), (8, 4, 3, 3), (8, 1, 1)))
+    (product,) = [label for label in labels if "conv" in label]
+    assert product.endswith("add + relu") and len(labels) <= 3, labels
+
+
+def test_resnet_block_is_one_kernel_a_convolution() -> None:
+    labels = steady(graphs.resnet_block())
+    assert sum("conv" in label or "matmul" in label for label in labels) == 3, labels
+    assert len(labels) <= 5, labels  # in another layout, the ends of a block that stands alone are converted
+
+
+MODELS = {
+    "encoder": graphs.encoder,
+    "resnet": graphs.resnet,
+    "gpt2": graphs.gpt2,
+    "unet": graphs.unet,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_planned_memory_is_near_the_lower_bound(name: str) -> None:
+    placement = compiled(MODELS[name]()).lir.placement()
+    assert 0 < placement.lower_bound <= placement.arena_size <= 1.05 * placement.lower_bound
+
+
+def calls(fn: Callable[[], object]) -> int:
+    """How many Python functions a call enters: a measure of work that does not flicker."""
+    count = 0
+
+    def count_call(_frame: object, event: str, _arg: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(count_call)
+    try:
+        fn()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("build", [graphs.encoder, graphs.gpt2, graphs.llama], ids=lambda b: b.__name__)
+def test_compiling_is_linear_in_layers(build: Callable[[int], Graph]) -> None:
+    programs = {layers: build(layers) for layers in (3, 6, 12)}
+    compiled(build(2))  # fills what is remembered of ops
+    work = {layers: calls(lambda g=graph: compiled(g)) for layers, graph in programs.items()}
+    assert work[12] - work[6] < 2.3 * (work[6] - work[3]), work
+    assert work[12] < 150_000 * 12, work
+
+
+def test_a_long_chain_is_linear() -> None:
+    def chain(length: int) -> Graph:
+        g = Graph("chain")
+        y = g.input("x", f32[8])
+        for i in range(length):
+            y = ops.sort(y) if i % 40 == 39 else ops.sin(y)
+        return g.outputs(y)
+
+    small, large = (calls(lambda n=n: compiled(chain(n))) for n in (400, 1600))
+    assert large < 5 * small
