@@ -4,34 +4,45 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
+from strata.cli.parser import Mistake, make_parser
 from strata.errors import StrataError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0 is success, 2 a user's mistake told in one line on standard error."""
-    import argparse
-
-    parser = argparse.ArgumentParser(prog="strata", description="Compile and run tensor programs.")
-    parser.add_argument("--version", action="store_true", help="print the version and exit")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    doctor = commands.add_parser("doctor", help="what this machine has: ISA, threads, limits, cache")
-    doctor.add_argument("--json", action="store_true", help="print JSON for a program to read")
+    """Run a command; 0 is success, 1 a check that failed, 2 a user's mistake told in one line on standard error."""
+    parser = make_parser()
     options = parser.parse_args(argv)
-
+    if options.version:
+        print(f"strata {_version()}")
+        return 0
+    if options.handler is None:
+        parser.print_help()
+        return 0
+    module, _, function = options.handler.partition(":")
     try:
-        if options.version:
-            print(f"strata {_version()}")
-        elif options.command == "doctor":
-            from strata.cli.doctor import report
-
-            print(report(as_json=options.json))
-        else:
-            parser.print_help()
-    except StrataError as error:
-        print(f"strata: {error}", file=sys.stderr)
+        return int(getattr(import_module(f"strata.cli.{module}"), function)(options) or 0)
+    except (Mistake, StrataError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # `strata … | head`: the reader has seen enough
+            sys.stderr.close()
+            return 0
+        print(f"strata: {one_line(error)}", file=sys.stderr)
         return 2
-    return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def one_line(error: Exception) -> str:
+    """What went wrong, in one line: the summary of an error, its code and the repair."""
+    if isinstance(error, StrataError):
+        fix = f"; try: {error.fix}" if error.fix else ""
+        text = f"{error.summary}   [{error.code}]{fix}"
+    elif isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename}: {(error.strerror or str(error)).lower()}"
+    else:
+        text = str(error)
+    return " ".join(text.split("\n"))
 
 
 def _version() -> str:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import os
 import platform
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 from strata.config import config
 
 
+def doctor(options: Namespace) -> None:
+    """Print the report."""
+    print(report(as_json=options.json))
+
+
 def report(*, as_json: bool = False) -> str:
     """Facts about the machine and the settings in force."""
-    facts = {**_machine(), **_threads(), **_settings()}
+    facts = {**_machine(), **_threads(), **_settings(), **_cache(), **_packages()}
     if as_json:
         return json.dumps(facts, indent=2)
     width = max(map(len, facts))
@@ -40,22 +47,78 @@ def _machine() -> dict[str, object]:
         "llvmlite": llvmlite.__version__,
         "cpu": binding.get_host_cpu_name(),
         "features": [name for name in telling if present.get(name)],
+        "memory": _memory(),
     }
+
+
+def _memory() -> str | None:
+    """Bytes that this process may use: the machine's, or the container's limit where that is smaller."""
+    from strata.cli.show import size
+
+    total = None
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = _read(Path("/sys/fs/cgroup/memory.max")).strip()
+    if limit.isdigit() and (total is None or int(limit) < total):
+        return f"{size(int(limit))} (container limit)"
+    return None if total is None else size(total)
 
 
 def _threads() -> dict[str, object]:
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cores": os.cpu_count(), "cores in affinity mask": affinity, "cgroup quota (cores)": cgroup_quota()}
+    return {
+        "cores": os.cpu_count(), "cores in affinity mask": affinity, "cgroup quota (cores)": cgroup_quota(),
+        "threads used": threads_used(),
+    }  # fmt: skip
+
+
+def threads_used() -> int:
+    """What a program runs on here unless told otherwise: as asked for, else as the mask and the quota allow."""
+    asked = config().num_threads
+    if asked is not None:
+        return asked
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cgroup_quota()
+    return max(1, count if quota is None else min(count, int(-(-quota // 1))))  # 1.5 cores are worth two threads
 
 
 def _settings() -> dict[str, object]:
+    from strata.runtime import devices
+
     now = config()
     return {
         "threads asked for": now.num_threads,
+        "devices": [str(d) for d in devices()],
         "device": now.device,
-        "cache directory": str(now.cache_dir),
         "code settings": now.key_fields(),
     }
+
+
+def _cache() -> dict[str, object]:
+    from strata.cache import default_store
+    from strata.cli.show import size
+
+    store = default_store()
+    entries = list(store.entries())
+    existing = next((p for p in (store.root, *store.root.parents) if p.exists()), Path("/"))
+    state = "can be written" if os.access(existing, os.W_OK) else "cannot be written: compiled code is not kept"
+    return {
+        "cache directory": str(config().cache_dir),
+        "cache": f"{len(entries)} entries, {size(sum(e.size for e in entries))} of {size(store.limit)}; {state}",
+    }
+
+
+def _packages() -> dict[str, Any]:
+    """Packages that open more formats or serve as peers in benchmarks, with their versions."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for name in ("numpy", "scipy", "onnx", "safetensors", "tokenizers", "gguf", "onnxruntime", "openvino", "torch"):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return {"packages": found}
 
 
 def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:

@@ -1,0 +1,127 @@
+"""`strata bench`: times of one model, cold and warm, beside ONNX Runtime where it can run the same file."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strata.cli import show
+from strata.cli.parser import Mistake
+from strata.cli.programs import Program, kind_of, open_program
+from strata.cli.run import prepare
+from strata.config import using
+
+
+def bench(options: Namespace) -> int:
+    """A model, or the suite."""
+    if options.model is None:
+        return _suite(options)
+    report = measure(options)
+    if options.json:
+        show.as_json(report)
+        return 0
+    rows = [
+        (w["name"], w["threads"], show.duration(w["best"]), show.duration(w["median"]), w.get("difference", ""))
+        for w in report["ways"]
+    ]
+    show.table(("way", ">threads", ">best", ">median", ">largest difference"), rows, title=report["name"])
+    cold, warm = (show.duration(report[f"{name}_compile"]) for name in ("cold", "warm"))
+    print(f"loaded, compiled and run once in {cold} with an empty cache, in {warm} with a full one")
+    return 0
+
+
+def measure(options: Namespace) -> dict[str, Any]:
+    """Compile with an empty and a full cache, then run in turns on one thread and on all."""
+    from strata.cli.doctor import threads_used
+
+    with tempfile.TemporaryDirectory() as folder, using(cache_dir=Path(folder)):
+        start = time.perf_counter()
+        program = open_program(options.model, options.device)
+        feeds, _ = prepare(program, options)
+        expected = program.run(feeds)  # models compile on first use
+        cold = time.perf_counter() - start
+        start = time.perf_counter()
+        again = open_program(options.model, options.device)
+        prepare(again, options)
+        again.run(feeds)
+        warm = time.perf_counter() - start
+    counts = [options.threads] if options.threads else sorted({1, threads_used()})
+    ways = [way for threads in counts for way in _ways(program, feeds, expected, options, threads)]
+    return {"name": program.name, "cold_compile": cold, "warm_compile": warm, "ways": ways}
+
+
+def _ways(
+    program: Program, feeds: dict[str, np.ndarray], expected: list[Any], options: Namespace, threads: int
+) -> list[dict[str, Any]]:
+    def ours() -> Any:
+        with using(num_threads=threads):
+            return program.run(feeds)
+
+    runs: dict[str, Callable[[], Any]] = {"strata": ours}
+    if kind_of(options.model) == "onnx":
+        theirs = _onnxruntime(options.model, feeds, threads)
+        if theirs is not None:
+            runs["onnxruntime"] = theirs
+    times = in_turns(runs, options.seconds)
+    found = []
+    for name, seconds in times.items():
+        way = {
+            "name": name,
+            "threads": threads,
+            "best": min(seconds),
+            "median": statistics.median(seconds),
+            "runs": len(seconds),
+        }
+        if name != "strata":
+            way["difference"] = f"{_difference(runs[name](), expected):.1e}"
+        found.append(way)
+    return found
+
+
+def _onnxruntime(path: str, feeds: dict[str, np.ndarray], threads: int) -> Callable[[], Any] | None:
+    try:
+        import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        return None
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads, settings.inter_op_num_threads = threads, 1
+    settings.log_severity_level = 4
+    session = ort.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, feeds)
+
+
+def in_turns(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
+    """Times of runs in turns until each has had its seconds, three runs at least."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+    while any((sum(t) < seconds and len(t) < 10000) or len(t) < 3 for t in times.values()):
+        for name, run in runs.items():
+            for _ in range(5):
+                start = time.perf_counter()
+                run()
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def _difference(a: list[Any], b: list[Any]) -> float:
+    pairs = [(np.asarray(x, np.float64), np.asarray(y, np.float64)) for x, y in zip(a, b, strict=True)]
+    return max((float(np.abs(x - y).max()) for x, y in pairs if x.size), default=0.0)
+
+
+def _suite(options: Namespace) -> int:
+    if not Path("benchmarks/__main__.py").exists():
+        raise Mistake("the suite lies in the source tree: run it there, or give a MODEL to time")
+    words = [f"--only={options.only}"] if options.only else []
+    words += [f"--threads={options.threads}"] if options.threads else []
+    words += [f"--{name}" for name in ("full", "check", "json") if getattr(options, name)]
+    return subprocess.run([sys.executable, "-m", "benchmarks", *words], check=False).returncode

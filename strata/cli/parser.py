@@ -1,0 +1,216 @@
+"""Commands and their arguments. A handler is `module:function` of this folder, imported when its command runs."""
+
+from __future__ import annotations
+
+import argparse
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+
+class Mistake(Exception):  # noqa: N818 - it is the user's, and it is told as one
+    """Something on the command line that cannot be done."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells a mistake in one line, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(c) for c in action.choices]
+            close = get_close_matches(str(value), known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}"
+            what = "command" if isinstance(action, argparse._SubParsersAction) else "value"
+            raise argparse.ArgumentError(None, f"no {what} is named {value!r}{hint}")
+
+
+def make_parser() -> Parser:
+    """The whole command line."""
+    parser = Parser(prog="strata", description="Compile and run tensor programs and models.")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.set_defaults(handler=None)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    def command(name: str, handler: str, about: str, **more: Any) -> Parser:
+        made: Parser = commands.add_parser(
+            name, help=about, description=more.pop("description", about[0].upper() + about[1:] + "."), **more
+        )
+        made.set_defaults(handler=handler)
+        return made
+
+    _run(command("run", "run:run", "run a model or a graph on arrays"))
+    _embed(command("embed", "text:embed", "vectors of texts, or their similarity"))
+    _generate(command("generate", "text:generate", "text that follows a prompt, as it is made"))
+    _inspect(command("inspect", "stages:inspect", "what is in a file; the text of every stage of a program"))
+    _opt(command("opt", "stages:opt", "run passes: text in, text out"))
+    _explain(command("explain", "stages:explain", "what was fused, what was not and why; memory and times"))
+    _bench(command("bench", "bench:bench", "time a model, or run the suite of the source tree"))
+    _cache(command("cache", "cache:listing", "compiled code on disk: ls, verify, prune, export"))
+    doctor = command("doctor", "doctor:doctor", "what this machine has: ISA, threads and limits, devices, cache")
+    _json(doctor)
+    _demo(command("demo", "demo:demo", "see it work: compile story, training, and models that are installed"))
+    completion = command("completion", "completion:completion", "a script that completes commands in your shell")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    return parser
+
+
+# -------------------------------------------------------------------------------------------------- arguments in common
+
+
+def _json(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON for a program to read")
+
+
+def _model(
+    parser: Parser, kinds: str = "model.onnx, model.gguf, a folder with config.json, or a graph as text (.mir)"
+) -> None:
+    parser.add_argument("model", metavar="MODEL", help=kinds)
+    parser.add_argument("--device", default="cpu", help="where to run (default: cpu)")
+
+
+def _threads(parser: Parser) -> None:
+    parser.add_argument("--threads", type=_count, metavar="N", help="threads to use; results do not depend on it")
+
+
+def _arrays(parser: Parser) -> None:
+    parser.add_argument(
+        "-i", "--input", action="append", default=[], metavar="[NAME=]FILE",
+        help="an array from .npy, or arrays by name from .npz or .safetensors; inputs that are not given are random",
+    )  # fmt: skip
+    parser.add_argument(
+        "--params", metavar="FILE", help="parameters of a graph in text: .npz or .safetensors (default: random)"
+    )
+    parser.add_argument(
+        "--size", action="append", default=[], metavar="NAME=N", help="a symbolic size of random inputs"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of random arrays (default: 0)")
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count")
+    return int(text)
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+
+
+def _run(parser: Parser) -> None:
+    _model(parser)
+    _arrays(parser)
+    _threads(parser)
+    parser.add_argument("-o", "--output", metavar="FILE.npz", help="where to write the results")
+    parser.add_argument(
+        "--repeat", type=_count, default=1, metavar="N", help="run N times and show the best and the median"
+    )
+    _json(parser)
+
+
+def _embed(parser: Parser) -> None:
+    _model(parser, "a folder with config.json, weights and a tokenizer")
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="texts; none reads one a line from standard input")
+    _threads(parser)
+    parser.add_argument("-o", "--output", metavar="FILE.npy", help="where to write the vectors")
+    parser.add_argument("--similarity", action="store_true", help="print the cosine of each pair instead of vectors")
+    _json(parser)
+
+
+def _generate(parser: Parser) -> None:
+    _model(parser, "model.gguf, or a folder with config.json, weights and a tokenizer")
+    parser.add_argument("prompt", metavar="PROMPT", help="a text; - reads standard input")
+    parser.add_argument(
+        "--chat", action="store_true", help="put the prompt as a user's message into the model's chat template"
+    )
+    parser.add_argument("--max-tokens", type=_count, default=128, metavar="N", help="default: 128")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the most likely token (default)")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0 is no limit (default)")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1 is no limit (default)")
+    parser.add_argument("--seed", type=int, help="of the choices at a temperature above 0")
+    parser.add_argument("--context", type=_count, metavar="N", help="tokens to plan for")
+    _threads(parser)
+    _json(parser)
+
+
+def _inspect(parser: Parser) -> None:
+    _model(parser, "a graph as text (.mir, - for standard input), model.onnx, model.gguf, .safetensors, or a folder")
+    parser.add_argument(
+        "--stage", choices=("summary", "graph", "passes", "optimized", "plan", "kernels", "memory", "all"),
+        help="default: all stages of a graph in text, a summary of a file",
+    )  # fmt: skip
+    parser.add_argument("--passes", metavar="P1,P2", help="passes to run instead of the default ones")
+    _json(parser)
+
+
+def _opt(parser: Parser) -> None:
+    parser.add_argument(
+        "file", nargs="?", default="-", metavar="X.mir", help="graph in text; - is standard input (default)"
+    )
+    parser.add_argument(
+        "--passes", metavar="P1,P2{option=1}", help="passes in order; the default ones of the device if left out"
+    )
+    parser.add_argument(
+        "--device", default="cpu", help="whose default passes, and what decompose leaves (default: cpu)"
+    )
+    parser.add_argument("--inexact", action="store_true", help="also use rules that change rounding")
+    parser.add_argument("--stats", action="store_true", help="nodes and time of each pass, on standard error")
+    parser.add_argument("--list", action="store_true", help="list the passes and exit")
+
+
+def _explain(parser: Parser) -> None:
+    _model(parser)
+    parser.add_argument("--memory", metavar="FILE.svg", help="draw the plan of memory")
+    parser.add_argument(
+        "--size", action="append", default=[], metavar="NAME=N", help="fix a symbolic size before compiling"
+    )
+    _json(parser)
+
+
+def _bench(parser: Parser) -> None:
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="as for run; without one, the suite in benchmarks/ is run"
+    )
+    parser.add_argument("--device", default="cpu", help="where to run (default: cpu)")
+    _arrays(parser)
+    _threads(parser)
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, metavar="S", help="time to spend for each way (default: 3)"
+    )
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="of the suite, workloads whose names contain the text"
+    )
+    parser.add_argument("--full", action="store_true", help="of the suite, the long form")
+    parser.add_argument(
+        "--check", action="store_true", help="of the suite, fail where a stored ratio is missed beyond noise"
+    )
+    _json(parser)
+
+
+def _cache(parser: Parser) -> None:
+    _json(parser)
+    parts = parser.add_subparsers(dest="part", metavar="PART")
+
+    def part(name: str, handler: str, about: str) -> Parser:
+        made: Parser = parts.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+        made.set_defaults(handler=handler)
+        made.add_argument(
+            "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON for a program to read"
+        )
+        return made
+
+    ls = part("ls", "cache:listing", "entries, most recently used first (the default)")
+    ls.add_argument("--limit", type=_count, default=20, metavar="N", help="how many to show (default: 20)")
+    parser.set_defaults(limit=20)
+    part("verify", "cache:verify", "read every entry and remove damaged ones; exit code 1 if there were any")
+    prune = part("prune", "cache:prune", "remove entries, least recently used first")
+    prune.add_argument("--to", default="0", metavar="SIZE", help="what may stay: 500MB, 2GB, 0 (default)")
+    export = part("export", "cache:export", "copy all entries into a folder for another machine or image")
+    export.add_argument("folder", metavar="FOLDER")
+
+
+def _demo(parser: Parser) -> None:
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help="compile, train, embed, generate; all that can run if left out"
+    )
+    _threads(parser)

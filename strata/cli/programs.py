@@ -1,0 +1,137 @@
+"""What MODEL on a command line can be, behind one face: its ports, and a function to run it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strata.cli.parser import Mistake
+from strata.core import TensorType, as_dtype, sym
+from strata.mir import Graph
+
+GRAPH_SUFFIXES = (".mir", ".txt")
+_TYPE = re.compile(r"(\w+)\[(.*)\]")
+
+
+@dataclass(frozen=True)
+class Program:
+    """Something that runs: named and typed inputs and parameters, names of outputs."""
+
+    name: str
+    inputs: Mapping[str, TensorType]
+    params: Mapping[str, TensorType]
+    outputs: tuple[str, ...]
+    run: Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]
+    set_params: Callable[[Mapping[str, np.ndarray]], None]
+    source: Any  # the model or compiled graph behind it
+
+
+def kind_of(path: str) -> str:
+    """graph, onnx, gguf, safetensors or folder, by what the path looks like."""
+    place = Path(path)
+    if path == "-" or place.suffix in GRAPH_SUFFIXES:
+        return "graph"
+    if place.is_dir():
+        return "folder"
+    kinds = {".onnx": "onnx", ".gguf": "gguf", ".safetensors": "safetensors"}
+    if not place.exists():
+        raise Mistake(f"there is no file or folder {path}")
+    if place.suffix not in kinds:
+        known = ", ".join([*GRAPH_SUFFIXES, *kinds])
+        raise Mistake(f"{path}: what {place.suffix or 'a file without a suffix'} holds is not known; there are {known}")
+    return kinds[place.suffix]
+
+
+def read_text(path: str) -> str:
+    """A file, or standard input."""
+    if path == "-":
+        return sys.stdin.read()
+    try:
+        return Path(path).read_text("utf-8")
+    except UnicodeDecodeError:
+        raise Mistake(f"{path} is not text") from None
+
+
+def read_graph(path: str) -> Graph:
+    """A graph from its text."""
+    import strata.ops  # noqa: F401 - a graph without its ops cannot be read
+    from strata.mir import parse
+
+    return parse(read_text(path))
+
+
+def graph_of(path: str, device: str) -> Graph:
+    """The graph of a program, before any pass."""
+    kind = kind_of(path)
+    if kind == "graph":
+        return read_graph(path)
+    if kind == "onnx":
+        from strata.io import onnx
+
+        graph: Graph = onnx.load(path, device=device).graph()
+        return graph
+    raise Mistake(f"{path}: the stages of a {kind} are those of its compiled graph: strata explain shows them")
+
+
+def open_program(path: str, device: str) -> Program:
+    """Load and compile."""
+    kind = kind_of(path)
+    if kind == "graph":
+        return _compiled(read_graph(path), device)
+    if kind == "safetensors":
+        raise Mistake(f"{path} holds weights only; strata inspect shows them, and a folder with its config.json runs")
+    from strata.models import load
+
+    model = load(path, device=device)
+    return _onnx(model) if kind == "onnx" else _model(model, path)
+
+
+def _compiled(graph: Graph, device: str) -> Program:
+    from strata.mir import leaf_name
+    from strata.runtime import Session
+
+    compiled = Session(device).compile(graph)
+    return Program(
+        graph.name, {leaf_name(x): x.type for x in graph.inputs}, {leaf_name(x): x.type for x in graph.params},
+        tuple(f"out{i}" for i in range(len(graph.results))), lambda feeds: list(compiled.run(feeds)),
+        compiled.set_params, compiled,
+    )  # fmt: skip
+
+
+def _onnx(model: Any) -> Program:
+    inputs = {}
+    for port in model.inputs:
+        if port.kind != "tensor" or port.dtype is None or port.shape is None:
+            raise Mistake(f"input {port} has no fixed rank and element type: give it with --input")
+        inputs[port.name] = TensorType(as_dtype(port.dtype), port.shape)
+    names = tuple(port.name for port in model.outputs)
+    return Program(
+        model.program.graph.name or "main", inputs, {}, names, lambda feeds: list(model.run(feeds)), _no_params, model
+    )
+
+
+def _model(model: Any, path: str) -> Program:
+    inputs = {name: _read_type(text) for name, text in model.inputs.items()}
+
+    def run(feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        return list(model.run(**feeds).values())
+
+    return Program(Path(path).name, inputs, {}, tuple(model.outputs), run, _no_params, model)
+
+
+def _read_type(text: str) -> TensorType:
+    match = _TYPE.fullmatch(text)
+    assert match is not None, text
+    dims = [int(d) if d.isdigit() else sym(d) for d in (part.strip() for part in match[2].split(",")) if d]
+    return TensorType(as_dtype(match[1]), tuple(dims))
+
+
+def _no_params(values: Mapping[str, np.ndarray]) -> None:
+    if values:
+        raise Mistake("--params: this model brings its own weights")

@@ -1,0 +1,55 @@
+"""What commands print: tables, sizes, times."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def console(*, error: bool = False) -> Console:
+    """Where tables go; without a terminal they are plain and not cut at 80 columns."""
+    from rich.console import Console
+
+    made = Console(stderr=error, highlight=False)
+    if not made.is_terminal:
+        made = Console(stderr=error, highlight=False, width=160, no_color=True)
+    return made
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
+    """A table; columns whose name begins with `>` are aligned to the right."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        made.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(str(cell) for cell in row))
+    console().print(made)
+
+
+def as_json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=2, default=str)
+    print()
+
+
+def size(count: float) -> str:
+    """`1.5 MB`"""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def duration(seconds: float) -> str:
+    """`1.25 ms`"""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.1f} µs"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,0 +1,201 @@
+"""`strata inspect`, `opt`, `explain`: programs as text at each stage, and what became of them."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from strata.cli import show
+from strata.cli.arrays import read_sizes
+from strata.cli.parser import Mistake
+from strata.cli.programs import graph_of, kind_of, open_program, read_graph
+from strata.mir import Graph
+
+
+def opt(options: Namespace) -> None:
+    """Passes over a graph in text."""
+    from strata.passes import PASSES, run_passes
+    from strata.runtime import CompileOptions, CompilePipeline
+
+    if options.list:
+        rows = [(name, (cls.__doc__ or "").strip().split("\n")[0]) for name, cls in sorted(PASSES.items())]
+        show.table(("pass", "what it does"), rows)
+        return
+    graph = read_graph(options.file)
+    pipe = CompilePipeline(options.device, CompileOptions(passes=options.passes, exact=not options.inexact))
+    made, records = run_passes(pipe.passes, graph, pipe.context)
+    print(made)
+    if options.stats:
+        for r in records:
+            state = "" if r.changed else "   (no change)"
+            print(f"# {r.name}: {r.before} -> {r.after} nodes, {r.seconds * 1e3:.2f} ms{state}", file=sys.stderr)
+
+
+def inspect(options: Namespace) -> None:
+    """What is in a file, without running it."""
+    kind = kind_of(options.model)
+    stage = options.stage or ("all" if kind == "graph" else "summary")
+    if stage == "summary":
+        facts = _SUMMARIES[kind](options.model)
+        if options.json:
+            show.as_json(facts)
+        else:
+            _print_summary(facts)
+        return
+    graph = graph_of(options.model, options.device)
+    text = _stage(graph, stage, options.device, options.passes)
+    if options.json:
+        show.as_json({"stage": stage, "text": text})
+    else:
+        print(text)
+
+
+def _stage(graph: Graph, stage: str, device: str, passes: str | None) -> str:
+    from strata.kernel import show_kernel
+    from strata.passes import run_passes
+    from strata.runtime import CompileOptions, CompilePipeline
+
+    pipe = CompilePipeline(device, CompileOptions(passes=passes))
+    if stage == "all":
+        return pipe.inspect(graph)
+    if stage == "graph":
+        return str(graph)
+    if stage == "passes":
+        _, records = run_passes(pipe.passes, graph, pipe.context)
+        return "\n".join(f"{r.name}: {r.before} → {r.after} nodes, {r.seconds * 1e3:.2f} ms" for r in records)
+    optimized, _ = pipe.optimize(graph)
+    if stage == "optimized":
+        return str(optimized)
+    lir = pipe.plan(optimized)
+    if stage == "plan":
+        return str(lir)
+    return "\n".join(show_kernel(k) for k in lir.kernels.values()) if stage == "kernels" else lir.memory_report()
+
+
+def explain(options: Namespace) -> None:
+    """The report of a compile."""
+    kind = kind_of(options.model)
+    sizes = read_sizes(options.size)
+    if kind in ("graph", "onnx"):
+        from strata.runtime import CompileOptions, CompilePipeline
+
+        graph = graph_of(options.model, options.device)
+        unknown = sorted(set(sizes) - set(graph.symbols()))
+        if unknown:
+            raise Mistake(f"--size {unknown[0]}: the sizes are {', '.join(graph.symbols()) or 'all fixed'}")
+        result: Any = CompilePipeline(options.device, CompileOptions(dim_binding=sizes or None)).compile(graph)
+    else:
+        if sizes:
+            raise Mistake("--size: goes with a graph in text or an ONNX model")
+        result = open_program(options.model, options.device).source.graph
+    if options.memory:
+        with open(options.memory, "w", encoding="utf-8") as file:
+            file.write(result.lir.memory_svg(sizes or None))
+    found = result.explain()
+    if not options.json:
+        print(found)
+        return
+
+    def parts(things: Iterable[Any], *names: str) -> list[dict[str, Any]]:
+        return [{name: getattr(thing, name) for name in names} for thing in things]
+
+    show.as_json({
+        "name": found.name,
+        "steps": parts(found.steps, "number", "kernel", "label", "phase", "ops"),
+        "cuts": parts(found.cuts, "producer", "consumer", "reason"),
+        "passes": parts(found.fusion.passes, "name", "before", "after", "seconds"),
+        "missed": [str(m) for m in found.fusion.missed],
+        "arena_bytes": result.lir.arena_size if all(s.hi is not None for s in result.lir.symbols.values()) else None,
+    })  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------ summaries
+
+
+def _graph_summary(path: str) -> dict[str, Any]:
+    graph = read_graph(path)
+    ops = Counter(n.op.name for n in graph.nodes())
+    return {"file": path, "kind": "graph", "inputs": _leaves(graph), "ops": dict(ops.most_common())}
+
+
+def _leaves(graph: Graph) -> list[str]:
+    from strata.mir import leaf_name
+
+    return [f"{leaf_name(x)}: {x.type}" for x in (*graph.inputs, *graph.params)]
+
+
+def _onnx_summary(path: str) -> dict[str, Any]:
+    from strata.io import onnx
+
+    model = onnx.load(path)
+    proto = model.program.graph
+    return {
+        "file": path, "kind": "onnx", "name": proto.name,
+        "inputs": [str(p) for p in model.inputs], "outputs": [str(p) for p in model.outputs],
+        "weights": len(proto.initializer), "nodes": len(proto.node),
+        "ops": dict(Counter(n.op_type for n in proto.node).most_common()),
+    }  # fmt: skip
+
+
+def _gguf_summary(path: str) -> dict[str, Any]:
+    from strata.io import load_gguf
+
+    file = load_gguf(path)
+    metadata = {
+        k: v if isinstance(v, (int, float, str, bool)) else f"{len(v)} values" for k, v in file.metadata.items()
+    }
+    metadata = {
+        k: v if not isinstance(v, str) or len(v) < 80 else v[:77].replace("\n", " ") + "…" for k, v in metadata.items()
+    }
+    kinds = Counter(t.kind for t in file.tensors.values())
+    return {"file": path, "kind": "gguf", "metadata": metadata, "tensors": len(file.tensors), "formats": dict(kinds)}
+
+
+def _safetensors_summary(path: str) -> dict[str, Any]:
+    from strata.io import load_safetensors
+
+    file = load_safetensors(path)
+    arrays = {name: file[name] for name in file}
+    total = sum(a.nbytes for a in arrays.values())
+    return {
+        "file": path, "kind": "safetensors", "tensors": len(arrays), "size": show.size(total),
+        "arrays": [f"{n}: {a.dtype}{list(a.shape)}" for n, a in arrays.items()],
+    }  # fmt: skip
+
+
+def _folder_summary(path: str) -> dict[str, Any]:
+    import json
+    from pathlib import Path
+
+    folder = Path(path)
+    if not (folder / "config.json").exists():
+        raise Mistake(f"{path} has no config.json")
+    files = {p.name: show.size(p.stat().st_size) for p in sorted(folder.iterdir()) if p.is_file()}
+    settings = json.loads((folder / "config.json").read_text("utf-8"))
+    shown = {k: v for k, v in settings.items() if isinstance(v, (int, float, str, bool))}
+    return {"file": path, "kind": "folder", "files": files, "config": shown}
+
+
+_SUMMARIES = {
+    "graph": _graph_summary, "onnx": _onnx_summary, "gguf": _gguf_summary, "safetensors": _safetensors_summary,
+    "folder": _folder_summary,
+}  # fmt: skip
+
+
+def _print_summary(facts: dict[str, Any]) -> None:
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            print(name)
+            inner = max((len(str(k)) for k in value), default=0)
+            for k, v in value.items():
+                print(f"  {k:<{inner}}  {v}")
+        elif isinstance(value, list):
+            print(name)
+            for v in value:
+                print(f"  {v}")
+        else:
+            print(f"{name:<{width}}  {value}")
