@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from strata.core import Dim, SymExpr, TensorType, as_dtype, here, sym
-from strata.errors import DTypeError, FileError, LowerError, OptionError, ShapeError, StrataError, UnknownNameError
+from strata.errors import DTypeError, FileError, LowerError, OptionError, RunError, ShapeError, StrataError, UnknownNameError
 from strata.io.onnx import handlers as _handlers  # noqa: F401 - registers the readers
 from strata.io.onnx.dtypes import in_graphs, numpy_dtype
 from strata.io.onnx.items import NOTHING, Host, Item, Nothing, Sizes
@@ -72,6 +72,8 @@ class OnnxModel:
     def _dim(self, proto: Any, fallback: str) -> Dim:
         if proto.HasField("dim_value") and proto.dim_value >= 0:
             return int(proto.dim_value)
+        if not isinstance(proto.dim_param, str):
+            raise FileError(f"input {fallback!r}: the name of a size is not text", code="F300")
         name = re.sub(r"\W", "_", proto.dim_param)
         if not name.strip("_"):  # nameless, or "?"
             name = re.sub(r"\W", "_", fallback)
@@ -94,9 +96,14 @@ class OnnxModel:
                 plan = next((p for p in self._plans if p.fits(arrays)), None) or self._symbolic_plan(arrays)
                 if plan is not None:
                     self._remember(self._signature(arrays), plan)
-        if plan is not None:
-            return tuple(plan.run(arrays))
-        return tuple(self._run_sized(key, arrays))
+        try:
+            return tuple(plan.run(arrays) if plan is not None else self._run_sized(key, arrays))
+        except StrataError:
+            raise
+        except (MemoryError, OSError, OverflowError) as error:
+            raise RunError(f"the model needs more memory than there is: {error}", code="X310", place=here()) from error
+        except (ValueError, IndexError) as error:
+            raise RunError(f"the model does not fit these inputs: {error}", code="X311", place=here()) from error
 
     __call__ = run
 
@@ -225,7 +232,10 @@ class OnnxModel:
 
         tracer = Tracer(self.program, execute)
         inputs = {name: self._input_item(tracer, name, x) for name, x in arrays.items()}
-        items = self._trace(tracer, inputs)
+        try:
+            items = self._trace(tracer, inputs)
+        except NeedsData as reason:
+            raise LowerError(f"the model cannot be run: it needs {reason} while it is read", code="L312") from None
         if not segments and not _has_run_data(items) and all(in_graphs_item(x) for x in inputs.values()):
             plan = self._plan(tracer, items)
             self._remember(key, plan)

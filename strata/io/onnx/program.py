@@ -39,6 +39,7 @@ class Program:
         if self.opsets[""] > max(NEWEST_OPSET, defs.onnx_opset_version()):
             raise FileError(f"the model uses opset {self.opsets['']}; {NEWEST_OPSET} is the newest known", code="F303")
         self.functions = {(_domain(f.domain), f.name, getattr(f, "overload", "")): f for f in proto.functions}
+        self.elements = sum(_elements(t.dims) for t in proto.graph.initializer)
         self._files: dict[str, mmap.mmap] = {}
         self._require_known_ops()
 
@@ -77,12 +78,23 @@ class Program:
         except defs.SchemaError:
             return None
 
+    def _require_text(self, nodes: Any) -> None:
+        """Names must be text: protobuf hands over as bytes what is not."""
+        ports = [*self.graph.input, *self.graph.output, *self.graph.initializer]
+        names = [self.graph.name, *(x.name for x in ports), *(f.name for f in self.proto.functions), *self.opsets]
+        for node in nodes:
+            names += [node.op_type, node.domain, node.name, *node.input, *node.output]
+        if not all(isinstance(name, str) for name in names):
+            raise FileError("a name in the model is not text", code="F300")
+
     def _require_known_ops(self) -> None:
         unknown: dict[str, list[str]] = {}
         bodies = [(self.graph.node, self.opsets)]
         bodies += [(f.node, {**self.opsets, **opset_table(f)}) for f in self.functions.values()]
         for nodes, opsets in bodies:
-            for node in walk(nodes):
+            found = list(walk(nodes))
+            self._require_text(found)
+            for node in found:
                 known = self.reader(node, opsets) or self.function(node) or self.standard_function(node, opsets)
                 if known is None:
                     domain = _domain(node.domain)
@@ -207,6 +219,13 @@ def read_program(source: Any, custom: Mapping[str, Handler] | None = None) -> Pr
     except (DecodeError, EncodeError, ValueError, RecursionError) as error:
         raise FileError(f"not an ONNX model: {error}", code="F300") from None
     return Program(proto, folder, custom)
+
+
+def _elements(dims: Any) -> int:
+    count = 1
+    for d in dims:
+        count = min(count * max(int(d), 0), MAX_ELEMENTS)
+    return count
 
 
 def _domain(name: str) -> str:

@@ -40,7 +40,10 @@ from strata.mir import (
 from strata.ops import dim_size, reshape, stack
 
 SMALL = 64  # elements of a tensor that is a constant of the graph; larger ones are its parameters
-FOLD_LIMIT = 1 << 26  # elements that a folded node may give
+FOLD_LIMIT = 1 << 20  # elements that a folded node may give, or a few times as many as it takes
+MOST_ELEMENTS = 1 << 31  # of one tensor
+GROWTH = 1 << 14  # elements of one tensor for each element that the model is given or holds
+MOST_AXES = 32
 HOST_LIMIT = 1 << 12  # elements of run-time data that are computed with on the host
 Execute = Callable[[Graph, Mapping[str, np.ndarray], Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 
@@ -118,6 +121,7 @@ class Tracer:
         self._depth = 0
         self._attributes: Mapping[str, Any] = {}
         self._callers: list[Frame] = []
+        self._held = program.elements
 
     # ------------------------------------------------------------------------------------------------ items to values
 
@@ -164,9 +168,11 @@ class Tracer:
     def leaf(self, name: str, data: np.ndarray | TensorType) -> Value:
         """An input of the graph: run-time data, or a type when data come later."""
         if isinstance(data, TensorType):
+            self._held += _count(data)
             return Input(name, data, self.scope)()
         name = self._fresh(name, self.feeds)
         self.feeds[name] = data
+        self._held += data.size
         return Input(name, TensorType(as_dtype(data.dtype), data.shape), self.scope)()
 
     def array(self, item: Item) -> np.ndarray:
@@ -351,14 +357,25 @@ class Tracer:
                 outputs = self._read(node, items)
             except StrataError as error:
                 if not error.summary.startswith("node "):
-                    error.summary = f"node {node.name or node.output[0] if node.output else ''!r} ({node.op_type}): {error.summary}"
+                    error.summary = f"node {_label(node)}: {error.summary}"
                     error.args = (error.summary,)
                 raise
+            except _MALFORMED as error:
+                raise FileError(f"node {_label(node)}: cannot be read: {type(error).__name__}: {error}", code="F321") from error
         if len(outputs) < len([o for o in node.output if o]):
             raise FileError(f"{node.op_type} gives {len(outputs)} outputs, {len(node.output)} are named", code="F313")
         for name, item in zip(node.output, outputs, strict=False):
+            if isinstance(item, Value):
+                self._require_possible(node, item)
             if name:
                 self.frame.items[name] = item
+
+    def _require_possible(self, node: Any, x: Value) -> None:
+        """Refuse what is out of all proportion to the model before anything is allocated for it."""
+        size = dim_prod(x.shape)
+        most = min(MOST_ELEMENTS, max(1 << 24, GROWTH * self._held))
+        if x.ndim > MOST_AXES or (isinstance(size, int) and size > most):
+            raise FileError(f"node {_label(node)} would give {x.type}", code="F322")
 
     def _read(self, node: Any, items: Sequence[Item | None]) -> list[Any]:
         handler = self.program.reader(node, self._opsets)
@@ -386,8 +403,8 @@ class Tracer:
         try:
             items = _as_items(handler(view), fixed)
             values = [x for x in items if isinstance(x, Value)]
-            size = sum(_count(x) for x in values)
-            if size > (FOLD_LIMIT if fixed else HOST_LIMIT):
+            given = sum(x.array.size for x in hosts)
+            if sum(_count(x) for x in values) > (max(FOLD_LIMIT, 4 * given) if fixed else HOST_LIMIT):
                 return None
             arrays = iter(evaluate_values(values, self._folding, {}))
         finally:
@@ -434,9 +451,19 @@ class Tracer:
         return tensor_type(NUMBER[item.dtype.np], item.shape)
 
 
-def _count(x: Value) -> int:
+# What NumPy and Python raise over attributes that are absent, of another kind, or make no sense together.
+_MALFORMED = (
+    TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, AssertionError, MemoryError, RecursionError,
+)  # fmt: skip
+
+
+def _label(node: Any) -> str:
+    return f"{node.name or (node.output[0] if node.output else '')!r} ({node.op_type})"
+
+
+def _count(x: Value | TensorType) -> int:
     size = dim_prod(x.shape)
-    return size if isinstance(size, int) else FOLD_LIMIT + 1
+    return size if isinstance(size, int) else MOST_ELEMENTS
 
 
 def _inputs_of(node: Any) -> list[str]:

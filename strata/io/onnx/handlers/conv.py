@@ -12,6 +12,7 @@ from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
 from strata.mir import Value
 
+FAR = 1 << 20  # no window reaches further
 _AUTO = {"VALID": "valid", "SAME_UPPER": "same_upper", "SAME_LOWER": "same_lower"}
 
 
@@ -21,15 +22,15 @@ def window_padding(n: NodeView, rank: int) -> Any:
     if auto != "NOTSET":
         return _AUTO[auto]
     pads = n.attr("pads", (0,) * (2 * rank))
-    if len(pads) != 2 * rank:
-        raise FileError(f"{n.label}: {len(pads)} pads for {rank} axes", code="F315")
+    if len(pads) != 2 * rank or any(abs(p) > FAR for p in pads):
+        raise FileError(f"{n.label}: pads {list(pads)} for {rank} axes", code="F315")
     return tuple(zip(pads[:rank], pads[rank:], strict=True))
 
 
 def _per_axis(n: NodeView, name: str, rank: int) -> tuple[int, ...]:
     found = n.attr(name) or (1,) * rank
-    if len(found) != rank:
-        raise FileError(f"{n.label}: {len(found)} {name} for {rank} axes", code="F315")
+    if len(found) != rank or not all(0 < v <= FAR for v in found):
+        raise FileError(f"{n.label}: {name} {list(found)} for {rank} axes", code="F315")
     return tuple(found)
 
 
@@ -92,8 +93,8 @@ def causal_conv_with_state(n: NodeView) -> Any:
 
 def _pool_options(n: NodeView) -> dict[str, Any]:
     kernel = n.attr("kernel_shape")
-    if kernel is None:
-        raise FileError(f"{n.label} has no kernel_shape", code="F315")
+    if kernel is None or not all(0 < k <= FAR for k in kernel):
+        raise FileError(f"{n.label}: kernel_shape is {kernel}", code="F315")
     rank = len(kernel)
     return {
         "kernel_size": tuple(kernel),
