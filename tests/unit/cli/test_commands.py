@@ -199,7 +199,7 @@ def test_explain(capsys: pytest.CaptureFixture[str], layer: str, tmp_path: Path)
     assert picture.read_text().startswith("<svg")
 
 
-# ------------------------------------------------------------------------------------------------------ cache and others
+# ----------------------------------------------------------------------------------------------------- cache and others
 
 
 def test_cache_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path, layer: str) -> None:
