@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
+from strata.cache import default_store, digest
 from strata.core import Target
 from strata.errors import CompileError
 
@@ -80,6 +83,68 @@ def load(object_code: bytes, names: Sequence[str], key: str = "") -> Code:
 
 def compile_and_load(text: str, names: Sequence[str], target: Target | None = None, *, level: int = 2) -> Code:
     return load(compile_text(text, target or Target.host(), level=level), names)
+
+
+# ------------------------------------------------------------------------------------------------------------- the store
+
+_record: ContextVar[dict[str, bytes] | None] = ContextVar("strata_code_record", default=None)
+_bundled: ContextVar[Mapping[str, bytes] | None] = ContextVar("strata_bundled_code", default=None)
+
+
+def stored(key: str) -> bytes | None:
+    """Machine code by its key, from the bundle that is being loaded or from the store."""
+    entries = _bundled.get()
+    return entries[key] if entries is not None and key in entries else default_store().get(key)
+
+
+def made(key: str, make: Callable[[], bytes], about: Mapping[str, Any]) -> bytes:
+    """Make an entry once: other processes that want it meanwhile wait for it."""
+    store = default_store()
+    with store.making(key):
+        data = store.get(key)
+        if data is None:
+            data = make()
+            store.put(key, data, about)
+    return data
+
+
+def stored_text(text: str, names: Sequence[str], target: Target) -> Code:
+    """Code of a text that is fixed by our version, through the store."""
+    key = digest(text, target.key, VERSION)
+    data = stored(key)
+    if data is None:
+        data = made(key, lambda: compile_text(text, target), {"kind": "text", "target": target.key, "made by": VERSION})
+    code = load(data, names, key)
+    note(code)
+    return code
+
+
+def note(code: Code, head: bytes = b"") -> None:
+    """Tell a recording about code that is in use; `head` stands before it in its entry."""
+    record = _record.get()
+    if record is not None:
+        record[code.key] = head + code.object_code
+
+
+@contextmanager
+def recording() -> Iterator[dict[str, bytes]]:
+    """Collects the machine code that executables made inside use, by key."""
+    record: dict[str, bytes] = {}
+    token = _record.set(record)
+    try:
+        yield record
+    finally:
+        _record.reset(token)
+
+
+@contextmanager
+def bundled(entries: Mapping[str, bytes]) -> Iterator[None]:
+    """Machine code that executables made inside find before the store."""
+    token = _bundled.set(entries)
+    try:
+        yield
+    finally:
+        _bundled.reset(token)
 
 
 @cache

@@ -11,7 +11,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from strata.backends.llvm import jit
 from strata.backends.llvm.builder import Module
@@ -25,7 +24,7 @@ from strata.backends.llvm.conv_steps import (
 from strata.backends.llvm.emit import emit_kernel
 from strata.backends.llvm.matrix import MatrixPlan, emit_matrix, find_contraction, plan_matrix
 from strata.backends.llvm.overrides import NativeOp
-from strata.cache import default_store, digest
+from strata.cache import digest
 from strata.config import config
 from strata.core import Dim, Symbol, Target, parse_dim
 from strata.kernel import Kernel, show_kernel
@@ -83,9 +82,7 @@ def native_kernel(kernel: Kernel, target: Target, nodes: Sequence[Node] = ()) ->
             if len(_loaded) > CODE_LIMIT:
                 _loaded.popitem(last=False)
         _loaded.move_to_end(key)
-    if (record := _record.get()) is not None:
-        head = f"{found.loops.to_text()}\n".encode() if found.loops is not None else b""
-        record[found.code.key] = head + found.code.object_code
+    jit.note(found.code, f"{found.loops.to_text()}\n".encode() if found.loops is not None else b"")
     return found
 
 
@@ -98,7 +95,7 @@ def _compile(kernel: Kernel, target: Target, nodes: Sequence[Node]) -> NativeKer
         code = stored_code(f"conv {text}", names, lambda module: emit_convolution_kernel(module, convolution), target)
         return NativeKernel(code, None, convolution)
     key = code_key("loops", text, target)
-    payload = _stored(key)
+    payload = jit.stored(key)
     if payload is None:
         found = find_contraction(kernel)
         matrix = plan_matrix(found, kernel.name, target) if found is not None else None
@@ -114,7 +111,7 @@ def _compile(kernel: Kernel, target: Target, nodes: Sequence[Node]) -> NativeKer
             emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
             return f"{loops.to_text()}\n".encode() + jit.compile_text(module.text(), target)
 
-        payload = _made(key, make, {"kind": "kernel", "text": text[:4000], "target": target.key, "made by": jit.VERSION})
+        payload = jit.made(key, make, {"kind": "kernel", "text": text[:4000], "target": target.key, "made by": jit.VERSION})
     head, _, data = payload.partition(b"\n")
     return NativeKernel(jit.load(data, [kernel.name], key), Loops.from_text(head.decode()), None)
 
@@ -122,7 +119,8 @@ def _compile(kernel: Kernel, target: Target, nodes: Sequence[Node]) -> NativeKer
 def _convolution(kernel: Kernel, target: Target, nodes: Sequence[Node]) -> ConvPlan | None:
     """The kernel as a convolution, unless it is a plain product of matrices."""
     found = find_convolution(kernel, nodes)
-    if found is None or find_contraction(kernel) is not None:
+    matrix = find_contraction(kernel) if found is not None else None
+    if found is None or (matrix is not None and not matrix.batch):
         return None
     return plan_convolution_kernel(found, kernel.name, target)
 
@@ -130,7 +128,7 @@ def _convolution(kernel: Kernel, target: Target, nodes: Sequence[Node]) -> ConvP
 def stored_code(text: str, names: list[str], emit: Callable[[Module], object], target: Target) -> jit.Code:
     """Machine code from the disk store, or made and stored. `text` decides the code, with the target and our own version."""
     key = code_key(" ".join(names), text, target)
-    data = _stored(key)
+    data = jit.stored(key)
     if data is None:
 
         def make() -> bytes:
@@ -138,55 +136,13 @@ def stored_code(text: str, names: list[str], emit: Callable[[Module], object], t
             emit(module)
             return jit.compile_text(module.text(), target)
 
-        data = _made(key, make, {"kind": "kernel", "text": text[:4000], "target": target.key, "made by": jit.VERSION})
+        data = jit.made(key, make, {"kind": "kernel", "text": text[:4000], "target": target.key, "made by": jit.VERSION})
     return jit.load(data, names, key)
 
 
 def code_key(kind: str, text: str, target: Target) -> str:
     """The key of machine code in the store."""
     return digest(text, kind, target.key, jit.VERSION, generator_version(), config().key_fields())
-
-
-def _stored(key: str) -> bytes | None:
-    bundled = _bundled.get()
-    return bundled[key] if bundled is not None and key in bundled else default_store().get(key)
-
-
-def _made(key: str, make: Callable[[], bytes], about: Mapping[str, Any]) -> bytes:
-    """Make an entry once: other processes that want it meanwhile wait for it."""
-    store = default_store()
-    with store.making(key):
-        data = store.get(key)
-        if data is None:
-            data = make()
-            store.put(key, data, about)
-    return data
-
-
-_record: ContextVar[dict[str, bytes] | None] = ContextVar("strata_code_record", default=None)
-_bundled: ContextVar[Mapping[str, bytes] | None] = ContextVar("strata_bundled_code", default=None)
-
-
-@contextmanager
-def recording() -> Iterator[dict[str, bytes]]:
-    """Collects the machine code that executables made inside use, by key."""
-    token = _record.set({})
-    try:
-        record = _record.get()
-        assert record is not None
-        yield record
-    finally:
-        _record.reset(token)
-
-
-@contextmanager
-def bundled(entries: Mapping[str, bytes]) -> Iterator[None]:
-    """Machine code that executables made inside find before the store."""
-    token = _bundled.set(entries)
-    try:
-        yield
-    finally:
-        _bundled.reset(token)
 
 
 @cache
@@ -217,7 +173,7 @@ done:
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 declare i64 @llvm.umin.i64(i64, i64)
 """
-    return jit.compile_and_load(text, ["copy"], target)
+    return jit.stored_text(text, ["copy"], target)
 
 
 @cache
@@ -241,6 +197,5 @@ def native_code_of(op: NativeOp, target: Target) -> jit.Code:
                 _native_loaded.popitem(last=False)
         _native_loaded.move_to_end(key)
         code = _native_loaded[key]
-    if (record := _record.get()) is not None:
-        record[code.key] = code.object_code
+    jit.note(code)
     return code

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from strata.backends.llvm import jit
 from strata.backends.llvm.threads import available_threads, clock_functions, wait_functions
-from strata.cache import default_store, digest
 from strata.core import Target
 
 # Offsets into the pool's memory; a cache line each, so that spinning readers do not disturb writers.
@@ -339,15 +338,10 @@ _EXPORTS: Final = ("pool_worker", "pool_parallel", "program_run", "program_enter
 
 @cache
 def native_code() -> jit.Code:
-    """The pool and the program walker, loaded once per process."""
-    target = Target.host()
+    """The pool and the program walker, loaded once per process; the same code for all processors of a kind."""
+    target = Target.named("neon" if Target.host().has("neon") else "baseline")
     text = f'target triple = "{target.triple}"\n{wait_functions()}{clock_functions()}{_TEXT}'
-    store, key = default_store(), digest(text, target.key, jit.VERSION)
-    data = store.get(key)
-    if data is None:
-        data = jit.compile_text(text, target)
-        store.put(key, data, {"kind": "pool", "target": target.key, "made by": jit.VERSION})
-    return jit.load(data, _EXPORTS)
+    return jit.stored_text(text, _EXPORTS, target)
 
 
 class Pool:
