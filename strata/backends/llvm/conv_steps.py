@@ -371,7 +371,9 @@ class _Places:
         width = int(found.out.shape[-1])  # type: ignore[arg-type]
         *outer, last = found.epilogue.stores[0].axes
         joined = divide_exactly(last.extent, width)
-        return cls(tuple(outer), None if joined is None else last, joined or 1, width)
+        if joined is None:
+            return cls(tuple(outer), None, 1, width)
+        return cls(tuple(outer), last, joined, width)
 
     @property
     def is_known(self) -> bool:
