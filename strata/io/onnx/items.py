@@ -59,8 +59,13 @@ def sizes(dims: Sequence[Dim] | np.ndarray, shape: tuple[int, ...] | None = None
     return settled(array)
 
 
-def settled(array: np.ndarray) -> Host | Sizes:
-    """An array of dims; a plain array once no symbol is left."""
+def settled(dims: Any) -> Host | Sizes:
+    """An array of dims, or one dim (NumPy hands out elements of object arrays bare); plain once no symbol is left."""
+    array = np.empty((), object)
+    if isinstance(dims, np.ndarray):
+        array = dims
+    else:
+        array[()] = dims
     if any(isinstance(d, SymExpr) for d in array.reshape(-1)):
         return Sizes(array)
     return Host(array.astype(np.int64))

@@ -1,0 +1,190 @@
+"""Reading ONNX models: symbolic sizes, guards, segments, functions, control flow, custom ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx", reason="ONNX models need the package onnx")
+
+from onnx import helper
+
+from strata import ops
+from strata.errors import DTypeError, ShapeError, UnknownNameError
+from strata.io.onnx import StrataBackend, load
+from tests.unit.io.onnx.models import BOOL, INT64, model, node, port
+
+
+@pytest.fixture(params=["cpu", "reference"])
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_one_graph_serves_every_size(device: str, rng: np.random.Generator) -> None:
+    w = rng.standard_normal((8, 16), dtype=np.float32)
+    proto = model(
+        [node("MatMul", ["x", "w"], ["h"]), node("Relu", ["h"], ["r"]), node("ReduceMean", ["r"], ["y"], keepdims=0, axes=[1])],
+        [port("x", ["batch", "length", 8])],
+        [port("y", ["batch", 16])],
+        opset=13,
+        initializers={"w": w},
+    )
+    m = load(proto, device=device)
+    assert [str(p) for p in m.inputs] == ["x: float32[batch, length, 8]"]
+    for shape in ((1, 3, 8), (4, 7, 8), (2, 1, 8)):
+        x = rng.standard_normal(shape, dtype=np.float32)
+        (y,) = m.run(x=x)
+        np.testing.assert_allclose(y, np.maximum(x @ w, 0).mean(1), rtol=1e-4, atol=1e-5)
+    assert len(m._plans) == 1
+
+
+def test_shape_arithmetic_stays_symbolic() -> None:
+    """[b, s, 12] → [b, s, 3, 4] through Shape, Gather, Unsqueeze and Concat, as exporters write it."""
+    proto = model(
+        [
+            node("Shape", ["x"], ["shape"]),
+            node("Gather", ["shape", "zero"], ["b"], axis=0),
+            node("Gather", ["shape", "one"], ["s"], axis=0),
+            node("Unsqueeze", ["b", "axes"], ["b1"]),
+            node("Unsqueeze", ["s", "axes"], ["s1"]),
+            node("Concat", ["b1", "s1", "rest"], ["new"], axis=0),
+            node("Reshape", ["x", "new"], ["y"]),
+        ],
+        [port("x", ["b", "s", 12])],
+        [port("y", None)],
+        initializers={
+            "zero": np.array(0), "one": np.array(1), "axes": np.array([0]), "rest": np.array([3, 4]),
+        },
+    )  # fmt: skip
+    (result,) = load(proto, device="reference").graph().results
+    assert str(result.type) == "f32[b, s, 3, 4]"
+
+
+def test_a_branch_on_a_size_is_guarded(device: str) -> None:
+    """Squeeze without axes depends on which sizes are 1: each case gets a plan of its own."""
+    proto = model([node("Squeeze", ["x"], ["y"])], [port("x", ["n", 4])], [port("y", None)])
+    m = load(proto, device=device)
+    for n, shape in ((3, (3, 4)), (1, (4,)), (5, (5, 4))):
+        x = np.arange(n * 4, dtype=np.float32).reshape(n, 4)
+        assert m.run(x=x)[0].shape == shape
+        np.testing.assert_array_equal(m.run(x=x)[0].reshape(-1), x.reshape(-1))
+
+
+def test_an_input_that_decides_a_branch(device: str) -> None:
+    """Branches of different rank cannot be one op: the value of the flag chooses the plan."""
+    then = helper.make_graph([node("ReduceSum", ["x"], ["a"], keepdims=0)], "then", [], [port("a", None)])
+    other = helper.make_graph([node("Neg", ["x"], ["b"])], "else", [], [port("b", None)])
+    proto = model(
+        [node("If", ["flag"], ["y"], then_branch=then, else_branch=other)],
+        [port("x", ["n"]), port("flag", [], BOOL)],
+        [port("y", None)],
+    )
+    m = load(proto, device=device)
+    x = np.arange(3, dtype=np.float32)
+    for _ in range(2):
+        np.testing.assert_array_equal(m.run(x=x, flag=np.array(True))[0], np.float32(3))
+        np.testing.assert_array_equal(m.run(x=x, flag=np.array(False))[0], -x)
+
+
+def test_shapes_that_depend_on_data(device: str) -> None:
+    """NonZero splits the model: what is before and after it is compiled."""
+    proto = model(
+        [
+            node("Mul", ["x", "two"], ["d"]),
+            node("NonZero", ["d"], ["at"]),
+            node("Transpose", ["at"], ["rows"], perm=[1, 0]),
+            node("GatherND", ["d", "rows"], ["picked"]),
+            node("Add", ["picked", "two"], ["y"]),
+        ],
+        [port("x", ["n"])],
+        [port("y", None)],
+        initializers={"two": np.array(2, np.float32)},
+    )
+    m = load(proto, device=device)
+    for x in ([0, 1, 0, 3], [0, 0], [5, 6, 7]):
+        data = np.array(x, np.float32)
+        np.testing.assert_array_equal(m.run(x=data)[0], 2 * data[data != 0] + 2)
+
+
+@pytest.mark.parametrize("trip", [0, 3, 20])
+def test_loops(trip: int, device: str) -> None:
+    """Short loops are written out, long ones are an op; both give the last state and all rows."""
+    body = helper.make_graph(
+        [
+            node("Cast", ["i"], ["i_f"], to=1),
+            node("Add", ["v", "i_f"], ["v2"]),
+            node("Identity", ["c"], ["c2"]),
+            node("Mul", ["v2", "v2"], ["row"]),
+        ],
+        "body",
+        [port("i", [], INT64), port("c", [], BOOL), port("v", [2])],
+        [port("c2", [], BOOL), port("v2", [2]), port("row", [2])],
+    )
+    proto = model(
+        [node("Loop", ["trip", "", "x"], ["last", "rows"], body=body)],
+        [port("x", [2])],
+        [port("last", [2]), port("rows", None)],
+        initializers={"trip": np.array(trip)},
+    )
+    x = np.array([1, 2], np.float32)
+    last, rows = load(proto, device=device).run(x=x)
+    want = [x + sum(range(i + 1)) for i in range(trip)]
+    np.testing.assert_array_equal(last, want[-1] if want else x)
+    np.testing.assert_array_equal(rows, np.array([w * w for w in want], np.float32).reshape(trip, 2))
+
+
+def test_functions_of_the_model(device: str) -> None:
+    own = helper.make_function(
+        "own", "Scale", ["x"], ["y"],
+        [node("Constant", [], ["k"]), node("Mul", ["x", "k"], ["y"])], [helper.make_opsetid("", 21)], ["factor"],
+    )  # fmt: skip
+    reference = own.node[0].attribute.add()
+    reference.name, reference.ref_attr_name, reference.type = "value_float", "factor", 1
+    proto = model(
+        [node("Scale", ["x"], ["y"], domain="own", factor=3.0)], [port("x", [2])], [port("y", [2])],
+        functions=[own], domains=["own"],
+    )  # fmt: skip
+    np.testing.assert_array_equal(load(proto, device=device).run(x=np.array([1, 2], np.float32))[0], [3, 6])
+
+
+def test_unknown_ops_are_listed_at_once() -> None:
+    proto = model(
+        [node("Foo", ["x"], ["a"], domain="own"), node("Bar", ["a"], ["b"], domain="own"), node("Foo", ["b"], ["y"], domain="own")],
+        [port("x", [2])], [port("y", [2])], domains=["own"],
+    )  # fmt: skip
+    with pytest.raises(UnknownNameError, match=r"2 ops .*own\.Bar \(b\); own\.Foo \(a, y\)"):
+        load(proto)
+
+
+def test_custom_ops() -> None:
+    proto = model([node("Foo", ["x"], ["y"], domain="own", k=2.0)], [port("x", ["n"])], [port("y", ["n"])], domains=["own"])
+    m = load(proto, custom_ops={"own::Foo": lambda n: ops.exp(n[0]) * n.attr("k")})
+    x = np.array([0, 1], np.float32)
+    np.testing.assert_allclose(m.run(x=x)[0], 2 * np.exp(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("feeds", "error", "words"),
+    [
+        ({}, UnknownNameError, "input x: float32.* is missing"),
+        ({"z": np.zeros(2, np.float32)}, UnknownNameError, "no input 'z'"),
+        ({"x": np.zeros(2, np.float64)}, DTypeError, "float64"),
+        ({"x": np.zeros((2, 2), np.float32)}, ShapeError, r"\[2, 2\]"),
+    ],
+)
+def test_wrong_inputs(feeds: dict[str, Any], error: type[Exception], words: str) -> None:
+    m = load(model([node("Neg", ["x"], ["y"])], [port("x", ["n"])], [port("y", ["n"])]), device="reference")
+    with pytest.raises(error, match=words):
+        m.run(feeds)
+
+
+def test_backend_interface() -> None:
+    assert StrataBackend.supports_device("CPU")
+    assert not StrataBackend.supports_device("CUDA")
+    x = np.array([-1, 2], np.float32)
+    np.testing.assert_array_equal(StrataBackend.run_node(node("Relu", ["x"], ["y"]), [x])[0], [0, 2])
+    proto = model([node("Neg", ["x"], ["y"])], [port("x", [2])], [port("y", [2])])
+    np.testing.assert_array_equal(StrataBackend.run_model(proto, [x])[0], -x)
+    np.testing.assert_array_equal(StrataBackend.prepare(proto).run({"x": x})[0], -x)
