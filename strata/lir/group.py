@@ -514,6 +514,7 @@ class _KernelOf:
         """Values whose reduction would run more than once per row here."""
         wrong: dict[Value, str] = {}
         own = set(self.group.roots)
+        products = {v for n in self.group.nodes if traits(n).contracts for v in n.outputs}
         for axes, value, root in self.stores:
             prefixes = [frozenset(axes[:n]) for n in range(len(axes) + 1)]
             for e in postorder([value]):
@@ -522,6 +523,9 @@ class _KernelOf:
                     wrong[self.makers[e]] = "its reader does not read it in order"
                     continue
                 if not isinstance(e, (Reduce, Scan)) or self.makers.get(e) == root:
+                    continue
+                if products and self.makers[e] not in products:
+                    wrong[self.makers[e]] = "its reader is a contraction"
                     continue
                 sized = frozenset(a for a in e.free if a.extent != 1)
                 unit = frozenset(a for a in axes if isinstance(a, Axis) and a.extent == 1)

@@ -2,7 +2,8 @@
 
 Every value keeps the form it was made in; the other form is made where a reader asks for it. A convolution reads and
 gives channels last; ops that do not care about the order of axes (element-wise ops, pools, concatenation, slices, padding,
-reductions, resizing) follow their inputs. Weights are transposed where they are parameters: once.
+reductions, resizing) follow their inputs. Weights are transposed where they are parameters: once. Compositions that
+hide such ops are taken apart first.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from strata.core import Dim, dim_prod
 from strata.mir import Graph, Node, Value, as_tuple, origin_of, toposort
 from strata.ops import ConvLast, broadcast_to, reshape, to_first, to_last, transpose, weight_to_last
 from strata.passes.base import Pass, PassContext, register, with_results
+from strata.passes.decompose import Decompose
 
 KEPT = "pool_prod+pool_sum+resize_axis+resize_nearest_2x"  # compositions that lose their axes when taken apart
 MOST_TAPS = 128  # kernels with more are gradients of weights, or filters: another algorithm's business
@@ -29,12 +31,14 @@ class ChannelsLast(Pass):
     name: ClassVar[str] = "layout"
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
-        if not ctx.claimed(ConvLast.name):
+        if not ctx.claimed(ConvLast.name) or not any(n.op.name.startswith("conv") for n in graph.nodes()):
             return graph
+        given = graph
+        graph = Decompose(KEPT).run(graph, ctx)
         order = toposort(graph.results)
         wanted = {id(n) for n in order if n.op.name == "conv" and _is_served(n)}
         if not any(id(n) in wanted and not _is_matrix_product(n) for n in order):
-            return graph
+            return given
         maker = _Layouts(wanted)
         for node in order:
             with origin_of(node, made_by=self.name):

@@ -16,7 +16,7 @@ from strata.passes.fuse_matmul import FuseMatMulBiasAct
 from strata.passes.fuse_norm_reshape import FuseRmsNormReshape
 from strata.passes.fuse_residual import FuseResidualLN, FuseResidualRmsNorm
 from strata.passes.fuse_swiglu import FuseSwiGLU, FuseSwiGLUDualMatmul
-from strata.passes.layout import KEPT, ChannelsLast
+from strata.passes.layout import ChannelsLast
 from strata.passes.precision import Precision
 from strata.passes.regions import MAX_INPUTS, MAX_STEPS, MarkElementwiseRegions, UnfuseElementwiseRegions
 from strata.passes.share_matmul import ShareMatMul
@@ -68,7 +68,7 @@ def default_passes(ctx: PassContext | None = None, choices: PassChoices | None =
     if chosen.precision not in (None, "f32"):
         passes.append(Precision(chosen.precision))
     if ctx is not None and ctx.claimed("conv_last"):
-        passes += [Decompose(KEPT), Simplify(), ChannelsLast()]
+        passes.append(ChannelsLast())
     passes += [Decompose(), Simplify()]
     if chosen.fusion:
         passes.append(ShareMatMul())
