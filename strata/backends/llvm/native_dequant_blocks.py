@@ -1,4 +1,4 @@
-"""GGUF blocks in registers: 32 elements at a time as bytes, with what they are multiplied by and what is added."""
+"""GGUF blocks in registers: 32 elements at a time as two vectors of 16-bit numbers, and what scales them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Final
 
 from strata.backends.llvm.builder import Function, constant
 
-FLOATS, WORDS, SHORTS, BYTES, HALF = "<8 x float>", "<8 x i32>", "<16 x i16>", "<32 x i8>", "<16 x i8>"
+FLOATS, WORDS, SHORTS, BYTES = "<8 x float>", "<8 x i32>", "<16 x i16>", "<16 x i8>"
+Halves = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Group:
-    """32 elements: quants · factors · scale + least, all but the quants in every lane of a vector."""
+    """32 elements, quants · scale + least. Scale and least are in every lane of a vector <8 x float>."""
 
-    quants: str  # <32 x i8>
-    scale: str  # <8 x float>
-    least: str = ""  # <8 x float>, what is added to every element
-    is_signed: bool = False
-    factors: str = ""  # <16 x i16>: whole factors of the first and the second 16
+    quants: Halves  # <16 x i16> each: the first 16 elements, and the others
+    scale: str
+    least: str = ""
+    second_scale: str = ""  # of the second 16 elements, where it differs
 
 
 @dataclass
@@ -41,32 +41,27 @@ class Format:
     has_least: bool = True
 
 
-def f16_at(f: Function, base: str, offset: int) -> str:
+def _f16(f: Function, base: str, offset: int) -> str:
     """The f16 at a byte offset, as a float in every lane."""
     half = f.load("half", f.address("i8", base, offset), 1)
     return f.splat(FLOATS, f.convert("fpext", "half", half, "float"))
 
 
-def _bytes(f: Function, base: str, offset: int, type_: str = BYTES) -> str:
-    return f.load(type_, f.address("i8", base, offset), 1)
+def _wide(f: Function, base: str, offset: int, extend: str = "zext") -> str:
+    """16 bytes as 16-bit numbers."""
+    return f.convert(extend, BYTES, f.load(BYTES, f.address("i8", base, offset), 1), SHORTS)
 
 
-def _both_halves(f: Function, base: str, offset: int) -> str:
-    """16 bytes as 32 numbers: low halves, then high halves."""
-    packed = _bytes(f, base, offset, HALF)
-    high = f.binary("lshr", HALF, packed, constant(HALF, 4))
-    both = f.shuffle(HALF, packed, high, range(32))
-    return f.binary("and", BYTES, both, constant(BYTES, 15))
+def _and(f: Function, x: str, mask: int) -> str:
+    return f.binary("and", SHORTS, x, constant(SHORTS, mask))
+
+
+def _right(f: Function, x: str, count: int) -> str:
+    return f.binary("lshr", SHORTS, x, constant(SHORTS, count)) if count else x
 
 
 def _scaled(f: Function, x: str, factor: float) -> str:
     return f.binary("fmul", FLOATS, x, constant(FLOATS, factor))
-
-
-def _with_bits(f: Function, quants: str, bits: str) -> str:
-    """Quants with a fifth bit where the mask <32 x i1> says so."""
-    added = f.select(BYTES, bits, constant(BYTES, 16), "zeroinitializer")
-    return f.binary("or", BYTES, quants, added)
 
 
 # ------------------------------------------------------------------------------------------------ blocks of 32 elements
@@ -76,32 +71,44 @@ def _plain_head(f: Function, at: str) -> Head:
     return Head(at)
 
 
+def _nibbles(f: Function, base: str, offset: int) -> Halves:
+    """Low halves of 16 bytes, and high halves."""
+    packed = _wide(f, base, offset)
+    return _and(f, packed, 15), _right(f, packed, 4)
+
+
+def _fifth_bits(f: Function, quants: Halves, base: str, offset: int) -> Halves:
+    """Quants with their fifth bits, which lie together in 4 bytes."""
+    made = []
+    for i, part in enumerate(quants):
+        word = f.load("i16", f.address("i8", base, offset + 2 * i), 1)
+        bits = f.convert("bitcast", "i16", word, "<16 x i1>")
+        added = f.select(SHORTS, bits, constant(SHORTS, 16), "zeroinitializer")
+        made.append(f.binary("or", SHORTS, part, added))
+    return made[0], made[1]
+
+
 def _q4_0(f: Function, head: Head, _: int) -> Group:
-    d = f16_at(f, head.at, 0)
-    return Group(_both_halves(f, head.at, 2), d, _scaled(f, d, -8.0))
+    d = _f16(f, head.at, 0)
+    return Group(_nibbles(f, head.at, 2), d, _scaled(f, d, -8.0))
 
 
 def _q4_1(f: Function, head: Head, _: int) -> Group:
-    return Group(_both_halves(f, head.at, 4), f16_at(f, head.at, 0), f16_at(f, head.at, 2))
-
-
-def _fifth(f: Function, base: str, offset: int) -> str:
-    word = f.load("i32", f.address("i8", base, offset), 1)
-    return f.convert("bitcast", "i32", word, "<32 x i1>")
+    return Group(_nibbles(f, head.at, 4), _f16(f, head.at, 0), _f16(f, head.at, 2))
 
 
 def _q5_0(f: Function, head: Head, _: int) -> Group:
-    d = f16_at(f, head.at, 0)
-    return Group(_with_bits(f, _both_halves(f, head.at, 6), _fifth(f, head.at, 2)), d, _scaled(f, d, -16.0))
+    d = _f16(f, head.at, 0)
+    return Group(_fifth_bits(f, _nibbles(f, head.at, 6), head.at, 2), d, _scaled(f, d, -16.0))
 
 
 def _q5_1(f: Function, head: Head, _: int) -> Group:
-    quants = _with_bits(f, _both_halves(f, head.at, 8), _fifth(f, head.at, 4))
-    return Group(quants, f16_at(f, head.at, 0), f16_at(f, head.at, 2))
+    quants = _fifth_bits(f, _nibbles(f, head.at, 8), head.at, 4)
+    return Group(quants, _f16(f, head.at, 0), _f16(f, head.at, 2))
 
 
 def _q8_0(f: Function, head: Head, _: int) -> Group:
-    return Group(_bytes(f, head.at, 2), f16_at(f, head.at, 0), is_signed=True)
+    return Group((_wide(f, head.at, 2, "sext"), _wide(f, head.at, 18, "sext")), _f16(f, head.at, 0))
 
 
 # ----------------------------------------------------------------------------------------------- blocks of 256 elements
@@ -115,7 +122,7 @@ def _lane(f: Function, vector: str, lane: int) -> str:
 def _six_bits(f: Function, at: str) -> Head:
     """Eight scales and eight least values of a Q4_K or Q5_K block, as floats."""
     part = "<4 x i8>"
-    a, b, c = (_bytes(f, at, 4 + 4 * i, part) for i in range(3))
+    a, b, c = (f.load(part, f.address("i8", at, 4 + 4 * i), 1) for i in range(3))
 
     def low(x: str) -> str:
         return f.binary("and", part, x, constant(part, 63))
@@ -129,17 +136,16 @@ def _six_bits(f: Function, at: str) -> Head:
         wide = f.convert("sitofp", WORDS, f.convert("zext", "<8 x i8>", both, WORDS), FLOATS)
         return f.binary("fmul", FLOATS, wide, factor)
 
-    scales = floats(low(a), top(a, f.binary("and", part, c, constant(part, 15))), f16_at(f, at, 0))
-    least = floats(low(b), top(b, f.binary("lshr", part, c, constant(part, 4))), _scaled(f, f16_at(f, at, 2), -1.0))
+    scales = floats(low(a), top(a, f.binary("and", part, c, constant(part, 15))), _f16(f, at, 0))
+    least = floats(low(b), top(b, f.binary("lshr", part, c, constant(part, 4))), _scaled(f, _f16(f, at, 2), -1.0))
     return Head(at, {"scales": scales, "least": least})
 
 
-def _four_bits(f: Function, head: Head, j: int, offset: int) -> str:
+def _four_bits(f: Function, head: Head, j: int, offset: int) -> Halves:
     """Sub-block j: the low or high halves of 32 bytes."""
-    packed = _bytes(f, head.at, offset + 32 * (j // 2))
-    if j % 2:
-        packed = f.binary("lshr", BYTES, packed, constant(BYTES, 4))
-    return f.binary("and", BYTES, packed, constant(BYTES, 15))
+    packed = [_wide(f, head.at, offset + 32 * (j // 2) + 16 * i) for i in range(2)]
+    first, second = (_right(f, p, 4) if j % 2 else _and(f, p, 15) for p in packed)
+    return first, second
 
 
 def _q4k(f: Function, head: Head, j: int) -> Group:
@@ -147,32 +153,40 @@ def _q4k(f: Function, head: Head, j: int) -> Group:
 
 
 def _q5k(f: Function, head: Head, j: int) -> Group:
-    bit = f.binary("and", BYTES, _bytes(f, head.at, 16), constant(BYTES, 1 << j))
-    quants = _with_bits(f, _four_bits(f, head, j, 48), f.compare("ne", BYTES, bit, "zeroinitializer"))
-    return Group(quants, _lane(f, head.fields["scales"], j), _lane(f, head.fields["least"], j))
+    made = []
+    for i, part in enumerate(_four_bits(f, head, j, 48)):
+        high = _wide(f, head.at, 16 + 16 * i)
+        moved = _right(f, high, j - 4) if j >= 4 else f.binary("shl", SHORTS, high, constant(SHORTS, 4 - j))
+        made.append(f.binary("or", SHORTS, part, _and(f, moved, 16)))
+    return Group((made[0], made[1]), _lane(f, head.fields["scales"], j), _lane(f, head.fields["least"], j))
 
 
 def _q6_head(f: Function, at: str) -> Head:
-    scales = f.convert("sext", "<16 x i8>", _bytes(f, at, 192, HALF), SHORTS)
-    return Head(at, {"scales": scales, "d": f16_at(f, at, 208)})
+    d = _f16(f, at, 208)
+    fields = {}
+    for i in range(2):
+        raw = f.load("<8 x i8>", f.address("i8", at, 192 + 8 * i), 1)
+        wide = f.convert("sitofp", WORDS, f.convert("sext", "<8 x i8>", raw, WORDS), FLOATS)
+        fields[f"scales{i}"] = f.binary("fmul", FLOATS, wide, d)
+    return Head(at, fields)
 
 
 def _q6k(f: Function, head: Head, j: int) -> Group:
     """Group j = 4 · half + quarter: halves of 128 elements, quarters of 32."""
     half, quarter = divmod(j, 4)
-    packed = _bytes(f, head.at, 64 * half + 32 * (quarter % 2))
-    if quarter >= 2:
-        packed = f.binary("lshr", BYTES, packed, constant(BYTES, 4))
-    low = f.binary("and", BYTES, packed, constant(BYTES, 15))
-    high = _bytes(f, head.at, 128 + 32 * half)
-    pair = f.binary("and", BYTES, high, constant(BYTES, 3 << (2 * quarter)))
-    shift = 4 - 2 * quarter
-    if shift:
-        pair = f.binary("shl" if shift > 0 else "lshr", BYTES, pair, constant(BYTES, abs(shift)))
-    quants = f.binary("sub", BYTES, f.binary("or", BYTES, low, pair), constant(BYTES, 32))
-    first = 8 * half + 2 * quarter
-    factors = f.shuffle(SHORTS, head.fields["scales"], "poison", [first] * 8 + [first + 1] * 8)
-    return Group(quants, head.fields["d"], is_signed=True, factors=factors)
+    made = []
+    for i in range(2):
+        packed = _wide(f, head.at, 64 * half + 32 * (quarter % 2) + 16 * i)
+        low = _right(f, packed, 4) if quarter >= 2 else _and(f, packed, 15)
+        pair = _and(f, _wide(f, head.at, 128 + 32 * half + 16 * i), 3 << (2 * quarter))
+        shift = 4 - 2 * quarter
+        if shift > 0:
+            pair = f.binary("shl", SHORTS, pair, constant(SHORTS, shift))
+        pair = _right(f, pair, -shift) if shift < 0 else pair
+        made.append(f.binary("sub", SHORTS, f.binary("or", SHORTS, low, pair), constant(SHORTS, 32)))
+    scales = head.fields[f"scales{half}"]
+    first, second = _lane(f, scales, 2 * quarter), _lane(f, scales, 2 * quarter + 1)
+    return Group((made[0], made[1]), first, second_scale=second)
 
 
 FORMATS: Final = {
