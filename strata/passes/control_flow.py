@@ -53,7 +53,7 @@ class LowerControlFlow(Pass):
                     else f"up to {op.max_iterations} steps, the limit is {self.unroll}"
                 )
                 raise CompileError(
-                    f"while: cannot be unrolled: it has {bound}", code="C120", place=value.node.origin.place,
+                    f"while: cannot be unrolled: it has {bound}", code="C150", place=value.node.origin.place,
                     fix="while_loop(cond, body, init, max_iter=N)",
                 )  # fmt: skip
         return None

@@ -127,7 +127,7 @@ def legalize(graph: Graph, backend: Backend, options: CompileOptions) -> None:
         return
     kinds = ", ".join(dict.fromkeys(o.op for o in found))
     raise CompileError(
-        f"{backend.name} cannot run {len(found)} of the ops of {graph.name!r}: {kinds}", code="C130",
+        f"{backend.name} cannot run {len(found)} of the ops of {graph.name!r}: {kinds}", code="C151",
         place=found[0].place, operands=[str(o) for o in found],
     )  # fmt: skip
 

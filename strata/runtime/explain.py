@@ -120,7 +120,7 @@ def assert_fused(program: Graph | CompileResult | Lir, *ops: str, device: str = 
     lir = _planned(program, device)
     for name in ops:
         if name not in REGISTRY:
-            raise CompileError(f"assert_fused: no op is named {name!r}{near(name, REGISTRY)}", code="C141")
+            raise CompileError(f"assert_fused: no op is named {name!r}{near(name, REGISTRY)}", code="C153")
     wanted = Counter(ops)
     homes = [s for s in lir.schedule if not wanted - Counter(n.op.name for n in s.nodes)]
     if homes:
@@ -129,7 +129,7 @@ def assert_fused(program: Graph | CompileResult | Lir, *ops: str, device: str = 
     absent = [name for name in ops if name not in present]
     if absent:
         message = f"assert_fused: no step computes {absent[0]}; there are {', '.join(sorted(present))}"
-        raise CompileError(message, code="C141")
+        raise CompileError(message, code="C153")
     reasons = [
         f"{c.producer.op.name} → {c.consumer.op.name}: {c.reason}"
         for c in lir.cuts
@@ -139,7 +139,7 @@ def assert_fused(program: Graph | CompileResult | Lir, *ops: str, device: str = 
         f"{name} is in {', '.join(_homes(lir, name))}"
         for name in wanted
     ]
-    raise CompileError(f"no kernel computes {' and '.join(ops)} together", code="C141", operands=[*where, *reasons])
+    raise CompileError(f"no kernel computes {' and '.join(ops)} together", code="C153", operands=[*where, *reasons])
 
 
 def _homes(lir: Lir, name: str) -> list[str]:

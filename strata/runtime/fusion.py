@@ -106,7 +106,7 @@ class FusionReport:
         """Raise unless nothing was missed."""
         if self.missed:
             raise CompileError(
-                f"{len(self.missed)} fusions were missed", code="C140", place=self.missed[0].place,
+                f"{len(self.missed)} fusions were missed", code="C152", place=self.missed[0].place,
                 operands=[str(m) for m in self.missed],
             )  # fmt: skip
 

@@ -113,7 +113,7 @@ class CompilePipeline:
         """A graph from a graph or an HIR module."""
         if isinstance(program, (Lir, CompileResult)):
             raise TraceError(
-                f"{type(program).__name__} is planned already: compile the graph it was made from", code="T204"
+                f"{type(program).__name__} is planned already: compile the graph it was made from", code="T230"
             )
         graph: Graph = program if isinstance(program, Graph) else program.lower()
         return graph.bind(self.options.dim_binding) if self.options.dim_binding else graph
