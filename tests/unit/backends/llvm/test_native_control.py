@@ -1,0 +1,151 @@
+"""Loops and branches as native programs: against loops in Python, nested, reversed, empty, with symbolic sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata.core import f32, sym
+from strata.errors import RunError
+from strata.mir import METHODS, Graph
+from strata.ops.branching import cond
+from strata.ops.looping import scan, while_loop
+from strata.runtime import Session
+
+
+def _draw(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _cell(weight: Any) -> Any:
+    def body(h: Any, x: Any) -> Any:
+        h = METHODS["tanh"](METHODS["matmul"](h, weight) + x)
+        return h, h * 2.0
+
+    return body
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("steps", [0, 1, 2, 9])
+def test_recurrent_cell(native: Any, steps: int, reverse: bool) -> None:
+    h, w, xs = _draw(4, 30), _draw(30, 30) / 6, _draw(steps, 4, 30)
+    last, ys = native(lambda a, b, c: scan(_cell(b), a, c, reverse=reverse), h, w, xs)
+    want, state = np.zeros((steps, 4, 30), np.float32), h
+    for t in reversed(range(steps)) if reverse else range(steps):
+        state = np.tanh(state @ w + xs[t])
+        want[t] = state * 2
+    np.testing.assert_allclose(last, state, atol=1e-5)
+    np.testing.assert_allclose(ys, want, atol=1e-5)
+
+
+def test_symbolic_steps_and_batch(native: Any) -> None:
+    t, b = sym("t"), sym("b")
+    for steps, batch in ((1, 1), (6, 3)):
+        h, w, xs = _draw(batch, 8), _draw(8, 8) / 3, _draw(steps, batch, 8)
+        shapes = [(b, 8), (8, 8), (t, b, 8)]
+        last, _ = native(lambda x, y, z: scan(_cell(y), x, z), h, w, xs, shapes=shapes, threads=(2,))
+        for row in xs:
+            h = np.tanh(h @ w + row)
+        np.testing.assert_allclose(last, h, atol=1e-5)
+
+
+def test_results_that_are_inputs_constants_or_twice_the_same(native: Any) -> None:
+    def body(carry: Any, x: Any) -> Any:
+        a, b = carry
+        total = a + x
+        return (b, total), (x, total, total, METHODS["ones_like"](x), a)
+
+    a, b, xs = _draw(3), _draw(3, seed=1), _draw(5, 3, seed=2)
+
+    def flat(x: Any, y: Any, z: Any) -> list[Any]:
+        carries, outs = scan(body, (x, y), z)
+        return [*carries, *outs]
+
+    got = native(flat, a, b, xs)
+    want: list[list[np.ndarray]] = [[] for _ in range(5)]
+    for x in xs:
+        total = a + x
+        for row, value in zip(want, (x, total, total, np.ones(3), a), strict=True):
+            row.append(value)
+        a, b = b, total
+    for array, expected in zip(got, (a, b, *map(np.array, want)), strict=True):
+        np.testing.assert_allclose(array, expected, atol=1e-6)
+
+
+def test_what_does_not_change_is_computed_once() -> None:
+    """The packed weight, and what is computed from constants of the loop alone, belong to the program that runs once."""
+    from strata.backends.llvm.body import make_body
+    from strata.core import Target
+
+    graph = Graph("body")
+    h, w = graph.input("h", f32[4, 32]), graph.input("w", f32[32, 32])
+    graph.outputs(METHODS["matmul"](h, METHODS["exp"](w)))
+    bound = make_body(graph, (1,), Target.host()).bind_body({}, 0)
+    assert (bound.once.count, bound.steady.count) == (2, 1)
+
+
+def test_loops_in_loops_and_branches(native: Any) -> None:
+    def inner(total: Any, y: Any) -> Any:
+        total = cond(METHODS["sum"](y) > 0.0, lambda: total + y, lambda: total - y * 0.5)
+        return total, total
+
+    xs = _draw(4, 6, 3)
+    zero = np.zeros(3, np.float32)
+    last, ys = native(lambda a, b: scan(lambda c, x: scan(inner, c, x), a, b), zero, xs)
+    state, want = zero, []
+    for y in xs.reshape(-1, 3):
+        state = state + y if y.sum() > 0 else state - y * np.float32(0.5)
+        want.append(state)
+    np.testing.assert_allclose(last, state, atol=1e-5)
+    np.testing.assert_allclose(ys.reshape(-1, 3), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("limit", [None, 0, 3, 100])
+def test_while(native: Any, limit: int | None) -> None:
+    def step(state: Any) -> Any:
+        x, n = state
+        return x * 1.5, n + 1.0
+
+    x, n = np.float32([1, 2, 3]), np.float32(0)
+    got = native(lambda a, b: while_loop(lambda s: METHODS["sum"](s[0]) < 50.0, step, (a, b), max_iter=limit), x, n)
+    while x.sum() < 50 and (limit is None or n < limit):
+        x, n = x * np.float32(1.5), n + 1
+    np.testing.assert_allclose(got[0], x, rtol=1e-6)
+    assert got[1] == n
+
+
+def test_branches(native: Any) -> None:
+    def choose(test: Any, x: Any) -> Any:
+        return cond(test, lambda: (x * 2.0, x), lambda: (METHODS["sort"](x), METHODS["zeros_like"](x)))
+
+    x = _draw(40)
+    for test, want in ((True, (x * 2, x)), (False, (np.sort(x), 0 * x))):
+        got = native(choose, np.array(test), x)
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_failure_inside_a_loop_ends_it(native: Any) -> None:
+    def body(a: Any, _: Any) -> Any:
+        return METHODS["inv"](a) * 0.0, METHODS["sum"](a)
+
+    with pytest.raises(RunError, match="solve: the matrix is singular, pivot 0 is 0"):
+        native(lambda a: scan(body, a, None, length=1000), np.eye(3, dtype=np.float32))
+
+
+def test_derivative_of_a_loop(native: Any) -> None:
+    h, w, xs = _draw(2, 5), _draw(5, 5) / 3, _draw(7, 2, 5)
+    graph = Graph("g")
+    a, b, c = graph.input("a", f32[2, 5]), graph.input("b", f32[5, 5]), graph.input("c", f32[7, 2, 5])
+    from strata.mir import evaluate, pullback
+
+    last, ys = scan(_cell(b), a, c)
+    loss = METHODS["sum"](ys) + METHODS["sum"](last)
+    (grad,) = pullback([loss], [METHODS["ones_like"](loss)], [b])
+    graph.outputs(grad)
+    compiled = Session("cpu").compile(graph)
+    assert not compiled.host_steps
+    feeds = {"a": h, "b": w, "c": xs}
+    np.testing.assert_allclose(compiled.run(feeds)[0], evaluate(graph, feeds)[0], rtol=1e-3, atol=1e-4)

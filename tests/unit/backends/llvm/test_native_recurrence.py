@@ -1,0 +1,67 @@
+"""Recurrences along an axis: rows side by side, gathered, alone; ends that do not fill a vector."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strata.ops  # noqa: F401 - registers the ops
+from strata.core import sym
+from strata.mir import METHODS
+
+SHAPES = [((7, 5), 0), ((100, 70), 0), ((100, 70), 1), ((3, 50, 17), 1), ((2, 9, 130), 1), ((40, 33), 1), ((5, 1000), 1)]
+
+
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_linear_recurrence(native: Any, shape: tuple[int, ...], axis: int, dtype: Any, reverse: bool) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.uniform(-0.9, 0.9, shape).astype(dtype) for _ in range(2))
+    (got,) = native(lambda x, y: METHODS["linear_recurrence"](x, y, axis, reverse=reverse), a, b)
+    wide = np.complex128 if np.dtype(dtype).kind == "c" else np.float64
+    factors, terms = (np.moveaxis(v.astype(wide), axis, 0) for v in (a, b))
+    state, want = np.zeros(terms.shape[1:], wide), np.zeros_like(terms)
+    for i in reversed(range(len(terms))) if reverse else range(len(terms)):
+        want[i] = state = factors[i] * state + terms[i]
+    np.testing.assert_allclose(got, np.moveaxis(want, 0, axis).astype(dtype), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, np.uint8])
+@pytest.mark.parametrize("name", ["cummax", "cummin"])
+def test_running_extremum(native: Any, shape: tuple[int, ...], axis: int, dtype: Any, name: str) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.integers(0, 50, shape).astype(dtype)
+    if np.dtype(dtype).kind == "f":
+        x[rng.random(shape) < 0.01] = np.nan
+    values, ids = native(lambda v: METHODS[name](v, axis), x)
+    best = np.maximum if name == "cummax" else np.minimum
+    np.testing.assert_array_equal(values, best.accumulate(x, axis))
+    np.testing.assert_array_equal(np.take_along_axis(x, ids, axis), values)
+    np.testing.assert_array_equal(np.diff(ids, axis=axis) >= 0, True)
+
+
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_logcumsumexp(native: Any, shape: tuple[int, ...], axis: int, dtype: Any) -> None:
+    x = (np.random.default_rng(2).standard_normal(shape) * 30).astype(dtype)
+    (got,) = native(lambda v: METHODS["logcumsumexp"](v, axis), x)
+    np.testing.assert_allclose(got, np.logaddexp.accumulate(x.astype(np.float64), axis), rtol=2e-5, atol=2e-5)
+
+
+def test_symbolic_sizes(native: Any) -> None:
+    n, m = sym("n"), sym("m")
+    for shape in ((1, 1), (30, 200), (300, 3)):
+        x = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+        values, _ = native(lambda v: METHODS["cummax"](v, 0), x, shapes=[(n, m)], threads=(2,))
+        np.testing.assert_array_equal(values, np.maximum.accumulate(x, 0))
+
+
+def test_gcd(native: Any) -> None:
+    rng = np.random.default_rng(4)
+    for dtype in (np.int64, np.uint8, np.int32):
+        a, b = (rng.integers(0, 120, 999).astype(dtype) for _ in range(2))
+        np.testing.assert_array_equal(native(METHODS["gcd"], a, b)[0], np.gcd(a, b))

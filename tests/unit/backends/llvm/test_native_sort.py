@@ -1,0 +1,87 @@
+"""sort, argsort, topk and searchsorted on sizes that reach every way of sorting, in all kinds of types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import strata.ops  # noqa: F401 - registers the ops
+from strata.core import sym
+from strata.mir import METHODS
+
+TYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int8, np.uint16, np.int32, np.uint64, np.int64, np.bool_]
+SHAPES = [((5,), 0), ((40, 30), 1), ((3, 33), 1), ((20, 700), 1), ((2, 1500), 1), ((300, 40), 0), ((2, 70, 3), 1), ((1, 5000), 1)]
+
+
+def _draw(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    kind = np.dtype(dtype)
+    if kind.kind in "iub":
+        return rng.integers(0, 2 if kind.kind == "b" else 100, shape).astype(kind)
+    x = rng.standard_normal(shape).round(1)  # many ties
+    x[rng.random(shape) < 0.02] = np.nan
+    x[rng.random(shape) < 0.02] = -0.0
+    x[rng.random(shape) < 0.01] = np.inf
+    return x.astype(kind)
+
+
+def _order(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
+    x = x.astype(np.float64) if x.dtype.kind in "fV" else x
+    if not descending:
+        return np.argsort(x, axis, kind="stable")
+    return x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+def test_orders(native: Any, shape: tuple[int, ...], axis: int, dtype: Any, descending: bool) -> None:
+    x = _draw(shape, dtype)
+    order = _order(x, axis, descending)
+    (ids,) = native(lambda v: METHODS["argsort"](v, axis, descending=descending), x)
+    np.testing.assert_array_equal(ids, order)
+    (values,) = native(lambda v: METHODS["sort"](v, axis, descending=descending), x)
+    np.testing.assert_array_equal(values.astype(np.float64), np.take_along_axis(x, order, axis).astype(np.float64))
+
+
+@pytest.mark.parametrize(("shape", "k"), [((3, 5000), 7), ((2, 20000), 300), ((40, 64), 8), ((3, 100), 60), ((300,), 300)])
+@pytest.mark.parametrize("largest", [False, True])
+def test_topk(native: Any, shape: tuple[int, ...], k: int, largest: bool) -> None:
+    x = _draw(shape, np.float32)
+    order = np.take(_order(x, -1, largest), np.arange(k), -1)
+    values, ids = native(lambda v: METHODS["topk"](v, k, -1, largest=largest), x)
+    np.testing.assert_array_equal(ids, order)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, order, -1))
+
+
+def test_topk_of_columns(native: Any) -> None:
+    x = _draw((3000, 5), np.int32)
+    values, ids = native(lambda v: METHODS["topk"](v, 9, 0), x)
+    np.testing.assert_array_equal(ids, _order(x, 0, True)[:9])
+    np.testing.assert_array_equal(values, np.take_along_axis(x, ids, 0))
+
+
+def test_sorted_input_and_one_value(native: Any) -> None:
+    for x in (np.arange(4000, dtype=np.float32), np.full(4000, 3, np.float32), -np.arange(4000, dtype=np.int64)):
+        np.testing.assert_array_equal(native(METHODS["sort"], x)[0], np.sort(x))
+        np.testing.assert_array_equal(native(METHODS["argsort"], x)[0], np.argsort(x, kind="stable"))
+
+
+def test_symbolic_sizes(native: Any) -> None:
+    rows, n = sym("rows"), sym("n")
+    for shape in ((1, 3), (70, 50), (2, 3000)):
+        x = _draw(shape, np.float32)
+        (got,) = native(METHODS["argsort"], x, shapes=[(rows, n)], threads=(2,))
+        np.testing.assert_array_equal(got, _order(x, 1, False))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_searchsorted(native: Any, side: str) -> None:
+    rng = np.random.default_rng(1)
+    numbers = np.sort(rng.standard_normal(5000).astype(np.float32).round(2))
+    x = np.concatenate([rng.standard_normal(700).round(2), [np.inf, -np.inf, -0.0, 0.0]]).astype(np.float32)
+    (got,) = native(lambda a, b: METHODS["searchsorted"](a, b, side), numbers, x)
+    np.testing.assert_array_equal(got, np.searchsorted(numbers, x, side))
