@@ -1,6 +1,7 @@
 """Modules, optimisers, and what a training loop needs: plain pytrees over tensors."""
 
 from strata.nn import initial, optim
+from strata.nn.checkpoint import Checkpoint, latest, leaf_names, save_checkpoint
 from strata.nn.attention import MultiheadAttention
 from strata.nn.conv import AvgPool2d, Conv1d, Conv2d, Conv3d, MaxPool2d
 from strata.nn.initial import Keys, manual_seed
@@ -26,3 +27,4 @@ from strata.nn.layers import (
 )
 from strata.nn.module import Module, cast_floats, modules_of, trainable
 from strata.nn.recurrent import GRU, LSTM
+from strata.nn.train import LossScale, Trainer
