@@ -254,7 +254,7 @@ def plan_contraction(
     spec = replace(spec, prefetch=PREFETCH_BYTES // (spec.panel_columns * spec.b.itemsize))
     spec = _with_chunks(spec, m, n, k, batch, max(fewest, 1))
     if m_exact:
-        spec = _for_rows(spec, m)
+        spec = for_rows(spec, m)
     if n_exact:
         tail = -(-(n % spec.panel_columns) // spec.lanes)
         spec = replace(spec, tails=(tail,) if tail else ())
@@ -267,7 +267,7 @@ def plan_contraction(
     return replace(spec, a_packed=True, k_block=block, streams=(), chunk_panels=min(spec.chunk_panels, panels))
 
 
-def _for_rows(spec: Contraction, m: int) -> Contraction:
+def for_rows(spec: Contraction, m: int) -> Contraction:
     """Only the heights that m rows need."""
     needed = set()
     for rows in {min(m, spec.chunk_rows), m % spec.chunk_rows}:

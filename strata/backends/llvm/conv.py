@@ -17,7 +17,7 @@ from math import prod
 from typing import Final
 
 from strata.backends.llvm.builder import Function, Module, Value, constant
-from strata.backends.llvm.contract import Contraction, plan_contraction
+from strata.backends.llvm.contract import Contraction, for_rows, plan_contraction
 from strata.backends.llvm.gemm import Block, Chunk, Driver
 from strata.backends.llvm.gemm_finish import Epilogue, emit_finish
 from strata.backends.llvm.registers import memory_type
@@ -100,6 +100,7 @@ def plan_convolution(
     out: DType | None = None,
     groups: int = 1,
     width: int | None = None,
+    m_exact: bool = False,
     n_exact: bool = True,
     epilogue: str = "",
     epilogue_pointers: tuple[str, ...] = (),
@@ -108,6 +109,7 @@ def plan_convolution(
     """`pixels` of the output, all images counted, or their upper bound; `outputs` and `channels` of one group.
 
     `width` is the output's last count where it is known: tiles that end with its rows leave out runs above and below.
+    `m_exact` and `n_exact` say that there will be no other pixels and outputs.
     """
     spec = plan_contraction(
         pixels, outputs, window.taps * channels, target, a=dtype, out=out, batch=groups, batch_rank=1, n_exact=n_exact,
@@ -127,6 +129,8 @@ def plan_convolution(
     spec = replace(
         spec, a_runs=runs, streams=(), chunk_rows=rows, chunk_panels=panels, load_numbers=window.numbers,
     )  # fmt: skip
+    if m_exact:
+        spec = for_rows(spec, pixels)
     return Convolution(spec, window, channels, joined)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from strata.backends.llvm.builder import Function, Module, Value
+from strata.backends.llvm.contract import for_rows
 from strata.backends.llvm.conv import FEWEST_CHUNKS, ConvDriver, Convolution, Window, plan_convolution
 from strata.backends.llvm.gemm import Block, Chunk
 from strata.backends.llvm.gemm_arith import Arithmetic, convert, mask_below
@@ -28,6 +29,7 @@ def plan_depthwise(
     dtype: DType = f32,
     out: DType | None = None,
     width: int | None = None,
+    m_exact: bool = False,
     epilogue: str = "",
     epilogue_pointers: tuple[str, ...] = (),
     epilogue_numbers: tuple[str, ...] = (),
@@ -45,6 +47,8 @@ def plan_depthwise(
     rows = min(product.chunk_rows, max(1, -(-pixels // (FEWEST_CHUNKS * height))) * height)
     panels = max(1, -(-channels // product.panel_columns))
     product = replace(product, chunk_rows=rows, chunk_panels=panels)
+    if m_exact:
+        product = for_rows(product, pixels)
     return replace(spec, product=product, joined=False)
 
 

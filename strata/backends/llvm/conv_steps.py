@@ -271,7 +271,8 @@ def plan_convolution_kernel(found: ConvKernel, name: str, target: Target) -> Con
     width = found.counts[-1]
     fields: dict[str, Any] = {
         "dtype": found.x.dtype, "out": found.out.dtype, "width": width if isinstance(width, int) else None,
-        "epilogue": text, "epilogue_pointers": pointers, "epilogue_numbers": numbers,
+        "m_exact": isinstance(found.pixels, int), "epilogue": text, "epilogue_pointers": pointers,
+        "epilogue_numbers": numbers,
     }  # fmt: skip
     pixels = planned(found.pixels)
     if found.is_depthwise:
