@@ -71,11 +71,14 @@ class NodeView:
         item = self.item(i)
         if isinstance(item, Sizes):
             return item.flat
-        return tuple(int(v) for v in self.array(i).reshape(-1))
+        return self.ints(i)
 
     def ints(self, i: int) -> tuple[int, ...]:
-        """An input as a flat list of numbers."""
-        return tuple(int(v) for v in self.array(i).reshape(-1))
+        """An input as a flat list of whole numbers."""
+        array = self.array(i)
+        if array.dtype.kind not in "iub":
+            raise DTypeError(f"{self.label}: input {i} must be integers, it is {array.dtype}", code="D313")
+        return tuple(int(v) for v in array.reshape(-1))
 
     def scalar(self, i: int, default: Any = None) -> Any:
         """An input that is one number, as Python's; the default where it is absent."""
