@@ -192,8 +192,11 @@ class _Grouper:
             if matrix is not None:
                 if not what.moves:
                     return f"{matrix.op.name} reads it as a matrix"
-                if view_strides(value) is None:
+                spacing = view_strides(value)
+                if spacing is None:
                     return f"{matrix.op.name} cannot read it in place: its elements are not evenly spaced"
+                if matrix is user and not reading.lowers and spacing.strides and spacing.strides[-1] != 1:
+                    return f"{matrix.op.name} cannot read it in place: its rows are not contiguous"
                 if reading.slides and user.inputs[0] == value and not _has_runs(value):
                     return f"{matrix.op.name} reads runs along its last axis"
                 self.matrix_reader[value] = matrix
@@ -515,6 +518,7 @@ class _KernelOf:
         wrong: dict[Value, str] = {}
         own = set(self.group.roots)
         products = {v for n in self.group.nodes if traits(n).contracts for v in n.outputs}
+        beside: dict[Value, str] = {}  # other sums, which are fine where the product goes elsewhere
         for axes, value, root in self.stores:
             prefixes = [frozenset(axes[:n]) for n in range(len(axes) + 1)]
             for e in postorder([value]):
@@ -525,14 +529,13 @@ class _KernelOf:
                 if not isinstance(e, (Reduce, Scan)) or self.makers.get(e) == root:
                     continue
                 if products and self.makers[e] not in products:
-                    wrong[self.makers[e]] = "its reader is a contraction"
-                    continue
+                    beside[self.makers[e]] = "its reader is a contraction"
                 sized = frozenset(a for a in e.free if a.extent != 1)
                 unit = frozenset(a for a in axes if isinstance(a, Axis) and a.extent == 1)
                 if any(sized | unit == p | unit for p in prefixes):
                     continue
                 wrong[self.makers[e]] = "its rows are not the leading axes of its reader"
-        return wrong
+        return wrong if products & wrong.keys() else beside | wrong
 
 
 def _has_runs(value: Value) -> bool:
