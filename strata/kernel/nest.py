@@ -97,7 +97,7 @@ def _needs(node: Expr, scope: frozenset[Axis]) -> tuple[Expr, ...]:
     """What a block must have computed before a node; addresses are worked out where they are used, but for loops in them."""
     match node:
         case Load(_, index, where):
-            loops = tuple(n for i in index for n in _loops_in(i))
+            loops = _outermost_loops(index)
             return loops if where is None else (*loops, where)
         case Scalar(_, args):
             return args
@@ -109,8 +109,17 @@ def _needs(node: Expr, scope: frozenset[Axis]) -> tuple[Expr, ...]:
             return ()
 
 
-def _loops_in(root: Expr) -> tuple[Expr, ...]:
-    return tuple(n for n in postorder((root,)) if isinstance(n, (Reduce, Scan)))
+def _outermost_loops(roots: Iterable[Expr]) -> tuple[Expr, ...]:
+    """Reductions and scans below the roots that are not inside another one's body."""
+    found: dict[Expr, None] = {}
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, (Reduce, Scan)):
+            found[node] = None
+        else:
+            stack += node.inputs
+    return tuple(found)
 
 
 def _scans_along(axis: Axis, roots: Iterable[Expr]) -> tuple[Scan, ...]:
@@ -133,7 +142,7 @@ def _block(
     wanted: dict[Expr, None] = dict.fromkeys(roots)
     for store in here:
         wanted[store.value] = None
-        wanted |= dict.fromkeys(n for i in store.index for n in _loops_in(i))
+        wanted |= dict.fromkeys(_outermost_loops(store.index))
     for axis, below in inner.items():
         targets = [e for _, s in below for e in (*s.index, s.value)]
         wanted |= dict.fromkeys(_invariants(targets, frozenset((axis,)), scope))
