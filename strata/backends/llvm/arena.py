@@ -47,7 +47,7 @@ def _fast_address(array: np.ndarray) -> int:
 
 
 _DATA_OFFSET = object.__basicsize__  # NumPy's array object has its data pointer right after the object header
-_PROBES = [np.empty(3), np.arange(7)[2:], np.zeros((2, 2), np.int8)]
+_PROBES: list[np.ndarray] = [np.empty(3), np.arange(7)[2:], np.zeros((2, 2), np.int8)]
 # reading the field is five times as fast as asking for it; where the layout differs, ask
 HAS_DATA_FIELD = all(_fast_address(p) == _slow_address(p) for p in _PROBES)
 address_of = _fast_address if HAS_DATA_FIELD else _slow_address

@@ -1,7 +1,8 @@
 """Graphs inside loops and branches, as programs that run in the workspace of the step that contains them.
 
-A body is compiled like any graph. Its parameters are the values that every turn of a loop sees: what depends on them alone,
-and their packed forms, are computed by a first program, once for all turns. Nothing is allocated while it runs.
+A body is compiled like any graph. Its parameters are the values that every turn of a loop sees: what depends on them
+alone, and their packed forms, are computed by a first program, once for all turns. Nothing is allocated while it
+runs.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ class Body(CpuExecutable):
             if buffer.role == "constant":
                 fixed.append((self._region[buffer.name], ("pointer", address_of(self._values[buffer.name]))))
             elif buffer.role == "weight":
-                size = substitute(buffer.type.nbytes, sizes)
-                fixed.append((self._region[buffer.name], ("workspace", layout.take(int(size)))))  # type: ignore[call-overload]
+                count = int(substitute(buffer.type.nbytes, sizes))
+                fixed.append((self._region[buffer.name], ("workspace", layout.take(count))))
         for i, weight in enumerate(self._packed):
             region = 1 + len(self._outside) + i
             if weight.memory is not None:
@@ -115,7 +116,9 @@ class Body(CpuExecutable):
             keep,
         )
 
-    def _once_steps(self, place: Any, top: int, sizes: Mapping[str, int], keep: list[Any]) -> tuple[list[ProgramStep], int]:
+    def _once_steps(
+        self, place: Any, top: int, sizes: Mapping[str, int], keep: list[Any]
+    ) -> tuple[list[ProgramStep], int]:
         """What depends on parameters only, and packing it and them."""
         steps: list[ProgramStep] = []
         need = 64
@@ -144,8 +147,10 @@ class Body(CpuExecutable):
     def _result_copy(self, name: str, region: int, place: Any, sizes: Mapping[str, int]) -> ProgramStep:
         """A result that is an input, a constant, or a result given twice."""
         self._functions["copy"] = copy_code(self.target).address("copy")
-        count = int(substitute(self.lir.buffer(name).type.nbytes, sizes))  # type: ignore[call-overload]
-        return ProgramStep("copy", (place(name), Argument(region, 0), Argument(None, count)), -(-count // COPY_BYTES), 1)
+        count = int(substitute(self.lir.buffer(name).type.nbytes, sizes))
+        return ProgramStep(
+            "copy", (place(name), Argument(region, 0), Argument(None, count)), -(-count // COPY_BYTES), 1
+        )
 
 
 class _Layout:

@@ -1,8 +1,8 @@
 """Fourier transforms of many sequences at once, one in each lane of a vector.
 
-A group of sequences is brought to memory as planes, [element][re, im][lane], transformed there by autosorting passes of
-small radices between two buffers, and taken out again. Twiddle factors are scalars for all lanes, read from a table. An
-inverse transform is a forward one with real and imaginary parts swapped on the way in and out.
+A group of sequences is brought to memory as planes, [element][re, im][lane], transformed there by autosorting passes
+of small radices between two buffers, and taken out again. Twiddle factors are scalars for all lanes, read from a
+table. An inverse transform is a forward one with real and imaginary parts swapped on the way in and out.
 """
 
 from __future__ import annotations
@@ -127,7 +127,12 @@ class Arithmetic:
     def _four(self, a: list[Complex]) -> list[Complex]:
         even, odd = self._two([a[0], a[2]]), self._two([a[1], a[3]])
         turned = self.minus_i(odd[1])
-        return [self.add(even[0], odd[0]), self.add(even[1], turned), self.sub(even[0], odd[0]), self.sub(even[1], turned)]
+        return [
+            self.add(even[0], odd[0]),
+            self.add(even[1], turned),
+            self.sub(even[0], odd[0]),
+            self.sub(even[1], turned),
+        ]
 
     def _five(self, a: list[Complex]) -> list[Complex]:
         sums = [self.add(a[1], a[4]), self.add(a[2], a[3])]
@@ -138,7 +143,13 @@ class Arithmetic:
         second = self.fused(sums[1], cos[0], self.fused(sums[0], cos[1], a[0]))
         turn_first = self.fused(gaps[1], sin[1], self.scale(gaps[0], sin[0]))
         turn_second = self.fused(gaps[1], -sin[0], self.scale(gaps[0], sin[1]))
-        return [*out, self.add(first, turn_first), self.add(second, turn_second), self.sub(second, turn_second), self.sub(first, turn_first)]
+        return [
+            *out,
+            self.add(first, turn_first),
+            self.add(second, turn_second),
+            self.sub(second, turn_second),
+            self.sub(first, turn_first),
+        ]
 
     def _eight(self, a: list[Complex]) -> list[Complex]:
         f, root = self.f, math.sqrt(0.5)
@@ -154,10 +165,18 @@ class Arithmetic:
 
 
 class _Pass:
-    """`pass_r(from, to, m, s, twiddles, r, roots)`: y[q + s(rp + j)] = w^(pj) · Σ_k x[q + s(p + mk)] · e^(-2πi·jk/r)."""
+    """Of (x, y, m, s, twiddles, r, roots): y[q + s(rp + j)] = w^(pj) · Σ_k x[q + s(p + mk)] · e^(-2πi·jk/r)."""
 
     def __init__(self, module: Module, form: Transform, radix: int) -> None:
-        parameters = (("ptr", "x"), ("ptr", "y"), ("i64", "m"), ("i64", "s"), ("ptr", "twiddles"), ("i64", "r"), ("ptr", "roots"))
+        parameters = (
+            ("ptr", "x"),
+            ("ptr", "y"),
+            ("i64", "m"),
+            ("i64", "s"),
+            ("ptr", "twiddles"),
+            ("i64", "r"),
+            ("ptr", "roots"),
+        )
         self.f = module.function(f"pass{radix}", parameters, linkage="internal")
         self.radix, self.form = radix, form
         self.math = Arithmetic(self.f, form)
@@ -181,9 +200,9 @@ class _Pass:
                 return
             values = [self.math.load("%x", f.add(f.add(source, q), f.mul(gap, k))) for k in range(self.radix)]
             results = self.math.transform(values)
-            for j, value in enumerate(results):
-                if turned and j:
-                    value = self.math.mul(value, self.math.factor("%twiddles", f.add(table, j - 1)))
+            for j, result in enumerate(results):
+                apart = turned and j > 0
+                value = self.math.mul(result, self.math.factor("%twiddles", f.add(table, j - 1))) if apart else result
                 self.math.store(value, "%y", f.add(f.add(to, q), f.mul("%s", j)))
 
         f.loop(0, "%s", 1, (), column)
@@ -200,29 +219,31 @@ class _Pass:
                 further = f.add(state[2], j)
                 return [re, im, f.select("i64", f.compare("sge", "i64", further, "%r"), f.sub(further, "%r"), further)]
 
-            carried = [(self.form.type, zero), (self.form.type, zero), ("i64", 0)]
+            carried: list[tuple[str, Value]] = [(self.form.type, zero), (self.form.type, zero), ("i64", 0)]
             re, im, _at = f.loop(0, "%r", 1, carried, term)
             value: Complex = (re, im)
             if turned:
                 turn = math_.factor("%twiddles", f.add(table, f.sub(f.smax(j, 1), 1)))
                 first = f.compare("eq", "i64", j, 0)
                 moved = math_.mul(value, turn)
-                value = tuple(f.select(self.form.type, first, a, b, uniform=True) for a, b in zip(value, moved, strict=True))  # type: ignore[assignment]
+                value = tuple(
+                    f.select(self.form.type, first, a, b, uniform=True) for a, b in zip(value, moved, strict=True)
+                )  # type: ignore[assignment]
             math_.store(value, "%y", f.add(to, f.mul("%s", j)))
 
         f.loop(0, "%r", 1, (), result)
 
 
 def _emit_passes(module: Module, form: Transform) -> None:
-    """`ptr passes(a, b, stages, count, table)`: a stage is radix, code of its pass, m, s, twiddles, roots (numbers of the table)."""
+    """`ptr passes(a, b, stages, count, table)`; a stage is radix, its pass, m, s, and where twiddles and roots are."""
     parameters = (("ptr", "a"), ("ptr", "b"), ("ptr", "stages"), ("i64", "count"), ("ptr", "table"))
     f = module.function("passes", parameters, "ptr", linkage="internal")
 
     def stage(i: str, state: list[str]) -> list[str]:
         record = f.address("i64", "%stages", f.mul(i, 6))
         radix, code, m, s, twiddles, roots = (f.load("i64", f.address("i64", record, k), 8) for k in range(6))
-        given = (("ptr", state[0]), ("ptr", state[1]), ("i64", m), ("i64", s), ("ptr", f.address(form.real, "%table", twiddles)))
-        given += (("i64", radix), ("ptr", f.address(form.real, "%table", roots)))
+        tables = [("ptr", f.address(form.real, "%table", at)) for at in (twiddles, roots)]
+        given = (("ptr", state[0]), ("ptr", state[1]), ("i64", m), ("i64", s), tables[0], ("i64", radix), tables[1])
         for one in (*RADICES, 0):
 
             def run(one: int = one) -> None:
@@ -236,13 +257,15 @@ def _emit_passes(module: Module, form: Transform) -> None:
 
 
 class Mover:
-    """Emits the way of a group between memory and planes: lane l, element e at base + l · lane stride + e · element stride."""
+    """Emits the way of a group between memory, with strides for lanes and for elements, and planes."""
 
     def __init__(self, f: Function, form: Transform) -> None:
         self.f, self.form = f, form
         self.math = Arithmetic(f, form)
 
-    def choose(self, lanes: Value, lane_stride: Value, element_stride: Value, n: Value, way: Callable[[str], None]) -> None:
+    def choose(
+        self, lanes: Value, lane_stride: Value, element_stride: Value, n: Value, way: Callable[[str], None]
+    ) -> None:
         """Calls way("turned" | "even" | "single") under the condition that each needs."""
         f, width = self.f, self.form.lanes
         full = f.compare("eq", "i64", lanes, width)
@@ -299,8 +322,8 @@ class Mover:
         self.choose(lanes, lane_stride, element_stride, n, way)
 
     def scatter(
-        self, planes: Value, base: Value, n: Value, lanes: Value, lane_stride: Value, element_stride: Value, swap: Value,
-        scale: Value,
+        self, planes: Value, base: Value, n: Value, lanes: Value, lane_stride: Value, element_stride: Value,
+        swap: Value, scale: Value,
     ) -> None:  # fmt: skip
         f, form = self.f, self.form
         width, real, wide = form.lanes, form.real, vector(form.real, 2 * form.lanes)

@@ -24,7 +24,10 @@ def _address(name: str) -> int:
     capsule = _lapack.__pyx_capi__[name]
     api = ctypes.pythonapi
     api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
-    api.PyCapsule_GetPointer.restype, api.PyCapsule_GetPointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    api.PyCapsule_GetPointer.restype, api.PyCapsule_GetPointer.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.py_object, ctypes.c_char_p],
+    )
     return int(api.PyCapsule_GetPointer(capsule, api.PyCapsule_GetName(capsule)))
 
 
@@ -38,7 +41,13 @@ def work_size(name: str, dtype: DType, letters: str, sizes: tuple[int, ...]) -> 
     minus, info = ctypes.c_int(-1), ctypes.c_int()
     n = [ctypes.addressof(i) for i in integers]
     c = [ctypes.addressof(i) for i in characters]
-    w, r, i, query, status = work.ctypes.data, real.ctypes.data, whole.ctypes.data, ctypes.addressof(minus), ctypes.addressof(info)
+    w, r, i, query, status = (
+        work.ctypes.data,
+        real.ctypes.data,
+        whole.ctypes.data,
+        ctypes.addressof(minus),
+        ctypes.addressof(info),
+    )
     match name:
         case "geqrf":  # m n a lda tau work lwork info
             arguments = [n[0], n[1], w, n[2], w, w, query, status]

@@ -1,4 +1,4 @@
-"""Stacks of matrices for LAPACK: loops over them, the way in and out of its layout, its calls, and reports of failures."""
+"""Stacks of matrices for LAPACK: loops over them, the way in and out of its layout, its calls, what failures report."""
 
 from __future__ import annotations
 
@@ -90,9 +90,16 @@ class Matrices:
     def hermitian(self, x: Value, n: Value, r: Value, c: Value) -> str:
         """Element (r, c) of (x + xᴴ) / 2."""
         f = self.f
-        total = f.binary("fadd", self.element, self.load(x, f.add(f.mul(r, n), c)), self.conjugate(self.load(x, f.add(f.mul(c, n), r))))
+        total = f.binary(
+            "fadd",
+            self.element,
+            self.load(x, f.add(f.mul(r, n), c)),
+            self.conjugate(self.load(x, f.add(f.mul(c, n), r))),
+        )
         half = constant(self.real, 0.5)
-        return f.binary("fmul", self.element, total, f"<{self.real} {half}, {self.real} {half}>" if self.dtype.is_complex else half)
+        return f.binary(
+            "fmul", self.element, total, f"<{self.real} {half}, {self.real} {half}>" if self.dtype.is_complex else half
+        )
 
     # routines
 
@@ -148,7 +155,7 @@ class Plan:
         return ("workspace", at)
 
     def over(self, function: str, count: int, slot: Sequence[int], slots: Sequence[Slot]) -> None:
-        """A call for each of `count` matrices; `slot` are the byte sizes of a slot's parts, whose starts are arguments."""
+        """A call for each of `count` matrices; `slot` are the sizes of a slot's parts, whose starts are arguments."""
         starts, size = [], 0
         for part in slot:
             starts.append(size)
@@ -168,7 +175,11 @@ class Plan:
 
 
 def lapack_op(
-    name: str, dtype: DType, emit: Callable[[Module], None], functions: tuple[str, ...], plan: Callable[[Sizes], Planned]
+    name: str,
+    dtype: DType,
+    emit: Callable[[Module], None],
+    functions: tuple[str, ...],
+    plan: Callable[[Sizes], Planned],
 ) -> NativeOp:
     def both(module: Module) -> None:
         emit(module)

@@ -1,4 +1,6 @@
-"""What hand-written kernels share: their signature, arguments, element access, rows along an axis, and the identity ops."""
+"""What hand-written kernels share: their signature, arguments, element access, rows along an axis, and the identity
+ops.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def arguments(f: Function, kinds: str) -> list[str]:
 def numbers(dims: Sequence[Dim], sizes: Sizes) -> list[int]:
     found = [substitute(d, sizes) for d in dims]
     assert all(isinstance(d, int) for d in found), f"sizes {found} are not bound"
-    return [int(d) for d in found]  # type: ignore[arg-type]
+    return [int(d) for d in found]
 
 
 def number_slots(*values: int) -> list[Slot]:
@@ -60,7 +62,9 @@ def load_element(f: Function, dtype: DType, base: Value, index: Value, lanes: in
     return deinterleave(f, element, pair, lanes)
 
 
-def store_element(f: Function, dtype: DType, parts: Parts, base: Value, index: Value, lanes: int, target: Target) -> None:
+def store_element(
+    f: Function, dtype: DType, parts: Parts, base: Value, index: Value, lanes: int, target: Target
+) -> None:
     element = memory_type(dtype)
     size = component_bytes(dtype)
     if not dtype.is_complex:

@@ -1,9 +1,9 @@
 """scan, cond and while: native loops and branches that walk the programs of their bodies.
 
 Arguments begin with what running a program takes (walker, pool, threads, status words), then each body's start (see
-`BoundBody.slots`), then what changes from turn to turn. Rows of a scan are regions that move by a stride; carries go from
-one buffer to another and back, the first turn reads the initial values and the last one of a scan writes the result, so
-nothing is copied. All counts are arguments: one piece of code serves every loop.
+`BoundBody.slots`), then what changes from turn to turn. Rows of a scan are regions that move by a stride; carries go
+from one buffer to another and back, the first turn reads the initial values and the last one of a scan writes the
+result, so nothing is copied. All counts are arguments: one piece of code serves every loop.
 """
 
 from __future__ import annotations
@@ -63,7 +63,14 @@ class _Runner:
         return table, steady, steps
 
     def walk(self, table: Value, program: Value, steps: Value) -> None:
-        typed = (("ptr", program), ("ptr", table), ("ptr", self.pool), ("i64", self.threads), ("i64", 0), ("i64", steps))
+        typed = (
+            ("ptr", program),
+            ("ptr", table),
+            ("ptr", self.pool),
+            ("i64", self.threads),
+            ("i64", 0),
+            ("i64", steps),
+        )
         self.f.call_address("void", self.walker, *typed)
 
     def is_well(self) -> str:
@@ -131,7 +138,10 @@ def _emit_scan(module: Module) -> None:
 
 
 def _emit_while(module: Module) -> None:
-    """Behind the test's and the body's start: limit, address of the test, carries × (test in, in, out, initial, last, a, b, bytes)."""
+    """Behind the starts of test and body: limit, address of the test's result, carries.
+
+    A carry is (its region in the test, in the body, and as a result; initial, last, a, b; bytes).
+    """
     f = kernel(module, "while")
     run = _Runner(f)
     words = _Words(f, HEAD)
@@ -217,7 +227,12 @@ def _scan(node: Node, target: Target) -> NativeOp | None:
         for i in range(carries):
             kind = graph.results[i].type
             size = _bytes(kind.shape, kind.dtype.itemsize, sizes)
-            places: list[Slot] = [("input", i), ("output", i), ("workspace", layout.take(size)), ("workspace", layout.take(size))]
+            places: list[Slot] = [
+                ("input", i),
+                ("output", i),
+                ("workspace", layout.take(size)),
+                ("workspace", layout.take(size)),
+            ]
             records += [*number_slots(moving[i], bound.results[i]), *places, ("number", size)]
         rows = [(region, "input", first + i, graph.inputs[first + i]) for i, region in enumerate(moving[carries:])]
         rows += [(bound.results[i], "output", i, x) for i, x in enumerate(graph.results) if i >= carries]
@@ -254,7 +269,12 @@ def _while(node: Node, target: Target) -> NativeOp | None:
         records: list[Slot] = []
         for i in range(carries):
             size = _bytes(node.types[i].shape, node.types[i].dtype.itemsize, sizes)
-            places: list[Slot] = [("input", i), ("output", i), ("workspace", layout.take(size)), ("workspace", layout.take(size))]
+            places: list[Slot] = [
+                ("input", i),
+                ("output", i),
+                ("workspace", layout.take(size)),
+                ("workspace", layout.take(size)),
+            ]
             records += [*number_slots(asked.inputs[i], turned.inputs[i], turned.results[i]), *places, ("number", size)]
         slots = [*_head(), *asked.slots([*shared(asked), (asked.results[0], flag)]), *turned.slots(shared(turned))]
         slots += [("number", NO_LIMIT if limit is None else limit), flag, ("number", carries), *records]

@@ -1,8 +1,8 @@
 """The fft op: transforms planned for their lengths as calls over groups of sequences.
 
-Many short sequences go through the lanes of `fft` as they are. A long one, or one of few, is split in two: columns across
-the lanes, a turn of each element, then rows. A length with a large prime factor becomes a convolution with a chirp, whose
-length is a power of two (Bluestein).
+Many short sequences go through the lanes of `fft` as they are. A long one, or one of few, is split in two: columns
+across the lanes, a turn of each element, then rows. A length with a large prime factor becomes a convolution with a
+chirp, whose length is a power of two (Bluestein).
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ CHUNK = 1 << 14  # elements that one point of a product takes
 
 
 def _emit_groups(module: Module, form: Transform) -> None:
-    """Groups of lanes. Arguments: source, out, workspace, bytes of a slot, groups, slots, groups of an outer row, lanes, n,
-    strides (outer, lane, element) in and out, swap in, swap out, scale, stages, their number, table, turns, columns of turns."""
+    """Groups of sequences: gathered into lanes, transformed, turned where a table says so, scattered."""
     f = kernel(module, "groups")
-    (source, out, workspace, slot_bytes, groups, slots, per_row, lanes, n, in_outer, in_lane, in_element, out_outer, out_lane,
-     out_element, swap_in, swap_out, scale, stages, count, table, turns, columns) = arguments(f, "pppiiiiiiiiiiiiiippippi")  # fmt: skip
+    given = arguments(f, "ppp" + "iiiiii" + "iii" + "iii" + "ii" + "ppi" + "ppi")
+    source, out, workspace, slot_bytes, groups, slots, per_row, lanes, n = given[:9]
+    in_outer, in_lane, in_element, out_outer, out_lane, out_element, swap_in, swap_out = given[9:17]
+    scale, stages, count, table, turns, columns = given[17:]
     move = Mover(f, form)
     width = form.lanes
     factor = f.load(form.real, scale, form.size)
@@ -53,7 +54,9 @@ def _emit_groups(module: Module, form: Transform) -> None:
 
             f.if_(f.compare("ne", "ptr", turns, "null"), turn)
             at = f.add(f.mul(outer, out_outer), f.mul(lane, out_lane))
-            move.scatter(result, f.address(form.real, out, f.mul(at, 2)), n, some, out_lane, out_element, swap_out, factor)
+            move.scatter(
+                result, f.address(form.real, out, f.mul(at, 2)), n, some, out_lane, out_element, swap_out, factor
+            )
 
         f.loop(first, last, 1, (), group)
 
@@ -71,7 +74,9 @@ def _emit_product(module: Module, form: Transform) -> None:
     def row(r: str, _: list[str]) -> None:
         def one(j: str, _: list[str]) -> None:
             start = f.mul(f.add(f.mul(r, wide_in), j), 2)
-            re, im = (f.load(real, f.address(real, source, f.add(start, p)), size) for p in (swap_in, f.sub(1, swap_in)))
+            re, im = (
+                f.load(real, f.address(real, source, f.add(start, p)), size) for p in (swap_in, f.sub(1, swap_in))
+            )
             c, s = (f.load(real, f.address(real, table, f.add(f.mul(j, 2), p)), size) for p in range(2))
             products = [f.binary("fmul", real, a, b) for a, b in ((re, c), (im, s), (re, s), (im, c))]
             parts = [f.binary("fsub", real, *products[:2]), f.binary("fadd", real, *products[2:])]
@@ -138,7 +143,7 @@ def _roots(k: np.ndarray, n: int) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def _turns(rows: int, columns: int, real: str, padding: int) -> np.ndarray:
-    """e^(-2πi·kj/n) for row k and column j: real parts of a row, then imaginary ones; room for a full vector at the end."""
+    """e^(-2πi·kj/n) for row k and column j: real parts of a row, then imaginary ones; at the end room for a vector."""
     angle = -2 * np.pi * (np.arange(rows)[:, None] * np.arange(columns)[None, :] % (rows * columns)) / (rows * columns)
     both = np.stack([np.cos(angle), np.sin(angle)], 1).reshape(-1)
     return np.concatenate([both, np.zeros(padding)]).astype(real)
@@ -194,8 +199,8 @@ class _Planner:
         self._groups(middle, out, (rows, low), high, (n, high, 1), (n, 1, low), (False, inverse), scale, None)
 
     def _groups(
-        self, source: Slot, out: Slot, outer: tuple[int, int], n: int, into: tuple[int, int, int], back: tuple[int, int, int],
-        swap: tuple[bool, bool], scale: float, turns: np.ndarray | None,
+        self, source: Slot, out: Slot, outer: tuple[int, int], n: int, into: tuple[int, int, int],
+        back: tuple[int, int, int], swap: tuple[bool, bool], scale: float, turns: np.ndarray | None,
     ) -> None:  # fmt: skip
         rows, lanes = outer
         per_row = -(-lanes // self.form.lanes)
@@ -217,7 +222,9 @@ class _Planner:
         chirp, kernel_ = _chirp(n, size, self.real)
         a, b = (self.area(rows * size * self.form.dtype.itemsize) for _ in range(2))
 
-        def product(x: Slot, y: Slot, table: np.ndarray, kept: int, wide: tuple[int, int], swap: tuple[bool, bool], s: float) -> None:
+        def product(
+            x: Slot, y: Slot, table: np.ndarray, kept: int, wide: tuple[int, int], swap: tuple[bool, bool], s: float
+        ) -> None:
             slots = [x, y, ("table", table), *number_slots(kept, *wide, *swap), ("table", np.array([s], self.real))]
             self.calls.append(Call("product", slots, rows, max(1, CHUNK // size)))
 

@@ -1,7 +1,7 @@
 """Matrix ops on stacks, by LAPACK: the copies around its routines are generated, and matrices are points.
 
-LAPACK wants columns one behind the other, so matrices are turned on the way in and out. Each matrix leaves the status of
-its routine in the workspace; a last step looks for the first one that failed and reports it (see `status`).
+LAPACK wants columns one behind the other, so matrices are turned on the way in and out. Each matrix leaves the status
+of its routine in the workspace; a last step looks for the first one that failed and reports it (see `status`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,11 @@ def _solve(node: Node, target: Target) -> NativeOp:
         stack = math.prod(batch_a)
         if count * n * k == 0 or stack == 0:
             return Planned(())
-        factors, pivots, infos = made.area(stack * n * n * dtype.itemsize), made.area(4 * stack * n), made.area(8 * stack)
+        factors, pivots, infos = (
+            made.area(stack * n * n * dtype.itemsize),
+            made.area(4 * stack * n),
+            made.area(8 * stack),
+        )
         given = [("input", 0), factors, pivots, infos, ("number", n), ("pointer", routine("getrf", dtype))]
         made.over("factor", stack, (), given)
         made.check("solve", SINGULAR, infos, batch_a)
@@ -100,7 +104,11 @@ def _triangular_solve(node: Node, target: Target) -> NativeOp:
             m.turn(columns, m.at(right, f.mul(b_at, f.mul(n, k))), n, k)
             size, count = m.integer(n), m.integer(k)
             # rows read as columns are the transpose: the other triangle, and the other form of the system
-            letters = [m.letter("L" if upper else "U"), m.letter("N" if transpose else "T"), m.letter("U" if unit else "N")]
+            letters = [
+                m.letter("L" if upper else "U"),
+                m.letter("N" if transpose else "T"),
+                m.letter("U" if unit else "N"),
+            ]
             info = m.call(trtrs, *letters, size, count, m.at(source, f.mul(at, f.mul(n, n))), size, columns, size)
             f.store("i64", info, f.address("i64", infos, at), 8)
             m.turn(m.at(out, f.mul(i, f.mul(n, k))), columns, k, n)
@@ -115,7 +123,15 @@ def _triangular_solve(node: Node, target: Target) -> NativeOp:
         if count * n * k == 0:
             return Planned(())
         infos = made.area(8 * math.prod(batch_a))
-        given = [("input", 0), ("input", 1), ("output", 0), infos, ("table", of_a), ("table", of_b), *number_slots(n, k)]
+        given = [
+            ("input", 0),
+            ("input", 1),
+            ("output", 0),
+            infos,
+            ("table", of_a),
+            ("table", of_b),
+            *number_slots(n, k),
+        ]
         made.over("triangular", count, (n * k * dtype.itemsize,), [*given, ("pointer", routine("trtrs", dtype))])
         made.check("triangular_solve", SINGULAR, infos, batch_a)
         return made.done()
@@ -140,7 +156,13 @@ def _cholesky(node: Node, target: Target) -> NativeOp:
             own, matrix = m.at(out, start), m.at(source, start)
 
             def row(r: str, _: list[str]) -> None:
-                f.loop(0, f.add(r, 1), 1, (), lambda c, _: m.store(m.hermitian(matrix, n, r, c), own, f.add(f.mul(r, n), c)))
+                f.loop(
+                    0,
+                    f.add(r, 1),
+                    1,
+                    (),
+                    lambda c, _: m.store(m.hermitian(matrix, n, r, c), own, f.add(f.mul(r, n), c)),
+                )
                 rest = f.add(r, 1)
                 fill_zero(f, m.at(own, f.add(f.mul(r, n), rest)), f.mul(f.sub(n, rest), m.size))
 
@@ -201,7 +223,11 @@ def _qr(node: Node, target: Target) -> NativeOp:
         if count * rows * k == 0:
             return Planned(())
         lead = max(rows, 1)
-        lwork = max(work_size("geqrf", dtype, "", (rows, columns, lead))[0], work_size("orgqr", dtype, "", (rows, k, columns, lead))[0], 1)
+        lwork = max(
+            work_size("geqrf", dtype, "", (rows, columns, lead))[0],
+            work_size("orgqr", dtype, "", (rows, k, columns, lead))[0],
+            1,
+        )
         given = [("input", 0), ("output", 0), ("output", 1), *number_slots(rows, columns, k, lwork)]
         given += [("pointer", routine("geqrf", dtype)), ("pointer", routine("orgqr", dtype))]
         item = dtype.itemsize
@@ -225,7 +251,9 @@ def _lu(node: Node, target: Target) -> NativeOp:
             swaps, order = f.address("i8", own, swaps_at), f.address("i8", own, order_at)
             m.turn(own, m.at(source, f.mul(i, f.mul(rows, columns))), rows, columns)
             sizes = [m.integer(v) for v in (rows, columns, f.smax(rows, 1))]
-            f.if_(f.compare("sgt", "i64", k, 0), lambda: m.call(getrf, sizes[0], sizes[1], own, sizes[2], swaps) and None)
+            f.if_(
+                f.compare("sgt", "i64", k, 0), lambda: m.call(getrf, sizes[0], sizes[1], own, sizes[2], swaps) and None
+            )
             f.loop(0, rows, 1, (), lambda r, _: f.store("i64", r, f.address("i64", order, r), 8))
 
             def swap(r: str, _: list[str]) -> None:
@@ -249,7 +277,11 @@ def _lu(node: Node, target: Target) -> NativeOp:
             def below(a: str, b: str) -> None:
                 value = m.load(own, f.add(f.mul(b, rows), a))
                 rest = f.select(m.element, f.compare("eq", "i64", a, b), m.number(1.0), m.number(0.0), uniform=True)
-                m.store(f.select(m.element, f.compare("sgt", "i64", a, b), value, rest, uniform=True), lower, f.add(f.mul(a, k), b))
+                m.store(
+                    f.select(m.element, f.compare("sgt", "i64", a, b), value, rest, uniform=True),
+                    lower,
+                    f.add(f.mul(a, k), b),
+                )
 
             def above(a: str, b: str) -> None:
                 value = m.load(own, f.add(f.mul(b, rows), a))
@@ -334,7 +366,13 @@ def _determinant(node: Node, target: Target) -> NativeOp:
         made, count = Plan(), math.prod(batch)
         if count == 0:
             return Planned(())
-        given = [("input", 0), ("output", 0), ("output", 1 if logarithm else 0), ("number", n), ("pointer", routine("getrf", dtype))]
+        given = [
+            ("input", 0),
+            ("output", 0),
+            ("output", 1 if logarithm else 0),
+            ("number", n),
+            ("pointer", routine("getrf", dtype)),
+        ]
         made.over("determinant", count, (n * n * dtype.itemsize, 4 * n), given)
         return made.done()
 
@@ -362,7 +400,9 @@ def _eigh(node: Node, target: Target) -> NativeOp:
             spectrum = f.address(m.real, values, f.mul(i, n))
             middle = [real, m.integer(lreal)] if dtype.is_complex else []
             letters = [m.letter("V"), m.letter("L")]
-            info = m.call(syevd, *letters, size, own, size, spectrum, work, m.integer(lwork), *middle, whole, m.integer(lwhole))
+            info = m.call(
+                syevd, *letters, size, own, size, spectrum, work, m.integer(lwork), *middle, whole, m.integer(lwhole)
+            )
             f.store("i64", info, f.address("i64", infos, i), 8)
             m.turn(m.at(vectors, f.mul(i, f.mul(n, n))), own, n, n)
 
@@ -375,7 +415,14 @@ def _eigh(node: Node, target: Target) -> NativeOp:
             return Planned(())
         work = work_size("syevd", dtype, "VL", (n, n))
         infos = made.area(8 * count)
-        given = [("input", 0), ("output", 0), ("output", 1), infos, *number_slots(n, *work), ("pointer", routine("syevd", dtype))]
+        given = [
+            ("input", 0),
+            ("output", 0),
+            ("output", 1),
+            infos,
+            *number_slots(n, *work),
+            ("pointer", routine("syevd", dtype)),
+        ]
         item = dtype.itemsize
         made.over("eigh", count, (n * n * item, work[0] * item, work[1] * dtype.real.itemsize, 4 * work[2]), given)
         made.check("eigh", DIVERGED, infos, batch)
@@ -432,7 +479,12 @@ def _svd(node: Node, target: Target) -> NativeOp:
             return made.done()
         work = work_size("gesdd", dtype, "A" if full else "S", (rows, columns, rows, rows, high))
         infos, item = made.area(8 * count), dtype.itemsize
-        given = [("input", 0), *(("output", i) for i in range(3)), infos, *number_slots(rows, columns, wide, high, work[0])]
+        given = [
+            ("input", 0),
+            *(("output", i) for i in range(3)),
+            infos,
+            *number_slots(rows, columns, wide, high, work[0]),
+        ]
         parts = (rows * columns * item, rows * wide * item, high * columns * item, work[0] * item,
                  work[1] * dtype.real.itemsize, 4 * work[2])  # fmt: skip
         made.over("svd", count, parts, [*given, ("pointer", routine("gesdd", dtype))])

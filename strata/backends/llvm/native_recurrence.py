@@ -1,7 +1,8 @@
 """Running values along an axis that depend on the one before: linear recurrences, running extrema, log-sum-exp.
 
-Rows that lie side by side fill the lanes of a vector: contiguous where the axis is not the last one, gathered where it is.
-A block of rows is one point. The last block starts early enough to be full; rows that two blocks compute get equal values.
+Rows that lie side by side fill the lanes of a vector: contiguous where the axis is not the last one, gathered where
+it is. A block of rows is one point. The last block starts early enough to be full; rows that two blocks compute get
+equal values.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from strata.backends.llvm import vector_math
 from strata.backends.llvm.builder import Function, Module, Value, constant, vector, with_element
 from strata.backends.llvm.emit_scalar import Call as ScalarCall
 from strata.backends.llvm.emit_scalar import emit_scalar
-from strata.backends.llvm.native import around, arguments, kernel, load_element, number_slots, store_element
+from strata.backends.llvm.native import arguments, around, kernel, load_element, number_slots, store_element
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, override
 from strata.backends.llvm.registers import (
     Parts,
@@ -26,7 +27,7 @@ from strata.backends.llvm.registers import (
     scatter,
     to_memory,
 )
-from strata.core import DType, Target, i64
+from strata.core import Dim, DType, Target, i64
 from strata.mir import Node
 
 GATHERED_ROWS = 16  # rows at a time when they do not lie side by side
@@ -54,7 +55,7 @@ class Recurrence:
         self._emit_rows(module, "rows_single", 1, target, together=True)
 
     def _emit_rows(self, module: Module, name: str, lanes: int, target: Target, *, together: bool) -> None:
-        """Points are blocks of `lanes` rows. Arguments: arrays, length, distance of elements, rows, blocks for each outer row."""
+        """Blocks of `lanes` rows. Arguments: arrays, length, distance of elements, rows, blocks of an outer row."""
         f = kernel(module, name)
         arrays = len(self.inputs) + len(self.outputs)
         *pointers, length, inner, rows, blocks = arguments(f, "p" * arrays + "iiii")
@@ -86,7 +87,9 @@ class Recurrence:
         offsets: str | None,
     ) -> None:  # fmt: skip
         sources, results = pointers[: len(self.inputs)], pointers[len(self.inputs) :]
-        bases = [_pointers(f, p, d, offsets, lanes) for p, d in zip(pointers, (*self.inputs, *self.outputs), strict=True)]
+        bases = [
+            _pointers(f, p, d, offsets, lanes) for p, d in zip(pointers, (*self.inputs, *self.outputs), strict=True)
+        ]
 
         def turn(index: str, state: list[str]) -> list[str]:
             at = f.sub(f.sub(length, 1), index) if self.reverse else index
@@ -107,7 +110,7 @@ class Recurrence:
 
         f.loop(0, length, 1, self.state(lanes), turn)
 
-    def native(self, target: Target, shape: tuple, axis: int) -> NativeOp:
+    def native(self, target: Target, shape: tuple[Dim, ...], axis: int) -> NativeOp:
         lanes = target.lanes(max(register_bytes(d) for d in self.inputs))
 
         def plan(sizes: Sizes) -> Planned:
@@ -196,7 +199,11 @@ def _linear_recurrence(node: Node, target: Target) -> NativeOp:
 def _running_extremum(node: Node, target: Target) -> NativeOp:
     dtype, op = node.types[0].dtype, node.op
     largest = op.name == "cummax"
-    predicate = ("ogt" if largest else "olt") if dtype.is_float else ("s" if dtype.kind == "int" else "u") + ("gt" if largest else "lt")
+    predicate = (
+        ("ogt" if largest else "olt")
+        if dtype.is_float
+        else ("s" if dtype.kind == "int" else "u") + ("gt" if largest else "lt")
+    )
 
     def step(
         f: Function, target: Target, lanes: int, index: Value, state: list[str], read: list[Parts]

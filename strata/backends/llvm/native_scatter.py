@@ -1,8 +1,8 @@
 """Scatters: updates go straight to where their ids say, in index order, so results never depend on threads.
 
-By rows (scatter_add, scatter_nd): an update is a row of `width` elements; points are blocks of columns, each of which walks
-all ids. By elements (scatter_elements): points are blocks of lines off the axis. Sums and products of types narrower than
-f32 are kept in f32 until all updates are in.
+By rows (scatter_add, scatter_nd): an update is a row of `width` elements; points are blocks of columns, each of which
+walks all ids. By elements (scatter_elements): points are blocks of lines off the axis. Sums and products of types
+narrower than f32 are kept in f32 until all updates are in.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from strata.backends.llvm import emit_scalar
 from strata.backends.llvm.builder import Function, Module, Value
 from strata.backends.llvm.native import (
-    around,
     arguments,
+    around,
     copy,
     fill_zero,
     kernel,
@@ -28,7 +28,8 @@ from strata.backends.llvm.native import (
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, Slot, override
 from strata.backends.llvm.registers import SMALL, Parts, memory_type
 from strata.core import DType, Target, f32
-from strata.mir import Node, Value as MirValue
+from strata.mir import Node
+from strata.mir import Value as MirValue
 
 COLUMN_BLOCKS = 8  # at most: ids are read once by each
 LINES = 256  # neighbouring lines that one point of a scatter by elements takes
@@ -84,7 +85,7 @@ class _Scatter:
         self._emit_moves(module)
 
     def _emit_rows(self, module: Module) -> None:
-        """Arguments: out, updates, ids, updates of a batch, width, rows of a batch, blocks, block, (size, stride) of coordinates."""
+        """Of out, updates, ids, updates of a batch, width, rows of a batch, blocks, block, (size, stride)s."""
         f = kernel(module, "rows")
         names = arguments(f, "pppiiiii" + "ii" * self.coordinates)
         out, updates, ids, count, width, rows, blocks, block = names[:8]
@@ -119,7 +120,7 @@ class _Scatter:
         f.ret()
 
     def _emit_elements(self, module: Module) -> None:
-        """Lines p, q of updates [pre, n, post] into out [.., size, behind]; tables, where given, say where lines start in out."""
+        """Lines of updates [pre, n, post] into out [.., size, behind]; tables, if given, say where they start."""
         f = kernel(module, "elements")
         names = arguments(f, "pppppiiiii")
         out, updates, ids, before, after, n, post, size, behind, blocks = names
@@ -161,7 +162,7 @@ class _Scatter:
             if source_type is to_type:
                 size = self.dtype.itemsize
                 places = [f.address("i8", p, f.mul(low, size)) for p in (to, source)]
-                copy(f, *places, f.mul(f.sub(high, low), size))
+                copy(f, places[0], places[1], f.mul(f.sub(high, low), size))
             else:
                 wide = f.add(low, f.round_down(f.sub(high, low), self.lanes))
                 for lanes, begin, end in ((self.lanes, low, wide), (1, wide, high)):
@@ -202,7 +203,9 @@ class _Scatter:
 
         return NativeOp(self.key, self.emit, ("rows", "elements", "enter", "leave", "zero"), plan)
 
-    def row_calls(self, out: Slot, updates: int, ids: int, batches: int, count: int, width: int, sizes: list[int]) -> list[Call]:
+    def row_calls(
+        self, out: Slot, updates: int, ids: int, batches: int, count: int, width: int, sizes: list[int]
+    ) -> list[Call]:
         if batches * count * width == 0:
             return []
         block = -(-width // COLUMN_BLOCKS)
@@ -210,7 +213,12 @@ class _Scatter:
         blocks = -(-width // block)
         strides = [math.prod(sizes[c + 1 :]) for c in range(len(sizes))]
         pairs = [n for pair in zip(sizes, strides, strict=True) for n in pair]
-        slots = [out, ("input", updates), ("input", ids), *number_slots(count, width, math.prod(sizes), blocks, block, *pairs)]
+        slots = [
+            out,
+            ("input", updates),
+            ("input", ids),
+            *number_slots(count, width, math.prod(sizes), blocks, block, *pairs),
+        ]
         return [Call("rows", slots, batches * blocks)]
 
 
@@ -234,7 +242,7 @@ def _scatter_add(node: Node, target: Target) -> NativeOp:
 def _scatter_nd(node: Node, target: Target) -> NativeOp:
     x, ids, _ = node.inputs
     op = node.op
-    batch, count = op.batch_dims, int(ids.shape[-1])  # type: ignore[attr-defined, call-overload]
+    batch, count = op.batch_dims, int(ids.shape[-1])  # type: ignore[attr-defined]
     made = _Scatter(x.dtype, ids.dtype, op.reduction, op.wrap, count, target)  # type: ignore[attr-defined]
 
     def into(sizes: Sizes, out: Slot) -> list[Call]:

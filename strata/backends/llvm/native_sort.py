@@ -1,13 +1,13 @@
 """sort, argsort and topk along any axis, and search in sorted numbers.
 
-Rows are turned into unsigned integers with the order of their elements (see `sorter`), put in order in a workspace, and
-written back: elements for sort, positions for argsort, the best ones of both for topk.
+Rows are turned into unsigned integers with the order of their elements (see `sorter`), put in order in a workspace,
+and written back: elements for sort, positions for argsort, the best ones of both for topk.
 """
 
 from __future__ import annotations
 
 from strata.backends.llvm.builder import Function, Module, Value, constant, vector
-from strata.backends.llvm.native import around, arguments, kernel, number_slots, numbers, while_loop
+from strata.backends.llvm.native import arguments, around, kernel, number_slots, numbers, while_loop
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, override
 from strata.backends.llvm.sort_network import LONGEST, emit_groups, network_lanes
 from strata.backends.llvm.sorter import Layout, emit_sort, from_key, key_bits, order_key
@@ -36,7 +36,9 @@ class _Rows:
         f, layout = self.f, self.layout
         if not layout.shift:
             return key
-        high = f.binary("shl", layout.type, f.convert("zext", self.raw, key, layout.type), constant(layout.type, layout.shift))
+        high = f.binary(
+            "shl", layout.type, f.convert("zext", self.raw, key, layout.type), constant(layout.type, layout.shift)
+        )
         return f.binary("or", layout.type, high, f.convert("zext", "i64", index, layout.type))
 
     def read(self, source: Value, index: Value, stride: Value) -> str:
@@ -114,7 +116,9 @@ def _emit(module: Module, dtype: DType, target: Target, what: str, descending: b
             begin = f.address(work.raw, source, f.add(f.mul(f.mul(outer, n), inner), column))
             start = f.add(f.mul(f.mul(outer, k), inner), column)
             if what == "topk_few":
-                result = _candidates(f, work, sort, begin, inner, n, k, a, f.binary("lshr", "i64", slot_bytes, 1), lanes)
+                result = _candidates(
+                    f, work, sort, begin, inner, n, k, a, f.binary("lshr", "i64", slot_bytes, 1), lanes
+                )
             else:
                 b = f.address("i8", a, f.binary("lshr", "i64", slot_bytes, 1))
                 work.load_row(begin, inner, a, n, lanes)
@@ -140,9 +144,18 @@ def _emit(module: Module, dtype: DType, target: Target, what: str, descending: b
 
 
 def _candidates(
-    f: Function, work: _Rows, sort: str, begin: Value, stride: Value, n: Value, k: Value, a: Value, half: Value, lanes: int
+    f: Function,
+    work: _Rows,
+    sort: str,
+    begin: Value,
+    stride: Value,
+    n: Value,
+    k: Value,
+    a: Value,
+    half: Value,
+    lanes: int,
 ) -> str:
-    """The k first elements in order: those that beat the k-th so far are kept, and thinned out when the span is full."""
+    """The k first elements in order: those that beat the k-th so far are kept, and thinned out when there are many."""
     layout, raw = work.layout, work.raw
     b = f.address("i8", a, half)
     room = f.sub(f.binary("lshr", "i64", half, layout.size.bit_length() - 1), lanes)
@@ -155,7 +168,12 @@ def _candidates(
 
         def back() -> None:
             f.call(
-                "void", "llvm.memcpy.p0.p0.i64", ("ptr", a), ("ptr", result), ("i64", f.mul(kept, layout.size)), ("i1", "false")
+                "void",
+                "llvm.memcpy.p0.p0.i64",
+                ("ptr", a),
+                ("ptr", result),
+                ("i64", f.mul(kept, layout.size)),
+                ("i1", "false"),
             )
 
         f.if_(f.compare("ne", "ptr", result, a), back)
@@ -178,7 +196,7 @@ def _candidates(
             f.compare("sge", "i64", state[0], room), lambda: list(thin(state[0])), lambda: state, ["i64", layout.type]
         )
 
-    carried = [("i64", 0), (layout.type, most)]
+    carried: list[tuple[str, Value]] = [("i64", 0), (layout.type, most)]
 
     def scattered() -> list[str]:
         return f.loop(0, n, 1, carried, lambda i, state: full(push(i, state)))
@@ -189,7 +207,9 @@ def _candidates(
 
         def some(i: str, state: list[str]) -> list[str]:
             keys = work.key(f.load(type_, f.address(raw, begin, i), work.dtype.itemsize), lanes)
-            bound = f.convert("trunc", layout.type, f.binary("lshr", layout.type, state[1], constant(layout.type, layout.shift)), raw)
+            bound = f.convert(
+                "trunc", layout.type, f.binary("lshr", layout.type, state[1], constant(layout.type, layout.shift)), raw
+            )
             hits = f.compare("ule", type_, keys, f.splat(type_, bound))
             found = f.call("i1", f"llvm.vector.reduce.or.v{lanes}i1", (f"<{lanes} x i1>", hits))
 
@@ -283,7 +303,7 @@ def _searchsorted(node: Node, target: Target) -> NativeOp:
                 before = f.compare("ule" if right else "ult", work.raw, here, key)
                 return [f.select("i64", before, f.add(middle, 1), low), f.select("i64", before, high, middle)]
 
-            found, _ = while_loop(f, (("i64", 0), ("i64", n)), lambda s: f.compare("slt", "i64", *s), halve)
+            found, _end = while_loop(f, (("i64", 0), ("i64", n)), lambda s: f.compare("slt", "i64", *s), halve)
             f.store("i64", found, f.address("i64", out, point), 8)
 
         f.loop("%begin", "%end", 1, (), one)

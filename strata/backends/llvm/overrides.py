@@ -1,9 +1,10 @@
-"""Hand-written kernels for named ops: what the loop generator cannot say (sorts, factorizations, transforms, loops of graphs).
+"""Hand-written kernels for named ops: what the loop generator cannot say (sorts, factorizations, transforms, loops of
+graphs).
 
 A family registers a function for its op with `@override("name")`. It is given a node and a target, and returns a
-`NativeOp`, or None where it has nothing for these types; the op then runs as its loops say, or on the host, and reports
-say so. The machine code of a native op depends on types only: sizes are known when a program is bound, and go in as
-arguments. So do the tables that a size asks for.
+`NativeOp`, or None where it has nothing for these types; the op then runs as its loops say, or on the host, and
+reports say so. The machine code of a native op depends on types only: sizes are known when a program is bound, and go
+in as arguments. So do the tables that a size asks for.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from strata.core import Target, TensorType
 from strata.lir import Spacing
 from strata.mir import Node, Op
 
-# an argument of a call: ("input", i), ("output", i), the same with _at and (i, bytes from its start), ("workspace", bytes
-# from its start), ("number", size),
-# ("table", array kept alive by the executable), ("pointer", native address), ("pool", 0) and ("threads", 0) to run other
-# programs with, ("status", 0): the words of strata.backends.llvm.status
+# an argument of a call: ("input", i), ("output", i), ("input_at", (i, bytes from its start)), ("output_at", …),
+# ("workspace", bytes from its start), ("number", size), ("table", array kept alive by the executable),
+# ("pointer", native address), ("pool", 0) and ("threads", 0) to run other programs with, ("status", 0): the words of
+# strata.backends.llvm.status
 Slot = tuple[str, Any]
 Sizes = Mapping[str, int]
 
@@ -80,8 +81,9 @@ def override(
 ) -> Callable[[Any], Any]:
     """Register the maker of one op, or of several.
 
-    With `whole`, it is preferred to the loops that the op lowers to. With `views`, inputs are read where they lie, and the
-    maker is given their spacing. `instead_of_parts` says of a composition on given types that it is not to be decomposed.
+    With `whole`, it is preferred to the loops that the op lowers to. With `views`, inputs are read where they lie, and
+    the maker is given their spacing. `instead_of_parts` says of a composition on given types that it is not to be
+    decomposed.
     """
 
     def wrap(maker: Any) -> Any:

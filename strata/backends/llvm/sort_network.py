@@ -1,7 +1,9 @@
-"""Many short rows sorted at once: a row in each lane, and a network of minima and maxima that does not look at the data.
+"""Many short rows sorted at once: a row in each lane, and a network of minima and maxima that does not look at the
+data.
 
-The network is Batcher's merge exchange, for any length (Knuth, volume 3, algorithm 5.2.2M). A group of rows lies in the
-workspace as [element][lane]. The last group starts early enough to be full; rows that two groups sort get equal values.
+The network is Batcher's merge exchange, for any length (Knuth, volume 3, algorithm 5.2.2M). A group of rows lies in
+the workspace as [element][lane]. The last group starts early enough to be full; rows that two groups sort get equal
+values.
 """
 
 from __future__ import annotations
@@ -100,7 +102,9 @@ class _Group:
 
         def rows() -> None:
             def one(i: str, _: list[str]) -> None:
-                self.put(f.load(self.raws, f.address(self.raw, source, f.mul(i, inner)), self.dtype.itemsize), planes, i)
+                self.put(
+                    f.load(self.raws, f.address(self.raw, source, f.mul(i, inner)), self.dtype.itemsize), planes, i
+                )
 
             f.loop(0, n, 1, (), one)
 
@@ -145,7 +149,7 @@ class _Group:
 
 
 def emit_groups(module: Module, dtype: DType, target: Target, what: str, descending: bool) -> None:
-    """Groups of rows. Arguments: source, out, ids, workspace, bytes of a slot, n, inner, outer, slots, k, groups, per outer row."""
+    """Groups of rows: brought into lanes, sorted by the network, written as elements, positions or the best of both."""
     layout = Layout.of(dtype, with_position=what != "sort")
     lanes = network_lanes(layout, target)
     network = emit_network(module, layout, lanes)

@@ -1,7 +1,7 @@
 """Sorting of integers in memory, as functions of a module: insertion for short spans, merging, then radix by digits.
 
-What is sorted are unsigned integers of `bits` bits whose high `key` bits decide and whose low bits, where there are any,
-are positions that keep equal keys in order. A radix sort is stable, so it only looks at the keys.
+What is sorted are unsigned integers of `bits` bits whose high `key` bits decide and whose low bits, where there are
+any, are positions that keep equal keys in order. A radix sort is stable, so it only looks at the keys.
 """
 
 from __future__ import annotations
@@ -217,13 +217,19 @@ def digits_of(key: int) -> list[tuple[int, int]]:
 def _emit_radix(module: Module, layout: Layout, key: int) -> None:
     """One pass counts all digits; then one pass a digit moves the elements, unless they all have the same one."""
     digits = digits_of(key)
-    f = module.function(f"{layout.name}_radix{key}", (("ptr", "a"), ("ptr", "b"), ("i64", "n")), "ptr", linkage="internal")
+    f = module.function(
+        f"{layout.name}_radix{key}", (("ptr", "a"), ("ptr", "b"), ("i64", "n")), "ptr", linkage="internal"
+    )
     places = [sum(1 << width for _, width in digits[:i]) for i in range(len(digits) + 1)]
     counters = f.alloca("i32", places[-1])
     fill_zero(f, counters, 4 * places[-1])
 
     def digit(value: str, at: int, width: int) -> str:
-        shifted = f.binary("lshr", layout.type, value, constant(layout.type, layout.shift + at)) if layout.shift + at else value
+        shifted = (
+            f.binary("lshr", layout.type, value, constant(layout.type, layout.shift + at))
+            if layout.shift + at
+            else value
+        )
         word = f.convert("trunc" if layout.bits > 64 else "zext", layout.type, shifted, "i64")
         return f.binary("and", "i64", word, (1 << width) - 1)
 
@@ -244,7 +250,9 @@ def _emit_radix(module: Module, layout: Layout, key: int) -> None:
         def stay(source: str = source, target: str = target) -> list[str]:
             return [source, target]
 
-        def move(source: str = source, target: str = target, table: str = table, at: int = at, width: int = width) -> list[str]:
+        def move(
+            source: str = source, target: str = target, table: str = table, at: int = at, width: int = width
+        ) -> list[str]:
             def start(i: str, state: list[str]) -> list[str]:
                 cell = f.address("i32", table, i)
                 number = f.load("i32", cell, 4)

@@ -1,7 +1,7 @@
 """How native code reports what went wrong: a few words beside the region table, read after a run.
 
-The first word is a code below, 0 while all is well. Then: the failing matrix in its stack (a flat index), the number that
-the routine gave, the number of stack axes and their sizes.
+The first word is a code below, 0 while all is well. Then: the failing matrix in its stack (a flat index), the number
+that the routine gave, the number of stack axes and their sizes.
 """
 
 from __future__ import annotations

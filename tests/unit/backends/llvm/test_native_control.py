@@ -64,18 +64,19 @@ def test_results_that_are_inputs_constants_or_twice_the_same(native: Any) -> Non
         return [*carries, *outs]
 
     got = native(flat, a, b, xs)
-    want: list[list[np.ndarray]] = [[] for _ in range(5)]
+    want: list[list[Any]] = [[] for _ in range(5)]
     for x in xs:
         total = a + x
         for row, value in zip(want, (x, total, total, np.ones(3), a), strict=True):
             row.append(value)
         a, b = b, total
-    for array, expected in zip(got, (a, b, *map(np.array, want)), strict=True):
+    expected_all: list[Any] = [a, b, *map(np.array, want)]
+    for array, expected in zip(got, expected_all, strict=True):
         np.testing.assert_allclose(array, expected, atol=1e-6)
 
 
 def test_what_does_not_change_is_computed_once() -> None:
-    """The packed weight, and what is computed from constants of the loop alone, belong to the program that runs once."""
+    """The packed weight, and what depends on constants of the loop alone, belong to the program that runs once."""
     from strata.backends.llvm.body import make_body
     from strata.core import Target
 
@@ -108,7 +109,7 @@ def test_while(native: Any, limit: int | None) -> None:
         x, n = state
         return x * 1.5, n + 1.0
 
-    x, n = np.float32([1, 2, 3]), np.float32(0)
+    x, n = np.array([1, 2, 3], np.float32), np.array(0, np.float32)
     got = native(lambda a, b: while_loop(lambda s: METHODS["sum"](s[0]) < 50.0, step, (a, b), max_iter=limit), x, n)
     while x.sum() < 50 and (limit is None or n < limit):
         x, n = x * np.float32(1.5), n + 1
@@ -144,6 +145,7 @@ def test_derivative_of_a_loop(native: Any) -> None:
     last, ys = scan(_cell(b), a, c)
     loss = METHODS["sum"](ys) + METHODS["sum"](last)
     (grad,) = pullback([loss], [METHODS["ones_like"](loss)], [b])
+    assert grad is not None
     graph.outputs(grad)
     compiled = Session("cpu").compile(graph)
     assert not compiled.host_steps

@@ -11,7 +11,34 @@ import strata.ops  # noqa: F401 - registers the ops
 from strata.core import sym
 from strata.mir import METHODS
 
-LENGTHS = [1, 2, 3, 5, 7, 8, 12, 16, 49, 60, 61, 64, 67, 100, 121, 128, 210, 499, 512, 1000, 1024, 1331, 2048, 5040, 10007, 16384]
+LENGTHS = [
+    1,
+    2,
+    3,
+    5,
+    7,
+    8,
+    12,
+    16,
+    49,
+    60,
+    61,
+    64,
+    67,
+    100,
+    121,
+    128,
+    210,
+    499,
+    512,
+    1000,
+    1024,
+    1331,
+    2048,
+    5040,
+    10007,
+    16384,
+]
 
 
 def _draw(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

@@ -65,7 +65,10 @@ def test_factors(native: Any, shape: tuple[int, ...], dtype: Any) -> None:
     a = _draw(shape, dtype)
     q, r = native(METHODS["qr"], a)
     _close(q @ r, a)
-    _close(np.conj(np.swapaxes(q, -1, -2)) @ q, np.broadcast_to(np.eye(q.shape[-1]), (*shape[:-2], q.shape[-1], q.shape[-1])))
+    _close(
+        np.conj(np.swapaxes(q, -1, -2)) @ q,
+        np.broadcast_to(np.eye(q.shape[-1]), (*shape[:-2], q.shape[-1], q.shape[-1])),
+    )
     np.testing.assert_array_equal(np.tril(r, -1), 0)
     u, s, vh = native(lambda x: METHODS["svd"](x, full_matrices=False), a)
     _close((u * s[..., None, :]) @ vh, a)
@@ -117,10 +120,12 @@ def test_failures_name_the_first_matrix(native: Any) -> None:
         native(METHODS["solve"], a, a)
     with pytest.raises(RunError, match=r"triangular_solve: matrix \[1, 2\] of the stack is singular, pivot 2 is 0"):
         native(lambda x: METHODS["solve_triangular"](x, x), a)
-    with pytest.raises(RunError, match=r"cholesky: matrix \[1, 2\] of the stack is not positive definite, its leading 3×3"):
+    with pytest.raises(
+        RunError, match=r"cholesky: matrix \[1, 2\] of the stack is not positive definite, its leading 3×3"
+    ):
         native(METHODS["cholesky"], a)
     with pytest.raises(RunError, match="solve: the matrix is singular, pivot 1 is 0"):
-        native(METHODS["inv"], np.float32([[1, 2], [2, 4]]))
+        native(METHODS["inv"], np.array([[1, 2], [2, 4]], np.float32))
 
 
 def test_a_failed_run_leaves_the_program_usable(native: Any) -> None:
@@ -137,7 +142,7 @@ def test_a_failed_run_leaves_the_program_usable(native: Any) -> None:
 
 
 def test_determinants_of_singular_matrices(native: Any) -> None:
-    a = np.float64([[1, 2], [2, 4]])
+    a = np.array([[1.0, 2.0], [2.0, 4.0]])
     assert native(METHODS["det"], a)[0] == 0
     sign, log = native(METHODS["slogdet"], a)
     assert (sign, log) == (0, -np.inf)

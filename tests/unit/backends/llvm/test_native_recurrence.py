@@ -11,7 +11,15 @@ import strata.ops  # noqa: F401 - registers the ops
 from strata.core import sym
 from strata.mir import METHODS
 
-SHAPES = [((7, 5), 0), ((100, 70), 0), ((100, 70), 1), ((3, 50, 17), 1), ((2, 9, 130), 1), ((40, 33), 1), ((5, 1000), 1)]
+SHAPES = [
+    ((7, 5), 0),
+    ((100, 70), 0),
+    ((100, 70), 1),
+    ((3, 50, 17), 1),
+    ((2, 9, 130), 1),
+    ((40, 33), 1),
+    ((5, 1000), 1),
+]
 
 
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)

@@ -12,8 +12,28 @@ import strata.ops  # noqa: F401 - registers the ops
 from strata.core import sym
 from strata.mir import METHODS
 
-TYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int8, np.uint16, np.int32, np.uint64, np.int64, np.bool_]
-SHAPES = [((5,), 0), ((40, 30), 1), ((3, 33), 1), ((20, 700), 1), ((2, 1500), 1), ((300, 40), 0), ((2, 70, 3), 1), ((1, 5000), 1)]
+TYPES = [
+    np.float32,
+    np.float64,
+    np.float16,
+    ml_dtypes.bfloat16,
+    np.int8,
+    np.uint16,
+    np.int32,
+    np.uint64,
+    np.int64,
+    np.bool_,
+]
+SHAPES = [
+    ((5,), 0),
+    ((40, 30), 1),
+    ((3, 33), 1),
+    ((20, 700), 1),
+    ((2, 1500), 1),
+    ((300, 40), 0),
+    ((2, 70, 3), 1),
+    ((1, 5000), 1),
+]
 
 
 def _draw(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray:
@@ -47,7 +67,9 @@ def test_orders(native: Any, shape: tuple[int, ...], axis: int, dtype: Any, desc
     np.testing.assert_array_equal(values.astype(np.float64), np.take_along_axis(x, order, axis).astype(np.float64))
 
 
-@pytest.mark.parametrize(("shape", "k"), [((3, 5000), 7), ((2, 20000), 300), ((40, 64), 8), ((3, 100), 60), ((300,), 300)])
+@pytest.mark.parametrize(
+    ("shape", "k"), [((3, 5000), 7), ((2, 20000), 300), ((40, 64), 8), ((3, 100), 60), ((300,), 300)]
+)
 @pytest.mark.parametrize("largest", [False, True])
 def test_topk(native: Any, shape: tuple[int, ...], k: int, largest: bool) -> None:
     x = _draw(shape, np.float32)
@@ -84,4 +106,4 @@ def test_searchsorted(native: Any, side: str) -> None:
     numbers = np.sort(rng.standard_normal(5000).astype(np.float32).round(2))
     x = np.concatenate([rng.standard_normal(700).round(2), [np.inf, -np.inf, -0.0, 0.0]]).astype(np.float32)
     (got,) = native(lambda a, b: METHODS["searchsorted"](a, b, side), numbers, x)
-    np.testing.assert_array_equal(got, np.searchsorted(numbers, x, side))
+    np.testing.assert_array_equal(got, np.searchsorted(numbers, x, side))  # type: ignore[call-overload]
