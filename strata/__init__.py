@@ -22,7 +22,12 @@ _EXPORTS = {
         "scan", "cond", "while_loop", "custom_op", "custom_vjp", "custom_jvp", "jit", "random",
         "prepare", "Plan", "Variable",
     ),
-    "strata.runtime": ("CompileOptions", "CompilePipeline", "CompileResult", "CompiledGraph", "Session", "devices"),
+    "strata.runtime": (
+        "CompileOptions", "CompilePipeline", "CompileResult", "CompiledGraph", "Session", "Device", "devices",
+        "pick_device", "dispatch_report", "assert_fused", "trace", "watch_finite", "load_compiled", "specialize",
+        "CompileCache", "BucketedCompileCache", "DynamicDimCompileCache", "ModelCompilePipeline", "ModelVariant",
+        "ModelComponent", "CompilationMode", "Phase", "AotCache", "VariantGraph",
+    ),
     "strata.backends": ("register_backend",),
     "strata.models": ("load",),
 }  # fmt: skip

@@ -44,3 +44,19 @@ class Backend(Protocol):
         """Whether a node that could be part of a kernel is better a step of its own."""
 
     def compile(self, lir: Lir) -> Executable: ...
+
+
+class CodeArchive(Protocol):
+    """Optional part of a backend, its `archive`: machine code of plans that can be kept in a bundle."""
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Names of targets, from the least to the most demanding."""
+
+    @property
+    def version(self) -> str:
+        """Of the way code is called: code of another version must not be loaded."""
+
+    def record(self, lir: Lir) -> dict[str, bytes]: ...
+
+    def load(self, lir: Lir, codes: Mapping[str, bytes]) -> Executable: ...

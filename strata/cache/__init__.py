@@ -1,4 +1,5 @@
 """Stores for compiled code: keys are text, values are bytes; no store knows what an IR is."""
 
 from strata.cache.process import default_store
-from strata.cache.store import DiskStore, Entry, digest
+from strata.cache.store import DiskStore, Entry, Event, digest
+from strata.cache.tools import Listing, export, ls, prune, verify, why

@@ -16,9 +16,10 @@ import json
 import os
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ MAGIC = b"strata-entry-1\n"
 _HEAD = len(MAGIC) + 32 + 4
 STALE_SECONDS = 3600  # temporary files older than this were left by a process that died
 LOCK_SECONDS = 60  # to wait for another process that makes the same entry, before making it too
+KEPT_EVENTS = 256  # of this process, to explain misses with
 _TOUCH_SECONDS = 3600  # an entry's time of use is renewed at most this often
 
 try:
@@ -56,12 +58,24 @@ class Entry:
     about: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to an entry in this process."""
+
+    what: str  # hit, miss, damaged, put, off
+    key: str
+    when: str
+    reason: str = ""
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
 class DiskStore:
     """Entries under one folder of the user's cache directory."""
 
     def __init__(self, root: str | Path, limit: int = 4 << 30) -> None:
         self.root = Path(root)
         self.limit = limit
+        self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
         self._is_writable: bool | None = None
         self._added = 0
 
@@ -73,17 +87,23 @@ class DiskStore:
         try:
             data = path.read_bytes()
             used = path.stat().st_mtime
-        except OSError:
+        except OSError as error:
+            self._note("miss", key, "" if isinstance(error, FileNotFoundError) else str(error))
             return None
         parsed = _parse(data)
         if parsed is None:
+            self._note("damaged", key)
             logger.warning("cache entry %s is damaged and was removed", key[:12])
             self._remove(path)
             return None
         if time.time() - used > _TOUCH_SECONDS:
             with suppress(OSError):
                 os.utime(path)
+        self._note("hit", key, about=parsed[0])
         return parsed[1]
+
+    def _note(self, what: str, key: str, reason: str = "", about: Mapping[str, Any] | None = None) -> None:
+        self.events.append(Event(what, key, time.strftime("%H:%M:%S"), reason, about or {}))
 
     def __contains__(self, key: str) -> bool:
         return self._path(key).is_file()
@@ -124,6 +144,7 @@ class DiskStore:
         except OSError as error:
             self._give_up(error)
             return False
+        self._note("put", key, about=about)
         self._added += len(data)
         if self._added > self.limit // 16:  # walking the folder now and then is enough to stay near the limit
             self._added = 0
@@ -243,6 +264,7 @@ class DiskStore:
 
     def _give_up(self, error: OSError) -> None:
         if self._is_writable is not False:
+            self._note("off", "", str(error))
             logger.warning("cache %s is off: %s", self.root, error)
         self._is_writable = False
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Observer(Protocol):
     """Told about every run while it is in OBSERVERS."""
 
-    def begin(self, compiled: CompiledGraph, binding: Mapping[str, int]) -> None: ...
+    def begin(self, compiled: CompiledGraph, binding: Mapping[str, int], arrays: Sequence[np.ndarray]) -> None: ...
 
     def step(self, compiled: CompiledGraph, at: int, begin: int, end: int, spans: Sequence[Any], read: Any) -> None:
         """After step `at` of the schedule: nanoseconds, spans of threads (thread, begin, end), and a reader of buffers."""
@@ -36,7 +36,7 @@ def run_observed(
     """A run that tells the observers of each step; backends that cannot run step by step show up as one."""
     observers = tuple(OBSERVERS)
     for one in observers:
-        one.begin(compiled, binding)
+        one.begin(compiled, binding, arrays)
     begin = time.perf_counter_ns()
     observed = getattr(compiled._executable, "run_observed", None)
     if observed is None:

@@ -79,7 +79,7 @@ class _Stopwatch:
         self.whole = float("inf")
         self.binding: Mapping[str, int] = {}
 
-    def begin(self, compiled: CompiledGraph, binding: Mapping[str, int]) -> None:
+    def begin(self, compiled: CompiledGraph, binding: Mapping[str, int], arrays: Sequence[Any]) -> None:
         self.binding = dict(binding)
 
     def step(self, compiled: CompiledGraph, at: int, begin: int, end: int, spans: Sequence[Any], read: Any) -> None:

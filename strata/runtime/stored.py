@@ -27,6 +27,7 @@ from strata.mir import Constant, Graph, Input, Literal, Node, Param, Value, leaf
 
 FORMAT = 1
 MOST_CONSTANT_BYTES = 64 << 20  # of constants that the program does not have itself; larger plans are made anew
+WORTH_SECONDS = 0.02  # plans that are made faster than this are not kept: writing one safely takes about as long
 _STARTED = time.time()
 _TYPE = re.compile(r"(\w+)\[(.*)\]\Z", re.DOTALL)
 
@@ -56,7 +57,10 @@ def stored_plan(key: str | None, graph: Graph, make: Planner) -> tuple[Lir, bool
             return read_plan(payload, graph, lambda: make().graph), True
         except (StrataError, ValueError, KeyError, IndexError, TypeError) as error:
             logger.warning("a stored plan of %r cannot be read and is made again: %s", graph.name, error)
+    start = time.perf_counter()
     lir = make()
+    if time.perf_counter() - start < WORTH_SECONDS:
+        return lir, False
     data = write_plan(lir, graph)
     if data is not None:
         store.put(key, data, {"kind": "plan", "name": graph.name, "target": lir.target.key, "made by": lir.made_with})

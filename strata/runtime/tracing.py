@@ -58,7 +58,7 @@ class Tracer:
 
     # as an observer of runs
 
-    def begin(self, compiled: CompiledGraph, binding: Mapping[str, int]) -> None:
+    def begin(self, compiled: CompiledGraph, binding: Mapping[str, int], arrays: Sequence[Any]) -> None:
         self._sizes = dict(binding)
 
     def step(self, compiled: CompiledGraph, at: int, begin: int, end: int, spans: Sequence[Any], read: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from strata.backends.llvm import jit
+from strata.backends.llvm.archive import CpuArchive
 from strata.backends.llvm.arena import Arena, ArenaPool, address_of
 from strata.backends.llvm.calls import IS_DIRECT, Call
 from strata.backends.llvm.kernels import COPY_BYTES, ProductPlan, copy_code, native_code_of, native_kernel
@@ -44,6 +45,10 @@ class CpuBackend:
     @property
     def target(self) -> Target:
         return self._target or Target.host()
+
+    @property
+    def archive(self) -> CpuArchive:
+        return CpuArchive()
 
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
         return takes_composition(op, types, self.target) or (type(op).lower is not Op.lower and op.has_rule("lower"))

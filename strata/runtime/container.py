@@ -1,0 +1,122 @@
+"""One file of named parts: a checked header, then the parts, each with its own checksum and aligned for mapping.
+
+    magic, SHA-256 of the header, length of the header, header (JSON), padding, parts
+
+Nothing in it is executed by reading it, and no length is believed before it is checked against the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from strata.core import here
+from strata.errors import FileError
+
+MAGIC = b"strata-bundle-1\n"
+ALIGNMENT = 64
+_HEAD = len(MAGIC) + 32 + 8
+_MOST_HEADER = 64 << 20
+
+Part = bytes | memoryview
+
+
+def write_container(path: str | os.PathLike[str], about: Mapping[str, Any], parts: Mapping[str, Part]) -> None:
+    """Write all parts, or leave what was there before."""
+    table: list[list[Any]] = []
+    at = 0
+    for name, data in parts.items():
+        table.append([name, at, len(data), hashlib.sha256(data).hexdigest()])
+        at += -(-len(data) // ALIGNMENT) * ALIGNMENT
+    header = json.dumps({"about": dict(about), "parts": table}).encode()
+    header += b" " * (-(_HEAD + len(header)) % ALIGNMENT)
+    target = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(MAGIC + hashlib.sha256(header).digest() + len(header).to_bytes(8, "little") + header)
+                for data in parts.values():
+                    file.write(data)
+                    file.write(b"\0" * (-len(data) % ALIGNMENT))
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, target)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise FileError(f"{str(path)!r} cannot be written: {error}", code="F403", place=here()) from None
+
+
+class Container:
+    """A file that was written by `write_container`, mapped. Parts are checked when they are first read."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = str(path)
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
+        except OSError as error:
+            raise FileError(f"{self.path!r} cannot be read: {error}", code="F404", place=here()) from None
+        self._view = memoryview(self._map) if self._map is not None else memoryview(b"")
+        header = self._header()
+        self.about: dict[str, Any] = header["about"]
+        self._parts: dict[str, tuple[int, int, str]] = {}
+        for name, at, length, checksum in header["parts"]:
+            begin = self._start + at
+            if not (isinstance(at, int) and isinstance(length, int) and 0 <= at and 0 <= length and begin + length <= len(self._view)):
+                raise self._damaged(f"part {name!r} is outside of the file")
+            self._parts[name] = (begin, length, checksum)
+
+    def _header(self) -> dict[str, Any]:
+        view = self._view
+        if len(view) < _HEAD or bytes(view[: len(MAGIC)]) != MAGIC:
+            raise FileError(f"{self.path!r} is not a strata bundle", code="F404", place=here())
+        length = int.from_bytes(view[_HEAD - 8 : _HEAD], "little")
+        if length > _MOST_HEADER or _HEAD + length > len(view):
+            raise self._damaged("its header is cut off")
+        data = bytes(view[_HEAD : _HEAD + length])
+        if hashlib.sha256(data).digest() != bytes(view[len(MAGIC) : len(MAGIC) + 32]):
+            raise self._damaged("its header does not match its checksum")
+        self._start = _HEAD + length
+        header: dict[str, Any] = json.loads(data)
+        return header
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._parts)
+
+    def size(self, name: str) -> int:
+        return self._parts[name][1]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parts
+
+    def read(self, name: str) -> memoryview:
+        """One part, where it lies in the file."""
+        if name not in self._parts:
+            raise self._damaged(f"part {name!r} is missing")
+        begin, length, checksum = self._parts[name]
+        data = self._view[begin : begin + length]
+        if hashlib.sha256(data).hexdigest() != checksum:
+            raise self._damaged(f"part {name!r} does not match its checksum")
+        return data
+
+    def verify(self) -> None:
+        """Read everything."""
+        for name in self._parts:
+            self.read(name)
+
+    def _damaged(self, reason: str) -> FileError:
+        return FileError(f"{self.path!r} is damaged: {reason}", code="F405", place=here())

@@ -1,0 +1,378 @@
+"""CompiledGraph: arrays in and out, parameters, state, clones, threads, observation."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import strata as st
+from strata import ops
+from strata.core import ALL_DTYPES, sym
+from strata.errors import DTypeError, OptionError, RunError, ShapeError, StrataError, UnknownNameError
+from strata.mir import Graph
+from strata.runtime import CompiledGraph, Session
+
+
+def compiled(build, *, device: str = "cpu", **inputs) -> CompiledGraph:
+    g = Graph("g")
+    values = [g.input(name, *kind) for name, kind in inputs.items()]
+    made = build(*values)
+    return Session(device).compile(g.outputs(*(made if isinstance(made, tuple) else (made,))))
+
+
+def test_matmul_bias_gelu_end_to_end() -> None:  # behaviour 89
+    g = Graph("ffn")
+    x, w, b = g.input("x", (1, 2)), g.param("w", (2, 2)), g.param("b", (2,))
+    c = Session("cpu").compile(g.outputs(ops.gelu(x @ w + b)))
+    c.set_params({"w": np.eye(2, dtype=np.float32), "b": np.array([0.5, -1.5], np.float32)})
+    (out,) = c.run(x=np.ones((1, 2), np.float32))
+    np.testing.assert_allclose(out, [[1.3997892, -0.1542688]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_half_precision_params_inputs_and_outputs(dtype: str) -> None:  # behaviour 90
+    g = Graph("half")
+    x, w = g.input("x", (2, 4), dtype), g.param("w", (4,), dtype)
+    kind = x.dtype.np
+    c = Session("cpu").compile(g.outputs(x * w, ops.cast(ops.cast(x, "f32") * 0.1, dtype)))
+    c.set_param("w", np.array([1, 2, 3, 4], kind))
+    data = np.arange(8).reshape(2, 4).astype(kind)
+    product, scaled = c.run(x=data)
+    assert product.dtype == kind and scaled.dtype == kind
+    np.testing.assert_array_equal(product.astype(np.float32), data.astype(np.float32) * [1, 2, 3, 4])
+    np.testing.assert_array_equal(scaled, (data.astype(np.float32) * np.float32(0.1)).astype(kind))
+
+
+def test_scalar_and_last_axis_broadcast_in_a_chain() -> None:  # behaviour 91
+    c = compiled(lambda x, v, s: ops.relu((x + v) * s - v), x=((3, 4),), v=((4,),), s=((),))
+    x, v = np.arange(12, dtype=np.float32).reshape(3, 4) - 6, np.arange(4, dtype=np.float32)
+    (out,) = c.run(x=x, v=v, s=np.float32(2))
+    np.testing.assert_array_equal(out, np.maximum((x + v) * 2 - v, 0))
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
+def test_every_dtype_goes_in_and_out(dtype, device: str) -> None:
+    c = compiled(lambda x: (x, ops.concat([x, x], axis=0)), x=((3,), dtype), device=device)
+    data = np.array([0, 1, 1]).astype(dtype.np)
+    same, twice = c.run(x=data)
+    assert same.dtype == twice.dtype == dtype.np
+    np.testing.assert_array_equal(same, data)
+    np.testing.assert_array_equal(twice, np.concatenate([data, data]))
+
+
+def test_arrays_are_read_where_they_lie() -> None:
+    c = compiled(lambda x: x + 1.0, x=((1 << 16,),))
+    data = np.zeros(1 << 16, np.float32)
+    data.flags.writeable = False
+    assert c._arrays({"x": data})[0] is data
+    strided = np.zeros((2, 1 << 16), np.float32).T[:, 0]
+    np.testing.assert_array_equal(c.run(x=strided)[0], 1)
+    np.testing.assert_array_equal(c.run(x=np.zeros(1 << 17, np.float32)[::2])[0], 1)
+
+
+def test_unaligned_arrays_are_copied() -> None:
+    c = compiled(lambda x: x + 1.0, x=((4,),))
+    raw = np.zeros(17, np.uint8)[1:].view(np.float32)
+    np.testing.assert_array_equal(c.run(x=raw)[0], 1)
+
+
+class OnlyDlpack:
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **kwargs):
+        return self.array.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("wrap", [OnlyDlpack, memoryview, bytearray, list, st.asarray])
+def test_anything_that_holds_an_array_is_taken(wrap) -> None:
+    c = compiled(lambda x: x + x, x=((4,), "u8" if wrap is bytearray else "f32"))
+    data = np.array([1, 2, 3, 4], np.uint8 if wrap is bytearray else np.float32)
+    value = bytearray(data.tobytes()) if wrap is bytearray else data.tolist() if wrap is list else wrap(data)
+    if wrap is bytearray:
+        value = memoryview(value)
+    np.testing.assert_array_equal(c.run(x=value)[0], data + data)
+
+
+@pytest.mark.parametrize("bad", [object(), "text", {1: 2}, [object()], None])
+def test_what_is_no_array_is_refused(bad) -> None:
+    c = compiled(lambda x: x + 1.0, x=((4,),))
+    with pytest.raises(StrataError):
+        c.run(x=bad)
+
+
+def test_names_shapes_and_dtypes_are_checked() -> None:
+    g = Graph("g")
+    x, w = g.input("x", (2, 3)), g.param("w", (3,))
+    c = Session("cpu").compile(g.outputs(x * w))
+    good = np.zeros((2, 3), np.float32)
+    with pytest.raises(UnknownNameError, match="no value yet"):
+        c.run(x=good)
+    with pytest.raises(UnknownNameError, match="no parameter 'v'"):
+        c.set_param("v", np.zeros(3, np.float32))
+    c.set_param("w", np.ones(3, np.float32))
+    with pytest.raises(UnknownNameError, match="'x' .* is missing"):
+        c.run()
+    with pytest.raises(UnknownNameError, match="no input 'y'"):
+        c.run(x=good, y=good)
+    with pytest.raises(ShapeError, match=r"f32\[2, 3\], got f32\[3, 2\]"):
+        c.run(x=good.T)
+    with pytest.raises(DTypeError, match=r"got f64\[2, 3\]"):
+        c.run(x=good.astype(np.float64))
+
+
+def test_run_into_checks_and_fills() -> None:
+    c = compiled(lambda x: (x + 1.0, x * 2.0), x=((4,),))
+    feeds = {"x": np.arange(4, dtype=np.float32)}
+    outs = [np.empty(4, np.float32), np.empty(4, np.float32)]
+    c.run_into(feeds, outs)
+    np.testing.assert_array_equal(outs, [[1, 2, 3, 4], [0, 2, 4, 6]])
+    with pytest.raises(OptionError, match="2 outputs, got 1"):
+        c.run_into(feeds, outs[:1])
+    with pytest.raises(ShapeError, match="not contiguous"):
+        c.run_into(feeds, [np.empty(8, np.float32)[::2], outs[1]])
+    frozen = np.empty(4, np.float32)
+    frozen.flags.writeable = False
+    with pytest.raises(ShapeError, match="cannot be written"):
+        c.run_into(feeds, [frozen, outs[1]])
+    with pytest.raises(DTypeError):
+        c.run_into(feeds, [[0, 0, 0, 0], outs[1]])  # type: ignore[list-item]
+
+
+def test_results_are_never_shared() -> None:
+    c = compiled(lambda x: x + 1.0, x=((1 << 15,),))
+    held = [c.run(x=np.full(1 << 15, i, np.float32))[0] for i in range(20)]
+    assert [float(a[7]) for a in held] == [i + 1.0 for i in range(20)]
+
+
+def test_submit_and_pipelined_runs() -> None:
+    c = compiled(lambda x: x * 3.0, x=((1000,),))
+    sets = [{"x": np.full(1000, i, np.float32)} for i in range(16)]
+    assert [float(f.result()[0][0]) for f in [c.submit(s) for s in sets]] == [3.0 * i for i in range(16)]
+    assert [float(o[0][0]) for o in c.run_pipelined(sets)] == [3.0 * i for i in range(16)]
+    with pytest.raises(UnknownNameError):
+        c.submit(y=1).result()
+
+
+# state
+
+
+def test_bound_inputs_persist_and_given_ones_override() -> None:
+    c = compiled(lambda x, s: x + s, x=((2,),), s=((2,),))
+    one = np.ones(2, np.float32)
+    kept = np.array([10, 20], np.float32)
+    c.bind("s", kept)
+    kept[:] = 0  # bind copies
+    np.testing.assert_array_equal(c.run(x=one)[0], [11, 21])
+    np.testing.assert_array_equal(c.run(x=one, s=one)[0], [2, 2])
+    np.testing.assert_array_equal(c.read("s"), [10, 20])
+    c.bind("s", None)
+    with pytest.raises(UnknownNameError, match="'s'"):
+        c.run(x=one)
+    with pytest.raises(UnknownNameError, match="no kept value"):
+        c.read("s")
+    with pytest.raises(UnknownNameError, match="no input 'q'"):
+        c.bind("q", one)
+
+
+def test_an_output_feeds_an_input() -> None:
+    c = compiled(lambda x, s: (s.sum(), s + x), x=((2,),), s=((2,),))
+    c.bind("s", np.zeros(2, np.float32))
+    c.feed("s", output=1)
+    held = [c.run(x=np.ones(2, np.float32)) for _ in range(5)]
+    assert [float(a) for a, _ in held] == [0, 2, 4, 6, 8]
+    assert [float(b[0]) for _, b in held] == [1, 2, 3, 4, 5]  # what was returned is not written again
+    np.testing.assert_array_equal(c.read("s"), [5, 5])
+    with pytest.raises(ValueError):
+        held[0][1][0] = 3
+    out = [np.empty((), np.float32), np.empty(2, np.float32)]
+    c.run_into({"x": np.ones(2, np.float32)}, out)
+    np.testing.assert_array_equal(c.read("s"), [6, 6])
+    c.feed("s", None)
+    c.run(x=np.ones(2, np.float32))
+    np.testing.assert_array_equal(c.read("s"), [6, 6])
+
+
+def test_feeds_are_checked() -> None:
+    c = compiled(lambda x, s: (x + 1.0, s * 2.0), x=((2,),), s=((3,),))
+    with pytest.raises(ShapeError, match="cannot become"):
+        c.feed("s", 0)
+    with pytest.raises(OptionError, match="no output 2"):
+        c.feed("s", 2)
+
+
+def cache_step(length: int = 64) -> Graph:
+    g = Graph("step")
+    new, cache, at = g.input("new", (1, 4)), g.input("cache", (length, 4)), g.input("at", (), "i64")
+    made = ops.dynamic_update_slice(cache, new, (at, g.constant(0, "i64")))
+    return g.outputs(made.sum(axis=0), made)
+
+
+def test_state_is_updated_in_place_where_the_plan_can() -> None:
+    c = Session("cpu").compile(cache_step())
+    c.bind("cache", np.zeros((64, 4), np.float32))
+    c.feed("cache", 1)
+    before = c._state.values["cache"]  # type: ignore[union-attr]
+    for i in range(8):
+        total, _ = c.run(new=np.full((1, 4), i, np.float32), at=np.int64(i))
+        assert float(total[0]) == sum(range(i + 1))
+    assert (c._state.values["cache"] is before) == bool(c._state._in_place)  # type: ignore[union-attr]
+    np.testing.assert_array_equal(c.read("cache")[:8, 0], np.arange(8))
+
+
+def test_growing_state_follows_a_symbolic_size() -> None:
+    g = Graph("grow")
+    past, x = g.input("past", (sym("S", 0, 100), 2)), g.input("x", (1, 2))
+    c = Session("cpu").compile(g.outputs(ops.concat([past, x], axis=0)))
+    c.bind("past", np.zeros((0, 2), np.float32))
+    c.feed("past", 0)
+    for i in range(5):
+        (out,) = c.run(x=np.full((1, 2), i, np.float32))
+        assert out.shape == (i + 1, 2)
+    np.testing.assert_array_equal(c.read("past")[:, 0], np.arange(5))
+
+
+def test_clones_share_weights_and_code_and_not_state() -> None:
+    g = Graph("g")
+    x, s, w = g.input("x", (2,)), g.input("s", (2,)), g.param("w", (2,))
+    c = Session("cpu").compile(g.outputs(s + x * w))
+    c.set_param("w", np.array([1, 2], np.float32))
+    c.bind("s", np.zeros(2, np.float32))
+    c.feed("s", 0)
+    one = np.ones(2, np.float32)
+    c.run(x=one)
+    other = c.clone()
+    c.run(x=one)
+    np.testing.assert_array_equal(other.read("s"), [1, 2])
+    np.testing.assert_array_equal(c.read("s"), [2, 4])
+    assert other._executable is c._executable
+
+
+def test_memory_and_signature() -> None:
+    g = Graph("g")
+    x, w = g.input("x", (4, 8)), g.param("w", (8, 8))
+    c = Session("cpu").compile(g.outputs(ops.softmax(x @ w, axis=-1) @ w))
+    assert c.signature == "(x: f32[4, 8], param w: f32[8, 8]) -> f32[4, 8]"
+    m = c.memory
+    assert (m.inputs, m.outputs, m.params) == (128, 128, 256) and m.scratch == c.lir.arena_size >= m.lower_bound
+    assert m.splitlines()[0].startswith("arena ")
+    total = m.scratch + m.inputs + m.outputs + m.params + m.constants + m.packed
+    assert m.fits_in(total) == 0 and m.fits_in(total - 10) == 10
+
+
+# many threads
+
+
+def test_many_threads_give_what_one_gives(rng) -> None:
+    g = Graph("g")
+    n = sym("N", 1, 64)
+    x, w = g.input("x", (n, 32)), g.param("w", (32, 16))
+    c = Session("cpu").compile(g.outputs(ops.softmax(x @ w, axis=-1), (x * 2.0).sum(axis=0)))
+    c.set_param("w", rng.standard_normal((32, 16)).astype(np.float32))
+    feeds = [rng.standard_normal((int(rng.integers(1, 65)), 32)).astype(np.float32) for _ in range(8)]
+    serial = [c.run(x=f) for f in feeds]
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        order = np.random.default_rng(seed)
+        for _ in range(50):
+            i = int(order.integers(len(feeds)))
+            if not all(np.array_equal(a, b) for a, b in zip(c.run(x=feeds[i]), serial[i], strict=True)):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(32)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert not wrong and not any(t.is_alive() for t in threads)
+
+
+def test_params_change_while_others_run() -> None:
+    g = Graph("g")
+    x, w = g.input("x", (64, 64)), g.param("w", (64, 64))
+    c = Session("cpu").compile(g.outputs(x @ w))
+    c.set_param("w", np.full((64, 64), 1, np.float32))
+    x0 = np.ones((64, 64), np.float32)
+    seen: set[float] = set()
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            (out,) = c.run(x=x0)
+            values = np.unique(out)
+            seen.add(float(values[0]) if len(values) == 1 else float("nan"))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for i in range(50):
+        c.set_param("w", np.full((64, 64), i % 4 + 1, np.float32))
+    stop.set()
+    for t in threads:
+        t.join(60)
+    assert seen <= {64.0, 128.0, 192.0, 256.0}
+
+
+# speed
+
+
+def best(call, count: int = 2000, repeats: int = 25) -> float:
+    found = float("inf")
+    for _ in range(repeats):  # other work on the machine only adds time, so one fast round proves it
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        found = min(found, (time.perf_counter() - start) / count)
+    return found
+
+
+def test_calls_are_cheap() -> None:
+    c = compiled(lambda x: x + 1.0, x=((4,),))
+    x, out = np.ones(4, np.float32), [np.empty(4, np.float32)]
+    feeds = {"x": x}
+    assert best(lambda: c.run(x=x)) < 8e-6
+    assert best(lambda: c.run_into(feeds, out)) < 3e-6
+
+
+# seeing
+
+
+def test_profile_has_a_row_for_each_step() -> None:
+    g = Graph("g")
+    x, w = g.input("x", (32, 64)), g.param("w", (64, 64))
+    c = Session("cpu").compile(g.outputs(ops.softmax(x @ w, axis=-1) @ w))
+    c.set_param("w", np.ones((64, 64), np.float32))
+    p = c.profile(repeats=2)
+    assert [r.label for r in p.rows] == [s.label for s in c.lir.schedule if s.phase != "prologue"]
+    first = p.rows[0]
+    assert first.seconds > 0 and first.flops >= 2 * 32 * 64 * 64 and first.bytes == 4 * (32 * 64 + 64 * 64 + 32 * 64)
+    assert "GFLOP/s" in str(p) and "f32[32, 64]" in str(p)
+    assert Session("reference").compile(Graph("r").outputs(Graph("r").constant(1.0))).profile().rows[0].label == "the whole graph"
+
+
+def test_watch_names_the_first_bad_op() -> None:
+    c = compiled(lambda x: ops.exp(ops.log(x) * 2.0) + 1.0, x=((3,),))
+    ok, bad = np.array([1, 2, 3], np.float32), np.array([1, -1, 3], np.float32)
+    with st.watch_finite():
+        c.run(x=ok)
+        with pytest.raises(RunError, match=r"log makes NaN at \[1\]") as caught:
+            c.run(x=bad)
+    assert caught.value.place is not None and caught.value.place.file == __file__
+    assert np.isnan(c.run(x=bad)[0][1])  # not watched any more
+
+
+def test_watch_blames_the_maker_of_an_infinity() -> None:
+    c = compiled(lambda x, m: (ops.softmax(x + m, axis=-1), ops.exp(x * 100.0)), x=((2,),), m=((2,),))
+    mask = np.array([0, -np.inf], np.float32)
+    with st.watch_finite(inf=False):
+        c.run(x=np.ones(2, np.float32), m=mask)
+    with st.watch_finite(), pytest.raises(RunError, match="exp makes an infinity"):
+        c.run(x=np.ones(2, np.float32), m=mask)
