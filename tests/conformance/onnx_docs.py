@@ -19,9 +19,10 @@ model.inputs, model.outputs              # names, element types, shapes; sizes t
 st.onnx.backend                          # onnx.backend.base.Backend: prepare, run_model, run_node
 ```
 
-A model is read into one graph whose varying sizes stay symbolic, compiled once, and run at any size. Where a branch depends
-on a size, the sizes of the first run decide and a guard is kept: a run that breaks it gets a plan of its own. Shapes that
-depend on data (NonZero, Unique, NonMaxSuppression, loops with a computed end) split the model into compiled segments.
+A model is read into one graph whose varying sizes stay symbolic, compiled once, and run at any size. Where a branch
+depends on a size, the sizes of the first run decide and a guard is kept: a run that breaks it gets a plan of its own.
+Shapes that depend on data (NonZero, Unique, NonMaxSuppression, loops with a computed end) split the model into compiled
+segments.
 
 ## Conformance
 
@@ -42,7 +43,8 @@ def page(outcomes: Sequence[Outcome]) -> str:
     by_op: dict[str, list[Outcome]] = defaultdict(list)
     for o in outcomes:
         by_op[o.op].append(o)
-    text += "\n## By op\n\nCases that pass, of all, by the first word of their names.\n\n| op | pass | of |\n|---|---|---|\n"
+    text += "\n## By op\n\nCases that pass, of all, by the first word of their names.\n\n"
+    text += "| op | pass | of |\n|---|---|---|\n"
     for op, group in sorted(by_op.items()):
         text += f"| {op} | {sum(o.passed for o in group)} | {len(group)} |\n"
     return text

@@ -1,6 +1,6 @@
 """Runs onnx.backend.test on a device: every CPU case, in parallel processes, each under a time limit.
 
-    python -m tests.conformance.onnx_suite [--device cpu|reference] [--jobs 2] [--only REGEX] [--failed FILE] [--write-docs]
+python -m tests.conformance.onnx_suite [--device cpu|reference] [--jobs 2] [--only REGEX] [--failed FILE] [--write-docs]
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def run_case(name: str, device: str = "cpu") -> Outcome:
     start = time.perf_counter()
     try:
         cases(device)[name](None)
-    except BaseException as error:  # noqa: BLE001 - a failure of any kind is a result here
+    except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
         where = traceback.extract_tb(error.__traceback__)[-1]
@@ -131,10 +131,10 @@ def run_all(names: Sequence[str], device: str, jobs: int, timeout: float = TIMEO
             if failure:
                 outcomes.append(Outcome(worker.name, False, seconds, failure))
                 worker.stop()
-                workers[i] = worker = Worker(device)
-            worker.name = None
+                workers[i] = Worker(device)
+            workers[i].name = None
             if queue:
-                worker.give(queue.pop())
+                workers[i].give(queue.pop())
             if sys.stderr.isatty():
                 print(f"\r{len(outcomes)}/{len(names)}", end="", file=sys.stderr)
     for worker in workers:

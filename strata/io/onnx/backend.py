@@ -21,7 +21,7 @@ class PreparedModel(BackendRep):
     def __init__(self, model: OnnxModel) -> None:
         self.model = model
 
-    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:  # noqa: ARG002 - the interface has options
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         model = self.model
         if isinstance(inputs, Mapping):
             return model.run(inputs)
@@ -42,7 +42,7 @@ class StrataBackend(Backend):
     device: ClassVar[str] = "cpu"
 
     @classmethod
-    def is_compatible(cls, model: Any, device: str = "CPU", **kwargs: Any) -> bool:  # noqa: ARG003
+    def is_compatible(cls, model: Any, device: str = "CPU", **kwargs: Any) -> bool:
         return True
 
     @classmethod
@@ -61,7 +61,8 @@ class StrataBackend(Backend):
         arrays = [np.asarray(x) for x in inputs]
         named = [name for name in node.input if name]
         ports = [
-            helper.make_tensor_value_info(name, NUMBER[a.dtype], a.shape) for name, a in zip(named, arrays, strict=False)
+            helper.make_tensor_value_info(name, NUMBER[a.dtype], a.shape)
+            for name, a in zip(named, arrays, strict=False)
         ]
         outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
         graph = helper.make_graph([node], "node", ports, outputs)
@@ -73,11 +74,11 @@ class StrataBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        return device.split(":")[0] == "CPU"
+        return device.split(":", maxsplit=1)[0] == "CPU"
 
     @classmethod
     def _device(cls, device: str) -> str:
-        kind = device.split(":")[0].lower()
+        kind = device.split(":", maxsplit=1)[0].lower()
         return cls.device if kind == "cpu" else device.lower()
 
 

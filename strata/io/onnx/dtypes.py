@@ -15,8 +15,8 @@ FLOAT, STRING, INT64 = 1, 8, 7
 NUMPY: dict[int, np.dtype[Any]] = {
     number: np.dtype(kind)
     for number, kind in {
-        1: np.float32, 2: np.uint8, 3: np.int8, 4: np.uint16, 5: np.int16, 6: np.int32, 7: np.int64, 8: object, 9: np.bool_,
-        10: np.float16, 11: np.float64, 12: np.uint32, 13: np.uint64, 14: np.complex64, 15: np.complex128,
+        1: np.float32, 2: np.uint8, 3: np.int8, 4: np.uint16, 5: np.int16, 6: np.int32, 7: np.int64, 8: object,
+        9: np.bool_, 10: np.float16, 11: np.float64, 12: np.uint32, 13: np.uint64, 14: np.complex64, 15: np.complex128,
         16: ml_dtypes.bfloat16, 17: ml_dtypes.float8_e4m3fn, 18: ml_dtypes.float8_e4m3fnuz, 19: ml_dtypes.float8_e5m2,
         20: ml_dtypes.float8_e5m2fnuz, 21: ml_dtypes.uint4, 22: ml_dtypes.int4, 23: ml_dtypes.float4_e2m1fn,
         24: ml_dtypes.float8_e8m0fnu, 25: ml_dtypes.uint2, 26: ml_dtypes.int2,
@@ -31,6 +31,18 @@ def numpy_dtype(number: int) -> np.dtype[Any]:
     if number not in NUMPY:
         raise FileError(f"element type {number} is not one of ONNX's", code="F301")
     return NUMPY[number]
+
+
+TEXT = np.dtype(object)  # strings
+
+
+def is_text(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "O"
+
+
+def largest(dtype: np.dtype[Any]) -> float:
+    """The largest finite number of a float type."""
+    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 
 def in_graphs(dtype: np.dtype[Any]) -> bool:

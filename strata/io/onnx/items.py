@@ -1,10 +1,10 @@
 """What a name of an ONNX graph can stand for while it is read.
 
-    Value     a node of the graph that is being built
-    Host      an array that is known: an initializer or what follows from it (`fixed`), or data of this run
-    Sizes     integers that are known up to symbolic sizes: what Shape gives, and arithmetic on it
-    list      a sequence of items
-    NOTHING   an optional without an element
+Value     a node of the graph that is being built
+Host      an array that is known: an initializer or what follows from it (`fixed`), or data of this run
+Sizes     integers that are known up to symbolic sizes: what Shape gives, and arithmetic on it
+list      a sequence of items
+NOTHING   an optional without an element
 """
 
 from __future__ import annotations

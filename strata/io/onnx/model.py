@@ -1,7 +1,7 @@
 """OnnxModel: an ONNX file that can be run on arrays of any size it allows.
 
-The whole model is compiled once with symbolic sizes where that is possible. Otherwise it is compiled for the sizes that come,
-and models whose shapes depend on data run as several compiled segments with the host in between.
+The whole model is compiled once with symbolic sizes where that is possible. Otherwise it is compiled for the sizes that
+come, and models whose shapes depend on data run as several compiled segments with the host in between.
 """
 
 from __future__ import annotations
@@ -9,13 +9,22 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from strata.core import Dim, SymExpr, TensorType, as_dtype, here, sym
-from strata.errors import DTypeError, FileError, LowerError, OptionError, RunError, ShapeError, StrataError, UnknownNameError
+from strata.errors import (
+    DTypeError,
+    FileError,
+    LowerError,
+    OptionError,
+    RunError,
+    ShapeError,
+    StrataError,
+    UnknownNameError,
+)
 from strata.io.onnx import handlers as _handlers  # noqa: F401 - registers the readers
 from strata.io.onnx.dtypes import in_graphs, numpy_dtype
 from strata.io.onnx.items import NOTHING, Host, Item, Nothing, Sizes
@@ -118,7 +127,9 @@ class OnnxModel:
         for name in given:
             if name not in ports:
                 raise UnknownNameError(
-                    f"the model has no input {name!r}{near(name, ports)}; it has {', '.join(ports)}", code="N311", place=here()
+                    f"the model has no input {name!r}{near(name, ports)}; it has {', '.join(ports)}",
+                    code="N311",
+                    place=here(),
                 )
         for port in self.inputs:
             if port.name not in given and port.kind != "optional":
@@ -126,7 +137,7 @@ class OnnxModel:
         return {name: self._as_input(ports[name], value) for name, value in given.items()}
 
     def _as_input(self, port: Port, value: Any) -> Any:
-        if value is None or isinstance(value, (list, tuple)) and port.kind != "tensor":
+        if value is None or (isinstance(value, (list, tuple)) and port.kind != "tensor"):
             return value if value is None else [np.asarray(x) if x is not None else None for x in value]
         array = np.asarray(value)
         if array.dtype.kind in "US":
@@ -166,7 +177,9 @@ class OnnxModel:
         for shapes in forms(self.inputs, arrays):
             try:
                 tracer = Tracer(self.program, hints=bind_shapes(shapes, arrays), samples=_samples(arrays))
-                leaves = {name: tracer.leaf(name, TensorType(as_dtype(arrays[name].dtype), s)) for name, s in shapes.items()}
+                leaves = {
+                    name: tracer.leaf(name, TensorType(as_dtype(arrays[name].dtype), s)) for name, s in shapes.items()
+                }
                 plan = self._plan(tracer, self._trace(tracer, leaves), shapes)
             except NeedsData as reason:
                 self.why_not_symbolic.append(f"depends on data: {reason}")
@@ -305,16 +318,16 @@ def _samples(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _has_run_data(items: Sequence[Item]) -> bool:
-    return any(
-        _has_run_data(x) if isinstance(x, list) else isinstance(x, Host) and not x.fixed for x in items
-    )
+    return any(_has_run_data(x) if isinstance(x, list) else isinstance(x, Host) and not x.fixed for x in items)
 
 
 def in_graphs_item(x: Item) -> bool:
     return all(in_graphs_item(y) for y in x) if isinstance(x, list) else isinstance(x, Value)
 
 
-def load_onnx(source: Any, *, device: str | None = None, custom_ops: Mapping[str, Callable[..., Any]] | None = None) -> OnnxModel:
+def load_onnx(
+    source: Any, *, device: str | None = None, custom_ops: Mapping[str, Callable[..., Any]] | None = None
+) -> OnnxModel:
     """An ONNX model from a path, bytes or a ModelProto. `custom_ops` maps op names to functions of a node."""
     try:
         return OnnxModel(source, device=device, custom_ops=custom_ops)

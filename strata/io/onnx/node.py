@@ -86,7 +86,9 @@ class NodeView:
             return default
         array = self.array(i)
         if array.size != 1:
-            raise ShapeError(f"{self.label}: input {i} must be one number, it has shape {list(array.shape)}", code="S310")
+            raise ShapeError(
+                f"{self.label}: input {i} must be one number, it has shape {list(array.shape)}", code="S310"
+            )
         return array.reshape(()).item()
 
     def shape(self, i: int) -> tuple[Dim, ...]:

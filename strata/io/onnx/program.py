@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError, EncodeError
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 from onnx import defs, helper
 
 from strata.errors import FileError, UnknownNameError
@@ -101,7 +101,9 @@ class Program:
                     name = f"{domain}.{node.op_type}" if domain else node.op_type
                     unknown.setdefault(name, []).append(node.name or (node.output[0] if node.output else "?"))
         if unknown:
-            listed = "; ".join(f"{op} ({', '.join(at[:8])}{', …' if len(at) > 8 else ''})" for op, at in sorted(unknown.items()))
+            listed = "; ".join(
+                f"{op} ({', '.join(at[:8])}{', …' if len(at) > 8 else ''})" for op, at in sorted(unknown.items())
+            )
             raise UnknownNameError(
                 f"the model has {len(unknown)} ops that are not known, at these nodes: {listed}",
                 code="N310", fix="custom_ops={'Name': function} where function(node) gives values",
@@ -122,7 +124,9 @@ class Program:
             return self._external(proto, dtype, shape, count)
         if proto.data_type == STRING:
             if len(proto.string_data) != count:
-                raise FileError(f"tensor {proto.name!r} has {len(proto.string_data)} strings for shape {list(shape)}", code="F305")
+                raise FileError(
+                    f"tensor {proto.name!r} has {len(proto.string_data)} strings for shape {list(shape)}", code="F305"
+                )
             array = np.empty(count, object)
             array[:] = [s.decode("utf-8", "replace") for s in proto.string_data]
             return array.reshape(shape)
@@ -185,7 +189,9 @@ class Program:
         try:
             handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         except OSError as error:
-            raise FileError(f"tensor {tensor!r}: {location!r} cannot be opened: {error.strerror}", code="F306") from None
+            raise FileError(
+                f"tensor {tensor!r}: {location!r} cannot be opened: {error.strerror}", code="F306"
+            ) from None
         try:
             info = os.fstat(handle)
             if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
@@ -301,8 +307,8 @@ def _byte_count(dtype: np.dtype[Any], count: int) -> int:
 
 def _from_bytes(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], count: int, name: str) -> np.ndarray:
     if len(data) != _byte_count(dtype, count):
-        raise FileError(f"tensor {name!r} has {len(data)} bytes, its shape {list(shape)} needs {_byte_count(dtype, count)}",
-                        code="F305")  # fmt: skip
+        needed = _byte_count(dtype, count)
+        raise FileError(f"tensor {name!r} has {len(data)} bytes, its shape {list(shape)} needs {needed}", code="F305")
     if not _is_packed(dtype):
         array = np.frombuffer(data, dtype.newbyteorder("<") if dtype.kind in "iufc" and dtype.num < 24 else dtype)
         return array.astype(dtype, copy=False).reshape(shape)

@@ -1,9 +1,9 @@
 """Tracer: walks the nodes of an ONNX graph and builds a graph of ours from them.
 
-Whatever can be known is known at once: arithmetic on shapes gives symbolic sizes, nodes on fixed tensors are evaluated. Where
-a reader needs data that only a run can give (the result of NonZero, the condition of a loop), the values found so far are
-compiled and run, and reading goes on with arrays: a *segment* ends there. A tracer without `execute` cannot do that, and
-raises NeedsData.
+Whatever can be known is known at once: arithmetic on shapes gives symbolic sizes, nodes on fixed tensors are evaluated.
+Where a reader needs data that only a run can give (the result of NonZero, the condition of a loop), the values found so
+far are compiled and run, and reading goes on with arrays: a *segment* ends there. A tracer without `execute` cannot do
+that, and raises NeedsData.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KEEP = {
 }  # fmt: skip
 
 
-class NeedsData(Exception):
+class NeedsData(Exception):  # noqa: N818 - a signal between tracer and readers, not a mistake
     """A reader needs the elements of a value that depends on the data of a run."""
 
 
@@ -361,7 +361,9 @@ class Tracer:
                     error.args = (error.summary,)
                 raise
             except _MALFORMED as error:
-                raise FileError(f"node {_label(node)}: cannot be read: {type(error).__name__}: {error}", code="F321") from error
+                raise FileError(
+                    f"node {_label(node)}: cannot be read: {type(error).__name__}: {error}", code="F321"
+                ) from error
         if len(outputs) < len([o for o in node.output if o]):
             raise FileError(f"{node.op_type} gives {len(outputs)} outputs, {len(node.output)} are named", code="F313")
         for name, item in zip(node.output, outputs, strict=False):
@@ -392,7 +394,10 @@ class Tracer:
             folded = self._fold(handler, view, hosts)
             if folded is not None:
                 return folded
-        return _as_items(handler(view), all(isinstance(x, Sizes) or (isinstance(x, Host) and x.fixed) for x in hosts))
+        result = handler(view)
+        if result is NotImplemented:  # the reader leaves this kind to the standard's own definition
+            return self._call_function(node, items)
+        return _as_items(result, all(isinstance(x, Sizes) or (isinstance(x, Host) and x.fixed) for x in hosts))
 
     def _fold(self, handler: Callable[[NodeView], Any], view: NodeView, hosts: Sequence[Any]) -> list[Any] | None:
         """A node on known arrays, evaluated now; None where its results are left to the graph."""
@@ -401,7 +406,10 @@ class Tracer:
             return None
         self._folding = {}
         try:
-            items = _as_items(handler(view), fixed)
+            result = handler(view)
+            if result is NotImplemented:
+                return None
+            items = _as_items(result, fixed)
             values = [x for x in items if isinstance(x, Value)]
             given = sum(x.array.size for x in hosts)
             if sum(_count(x) for x in values) > (max(FOLD_LIMIT, 4 * given) if fixed else HOST_LIMIT):
@@ -453,7 +461,8 @@ class Tracer:
 
 # What NumPy and Python raise over attributes that are absent, of another kind, or make no sense together.
 _MALFORMED = (
-    TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, AssertionError, MemoryError, RecursionError,
+    TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, AssertionError, MemoryError,
+    RecursionError,
 )  # fmt: skip
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from strata import ops
 from strata.core import as_dtype
-from strata.io.onnx.dtypes import in_graphs
+from strata.io.onnx.catalogue import ops
+from strata.io.onnx.dtypes import in_graphs, is_text, largest
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
 
@@ -37,7 +37,7 @@ def _convert(n: NodeView, target: np.dtype[Any]) -> Any:
         return convert_array(n.array(0), target, saturate, str(n.attr("round_mode", "up")))
     x = n[0]
     if target.name in _FLOAT8 and saturate and as_dtype(source).is_float:
-        high = float(ml_dtypes.finfo(target).max)
+        high = largest(target)
         x = ops.where(ops.isnan(x), x, ops.clip(x, -high, high)) if as_dtype(source).bits > 8 or source != target else x
     if as_dtype(target).bits == 4 and as_dtype(source).is_float:
         x = ops.cast(x, "i32")
@@ -48,20 +48,20 @@ def _convert(n: NodeView, target: np.dtype[Any]) -> Any:
 
 def convert_array(x: np.ndarray, target: np.dtype[Any], saturate: bool = True, round_mode: str = "up") -> np.ndarray:
     """An array in another type of ONNX, strings included."""
-    if x.dtype == object:
+    if is_text(x.dtype):
         return _from_text(x, target)
-    if target == object:
+    if is_text(target):
         return _to_text(x)
     if target.name in _FLOAT8 and saturate and x.dtype.kind not in "iub":
-        high = float(ml_dtypes.finfo(target).max)
+        high = largest(target)
         wide = x.astype(np.float32)
         return np.where(np.isnan(wide), wide, np.clip(wide, -high, high)).astype(target)
     if target.name == "float8_e8m0fnu":
         return _to_scale(x.astype(np.float32), saturate, round_mode)
     if target.name in ("int4", "uint4", "int2", "uint2"):
-        wide = x.astype(np.float32).astype(np.int32) if x.dtype.kind not in "iu" else x.astype(np.int32)
+        whole = x.astype(np.float32).astype(np.int32) if x.dtype.kind not in "iu" else x.astype(np.int32)
         bits = int(target.name[-1])
-        codes = wide & ((1 << bits) - 1)
+        codes = whole & ((1 << bits) - 1)
         if target.name.startswith("int"):
             half = 1 << (bits - 1)
             codes = (codes ^ half) - half

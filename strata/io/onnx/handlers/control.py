@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from strata import ops
 from strata.core import Dim
 from strata.errors import FileError, OptionError, ShapeError
+from strata.io.onnx.catalogue import ops
 from strata.io.onnx.items import Host, Item, Sizes
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from strata import ops
 from strata.core import Dim
 from strata.errors import FileError
+from strata.io.onnx.catalogue import ops
 from strata.io.onnx.handlers.elementwise import accumulate_in
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
@@ -117,7 +117,9 @@ def max_pool(n: NodeView) -> Any:
 def average_pool(n: NodeView) -> Value:
     x = n[0]
     wide = accumulate_in(x)
-    return ops.cast(ops.avg_pool(wide, count_include_pad=bool(n.attr("count_include_pad", 0)), **_pool_options(n)), x.dtype)
+    return ops.cast(
+        ops.avg_pool(wide, count_include_pad=bool(n.attr("count_include_pad", 0)), **_pool_options(n)), x.dtype
+    )
 
 
 @reads("LpPool")

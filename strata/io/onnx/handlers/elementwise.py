@@ -8,17 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from strata import ops
 from strata.core import as_dtype, bool_, f32
+from strata.io.onnx.catalogue import ops
+from strata.io.onnx.dtypes import is_text
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
 from strata.mir import Value
 
 UNARY: dict[str, Callable[[Any], Value]] = {
     "Abs": ops.abs, "Acos": ops.acos, "Acosh": ops.acosh, "Asin": ops.asin, "Asinh": ops.asinh, "Atan": ops.atan,
-    "Atanh": ops.atanh, "BitwiseNot": ops.bitwise_not, "Ceil": ops.ceil, "Cos": ops.cos, "Cosh": ops.cosh, "Erf": ops.erf,
-    "Exp": ops.exp, "Floor": ops.floor, "HardSwish": ops.hard_swish, "IsNaN": ops.isnan, "Log": ops.log, "Mish": ops.mish,
-    "Neg": ops.negative, "Not": ops.logical_not, "Reciprocal": ops.reciprocal, "Relu": ops.relu, "Round": ops.round,
+    "Atanh": ops.atanh, "BitwiseNot": ops.bitwise_not, "Ceil": ops.ceil, "Cos": ops.cos, "Cosh": ops.cosh,
+    "Erf": ops.erf, "Exp": ops.exp, "Floor": ops.floor, "HardSwish": ops.hard_swish, "IsNaN": ops.isnan, "Log": ops.log,
+    "Mish": ops.mish, "Neg": ops.negative, "Not": ops.logical_not, "Reciprocal": ops.reciprocal, "Relu": ops.relu,
+    "Round": ops.round,
     "Sigmoid": ops.sigmoid, "Sign": ops.sign, "Sin": ops.sin, "Sinh": ops.sinh, "Softplus": ops.softplus,
     "Softsign": ops.softsign, "Sqrt": ops.sqrt, "Tan": ops.tan, "Tanh": ops.tanh,
 }  # fmt: skip
@@ -51,8 +53,9 @@ def _divide(x: Value, y: Value) -> Value:
 
 
 BINARY: dict[str, Callable[[Any, Any], Value]] = {
-    "Add": ops.add, "Sub": ops.subtract, "Mul": ops.multiply, "Div": _divide, "And": ops.logical_and, "Or": ops.logical_or,
-    "Xor": ops.logical_xor, "BitwiseAnd": ops.bitwise_and, "BitwiseOr": ops.bitwise_or, "BitwiseXor": ops.bitwise_xor,
+    "Add": ops.add, "Sub": ops.subtract, "Mul": ops.multiply, "Div": _divide, "And": ops.logical_and,
+    "Or": ops.logical_or, "Xor": ops.logical_xor, "BitwiseAnd": ops.bitwise_and, "BitwiseOr": ops.bitwise_or,
+    "BitwiseXor": ops.bitwise_xor,
     "Equal": ops.equal, "Less": ops.less, "LessOrEqual": ops.less_equal, "Greater": ops.greater,
     "GreaterOrEqual": ops.greater_equal,
 }  # fmt: skip
@@ -60,7 +63,7 @@ BINARY: dict[str, Callable[[Any, Any], Value]] = {
 
 def _binary(name: str, fn: Callable[[Any, Any], Value]) -> Callable[[NodeView], Any]:
     def reader(n: NodeView) -> Any:
-        if name == "Equal" and n.np_dtype(0) == object:
+        if name == "Equal" and is_text(n.np_dtype(0)):
             return np.equal(n.array(0), n.array(1)).astype(bool)
         x, y = _pair(n)
         return fn(x, y)
@@ -112,7 +115,7 @@ def mean(n: NodeView) -> Value:
 
 @reads("Where")
 def where(n: NodeView) -> Any:
-    if n.np_dtype(1) == object:
+    if is_text(n.np_dtype(1)):
         return np.where(n.array(0), n.array(1), n.array(2))
     return ops.where(n[0], n[1], n[2])
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from strata import ops
 from strata.core import as_dtype
+from strata.io.onnx.catalogue import ops
 from strata.io.onnx.dtypes import in_graphs
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from strata import ops
+from strata.io.onnx.catalogue import ops
+from strata.io.onnx.dtypes import is_text
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
 from strata.mir import Value
@@ -26,7 +27,7 @@ def label_encoder(n: NodeView) -> np.ndarray:
     keys, values, default = (_table(n, name) for name in ("keys", "values", "default"))
     kind = values.dtype if default is None else default.dtype
     if default is None:
-        default = np.array("_Unused" if kind == object else -0.0 if kind.kind == "f" else -1, kind)
+        default = np.array("_Unused" if is_text(kind) else -0.0 if kind.kind == "f" else -1, kind)
     table = {_plain(k): v for k, v in zip(keys.reshape(-1), values.reshape(-1), strict=True)}
     x = n.array(0)
     found = np.empty(x.size, values.dtype)
@@ -85,7 +86,9 @@ def _member_sets(values: Any, modes: np.ndarray) -> list[set[float]]:
     return [next(found, set()) if mode == 6 else set() for mode in modes]
 
 
-def _walk(row: np.ndarray, at: int, modes: Any, splits: Any, features: Any, members: Any, missing: Any, yes: Any, no: Any) -> int:
+def _walk(
+    row: np.ndarray, at: int, modes: Any, splits: Any, features: Any, members: Any, missing: Any, yes: Any, no: Any
+) -> int:
     tests = {
         0: np.less_equal, 1: np.less, 2: np.greater_equal, 3: np.greater, 4: np.equal, 5: np.not_equal,
     }  # fmt: skip

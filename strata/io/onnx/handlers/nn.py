@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from strata import ops
 from strata.core import Dim
+from strata.io.onnx.catalogue import ops
 from strata.io.onnx.handlers.random import draw_uniform
 from strata.io.onnx.items import Host
 from strata.io.onnx.node import NodeView
@@ -74,9 +74,9 @@ def dropout_training(n: NodeView) -> Any:
 
 
 def _drawn(n: NodeView, shape: tuple[Dim, ...], rate: float) -> Value:
-    """Which elements stay. With a seed the mask is that of the standard's own example: NumPy's generator of that seed."""
+    """Which elements stay. With a seed, as in the standard's example: NumPy's generator of that seed."""
     if n.has_attr("seed") and all(isinstance(d, int) for d in shape):
-        draws = np.random.RandomState(n.attr("seed") % (1 << 32)).uniform(0, 1, shape)  # noqa: NPY002
+        draws = np.random.RandomState(n.attr("seed") % (1 << 32)).uniform(0, 1, shape)
         return n.tracer.value(Host(draws >= rate))
     return ops.greater_equal(draw_uniform(n, shape, "f32"), rate)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from strata import ops
 from strata.core import as_dtype
+from strata.io.onnx.catalogue import ops
 from strata.io.onnx.dtypes import numpy_dtype
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
@@ -42,7 +42,9 @@ def group_normalization_groups(n: NodeView) -> Value:
     x, scale, bias = n[0], n[1], n[2]
     groups = n.attr("num_groups")
     each = x.shape[1] // groups
-    spread = [ops.reshape(ops.broadcast_to(ops.insert_axis(v, 1), (groups, each)), (x.shape[1],)) for v in (scale, bias)]
+    spread = [
+        ops.reshape(ops.broadcast_to(ops.insert_axis(v, 1), (groups, each)), (x.shape[1],)) for v in (scale, bias)
+    ]
     return ops.group_norm(x, groups, *spread, eps=n.attr("epsilon", 1e-5))
 
 
@@ -84,7 +86,9 @@ def _fits(x: Value, gamma: Value | None, axes: tuple[int, ...]) -> bool:
 
 @reads("LRN")
 def lrn(n: NodeView) -> Value:
-    return ops.local_response_norm(n[0], n.attr("size"), n.attr("alpha", 1e-4), n.attr("beta", 0.75), n.attr("bias", 1.0))
+    return ops.local_response_norm(
+        n[0], n.attr("size"), n.attr("alpha", 1e-4), n.attr("beta", 0.75), n.attr("bias", 1.0)
+    )
 
 
 @reads("LpNormalization")
@@ -92,7 +96,9 @@ def lp_normalization(n: NodeView) -> Value:
     x = n[0]
     axis, p = n.axis("axis", -1), n.attr("p", 2)
     size = ops.sum(ops.abs(x), axis, keepdims=True) if p == 1 else ops.sqrt(ops.sum(x * x, axis, keepdims=True))
-    return ops.where(ops.equal(size, 0.0), ops.zeros_like(x), x / ops.where(ops.equal(size, 0.0), ops.ones_like(size), size))
+    return ops.where(
+        ops.equal(size, 0.0), ops.zeros_like(x), x / ops.where(ops.equal(size, 0.0), ops.ones_like(size), size)
+    )
 
 
 @reads("MeanVarianceNormalization")

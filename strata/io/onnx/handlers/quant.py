@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from strata import ops
 from strata.core import Dim, as_dtype
-from strata.io.onnx.dtypes import in_graphs, numpy_dtype
+from strata.io.onnx.catalogue import ops
+from strata.io.onnx.dtypes import in_graphs, largest, numpy_dtype
 from strata.io.onnx.handlers.casting import convert_array
 from strata.io.onnx.handlers.conv import conv_options
 from strata.io.onnx.items import Host
@@ -53,8 +52,8 @@ def to_codes(x: Value, zero: Value | None, target: np.dtype[Any], n: NodeView, *
         return _stored(x, target, n)
     x = x if zero is None else x + zero
     if saturate and target.name.startswith("float"):
-        high = float(ml_dtypes.finfo(target).max)
-        x = ops.where(ops.isnan(x), x, ops.clip(x, -high, high))
+        most = largest(target)
+        x = ops.where(ops.isnan(x), x, ops.clip(x, -most, most))
     return _stored(x, target, n)
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from strata import ops
 from strata.core import Dim, as_dtype
+from strata.io.onnx.catalogue import ops
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
 from strata.mir import Value, constant
 
 
 def _key(n: NodeView) -> Value:
-    """A key from the seed (a float, by the standard) and the name of the output, so that nodes with equal seeds differ."""
+    """A key from the seed (a float, by the standard) and the output's name: nodes with equal seeds differ."""
     seed = n.attr("seed")
     bits = 0 if seed is None else int(np.float32(seed).view(np.uint32))
     return constant(np.array([zlib.crc32(n.proto.output[0].encode()), bits], np.uint32))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from strata import ops
 from strata.core import bool_
+from strata.io.onnx.catalogue import ops
 from strata.io.onnx.handlers.elementwise import accumulate_in
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strata import ops
+from strata.io.onnx.catalogue import ops
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from strata import ops
 from strata.errors import IndexRangeError
+from strata.io.onnx.catalogue import ops
+from strata.io.onnx.dtypes import is_text
 from strata.io.onnx.items import NOTHING, Host, Item, Nothing
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
@@ -92,7 +93,7 @@ def split_to_sequence(n: NodeView) -> list[Any]:
         else:
             each = int(given)
             parts = [min(each, size - at) for at in range(0, size, each)]
-    if n.np_dtype(0) == object:
+    if is_text(n.np_dtype(0)):
         pieces: list[Any] = [Host(p, n.is_fixed(0)) for p in np.split(n.array(0), np.cumsum(parts)[:-1], axis)]
         return pieces
     pieces = list(ops.split(n[0], parts, axis))
@@ -126,5 +127,3 @@ def optional_get_element(n: NodeView) -> Item:
     if isinstance(item, Nothing):
         raise IndexRangeError(f"{n.label}: the optional has no element", code="I311")
     return item
-
-

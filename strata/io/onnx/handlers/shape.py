@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from strata import ops
 from strata.core import Dim, SymExpr, as_dtype, broadcast_shapes, dim_min, dim_prod, floordiv, known_positive
 from strata.errors import ShapeError
+from strata.io.onnx.catalogue import ops
 from strata.io.onnx.dtypes import in_graphs
 from strata.io.onnx.items import Host, Sizes, sizes
 from strata.io.onnx.node import NodeView
@@ -24,7 +24,12 @@ def identity(n: NodeView) -> Any:
 
 @reads("Constant")
 def constant_(n: NodeView) -> Any:
-    for name, kind in {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}.items():
+    for name, kind in {
+        "value_float": np.float32,
+        "value_floats": np.float32,
+        "value_int": np.int64,
+        "value_ints": np.int64,
+    }.items():
         if n.has_attr(name):
             return np.asarray(n.attr(name), kind)
     if n.has_attr("value_string"):
@@ -275,13 +280,14 @@ def range_(n: NodeView) -> Any:
             return ops.iota(stop)
         if isinstance(step, int) and step > 0:
             return ops.iota(floordiv(stop - start + step - 1, step)) * step + n[0].reshape(())
-    start, stop, step = (n.array(i).reshape(()) for i in range(3))
-    count = max(int(np.ceil((stop.astype(np.float64) - start.astype(np.float64)) / step.astype(np.float64))), 0)
-    dtype = start.dtype
+    first, end, by = (n.array(i).reshape(()) for i in range(3))
+    count = max(int(np.ceil((float(end) - float(first)) / float(by))), 0)
+    dtype = first.dtype
     if count <= 1 << 12:
-        wide = np.arange(count) * step.astype(np.float64) + start.astype(np.float64)
-        return wide.astype(dtype) if dtype.kind in "iu" else (np.arange(count, dtype=dtype) * step + start).astype(dtype)
-    return ops.cast(ops.iota(count), as_dtype(dtype)) * constant(step) + constant(start)
+        if dtype.kind in "iu":
+            return (np.arange(count, dtype=np.int64) * int(by) + int(first)).astype(dtype)
+        return (np.arange(count, dtype=dtype) * by + first).astype(dtype)
+    return ops.cast(ops.iota(count), as_dtype(dtype)) * constant(by) + constant(first)
 
 
 @reads("Trilu")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from strata import ops
+from strata.io.onnx.catalogue import ops
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
 from strata.mir import Value, constant

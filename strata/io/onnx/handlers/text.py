@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -52,7 +54,8 @@ def string_normalizer(n: NodeView) -> np.ndarray:
     strict = bool(n.attr("is_case_sensitive", 0))
     stop = list(n.attr("stopwords", ()))
     stopped = set(stop) if strict else {w.lower() for w in stop}
-    change = {"LOWER": str.lower, "UPPER": str.upper, "NONE": str}[action]
+    changes: dict[str, Callable[[str], str]] = {"LOWER": str.lower, "UPPER": str.upper, "NONE": str}
+    change = changes[action]
     kept = [str(s) for s in x.reshape(-1) if (str(s) if strict else str(s).lower()) not in stopped]
     done = [change(s) for s in kept] or [""]
     return strings(done, (len(done),) if x.ndim == 1 else (1, len(done)))
@@ -90,7 +93,7 @@ def _grams(n: NodeView) -> dict[tuple[Any, ...], int]:
     pool = list(n.attr("pool_strings") or n.attr("pool_int64s") or ())
     starts = [*n.attr("ngram_counts"), len(pool)]
     found: dict[tuple[Any, ...], int] = {}
-    for length, (begin, end) in enumerate(zip(starts[:-1], starts[1:], strict=True), start=1):
+    for length, (begin, end) in enumerate(pairwise(starts), start=1):
         for at in range(begin, end - length + 1, length):
             found[tuple(pool[at : at + length])] = len(found)
     return found

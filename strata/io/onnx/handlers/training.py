@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from strata import ops
 from strata.errors import FileError
+from strata.io.onnx.catalogue import ops
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
 from strata.mir import Value, pullback
@@ -49,7 +49,11 @@ def momentum(n: NodeView) -> tuple[Value, ...]:
 def adam(n: NodeView) -> tuple[Value, ...]:
     alpha, beta = n.attr("alpha", 0.9), n.attr("beta", 0.999)
     step = ops.cast(n[1], "f32")
-    unbiased = n[0] * ops.sqrt(1.0 - ops.power(ops.full((), beta, "f32"), step)) / (1.0 - ops.power(ops.full((), alpha, "f32"), step))
+    unbiased = (
+        n[0]
+        * ops.sqrt(1.0 - ops.power(ops.full((), beta, "f32"), step))
+        / (1.0 - ops.power(ops.full((), alpha, "f32"), step))
+    )
     rate = ops.where(n[1] > 0, unbiased, n[0])
     weights, first, second = [], [], []
     for x, g, v, h in zip(*_groups(n, 4), strict=True):

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from strata import ops
 from strata.core import Dim, SymExpr, floordiv
 from strata.errors import FileError, LowerError
+from strata.io.onnx.catalogue import ops
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
 from strata.io.onnx.trace import NeedsData
@@ -91,9 +91,16 @@ def _resize(x: Value, **options: Any) -> Value:
 
 @reads("GridSample")
 def grid_sample(n: NodeView) -> Value:
-    mode = {"bilinear": "bilinear", "linear": "bilinear", "nearest": "nearest", "bicubic": "bicubic", "cubic": "bicubic"}
+    mode = {
+        "bilinear": "bilinear",
+        "linear": "bilinear",
+        "nearest": "nearest",
+        "bicubic": "bicubic",
+        "cubic": "bicubic",
+    }
     return ops.grid_sample(
-        n[0], n[1], mode[n.choice("mode", "linear", list(mode))], n.choice("padding_mode", "zeros", ("zeros", "border", "reflection")),
+        n[0], n[1], mode[n.choice("mode", "linear", list(mode))],
+        n.choice("padding_mode", "zeros", ("zeros", "border", "reflection")),
         align_corners=bool(n.attr("align_corners", 0)),
     )  # fmt: skip
 
@@ -118,7 +125,7 @@ def max_roi_pool(n: NodeView) -> Value:
     return ops.max_roi_pool(n[0], n[1], n.attr("pooled_shape"), n.attr("spatial_scale", 1.0))
 
 
-# ----------------------------------------------------------------------------------------------------------------- boxes
+# boxes
 
 
 @reads("NonMaxSuppression")
@@ -159,7 +166,7 @@ def _suppress(corners: np.ndarray, scores: np.ndarray, most: int, overlap: float
     return kept
 
 
-# ------------------------------------------------------------------------------------------------ deformable convolution
+# deformable convolution
 
 
 @reads("DeformConv")
@@ -184,7 +191,9 @@ def deform_conv(n: NodeView) -> Value:
         grid = (tap * dilation[axis]).reshape(-1, 1, 1) + base.reshape(1, *along)
         delta = ops.squeeze(ops.narrow(shift, 3, axis, 1), 3)
         places.append(delta + constant(np.broadcast_to(grid, (taps, oh, ow)).astype(np.float32)))
-    sampled = _bilinear(ops.reshape(x, (batch, moved, channels // moved, height * width)), places[0], places[1], height, width)
+    sampled = _bilinear(
+        ops.reshape(x, (batch, moved, channels // moved, height * width)), places[0], places[1], height, width
+    )
     if mask is not None:
         sampled = sampled * ops.reshape(mask, (batch, moved, 1, taps, oh, ow))
     columns = ops.reshape(sampled, (batch, groups, channels // groups * taps, oh * ow))
@@ -203,9 +212,12 @@ def _bilinear(x: Value, y: Value, at: Value, height: int, width: int) -> Value:
             row, column = ops.floor(y) + float(dy), ops.floor(at) + float(dx)
             weight = (1.0 - ops.abs(y - row)) * (1.0 - ops.abs(at - column))
             inside = ops.logical_and(
-                ops.logical_and(row >= 0.0, row <= float(height - 1)), ops.logical_and(column >= 0.0, column <= float(width - 1))
+                ops.logical_and(row >= 0.0, row <= float(height - 1)),
+                ops.logical_and(column >= 0.0, column <= float(width - 1)),
             )
-            ids = ops.cast(ops.clip(row, 0.0, float(height - 1)) * float(width) + ops.clip(column, 0.0, float(width - 1)), "i64")
+            ids = ops.cast(
+                ops.clip(row, 0.0, float(height - 1)) * float(width) + ops.clip(column, 0.0, float(width - 1)), "i64"
+            )
             flat = ops.reshape(ids, (batch, groups, 1, -1))
             spread = ops.broadcast_to(flat, (batch, groups, channels, flat.shape[-1]))
             taken = ops.reshape(ops.gather_elements(x, spread, 3), (batch, groups, channels, *places))
@@ -215,7 +227,7 @@ def _bilinear(x: Value, y: Value, at: Value, height: int, width: int) -> Value:
     return total
 
 
-# --------------------------------------------------------------------------------------------------------------- decoding
+# decoding
 
 
 @reads("ImageDecoder")

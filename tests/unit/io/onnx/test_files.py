@@ -50,7 +50,9 @@ def test_external_data(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run(write(tmp_path, external("deep/w.bin", 8))), DATA)
 
 
-@pytest.mark.parametrize("location", ["/etc/passwd", "../w.bin", "a/../../w.bin", "", "missing.bin", "a\\..\\w.bin", "w\0.bin"])
+@pytest.mark.parametrize(
+    "location", ["/etc/passwd", "../w.bin", "a/../../w.bin", "", "missing.bin", "a\\..\\w.bin", "w\0.bin"]
+)
 def test_paths_outside_are_refused(location: str, tmp_path: Path) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
@@ -104,8 +106,10 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
 
 
 NUMBERS = (-1, 0, 1, 3, 100, 1 << 31, -(1 << 40), 1 << 62)
-OPS = ("Reshape", "Slice", "Conv", "MaxPool", "Gemm", "Pad", "Tile", "Expand", "Split", "Cast", "If", "Loop", "Scan", "LSTM",
-       "ConstantOfShape", "Range", "TopK", "Einsum", "QuantizeLinear", "SequenceAt", "OneHot", "Resize")  # fmt: skip
+OPS = (
+    "Reshape", "Slice", "Conv", "MaxPool", "Gemm", "Pad", "Tile", "Expand", "Split", "Cast", "If", "Loop", "Scan", "LSTM",
+    "ConstantOfShape", "Range", "TopK", "Einsum", "QuantizeLinear", "SequenceAt", "OneHot", "Resize",
+)  # fmt: skip
 
 
 def mutated(proto: Any, rng: np.random.Generator) -> bytes:

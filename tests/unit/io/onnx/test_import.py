@@ -25,7 +25,11 @@ def device(request: pytest.FixtureRequest) -> str:
 def test_one_graph_serves_every_size(device: str, rng: np.random.Generator) -> None:
     w = rng.standard_normal((8, 16), dtype=np.float32)
     proto = model(
-        [node("MatMul", ["x", "w"], ["h"]), node("Relu", ["h"], ["r"]), node("ReduceMean", ["r"], ["y"], keepdims=0, axes=[1])],
+        [
+            node("MatMul", ["x", "w"], ["h"]),
+            node("Relu", ["h"], ["r"]),
+            node("ReduceMean", ["r"], ["y"], keepdims=0, axes=[1]),
+        ],
         [port("x", ["batch", "length", 8])],
         [port("y", ["batch", 16])],
         opset=13,
@@ -151,7 +155,7 @@ def test_functions_of_the_model(device: str) -> None:
 
 def test_unknown_ops_are_listed_at_once() -> None:
     proto = model(
-        [node("Foo", ["x"], ["a"], domain="own"), node("Bar", ["a"], ["b"], domain="own"), node("Foo", ["b"], ["y"], domain="own")],
+        [node(op, [a], [b], domain="own") for op, a, b in (("Foo", "x", "a"), ("Bar", "a", "b"), ("Foo", "b", "y"))],
         [port("x", [2])], [port("y", [2])], domains=["own"],
     )  # fmt: skip
     with pytest.raises(UnknownNameError, match=r"2 ops .*own\.Bar \(b\); own\.Foo \(a, y\)"):
@@ -159,7 +163,9 @@ def test_unknown_ops_are_listed_at_once() -> None:
 
 
 def test_custom_ops() -> None:
-    proto = model([node("Foo", ["x"], ["y"], domain="own", k=2.0)], [port("x", ["n"])], [port("y", ["n"])], domains=["own"])
+    proto = model(
+        [node("Foo", ["x"], ["y"], domain="own", k=2.0)], [port("x", ["n"])], [port("y", ["n"])], domains=["own"]
+    )
     m = load(proto, custom_ops={"own::Foo": lambda n: ops.exp(n[0]) * n.attr("k")})
     x = np.array([0, 1], np.float32)
     np.testing.assert_allclose(m.run(x=x)[0], 2 * np.exp(x), rtol=1e-6)

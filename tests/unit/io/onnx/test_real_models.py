@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("onnx", reason="ONNX models need the package onnx")
 runtime = pytest.importorskip("onnxruntime", reason="the reference is onnxruntime")
 
-from strata.io.onnx import load
+from strata.io.onnx import load  # noqa: E402 - after the packages that it needs
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,11 @@ def speech(*sizes: tuple[int, int, int], rate: bool = True) -> Callable[[np.rand
 
 def sequence(rng: np.random.Generator) -> list[Feeds]:
     return [
-        {"input": noise(rng, n, 576, scale=0.1), "h": noise(rng, 1, 1, 128, scale=0.1), "c": noise(rng, 1, 1, 128, scale=0.1)}
+        {
+            "input": noise(rng, n, 576, scale=0.1),
+            "h": noise(rng, 1, 1, 128, scale=0.1),
+            "c": noise(rng, 1, 1, 128, scale=0.1),
+        }
         for n in (1, 5, 9)
     ]
 
@@ -73,7 +77,7 @@ CASES = {
 
 
 def package_file(name: str) -> Path:
-    package = name.split("/")[0]
+    package = name.split("/", maxsplit=1)[0]
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         pytest.skip(f"the model comes with the package {package}, which is not installed")

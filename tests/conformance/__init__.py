@@ -1,1 +1,0 @@
-"""Suites of others, run on ours."""
