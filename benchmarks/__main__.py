@@ -1,0 +1,137 @@
+"""The suite against the peers that are installed: `python -m benchmarks`, `make bench`, `strata bench`.
+
+    python -m benchmarks                     the quick suite; writes docs/benchmarks.md, docs/benchmarks.svg
+    python -m benchmarks --only softmax      some workloads; prints a table and writes nothing
+    python -m benchmarks --check             compare with benchmarks/ratios.json, exit code 1 on a regression
+    python -m benchmarks --store             make the ratios of this run the ones to compare with
+
+Every run is added to bench-results/history.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from benchmarks.machine import describe, load
+from benchmarks.measure import ROOT, in_process, start_ups
+from benchmarks.registry import Workload, load_workloads
+from benchmarks.report import best_peer, geometric_mean, page, picture, ratio, table
+
+RATIOS = ROOT / "benchmarks/ratios.json"
+HISTORY = ROOT / "bench-results/history.jsonl"
+NOISE = 0.25  # a ratio may fall this much below the stored one
+QUICK, FULL = 0.2, 1.0  # seconds for each contender, workload and number of threads
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", default="", metavar="TEXT", help="workloads whose names contain the text")
+    parser.add_argument("--threads", default="", metavar="1,2", help="default: one, and as many as there are cores")
+    parser.add_argument("--full", action="store_true", help=f"{FULL:g} s for each contender instead of {QUICK:g}")
+    parser.add_argument("--check", action="store_true", help="fail where a stored ratio is missed beyond noise")
+    parser.add_argument("--store", action="store_true", help="store the ratios of this run")
+    parser.add_argument("--no-start-up", action="store_true", help="leave out the start-up of processes")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.add_argument("--list", action="store_true", help="list the workloads and exit")
+    options = parser.parse_args()
+    chosen = [w for w in load_workloads().values() if options.only in w.name]
+    if options.list:
+        print("\n".join(f"{w.group:<22} {w.name}" for w in chosen))
+        return 0
+    if not chosen:
+        parser.error(f"no workload has {options.only!r} in its name; --list shows them")
+    counts = [int(t) for t in options.threads.split(",") if t] or sorted({1, _cores()})
+    run = run_suite(chosen, counts, FULL if options.full else QUICK, show=not options.json)
+    run["suite"] = "full" if options.full else "quick"
+    if not options.only and not options.no_start_up:
+        run["start_up"] = start_ups(counts[-1])
+    HISTORY.parent.mkdir(exist_ok=True)
+    with HISTORY.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(run) + "\n")
+    if options.json:
+        print(json.dumps(run, indent=2))
+    elif options.only:
+        print("\n".join(table(sorted((r for r in run["results"] if _ratio(r)), key=lambda r: _ratio(r) or 0))))
+    if not options.only and not options.check:
+        (ROOT / "docs/benchmarks.md").write_text(page(run), "utf-8")
+        (ROOT / "docs/benchmarks.svg").write_text(picture(run), "utf-8")
+    if options.store:
+        RATIOS.write_text(
+            json.dumps({_key(r): round(_ratio(r) or 0, 3) for r in run["results"] if _ratio(r)}, indent=1) + "\n"
+        )
+    return check(run, counts) if options.check else 0
+
+
+def run_suite(chosen: list[Workload], counts: list[int], seconds: float, *, show: bool = True) -> dict[str, Any]:
+    """A process for each group and number of threads."""
+    start, machine = time.perf_counter(), describe()
+    results: list[dict[str, Any]] = []
+    for threads in counts:
+        for group in dict.fromkeys(w.group for w in chosen):
+            names = [w.name for w in chosen if w.group == group]
+            while names:  # a process that dies takes one workload with it; a new one does the rest
+                done = 0
+                for result in in_process([str(threads), str(seconds), *names]):
+                    done += 1
+                    results.append(result)
+                    if show:
+                        print(_line(result), flush=True)
+                if done < len(names):
+                    results.append({"workload": names[done], "threads": threads, "error": "the process died"})
+                names = names[done + 1 :]
+    return {"machine": machine, "results": results, "seconds": time.perf_counter() - start, "load_after": load()}
+
+
+def check(run: dict[str, Any], counts: list[int]) -> int:
+    """Compare with the stored ratios; what seems worse is measured twice more, longer, before it counts."""
+    if not RATIOS.exists():
+        print(f"there are no stored ratios in {RATIOS.relative_to(ROOT)}: --store makes them", file=sys.stderr)
+        return 2
+    stored = json.loads(RATIOS.read_text())
+    known = load_workloads()
+    worse = [r for r in run["results"] if _is_worse(r, stored)]
+    for _ in range(2):
+        again: list[dict[str, Any]] = []
+        for r in worse:
+            again += run_suite([known[r["workload"]]], [r["threads"]], FULL)["results"]
+        worse = [r for r in again if _is_worse(r, stored)]
+    for r in worse:
+        print(f"worse: {_key(r)}: {_ratio(r):.2f}, stored {stored[_key(r)]:.2f}")
+    shared = [_ratio(r) or 1 for r in run["results"] if _key(r) in stored and _ratio(r)]
+    print(f"{len(shared)} ratios compared, {len(worse)} worse; geometric mean now {geometric_mean(shared):.2f}")
+    return 1 if worse else 0
+
+
+def _is_worse(result: dict[str, Any], stored: dict[str, float]) -> bool:
+    now, before = _ratio(result), stored.get(_key(result))
+    return before is not None and now is not None and now < before * (1 - NOISE)
+
+
+def _ratio(result: dict[str, Any]) -> float | None:
+    return None if "error" in result else ratio(result)
+
+
+def _key(result: dict[str, Any]) -> str:
+    return f"{result['workload']} / {result['threads']}"
+
+
+def _line(result: dict[str, Any]) -> str:
+    if "error" in result:
+        return f"{result['workload']:<46} {result['threads']}T  {result['error']}"
+    times = "  ".join(f"{name} {c['best'] * 1e3:.4g}" for name, c in result["contenders"].items())
+    found = ratio(result)
+    shown = "      " if found is None else f"{found:5.2f}×"
+    return f"{result['workload']:<46} {result['threads']}T  {shown} {best_peer(result):<12} ms: {times}"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
