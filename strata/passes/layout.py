@@ -20,7 +20,8 @@ from strata.passes.decompose import Decompose
 
 KEPT = "pool_prod+pool_sum+resize_axis+resize_nearest_2x"  # compositions that lose their axes when taken apart
 MOST_TAPS = 128  # kernels with more are gradients of weights, or filters: another algorithm's business
-FEWEST_OUTPUTS = 4  # below, most lanes of a vector along channels would be idle
+FEWEST_OUTPUTS = 4  # of a group: below, most lanes of a vector along channels would be idle
+MANY_CHANNELS = 8  # of which even one output is worth it
 
 
 @register
@@ -55,8 +56,9 @@ def _is_served(node: Node) -> bool:
         return False
     if dim_prod(kernel) > MOST_TAPS or 0 in w.shape:  # type: ignore[operator]
         return False
-    depthwise = channels == 1 and outputs == op.groups
-    return depthwise or outputs >= FEWEST_OUTPUTS * op.groups  # type: ignore[operator]
+    if channels == 1 and outputs == op.groups and outputs > 1:  # depth-wise  # type: ignore[operator]
+        return True
+    return outputs >= FEWEST_OUTPUTS * op.groups or channels >= MANY_CHANNELS  # type: ignore[operator]
 
 
 def _is_matrix_product(node: Node) -> bool:

@@ -88,7 +88,7 @@ class ConvKernel:
 
     @property
     def is_depthwise(self) -> bool:
-        return self.channels == 1 and self.outputs == 1
+        return self.channels == 1 and self.outputs == 1 and self.groups > 1
 
     @property
     def window(self) -> Window:
@@ -258,7 +258,7 @@ def plan_convolution_kernel(found: ConvKernel, name: str, target: Target) -> Con
     """The template and its parameters for the sizes of a kernel, or for their upper bounds; None where none fits."""
     window = found.window
     last = found.x.spacing.strides[-1]
-    if found.x.dtype not in (f32, f64, f16_type) or 0 in found.b.shape or int(found.b.shape[-1]) < 2:  # type: ignore[arg-type]
+    if found.x.dtype not in (f32, f64, f16_type) or 0 in found.b.shape:
         return None
     if window.taps > MOST_RUNS or (last != 1 and found.x.shape[-1] != 1) or 0 in found.out.shape:
         return None
@@ -370,6 +370,8 @@ class _Places:
     def of(cls, found: ConvKernel) -> _Places:
         assert found.epilogue is not None
         width = int(found.out.shape[-1])  # type: ignore[arg-type]
+        if not found.epilogue.stores[0].axes:
+            return cls((), None, 1, width)
         *outer, last = found.epilogue.stores[0].axes
         joined = divide_exactly(last.extent, width)
         if joined is None:
