@@ -12,3 +12,7 @@ def __getattr__(name: str) -> Any:
     if name == "onnx":
         return import_module("strata.io.onnx")
     raise AttributeError(f"strata.io has no name {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "onnx"})

@@ -3,8 +3,8 @@
 from importlib import import_module
 
 FAMILIES = (
-    "attention", "casting", "control", "conv", "elementwise", "index", "learning", "loss", "microsoft", "nn", "normalize",
-    "quant", "random", "reduce", "rnn", "sequence", "shape", "signal", "text", "training", "vision",
+    "attention", "casting", "control", "conv", "elementwise", "index", "learning", "loss", "microsoft", "nn",
+    "normalize", "quant", "random", "reduce", "rnn", "sequence", "shape", "signal", "text", "training", "vision",
 )  # fmt: skip
 
 for _family in FAMILIES:

@@ -107,8 +107,8 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
 
 NUMBERS = (-1, 0, 1, 3, 100, 1 << 31, -(1 << 40), 1 << 62)
 OPS = (
-    "Reshape", "Slice", "Conv", "MaxPool", "Gemm", "Pad", "Tile", "Expand", "Split", "Cast", "If", "Loop", "Scan", "LSTM",
-    "ConstantOfShape", "Range", "TopK", "Einsum", "QuantizeLinear", "SequenceAt", "OneHot", "Resize",
+    "Reshape", "Slice", "Conv", "MaxPool", "Gemm", "Pad", "Tile", "Expand", "Split", "Cast", "If", "Loop", "Scan",
+    "LSTM", "ConstantOfShape", "Range", "TopK", "Einsum", "QuantizeLinear", "SequenceAt", "OneHot", "Resize",
 )  # fmt: skip
 
 
