@@ -130,7 +130,7 @@ def _min_max_interval(
     name: str, a: tuple[Dim | None, Dim | None], b: tuple[Dim | None, Dim | None]
 ) -> tuple[Dim | None, Dim | None]:
     at = 1 if name == "min" else 0  # min is bounded above by either side, max below
-    known = [x[at] for x in (a, b) if x[at] is not None]
+    known = [bound for bound in (a[at], b[at]) if bound is not None]
     tight = known[0] if known else None
     if len(known) == 2 and (known_le(known[1], known[0]) if name == "min" else known_le(known[0], known[1])):
         tight = known[1]

@@ -484,4 +484,4 @@ def apply(name: str, *values: Any, dtype: DType | None = None) -> Expr:
     return simpler if simpler is not None else Scalar(name, args, result)
 
 
-from strata.kernel import algebra  # noqa: E402  (the algebra is written in terms of the nodes above)
+from strata.kernel import algebra

@@ -15,8 +15,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
-from strata.core import Dim, bounds, dim_prod
+from strata.core import Dim, bounds
 from strata.errors import ParseError
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan
@@ -25,6 +26,7 @@ from strata.kernel.scalars import SCALARS
 
 Loop = MapLoop | ReduceLoop
 _GUESS = 1024  # the extent of an axis of which nothing is known
+_SHORT_ROW = 32  # elements of an innermost loop that is not handed out on its own
 _CHUNK_COST = 1 << 13  # vector operations in one chunk: a microsecond or more, large against handing it out
 _LANE_COST = 2.0  # one lane of an access that is not contiguous, in contiguous vector accesses
 _ROW_BYTES = 256 << 10  # the longest row kept on a thread's stack
@@ -178,9 +180,11 @@ class _Chooser:
         if tiled:
             vectorised = frozenset((id(chain[-1]),))
             chain = chain[:-1]
+        while not tiled and len(chain) > 1 and _is_short(chain[-1].axis.extent):
+            chain = chain[:-1]  # finding the place of each row in the range would cost more than the row
         if chain:
-            points = dim_prod([loop.axis.extent for loop in chain])
-            each = max(cost / max(1, _guess(points)), 1e-3)
+            points = prod(_guess(loop.axis.extent) for loop in chain)
+            each = max(cost / max(1, points), 1e-3)
             lanes = max([self._width(loop) for loop in chain if id(loop) in vectorised], default=max(1, tiled))
             grain = max(1, int(_CHUNK_COST / each))
             actions.append(Parallel(len(chain), max(lanes, grain - grain % lanes)))
@@ -305,6 +309,10 @@ def _values(loop: Loop) -> Iterator[Expr]:
 def _bytes(node: Expr) -> int:
     size = node.dtype.itemsize // (2 if node.dtype.is_complex else 1)
     return 4 if node.dtype.is_float and size < 4 else size
+
+
+def _is_short(extent: Dim) -> bool:
+    return isinstance(extent, int) and extent < _SHORT_ROW
 
 
 def _guess(extent: Dim) -> int:

@@ -168,13 +168,13 @@ class Op:
         return as_tuple(self.infer(*types))
 
     def static_fields(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def bind(self, binding: Mapping[str, Dim]) -> Op:
         """The op with symbols in its fields replaced."""
         changes = {name: _bind_field(value, binding) for name, value in self.static_fields().items()}
         changes = {name: v for name, v in changes.items() if v is not getattr(self, name)}
-        return replace(self, **changes) if changes else self  # type: ignore[type-var]
+        return replace(self, **changes) if changes else self
 
 
 class UnaryOp(Op):
@@ -409,7 +409,7 @@ class Value:
         return lambda *args, **kwargs: method(self, *args, **kwargs)
 
     @property
-    def T(self) -> Value:  # noqa: N802 - NumPy's name
+    def T(self) -> Value:
         return METHODS["transpose"](self)
 
     def __getitem__(self, index: Any) -> Value:

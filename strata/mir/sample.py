@@ -51,7 +51,7 @@ class Sample:
     tie, an integer input); `rtol` loosens the comparison with finite differences where the op is badly conditioned there.
     """
 
-    def __init__(self, *inputs: TensorType | Draw | np.ndarray, grad: bool = True, rtol: float = 1e-6, **fields: Any) -> None:
+    def __init__(self, *inputs: Any, grad: Any = True, rtol: Any = 1e-6, **fields: Any) -> None:
         self.inputs = tuple(Draw(x) if isinstance(x, TensorType) else x for x in inputs)
         self.grad = grad
         self.rtol = rtol

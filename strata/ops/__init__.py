@@ -27,7 +27,7 @@ from strata.ops.fft import fftfreq, hann_window, rfftfreq
 from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loop
 from strata.ops.movement import full, iota, ones, zeros
 from strata.ops.pruning import prune
-from strata.ops.remat import Checkpoint, checkpoint
+from strata.ops.remat import Barrier, Checkpoint, Fence, checkpoint
 from strata.ops.rope import RopeScaling, rope_frequencies, rope_tables
 from strata.ops.scanning import Scan
 from strata.ops.signal import blackman_window, hamming_window, mel_weight_matrix

@@ -39,10 +39,10 @@ def _heads(x: Value, layout: str, given: int | None, head_dim: Dim | None, name:
         return found.__index__()
     if given is not None:
         return given
-    found = None if head_dim is None else divide_exactly(x.shape[-1], head_dim)
-    if found is None:
+    heads = None if head_dim is None else divide_exactly(x.shape[-1], head_dim)
+    if heads is None:
         raise OptionError(f"{what}: layout {layout} needs the number of heads of {name} : {x.type}", code="O226")
-    return found.__index__()
+    return heads.__index__()
 
 
 def _mask_operand(mask: Operand, kind: str | None, dtype: DType, what: str) -> tuple[Value, str]:
@@ -209,5 +209,5 @@ def scaled_dot_product_attention(
         )
     kind = None if mask is None else "bias" if mask.dtype.is_float else "custom"
     offset = 0 if is_causal and query.shape[-2] != key.shape[-2] else None
-    out = attention(*flat, mask, layout="bhsd", mask_kind=kind, causal=is_causal, scale=scale, offset=offset)
+    out = attention(flat[0], flat[1], flat[2], mask, layout="bhsd", mask_kind=kind, causal=is_causal, scale=scale, offset=offset)
     return reshape(out, (*lead, *out.shape[-2:]))

@@ -129,7 +129,7 @@ def _distinct(leaves: Sequence[tuple[str, Value]]) -> list[tuple[str, Value]]:
     result = []
     for name, value in leaves:
         while name in taken:
-            name = f"d{name}"  # noqa: PLW2901
+            name = f"d{name}"
         taken.add(name)
         result.append((name, value))
     return result

@@ -6,7 +6,7 @@ x[N, C, *sizes] is spread by `input_dilation`, padded, and correlated with w[O, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -142,7 +142,7 @@ class Conv(Convolving):
         return first + second if first is not None and second is not None else first if first is not None else second
 
     def vjp(self, x: Value, w: Value, *, out: Value, ct: Value) -> tuple[Value | None, ...]:
-        conj = METHODS["conj"] if x.dtype.is_complex else lambda v: v
+        conj: Callable[[Value], Value] = METHODS["conj"]  # a real value stays as it is
         fields = (self.stride, self.padding, self.dilation, self.groups, self.input_dilation)
         return input_gradient(ct, conj(w), x.shape, *fields), weight_gradient(conj(x), ct, w.shape, *fields)
 

@@ -249,7 +249,7 @@ class Extensions:
             _extensions.reset(token)
 
 
-_extensions: ContextVar[Extensions] = ContextVar("strata_extensions", default=Extensions())  # noqa: B039
+_extensions: ContextVar[Extensions] = ContextVar("strata_extensions", default=Extensions())
 
 
 def extensions() -> Extensions:

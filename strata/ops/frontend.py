@@ -75,8 +75,8 @@ def to_inexact(x: Value) -> Value:
 def full_shape(shape: int | Dim | Sequence[Dim]) -> tuple[Dim, ...]:
     """A shape given as one size or a sequence of sizes."""
     if isinstance(shape, (int, np.integer, SymExpr)):
-        shape = (shape,)  # type: ignore[assignment]
+        shape = (shape,)
     try:
-        return check_shape(tuple(shape))  # type: ignore[arg-type]
+        return check_shape(tuple(shape))
     except TypeError:
         raise ShapeError(f"{shape!r} is not a shape", code="S101") from None

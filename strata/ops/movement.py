@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class Reshape(Movement):
         return x.with_shape(self.shape)
 
     def numpy(self, x: np.ndarray) -> np.ndarray:
-        return x.reshape(self.shape)  # type: ignore[arg-type]
+        return x.reshape(self.shape)
 
     def vjp(self, x: Value, *, out: Value, ct: Value) -> Value:
         return Reshape(x.shape)(ct)
@@ -352,7 +353,7 @@ class Concat(Op):
             inside = k.lt(at, k.index(ends[i])) if i + 1 < len(inputs) else k.const(True, bool_)
             if i:
                 inside = k.and_(inside, k.ge(at, k.index(ends[i - 1])))
-            result = k.guard(inside, lambda i=i: part(i), result)
+            result = k.guard(inside, partial(part, i), result)
         return result
 
     @classmethod
@@ -403,7 +404,7 @@ class DimSize(Op):
         return TensorType(i64, ())
 
     def numpy(self) -> np.ndarray:
-        return np.int64(self.dim.__index__())
+        return np.asarray(self.dim.__index__(), np.int64)
 
     def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim) -> Value:
         return broadcast_to(self(), (size,))
@@ -570,7 +571,7 @@ def split(x: Operand, parts: int | Sequence[Dim], axis: int = 0) -> tuple[Value,
         if size is None:
             raise ShapeError(f"split: axis {at} of {value.type} does not divide into {parts} equal parts", code="S123")
         parts = [size] * parts
-    if sum(parts) != value.shape[at]:  # type: ignore[arg-type]
+    if sum(parts) != value.shape[at]:
         raise ShapeError(f"split: sizes {list(parts)} do not add up to {value.shape[at]}", code="S123")
     pieces, start = [], 0
     for size in parts:

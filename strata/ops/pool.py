@@ -93,7 +93,7 @@ class Extreme(Geometry):
         counts = self.counts(x)
         for axis, (size, count) in enumerate(zip(self.sizes(x), counts, strict=True)):
             if isinstance(size, int) and isinstance(count, int):
-                taps = np.arange(self.kernel[axis]) * self.dilation[axis] - self.padding[axis][0]
+                taps = np.arange(self.kernel[axis]) * self.dilation[axis] - self.padding[axis][0].__index__()
                 places = np.arange(count)[:, None] * self.stride[axis] + taps
                 empty = np.flatnonzero(~((places >= 0) & (places < size)).any(1))
                 self.require(
@@ -179,10 +179,10 @@ class ExtremePool(Extreme, Windowed):
         return self.first_taps(x)[0]
 
     def jvp(self, x: Value, *, out: Value, dx: Value) -> Value:
-        return PoolSelect(*self._windows(), self.kind)(x, dx)
+        return PoolSelect(self.kernel, self.stride, self.padding, self.dilation, self.kind)(x, dx)
 
     def vjp(self, x: Value, *, out: Value, ct: Value) -> Value:
-        return PoolBackward(*self._windows(), self.kind)(x, ct)
+        return PoolBackward(self.kernel, self.stride, self.padding, self.dilation, self.kind)(x, ct)
 
     def vmap(self, x: Value, *, batched: tuple[bool, ...], size: Dim) -> Value:
         return self(x)
@@ -289,7 +289,7 @@ class PoolSelect(ExtremeOf):
         return None if dx[1] is None else self(x, dx[1])
 
     def vjp(self, x: Value, y: Value, *, out: Value, ct: Value) -> tuple[Value | None, ...]:
-        return None, PoolBackward(*self._windows(), self.kind)(x, ct)
+        return None, PoolBackward(self.kernel, self.stride, self.padding, self.dilation, self.kind)(x, ct)
 
     def vmap(self, x: Value, y: Value, *, batched: tuple[bool, ...], size: Dim) -> Value:
         return self(_spread(x, batched[0], size), _spread(y, batched[1], size))
@@ -320,7 +320,7 @@ class PoolBackward(ExtremeOf):
     def numpy(self, x: np.ndarray, dy: np.ndarray) -> np.ndarray:
         lead = x.shape[: x.ndim - self.rank]
         rows, places = int(np.prod(lead)), self.first_places(x)
-        total = np.zeros((rows, int(np.prod(self.sizes(x)))), dy.dtype)
+        total = np.zeros((rows, int(np.prod(x.shape[x.ndim - self.rank :]))), dy.dtype)
         if rows:
             np.add.at(total, (np.arange(rows)[:, None], places.reshape(rows, -1)), dy.reshape(rows, -1))
         return total.reshape(x.shape)
@@ -329,7 +329,7 @@ class PoolBackward(ExtremeOf):
         return None if dx[1] is None else self(x, dx[1])
 
     def vjp(self, x: Value, dy: Value, *, out: Value, ct: Value) -> tuple[Value | None, ...]:
-        return None, PoolSelect(*self._windows(), self.kind)(x, ct)
+        return None, PoolSelect(self.kernel, self.stride, self.padding, self.dilation, self.kind)(x, ct)
 
     def vmap(self, x: Value, dy: Value, *, batched: tuple[bool, ...], size: Dim) -> Value:
         return self(_spread(x, batched[0], size), _spread(dy, batched[1], size))

@@ -191,11 +191,12 @@ def _cells(sizes: Sequence[Dim], fields: Fields, counted: Pairs) -> Value:
             line = ones((size + low + high,), "f64")
             cells = PoolSum((kernel[axis],), (stride[axis],), ((left, right),), (dilation[axis],))(line)
         else:
-            count = window_count(size, kernel[axis], stride[axis], padding[axis], dilation[axis])
-            places = (
-                np.arange(count)[:, None] * stride[axis] + np.arange(kernel[axis]) * dilation[axis] - padding[axis][0]
-            )
-            cells = constant(((places >= -low) & (places < size + high)).sum(1).astype(np.float64))
+            count: Any = window_count(size, kernel[axis], stride[axis], padding[axis], dilation[axis])
+            first: Any = padding[axis][0]
+            below: Any = -low
+            above: Any = size + high
+            places = np.arange(count)[:, None] * stride[axis] + np.arange(kernel[axis]) * dilation[axis] - first
+            cells = constant(((places >= below) & (places < above)).sum(1).astype(np.float64))
         result = result * reshape(cells, (*cells.shape, *tail))
     return result
 

@@ -253,7 +253,8 @@ class QConv2d(Requantized):
     def numpy(self, x: np.ndarray, w: np.ndarray, bias: np.ndarray) -> np.ndarray:
         batch, channels = x.shape[:2]
         outputs, per_group, kh, kw = w.shape
-        grid = np.pad(x.astype(np.int64) - self.x_zp, ((0, 0), (0, 0), *self.padding))
+        widths: Any = ((0, 0), (0, 0), *self.padding)
+        grid = np.pad(x.astype(np.int64) - self.x_zp, widths)
         weights = w.astype(np.int64) - self.w_zp
         spans = [d * (k - 1) + 1 for d, k in zip(self.dilation, (kh, kw), strict=True)]
         sizes = [(n - e) // s + 1 for n, e, s in zip(grid.shape[2:], spans, self.stride, strict=True)]

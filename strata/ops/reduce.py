@@ -27,7 +27,7 @@ class Reduction(UnaryOp):
 
     kind: ClassVar[str]
     allowed: ClassVar[str] = "numeric"
-    dtypes = "numeric"
+    dtypes: ClassVar[str | tuple[DType, ...]] = "numeric"
     has_identity: ClassVar[bool] = True
 
     def infer(self, x: TensorType) -> TensorType:
@@ -176,7 +176,7 @@ class ReduceAll(Logical):
     kind = "all"
 
     def numpy(self, x: np.ndarray) -> np.ndarray:
-        return x.all(self.axes) if self.axes else x
+        return np.asarray(x.all(self.axes)) if self.axes else x
 
 
 @op("reduce_any")
@@ -186,7 +186,7 @@ class ReduceAny(Logical):
     kind = "any"
 
     def numpy(self, x: np.ndarray) -> np.ndarray:
-        return x.any(self.axes) if self.axes else x
+        return np.asarray(x.any(self.axes)) if self.axes else x
 
 
 # ------------------------------------------------------------------------------------------------------------ functions

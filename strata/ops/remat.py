@@ -9,7 +9,8 @@ import numpy as np
 
 from strata.core import Dim, TensorType, f64, flatten, located, unflatten
 from strata.errors import OptionError
-from strata.mir import Graph, Op, Sample, Value, op, pullback_once
+from strata.kernel import Expr, KernelBuilder, View
+from strata.mir import Graph, Op, Sample, UnaryOp, Value, op, pullback_once
 from strata.ops.frontend import as_value
 from strata.ops.movement import broadcast_to
 from strata.ops.tracing import is_wide, make_graph, narrowed, numbered, run_graph, trace_body
@@ -40,6 +41,35 @@ class Barrier(Op):
     @classmethod
     def samples(cls) -> list[Sample]:
         return [Sample(f64[3], f64[2, 2]), Sample(f64[()])]
+
+
+@op("fence")
+class Fence(UnaryOp):
+    """x; what is computed from it is computed again, not shared with what is computed from x itself."""
+
+    dtypes = "any"
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return x
+
+    def jvp(self, x: Value, *, out: Any, dx: Any, **_: Any) -> Any:
+        return dx
+
+    def vjp(self, x: Value, *, out: Any, ct: Any, **_: Any) -> Any:
+        return ct
+
+    def vmap(self, x: Value, *, batched: tuple[bool, ...], size: Dim, **_: Any) -> Any:
+        return self(x)
+
+    def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
+        return inputs[0][index]
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        return [Sample(f64[3, 2]), Sample(f64[()])]
 
 
 @op("checkpoint")

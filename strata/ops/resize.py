@@ -355,7 +355,7 @@ def interpolate(
         raise OptionError(f"interpolate: antialias needs bilinear or bicubic, got {mode!r}", code="O247")
     value = value if mode.startswith("nearest") else to_inexact(value)
     given = size if size is not None else scale_factor
-    wanted = list(given) if isinstance(given, (list, tuple)) else [given] * rank
+    wanted: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given] * rank
     if len(wanted) != rank:
         raise OptionError(f"interpolate: {len(wanted)} sizes or scales for {rank} axes", code="O241")
     if mode == "area":

@@ -227,7 +227,8 @@ def _onnx(
     outs, lasts = [], []
     for i in range(directions):
         biases = (None, None) if bias is None else split(_pick(bias, i), 2)
-        weights = Weights(_pick(weight, i), _pick(recurrent, i), *biases, None if holes is None else _pick(holes, i))
+        hole = None if holes is None else _pick(holes, i)
+        weights = Weights(_pick(weight, i), _pick(recurrent, i), biases[0], biases[1], hole)
         cell = Cell(kind, functions[i], **options)
         state = tuple(_pick(start, i) for start in starts)
         backwards = direction == "reverse" or i == 1
@@ -380,8 +381,8 @@ def _torch(
                 _reordered(group[0], cell.kind), _reordered(group[1], cell.kind), biases[0], biases[1],
                 projection=group[-1] if proj_size else None,
             )  # fmt: skip
-            state = tuple(_pick(start, at) for start in starts)
-            out, last = run_layer(cell, value, state, weights, alive, reverse=side == 1)
+            held = tuple(_pick(start, at) for start in starts)
+            out, last = run_layer(cell, value, held, weights, alive, reverse=side == 1)
             outs.append(out)
             ends.append(last)
         value = outs[0] if directions == 1 else concat(outs, 2)

@@ -145,7 +145,7 @@ class Round(Rounding):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        return [Sample(x.inputs[0], grad=False) for x in super().samples()]  # type: ignore[arg-type]
+        return [Sample(x.inputs[0], grad=False) for x in super().samples()]
 
 
 @function("neg")

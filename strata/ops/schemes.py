@@ -108,12 +108,12 @@ class Scheme:
         q = self._numbers(codes, k, n)
         if self.kind.startswith("fp8"):
             return q * _wide(sides[0])
-        rows = np.arange(k) // self.block_size
+        block: np.ndarray = np.arange(k) // self.block_size
         if self.kind == "nvfp4":
             scale = np.asarray(sides[0]).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-            return q * np.nan_to_num(scale, nan=0.0)[rows] * _wide(sides[1]).reshape(())
-        zero = _wide(sides[1])[rows] if len(sides) > 1 and self.kind != "int8" else np.float32(0)
-        return (q - zero) * _wide(sides[0])[rows]
+            return q * np.nan_to_num(scale, nan=0.0)[block] * _wide(sides[1]).reshape(())
+        zero = _wide(sides[1])[block] if len(sides) > 1 and self.kind != "int8" else np.float32(0)
+        return (q - zero) * _wide(sides[0])[block]
 
     def _numbers(self, codes: np.ndarray, k: int, n: int) -> np.ndarray:
         """The codes as numbers [K, N], before scales."""

@@ -435,7 +435,7 @@ def fold(
     channels = floordiv(value.shape[1], dim_prod(fields[0]))
     seen = reshape(value, (value.shape[0], channels, *fields[0], *counts))
     moved = transpose(seen, [0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)])
-    return FoldWindows(*fields, sizes)(moved)
+    return FoldWindows(fields[0], fields[1], fields[2], fields[3], sizes)(moved)
 
 
 @function()

@@ -138,7 +138,8 @@ def check_jvp(cls: type[Op], sample: Sample) -> None:
     outs = as_tuple(op(*inputs))
     names = [None if t is None else placeholder(f"t{i}", type_of(t)) for i, t in enumerate(tangents)]
     douts = pushforward(outs, inputs, names)
-    known = dict(zip(inputs, arrays, strict=True)) | {n: t for n, t in zip(names, tangents, strict=True) if n is not None}  # type: ignore[dict-item]
+    known: dict[Value, Any] = dict(zip(inputs, arrays, strict=True))
+    known |= {n: t for n, t in zip(names, tangents, strict=True) if n is not None}
     types = [x.type for x in outs]
 
     def shifted(step: float) -> tuple[np.ndarray, ...]:

@@ -75,12 +75,12 @@ class ConvKernel:
     @property
     def outputs(self) -> int:
         """Columns of one group."""
-        return int(self.b.shape[-1]) // self.groups  # type: ignore[arg-type]
+        return int(self.b.shape[-1]) // self.groups
 
     @property
     def channels(self) -> int:
         """Channels of one group."""
-        return int(self.b.shape[-2])  # type: ignore[arg-type]
+        return int(self.b.shape[-2])
 
     @property
     def groups(self) -> int:
@@ -92,7 +92,7 @@ class ConvKernel:
 
     @property
     def window(self) -> Window:
-        kernel = tuple(int(d) for d in self.b.shape[:-2])  # type: ignore[arg-type]
+        kernel = tuple(int(d) for d in self.b.shape[:-2])
         return Window(kernel, self.op.stride, self.op.dilation, self.op.input_dilation)
 
 
@@ -249,7 +249,7 @@ class ConvPlan:
     def points(self) -> Dim:
         """Chunks of the product, as Contraction.chunk_count says."""
         m, spec = self.matrix, self.spec
-        columns = int(m.out.shape[-1]) if m.is_depthwise else m.outputs  # type: ignore[arg-type]
+        columns = int(m.out.shape[-1]) if m.is_depthwise else m.outputs
         parts = -(-columns // (spec.panel_columns * spec.chunk_panels))
         return ceil_div(m.pixels, spec.chunk_rows) * parts * (1 if m.is_depthwise else m.groups)
 
@@ -288,7 +288,7 @@ def plan_convolution_kernel(found: ConvKernel, name: str, target: Target) -> Con
 def emit_convolution_kernel(module: Module, plan: ConvPlan) -> tuple[str, str]:
     """Adds the packer and the convolution to a module; returns their names."""
     found = plan.matrix
-    epilogue = None if found.epilogue is None else lambda site, sums: _Epilogue(site, plan).emit(sums)
+    epilogue = None if found.epilogue is None else lambda site, sums: _Epilogue(site, plan).finish(sums)
     if found.is_depthwise:
         emit_depthwise(module, plan.convolution, epilogue, plan.name)
         _emit_pack_taps(module, plan)
@@ -369,7 +369,7 @@ class _Places:
     @classmethod
     def of(cls, found: ConvKernel) -> _Places:
         assert found.epilogue is not None
-        width = int(found.out.shape[-1])  # type: ignore[arg-type]
+        width = int(found.out.shape[-1])
         if not found.epilogue.stores[0].axes:
             return cls((), None, 1, width)
         *outer, last = found.epilogue.stores[0].axes

@@ -136,10 +136,10 @@ class CpuExecutable:
         buffers |= dict(zip((b.name for b in step.kernel.outputs), step.outputs, strict=True))  # type: ignore[union-attr]
         if native.matrix is None:
             assert native.loops is not None
-            arguments = [place(buffers[name]) for name in native.loops.buffers]
-            arguments += [Argument(None, _symbol(s)) for s in native.loops.symbols]
+            pointers = [place(buffers[name]) for name in native.loops.buffers]
+            sizes = [Argument(None, _symbol(s)) for s in native.loops.symbols]
             self._functions[step.name] = native.address("kernel")
-            return [ProgramStep(step.name, tuple(arguments), native.loops.points, native.loops.grain)]
+            return [ProgramStep(step.name, (*pointers, *sizes), native.loops.points, native.loops.grain)]
         matrix = native.matrix
         region = self._weight_region(buffers[matrix.matrix.b.buffer], matrix)
         packed = Argument(region, 0) if region is not None else workspace
@@ -148,10 +148,10 @@ class CpuExecutable:
         self._functions[f"{step.name}_pack"] = native.address("kernel_pack")
         steps = []
         if region is None:
-            arguments = _arguments(matrix.pack_arguments(), place, buffers, packed, matrix)
-            steps.append(ProgramStep(f"{step.name}_pack", arguments, matrix.pack_points(), 1))
-        arguments = _arguments(matrix.arguments(), place, buffers, packed, matrix)
-        steps.append(ProgramStep(step.name, arguments, matrix.points(), 1))
+            slots = _arguments(matrix.pack_arguments(), place, buffers, packed, matrix)
+            steps.append(ProgramStep(f"{step.name}_pack", slots, matrix.pack_points(), 1))
+        slots = _arguments(matrix.arguments(), place, buffers, packed, matrix)
+        steps.append(ProgramStep(step.name, slots, matrix.points(), 1))
         return steps
 
     @property
@@ -234,7 +234,7 @@ class CpuExecutable:
         self._functions["copy"] = copy_code(self.target).address("copy")
         count = substitute(self.lir.buffer(step.updates).type.nbytes, sizes)
         arguments = (place(step.updates), place(step.outputs[0]), Argument(None, count))
-        return ProgramStep("copy", arguments, -(-int(count) // COPY_BYTES), 1)  # type: ignore[call-overload]
+        return ProgramStep("copy", arguments, -(-int(count) // COPY_BYTES), 1)
 
     def _bind(self, binding: Mapping[str, int]) -> _Bound:
         placement = self.lir.placement(binding)

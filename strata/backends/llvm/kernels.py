@@ -125,7 +125,7 @@ def _convolution(kernel: Kernel, target: Target, nodes: Sequence[Node]) -> ConvP
     return plan_convolution_kernel(found, kernel.name, target)
 
 
-def stored_code(text: str, names: list[str], emit: Callable[[Module], object], target: Target) -> jit.Code:
+def stored_code(text: str, names: Sequence[str], emit: Callable[[Module], object], target: Target) -> jit.Code:
     """Machine code from the disk store, or made and stored. `text` decides the code, with the target and our own version."""
     key = code_key(" ".join(names), text, target)
     data = jit.stored(key)

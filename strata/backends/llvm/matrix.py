@@ -70,9 +70,9 @@ def find_contraction(kernel: Kernel) -> MatrixKernel | None:
     (store,) = normal.stores
     nodes = postorder([store.value])
     reduces = [n for n in nodes if isinstance(n, (Reduce, Scan))]
-    if len(reduces) != 1 or not isinstance(reduces[0], Reduce):
+    sums = reduces[0] if len(reduces) == 1 else None
+    if not isinstance(sums, Reduce):
         return None
-    (sums,) = reduces
     if sums.kind != "sum" or len(sums.axes) != 1:
         return None
     product = sums.body
@@ -270,7 +270,7 @@ def emit_matrix(module: Module, plan: MatrixPlan) -> tuple[str, str]:
     """Adds the packer and the product to a module; returns their names."""
     spec = plan.spec
     value = plan.matrix.kernel.stores[0].value
-    epilogue = None if value is plan.matrix.sums else lambda site, sums: _Epilogue(site, plan).emit(sums)
+    epilogue = None if value is plan.matrix.sums else lambda site, sums: _Epilogue(site, plan).finish(sums)
     emit_contraction(module, spec, epilogue, plan.name)
     emit_pack_b(module, spec.panels(plan.matrix.b.dtype), plan.pack_name)
     return plan.name, plan.pack_name
@@ -286,7 +286,7 @@ class FinishedSums(_Emitter):
         self.pointers = {name.removeprefix("p_"): site.pointer(name) for name in site.spec.epilogue_pointers}
         self.sizes = {s: site.number(slot) for s, slot in zip(symbols, site.spec.epilogue_numbers, strict=True)}
 
-    def emit(self, sums: str) -> str:
+    def finish(self, sums: str) -> str:
         """The values to store, in the accumulator's type."""
         f, lanes, target = self.f, self.site.lanes, self.target
         accumulator, value = self.site.spec.accumulator, self.kernel.stores[0].value
