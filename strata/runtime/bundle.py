@@ -52,7 +52,7 @@ def save(
     if weights:
         for name, array in compiled._param_values.items():
             kinds[name] = [as_dtype(array.dtype).name, list(array.shape)]
-            parts[f"weight {name}"] = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            parts[f"weight {name}"] = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     about = {
         "format": FORMAT, "name": compiled.name, "signature": compiled.signature, "device": compiled.device,
         "levels": chosen, "generator": archive.version, "weights": kinds, "options": compiled.options.key,

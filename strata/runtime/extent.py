@@ -60,15 +60,16 @@ class Extents:
             given = [a.shape[i] for a, t in zip(arrays, kinds, strict=True) for i in places(t, axis)]
             if given and actual > given[0]:
                 raise OptionError(f"the active extent of {axis} is {actual}, the arrays have {given[0]}", code="O402", place=here())
+        if 0 in self.active.values():
+            return True
         sliced = [np.ascontiguousarray(self._front(a, t)) for a, t in zip(arrays, kinds, strict=True)]
         fronts = [self._front(a, t) for a, t in zip(outputs, program._outputs, strict=True)]
         written = [a if a.flags.c_contiguous else np.empty(a.shape, a.dtype) for a in fronts]
         binding, _ = program._sized(sliced)
-        if any(program._outputs) and not any(n == 0 for n in self.active.values()):
-            program._run(sliced, written, binding, threads)
-            for front, array in zip(fronts, written, strict=True):
-                if front is not array:
-                    front[...] = array
+        program._run(sliced, written, binding, threads)
+        for front, array in zip(fronts, written, strict=True):
+            if front is not array:
+                front[...] = array
         return True
 
     def keep_tails(self, outputs: Sequence[np.ndarray], last: Sequence[np.ndarray]) -> None:

@@ -50,11 +50,9 @@ def _rebuilt(graph: Graph, padded: Collection[str], upper: int, rows: Dim, chang
 
 def _leading(op: Op, upper: int, rows: Dim) -> Op:
     """An op that names a result's shape, with the rows in front left open."""
-    from dataclasses import replace
-
     shape = op.static_fields().get("shape")
     if isinstance(shape, tuple) and shape and shape[0] == upper:
-        return replace(op, shape=(rows, *shape[1:]))  # type: ignore[type-var]
+        return type(op)(**{**op.static_fields(), "shape": (rows, *shape[1:])})
     return op
 
 

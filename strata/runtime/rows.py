@@ -86,21 +86,16 @@ def _kernel_obstacle(kernel: Kernel, axis: str) -> str | None:
 
 
 def _value_obstacle(roots: list[Expr], row: Expr | None, axis: str) -> str | None:
-    for node in postorder(roots):
-        match node:
-            case Load(buffer, index, _):
-                at = places(buffer.type, axis)
-                if at and index[at[0]] is not row:
-                    return f"it reads other places along {axis}"
-            case Reduce(kind, axes, _):
-                if any(_mentions(a.extent, axis) for a in axes):
-                    return f"{kind} runs over {axis}"
-            case Scan(kind, over, _, _, _):
-                if _mentions(over.extent, axis):
-                    return f"a running {kind} goes along {axis}"
-            case Size(dim):
-                if _mentions(dim, axis):
-                    return f"it uses the size {axis}"
-            case _:
-                pass
+    nodes = list(postorder(roots))
+    for node in nodes:
+        if isinstance(node, Reduce) and any(_mentions(a.extent, axis) for a in node.axes):
+            return f"{node.kind} runs over {axis}"
+        if isinstance(node, Scan) and _mentions(node.axis.extent, axis):
+            return f"a running {node.kind} goes along {axis}"
+    for node in nodes:
+        at = places(node.buffer.type, axis) if isinstance(node, Load) else ()
+        if at and isinstance(node, Load) and node.index[at[0]] is not row:
+            return f"it reads other places along {axis}"
+    if any(isinstance(node, Size) and _mentions(node.dim, axis) for node in nodes):
+        return f"it uses the size {axis}"
     return None

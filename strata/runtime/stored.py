@@ -23,7 +23,7 @@ from strata.core import Dim, Symbol, Target, TensorType, as_dtype, parse_dim
 from strata.errors import FileError, StrataError
 from strata.kernel import Kernel, parse_kernel, show_kernel
 from strata.lir import Buffer, Io, Lir, Spacing, Step
-from strata.mir import Constant, Graph, Input, Literal, Node, Param, Value, leaf_name, parse, show_field
+from strata.mir import Constant, Graph, Input, Literal, Node, Param, Value, leaf_name, parse, show_field, substitute_values
 
 FORMAT = 1
 MOST_CONSTANT_BYTES = 64 << 20  # of constants that the program does not have itself; larger plans are made anew
@@ -191,9 +191,12 @@ class StoredGraph(Graph):
         self._results = None
 
     @property
-    def results(self) -> tuple[Value, ...]:  # type: ignore[override]
+    def results(self) -> tuple[Value, ...]:
         if self._results is None:
-            self._results = self._whole().results
+            whole = self._whole()
+            own = {leaf_name(x): x for x in (*self.inputs, *self.params)}
+            known = {x: own[leaf_name(x)] for x in (*whole.inputs, *whole.params) if leaf_name(x) in own}
+            self._results = substitute_values(whole.results, known)
         return self._results
 
     @results.setter

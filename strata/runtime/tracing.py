@@ -71,7 +71,7 @@ class Tracer:
                 self.add(step.label, "kernel", start, stop, thread, **args)
 
     def end(self, compiled: CompiledGraph, begin: int, end: int) -> None:
-        self.add(f"run {compiled.name}", "run", begin, end, **{k: str(v) for k, v in self._sizes.items()})
+        self.add(f"run {compiled.name}", "run", begin, end, sizes=dict(self._sizes))
 
     def _describe(self, compiled: CompiledGraph, at: int) -> Mapping[str, Any]:
         from strata.runtime.profile import bytes_of, flops_of, shapes_of

@@ -1,0 +1,397 @@
+"""Compile caches: keys, limits, buckets, padding, templates, components. Numbers are those of the behaviour list."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import strata as st
+from strata import ops
+from strata.core import sym
+from strata.errors import OptionError, ShapeError
+from strata.mir import Graph
+from strata.runtime import (
+    AotCache,
+    BucketedCompileCache,
+    CompileCache,
+    CompileOptions,
+    CompilePipeline,
+    DynamicDimCompileCache,
+    ModelCompilePipeline,
+    ModelComponent,
+    ModelVariant,
+    pad_rows,
+    slice_rows,
+)
+
+
+class Counting:
+    """A builder that counts how often it is called."""
+
+    def __init__(self, build) -> None:
+        self.build, self.calls = build, []
+
+    def __call__(self, *args):
+        self.calls.append(args)
+        return self.build(*args)
+
+
+def relu_graph(n: int = 4) -> Graph:
+    g = Graph("relu")
+    return g.outputs(ops.relu(g.input("x", (n,))))
+
+
+# compile cache
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_one_compile_a_key_and_a_limit(device: str) -> None:  # behaviour 92
+    build = Counting(relu_graph)
+    cache = CompileCache(device, 2, "fifo")
+    assert cache.is_empty
+    first = cache.get_or_compile(1, build)
+    assert cache.get_or_compile(1, build) is first and len(build.calls) == 1
+    cache.get_or_compile(2, build)
+    assert len(cache) == 2 and len(build.calls) == 2
+    cache.get_or_compile(1, build)
+    cache.get_or_compile(3, build)
+    assert not cache.contains(1) and cache.contains(2) and cache.contains(3)
+    assert (cache.counters.hits, cache.counters.misses, cache.counters.evictions) == (2, 3, 1)
+
+
+def test_least_recently_used_goes_first() -> None:
+    cache = CompileCache("reference", 2, "lru")
+    for key in (1, 2, 1, 3):
+        cache.get_or_compile(key, relu_graph)
+    assert cache.contains(1) and not cache.contains(2)
+
+
+def test_options_are_part_of_the_key() -> None:
+    cache = CompileCache("cpu", 4)
+    plain = cache.get_or_compile(1, relu_graph)
+    unfused = cache.get_or_compile(1, relu_graph, CompileOptions(fusion=False))
+    assert plain is not unfused and len(cache) == 2
+
+
+@pytest.mark.parametrize(("capacity", "policy"), [(0, "lru"), (-1, "lru"), (2, "random"), (True, "lru")])
+def test_impossible_caches_are_refused(capacity, policy: str) -> None:
+    with pytest.raises(OptionError):
+        CompileCache("reference", capacity, policy)
+
+
+def test_threads_share_one_compile() -> None:
+    build = Counting(relu_graph)
+    cache = CompileCache("cpu", 4)
+    found: list[object] = []
+    threads = [threading.Thread(target=lambda: found.append(cache.get_or_compile(7, build))) for _ in range(16)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert len(set(map(id, found))) == 1 and len(found) == 16 and len(build.calls) == 1
+
+
+def test_failures_are_not_kept() -> None:
+    cache = CompileCache("reference", 2)
+
+    def fail() -> Graph:
+        raise KeyError("no weights")
+
+    with pytest.raises(KeyError):
+        cache.get_or_compile(1, fail)
+    cache.get_or_compile(1, relu_graph)
+    assert len(cache) == 1
+
+
+# buckets
+
+
+def test_buckets_compile_lazily_for_their_largest_key() -> None:  # behaviour 93
+    build = Counting(relu_graph)
+    cache = BucketedCompileCache("reference", [range(1, 4), range(4, 8)])
+    two, three = cache.get_or_compile(2, build), cache.get_or_compile(3, build)
+    assert two is not None and three is not None
+    assert two[0] == three[0] == 3 and two[1] is three[1] and build.calls == [(3,)]
+    assert cache.get_or_compile(8, build) is None and cache.get_or_compile(0, build) is None
+    assert build.calls == [(3,)] and (cache.compiled_count(), cache.total_buckets()) == (1, 2)
+    assert [cache.bucket_for(k) for k in (0, 1, 3, 4, 7, 8)] == [None, 0, 0, 1, 1, None]
+
+
+@pytest.mark.parametrize("ranges", [[], [range(3, 3)], [range(1, 4), range(3, 6)], [range(4, 6), range(1, 4)]])
+def test_buckets_are_checked(ranges) -> None:
+    with pytest.raises(OptionError):
+        BucketedCompileCache("reference", ranges)
+
+
+def test_gaps_between_buckets_are_fine() -> None:
+    cache = BucketedCompileCache("reference", [(1, 4), (10, 20)])
+    assert cache.get_or_compile(5, relu_graph) is None and cache.bucket_for(12) == 1
+
+
+def test_pad_and_slice_rows() -> None:  # behaviour 94
+    np.testing.assert_array_equal(pad_rows([1.0, 2, 3, 4], 2, 3), [1, 2, 3, 4, 0, 0])
+    np.testing.assert_array_equal(pad_rows(np.ones((2, 3), np.int8), None, 3), [[1] * 3, [1] * 3, [0] * 3])
+    np.testing.assert_array_equal(slice_rows([1, 2, 3, 4, 5, 6], 2, 2), [1, 2, 3, 4])
+    for call in (
+        lambda: pad_rows([1, 2, 3], 0, 4),
+        lambda: pad_rows([1, 2, 3], 2, 4),
+        lambda: pad_rows([1, 2, 3, 4], 2, 1),
+        lambda: slice_rows([1, 2, 3], 2, 1),
+        lambda: slice_rows([1, 2], 1, 3),
+    ):
+        with pytest.raises(ShapeError):
+            call()
+    with pytest.raises(ShapeError, match="exceed upper"):
+        pad_rows([1, 2, 3, 4], 1, 3)
+
+
+def test_run_padded_pads_and_slices() -> None:  # behaviour 95
+    build = Counting(relu_graph)
+    cache = BucketedCompileCache("cpu", [range(1, 16)])
+    for rows in (10, 7):
+        data = np.arange(rows, dtype=np.float32) - 3
+        found = cache.run_padded(rows, rows, build, [("x", data, 1)], [1])
+        assert found is not None
+        upper, (out,) = found
+        assert upper == 15
+        np.testing.assert_array_equal(out, np.maximum(data, 0))
+    assert len(build.calls) == 1
+    assert cache.run_padded(16, 16, build, {"x": np.ones(16, np.float32)}) is None
+    found = cache.run_padded(10, 10, build, [("x", np.ones(10, np.float32), 1)], [0])
+    assert found is not None
+    np.testing.assert_array_equal(found[1][0], [1] * 10 + [0] * 5)
+
+
+def test_run_padded_takes_rows_of_any_shape_and_dtype() -> None:
+    def build(upper: int) -> Graph:
+        g = Graph("rows")
+        x, w = g.input("x", (upper, 2, 3), "f64"), g.input("w", (3,), "f64")
+        return g.outputs(x * w, w.sum())
+
+    cache = BucketedCompileCache("cpu", [range(1, 9)])
+    data, w = np.arange(30.0).reshape(5, 2, 3), np.array([1.0, 2, 3])
+    found = cache.run_padded(5, 5, build, [("x", data, 6), ("w", w, None)])
+    assert found is not None
+    np.testing.assert_array_equal(found[1][0], data * w)
+    assert float(found[1][1]) == 6
+    flat = cache.run_padded(5, 5, build, [("x", data.reshape(-1), 6), ("w", w, None)])
+    assert flat is not None
+    np.testing.assert_array_equal(flat[1][0], data * w)
+    with pytest.raises(ShapeError, match="has 5 rows, 4"):
+        cache.run_padded(5, 4, build, [("x", data, 6), ("w", w, None)])
+
+
+@pytest.mark.parametrize(
+    "mix", [lambda x: ops.softmax(x, axis=0), lambda x: x - x.mean(axis=0), lambda x: ops.flip(x, axis=0), lambda x: x @ x.T @ x]
+)
+def test_graphs_that_mix_rows_are_refused(mix) -> None:
+    def build(upper: int) -> Graph:
+        g = Graph("mix")
+        return g.outputs(mix(g.input("x", (upper, 3))))
+
+    cache = BucketedCompileCache("cpu", [range(1, 9)])
+    with pytest.raises(OptionError, match="padding would change the results"):
+        cache.run_padded(5, 5, build, {"x": np.ones((5, 3), np.float32)})
+
+
+@pytest.mark.parametrize("kind", ["f32", "bool"])
+def test_a_mask_makes_attention_over_padded_rows_right(kind: str, rng) -> None:
+    def build(upper: int) -> Graph:
+        g = Graph("attend")
+        x, m = g.input("x", (upper, 8)), g.input("m", (1, 1, 1, upper), kind)
+        q = ops.reshape(x, (1, upper, 8))
+        how = "bias" if kind == "f32" else "custom"
+        return g.outputs(ops.reshape(ops.attention(q, q, q, m, num_heads=2, layout="bsd", mask_kind=how), (upper, 8)))
+
+    cache = BucketedCompileCache("cpu", [range(1, 9)])
+    data = rng.standard_normal((5, 8)).astype(np.float32)
+    with pytest.raises(OptionError, match="mask="):
+        cache.run_padded(5, 5, build, {"x": data})
+    found = cache.run_padded(5, 5, build, {"x": data}, mask="m")
+    exact = BucketedCompileCache("cpu", [range(5, 6)]).run_padded(5, 5, build, {"x": data}, mask="m")
+    assert found is not None and exact is not None
+    np.testing.assert_allclose(found[1][0], exact[1][0], rtol=1e-5, atol=1e-6)
+    with pytest.raises(OptionError, match="no input with an axis of 8"):
+        cache.run_padded(5, 5, build, {"x": data}, mask="x2")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ends"),
+    [(8, 64, [8, 16, 32, 64]), (16, 32, [16, 32]), (10, 64, [16, 32, 64]), (8, 20, [8, 16, 32]), (16, 16, [16])],
+)
+def test_ladders(low: int, high: int, ends: list[int]) -> None:  # behaviour 96
+    cache = BucketedCompileCache.power_of_two_ladder("reference", low, high)
+    starts = [1, *(e + 1 for e in ends[:-1])]
+    assert cache.buckets() == [range(s, e + 1) for s, e in zip(starts, ends, strict=True)]
+
+
+def test_ladder_finds_the_next_power() -> None:
+    cache = BucketedCompileCache.power_of_two_ladder("reference", 8, 64)
+    found = [cache.get_or_compile(key, relu_graph) for key in (17, 9, 3, 64, 65)]
+    assert [f and f[0] for f in found] == [32, 16, 8, 64, None]
+    for low, high in ((0, 4), (8, 4)):
+        with pytest.raises(OptionError):
+            BucketedCompileCache.power_of_two_ladder("reference", low, high)
+
+
+def test_parameters_come_with_the_first_compile() -> None:
+    def build(upper: int):
+        g = Graph("p")
+        return g.outputs(g.input("x", (upper,)) * g.param("w", (1,))), {"w": np.array([3], np.float32)}
+
+    cache = BucketedCompileCache("cpu", [range(1, 5)])
+    found = cache.ensure_graph_with_params(2, build)
+    assert found is not None
+    np.testing.assert_array_equal(found[1].run(x=np.ones(4, np.float32))[0], 3)
+
+
+# templates
+
+
+def symbolic() -> Graph:
+    g = Graph("template")
+    x, w = g.input("x", (sym("batch", 1, 8), sym("seq", 1, 64), 4)), g.param("w", (4, 4))
+    return g.outputs(x @ w)
+
+
+def test_dynamic_cache_builds_once() -> None:  # behaviour 98
+    build = Counting(symbolic)
+    cache = DynamicDimCompileCache("cpu", 4)
+    assert not cache.has_template()
+    for key, sizes in (("a", (1, 2)), ("b", (2, 3)), ("a", (1, 2))):
+        c = cache.get_or_specialize(key, {"batch": sizes[0], "seq": sizes[1]}, build)
+        assert c.signature == f"(x: f32[{sizes[0]}, {sizes[1]}, 4], param w: f32[4, 4]) -> f32[{sizes[0]}, {sizes[1]}, 4]"
+    assert len(build.calls) == 1 and len(cache) == 2 and cache.contains("a") and cache.has_template()
+    cache.get_or_specialize("a", {"batch": 1, "seq": 2}, build, CompileOptions(fusion=False))
+    assert len(build.calls) == 2 and len(cache) == 3  # other options, another template
+
+
+def test_pipeline_of_a_model_step_by_step() -> None:  # behaviour 99
+    pipe = ModelCompilePipeline("cpu")
+    with pytest.raises(OptionError, match="no template"):
+        pipe.specialize_template({})
+    template = pipe.build_template(symbolic)
+    assert template.dynamic_symbols == ("batch", "seq")
+    assert pipe.template_binding_manifest().param_names[0] == "w"
+    result = pipe.specialize_template({"batch": 1, "seq": 2})
+    c = pipe.compile_lir(result)
+    c.set_param("w", np.eye(4, dtype=np.float32))
+    x = np.arange(8, dtype=np.float32).reshape(1, 2, 4)
+    np.testing.assert_array_equal(c.run(x=x)[0], x)
+    whole = pipe.compile_lir(pipe.specialize_template({}))
+    whole.set_param("w", np.eye(4, dtype=np.float32))
+    np.testing.assert_array_equal(whole.run(x=x)[0], x)
+    assert pipe.binding_manifest_for_binding({"batch": 2, "seq": 3}).inputs[0].shape == (2, 3, 4)
+
+
+def test_components_work_on_a_fresh_pipeline() -> None:  # behaviour 100
+    build = Counting(symbolic)
+    pipe = ModelCompilePipeline("cpu")
+    part = ModelComponent(ModelVariant.encoder(2, 5), layer_composition_key="enc")
+    c, manifest = pipe.get_or_compile_component(part, build)
+    again, _ = pipe.get_or_compile_component(part, build)
+    assert again is c and manifest.param_names == ("w",) and manifest.inputs[0].shape == (2, 5, 4)
+    other, _ = pipe.get_or_compile_component(ModelComponent(ModelVariant.encoder(1, 7), layer_composition_key="enc"), build)
+    assert other is not c and len(build.calls) == 1 and len(pipe) == 2
+
+
+def test_variant_keys_are_stable() -> None:
+    v = ModelVariant.decode(2, 10, 1).with_extra("z", 3).with_extra("a", 4)
+    assert v.dim_binding() == {"batch": 2, "past_seq": 10, "seq": 1, "a": 4, "z": 3}
+    assert v.cache_key() == ModelVariant.decode(2, 10, 1).with_extra("a", 4).with_extra("z", 3).cache_key()
+    assert ModelVariant.prefill(2, 5).dim_binding() == ModelVariant.encoder(2, 5).dim_binding()
+    assert ModelVariant.prefill(2, 5).cache_key() != ModelVariant.encoder(2, 5).cache_key()
+    a = ModelComponent(v)
+    assert a.aot_disk_base() == f"strata_{a.cache_key()}" and len(a.cache_key()) == 16
+    assert a.cache_key() != ModelComponent(v, quant="q4").cache_key() != ModelComponent(v, profile_key="p").cache_key()
+    code = (
+        "from strata.runtime import ModelComponent, ModelVariant\n"
+        "print(ModelComponent(ModelVariant.decode(2, 10, 1).with_extra('z', 3).with_extra('a', 4)).cache_key())"
+    )
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == a.cache_key()
+
+
+# ahead of time
+
+
+def test_aot_round_trip(tmp_path) -> None:  # behaviour 101
+    aot = AotCache(tmp_path)
+    lir = CompilePipeline("cpu").compile(symbolic().bind({"batch": 1, "seq": 2})).lir
+    mark = aot.put_lir("m", lir)
+    assert mark == lir.fingerprint() == aot.fingerprint("m") and "m" in aot and "n" not in aot
+    back = aot.get_lir("m")
+    assert back is not None and str(back) == str(lir) and str(back.graph.results[0].type) == "f32[1, 2, 4]"
+
+
+def test_aot_specialisation_hits_and_heals(tmp_path) -> None:
+    build = Counting(symbolic)
+    sizes = {"seq": 3, "batch": 2}
+    x, w = np.ones((2, 3, 4), np.float32), np.full((4, 4), 2, np.float32)
+
+    def run() -> np.ndarray:
+        cache = DynamicDimCompileCache("cpu", 2)
+        c = cache.get_or_specialize_aot(AotCache(tmp_path), "base", 1, sizes, build)
+        c.set_param("w", w)
+        return c.run(x=x)[0]
+
+    np.testing.assert_array_equal(run(), 8)
+    sizes = {"batch": 2, "seq": 3}
+    np.testing.assert_array_equal(run(), 8)
+    assert len(build.calls) == 1
+    for path in tmp_path.glob("??/*.bin"):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(bytes(data))
+    np.testing.assert_array_equal(run(), 8)
+    assert len(build.calls) == 2
+
+
+AOT_PROCESS = """
+import sys, numpy as np
+from strata.core import sym
+from strata.mir import Graph
+from strata.runtime import AotCache, DynamicDimCompileCache
+
+def build():
+    print("built")
+    g = Graph("template")
+    x, w = g.input("x", (sym("batch", 1, 8), sym("seq", 1, 64), 4)), g.param("w", (4, 4))
+    return g.outputs(x @ w)
+
+sizes = {"batch": 2, "seq": 3} if sys.argv[2] == "a" else {"seq": 3, "batch": 2}
+c = DynamicDimCompileCache("cpu", 2).get_or_specialize_aot(AotCache(sys.argv[1]), "b", 0, sizes, build)
+c.set_param("w", np.ones((4, 4), np.float32))
+print(c.run(x=np.ones((2, 3, 4), np.float32))[0].sum())
+"""
+
+
+def test_another_process_hits(tmp_path) -> None:
+    outs = [
+        subprocess.run([sys.executable, "-c", AOT_PROCESS, str(tmp_path), v], capture_output=True, text=True, check=True)
+        for v in "ab"
+    ]
+    assert [o.stdout.split() for o in outs] == [["built", "96.0"], ["96.0"]]
+
+
+def test_compile_graph_cached(tmp_path) -> None:
+    aot = AotCache(tmp_path)
+    x = np.array([-1, 1, 2, 3], np.float32)
+    for _ in range(2):
+        np.testing.assert_array_equal(aot.compile_graph_cached("g", relu_graph()).run(x=x)[0], [0, 1, 2, 3])
+    assert len(list(aot.store.entries())) == 1
+    aot.compile_graph_cached("g", relu_graph(), options=CompileOptions(fusion=False))
+    assert len(list(aot.store.entries())) == 2
+    build = Counting(relu_graph)
+    for _ in range(2):
+        aot.compile_hir_cached("h", build)
+    assert len(build.calls) == 1
+
+
+def test_public_names() -> None:
+    for name in ("CompileCache", "BucketedCompileCache", "DynamicDimCompileCache", "ModelCompilePipeline", "AotCache"):
+        assert getattr(st, name).__name__ == name

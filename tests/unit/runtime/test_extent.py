@@ -1,0 +1,188 @@
+"""Active extents: the first places along a named axis are processed, the rest stays; graphs that mix places run in full."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from strata import ops
+from strata.core import sym
+from strata.errors import OptionError, UnknownNameError
+from strata.mir import Graph
+from strata.runtime import CompiledGraph, CompileOptions, Session, row_obstacles
+
+
+def graph(build, shape, count: int = 1) -> Graph:
+    g = Graph("g")
+    values = [g.input(f"x{i}", shape) for i in range(count)]
+    made = build(*values)
+    return g.outputs(*(made if isinstance(made, tuple) else (made,)))
+
+
+def fixed(g: Graph, **sizes: int) -> CompiledGraph:
+    return Session("cpu").compile(g, CompileOptions(dim_binding=sizes))
+
+
+S = sym("seq", 1, 15)
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_tail_of_an_activation_stays(is_fixed: bool) -> None:  # behaviour 97
+    g = graph(ops.relu, (S,))
+    c = fixed(g, seq=15) if is_fixed else Session("cpu").compile(g)
+    out = [np.empty(15, np.float32)]
+    c.run_into({"x0": np.ones(15, np.float32)}, out)
+    assert c.set_active_extent("seq", 5)
+    negative = -np.ones(15, np.float32)
+    c.run_into({"x0": negative}, out)
+    np.testing.assert_array_equal(out[0], [0] * 5 + [1] * 10)
+    c.set_active_extent("seq", None)
+    c.run_into({"x0": negative}, out)
+    np.testing.assert_array_equal(out[0], 0)
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_run_keeps_what_the_last_run_gave(is_fixed: bool) -> None:
+    g = graph(ops.relu, (S,))
+    c = fixed(g, seq=15) if is_fixed else Session("cpu").compile(g)
+    if not is_fixed:
+        c.run(x0=np.ones(15, np.float32))
+        c.set_active_extent("seq", 5)
+        np.testing.assert_array_equal(c.run(x0=-np.ones(15, np.float32))[0], [0] * 5 + [1] * 10)
+    c.set_active_extent("seq", 15)
+    c.run(x0=np.ones(15, np.float32))
+    c.set_active_extent("seq", 5)
+    np.testing.assert_array_equal(c.run(x0=-np.ones(15, np.float32))[0], [0] * 5 + [1] * 10)
+
+
+def test_tail_of_an_addition_stays() -> None:
+    c = Session("cpu").compile(graph(lambda a, b: a + b, (S, 3), 2))
+    out = [np.empty((15, 3), np.float32)]
+    one = np.ones((15, 3), np.float32)
+    c.run_into({"x0": one, "x1": one}, out)
+    c.set_active_extent("seq", 4)
+    c.run_into({"x0": -one, "x1": -one}, out)
+    np.testing.assert_array_equal(out[0][:4], -2)
+    np.testing.assert_array_equal(out[0][4:], 2)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_attention_limits_queries_and_keys(batch: int, rng) -> None:
+    s = sym("seq", 1, 4)
+    c = Session("cpu").compile(
+        graph(lambda q, k, v: ops.attention(q, k, v, num_heads=2, layout="bsd"), (batch, s, 8), 3)
+    )
+    feeds = {f"x{i}": rng.standard_normal((batch, 4, 8)).astype(np.float32) for i in range(3)}
+    out = [np.full((batch, 4, 8), 7, np.float32)]
+    assert c.set_active_extent("seq", 2), c.explain_extent("seq")
+    c.run_into(feeds, out)
+    np.testing.assert_array_equal(out[0][:, 2:], 7)
+    c.set_active_extent("seq", None)
+    (short,) = c.run({n: np.ascontiguousarray(a[:, :2]) for n, a in feeds.items()})
+    np.testing.assert_array_equal(out[0][:, :2], short)
+
+
+def test_axis_is_named_not_the_first() -> None:
+    b, s = sym("batch", 1, 4), sym("seq", 1, 6)
+    c = Session("cpu").compile(graph(lambda x: ops.softmax(x * 2.0, axis=-1), (b, s, 5)))
+    x = np.arange(4 * 6 * 5, dtype=np.float32).reshape(4, 6, 5)
+    (whole,) = c.run(x0=x)
+    for axis, actual, cut in (("seq", 2, np.s_[:, :2]), ("batch", 3, np.s_[:3])):
+        out = [np.full((4, 6, 5), -1, np.float32)]
+        assert c.set_active_extent(axis, actual)
+        c.run_into({"x0": x}, out)
+        expected = np.full((4, 6, 5), -1, np.float32)
+        expected[cut] = whole[cut]
+        np.testing.assert_array_equal(out[0], expected)
+        c.set_active_extent(axis, None)
+
+
+def test_two_axes_at_once() -> None:
+    b, s = sym("batch", 1, 4), sym("seq", 1, 6)
+    c = Session("cpu").compile(graph(ops.relu, (b, s)))
+    c.set_active_extent("batch", 2)
+    c.set_active_extent("seq", 3)
+    out = [np.zeros((4, 6), np.float32)]
+    c.run_into({"x0": np.ones((4, 6), np.float32)}, out)
+    assert out[0].sum() == 6 and out[0][:2, :3].sum() == 6
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (lambda x: ops.softmax(x, axis=0), "runs over seq"),
+        (lambda x: x.sum(axis=0), "runs over seq"),
+        (lambda x: x - x.mean(axis=0), "seq"),
+        (lambda x: ops.cumsum(x, axis=0), "along seq"),
+        (lambda x: ops.flip(x, axis=0), "other places along seq"),
+        (lambda x: x @ x.T, "seq twice"),
+        (lambda x: ops.concat([x, x], axis=0), "made from seq"),
+        (lambda x: ops.sort(x, axis=0), "seq"),
+    ],
+)
+def test_graphs_that_mix_places_run_in_full(build, reason: str) -> None:
+    c = Session("cpu").compile(graph(build, (S, 3)))
+    x = np.arange(45, dtype=np.float32).reshape(15, 3)
+    (whole,) = c.run(x0=x)
+    assert not c.set_active_extent("seq", 5)
+    assert any(reason in r for r in c.explain_extent("seq")), c.explain_extent("seq")
+    out = [np.empty_like(whole)]
+    c.run_into({"x0": x}, out)
+    np.testing.assert_array_equal(out[0], whole)
+    np.testing.assert_array_equal(c.run(x0=x)[0], whole)
+
+
+def test_one_bad_output_makes_the_whole_run_full() -> None:
+    c = Session("cpu").compile(graph(lambda x: (ops.relu(x), x.sum(axis=0)), (S,)))
+    assert not c.set_active_extent("seq", 5)
+    out = [np.empty(15, np.float32), np.empty((), np.float32)]
+    c.run_into({"x0": np.ones(15, np.float32)}, out)
+    np.testing.assert_array_equal(out[0], 1)
+    assert float(out[1]) == 15
+
+
+def test_rows_of_a_whole_network_are_independent(rng) -> None:
+    g = Graph("mlp")
+    x, w, b = g.input("x", (sym("rows", 1, 32), 8)), g.param("w", (8, 8)), g.param("b", (8,))
+    h = ops.layer_norm(ops.gelu(x @ w + b), b, b)
+    c = Session("cpu").compile(g.outputs(ops.softmax(h @ w, axis=-1)))
+    assert row_obstacles(c.lir, "rows") == []
+    c.set_params({"w": rng.standard_normal((8, 8)).astype(np.float32), "b": np.ones(8, np.float32)})
+    data = rng.standard_normal((32, 8)).astype(np.float32)
+    (whole,) = c.run(x=data)
+    c.set_active_extent("rows", 9)
+    out = [np.zeros((32, 8), np.float32)]
+    c.run_into({"x": data}, out)
+    np.testing.assert_array_equal(out[0][:9], whole[:9])
+    assert not out[0][9:].any()
+
+
+def test_fixed_graphs_keep_their_parameters_in_the_open_one(rng) -> None:
+    g = Graph("g")
+    x, w = g.input("x", (sym("rows", 1, 8), 4)), g.param("w", (4, 4))
+    c = fixed(g.outputs(x @ w), rows=8)
+    c.set_param("w", np.eye(4, dtype=np.float32))
+    c.set_active_extent("rows", 2)
+    out = [np.zeros((8, 4), np.float32)]
+    c.run_into({"x": np.ones((8, 4), np.float32)}, out)
+    assert out[0].sum() == 8
+    c.set_param("w", 2 * np.eye(4, dtype=np.float32))
+    c.run_into({"x": np.ones((8, 4), np.float32)}, out)
+    assert out[0].sum() == 16
+
+
+def test_mistakes() -> None:
+    c = Session("cpu").compile(graph(ops.relu, (S,)))
+    with pytest.raises(UnknownNameError, match="no symbolic size 'sequence'"):
+        c.set_active_extent("sequence", 3)
+    with pytest.raises(OptionError, match="from 0 to 15, got 16"):
+        c.set_active_extent("seq", 16)
+    with pytest.raises(OptionError):
+        c.set_active_extent("seq", -1)
+    c.set_active_extent("seq", 10)
+    with pytest.raises(OptionError, match="the arrays have 4"):
+        c.run(x0=np.ones(4, np.float32))
+    c.set_active_extent("seq", 0)
+    out = [np.full(15, 3, np.float32)]
+    c.run_into({"x0": np.ones(15, np.float32)}, out)
+    np.testing.assert_array_equal(out[0], 3)

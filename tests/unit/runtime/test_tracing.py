@@ -1,0 +1,125 @@
+"""Traces: valid JSON, spans that nest, every thread, no cost when off."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import strata as st
+from strata import ops
+from strata.errors import OptionError
+from strata.mir import Graph
+from strata.runtime import CompiledGraph, Session
+from strata.runtime.observe import OBSERVERS
+
+
+def network(n: int = 512) -> CompiledGraph:
+    g = Graph('net "quoted"')
+    x, w = g.input("x", (n, n)), g.param("w", (n, n))
+    c = Session("cpu").compile(g.outputs(ops.softmax(x @ w, axis=-1) @ w))
+    c.set_param("w", np.ones((n, n), np.float32))
+    return c
+
+
+def spans(path) -> list[dict]:
+    text = path.read_text()
+    assert text.startswith("[")
+    return [e for e in json.loads(text) if e["ph"] == "X"]
+
+
+def test_trace_has_compiles_runs_and_kernels(tmp_path) -> None:  # behaviour 102
+    path = tmp_path / "run.json"
+    with st.trace(path):
+        c = network()
+        c.run(x=np.ones((512, 512), np.float32))
+    found = spans(path)
+    names = [e["name"] for e in found]
+    assert "compile" in names and "code" in names and 'run net "quoted"' in names
+    kernels = [e for e in found if e["cat"] == "kernel"]
+    assert {s.label for s in c.lir.schedule} <= {e["name"] for e in kernels}
+    product = next(e for e in kernels if "matmul" in e["name"])
+    assert product["args"]["flops"] >= 2 * 512**3 and "f32[512, 512]" in product["args"]["shapes"]
+    assert product["args"]["bytes"] >= 3 * 4 * 512 * 512
+
+
+def test_spans_nest_on_every_thread(tmp_path) -> None:
+    path = tmp_path / "run.json"
+    c = network(64)
+    with st.trace(path):
+        threads = [threading.Thread(target=lambda: c.run(x=np.ones((64, 64), np.float32))) for _ in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        network(96)
+    by_thread: dict[int, list[dict]] = {}
+    for e in spans(path):
+        by_thread.setdefault(e["tid"], []).append(e)
+    assert len(by_thread) >= 5
+    for events in by_thread.values():
+        stack: list[float] = []
+        for e in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
+            while stack and stack[-1] <= e["ts"] + 1e-3:
+                stack.pop()
+            assert not stack or e["ts"] + e["dur"] <= stack[-1] + 1e-3, e
+            stack.append(e["ts"] + e["dur"])
+
+
+def test_workers_appear_under_their_own_numbers(tmp_path) -> None:
+    path = tmp_path / "run.json"
+    g = Graph("g")
+    c = Session("cpu").compile(g.outputs(ops.exp(g.input("x", (1 << 22,)))), threads=2)
+    x = np.ones(1 << 22, np.float32)
+    with st.trace(path):
+        for _ in range(20):  # a busy machine may let the second thread sleep through some
+            c.run(x=x)
+    assert len({e["tid"] for e in spans(path) if e["cat"] == "kernel"}) >= 2
+
+
+def test_nothing_is_traced_outside(tmp_path) -> None:
+    c = network(32)
+    path = tmp_path / "run.json"
+    with st.trace(path):
+        pass
+    c.run(x=np.ones((32, 32), np.float32))
+    assert spans(path) == [] and OBSERVERS == []
+
+
+def test_errors_inside_still_write_the_trace(tmp_path) -> None:
+    path = tmp_path / "run.json"
+    c = network(32)
+    with pytest.raises(KeyError), st.trace(path):
+        c.run(x=np.ones((32, 32), np.float32))
+        raise KeyError
+    assert spans(path) and OBSERVERS == []
+
+
+def test_bad_paths_are_refused_before_anything_runs(tmp_path) -> None:
+    for path in (tmp_path, tmp_path / "no" / "x.json"):
+        with pytest.raises(OptionError), st.trace(path):
+            pytest.fail("ran")
+
+
+def test_tracing_costs_nothing_when_off() -> None:
+    """The only thing a run does for traces is to look at an empty list."""
+
+    def look() -> bool:
+        return bool(OBSERVERS)
+
+    c = network(64)
+    x = np.ones((64, 64), np.float32)
+
+    def seconds(call, count: int) -> float:
+        best = float("inf")
+        for _ in range(9):
+            start = time.perf_counter()
+            for _ in range(count):
+                call()
+            best = min(best, (time.perf_counter() - start) / count)
+        return best
+
+    assert seconds(look, 10_000) < 0.01 * seconds(lambda: c.run(x=x), 50)
