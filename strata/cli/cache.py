@@ -30,6 +30,17 @@ def listing(options: Namespace) -> None:
     print(f"{len(entries)} entries, {show.size(total)} of at most {show.size(store.limit)}, in {store.root}{more}")
 
 
+def why(options: Namespace) -> None:
+    """What the cache knows of a key or a name."""
+    from strata.cache import why as reason
+
+    told = reason(options.what)
+    if options.json:
+        show.as_json({"what": options.what, "why": told.splitlines()})
+    else:
+        print(told)
+
+
 def verify(options: Namespace) -> int:
     """Read every entry; damaged ones are removed."""
     good, bad = default_store().verify()
@@ -51,7 +62,9 @@ def prune(options: Namespace) -> None:
 
 def export(options: Namespace) -> None:
     """Copy all entries."""
-    count = default_store().export(options.folder)
+    from strata.cache import export as copy
+
+    count = copy(options.folder)
     if options.json:
         show.as_json({"entries": count, "folder": options.folder})
     else:

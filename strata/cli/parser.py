@@ -43,11 +43,13 @@ def make_parser() -> Parser:
     _run(command("run", "run:run", "run a model or a graph on arrays"))
     _embed(command("embed", "text:embed", "vectors of texts, or their similarity"))
     _generate(command("generate", "text:generate", "text that follows a prompt, as it is made"))
+    _compile(command("compile", "compile:compile_", "a bundle that runs anywhere without compiling"))
     _inspect(command("inspect", "stages:inspect", "what is in a file; the text of every stage of a program"))
     _opt(command("opt", "stages:opt", "run passes: text in, text out"))
     _explain(command("explain", "stages:explain", "what was fused, what was not and why; memory and times"))
     _bench(command("bench", "bench:bench", "time a model, or run the suite of the source tree"))
-    _cache(command("cache", "cache:listing", "compiled code on disk: ls, verify, prune, export"))
+    _trace(command("trace", "trace:trace", "a timeline of a compile and of runs, for Perfetto or Chrome"))
+    _cache(command("cache", "cache:listing", "compiled code on disk: ls, why, verify, prune, export"))
     doctor = command("doctor", "doctor:doctor", "what this machine has: ISA, threads and limits, devices, cache")
     _json(doctor)
     _demo(command("demo", "demo:demo", "see it work: compile story, training, and models that are installed"))
@@ -64,7 +66,8 @@ def _json(parser: Parser) -> None:
 
 
 def _model(
-    parser: Parser, kinds: str = "model.onnx, model.gguf, a folder with config.json, or a graph as text (.mir)"
+    parser: Parser,
+    kinds: str = "model.onnx, model.gguf, a folder with config.json, a bundle (.strata), or a graph as text (.mir)",
 ) -> None:
     parser.add_argument("model", metavar="MODEL", help=kinds)
     parser.add_argument("--device", default="cpu", help="where to run (default: cpu)")
@@ -131,6 +134,25 @@ def _generate(parser: Parser) -> None:
     parser.add_argument("--context", type=_count, metavar="N", help="tokens to plan for")
     _threads(parser)
     _json(parser)
+
+
+def _compile(parser: Parser) -> None:
+    _model(parser, "model.onnx, a folder with config.json, model.gguf, or a graph as text (.mir)")
+    parser.add_argument("-o", "--output", required=True, metavar="X.strata", help="where to write the bundle")
+    parser.add_argument("--params", metavar="FILE", help="parameters of a graph in text: .npz or .safetensors")
+    parser.add_argument("--no-weights", action="store_true", help="leave the weights out; set_params gives them later")
+    parser.add_argument(
+        "--level", action="append", metavar="NAME", help="an instruction set to make code for (default: all)"
+    )
+    _json(parser)
+
+
+def _trace(parser: Parser) -> None:
+    _model(parser)
+    _arrays(parser)
+    _threads(parser)
+    parser.add_argument("-o", "--output", default="trace.json", metavar="FILE.json", help="default: trace.json")
+    parser.add_argument("--repeat", type=_count, default=3, metavar="N", help="runs after the compile (default: 3)")
 
 
 def _inspect(parser: Parser) -> None:
@@ -202,6 +224,8 @@ def _cache(parser: Parser) -> None:
     ls = part("ls", "cache:listing", "entries, most recently used first (the default)")
     ls.add_argument("--limit", type=_count, default=20, metavar="N", help="how many to show (default: 20)")
     parser.set_defaults(limit=20)
+    why = part("why", "cache:why", "why something is, or is not, taken from the cache")
+    why.add_argument("what", metavar="WHAT", help="a key or the beginning of one, or the name of a kernel or plan")
     part("verify", "cache:verify", "read every entry and remove damaged ones; exit code 1 if there were any")
     prune = part("prune", "cache:prune", "remove entries, least recently used first")
     prune.add_argument("--to", default="0", metavar="SIZE", help="what may stay: 500MB, 2GB, 0 (default)")

@@ -7,13 +7,16 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strata.cli.parser import Mistake
 from strata.core import TensorType, as_dtype, sym
 from strata.mir import Graph
+
+if TYPE_CHECKING:
+    from strata.runtime import CompiledGraph
 
 GRAPH_SUFFIXES = (".mir", ".txt")
 _TYPE = re.compile(r"(\w+)\[(.*)\]")
@@ -33,13 +36,13 @@ class Program:
 
 
 def kind_of(path: str) -> str:
-    """graph, onnx, gguf, safetensors or folder, by what the path looks like."""
+    """graph, onnx, gguf, safetensors, bundle or folder, by what the path looks like."""
     place = Path(path)
     if path == "-" or place.suffix in GRAPH_SUFFIXES:
         return "graph"
     if place.is_dir():
         return "folder"
-    kinds = {".onnx": "onnx", ".gguf": "gguf", ".safetensors": "safetensors"}
+    kinds = {".onnx": "onnx", ".gguf": "gguf", ".safetensors": "safetensors", ".strata": "bundle"}
     if not place.exists():
         raise Mistake(f"there is no file or folder {path}")
     if place.suffix not in kinds:
@@ -86,6 +89,10 @@ def open_program(path: str, device: str) -> Program:
         return _compiled(read_graph(path), device)
     if kind == "safetensors":
         raise Mistake(f"{path} holds weights only; strata inspect shows them, and a folder with its config.json runs")
+    if kind == "bundle":
+        from strata.runtime import load_compiled
+
+        return compiled_program(load_compiled(path))
     from strata.models import load
 
     model = load(path, device=device)
@@ -93,15 +100,20 @@ def open_program(path: str, device: str) -> Program:
 
 
 def _compiled(graph: Graph, device: str) -> Program:
-    from strata.mir import leaf_name
     from strata.runtime import Session
 
-    compiled = Session(device).compile(graph)
-    return Program(
-        graph.name, {leaf_name(x): x.type for x in graph.inputs}, {leaf_name(x): x.type for x in graph.params},
-        tuple(f"out{i}" for i in range(len(graph.results))), lambda feeds: list(compiled.run(feeds)),
-        compiled.set_params, compiled,
-    )  # fmt: skip
+    return compiled_program(Session(device).compile(graph))
+
+
+def compiled_program(compiled: CompiledGraph) -> Program:
+    """A compiled graph; parameters that it brings along need no values."""
+    missing = {name: kind for name, kind in compiled.params.items() if name in compiled._missing}
+    outputs = tuple(f"out{i}" for i in range(len(compiled.outputs)))
+
+    def run(feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        return list(compiled.run(feeds))
+
+    return Program(compiled.name, compiled.inputs, missing, outputs, run, compiled.set_params, compiled)
 
 
 def _onnx(model: Any) -> Program:

@@ -179,9 +179,26 @@ def _folder_summary(path: str) -> dict[str, Any]:
     return {"file": path, "kind": "folder", "files": files, "config": shown}
 
 
+def _bundle_summary(path: str) -> dict[str, Any]:
+    from strata.runtime import inspect_bundle
+
+    about = inspect_bundle(path)
+    sizes = Counter[str]()
+    for name, count in about.pop("parts").items():
+        sizes[name.split()[0]] += count
+    weights = {name: f"{dtype}{shape}" for name, (dtype, shape) in about.pop("weights").items()}
+    return {
+        "file": path,
+        "kind": "bundle",
+        **about,
+        "sizes": {k: show.size(v) for k, v in sizes.items()},
+        "weights": weights,
+    }
+
+
 _SUMMARIES = {
     "graph": _graph_summary, "onnx": _onnx_summary, "gguf": _gguf_summary, "safetensors": _safetensors_summary,
-    "folder": _folder_summary,
+    "folder": _folder_summary, "bundle": _bundle_summary,
 }  # fmt: skip
 
 

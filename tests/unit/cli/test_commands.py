@@ -199,6 +199,38 @@ def test_explain(capsys: pytest.CaptureFixture[str], layer: str, tmp_path: Path)
     assert picture.read_text().startswith("<svg")
 
 
+# -------------------------------------------------------------------------------------------------- bundles and traces
+
+
+def test_compile_makes_a_bundle_that_runs(capsys: pytest.CaptureFixture[str], layer: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weights, bundle = tmp_path / "w.npz", str(tmp_path / "layer.strata")
+    np.savez(weights, w=rng.standard_normal((8, 4)).astype(np.float32), b=np.ones(4, np.float32))
+    made = json.loads(answer(capsys, "compile", layer, "--params", str(weights), "-o", bundle, "--json"))
+    assert made["bytes"] == Path(bundle).stat().st_size
+    words = ("--size", "batch=3", "--json")
+    one = json.loads(answer(capsys, "run", bundle, *words))
+    other = json.loads(answer(capsys, "run", layer, "--params", str(weights), *words))
+    assert one["outputs"] == other["outputs"]
+    about = json.loads(answer(capsys, "inspect", bundle, "--json"))
+    assert about["kind"] == "bundle"
+    assert about["weights"] == {"w": "f32[8, 4]", "b": "f32[4]"}
+
+
+def test_compile_wants_weights_or_a_word(capsys: pytest.CaptureFixture[str], layer: str, tmp_path: Path) -> None:
+    bundle = str(tmp_path / "layer.strata")
+    assert "--no-weights" in complaint(capsys, "compile", layer, "-o", bundle)
+    assert "layer.strata" in answer(capsys, "compile", layer, "--no-weights", "-o", bundle)
+    assert "float32[16, 4]" in answer(capsys, "run", bundle)
+
+
+def test_trace_is_json_that_viewers_open(capsys: pytest.CaptureFixture[str], layer: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    answer(capsys, "trace", layer, "-o", str(path))
+    events = json.loads(path.read_text())
+    assert any(e["name"].startswith("run ") for e in events)
+
+
 # ----------------------------------------------------------------------------------------------------- cache and others
 
 
@@ -210,6 +242,7 @@ def test_cache_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path, laye
         found = json.loads(answer(capsys, "cache", "ls", "--json"))
         assert [e["key"] for e in found["entries"]] == [key]
         assert "1 entries" in answer(capsys, "cache")
+        assert key[:12] in answer(capsys, "cache", "why", key[:8])
         assert "1 entries are good" in answer(capsys, "cache", "verify")
         assert json.loads(answer(capsys, "cache", "export", str(tmp_path / "copy"), "--json"))["entries"] == 1
         next((tmp_path / "cache").rglob("*.bin")).write_bytes(b"damaged")

@@ -1,0 +1,21 @@
+"""`strata trace`: a file that Perfetto and Chrome show as a timeline."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from strata.cli.programs import open_program
+from strata.cli.run import prepare
+from strata.config import using
+
+
+def trace(options: Namespace) -> None:
+    """Compile and run under a trace."""
+    from strata.runtime import trace as tracing
+
+    with using(**({"num_threads": options.threads} if options.threads else {})), tracing(options.output) as tracer:
+        program = open_program(options.model, options.device)
+        feeds, _ = prepare(program, options)
+        for _ in range(options.repeat):
+            program.run(feeds)
+    print(f"{len(tracer.events)} events in {options.output}: open it at https://ui.perfetto.dev or chrome://tracing")
