@@ -117,7 +117,7 @@ def factors_of(n: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
-def _tables(n: int, real: str) -> tuple[np.ndarray, np.ndarray]:
+def stage_tables(n: int, real: str) -> tuple[np.ndarray, np.ndarray]:
     """(stages, numbers): what `passes` reads for a length."""
     stages, parts, top = [], [], 0
     left, s = n, 1
@@ -207,7 +207,7 @@ class _Planner:
         groups = rows * per_row
         slots = min(groups, SLOTS)
         size = 2 * n * self.form.plane_bytes
-        stages, table = _tables(n, self.real)
+        stages, table = stage_tables(n, self.real)
         memory = self.area(size * slots)
         count = len(factors_of(n))
         turned: Slot = ("table", turns) if turns is not None else ("pointer", 0)

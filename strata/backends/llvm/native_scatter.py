@@ -155,29 +155,35 @@ class _Scatter:
 
     def _emit_moves(self, module: Module) -> None:
         """Chunks of elements: copied and widened, narrowed again, or zeroed."""
-        for name, source_type, to_type in (("enter", self.dtype, self.kept), ("leave", self.kept, self.dtype)):
-            f = kernel(module, name)
-            to, source, count = arguments(f, "ppi")
-            low, high = f.mul("%begin", CHUNK), f.smin(f.mul("%end", CHUNK), count)
-            if source_type is to_type:
-                size = self.dtype.itemsize
-                places = [f.address("i8", p, f.mul(low, size)) for p in (to, source)]
-                copy(f, places[0], places[1], f.mul(f.sub(high, low), size))
-            else:
-                wide = f.add(low, f.round_down(f.sub(high, low), self.lanes))
-                for lanes, begin, end in ((self.lanes, low, wide), (1, wide, high)):
-
-                    def move(i: str, _: list[str], lanes: int = lanes) -> None:
-                        value = load_element(f, source_type, source, i, lanes, self.target)  # noqa: B023 - emitted at once
-                        store_element(f, to_type, value, to, i, lanes, self.target)  # noqa: B023
-
-                    f.loop(begin, end, lanes, (), move)
-            f.ret()
+        self._emit_move(module, "enter", self.dtype, self.kept)
+        self._emit_move(module, "leave", self.kept, self.dtype)
         f = kernel(module, "zero")
         to, count = arguments(f, "pi")
         low, high = f.mul("%begin", CHUNK), f.smin(f.mul("%end", CHUNK), count)
         size = self.kept.itemsize
         fill_zero(f, f.address("i8", to, f.mul(low, size)), f.mul(f.sub(high, low), size))
+        f.ret()
+
+    def _emit_move(self, module: Module, name: str, before: DType, after: DType) -> None:
+        f = kernel(module, name)
+        to, source, count = arguments(f, "ppi")
+        low, high = f.mul("%begin", CHUNK), f.smin(f.mul("%end", CHUNK), count)
+
+        def convert(lanes: int, begin: Value, end: Value) -> None:
+            def move(i: str, _: list[str]) -> None:
+                value = load_element(f, before, source, i, lanes, self.target)
+                store_element(f, after, value, to, i, lanes, self.target)
+
+            f.loop(begin, end, lanes, (), move)
+
+        if before is after:
+            size = self.dtype.itemsize
+            places = [f.address("i8", p, f.mul(low, size)) for p in (to, source)]
+            copy(f, places[0], places[1], f.mul(f.sub(high, low), size))
+        else:
+            wide = f.add(low, f.round_down(f.sub(high, low), self.lanes))
+            convert(self.lanes, low, wide)
+            convert(1, wide, high)
         f.ret()
 
     # calls

@@ -71,6 +71,7 @@ _FAMILIES: tuple[str, ...] = (
     "native_fft",
     "native_lapack",
     "native_recurrence",
+    "native_rfft",
     "native_scatter",
     "native_sort",
 )

@@ -69,11 +69,24 @@ def test_one_long_sequence(native: Any) -> None:
         _close(native(METHODS["fft"], x)[0], np.fft.fft(x.astype(np.complex128)))
 
 
-def test_real_sequences(native: Any) -> None:
-    x = np.random.default_rng(1).standard_normal((20, 300))
-    (bins,) = native(METHODS["rfft"], x)
-    np.testing.assert_allclose(bins, np.fft.rfft(x), atol=1e-12)
-    np.testing.assert_allclose(native(lambda v: METHODS["irfft"](v, 300), bins)[0], x, atol=1e-12)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 15, 31, 64, 67, 100, 300, 301, 512, 2048])
+def test_real_sequences(native: Any, n: int, dtype: Any) -> None:
+    for rows in (1, 16, 33, 70):
+        x = np.random.default_rng(1).standard_normal((rows, n)).astype(dtype)
+        want = np.fft.rfft(x.astype(np.float64))
+        (bins,) = native(METHODS["rfft"], x, threads=(1, 2))
+        _close(bins, want)
+        want = want + 0.5j  # the imaginary parts of the first bin and of the middle one do not count
+        (back,) = native(lambda v: METHODS["irfft"](v, n), want.astype(bins.dtype), threads=(1, 2))
+        np.testing.assert_allclose(back, np.fft.irfft(want, n), atol=1e-5 if dtype == np.float32 else 1e-13)
+
+
+def test_real_sequences_of_unknown_number(native: Any) -> None:
+    rows = sym("rows")
+    for count in (1, 5, 100):
+        x = np.random.default_rng(2).standard_normal((count, 60))
+        _close(native(METHODS["rfft"], x, shapes=[(rows, 60)], threads=(2,))[0], np.fft.rfft(x))
 
 
 def test_symbolic_sizes(native: Any) -> None:
