@@ -144,7 +144,8 @@ def _halves(axis: Axis, by: Dim) -> tuple[Axis, Axis]:
 
 
 def _store_split(kernel: Kernel) -> tuple[Axis, Dim] | None:
-    last = {s.axes[-1] for s in kernel.stores if s.axes}
+    copies = all(isinstance(s.value, Load) for s in kernel.stores)  # there is nothing to compute in vectors
+    last = {s.axes[-1] for s in kernel.stores if s.axes and not copies}
     axes = {a for s in kernel.stores for a in s.axes}
     for axis, by in _divisions(kernel.roots):
         if axis in axes and (axis not in last or not isinstance(by, int) or by >= _SMALLEST_SPLIT):
