@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from strata.core import Dim, bounds
 from strata.kernel import Axis, Expr, Kernel, KernelBuilder, Reduce, Scan, View, postorder
+from strata.lir.order import Costs, best_order
 from strata.lir.traits import STEP, Traits, has_kernel, is_buffer_leaf, is_inline_constant, traits
 from strata.lir.views import view_strides
 from strata.mir import Constant, Graph, Input, Node, Param, Value, as_tuple, toposort
@@ -374,7 +375,8 @@ class _Grouper:
                     done.add(id(group))
                     order.append(group)
                     stack.pop()
-        return order
+        costs = Costs(frozenset(self.results | self.fixed))
+        return best_order(order, lambda group: self._needs(group, readers), costs)
 
 
 class _Reach:

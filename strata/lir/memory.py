@@ -138,9 +138,7 @@ def memory_svg(lir: Lir, binding: Mapping[str, Dim] | None = None) -> str:
     placement = lir.placement(binding)
     steps, size = max(len(lir.schedule), 1), max(placement.arena_size, 1)
     width, height = 900, 420
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-size="9">'
-    ]
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-size="9">']
     for i, b in enumerate(x for x in lir.buffers if x.role == "scratch"):
         x, w = b.birth / steps * width, (b.death - b.birth + 1) / steps * width
         h = round_up(byte_size(b, binding)) / size * height

@@ -10,6 +10,9 @@ from strata.lir.traits import traits
 from strata.mir import Constant, Input, Node, Param, Value
 
 
+VIEWS = ("transpose", "reshape", "broadcast_to", "slice", "fence")  # movements that can be read in place
+
+
 @dataclass(frozen=True, slots=True)
 class Spacing:
     """Elements of a buffer at a start and a stride for each axis, all in elements."""
@@ -21,7 +24,7 @@ class Spacing:
 def view_strides(value: Value, base: Value | None = None) -> Spacing | None:
     """Where a chain of movements reads the value it starts from (or `base`, on the way); None if not evenly."""
     chain: list[Node] = []
-    while value != base and value.node.op.name in ("transpose", "reshape", "broadcast_to", "slice"):
+    while value != base and value.node.op.name in VIEWS:
         chain.append(value.node)
         value = value.node.inputs[0]
     if value != base and not isinstance(value.node.op, (Input, Param, Constant)) and traits(value.node).moves:
@@ -31,6 +34,8 @@ def view_strides(value: Value, base: Value | None = None) -> Spacing | None:
     for node in reversed(chain):
         op, out = node.op, node.types[0].shape
         match op.name:
+            case "fence":
+                pass
             case "transpose":
                 strides = tuple(strides[p] for p in op.perm)  # type: ignore[attr-defined]
             case "slice":

@@ -27,5 +27,6 @@ from strata.passes.match import Pattern, RuleSet, V, pat
 from strata.passes.pipeline import FusionLimits, PassChoices, default_passes
 from strata.passes.precision import POLICIES, Precision, parse_policy
 from strata.passes.regions import MarkElementwiseRegions, UnfuseElementwiseRegions
+from strata.passes.rematerialize import Rematerialize, SplitBarriers
 from strata.passes.share_matmul import ShareMatMul
 from strata.passes.simplify import Simplify

@@ -54,11 +54,11 @@ def _is_served(node: Node) -> bool:
     outputs, channels, *kernel = w.shape
     if not x.dtype.is_float or not all(isinstance(d, int) for d in (*w.shape, op.groups)):
         return False
-    if dim_prod(kernel) > MOST_TAPS or 0 in w.shape:  # type: ignore[operator]
+    if dim_prod(kernel) > MOST_TAPS or 0 in w.shape:
         return False
     if channels == 1 and outputs == op.groups and outputs > 1:  # depth-wise  # type: ignore[operator]
         return True
-    return outputs >= FEWEST_OUTPUTS * op.groups or channels >= MANY_CHANNELS  # type: ignore[operator]
+    return outputs >= FEWEST_OUTPUTS * op.groups or channels >= MANY_CHANNELS
 
 
 def _is_matrix_product(node: Node) -> bool:

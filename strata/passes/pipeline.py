@@ -18,6 +18,7 @@ from strata.passes.fuse_residual import FuseResidualLN, FuseResidualRmsNorm
 from strata.passes.fuse_swiglu import FuseSwiGLU, FuseSwiGLUDualMatmul
 from strata.passes.layout import ChannelsLast
 from strata.passes.precision import Precision
+from strata.passes.rematerialize import Rematerialize, SplitBarriers
 from strata.passes.regions import MAX_INPUTS, MAX_STEPS, MarkElementwiseRegions, UnfuseElementwiseRegions
 from strata.passes.share_matmul import ShareMatMul
 from strata.passes.simplify import Simplify
@@ -48,6 +49,7 @@ class PassChoices:
     control_flow: bool = False
     unroll: int = 64
     drop_unused: bool = False
+    rematerialize: bool = False
     epilogues: tuple[str, ...] = ("gelu", "silu")
 
 
@@ -72,7 +74,9 @@ def default_passes(ctx: PassContext | None = None, choices: PassChoices | None =
     passes += [Decompose(), Simplify()]
     if chosen.fusion:
         passes.append(ShareMatMul())
-    passes.append(Fold())
+    passes += [Fold(), SplitBarriers()]
+    if chosen.rematerialize:
+        passes.append(Rematerialize())
     return passes + (_regions(ctx or PassContext(claims=frozenset()), chosen) if chosen.fusion else [])
 
 

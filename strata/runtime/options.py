@@ -44,6 +44,8 @@ class CompileOptions:
     control_flow: bool = False
     """Write branches as selections, and loops of at most `unroll` steps as their steps."""
     unroll: int = 64
+    rematerialize: bool = False
+    """Compute cheap values again in the backward part of a training graph rather than keep them."""
     drop_unused: bool = False
     """Drop inputs and parameters that no result needs from the signature."""
     passes: str | None = None
@@ -96,7 +98,8 @@ class CompileOptions:
         """Which optional passes these options ask for."""
         return PassChoices(
             fusion=self.fusion is not False, limits=self.limits, precision=self.precision, unroll=self.unroll,
-            control_flow=self.control_flow, drop_unused=self.drop_unused, epilogues=epilogues,
+            control_flow=self.control_flow, drop_unused=self.drop_unused,
+            rematerialize=self.rematerialize, epilogues=epilogues,
         )  # fmt: skip
 
 

@@ -15,7 +15,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="first seed; a random one by default")
     options = parser.parse_args()
     first = options.seed if options.seed is not None else secrets.randbelow(1 << 31)
-    print(f"seeds {first} to {first + options.count - 1}: repeat with --seed {first} --count {options.count}", flush=True)
+    print(
+        f"seeds {first} to {first + options.count - 1}: repeat with --seed {first} --count {options.count}", flush=True
+    )
     failed = []
     start = time.monotonic()
     for seed in range(first, first + options.count):
@@ -25,7 +27,9 @@ def main() -> int:
             failed.append(seed)
             print(f"seed {seed}: repeat with --seed {seed} --count 1", flush=True)
             traceback.print_exc(limit=3)
-    print(f"{options.count} graphs, {len(failed)} failures in {time.monotonic() - start:.0f} s{': ' + str(failed) if failed else ''}")
+    print(
+        f"{options.count} graphs, {len(failed)} failures in {time.monotonic() - start:.0f} s{': ' + str(failed) if failed else ''}"
+    )
     return bool(failed)
 
 

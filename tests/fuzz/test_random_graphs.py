@@ -18,7 +18,9 @@ PASSES = sorted({p.name for p in default_passes(PassContext())})
 TOLERANCE = {"f32": 1e-4, "f64": 1e-9}
 
 
-def random_graph(seed: int, length: int = 14, dtype=f32, *, smooth: bool = False) -> tuple[Graph, dict[str, np.ndarray]]:
+def random_graph(
+    seed: int, length: int = 14, dtype=f32, *, smooth: bool = False
+) -> tuple[Graph, dict[str, np.ndarray]]:
     """A graph of element-wise ops, movements, reductions, softmaxes, norms and products over small tensors."""
     rng = np.random.default_rng(seed)
     g = Graph(f"random{seed}")
@@ -38,7 +40,9 @@ def random_graph(seed: int, length: int = 14, dtype=f32, *, smooth: bool = False
     return g.outputs(*outputs), feeds
 
 
-def random_step(rng: np.random.Generator, pool: list[Value], g: Graph, feeds: dict[str, np.ndarray], smooth: bool) -> Value | None:
+def random_step(
+    rng: np.random.Generator, pool: list[Value], g: Graph, feeds: dict[str, np.ndarray], smooth: bool
+) -> Value | None:
     x = pool[int(rng.integers(len(pool)))]
     y = pool[int(rng.integers(len(pool)))]
     axis = int(rng.integers(x.ndim)) if x.ndim else 0
@@ -90,7 +94,9 @@ def check(graph: Graph, feeds: dict[str, np.ndarray], options: CompileOptions | 
     for got, want in zip(results, evaluate(graph, feeds, wide=True), strict=True):
         close = TOLERANCE[graph.results[0].dtype.name]
         scale = max(1.0, float(np.max(np.abs(want), initial=0.0)))
-        np.testing.assert_allclose(got, want, rtol=close, atol=close * scale, err_msg=f"{note}\n{graph}\n{compiled.lir}")
+        np.testing.assert_allclose(
+            got, want, rtol=close, atol=close * scale, err_msg=f"{note}\n{graph}\n{compiled.lir}"
+        )
 
 
 def check_seed(seed: int, options: CompileOptions | None = None) -> None:
@@ -106,7 +112,9 @@ def check_gradient(seed: int) -> None:
     graph, feeds = random_graph(seed, length=8, dtype=f64, smooth=True)
     backward = vjp(graph, list(graph.input_names))
     rng = np.random.default_rng(seed)
-    seeds = {x.node.op.key: rng.standard_normal(x.shape) for x in backward.inputs if x.node.op.key.startswith("d_output")}
+    seeds = {
+        x.node.op.key: rng.standard_normal(x.shape) for x in backward.inputs if x.node.op.key.startswith("d_output")
+    }
     check(backward, {**feeds, **seeds}, note=f"seed {seed} gradient")
 
 
@@ -132,7 +140,9 @@ def check_symbolic(seed: int) -> None:
     for count in (1, 2, 7, 33, 64):
         feeds = {n: (rng.standard_normal((count, width)) * 0.5).astype(np.float32) for n in ("x", "y")}
         for got, want in zip(compiled.run(feeds), evaluate(graph, {**feeds, "w": weights}, wide=True), strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4, err_msg=f"seed {seed} N={count}\n{graph}\n{compiled.lir}")
+            np.testing.assert_allclose(
+                got, want, rtol=1e-4, atol=1e-4, err_msg=f"seed {seed} N={count}\n{graph}\n{compiled.lir}"
+            )
 
 
 def check_everything(seed: int) -> None:
@@ -140,7 +150,12 @@ def check_everything(seed: int) -> None:
     check_seed(seed)
     check_seed(seed, CompileOptions(fusion=False))
     check_seed(seed, CompileOptions(exact=False))
-    check_seed(seed, CompileOptions(skip_passes=(PASSES[seed % len(PASSES)],)) if PASSES[seed % len(PASSES)] != "decompose" else None)
+    check_seed(
+        seed,
+        CompileOptions(skip_passes=(PASSES[seed % len(PASSES)],))
+        if PASSES[seed % len(PASSES)] != "decompose"
+        else None,
+    )
     check_double(seed)
     check_gradient(seed)
     check_symbolic(seed)

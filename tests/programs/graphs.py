@@ -59,7 +59,9 @@ def one_encoder_layer(batch: Dim = 1, length: Dim = 32, width: int = 384, heads:
     return g.outputs(encoder_layer(Weights(g), x, mask, heads, 4 * width))
 
 
-def gpt2(layers: int = 12, batch: int = 1, length: int = 64, width: int = 256, heads: int = 8, vocabulary: int = 512) -> Graph:
+def gpt2(
+    layers: int = 12, batch: int = 1, length: int = 64, width: int = 256, heads: int = 8, vocabulary: int = 512
+) -> Graph:
     """GPT-2-like: pre-norm decoder layers with a causal mask, logits over a tied embedding."""
     g = Graph("gpt2")
     w = Weights(g)
@@ -76,7 +78,9 @@ def gpt2(layers: int = 12, batch: int = 1, length: int = 64, width: int = 256, h
     return g.outputs(ops.layer_norm(x, w(width), w(width)) @ table.T)
 
 
-def llama(layers: int = 1, past: Dim = 63, width: int = 256, heads: int = 8, kv_heads: int = 2, inner: int = 512) -> Graph:
+def llama(
+    layers: int = 1, past: Dim = 63, width: int = 256, heads: int = 8, kv_heads: int = 2, inner: int = 512
+) -> Graph:
     """Llama-like at decode: one token, keys and values of the past as inputs, the new ones as outputs."""
     g = Graph("llama")
     w = Weights(g)

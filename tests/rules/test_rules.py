@@ -44,7 +44,9 @@ class Instance:
         self.rng = rng
         self.graph = Graph("instance")
         self.bound = {}
-        self.dtype = [f32, f64, f16, bf16, i8, i32, i64, bool_][rng.choice(8, p=[0.35, 0.2, 0.08, 0.07, 0.07, 0.08, 0.08, 0.07])]
+        self.dtype = [f32, f64, f16, bf16, i8, i32, i64, bool_][
+            rng.choice(8, p=[0.35, 0.2, 0.08, 0.07, 0.07, 0.08, 0.08, 0.07])
+        ]
         self.base = tuple(int(d) for d in rng.choice(DIMS, int(rng.integers(0, 4))))
 
     def build(self, pattern):
@@ -104,7 +106,12 @@ class Instance:
                 return [f32, f64, f16, i8, i32, i64, bool_][int(rng.integers(7))]
             case "shape":
                 size = int(np.prod(x.shape))
-                choices = [(size,), (2, *x.shape), (*x.shape[:-1], 1), (size // max(1, x.shape[-1] if x.ndim else 1), *x.shape[-1:])]
+                choices = [
+                    (size,),
+                    (2, *x.shape),
+                    (*x.shape[:-1], 1),
+                    (size // max(1, x.shape[-1] if x.ndim else 1), *x.shape[-1:]),
+                ]
                 choices += [tuple(3 if d == 1 else d for d in x.shape), x.shape[::-1]]
                 return choices[int(rng.integers(len(choices)))]
             case "start":
@@ -192,13 +199,19 @@ def test_types_stay_and_other_uses_block(name, rule, seed):
     """The result keeps its type; an intermediate that is also a result keeps every rule with `.once` on it away."""
     for graph, made, _ in itertools.islice(instances(rule, seed), 2):
         assert [x.type for x in graph.results] == [x.type for x in made.results]
-        inner = [x for x, p in zip(graph.results[0].node.inputs, rule.pattern.inputs, strict=True) if isinstance(p, Pattern) and p.single_use]
+        inner = [
+            x
+            for x, p in zip(graph.results[0].node.inputs, rule.pattern.inputs, strict=True)
+            if isinstance(p, Pattern) and p.single_use
+        ]
         if not inner:
             continue
         both = graph.returning(*graph.results, inner[0])
         after = RuleSet([rule])(both, PassContext(exact=False))
         assert after.results[1] == inner[0]
-        assert after.results[0] == graph.results[0], f"{rule.name} fused through a value that is a result\n{both}\n{after}"
+        assert after.results[0] == graph.results[0], (
+            f"{rule.name} fused through a value that is a result\n{both}\n{after}"
+        )
 
 
 def test_every_set_was_found():

@@ -32,7 +32,10 @@ def run(graph: Graph, *passes) -> Graph:
 
 
 def check_equal(before: Graph, after: Graph, rng: np.random.Generator) -> None:
-    feeds = {x.node.op.key: rng.standard_normal(x.type.static_shape).astype(x.dtype.np) for x in (*before.inputs, *before.params)}
+    feeds = {
+        x.node.op.key: rng.standard_normal(x.type.static_shape).astype(x.dtype.np)
+        for x in (*before.inputs, *before.params)
+    }
     for old, new in zip(evaluate(before, feeds), evaluate(after, feeds), strict=True):
         np.testing.assert_allclose(new, old, rtol=2e-5, atol=2e-5)
 
@@ -145,7 +148,9 @@ def test_feed_forward_of_an_encoder_shrinks(rng):
     g = Graph("ffn")
     x = g.input("x", f32[3, 8])
     h = ops.gelu(x @ g.param("w1", f32[8, 32]) + g.param("b1", f32[32]))
-    y = ops.layer_norm(h @ g.param("w2", f32[32, 8]) + g.param("b2", f32[8]) + x, g.param("g", f32[8]), g.param("b", f32[8]))
+    y = ops.layer_norm(
+        h @ g.param("w2", f32[32, 8]) + g.param("b2", f32[8]) + x, g.param("g", f32[8]), g.param("b", f32[8])
+    )
     before = g.outputs(y)
     after = run(before, *default_passes(EVERYTHING))
     found = names(after)
@@ -176,7 +181,9 @@ def test_every_intermediate_may_be_a_result(name, rng):
     glu = halves[0] * ops.silu(halves[1])
     weights = ops.softmax(x @ ops.transpose(x, (0, 2, 1)), axis=-1)
     mixed = weights @ x
-    before = g.outputs(product, total, act, residual, normal, rms, flat, left, right, gated, wide, *halves, glu, weights, mixed)
+    before = g.outputs(
+        product, total, act, residual, normal, rms, flat, left, right, gated, wide, *halves, glu, weights, mixed
+    )
     after = run(before, *parse_passes(name))
     check_equal(before, after, rng)
 

@@ -27,7 +27,16 @@ def spelled(claims, **choices) -> list[str]:
 
 
 def test_a_backend_that_groups_runs_no_patterns():
-    assert spelled(()) == ["simplify", "fold", "find_attention", "decompose", "simplify", "share_matmul", "fold"]
+    assert spelled(()) == [
+        "simplify",
+        "fold",
+        "find_attention",
+        "decompose",
+        "simplify",
+        "share_matmul",
+        "fold",
+        "split_barriers",
+    ]
 
 
 def test_patterns_come_before_anything_that_takes_ops_apart():
@@ -44,7 +53,7 @@ def test_claims_gate_patterns():
 
 
 def test_without_fusion():
-    assert spelled((), fusion=False) == ["simplify", "fold", "decompose", "simplify", "fold"]
+    assert spelled((), fusion=False) == ["simplify", "fold", "decompose", "simplify", "fold", "split_barriers"]
 
 
 def test_options_bring_passes():
@@ -109,7 +118,9 @@ def test_precision_leaves_other_types_alone():
     after, _ = run_passes([Precision("mixed_f16")], before, PassContext())
     assert [x.type for x in after.results] == [x.type for x in before.results]
     assert [x.type for x in (*after.inputs, *after.params)] == [x.type for x in (*before.inputs, *before.params)]
-    assert not any(n.op.name == "cast" and not n.inputs[0].dtype.is_float and n.types[0].dtype.bits == 16 for n in after.nodes())
+    assert not any(
+        n.op.name == "cast" and not n.inputs[0].dtype.is_float and n.types[0].dtype.bits == 16 for n in after.nodes()
+    )
     (gather,) = [n for n in after.nodes() if n.op.name == "gather"]
     assert gather.inputs[1].dtype.name == "i64" and gather.types[0].dtype.name == "f16"
 
