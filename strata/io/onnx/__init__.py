@@ -10,6 +10,7 @@ if find_spec("onnx") is None:
     )
 
 from strata.io.onnx.backend import PreparedModel, ReferenceBackend, StrataBackend
+from strata.io.onnx.export import export
 from strata.io.onnx.model import OnnxModel, load_onnx
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import known_ops, reads

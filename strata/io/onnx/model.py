@@ -25,14 +25,16 @@ from strata.errors import (
     StrataError,
     UnknownNameError,
 )
-from strata.io.onnx import handlers as _handlers  # noqa: F401 - registers the readers
 from strata.io.onnx.dtypes import in_graphs, numpy_dtype
+from strata.io.onnx.handlers import register
 from strata.io.onnx.items import NOTHING, Host, Item, Nothing, Sizes
 from strata.io.onnx.plans import Plan, Port, Shapes, bind_shapes, forms
 from strata.io.onnx.program import Program, read_program
 from strata.io.onnx.trace import NeedsData, Tracer
 from strata.mir import Graph, Value, near
 from strata.runtime import CompiledGraph, Session
+
+register()
 
 KEPT = 64  # compiled segments, least recently used dropped first
 SIGNATURES = 256  # sets of input shapes whose plan is remembered

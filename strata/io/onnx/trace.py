@@ -54,7 +54,7 @@ KEEP = {
 }  # fmt: skip
 
 
-class NeedsData(Exception):  # noqa: N818 - a signal between tracer and readers, not a mistake
+class NeedsData(Exception):  # noqa: N818
     """A reader needs the elements of a value that depends on the data of a run."""
 
 

@@ -1,4 +1,4 @@
-"""Readers of ONNX ops, a family a file. Importing this package registers them all."""
+"""Readers of ONNX ops, a family a file."""
 
 from importlib import import_module
 
@@ -7,5 +7,8 @@ FAMILIES = (
     "normalize", "quant", "random", "reduce", "rnn", "sequence", "shape", "signal", "text", "training", "vision",
 )  # fmt: skip
 
-for _family in FAMILIES:
-    import_module(f"{__name__}.{_family}")
+
+def register() -> None:
+    """Import every family, which enters its readers in the registry."""
+    for family in FAMILIES:
+        import_module(f"{__name__}.{family}")

@@ -158,8 +158,8 @@ def _scan(n: NodeView, state: Sequence[Value], xs: Sequence[Value]) -> tuple[Any
     out_backwards = n.attr("scan_output_directions", (0,) * results)
     moved = []
     for y, axis, back in zip(stacked, out_axes, out_backwards, strict=True):
-        y = ops.flip(y, 0) if back else y  # noqa: PLW2901
-        moved.append(ops.moveaxis(y, 0, axis % y.ndim) if axis % y.ndim else y)
+        row = ops.flip(y, 0) if back else y
+        moved.append(ops.moveaxis(row, 0, axis % row.ndim) if axis % row.ndim else row)
     return (*last, *moved)
 
 

@@ -341,8 +341,7 @@ def center_crop_pad(n: NodeView) -> Value:
     x = n[0]
     wanted = n.ints(1)
     axes = n.attr("axes", tuple(range(x.ndim)))
-    for size, axis in zip(wanted, axes, strict=True):
-        axis %= x.ndim  # noqa: PLW2901
+    for size, axis in zip(wanted, (a % x.ndim for a in axes), strict=True):
         have = x.shape[axis]
         if size < have:
             x = ops.narrow(x, axis, (have - size) // 2, size)

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("onnx", reason="ONNX models need the package onnx")
-rapidocr = pytest.importorskip("rapidocr_onnxruntime", reason="the pipeline and its models come with rapidocr-onnxruntime")
+rapidocr = pytest.importorskip(
+    "rapidocr_onnxruntime", reason="the pipeline and its models come with rapidocr-onnxruntime"
+)
 drawing = pytest.importorskip("PIL.ImageDraw", reason="the image is drawn by Pillow")
 
 from PIL import Image, ImageFont  # noqa: E402 - after the packages that it needs
