@@ -229,7 +229,7 @@ class _Grouper:
         return False
 
     def _repeats(self, value: Value, user: Node) -> bool:
-        """Whether a reader computes the value again; a trailing broadcast does not count, as rows keep their scalars."""
+        """Whether a reader computes the value again; a trailing broadcast does not count, as rows keep scalars."""
         out = user.types[0]
         if _typical(out.size) <= _typical(value.type.size):
             return False
@@ -397,7 +397,7 @@ class _Reach:
         return group
 
     def between(self, producer: Group, consumer: Group) -> bool:
-        """Whether a third group lies on a path from producer to consumer; it would come after the producer in the graph."""
+        """Whether a third group lies on a path from producer to consumer; it comes after the producer in the graph."""
         start = min(self.position[id(r.node)] for r in producer.roots)
         ends = {id(producer), id(consumer)}
         stack = [self._now(g) for g in self.inputs[id(consumer)]]

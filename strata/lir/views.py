@@ -9,7 +9,6 @@ from strata.core import Dim, divide_exactly
 from strata.lir.traits import traits
 from strata.mir import Constant, Input, Node, Param, Value
 
-
 VIEWS = ("transpose", "reshape", "broadcast_to", "slice", "fence")  # movements that can be read in place
 
 

@@ -18,8 +18,8 @@ from strata.passes.fuse_residual import FuseResidualLN, FuseResidualRmsNorm
 from strata.passes.fuse_swiglu import FuseSwiGLU, FuseSwiGLUDualMatmul
 from strata.passes.layout import ChannelsLast
 from strata.passes.precision import Precision
-from strata.passes.rematerialize import Rematerialize, SplitBarriers
 from strata.passes.regions import MAX_INPUTS, MAX_STEPS, MarkElementwiseRegions, UnfuseElementwiseRegions
+from strata.passes.rematerialize import Rematerialize, SplitBarriers
 from strata.passes.share_matmul import ShareMatMul
 from strata.passes.simplify import Simplify
 

@@ -1,4 +1,4 @@
-"""Trade time for memory in training graphs: compute cheap values again where they are needed late, rather than keep them.
+"""Trade time for memory in training graphs: compute cheap values again where they are needed late, not keep them.
 
 A value that the forward part uses and the backward part uses again, much later, is held all the while. Where it is an
 element-wise function of values that are held anyway, it is computed again from them, behind fences, so that the two are
@@ -23,7 +23,7 @@ TYPICAL = 1 << 16  # bytes that stand in for a size without a bound
 @register
 @dataclass(frozen=True)
 class Rematerialize(Pass):
-    """Compute element-wise values again for readers that are at least `distance` ops after the first, if `size` bytes."""
+    """Compute element-wise values of `size` bytes again for readers at least `distance` ops after the first."""
 
     distance: int = 24
     size: int = 4096
@@ -95,7 +95,7 @@ def _bytes(v: Value) -> int:
 @register
 @dataclass(frozen=True)
 class SplitBarriers(Pass):
-    """A barrier over several values becomes a fence for each: what lies behind it is still computed apart, without copies."""
+    """A barrier over several values becomes a fence for each: what lies behind is still apart, without copies."""
 
     name: ClassVar[str] = "split_barriers"
 
