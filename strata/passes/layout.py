@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from strata.core import Dim, dim_prod
 from strata.mir import Graph, Node, Value, as_tuple, origin_of, toposort
-from strata.ops import ConvLast, broadcast_to, reshape, to_first, to_last, transpose, weight_to_last
+from strata.ops import ConvLast, broadcast_to, flip, reshape, to_first, to_last, transpose, weight_to_last
 from strata.passes.base import Pass, PassContext, register, with_results
 from strata.passes.decompose import Decompose
 
@@ -67,6 +67,29 @@ def _is_matrix_product(node: Node) -> bool:
     pads = all(p == (0, 0) for p in op.padding)
     plain = all(v == 1 for values in (op.stride, op.input_dilation) for v in values)
     return pads and plain and op.groups == 1 and all(d == 1 for d in node.inputs[1].shape[2:])
+
+
+def _is_spreading(node: Node) -> bool:
+    """A transposed convolution whose windows do not overlap: every input pixel fills a block of its own."""
+    op: Any = node.op
+    kernel = node.inputs[1].shape[2:]
+    alone = op.input_dilation == kernel and all(k > 1 for k in kernel)  # type: ignore[operator]
+    plain = op.groups == 1 and all(v == 1 for values in (op.stride, op.dilation) for v in values)
+    return alone and plain and op.padding == tuple((k - 1, k - 1) for k in kernel)
+
+
+def _spread(x: Value, w: Value) -> Value:
+    """Such a convolution of x [N, *sizes, C] with w [O, C, *kernel]: a product of matrices, its columns put side by side."""
+    rank = x.ndim - 2
+    outputs, channels, *kernel = w.shape
+    blocks = transpose(flip(w, tuple(range(2, rank + 2))), (1, *range(2, rank + 2), 0))
+    ones = (1,) * rank
+    columns = reshape(blocks, (*ones, channels, dim_prod(kernel) * outputs))
+    made = ConvLast(ones, ((0, 0),) * rank, ones, 1, ones)(x, columns)
+    apart = reshape(made, (*x.shape[:-1], *kernel, outputs))
+    beside = [a for axis in range(1, rank + 1) for a in (axis, axis + rank)]
+    sizes = [size * k for size, k in zip(x.shape[1:-1], kernel, strict=True)]
+    return reshape(transpose(apart, (0, *beside, 2 * rank + 1)), (x.shape[0], *sizes, outputs))
 
 
 class _Layouts:
@@ -125,6 +148,8 @@ class _Layouts:
             return False
         x, w = node.inputs
         op: Any = node.op
+        if _is_spreading(node):
+            return self._give(node, _spread(self.last(x), self.first(w)))
         made = ConvLast(op.stride, op.padding, op.dilation, op.groups, op.input_dilation)
         return self._give(node, made(self.last(x), transpose(self.first(w), weight_to_last(x.ndim - 2))))
 

@@ -92,7 +92,9 @@ def test_transposed_against_torch(case: tuple, rng: np.random.Generator) -> None
     g.outputs(getattr(ops, f"conv_transpose{rank}d")(x, w, b, **options))
     feeds = {"x": normal(rng, 2, channels, *sizes), "w": normal(rng, *shape), "b": normal(rng, outputs)}
     made = compiled(g, {"w": feeds["w"], "b": feeds["b"]})
-    assert len(templates(made)) == 1
+    apart = options == {"stride": 2} and set(kernel) == {2}  # then it is a product of matrices
+    assert len(templates(made)) == (0 if apart else 1)
+    assert any(k.matrix is not None for k in made._executable.kernels.values())
     arrays = [torch.from_numpy(feeds[n]).double() for n in ("x", "w", "b")]
     expected = getattr(torch.nn.functional, f"conv_transpose{rank}d")(*arrays, **options).numpy()
     np.testing.assert_allclose(made.run(x=feeds["x"])[0], expected, rtol=2e-5, atol=2e-4)
