@@ -14,13 +14,16 @@ from strata.backends.llvm import vector_math
 from strata.backends.llvm.builder import Function, Module, Value, constant, vector, with_element
 from strata.backends.llvm.emit_scalar import Call as ScalarCall
 from strata.backends.llvm.emit_scalar import emit_scalar
+from strata.backends.llvm.fft import transposed
 from strata.backends.llvm.native import arguments, around, kernel, load_element, number_slots, store_element
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, override
 from strata.backends.llvm.registers import (
     Parts,
     component_bytes,
+    deinterleave,
     from_memory,
     gather,
+    interleave,
     memory_type,
     register_bytes,
     register_type,
@@ -47,11 +50,22 @@ class Recurrence:
     step: Step
     reverse: bool = False
 
+    @property
+    def can_tile(self) -> bool:
+        """Whether elements are integers that a vector can hold."""
+        return all(d.itemsize <= 8 for d in (*self.inputs, *self.outputs))
+
+    def tile(self, target: Target) -> int:
+        """Rows and columns of a square that is turned in registers."""
+        return max(8, target.lanes(max(4, *(d.itemsize for d in self.inputs))))
+
     def emit(self, module: Module, target: Target) -> None:
         lanes = target.lanes(max(register_bytes(d) for d in self.inputs))
         self._emit_rows(module, "rows_wide", 4 * lanes, target, together=True)
         self._emit_rows(module, "rows", lanes, target, together=True)
         self._emit_rows(module, "rows_gathered", GATHERED_ROWS, target, together=False)
+        if self.can_tile:
+            self._emit_tiles(module, self.tile(target), target)
         self._emit_rows(module, "rows_single", 1, target, together=True)
 
     def _emit_rows(self, module: Module, name: str, lanes: int, target: Target, *, together: bool) -> None:
@@ -84,7 +98,7 @@ class Recurrence:
 
     def _row(
         self, f: Function, target: Target, lanes: int, pointers: list[str], length: Value, inner: Value, base: Value,
-        offsets: str | None,
+        offsets: str | None, begin: Value = 0, state: list[tuple[str, str]] | None = None,
     ) -> None:  # fmt: skip
         sources, results = pointers[: len(self.inputs)], pointers[len(self.inputs) :]
         bases = [
@@ -108,7 +122,52 @@ class Recurrence:
                     _scattered(f, dtype, parts, bases[len(sources) + i], element, lanes, target)
             return after
 
-        f.loop(0, length, 1, self.state(lanes), turn)
+        f.loop(begin, length, 1, state or self.state(lanes), turn)
+
+    def _emit_tiles(self, module: Module, lanes: int, target: Target) -> None:
+        """Blocks of whole rows: squares are turned, so that a line of memory is read once. Arguments as before."""
+        f = kernel(module, "rows_tiled")
+        kinds = (*self.inputs, *self.outputs)
+        *pointers, length, _inner, rows, _blocks = arguments(f, "p" * len(kinds) + "iiii")
+        wide = vector("i64", lanes)
+        lane_numbers = "<" + ", ".join(f"i64 {i}" for i in range(lanes)) + ">"
+        whole = f.round_down(length, lanes)
+
+        def row(pointer: str, dtype: DType, first: Value, lane: int, at: Value) -> str:
+            return f.address(f"i{8 * dtype.itemsize}", pointer, f.add(f.mul(f.add(first, lane), length), at))
+
+        def block(point: str, _: list[str]) -> None:
+            first = f.smin(f.mul(point, lanes), f.sub(rows, lanes))
+
+            def tile(index: str, state: list[str]) -> list[str]:
+                at = f.sub(f.sub(length, lanes), index) if self.reverse else index
+                columns = []
+                for pointer, dtype in zip(pointers, self.inputs, strict=False):
+                    square = vector(f"i{8 * dtype.itemsize}", lanes)
+                    places = [row(pointer, dtype, first, lane, at) for lane in range(lanes)]
+                    turned = transposed(f, square, [f.load(square, place, dtype.itemsize) for place in places])
+                    columns.append([_opened(f, dtype, c, lanes, target) for c in turned])
+                made: list[list[Parts]] = [[] for _ in self.outputs]
+                order = range(lanes - 1, -1, -1) if self.reverse else range(lanes)
+                for number, column in enumerate(order):
+                    state, out = self.step(f, target, lanes, f.add(index, number), state, [c[column] for c in columns])
+                    for results, parts in zip(made, out, strict=True):
+                        results.append(parts)
+                for pointer, dtype, results in zip(pointers[len(self.inputs) :], self.outputs, made, strict=True):
+                    square = vector(f"i{8 * dtype.itemsize}", lanes)
+                    closed = [_closed(f, dtype, results[column], lanes, target) for column in order]
+                    for lane, value in enumerate(transposed(f, square, closed)):
+                        f.store(square, value, row(pointer, dtype, first, lane, at), dtype.itemsize)
+                return state
+
+            state = f.loop(0, whole, lanes, self.state(lanes), tile)
+            span = f.splat(wide, length)
+            offsets = f.binary("mul", wide, f.binary("add", wide, f.splat(wide, first), lane_numbers), span)
+            carried = [(type_, value) for (type_, _), value in zip(self.state(lanes), state, strict=True)]
+            self._row(f, target, lanes, pointers, length, 1, 0, offsets, whole, carried)
+
+        f.loop("%begin", "%end", 1, (), block)
+        f.ret()
 
     def native(self, target: Target, shape: tuple[Dim, ...], axis: int) -> NativeOp:
         lanes = target.lanes(max(register_bytes(d) for d in self.inputs))
@@ -124,14 +183,35 @@ class Recurrence:
                     slots = [*arrays, *number_slots(length, inner, inner, blocks)]
                     return Planned([Call(name, slots, outer * blocks)])
             rows = outer * inner
+            square = self.tile(target)
+            if self.can_tile and inner == 1 and rows >= square and length >= square:
+                slots = [*arrays, *number_slots(length, inner, rows, 1)]
+                return Planned([Call("rows_tiled", slots, -(-rows // square))])
             if rows >= GATHERED_ROWS:
                 slots = [*arrays, *number_slots(length, inner, rows, 1)]
                 return Planned([Call("rows_gathered", slots, -(-rows // GATHERED_ROWS))])
             return Planned([Call("rows_single", [*arrays, *number_slots(length, inner, inner, inner)], rows)])
 
-        names = ("rows_wide", "rows", "rows_gathered", "rows_single")
+        names = ("rows_wide", "rows", "rows_gathered", "rows_single", *(("rows_tiled",) if self.can_tile else ()))
         key = f"recurrence {self.name} {self.inputs} {self.reverse}"
         return NativeOp(key, lambda module: self.emit(module, target), names, plan)
+
+
+def _opened(f: Function, dtype: DType, bits: str, lanes: int, target: Target) -> Parts:
+    """Elements as integers to registers."""
+    source, memory = vector(f"i{8 * dtype.itemsize}", lanes), memory_type(dtype)
+    if dtype.is_complex:
+        return deinterleave(f, memory, f.convert("bitcast", source, bits, vector(memory, 2 * lanes)), lanes)
+    return (from_memory(f, dtype, f.convert("bitcast", source, bits, vector(memory, lanes)), lanes, target),)
+
+
+def _closed(f: Function, dtype: DType, parts: Parts, lanes: int, target: Target) -> str:
+    """Registers to elements as integers."""
+    result, memory = vector(f"i{8 * dtype.itemsize}", lanes), memory_type(dtype)
+    if dtype.is_complex:
+        both = interleave(f, vector(memory, lanes), parts, lanes)
+        return f.convert("bitcast", vector(memory, 2 * lanes), both, result)
+    return f.convert("bitcast", vector(memory, lanes), to_memory(f, dtype, parts[0], lanes, target), result)
 
 
 def _pointers(f: Function, base: str, dtype: DType, offsets: str | None, lanes: int) -> str:
