@@ -30,7 +30,7 @@ from strata.io.onnx.handlers import register
 from strata.io.onnx.items import NOTHING, Host, Item, Nothing, Sizes
 from strata.io.onnx.plans import Plan, Port, Shapes, bind_shapes, forms
 from strata.io.onnx.program import Program, read_program
-from strata.io.onnx.trace import NeedsData, Tracer
+from strata.io.onnx.trace import NeedsData, Prefix, Tracer
 from strata.mir import Graph, Value, near
 from strata.runtime import CompiledGraph, Session
 
@@ -68,6 +68,7 @@ class OnnxModel:
         self._by_signature: OrderedDict[Any, Plan | None] = OrderedDict()  # None: run in segments
         self._assumed: set[str] = set()  # inputs whose elements some plan depends on
         self.why_not_symbolic: list[str] = []
+        self._prefixes: dict[Any, Prefix] = {}
         self._compiled: OrderedDict[str, CompiledGraph] = OrderedDict()
 
     def _port(self, proto: Any) -> Port:
@@ -238,24 +239,30 @@ class OnnxModel:
     # for the sizes at hand
 
     def _run_sized(self, key: Any, arrays: Mapping[str, Any]) -> list[Any]:
-        segments = 0
-
         def execute(graph: Graph, feeds: Mapping[str, Any], params: Mapping[str, Any]) -> Sequence[np.ndarray]:
-            nonlocal segments
-            segments += 1
             return self._segment(graph, params).run(dict(feeds))
 
         tracer = Tracer(self.program, execute)
-        inputs = {name: self._input_item(tracer, name, x) for name, x in arrays.items()}
         try:
+            prefix = self._prefixes.get(key)
+            if prefix is not None:
+                return self._finish(tracer, tracer.resume(prefix, arrays))
+            inputs = {name: self._input_item(tracer, name, x) for name, x in arrays.items()}
             items = self._trace(tracer, inputs)
         except NeedsData as reason:
             raise LowerError(f"the model cannot be run: it needs {reason} while it is read", code="L312") from None
-        if not segments and not _has_run_data(items) and all(in_graphs_item(x) for x in inputs.values()):
+        plain = all(isinstance(x, Value) for x in inputs.values())
+        if (
+            not tracer.segments
+            and not _has_run_data(items)
+            and (plain or all(in_graphs_item(x) for x in inputs.values()))
+        ):
             plan = self._plan(tracer, items)
             self._remember(key, plan)
             return plan.run(arrays)
         self._remember(key, None)
+        if plain and tracer.prefix is not None and len(self._prefixes) < KEPT:
+            self._prefixes[key] = tracer.prefix
         return self._finish(tracer, items)
 
     def _input_item(self, tracer: Tracer, name: str, x: Any) -> Item:

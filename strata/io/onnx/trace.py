@@ -45,6 +45,7 @@ MOST_ELEMENTS = 1 << 31  # of one tensor
 GROWTH = 1 << 14  # elements of one tensor for each element that the model is given or holds
 MOST_AXES = 32
 HOST_LIMIT = 1 << 12  # elements of run-time data that are computed with on the host
+Path = tuple[Any, ...]  # a name, and positions in lists below it
 Execute = Callable[[Graph, Mapping[str, np.ndarray], Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 
 # Nodes that are never evaluated while reading: they draw numbers, or do their own thing with what is known.
@@ -69,6 +70,20 @@ class Guard:
 
     def holds(self, binding: Mapping[str, int]) -> bool:
         return self.test(substitute(self.a, binding), substitute(self.b, binding)) == self.truth
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A model read up to its first segment: runs on inputs of the same shapes start after it."""
+
+    index: int  # of the node that needed the data
+    graph: Graph
+    places: list[list[Path]]  # where each result of the graph belongs
+    items: dict[str, Item]
+    uses: dict[str, int]
+    scope: int
+    params: dict[str, np.ndarray]
+    leaves: dict[int, tuple[Any, Value]]
 
 
 class Frame:
@@ -122,6 +137,9 @@ class Tracer:
         self._attributes: Mapping[str, Any] = {}
         self._callers: list[Frame] = []
         self._held = program.elements
+        self._index = 0  # of the node of the outermost graph that is being read
+        self.segments = 0
+        self.prefix: Prefix | None = None
 
     # ------------------------------------------------------------------------------------------------ items to values
 
@@ -214,23 +232,52 @@ class Tracer:
 
     def _flush(self, value: Value) -> np.ndarray:
         """Compute a value, and with it every other one that is still needed: the next segment starts from arrays."""
-        live: dict[Value, list[tuple[Any, Any]]] = {value: []}
-        for frame in [*self.frame.chain(), *(f for caller in self._callers for f in caller.chain())]:
-            for name, item in frame.items.items():
-                for holder, key, x in _values_in(frame.items, name, item):
-                    if not isinstance(x.node.op, (Input, Param, Constant)):
-                        live.setdefault(x, []).append((holder, key))
-        arrays = self.run_segment(list(live))
+        frames = list({id(f): f for top in (self.frame, *self._callers) for f in top.chain()}.values())
+        live: dict[Value, list[tuple[Frame, Path]]] = {value: []}
+        for frame in frames:
+            for path, x in _values_in(frame.items):
+                if not isinstance(x.node.op, (Input, Param, Constant)):
+                    live.setdefault(x, []).append((frame, path))
+        graph = self.graph(list(live))
+        if not self.segments and self._depth == 1 and not _has_run_data(self.frame.items):
+            self._keep_prefix(graph, [[path for _, path in places] for places in live.values()])
+        arrays = self._run(graph)
         for places, array in zip(live.values(), arrays, strict=True):
             host = Host(array, fixed=False)
-            for holder, key in places:
-                holder[key] = host
+            for frame, path in places:
+                _put(frame.items, path, host)
         return arrays[0]
+
+    def _keep_prefix(self, graph: Graph, places: list[list[Path]]) -> None:
+        items = {name: _copied(x) for name, x in self.frame.items.items() if not name.startswith("\0")}
+        own = [[path for path in paths if path[0] in items] for paths in places]
+        uses, params = dict(self.frame.uses), dict(self.params)
+        self.prefix = Prefix(self._index, graph, own, items, uses, self.scope, params, dict(self._leaves))
+
+    def resume(self, prefix: Prefix, feeds: Mapping[str, np.ndarray]) -> list[Item]:
+        """Read the rest of a model whose first segment is known; the outputs as items."""
+        self.scope, self.params, self._leaves = prefix.scope, dict(prefix.params), dict(prefix.leaves)
+        self.feeds = dict(feeds)
+        self._held += sum(x.size for x in feeds.values())
+        frame = self.frame = Frame()
+        frame.items = {name: _copied(x) for name, x in prefix.items.items()}
+        frame.uses = dict(prefix.uses)
+        self._depth = 1
+        for paths, array in zip(prefix.places, self._run(prefix.graph), strict=True):
+            host = Host(array, fixed=False)
+            for path in paths:
+                _put(frame.items, path, host)
+        graph = self.program.graph
+        self._read_nodes(graph.node, frame, prefix.index)
+        return [frame.find(x.name) for x in graph.output]
 
     def run_segment(self, values: Sequence[Value]) -> list[np.ndarray]:
         """Arrays of values, compiled and run as one graph."""
+        return self._run(self.graph(values))
+
+    def _run(self, graph: Graph) -> list[np.ndarray]:
         assert self.execute is not None
-        graph = self.graph(values)
+        self.segments += 1
         feeds = {name: self.feeds[name] for name in graph.input_names}
         params = {name: self.params[name] for name in graph.param_names}
         return list(self.execute(graph, feeds, params))
@@ -333,13 +380,18 @@ class Tracer:
             frame.items[proto.values.name] = Host(self.program.sparse(proto), name=proto.values.name)
 
     def _run_nodes(self, nodes: Sequence[Any], frame: Frame, outputs: Sequence[str]) -> None:
-        used = [_inputs_of(node) for node in nodes]
-        for names in [*used, list(outputs)]:
+        for names in [*(_inputs_of(node) for node in nodes), list(outputs)]:
             for name in names:
                 frame.uses[name] = frame.uses.get(name, 0) + 1
-        for node, names in zip(nodes, used, strict=True):
+        self._read_nodes(nodes, frame, 0)
+
+    def _read_nodes(self, nodes: Sequence[Any], frame: Frame, start: int) -> None:
+        for index in range(start, len(nodes)):
+            node = nodes[index]
+            if self._depth == 1:
+                self._index = index
             self.run_node(node)
-            for name in names:
+            for name in _inputs_of(node):
                 frame.uses[name] -= 1
                 if not frame.uses[name]:
                     frame.items.pop(name, None)
@@ -489,9 +541,34 @@ def _as_items(result: Any, fixed: bool) -> list[Any]:
     return [Host(np.asarray(x), fixed) if isinstance(x, (np.ndarray, np.generic)) else x for x in items]
 
 
-def _values_in(holder: Any, key: Any, item: Any) -> Iterator[tuple[Any, Any, Value]]:
-    if isinstance(item, Value):
-        yield holder, key, item
-    elif isinstance(item, list):
-        for i, x in enumerate(item):
-            yield from _values_in(item, i, x)
+def _values_in(items: Mapping[str, Any]) -> Iterator[tuple[Path, Value]]:
+    """Every value below names, with its place."""
+    stack: list[tuple[Path, Any]] = [((name,), item) for name, item in items.items()]
+    while stack:
+        path, item = stack.pop()
+        if isinstance(item, Value):
+            yield path, item
+        elif isinstance(item, list):
+            stack += [((*path, i), x) for i, x in enumerate(item)]
+
+
+def _put(holder: Any, path: Path, item: Item) -> None:
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = item
+
+
+def _copied(item: Any) -> Any:
+    return [_copied(x) for x in item] if isinstance(item, list) else item
+
+
+def _has_run_data(items: Mapping[str, Any]) -> bool:
+    return any(isinstance(x, Host) and not x.fixed for item in items.values() for x in _flat(item))
+
+
+def _flat(item: Any) -> Iterator[Any]:
+    if isinstance(item, list):
+        for x in item:
+            yield from _flat(x)
+    else:
+        yield item

@@ -107,7 +107,7 @@ def test_shapes_that_depend_on_data(device: str) -> None:
         initializers={"two": np.array(2, np.float32)},
     )
     m = load(proto, device=device)
-    for x in ([0, 1, 0, 3], [0, 0], [5, 6, 7]):
+    for x in ([0, 1, 0, 3], [0, 0], [5, 6, 7], [1, 2, 0, 4], [0, 0, 0, 1], [5, 0]):  # shapes again, with other data
         data = np.array(x, np.float32)
         np.testing.assert_array_equal(m.run(x=data)[0], 2 * data[data != 0] + 2)
 
