@@ -389,7 +389,7 @@ _pool: ThreadPoolExecutor | None = None
 
 
 def _background() -> ThreadPoolExecutor:
-    global _pool  # noqa: PLW0603 - one executor per process, made when first needed
+    global _pool
     if _pool is None:
         _pool = ThreadPoolExecutor(4, "strata-submit")
     return _pool
