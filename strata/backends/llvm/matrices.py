@@ -121,6 +121,10 @@ class Matrices:
         self.f.call_address("void", address, *(("ptr", g) for g in (*given, info)))
         return self.f.convert("sext", "i32", self.f.load("i32", info, 4), "i64")
 
+    def failure(self, info: str) -> str:
+        """A status above 0 for every failure: an iteration refuses what is not finite with one below."""
+        return self.f.intrinsic("smax", "i64", info, self.f.op(f"sub i64 0, {info}"))
+
 
 def _emit_check(module: Module) -> None:
     """Arguments: status, statuses, their number, code, axes, sizes…; the first status above 0 is reported."""

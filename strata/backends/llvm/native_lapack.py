@@ -403,7 +403,7 @@ def _eigh(node: Node, target: Target) -> NativeOp:
             info = m.call(
                 syevd, *letters, size, own, size, spectrum, work, m.integer(lwork), *middle, whole, m.integer(lwhole)
             )
-            f.store("i64", info, f.address("i64", infos, i), 8)
+            f.store("i64", m.failure(info), f.address("i64", infos, i), 8)
             m.turn(m.at(vectors, f.mul(i, f.mul(n, n))), own, n, n)
 
         m.run(one)
@@ -450,7 +450,7 @@ def _svd(node: Node, target: Target) -> NativeOp:
             letter = m.letter("A" if full else "S")
             spans = [own, sizes[0], values, left, sizes[0], right, sizes[2], work, sizes[3]]
             info = m.call(gesdd, letter, sizes[0], sizes[1], *spans, *middle, whole)
-            f.store("i64", info, f.address("i64", infos, i), 8)
+            f.store("i64", m.failure(info), f.address("i64", infos, i), 8)
             m.turn(m.at(u, f.mul(i, f.mul(rows, wide))), left, wide, rows)
             m.turn(m.at(vh, f.mul(i, f.mul(high, columns))), right, columns, high)
 

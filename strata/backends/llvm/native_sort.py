@@ -12,11 +12,13 @@ from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, overr
 from strata.backends.llvm.sort_network import LONGEST, emit_groups, network_lanes
 from strata.backends.llvm.sorter import Layout, emit_sort, from_key, key_bits, order_key
 from strata.core import DType, Target
+from strata.errors import RunError
 from strata.mir import Node
 
 SLOTS = 16  # rows that can be in work at a time: each has its own place in the workspace
 FEWER_SLOTS = 4  # for rows above this size
 LONG_ROW = 1 << 16
+LONGEST_ROW = (1 << 31) - 1  # counters and positions have 32 bits
 FEW = 4  # topk keeps candidates while k is less than this part of a row; else the row is sorted
 
 
@@ -240,6 +242,8 @@ def _ordered(node: Node, target: Target, what: str, descending: bool) -> NativeO
         rows = outer * inner
         if rows * n * k == 0:
             return Planned(())
+        if n > LONGEST_ROW:
+            raise RunError(f"{what}: {n} elements in a row, at most {LONGEST_ROW} can be sorted", code="X130")
         outputs = {"sort": (0, 0), "argsort": (0, 0), "topk": (0, 1)}[what]
         arrays = [("input", 0), *(("output", i) for i in outputs), ("workspace", 0)]
         side_by_side = inner if inner > 1 else outer

@@ -11,6 +11,7 @@ from strata.core import f32, sym
 from strata.errors import RunError
 from strata.mir import METHODS, Graph
 from strata.ops.branching import cond
+from strata.ops.custom import Extension, Extensions, custom
 from strata.ops.looping import scan, while_loop
 from strata.runtime import Session
 
@@ -151,3 +152,19 @@ def test_derivative_of_a_loop(native: Any) -> None:
     assert not compiled.host_steps
     feeds = {"a": h, "b": w, "c": xs}
     np.testing.assert_allclose(compiled.run(feeds)[0], evaluate(graph, feeds)[0], rtol=1e-3, atol=1e-4)
+
+
+def test_python_in_the_body_keeps_the_loop_on_the_host() -> None:
+    known = Extensions()
+    known.register(Extension("halve", infer=lambda x, attrs: x, execute=lambda x, attrs: x / 2))
+    with known.active():
+        graph = Graph("g")
+        a, xs = graph.input("a", f32[3]), graph.input("xs", f32[4, 3])
+        last, _ = scan(lambda c, x: (custom("halve", c) + x, None), a, xs)
+        compiled = Session("cpu").compile(graph.outputs(METHODS["exp"](last)))
+        assert compiled.host_steps == ["scan"]
+        start, rows = _draw(3), _draw(4, 3, seed=1)
+        (got,) = compiled.run(a=start, xs=rows)
+    for row in rows:
+        start = start / 2 + row
+    np.testing.assert_allclose(got, np.exp(start), rtol=1e-5)

@@ -128,6 +128,14 @@ def test_failures_name_the_first_matrix(native: Any) -> None:
         native(METHODS["inv"], np.array([[1, 2], [2, 4]], np.float32))
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+def test_svd_refuses_what_is_not_finite(native: Any, dtype: Any) -> None:
+    a = np.broadcast_to(np.eye(3, dtype=dtype), (4, 3, 3)).copy()
+    a[2, 1, 1] = np.nan
+    with pytest.raises(RunError, match=r"svd: the iteration for matrix \[2\] of the stack does not converge"):
+        native(METHODS["svd"], a)
+
+
 def test_a_failed_run_leaves_the_program_usable(native: Any) -> None:
     from strata.core import f64
     from strata.mir import Graph
