@@ -136,7 +136,7 @@ class _Reader:
     """A cursor over the bytes of one file."""
 
     def __init__(self, data: np.ndarray, name: str) -> None:
-        self.bytes = memoryview(data)
+        self.bytes = memoryview(data)  # type: ignore[arg-type]
         self.name, self.at, self.wide = name, 0, True
 
     def fail(self, message: str) -> FileError:
@@ -377,9 +377,9 @@ def _value(key: str, value: Any) -> bytes:
         return struct.pack("<If", 6, value) if narrow else struct.pack("<Id", 12, value)
     if isinstance(value, np.ndarray) and value.ndim == 1:
         kinds = {np.dtype(form): kind for kind, form in NUMPY.items()}
-        kind = kinds.get(value.dtype)
-        if kind is not None:
-            return struct.pack("<IIQ", ARRAY, kind, len(value)) + value.tobytes()
+        found = kinds.get(value.dtype)
+        if found is not None:
+            return struct.pack("<IIQ", ARRAY, found, len(value)) + value.tobytes()
     if isinstance(value, (list, tuple, Strings)):
         if all(isinstance(v, str) for v in value) and len(value):
             return struct.pack("<IIQ", ARRAY, STRING, len(value)) + b"".join(_text(v) for v in value)

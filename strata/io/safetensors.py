@@ -92,7 +92,9 @@ def _entry(name: str, key: str, entry: Any, length: int) -> tuple[np.dtype[Any],
     """The dtype, shape and span of one tensor, checked."""
     if not isinstance(entry, dict):
         raise _bad(name, f"tensor {key!r} has no description")
-    dtype, shape, span = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    dtype: Any = entry.get("dtype")
+    shape: Any = entry.get("shape")
+    span: Any = entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise _bad(name, f"tensor {key!r} has the unknown type {dtype!r}")
     if not _is_sizes(shape) or len(shape) > MAX_RANK:

@@ -42,7 +42,8 @@ class BertConfig:
             made = cls(
                 family, int(found["vocab_size"]), int(found[hidden]), int(found[layers]), int(found[heads]),
                 int(found[inner]) if inner in found else 4 * int(found[hidden]),
-                int(found.get("max_position_embeddings", 512)), int(found.get("type_vocab_size", 2)) if family == "bert" else 0,
+                int(found.get("max_position_embeddings", 512)),
+                int(found.get("type_vocab_size", 2)) if family == "bert" else 0,
                 float(found.get("layer_norm_eps", 1e-12)), str(found.get(activation, "gelu")), labels,
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
@@ -58,9 +59,9 @@ class BertConfig:
 # weight names by role, with the layer's number left open
 NAMES = {
     "bert": {
-        "layer": "encoder.layer.{}.", "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
-        "o": "attention.output.dense", "norm1": "attention.output.LayerNorm", "up": "intermediate.dense",
-        "down": "output.dense", "norm2": "output.LayerNorm",
+        "layer": "encoder.layer.{}.", "q": "attention.self.query", "k": "attention.self.key",
+        "v": "attention.self.value", "o": "attention.output.dense", "norm1": "attention.output.LayerNorm",
+        "up": "intermediate.dense", "down": "output.dense", "norm2": "output.LayerNorm",
     },
     "distilbert": {
         "layer": "transformer.layer.{}.", "q": "attention.q_lin", "k": "attention.k_lin", "v": "attention.v_lin",
@@ -153,7 +154,7 @@ def build_embedder(config: BertConfig, weights: Weights, pooling: str, normalize
 
 
 def pooled(x: Value, mask: Value, kind: str, normalize: bool) -> Value:
-    """Token vectors [B, S, H] as one vector a row: the mean or the maximum of those kept, the first, or the last kept."""
+    """Token vectors [B, S, H] as one vector a row: the mean or maximum of those kept, the first, or the last."""
     batch, length, width = x.shape
     keep = ops.cast(mask, f32)
     match kind:

@@ -137,8 +137,9 @@ def _from_json(family: str, found: dict[str, Any]) -> DecoderConfig:
     if family == "gemma" and act == "gelu":
         act = "gelu_pytorch_tanh"  # what the released weights were trained with
     return DecoderConfig(
-        family, int(found["vocab_size"]), hidden, layers, heads, int(found.get("num_key_value_heads") or heads), head_dim,
-        int(found["intermediate_size"]), int(found.get("max_position_embeddings", 2048)),
+        family, int(found["vocab_size"]), hidden, layers, heads,
+        int(found.get("num_key_value_heads") or heads), head_dim, int(found["intermediate_size"]),
+        int(found.get("max_position_embeddings", 2048)),
         eps=float(found.get("rms_norm_eps", 1e-6)), activation="gelu_tanh" if "tanh" in act else act,
         n_rot=int(head_dim * float(part)) // 2 * 2, rope=full, local_rope=local, windows=sees,
         turns=tuple(bool(t) for t in every) if every else (),
@@ -229,7 +230,8 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> Decode
         family, int(table.shape[0]), hidden, layers, heads, int(get("attention.head_count_kv", heads)), head_dim,
         int(get("feed_forward_length")), int(get("context_length")),
         eps=float(get("attention.layer_norm_rms_epsilon", 1e-5)), activation="gelu_tanh" if gemma else "silu",
-        n_rot=int(get("rope.dimension_count", head_dim)), rope=Rope(float(get("rope.freq_base", 10000.0)), scaling, divisors=divisors),
+        n_rot=int(get("rope.dimension_count", head_dim)),
+        rope=Rope(float(get("rope.freq_base", 10000.0)), scaling, divisors=divisors),
         local_rope=Rope(10000.0) if family == "gemma3" else None, interleaved=family in ("llama", "mistral", "smollm3"),
         windows=sees, embedding_scale=math.sqrt(hidden) if gemma else 1.0,
         score_cap=50.0 if family == "gemma2" else None, logit_cap=30.0 if family == "gemma2" else None,

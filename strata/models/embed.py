@@ -26,7 +26,8 @@ class Encoder(Model):
         self.config, self.weights, self.device = config, weights, device
         self.pooling, self.normalize = pooling, normalize
         self.limit = min(limit or config.positions, config.positions)
-        self._make_tokenizer, self._tokenizer = tokenizer, None
+        self._make_tokenizer = tokenizer
+        self._tokenizer: Tokenizer | None = None
         self._embedders: dict[tuple[str, bool], CompiledGraph] = {}
         self._whole: CompiledGraph | None = None
         self._names: tuple[str, ...] = ()
@@ -60,8 +61,10 @@ class Encoder(Model):
         self, texts: str | Sequence[str], *, pooling: str | None = None, normalize: bool | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> np.ndarray:  # fmt: skip
-        """A vector for each text, f32[texts, hidden]; for one string, f32[hidden]. `progress(done, all)` is told of each
-        batch."""
+        """A vector for each text, f32[texts, hidden]; for one string, f32[hidden].
+
+        `progress(done, all)` is told of each batch.
+        """
         many = [texts] if isinstance(texts, str) else list(texts)
         graph = self.embedder(pooling or self.pooling, self.normalize if normalize is None else normalize)
         ids = self.tokenizer.encode_batch(many, self.limit)

@@ -42,7 +42,8 @@ class Decoder(Model):
         self.config, self.device = config, device
         self.context = min(context or CONTEXT, config.positions)
         self._build = build
-        self._make_tokenizer, self._tokenizer = tokenizer, None
+        self._make_tokenizer = tokenizer
+        self._tokenizer: Tokenizer | None = None
         self._graphs: dict[bool, CompiledGraph] = {}
 
     outputs = ("logits",)
@@ -120,7 +121,7 @@ class Decoder(Model):
             return self.tokenizer.encode(prompt)
         if prompt and isinstance(prompt[0], Mapping):
             return self.tokenizer.encode(self.tokenizer.chat(prompt), add_special=False)  # type: ignore[arg-type]
-        return [int(i) for i in prompt]  # type: ignore[call-overload]
+        return [int(i) for i in prompt]  # type: ignore[arg-type]
 
     def tokens(
         self,

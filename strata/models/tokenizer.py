@@ -12,10 +12,12 @@ from typing import Any
 
 from strata.errors import FileError, OptionError
 
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 # How llama.cpp splits text before merging, by the name in `tokenizer.ggml.pre`; GPT-2's rule is the default.
 SPLITS = {
-    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "llama-bpe": _WORDS + r"\p{N}{1,3}|" + _REST,
+    "qwen2": _WORDS + r"\p{N}|" + _REST,
     "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
 }
 DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell")
@@ -88,7 +90,7 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
         raise FileError(f"{folder} has no tokenizer.json", code="F146")
     try:
         inner = _library().Tokenizer.from_file(str(place))
-    except Exception as error:  # the package raises bare Exceptions
+    except Exception as error:  # noqa: BLE001 - the package raises nothing finer
         raise FileError(f"{place} cannot be read: {error}", code="F146") from None
     settings: dict[str, Any] = {}
     for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
@@ -180,10 +182,11 @@ def _sentence_piece(metadata: Mapping[str, Any], tokens: list[str], kind: list[i
             merges += [(-float(scores[i]), i, token[:at], token[at:]) for at in range(1, len(token))
                        if token[:at] in vocabulary and token[at:] in vocabulary]  # fmt: skip
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
-    inner = library.Tokenizer(
-        library.models.BPE(vocabulary, [(a, b) for *_, a, b in sorted(merges)], unk_token=tokens[int(unknown)], fuse_unk=True,
-                           byte_fallback=True)
-    )  # fmt: skip
+    if not isinstance(unknown, int) or not 0 <= unknown < len(tokens):
+        raise FileError(f"gguf: the unknown token {unknown!r} is none of {len(tokens)}", code="F147")
+    pairs = [(a, b) for *_, a, b in sorted(merges)]
+    model = library.models.BPE(vocabulary, pairs, unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True)
+    inner = library.Tokenizer(model)
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     steps = [library.normalizers.Prepend("▁")] if prefix else []
     inner.normalizer = library.normalizers.Sequence([*steps, library.normalizers.Replace(" ", "▁")])
