@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 JOBS ?= 2
 COUNT ?= 2000
 
-.PHONY: help demo test check golden bench fuzz docs onnx clean
+.PHONY: help demo test check golden bench fuzz torture docs onnx clean
 help:
 	@echo "demo    install the core and two small models, and run strata demo"
 	@echo "test    install .[dev] and run every test on $(JOBS) processes"
@@ -16,6 +16,7 @@ help:
 	@echo "golden  rewrite the expected half of the golden cases; read the diff"
 	@echo "bench   measure against the installed peers"
 	@echo "fuzz    property tests, long, then COUNT random graphs from SEED (printed)"
+	@echo "torture the disk cache, threads and forks under attack, for a long time"
 	@echo "docs    write docs/api.md, check links, run the code of every page"
 	@echo "onnx    run the conformance suite of ONNX and write docs/onnx.md"
 	@echo "clean   remove .venv, caches and build output"
@@ -67,6 +68,10 @@ bench: $(VENV)/.bench
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) -q -m hypothesis --hypothesis-profile=fuzz
 	$(BIN)/python -m tests.fuzz --count $(COUNT) $(if $(SEED),--seed $(SEED))
+
+# The same tests run in `make test`, a few rounds each.
+torture: $(VENV)/.dev
+	$(BIN)/python -m pytest -q tests/torture --torture
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/check.py

@@ -114,21 +114,26 @@ class Tracer:
 _active: list[Tracer] = []
 
 
-@contextmanager
-def trace(path: str | os.PathLike[str]) -> Iterator[Tracer]:
+class trace:  # noqa: N801 - used as a block, like a function
     """Trace all compiles and runs of this process inside the block, from every thread, into a file."""
-    target = Path(path)
-    if target.is_dir() or not target.parent.is_dir():
-        raise OptionError(f"trace: {str(path)!r} is not the path of a file that can be made", code="O404", place=here())
-    tracer = Tracer()
-    _active.append(tracer)
-    OBSERVERS.append(tracer)
-    try:
-        yield tracer
-    finally:
-        OBSERVERS.remove(tracer)
-        _active.remove(tracer)
-        tracer.write(target)
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        if self.path.is_dir() or not self.path.parent.is_dir():
+            raise OptionError(f"trace: {str(path)!r} is not the path of a file that can be made", code="O404", place=here())
+        self._tracer: Tracer | None = None
+
+    def __enter__(self) -> Tracer:
+        self._tracer = Tracer()
+        _active.append(self._tracer)
+        OBSERVERS.append(self._tracer)
+        return self._tracer
+
+    def __exit__(self, *_: object) -> None:
+        assert self._tracer is not None
+        OBSERVERS.remove(self._tracer)
+        _active.remove(self._tracer)
+        self._tracer.write(self.path)
 
 
 class _Phase:
