@@ -34,6 +34,7 @@ _EXPORTS = {
 _RENAMED = {
     "onnx": ("strata.io", "onnx"),
     "optim": ("strata.nn", "optim"),
+    "xp": ("strata.tensor", "xp"),
     "float16": ("strata.core", "f16"),
     "float32": ("strata.core", "f32"),
     "float64": ("strata.core", "f64"),
@@ -56,7 +57,7 @@ _RENAMED = {
 _MODULES = ("cache", "config", "errors", "hir", "io", "models", "nn", "ops", "passes", "runtime", "tensor", "testing", "transforms")  # `tensor` can be called, too
 _TABLE = {name: (module, name) for module, names in _EXPORTS.items() for name in names} | _RENAMED
 
-__all__ = ["__version__", *_MODULES, *_TABLE]  # noqa: PLE0604 - all of them are strings
+__all__ = ["__version__", *_MODULES, *_TABLE]
 
 
 def __getattr__(name: str) -> Any:

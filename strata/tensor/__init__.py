@@ -5,7 +5,7 @@ itself can be called: `strata.tensor([1.0, 2.0])` makes a tensor.
 """
 
 import sys
-from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -34,14 +34,16 @@ from strata.tensor.tensor import Tensor, prepare, realize, wrapped
 from strata.tensor.variable import Variable
 
 
-def __getattr__(name: str) -> Callable[..., Any]:
+def __getattr__(name: str) -> Any:
     if name in METHODS:
         return wrapped(name)
+    if name == "xp":
+        return import_module("strata.tensor.xp")
     raise AttributeError(f"strata.tensor has no function {name!r}{near(name, METHODS)}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *METHODS})
+    return sorted({*globals(), *METHODS, "xp"})
 
 
 class _Package(ModuleType):

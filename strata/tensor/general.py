@@ -56,7 +56,7 @@ def _symbols(program: Outline) -> tuple[dict[str, int], dict[int, Dim]]:
         for i in range(len(shape)):
             for j in range(i + 2, len(shape) + 1):
                 part = [table.get(d, d) for d in shape[i:j]]
-                table.setdefault(int(dim_prod(shape[i:j])), dim_prod(part))  # type: ignore[call-overload]
+                table.setdefault(int(dim_prod(shape[i:j])), dim_prod(part))
     return binding, table
 
 
@@ -104,7 +104,7 @@ def _general_op(op: Op, table: Mapping[int, Dim]) -> Op:
         return op
     changes = {name: _general_field(value, table) for name, value in op.static_fields().items()}
     changes = {name: value for name, value in changes.items() if value is not getattr(op, name)}
-    return replace(op, **changes) if changes else op  # type: ignore[type-var]
+    return replace(op, **changes) if changes else op
 
 
 def _general_field(value: Any, table: Mapping[int, Dim]) -> Any:

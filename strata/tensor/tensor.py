@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, wraps
+from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-import strata.ops  # noqa: F401 - fills METHODS
+import strata.ops
 from strata.core import Dim, DType, TensorType, f32, flatten, here, tree_map
-from strata.errors import DTypeError, OptionError, ShapeError, SymbolError, TraceError
+from strata.errors import DeviceError, OptionError, ShapeError, SymbolError, TraceError
 from strata.mir import METHODS, REGISTRY, Value, constant, near
 from strata.tensor.data import Data, data_value, handle_of, handle_value
 from strata.tensor.outline import is_traced
@@ -136,12 +137,47 @@ class Tensor:
             return array.astype(dtype)
         return array.copy() if copy else array
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """The memory itself, without a copy. Whoever takes it can write to it: tensors take it that nobody does."""
         array = self._array()
-        return (array if array.flags.writeable else array.copy()).__dlpack__(**options)
+        if copy:
+            array = array.copy()
+        elif not array.flags.writeable and (max_version is None or max_version < (1, 0)):
+            array = array.copy()  # the old protocol has no way to say that memory is read-only
+        options: dict[str, Any] = {} if max_version is None else {"max_version": max_version}
+        if dl_device is not None:
+            options["dl_device"] = dl_device
+        return array.__dlpack__(stream=stream, **options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self._array().__dlpack_device__()
+        return (1, 0)
+
+    def __buffer__(self, flags: int) -> memoryview:
+        """The buffer protocol (Python 3.12 and newer)."""
+        return memoryview(self.numpy())
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
+            raise OptionError(f"there is no Array API {api_version!r} here", code="O381", place=here())
+        from strata.tensor import xp
+
+        return xp
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor:
+        if device != "cpu":
+            raise DeviceError(f"a tensor lives on 'cpu', not on {device!r}", code="E101", place=here())
+        return self
 
     def __bool__(self) -> bool:
         self._need_number("bool()", "where(condition, a, b), or cond(condition, f, g)")
@@ -198,6 +234,19 @@ class Tensor:
             return f"Tensor({self.type}, traced)"
         return f"Tensor({self.type}, {self.value.node.op.name} not computed yet)"
 
+    def _repr_html_(self) -> str:
+        """For notebooks: the type, and the elements of what is computed."""
+        head = f"<code>{self.type}</code>"
+        if not self.is_realized or not self.type.is_static:
+            return f"{head} <i>{'traced' if is_traced(self.value) else 'not computed yet'}</i>"
+        array = self._array()
+        if array.ndim != 2 or array.shape[0] > 30 or array.shape[1] > 20:
+            text = np.array2string(array, separator=", ", threshold=100, edgeitems=3)
+            return f"{head}<pre>{escape(text)}</pre>"
+        rows = "".join("<tr>" + "".join(f"<td>{v:.5g}</td>" if array.dtype.kind == "f" else f"<td>{v}</td>" for v in row)
+                       + "</tr>" for row in array)  # fmt: skip
+        return f"{head}<table>{rows}</table>"
+
     # ------------------------------------------------------------------------------------------------------ operations
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -209,10 +258,16 @@ class Tensor:
         return lambda *args, **kwargs: method(self, *args, **kwargs)
 
     def __getitem__(self, index: Any) -> Tensor:
+        if _is_flag(index):  # selects all of the array or nothing, along a new axis
+            return Tensor(METHODS["getitem"](METHODS["expand_dims"](self.value, 0), np.array([bool(index)])))
         return Tensor(METHODS["getitem"](self.value, unwrap(_concrete_masks(index))))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """From here on this tensor is the updated array; what was built on it before is not affected."""
+        if _is_flag(index):
+            if bool(index):
+                self.assign(value)
+            return
         self.value = METHODS["setitem"](self.value, unwrap(_concrete_masks(index)), unwrap(operand(value)))
 
     def assign(self, value: Any) -> Tensor:
@@ -297,6 +352,15 @@ def is_operand(x: object) -> bool:
     return isinstance(x, (Tensor, Value, bool, int, float, complex, np.ndarray, np.generic, list, tuple))
 
 
+def _floor_divide(a: Any, b: Any) -> Tensor:
+    """⌊a / b⌋; where a float is infinite the quotient says what comes out, as the Array API has it."""
+    made: Tensor = call("floor_divide", a, b)
+    if not made.dtype.is_float:
+        return made
+    infinite = call("isinf", call("add", call("abs", a), call("abs", b)))
+    return Tensor(METHODS["where"](infinite.value, METHODS["floor"](call("divide", a, b).value), made.value))
+
+
 PLAIN = {n: REGISTRY[n]() for n in ("add", "subtract", "multiply")}  # nothing to convert between equal types
 
 
@@ -304,11 +368,15 @@ def _operator(dunder: str, method: str) -> None:
     plain = PLAIN.get(method)
 
     def forward(self: Tensor, other: Any) -> Any:
+        if method == "floor_divide" and is_operand(other):
+            return _floor_divide(self, operand(other))
         if plain is not None and type(other) is Tensor and self.value.dtype is other.value.dtype is f32:
             return Tensor(plain(self.value, other.value))
         return call(method, self, operand(other)) if is_operand(other) else NotImplemented
 
     def reflected(self: Tensor, other: Any) -> Any:
+        if method == "floor_divide" and is_operand(other):
+            return _floor_divide(operand(other), self)
         return call(method, operand(other), self) if is_operand(other) else NotImplemented
 
     setattr(Tensor, f"__{dunder}__", forward)
@@ -400,6 +468,11 @@ def wrapped(name: str) -> Callable[..., Any]:
 
 def call(name: str, *args: Any) -> Any:
     return wrap(METHODS[name](*(unwrap(a) for a in args)))
+
+
+def _is_flag(index: Any) -> bool:
+    """Whether an index is a single truth value with a known value."""
+    return isinstance(index, Tensor) and index.dtype.is_bool and not index.ndim and not is_traced(index.value)
 
 
 def _concrete_masks(index: Any) -> Any:

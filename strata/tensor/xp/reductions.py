@@ -1,0 +1,203 @@
+"""Reductions, searching, sorting and sets of the standard."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import strata.tensor as tensors
+from strata.core import DType, as_dtype, i64, u64
+from strata.tensor.creation import asarray
+from strata.tensor.tensor import Tensor
+
+_ops: Any = tensors
+
+
+def _sum_dtype(x: Tensor, dtype: Any) -> DType:
+    """Small integers add up in 64 bits; floats stay as they are."""
+    if dtype is not None:
+        return as_dtype(dtype)
+    if x.dtype.kind == "uint":
+        return u64
+    return i64 if x.dtype.is_int or x.dtype.is_bool else x.dtype
+
+
+def sum(x: Tensor, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+    made: Tensor = _ops.sum(x.cast(_sum_dtype(x, dtype)), axis, keepdims)
+    return made.cast(_sum_dtype(x, dtype))
+
+
+def prod(x: Tensor, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+    made: Tensor = _ops.prod(x.cast(_sum_dtype(x, dtype)), axis, keepdims)
+    return made.cast(_sum_dtype(x, dtype))
+
+
+def max(x: Tensor, /, *, axis: Any = None, keepdims: bool = False) -> Tensor:
+    made: Tensor = _ops.max(x, axis, keepdims)
+    return made
+
+
+def min(x: Tensor, /, *, axis: Any = None, keepdims: bool = False) -> Tensor:
+    made: Tensor = _ops.min(x, axis, keepdims)
+    return made
+
+
+def _empty(x: Tensor, axis: Any, keepdims: bool) -> Tensor | None:
+    """nan, where a mean has nothing to average."""
+    axes = range(x.ndim) if axis is None else [a % x.ndim for a in ((axis,) if isinstance(axis, int) else axis)]
+    if 0 not in [x.shape[a] for a in axes]:
+        return None
+    shape = tuple(1 if i in axes else d for i, d in enumerate(x.shape) if keepdims or i not in axes)
+    made: Tensor = _ops.full(shape, float("nan"), x.dtype)
+    return made
+
+
+def mean(x: Tensor, /, *, axis: Any = None, keepdims: bool = False) -> Tensor:
+    nothing = _empty(x, axis, keepdims)
+    if nothing is not None:
+        return nothing
+    made: Tensor = _ops.mean(x, axis, keepdims)
+    return made
+
+
+def std(x: Tensor, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
+    nothing = _empty(x, axis, keepdims)
+    if nothing is not None:
+        return nothing
+    made: Tensor = _ops.std(x, axis, keepdims, float(correction))
+    return made
+
+
+def var(x: Tensor, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
+    nothing = _empty(x, axis, keepdims)
+    if nothing is not None:
+        return nothing
+    made: Tensor = _ops.var(x, axis, keepdims, float(correction))
+    return made
+
+
+def all(x: Tensor, /, *, axis: Any = None, keepdims: bool = False) -> Tensor:
+    made: Tensor = _ops.all(x, axis, keepdims)
+    return made
+
+
+def any(x: Tensor, /, *, axis: Any = None, keepdims: bool = False) -> Tensor:
+    made: Tensor = _ops.any(x, axis, keepdims)
+    return made
+
+
+def _cumulative(name: str, start: int, x: Tensor, axis: int | None, dtype: Any, include_initial: bool) -> Tensor:
+    at = (axis or 0) % x.ndim
+    kind = _sum_dtype(x, dtype)
+    run: Tensor = getattr(_ops, name)(x.cast(kind), at)
+    if include_initial:
+        first = _ops.full((*x.shape[:at], 1, *x.shape[at + 1 :]), start, kind)
+        run = _ops.concat([first, run.cast(kind)], axis=at)
+    return run.cast(kind)
+
+
+def cumulative_sum(
+    x: Tensor, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+) -> Tensor:
+    return _cumulative("cumsum", 0, x, axis, dtype, include_initial)
+
+
+def cumulative_prod(
+    x: Tensor, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+) -> Tensor:
+    return _cumulative("cumprod", 1, x, axis, dtype, include_initial)
+
+
+def diff(
+    x: Tensor, /, *, axis: int = -1, n: int = 1, prepend: Tensor | None = None, append: Tensor | None = None
+) -> Tensor:
+    parts = [p for p in (prepend, x, append) if p is not None]
+    whole = _ops.concat(parts, axis=axis) if len(parts) > 1 else x
+    made: Tensor = _ops.diff(whole, n, axis)
+    return made
+
+
+def count_nonzero(x: Tensor, /, *, axis: Any = None, keepdims: bool = False) -> Tensor:
+    made: Tensor = _ops.sum((x != 0).cast(i64) if not x.dtype.is_bool else x.cast(i64), axis, keepdims)
+    return made
+
+
+# ------------------------------------------------------------------------------------------------ searching and sorting
+
+
+def argmax(x: Tensor, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    made: Tensor = _ops.argmax(x, axis, keepdims)
+    return made.cast(i64)
+
+
+def argmin(x: Tensor, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    made: Tensor = _ops.argmin(x, axis, keepdims)
+    return made.cast(i64)
+
+
+def argsort(x: Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
+    made: Tensor = _ops.argsort(x, axis, descending=descending, stable=stable)
+    return made.cast(i64)
+
+
+def sort(x: Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
+    made: Tensor = _ops.sort(x, axis, descending=descending, stable=stable)
+    return made
+
+
+def searchsorted(x1: Tensor, x2: Tensor, /, *, side: str = "left", sorter: Tensor | None = None) -> Tensor:
+    numbers = x1 if sorter is None else _ops.take(x1, sorter, 0)
+    made: Tensor = _ops.searchsorted(numbers, x2, side)
+    return made.cast(i64)
+
+
+def where(condition: Tensor, x1: Any, x2: Any, /) -> Tensor:
+    made: Tensor = _ops.where(condition, x1, x2)
+    return made
+
+
+def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
+    return tuple(asarray(a) for a in np.nonzero(x.numpy()))
+
+
+# ------------------------------------------------------------------------------------------------------------------ sets
+
+
+class UniqueAll(NamedTuple):
+    values: Tensor
+    indices: Tensor
+    inverse_indices: Tensor
+    counts: Tensor
+
+
+class UniqueCounts(NamedTuple):
+    values: Tensor
+    counts: Tensor
+
+
+class UniqueInverse(NamedTuple):
+    values: Tensor
+    inverse_indices: Tensor
+
+
+def unique_all(x: Tensor, /) -> UniqueAll:
+    array = x.numpy()
+    values, indices, inverse, counts = np.unique(
+        array, return_index=True, return_inverse=True, return_counts=True, equal_nan=False
+    )
+    return UniqueAll(asarray(values), asarray(indices), asarray(inverse.reshape(array.shape)), asarray(counts))
+
+
+def unique_counts(x: Tensor, /) -> UniqueCounts:
+    found = unique_all(x)
+    return UniqueCounts(found.values, found.counts)
+
+
+def unique_inverse(x: Tensor, /) -> UniqueInverse:
+    found = unique_all(x)
+    return UniqueInverse(found.values, found.inverse_indices)
+
+
+def unique_values(x: Tensor, /) -> Tensor:
+    return unique_all(x).values
