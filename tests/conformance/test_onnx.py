@@ -12,6 +12,8 @@ pytest.importorskip("onnx", reason="the suite comes with the package onnx")
 from tests.conformance.onnx_expected import EXPECTED_FAILURES, KERNEL_FAILURES, reason
 from tests.conformance.onnx_suite import cases, run_case
 
+pytestmark = pytest.mark.slow
+
 PARTS = 3
 
 

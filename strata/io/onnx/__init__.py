@@ -5,9 +5,7 @@ from importlib.util import find_spec
 from strata.errors import FileError
 
 if find_spec("onnx") is None:
-    raise FileError(
-        "ONNX files need the package onnx, which is not installed", code="F320", fix="pip install 'strata[onnx]'"
-    )
+    raise FileError("ONNX files need the package onnx, which is not installed", fix="pip install 'strata[onnx]'")
 
 from strata.io.onnx.backend import PreparedModel, ReferenceBackend, StrataBackend
 from strata.io.onnx.export import export

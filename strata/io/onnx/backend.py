@@ -10,6 +10,7 @@ import onnx
 from onnx import helper
 from onnx.backend.base import Backend, BackendRep
 
+from strata.core import located
 from strata.errors import OptionError
 from strata.io.onnx.dtypes import NUMBER
 from strata.io.onnx.model import OnnxModel
@@ -21,6 +22,7 @@ class PreparedModel(BackendRep):
     def __init__(self, model: OnnxModel) -> None:
         self.model = model
 
+    @located
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         model = self.model
         if isinstance(inputs, Mapping):
@@ -28,7 +30,7 @@ class PreparedModel(BackendRep):
         given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         ports = model.inputs if len(given) <= len(model.inputs) else self._all_inputs()
         if len(given) > len(ports):
-            raise OptionError(f"the model has {len(ports)} inputs, got {len(given)} arrays", code="O312")
+            raise OptionError(f"the model has {len(ports)} inputs, got {len(given)} arrays", code="O502")
         return model.run({port.name: x for port, x in zip(ports, given, strict=False)})
 
     def _all_inputs(self) -> Sequence[Any]:

@@ -29,7 +29,7 @@ _GRAPH = {t.np for t in ALL_DTYPES}
 def numpy_dtype(number: int) -> np.dtype[Any]:
     """NumPy's type for a value of TensorProto.DataType."""
     if number not in NUMPY:
-        raise FileError(f"element type {number} is not one of ONNX's", code="F301")
+        raise FileError(f"element type {number} is not one of ONNX's", code="F501")
     return NUMPY[number]
 
 

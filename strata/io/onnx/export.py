@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from onnx import helper, numpy_helper
 
-from strata.core import Dim, SymExpr, flatten, symbols
+from strata.core import Dim, SymExpr, flatten, located, symbols
 from strata.errors import LowerError, OptionError, UnknownNameError
 from strata.io.onnx.dtypes import NUMBER
 from strata.mir import Constant, Graph, Leaf, Node, Value, as_tuple, fresh_scope, leaf_name, placeholder, toposort
@@ -25,6 +25,7 @@ OPSET = 21
 Writer = Callable[["Exporter", Node, list[str]], "str | Sequence[str]"]
 
 
+@located
 def export(
     program: Any,
     path: str | os.PathLike[str] | None = None,
@@ -50,7 +51,7 @@ def _as_graph(program: Any, examples: Sequence[Any]) -> Graph:
         lowered: Graph = program.lower()
         return lowered
     if not callable(program):
-        raise OptionError(f"export: {type(program).__name__} is not a graph, module or function", code="O313")
+        raise OptionError(f"export: {type(program).__name__} is not a graph, module or function", code="O503")
     scope = fresh_scope()
     names = [placeholder(f"x{i}", asarray(x).type, scope) for i, x in enumerate(examples)]
     results, _ = flatten(program(*(Tensor(x) for x in names)))
@@ -66,7 +67,7 @@ class Exporter:
     def __init__(self, graph: Graph, params: Mapping[str, np.ndarray], opset: int) -> None:
         unknown = set(params) - set(graph.param_names)
         if unknown:
-            raise UnknownNameError(f"export: {graph.name!r} has no parameter {min(unknown)!r}", code="N313")
+            raise UnknownNameError(f"export: {graph.name!r} has no parameter {min(unknown)!r}", code="N502")
         self.graph = graph
         self.params = params
         self.opset = opset
@@ -87,7 +88,7 @@ class Exporter:
                 inputs.append(_port(name, leaf))
         self.write(self.graph.results)
         if self._missing:
-            raise LowerError(f"export: ONNX has no counterpart of {', '.join(self._missing)}", code="L313")
+            raise LowerError(f"export: ONNX has no counterpart of {', '.join(self._missing)}", code="L501")
         outputs = []
         for i, result in enumerate(self.graph.results):
             self.nodes.append(helper.make_node("Identity", [self.names[result]], [f"output_{i}"]))
@@ -171,7 +172,7 @@ class Exporter:
         if not hasattr(atom, "kind"):
             found = self._find(expression)
             if found is None:
-                raise LowerError(f"export: no input has the size {next(iter(symbols(expression)))}", code="L314")
+                raise LowerError(f"export: no input has the size {next(iter(symbols(expression)))}", code="L501")
             return found
         op = {"floordiv": "Div", "mod": "Mod", "min": "Min", "max": "Max"}[atom.kind]
         return str(self.add(op, [self.size(atom.a), self.size(atom.b)]))
@@ -284,7 +285,7 @@ def _flip(e: Exporter, node: Node, xs: list[str]) -> str:
 def _pad(e: Exporter, node: Node, xs: list[str]) -> str | Any:
     fields = _fields(node)
     if any(fields["interior"]):
-        raise LowerError("export: ONNX has no padding between elements", code="L313")
+        raise LowerError("export: ONNX has no padding between elements", code="L501")
     fill = e.array(fields["value"], node.inputs[0].dtype.np)
     return str(e.add("Pad", [xs[0], e.dims((*fields["low"], *fields["high"])), fill]))
 
@@ -336,7 +337,7 @@ def _layer_norm(e: Exporter, node: Node, xs: list[str]) -> str | Any:
 def _conv(e: Exporter, node: Node, xs: list[str]) -> str:
     f = _fields(node)
     if any(d != 1 for d in f["input_dilation"]):
-        raise LowerError("export: a convolution with a spread input is not written yet", code="L313")
+        raise LowerError("export: a convolution with a spread input is not written yet", code="L501")
     lows, highs = zip(*f["padding"], strict=True)
     return str(
         e.add(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import Dim, SymExpr, TensorType, as_dtype, here, sym
+from strata.core import Dim, SymExpr, TensorType, as_dtype, here, located, sym
 from strata.errors import (
     DTypeError,
     FileError,
@@ -58,7 +58,7 @@ class OnnxModel:
         fixed = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
         names = [x.name for x in graph.input]
         if len(set(names)) != len(names):
-            raise FileError("two inputs of the model have the same name", code="F314")
+            raise FileError("two inputs of the model have the same name", code="F500")
         self._symbols: dict[str, SymExpr] = {}
         self.inputs = tuple(self._port(x) for x in graph.input if x.name not in fixed)
         self.optional_inputs = tuple(self._port(x) for x in graph.input if x.name in fixed)
@@ -85,7 +85,7 @@ class OnnxModel:
         if proto.HasField("dim_value") and proto.dim_value >= 0:
             return int(proto.dim_value)
         if not isinstance(proto.dim_param, str):
-            raise FileError(f"input {fallback!r}: the name of a size is not text", code="F300")
+            raise FileError(f"input {fallback!r}: the name of a size is not text", code="F500")
         name = re.sub(r"\W", "_", proto.dim_param)
         if not name.strip("_"):  # nameless, or "?"
             name = re.sub(r"\W", "_", fallback)
@@ -98,6 +98,7 @@ class OnnxModel:
 
     # running
 
+    @located
     def run(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> tuple[Any, ...]:
         """Run on arrays by input name: a tuple of arrays, one for each output (lists for sequences)."""
         arrays = self._checked({**(feeds or {}), **named})
@@ -113,9 +114,9 @@ class OnnxModel:
         except StrataError:
             raise
         except (MemoryError, OSError, OverflowError) as error:
-            raise RunError(f"the model needs more memory than there is: {error}", code="X310", place=here()) from error
+            raise RunError(f"the model needs more memory than there is: {error}", code="X500", place=here()) from error
         except (ValueError, IndexError) as error:
-            raise RunError(f"the model does not fit these inputs: {error}", code="X311", place=here()) from error
+            raise RunError(f"the model does not fit these inputs: {error}", code="X500", place=here()) from error
 
     __call__ = run
 
@@ -131,12 +132,12 @@ class OnnxModel:
             if name not in ports:
                 raise UnknownNameError(
                     f"the model has no input {name!r}{near(name, ports)}; it has {', '.join(ports)}",
-                    code="N311",
+                    code="N501",
                     place=here(),
                 )
         for port in self.inputs:
             if port.name not in given and port.kind != "optional":
-                raise UnknownNameError(f"input {port} is missing", code="N312", place=here())
+                raise UnknownNameError(f"input {port} is missing", code="N501", place=here())
         return {name: self._as_input(ports[name], value) for name, value in given.items()}
 
     def _as_input(self, port: Port, value: Any) -> Any:
@@ -149,10 +150,10 @@ class OnnxModel:
             return array
         if port.dtype is not None and array.dtype != port.dtype:
             if not isinstance(value, (bool, int, float, list, tuple)):
-                raise DTypeError(f"input {port}, got {array.dtype}{list(array.shape)}", code="D312", place=here())
+                raise DTypeError(f"input {port}, got {array.dtype}{list(array.shape)}", code="D501", place=here())
             array = array.astype(port.dtype)
         if port.shape is not None and array.ndim != len(port.shape):
-            raise ShapeError(f"input {port}, got {array.dtype}{list(array.shape)}", code="S312", place=here())
+            raise ShapeError(f"input {port}, got {array.dtype}{list(array.shape)}", code="S501", place=here())
         return array
 
     # the whole model with symbolic sizes
@@ -250,7 +251,7 @@ class OnnxModel:
             inputs = {name: self._input_item(tracer, name, x) for name, x in arrays.items()}
             items = self._trace(tracer, inputs)
         except NeedsData as reason:
-            raise LowerError(f"the model cannot be run: it needs {reason} while it is read", code="L312") from None
+            raise LowerError(f"the model cannot be run: it needs {reason} while it is read", code="L500") from None
         plain = all(isinstance(x, Value) for x in inputs.values())
         if (
             not tracer.segments
@@ -334,13 +335,9 @@ def in_graphs_item(x: Item) -> bool:
     return all(in_graphs_item(y) for y in x) if isinstance(x, list) else isinstance(x, Value)
 
 
+@located
 def load_onnx(
     source: Any, *, device: str | None = None, custom_ops: Mapping[str, Callable[..., Any]] | None = None
 ) -> OnnxModel:
     """An ONNX model from a path, bytes or a ModelProto. `custom_ops` maps op names to functions of a node."""
-    try:
-        return OnnxModel(source, device=device, custom_ops=custom_ops)
-    except StrataError as error:
-        if error.place is None:
-            error.place = here()
-        raise
+    return OnnxModel(source, device=device, custom_ops=custom_ops)

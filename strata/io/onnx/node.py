@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.core import Dim, DType
+from strata.core import Dim
 from strata.errors import DTypeError, FileError, ShapeError
 from strata.io.onnx.dtypes import numpy_dtype
 from strata.io.onnx.items import Host, Item, Sizes
@@ -33,9 +33,8 @@ class NodeView:
 
     @property
     def label(self) -> str:
-        """How errors name this node."""
-        named = f" {self.proto.name!r}" if self.proto.name else ""
-        return f"{self.op_type}{named}"
+        """How a reader's errors begin; which node it is, the tracer adds."""
+        return self.op_type
 
     # inputs
 
@@ -47,7 +46,7 @@ class NodeView:
 
     def item(self, i: int) -> Item:
         if not self.has(i):
-            raise FileError(f"{self.label} needs input {i}, which is absent", code="F310")
+            raise FileError(f"{self.label} needs input {i}, which is absent", code="F504")
         found = self.items[i]
         assert found is not None
         return found
@@ -77,7 +76,7 @@ class NodeView:
         """An input as a flat list of whole numbers."""
         array = self.array(i)
         if array.dtype.kind not in "iub":
-            raise DTypeError(f"{self.label}: input {i} must be integers, it is {array.dtype}", code="D313")
+            raise DTypeError(f"{self.label}: input {i} must be integers, it is {array.dtype}", code="D500")
         return tuple(int(v) for v in array.reshape(-1))
 
     def scalar(self, i: int, default: Any = None) -> Any:
@@ -87,7 +86,7 @@ class NodeView:
         array = self.array(i)
         if array.size != 1:
             raise ShapeError(
-                f"{self.label}: input {i} must be one number, it has shape {list(array.shape)}", code="S310"
+                f"{self.label}: input {i} must be one number, it has shape {list(array.shape)}", code="S500"
             )
         return array.reshape(()).item()
 
@@ -141,15 +140,12 @@ class NodeView:
     def choice(self, name: str, default: str, allowed: Sequence[str]) -> str:
         found = str(self.attr(name, default))
         if found not in allowed:
-            raise FileError(f"{self.label}: {name} is {found!r}, not one of {', '.join(allowed)}", code="F311")
+            raise FileError(f"{self.label}: {name} is {found!r}, not one of {', '.join(allowed)}", code="F504")
         return found
 
     def axis(self, name: str = "axis", default: int | None = None, *, of: int = 0) -> int:
         """An axis attribute, non-negative."""
         axis, rank = self.attr(name, default), self.ndim(of)
         if not isinstance(axis, int) or not -rank <= axis < max(rank, 1):
-            raise ShapeError(f"{self.label}: {name} {axis} does not exist in {rank} dimensions", code="S311")
+            raise ShapeError(f"{self.label}: {name} {axis} does not exist in {rank} dimensions", code="S500")
         return axis % max(rank, 1)
-
-    def refuse(self, dtype: DType) -> DTypeError:
-        return DTypeError(f"{self.label} does not take {dtype}", code="D310")

@@ -77,16 +77,16 @@ def bind_shapes(shapes: Shapes, arrays: Mapping[str, np.ndarray]) -> dict[str, i
     leaves = {}
     for name, shape in shapes.items():
         if len(shape) != arrays[name].ndim:
-            raise ShapeError(f"input {name!r} has {arrays[name].ndim} axes, not {len(shape)}", code="S312")
+            raise ShapeError(f"input {name!r} has {arrays[name].ndim} axes, not {len(shape)}", code="S501")
         leaves[placeholder(name, TensorType(as_dtype(np.dtype(np.float32)), shape))] = arrays[name].shape
         for declared, actual in zip(shape, arrays[name].shape, strict=True):
             if isinstance(declared, int) and declared != actual:
-                raise ShapeError(f"input {name!r} has size {actual} where {declared} is declared", code="S312")
+                raise ShapeError(f"input {name!r} has size {actual} where {declared} is declared", code="S501")
     binding = infer_binding(leaves)
     for shape in shapes.values():
         for d in shape:
             if isinstance(d, SymExpr) and not set(symbols(d)) <= set(binding):
-                raise ShapeError(f"no whole number makes {d} the size that was given", code="S312")
+                raise ShapeError(f"no whole number makes {d} the size that was given", code="S501")
     return binding
 
 

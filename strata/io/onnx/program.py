@@ -28,7 +28,7 @@ class Program:
 
     def __init__(self, proto: Any, folder: Path | None = None, custom: Mapping[str, Handler] | None = None) -> None:
         if not proto.HasField("graph"):
-            raise FileError("the model has no graph", code="F302")
+            raise FileError("the model has no graph", code="F500")
         self.proto = proto
         self.folder = folder
         self.custom = dict(custom or {})
@@ -37,7 +37,7 @@ class Program:
             self.opsets.setdefault("", 1 if proto.ir_version < 3 else defs.onnx_opset_version())
         self.opsets.setdefault("", defs.onnx_opset_version())
         if self.opsets[""] > max(NEWEST_OPSET, defs.onnx_opset_version()):
-            raise FileError(f"the model uses opset {self.opsets['']}; {NEWEST_OPSET} is the newest known", code="F303")
+            raise FileError(f"the model uses opset {self.opsets['']}; {NEWEST_OPSET} is the newest known", code="F500")
         self.functions = {(_domain(f.domain), f.name, getattr(f, "overload", "")): f for f in proto.functions}
         self.elements = sum(_elements(t.dims) for t in proto.graph.initializer)
         self._files: dict[str, mmap.mmap] = {}
@@ -85,7 +85,7 @@ class Program:
         for node in nodes:
             names += [node.op_type, node.domain, node.name, *node.input, *node.output]
         if not all(isinstance(name, str) for name in names):
-            raise FileError("a name in the model is not text", code="F300")
+            raise FileError("a name in the model is not text", code="F500")
 
     def _require_known_ops(self) -> None:
         unknown: dict[str, list[str]] = {}
@@ -106,7 +106,7 @@ class Program:
             )
             raise UnknownNameError(
                 f"the model has {len(unknown)} ops that are not known, at these nodes: {listed}",
-                code="N310", fix="custom_ops={'Name': function} where function(node) gives values",
+                code="N500", fix="custom_ops={'Name': function} where function(node) gives values",
             )  # fmt: skip
 
     # tensors
@@ -119,13 +119,13 @@ class Program:
         for d in shape:
             count *= d
             if d < 0 or count > MAX_ELEMENTS:
-                raise FileError(f"tensor {proto.name!r} has shape {list(shape)}", code="F304")
+                raise FileError(f"tensor {proto.name!r} has shape {list(shape)}", code="F501")
         if proto.data_location == onnx.TensorProto.EXTERNAL:
             return self._external(proto, dtype, shape, count)
         if proto.data_type == STRING:
             if len(proto.string_data) != count:
                 raise FileError(
-                    f"tensor {proto.name!r} has {len(proto.string_data)} strings for shape {list(shape)}", code="F305"
+                    f"tensor {proto.name!r} has {len(proto.string_data)} strings for shape {list(shape)}", code="F501"
                 )
             array = np.empty(count, object)
             array[:] = [s.decode("utf-8", "replace") for s in proto.string_data]
@@ -136,18 +136,18 @@ class Program:
                     len(proto.uint64_data))  # fmt: skip
         needed = count if dtype.itemsize * 8 >= 8 and not _is_packed(dtype) else 0
         if given < needed:
-            raise FileError(f"tensor {proto.name!r} has {given} numbers for shape {list(shape)}", code="F305")
+            raise FileError(f"tensor {proto.name!r} has {given} numbers for shape {list(shape)}", code="F501")
         try:
             return np.asarray(onnx.numpy_helper.to_array(proto))
         except (ValueError, TypeError, KeyError) as error:
-            raise FileError(f"tensor {proto.name!r} cannot be read: {error}", code="F305") from None
+            raise FileError(f"tensor {proto.name!r} cannot be read: {error}", code="F501") from None
 
     def sparse(self, proto: Any) -> np.ndarray:
         """A SparseTensorProto as a dense array."""
         values, places = self.tensor(proto.values), self.tensor(proto.indices).astype(np.int64)
         shape = tuple(int(d) for d in proto.dims)
         if not shape or min(shape) < 0 or int(np.prod(shape, dtype=object)) > 1 << 28:
-            raise FileError(f"sparse tensor {proto.values.name!r} has shape {list(shape)}", code="F304")
+            raise FileError(f"sparse tensor {proto.values.name!r} has shape {list(shape)}", code="F501")
         dense = np.zeros(shape, values.dtype)
         try:
             if places.ndim == 1:
@@ -155,7 +155,7 @@ class Program:
             else:
                 dense[tuple(places.T)] = values
         except (IndexError, ValueError) as error:
-            raise FileError(f"sparse tensor {proto.values.name!r}: {error}", code="F305") from None
+            raise FileError(f"sparse tensor {proto.values.name!r}: {error}", code="F501") from None
         return dense
 
     def _external(self, proto: Any, dtype: np.dtype[Any], shape: tuple[int, ...], count: int) -> np.ndarray:
@@ -164,12 +164,12 @@ class Program:
         try:
             offset, length = int(entries.get("offset", 0)), int(entries.get("length", -1))
         except ValueError:
-            raise FileError(f"tensor {proto.name!r}: offset and length must be numbers", code="F306") from None
+            raise FileError(f"tensor {proto.name!r}: offset and length must be numbers", code="F502") from None
         data = self._open(location, proto.name)
         size = _byte_count(dtype, count)
         if offset < 0 or (length >= 0 and length < size) or offset + size > len(data):
             raise FileError(f"tensor {proto.name!r} wants bytes {offset}..{offset + size} of {location!r}, "
-                            f"which has {len(data)}", code="F306")  # fmt: skip
+                            f"which has {len(data)}", code="F502")  # fmt: skip
         return _from_bytes(memoryview(data)[offset : offset + size], dtype, shape, count, proto.name)
 
     def _open(self, location: str, tensor: str) -> mmap.mmap:
@@ -178,27 +178,27 @@ class Program:
             return self._files[location]
         parts = Path(location).parts
         if self.folder is None:
-            raise FileError(f"tensor {tensor!r} is stored in {location!r}, but the model has no folder", code="F306")
+            raise FileError(f"tensor {tensor!r} is stored in {location!r}, but the model has no folder", code="F502")
         if not parts or os.path.isabs(location) or ".." in parts or "\\" in location or "\0" in location:
-            raise FileError(f"tensor {tensor!r}: {location!r} is not a path below the model's folder", code="F307")
+            raise FileError(f"tensor {tensor!r}: {location!r} is not a path below the model's folder", code="F503")
         path = self.folder
         for part in parts:
             path /= part
             if path.is_symlink():
-                raise FileError(f"tensor {tensor!r}: {location!r} is a link, which may lead anywhere", code="F307")
+                raise FileError(f"tensor {tensor!r}: {location!r} is a link, which may lead anywhere", code="F503")
         try:
             handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         except OSError as error:
             raise FileError(
-                f"tensor {tensor!r}: {location!r} cannot be opened: {error.strerror}", code="F306"
+                f"tensor {tensor!r}: {location!r} cannot be opened: {error.strerror}", code="F502"
             ) from None
         try:
             info = os.fstat(handle)
             if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
-                raise FileError(f"tensor {tensor!r}: {location!r} is not a plain file with one name", code="F307")
+                raise FileError(f"tensor {tensor!r}: {location!r} is not a plain file with one name", code="F503")
             data = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
         except ValueError:
-            raise FileError(f"tensor {tensor!r}: {location!r} is empty", code="F306") from None
+            raise FileError(f"tensor {tensor!r}: {location!r} is empty", code="F502") from None
         finally:
             os.close(handle)
         self._files[location] = data
@@ -215,7 +215,7 @@ def read_program(source: Any, custom: Mapping[str, Handler] | None = None) -> Pr
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise FileError(f"{str(path)!r} cannot be opened: {error.strerror}", code="F300") from None
+            raise FileError(f"{str(path)!r} cannot be opened: {error.strerror}", code="F500") from None
         folder = path.resolve().parent
     else:
         data = bytes(source)
@@ -223,7 +223,7 @@ def read_program(source: Any, custom: Mapping[str, Handler] | None = None) -> Pr
     try:
         proto.ParseFromString(data)
     except (DecodeError, EncodeError, ValueError, RecursionError) as error:
-        raise FileError(f"not an ONNX model: {error}", code="F300") from None
+        raise FileError(f"not an ONNX model: {error}", code="F500") from None
     return Program(proto, folder, custom)
 
 
@@ -245,7 +245,7 @@ def opset_table(function: Any) -> dict[str, int]:
 def walk(nodes: Any, depth: int = 0) -> Iterator[Any]:
     """All nodes, those of subgraphs included."""
     if depth > MAX_DEPTH:
-        raise FileError(f"subgraphs are nested more than {MAX_DEPTH} deep", code="F308")
+        raise FileError(f"subgraphs are nested more than {MAX_DEPTH} deep", code="F500")
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -258,7 +258,7 @@ def walk(nodes: Any, depth: int = 0) -> Iterator[Any]:
 def outer_names(graph: Any, depth: int = 0) -> set[str]:
     """Names that a subgraph takes from around it."""
     if depth > MAX_DEPTH:
-        raise FileError(f"subgraphs are nested more than {MAX_DEPTH} deep", code="F308")
+        raise FileError(f"subgraphs are nested more than {MAX_DEPTH} deep", code="F500")
     own = {x.name for x in graph.input} | {t.name for t in graph.initializer}
     own |= {t.values.name for t in graph.sparse_initializer}
     needed: set[str] = set()
@@ -308,7 +308,7 @@ def _byte_count(dtype: np.dtype[Any], count: int) -> int:
 def _from_bytes(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], count: int, name: str) -> np.ndarray:
     if len(data) != _byte_count(dtype, count):
         needed = _byte_count(dtype, count)
-        raise FileError(f"tensor {name!r} has {len(data)} bytes, its shape {list(shape)} needs {needed}", code="F305")
+        raise FileError(f"tensor {name!r} has {len(data)} bytes, its shape {list(shape)} needs {needed}", code="F501")
     if not _is_packed(dtype):
         array = np.frombuffer(data, dtype.newbyteorder("<") if dtype.kind in "iufc" and dtype.num < 24 else dtype)
         return array.astype(dtype, copy=False).reshape(shape)

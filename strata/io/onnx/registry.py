@@ -24,7 +24,7 @@ def reads(op_type: str, *, since: int = 1, domain: str = "") -> Callable[[Handle
     def wrap(fn: HandlerT) -> HandlerT:
         versions = _TABLE.setdefault((domain, op_type), [])
         if any(known == since for known, _ in versions):
-            raise OptionError(f"{domain or 'ai.onnx'}.{op_type} since {since} is registered twice", code="O310")
+            raise OptionError(f"{domain or 'ai.onnx'}.{op_type} since {since} is registered twice", code="O500")
         versions.append((since, fn))
         versions.sort(key=lambda entry: entry[0])
         return fn

@@ -100,7 +100,7 @@ class Frame:
             if name in frame.items:
                 return frame.items[name]
             frame = frame.outer
-        raise FileError(f"{name!r} is used before it is computed", code="F312")
+        raise FileError(f"{name!r} is used before it is computed", code="F500")
 
     def chain(self) -> Iterator[Frame]:
         frame: Frame | None = self
@@ -153,12 +153,12 @@ class Tracer:
         if isinstance(item, Host):
             return self._host_value(item)
         kind = "sequence" if isinstance(item, list) else "optional without an element"
-        raise OptionError(f"a {kind} was given where a tensor is needed", code="O311")
+        raise OptionError(f"a {kind} was given where a tensor is needed", code="O501")
 
     def _host_value(self, item: Host) -> Value:
         array = item.array
         if not in_graphs(array.dtype):
-            raise DTypeError(f"{array.dtype} tensors can only be converted", code="D311")
+            raise DTypeError(f"{array.dtype} tensors can only be converted", code="D500")
         known = self._leaves.get(id(item))
         if self._folding is not None:
             leaf = placeholder("h", TensorType(as_dtype(array.dtype), array.shape))
@@ -348,7 +348,7 @@ class Tracer:
                 return tuple(proto.graphs)
             case kinds.TYPE_PROTO:
                 return proto.tp
-        raise FileError(f"attribute {proto.name!r} has kind {proto.type}, which is not known", code="F309")
+        raise FileError(f"attribute {proto.name!r} has kind {proto.type}, which is not known", code="F500")
 
     # ---------------------------------------------------------------------------------------------------------- graphs
 
@@ -371,7 +371,7 @@ class Tracer:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             self._depth -= 1
-            raise FileError(f"subgraphs and functions are nested more than {MAX_DEPTH} deep", code="F308")
+            raise FileError(f"subgraphs and functions are nested more than {MAX_DEPTH} deep", code="F500")
 
     def _load_initializers(self, graph: Any, frame: Frame) -> None:
         for proto in graph.initializer:
@@ -414,10 +414,10 @@ class Tracer:
                 raise
             except _MALFORMED as error:
                 raise FileError(
-                    f"node {_label(node)}: cannot be read: {type(error).__name__}: {error}", code="F321"
+                    f"node {_label(node)}: cannot be read: {type(error).__name__}: {error}", code="F504"
                 ) from error
         if len(outputs) < len([o for o in node.output if o]):
-            raise FileError(f"{node.op_type} gives {len(outputs)} outputs, {len(node.output)} are named", code="F313")
+            raise FileError(f"{node.op_type} gives {len(outputs)} outputs, {len(node.output)} are named", code="F500")
         for name, item in zip(node.output, outputs, strict=False):
             if isinstance(item, Value):
                 self._require_possible(node, item)
@@ -429,7 +429,7 @@ class Tracer:
         size = dim_prod(x.shape)
         most = min(MOST_ELEMENTS, max(1 << 24, GROWTH * self._held))
         if x.ndim > MOST_AXES or (isinstance(size, int) and size > most):
-            raise FileError(f"node {_label(node)} would give {x.type}", code="F322")
+            raise FileError(f"node {_label(node)} would give {x.type}", code="F506")
 
     def _read(self, node: Any, items: Sequence[Item | None]) -> list[Any]:
         handler = self.program.reader(node, self._opsets)

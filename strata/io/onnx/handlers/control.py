@@ -101,7 +101,7 @@ def _stepwise(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...
     tracer = n.tracer
     limit = int(n.scalar(0)) if n.has(0) else None
     if limit is None and not n.has(1):
-        raise FileError(f"{n.label} has neither a trip count nor a condition: it would never end", code="F316")
+        raise FileError(f"{n.label} has neither a trip count nor a condition: it would never end", code="F504")
     state: list[Any] = list(carried)
     count = len(state)
     rows: list[list[Any]] = [[] for _ in range(len(body.output) - 1 - count)]
@@ -117,7 +117,7 @@ def _stepwise(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...
                 row.append(x)
             steps += 1
             if steps > MOST_STEPS:
-                raise FileError(f"{n.label} has run {steps} steps without an end", code="F316")
+                raise FileError(f"{n.label} has run {steps} steps without an end", code="F504")
     finally:
         tracer.frame.items.pop(holder, None)
     return (*state, *(_stacked(n, row, i + 1 + count, body) for i, row in enumerate(rows)))

@@ -23,14 +23,14 @@ def window_padding(n: NodeView, rank: int) -> Any:
         return _AUTO[auto]
     pads = n.attr("pads", (0,) * (2 * rank))
     if len(pads) != 2 * rank or any(abs(p) > FAR for p in pads):
-        raise FileError(f"{n.label}: pads {list(pads)} for {rank} axes", code="F315")
+        raise FileError(f"{n.label}: pads {list(pads)} for {rank} axes", code="F504")
     return tuple(zip(pads[:rank], pads[rank:], strict=True))
 
 
 def _per_axis(n: NodeView, name: str, rank: int) -> tuple[int, ...]:
     found = n.attr(name) or (1,) * rank
     if len(found) != rank or not all(0 < v <= FAR for v in found):
-        raise FileError(f"{n.label}: {name} {list(found)} for {rank} axes", code="F315")
+        raise FileError(f"{n.label}: {name} {list(found)} for {rank} axes", code="F504")
     return tuple(found)
 
 
@@ -94,7 +94,7 @@ def causal_conv_with_state(n: NodeView) -> Any:
 def _pool_options(n: NodeView) -> dict[str, Any]:
     kernel = n.attr("kernel_shape")
     if kernel is None or not all(0 < k <= FAR for k in kernel):
-        raise FileError(f"{n.label}: kernel_shape is {kernel}", code="F315")
+        raise FileError(f"{n.label}: kernel_shape is {kernel}", code="F504")
     rank = len(kernel)
     return {
         "kernel_size": tuple(kernel),

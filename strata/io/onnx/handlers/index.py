@@ -9,6 +9,7 @@ import numpy as np
 from strata.core import as_dtype
 from strata.io.onnx.catalogue import ops
 from strata.io.onnx.dtypes import in_graphs
+from strata.io.onnx.items import Sizes
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
 from strata.mir import Value
@@ -63,7 +64,7 @@ def tensor_scatter(n: NodeView) -> Value:
 
 @reads("OneHot")
 def one_hot(n: NodeView) -> Value:
-    depth = n.dims(1)[0]
+    depth = n.dims(1)[0] if isinstance(n.item(1), Sizes) else int(n.scalar(1))  # any kind of number, by the standard
     values = n[2]
     ids = ops.cast(n[0], "i64")
     axis = n.attr("axis", -1) % (ids.ndim + 1)

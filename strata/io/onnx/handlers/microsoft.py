@@ -123,7 +123,7 @@ def multi_head_attention(n: NodeView) -> Any:
     """Heads of q, k and v [B, S, H · D]; keys and values may come as heads already, or after those of earlier steps."""
     q, k, v, bias, padding, added, past_k, past_v = (n[i] for i in range(8))
     if k is None or v is None:
-        raise LowerError(f"{n.label}: packed projections are not supported", code="L315")
+        raise LowerError(f"{n.label}: packed projections are not supported", code="L500")
     count = n.attr("num_heads")
     if bias is not None:
         widths = [q.shape[-1], k.shape[-1], v.shape[-1]]
@@ -141,7 +141,7 @@ def packed_attention(n: NodeView) -> Any:
     """Self-attention with its projection: one matrix for queries, keys and values."""
     x, w, bias, mask, past, added = (n[i] for i in range(6))
     if past is not None:
-        raise LowerError(f"{n.label}: earlier keys and values are not supported", code="L315")
+        raise LowerError(f"{n.label}: earlier keys and values are not supported", code="L500")
     count = n.attr("num_heads")
     joint = ops.matmul(x, w)
     joint = joint if bias is None else joint + bias
@@ -160,7 +160,7 @@ def _keep_keys(mask: Value | None) -> Value | None:
     if mask is None:
         return None
     if mask.ndim != 2:
-        raise LowerError(f"attention: a mask {mask.type} is not supported, only [B, S]", code="L315")
+        raise LowerError(f"attention: a mask {mask.type} is not supported, only [B, S]", code="L500")
     return ops.reshape(ops.not_equal(mask, ops.zeros_like(mask)), (mask.shape[0], 1, 1, mask.shape[1]))
 
 
@@ -217,7 +217,7 @@ def matmul_nbits(n: NodeView) -> Value:
     x, scales = n[0], n[2]
     size, rows, columns = n.attr("block_size"), n.attr("N"), n.attr("K")
     if n.attr("bits", 4) != 4:
-        raise LowerError(f"{n.label}: {n.attr('bits')} bits are not supported, only 4", code="L315")
+        raise LowerError(f"{n.label}: {n.attr('bits')} bits are not supported, only 4", code="L500")
     blocks = -(-columns // size)
     codes = _nibbles(n.array(1).reshape(rows, blocks, -1))
     zero: Any = 8.0
@@ -275,7 +275,7 @@ def qlinear_leaky_relu(n: NodeView) -> Any:
 @reads("QLinearGlobalAveragePool", domain=MS)
 def qlinear_global_average_pool(n: NodeView) -> Any:
     if n.attr("channels_last", 0):
-        raise LowerError(f"{n.label}: channels last are not supported", code="L315")
+        raise LowerError(f"{n.label}: channels last are not supported", code="L500")
     return _coded(n, ops.global_avg_pool(_real(n, 0)), 3)
 
 

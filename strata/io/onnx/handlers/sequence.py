@@ -18,7 +18,7 @@ from strata.io.onnx.trace import NeedsData
 def _list(n: NodeView, i: int) -> list[Any]:
     item = n.item(i)
     if not isinstance(item, list):
-        raise IndexRangeError(f"{n.label}: input {i} is not a sequence", code="I310")
+        raise IndexRangeError(f"{n.label}: input {i} is not a sequence", code="I500")
     return item
 
 
@@ -28,7 +28,7 @@ def _place(n: NodeView, i: int, length: int, *, last: int) -> int:
         return last
     at = int(n.scalar(i))
     if not -length <= at <= length:
-        raise IndexRangeError(f"{n.label}: position {at} of a sequence of {length}", code="I310")
+        raise IndexRangeError(f"{n.label}: position {at} of a sequence of {length}", code="I500")
     return at + length if at < 0 else at
 
 
@@ -61,7 +61,7 @@ def sequence_at(n: NodeView) -> Item:
     items = _list(n, 0)
     at = _place(n, 1, len(items), last=0)
     if at >= len(items):
-        raise IndexRangeError(f"{n.label}: position {at} of a sequence of {len(items)}", code="I310")
+        raise IndexRangeError(f"{n.label}: position {at} of a sequence of {len(items)}", code="I500")
     return items[at]
 
 
@@ -125,5 +125,5 @@ def optional_has_element(n: NodeView) -> np.ndarray:
 def optional_get_element(n: NodeView) -> Item:
     item = n.item(0)
     if isinstance(item, Nothing):
-        raise IndexRangeError(f"{n.label}: the optional has no element", code="I311")
+        raise IndexRangeError(f"{n.label}: the optional has no element", code="I500")
     return item

@@ -72,14 +72,14 @@ def _reshaped(given: tuple[Dim, ...], wanted: tuple[Dim, ...], *, allow_zero: bo
     for i, d in enumerate(dims):
         if d == 0 and not allow_zero:
             if i >= len(given):
-                raise ShapeError(f"reshape: size 0 at {i} copies an axis that {list(given)} does not have", code="S313")
+                raise ShapeError(f"reshape: size 0 at {i} copies an axis that {list(given)} does not have", code="S500")
             dims[i] = given[i]
     if -1 in dims:
         at = dims.index(-1)
         rest = dim_prod([d for i, d in enumerate(dims) if i != at])
         total = dim_prod(given)
         if isinstance(rest, int) and rest == 0:
-            raise ShapeError(f"reshape: {list(given)} to {list(wanted)}: -1 could be any size", code="S313")
+            raise ShapeError(f"reshape: {list(given)} to {list(wanted)}: -1 could be any size", code="S500")
         dims[at] = floordiv(total, rest)
     return tuple(dims)
 
@@ -106,7 +106,7 @@ def squeeze(n: NodeView) -> Any:
     kept = tuple(d for i, d in enumerate(dims) if i not in gone)
     for i in gone:
         if not n.tracer.decide(equal_sizes, dims[i], 1):
-            raise ShapeError(f"squeeze: axis {i} of {list(dims)} is not 1", code="S313")
+            raise ShapeError(f"squeeze: axis {i} of {list(dims)} is not 1", code="S500")
     if _move_host(n):
         return n.array(0).reshape(kept)
     x = n[0]
@@ -121,7 +121,7 @@ def unsqueeze(n: NodeView) -> Any:
     rank = n.ndim(0) + len(axes)
     added, rest = {a % rank for a in axes}, iter(n.shape(0))
     if len(added) != len(axes):
-        raise ShapeError(f"unsqueeze: axes {list(axes)} name one axis twice", code="S313")
+        raise ShapeError(f"unsqueeze: axes {list(axes)} name one axis twice", code="S500")
     dims = tuple(1 if i in added else next(rest) for i in range(rank))
     return n.array(0).reshape(dims) if _move_host(n) else ops.reshape(n[0], dims)
 
@@ -205,7 +205,7 @@ def _slice_axis(x: Value, axis: int, start: Dim, end: Dim, step: int) -> Value:
         index = [slice(None)] * x.ndim
         index[axis] = slice(first, last, step)
         return ops.getitem(x, tuple(index))
-    raise ShapeError(f"slice: {start}:{end}:{step} of a symbolic axis of size {size}", code="S314")
+    raise ShapeError(f"slice: {start}:{end}:{step} of a symbolic axis of size {size}", code="S500")
 
 
 def _bound(at: Dim, size: Dim) -> Dim:

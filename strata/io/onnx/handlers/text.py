@@ -42,7 +42,7 @@ def regex_full_match(n: NodeView) -> np.ndarray:
     try:
         pattern = re.compile(n.attr("pattern", ""))
     except re.error as error:
-        raise FileError(f"{n.label}: pattern {n.attr('pattern')!r}: {error}", code="F317") from None
+        raise FileError(f"{n.label}: pattern {n.attr('pattern')!r}: {error}", code="F504") from None
     x = n.array(0)
     return np.array([pattern.fullmatch(str(s)) is not None for s in x.reshape(-1)], bool).reshape(x.shape)
 

@@ -74,6 +74,6 @@ def gradient(n: NodeView) -> tuple[Any, ...]:
     xs = [n.tracer.value(frame.find(name)) for name in n.attr("xs")]
     y = n.tracer.value(frame.find(n.attr("y")))
     if any(not x.dtype.is_float for x in xs):
-        raise FileError(f"{n.label}: only floats have derivatives", code="F319")
+        raise FileError(f"{n.label}: only floats have derivatives", code="F504")
     found = pullback([y], [ops.ones_like(y)], xs)
     return tuple(ops.zeros_like(x) if g is None else g for x, g in zip(xs, found, strict=True))

@@ -174,7 +174,7 @@ def deform_conv(n: NodeView) -> Value:
     """Convolution of [N, C, H, W] whose taps read at places moved by an offset, by bilinear interpolation."""
     x, w, offset, bias, mask = (n[i] for i in range(5))
     if x.ndim != 4:
-        raise LowerError(f"{n.label}: only images with two axes are supported, got {x.type}", code="L310")
+        raise LowerError(f"{n.label}: only images with two axes are supported, got {x.type}", code="L500")
     batch, channels, height, width = x.shape
     out_channels, _, kh, kw = w.shape
     oh, ow = offset.shape[2:]
@@ -236,13 +236,13 @@ def image_decoder(n: NodeView) -> np.ndarray:
     try:
         from PIL import Image
     except ImportError:
-        raise LowerError(f"{n.label} needs Pillow: pip install pillow", code="L311") from None
+        raise LowerError(f"{n.label} needs Pillow: pip install pillow", code="L500") from None
     form = n.choice("pixel_format", "RGB", ("RGB", "BGR", "Grayscale"))
     try:
         image = Image.open(io.BytesIO(n.array(0).tobytes()))
         pixels = np.array(image.convert("L" if form == "Grayscale" else "RGB"))
     except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise FileError(f"{n.label}: the image cannot be read: {error}", code="F318") from None
+        raise FileError(f"{n.label}: the image cannot be read: {error}", code="F504") from None
     if form == "Grayscale":
         return pixels[:, :, None]
     return pixels if form == "RGB" else np.ascontiguousarray(pixels[:, :, ::-1])
