@@ -592,10 +592,12 @@ def full(shape: Any, value: Any, dtype: Any = None) -> Value:
 
 
 def zeros(shape: Any, dtype: Any = f32) -> Value:
+    """A shape filled with 0."""
     return full(shape, 0, dtype)
 
 
 def ones(shape: Any, dtype: Any = f32) -> Value:
+    """A shape filled with 1."""
     return full(shape, 1, dtype)
 
 
