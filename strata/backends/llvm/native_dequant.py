@@ -5,7 +5,8 @@
 
 An element of a weight is d·q + m with small whole numbers q, so a block gives d·dx·Σ q·xq + m·dx·Σ xq. Sixteen bits for
 x keep the result within 1e-4 of exact; eight would be faster, and lose 4 % over the layers of a small model.
-Every output is summed in one fixed order, whatever the number of threads and of rows of x.
+Sums are the same for any number of threads. A single row of x takes a shorter way than four at a time do, so that the
+last bits may depend on how many rows there are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from strata.backends.llvm.builder import Function, Module, Value, constant
 from strata.backends.llvm.native import arguments, kernel, number_slots, numbers
-from strata.backends.llvm.native_dequant_blocks import FLOATS, FORMATS, SHORTS, WORDS, Group
+from strata.backends.llvm.native_dequant_blocks import FLOATS, FORMATS, PAIR, SHORTS, WORDS, Group, Scales, folded_least
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, override
 from strata.core import Target, TensorType, dim_prod, f32
 from strata.mir import Node, Op
@@ -51,8 +52,7 @@ def dequant_matmul(node: Node, target: Target) -> NativeOp | None:
         if rows == 0:
             return Planned(())
         scales = -(-rows * k * 2 // 64) * 64
-        sums = scales + -(-rows * groups * 4 // 64) * 64
-        work = [("workspace", 0), ("workspace", scales), ("workspace", sums)]
+        work = [("workspace", 0), ("workspace", scales)]
         tiles = -(-n // 4)
         grain = max(1, min(CHUNK_BYTES // (4 * row_bytes), tiles // 8))
         return Planned(
@@ -60,7 +60,7 @@ def dequant_matmul(node: Node, target: Target) -> NativeOp | None:
                 Call("quantize", [("input", 0), *work], rows * groups, max(1, min(rows * groups // 8, 64))),
                 Call("product", [("input", 1), *work, ("output", 0), *number_slots(rows, n, k)], tiles, grain),
             ),
-            sums + rows * groups * 4 + 64,
+            scales + rows * groups * 8 + 64,
         )  # fmt: skip
 
     def emit(module: Module) -> None:
@@ -73,7 +73,7 @@ def dequant_matmul(node: Node, target: Target) -> NativeOp | None:
 def _emit_quantize(module: Module) -> None:
     """A group of 32 a point: numbers, the scale, and an eighth of the scaled sum (each of eight lanes adds it once)."""
     f = kernel(module, "quantize")
-    x, quants, scales, sums = arguments(f, "pppp")
+    x, quants, scales = arguments(f, "ppp")
 
     def group(i: str, _: list[str]) -> None:
         first = f.mul(i, GROUP)
@@ -96,9 +96,9 @@ def _emit_quantize(module: Module) -> None:
             f.store("<8 x i16>", f.convert("trunc", WORDS, whole, "<8 x i16>"), place, 2)
         count = f.fold_lanes(WORDS, total, lambda t, a, b: f.binary("add", t, a, b))
         eighth = f.binary("fmul", "float", scale, constant("float", 0.125))
-        f.store("float", scale, f.address("float", scales, i), 4)
+        f.store("float", scale, f.address("float", scales, f.mul(i, 2)), 4)
         value = f.binary("fmul", "float", f.convert("sitofp", "i32", count, "float"), eighth)
-        f.store("float", value, f.address("float", sums, i), 4)
+        f.store("float", value, f.address("float", scales, f.add(f.mul(i, 2), 1)), 4)
 
     f.loop("%begin", "%end", 1, [], group)
     f.ret()
@@ -109,7 +109,7 @@ class _Product:
 
     def __init__(self, f: Function, kind: str) -> None:
         self.f, self.form = f, FORMATS[kind]
-        self.codes, self.quants, self.scales, self.sums, self.out, self.rows, self.n, self.k = arguments(f, "pppppiii")
+        self.codes, self.quants, self.scales, self.out, self.rows, self.n, self.k = arguments(f, "ppppiii")
         self.groups = f.op(f"lshr i64 {self.k}, 5")
         self.blocks = f.op(f"udiv i64 {self.k}, {self.form.elements}")
         self.row_bytes = f.mul(self.blocks, self.form.bytes)
@@ -145,18 +145,15 @@ class _Product:
         f.ret()
 
     def tokens(self, rows: list[Value], first: Value, last: Value, width: int) -> None:
-        self.f.loop(first, last, width, [], lambda token, _: self.tile(rows, token, width))
+        one = self.row if width == 1 else self.tile
+        self.f.loop(first, last, width, [], lambda token, _: one(rows, token, width))
 
     def tile(self, rows: list[Value], token: Value, width: int) -> None:
         """Some rows of weights times `width` rows of x."""
         f, height = self.f, len(rows)
         weights = [f.address("i8", self.codes, f.mul(row, self.row_bytes)) for row in rows]
-        quants, scales, sums = (
-            [f.address(kind, base, f.mul(f.add(token, t), size)) for t in range(width)]
-            for kind, base, size in (
-                ("i16", self.quants, self.k), ("float", self.scales, self.groups), ("float", self.sums, self.groups)
-            )
-        )  # fmt: skip
+        quants = [f.address("i16", self.quants, f.mul(f.add(token, t), self.k)) for t in range(width)]
+        scales = [f.address("float", self.scales, f.mul(f.mul(f.add(token, t), self.groups), 2)) for t in range(width)]
         per_block = self.form.elements // GROUP
 
         def block(b: str, sums_so_far: list[str]) -> list[Value]:
@@ -168,12 +165,12 @@ class _Product:
                 for t in range(width):
                     start = f.mul(g, GROUP)
                     x = [f.load(SHORTS, f.address("i16", quants[t], f.add(start, 16 * i)), 2) for i in range(2)]
-                    scale = f.splat(FLOATS, f.load("float", f.address("float", scales[t], g), 4))
-                    total = (
-                        f.splat(FLOATS, f.load("float", f.address("float", sums[t], g), 4))
-                        if self.form.has_least
-                        else ""
+                    at = f.mul(g, 2)
+                    scale = f.splat(FLOATS, f.load("float", f.address("float", scales[t], at), 4))
+                    least = (
+                        f.load("float", f.address("float", scales[t], f.add(at, 1)), 4) if self.form.has_least else ""
                     )
+                    total = f.splat(FLOATS, least) if least else ""
                     for r, part in enumerate(parts):
                         acc[r * width + t] = self.add(acc[r * width + t], part, x, scale, total)
             return list(acc)
@@ -186,17 +183,60 @@ class _Product:
                 place = f.add(f.mul(f.add(token, t), self.n), rows[r])
                 f.store("float", value, f.address("float", self.out, place), 4)
 
-    def add(self, acc: str, part: Group, x: list[str], scale: str, total: str) -> str:
-        """acc + d·dx·Σ q·xq + m·dx·Σ xq, by products of 16-bit pairs."""
+    def row(self, rows: list[Value], token: Value, width: int) -> None:
+        """Some rows of weights times one row of x, whose scales are multiplied into those of the weights first."""
+        f, form = self.f, self.form
+        weights = [f.address("i8", self.codes, f.mul(row, self.row_bytes)) for row in rows]
+        quants = f.address("i16", self.quants, f.mul(token, self.k))
+        scales = f.address("float", self.scales, f.mul(f.mul(token, self.groups), 2))
+        per_block, count = form.elements // GROUP, len(rows)
+        kind = PAIR if per_block == 1 else FLOATS
+
+        def block(b: str, so_far: list[str]) -> list[Value]:
+            acc, least = list(so_far[:count]), list(so_far[count:])
+            x_scales = self.x_scales(scales, b)
+            heads = [form.head(f, f.address("i8", w, f.mul(b, form.bytes))) for w in weights]
+            least = [form.fold(f, head, x_scales, part) for head, part in zip(heads, least, strict=True)]
+            for j in range(per_block):
+                at = f.add(f.mul(b, form.elements), j * GROUP)
+                x = [f.load(SHORTS, f.address("i16", quants, f.add(at, 16 * i)), 2) for i in range(2)]
+                for r, head in enumerate(heads):
+                    acc[r] = self.add(acc[r], form.group(f, head, j), x)
+            return [*acc, *least]
+
+        start = [(FLOATS, "zeroinitializer")] * count + [(kind, "zeroinitializer")] * count
+        found = f.loop(0, self.blocks, 1, start, block)
+        for r in range(count):
+            value = f.fold_lanes(FLOATS, found[r], lambda kind, a, b: f.binary("fadd", kind, a, b))
+            if form.has_least:
+                value = f.binary("fadd", "float", value, folded_least(f, form, found[count + r]))
+            f.store("float", value, f.address("float", self.out, f.add(f.mul(token, self.n), rows[r])), 4)
+
+    def x_scales(self, scales: str, b: Value) -> Scales:
+        """The scales and sums of x for block b."""
+        f = self.f
+        if self.form.elements == GROUP:
+            pair = f.load("<2 x float>", f.address("float", scales, f.mul(b, 2)), 4)
+            return Scales(pair=f.shuffle("<2 x float>", pair, "zeroinitializer", range(4)))
+        at = f.mul(b, 16)
+        low, high = (f.load(FLOATS, f.address("float", scales, f.add(at, 8 * i)), 4) for i in range(2))
+        even, odd = (f.shuffle(FLOATS, low, high, range(i, 16, 2)) for i in range(2))
+        return Scales(scales=even, sums=odd)
+
+    def add(self, acc: str, part: Group, x: list[str], scale: str = "", total: str = "") -> str:
+        """acc + d·dx·Σ q·xq + m·dx·Σ xq, by products of 16-bit pairs. Without `scale`, it is in the group's own."""
         f = self.f
         first, second = (
             f.call(WORDS, "llvm.x86.avx2.pmadd.wd", (SHORTS, q), (SHORTS, v))
             for q, v in zip(part.quants, x, strict=True)
         )
+
+        def scaled(value: str) -> str:
+            return f.binary("fmul", FLOATS, value, scale) if scale else value
+
         if part.second_scale:
-            low, high = (f.convert("sitofp", WORDS, p, FLOATS) for p in (first, second))
-            both = f.fma(FLOATS, high, part.second_scale, f.binary("fmul", FLOATS, low, part.scale))
-            return f.fma(FLOATS, both, scale, acc)
-        fours = f.convert("sitofp", WORDS, f.binary("add", WORDS, first, second), FLOATS)
-        acc = f.fma(FLOATS, f.binary("fmul", FLOATS, fours, scale), part.scale, acc)
-        return f.fma(FLOATS, part.least, total, acc) if part.least else acc
+            low, high = (scaled(f.convert("sitofp", WORDS, p, FLOATS)) for p in (first, second))
+            return f.fma(FLOATS, high, part.second_scale, f.fma(FLOATS, low, part.scale, acc))
+        fours = scaled(f.convert("sitofp", WORDS, f.binary("add", WORDS, first, second), FLOATS))
+        acc = f.fma(FLOATS, fours, part.scale, acc)
+        return f.fma(FLOATS, part.least, total, acc) if part.least and total else acc

@@ -31,14 +31,29 @@ class Head:
 
 
 @dataclass(frozen=True)
+class Scales:
+    """The scales and the eighths of sums of one row of x, for the groups of a block."""
+
+    pair: str = ""  # <4 x float>, for one group: its scale and its sum in the first two lanes
+    scales: str = ""  # <8 x float>, for eight groups
+    sums: str = ""
+
+
+@dataclass(frozen=True)
 class Format:
-    """A block format: its sizes, and how it is taken apart."""
+    """A block format: its sizes, and how it is taken apart.
+
+    For a single row of x, `fold` multiplies the scales of a block by those of x once, and adds the least values times
+    the sums to a running vector; groups taken after it need neither.
+    """
 
     elements: int
     bytes: int
     head: Callable[[Function, str], Head]
     group: Callable[[Function, Head, int], Group]
+    fold: Callable[[Function, Head, Scales, str], str]
     has_least: bool = True
+    least_factor: float = 1.0  # of what `fold` adds up for blocks of 32
 
 
 def _f16(f: Function, base: str, offset: int) -> str:
@@ -66,6 +81,33 @@ def _scaled(f: Function, x: str, factor: float) -> str:
 
 # ------------------------------------------------------------------------------------------------ blocks of 32 elements
 
+PAIR: Final = "<4 x float>"
+
+
+def _fold_pair(f: Function, head: Head, x: Scales, least: str) -> str:
+    """d and m lie side by side and are read at once, with two fields behind them that nothing looks at."""
+    raw = f.load("<4 x half>", head.at, 1)
+    both = f.binary("fmul", PAIR, f.convert("fpext", "<4 x half>", raw, PAIR), x.pair)
+    head.fields["scale"] = f.shuffle(PAIR, both, "poison", [0] * 8)
+    return f.binary("fadd", PAIR, least, both)
+
+
+def _fold_single(f: Function, head: Head, x: Scales, least: str) -> str:
+    """Only d is stored; what is added to every element is a multiple of it."""
+    half = f.load("half", head.at, 1)
+    both = f.binary("fmul", PAIR, f.splat(PAIR, f.convert("fpext", "half", half, "float")), x.pair)
+    head.fields["scale"] = f.shuffle(PAIR, both, "poison", [0] * 8)
+    return f.binary("fadd", PAIR, least, both)
+
+
+def folded_least(f: Function, form: Format, least: str) -> str:
+    """What `fold` added up, as the number that belongs into the result. Sums of x were stored as eighths."""
+    if form.elements == 32:
+        total = f.extract(PAIR, least, 1)
+        return f.binary("fmul", "float", total, constant("float", 8 * form.least_factor))
+    total = f.fold_lanes(FLOATS, least, lambda kind, a, b: f.binary("fadd", kind, a, b))
+    return f.binary("fmul", "float", total, constant("float", 8.0))
+
 
 def _plain_head(f: Function, at: str) -> Head:
     return Head(at)
@@ -89,26 +131,36 @@ def _fifth_bits(f: Function, quants: Halves, base: str, offset: int) -> Halves:
 
 
 def _q4_0(f: Function, head: Head, _: int) -> Group:
+    if "scale" in head.fields:
+        return Group(_nibbles(f, head.at, 2), head.fields["scale"])
     d = _f16(f, head.at, 0)
     return Group(_nibbles(f, head.at, 2), d, _scaled(f, d, -8.0))
 
 
 def _q4_1(f: Function, head: Head, _: int) -> Group:
+    if "scale" in head.fields:
+        return Group(_nibbles(f, head.at, 4), head.fields["scale"])
     return Group(_nibbles(f, head.at, 4), _f16(f, head.at, 0), _f16(f, head.at, 2))
 
 
 def _q5_0(f: Function, head: Head, _: int) -> Group:
+    quants = _fifth_bits(f, _nibbles(f, head.at, 6), head.at, 2)
+    if "scale" in head.fields:
+        return Group(quants, head.fields["scale"])
     d = _f16(f, head.at, 0)
-    return Group(_fifth_bits(f, _nibbles(f, head.at, 6), head.at, 2), d, _scaled(f, d, -16.0))
+    return Group(quants, d, _scaled(f, d, -16.0))
 
 
 def _q5_1(f: Function, head: Head, _: int) -> Group:
     quants = _fifth_bits(f, _nibbles(f, head.at, 8), head.at, 4)
+    if "scale" in head.fields:
+        return Group(quants, head.fields["scale"])
     return Group(quants, _f16(f, head.at, 0), _f16(f, head.at, 2))
 
 
 def _q8_0(f: Function, head: Head, _: int) -> Group:
-    return Group((_wide(f, head.at, 2, "sext"), _wide(f, head.at, 18, "sext")), _f16(f, head.at, 0))
+    quants = _wide(f, head.at, 2, "sext"), _wide(f, head.at, 18, "sext")
+    return Group(quants, head.fields["scale"] if "scale" in head.fields else _f16(f, head.at, 0))
 
 
 # ----------------------------------------------------------------------------------------------- blocks of 256 elements
@@ -141,6 +193,11 @@ def _six_bits(f: Function, at: str) -> Head:
     return Head(at, {"scales": scales, "least": least})
 
 
+def _fold_eight(f: Function, head: Head, x: Scales, least: str) -> str:
+    head.fields["scales"] = f.binary("fmul", FLOATS, head.fields["scales"], x.scales)
+    return f.fma(FLOATS, head.fields.pop("least"), x.sums, least)
+
+
 def _four_bits(f: Function, head: Head, j: int, offset: int) -> Halves:
     """Sub-block j: the low or high halves of 32 bytes."""
     packed = [_wide(f, head.at, offset + 32 * (j // 2) + 16 * i) for i in range(2)]
@@ -148,8 +205,12 @@ def _four_bits(f: Function, head: Head, j: int, offset: int) -> Halves:
     return first, second
 
 
+def _least_lane(f: Function, head: Head, j: int) -> str:
+    return _lane(f, head.fields["least"], j) if "least" in head.fields else ""
+
+
 def _q4k(f: Function, head: Head, j: int) -> Group:
-    return Group(_four_bits(f, head, j, 16), _lane(f, head.fields["scales"], j), _lane(f, head.fields["least"], j))
+    return Group(_four_bits(f, head, j, 16), _lane(f, head.fields["scales"], j), _least_lane(f, head, j))
 
 
 def _q5k(f: Function, head: Head, j: int) -> Group:
@@ -158,7 +219,7 @@ def _q5k(f: Function, head: Head, j: int) -> Group:
         high = _wide(f, head.at, 16 + 16 * i)
         moved = _right(f, high, j - 4) if j >= 4 else f.binary("shl", SHORTS, high, constant(SHORTS, 4 - j))
         made.append(f.binary("or", SHORTS, part, _and(f, moved, 16)))
-    return Group((made[0], made[1]), _lane(f, head.fields["scales"], j), _lane(f, head.fields["least"], j))
+    return Group((made[0], made[1]), _lane(f, head.fields["scales"], j), _least_lane(f, head, j))
 
 
 def _q6_head(f: Function, at: str) -> Head:
@@ -169,6 +230,13 @@ def _q6_head(f: Function, at: str) -> Head:
         wide = f.convert("sitofp", WORDS, f.convert("sext", "<8 x i8>", raw, WORDS), FLOATS)
         fields[f"scales{i}"] = f.binary("fmul", FLOATS, wide, d)
     return Head(at, fields)
+
+
+def _fold_sixteen(f: Function, head: Head, x: Scales, least: str) -> str:
+    for i in range(2):
+        twice = f.shuffle(FLOATS, x.scales, "poison", [4 * i + j // 2 for j in range(8)])
+        head.fields[f"scales{i}"] = f.binary("fmul", FLOATS, head.fields[f"scales{i}"], twice)
+    return least
 
 
 def _q6k(f: Function, head: Head, j: int) -> Group:
@@ -190,8 +258,12 @@ def _q6k(f: Function, head: Head, j: int) -> Group:
 
 
 FORMATS: Final = {
-    "q4_0": Format(32, 18, _plain_head, _q4_0), "q4_1": Format(32, 20, _plain_head, _q4_1),
-    "q5_0": Format(32, 22, _plain_head, _q5_0), "q5_1": Format(32, 24, _plain_head, _q5_1),
-    "q8_0": Format(32, 34, _plain_head, _q8_0, has_least=False), "q4k": Format(256, 144, _six_bits, _q4k),
-    "q5k": Format(256, 176, _six_bits, _q5k), "q6k": Format(256, 210, _q6_head, _q6k, has_least=False),
-}  # fmt: skip
+    "q4_0": Format(32, 18, _plain_head, _q4_0, _fold_single, least_factor=-8.0),
+    "q4_1": Format(32, 20, _plain_head, _q4_1, _fold_pair),
+    "q5_0": Format(32, 22, _plain_head, _q5_0, _fold_single, least_factor=-16.0),
+    "q5_1": Format(32, 24, _plain_head, _q5_1, _fold_pair),
+    "q8_0": Format(32, 34, _plain_head, _q8_0, _fold_single, has_least=False),
+    "q4k": Format(256, 144, _six_bits, _q4k, _fold_eight),
+    "q5k": Format(256, 176, _six_bits, _q5k, _fold_eight),
+    "q6k": Format(256, 210, _q6_head, _q6k, _fold_sixteen, has_least=False),
+}
