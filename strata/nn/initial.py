@@ -30,7 +30,7 @@ _stream = Keys(0)
 
 def manual_seed(seed: int) -> None:
     """Start the stream of keys again that layers take theirs from when they are given none."""
-    global _stream  # noqa: PLW0603 - one stream per process, for initial values only
+    global _stream
     _stream = Keys(seed)
 
 

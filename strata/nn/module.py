@@ -73,7 +73,7 @@ class Module:
 
     @property
     def num_parameters(self) -> int:
-        return sum(int(x.size) for x in self.parameters())  # type: ignore[call-overload]
+        return sum(int(x.size) for x in self.parameters())
 
     # state
 
@@ -96,7 +96,7 @@ class Module:
                 array = asarray(given[name])
                 if array.shape != x.shape:
                     raise ShapeError(
-                        f"load_state_dict: {name!r} is {x.type}, got {array.type}", code="S380", place=here()
+                        f"load_state_dict: {name!r} is {x.type}, got {array.type}", code="S390", place=here()
                     )
                 loaded[name] = array if array.dtype is x.dtype else array.cast(x.dtype).realize()
         _assign(self, "", loaded)

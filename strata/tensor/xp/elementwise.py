@@ -38,9 +38,14 @@ def _operands(x1: Any, x2: Any) -> tuple[Any, Any]:
     return x1, x2
 
 
+def _expm1(z: np.ndarray) -> np.ndarray:
+    """exp(z) - 1; NumPy's own loses the special values of the standard."""
+    return np.where(np.isfinite(z) & (z != 0), np.expm1(z), np.exp(z) - 1).astype(z.dtype)
+
+
 HOST = {  # functions of complex numbers that are NumPy's
     "acos": np.arccos, "acosh": np.arccosh, "asin": np.arcsin, "asinh": np.arcsinh, "atan": np.arctan,
-    "atanh": np.arctanh, "cosh": np.cosh, "sinh": np.sinh, "tanh": np.tanh, "tan": np.tan, "expm1": np.expm1,
+    "atanh": np.arctanh, "cosh": np.cosh, "sinh": np.sinh, "tanh": np.tanh, "tan": np.tan, "expm1": _expm1,
     "log1p": np.log1p, "log10": np.log10, "log2": np.log2,
 }  # fmt: skip
 
