@@ -26,11 +26,12 @@ from strata.errors import (
     UnknownNameError,
 )
 from strata.io.onnx.dtypes import in_graphs, numpy_dtype
+from strata.io.onnx.frames import Prefix
 from strata.io.onnx.handlers import register
 from strata.io.onnx.items import NOTHING, Host, Item, Nothing, Sizes
 from strata.io.onnx.plans import Plan, Port, Shapes, bind_shapes, forms
 from strata.io.onnx.program import Program, read_program
-from strata.io.onnx.trace import NeedsData, Prefix, Tracer
+from strata.io.onnx.trace import NeedsData, Tracer
 from strata.mir import Graph, Value, near
 from strata.runtime import CompiledGraph, Session
 
@@ -114,9 +115,9 @@ class OnnxModel:
         except StrataError:
             raise
         except (MemoryError, OSError, OverflowError) as error:
-            raise RunError(f"the model needs more memory than there is: {error}", code="X500", place=here()) from error
+            raise RunError(f"the model needs more memory than there is: {error}", place=here()) from error
         except (ValueError, IndexError) as error:
-            raise RunError(f"the model does not fit these inputs: {error}", code="X500", place=here()) from error
+            raise RunError(f"the model does not fit these inputs: {error}", place=here()) from error
 
     __call__ = run
 

@@ -16,8 +16,8 @@ import numpy as np
 from strata.core import Dim, SymExpr, TensorType, as_dtype, sym, symbols
 from strata.errors import ShapeError
 from strata.io.onnx.dtypes import in_graphs
+from strata.io.onnx.frames import Guard
 from strata.io.onnx.items import Nothing
-from strata.io.onnx.trace import Guard
 from strata.mir import infer_binding, placeholder
 from strata.runtime import CompiledGraph
 

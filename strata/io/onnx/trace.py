@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 
 from strata.core import Dim, SymExpr, TensorType, as_dtype, dim_prod, substitute
-from strata.errors import DTypeError, FileError, OptionError, StrataError, SymbolError
+from strata.errors import DTypeError, FileError, OptionError, ShapeError, StrataError, SymbolError
 from strata.io.onnx.dtypes import NUMBER, in_graphs
+from strata.io.onnx.frames import Frame, Guard, Path, Prefix, copied, has_run_data, put, values_in
 from strata.io.onnx.items import NOTHING, Host, Item, Nothing, Sizes
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.program import MAX_DEPTH, Program, expand_standard, opset_table, outer_names, tensor_type
-from strata.io.onnx.sizes import SIZE_RULES
+from strata.io.onnx.sizes import SIZE_RULES, equal_sizes
 from strata.mir import (
     Constant,
     Graph,
@@ -45,7 +45,6 @@ MOST_ELEMENTS = 1 << 31  # of one tensor
 GROWTH = 1 << 14  # elements of one tensor for each element that the model is given or holds
 MOST_AXES = 32
 HOST_LIMIT = 1 << 12  # elements of run-time data that are computed with on the host
-Path = tuple[Any, ...]  # a name, and positions in lists below it
 Execute = Callable[[Graph, Mapping[str, np.ndarray], Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 
 # Nodes that are never evaluated while reading: they draw numbers, or do their own thing with what is known.
@@ -57,56 +56,6 @@ KEEP = {
 
 class NeedsData(Exception):  # noqa: N818
     """A reader needs the elements of a value that depends on the data of a run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """What was assumed about two sizes."""
-
-    test: Callable[[Any, Any], bool]
-    a: Dim
-    b: Dim
-    truth: bool
-
-    def holds(self, binding: Mapping[str, int]) -> bool:
-        return self.test(substitute(self.a, binding), substitute(self.b, binding)) == self.truth
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """A model read up to its first segment: runs on inputs of the same shapes start after it."""
-
-    index: int  # of the node that needed the data
-    graph: Graph
-    places: list[list[Path]]  # where each result of the graph belongs
-    items: dict[str, Item]
-    uses: dict[str, int]
-    scope: int
-    params: dict[str, np.ndarray]
-    leaves: dict[int, tuple[Any, Value]]
-
-
-class Frame:
-    """Names of one graph, and how often each is still used."""
-
-    def __init__(self, outer: Frame | None = None) -> None:
-        self.outer = outer
-        self.items: dict[str, Item] = {}
-        self.uses: dict[str, int] = {}
-
-    def find(self, name: str) -> Item:
-        frame: Frame | None = self
-        while frame is not None:
-            if name in frame.items:
-                return frame.items[name]
-            frame = frame.outer
-        raise FileError(f"{name!r} is used before it is computed", code="F500")
-
-    def chain(self) -> Iterator[Frame]:
-        frame: Frame | None = self
-        while frame is not None:
-            yield frame
-            frame = frame.outer
 
 
 class Tracer:
@@ -235,21 +184,21 @@ class Tracer:
         frames = list({id(f): f for top in (self.frame, *self._callers) for f in top.chain()}.values())
         live: dict[Value, list[tuple[Frame, Path]]] = {value: []}
         for frame in frames:
-            for path, x in _values_in(frame.items):
+            for path, x in values_in(frame.items):
                 if not isinstance(x.node.op, (Input, Param, Constant)):
                     live.setdefault(x, []).append((frame, path))
         graph = self.graph(list(live))
-        if not self.segments and self._depth == 1 and not _has_run_data(self.frame.items):
+        if not self.segments and self._depth == 1 and not has_run_data(self.frame.items):
             self._keep_prefix(graph, [[path for _, path in places] for places in live.values()])
         arrays = self._run(graph)
         for places, array in zip(live.values(), arrays, strict=True):
             host = Host(array, fixed=False)
             for frame, path in places:
-                _put(frame.items, path, host)
+                put(frame.items, path, host)
         return arrays[0]
 
     def _keep_prefix(self, graph: Graph, places: list[list[Path]]) -> None:
-        items = {name: _copied(x) for name, x in self.frame.items.items() if not name.startswith("\0")}
+        items = {name: copied(x) for name, x in self.frame.items.items() if not name.startswith("\0")}
         own = [[path for path in paths if path[0] in items] for paths in places]
         uses, params = dict(self.frame.uses), dict(self.params)
         self.prefix = Prefix(self._index, graph, own, items, uses, self.scope, params, dict(self._leaves))
@@ -260,13 +209,13 @@ class Tracer:
         self.feeds = dict(feeds)
         self._held += sum(x.size for x in feeds.values())
         frame = self.frame = Frame()
-        frame.items = {name: _copied(x) for name, x in prefix.items.items()}
+        frame.items = {name: copied(x) for name, x in prefix.items.items()}
         frame.uses = dict(prefix.uses)
         self._depth = 1
         for paths, array in zip(prefix.places, self._run(prefix.graph), strict=True):
             host = Host(array, fixed=False)
             for path in paths:
-                _put(frame.items, path, host)
+                put(frame.items, path, host)
         graph = self.program.graph
         self._read_nodes(graph.node, frame, prefix.index)
         return [frame.find(x.name) for x in graph.output]
@@ -301,6 +250,26 @@ class Tracer:
         truth = bool(test(substitute(a, self.hints), substitute(b, self.hints)))
         self.guards.append(Guard(test, a, b, truth))
         return truth
+
+    def agree(self, *values: Value) -> None:
+        """Operands that are broadcast: sizes that only a run can compare are taken as they are now, and guarded."""
+        if self.hints is None:
+            return
+        for axis in range(1, max(x.ndim for x in values) + 1):
+            dims = [x.shape[-axis] for x in values if x.ndim >= axis and x.shape[-axis] != 1]
+            for d in dims[1:]:
+                known = isinstance(d, int) and isinstance(dims[0], int)
+                if known or self.decide(equal_sizes, dims[0], d):
+                    continue
+                if not (self.decide(equal_sizes, dims[0], 1) or self.decide(equal_sizes, d, 1)):
+                    raise ShapeError(f"sizes {dims[0]} and {d} differ", code="S500")
+
+    def match(self, a: Dim, b: Dim) -> None:
+        """Sizes that must be equal: known to be, or equal now and guarded."""
+        if self.hints is None or (isinstance(a, int) and isinstance(b, int)):
+            return
+        if not self.decide(equal_sizes, a, b):
+            raise ShapeError(f"sizes {a} and {b} differ", code="S500")
 
     @contextmanager
     def closed(self) -> Iterator[None]:
@@ -539,36 +508,3 @@ def _as_items(result: Any, fixed: bool) -> list[Any]:
     """What a reader gave, as items; arrays are fixed where all that they were made from is."""
     items = list(result) if isinstance(result, tuple) else [result]
     return [Host(np.asarray(x), fixed) if isinstance(x, (np.ndarray, np.generic)) else x for x in items]
-
-
-def _values_in(items: Mapping[str, Any]) -> Iterator[tuple[Path, Value]]:
-    """Every value below names, with its place."""
-    stack: list[tuple[Path, Any]] = [((name,), item) for name, item in items.items()]
-    while stack:
-        path, item = stack.pop()
-        if isinstance(item, Value):
-            yield path, item
-        elif isinstance(item, list):
-            stack += [((*path, i), x) for i, x in enumerate(item)]
-
-
-def _put(holder: Any, path: Path, item: Item) -> None:
-    for key in path[:-1]:
-        holder = holder[key]
-    holder[path[-1]] = item
-
-
-def _copied(item: Any) -> Any:
-    return [_copied(x) for x in item] if isinstance(item, list) else item
-
-
-def _has_run_data(items: Mapping[str, Any]) -> bool:
-    return any(isinstance(x, Host) and not x.fixed for item in items.values() for x in _flat(item))
-
-
-def _flat(item: Any) -> Iterator[Any]:
-    if isinstance(item, list):
-        for x in item:
-            yield from _flat(x)
-    else:
-        yield item

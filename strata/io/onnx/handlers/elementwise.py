@@ -42,6 +42,8 @@ for _name, _fn in UNARY.items():
 def _pair(n: NodeView) -> tuple[Value, Value]:
     """Both operands; before opset 7 the second one is placed by an axis."""
     x, y = n[0], n[1]
+    if n.version >= 7:
+        n.tracer.agree(x, y)
     axis = n.attr("axis")
     if n.version < 7 and n.attr("broadcast", 0) and axis is not None:
         y = ops.reshape(y, (*y.shape, *(1,) * (x.ndim - axis % x.ndim - y.ndim)))
@@ -100,7 +102,12 @@ def bit_shift(n: NodeView) -> Value:
 
 
 def _variadic(fn: Callable[[Any, Any], Value]) -> Callable[[NodeView], Any]:
-    return lambda n: reduce(fn, n.values())
+    def reader(n: NodeView) -> Any:
+        values = n.values()
+        n.tracer.agree(*values)
+        return reduce(fn, values)
+
+    return reader
 
 
 for _name, _pairwise in {"Max": ops.maximum, "Min": ops.minimum, "Sum": ops.add}.items():
@@ -110,6 +117,7 @@ for _name, _pairwise in {"Max": ops.maximum, "Min": ops.minimum, "Sum": ops.add}
 @reads("Mean")
 def mean(n: NodeView) -> Value:
     values = n.values()
+    n.tracer.agree(*values)
     return reduce(ops.add, values) / float(len(values))
 
 
@@ -117,7 +125,9 @@ def mean(n: NodeView) -> Value:
 def where(n: NodeView) -> Any:
     if is_text(n.np_dtype(1)):
         return np.where(n.array(0), n.array(1), n.array(2))
-    return ops.where(n[0], n[1], n[2])
+    values = n.values()
+    n.tracer.agree(*values)
+    return ops.where(*values)
 
 
 @reads("Clip")

@@ -17,7 +17,10 @@ from strata.mir import Value
 
 @reads("MatMul")
 def matmul(n: NodeView) -> Value:
-    return ops.matmul(n[0], n[1])
+    a, b = n[0], n[1]
+    if a.ndim and b.ndim:
+        n.tracer.match(a.shape[-1], b.shape[max(b.ndim - 2, 0)])
+    return ops.matmul(a, b)
 
 
 @reads("Gemm")
@@ -25,6 +28,7 @@ def gemm(n: NodeView) -> Value:
     a, b, c = n[0], n[1], n[2]
     a = ops.transpose(a, 1, 0) if n.attr("transA", 0) else a
     b = ops.transpose(b, 1, 0) if n.attr("transB", 0) else b
+    n.tracer.match(a.shape[-1], b.shape[0])
     out = _scaled(ops.matmul(a, b), n.attr("alpha", 1.0))
     return out if c is None else out + _scaled(c, n.attr("beta", 1.0))
 

@@ -76,6 +76,17 @@ def test_a_branch_on_a_size_is_guarded(device: str) -> None:
         np.testing.assert_array_equal(m.run(x=x)[0].reshape(-1), x.reshape(-1))
 
 
+def test_broadcast_sizes_are_guarded(device: str) -> None:
+    """x[n] + z[m]: equal, or one of them 1; a plan for one of these is not used for another."""
+    proto = model([node("Add", ["x", "z"], ["y"])], [port("x", ["n"]), port("z", ["m"])], [port("y", None)])
+    m = load(proto, device=device)
+    for a, b in ((3, 3), (1, 4), (5, 5), (4, 1), (1, 1), (2, 2)):
+        x, z = np.arange(a, dtype=np.float32), np.arange(b, dtype=np.float32)
+        np.testing.assert_array_equal(m.run(x=x, z=z)[0], x + z)
+    with pytest.raises(ShapeError, match="3 and 4"):
+        m.run(x=np.zeros(3, np.float32), z=np.zeros(4, np.float32))
+
+
 def test_an_input_that_decides_a_branch(device: str) -> None:
     """Branches of different rank cannot be one op: the value of the flag chooses the plan."""
     then = helper.make_graph([node("ReduceSum", ["x"], ["a"], keepdims=0)], "then", [], [port("a", None)])
