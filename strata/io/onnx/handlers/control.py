@@ -14,7 +14,7 @@ from strata.io.onnx.items import Host, Item, Sizes
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
 from strata.io.onnx.trace import NeedsData
-from strata.mir import Constant, Value
+from strata.mir import Constant, Value, constant
 
 UNROLL = 8  # steps of a loop that are written out rather than made a loop of the graph
 MOST_STEPS = 1 << 20
@@ -67,6 +67,12 @@ def loop(n: NodeView) -> tuple[Any, ...]:
             return _counted(n, body, carried, trip)
         except (NeedsData, ShapeError, OptionError):
             pass
+    known = start is not None and isinstance(trip, int) and trip <= UNROLL
+    if not known and len(body.output) == 1 + len(carried) and (n.has(0) or n.has(1)):
+        try:
+            return _until(n, body, carried)
+        except (NeedsData, ShapeError, OptionError):
+            pass
     return _stepwise(n, body, carried)
 
 
@@ -94,6 +100,24 @@ def _counted(n: NodeView, body: Any, carried: Sequence[Item], trip: Dim) -> tupl
     with tracer.closed():
         state, rows = ops.scan(step, tuple(tracer.value(x) for x in carried), ops.iota(trip), length=trip)
     return (*state, *rows)
+
+
+def _until(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...]:
+    """A loop that data end, as one op of the graph: it keeps no rows, and its state has the same types in every step."""
+    tracer = n.tracer
+    limit = ops.cast(ops.reshape(n[0], ()), "i64") if n.has(0) else None
+    first = ops.reshape(n[1], ()) if n.has(1) else constant(np.array(True))
+
+    def test(state: Any) -> Any:
+        return state[1] if limit is None else ops.logical_and(state[1], ops.less(state[0], limit))
+
+    def step(state: Any) -> Any:
+        values = [tracer.value(x) for x in tracer.run_graph(body, list(state))]
+        return (state[0] + 1, ops.reshape(values[0], ()), *values[1:])
+
+    with tracer.closed():
+        start = (constant(np.array(0, np.int64)), first, *(tracer.value(x) for x in carried))
+        return tuple(ops.while_loop(test, step, start)[2:])
 
 
 def _stepwise(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...]:

@@ -150,6 +150,31 @@ def test_loops(trip: int, device: str) -> None:
     np.testing.assert_array_equal(rows, np.array([w * w for w in want], np.float32).reshape(trip, 2))
 
 
+def test_a_loop_that_data_end(device: str) -> None:
+    """Doubled until the sum is 100 or more: one op of a graph that serves every size."""
+    body = helper.make_graph(
+        [
+            node("Add", ["v", "v"], ["v2"]),
+            node("ReduceSum", ["v2"], ["sum"], keepdims=0),
+            node("Less", ["sum", "limit"], ["c2"]),
+        ],
+        "body",
+        [port("i", [], INT64), port("c", [], BOOL), port("v", ["n"])],
+        [port("c2", [], BOOL), port("v2", ["n"])],
+    )
+    proto = model(
+        [node("Loop", ["", "go", "x"], ["y"], body=body)], [port("x", ["n"])], [port("y", ["n"])],
+        initializers={"limit": np.array(100, np.float32), "go": np.array(True)},
+    )  # fmt: skip
+    m = load(proto, device=device)
+    for x in ([1.0, 2.0], [3.0], [60.0, 1.0, 1.0]):
+        want = 2 * np.array(x, np.float32)
+        while want.sum() < 100:
+            want = 2 * want
+        np.testing.assert_array_equal(m.run(x=np.array(x, np.float32))[0], want)
+    assert len(m._plans) == 1
+
+
 def test_functions_of_the_model(device: str) -> None:
     own = helper.make_function(
         "own", "Scale", ["x"], ["y"],
