@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from pathlib import Path
 
 import numpy as np
+import scipy
 import scipy.linalg.cython_lapack as _lapack
 
 from strata.core import DType
@@ -29,6 +31,23 @@ def _address(name: str) -> int:
         [ctypes.py_object, ctypes.c_char_p],
     )
     return int(api.PyCapsule_GetPointer(capsule, api.PyCapsule_GetName(capsule)))
+
+
+# lock, callers inside, threads to go back to: see `matrices`. One for the process, like the setting it guards
+THREADS_GUARD = np.zeros(8, np.int64)
+
+
+@cache
+def thread_functions() -> tuple[int, int]:
+    """OpenBLAS' functions that read and set its number of threads; 0 where SciPy brings another library."""
+    for path in sorted((Path(scipy.__file__).parents[1] / "scipy.libs").glob("*openblas*")):
+        library = ctypes.CDLL(str(path))  # loaded already: this only looks it up
+        for prefix in ("scipy_openblas", "openblas"):
+            names = (f"{prefix}_get_num_threads", f"{prefix}_set_num_threads")
+            if all(hasattr(library, name) for name in names):
+                read, write = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names)
+                return read, write
+    return 0, 0
 
 
 @cache

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strata.backends.llvm.builder import Module, Value, constant
-from strata.backends.llvm.native import arguments, copy, kernel, number_slots, numbers
+from strata.backends.llvm.lapack import THREADS_GUARD, thread_functions
+from strata.backends.llvm.native import arguments, copy, kernel, number_slots, numbers, while_loop
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, Slot
 from strata.backends.llvm.status import MAX_AXES, code_of
 from strata.core import Dim, DType, Target
@@ -27,7 +28,9 @@ class Matrices:
         self.size = dtype.itemsize
         self.align = 8 if self.real == "double" else 4
         self.element = f"<2 x {self.real}>" if dtype.is_complex else self.real
-        self.workspace, self.slot_bytes, self.count, self.slots, *self.given = arguments(f, "piii" + kinds)
+        self.workspace, self.slot_bytes, self.count, self.slots, *self.given = arguments(f, "piiippp" + kinds)
+        self.guard, self.read_threads, self.set_threads = self.given[:3]
+        self.given = self.given[3:]
 
     def run(self, body: Callable[[str, str], None]) -> None:
         """body(matrix, its slot of the workspace)."""
@@ -39,8 +42,42 @@ class Matrices:
             last = f.binary("udiv", "i64", f.mul(f.add(point, 1), self.count), self.slots)
             f.loop(first, last, 1, (), lambda i, _: body(i, memory))
 
+        self._count_caller(1)
         f.loop("%begin", "%end", 1, (), slot)
+        self._count_caller(-1)
         f.ret()
+
+    def _count_caller(self, change: int) -> None:
+        """While anyone is inside, the library runs on the thread that calls it: matrices are what is shared out.
+
+        Its own threads would wait by spinning beside the pool's, and their number would show in the last bits.
+        """
+        f = self.f
+
+        def locked() -> None:
+            def taken(_: list[str]) -> str:
+                swap = f.op(f"cmpxchg ptr {self.guard}, i64 0, i64 1 seq_cst seq_cst")
+                return f.binary("xor", "i1", f.op(f"extractvalue {{ i64, i1 }} {swap}, 1"), "true")
+
+            while_loop(f, (), taken, lambda _: [])
+            users, saved = f.address("i64", self.guard, 1), f.address("i64", self.guard, 2)
+            before = f.load("i64", users, 8)
+            after = f.add(before, change)
+            f.store("i64", after, users, 8)
+
+            def first() -> None:
+                threads = f.call_address("i32", self.read_threads)
+                f.store("i64", f.convert("sext", "i32", threads, "i64"), saved, 8)
+                f.call_address("void", self.set_threads, ("i32", 1))
+
+            def last() -> None:
+                threads = f.convert("trunc", "i64", f.load("i64", saved, 8), "i32")
+                f.call_address("void", self.set_threads, ("i32", threads))
+
+            f.if_(f.compare("eq", "i64", before if change > 0 else after, 0), first if change > 0 else last)
+            f.statement(f"store atomic i64 0, ptr {self.guard} seq_cst, align 8")
+
+        f.if_(f.compare("ne", "ptr", self.set_threads, "null"), locked)
 
     # elements
 
@@ -166,7 +203,14 @@ class Plan:
             size += -(-max(part, 8) // 64) * 64
         points = min(count, SLOTS)
         memory = self.area(size * points)
-        head = [memory, *number_slots(size, count, points)]
+        read, write = thread_functions()
+        head = [
+            memory,
+            *number_slots(size, count, points),
+            ("table", THREADS_GUARD),
+            ("pointer", read),
+            ("pointer", write),
+        ]
         self.calls.append(Call(function, [*head, *slots, *number_slots(*starts)], points))
 
     def check(self, op: str, kind: int, infos: Slot, batch: Sequence[int]) -> None:

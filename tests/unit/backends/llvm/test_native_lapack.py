@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 import strata.ops  # noqa: F401 - registers the ops
-from strata.core import sym
+from strata.backends.llvm.lapack import thread_functions
+from strata.core import f64, sym
 from strata.errors import RunError
-from strata.mir import METHODS, REGISTRY
+from strata.mir import METHODS, REGISTRY, Graph
+from strata.runtime import Session
 
 TYPES = [np.float32, np.float64, np.complex64, np.complex128]
 SHAPES = [(1, 1), (5, 5), (3, 40, 40), (2, 2, 17, 17), (130, 130)]
@@ -137,10 +141,6 @@ def test_svd_refuses_what_is_not_finite(native: Any, dtype: Any) -> None:
 
 
 def test_a_failed_run_leaves_the_program_usable(native: Any) -> None:
-    from strata.core import f64
-    from strata.mir import Graph
-    from strata.runtime import Session
-
     graph = Graph("g")
     x = graph.input("x", f64[3, 3])
     compiled = Session("cpu").compile(graph.outputs(METHODS["cholesky"](x)))
@@ -154,3 +154,17 @@ def test_determinants_of_singular_matrices(native: Any) -> None:
     assert native(METHODS["det"], a)[0] == 0
     sign, log = native(METHODS["slogdet"], a)
     assert (sign, log) == (0, -np.inf)
+
+
+def test_many_callers_leave_the_library_as_it_was() -> None:
+    graph = Graph("g")
+    x = graph.input("x", f64[20, 30, 30])
+    compiled = Session("cpu").compile(graph.outputs(METHODS["eigh"](x)[0]))
+    a = _positive((20, 30, 30), np.float64)
+    read, _ = thread_functions()
+    threads = ctypes.CFUNCTYPE(ctypes.c_int)(read) if read else lambda: 0
+    before = threads()
+    with ThreadPoolExecutor(4) as callers:
+        results = list(callers.map(lambda _: compiled.run(x=a)[0].tobytes(), range(40)))
+    assert len(set(results)) == 1
+    assert threads() == before
