@@ -103,7 +103,7 @@ def _counted(n: NodeView, body: Any, carried: Sequence[Item], trip: Dim) -> tupl
 
 
 def _until(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...]:
-    """A loop that data end, as one op of the graph: it keeps no rows, and its state has the same types in every step."""
+    """A loop that data end, as one op of the graph: it keeps no rows, and the types of its state never change."""
     tracer = n.tracer
     limit = ops.cast(ops.reshape(n[0], ()), "i64") if n.has(0) else None
     first = ops.reshape(n[1], ()) if n.has(1) else constant(np.array(True))
