@@ -47,6 +47,7 @@ class Target:
     l2_bytes: int = 512 << 10
     l3_bytes: int = 8 << 20
     line_bytes: int = 64
+    splits_vectors: bool = False  # the widest vectors take two turns, so that half of them is no slower
 
     def has(self, feature: str) -> bool:
         return feature in self.features
@@ -83,7 +84,7 @@ class Target:
         """Everything that can change the generated code, for cache keys."""
         return (
             f"{self.triple} {self.cpu} {self.feature_text} v{self.vector_bytes} r{self.vector_registers} "
-            f"l{self.l1_bytes},{self.l2_bytes},{self.l3_bytes}"
+            f"l{self.l1_bytes},{self.l2_bytes},{self.l3_bytes}{' split' if self.splits_vectors else ''}"
         )
 
     def lanes(self, itemsize: int) -> int:
@@ -130,8 +131,9 @@ def _host() -> Target:
         level = "baseline"
     cpu, base, vector_bytes, registers = _LEVELS[level]
     extra = tuple(sorted(f for f in reported & _KNOWN if f not in base)) if level != "baseline" else ()
-    caches = _cache_sizes()
-    return Target("host", _triple(machine), cpu, (*base, *extra), vector_bytes, registers, *caches)
+    l1, l2, l3 = _cache_sizes()
+    splits = level == "avx512" and _splits_vectors()
+    return Target("host", _triple(machine), cpu, (*base, *extra), vector_bytes, registers, l1, l2, l3, 64, splits)
 
 
 def _machine() -> str:
@@ -154,6 +156,16 @@ def _host_features() -> set[str]:
     except OSError:
         pass
     return _features_by_code_generator()
+
+
+def _splits_vectors() -> bool:
+    """The first AMD cores with 512-bit registers have 256-bit units."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            lines = [[part.strip() for part in line.split(":", 1)] for line in file.read(4096).splitlines()]
+    except OSError:
+        return False
+    return ["vendor_id", "AuthenticAMD"] in lines and ["cpu family", "25"] in lines
 
 
 def _features_by_code_generator() -> set[str]:

@@ -14,7 +14,7 @@ from strata.lir.group import Group, Grouping, group_graph
 from strata.lir.ir import Buffer, Io, Lir, Step
 from strata.lir.memory import check_limit
 from strata.lir.traits import is_inline_constant, traits
-from strata.lir.views import view_strides
+from strata.lir.views import Spacing, view_strides
 from strata.mir import Constant, Graph, Node, Value, leaf_name
 
 
@@ -119,7 +119,7 @@ class _Planner:
             return Step(node.op.name, reads, writes, node.op.name, None, nodes, phase, None, views)
         kernel = self._named(group.kernel)
         updates = self._read_name(group.updates) if group.updates is not None else None
-        return Step(kernel.name, reads, writes, group.label, kernel, nodes, phase, updates)
+        return Step(kernel.name, reads, writes, group.label, kernel, nodes, phase, updates, _views_of_sliding(nodes))
 
     def _read_name(self, x: Value) -> str:
         if x not in self.buffers:  # a one-element constant read by a host step
@@ -131,6 +131,21 @@ class _Planner:
         anonymous = replace(kernel, name="k")
         name = self.kernel_names.setdefault(anonymous, f"k{len(self.kernel_names)}")
         return replace(kernel, name=name)
+
+
+def _views_of_sliding(nodes: tuple[Node, ...]) -> tuple[Spacing, ...] | None:
+    """Where a convolution among the nodes of a kernel reads its inputs."""
+    inside = {id(n) for n in nodes}
+    views: list[Spacing] = []
+    for x in next((n.inputs for n in nodes if traits(n).slides), ()):
+        base = x
+        while id(base.node) in inside:
+            base = base.node.inputs[0]
+        spacing = view_strides(x, base)
+        if spacing is None:
+            return None
+        views.append(spacing)
+    return tuple(views) or None
 
 
 def inplace_inputs(group: Group) -> list[Value]:

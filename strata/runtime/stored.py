@@ -137,7 +137,7 @@ def write_plan(lir: Lir, source: Graph | None = None) -> bytes | None:
         [
             s.name, s.inputs, s.outputs, s.label, s.phase, s.updates,
             None if s.kernel is None else number(texts, show_kernel(s.kernel)),
-            None if s.kernel is not None else number(nodes, _node_text(s.nodes[0])),
+            None if (kept := s.slides if s.kernel is not None else s.nodes[0]) is None else number(nodes, _node_text(kept)),
             None if s.views is None else [[str(v.start), [str(d) for d in v.strides]] for v in s.views],
         ]
         for s in lir.schedule

@@ -1,13 +1,12 @@
-"""Kernels that are convolutions: found among the nodes of a step, and emitted by the templates with their own epilogue.
+"""Kernels that are convolutions: found by what their step says, and emitted by the templates with their own epilogue.
 
-The kernel of a step says what is computed; its nodes say that the one sum in it is a `conv_last`, and with which window.
+The kernel of a step says what is computed; the step keeps the `conv_last` that the one sum in it is, for its window.
 Pixels of all images are the rows of the contraction, outputs its columns, groups its batch. Weights are packed from where
 they lie, whatever the order of their axes; those of a depth-wise convolution become a line for each tap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,9 +24,7 @@ from strata.core import f16 as f16_type
 from strata.kernel import Axis, Buffer, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder
 from strata.kernel.ir import rebuild
 from strata.kernel.normalize import normalize
-from strata.lir import Spacing, view_strides
-from strata.mir import Node
-from strata.mir import Value as GraphValue
+from strata.lir import Spacing, Step
 
 SUMS = "sums"  # stands for the finished sums in an epilogue
 MOST_RUNS = 128  # runs of a pixel that its code is unrolled over
@@ -96,23 +93,20 @@ class ConvKernel:
         return Window(kernel, self.op.stride, self.op.dilation, self.op.input_dilation)
 
 
-def find_convolution(kernel: Kernel, nodes: Sequence[Node]) -> ConvKernel | None:
-    """The kernel of these nodes as a convolution, or None."""
-    found = [n for n in nodes if n.op.name == "conv_last"]
-    if len(found) != 1 or len(kernel.stores) != 1:
+def find_convolution(kernel: Kernel, step: Step) -> ConvKernel | None:
+    """The kernel of a step as a convolution, or None."""
+    node = step.slides
+    if node is None or step.views is None or len(kernel.stores) != 1:
         return None
-    ((node,), (store,)) = found, kernel.stores
+    (store,) = kernel.stores
     sums = [e for e in postorder([store.value]) if isinstance(e, (Reduce, Scan))]
     if len(sums) != 1 or tuple(store.index) != tuple(store.axes) or store.buffer.shape != node.types[0].shape:
         return None
     sides = _loads_of_product(sums[0])
     if sides is None or not all(isinstance(d, int) for d in node.inputs[1].shape):
         return None
-    inside = {id(n) for n in nodes}
-    reads = [_read(x, e, inside) for x, e in zip(node.inputs, sides, strict=True)]
-    if reads[0] is None or reads[1] is None:
-        return None
-    return ConvKernel(kernel, _epilogue(kernel, store, sums[0]), node.op, reads[0], reads[1], store.buffer)
+    x, w = (Read(e.buffer.name, v.dtype, v.shape, s) for v, e, s in zip(node.inputs, sides, step.views, strict=True))
+    return ConvKernel(kernel, _epilogue(kernel, store, sums[0]), node.op, x, w, store.buffer)
 
 
 def _loads_of_product(sums: Expr) -> tuple[Load, Load] | None:
@@ -126,19 +120,6 @@ def _loads_of_product(sums: Expr) -> tuple[Load, Load] | None:
     if any(len(found) != 1 for found in loads) or loads[0][0].buffer == loads[1][0].buffer:
         return None
     return loads[0][0], loads[1][0]
-
-
-def _read(value: GraphValue, found: Load, inside: set[int]) -> Read | None:
-    """Where an operand lies in the buffer that the kernel loads it from."""
-    base = value
-    while id(base.node) in inside:
-        if len(base.node.inputs) != 1:
-            return None
-        (base,) = base.node.inputs
-    spacing = view_strides(value, base)
-    if spacing is None or dim_prod(found.buffer.shape) != base.type.size:
-        return None
-    return Read(found.buffer.name, value.dtype, value.shape, spacing)
 
 
 def _epilogue(kernel: Kernel, store: Store, sums: Expr) -> Kernel | None:
@@ -275,6 +256,7 @@ def plan_convolution_kernel(found: ConvKernel, name: str, target: Target) -> Con
         "epilogue_numbers": numbers,
     }  # fmt: skip
     pixels = planned(found.pixels)
+    target = _with_fitting_vectors(found, target)
     if found.is_depthwise:
         spec = plan_depthwise(pixels, found.groups, window, target, **fields)
     else:
@@ -283,6 +265,16 @@ def plan_convolution_kernel(found: ConvKernel, name: str, target: Target) -> Con
     if not found.is_depthwise and spec.product.panels(found.b.dtype).group > 1 and plan.k_stride() is None:
         return None
     return plan
+
+
+def _with_fitting_vectors(found: ConvKernel, target: Target) -> Target:
+    """Narrower vectors where wide ones are no faster and would be half empty: 24 outputs are 3 of 8, not 2 of 16."""
+    if not target.splits_vectors:
+        return target
+    half = replace(target, vector_bytes=target.vector_bytes // 2)
+    columns = int(found.out.shape[-1]) if found.is_depthwise else found.outputs  # type: ignore[arg-type]
+    last = columns % target.lanes(found.x.dtype.itemsize)
+    return half if found.is_depthwise or 0 < last <= half.lanes(found.x.dtype.itemsize) else target
 
 
 def emit_convolution_kernel(module: Module, plan: ConvPlan) -> tuple[str, str]:

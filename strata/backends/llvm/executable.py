@@ -68,8 +68,8 @@ class CpuExecutable:
 
     def __init__(self, lir: Lir, target: Target) -> None:
         self.lir, self.target = lir, target
-        nodes = {s.name: s.nodes for s in lir.schedule}
-        self.kernels = {name: native_kernel(k, target, nodes[name]) for name, k in lir.kernels.items()}
+        steps = {s.name: s for s in reversed(lir.schedule)}
+        self.kernels = {name: native_kernel(k, target, steps[name]) for name, k in lir.kernels.items()}
         self.native: dict[int, tuple[NativeOp, jit.Code]] = {}  # hand-written ops, by step
         for at, step in enumerate(lir.schedule):
             made = native_op(step.nodes[0], target, step.views) if step.kernel is None else None

@@ -28,7 +28,7 @@ from strata.cache import digest
 from strata.config import config
 from strata.core import Dim, Symbol, Target, parse_dim
 from strata.kernel import Kernel, show_kernel
-from strata.mir import Node
+from strata.lir import Step
 
 CODE_LIMIT = 1024  # kernels kept loaded in the process, least recently used dropped first
 COPY_BYTES = 256 << 10  # of one chunk
@@ -71,14 +71,14 @@ _loaded: OrderedDict[tuple[Kernel, str], NativeKernel] = OrderedDict()
 _loaded_lock = threading.Lock()
 
 
-def native_kernel(kernel: Kernel, target: Target, nodes: Sequence[Node] = ()) -> NativeKernel:
-    """The machine code of a kernel that computes some nodes; equal kernels are compiled once per process."""
+def native_kernel(kernel: Kernel, target: Target, step: Step | None = None) -> NativeKernel:
+    """The machine code of the kernel of a step; equal kernels are compiled once per process."""
     anonymous = replace(kernel, name="kernel")
-    key = (anonymous, f"{target.key} {'conv' if any(n.op.name == 'conv_last' for n in nodes) else ''}")
+    key = (anonymous, f"{target.key} {'' if step is None or step.slides is None else 'slides'}")
     with _loaded_lock:
         found = _loaded.get(key)
         if found is None:
-            found = _loaded[key] = _compile(anonymous, target, nodes)
+            found = _loaded[key] = _compile(anonymous, target, step)
             if len(_loaded) > CODE_LIMIT:
                 _loaded.popitem(last=False)
         _loaded.move_to_end(key)
@@ -86,10 +86,10 @@ def native_kernel(kernel: Kernel, target: Target, nodes: Sequence[Node] = ()) ->
     return found
 
 
-def _compile(kernel: Kernel, target: Target, nodes: Sequence[Node]) -> NativeKernel:
+def _compile(kernel: Kernel, target: Target, step: Step | None) -> NativeKernel:
     """Generated loops are kept with the way they are called, so that a warm start needs no nest and no schedule."""
     text = show_kernel(kernel)
-    convolution = _convolution(kernel, target, nodes)
+    convolution = _convolution(kernel, target, step) if step is not None else None
     if convolution is not None:
         names = [convolution.name, convolution.pack_name]
         code = stored_code(f"conv {text}", names, lambda module: emit_convolution_kernel(module, convolution), target)
@@ -116,9 +116,9 @@ def _compile(kernel: Kernel, target: Target, nodes: Sequence[Node]) -> NativeKer
     return NativeKernel(jit.load(data, [kernel.name], key), Loops.from_text(head.decode()), None)
 
 
-def _convolution(kernel: Kernel, target: Target, nodes: Sequence[Node]) -> ConvPlan | None:
+def _convolution(kernel: Kernel, target: Target, step: Step) -> ConvPlan | None:
     """The kernel as a convolution, unless it is a plain product of matrices."""
-    found = find_convolution(kernel, nodes)
+    found = find_convolution(kernel, step)
     matrix = find_contraction(kernel) if found is not None else None
     if found is None or (matrix is not None and not matrix.batch):
         return None
