@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from strata.io.gguf import GgufFile, GgufTensor, load_gguf, quantized_tensor, save_gguf
+from strata.io.mapped import release_pages
 from strata.io.safetensors import TensorFile, load_safetensors, save_safetensors
 
 

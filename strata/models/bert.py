@@ -8,6 +8,7 @@ from typing import Any
 from strata.core import bool_, f32, i32, sym
 from strata.errors import FileError
 from strata.mir import Value, constant
+from strata.models.modernbert import ModernBertConfig, ModernBertGraph
 from strata.models.weights import Builder, Weights, ops, without_prefix
 
 
@@ -126,9 +127,18 @@ class BertGraph(Builder):
         return x
 
 
-def build_encoder(config: BertConfig, weights: Weights) -> tuple[BertGraph, tuple[str, ...]]:
+def graph_of(config: BertConfig | ModernBertConfig, weights: Weights, name: str) -> BertGraph | ModernBertGraph:
+    """An encoder under construction."""
+    if isinstance(config, ModernBertConfig):
+        return ModernBertGraph(config, weights, name)
+    return BertGraph(config, weights, name)
+
+
+def build_encoder(
+    config: BertConfig | ModernBertConfig, weights: Weights
+) -> tuple[BertGraph | ModernBertGraph, tuple[str, ...]]:
     """The whole encoder: hidden states, and where the weights have a head its pooled state and logits."""
-    b = BertGraph(config, weights)
+    b = graph_of(config, weights, config.family)
     types = b.graph.input("token_type_ids", (b.batch, b.length), i32) if config.types else None
     x = b.encoded(types)
     outputs, names = [x], ["last_hidden_state"]
@@ -146,9 +156,11 @@ def build_encoder(config: BertConfig, weights: Weights) -> tuple[BertGraph, tupl
     return b, tuple(names)
 
 
-def build_embedder(config: BertConfig, weights: Weights, pooling: str, normalize: bool) -> BertGraph:
+def build_embedder(
+    config: BertConfig | ModernBertConfig, weights: Weights, pooling: str, normalize: bool
+) -> BertGraph | ModernBertGraph:
     """One vector for each row of ids."""
-    b = BertGraph(config, weights, "embed")
+    b = graph_of(config, weights, "embed")
     b.graph.outputs(pooled(b.encoded(), b.mask, pooling, normalize))
     return b
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from strata.models.base import Model, compile_built
 from strata.models.bert import BertConfig, build_embedder, build_encoder
+from strata.models.modernbert import ModernBertConfig
 from strata.models.tokenizer import Tokenizer
 from strata.models.weights import Weights
 from strata.runtime import CompiledGraph
@@ -20,8 +21,8 @@ class Encoder(Model):
     """A text encoder: `embed` for vectors, `run` for hidden states and logits. Both are compiled when first used."""
 
     def __init__(
-        self, config: BertConfig, weights: Weights, tokenizer: Callable[[], Tokenizer], *, pooling: str = "mean",
-        normalize: bool = True, limit: int | None = None, device: str = "cpu",
+        self, config: BertConfig | ModernBertConfig, weights: Weights, tokenizer: Callable[[], Tokenizer], *,
+        pooling: str = "mean", normalize: bool = True, limit: int | None = None, device: str = "cpu",
     ) -> None:  # fmt: skip
         self.config, self.weights, self.device = config, weights, device
         self.pooling, self.normalize = pooling, normalize

@@ -15,10 +15,11 @@ from strata.models.embed import Encoder
 from strata.models.generate import Decoder
 from strata.models.gpt2 import Gpt2Config, Gpt2Graph
 from strata.models.llama import LlamaGraph, gguf_names, plain_names
+from strata.models.modernbert import ModernBertConfig
 from strata.models.tokenizer import folder_tokenizer, gguf_tokenizer
 from strata.models.weights import folder_weights, read_json
 
-ENCODERS = ("bert", "distilbert")
+ENCODERS = ("bert", "distilbert", "modernbert")
 
 
 def load(path: str | os.PathLike[str], *, device: str = "cpu", context: int | None = None) -> Any:
@@ -83,7 +84,8 @@ def _load_decoder(folder: Path, settings: dict[str, Any], weights: Any, device: 
 
 def _load_encoder(folder: Path, settings: dict[str, Any], weights: Any, device: str) -> Encoder:
     labels = weights["classifier.weight"].shape[0] if "classifier.weight" in weights else 0
-    config = BertConfig.from_json(settings, labels)
+    modern = settings.get("model_type") == "modernbert"
+    config = ModernBertConfig.from_json(settings) if modern else BertConfig.from_json(settings, labels)
     pooling, normalize, limit = "mean", True, None
     if (folder / "1_Pooling" / "config.json").exists():
         modes = read_json(folder / "1_Pooling" / "config.json")

@@ -12,7 +12,7 @@ import numpy as np
 from strata import ops as functions
 from strata.core import as_dtype, dim_prod, f32, u8
 from strata.errors import FileError
-from strata.io import GgufTensor, load_safetensors
+from strata.io import GgufTensor, load_safetensors, release_pages
 from strata.mir import Graph, Value
 
 ops: Any = functions  # functions are found by name, also where a module has the same one
@@ -136,6 +136,8 @@ class Builder:
         if not joinable or any(self.has(f"{name}.bias") for name in names):
             return [self.linear(x, name, n, k) for name, n in zip(names, ns, strict=True)]
         rows = np.concatenate([t.data for t in found])
+        for tensor in found:
+            release_pages(tensor.data)
         joined = GgufTensor("+".join(names), next(iter(kinds)), (sum(ns), k), rows)
         y = ops.dequant_matmul(x, self._codes(joined.name, joined), scheme=joined.scheme)
         starts = [sum(ns[:i]) for i in range(len(ns))]

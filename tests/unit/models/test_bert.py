@@ -67,6 +67,24 @@ def test_random_encoders_agree_with_transformers(tmp_path: Path, kind: str, rng:
         assert np.abs(found["logits"] - wanted.logits.numpy()).max() < 1e-4
 
 
+def test_modernbert_agrees_with_transformers(tmp_path: Path, rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    torch.manual_seed(1)
+    sizes = dict(vocab_size=90, hidden_size=48, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64)
+    ends = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
+    config = transformers.ModernBertConfig(**sizes, **ends, max_position_embeddings=64, local_attention=8)
+    config._attn_implementation = "eager"
+    model = transformers.ModernBertModel(config).eval()
+    model.save_pretrained(tmp_path)
+    ids, mask = rng.integers(3, 90, (2, 40)), np.ones((2, 40), np.int64)
+    mask[1, 30:] = 0
+    with torch.no_grad():
+        wanted = model(torch.tensor(ids), torch.tensor(mask)).last_hidden_state.numpy()
+    found = load(tmp_path).run(input_ids=ids, attention_mask=mask)["last_hidden_state"]
+    assert np.abs(found - wanted)[mask.astype(bool)].max() < 1e-4
+
+
 def test_minilm_embeddings_equal_torch() -> None:
     torch = pytest.importorskip("torch", reason="needs torch")
     transformers = pytest.importorskip("transformers", reason="needs transformers")
