@@ -58,7 +58,9 @@ def test_results_that_are_inputs_constants_or_twice_the_same(native: Any) -> Non
         total = a + x
         return (b, total), (x, total, total, METHODS["ones_like"](x), a)
 
-    a, b, xs = _draw(3), _draw(3, seed=1), _draw(5, 3, seed=2)
+    a: Any = _draw(3)
+    b: Any = _draw(3, seed=1)
+    xs = _draw(5, 3, seed=2)
 
     def flat(x: Any, y: Any, z: Any) -> list[Any]:
         carries, outs = scan(body, (x, y), z)
