@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 _RANDOM = "the expected numbers are draws of NumPy's global generator; the standard calls the case informational"
-_ROUNDING = "the expected numbers carry an f32 rounding error of 2e-7 where the f64 result is 7e-16, which is ours"
 _HALF = "two of 192 f16 numbers differ by 5e-4; ours are nearer to the f64 result than the expected ones"
 _HARNESS = "the suite's comparison fails on arrays without axes inside a sequence, for onnx's own evaluator too"
 _NYQUIST = "f32 FFT kernels leave 2e-6 where the imaginary part is exactly 0; the case allows 1e-7"
@@ -18,19 +17,15 @@ EXPECTED_FAILURES: dict[str, str] = {
     "test_bernoulli_expanded": _RANDOM,
     "test_bernoulli_seed": _RANDOM,
     "test_bernoulli_seed_expanded": _RANDOM,
-    "test_dft_inverse": _ROUNDING,
-    "test_dft_inverse_opset19": _ROUNDING,
     "test_loop16_seq_none": _HARNESS,
 }
 
 # Fail on the compiled backend only; to be removed with the bug.
-_PADDED = ("basic_conv_with_padding", "conv_with_autopad_same", "conv_with_strides_and_asymmetric_padding",
-           "conv_with_strides_padding", "convtranspose_dilations")  # fmt: skip
 _ROTARY = ("", "_3d_input", "_interleaved", "_no_position_ids", "_no_position_ids_interleaved",
            "_no_position_ids_rotary_dim", "_with_interleaved_rotary_dim", "_with_rotary_dim")  # fmt: skip
 KERNEL_FAILURES: dict[str, str] = dict.fromkeys(
     [
-        *(f"test_{name}" for name in (*_PADDED, "dft_irfft", "dft_irfft_opset19", "sequence_model5")),
+        *(f"test_{name}" for name in ("dft_irfft", "dft_irfft_opset19", "sequence_model5")),
         *(f"test_rotary_embedding{form}{body}" for form in _ROTARY for body in ("", "_expanded")),
     ],
     _INDEX,
