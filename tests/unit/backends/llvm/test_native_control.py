@@ -98,7 +98,8 @@ def test_loops_in_loops_and_branches(native: Any) -> None:
     xs = _draw(4, 6, 3)
     zero = np.zeros(3, np.float32)
     last, ys = native(lambda a, b: scan(lambda c, x: scan(inner, c, x), a, b), zero, xs)
-    state, want = zero, []
+    state: Any = zero
+    want: list[Any] = []
     for y in xs.reshape(-1, 3):
         state = state + y if y.sum() > 0 else state - y * np.float32(0.5)
         want.append(state)
