@@ -11,13 +11,30 @@ from tests.conformance.onnx_suite import Outcome
 HEAD = """# ONNX
 
 ```python
+import numpy as np
 import strata as st
 
-model = st.load("model.onnx")            # or st.onnx.load(path | bytes | ModelProto, custom_ops={{...}})
-model.inputs, model.outputs              # names, element types, shapes; sizes that vary are symbolic and named
-(scores,) = model.run(image=array)       # any batch and size that the model allows
-st.onnx.backend                          # onnx.backend.base.Backend: prepare, run_model, run_node
+g = st.Graph("scores")
+x = g.input("x", (st.sym("batch"), 4))
+g.outputs(st.ops.softmax(x, 1))
+st.onnx.export(g, "scores.onnx")
+
+model = st.load("scores.onnx")
+print(model)
+for batch in (1, 3):
+    (scores,) = model.run(x=np.zeros((batch, 4), np.float32))
+    print(scores.shape)
 ```
+
+```text
+<OnnxModel (x: float32[batch, 4]) -> output_0: float32[batch, 4]>
+(1, 4)
+(3, 4)
+```
+
+`st.onnx.load` also takes bytes and a `ModelProto`, and `custom_ops={{"Name": function}}` for ops of your own: the
+function gets the node (`node[0]` is its first input, `node.attr("alpha", 1.0)` an attribute) and gives values.
+`st.onnx.backend` is the standard interface: prepare, run_model, run_node.
 
 A model is read into one graph whose varying sizes stay symbolic, compiled once, and run at any size. Where a branch
 depends on a size, the sizes of the first run decide and a guard is kept: a run that breaks it gets a plan of its own.
