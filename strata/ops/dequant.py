@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.core import Dim, DType, TensorType, dim_prod, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, u8
+from strata.core import Dim, DType, TensorType, bf16, dim_prod, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, u8
 from strata.errors import OptionError, ShapeError, StrataError
 from strata.mir import Op, Sample, Value, function, op, pullback, pushforward
 from strata.ops.attention import same_shape
@@ -184,6 +184,8 @@ class DequantMatMul(Op):
     """x [.., K] times a quantised W[K, N]: [.., N] in the dtype of x, added up in f32 or wider."""
 
     scheme: Scheme
+
+    dtypes = (f16, bf16, f32)  # f64 is taken too, but the weights it meets have the precision of f32
 
     def columns(self, x: TensorType, codes: TensorType, sides: tuple[TensorType, ...]) -> tuple[int, int]:
         """K and N, from the shapes."""
