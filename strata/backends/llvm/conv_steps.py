@@ -274,7 +274,8 @@ def _with_fitting_vectors(found: ConvKernel, target: Target) -> Target:
     half = replace(target, vector_bytes=target.vector_bytes // 2)
     columns = int(found.out.shape[-1]) if found.is_depthwise else found.outputs  # type: ignore[arg-type]
     last = columns % target.lanes(found.x.dtype.itemsize)
-    return half if found.is_depthwise or 0 < last <= half.lanes(found.x.dtype.itemsize) else target
+    few = found.is_depthwise and columns <= 96  # 96 of 56 x 56: 0.19 -> 0.17 ms; 512 of 7 x 7: 0.017 -> 0.021
+    return half if few or 0 < last <= half.lanes(found.x.dtype.itemsize) else target
 
 
 def emit_convolution_kernel(module: Module, plan: ConvPlan) -> tuple[str, str]:
