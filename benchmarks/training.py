@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -35,7 +36,7 @@ def mlp() -> Case:
 
     sizes = (784, 512, 512, 10)
     ours, theirs = [], []
-    for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(sizes)):
         ours += [nn.Linear(a, b)] + ([nn.ReLU()] if i < 2 else [])
         theirs += [torch.nn.Linear(a, b)] + ([torch.nn.ReLU()] if i < 2 else [])
 

@@ -56,7 +56,8 @@ def main() -> None:
     final = st.jit(evolve)(exact(modes, 0.0)).numpy()
     print(f"largest error against the sine modes: {np.abs(final - exact(modes, END)).max():.2e}")
     start, losses = recover(final)
-    print(f"recovering the start: loss {losses[0]:.2e} -> {losses[-1]:.2e}, error {np.abs(start - exact(modes, 0.0)).max():.2e}")
+    error = np.abs(start - exact(modes, 0.0)).max()
+    print(f"recovering the start: loss {losses[0]:.2e} -> {losses[-1]:.2e}, error {error:.2e}")
 
 
 if __name__ == "__main__":

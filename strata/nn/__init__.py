@@ -1,8 +1,8 @@
 """Modules, optimisers, and what a training loop needs: plain pytrees over tensors."""
 
 from strata.nn import initial, optim
-from strata.nn.checkpoint import Checkpoint, latest, leaf_names, save_checkpoint
 from strata.nn.attention import MultiheadAttention
+from strata.nn.checkpoint import Checkpoint, latest, leaf_names, save_checkpoint
 from strata.nn.conv import AvgPool2d, Conv1d, Conv2d, Conv3d, MaxPool2d
 from strata.nn.initial import Keys, manual_seed
 from strata.nn.layers import (

@@ -18,7 +18,9 @@ ops: Any = tensors
 class MultiheadAttention(Module):
     """Attention over [batch, length, embed_dim] (torch's `batch_first=True`)."""
 
-    def __init__(self, embed_dim: int, num_heads: int, bias: bool = True, *, key: Any = None, dtype: Any = "f32") -> None:
+    def __init__(
+        self, embed_dim: int, num_heads: int, bias: bool = True, *, key: Any = None, dtype: Any = "f32"
+    ) -> None:
         if embed_dim % num_heads:
             raise OptionError(
                 f"MultiheadAttention: {embed_dim} features do not split into {num_heads} heads",

@@ -44,13 +44,17 @@ class Checkpoint:
             array = asarray(stored[name], copy=True)
             if array.type != kind:
                 raise FileError(
-                    f"checkpoint {self.data.name}: {name!r} is {array.type}, it must be {kind}", code="F160", place=here()
+                    f"checkpoint {self.data.name}: {name!r} is {array.type}, it must be {kind}",
+                    code="F160",
+                    place=here(),
                 )
             loaded.append(array)
         return unflatten(structure, loaded)
 
 
-def save_checkpoint(folder: str | Path, step: int, tree: Any, extra: dict[str, Any] | None = None, keep: int = 3) -> Path:
+def save_checkpoint(
+    folder: str | Path, step: int, tree: Any, extra: dict[str, Any] | None = None, keep: int = 3
+) -> Path:
     """Write a tree; the `keep` newest checkpoints stay. Returns the path of the manifest."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)

@@ -174,7 +174,7 @@ def global_norm(tree: Any) -> Tensor:
 
 
 def clip_by_global_norm(grads: Any, max_norm: float) -> tuple[Any, Tensor]:
-    """Gradients scaled down so that their global norm is at most `max_norm`, and the norm that they had (torch's rule)."""
+    """Gradients scaled down to a global norm of at most `max_norm` by torch's rule, and the norm that they had."""
     norm = global_norm(grads)
     factor = ops.minimum(max_norm / (norm + 1e-6), 1.0)
     leaves, structure = flatten(grads)

@@ -36,7 +36,7 @@ class _Recurrent(Module):
         for layer in range(num_layers):
             columns = input_size if layer == 0 else hidden_size * (2 if bidirectional else 1)
             for suffix in (f"l{layer}", f"l{layer}_reverse")[: 2 if bidirectional else 1]:
-                shapes = {"weight_ih": (rows, columns), "weight_hh": (rows, hidden_size)}
+                shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, columns), "weight_hh": (rows, hidden_size)}
                 shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)} if bias else {}
                 for kind, shape in shapes.items():
                     name = f"{kind}_{suffix}"

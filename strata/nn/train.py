@@ -4,8 +4,8 @@
     state = trainer.init(model)
     state = trainer.fit(state, batches, steps=1000, checkpoints="runs/a", save_every=100)
 
-`loss(model, *batch)` gives a float, or (float, model) where layers keep statistics. With a parameter named `key` it gets
-a key of its own for every step.
+`loss(model, *batch)` gives a float, or (float, model) where layers keep statistics. With a parameter named `key` it
+gets a key of its own for every step.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class Trainer:
     def _step(self, state: State, batch: Any) -> tuple[State, State]:
         count = state["optimizer"]["count"]
         scale = state["scale"]["scale"] if "scale" in state else None
-        total, grads, model = None, None, state["model"]
+        total, grads, model = asarray(0.0), None, state["model"]
         for i, part in enumerate(_parts(batch, self.accumulate)):
             key = random.fold_in(state["key"], count * self.accumulate + i) if self._wants_key else None
             value, slopes, model = self._gradient(model, part, key, scale)
-            total = value if total is None else total + value
+            total = value if i == 0 else total + value
             grads = slopes if grads is None else tree_map(lambda a, b: a + b, grads, slopes)
         factor = 1.0 / self.accumulate
         weight = factor if scale is None else factor / scale
@@ -216,7 +216,7 @@ def _bar(steps: int, done: int, progress: bool) -> Iterator[Callable[[State], No
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=steps, completed=done)
         yield lambda metrics: bar.update(task, advance=1, description=f"loss {metrics['loss'].item():.4f}")

@@ -1,9 +1,10 @@
 """One program for many shapes: sizes become symbols where the program allows it.
 
 Every size above SMALL is replaced by a symbol, in the types of the leaves, in the fields of the ops and in constants of
-one element (equal numbers, and products of sizes of one leaf). Shapes are inferred again on the symbols. The result stands for the expression only
-if every inferred type, with the sizes put back, is the type that the expression has; so whatever was replaced, binding
-the symbols gives this very expression. Two expressions with the same general form differ in sizes only.
+one element (equal numbers, and products of sizes of one leaf). Shapes are inferred again on the symbols. The result
+stands for the expression only if every inferred type, with the sizes put back, is the type that the expression has; so
+whatever was replaced, binding the symbols gives this very expression. Two expressions with the same general form differ
+in sizes only.
 """
 
 from __future__ import annotations

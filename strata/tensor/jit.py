@@ -65,7 +65,7 @@ class Jitted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._call(args, kwargs)
-        if any([is_traced(v) for v in call.values]):
+        if any(is_traced(v) for v in call.values):
             return self.fn(*args, **kwargs)  # inside another trace it is part of that graph
         try:
             variant = self.variants.get(call.key)

@@ -23,6 +23,7 @@ from strata.tensor.outline import outline
 from strata.tensor.storage import bound_view, capacity, slices
 from strata.tensor.variable import check_range
 
+
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
     """One step of a plan."""

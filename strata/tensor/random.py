@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from strata import ops
 from strata.tensor.tensor import lifted
 
-key = lifted(ops.random.key)
-split = lifted(ops.random.split)
-fold_in = lifted(ops.random.fold_in)
-uniform = lifted(ops.random.uniform)
-normal = lifted(ops.random.normal)
-exponential = lifted(ops.random.exponential)
-gumbel = lifted(ops.random.gumbel)
-randint = lifted(ops.random.randint)
-bernoulli = lifted(ops.random.bernoulli)
-categorical = lifted(ops.random.categorical)
-permutation = lifted(ops.random.permutation)
+_random: Any = ops.random  # a module, though `ops` serves functions by name
+
+key = lifted(_random.key)
+split = lifted(_random.split)
+fold_in = lifted(_random.fold_in)
+uniform = lifted(_random.uniform)
+normal = lifted(_random.normal)
+exponential = lifted(_random.exponential)
+gumbel = lifted(_random.gumbel)
+randint = lifted(_random.randint)
+bernoulli = lifted(_random.bernoulli)
+categorical = lifted(_random.categorical)
+permutation = lifted(_random.permutation)

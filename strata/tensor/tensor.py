@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-import strata.ops
+import strata.ops  # noqa: F401 - fills METHODS
 from strata.core import Dim, DType, TensorType, f32, flatten, here, tree_map
 from strata.errors import DeviceError, OptionError, ShapeError, SymbolError, TraceError
 from strata.mir import METHODS, REGISTRY, Value, constant, near
@@ -161,7 +161,7 @@ class Tensor:
 
     def __buffer__(self, flags: int) -> memoryview:
         """The buffer protocol (Python 3.12 and newer)."""
-        return memoryview(self.numpy())
+        return memoryview(self.numpy())  # type: ignore[arg-type]
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
         if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
@@ -243,9 +243,9 @@ class Tensor:
         if array.ndim != 2 or array.shape[0] > 30 or array.shape[1] > 20:
             text = np.array2string(array, separator=", ", threshold=100, edgeitems=3)
             return f"{head}<pre>{escape(text)}</pre>"
-        rows = "".join("<tr>" + "".join(f"<td>{v:.5g}</td>" if array.dtype.kind == "f" else f"<td>{v}</td>" for v in row)
-                       + "</tr>" for row in array)  # fmt: skip
-        return f"{head}<table>{rows}</table>"
+        form = "{:.5g}" if array.dtype.kind == "f" else "{}"
+        cells = ["".join(f"<td>{form.format(v)}</td>" for v in row) for row in array]
+        return f"{head}<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
     # ------------------------------------------------------------------------------------------------------ operations
 

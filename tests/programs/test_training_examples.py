@@ -51,7 +51,8 @@ def test_the_circuit_gradient_is_that_of_differences() -> None:
 
     @st.jit
     def loss(logs: st.Tensor) -> st.Tensor:
-        return circuit.simulate({"resistance": logs[0].exp(), "current": logs[1].exp()}, st.asarray(drive)).square().sum()
+        params = {"resistance": logs[0].exp(), "current": logs[1].exp()}
+        return circuit.simulate(params, st.asarray(drive)).square().sum()
 
     at = np.log([1.2e3, 2e-9])
     gradient = st.grad(loss)(st.asarray(at)).numpy()

@@ -7,24 +7,8 @@ Functions record lazily like all others. Those whose result has a shape that dep
 from __future__ import annotations
 
 from math import e, inf, nan, pi
-from typing import Any
 
-import strata.tensor as tensors
-from strata.core import (
-    bool_ as bool,
-    c64 as complex64,
-    c128 as complex128,
-    f32 as float32,
-    f64 as float64,
-    i8 as int8,
-    i16 as int16,
-    i32 as int32,
-    i64 as int64,
-    u8 as uint8,
-    u16 as uint16,
-    u32 as uint32,
-    u64 as uint64,
-)
+from strata import core
 from strata.tensor.xp import fft, linalg
 from strata.tensor.xp.creation import (
     arange,
@@ -53,8 +37,7 @@ from strata.tensor.xp.dtypes import (
     isdtype,
     result_type,
 )
-from strata.tensor.xp.elementwise import *
-from strata.tensor.xp.elementwise import NAMES as _ELEMENTWISE
+from strata.tensor.xp.elementwise import *  # noqa: F403 - its names are a table
 from strata.tensor.xp.linalg import matmul, matrix_transpose, tensordot, vecdot
 from strata.tensor.xp.manipulation import (
     broadcast_arrays,
@@ -101,6 +84,10 @@ from strata.tensor.xp.reductions import (
     where,
 )
 
+bool = core.bool_
+int8, int16, int32, int64 = core.i8, core.i16, core.i32, core.i64
+uint8, uint16, uint32, uint64 = core.u8, core.u16, core.u32, core.u64
+float32, float64 = core.f32, core.f64
+complex64, complex128 = core.c64, core.c128
 __array_api_version__ = "2024.12"
 newaxis = None
-_ops: Any = tensors

@@ -28,7 +28,9 @@ _BY_NAME: dict[str, DType] = {name: as_dtype(short) for name, short in STANDARD.
 
 
 @dataclass(frozen=True)
-class finfo_object:
+class FloatInfo:
+    """Limits of a floating type."""
+
     bits: int
     eps: float
     max: float
@@ -38,7 +40,9 @@ class finfo_object:
 
 
 @dataclass(frozen=True)
-class iinfo_object:
+class IntInfo:
+    """Limits of an integer type."""
+
     bits: int
     max: int
     min: int
@@ -49,24 +53,24 @@ def _dtype(x: Any) -> DType:
     return x.dtype if isinstance(x, Tensor) else as_dtype(x)
 
 
-def finfo(type: Any, /) -> finfo_object:
+def finfo(type: Any, /) -> FloatInfo:
     """Limits of a float type; of a complex one, those of its parts."""
     dtype = _dtype(type)
     if not dtype.is_inexact:
         raise DTypeError(f"finfo: {dtype} is not a floating type", code="D380", place=here())
     info = np.finfo(dtype.real.np)
-    return finfo_object(
+    return FloatInfo(
         info.bits, float(info.eps), float(info.max), float(info.min), float(info.smallest_normal), dtype.real
     )
 
 
-def iinfo(type: Any, /) -> iinfo_object:
+def iinfo(type: Any, /) -> IntInfo:
     """Limits of an integer type."""
     dtype = _dtype(type)
     if not dtype.is_int:
         raise DTypeError(f"iinfo: {dtype} is not an integer type", code="D380", place=here())
     info = np.iinfo(dtype.np)
-    return iinfo_object(info.bits, int(info.max), int(info.min), dtype)
+    return IntInfo(info.bits, int(info.max), int(info.min), dtype)
 
 
 def isdtype(dtype: Any, kind: Any) -> bool:
@@ -139,7 +143,7 @@ class Info:
         return {name: d for name, d in _BY_NAME.items() if kind is None or isdtype(d, kind)}
 
 
-def __array_namespace_info__() -> Info:
+def __array_namespace_info__() -> Info:  # noqa: N807 - the standard's name
     return Info()
 
 

@@ -43,7 +43,7 @@ def _expm1(z: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(z) & (z != 0), np.expm1(z), np.exp(z) - 1).astype(z.dtype)
 
 
-HOST = {  # functions of complex numbers that are NumPy's
+HOST: dict[str, Callable[..., Any]] = {  # functions of complex numbers that are NumPy's
     "acos": np.arccos, "acosh": np.arccosh, "asin": np.arcsin, "asinh": np.arcsinh, "atan": np.arctan,
     "atanh": np.arctanh, "cosh": np.cosh, "sinh": np.sinh, "tanh": np.tanh, "tan": np.tan, "expm1": _expm1,
     "log1p": np.log1p, "log10": np.log10, "log2": np.log2,
@@ -63,7 +63,8 @@ def _on_host(name: str) -> Callable[..., Any]:
 def _unary(name: str) -> Callable[[Any], Tensor]:
     def apply(x: Any, /) -> Tensor:
         if name in HOST and x.dtype.is_complex:
-            return _on_host(name)(x)  # type: ignore[no-any-return]
+            made: Tensor = _on_host(name)(x)
+            return made
         result: Tensor = getattr(_ops, name)(x)
         return result
 
@@ -124,4 +125,4 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
     return made.cast(x.dtype)
 
 
-__all__ = NAMES
+__all__ = [*NAMES]  # noqa: PLE0604 - all of them are strings

@@ -56,7 +56,8 @@ def test_twenty_steps_like_torch(name, compiled, rng):
 def test_lion_by_its_formula(rng):
     p, g, m = (rng.standard_normal(5).astype("f") for _ in range(3))
     opt = st.optim.Lion(0.1, weight_decay=0.2)
-    new, state = opt.update([st.asarray(p)], [st.asarray(g)], {"count": st.asarray(3, "i32"), "exp_avg": [st.asarray(m)]})
+    before = {"count": st.asarray(3, "i32"), "exp_avg": [st.asarray(m)]}
+    new, state = opt.update([st.asarray(p)], [st.asarray(g)], before)
     np.testing.assert_allclose(new[0].numpy(), p * (1 - 0.02) - 0.1 * np.sign(0.9 * m + 0.1 * g), rtol=1e-5)
     np.testing.assert_allclose(state["exp_avg"][0].numpy(), 0.99 * m + 0.01 * g, rtol=1e-5)
     assert state["count"].item() == 4
@@ -114,6 +115,6 @@ def test_mistakes():
         st.optim.SGD(0.1, nesterov=True)
     with pytest.raises(OptionError, match="2 schedules need 1 ends"):
         st.optim.join_schedules([st.optim.constant_schedule(1.0)] * 2, [])
+    opt = st.optim.SGD(0.1)
     with pytest.raises(OptionError, match="differ"):
-        opt = st.optim.SGD(0.1)
         opt.update([st.tensor(1.0)], [st.tensor(1.0), st.tensor(2.0)], opt.init([st.tensor(1.0)]))
