@@ -16,7 +16,7 @@ from itertools import product as cartesian
 from math import prod
 from typing import Final
 
-from strata.backends.llvm.builder import Function, Module, Value, constant
+from strata.backends.llvm.builder import Function, Module, Value, constant, vector, vector_constant
 from strata.backends.llvm.contract import Contraction, for_rows, plan_contraction
 from strata.backends.llvm.gemm import Block, Chunk, Driver
 from strata.backends.llvm.gemm_finish import Epilogue, emit_finish
@@ -25,6 +25,7 @@ from strata.core import DType, Target, f32
 
 TABLE_BYTES: Final = 96 << 10  # of a chunk's addresses and copied runs, on the stack
 FEWEST_CHUNKS: Final = 16
+AT_ONCE: Final = 8  # pixels whose addresses are made together
 SHORT_RUN: Final = 16  # channels below which the taps of a row are joined: the loop over one tap's would hardly turn
 
 
@@ -162,10 +163,11 @@ class ConvDriver(Driver):
         self.conv, self.window = spec, spec.window
         self.element = memory_type(spec.product.a)
         rows, runs = spec.product.chunk_rows, spec.product.a_runs
-        self.table = f.alloca("ptr", rows * runs)
+        self.table = f.alloca("ptr", rows * runs + AT_ONCE)
         self.copies = f.alloca(self.element, rows * runs * spec.run) if spec.joined else ""
         self.zeros = f.alloca(self.element, max(1, spec.run))
         f.loop(0, spec.run, 1, [], lambda i, _: self._clear(f.address(self.element, self.zeros, i)))
+        self.steps = self._steps()
 
     @property
     def a_stride(self) -> Value:
@@ -181,9 +183,73 @@ class ConvDriver(Driver):
     def _prepare(self, chunk: Chunk) -> None:
         self._row_tiles(chunk, lambda row, height: self._addresses_of_tile(chunk, row, height))
 
+    def _steps(self) -> str:
+        """Bytes from the first pixel of a tile to each, in x, where no border is near; "" where tiles are not as plain."""
+        f, window = self.f, self.window
+        if self.conv.joined or any(d > 1 for d in window.input_dilation) or self.spec.heights[0] > AT_ONCE:
+            return ""
+        type_ = vector("i64", AT_ONCE)
+        step = f.mul(self.number[f"x{window.rank - 1}"], window.stride[-1] * self.spec.a.itemsize)
+        return f.binary("mul", type_, f.splat(type_, step), vector_constant("i64", range(AT_ONCE)))
+
     def _addresses_of_tile(self, chunk: Chunk, row: Value, height: Value) -> None:
-        f, runs = self.f, self.spec.a_runs
         table = self._a_tile(chunk, None, row)
+        start = self._pixel(self.f.add(chunk.row, row))
+        if not self.steps:
+            self._each_address(chunk, table, row, height, start)
+            return
+        corners = self._corners(start[1:])
+        self.f.if_(
+            self._is_inside(start[1:], corners, height),
+            lambda: self._plain_addresses(chunk, table, height, start[0], corners),
+            lambda: self._each_address(chunk, table, row, height, start),
+        )
+
+    def _corners(self, position: list[Value]) -> list[Value]:
+        """Where the window of an output pixel starts in x, padding counted."""
+        f = self.f
+        return [
+            f.sub(f.mul(x, stride), self.number[f"low{axis}"])
+            for axis, (x, stride) in enumerate(zip(position, self.window.stride, strict=True))
+        ]
+
+    def _is_inside(self, position: list[Value], corners: list[Value], height: Value) -> str:
+        """Whether a tile is one line of pixels, all taps of which lie inside x."""
+        f, window = self.f, self.window
+        last = window.rank - 1
+        result = f.compare("sle", "i64", f.add(position[-1], height), self.number[f"count{last}"])
+        for axis, corner in enumerate(corners):
+            reach: Value = (window.kernel[axis] - 1) * window.dilation[axis]
+            if axis == last:
+                reach = f.add(f.mul(f.sub(height, 1), window.stride[-1]), reach)
+            low = f.compare("sge", "i64", corner, 0)
+            high = f.compare("slt", "i64", f.add(corner, reach), self.number[f"size{axis}"])
+            result = f.binary("and", "i1", result, f.binary("and", "i1", low, high))
+        return result
+
+    def _plain_addresses(self, chunk: Chunk, table: str, height: Value, image: Value, corners: list[Value]) -> None:
+        """The table of a tile inside x, a vector of pixels at once; what is too much is overwritten by the next run."""
+        f, window = self.f, self.window
+        type_ = vector("i64", AT_ONCE)
+        offset = f.mul(image, self.number["x_image"])
+        for axis, corner in enumerate(corners):
+            offset = f.add(offset, f.mul(corner, self.number[f"x{axis}"]))
+        base = f.convert("ptrtoint", "ptr", f.address(self.element, chunk.a, offset), "i64")
+        pixels = f.binary("add", type_, f.splat(type_, base), self.steps)
+        size = self.spec.a.itemsize
+        taps = [
+            [f.mul(self.number[f"x{axis}"], tap * window.dilation[axis] * size) for tap in range(window.kernel[axis])]
+            for axis in range(window.rank)
+        ]
+        for run, position in enumerate(cartesian(*map(range, window.kernel))):
+            away: Value = 0
+            for axis, tap in enumerate(position):
+                away = f.add(away, taps[axis][tap])
+            moved = f.binary("add", type_, pixels, f.splat(type_, away)) if run else pixels
+            f.store(type_, moved, f.address("ptr", table, f.mul(run, height)), 8)
+
+    def _each_address(self, chunk: Chunk, table: str, row: Value, height: Value, start: list[Value]) -> None:
+        f, runs = self.f, self.spec.a_runs
 
         def one(i: str, carried: list[str]) -> list[Value]:
             found_before, at = carried[:runs], carried[runs:]
@@ -193,7 +259,6 @@ class ConvDriver(Driver):
             found = [f.binary("or", "i1", old, new) for old, (new, _) in zip(found_before, addresses, strict=True)]
             return [*found, *self._next_pixel(at)]
 
-        start = self._pixel(f.add(chunk.row, row))
         found = f.loop(0, height, 1, [("i1", "false")] * runs + [("i64", at) for at in start], one)
         for run, any_row in enumerate(found[:runs]):
             first = f.address("ptr", table, f.mul(run, height))
@@ -203,10 +268,7 @@ class ConvDriver(Driver):
         """(whether any of it lies inside x, address) of each run of one output pixel, the place-th of the chunk."""
         f, window = self.f, self.window
         image, *position_of_pixel = pixel
-        corners = [
-            f.sub(f.mul(x, stride), self.number[f"low{axis}"])
-            for axis, (x, stride) in enumerate(zip(position_of_pixel, window.stride, strict=True))
-        ]
+        corners = self._corners(list(position_of_pixel))
         base = f.address(self.element, chunk.a, f.mul(image, self.number["x_image"]))
         offsets = [self._axis_offsets(axis, corner) for axis, corner in enumerate(corners)]
         if self.conv.joined:
