@@ -14,6 +14,11 @@ _BUILT_IN = {
     "cpu": ("strata.backends.llvm.executable", "CpuBackend"),
     "reference": ("strata.backends.reference", "ReferenceBackend"),
 }
+_NEEDS = {  # what devices of these kinds run on, when they are there
+    "cuda": "pip install 'strata[cuda]', on a machine with an NVIDIA GPU and its driver",
+    "wgpu": "pip install 'strata[wgpu]', on a machine with Vulkan, Metal or DirectX 12",
+    "xla": "pip install 'strata[xla]'",
+}
 _made: dict[str, Backend] = {}
 _lock = threading.Lock()
 
@@ -36,7 +41,10 @@ def backend_for(name: str) -> Backend:
             return _made[kind]
         if kind not in _BUILT_IN:
             known = sorted({*_BUILT_IN, *_made})
-            raise DeviceError(f"device {name!r} is not available{near(kind, known)}; there are {', '.join(known)}", code="E101")
+            hint = "" if kind in _NEEDS else near(kind, known)
+            raise DeviceError(
+                f"device {name!r} is not available{hint}; there are {', '.join(known)}", code="E101", fix=_NEEDS.get(kind)
+            )
         module, attribute = _BUILT_IN[kind]
         backend: Any = getattr(importlib.import_module(module), attribute)()
         _made[kind] = backend

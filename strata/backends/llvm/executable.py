@@ -17,6 +17,7 @@ from strata.backends.llvm.arena import Arena, ArenaPool, address_of
 from strata.backends.llvm.calls import IS_DIRECT, Call
 from strata.backends.llvm.kernels import COPY_BYTES, ProductPlan, copy_code, native_code_of, native_kernel
 from strata.backends.llvm.observed import Tell, run_observed
+from strata.backends.llvm.open_program import FIXED_ARENA, OpenProgram
 from strata.backends.llvm.overrides import NativeOp, native_op, reads_views, runs_whole, takes_composition
 from strata.backends.llvm.pool import default_pool
 from strata.backends.llvm.program import Argument, BoundProgram, Program, region_table
@@ -25,10 +26,11 @@ from strata.backends.llvm.status import WORDS, failure
 from strata.backends.llvm.threads import available_threads
 from strata.config import config
 from strata.core import Dim, SymExpr, Target, TensorType, substitute
-from strata.lir import Lir, Step
+from strata.errors import SymbolError
+from strata.lir import Lir, Placement, Step
 from strata.mir import Node, Op, run_op
 
-BOUND_LIMIT = 64  # sets of sizes that a program keeps its argument blocks for
+BOUND_LIMIT = 256  # sets of sizes that a program keeps its argument blocks for
 KEPT_CALLS = 4  # for as many callers at once as are likely
 
 
@@ -85,6 +87,9 @@ class CpuExecutable:
         self._bound: OrderedDict[tuple[tuple[str, int], ...], _Bound] = OrderedDict()
         self.arenas = ArenaPool()
         self._is_dynamic = lir.has_dynamic_dims
+        self._fixed: Placement | None = None  # for all sizes
+        self._is_placed = False
+        self._open: OpenProgram | None = None
         self._only: _Bound | None = None  # the program of a plan without symbols
         self._lock = threading.Lock()
         self.pool = default_pool()
@@ -130,6 +135,10 @@ class CpuExecutable:
                 return 1 + len(self._outside) + i
         return None
 
+    def packed_region(self, step: Step, matrix: ProductPlan) -> int | None:
+        """Where the packed form of a product's second factor is; None where each run packs it."""
+        return self._weight_region(step.inputs[_input_index(step, matrix.matrix.b.buffer)], matrix)
+
     def _steps_of(self, step: Step, place: Callable[[str], Argument], workspace: Argument | None) -> list[ProgramStep]:
         native = self.kernels[step.name]
         buffers = dict(zip((b.name for b in step.kernel.inputs), step.inputs, strict=True))  # type: ignore[union-attr]
@@ -153,6 +162,11 @@ class CpuExecutable:
         slots = _arguments(matrix.arguments(), place, buffers, packed, matrix)
         steps.append(ProgramStep(step.name, slots, matrix.points(), 1))
         return steps
+
+    @property
+    def packed_bytes(self) -> int:
+        """Of weights in the order that kernels read them."""
+        return sum(w.memory.size for w in self._packed if w.memory is not None)
 
     @property
     def host_steps(self) -> list[str]:
@@ -216,7 +230,7 @@ class CpuExecutable:
             before = [self._copy_step(step, place, sizes)] if moves else []
             return [*before, *self._steps_of(step, place, None)], 0
         matrix = self.kernels[step.name].matrix
-        if matrix is None or self._weight_region(step.inputs[_input_index(step, matrix.matrix.b.buffer)], matrix) is not None:
+        if matrix is None or self.packed_region(step, matrix) is not None:
             return self._steps_of(step, place, None), 0
         size = substitute(matrix.packed_elements(), sizes)
         assert isinstance(size, int)
@@ -234,16 +248,21 @@ class CpuExecutable:
         self._functions["copy"] = copy_code(self.target).address("copy")
         count = substitute(self.lir.buffer(step.updates).type.nbytes, sizes)
         arguments = (place(step.updates), place(step.outputs[0]), Argument(None, count))
-        return ProgramStep("copy", arguments, -(-int(count) // COPY_BYTES), 1)
+        return ProgramStep("copy", arguments, (count + COPY_BYTES - 1) // COPY_BYTES, 1)
 
     def _bind(self, binding: Mapping[str, int]) -> _Bound:
-        placement = self.lir.placement(binding)
+        placement = self._placement(binding)
         top, need = placement.arena_size, 0
         place = self._placed(placement.offsets)
         programs: list[BoundProgram | None] = []
         regions = self._context + 3
         keep: list[Any] = []
         ranges: dict[int, tuple[int, int]] = {}
+        if self._is_dynamic and len(self.segments) == 1 and self.segments[0].host is None:
+            if self._open is None:
+                self._open = OpenProgram(self)
+            program, need = self._open.bind(binding, placement, keep, ranges)
+            return self._finished([program], placement, top + need, keep, ranges)
         for segment in self.segments:
             if segment.host is not None:
                 programs.append(None)
@@ -255,7 +274,29 @@ class CpuExecutable:
                 ranges[at] = len(steps), len(steps) + len(made)
                 steps += made
             programs.append(Program(tuple(steps), regions).bind(self._functions, binding))
-        addresses = [0] * regions
+        return self._finished(programs, placement, top + need, keep, ranges)
+
+    def _placement(self, binding: Mapping[str, int]) -> Placement:
+        """Offsets of scratch buffers; small plans with bounded sizes have the same for all sizes."""
+        if self._is_dynamic and not self._is_placed:
+            self._is_placed = True
+            try:
+                most = self.lir.placement()
+            except SymbolError:  # a size without an upper bound
+                most = None
+            self._fixed = most if most is not None and most.arena_size <= FIXED_ARENA else None
+        return self._fixed or self.lir.placement(binding)
+
+    def _finished(
+        self,
+        programs: list[BoundProgram | None],
+        placement: Placement,
+        arena: int,
+        keep: list[Any],
+        ranges: dict[int, tuple[int, int]],
+    ) -> _Bound:
+        """Programs with the addresses that stay the same between runs."""
+        addresses = [0] * (self._context + 3)
         for buffer in self._outside:
             if buffer.name in self._values:
                 addresses[self._region[buffer.name]] = address_of(self._values[buffer.name])
@@ -265,7 +306,7 @@ class CpuExecutable:
         single = programs[0] if len(programs) == 1 else None
         keep += [*self._values.values(), *(w.memory for w in self._packed)]  # a run may outlive the next set_param
         is_direct = single is not None and IS_DIRECT
-        return _Bound(programs, single, dict(placement.offsets), top + need, addresses, [], keep, ranges, is_direct)
+        return _Bound(programs, single, dict(placement.offsets), arena, addresses, [], keep, ranges, is_direct)
 
     # weights
 

@@ -88,7 +88,7 @@ class BoundProgram:
 
     __slots__ = ("_address", "_numbers", "_run", "_words", "program")
 
-    def __init__(self, program: Program, words: Any, numbers: tuple[int, ...]) -> None:
+    def __init__(self, program: Program | None, words: Any, numbers: tuple[int, ...]) -> None:
         self.program = program
         self._words = words  # keeps the memory alive
         self._address = ctypes.addressof(words)

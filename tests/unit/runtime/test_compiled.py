@@ -327,10 +327,10 @@ def test_params_change_while_others_run() -> None:
 def best(call, count: int = 2000, repeats: int = 25) -> float:
     found = float("inf")
     for _ in range(repeats):  # other work on the machine only adds time, so one fast round proves it
-        start = time.perf_counter()
+        start = time.thread_time()
         for _ in range(count):
             call()
-        found = min(found, (time.perf_counter() - start) / count)
+        found = min(found, (time.thread_time() - start) / count)
     return found
 
 
@@ -338,8 +338,9 @@ def test_calls_are_cheap() -> None:
     c = compiled(lambda x: x + 1.0, x=((4,),))
     x, out = np.ones(4, np.float32), [np.empty(4, np.float32)]
     feeds = {"x": x}
-    assert best(lambda: c.run(x=x)) < 8e-6
-    assert best(lambda: c.run_into(feeds, out)) < 3e-6
+    slowness = max(1.0, best(lambda: None) / 3.5e-8)  # of this machine just now, against a quiet one
+    assert best(lambda: c.run(x=x)) < 8e-6 * slowness
+    assert best(lambda: c.run_into(feeds, out)) < 3e-6 * slowness
 
 
 # seeing

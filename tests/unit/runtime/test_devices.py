@@ -35,6 +35,14 @@ def test_missing_devices_are_refused() -> None:
         Device(3)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["cuda:0", "wgpu", "xla"])
+def test_a_device_that_is_not_there_says_what_it_needs(name: str) -> None:
+    if name.partition(":")[0] in st.devices():
+        pytest.skip(f"{name} is there")
+    with pytest.raises(DeviceError, match=r"pip install 'strata\["):
+        st.Device(name)
+
+
 @pytest.fixture
 def other_backend():
     class Other(ReferenceBackend):
