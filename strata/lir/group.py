@@ -103,6 +103,7 @@ class _Grouper:
             ends = [x for x in node.inputs if x in self.sliding and x.shape == node.types[0].shape]
             if (ends and node.op.elementwise) or (node.inputs and self._traits(node).slides):
                 self.sliding.update(node.outputs)
+        self.products = self._find_products()
 
     def _traits(self, node: Node) -> Traits:
         return STEP if id(node) in self.whole else traits(node)
@@ -203,8 +204,9 @@ class _Grouper:
                 self.matrix_reader[value] = matrix
                 if not reading.lowers:
                     continue
-            if (what.contracts or value in self.sliding) and not self._is_epilogue(user, value):
-                return f"{user.op.name} cannot be an epilogue of {node.op.name}"
+            behind = value in self.products or value in self.sliding
+            if behind and matrix is None and not self._is_epilogue(user, value):
+                return f"{user.op.name} cannot be an epilogue of {self.products.get(value, node).op.name}"
             if not reading.reduces and self._repeats(value, user) and self._cost(node) > CHEAP and not what.reduces:
                 return f"{user.op.name} would compute it again for each element it is broadcast to"
         needed = {r for u in users for v in u.outputs if v in roots for r in roots[v]}
@@ -255,6 +257,18 @@ class _Grouper:
     def _stores_product(self, x: Value, reader: Node) -> bool:
         """Whether x is a product that the reader cannot be an epilogue of: it is stored, or will be."""
         return self._traits(x.node).contracts and not self._is_epilogue(reader, x)
+
+    def _find_products(self) -> dict[Value, Node]:
+        """Contractions, and what is computed from them element by element: the contraction behind each such value."""
+        found: dict[Value, Node] = {}
+        for node in self.order:
+            if self._traits(node).contracts:
+                found[Value(node, 0)] = node
+                continue
+            behind = [found[x] for x in node.inputs if x in found and self._is_epilogue(node, x)]
+            if behind and len(node.types) == 1:
+                found[Value(node, 0)] = behind[0]
+        return found
 
     def _is_epilogue(self, reader: Node, x: Value) -> bool:
         out = reader.types[0]

@@ -54,11 +54,12 @@ class Step:
     updates: str | None = None  # the buffer that the output starts as: copied first, unless they share memory
     views: tuple[Spacing, ...] | None = None  # where a step of one op, or a kernel's `slides`, reads its inputs
 
-
     @property
     def slides(self) -> Node | None:
         """The convolution in a kernel: templates want its window, which loops do not show plainly."""
-        return next((n for n in self.nodes if getattr(n.op, "slides", False)), None) if self.kernel is not None else None
+        return (
+            next((n for n in self.nodes if getattr(n.op, "slides", False)), None) if self.kernel is not None else None
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,3 +200,9 @@ def test_gradients(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(600, 610))
 def test_symbolic_sizes(seed: int) -> None:
     check_symbolic(seed)
+
+
+@pytest.mark.parametrize("seed", [409, 1051, 5129, 20185])
+def test_seeds_that_failed_once(seed: int) -> None:
+    """A sum computed again inside a sum; views of size one; rows that are not contiguous; a product under a broadcast."""
+    check_everything(seed)
