@@ -2,6 +2,8 @@
 
     python docs/check.py            write docs/api.md, then check every page
     python docs/check.py PAGE...    run the code of these pages and show what it prints
+    python docs/check.py --compare PAGE...   exit code 1 where that is not what the pages show
+    python docs/check.py --update PAGE...    and write it into the pages; read the diff
 
 The Python blocks of a page are one program, run in order. A `text` block right behind one is its output: it must be
 equal, and `...` in it stands for anything on that line (a time, a path).
@@ -84,6 +86,18 @@ def differences(page: Path) -> list[str]:
                 f"{page.relative_to(ROOT)}:{block.line}: the page shows\n{block.expected}\nbut it prints\n{printed}"
             )
     return found
+
+
+def update(page: Path) -> None:
+    """Write what the blocks print into the page, where it shows something else."""
+    text = page.read_text("utf-8")
+    for block, printed in run_page(page):
+        if block.expected is not None and not agrees(block.expected, printed):
+            lines = "\n".join(line.rstrip() for line in printed.rstrip().splitlines())
+            text = text.replace(
+                f"{block.code}```\n\n```text\n{block.expected}```", f"{block.code}```\n\n```text\n{lines}\n```"
+            )
+    page.write_text(text, "utf-8")
 
 
 def agrees(expected: str, printed: str) -> bool:
@@ -206,7 +220,16 @@ def undocumented() -> list[str]:
 
 
 def main(argv: list[str]) -> int:
+    """All pages, or those named."""
     sys.path.insert(0, str(ROOT))
+    if argv[:1] == ["--update"]:
+        for page in map(Path, argv[1:]):
+            update(page.resolve())
+        return 0
+    if argv[:1] == ["--compare"]:
+        found = [told for page in map(Path, argv[1:]) for told in differences(page.resolve())]
+        print("\n".join(found))
+        return bool(found)
     if argv:
         for page in map(Path, argv):
             for block, printed in run_page(page.resolve()):
