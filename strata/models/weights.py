@@ -131,14 +131,14 @@ class Builder:
     def linears(self, x: Value, names: list[str], ns: tuple[int, ...], k: int) -> list[Value]:
         """Several products with one x. Quantised weights of one kind are laid one after the other and read as one."""
         found = [self.tensor(f"{name}.weight", (n, k)) for name, n in zip(names, ns, strict=True)]
-        kinds = {t.kind for t in found if isinstance(t, GgufTensor) and not t.is_plain}
-        joinable = len(kinds) == 1 and all(isinstance(t, GgufTensor) and not t.is_plain for t in found)
+        packed = [t for t in found if isinstance(t, GgufTensor) and not t.is_plain]
+        joinable = len(packed) == len(found) and len({t.kind for t in packed}) == 1
         if not joinable or any(self.has(f"{name}.bias") for name in names):
             return [self.linear(x, name, n, k) for name, n in zip(names, ns, strict=True)]
-        rows = np.concatenate([t.data for t in found])
-        for tensor in found:
+        rows = np.concatenate([t.data for t in packed])
+        for tensor in packed:
             release_pages(tensor.data)
-        joined = GgufTensor("+".join(names), next(iter(kinds)), (sum(ns), k), rows)
+        joined = GgufTensor("+".join(names), packed[0].kind, (sum(ns), k), rows)
         y = ops.dequant_matmul(x, self._codes(joined.name, joined), scheme=joined.scheme)
         starts = [sum(ns[:i]) for i in range(len(ns))]
         return [ops.narrow(y, -1, start, n) for start, n in zip(starts, ns, strict=True)]
