@@ -235,9 +235,11 @@ def single(row: tuple[str, int, int, int, int, int, int], threads: int) -> tuple
     bias = torch.from_numpy(net.arrays["w1"])
     wide = {"torch": (x, weight), "torch last": tuple(t.to(memory_format=torch.channels_last) for t in (x, weight))}
     for name, (image, taps) in wide.items():
-        runs[name] = lambda image=image, taps=taps: torch.relu(
-            torch.nn.functional.conv2d(image, taps, bias, stride, kernel // 2, 1, groups)
-        )
+
+        def run(image: Any = image, taps: Any = taps) -> Any:
+            return torch.relu(torch.nn.functional.conv2d(image, taps, bias, stride, kernel // 2, 1, groups))
+
+        runs[name] = run
     made = runs["ours"]()
     assert np.allclose(made.transpose(0, 3, 1, 2), runs["torch"]().numpy(), atol=1e-3), "results differ"
     return runs, 2.0 * made.size * channels // groups * kernel * kernel

@@ -56,7 +56,7 @@ def _is_served(node: Node) -> bool:
         return False
     if dim_prod(kernel) > MOST_TAPS or 0 in w.shape:
         return False
-    if channels == 1 and outputs == op.groups and outputs > 1:  # depth-wise  # type: ignore[operator]
+    if channels == 1 and outputs == op.groups and outputs > 1:  # depth-wise
         return True
     return outputs >= FEWEST_OUTPUTS * op.groups or channels >= MANY_CHANNELS
 
@@ -73,7 +73,7 @@ def _is_spreading(node: Node) -> bool:
     """A transposed convolution whose windows do not overlap: every input pixel fills a block of its own."""
     op: Any = node.op
     kernel = node.inputs[1].shape[2:]
-    alone = op.input_dilation == kernel and all(k > 1 for k in kernel)  # type: ignore[operator]
+    alone = op.input_dilation == kernel and all(k > 1 for k in kernel)
     plain = op.groups == 1 and all(v == 1 for values in (op.stride, op.dilation) for v in values)
     return alone and plain and op.padding == tuple((k - 1, k - 1) for k in kernel)
 

@@ -1,4 +1,4 @@
-"""Convolutions as steps of a program: every geometry against torch, epilogues, symbolic sizes, threads, kernel counts."""
+"""Convolutions as steps of a program: geometries against torch, epilogues, symbolic sizes, threads, kernel counts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import strata.ops as functions
-from strata.backends.llvm.conv_steps import ConvPlan
+from strata.backends.llvm.conv_steps import ConvPlan, find_convolution
 from strata.core import sym
 from strata.mir import Graph, Value
 from strata.runtime import CompilePipeline, Session
+from strata.runtime.stored import read_plan, write_plan
 
 torch = pytest.importorskip("torch")
 ops: Any = functions
@@ -217,6 +218,20 @@ def test_results_do_not_depend_on_threads_or_batch(rng: np.random.Generator) -> 
         outs.append(out)
     assert all(np.array_equal(outs[0], other) for other in outs[1:])
     np.testing.assert_array_equal(made.run(x=feed[3:4])[0][0], outs[0][3])
+
+
+def test_stored_plans_keep_their_convolutions(rng: np.random.Generator) -> None:
+    """A plan that is read back has no graph, and runs through the same templates."""
+    g = Graph("net")
+    g.outputs(small_net(g.input("x", (sym("N", 1, 8), 3, 33, sym("W", 16, 64))), g))
+    lir = CompilePipeline("cpu").compile(g).lir
+    data = write_plan(lir, g)
+    assert data is not None
+    again = read_plan(data, g, lambda: g)
+    assert [s.views for s in again.schedule] == [s.views for s in lir.schedule]
+    before, after = ([find_convolution(s.kernel, s) is not None for s in p.schedule if s.kernel] for p in (lir, again))
+    assert before == after
+    assert sum(after) == 3
 
 
 # kernel counts
