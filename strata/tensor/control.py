@@ -217,7 +217,7 @@ def custom_op(
         extension = Extension(
             label,
             infer=lambda *types, attrs: types[0] if infer is None else infer(*types),
-            execute=lambda *arrays, attrs: execute(*arrays),
+            execute=lambda *arrays, attrs: execute(*arrays),  # noqa: PLW0108 - attrs is dropped
             vjp=None if vjp is None else _tensor_rule(vjp),
             jvp=None if jvp is None else _tensor_rule(jvp),
             vmap=None if vmap is None else _tensor_rule(vmap),

@@ -16,6 +16,7 @@ from strata.core import flatten, here, unflatten
 from strata.errors import OptionError, TraceError
 from strata.mir import Graph, Value, fresh_scope, placeholder, substitute_values
 from strata.ops import outer_values
+from strata.runtime import Profile
 from strata.tensor.creation import asarray
 from strata.tensor.outline import is_traced
 from strata.tensor.realize import realize_values
@@ -126,6 +127,15 @@ class Jitted:
         else:
             chosen = list(self.variants.values())
         return Explanation(self.__name__, chosen, tuple(self.misses), self.max_variants)
+
+    def profile(self, *args: Any, repeats: int = 10, **kwargs: Any) -> Profile:
+        """The time of each step of the program for these arguments, which stay as they are."""
+        call = self._call(args, kwargs)
+        variant = self.variants.get(call.key) or self._miss(call)
+        if not isinstance(variant, Variant):
+            return Profile(self.__name__, ())
+        feeds = {n: h.array for n, h in zip(variant.names, realize_values(call.values), strict=True)}
+        return variant.compile().profile(variant.renamed(feeds), repeats=repeats)
 
     def clear(self) -> None:
         """Forget all variants."""

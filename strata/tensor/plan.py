@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from strata.config import Config, config
 from strata.core import Dim, here
 from strata.errors import OptionError, SymbolError, UnknownNameError
 from strata.mir import Value, near
-from strata.runtime import CompiledGraph, Session
+from strata.runtime import CompiledGraph, Profile, Session
 from strata.tensor.data import Handle, handle_of, handle_value, remember
 from strata.tensor.outline import outline
 from strata.tensor.storage import bound_view, capacity, slices
@@ -34,24 +33,6 @@ class KernelInfo:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     bytes: Dim  # read and written
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """Times of whole runs, in seconds."""
-
-    seconds: tuple[float, ...]
-
-    @property
-    def best(self) -> float:
-        return min(self.seconds)
-
-    @property
-    def median(self) -> float:
-        return sorted(self.seconds)[len(self.seconds) // 2]
-
-    def __str__(self) -> str:
-        return f"{len(self.seconds)} runs, best {self.best * 1e3:.3f} ms, median {self.median * 1e3:.3f} ms"
 
 
 class Plan:
@@ -148,13 +129,11 @@ class Plan:
         )  # fmt: skip
 
     def profile(self, repeat: int = 10, **variables: int) -> Profile:
-        """Run several times and say how long each took."""
-        times = []
-        for _ in range(max(1, repeat)):
-            start = perf_counter()
-            self.execute(**variables)
-            times.append(perf_counter() - start)
-        return Profile(tuple(times))
+        """Run, then time each step on its own; printed, it is a table."""
+        self.execute(**variables)
+        if self._compiled is None:
+            return Profile("plan", ())
+        return self._compiled.profile(slices(self._leaves, self.variables), repeats=repeat)
 
     def explain(self) -> str:
         """The plan's steps, what was not fused and why, and its memory."""

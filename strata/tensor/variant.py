@@ -45,15 +45,19 @@ class Variant:
 
     def run(self, handles: Sequence[Handle]) -> Any:
         compiled = self.compiled or self.compile()
-        feeds = {n: h.array for n, h in zip(self.names, handles, strict=True)}
-        if self.shared is not None:
-            feeds = {self.shared[n]: a for n, a in (feeds | self.captured).items() if n in self.shared}
+        feeds = self.renamed({n: h.array for n, h in zip(self.names, handles, strict=True)})
         kinds = self.graph.results
         results = [Handle(a, x.type, is_own=True) for a, x in zip(compiled.run(feeds), kinds, strict=True)]
         for i in self.donated:
             handles[i].release()
         self.runs += 1
         return self.restore(results)
+
+    def renamed(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Inputs by the names that the program has for them."""
+        if self.shared is None:
+            return feeds
+        return {self.shared[n]: a for n, a in (feeds | self.captured).items() if n in self.shared}
 
     def restore(self, handles: Sequence[Handle]) -> Any:
         tensors = [Tensor(handle_value(h)) for h in handles]

@@ -110,3 +110,26 @@ def test_vmap_and_grad_of_jitted_functions(rng):
     x = rng.standard_normal((3, 4)).astype("f")
     np.testing.assert_allclose(st.vmap(f)(st.asarray(x)).numpy(), (x**2).sum(1), rtol=1e-5)
     np.testing.assert_allclose(st.jit(st.vmap(st.grad(f)))(x).numpy(), 2 * x, rtol=1e-6)
+
+
+def test_profiles():
+    f = st.jit(lambda x, w: (x @ w).relu(), donate_argnums=(0,))
+    x, w = st.tensor(np.ones((4, 8), "f")), np.ones((8, 2), "f")
+    profile = f.profile(x, w, repeats=2)
+    assert [row.label for row in profile.rows] == ["matmul + relu"]
+    assert x.numpy().sum() == 32  # a profile takes nothing over
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_cold_warm_serial_and_parallel_runs_give_the_same_bits(rng, threads):
+    x = rng.standard_normal((200, 300)).astype("f")
+
+    def fn(a):
+        return (a @ a.T).softmax(axis=-1).sum(axis=0)
+
+    first = st.jit(fn)(x).numpy().copy()
+    with using(num_threads=threads):
+        again = st.jit(fn)(x).numpy()
+        plan = fn(st.asarray(x)).prepare().execute().output(0)
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(first, plan)
