@@ -21,7 +21,10 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
     if copy is False and not isinstance(obj, (Tensor, np.ndarray)) and not hasattr(obj, "__dlpack__"):
         raise OptionError("asarray: a Python object cannot be used without a copy", code="O380", place=here())
     if isinstance(obj, Tensor):
-        made = obj if dtype is None else creation.asarray(obj, dtype)
+        same = dtype is None or as_dtype(dtype) is obj.dtype
+        if copy is False and not same:
+            raise OptionError(f"asarray: {obj.dtype} becomes {as_dtype(dtype)} by a copy", code="O380", place=here())
+        made = obj if same else creation.asarray(obj, dtype)
         return creation.asarray(np.array(made.numpy()), None) if copy else made
     if isinstance(obj, (list, tuple)) and dtype is None:
         flat = np.asarray(_plain(obj)) if _has_tensors(obj) else np.asarray(obj)
