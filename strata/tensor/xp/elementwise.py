@@ -45,7 +45,8 @@ def _expm1(z: np.ndarray) -> np.ndarray:
 
 HOST: dict[str, Callable[..., Any]] = {  # functions of complex numbers that are NumPy's
     "acos": np.arccos, "acosh": np.arccosh, "asin": np.arcsin, "asinh": np.arcsinh, "atan": np.arctan,
-    "atanh": np.arctanh, "cosh": np.cosh, "cos": np.cos, "sin": np.sin, "sinh": np.sinh, "tanh": np.tanh, "tan": np.tan, "expm1": _expm1,
+    "atanh": np.arctanh, "cos": np.cos, "cosh": np.cosh, "sin": np.sin,
+    "sinh": np.sinh, "tanh": np.tanh, "tan": np.tan, "expm1": _expm1,
     "log1p": np.log1p, "log10": np.log10, "log2": np.log2,
 }  # fmt: skip
 
