@@ -19,6 +19,7 @@ from strata.kernel.ir import (
     apply,
     describe,
     postorder,
+    rebuild,
     substitute_axes,
 )
 from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, make_nest

@@ -22,9 +22,7 @@ from strata.backends.llvm.matrix import FinishedSums, Slot, ceil_div, planned
 from strata.backends.llvm.registers import memory_type
 from strata.core import Dim, DType, Target, dim_prod, divide_exactly, f32, f64
 from strata.core import f16 as f16_type
-from strata.kernel import Axis, Buffer, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder
-from strata.kernel.ir import rebuild
-from strata.kernel.normalize import normalize
+from strata.kernel import Axis, Buffer, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, normalize, postorder, rebuild
 from strata.lir import Spacing, Step
 
 SUMS = "sums"  # stands for the finished sums in an epilogue
@@ -307,7 +305,7 @@ def _offset(f: Function, k: Value, plan: ConvPlan) -> Value:
     for i in reversed(range(len(sizes))):
         if sizes[i] == 1:
             continue
-        size = int(sizes[i])  # type: ignore[arg-type]
+        size = int(sizes[i])
         outer = f.op(f"udiv i64 {k}, {size}") if any(d != 1 for d in sizes[:i]) else 0
         total = f.add(total, f.mul(f.sub(k, f.mul(outer, size)), strides[i]))
         k = outer
