@@ -22,7 +22,9 @@ class Executable(Protocol):
     def set_param(self, name: str, array: Any) -> None:
         """Take a parameter's value: kept (and packed where kernels want it packed) until it is set again."""
 
-    def run(self, inputs: Sequence[Any], outputs: Sequence[Any], binding: Mapping[str, int], threads: int | None) -> None:
+    def run(
+        self, inputs: Sequence[Any], outputs: Sequence[Any], binding: Mapping[str, int], threads: int | None
+    ) -> None:
         """Fill the output arrays. Inputs are in the order of the plan's io, contiguous and of the declared types."""
 
 

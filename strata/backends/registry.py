@@ -43,7 +43,9 @@ def backend_for(name: str) -> Backend:
             known = sorted({*_BUILT_IN, *_made})
             hint = "" if kind in _NEEDS else near(kind, known)
             raise DeviceError(
-                f"device {name!r} is not available{hint}; there are {', '.join(known)}", code="E101", fix=_NEEDS.get(kind)
+                f"device {name!r} is not available{hint}; there are {', '.join(known)}",
+                code="E101",
+                fix=_NEEDS.get(kind),
             )
         module, attribute = _BUILT_IN[kind]
         backend: Any = getattr(importlib.import_module(module), attribute)()

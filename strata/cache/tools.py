@@ -1,4 +1,4 @@
-"""Looking at the disk cache: what is in it, why something was compiled again, whether it is whole, and making it smaller."""
+"""Looking at the disk cache: what is in it, why something was compiled again, whether it is whole."""
 
 from __future__ import annotations
 
@@ -51,9 +51,13 @@ def why(what: str, store: DiskStore | None = None) -> str:
     found = [e for e in entries if e.key.startswith(what)] if _is_hex(what) else []
     found = found or [e for e in entries if what in describe(e.about)]
     events = [e for e in place.events if e.key.startswith(what) or what in describe(e.about)]
-    lines = [f"{e.when}: {e.what} {e.key[:12]} {describe(e.about)}{f' ({e.reason})' if e.reason else ''}" for e in events]
+    lines = [
+        f"{e.when}: {e.what} {e.key[:12]} {describe(e.about)}{f' ({e.reason})' if e.reason else ''}" for e in events
+    ]
     if not found:
-        return "\n".join([*lines, f"nothing in the cache is called {what!r}: it was never compiled here, or was pruned"])
+        return "\n".join(
+            [*lines, f"nothing in the cache is called {what!r}: it was never compiled here, or was pruned"]
+        )
     for entry in sorted(found, key=lambda e: -e.used)[:20]:
         lines.append(f"{entry.key[:12]}: {describe(entry.about)}")
         lines += [f"    {k}: {v}" for k, v in entry.about.items() if k not in ("kind", "text", "name")]
@@ -69,7 +73,9 @@ def differences(entries: list[Entry]) -> list[str]:
     lines = []
     for text, group in by_text.items():
         if len(group) > 1:
-            fields = sorted({k for e in group for k in e.about if len({str(o.about.get(k)) for o in group}) > 1} - {"kind"})
+            fields = sorted(
+                {k for e in group for k in e.about if len({str(o.about.get(k)) for o in group}) > 1} - {"kind"}
+            )
             cause = ", ".join(fields) or "the version of the code generator or a setting"
             lines.append(f"{len(group)} entries for {text}: they differ in {cause}")
     return lines
@@ -81,12 +87,12 @@ def verify(store: DiskStore | None = None) -> tuple[int, list[str]]:
 
 
 def prune(limit: int | None = None, store: DiskStore | None = None) -> int:
-    """Remove the least recently used entries until the rest fits the limit (0 removes all); returns the bytes removed."""
+    """Remove the least recently used entries until the rest fits the limit; returns the bytes removed."""
     return (store or default_store()).prune(limit)
 
 
 def export(destination: str | Path, store: DiskStore | None = None) -> int:
-    """Copy the cache to a folder that another machine can take as its cache directory; returns the number of entries."""
+    """Copy the cache to a folder that another machine can use as its own; returns the number of entries."""
     target = Path(destination)
     if target.exists() and not target.is_dir():
         raise FileError(f"{str(destination)!r} is not a folder", code="F406")

@@ -1,4 +1,4 @@
-"""Ahead-of-time bundles: a compiled graph in one file, with code for several instruction sets and, if wanted, its weights."""
+"""Ahead-of-time bundles: a compiled graph in one file, with code for several instruction sets and its weights."""
 
 from __future__ import annotations
 
@@ -71,12 +71,18 @@ def load_compiled(path: str | os.PathLike[str], device: str | None = None) -> Co
     file = Container(path)
     about = file.about
     if about.get("format") != FORMAT:
-        raise FileError(f"{file.path!r} has format {about.get('format')}, this version reads {FORMAT}", code="F404", place=here())
+        raise FileError(
+            f"{file.path!r} has format {about.get('format')}, this version reads {FORMAT}", code="F404", place=here()
+        )
     where = device or about["device"]
     archive = _archive(where)
-    level = next((n for n in reversed(archive.levels) if n in about["levels"] and Target.named(n).runs_on(Target.host())), None)
+    level = next(
+        (n for n in reversed(archive.levels) if n in about["levels"] and Target.named(n).runs_on(Target.host())), None
+    )
     if about["generator"] != archive.version or level is None:
-        made = _compiled_anew(file, where, "this processor has other instructions" if level is None else "another version made it")
+        made = _compiled_anew(
+            file, where, "this processor has other instructions" if level is None else "another version made it"
+        )
     else:
         target = Target.named(level)
         text = bytes(file.read("graph")).decode()

@@ -83,9 +83,11 @@ class BucketedCompileCache:
     def power_of_two_ladder(
         cls, device: str | Device | None, min: int, max: int, options: CompileOptions | None = None
     ) -> BucketedCompileCache:
-        """Buckets whose largest keys are powers of two, from the first that holds `min` to the first that holds `max`."""
+        """Buckets that end at powers of two, from the first that holds `min` to the first that holds `max`."""
         if min < 1 or max < min:
-            raise OptionError(f"a ladder goes from at least 1 up to at least its start, got {min} to {max}", code="O407", place=here())
+            raise OptionError(
+                f"a ladder goes from at least 1 up to at least its start, got {min} to {max}", code="O407", place=here()
+            )
         extent = 1 << (min - 1).bit_length()
         ranges = [range(1, extent + 1)]
         while extent < max:
@@ -100,7 +102,7 @@ class BucketedCompileCache:
     def get_or_compile(
         self, key: int, build: Callable[[int], Any], options: CompileOptions | None = None
     ) -> tuple[int, CompiledGraph] | None:
-        """(largest key of the bucket, its graph); None where no bucket holds the key. `build(largest)` runs once a bucket."""
+        """(largest key of the bucket, its graph), or None outside all; `build(largest)` runs once a bucket."""
         return self.ensure_graph_with_params(key, lambda upper: (build(upper), {}), options)
 
     get_or_compile_with_options = get_or_compile_hir = get_or_compile_hir_with_options = get_or_compile
@@ -137,10 +139,11 @@ class BucketedCompileCache:
     ) -> Padded | None:
         """Run a bucket's graph on fewer rows than it was made for: (largest key, outputs), or None outside all buckets.
 
-        Inputs are padded with zeros along their first axis and outputs cut back to `actual_rows`; an output whose entry of
-        `output_inners` is 0 is returned whole. An input given as (name, data, None) is not padded. A graph that mixes rows
-        would see the padding, and is refused, unless `mask` names an input of it that tells rows from padding: it is filled
-        with 1 and 0 (True and False), or, if it is a float, with the 0 and -1e9 that are added to scores.
+        Inputs are padded with zeros along their first axis and outputs cut back to `actual_rows`; an output whose entry
+        of `output_inners` is 0 is returned whole. An input given as (name, data, None) is not padded. A graph that
+        mixes rows would see the padding, and is refused, unless `mask` names an input of it that tells rows from
+        padding: it is filled with 1 and 0 (True and False), or, if it is a float, with the 0 and -1e9 that are added to
+        scores.
         """
         found = self.get_or_compile(key, build)
         if found is None:
@@ -170,7 +173,8 @@ class BucketedCompileCache:
             self._obstacles[at] = padding_obstacles(compiled, padded, upper)
         if self._obstacles[at]:
             raise OptionError(
-                f"run_padded: padding would change the results of {compiled.name!r}: {'; '.join(self._obstacles[at][:3])}",
+                f"run_padded: padding would change the results of {compiled.name!r}: "
+                f"{'; '.join(self._obstacles[at][:3])}",
                 code="O408", place=here(), fix="mask=, the name of an input that tells rows from padding",
             )  # fmt: skip
 
@@ -198,12 +202,16 @@ def _checked_ranges(ranges: Sequence[range | tuple[int, int]]) -> list[range]:
         if i and r.start < made[i - 1].stop:
             before = made[i - 1]
             raise OptionError(
-                f"buckets overlap or are not in order: {before.start}..{before.stop} and {r.start}..{r.stop}", code="O407", place=here()
+                f"buckets overlap or are not in order: {before.start}..{before.stop} and {r.start}..{r.stop}",
+                code="O407",
+                place=here(),
             )
     return made
 
 
-def _padded_input(name: str, data: Any, inner: int | None, upper: int, actual: int, compiled: CompiledGraph) -> np.ndarray:
+def _padded_input(
+    name: str, data: Any, inner: int | None, upper: int, actual: int, compiled: CompiledGraph
+) -> np.ndarray:
     array = np.asarray(data)
     if inner is None:
         return array
@@ -212,11 +220,17 @@ def _padded_input(name: str, data: Any, inner: int | None, upper: int, actual: i
         array = array.reshape(-1, inner)
     if array.ndim == 0 or array.shape[0] != actual:
         rows = array.shape[0] if array.ndim else 0
-        raise ShapeError(f"run_padded: input {name!r} has {rows} rows, {actual} were announced", code="S402", place=here())
+        raise ShapeError(
+            f"run_padded: input {name!r} has {rows} rows, {actual} were announced", code="S402", place=here()
+        )
     if kind is not None and kind.dtype.np != array.dtype and isinstance(data, (list, tuple)):
         array = array.astype(kind.dtype.np)
     padded = pad_rows(array, None, upper)
-    return padded.reshape(kind.static_shape) if kind is not None and kind.is_static and padded.size == kind.size else padded
+    return (
+        padded.reshape(kind.static_shape)
+        if kind is not None and kind.is_static and padded.size == kind.size
+        else padded
+    )
 
 
 def pad_rows(data: Any, inner: int | None, upper: int) -> np.ndarray:

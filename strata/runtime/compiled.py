@@ -33,8 +33,8 @@ KEPT_SHAPES = 1024  # sets of input shapes whose sizes are remembered
 class CompiledGraph:
     """Made by `Session.compile`. `run(x=array)` gives a tuple of arrays, one for each output.
 
-    Arrays that are contiguous and of the declared type are read where they lie; results are new arrays. Parameters are kept
-    until they are set again; they are not copied, so an array given as a parameter must not be changed afterwards.
+    Arrays that are contiguous and of the declared type are read where they lie; results are new arrays. Parameters are
+    kept until they are set again; they are not copied, so an array given as a parameter must not be changed afterwards.
     """
 
     def __init__(
@@ -118,7 +118,9 @@ class CompiledGraph:
         if name not in self._params:
             known = ", ".join(self._params) or "none"
             raise UnknownNameError(
-                f"{self.name!r} has no parameter {name!r}{near(name, self._params)}; it has {known}", code="N115", place=here()
+                f"{self.name!r} has no parameter {name!r}{near(name, self._params)}; it has {known}",
+                code="N115",
+                place=here(),
             )
         array = read_array(name, self._params[name], value, "parameter")
         with self._lock:
@@ -185,7 +187,9 @@ class CompiledGraph:
 
     def _check_outputs(self, outputs: Sequence[np.ndarray], binding: Mapping[str, int], makers: Sequence[Any]) -> None:
         if len(outputs) != len(makers):
-            raise OptionError(f"{self.name!r} has {len(makers)} outputs, got {len(outputs)} arrays", code="O150", place=here())
+            raise OptionError(
+                f"{self.name!r} has {len(makers)} outputs, got {len(outputs)} arrays", code="O150", place=here()
+            )
         for i, (kind, array) in enumerate(zip(self._outputs, outputs, strict=True)):
             check_output(i, kind.bind(binding) if binding else kind, array)
 
@@ -204,8 +208,10 @@ class CompiledGraph:
 
     def _arrays(self, given: Mapping[str, Any]) -> list[np.ndarray]:
         if self._missing:
-            name = sorted(self._missing)[0]
-            raise UnknownNameError(f"parameter {name!r} : {self._params[name]} has no value yet: use set_param", code="N114", place=here())
+            name = min(self._missing)
+            raise UnknownNameError(
+                f"parameter {name!r} : {self._params[name]} has no value yet: use set_param", code="N114", place=here()
+            )
         arrays: list[np.ndarray] = []
         for name, dtype, shape in self._fast:
             value = given.get(name)
@@ -225,7 +231,9 @@ class CompiledGraph:
     def _read(self, name: str, value: Any, at: int) -> np.ndarray:
         kind = self._inputs[at][1]
         if value is None:
-            raise UnknownNameError(f"input {name!r} : {kind} is missing; the signature is {self.signature}", code="N114", place=here())
+            raise UnknownNameError(
+                f"input {name!r} : {kind} is missing; the signature is {self.signature}", code="N114", place=here()
+            )
         return read_array(name, kind, value, "input")
 
     def _refuse_extra(self, given: Mapping[str, Any]) -> None:
@@ -244,7 +252,10 @@ class CompiledGraph:
         found = self._sizes.get(key)
         if found is None:
             leaves = self._lir.graph.inputs
-            binding = {**self._param_binding, **infer_binding({x: a.shape for x, a in zip(leaves, arrays, strict=True)})}
+            binding = {
+                **self._param_binding,
+                **infer_binding({x: a.shape for x, a in zip(leaves, arrays, strict=True)}),
+            }
             found = binding, _makers([t.bind(binding) for t in self._outputs])
             if len(self._sizes) >= KEPT_SHAPES:
                 self._sizes = {}
@@ -290,7 +301,7 @@ class CompiledGraph:
             return self._own_state().read(name)
 
     def feed(self, name: str, output: int | None) -> None:
-        """After each run, an output becomes the kept value of an input; where the plan updates it in place, without a copy.
+        """After each run, an output becomes the kept value of an input: in place, where the plan updates it so.
 
         A run then returns that output as an array that cannot be written. None stops it.
         """
@@ -301,8 +312,8 @@ class CompiledGraph:
     def set_active_extent(self, axis: str, actual: int | None) -> bool:
         """Process only the first `actual` places along an axis, given by the name of its symbolic size; None ends it.
 
-        What lies behind them in the outputs of `run_into` is left as it is. Returns whether the graph can be run so: one that
-        mixes places along the axis is run in full, never in part.
+        What lies behind them in the outputs of `run_into` is left as it is. Returns whether the graph can be run so:
+        one that mixes places along the axis is run in full, never in part.
         """
         with self._lock:
             if self._extents is None:

@@ -75,7 +75,13 @@ class Container:
         self._parts: dict[str, tuple[int, int, str]] = {}
         for name, at, length, checksum in header["parts"]:
             begin = self._start + at
-            if not (isinstance(at, int) and isinstance(length, int) and 0 <= at and 0 <= length and begin + length <= len(self._view)):
+            if not (
+                isinstance(at, int)
+                and isinstance(length, int)
+                and at >= 0
+                and length >= 0
+                and begin + length <= len(self._view)
+            ):
                 raise self._damaged(f"part {name!r} is outside of the file")
             self._parts[name] = (begin, length, checksum)
 

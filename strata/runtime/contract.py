@@ -1,8 +1,8 @@
 """The compile contract: how many forms of a graph may be compiled, and what a call does that none of them fits.
 
-A graph with symbolic sizes is specialised for the sizes it is called with, at most `max_variants` times. With `buckets`, a
-form serves a range of sizes, without padding: its sizes stay symbolic inside the range. Beyond the limit, or while a form is
-being made, `on_miss` decides:
+A graph with symbolic sizes is specialised for the sizes it is called with, at most `max_variants` times. With
+`buckets`, a form serves a range of sizes, without padding: its sizes stay symbolic inside the range. Beyond the limit,
+or while a form is being made, `on_miss` decides:
 
     error      refuse, with the sizes and the forms that there are
     bucket     run the one form whose sizes are all open; it is compiled once and fits every call
@@ -78,7 +78,7 @@ class VariantGraph:
         """Give parameters their values, in all forms that there are and will be."""
         with self._lock:
             self._params |= {name: to_numpy(value, name, "parameter") for name, value in values.items()}
-            forms = [self._variants.get(k) for k in self._variants.keys()] + [self._general.get(None)]
+            forms = [self._variants.get(k) for k in self._variants.known()] + [self._general.get(None)]
             for form in forms:
                 if form is not None:
                     form.set_params(values)
@@ -105,7 +105,7 @@ class VariantGraph:
     @property
     def variants(self) -> list[str]:
         """The sizes that there are forms for."""
-        return [_show(dict(key)) for key in self._variants.keys()]  # type: ignore[call-overload]
+        return [_show(dict(key)) for key in self._variants.known()]  # type: ignore[call-overload]
 
     def wait(self, timeout: float | None = None) -> None:
         """Until every compile in the background is done."""
@@ -187,7 +187,9 @@ class VariantGraph:
                 return low + 1, high
             low = high
         self.counters.refused += 1
-        raise RunError(f"{name} = {size} is above the largest bucket, {self._buckets[name][-1]}", code="X401", place=here())
+        raise RunError(
+            f"{name} = {size} is above the largest bucket, {self._buckets[name][-1]}", code="X401", place=here()
+        )
 
 
 def specialize(graph: Graph, device: str | Device | None = None, **contract: Any) -> VariantGraph:
@@ -201,8 +203,6 @@ def with_bounds(graph: Graph, ranges: Mapping[str, tuple[int, int]]) -> Graph:
     return graph.bind({name: SymExpr((((symbol,), 1),)) for name, symbol in made.items()})
 
 
-
-
 def _checked(name: str, sizes: Sequence[int], graph: Graph) -> tuple[int, ...]:
     if name not in graph.symbols():
         raise OptionError(f"buckets: {graph.name!r} has no symbolic size {name!r}", code="O410", place=here())
@@ -214,5 +214,3 @@ def _checked(name: str, sizes: Sequence[int], graph: Graph) -> tuple[int, ...]:
 
 def _show(binding: Mapping[str, int]) -> str:
     return ", ".join(f"{n} = {s}" for n, s in sorted(binding.items())) or "fixed sizes"
-
-

@@ -84,14 +84,19 @@ def _bytes(dim: Dim) -> int:
 
 
 def pick_device(
-    graph: Any, models: Mapping[str, CostModel] | Sequence[str] | None = None, *, exclude: Sequence[str] = ("reference",)
+    graph: Any,
+    models: Mapping[str, CostModel] | Sequence[str] | None = None,
+    *,
+    exclude: Sequence[str] = ("reference",),
 ) -> str:
     """The device with the least estimated time among those that can run all of the graph, and hold it."""
     program: Graph = graph if isinstance(graph, Graph) else graph.lower()
     if isinstance(models, Mapping):
         known = dict(models)
     else:
-        known = {name: cost_model(name) for name in (models if models is not None else devices()) if name not in exclude}
+        known = {
+            name: cost_model(name) for name in (models if models is not None else devices()) if name not in exclude
+        }
     needed = sum(_bytes(x.type.nbytes) for x in (*program.inputs, *program.params, *program.results))
     costs: dict[str, float] = {}
     reasons = []
@@ -109,5 +114,7 @@ def pick_device(
             continue
         costs[name] = estimate_graph_cost(program, model)
     if not costs:
-        raise DeviceError(f"no device can run {program.name!r}: {'; '.join(reasons) or 'none is known'}", code="E401", place=here())
+        raise DeviceError(
+            f"no device can run {program.name!r}: {'; '.join(reasons) or 'none is known'}", code="E401", place=here()
+        )
     return min(costs, key=lambda name: costs[name])

@@ -26,13 +26,17 @@ class Counters:
 
 
 class Entries(Generic[T]):
-    """At most `capacity` entries; at the limit the oldest goes: the longest unused one (lru), or the first made (fifo)."""
+    """At most `capacity` entries; then the longest unused one goes (lru), or the first made (fifo)."""
 
     def __init__(self, capacity: int | None, policy: str = "lru") -> None:
         if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1):
-            raise OptionError(f"the capacity of a cache is a whole number of at least 1, got {capacity!r}", code="O406", place=here())
+            raise OptionError(
+                f"the capacity of a cache is a whole number of at least 1, got {capacity!r}", code="O406", place=here()
+            )
         if policy not in POLICIES:
-            raise OptionError(f"the policy of a cache is one of {', '.join(POLICIES)}, got {policy!r}", code="O406", place=here())
+            raise OptionError(
+                f"the policy of a cache is one of {', '.join(POLICIES)}, got {policy!r}", code="O406", place=here()
+            )
         self.capacity, self.policy = capacity, policy
         self.counters = Counters()
         self._made: OrderedDict[Hashable, T] = OrderedDict()
@@ -83,7 +87,8 @@ class Entries(Generic[T]):
                 self._made.popitem(last=False)
                 self.counters.evictions += 1
 
-    def keys(self) -> list[Hashable]:
+    def known(self) -> list[Hashable]:
+        """The keys, the next to go first."""
         with self._lock:
             return list(self._made)
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Extents:
     """The extents that are active on a compiled graph. Its owner holds a lock while it is used.
 
-    A graph compiled with symbolic sizes runs at the smaller size itself. One compiled for fixed sizes has a second program,
-    with the axis left open, compiled when an extent is first set.
+    A graph compiled with symbolic sizes runs at the smaller size itself. One compiled for fixed sizes has a second
+    program, with the axis left open, compiled when an extent is first set.
     """
 
     def __init__(self, owner: CompiledGraph) -> None:
@@ -37,9 +37,16 @@ class Extents:
             self.active.pop(axis, None)
             return not self.reasons(axis)
         upper = self._upper(axis)
-        if not isinstance(actual, int) or isinstance(actual, bool) or actual < 0 or (upper is not None and actual > upper):
+        if (
+            not isinstance(actual, int)
+            or isinstance(actual, bool)
+            or actual < 0
+            or (upper is not None and actual > upper)
+        ):
             limit = "" if upper is None else f" to {upper}"
-            raise OptionError(f"the active extent of {axis} is a number from 0{limit}, got {actual!r}", code="O402", place=here())
+            raise OptionError(
+                f"the active extent of {axis} is a number from 0{limit}, got {actual!r}", code="O402", place=here()
+            )
         self.active[axis] = actual
         return not self.reasons(axis)
 
@@ -59,7 +66,9 @@ class Extents:
         for axis, actual in self.active.items():
             given = [a.shape[i] for a, t in zip(arrays, kinds, strict=True) for i in places(t, axis)]
             if given and actual > given[0]:
-                raise OptionError(f"the active extent of {axis} is {actual}, the arrays have {given[0]}", code="O402", place=here())
+                raise OptionError(
+                    f"the active extent of {axis} is {actual}, the arrays have {given[0]}", code="O402", place=here()
+                )
         if 0 in self.active.values():
             return True
         sliced = [np.ascontiguousarray(self._front(a, t)) for a, t in zip(arrays, kinds, strict=True)]
@@ -111,7 +120,8 @@ class Extents:
         known = self._owner.source.symbols()
         if axis not in known:
             raise UnknownNameError(
-                f"{self._owner.name!r} has no symbolic size {axis!r}{near(axis, known)}; it has {', '.join(known) or 'none'}",
+                f"{self._owner.name!r} has no symbolic size {axis!r}{near(axis, known)}; "
+                f"it has {', '.join(known) or 'none'}",
                 code="N113", place=here(),
             )  # fmt: skip
 

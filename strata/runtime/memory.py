@@ -1,7 +1,7 @@
 """Memory for results: blocks that come back when the last array over them is gone.
 
-Fresh pages are slow to touch for the first time: a training step that returns its updated weights would spend most of its
-time in page faults. So large results are laid over recycled blocks, huge pages where the system has them.
+Fresh pages are slow to touch for the first time: a training step that returns its updated weights would spend most of
+its time in page faults. So large results are laid over recycled blocks, huge pages where the system has them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HUGE_PAGE = 2 << 20
 
 
 class BlockPool:
-    """Free blocks by size class. Sizes are rounded up to an eighth of a power of two, so that near sizes share blocks."""
+    """Free blocks by size class: sizes are rounded up to an eighth of a power of two, so that near ones share."""
 
     def __init__(self, keep: int = KEEP) -> None:
         self._free: dict[int, list[Block]] = {}

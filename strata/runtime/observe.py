@@ -18,7 +18,7 @@ class Observer(Protocol):
     def begin(self, compiled: CompiledGraph, binding: Mapping[str, int], arrays: Sequence[np.ndarray]) -> None: ...
 
     def step(self, compiled: CompiledGraph, at: int, begin: int, end: int, spans: Sequence[Any], read: Any) -> None:
-        """After step `at` of the schedule: nanoseconds, spans of threads (thread, begin, end), and a reader of buffers."""
+        """After step `at`: times in nanoseconds, spans of threads (thread, begin, end), a reader of buffers."""
 
     def end(self, compiled: CompiledGraph, begin: int, end: int) -> None: ...
 

@@ -29,7 +29,7 @@ def padding_obstacles(compiled: CompiledGraph, padded: Collection[str], upper: i
 
 
 def _with_rows(graph: Graph, padded: Collection[str], upper: int, rows: Dim) -> Graph:
-    """The graph with a symbolic number of rows. Sizes in ops that stand for the rows are replaced where shapes demand it."""
+    """The graph with a symbolic number of rows, also in ops that name the shape of their result."""
     try:
         return _rebuilt(graph, padded, upper, rows, None)
     except StrataError:

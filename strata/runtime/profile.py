@@ -50,7 +50,8 @@ class Profile:
         for row in self.rows:
             t = row.seconds or 1e-12
             lines.append(
-                f"{row.step[:16]:<16} {row.seconds * 1e6:>7,.1f} µs {row.seconds / total:>6.1%} {row.bytes / t / 1e9:>8.2f} "
+                f"{row.step[:16]:<16} {row.seconds * 1e6:>7,.1f} µs {row.seconds / total:>6.1%} "
+                f"{row.bytes / t / 1e9:>8.2f} "
                 f"{row.flops / t / 1e9:>9.2f} {row.roofline:>8.1%}  {row.label}  {row.shapes}"
             )
         return "\n".join(lines)
@@ -107,7 +108,15 @@ def row_of(lir: Lir, at: int, seconds: float, binding: Mapping[str, int], machin
     step = lir.schedule[at]
     moved, work = bytes_of(lir, step, binding), flops_of(step, binding)
     least = max(moved / machine.bytes_per_second, work / machine.flops_per_second)
-    return Row(step.name, step.label, seconds, shapes_of(lir, step, binding), moved, work, min(1.0, least / seconds) if seconds else 0.0)
+    return Row(
+        step.name,
+        step.label,
+        seconds,
+        shapes_of(lir, step, binding),
+        moved,
+        work,
+        min(1.0, least / seconds) if seconds else 0.0,
+    )
 
 
 def shapes_of(lir: Lir, step: Step, binding: Mapping[str, int]) -> str:

@@ -1,8 +1,8 @@
-"""Which plans treat every place along an axis by itself: a run of the first places gives the first places of the results.
+"""Which plans treat every place along an axis by itself, so that the first places can be run alone.
 
-The answer is read off the kernels: an element of an output at place `i` of the axis may load elements of others at the same
-place `i` only, may not reduce over the axis, and may not use its size. Attention is the exception that the contract of
-active extents names: its queries and keys are both limited.
+The answer is read off the kernels: an element of an output at place `i` of the axis may load elements of others at the
+same place `i` only, may not reduce over the axis, and may not use its size. Attention is the exception that the
+contract of active extents names: its queries and keys are both limited.
 """
 
 from __future__ import annotations

@@ -23,10 +23,13 @@ from strata.runtime.tracing import phase
 class Session:
     """`Session("cpu").compile(graph)` gives a CompiledGraph.
 
-    Options given here hold for every compile that does not say otherwise: an option of `compile` wins over the session's.
+    Options given here hold for every compile that does not say otherwise: an option of `compile` wins over the
+    session's.
     """
 
-    def __init__(self, device: str | Device | None = None, options: CompileOptions | None = None, **changes: Any) -> None:
+    def __init__(
+        self, device: str | Device | None = None, options: CompileOptions | None = None, **changes: Any
+    ) -> None:
         self.device = str(device or config().device)
         self.backend = backend_for(self.device)
         base = options or CompileOptions()

@@ -48,10 +48,14 @@ class State:
         if output is None:
             return
         if not 0 <= output < len(self._outputs):
-            raise OptionError(f"there is no output {output}: {self._lir.name!r} has {len(self._outputs)}", code="O401", place=here())
+            raise OptionError(
+                f"there is no output {output}: {self._lir.name!r} has {len(self._outputs)}", code="O401", place=here()
+            )
         made = self._outputs[output]
         if made.dtype is not kind.dtype or not _can_follow(kind, made):
-            raise ShapeError(f"input {name!r} is {kind}, which output {output} : {made} cannot become", code="S401", place=here())
+            raise ShapeError(
+                f"input {name!r} is {kind}, which output {output} : {made} cannot become", code="S401", place=here()
+            )
         self._feeds[output] = name
         if made == kind and updates_in_place(self._lir, name, output):
             self._in_place[output] = list(self._inputs).index(name)
@@ -89,14 +93,18 @@ class State:
         if name not in self._inputs:
             known = ", ".join(self._inputs) or "none"
             raise UnknownNameError(
-                f"{self._lir.name!r} has no input {name!r}{near(name, self._inputs)}; it has {known}", code="N112", place=here()
+                f"{self._lir.name!r} has no input {name!r}{near(name, self._inputs)}; it has {known}",
+                code="N112",
+                place=here(),
             )
         return self._inputs[name]
 
 
 def _can_follow(kind: TensorType, made: TensorType) -> bool:
     """Whether an output's type fits an input's: sizes that are symbolic in the input may change from run to run."""
-    return kind.ndim == made.ndim and all(not isinstance(a, int) or a == b for a, b in zip(kind.shape, made.shape, strict=True))
+    return kind.ndim == made.ndim and all(
+        not isinstance(a, int) or a == b for a, b in zip(kind.shape, made.shape, strict=True)
+    )
 
 
 def updates_in_place(lir: Lir, name: str, output: int) -> bool:

@@ -1,7 +1,8 @@
 """Plans as data: what running needs of a plan, written so that it can be read back in milliseconds, and kept on disk.
 
-A stored plan has the buffers, the steps, the texts of the kernels and of the ops that run whole, and the constants. It does
-not have the optimised graph, which only explanations need: they plan again, from the program that is at hand anyway.
+A stored plan has the buffers, the steps, the texts of the kernels and of the ops that run whole, and the constants. It
+does not have the optimised graph, which only explanations need: they plan again, from the program that is at hand
+anyway.
 """
 
 from __future__ import annotations
@@ -23,7 +24,19 @@ from strata.core import Dim, Symbol, Target, TensorType, as_dtype, parse_dim
 from strata.errors import FileError, StrataError
 from strata.kernel import Kernel, parse_kernel, show_kernel
 from strata.lir import Buffer, Io, Lir, Spacing, Step
-from strata.mir import Constant, Graph, Input, Literal, Node, Param, Value, leaf_name, parse, show_field, substitute_values
+from strata.mir import (
+    Constant,
+    Graph,
+    Input,
+    Literal,
+    Node,
+    Param,
+    Value,
+    leaf_name,
+    parse,
+    show_field,
+    substitute_values,
+)
 
 FORMAT = 1
 MOST_CONSTANT_BYTES = 64 << 20  # of constants that the program does not have itself; larger plans are made anew
@@ -69,7 +82,7 @@ def stored_plan(key: str | None, graph: Graph, make: Planner) -> tuple[Lir, bool
 
 @cache
 def code_version() -> str | None:
-    """A digest of the whole package; None when a file changed after this process started, since the code may be older."""
+    """A digest of the package; None when a file changed after this process started: its code may be older."""
     files = sorted(Path(__file__).parents[1].rglob("*.py"))
     if any(f.stat().st_mtime > _STARTED for f in files):
         return None
@@ -111,7 +124,7 @@ def graph_digest(graph: Graph) -> str | None:
 
 
 def write_plan(lir: Lir, source: Graph | None = None) -> bytes | None:
-    """A plan as bytes: a line of JSON, then the constants that `source` does not have. None where they are too large."""
+    """A plan as bytes: a line of JSON, then constants that `source` does not have; None if they are too large."""
     known = _source_constants(source)
     blobs: list[bytes] = []
     constants: list[Any] = []
@@ -269,7 +282,11 @@ def _read_step(row: list[Any], kernels: list[Kernel], nodes: list[Node], symbols
     def dim(text: str) -> Dim:
         return parse_dim(text, symbols)
 
-    spaced = None if views is None else tuple(Spacing(dim(start), tuple(dim(d) for d in strides)) for start, strides in views)
+    spaced = (
+        None
+        if views is None
+        else tuple(Spacing(dim(start), tuple(dim(d) for d in strides)) for start, strides in views)
+    )
     return Step(
         name, tuple(inputs), tuple(outputs), label, None if kernel is None else kernels[kernel],
         () if node is None else (nodes[node],), phase, updates, spaced,
@@ -284,5 +301,3 @@ def _read_constant(row: list[Any], literals: list[Literal], blobs: bytes) -> np.
     if at + size > len(blobs) or size != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
         raise FileError("the plan's constants are damaged", code="F402")
     return np.frombuffer(blobs, np.uint8, size, at).copy().view(dtype).reshape(shape)
-
-

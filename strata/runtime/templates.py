@@ -1,4 +1,4 @@
-"""Templates: a program with symbolic sizes, planned once, and its specialised forms, compiled when they are asked for."""
+"""Templates: a program with symbolic sizes, planned once, and specialised forms of it, compiled on demand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class DynamicDimCompileCache:
         self._templates: Entries[CompileResult] = Entries(TEMPLATES)
         self._entries: Entries[CompiledGraph] = Entries(capacity, policy)
 
-    def ensure_template(self, build: Build, options: CompileOptions | None = None, model: str = _DEFAULT) -> CompileResult:
+    def ensure_template(
+        self, build: Build, options: CompileOptions | None = None, model: str = _DEFAULT
+    ) -> CompileResult:
         """The template, built once."""
         open_options = replace(options or self.session.options, dim_binding=None)
 
@@ -109,7 +111,9 @@ class DynamicDimCompileCache:
 class ModelCompilePipeline:
     """The three steps of a model's compile, each by itself or all at once: template, specialise, machine code."""
 
-    def __init__(self, device: str | Device | None = None, capacity: int = 8, options: CompileOptions | None = None) -> None:
+    def __init__(
+        self, device: str | Device | None = None, capacity: int = 8, options: CompileOptions | None = None
+    ) -> None:
         self._cache = DynamicDimCompileCache(device, capacity, options=options)
         self.session = self._cache.session
 
@@ -179,7 +183,10 @@ class ModelCompilePipeline:
         template = self._cache.template_result(options)
         if template is None:
             raise OptionError(
-                "there is no template yet for these options", code="O409", place=here(), fix="build_template(build_hir, options) first"
+                "there is no template yet for these options",
+                code="O409",
+                place=here(),
+                fix="build_template(build_hir, options) first",
             )
         return template
 

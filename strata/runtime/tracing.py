@@ -3,8 +3,8 @@
     with strata.trace("run.json"):
         compiled.run(x=array)
 
-The file is the JSON array of the trace event format. Compile phases nest in the thread that compiles. A run is a span with
-its steps inside it; the work of pool threads on a step appears under those threads' own numbers.
+The file is the JSON array of the trace event format. Compile phases nest in the thread that compiles. A run is a span
+with its steps inside it; the work of pool threads on a step appears under those threads' own numbers.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ class Tracer:
             for tid, name in self._names.items()
         ]
         if self.dropped:
-            head.append({"name": f"{self.dropped} events left out", "ph": "i", "s": "g", "ts": 0, "pid": self._pid, "tid": 0})
+            head.append(
+                {"name": f"{self.dropped} events left out", "ph": "i", "s": "g", "ts": 0, "pid": self._pid, "tid": 0}
+            )
         with self._lock:
             events = [*head, *sorted(self.events, key=lambda e: (e["ts"], -e["dur"]))]
         path = Path(path)
@@ -120,7 +122,9 @@ class trace:  # noqa: N801 - used as a block, like a function
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         if self.path.is_dir() or not self.path.parent.is_dir():
-            raise OptionError(f"trace: {str(path)!r} is not the path of a file that can be made", code="O404", place=here())
+            raise OptionError(
+                f"trace: {str(path)!r} is not the path of a file that can be made", code="O404", place=here()
+            )
         self._tracer: Tracer | None = None
 
     def __enter__(self) -> Tracer:

@@ -95,5 +95,3 @@ def stable_key(*parts: str) -> str:
 def binding_key(binding: Mapping[str, int]) -> str:
     """Of sizes in any order."""
     return stable_key("binding", *(f"{name}={size}" for name, size in sorted(binding.items())))
-
-

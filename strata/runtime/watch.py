@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def watch_finite(*, nan: bool = True, inf: bool = True) -> Iterator[None]:
     """Inside, a run whose op makes a NaN or an infinity out of numbers that are none raises RunError.
 
-    An infinity that comes from an input, as in a mask of -inf, is not held against the op that passes it on. Runs are slow.
+    An infinity that comes from an input, as in a mask of -inf, is not held against the op that passes it on. Runs are
+    slow.
     """
     watcher = _Watcher(nan, inf)
     OBSERVERS.append(watcher)

@@ -83,7 +83,9 @@ print(json.dumps([[o.tobytes().hex()[:256] for o in outs], puts]))
 
 def run_program(cache: Path, **limits) -> subprocess.CompletedProcess:
     env = {**os.environ, "STRATA_CACHE_DIR": str(cache)}
-    return subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=env, check=False, **limits)
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=env, check=False, **limits
+    )
 
 
 def answer(done: subprocess.CompletedProcess) -> tuple[list[str], list[str]]:
@@ -100,7 +102,9 @@ def expected(tmp_path_factory) -> list[str]:
 def test_many_processes_on_a_cold_cache(tmp_path, many, expected) -> None:
     env = {**os.environ, "STRATA_CACHE_DIR": str(tmp_path)}
     started = [
-        subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+        )
         for _ in range(many(4, 32))
     ]
     made: Counter[str] = Counter()

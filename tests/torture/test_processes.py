@@ -37,7 +37,8 @@ def small_encoder(layers: int = 1, width: int = 32, heads: int = 4) -> Graph:
     x = ops.layer_norm(ops.take(w(100, width), ids, axis=0), w(width), w(width))
     for _ in range(layers):
         q, k, v = (
-            (x @ w(width, width) + w(width)).reshape((b, s, heads, width // heads)).transpose((0, 2, 1, 3)) for _ in range(3)
+            (x @ w(width, width) + w(width)).reshape((b, s, heads, width // heads)).transpose((0, 2, 1, 3))
+            for _ in range(3)
         )
         scores = q @ k.transpose((0, 1, 3, 2)) * 0.35 + mask
         mixed = (ops.softmax(scores, axis=-1) @ v).transpose((0, 2, 1, 3)).reshape((b, s, width))
@@ -146,7 +147,9 @@ print("done")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_forked_children_run_and_compile(many) -> None:
     count = many(8, 200)
-    done = subprocess.run([sys.executable, "-c", FORKS, str(count)], capture_output=True, text=True, timeout=60 + 2 * count, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, str(count)], capture_output=True, text=True, timeout=60 + 2 * count, check=False
+    )
     assert done.returncode == 0 and done.stdout == "done\n", done.stderr
 
 

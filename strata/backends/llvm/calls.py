@@ -24,14 +24,16 @@ def _reads_lists() -> bool:
     probe = [np.empty(2), np.arange(5)[2:]]
     items = ctypes.c_ssize_t.from_address(id(probe) + LIST_ITEMS).value
     word = ctypes.sizeof(ctypes.c_ssize_t)
-    return HAS_DATA_FIELD and [ctypes.c_ssize_t.from_address(items + word * i).value for i in (0, 1)] == [*map(id, probe)]
+    return HAS_DATA_FIELD and [ctypes.c_ssize_t.from_address(items + word * i).value for i in (0, 1)] == [
+        *map(id, probe)
+    ]
 
 
 IS_DIRECT = sys.implementation.name == "cpython" and _reads_lists()
 
 
 class Call:
-    """One region table and the block that native code is entered with. After the regions, `table` has words for a status."""
+    """A region table, with words for a status behind it, and the block that native code is entered with."""
 
     __slots__ = ("_address", "_enter", "_words", "arena", "regions", "table", "threads")
 

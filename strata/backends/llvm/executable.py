@@ -66,7 +66,7 @@ class CpuBackend:
 
 
 class CpuExecutable:
-    """A plan on the CPU: regions are the arena, every buffer outside it, packed weights, then pool, threads and status."""
+    """A plan on the CPU. Regions: the arena, buffers outside it, packed weights, then pool, threads and status."""
 
     def __init__(self, lir: Lir, target: Target) -> None:
         self.lir, self.target = lir, target
@@ -79,7 +79,9 @@ class CpuExecutable:
                 self.native[at] = (made, native_code_of(made, target))
         self._outside = [b for b in lir.buffers if b.role != "scratch"]
         self._region = {b.name: i + 1 for i, b in enumerate(self._outside)}
-        self._values: dict[str, np.ndarray] = {b.name: lir.constants[b.key] for b in self._outside if b.role == "constant"}  # type: ignore[index]
+        self._values: dict[str, np.ndarray] = {
+            b.name: lir.constants[b.key] for b in self._outside if b.role == "constant"
+        }  # type: ignore[index]
         self._packed: list[_PackedWeight] = []
         self._functions: dict[str, int] = {}
         self._workspace: dict[int, ProductPlan] = {}
@@ -95,8 +97,13 @@ class CpuExecutable:
         self.pool = default_pool()
         self._threads = available_threads(config().num_threads)
         self.input_regions = tuple(self._region[buffer] for _, buffer in lir.io.inputs)
-        firsts = [name not in lir.io.outputs[:i] and lir.buffer(name).role == "result" for i, name in enumerate(lir.io.outputs)]
-        self.output_regions = tuple(self._region[n] if own else 0 for n, own in zip(lir.io.outputs, firsts, strict=True))
+        firsts = [
+            name not in lir.io.outputs[:i] and lir.buffer(name).role == "result"
+            for i, name in enumerate(lir.io.outputs)
+        ]
+        self.output_regions = tuple(
+            self._region[n] if own else 0 for n, own in zip(lir.io.outputs, firsts, strict=True)
+        )
         self._has_leaf_results = not all(firsts)
         for name, array in list(self._values.items()):
             self._pack_for(name, array)
@@ -125,7 +132,9 @@ class CpuExecutable:
 
     def _note_weight(self, step: Step, matrix: ProductPlan) -> None:
         source = step.inputs[_input_index(step, matrix.matrix.b.buffer)]
-        if self.lir.buffer(source).role in ("param", "constant", "weight") and isinstance(matrix.packed_elements(), int):
+        if self.lir.buffer(source).role in ("param", "constant", "weight") and isinstance(
+            matrix.packed_elements(), int
+        ):
             if not any(w.source == source and w.layout == matrix.layout for w in self._packed):
                 self._packed.append(_PackedWeight(source, matrix, matrix.layout))
 
@@ -175,7 +184,7 @@ class CpuExecutable:
 
     @property
     def _context(self) -> int:
-        """The first of the three regions that native ops find the pool, the number of threads and the status words in."""
+        """The first of three regions, for native ops: the pool, the number of threads and the status words."""
         return 1 + len(self._outside) + len(self._packed)
 
     def _native_steps(
@@ -243,7 +252,7 @@ class CpuExecutable:
         return place
 
     def _copy_step(self, step: Step, place: Callable[[str], Argument], sizes: Mapping[str, int]) -> ProgramStep:
-        """What an update changes, brought to where it changes it; nothing to do when the caller gave one array for both."""
+        """What an update changes, brought to where it changes it; nothing to do where both are one array."""
         assert step.updates is not None
         self._functions["copy"] = copy_code(self.target).address("copy")
         count = substitute(self.lir.buffer(step.updates).type.nbytes, sizes)
@@ -372,7 +381,13 @@ class CpuExecutable:
             assert isinstance(size, int)
             store = Arena(size * matrix.spec.b.itemsize + 256)
             native = next(k for k in self.kernels.values() if k.matrix is not None and k.matrix.layout == weight.layout)
-            arguments = _arguments(matrix.pack_arguments(), lambda _: Argument(0, 0), {matrix.matrix.b.buffer: name}, Argument(1, 0), matrix)
+            arguments = _arguments(
+                matrix.pack_arguments(),
+                lambda _: Argument(0, 0),
+                {matrix.matrix.b.buffer: name},
+                Argument(1, 0),
+                matrix,
+            )
             step = ProgramStep("pack", arguments, matrix.pack_points(), 1)
             program = Program((step,), 2).bind({"pack": native.address("kernel_pack")})
             program.run(region_table([address_of(array), store.address]))
@@ -381,7 +396,11 @@ class CpuExecutable:
     # running
 
     def run(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], binding: Mapping[str, int], threads: int | None = None
+        self,
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        binding: Mapping[str, int],
+        threads: int | None = None,
     ) -> None:
         bound = self._only or self.bound_for(binding)
         try:
@@ -398,7 +417,9 @@ class CpuExecutable:
         if count > 1 and self.pool.workers < count - 1:
             self.pool.ensure(count)
         if bound.is_direct:
-            call.run(inputs if type(inputs) is list else list(inputs), outputs if type(outputs) is list else list(outputs))
+            call.run(
+                inputs if type(inputs) is list else list(inputs), outputs if type(outputs) is list else list(outputs)
+            )
         else:
             call.place(self.input_regions, inputs)
             call.place(self.output_regions, outputs)
@@ -439,7 +460,9 @@ class CpuExecutable:
                 values.setdefault(name, array)
         return values
 
-    def run_host(self, step: Step, values: dict[str, np.ndarray], bound: _Bound, arena: Arena, binding: Mapping[str, int]) -> None:
+    def run_host(
+        self, step: Step, values: dict[str, np.ndarray], bound: _Bound, arena: Arena, binding: Mapping[str, int]
+    ) -> None:
         (node,) = step.nodes
         arrays = [self.array(name, values, bound, arena, binding) for name in step.inputs]
         types = [t.bind(binding) for t in node.types]

@@ -85,7 +85,7 @@ def compile_and_load(text: str, names: Sequence[str], target: Target | None = No
     return load(compile_text(text, target or Target.host(), level=level), names)
 
 
-# ------------------------------------------------------------------------------------------------------------- the store
+# ---------------------------------------------------------------------------------------------------------- the store
 
 _record: ContextVar[dict[str, bytes] | None] = ContextVar("strata_code_record", default=None)
 _bundled: ContextVar[Mapping[str, bytes] | None] = ContextVar("strata_bundled_code", default=None)

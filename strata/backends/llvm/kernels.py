@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -100,7 +98,9 @@ def _compile(kernel: Kernel, target: Target, step: Step | None) -> NativeKernel:
         found = find_contraction(kernel)
         matrix = plan_matrix(found, kernel.name, target) if found is not None else None
         if matrix is not None:
-            code = stored_code(text, [matrix.name, matrix.pack_name], lambda module: emit_matrix(module, matrix), target)
+            code = stored_code(
+                text, [matrix.name, matrix.pack_name], lambda module: emit_matrix(module, matrix), target
+            )
             return NativeKernel(code, None, matrix)
 
         def make() -> bytes:
@@ -111,7 +111,9 @@ def _compile(kernel: Kernel, target: Target, step: Step | None) -> NativeKernel:
             emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
             return f"{loops.to_text()}\n".encode() + jit.compile_text(module.text(), target)
 
-        payload = jit.made(key, make, {"kind": "kernel", "text": text[:4000], "target": target.key, "made by": jit.VERSION})
+        payload = jit.made(
+            key, make, {"kind": "kernel", "text": text[:4000], "target": target.key, "made by": jit.VERSION}
+        )
     head, _, data = payload.partition(b"\n")
     return NativeKernel(jit.load(data, [kernel.name], key), Loops.from_text(head.decode()), None)
 
@@ -126,7 +128,7 @@ def _convolution(kernel: Kernel, target: Target, step: Step) -> ConvPlan | None:
 
 
 def stored_code(text: str, names: Sequence[str], emit: Callable[[Module], object], target: Target) -> jit.Code:
-    """Machine code from the disk store, or made and stored. `text` decides the code, with the target and our own version."""
+    """Machine code from the store, or made and stored; `text`, the target and our version decide it."""
     key = code_key(" ".join(names), text, target)
     data = jit.stored(key)
     if data is None:
@@ -136,7 +138,9 @@ def stored_code(text: str, names: Sequence[str], emit: Callable[[Module], object
             emit(module)
             return jit.compile_text(module.text(), target)
 
-        data = jit.made(key, make, {"kind": "kernel", "text": text[:4000], "target": target.key, "made by": jit.VERSION})
+        data = jit.made(
+            key, make, {"kind": "kernel", "text": text[:4000], "target": target.key, "made by": jit.VERSION}
+        )
     return jit.load(data, names, key)
 
 
@@ -180,7 +184,13 @@ declare i64 @llvm.umin.i64(i64, i64)
 def generator_version() -> str:
     """A digest of the code that generates code: an entry of the store is never used by another version of it."""
     package = Path(__file__).parents[2]
-    files = sorted([*(package / "kernel").glob("*.py"), *(package / "backends" / "llvm").glob("*.py"), *(package / "core").glob("*.py")])
+    files = sorted(
+        [
+            *(package / "kernel").glob("*.py"),
+            *(package / "backends" / "llvm").glob("*.py"),
+            *(package / "core").glob("*.py"),
+        ]
+    )
     return digest(*(f.read_bytes() for f in files))
 
 

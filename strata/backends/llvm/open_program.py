@@ -1,7 +1,7 @@
 """Programs of plans with symbolic sizes: all that does not depend on the sizes is worked out once.
 
-A step's arguments are region + offset, where offsets, points and counts are expressions of the sizes. The expressions of a
-whole plan become one Python function; binding sizes then is one call of it and a few operations on arrays.
+A step's arguments are region + offset, where offsets, points and counts are expressions of the sizes. The expressions
+of a whole plan become one Python function; binding sizes then is one call of it and a few operations on arrays.
 """
 
 from __future__ import annotations
@@ -60,14 +60,16 @@ def _source(dim: Dim, names: Mapping[str, str]) -> str:
                 parts.append(names[atom.name])
             else:
                 a, b = _source(atom.a, names), _source(atom.b, names)
-                parts.append({"floordiv": f"(({a})//({b}))", "mod": f"(({a})%({b}))"}.get(atom.kind, f"{atom.kind}({a},{b})"))
+                parts.append(
+                    {"floordiv": f"(({a})//({b}))", "mod": f"(({a})%({b}))"}.get(atom.kind, f"{atom.kind}({a},{b})")
+                )
         terms.append("*".join(parts))
     return "+".join(terms) or "0"
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSteps:
-    """Steps in a row: numbers of expressions instead of values. Base 0 of an argument adds nothing, others a scratch offset."""
+    """Steps in a row, with numbers of expressions for values. Base 0 adds nothing, others a scratch offset."""
 
     functions: np.ndarray  # addresses
     points: np.ndarray
@@ -93,7 +95,9 @@ def open_steps(
         column([numbers.add(s.points) for s in steps]),
         column([s.grain for s in steps]),
         column([len(s.arguments) for s in steps]),
-        column([-1 if a.region is None else 0 if low else a.region for a, low in zip(arguments, is_scratch, strict=True)]),
+        column(
+            [-1 if a.region is None else 0 if low else a.region for a, low in zip(arguments, is_scratch, strict=True)]
+        ),
         column([numbers.add(a.offset) for a in arguments]),
         column([scratch[a.region] if low else 0 for a, low in zip(arguments, is_scratch, strict=True)]),  # type: ignore[index]
     )

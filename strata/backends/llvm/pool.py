@@ -272,9 +272,9 @@ end:
   ret void
 }}
 
-; a call in one block of words: program, regions, pool, threads, first step, last step, then twice (inputs, outputs): a list
-; object, the number of its items, the offset of its item pointer; the offset of the data pointer in an array object; last
-; the regions that the data pointers go to
+; a call in one block of words: program, regions, pool, threads, first step, last step, then twice (inputs, outputs):
+; a list object, the number of its items, the offset of its item pointer; then the offset of the data pointer in an
+; array object; last the regions that the data pointers go to
 define void @program_enter(ptr %call) nounwind {{
 entry:
   %program = load ptr, ptr %call, align 8
@@ -379,7 +379,7 @@ class Pool:
         self._parallel(self.address, count, kernel, arguments, points, grain)
 
     def note_times(self, events: Any | None) -> None:
-        """Have every thread note when it worked, into words: count, capacity, then (thread, begin, end, chunks) in ns."""
+        """Have threads note when they work, in words: count, capacity, then (thread, begin, end, chunks) each."""
         ctypes.c_int64.from_address(self.address + _TRACE).value = 0 if events is None else ctypes.addressof(events)
 
     def stop(self) -> None:

@@ -93,7 +93,7 @@ def wait_functions() -> str:
 
 
 def clock_functions() -> str:
-    """LLVM text of now() in nanoseconds, as time.perf_counter_ns counts them, and thread_number(); both 0 where unknown."""
+    """LLVM text of now(), as time.perf_counter_ns counts, and thread_number(); both 0 where unknown."""
     machine = platform.machine().lower()
     if sys.platform == "linux" and machine in _GETTID_CALL:
         return _CLOCK.replace("NUMBER", str(_GETTID_CALL[machine]))

@@ -17,7 +17,9 @@ def store(tmp_path):
     with using(cache_dir=tmp_path):
         made = st.cache.default_store()
         for i, name in enumerate(("softmax", "matmul", "softmax")):
-            made.put(digest(str(i)), b"x" * 100 * (i + 1), {"kind": "kernel", "text": f"kernel @{name}", "target": f"cpu{i}"})
+            made.put(
+                digest(str(i)), b"x" * 100 * (i + 1), {"kind": "kernel", "text": f"kernel @{name}", "target": f"cpu{i}"}
+            )
         yield made
 
 

@@ -186,7 +186,13 @@ def test_run_padded_takes_rows_of_any_shape_and_dtype() -> None:
 
 
 @pytest.mark.parametrize(
-    "mix", [lambda x: ops.softmax(x, axis=0), lambda x: x - x.mean(axis=0), lambda x: ops.flip(x, axis=0), lambda x: x @ x.T @ x]
+    "mix",
+    [
+        lambda x: ops.softmax(x, axis=0),
+        lambda x: x - x.mean(axis=0),
+        lambda x: ops.flip(x, axis=0),
+        lambda x: x @ x.T @ x,
+    ],
 )
 def test_graphs_that_mix_rows_are_refused(mix) -> None:
     def build(upper: int) -> Graph:
@@ -264,7 +270,9 @@ def test_dynamic_cache_builds_once() -> None:  # behaviour 98
     assert not cache.has_template()
     for key, sizes in (("a", (1, 2)), ("b", (2, 3)), ("a", (1, 2))):
         c = cache.get_or_specialize(key, {"batch": sizes[0], "seq": sizes[1]}, build)
-        assert c.signature == f"(x: f32[{sizes[0]}, {sizes[1]}, 4], param w: f32[4, 4]) -> f32[{sizes[0]}, {sizes[1]}, 4]"
+        assert (
+            c.signature == f"(x: f32[{sizes[0]}, {sizes[1]}, 4], param w: f32[4, 4]) -> f32[{sizes[0]}, {sizes[1]}, 4]"
+        )
     assert len(build.calls) == 1 and len(cache) == 2 and cache.contains("a") and cache.has_template()
     cache.get_or_specialize("a", {"batch": 1, "seq": 2}, build, CompileOptions(fusion=False))
     assert len(build.calls) == 2 and len(cache) == 3  # other options, another template
@@ -295,7 +303,9 @@ def test_components_work_on_a_fresh_pipeline() -> None:  # behaviour 100
     c, manifest = pipe.get_or_compile_component(part, build)
     again, _ = pipe.get_or_compile_component(part, build)
     assert again is c and manifest.param_names == ("w",) and manifest.inputs[0].shape == (2, 5, 4)
-    other, _ = pipe.get_or_compile_component(ModelComponent(ModelVariant.encoder(1, 7), layer_composition_key="enc"), build)
+    other, _ = pipe.get_or_compile_component(
+        ModelComponent(ModelVariant.encoder(1, 7), layer_composition_key="enc"), build
+    )
     assert other is not c and len(build.calls) == 1 and len(pipe) == 2
 
 
@@ -372,7 +382,9 @@ print(c.run(x=np.ones((2, 3, 4), np.float32))[0].sum())
 
 def test_another_process_hits(tmp_path) -> None:
     outs = [
-        subprocess.run([sys.executable, "-c", AOT_PROCESS, str(tmp_path), v], capture_output=True, text=True, check=True)
+        subprocess.run(
+            [sys.executable, "-c", AOT_PROCESS, str(tmp_path), v], capture_output=True, text=True, check=True
+        )
         for v in "ab"
     ]
     assert [o.stdout.split() for o in outs] == [["built", "96.0"], ["96.0"]]

@@ -356,7 +356,10 @@ def test_profile_has_a_row_for_each_step() -> None:
     first = p.rows[0]
     assert first.seconds > 0 and first.flops >= 2 * 32 * 64 * 64 and first.bytes == 4 * (32 * 64 + 64 * 64 + 32 * 64)
     assert "GFLOP/s" in str(p) and "f32[32, 64]" in str(p)
-    assert Session("reference").compile(Graph("r").outputs(Graph("r").constant(1.0))).profile().rows[0].label == "the whole graph"
+    assert (
+        Session("reference").compile(Graph("r").outputs(Graph("r").constant(1.0))).profile().rows[0].label
+        == "the whole graph"
+    )
 
 
 def test_watch_names_the_first_bad_op() -> None:

@@ -121,7 +121,14 @@ def test_threads_share_a_compile() -> None:
 
 
 @pytest.mark.parametrize(
-    "contract", [{"on_miss": "guess"}, {"max_variants": 0}, {"buckets": {"N": [4, 2]}}, {"buckets": {"M": [4]}}, {"buckets": {"N": []}}]
+    "contract",
+    [
+        {"on_miss": "guess"},
+        {"max_variants": 0},
+        {"buckets": {"N": [4, 2]}},
+        {"buckets": {"M": [4]}},
+        {"buckets": {"N": []}},
+    ],
 )
 def test_impossible_contracts_are_refused(contract) -> None:
     with pytest.raises(OptionError):

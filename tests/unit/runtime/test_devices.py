@@ -71,7 +71,9 @@ def test_costs_grow_with_the_work() -> None:
     g = Graph("a")
     q = g.input("q", (2, 16, 8))
     attention = g.outputs(ops.attention(q, q, q, num_heads=2, layout="bsd"))
-    assert estimate_graph_cost(attention, model) == pytest.approx(1e-5 + 1e-6 + max(4 * 2 * 2 * 16 * 16 * 4, 4 * 4 * 256) / 1e9)
+    assert estimate_graph_cost(attention, model) == pytest.approx(
+        1e-5 + 1e-6 + max(4 * 2 * 2 * 16 * 16 * 4, 4 * 4 * 256) / 1e9
+    )
     real = cost_model("cpu")
     assert real.flops_per_second > 1e8 and real.bytes_per_second > 1e8
 

@@ -9,13 +9,27 @@ from strata import ops
 from strata.backends import register_backend
 from strata.backends.reference import ReferenceBackend
 from strata.core import f32, sym
-from strata.errors import CompileError, MemoryLimitError, OptionError, ShapeError, SymbolError, TraceError, UnknownNameError
+from strata.errors import (
+    CompileError,
+    MemoryLimitError,
+    OptionError,
+    ShapeError,
+    SymbolError,
+    TraceError,
+    UnknownNameError,
+)
 from strata.hir import Module
 from strata.mir import Graph, infer_binding
 from strata.passes import FusionLimits
 from strata.runtime import CompileOptions, CompilePipeline, assert_fused, dispatch_report
 
-FUSED = ("fused_matmul_bias_act", "fused_swiglu", "fused_residual_layer_norm", "fused_residual_rms_norm", "elementwise_region")
+FUSED = (
+    "fused_matmul_bias_act",
+    "fused_swiglu",
+    "fused_residual_layer_norm",
+    "fused_residual_rms_norm",
+    "elementwise_region",
+)
 
 
 class Claiming(ReferenceBackend):
@@ -94,7 +108,11 @@ def test_plans_have_phases_io_and_a_steady_fingerprint():
 def test_fingerprints_see_everything():
     base = deep()
     seen = {CompilePipeline("cpu").compile(base).lir.fingerprint()}
-    variants = [CompileOptions(exact=False), CompileOptions(fusion=False), CompileOptions(kernel_dispatch="force_common")]
+    variants = [
+        CompileOptions(exact=False),
+        CompileOptions(fusion=False),
+        CompileOptions(kernel_dispatch="force_common"),
+    ]
     for options in variants:
         seen.add(CompilePipeline("cpu", options).compile(base).lir.fingerprint())
     g = Graph("deep")
@@ -170,7 +188,9 @@ def test_bindings_come_from_shapes():
 
 
 def test_memory_limit_names_the_peak_and_the_largest():
-    with pytest.raises(MemoryLimitError, match=r"needs 256 bytes of scratch memory, the limit is 100; largest: %0 : f32\[4, 8\]"):
+    with pytest.raises(
+        MemoryLimitError, match=r"needs 256 bytes of scratch memory, the limit is 100; largest: %0 : f32\[4, 8\]"
+    ):
         CompilePipeline("cpu", CompileOptions(memory_limit=100)).compile(deep())
     assert CompilePipeline("cpu", CompileOptions(memory_limit=256)).compile(deep()).lir.arena_size == 256
 

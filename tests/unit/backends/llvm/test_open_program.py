@@ -16,7 +16,17 @@ B, S = sym("B", 0, 64), sym("len.of", 0, 64)
 
 @pytest.mark.parametrize("sizes", [(0, 0), (1, 1), (3, 17), (64, 64)])
 def test_numbers_are_what_substitution_gives(sizes) -> None:
-    dims = [7, B, B * S, B * B - S * 3 + 1, floordiv(B + 63, 64) * S, mod(B * S, 5), dim_min(B, S + 2), dim_max(B * 2, 9), -B]
+    dims = [
+        7,
+        B,
+        B * S,
+        B * B - S * 3 + 1,
+        floordiv(B + 63, 64) * S,
+        mod(B * S, 5),
+        dim_min(B, S + 2),
+        dim_max(B * 2, 9),
+        -B,
+    ]
     binding = {"B": sizes[0], "len.of": sizes[1]}
     numbers = Numbers()
     places = [numbers.add(d) for d in (*dims, *dims)]
