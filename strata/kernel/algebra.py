@@ -65,11 +65,11 @@ def _sum(a: Linear, b: Linear, sign: int) -> Linear:
             terms.pop(atom, None)
         else:
             terms[atom] = total
-    return Linear(_recombine(terms), a.constant + b.constant * sign)
+    return _recombine(terms, a.constant + b.constant * sign)
 
 
-def _recombine(terms: dict[ir.Expr, Dim]) -> dict[ir.Expr, Dim]:
-    """(x // d) * d * m + (x % d) * m becomes x * m."""
+def _recombine(terms: dict[ir.Expr, Dim], constant: Dim) -> Linear:
+    """(x // d) * d * m + (x % d) * m becomes x * m; x may bring a constant of its own."""
     for atom, coefficient in list(terms.items()):
         if not (isinstance(atom, ir.Scalar) and atom.name == "mod" and atom in terms):
             continue
@@ -81,8 +81,8 @@ def _recombine(terms: dict[ir.Expr, Dim]) -> dict[ir.Expr, Dim]:
             (whole, factor), *_ = parts.terms.items()
             if factor == 1 and whole in terms and by.is_constant and terms[whole] == coefficient * by.constant:
                 rest = {a: c for a, c in terms.items() if a is not atom and a is not whole}
-                return dict(_sum(Linear(rest, 0), _scale(linear(x), coefficient), 1).terms)
-    return terms
+                return _sum(Linear(rest, constant), _scale(linear(x), coefficient), 1)
+    return Linear(terms, constant)
 
 
 def build(form: Linear) -> ir.Expr:
