@@ -80,8 +80,8 @@ class CpuExecutable:
         self._outside = [b for b in lir.buffers if b.role != "scratch"]
         self._region = {b.name: i + 1 for i, b in enumerate(self._outside)}
         self._values: dict[str, np.ndarray] = {
-            b.name: lir.constants[b.key] for b in self._outside if b.role == "constant"
-        }  # type: ignore[index]
+            b.name: lir.constants[b.key] for b in self._outside if b.role == "constant" and isinstance(b.key, int)
+        }
         self._packed: list[_PackedWeight] = []
         self._functions: dict[str, int] = {}
         self._workspace: dict[int, ProductPlan] = {}
@@ -132,11 +132,10 @@ class CpuExecutable:
 
     def _note_weight(self, step: Step, matrix: ProductPlan) -> None:
         source = step.inputs[_input_index(step, matrix.matrix.b.buffer)]
-        if self.lir.buffer(source).role in ("param", "constant", "weight") and isinstance(
-            matrix.packed_elements(), int
-        ):
-            if not any(w.source == source and w.layout == matrix.layout for w in self._packed):
-                self._packed.append(_PackedWeight(source, matrix, matrix.layout))
+        is_fixed = self.lir.buffer(source).role in ("param", "constant", "weight")
+        is_known = any(w.source == source and w.layout == matrix.layout for w in self._packed)
+        if is_fixed and not is_known and isinstance(matrix.packed_elements(), int):
+            self._packed.append(_PackedWeight(source, matrix, matrix.layout))
 
     def _weight_region(self, source: str, matrix: ProductPlan) -> int | None:
         for i, weight in enumerate(self._packed):
