@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import scipy.special
 
 from strata.core import DType, bool_, c64, c128, f64, i4, u4
 
@@ -42,6 +41,17 @@ class ScalarFunction:
                 return c128 if dtypes[0] is f64 else c64
             case _:
                 return dtypes[0]
+
+
+def _special(name: str) -> Callable[..., Array]:
+    """A function of SciPy, which is loaded when the interpreter first needs one of them."""
+
+    def call(*args: Array) -> Array:
+        import scipy.special
+
+        return getattr(scipy.special, name)(*args)
+
+    return call
 
 
 def _quiet(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -119,7 +129,7 @@ def _pow(a: Array, b: Array) -> Array:
 
 
 def _sigmoid(x: Array) -> Array:
-    return 1 / (1 + np.exp(-x)) if np.asarray(x).dtype.kind == "c" else _wide(scipy.special.expit)(x)
+    return 1 / (1 + np.exp(-x)) if np.asarray(x).dtype.kind == "c" else _wide(_special("expit"))(x)
 
 
 def _sign(x: Array) -> Array:
@@ -137,7 +147,7 @@ def _complex(re: Array, im: Array) -> Array:
 
 
 def _lgamma(x: Array) -> Array:
-    return np.where(np.isneginf(x), np.inf, scipy.special.gammaln(x))
+    return np.where(np.isneginf(x), np.inf, _special("gammaln")(x))
 
 
 def _fma(a: Array, b: Array, c: Array) -> Array:
@@ -179,8 +189,8 @@ def _rows() -> list[ScalarFunction]:
         ("asin", 1, _wide(np.arcsin), 30), ("acos", 1, _wide(np.arccos), 30), ("atan", 1, _wide(np.arctan), 25),
         ("atan2", 2, _wide(np.arctan2), 40), ("sinh", 1, _wide(np.sinh), 40), ("cosh", 1, _wide(np.cosh), 40),
         ("tanh", 1, _wide(np.tanh), 25), ("asinh", 1, _wide(np.arcsinh), 40), ("acosh", 1, _wide(np.arccosh), 40),
-        ("atanh", 1, _wide(np.arctanh), 40), ("erf", 1, _wide(scipy.special.erf), 30),
-        ("erfc", 1, _wide(scipy.special.erfc), 45), ("lgamma", 1, _wide(_lgamma), 80), ("sigmoid", 1, _sigmoid, 20),
+        ("atanh", 1, _wide(np.arctanh), 40), ("erf", 1, _wide(_special("erf")), 30),
+        ("erfc", 1, _wide(_special("erfc")), 45), ("lgamma", 1, _wide(_lgamma), 80), ("sigmoid", 1, _sigmoid, 20),
         ("floor", 1, _integers_too(np.floor, _same), 1), ("ceil", 1, _integers_too(np.ceil, _same), 1),
         ("trunc", 1, _integers_too(np.trunc, _same), 1), ("round", 1, _integers_too(np.rint, _same), 1),
         ("sign", 1, _sign, 4), ("copysign", 2, np.copysign, 2), ("conj", 1, np.conj, 1),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import scipy.linalg
-from scipy.linalg import lapack
 
 from strata.core import Dim, TensorType, c64, dim_min, f32, f64, known_le
 from strata.errors import MissingRuleError, OptionError, RunError, ShapeError
@@ -77,6 +75,8 @@ class Cholesky(MatrixOp):
         try:
             return np.linalg.cholesky(hermitian)
         except np.linalg.LinAlgError:
+            from scipy.linalg import lapack  # on failure only
+
             at, order = first_failure(lambda m: lapack.get_lapack_funcs(("potrf",), (m,))[0](m, lower=1)[1], hermitian)
             raise RunError(
                 f"{self.name}: {which(at)} is not positive definite, its leading {order}×{order} minor is not positive",
@@ -266,6 +266,8 @@ class Lu(MatrixOp):
         return tuple(x.with_shape([*batch, *sizes]) for sizes in ((m, m), (m, k), (k, n)))
 
     def numpy(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
+        import scipy.linalg
+
         types = self.infer(TensorType(f64, x.shape))
         outs = tuple(np.zeros(t.static_shape, x.dtype) for t in types)
         for at in np.ndindex(x.shape[:-2]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import numpy as np
-from scipy.linalg import lapack
 
 from strata.core import Dim, DType, TensorType, broadcast_shapes, c64, c128, f32, f64, i64
 from strata.errors import RunError, ShapeError
@@ -178,6 +177,8 @@ class Solve(LinearSolve):
 
 def singular_error(name: str, a: np.ndarray) -> NoReturn:
     """Raise for the first singular matrix of a stack, naming the pivot that is 0."""
+    from scipy.linalg import lapack  # on failure only
+
     at, status = first_failure(lambda m: lapack.get_lapack_funcs(("getrf",), (m,))[0](m)[2], a)
     raise RunError(f"{name}: {which(at)} is singular, pivot {status - 1} is 0", code="X200")
 
