@@ -12,14 +12,16 @@ import pytest
 import strata as st
 from strata import ops
 from strata.backends.llvm import jit
-from strata.core import Target, sym
+from strata.core import Dim, Target, sym
 from strata.errors import FileError, OptionError, UnknownNameError
 from strata.mir import Graph
 from strata.runtime import CompiledGraph, Session, inspect_bundle
 from strata.runtime.container import Container, write_container
 
+ROWS = sym("N", 1, 64)
 
-def network(rows=sym("N", 1, 64)) -> CompiledGraph:
+
+def network(rows: Dim = ROWS) -> CompiledGraph:
     g = Graph("net")
     x, w, b = g.input("x", (rows, 8)), g.param("w", (8, 8)), g.param("b", (8,))
     q = ops.reshape(x @ w, (1, rows, 8))

@@ -118,7 +118,7 @@ def test_names_shapes_and_dtypes_are_checked() -> None:
     with pytest.raises(UnknownNameError, match="no parameter 'v'"):
         c.set_param("v", np.zeros(3, np.float32))
     c.set_param("w", np.ones(3, np.float32))
-    with pytest.raises(UnknownNameError, match="'x' .* is missing"):
+    with pytest.raises(UnknownNameError, match=r"'x' .* is missing"):
         c.run()
     with pytest.raises(UnknownNameError, match="no input 'y'"):
         c.run(x=good, y=good)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from strata import ops
-from strata.backends import register_backend
+from strata.backends import register_backend, registry
 from strata.backends.reference import ReferenceBackend
 from strata.core import f32, sym
 from strata.errors import (
@@ -58,7 +58,9 @@ def claiming():
         register_backend("claiming", backend)
         return "claiming"
 
-    return make
+    yield make
+    with registry._lock:
+        registry._made.pop("claiming", None)
 
 
 def linear(bias=True, act="gelu") -> Module:

@@ -17,8 +17,10 @@ from strata.ops import Extension, Extensions
 from strata.runtime import CompilePipeline, Session, stored
 from strata.runtime.stored import graph_digest, read_plan, stored_plan, write_plan
 
+ROWS = sym("N", 1, 16)
 
-def network(n=sym("N", 1, 16), scale: float = 2.0) -> Graph:
+
+def network(n: Dim = ROWS, scale: float = 2.0) -> Graph:
     g = Graph("net")
     x, w = g.input("x", (n, 8)), g.param("w", (8, 8))
     table = constant(np.arange(8, dtype=np.float32) * scale)

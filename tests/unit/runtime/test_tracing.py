@@ -92,7 +92,7 @@ def test_nothing_is_traced_outside(tmp_path) -> None:
 def test_errors_inside_still_write_the_trace(tmp_path) -> None:
     path = tmp_path / "run.json"
     c = network(32)
-    with pytest.raises(KeyError), st.trace(path):
+    with pytest.raises(KeyError), st.trace(path):  # noqa: PT012 - the error comes after a run
         c.run(x=np.ones((32, 32), np.float32))
         raise KeyError
     assert spans(path) and OBSERVERS == []
