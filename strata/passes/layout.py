@@ -1,9 +1,9 @@
 """Channels last inside convolutional regions: layouts are converted at their borders, once, and nowhere else.
 
 Every value keeps the form it was made in; the other form is made where a reader asks for it. A convolution reads and
-gives channels last; ops that do not care about the order of axes (element-wise ops, pools, concatenation, slices, padding,
-reductions, resizing) follow their inputs. Weights are transposed where they are parameters: once. Compositions that
-hide such ops are taken apart first.
+gives channels last; ops that do not care about the order of axes (element-wise ops, pools, concatenation, slices,
+padding, reductions, resizing) follow their inputs. Weights are transposed where they are parameters: once. Compositions
+that hide such ops are taken apart first.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _is_spreading(node: Node) -> bool:
 
 
 def _spread(x: Value, w: Value) -> Value:
-    """Such a convolution of x [N, *sizes, C] with w [O, C, *kernel]: a product of matrices, its columns put side by side."""
+    """Such a convolution of x [N, *sizes, C] with w [O, C, *kernel]: a matrix product, its columns put side by side."""
     rank = x.ndim - 2
     outputs, channels, *kernel = w.shape
     blocks = transpose(flip(w, tuple(range(2, rank + 2))), (1, *range(2, rank + 2), 0))

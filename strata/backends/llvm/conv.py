@@ -184,7 +184,7 @@ class ConvDriver(Driver):
         self._row_tiles(chunk, lambda row, height: self._addresses_of_tile(chunk, row, height))
 
     def _steps(self) -> str:
-        """Bytes in x from the first pixel of a tile to each, where no border is near; "" for windows that are not plain."""
+        """Bytes in x from the first pixel of a tile to each, where no border is near; "" for other windows."""
         f, window = self.f, self.window
         if self.conv.joined or any(d > 1 for d in window.input_dilation) or self.spec.heights[0] > AT_ONCE:
             return ""
