@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import sys
 import time
 from typing import Any
@@ -51,6 +52,8 @@ def main() -> int:
     run["suite"] = "full" if options.full else "quick"
     if not options.only and not options.no_start_up:
         run["start_up"] = start_ups(counts[-1])
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run["cpu_seconds"] = used.ru_utime + used.ru_stime
     HISTORY.parent.mkdir(exist_ok=True)
     with HISTORY.open("a", encoding="utf-8") as file:
         file.write(json.dumps(run) + "\n")

@@ -38,7 +38,7 @@ def page(run: dict[str, Any]) -> str:
         "# Benchmarks",
         "",
         "Written by `make bench` (`python -m benchmarks`); do not edit. All contenders compute the same from the same",
-        "arrays, its first result is compared before it is timed, and all contenders of a workload take turns in",
+        "arrays; the first result of each is compared before it is timed. The contenders of a workload take turns in",
         "short bursts in one process. A call is timed as a user makes it, with its Python and its new result arrays.",
         "Weights that do not change are prepared once by all that can. **ratio** is the best time of the best peer",
         "over ours: below 1 we lose.",
@@ -46,7 +46,8 @@ def page(run: dict[str, Any]) -> str:
         f"- {machine['cpu']}, {machine['cores']} cores, {machine['system']}, Python {machine['python']}",
         f"- {versions}; strata at {machine['commit']}, {machine['date']}",
         f"- load average {machine['load']} at the start, {run['load_after']} at the end" + _noise(run),
-        f"- {len(results)} measurements in {run['seconds'] / 60:.0f} minutes, {run['suite']} suite",
+        f"- {len(results)} measurements, {run['suite']} suite, in {run['seconds'] / 60:.0f} minutes"
+        + (f", of which {run['cpu_seconds'] / 60:.0f} on a core" if "cpu_seconds" in run else ""),
         "",
         "![ratios](benchmarks.svg)",
         "",
@@ -108,7 +109,7 @@ def start_up(rows: Sequence[Result]) -> list[str]:
     """A fresh process: time to the first result of the encoder of 128 tokens, and memory."""
     lines = [
         "A fresh process for each: import, then the MiniLM-shaped encoder 1x128 made ready (compiled, loaded) and run",
-        "once; the best of three processes, one for the empty cache. Memory is the peak of the process, with weights",
+        "once; the best of three processes. Memory is the peak of the process, with weights",
         "and NumPy.",
         "",
         "| contender | import s | ready and first run s | peak RSS MB |",

@@ -319,7 +319,7 @@ def _sort(*shape: int) -> Case:
         lambda g, v: v["x"].sort(-1),
         {},
         lambda x: np.sort(x, -1, kind="stable"),
-        lambda x: x.sort(-1, stable=True).values,
+        lambda x: x.sort(dim=-1, stable=True).values,
         Onnx(
             [("TopK", ["x", "k"], ["y", "i"], {"largest": 0, "sorted": 1})],
             ["y"],
