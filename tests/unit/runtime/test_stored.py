@@ -11,7 +11,7 @@ import pytest
 
 from strata import ops
 from strata.config import using
-from strata.core import sym
+from strata.core import Dim, sym
 from strata.mir import Graph, constant, parse
 from strata.ops import Extension, Extensions
 from strata.runtime import CompilePipeline, Session, stored
@@ -34,7 +34,9 @@ def test_read_back_is_the_same_plan() -> None:
     data = write_plan(lir, g)
     assert data is not None
     back = read_plan(data, g, lambda: lir.graph)
-    assert str(back) == str(lir) and back.symbols == lir.symbols and back.kernels == lir.kernels
+    assert str(back) == str(lir)
+    assert back.symbols == lir.symbols
+    assert back.kernels == lir.kernels
     assert back.fingerprint() == lir.fingerprint()
     x, w = np.random.default_rng(0).standard_normal((2, 8, 8)).astype(np.float32)
     outs = []
@@ -57,7 +59,8 @@ def test_read_back_is_the_same_plan() -> None:
     ],
 )  # fmt: skip
 def test_other_programs_have_other_keys(other: Graph) -> None:
-    assert graph_digest(other) != graph_digest(network()) and graph_digest(network()) == graph_digest(network())
+    assert graph_digest(other) != graph_digest(network())
+    assert graph_digest(network()) == graph_digest(network())
 
 
 def test_hits_are_used_and_plan_again_when_looked_at(tmp_path, monkeypatch) -> None:
@@ -71,9 +74,11 @@ def test_hits_are_used_and_plan_again_when_looked_at(tmp_path, monkeypatch) -> N
             c.set_param("w", np.eye(8, dtype=np.float32))
             made.append((c, c.run(x=x)))
         first, second = made
-        assert first[0]._replan is None and second[0]._replan is not None
+        assert first[0]._replan is None
+        assert second[0]._replan is not None
         assert all(np.array_equal(a, b) for a, b in zip(first[1], second[1], strict=True))
-        assert str(second[0].lir.graph) == str(first[0].lir.graph) and second[0]._replan is None
+        assert str(second[0].lir.graph) == str(first[0].lir.graph)
+        assert second[0]._replan is None
         assert str(second[0].explain()).startswith("net:")
 
 
@@ -84,7 +89,9 @@ def test_unreadable_plans_are_made_again(tmp_path, damage: bytes, caplog) -> Non
         key = "ab" * 32
         stored.default_store().put(key, damage)
         lir, is_stored = stored_plan(key, g, lambda: CompilePipeline("cpu").compile(g).lir)
-    assert not is_stored and len(lir.schedule) > 0 and "cannot be read" in caplog.text
+    assert not is_stored
+    assert len(lir.schedule) > 0
+    assert "cannot be read" in caplog.text
 
 
 def test_programs_with_functions_of_users_are_not_kept() -> None:
@@ -119,5 +126,6 @@ def test_warm_start_is_fast(tmp_path) -> None:
         done = subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, env=env, check=True)
         seconds, is_stored, _ = done.stdout.split()
         times.append((float(seconds), is_stored == "True"))
-    assert times[0][0] < 1.5 and not times[0][1]
+    assert times[0][0] < 1.5
+    assert not times[0][1]
     assert min(s for s, hit in times[1:] if hit) < 0.060
