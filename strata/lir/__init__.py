@@ -9,3 +9,4 @@ from strata.lir.text import parse_module, show, show_module
 from strata.lir.traits import Traits, traits
 from strata.lir.verify import verify_plan
 from strata.lir.views import Spacing, view_strides
+from strata.lir.sizes import SizeCheck, size_checks

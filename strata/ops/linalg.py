@@ -15,7 +15,7 @@ from strata.ops.factorize import Svd, svdvals
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.logic import cast, where
 from strata.ops.matmul import MatMul, adjoint
-from strata.ops.movement import broadcast_to, insert_axis, moveaxis, reshape
+from strata.ops.movement import broadcast_to, insert_axis, moveaxis, reshape, zeros
 from strata.ops.reduce import ReduceSum
 from strata.ops.solve import (
     MatrixOp,
@@ -149,7 +149,7 @@ class Pinv(MatrixOp):
 
     def decompose(self, x: Value) -> Value:
         if 0 in x.shape[-2:]:
-            return METHODS["zeros"](self.infer(x.type).shape, x.dtype)
+            return zeros(self.infer(x.type).shape, x.dtype)
         u, s, vh = Svd()(x)
         kept = METHODS["greater"](s, METHODS["max"](s, -1, keepdims=True) * self.rcond)
         one, zero = constant(1, s.dtype), constant(0, s.dtype)
