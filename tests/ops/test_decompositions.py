@@ -25,7 +25,8 @@ def test_decomposition_equals_numpy(cls: type[Op], sample: Sample) -> None:
     assert tuple(x.type for x in outs) == types
     expected = run_op(op, arrays, types)
     for got, want in zip(evaluate_values(outs, dict(zip(inputs, arrays, strict=True)), {}), expected, strict=True):
-        tolerance = {2: 2e-2, 4: 2e-5}.get(got.dtype.itemsize, 1e-10) if as_dtype(got.dtype).is_inexact else 0
+        kind = as_dtype(got.dtype)
+        tolerance = {16: 2e-2, 32: 2e-5}.get(kind.real.bits, 1e-10) if kind.is_inexact else 0
         np.testing.assert_allclose(
             got.astype(want.dtype), want, rtol=tolerance, atol=tolerance, err_msg=f"{cls.name} on {sample}"
         )

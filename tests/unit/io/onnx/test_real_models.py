@@ -77,11 +77,6 @@ CASES = {
 
 
 # Wrong on the compiled backend until its bug is gone.
-BROKEN = {
-    "basic_pitch/saved_models/icassp_2022/nmp.onnx": "strata.kernel.algebra drops a constant when it joins // and %",
-}
-
-
 def package_file(name: str) -> Path:
     package = name.split("/", maxsplit=1)[0]
     spec = find_spec(package)
@@ -96,6 +91,4 @@ def test_agrees_with_onnxruntime(name: str, rng: np.random.Generator) -> None:
     ours, theirs = load(path), runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for feeds in CASES[name](rng):
         for got, want in zip(ours.run(feeds), theirs.run(None, feeds), strict=True):
-            if name in BROKEN and not np.allclose(got, want, rtol=1e-3, atol=1e-4):
-                pytest.xfail(BROKEN[name])
             np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
