@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import scipy
-import scipy.linalg.cython_lapack as _lapack
 
 from strata.core import DType
 
@@ -23,7 +21,9 @@ def routine(name: str, dtype: DType) -> int:
 
 @cache
 def _address(name: str) -> int:
-    capsule = _lapack.__pyx_capi__[name]
+    import scipy.linalg.cython_lapack as lapack  # takes long to import, and most programs need none of it
+
+    capsule = lapack.__pyx_capi__[name]
     api = ctypes.pythonapi
     api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
     api.PyCapsule_GetPointer.restype, api.PyCapsule_GetPointer.argtypes = (
@@ -40,6 +40,8 @@ THREADS_GUARD = np.zeros(8, np.int64)
 @cache
 def thread_functions() -> tuple[int, int]:
     """OpenBLAS' functions that read and set its number of threads; 0 where SciPy brings another library."""
+    import scipy.linalg.cython_lapack
+
     for path in sorted((Path(scipy.__file__).parents[1] / "scipy.libs").glob("*openblas*")):
         library = ctypes.CDLL(str(path))  # loaded already: this only looks it up
         for prefix in ("scipy_openblas", "openblas"):
