@@ -54,10 +54,14 @@ _RENAMED = {
     "complex64": ("strata.core", "c64"),
     "complex128": ("strata.core", "c128"),
 }
-_MODULES = ("cache", "config", "errors", "hir", "io", "models", "nn", "ops", "passes", "runtime", "tensor", "testing", "transforms")  # `tensor` can be called, too
+# `tensor` can be called, too.
+_MODULES = (
+    "cache", "config", "errors", "hir", "io", "models", "nn", "ops", "passes", "runtime", "tensor", "testing",
+    "transforms",
+)  # fmt: skip
 _TABLE = {name: (module, name) for module, names in _EXPORTS.items() for name in names} | _RENAMED
 
-__all__ = ["__version__", *_MODULES, *_TABLE]
+__all__ = ["__version__", *_MODULES, *_TABLE]  # noqa: PLE0604 - the keys of the table are strings
 
 
 def __getattr__(name: str) -> Any:

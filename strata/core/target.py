@@ -23,8 +23,10 @@ _LEVELS: Final = {
 }
 # features of the host worth generating code for; the rest of what the processor reports is left out, so that a
 # target's text (and with it every cache key) depends only on what can change the code
-_KNOWN: Final = frozenset((*_AVX512, "neon", "fp-armv8", "avx512vnni", "avx512bf16", "avx512vbmi", "avxvnni",
-                           "amx-tile", "amx-int8", "amx-bf16", "avx512fp16", "dotprod", "fullfp16", "bf16", "i8mm"))  # fmt: skip
+_KNOWN: Final = frozenset((
+    *_AVX512, "neon", "fp-armv8", "avx512vnni", "avx512bf16", "avx512vbmi", "avxvnni",
+    "amx-tile", "amx-int8", "amx-bf16", "avx512fp16", "dotprod", "fullfp16", "bf16", "i8mm",
+))  # fmt: skip
 _LINUX_NAMES: Final = {
     "sse4_1": "sse4.1", "sse4_2": "sse4.2", "pni": "sse3", "bmi1": "bmi", "abm": "lzcnt", "avx512_vnni": "avx512vnni",
     "avx512_bf16": "avx512bf16", "avx512_vbmi": "avx512vbmi", "avx_vnni": "avxvnni", "amx_tile": "amx-tile",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -176,7 +176,7 @@ class Const(Expr):
     __match_args__ = ("value", "dtype")
     value: bool | int | float | complex
 
-    def __new__(cls, value: Any, dtype: DType) -> Const:
+    def __new__(cls, value: Any, dtype: DType) -> Self:
         array = np.asarray(value).astype(dtype.np)
         return _intern(cls, (dtype, array.tobytes()), dtype, _NO_AXES, value=_python(array, dtype))
 
@@ -197,7 +197,7 @@ class Axis(Expr):
     name: str
     extent: Dim
 
-    def __new__(cls, name: str, extent: Dim) -> Axis:
+    def __new__(cls, name: str, extent: Dim) -> Self:
         found = _intern(cls, (name, extent), i64, _NO_AXES, name=name, extent=extent)
         if not found.free:
             found.free = frozenset((found,))
@@ -211,7 +211,7 @@ class Size(Expr):
     __match_args__ = ("dim",)
     dim: Dim
 
-    def __new__(cls, dim: Dim) -> Size:
+    def __new__(cls, dim: Dim) -> Self:
         return _intern(cls, (dim,), i64, _NO_AXES, dim=dim)
 
 
@@ -229,7 +229,7 @@ class Load(Expr):
     index: tuple[Expr, ...]
     where: Expr | None
 
-    def __new__(cls, buffer: Buffer, index: tuple[Expr, ...], where: Expr | None = None) -> Load:
+    def __new__(cls, buffer: Buffer, index: tuple[Expr, ...], where: Expr | None = None) -> Self:
         free = _union((*index, where) if where is not None else index)
         return _intern(cls, (buffer, index, where), buffer.dtype, free, buffer=buffer, index=index, where=where)
 
@@ -246,7 +246,7 @@ class Scalar(Expr):
     name: str
     args: tuple[Expr, ...]
 
-    def __new__(cls, name: str, args: tuple[Expr, ...], dtype: DType) -> Scalar:
+    def __new__(cls, name: str, args: tuple[Expr, ...], dtype: DType) -> Self:
         return _intern(cls, (name, args, dtype), dtype, _union(args), name=name, args=args)
 
     @property
@@ -263,7 +263,7 @@ class Reduce(Expr):
     axes: tuple[Axis, ...]
     body: Expr
 
-    def __new__(cls, kind: str, axes: tuple[Axis, ...], body: Expr) -> Reduce:
+    def __new__(cls, kind: str, axes: tuple[Axis, ...], body: Expr) -> Self:
         dtype = i64 if kind in ("argmax", "argmin") else body.dtype
         return _intern(cls, (kind, axes, body), dtype, body.free - frozenset(axes), kind=kind, axes=axes, body=body)
 
@@ -283,7 +283,7 @@ class Scan(Expr):
     position: Expr
     exclusive: bool
 
-    def __new__(cls, kind: str, axis: Axis, body: Expr, position: Expr, exclusive: bool = False) -> Scan:
+    def __new__(cls, kind: str, axis: Axis, body: Expr, position: Expr, exclusive: bool = False) -> Self:
         free = (body.free - frozenset((axis,))) | position.free
         fields = {"kind": kind, "axis": axis, "body": body, "position": position, "exclusive": exclusive}
         return _intern(cls, tuple(fields.values()), body.dtype, free, **fields)
@@ -484,4 +484,4 @@ def apply(name: str, *values: Any, dtype: DType | None = None) -> Expr:
     return simpler if simpler is not None else Scalar(name, args, result)
 
 
-from strata.kernel import algebra
+from strata.kernel import algebra  # noqa: E402 - algebra needs the classes above, and only calls need algebra

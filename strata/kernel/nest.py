@@ -94,7 +94,7 @@ def _invariants(roots: Iterable[Expr], varying: frozenset[Axis], scope: frozense
 
 
 def _needs(node: Expr, scope: frozenset[Axis]) -> tuple[Expr, ...]:
-    """What a block must have computed before a node; addresses are worked out where they are used, but for loops in them."""
+    """What a block must have computed before a node; addresses are worked out where used, but for loops in them."""
     match node:
         case Load(_, index, where):
             loops = _outermost_loops(index)

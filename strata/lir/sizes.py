@@ -1,8 +1,8 @@
 """Sizes that were taken on trust: where a symbolic size met another one, equality is checked when both are known.
 
-Shape rules let a symbol meet a different size, since the symbol may turn out to be that size. Kernels read every operand
-at the index of the result, so the sizes must really be equal when they run; a symbol that turns out to be 1 would have
-to be broadcast, which only a program for fixed sizes does.
+Shape rules let a symbol meet a different size, since the symbol may turn out to be that size. Kernels read every
+operand at the index of the result, so the sizes must really be equal when they run; a symbol that turns out to be 1
+would have to be broadcast, which only a program for fixed sizes does.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Graph:
     def constant(self, data: Any, dtype: Any = None) -> Value:
         return constant(data, dtype)
 
-    def _declare(self, kind: type[Input] | type[Param], name: str, shape: Sequence[Dim] | TensorType, dtype: Any) -> Value:
+    def _declare(self, kind: type[Input | Param], name: str, shape: Sequence[Dim] | TensorType, dtype: Any) -> Value:
         if self.results:
             raise TraceError(f"graph {self.name!r} has its outputs: no more inputs can be declared", code="T113", place=here())
         if not isinstance(name, str) or not name:
@@ -80,7 +80,7 @@ class Graph:
         return toposort(self.results)
 
     def symbols(self) -> dict[str, Symbol]:
-        """The symbolic sizes of the inputs and parameters, and those that only nodes and nested graphs mention, by name."""
+        """The symbolic sizes of inputs and parameters, and those that only nodes and nested graphs mention, by name."""
         if self._symbols is not None:
             return self._symbols
         found: dict[str, Symbol] = {}
@@ -111,7 +111,8 @@ class Graph:
                 return x
         known = [*self.input_names, *self.param_names]
         raise UnknownNameError(
-            f"graph {self.name!r} has no input or parameter {name!r}{near(name, known)}; it has {', '.join(known) or 'none'}",
+            f"graph {self.name!r} has no input or parameter {name!r}{near(name, known)}; "
+            f"it has {', '.join(known) or 'none'}",
             code="N112", place=here(),
         )  # fmt: skip
 
@@ -120,7 +121,7 @@ class Graph:
         """The graph with symbols replaced by sizes; every shape is inferred again."""
         unknown = set(binding) - set(self.symbols())
         if unknown:
-            name = sorted(unknown)[0]
+            name = min(unknown)
             raise UnknownNameError(f"graph {self.name!r} has no symbolic size {name!r}{near(name, self.symbols())}", code="N113")
         result = Graph(self.name)
         known: dict[Value, Value] = {}

@@ -27,8 +27,8 @@ def evaluate(graph: Graph, feeds: Mapping[str, Any], *, wide: bool = False) -> t
     arrays: dict[Value, np.ndarray] = {}
     for leaf in (*graph.inputs, *graph.params):
         if leaf_name(leaf) not in feeds:
-            raise UnknownNameError(f"graph {graph.name!r}: {leaf.node.op.name} {leaf_name(leaf)!r} : {leaf.type} is missing",
-                                   code="N114")  # fmt: skip
+            given = f"{leaf.node.op.name} {leaf_name(leaf)!r} : {leaf.type}"
+            raise UnknownNameError(f"graph {graph.name!r}: {given} is missing", code="N114")
         arrays[leaf] = as_array(feeds[leaf_name(leaf)], leaf.type, leaf_name(leaf), wide)
     binding = infer_binding({leaf: a.shape for leaf, a in arrays.items()})
     return evaluate_values(graph.results, arrays, binding, wide=wide)

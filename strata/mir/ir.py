@@ -41,8 +41,8 @@ FnT = TypeVar("FnT", bound=Callable[..., Any])
 class Op:
     """One operation. Fields are its static parameters; methods are its rules.
 
-    `infer` and `numpy` are required. An op that is a composition of others writes `decompose` once and gets `numpy`, `jvp`,
-    `vjp`, `vmap` and `lower` from it. Rules see one canonical form: axes are non-negative, dtypes are promoted.
+    `infer` and `numpy` are required. An op that is a composition of others writes `decompose` once and gets `numpy`,
+    `jvp`, `vjp`, `vmap` and `lower` from it. Rules see one canonical form: axes are non-negative, dtypes are promoted.
 
     jvp(*inputs, out, dx)        tangent of the output; `dx` has a tangent or None (known zero) for each input
     vjp(*inputs, out, ct)        a cotangent or None for each input
@@ -109,9 +109,9 @@ class Op:
         self.missing("lower")
 
     def lower_into(self, k: KernelBuilder, out: Any, *inputs: Any) -> None:
-        """For an op that changes part of its first input: store the changed elements into `out`, which holds that input.
+        """For an op that changes part of its first input: store the changed elements into `out`, which holds it.
 
-        `inputs` are the others. Such an op is a step of its own, and needs no copy where the first input is not used again.
+        `inputs` are the others. Such an op is a step of its own, and needs no copy where the first is not used again.
         """
         self.missing("lower_into")
 
@@ -153,10 +153,10 @@ class Op:
     def _unwrap(self, outs: Sequence[Any]) -> Any:
         return tuple(outs) if self.multi_output else outs[0]
 
-    # --------------------------------------------------------------------------------------------------------- machinery
+    # -------------------------------------------------------------------------------------------------------- machinery
 
     def __call__(self, *inputs: Value) -> Any:
-        """Apply to values: one value, or a tuple from an op with several outputs. Errors of `infer` carry the user's line."""
+        """Apply to values: one value, or a tuple of several outputs. Errors of `infer` carry the user's line."""
         node = make_node(self, inputs)
         return node.outputs if self.multi_output else Value(node, 0)
 
@@ -186,7 +186,7 @@ _ARITY: dict[type[Op], tuple[int, int]] = {}
 
 
 def arity(op_class: type[Op]) -> tuple[int, int]:
-    """Least and greatest number of inputs, from the signature of `infer`, or of `numpy` where that one takes any number."""
+    """Least and greatest number of inputs, from the signature of `infer`, or of `numpy` where that takes any number."""
     if op_class not in _ARITY:
         low, high = _positions(op_class.infer)
         least, most = _positions(op_class.numpy) if high == UNLIMITED else (low, high)
@@ -464,7 +464,8 @@ def _operator(dunder: str, method: str) -> None:
 
 
 for _dunder, _method in {
-    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide", "mod": "remainder",
+    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide",
+    "mod": "remainder",
     "pow": "power", "matmul": "matmul", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
     "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
 }.items():  # fmt: skip
@@ -472,7 +473,7 @@ for _dunder, _method in {
 
 
 def _unary_operator(dunder: str, method: str) -> None:
-    setattr(Value, f"__{dunder}__", lambda self, *other: METHODS[method](self, *other))
+    setattr(Value, f"__{dunder}__", lambda self, *other: METHODS[method](self, *other))  # noqa: PLW0108 - filled later
 
 
 for _dunder, _method in {

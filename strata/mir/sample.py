@@ -47,8 +47,9 @@ def draw(type: TensorType, low: float | None = None, high: float | None = None, 
 class Sample:
     """Inputs and fields for one application of an op.
 
-    Inputs are tensor types (random normal), draws, or arrays. `grad=False` leaves a sample out of derivative tests (a kink, a
-    tie, an integer input); `rtol` loosens the comparison with finite differences where the op is badly conditioned there.
+    Inputs are tensor types (random normal), draws, or arrays. `grad=False` leaves a sample out of derivative tests (a
+    kink, a tie, an integer input); `rtol` loosens the comparison with finite differences where the op is badly
+    conditioned there.
     """
 
     def __init__(self, *inputs: Any, grad: Any = True, rtol: Any = 1e-6, **fields: Any) -> None:

@@ -6,7 +6,7 @@
       return %1
     }
 
-Field values describe themselves: 3, 0.5, True, None, "text", (1, 2), f32, <S + 1>, dense(f32[2], [1.0, 2.0]), or a whole
+Field values describe themselves: 3, 0.5, True, None, "text", (1, 2), f32, <S + 1>, dense(f32[2], [1.0, 2.0]), or a
 nested `mir @body(...) ... { ... }`. Types in the text are claims that are checked against the ops' shape rules.
 """
 
@@ -72,7 +72,7 @@ def show_where(symbols: Mapping[str, Symbol]) -> str:
 def _node_lines(node: Node, fresh: list[str], names: Mapping[Value, str], indent: str) -> list[str]:
     inputs = ", ".join(names[x] for x in node.inputs)
     types = ", ".join(map(str, node.types))
-    fields = {k: v for k, v in node.op.static_fields().items()}
+    fields = dict(node.op.static_fields())
     text = f"{indent}{', '.join(fresh)} = {node.op.name}({inputs})"
     if not fields:
         return [f"{text} : {types}"]
@@ -178,7 +178,8 @@ class Parser:
         match = _TOKEN.match(self.text, self.at)
         if not match:
             self.fail(f"cannot read {self.text[self.at : self.at + 20]!r}", self.at)
-        assert match is not None and match.lastgroup is not None
+        assert match is not None
+        assert match.lastgroup is not None
         self.token, self.kind, self.start = match.group(match.lastgroup), match.lastgroup, self.at
         self.at = match.end()
         return taken
@@ -340,14 +341,14 @@ class Parser:
                 return parse_dim(self.advance()[1:-1], symbols)
             case "name":
                 return self._named_field(symbols)
-        if self.accept("("):
-            items: list[Any] = []
-            while not self.accept(")"):
-                items.append(self.field(symbols))
-                if self.token != ")":
-                    self.take(",")
-            return tuple(items)
-        self.fail(f"{self.token!r} is not a field value")
+        if not self.accept("("):
+            self.fail(f"{self.token!r} is not a field value")
+        items: list[Any] = []
+        while not self.accept(")"):
+            items.append(self.field(symbols))
+            if self.token != ")":
+                self.take(",")
+        return tuple(items)
 
     def _named_field(self, symbols: Mapping[str, Symbol]) -> Any:
         if self.token == "mir":

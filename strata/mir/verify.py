@@ -9,7 +9,7 @@ from strata.mir.leaves import Input, Param, leaf_name
 
 
 def verify(graph: Graph, after: str | None = None) -> None:
-    """Raise VerifyError (or TraceError for a value of another graph) at the first broken rule; `after` names the pass."""
+    """Raise VerifyError (TraceError for a value of another graph) at the first broken rule; `after` names a pass."""
     where = f" after {after}" if after else ""
     declared = {id(x.node) for x in (*graph.inputs, *graph.params)}
     names = [leaf_name(x) for x in (*graph.inputs, *graph.params)]

@@ -18,8 +18,8 @@ from strata.ops.elementwise import Elementwise, Partial, maximum, minimum
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.logic import where
 from strata.ops.math import Math, exp, expm1, gelu, log, log1p, relu, sigmoid, silu, tanh
-from strata.ops.rounding import abs_, sign
 from strata.ops.movement import narrow, reshape
+from strata.ops.rounding import abs_, sign
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder

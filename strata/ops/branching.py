@@ -128,10 +128,11 @@ def _distinct(leaves: Sequence[tuple[str, Value]]) -> list[tuple[str, Value]]:
     taken: set[str] = set()
     result = []
     for name, value in leaves:
-        while name in taken:
-            name = f"d{name}"
-        taken.add(name)
-        result.append((name, value))
+        free = name
+        while free in taken:
+            free = f"d{free}"
+        taken.add(free)
+        result.append((free, value))
     return result
 
 

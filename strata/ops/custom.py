@@ -249,7 +249,8 @@ class Extensions:
             _extensions.reset(token)
 
 
-_extensions: ContextVar[Extensions] = ContextVar("strata_extensions", default=Extensions())
+# Outside every `active` block, one table for the process: what is registered at import is known in every thread.
+_extensions: ContextVar[Extensions] = ContextVar("strata_extensions", default=Extensions())  # noqa: B039
 
 
 def extensions() -> Extensions:

@@ -24,8 +24,8 @@ Partial = Value | int | None  # None: no derivative; 1 and -1 need no multiplica
 class Elementwise(Op):
     """An op whose output element depends on one element of each input.
 
-    Subclasses write `numpy`, `scalar` (the kernel expression) and, when differentiable, `partials`: the derivative of the
-    output with respect to each input, as values of the output's shape or broadcastable to it.
+    Subclasses write `numpy`, `scalar` (the kernel expression) and, when differentiable, `partials`: the derivative of
+    the output with respect to each input, as values of the output's shape or broadcastable to it.
     """
 
     elementwise = True
@@ -153,7 +153,8 @@ class Arithmetic(Elementwise):
     @classmethod
     def samples(cls) -> list[Sample]:
         return [
-            Sample(f32[3, 4], f32[3, 4]), Sample(f32[4, 1, 3], f32[5, 1]), Sample(f32[()], f32[2]), Sample(f32[0, 3], f32[3]),
+            Sample(f32[3, 4], f32[3, 4]), Sample(f32[4, 1, 3], f32[5, 1]), Sample(f32[()], f32[2]),
+            Sample(f32[0, 3], f32[3]),
             Sample(i32[5], i32[5], grad=False), Sample(i64[2, 3], i64[3], grad=False),
         ]  # fmt: skip
 

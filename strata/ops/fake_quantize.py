@@ -16,11 +16,11 @@ from strata.ops.elementwise import maximum
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.logic import cast, where
 from strata.ops.math import sqrt, tanh
-from strata.ops.rounding import abs_, sign
 from strata.ops.movement import broadcast_to, reshape, zeros_like
 from strata.ops.numeric import clip
 from strata.ops.quantize import round_half_away, rounded
 from strata.ops.reduce import count_of, max_, reduce_sum
+from strata.ops.rounding import abs_, sign
 
 SMALLEST = 1e-12
 STE = ("identity", "clipped", "tanh", "hardtanh")

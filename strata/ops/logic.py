@@ -35,7 +35,8 @@ class Compare(Elementwise):
     @classmethod
     def samples(cls) -> list[Sample]:
         return [
-            Sample(f32[3, 4], f32[3, 4]), Sample(i32[4, 1], i32[3]), Sample(f64[0, 3], f64[3]), Sample(bool_[4], bool_[4]),
+            Sample(f32[3, 4], f32[3, 4]), Sample(i32[4, 1], i32[3]), Sample(f64[0, 3], f64[3]),
+            Sample(bool_[4], bool_[4]),
             Sample(np.array([np.nan, 1, 1], np.float32), np.array([np.nan, np.nan, 1], np.float32)),
         ]  # fmt: skip
 
@@ -123,15 +124,19 @@ class Where(Op):
     @classmethod
     def samples(cls) -> list[Sample]:
         return [
-            Sample(bool_[3, 4], f32[3, 4], f32[3, 4]), Sample(bool_[4, 1], f32[3], f32[()]), Sample(bool_[0], f32[0], f32[1]),
+            Sample(bool_[3, 4], f32[3, 4], f32[3, 4]), Sample(bool_[4, 1], f32[3], f32[()]),
+            Sample(bool_[0], f32[0], f32[1]),
             Sample(bool_[3], i64[3], i64[3], grad=False),
-            Sample(np.array([True, False]), np.array([1, np.nan], np.float32), np.array([np.nan, 2], np.float32), grad=False),
+            Sample(
+                np.array([True, False]), np.array([1, np.nan], np.float32), np.array([np.nan, 2], np.float32),
+                grad=False,
+            ),
         ]  # fmt: skip
 
 
 @op("cast")
 class Cast(UnaryOp):
-    """To another dtype. Floats go to integers by truncation with saturation, NaN to 0; complex to real takes the real part."""
+    """To another dtype. Floats to integers truncate and saturate, NaN to 0; complex to real takes the real part."""
 
     dtype: DType
 
@@ -166,9 +171,11 @@ class Cast(UnaryOp):
         floats = np.array([0, 1.5, -1.5, 300, -300, np.nan, np.inf, 3e9], np.float32)
         return [
             Sample(f32[3, 4], dtype=f64), Sample(f32[()], dtype=f32, grad=False), Sample(floats, dtype=i8, grad=False),
-            Sample(floats, dtype=u8, grad=False), Sample(floats, dtype=i64, grad=False), Sample(floats, dtype=bool_, grad=False),
+            Sample(floats, dtype=u8, grad=False), Sample(floats, dtype=i64, grad=False),
+            Sample(floats, dtype=bool_, grad=False),
             Sample(bool_[5], dtype=f32, grad=False), Sample(i64[0, 2], dtype=i32, grad=False),
-            Sample(f32[4], dtype=bf16, grad=False), Sample(f32[4], dtype=f16, grad=False), Sample(f16[4], dtype=f32, grad=False),
+            Sample(f32[4], dtype=bf16, grad=False), Sample(f32[4], dtype=f16, grad=False),
+            Sample(f16[4], dtype=f32, grad=False),
         ]  # fmt: skip
 
 

@@ -12,10 +12,10 @@ from strata.ops.elementwise import maximum
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.logic import cast, equal, not_equal, where
 from strata.ops.math import exp, log, sqrt
-from strata.ops.rounding import abs_
 from strata.ops.movement import broadcast_to, insert_axis, iota, moveaxis, ones_like
 from strata.ops.norm_gradients import same_sizes
 from strata.ops.reduce import count_of, mean, sum_
+from strata.ops.rounding import abs_
 from strata.ops.softmax import LogSoftmax, LogSumExp, Softmax, widened
 
 

@@ -506,9 +506,10 @@ class Silu(Math):
 
 
 def polygamma_series(k: KernelBuilder, order: int, x: Expr) -> Expr:
-    """The order-th derivative of digamma: recurrence up to an argument above 8, then the asymptotic series; reflection below 0.
+    """The order-th derivative of digamma.
 
-    The series ends with the term of B_14: below 1e-13 relative there.
+    Recurrence up to an argument above 8, then the asymptotic series; reflection below 0. The series ends with
+    the term of B_14: below 1e-13 relative there.
     """
     if order > 1:
         k_name = f"polygamma of order {order}"

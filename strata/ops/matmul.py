@@ -79,7 +79,8 @@ class MatMul(Op):
         return [
             Sample(f32[3, 4], f32[4, 5]), Sample(f32[2, 3, 4], f32[4, 5]), Sample(f32[3, 4], f32[2, 4, 5]),
             Sample(f32[2, 1, 3, 4], f32[5, 4, 2]), Sample(f32[3, 0], f32[0, 2]), Sample(f32[1, 1], f32[1, 1]),
-            Sample(f64[0, 4], f64[4, 2]), Sample(f16[2, 3], f16[3, 2], grad=False), Sample(i8[3, 4], i8[4, 2], grad=False),
+            Sample(f64[0, 4], f64[4, 2]), Sample(f16[2, 3], f16[3, 2], grad=False),
+            Sample(i8[3, 4], i8[4, 2], grad=False),
             Sample(i32[3, 4], i32[4, 2], grad=False), Sample(c64[2, 3], c64[3, 2], grad=False),
         ]  # fmt: skip
 
@@ -152,8 +153,10 @@ class DotGeneral(Op):
             return Sample(*types, grad=grad, **dict(zip(names, axes, strict=True)))
 
         return [
-            case(f32[3, 4], f32[4, 5], axes=((1,), (0,), (), ())), case(f32[2, 3, 4], f32[4, 2, 5], axes=((2,), (0,), (0,), (1,))),
-            case(f32[2, 3, 4], f32[3, 2, 6], axes=((0, 1), (1, 0), (), ())), case(f32[3], f32[2], axes=((), (), (), ())),
+            case(f32[3, 4], f32[4, 5], axes=((1,), (0,), (), ())),
+            case(f32[2, 3, 4], f32[4, 2, 5], axes=((2,), (0,), (0,), (1,))),
+            case(f32[2, 3, 4], f32[3, 2, 6], axes=((0, 1), (1, 0), (), ())),
+            case(f32[3], f32[2], axes=((), (), (), ())),
             case(f64[2, 0], f64[0, 3], axes=((1,), (0,), (), ())),
         ]  # fmt: skip
 

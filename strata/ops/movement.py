@@ -1,4 +1,4 @@
-"""Ops that move elements without computing: reshape, transpose, broadcast, slice, concatenate, pad, flip; and index ramps."""
+"""Ops that move elements without computing: reshape, transpose, broadcast, slice, concat, pad, flip; index ramps."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ from strata.core import (
     normalize_axes,
     normalize_axis,
     show_shape,
-
 )
 from strata.errors import OptionError, ShapeError
-from strata.mir import METHODS, Op, Sample, UnaryOp, Value, constant, function, op
+from strata.mir import Op, Sample, UnaryOp, Value, constant, function, op
 from strata.ops.frontend import Operand, as_value, full_shape, promoted
 
 if TYPE_CHECKING:
@@ -78,7 +77,8 @@ class Reshape(Movement):
     def samples(cls) -> list[Sample]:
         return [
             Sample(f32[3, 4], shape=(2, 6)), Sample(f32[()], shape=(1, 1)), Sample(f32[0, 3], shape=(3, 0)),
-            Sample(bool_[4], shape=(2, 2)), Sample(c64[4], shape=(2, 2), grad=False), Sample(f16[2, 3, 4], shape=(6, 4)),
+            Sample(bool_[4], shape=(2, 2)), Sample(c64[4], shape=(2, 2), grad=False),
+            Sample(f16[2, 3, 4], shape=(6, 4)),
         ]  # fmt: skip
 
 
@@ -194,7 +194,8 @@ class Slice(Movement):
     def samples(cls) -> list[Sample]:
         return [
             Sample(f32[5, 6], start=(1, 0), stop=(4, 6), step=(1, 2)), Sample(f32[5], start=(2,), stop=(2,), step=(1,)),
-            Sample(f32[7, 1], start=(0, 0), stop=(7, 1), step=(3, 1)), Sample(i32[4], start=(1,), stop=(3,), step=(1,), grad=False),
+            Sample(f32[7, 1], start=(0, 0), stop=(7, 1), step=(3, 1)),
+            Sample(i32[4], start=(1,), stop=(3,), step=(1,), grad=False),
         ]  # fmt: skip
 
 
@@ -358,8 +359,11 @@ class Concat(Op):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        return [Sample(f32[2, 3], f32[2, 1], axis=1), Sample(f32[2], axis=0), Sample(f32[0, 3], f32[2, 3], f32[1, 3], axis=0),
-                Sample(bool_[2], bool_[3], axis=0, grad=False), Sample(i64[1, 2], i64[1, 2], axis=0, grad=False)]  # fmt: skip
+        return [
+            Sample(f32[2, 3], f32[2, 1], axis=1), Sample(f32[2], axis=0),
+            Sample(f32[0, 3], f32[2, 3], f32[1, 3], axis=0), Sample(bool_[2], bool_[3], axis=0, grad=False),
+            Sample(i64[1, 2], i64[1, 2], axis=0, grad=False),
+        ]  # fmt: skip
 
 
 @op("iota")

@@ -14,7 +14,6 @@ from strata.ops.elementwise import maximum
 from strata.ops.frontend import Operand, as_value, to_inexact
 from strata.ops.logic import cast
 from strata.ops.math import rsqrt, sqrt
-from strata.ops.rounding import abs_
 from strata.ops.movement import narrow, ones, pad_constant, reshape, zeros
 from strata.ops.norm_gradients import (
     AxesNorm,
@@ -44,6 +43,7 @@ from strata.ops.norm_gradients import (
 )
 from strata.ops.reduce import mean as mean_of
 from strata.ops.reduce import sum_, var
+from strata.ops.rounding import abs_
 from strata.ops.softmax import widened
 
 Axis = int | Sequence[int]

@@ -47,7 +47,10 @@ class Division(Arithmetic):
         return [
             Sample(draw(f32[3, 4], -9.0, 9.0), draw(f32[3, 4], 0.7, 2.0)),
             Sample(draw(f64[4, 1], -9.0, 9.0), draw(f64[3], -2.0, -0.7)), Sample(f32[0], f32[1], grad=False),
-            Sample(np.array([7, -7, 7, -7, 0, 1, np.nan], np.float32), np.array([2, 2, -2, -2, 3, 0, 1], np.float32), grad=False),
+            Sample(
+                np.array([7, -7, 7, -7, 0, 1, np.nan], np.float32), np.array([2, 2, -2, -2, 3, 0, 1], np.float32),
+                grad=False,
+            ),
             Sample(np.array([7, -7, 7, -7, 6, 3]), np.array([2, 2, -2, -2, 3, 0]), grad=False),
             Sample(draw(u8[5], 0, 200), draw(u8[5], 1, 9), grad=False),
         ]  # fmt: skip

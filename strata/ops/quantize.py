@@ -16,11 +16,11 @@ from strata.mir import Op, Sample, UnaryOp, Value, constant, function, op
 from strata.ops.conv import Conv
 from strata.ops.frontend import Operand, as_value, to_inexact
 from strata.ops.logic import cast, where
-from strata.ops.rounding import abs_, sign, trunc
 from strata.ops.matmul import MatMul
 from strata.ops.movement import reshape
 from strata.ops.numeric import clip
 from strata.ops.reduce import reduce_sum
+from strata.ops.rounding import abs_, sign, trunc
 from strata.ops.windows import Pairs, Sizes, padding_pairs, per_axis
 
 
@@ -100,7 +100,10 @@ class Quantize(PerChannel):
             Sample(f32[0, 2], axis=0, scales=(1.0,), zero_points=(0,)),
             Sample(f32[()], axis=None, scales=(0.5,), zero_points=(0,)),
             Sample(f16[3], axis=None, scales=(0.5,), zero_points=(1,)),
-            Sample(np.array([0.5, -0.5, 1.5, 2.5, 999, -999, np.nan], np.float32), axis=None, scales=(1.0,), zero_points=(0,)),
+            Sample(
+                np.array([0.5, -0.5, 1.5, 2.5, 999, -999, np.nan], np.float32),
+                axis=None, scales=(1.0,), zero_points=(0,),
+            ),
         ]  # fmt: skip
 
 

@@ -60,7 +60,8 @@ class Reduction(UnaryOp):
     def samples(cls) -> list[Sample]:
         return [
             Sample(draw(f32[3, 4], distinct=True), axes=(1,)), Sample(draw(f32[2, 3, 4], distinct=True), axes=(0, 2)),
-            Sample(draw(f32[3, 2, 2, 2], distinct=True), axes=(0, 2, 3)), Sample(f32[4], axes=()), Sample(f32[5, 1], axes=(0, 1)),
+            Sample(draw(f32[3, 2, 2, 2], distinct=True), axes=(0, 2, 3)), Sample(f32[4], axes=()),
+            Sample(f32[5, 1], axes=(0, 1)),
             Sample(f64[3, 4], axes=(0,)), Sample(i32[3, 4], axes=(0,), grad=False), Sample(f32[0, 3], axes=(1,)),
         ]  # fmt: skip
 

@@ -130,7 +130,7 @@ class Trunc(Rounding):
 
 @op("round")
 class Round(Rounding):
-    """To the nearest integer, halves to even. The derivative is 1: straight through, as quantisation-aware training needs."""
+    """To the nearest integer, halves to even. The derivative is 1, straight through, as quantised training needs."""
 
     differentiable = True
 

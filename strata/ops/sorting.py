@@ -245,10 +245,11 @@ class SearchSorted(Op):
 
     @classmethod
     def samples(cls) -> list[Sample]:
+        marks = np.array([-1, 0, 0, 2, np.nan], np.float32)
         rows = np.array([[0, 1, 1, 2], [1, 2, 3, 3]], np.float32)
         return [
-            Sample(np.array([-1, 0, 0, 2, np.nan], np.float32), np.array([[0, 3], [-2, np.nan]], np.float32), right=False),
-            Sample(np.array([-1, 0, 0, 2, np.nan], np.float32), np.array([[0, 3], [-2, np.nan]], np.float32), right=True),
+            Sample(marks, np.array([[0, 3], [-2, np.nan]], np.float32), right=False),
+            Sample(marks, np.array([[0, 3], [-2, np.nan]], np.float32), right=True),
             Sample(rows, np.array([[1, 0, 5], [3, 2, 0]], np.float32), right=True), Sample(f32[0], f32[3], right=False),
             Sample(np.array([1, 3, 5], np.int64), np.int64(3), right=False),
         ]  # fmt: skip

@@ -15,7 +15,7 @@ ROUNDS = 16  # a composition may be made of compositions; no op nests deeper
 @register
 @dataclass(frozen=True)
 class Decompose(Pass):
-    """Expand compositions until only ops that the backend takes, primitives, and those to keep (joined by +) are left."""
+    """Expand compositions until only ops the backend takes, primitives, and those to keep (joined by +) are left."""
 
     keep: str = ""
 

@@ -41,6 +41,7 @@ from strata.mir import (
 FORMAT = 1
 MOST_CONSTANT_BYTES = 64 << 20  # of constants that the program does not have itself; larger plans are made anew
 WORTH_SECONDS = 0.02  # plans that are made faster than this are not kept: writing one safely takes about as long
+COMPILER = ("core", "kernel", "mir", "ops", "passes", "lir", "backends", "runtime")  # folders that decide a plan
 _STARTED = time.time()
 _TYPE = re.compile(r"(\w+)\[(.*)\]\Z", re.DOTALL)
 
@@ -82,8 +83,9 @@ def stored_plan(key: str | None, graph: Graph, make: Planner) -> tuple[Lir, bool
 
 @cache
 def code_version() -> str | None:
-    """A digest of the package; None when a file changed after this process started: its code may be older."""
-    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    """A digest of the compiler; None when a file changed after this process started: its code may be older."""
+    package = Path(__file__).parents[1]
+    files = sorted(f for folder in COMPILER for f in (package / folder).rglob("*.py"))
     if any(f.stat().st_mtime > _STARTED for f in files):
         return None
     return digest(*(f.read_bytes() for f in files))
@@ -150,7 +152,8 @@ def write_plan(lir: Lir, source: Graph | None = None) -> bytes | None:
         [
             s.name, s.inputs, s.outputs, s.label, s.phase, s.updates,
             None if s.kernel is None else number(texts, show_kernel(s.kernel)),
-            None if (kept := s.slides if s.kernel is not None else s.nodes[0]) is None else number(nodes, _node_text(kept)),
+            None if (kept := s.slides if s.kernel is not None else s.nodes[0]) is None
+            else number(nodes, _node_text(kept)),
             None if s.views is None else [[str(v.start), [str(d) for d in v.strides]] for v in s.views],
         ]
         for s in lir.schedule

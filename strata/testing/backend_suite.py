@@ -74,7 +74,7 @@ def run_case(device: str, case: Case) -> None:
 
 def compare(got: np.ndarray, want: np.ndarray, kind: TensorType, name: str) -> None:
     """Exact for integers and booleans; within the type's precision for floats, scaled by the largest value."""
-    assert got.shape == want.shape and got.dtype == kind.dtype.np, f"{name}: {kind}, got {got.dtype}{got.shape}"
+    assert (got.shape, got.dtype) == (want.shape, kind.dtype.np), f"{name}: {kind}, got {got.dtype}{got.shape}"
     if not kind.dtype.is_inexact:
         np.testing.assert_array_equal(got, want.astype(got.dtype), err_msg=name)
         return

@@ -66,7 +66,7 @@ def feeds(arrays: Arrays) -> dict[str, np.ndarray]:
 
 
 def check_values(cls: type[Op], sample: Sample) -> None:
-    """`infer` and `numpy` agree on shapes and dtypes; half the precision gives nearly the same numbers; nothing is changed."""
+    """`infer` and `numpy` agree on shapes and dtypes; half the precision gives nearly the same; nothing is changed."""
     op, arrays = build(cls, sample), sample.arrays()
     graph = single_op_graph(op, [type_of(a) for a in arrays])
     before = [a.copy() for a in arrays]
@@ -95,7 +95,7 @@ def check_strided(cls: type[Op], sample: Sample) -> None:
 
 
 def check_symbolic(cls: type[Op], sample: Sample) -> None:
-    """Inference with a symbol in place of a size, then bound, equals inference with the size; or says it needs the size."""
+    """Inference with a symbol for a size, then bound, equals inference with the size; or says it needs the size."""
     op = build(cls, sample)
     types = [type_of(a) for a in sample.arrays()]
     static = as_tuple(op.infer(*types))
@@ -286,7 +286,8 @@ def check_lower(cls: type[Op], sample: Sample) -> None:
 def checks_for(cls: type[Op], sample: Sample) -> dict[str, Callable[[type[Op], Sample], None]]:
     """The checks that apply to a sample."""
     table: dict[str, Callable[[type[Op], Sample], None]] = {
-        "values": check_values, "text": check_text, "strided": check_strided, "symbolic": check_symbolic, "vmap": check_vmap,
+        "values": check_values, "text": check_text, "strided": check_strided, "symbolic": check_symbolic,
+        "vmap": check_vmap,
     }  # fmt: skip
     if cls.lower is not Op.lower and cls.has_rule("lower"):
         table["lower"] = check_lower

@@ -11,13 +11,14 @@ from strata.testing.check import claimed_dtypes
 
 HEADER = """# Ops
 
-Every op of the tensor graph, made from the registry by `make golden`; a test fails when this page is out of date, or when
-an op lacks a rule that it needs.
+Every op of the tensor graph, made from the registry by `make golden`; a test fails when this page is out of date, or
+when an op lacks a rule that it needs.
 
 - **inputs** are values, **fields** are static parameters, **dtypes** are those of the first input.
-- **jvp**, **vjp**, **vmap**: `yes` is a rule of the op itself, `parts` follows from the ops it is composed of, `zero` says
-  that the op has no derivative.
-- **kernel**: `loop` is a rule that writes its kernel, `parts` is made of the kernels of its parts, `step` is a step of its own.
+- **jvp**, **vjp**, **vmap**: `yes` is a rule of the op itself, `parts` follows from the ops it is composed of, `zero`
+  says that the op has no derivative.
+- **kernel**: `loop` is a rule that writes its kernel, `parts` is made of the kernels of its parts, `step` is a step
+  of its own.
 
 | op | meaning | inputs | fields | dtypes | jvp | vjp | vmap | kernel |
 |---|---|---|---|---|---|---|---|---|

@@ -1,4 +1,4 @@
-"""Random graphs without end in sight: `python -m tests.fuzz --count 2000 --seed 7`. The seed is printed, and repeats a run."""
+"""Random graphs without end: `python -m tests.fuzz --count 2000 --seed 7`. The seed is printed, and repeats a run."""
 
 import argparse
 import secrets
@@ -27,9 +27,8 @@ def main() -> int:
             failed.append(seed)
             print(f"seed {seed}: repeat with --seed {seed} --count 1", flush=True)
             traceback.print_exc(limit=3)
-    print(
-        f"{options.count} graphs, {len(failed)} failures in {time.monotonic() - start:.0f} s{': ' + str(failed) if failed else ''}"
-    )
+    seconds = time.monotonic() - start
+    print(f"{options.count} graphs, {len(failed)} failures in {seconds:.0f} s{f': {failed}' if failed else ''}")
     return bool(failed)
 
 

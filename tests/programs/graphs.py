@@ -1,4 +1,4 @@
-"""Graphs shaped like known models, with as many layers as asked: programs for tests of the compiler, without weights."""
+"""Graphs shaped like known models, with as many layers as asked: programs to test the compiler, without weights."""
 
 from __future__ import annotations
 

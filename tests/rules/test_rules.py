@@ -178,7 +178,7 @@ def same_bits(a, b):
 
 @pytest.mark.parametrize(("name", "rule"), CASES, ids=[n for n, _ in CASES])
 def test_both_sides_agree(name, rule, seed):
-    """Bit for bit where the rule is exact. In half precision one op rounds once where several round each, so it may differ."""
+    """Bit for bit where the rule is exact. In half precision one op rounds once, several round each: it may differ."""
     for graph, made, rng in instances(rule, seed):
         dtype = graph.results[0].dtype
         is_half = dtype.is_float and dtype.bits < 32

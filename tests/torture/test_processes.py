@@ -114,7 +114,8 @@ def test_threads_compile_and_run_as_one_would(many) -> None:
         time.sleep(0.2)
         if middle is None and time.monotonic() > deadline - many(1, 60):
             middle = resident_bytes()
-    assert not wrong and not any(t.is_alive() for t in threads)
+    assert not wrong
+    assert not any(t.is_alive() for t in threads)
     assert middle is None or resident_bytes() - middle < 64 << 20
 
 
@@ -150,7 +151,7 @@ def test_forked_children_run_and_compile(many) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORKS, str(count)], capture_output=True, text=True, timeout=60 + 2 * count, check=False
     )
-    assert done.returncode == 0 and done.stdout == "done\n", done.stderr
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 ONE_CORE = """

@@ -406,7 +406,7 @@ class Function:
         otherwise: Callable[[], Sequence[Value] | None] | None = None,
         types: Sequence[str] = (),
     ) -> list[str]:
-        """Runs one of two bodies; with `types`, both return values of those types, and the result is the chosen ones."""
+        """Runs one of two bodies; with `types`, both return values of those types, and the result is those chosen."""
         yes, no, done = self.fresh("then"), self.fresh("else"), self.fresh("endif")
         self.branch_if(condition, yes, no if otherwise else done)
         self.label(yes)

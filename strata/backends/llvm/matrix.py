@@ -1,13 +1,14 @@
-"""Kernels that are contractions: found in kernel IR, and emitted by the matrix-product template with their own epilogue.
+"""Kernels that are contractions: found in kernel IR, and emitted by the matrix-product template with an epilogue.
 
-A kernel is a contraction when its one store holds one reduction, `sum over k of A[...] * B[...]`, at affine addresses, where
-each axis of the store moves A alone (a row axis), B alone (a column axis) or both (a batch axis).
+A kernel is a contraction when its one store holds one reduction, `sum over k of A[...] * B[...]`, at affine addresses,
+where each axis of the store moves A alone (a row axis), B alone (a column axis) or both (a batch axis).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from strata.backends.llvm.builder import Module
@@ -142,7 +143,6 @@ class MatrixPlan:
 
     def packed_elements(self) -> Dim:
         """Elements of B once packed, all batches that differ included."""
-        m = self.matrix
         return self.panel_size() * dim_prod([a.extent for a in self._b_batch()])
 
     def panel_size(self) -> Dim:
@@ -164,7 +164,7 @@ class MatrixPlan:
     def packs_in_one_go(self) -> bool:
         """Whether the batches of B lie at one distance from each other, as the packer wants them."""
         axes = self._b_batch()
-        for outer, inner in zip(axes, axes[1:], strict=False):
+        for outer, inner in pairwise(axes):
             if self.matrix.b.strides[outer] != self.matrix.b.strides[inner] * inner.extent:
                 return False
         return True
@@ -173,7 +173,8 @@ class MatrixPlan:
         """(kind, value) of each slot of the packer: a buffer's name, the packed region, or a number."""
         m, axes = self.matrix, self._b_batch()
         numbers: dict[str, Dim] = {
-            "n": m.extent(m.columns), "k": m.inner.extent, "k_stride": m.b.stride(m.inner), "n_stride": m.b.stride(m.columns),
+            "n": m.extent(m.columns), "k": m.inner.extent, "k_stride": m.b.stride(m.inner),
+            "n_stride": m.b.stride(m.columns),
             "source_batch": m.b.strides[axes[-1]] if axes else 0, "packed_batch": self.panel_size(),
         }  # fmt: skip
         slots: list[Slot] = []
@@ -201,7 +202,7 @@ class MatrixPlan:
             numbers[f"batch{i}_b"] = packed_stride if moves else 0
             if moves:
                 packed_stride = packed_stride * axis.extent
-        symbols = {name: s for name, s in zip(spec.epilogue_numbers, m.kernel.symbols(), strict=True)}
+        symbols = dict(zip(spec.epilogue_numbers, m.kernel.symbols(), strict=True))
         slots: list[Slot] = []
         for slot in spec.slots:
             if slot in ("a", "out"):
@@ -246,7 +247,8 @@ def plan_matrix(matrix: MatrixKernel, name: str, target: Target) -> MatrixPlan |
         spec = plan_contraction(
             m, n, k, target, a=matrix.a.dtype, b=matrix.b.dtype, out=matrix.out.dtype, accumulator=matrix.sums.dtype,
             batch=batch, batch_rank=len(matrix.batch), fewest_rows=bounds(matrix.extent(matrix.rows))[0] or 1,
-            a_unit_k=matrix.a.stride(matrix.inner) == 1, unit_columns=matrix.out.stride(matrix.columns) == 1, in_place=in_place,
+            a_unit_k=matrix.a.stride(matrix.inner) == 1, unit_columns=matrix.out.stride(matrix.columns) == 1,
+            in_place=in_place,
             m_exact=isinstance(matrix.extent(matrix.rows), int), n_exact=isinstance(matrix.extent(matrix.columns), int),
             epilogue="" if plain else repr(value),
             epilogue_pointers=() if plain else tuple(f"p_{b}" for b in loads),

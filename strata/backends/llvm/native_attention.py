@@ -44,7 +44,8 @@ def attention(node: Node, target: Target, views: Sequence[Spacing] | None) -> Na
 
     def spec_for(decode: bool) -> AttentionSpec:
         return AttentionSpec(
-            target, op.num_heads, op.kv_heads, op.head_dim, sizes.value_dim, op.scale, types[0].dtype, op.causal, op.window,
+            target, op.num_heads, op.kv_heads, op.head_dim, sizes.value_dim, op.scale, types[0].dtype, op.causal,
+            op.window,
             op.mask, mask is None or mask.shape[-1] != 1, op.has_offset, op.softcap, decode,
         )  # fmt: skip
 

@@ -1,9 +1,9 @@
 """Native programs: a whole schedule of kernels walked by one native call.
 
-A program is data: steps that name a native kernel, its argument block and its points. Arguments are offsets into regions
-(the arena, inputs, outputs, weights), or sizes; both may be symbolic. `bind` turns the symbols into numbers once per
-set of sizes; a run then needs only the addresses of the regions. The walker is the same code for every program, so
-programs are never compiled and hold no addresses until they are bound.
+A program is data: steps that name a native kernel, its argument block and its points. Arguments are offsets into
+regions (the arena, inputs, outputs, weights), or sizes; both may be symbolic. `bind` turns the symbols into numbers
+once per set of sizes; a run then needs only the addresses of the regions. The walker is the same code for every
+program, so programs are never compiled and hold no addresses until they are bound.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class BoundProgram:
         first: int = 0,
         last: int | None = None,
     ) -> None:
-        """Runs steps first … last - 1 in one native call. `regions` is a ctypes array of addresses (see `region_table`)."""
+        """Runs steps first … last - 1 in one native call. `regions` is a ctypes array of addresses (`region_table`)."""
         chosen = pool or default_pool()
         count = chosen.ensure(threads or chosen.default_threads)
         end = len(self._numbers) - 1 if last is None else last

@@ -14,11 +14,15 @@ KEY = digest("a", "b")
 
 def test_round_trip_and_description(tmp_path) -> None:
     store = DiskStore(tmp_path / "c")
-    assert store.get(KEY) is None and KEY not in store
+    assert store.get(KEY) is None
+    assert KEY not in store
     assert store.put(KEY, b"payload" * 1000, {"kind": "kernel", "name": "k0"})
-    assert store.get(KEY) == b"payload" * 1000 and KEY in store
+    assert store.get(KEY) == b"payload" * 1000
+    assert KEY in store
     (entry,) = store.entries()
-    assert entry.key == KEY and entry.about == {"kind": "kernel", "name": "k0"} and entry.size > 7000
+    assert entry.key == KEY
+    assert entry.about == {"kind": "kernel", "name": "k0"}
+    assert entry.size > 7000
 
 
 def test_folder_is_private(tmp_path) -> None:
@@ -51,7 +55,8 @@ def test_damage_counts_as_absent_and_heals(tmp_path, damage: str) -> None:
     path.write_bytes(bytes(data))
     assert store.get(KEY) is None
     assert KEY not in store
-    assert store.put(KEY, b"new") and store.get(KEY) == b"new"
+    assert store.put(KEY, b"new")
+    assert store.get(KEY) == b"new"
 
 
 def test_verify_names_damaged_entries(tmp_path) -> None:
@@ -81,14 +86,16 @@ def test_stale_temporary_files_are_removed(tmp_path) -> None:
     leftover.write_bytes(b"half")
     os.utime(leftover, (1, 1))
     store.prune()
-    assert not leftover.exists() and KEY in store
+    assert not leftover.exists()
+    assert KEY in store
 
 
 def test_a_file_in_the_way_turns_the_store_off(tmp_path, caplog) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("not a folder")
     store = DiskStore(blocker / "cache")
-    assert not store.put(KEY, b"x") and not store.put(KEY, b"x")
+    assert not store.put(KEY, b"x")
+    assert not store.put(KEY, b"x")
     assert store.get(KEY) is None
     assert len([r for r in caplog.records if "cache" in r.message]) == 1
 

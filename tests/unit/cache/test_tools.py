@@ -25,13 +25,16 @@ def store(tmp_path):
 
 def test_ls_lists_everything(store) -> None:
     found = st.cache.ls()
-    assert len(found) == 3 and found.bytes == sum(e.size for e in found)
-    assert str(found).splitlines()[0].startswith("3 entries, ") and "kernel kernel @matmul" in str(found)
+    assert len(found) == 3
+    assert found.bytes == sum(e.size for e in found)
+    assert str(found).splitlines()[0].startswith("3 entries, ")
+    assert "kernel kernel @matmul" in str(found)
 
 
 def test_why_explains(store) -> None:
     text = st.cache.why("softmax")
-    assert "2 entries for kernel kernel @softmax: they differ in target" in text and "target: cpu0" in text
+    assert "2 entries for kernel kernel @softmax: they differ in target" in text
+    assert "target: cpu0" in text
     assert "put" in st.cache.why(digest("1")[:12])
     assert "never compiled here" in st.cache.why("conv9")
     store.get(digest("absent"))
@@ -44,7 +47,8 @@ def test_verify_prune_and_export(store, tmp_path) -> None:
     assert st.cache.verify() == (2, [digest("1")])
     assert st.cache.export(tmp_path / "copy") == 2
     assert len(list(DiskStore(tmp_path / "copy" / "objects").entries())) == 2
-    assert st.cache.prune(0) > 0 and len(st.cache.ls()) == 0
+    assert st.cache.prune(0) > 0
+    assert len(st.cache.ls()) == 0
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError):
         st.cache.export(tmp_path / "file")

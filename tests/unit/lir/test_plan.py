@@ -24,7 +24,8 @@ def chain(steps: int = 4, size: int = 16) -> Graph:
 
 def test_blocks_that_never_meet_share_memory():
     offsets, total = pack([Block("a", 64, 0, 1), Block("b", 64, 2, 3), Block("c", 64, 1, 2)])
-    assert offsets["a"] == offsets["b"] != offsets["c"] and total == 128
+    assert offsets["a"] == offsets["b"] != offsets["c"]
+    assert total == 128
 
 
 def test_blocks_never_overlap_while_alive(rng):
@@ -49,7 +50,8 @@ def test_report_lists_buffers_by_offset():
     offsets = [int(line.split()[0]) for line in lines[2:]]
     assert offsets == sorted(offsets)
     svg = lir.memory_svg()
-    assert svg.startswith("<svg") and svg.count("<rect") == len(offsets)
+    assert svg.startswith("<svg")
+    assert svg.count("<rect") == len(offsets)
 
 
 def test_element_wise_steps_take_over_dying_inputs():
@@ -98,11 +100,14 @@ def test_manifest_sizes_and_order():
     x = g.input("x", f32[2, 3])
     w, b = g.param("layer.w", f32[3, 4]), g.param("head.b", f32[4])
     manifest = plan(g.outputs(x @ w + b, x)).manifest()
-    assert manifest.input_names == ("x",) and manifest.param_names == ("layer.w", "head.b")
-    assert manifest.param_byte_size("layer.w") == 48 and manifest.total_param_bytes == 64
+    assert manifest.input_names == ("x",)
+    assert manifest.param_names == ("layer.w", "head.b")
+    assert manifest.param_byte_size("layer.w") == 48
+    assert manifest.total_param_bytes == 64
     assert manifest.weight_blocks() == {"head": ("head.b",), "layer": ("layer.w",)}
     assert manifest.weight_layout() == {"head.b": (0, 16), "layer.w": (64, 48)}
-    assert [b.name for b in manifest.outputs] == ["output0", "output1"] and manifest.outputs[1].buffer == "x"
+    assert [b.name for b in manifest.outputs] == ["output0", "output1"]
+    assert manifest.outputs[1].buffer == "x"
 
 
 def broken(lir: Lir, **changes: object) -> str:

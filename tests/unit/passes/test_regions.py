@@ -82,7 +82,8 @@ def test_at_most_so_many_inputs():
     for i in range(30):
         total = total + g.input(f"x{i}", f32[4])
     found = regions(run(g.outputs(total), MarkElementwiseRegions()))
-    assert all(len(r.inputs) <= 16 for r in found) and len(found) == 2
+    assert all(len(r.inputs) <= 16 for r in found)
+    assert len(found) == 2
 
 
 def test_inner_ones_broadcast_as_numpy_does(rng):

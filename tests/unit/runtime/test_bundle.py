@@ -78,7 +78,8 @@ def test_weights_are_mapped_or_left_out(tmp_path) -> None:
     c.save(tmp_path / "m.strata")
     loaded = st.load_compiled(tmp_path / "m.strata")
     assert not loaded._param_values["w"].flags.owndata
-    assert str(loaded.source).startswith("mir @net(") and loaded.signature == c.signature
+    assert str(loaded.source).startswith("mir @net(")
+    assert loaded.signature == c.signature
     c.save(tmp_path / "bare.strata", weights=False)
     bare = st.load_compiled(tmp_path / "bare.strata")
     with pytest.raises(UnknownNameError, match="no value yet"):
@@ -86,7 +87,9 @@ def test_weights_are_mapped_or_left_out(tmp_path) -> None:
     bare.set_params(c._param_values)
     np.testing.assert_array_equal(bare.run(x=X[:4])[0], loaded.run(x=X[:4])[0])
     about = inspect_bundle(tmp_path / "m.strata")
-    assert about["name"] == "net" and about["weights"]["w"] == ["f32", [8, 8]] and "plan baseline" in about["parts"]
+    assert about["name"] == "net"
+    assert about["weights"]["w"] == ["f32", [8, 8]]
+    assert "plan baseline" in about["parts"]
 
 
 def test_another_version_compiles_the_graph_again(tmp_path, monkeypatch, caplog) -> None:

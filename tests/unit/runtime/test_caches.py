@@ -54,12 +54,16 @@ def test_one_compile_a_key_and_a_limit(device: str) -> None:  # behaviour 92
     cache = CompileCache(device, 2, "fifo")
     assert cache.is_empty
     first = cache.get_or_compile(1, build)
-    assert cache.get_or_compile(1, build) is first and len(build.calls) == 1
+    assert cache.get_or_compile(1, build) is first
+    assert len(build.calls) == 1
     cache.get_or_compile(2, build)
-    assert len(cache) == 2 and len(build.calls) == 2
+    assert len(cache) == 2
+    assert len(build.calls) == 2
     cache.get_or_compile(1, build)
     cache.get_or_compile(3, build)
-    assert not cache.contains(1) and cache.contains(2) and cache.contains(3)
+    assert not cache.contains(1)
+    assert cache.contains(2)
+    assert cache.contains(3)
     assert (cache.counters.hits, cache.counters.misses, cache.counters.evictions) == (2, 3, 1)
 
 
@@ -67,14 +71,16 @@ def test_least_recently_used_goes_first() -> None:
     cache = CompileCache("reference", 2, "lru")
     for key in (1, 2, 1, 3):
         cache.get_or_compile(key, relu_graph)
-    assert cache.contains(1) and not cache.contains(2)
+    assert cache.contains(1)
+    assert not cache.contains(2)
 
 
 def test_options_are_part_of_the_key() -> None:
     cache = CompileCache("cpu", 4)
     plain = cache.get_or_compile(1, relu_graph)
     unfused = cache.get_or_compile(1, relu_graph, CompileOptions(fusion=False))
-    assert plain is not unfused and len(cache) == 2
+    assert plain is not unfused
+    assert len(cache) == 2
 
 
 @pytest.mark.parametrize(("capacity", "policy"), [(0, "lru"), (-1, "lru"), (2, "random"), (True, "lru")])
@@ -92,7 +98,9 @@ def test_threads_share_one_compile() -> None:
         t.start()
     for t in threads:
         t.join(60)
-    assert len(set(map(id, found))) == 1 and len(found) == 16 and len(build.calls) == 1
+    assert len(set(map(id, found))) == 1
+    assert len(found) == 16
+    assert len(build.calls) == 1
 
 
 def test_failures_are_not_kept() -> None:
@@ -114,10 +122,15 @@ def test_buckets_compile_lazily_for_their_largest_key() -> None:  # behaviour 93
     build = Counting(relu_graph)
     cache = BucketedCompileCache("reference", [range(1, 4), range(4, 8)])
     two, three = cache.get_or_compile(2, build), cache.get_or_compile(3, build)
-    assert two is not None and three is not None
-    assert two[0] == three[0] == 3 and two[1] is three[1] and build.calls == [(3,)]
-    assert cache.get_or_compile(8, build) is None and cache.get_or_compile(0, build) is None
-    assert build.calls == [(3,)] and (cache.compiled_count(), cache.total_buckets()) == (1, 2)
+    assert two is not None
+    assert three is not None
+    assert two[0] == three[0] == 3
+    assert two[1] is three[1]
+    assert build.calls == [(3,)]
+    assert cache.get_or_compile(8, build) is None
+    assert cache.get_or_compile(0, build) is None
+    assert build.calls == [(3,)]
+    assert (cache.compiled_count(), cache.total_buckets()) == (1, 2)
     assert [cache.bucket_for(k) for k in (0, 1, 3, 4, 7, 8)] == [None, 0, 0, 1, 1, None]
 
 
@@ -129,7 +142,8 @@ def test_buckets_are_checked(ranges) -> None:
 
 def test_gaps_between_buckets_are_fine() -> None:
     cache = BucketedCompileCache("reference", [(1, 4), (10, 20)])
-    assert cache.get_or_compile(5, relu_graph) is None and cache.bucket_for(12) == 1
+    assert cache.get_or_compile(5, relu_graph) is None
+    assert cache.bucket_for(12) == 1
 
 
 def test_pad_and_slice_rows() -> None:  # behaviour 94
@@ -219,7 +233,8 @@ def test_a_mask_makes_attention_over_padded_rows_right(kind: str, rng) -> None:
         cache.run_padded(5, 5, build, {"x": data})
     found = cache.run_padded(5, 5, build, {"x": data}, mask="m")
     exact = BucketedCompileCache("cpu", [range(5, 6)]).run_padded(5, 5, build, {"x": data}, mask="m")
-    assert found is not None and exact is not None
+    assert found is not None
+    assert exact is not None
     np.testing.assert_allclose(found[1][0], exact[1][0], rtol=1e-5, atol=1e-6)
     with pytest.raises(OptionError, match="no input with an axis of 8"):
         cache.run_padded(5, 5, build, {"x": data}, mask="x2")
@@ -273,9 +288,13 @@ def test_dynamic_cache_builds_once() -> None:  # behaviour 98
         assert (
             c.signature == f"(x: f32[{sizes[0]}, {sizes[1]}, 4], param w: f32[4, 4]) -> f32[{sizes[0]}, {sizes[1]}, 4]"
         )
-    assert len(build.calls) == 1 and len(cache) == 2 and cache.contains("a") and cache.has_template()
+    assert len(build.calls) == 1
+    assert len(cache) == 2
+    assert cache.contains("a")
+    assert cache.has_template()
     cache.get_or_specialize("a", {"batch": 1, "seq": 2}, build, CompileOptions(fusion=False))
-    assert len(build.calls) == 2 and len(cache) == 3  # other options, another template
+    assert len(build.calls) == 2  # other options, another template
+    assert len(cache) == 3
 
 
 def test_pipeline_of_a_model_step_by_step() -> None:  # behaviour 99
@@ -302,11 +321,15 @@ def test_components_work_on_a_fresh_pipeline() -> None:  # behaviour 100
     part = ModelComponent(ModelVariant.encoder(2, 5), layer_composition_key="enc")
     c, manifest = pipe.get_or_compile_component(part, build)
     again, _ = pipe.get_or_compile_component(part, build)
-    assert again is c and manifest.param_names == ("w",) and manifest.inputs[0].shape == (2, 5, 4)
+    assert again is c
+    assert manifest.param_names == ("w",)
+    assert manifest.inputs[0].shape == (2, 5, 4)
     other, _ = pipe.get_or_compile_component(
         ModelComponent(ModelVariant.encoder(1, 7), layer_composition_key="enc"), build
     )
-    assert other is not c and len(build.calls) == 1 and len(pipe) == 2
+    assert other is not c
+    assert len(build.calls) == 1
+    assert len(pipe) == 2
 
 
 def test_variant_keys_are_stable() -> None:
@@ -316,7 +339,8 @@ def test_variant_keys_are_stable() -> None:
     assert ModelVariant.prefill(2, 5).dim_binding() == ModelVariant.encoder(2, 5).dim_binding()
     assert ModelVariant.prefill(2, 5).cache_key() != ModelVariant.encoder(2, 5).cache_key()
     a = ModelComponent(v)
-    assert a.aot_disk_base() == f"strata_{a.cache_key()}" and len(a.cache_key()) == 16
+    assert a.aot_disk_base() == f"strata_{a.cache_key()}"
+    assert len(a.cache_key()) == 16
     assert a.cache_key() != ModelComponent(v, quant="q4").cache_key() != ModelComponent(v, profile_key="p").cache_key()
     code = (
         "from strata.runtime import ModelComponent, ModelVariant\n"
@@ -333,9 +357,13 @@ def test_aot_round_trip(tmp_path) -> None:  # behaviour 101
     aot = AotCache(tmp_path)
     lir = CompilePipeline("cpu").compile(symbolic().bind({"batch": 1, "seq": 2})).lir
     mark = aot.put_lir("m", lir)
-    assert mark == lir.fingerprint() == aot.fingerprint("m") and "m" in aot and "n" not in aot
+    assert mark == lir.fingerprint() == aot.fingerprint("m")
+    assert "m" in aot
+    assert "n" not in aot
     back = aot.get_lir("m")
-    assert back is not None and str(back) == str(lir) and str(back.graph.results[0].type) == "f32[1, 2, 4]"
+    assert back is not None
+    assert str(back) == str(lir)
+    assert str(back.graph.results[0].type) == "f32[1, 2, 4]"
 
 
 def test_aot_specialisation_hits_and_heals(tmp_path) -> None:

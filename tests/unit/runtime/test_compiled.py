@@ -41,7 +41,8 @@ def test_half_precision_params_inputs_and_outputs(dtype: str) -> None:  # behavi
     c.set_param("w", np.array([1, 2, 3, 4], kind))
     data = np.arange(8).reshape(2, 4).astype(kind)
     product, scaled = c.run(x=data)
-    assert product.dtype == kind and scaled.dtype == kind
+    assert product.dtype == kind
+    assert scaled.dtype == kind
     np.testing.assert_array_equal(product.astype(np.float32), data.astype(np.float32) * [1, 2, 3, 4])
     np.testing.assert_array_equal(scaled, (data.astype(np.float32) * np.float32(0.1)).astype(kind))
 
@@ -261,10 +262,12 @@ def test_memory_and_signature() -> None:
     c = Session("cpu").compile(g.outputs(ops.softmax(x @ w, axis=-1) @ w))
     assert c.signature == "(x: f32[4, 8], param w: f32[8, 8]) -> f32[4, 8]"
     m = c.memory
-    assert (m.inputs, m.outputs, m.params) == (128, 128, 256) and m.scratch == c.lir.arena_size >= m.lower_bound
+    assert (m.inputs, m.outputs, m.params) == (128, 128, 256)
+    assert m.scratch == c.lir.arena_size >= m.lower_bound
     assert m.splitlines()[0].startswith("arena ")
     total = m.scratch + m.inputs + m.outputs + m.params + m.constants + m.packed
-    assert m.fits_in(total) == 0 and m.fits_in(total - 10) == 10
+    assert m.fits_in(total) == 0
+    assert m.fits_in(total - 10) == 10
 
 
 # many threads
@@ -292,7 +295,8 @@ def test_many_threads_give_what_one_gives(rng) -> None:
         t.start()
     for t in threads:
         t.join(60)
-    assert not wrong and not any(t.is_alive() for t in threads)
+    assert not wrong
+    assert not any(t.is_alive() for t in threads)
 
 
 def test_params_change_while_others_run() -> None:
@@ -354,8 +358,11 @@ def test_profile_has_a_row_for_each_step() -> None:
     p = c.profile(repeats=2)
     assert [r.label for r in p.rows] == [s.label for s in c.lir.schedule if s.phase != "prologue"]
     first = p.rows[0]
-    assert first.seconds > 0 and first.flops >= 2 * 32 * 64 * 64 and first.bytes == 4 * (32 * 64 + 64 * 64 + 32 * 64)
-    assert "GFLOP/s" in str(p) and "f32[32, 64]" in str(p)
+    assert first.seconds > 0
+    assert first.flops >= 2 * 32 * 64 * 64
+    assert first.bytes == 4 * (32 * 64 + 64 * 64 + 32 * 64)
+    assert "GFLOP/s" in str(p)
+    assert "f32[32, 64]" in str(p)
     assert (
         Session("reference").compile(Graph("r").outputs(Graph("r").constant(1.0))).profile().rows[0].label
         == "the whole graph"
@@ -369,7 +376,8 @@ def test_watch_names_the_first_bad_op() -> None:
         c.run(x=ok)
         with pytest.raises(RunError, match=r"log makes NaN at \[1\]") as caught:
             c.run(x=bad)
-    assert caught.value.place is not None and caught.value.place.file == __file__
+    assert caught.value.place is not None
+    assert caught.value.place.file == __file__
     assert np.isnan(c.run(x=bad)[0][1])  # not watched any more
 
 

@@ -48,7 +48,9 @@ def test_compile_makes_room() -> None:
     v = made(max_variants=2, on_miss="compile")
     for n in (3, 4, 3, 5, 4):
         check(v, n)
-    assert v.counters.compiled == 4 and v.counters.hits == 1 and len(v.variants) == 2
+    assert v.counters.compiled == 4
+    assert v.counters.hits == 1
+    assert len(v.variants) == 2
     assert v.variants == ["N = 5", "N = 4"]
 
 
@@ -59,21 +61,24 @@ def test_error_refuses_and_says_what_there_is() -> None:
     with pytest.raises(RunError, match="2 variants and was called with N = 5; there are N = 3; N = 4"):
         v.run(x=data(5))
     check(v, 3)
-    assert v.counters.refused == 1 and v.counters.compiled == 2
+    assert v.counters.refused == 1
+    assert v.counters.compiled == 2
 
 
 def test_bucket_runs_the_open_form() -> None:
     v = made(max_variants=1, on_miss="bucket")
     for n in (3, 4, 5, 6, 300):
         check(v, n)
-    assert v.counters.compiled == 2 and v.counters.bucketed == 4
+    assert v.counters.compiled == 2
+    assert v.counters.bucketed == 4
 
 
 def test_buckets_bound_the_number_of_compiles_without_padding() -> None:
     v = made(max_variants=3, buckets={"N": [16, 64, 512]}, on_miss="error")
     for n in (1, 5, 16, 17, 40, 500, 512, 64):
         check(v, n)
-    assert v.counters.compiled == 3 and v.variants == ["N = 16", "N = 512", "N = 64"]
+    assert v.counters.compiled == 3
+    assert v.variants == ["N = 16", "N = 512", "N = 64"]
 
 
 def test_sizes_above_the_buckets_are_refused() -> None:
@@ -90,15 +95,19 @@ def test_interpret_answers_at_once_and_swaps() -> None:
     start = time.perf_counter()
     check(v, 7)
     check(v, 7)
-    assert time.perf_counter() - start < 5 and v.counters.interpreted == 2 and v.counters.compiled == 0
+    assert time.perf_counter() - start < 5
+    assert v.counters.interpreted == 2
+    assert v.counters.compiled == 0
     gate.set()
     v.wait(60)
     check(v, 7)
-    assert v.counters.hits == 1 and v.counters.compiled == 1
+    assert v.counters.hits == 1
+    assert v.counters.compiled == 1
     for n in (8, 9, 10):
         check(v, n)
     v.wait(60)
-    assert v.counters.compiled == 2 and len(v.variants) == 2  # beyond the limit only the interpreter answers
+    assert v.counters.compiled == 2  # beyond the limit only the interpreter answers
+    assert len(v.variants) == 2
 
 
 def test_parameters_reach_all_forms() -> None:

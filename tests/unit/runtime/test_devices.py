@@ -22,7 +22,9 @@ def matmul(n: int) -> Graph:
 def test_devices_are_listed_and_made_by_name() -> None:
     assert {"cpu", "reference"} <= set(st.devices())
     d = st.Device("cpu")
-    assert (str(d), d.kind, d.index) == ("cpu", "cpu", 0) and d == Device("cpu") and "bit vectors" in d.full_name
+    assert (str(d), d.kind, d.index) == ("cpu", "cpu", 0)
+    assert d == Device("cpu")
+    assert "bit vectors" in d.full_name
     assert Session(d).device == "cpu"
 
 
@@ -75,7 +77,8 @@ def test_costs_grow_with_the_work() -> None:
         1e-5 + 1e-6 + max(4 * 2 * 2 * 16 * 16 * 4, 4 * 4 * 256) / 1e9
     )
     real = cost_model("cpu")
-    assert real.flops_per_second > 1e8 and real.bytes_per_second > 1e8
+    assert real.flops_per_second > 1e8
+    assert real.bytes_per_second > 1e8
 
 
 @pytest.mark.usefixtures("other_backend")
@@ -86,7 +89,8 @@ def test_the_cheapest_device_that_can_is_picked() -> None:
         "cpu": CostModel("cpu", 1e9, 1e9, 1e-6, 1e-6),
         "reference": CostModel("reference", 1e12, 1e12, 1e-6, 1e-3),  # fast and far away
     }
-    assert pick_device(matmul(8), models) == "cpu" and pick_device(matmul(512), models) == "reference"
+    assert pick_device(matmul(8), models) == "cpu"
+    assert pick_device(matmul(512), models) == "reference"
     small = {"reference": CostModel("reference", 1e12, 1e12, 0, 0, memory_bytes=1000), "cpu": models["cpu"]}
     assert pick_device(matmul(512), small) == "cpu"
     with pytest.raises(DeviceError, match="1,000 bytes"):
@@ -97,6 +101,7 @@ def test_options_of_a_session_hold_and_can_be_overridden() -> None:
     s = Session("cpu", fusion=False)
     g = Graph("g")
     g.outputs(ops.relu(g.input("x", (4,)) + 1.0) * 2.0)
-    assert len(s.compile(g).lir.schedule) > 1 and len(s.compile(g, fusion=True).lir.schedule) == 1
+    assert len(s.compile(g).lir.schedule) > 1
+    assert len(s.compile(g, fusion=True).lir.schedule) == 1
     with pytest.raises(OptionError):
         s.compile(g, fussion=True)

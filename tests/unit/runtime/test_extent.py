@@ -1,4 +1,4 @@
-"""Active extents: the first places along a named axis are processed, the rest stays; graphs that mix places run in full."""
+"""Active extents: the first places along a named axis are processed, the rest stays; graphs that mix run in full."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def test_two_axes_at_once() -> None:
     c.set_active_extent("seq", 3)
     out = [np.zeros((4, 6), np.float32)]
     c.run_into({"x0": np.ones((4, 6), np.float32)}, out)
-    assert out[0].sum() == 6 and out[0][:2, :3].sum() == 6
+    assert out[0].sum() == 6
+    assert out[0][:2, :3].sum() == 6
 
 
 @pytest.mark.parametrize(

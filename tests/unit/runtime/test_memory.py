@@ -21,7 +21,10 @@ def test_block_returns_after_the_last_view() -> None:
 
 def test_results_are_plain_writable_arrays() -> None:
     a = BlockPool().empty((100, 1000), np.dtype(np.float64))
-    assert type(a) is np.ndarray and a.flags.writeable and a.flags.c_contiguous and a.dtype == np.float64
+    assert type(a) is np.ndarray
+    assert a.flags.writeable
+    assert a.flags.c_contiguous
+    assert a.dtype == np.float64
 
 
 def test_kept_memory_is_bounded() -> None:

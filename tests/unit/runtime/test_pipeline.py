@@ -84,7 +84,8 @@ def deep(batch=4) -> Graph:
 
 def test_a_linear_block_is_one_kernel():
     result = CompilePipeline("cpu").compile(linear())
-    assert result.fusion.nodes_after <= 6 and result.fusion.fused_products == 1
+    assert result.fusion.nodes_after <= 6
+    assert result.fusion.fused_products == 1
     assert [s.label for s in result.lir.schedule] == ["matmul + add + gelu"]
 
 
@@ -139,15 +140,17 @@ def test_a_plan_is_no_program():
             CompilePipeline("cpu").compile(planned)
 
 
-# --------------------------------------------------------------------------------------------------------- dynamic sizes
+# -------------------------------------------------------------------------------------------------------- dynamic sizes
 
 
 def test_symbols_are_listed_and_specialised():
     batch = sym("batch", 1, 1024)
     result = CompilePipeline("cpu").compile(deep(batch))
-    assert result.has_dynamic_dims and result.dynamic_symbols == ("batch",)
+    assert result.has_dynamic_dims
+    assert result.dynamic_symbols == ("batch",)
     small, large = result.specialize({"batch": 1}), result.specialize({"batch": 128})
-    assert not small.has_dynamic_dims and small.lir.graph.results[0].shape == (1, 8)
+    assert not small.has_dynamic_dims
+    assert small.lir.graph.results[0].shape == (1, 8)
     assert large.lir.arena_size > small.lir.arena_size > 0
     assert result.lir.arena_size >= large.lir.arena_size  # planned for the upper bound
 
@@ -186,7 +189,7 @@ def test_bindings_come_from_shapes():
         infer_binding({x: (2, 5), y: (9,)})
 
 
-# -------------------------------------------------------------------------------------------------------------- refusals
+# ------------------------------------------------------------------------------------------------------------- refusals
 
 
 def test_memory_limit_names_the_peak_and_the_largest():
@@ -203,7 +206,8 @@ def test_wrong_programs_fail_where_they_are_written():
     for wrong in (lambda: ops.reshape(x, (5, 5)), lambda: ops.narrow(x, 1, 4, 3), lambda: x @ g.param("w", (4, 2))):
         with pytest.raises(ShapeError) as error:
             wrong()
-        assert error.value.place is not None and error.value.place.short.startswith("test_pipeline.py")
+        assert error.value.place is not None
+        assert error.value.place.short.startswith("test_pipeline.py")
 
 
 @pytest.mark.parametrize(
@@ -224,13 +228,15 @@ def test_options_are_checked(options, message):
         CompileOptions(**options)
 
 
-# -------------------------------------------------------------------------------------------------------- fusion reports
+# ------------------------------------------------------------------------------------------------------- fusion reports
 
 
 def test_summary_line():
     report = CompilePipeline("cpu").compile(deep()).fusion
     assert report.summary_line().startswith("nodes=16→16 matmul=3→3 fused_mm_act=0")
-    assert report.kernels == 3 and report.matmul_before == 3 and report.attention == 0
+    assert report.kernels == 3
+    assert report.matmul_before == 3
+    assert report.attention == 0
     assert [p.name for p in report.passes][:2] == ["simplify", "fold"]
     with pytest.raises(AttributeError):
         _ = report.convolutions
@@ -244,7 +250,8 @@ def test_claimed_patterns_are_counted_and_clean(claiming):
                            m.param("up", (8, 16)), m.param("gate", (8, 16)), m.param("down", (16, 8))))  # fmt: skip
     report = pipe.compile(m).fusion
     assert (report.fused_matmul_bias_act, report.fused_swiglu) == (1, 1)
-    assert report.nodes_after < report.nodes_before and not report.missed
+    assert report.nodes_after < report.nodes_before
+    assert not report.missed
 
 
 def test_misses_name_the_reason_and_the_line(claiming):
@@ -254,7 +261,8 @@ def test_misses_name_the_reason_and_the_line(claiming):
     g.outputs(product + b, product)
     with pytest.raises(CompileError, match="1 fusions were missed") as error:
         CompilePipeline(claiming(), CompileOptions(assert_fusion_clean=True)).compile(g)
-    assert "so the product must be stored" in str(error.value) and "product = x @ w" in str(error.value)
+    assert "so the product must be stored" in str(error.value)
+    assert "product = x @ w" in str(error.value)
 
 
 def test_products_without_a_bias_are_no_misses(claiming):
@@ -300,8 +308,11 @@ def test_limits_reach_the_passes(claiming):
 
 def test_inspect_shows_every_stage():
     text = CompilePipeline("cpu").inspect(linear())
-    for part in ("══ HIR ══", "hir @linear", "══ MIR ══", "mir @linear", "══ pass decompose ══", "lir @linear", "arena:", "fingerprint:",
-                 "kernel @k0", "══ fusion ══"):  # fmt: skip
+    parts = (
+        "══ HIR ══", "hir @linear", "══ MIR ══", "mir @linear", "══ pass decompose ══", "lir @linear", "arena:",
+        "fingerprint:", "kernel @k0", "══ fusion ══",
+    )  # fmt: skip
+    for part in parts:
         assert part in text, part
     assert "# 4 → 6 nodes: add +1, fused_matmul_bias_act -1, gelu +1, matmul +1" in text
 
@@ -312,8 +323,10 @@ def test_explain_names_cuts_and_lines():
     h = ops.exp(x)
     g.outputs(h @ x)
     text = str(CompilePipeline("cpu").compile(g).explain())
-    assert "exp → matmul: matmul reads it as a matrix   [test_pipeline.py" in text and "h = ops.exp(x)" in text
-    assert "passes\n  simplify: 3 → 3 nodes" in text and "arena 64 bytes, lower bound 64" in text
+    assert "exp → matmul: matmul reads it as a matrix   [test_pipeline.py" in text
+    assert "h = ops.exp(x)" in text
+    assert "passes\n  simplify: 3 → 3 nodes" in text
+    assert "arena 64 bytes, lower bound 64" in text
 
 
 # ------------------------------------------------------------------------------------------------------------- dispatch
@@ -324,9 +337,12 @@ def test_what_runs_how():
     x = g.input("x", f32[4, 8])
     g.outputs(ops.softmax(x), ops.eigh(x @ x.T)[0])
     report = dispatch_report(g, "cpu")
-    assert report.path("softmax") == "decomposed" and report.path("matmul") == "native"
-    assert report.path("eigh") in ("host", "native") and report.path("exp") is None
-    assert report.compile_ready and "dispatch on cpu, prefer_native: ready" in str(report)
+    assert report.path("softmax") == "decomposed"
+    assert report.path("matmul") == "native"
+    assert report.path("eigh") in ("host", "native")
+    assert report.path("exp") is None
+    assert report.compile_ready
+    assert "dispatch on cpu, prefer_native: ready" in str(report)
 
 
 def test_every_offender_is_named_with_its_line(claiming):
@@ -339,9 +355,11 @@ def test_every_offender_is_named_with_its_line(claiming):
         CompilePipeline(claiming("sort", "cholesky")).compile(g)
     text = str(error.value)
     assert text.startswith("claiming cannot run 3 of the ops of 'g': sort, cholesky")
-    assert "y = ops.sort(x)" in text and "z = ops.cholesky(y)" in text
+    assert "y = ops.sort(x)" in text
+    assert "z = ops.cholesky(y)" in text
     report = dispatch_report(g, claiming("sort", "cholesky"))
-    assert not report.compile_ready and [o.op for o in report.unsupported] == ["sort", "cholesky", "sort"]
+    assert not report.compile_ready
+    assert [o.op for o in report.unsupported] == ["sort", "cholesky", "sort"]
 
 
 def test_compositions_are_taken_apart_for_a_smaller_claim(claiming):
@@ -349,7 +367,8 @@ def test_compositions_are_taken_apart_for_a_smaller_claim(claiming):
     device = claiming(claims=frozenset())
     result = CompilePipeline(device).compile(m)
     assert {n.op.name for n in result.lir.graph.nodes()} == {"input", "param", "matmul", "add", "relu"}
-    assert result.dispatch.path("fused_matmul_bias_act") == "decomposed" and result.dispatch.compile_ready
+    assert result.dispatch.path("fused_matmul_bias_act") == "decomposed"
+    assert result.dispatch.compile_ready
 
 
 @pytest.mark.parametrize("op", ["group_norm", "relu_backward"])
