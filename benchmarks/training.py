@@ -1,6 +1,6 @@
 """Training steps of small models, ours against torch: the same data, start and update rule, measured in turns.
 
-    python benchmarks/training.py [mlp|conv|transformer …] [--threads 2] [--steps 60] [--compile]
+python benchmarks/training.py [mlp|conv|transformer …] [--threads 2] [--steps 60] [--compile]
 """
 
 from __future__ import annotations

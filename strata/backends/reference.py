@@ -46,7 +46,11 @@ class ReferenceExecutable:
         self._params[name] = array
 
     def run(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], binding: Mapping[str, int], threads: int | None = None
+        self,
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        binding: Mapping[str, int],
+        threads: int | None = None,
     ) -> None:
         feeds = dict(self._params) | {name: a for (name, _), a in zip(self.lir.io.inputs, inputs, strict=True)}
         for out, result in zip(outputs, evaluate(self.lir.graph, feeds), strict=True):

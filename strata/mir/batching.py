@@ -54,7 +54,5 @@ def batch_decomposition(op: Op, inputs: Sequence[Value], batched: Sequence[bool]
              for i, (x, b) in enumerate(zip(inputs, batched, strict=True))]  # fmt: skip
     outs = as_tuple(op.decompose(*names))
     rows = [(name, x, b) for name, x, b in zip(names, inputs, batched, strict=True)]
-    table = batch_values(
-        outs, {n: x for n, x, b in rows if b}, size, shared={n: x for n, x, b in rows if not b}
-    )
+    table = batch_values(outs, {n: x for n, x, b in rows if b}, size, shared={n: x for n, x, b in rows if not b})
     return [table[x] if x in table else _spread(x, size) for x in outs]

@@ -80,7 +80,9 @@ def _vjp(node: Node, cts: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
     out = node.outputs if op.multi_output else node.outputs[0]
     result = op.vjp(*node.inputs, out=out, ct=cts if op.multi_output else cts[0])
     contributions = (result,) if isinstance(op, UnaryOp) else as_tuple(result)
-    assert len(contributions) == len(node.inputs), f"vjp of {op.name} gave {len(contributions)} of {len(node.inputs)} cotangents"
+    assert len(contributions) == len(node.inputs), (
+        f"vjp of {op.name} gave {len(contributions)} of {len(node.inputs)} cotangents"
+    )
     return contributions
 
 

@@ -44,11 +44,15 @@ class Graph:
 
     def _declare(self, kind: type[Input | Param], name: str, shape: Sequence[Dim] | TensorType, dtype: Any) -> Value:
         if self.results:
-            raise TraceError(f"graph {self.name!r} has its outputs: no more inputs can be declared", code="T113", place=here())
+            raise TraceError(
+                f"graph {self.name!r} has its outputs: no more inputs can be declared", code="T113", place=here()
+            )
         if not isinstance(name, str) or not name:
             raise OptionError(f"graph {self.name!r}: {name!r} is not a name for an input", code="O112", place=here())
         if any(name == leaf_name(x) for x in (*self.inputs, *self.params)):
-            raise OptionError(f"graph {self.name!r} has an input or parameter {name!r} already", code="O113", place=here())
+            raise OptionError(
+                f"graph {self.name!r} has an input or parameter {name!r} already", code="O113", place=here()
+            )
         tensor = shape if isinstance(shape, TensorType) else TensorType(as_dtype(dtype), check_shape(shape))
         return kind(name, tensor, self.scope)()
 
@@ -61,7 +65,9 @@ class Graph:
             raise OptionError(f"graph {self.name!r} needs at least one output", code="O114", place=here())
         for value in flat:
             if not isinstance(value, Value):
-                raise TraceError(f"graph {self.name!r}: {type(value).__name__} is not a value of it", code="T114", place=here())
+                raise TraceError(
+                    f"graph {self.name!r}: {type(value).__name__} is not a value of it", code="T114", place=here()
+                )
         self.results = tuple(flat)
         self._text = self._symbols = None
         verify(self)
@@ -122,7 +128,9 @@ class Graph:
         unknown = set(binding) - set(self.symbols())
         if unknown:
             name = min(unknown)
-            raise UnknownNameError(f"graph {self.name!r} has no symbolic size {name!r}{near(name, self.symbols())}", code="N113")
+            raise UnknownNameError(
+                f"graph {self.name!r} has no symbolic size {name!r}{near(name, self.symbols())}", code="N113"
+            )
         result = Graph(self.name)
         known: dict[Value, Value] = {}
         for x in self.inputs:
@@ -135,7 +143,9 @@ class Graph:
         """The results with inputs, then parameters, replaced by values: the graph inlined."""
         leaves = (*self.inputs, *self.params)
         if len(args) != len(leaves):
-            raise OptionError(f"graph {self.name!r} takes {len(leaves)} values, got {len(args)}", code="O115", place=here())
+            raise OptionError(
+                f"graph {self.name!r} takes {len(leaves)} values, got {len(args)}", code="O115", place=here()
+            )
         for leaf, arg in zip(leaves, args, strict=True):
             if leaf.type != arg.type:
                 raise ShapeError(

@@ -38,9 +38,15 @@ def as_array(data: Any, kind: TensorType, name: str, wide: bool = False) -> np.n
     """An array of the declared type; a different dtype class or shape is an error, narrower floats are not."""
     array = np.asarray(data)
     given = as_dtype(array.dtype)
-    if given is not kind.dtype and not isinstance(data, (int, float, bool, list, tuple)) and not _fits(given, kind.dtype, wide):
+    if (
+        given is not kind.dtype
+        and not isinstance(data, (int, float, bool, list, tuple))
+        and not _fits(given, kind.dtype, wide)
+    ):
         raise DTypeError(f"input {name!r} is {kind}, got {given}{list(array.shape)}", code="D102")
-    if len(array.shape) != kind.ndim or any(isinstance(d, int) and d != n for d, n in zip(kind.shape, array.shape, strict=True)):
+    if len(array.shape) != kind.ndim or any(
+        isinstance(d, int) and d != n for d, n in zip(kind.shape, array.shape, strict=True)
+    ):
         raise ShapeError(f"input {name!r} is {kind}, got {given}{list(array.shape)}", code="S107")
     return array.astype(_wide(kind.dtype) if wide else kind.dtype.np, copy=False)
 
@@ -68,7 +74,9 @@ def infer_binding(shapes: Mapping[Value, Sequence[int]]) -> dict[str, int]:
             if isinstance(value, int):
                 if value != actual:
                     first = ", ".join(f"{s} = {found[s]} from {source[s]!r}" for s in found if s in str(declared))
-                    raise SymbolError(f"input {name!r} has size {actual} where {declared} = {value} ({first})", code="S154")
+                    raise SymbolError(
+                        f"input {name!r} has size {actual} where {declared} = {value} ({first})", code="S154"
+                    )
             elif solved is not None:
                 found[solved[0]] = solved[1]
                 source[solved[0]] = name
@@ -101,7 +109,9 @@ def evaluate_values(
     return tuple(table[r] for r in roots)
 
 
-def run_node(node: Node, arrays: Sequence[np.ndarray], binding: Mapping[str, Dim], *, wide: bool = False) -> tuple[np.ndarray, ...]:
+def run_node(
+    node: Node, arrays: Sequence[np.ndarray], binding: Mapping[str, Dim], *, wide: bool = False
+) -> tuple[np.ndarray, ...]:
     """One node on arrays, results in the declared types (or the wide ones)."""
     types = tuple(t.bind(binding) for t in node.types) if binding else node.types
     op = node.op.bind(binding) if binding else node.op
@@ -115,7 +125,9 @@ def run_node(node: Node, arrays: Sequence[np.ndarray], binding: Mapping[str, Dim
         raise
 
 
-def run_op(op: Op, arrays: Sequence[np.ndarray], types: Sequence[TensorType], *, wide: bool = False) -> tuple[np.ndarray, ...]:
+def run_op(
+    op: Op, arrays: Sequence[np.ndarray], types: Sequence[TensorType], *, wide: bool = False
+) -> tuple[np.ndarray, ...]:
     """An op's NumPy meaning with half precision computed in f32 and rounded once."""
     computed = [_computable(a) for a in arrays]
     with np.errstate(all="ignore"):
@@ -150,5 +162,3 @@ def evaluate_decomposition(op: Op, arrays: Sequence[np.ndarray]) -> Any:
     outs = as_tuple(op.decompose(*inputs))
     results = evaluate_values(outs, dict(zip(inputs, arrays, strict=True)), {})
     return results if op.multi_output else results[0]
-
-

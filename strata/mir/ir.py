@@ -122,7 +122,13 @@ class Op:
     # ------------------------------------------------------------------------------------------------- for op authors
 
     def require(
-        self, ok: bool, message: str, *, code: str | None = None, error: type[StrataError] = ShapeError, fix: str | None = None
+        self,
+        ok: bool,
+        message: str,
+        *,
+        code: str | None = None,
+        error: type[StrataError] = ShapeError,
+        fix: str | None = None,
     ) -> None:
         """Reject the inputs of `infer` unless `ok`; the message starts with the op's name."""
         if not ok:

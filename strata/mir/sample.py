@@ -72,5 +72,3 @@ class Sample:
 def _short(value: Any) -> str:
     text = str(value).replace("\n", " ")
     return text if len(text) < 40 else text[:37] + "..."
-
-

@@ -176,9 +176,7 @@ def _parts(batch: Any, count: int) -> list[Any]:
     leaves, structure = flatten(batch)
     for x in leaves:
         if not x.shape or x.shape[0] % count:
-            raise OptionError(
-                f"Trainer: a batch {x.type} does not split into {count} parts", code="O285", place=here()
-            )
+            raise OptionError(f"Trainer: a batch {x.type} does not split into {count} parts", code="O285", place=here())
     sizes = [x.shape[0] // count for x in leaves]
     return [
         unflatten(structure, [x[i * n : (i + 1) * n] for x, n in zip(leaves, sizes, strict=True)]) for i in range(count)
@@ -192,9 +190,7 @@ def _keep_buffers(model: Any, after: Any) -> Any:
     leaves, structure = flatten(model)
     new = flatten(after)[0]
     masks = trainable(model)
-    return unflatten(
-        structure, [p if m else b.cast(p.dtype) for p, b, m in zip(leaves, new, masks, strict=True)]
-    )
+    return unflatten(structure, [p if m else b.cast(p.dtype) for p, b, m in zip(leaves, new, masks, strict=True)])
 
 
 def _all_finite(tree: Any) -> Any:

@@ -48,7 +48,11 @@ class Softplus(Math):
     @classmethod
     def samples(cls) -> list[Sample]:
         extremes = np.array([-200, -20, 0, 20, 200], np.float32)
-        return [*super().samples(), Sample(extremes), Sample(np.array([np.nan, np.inf, -np.inf], np.float32), grad=False)]
+        return [
+            *super().samples(),
+            Sample(extremes),
+            Sample(np.array([np.nan, np.inf, -np.inf], np.float32), grad=False),
+        ]
 
 
 # ---------------------------------------------------------------------------------------------------------- derivatives

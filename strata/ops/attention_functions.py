@@ -209,5 +209,7 @@ def scaled_dot_product_attention(
         )
     kind = None if mask is None else "bias" if mask.dtype.is_float else "custom"
     offset = 0 if is_causal and query.shape[-2] != key.shape[-2] else None
-    out = attention(flat[0], flat[1], flat[2], mask, layout="bhsd", mask_kind=kind, causal=is_causal, scale=scale, offset=offset)
+    out = attention(
+        flat[0], flat[1], flat[2], mask, layout="bhsd", mask_kind=kind, causal=is_causal, scale=scale, offset=offset
+    )
     return reshape(out, (*lead, *out.shape[-2:]))

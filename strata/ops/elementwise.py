@@ -35,7 +35,9 @@ class Elementwise(Op):
         dtype = types[0].dtype
         for t in types[1:]:
             self.require_dtype(t.dtype is dtype, f"operands differ in dtype, {types[0]} and {t}", code="D103")
-        self.require_dtype(accepts(self.allowed, dtype), f"does not take {dtype}, only {self.allowed} types", code="D104")
+        self.require_dtype(
+            accepts(self.allowed, dtype), f"does not take {dtype}, only {self.allowed} types", code="D104"
+        )
         return TensorType(self.result_dtype(dtype), broadcast_shapes(*(t.shape for t in types), what=self.name))
 
     def result_dtype(self, dtype: DType) -> DType:
@@ -129,7 +131,9 @@ def unbroadcast(x: Value, shape: tuple[Dim, ...]) -> Value:
     """Sum `x` down to a shape that broadcasts to its own: the transpose of broadcasting."""
     if x.shape == shape:
         return x
-    if len(x.shape) < len(shape) or broadcast_shapes(x.shape, shape) != x.shape:  # a partial of lower rank: spread it first
+    if (
+        len(x.shape) < len(shape) or broadcast_shapes(x.shape, shape) != x.shape
+    ):  # a partial of lower rank: spread it first
         return unbroadcast(METHODS["broadcast_to"](x, broadcast_shapes(x.shape, shape)), shape)
     lead = x.ndim - len(shape)
     axes = [*range(lead)] + [lead + i for i, d in enumerate(shape) if d == 1 and x.shape[lead + i] != 1]

@@ -22,7 +22,9 @@ def as_value(x: Any, dtype: DType | None = None) -> Value:
     if isinstance(x, SymExpr):
         return METHODS["dim_size"](x)
     if hasattr(x, "__mir_value__"):  # objects of upper layers that hold a value
-        raise TraceError(f"a {type(x).__name__} was passed where a graph value is needed: use strata.<op> on tensors", code="T116")
+        raise TraceError(
+            f"a {type(x).__name__} was passed where a graph value is needed: use strata.<op> on tensors", code="T116"
+        )
     return constant(x, dtype)
 
 

@@ -275,7 +275,11 @@ class Shift(Elementwise):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        return [Sample(i32[3, 4], draw(i32[4], 0, 8)), Sample(u8[4], draw(u8[4], 0, 8)), Sample(i64[3], draw(i64[3], 0, 70))]
+        return [
+            Sample(i32[3, 4], draw(i32[4], 0, 8)),
+            Sample(u8[4], draw(u8[4], 0, 8)),
+            Sample(i64[3], draw(i64[3], 0, 70)),
+        ]
 
 
 @op("bitwise_left_shift")

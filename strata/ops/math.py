@@ -30,7 +30,11 @@ class Math(Elementwise):
     @classmethod
     def samples(cls) -> list[Sample]:
         low, high = cls.domain
-        return [Sample(draw(f32[3, 4], low, high)), Sample(draw(f32[()], low, high)), Sample(draw(f16[2, 0], low, high))]
+        return [
+            Sample(draw(f32[3, 4], low, high)),
+            Sample(draw(f32[()], low, high)),
+            Sample(draw(f16[2, 0], low, high)),
+        ]
 
 
 def _c(value: float, like: Value) -> Value:

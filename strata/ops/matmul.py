@@ -24,7 +24,9 @@ class MatMul(Op):
 
     def infer(self, x: TensorType, y: TensorType) -> TensorType:
         self.require(x.ndim >= 2 and y.ndim >= 2, f"needs two matrices or stacks of them, got {x} and {y}", code="S125")
-        self.require_dtype(x.dtype is y.dtype and not x.dtype.is_bool, f"operands differ in dtype, {x} and {y}", code="D103")
+        self.require_dtype(
+            x.dtype is y.dtype and not x.dtype.is_bool, f"operands differ in dtype, {x} and {y}", code="D103"
+        )
         k, other = x.shape[-1], y.shape[-2]
         mismatch = k != other and isinstance(k, int) and isinstance(other, int)
         fix = None
@@ -106,13 +108,21 @@ class DotGeneral(Op):
             "contracting and batch axes must come in pairs", code="S126",
         )  # fmt: skip
         self.require_dtype(x.dtype is y.dtype, f"operands differ in dtype, {x} and {y}", code="D103")
-        for kind, t, axes in (("left", x, (*self.left_contract, *self.left_batch)), ("right", y, (*self.right_contract, *self.right_batch))):
+        for kind, t, axes in (
+            ("left", x, (*self.left_contract, *self.left_batch)),
+            ("right", y, (*self.right_contract, *self.right_batch)),
+        ):
             ok = len(set(axes)) == len(axes) and all(0 <= a < t.ndim for a in axes)
             self.require(ok, f"{kind} axes {axes} are not distinct axes of {t}", code="S103")
-        pairs = (*zip(self.left_contract, self.right_contract, strict=True), *zip(self.left_batch, self.right_batch, strict=True))
+        pairs = (
+            *zip(self.left_contract, self.right_contract, strict=True),
+            *zip(self.left_batch, self.right_batch, strict=True),
+        )
         for a, b in pairs:
             same = x.shape[a] == y.shape[b] or not (isinstance(x.shape[a], int) and isinstance(y.shape[b], int))
-            self.require(same, f"axis {a} of {x} and axis {b} of {y} differ, {x.shape[a]} and {y.shape[b]}", code="S102")
+            self.require(
+                same, f"axis {a} of {x} and axis {b} of {y} differ, {x.shape[a]} and {y.shape[b]}", code="S102"
+            )
         batch = [x.shape[a] for a in self.left_batch]
         left = [x.shape[a] for a in self._free(x.ndim, self.left_contract, self.left_batch)]
         right = [y.shape[a] for a in self._free(y.ndim, self.right_contract, self.right_batch)]
@@ -126,7 +136,10 @@ class DotGeneral(Op):
     def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         letters = [chr(ord("a") + i) for i in range(x.ndim + y.ndim)]
         left, right = letters[: x.ndim], letters[x.ndim :]
-        pairs = (*zip(self.left_contract, self.right_contract, strict=True), *zip(self.left_batch, self.right_batch, strict=True))
+        pairs = (
+            *zip(self.left_contract, self.right_contract, strict=True),
+            *zip(self.left_batch, self.right_batch, strict=True),
+        )
         for a, b in pairs:
             right[b] = left[a]
         free_left = [left[a] for a in self._free(x.ndim, self.left_contract, self.left_batch)]

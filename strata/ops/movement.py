@@ -90,7 +90,9 @@ class Transpose(Movement):
 
     def infer(self, x: TensorType) -> TensorType:
         self.require(
-            sorted(self.perm) == list(range(x.ndim)), f"{self.perm} is not a permutation of the axes of {x}", code="S111"
+            sorted(self.perm) == list(range(x.ndim)),
+            f"{self.perm} is not a permutation of the axes of {x}",
+            code="S111",
         )
         return x.with_shape([x.shape[p] for p in self.perm])
 
@@ -166,7 +168,9 @@ class Slice(Movement):
 
     def infer(self, x: TensorType) -> TensorType:
         self.require(
-            len(self.start) == len(self.stop) == len(self.step) == x.ndim, f"{x} needs a range for each axis", code="S113"
+            len(self.start) == len(self.stop) == len(self.step) == x.ndim,
+            f"{x} needs a range for each axis",
+            code="S113",
         )
         shape: list[Dim] = []
         for axis, (size, start, stop, step) in enumerate(zip(x.shape, self.start, self.stop, self.step, strict=True)):
@@ -188,7 +192,9 @@ class Slice(Movement):
         return Slice((0, *self.start), (size, *self.stop), (1, *self.step))(x)
 
     def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
-        return inputs[0][tuple(i * step + k.index(start) for i, start, step in zip(index, self.start, self.step, strict=True))]
+        return inputs[0][
+            tuple(i * step + k.index(start) for i, start, step in zip(index, self.start, self.step, strict=True))
+        ]
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -214,9 +220,15 @@ class Pad(Movement):
     value: float
 
     def infer(self, x: TensorType) -> TensorType:
-        self.require(len(self.low) == len(self.high) == len(self.interior) == x.ndim, f"{x} needs padding for each axis", code="S115")
+        self.require(
+            len(self.low) == len(self.high) == len(self.interior) == x.ndim,
+            f"{x} needs padding for each axis",
+            code="S115",
+        )
         shape: list[Dim] = []
-        for axis, (size, low, high, interior) in enumerate(zip(x.shape, self.low, self.high, self.interior, strict=True)):
+        for axis, (size, low, high, interior) in enumerate(
+            zip(x.shape, self.low, self.high, self.interior, strict=True)
+        ):
             bad = not _may_be_le(0, low) or not _may_be_le(0, high) or interior < 0
             self.require(not bad, f"negative padding ({low}, {high}, {interior}) on axis {axis} of {x}", code="S116")
             inner = size + (size - 1) * interior if interior and size != 0 else size
@@ -293,7 +305,12 @@ class Flip(Movement):
 
     def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
         (x,) = inputs
-        return x[tuple(k.index(n - 1) - i if axis in self.axes else i for axis, (i, n) in enumerate(zip(index, x.shape, strict=True)))]
+        return x[
+            tuple(
+                k.index(n - 1) - i if axis in self.axes else i
+                for axis, (i, n) in enumerate(zip(index, x.shape, strict=True))
+            )
+        ]
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -377,7 +394,11 @@ class Iota(Op):
     differentiable = False
 
     def infer(self) -> TensorType:
-        self.require(0 <= self.axis < len(self.shape), f"axis {self.axis} is not an axis of {show_shape(self.shape)}", code="S103")
+        self.require(
+            0 <= self.axis < len(self.shape),
+            f"axis {self.axis} is not an axis of {show_shape(self.shape)}",
+            code="S103",
+        )
         return TensorType(self.dtype, self.shape)
 
     def numpy(self) -> np.ndarray:
@@ -393,7 +414,11 @@ class Iota(Op):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        return [Sample(shape=(3, 4), axis=1, dtype=i64), Sample(shape=(5,), axis=0, dtype=f32), Sample(shape=(0, 2), axis=0, dtype=i32)]
+        return [
+            Sample(shape=(3, 4), axis=1, dtype=i64),
+            Sample(shape=(5,), axis=0, dtype=f32),
+            Sample(shape=(0, 2), axis=0, dtype=i32),
+        ]
 
 
 @op("dim_size")
@@ -498,7 +523,11 @@ def insert_axis(x: Operand, axis: int) -> Value:
 def squeeze(x: Operand, axis: int | Sequence[int] | None = None) -> Value:
     """Without axes of size 1."""
     value = as_value(x)
-    axes = normalize_axes(axis, value.ndim, "squeeze") if axis is not None else tuple(i for i, d in enumerate(value.shape) if d == 1)
+    axes = (
+        normalize_axes(axis, value.ndim, "squeeze")
+        if axis is not None
+        else tuple(i for i, d in enumerate(value.shape) if d == 1)
+    )
     for a in axes:
         if value.shape[a] != 1:
             raise ShapeError(f"squeeze: axis {a} of {value.type} has size {value.shape[a]}, not 1", code="S121")
@@ -623,5 +652,3 @@ def iota(shape: Any, axis: int = 0, dtype: Any = i64) -> Value:
     """0, 1, 2, … along one axis of a shape."""
     sizes = full_shape(shape)
     return Iota(sizes, normalize_axis(axis, len(sizes), "iota"), as_dtype(dtype))()
-
-

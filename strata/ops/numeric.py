@@ -240,7 +240,12 @@ class BitwiseCount(Elementwise):
     @classmethod
     def samples(cls) -> list[Sample]:
         edges = np.array([0, 1, -1, 255, -256, 2**62 + 1, -(2**63), 2**63 - 1])
-        return [Sample(draw(i32[3, 4], -1000, 1000)), Sample(edges), Sample(np.array([-128, 127, -1], np.int8)), Sample(u8[0])]
+        return [
+            Sample(draw(i32[3, 4], -1000, 1000)),
+            Sample(edges),
+            Sample(np.array([-128, 127, -1], np.int8)),
+            Sample(u8[0]),
+        ]
 
 
 @op("signbit")

@@ -36,7 +36,9 @@ class Reduction(UnaryOp):
         self.require_dtype(accepts(self.allowed, x.dtype), f"does not take {x}, only {self.allowed} types", code="D104")
         if not self.has_identity:
             empty = next((a for a in self.axes if x.shape[a] == 0), None)
-            self.require(empty is None, f"axis {empty} of {x} is empty, and an empty {self.kind} has no value", code="S124")
+            self.require(
+                empty is None, f"axis {empty} of {x} is empty, and an empty {self.kind} has no value", code="S124"
+            )
         return x.drop(*self.axes)
 
     def vmap(self, x: Value, *, batched: tuple[bool, ...], size: Dim) -> Value:
@@ -118,7 +120,11 @@ class ReduceProd(Reduction):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        return [*super().samples(), Sample(f32[3, 0], axes=(1,)), Sample(np.array([[0, 2, 3], [0, 0, 2], [1, 2, 3]], np.float32), axes=(1,))]
+        return [
+            *super().samples(),
+            Sample(f32[3, 0], axes=(1,)),
+            Sample(np.array([[0, 2, 3], [0, 0, 2], [1, 2, 3]], np.float32), axes=(1,)),
+        ]
 
 
 class Extremum(Reduction):

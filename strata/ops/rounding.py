@@ -92,7 +92,11 @@ class Rounding(Math):
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        return [Sample(np.array([-2.5, -1.5, -0.5, -0.2, 0.0, 0.5, 1.5, 2.5, 2.7], np.float32)), Sample(f32[3, 4]), Sample(i32[5], grad=False)]
+        return [
+            Sample(np.array([-2.5, -1.5, -0.5, -0.2, 0.0, 0.5, 1.5, 2.5, 2.7], np.float32)),
+            Sample(f32[3, 4]),
+            Sample(i32[5], grad=False),
+        ]
 
 
 @op("floor")

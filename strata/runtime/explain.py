@@ -135,10 +135,7 @@ def assert_fused(program: Graph | CompileResult | Lir, *ops: str, device: str = 
         for c in lir.cuts
         if c.consumer is not None and _concerns(c.producer, c.consumer, ops)
     ]
-    where = [
-        f"{name} is in {', '.join(_homes(lir, name))}"
-        for name in wanted
-    ]
+    where = [f"{name} is in {', '.join(_homes(lir, name))}" for name in wanted]
     raise CompileError(f"no kernel computes {' and '.join(ops)} together", code="C153", operands=[*where, *reasons])
 
 

@@ -15,7 +15,16 @@ from strata.mir import REGISTRY, Op, Sample, evaluate
 from strata.runtime import CompiledGraph, Session
 from strata.testing.check import build, claimed_dtypes, feeds, single_op_graph, type_of
 
-TOLERANCE = {"f64": 1e-9, "c128": 1e-9, "f32": 2e-5, "c64": 2e-5, "f16": 4e-3, "bf16": 3e-2, "f8e4m3": 0.13, "f8e5m2": 0.26}
+TOLERANCE = {
+    "f64": 1e-9,
+    "c128": 1e-9,
+    "f32": 2e-5,
+    "c64": 2e-5,
+    "f16": 4e-3,
+    "bf16": 3e-2,
+    "f8e4m3": 0.13,
+    "f8e5m2": 0.26,
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,11 @@ def cases(ops: list[type[Op]] | None = None) -> Iterator[Case]:
             if i == 0 and sample.inputs:
                 first = as_dtype(sample.arrays()[0].dtype)
                 for dtype in claimed_dtypes(cls):
-                    same_kind = (dtype.is_float, dtype.is_int, dtype.is_complex) == (first.is_float, first.is_int, first.is_complex)
+                    same_kind = (dtype.is_float, dtype.is_int, dtype.is_complex) == (
+                        first.is_float,
+                        first.is_int,
+                        first.is_complex,
+                    )
                     if same_kind and dtype is not first and not dtype.is_bool:
                         yield Case(cls, sample, i, dtype)
 

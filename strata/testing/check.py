@@ -74,7 +74,9 @@ def check_values(cls: type[Op], sample: Sample) -> None:
     for array, copy in zip(arrays, before, strict=True):
         np.testing.assert_array_equal(array, copy, err_msg=f"{cls.name} changed its input on {sample}")
     for value, result in zip(graph.results, results, strict=True):
-        assert result.shape == value.shape, f"{cls.name}: infer says {value.type}, numpy gives {result.shape} on {sample}"
+        assert result.shape == value.shape, (
+            f"{cls.name}: infer says {value.type}, numpy gives {result.shape} on {sample}"
+        )
         assert as_dtype(result.dtype) is value.dtype, f"{cls.name}: infer says {value.type}, numpy gives {result.dtype}"
 
 
@@ -175,7 +177,9 @@ def check_vjp(cls: type[Op], sample: Sample) -> None:
     forward = sum(_pair(c, d, known) for c, d in zip(ct_names, douts, strict=True))
     reverse = sum(_pair(g, n, known) for g, n in zip(grads, names, strict=True))
     scale = sum(_size(g, n, known) for g, n in zip(grads, names, strict=True))
-    assert abs(forward - reverse) <= 1e-9 * max(1.0, scale), f"vjp of {cls.name} on {sample}: {reverse} against jvp {forward}"
+    assert abs(forward - reverse) <= 1e-9 * max(1.0, scale), (
+        f"vjp of {cls.name} on {sample}: {reverse} against jvp {forward}"
+    )
 
 
 def _pair(a: Value | None, b: Value | None, known: dict[Value, Any]) -> float:
@@ -212,7 +216,11 @@ def check_vmap(cls: type[Op], sample: Sample) -> None:
             for got, want in zip(results, expected, strict=True):
                 tolerance = 1e-9 if got.dtype in (np.float64, np.complex128) else 1e-5
                 np.testing.assert_allclose(
-                    got[row], want, rtol=tolerance, atol=tolerance, err_msg=f"vmap of {cls.name} over {subset} on {sample}"
+                    got[row],
+                    want,
+                    rtol=tolerance,
+                    atol=tolerance,
+                    err_msg=f"vmap of {cls.name} over {subset} on {sample}",
                 )
 
 
@@ -253,7 +261,11 @@ def check_dtypes(cls: type[Op], sample: Sample) -> None:
             tolerance = {16: 3e-2, 32: 1e-4, 64: 1e-4}.get(min(dtype.bits, out.dtype.bits), 0.3)
             if out.dtype.is_inexact:
                 np.testing.assert_allclose(
-                    got.astype(want.dtype), want, rtol=tolerance, atol=tolerance, err_msg=f"{cls.name} in {dtype} on {sample}"
+                    got.astype(want.dtype),
+                    want,
+                    rtol=tolerance,
+                    atol=tolerance,
+                    err_msg=f"{cls.name} in {dtype} on {sample}",
                 )
 
 
@@ -279,7 +291,11 @@ def check_lower(cls: type[Op], sample: Sample) -> None:
         tolerance = 2e-2 if low else 1e-5
         kind = np.complex128 if want.dtype.kind == "c" else np.float64
         np.testing.assert_allclose(
-            got.astype(kind), want.astype(kind), rtol=tolerance, atol=tolerance, err_msg=f"kernel of {cls.name} on {sample}"
+            got.astype(kind),
+            want.astype(kind),
+            rtol=tolerance,
+            atol=tolerance,
+            err_msg=f"kernel of {cls.name} on {sample}",
         )
 
 

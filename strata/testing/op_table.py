@@ -36,13 +36,24 @@ def _row(cls: type[Op]) -> str:
     meaning = (cls.__doc__ or "").strip().split("\n")[0].replace("|", "\\|")
     static = ", ".join(f"`{f.name}`" for f in fields(cls))
     derivatives = [_rule(cls, r) if cls.differentiable else "zero" for r in ("jvp", "vjp")]
-    cells = [f"`{cls.name}`", meaning, _inputs(cls), static, _dtypes(cls), *derivatives, _rule(cls, "vmap"), _kernel(cls)]
+    cells = [
+        f"`{cls.name}`",
+        meaning,
+        _inputs(cls),
+        static,
+        _dtypes(cls),
+        *derivatives,
+        _rule(cls, "vmap"),
+        _kernel(cls),
+    ]
     return "| " + " | ".join(cells) + " |"
 
 
 def _inputs(cls: type[Op]) -> str:
     low, high = arity(cls)
-    names = [p.name for p in list(inspect.signature(cls.infer).parameters.values())[1:] if p.kind is not p.VAR_POSITIONAL]
+    names = [
+        p.name for p in list(inspect.signature(cls.infer).parameters.values())[1:] if p.kind is not p.VAR_POSITIONAL
+    ]
     if len(names) != high:
         return str(low) if low == high else f"{low}+"
     return ", ".join(names)

@@ -148,7 +148,12 @@ class MatrixPlan:
     def panel_size(self) -> Dim:
         panels = self.spec.panels(self.matrix.b.dtype)
         n, k = self.matrix.extent(self.matrix.columns), self.matrix.inner.extent
-        return ceil_div(k * panels.parts, panels.group) * panels.group * ceil_div(n * panels.parts, panels.lanes) * panels.lanes
+        return (
+            ceil_div(k * panels.parts, panels.group)
+            * panels.group
+            * ceil_div(n * panels.parts, panels.lanes)
+            * panels.lanes
+        )
 
     def _b_batch(self) -> list[Axis]:
         return [a for a in self.matrix.batch if a in self.matrix.b.strides]
@@ -197,7 +202,11 @@ class MatrixPlan:
         packed_stride = self.panel_size()
         for i in reversed(range(len(m.batch))):
             axis = m.batch[i]
-            numbers |= {f"batch{i}_extent": axis.extent, f"batch{i}_a": m.a.stride(axis), f"batch{i}_out": m.out.stride(axis)}
+            numbers |= {
+                f"batch{i}_extent": axis.extent,
+                f"batch{i}_a": m.a.stride(axis),
+                f"batch{i}_out": m.out.stride(axis),
+            }
             moves = axis in m.b.strides
             numbers[f"batch{i}_b"] = packed_stride if moves else 0
             if moves:
@@ -242,7 +251,9 @@ def plan_matrix(matrix: MatrixKernel, name: str, target: Target) -> MatrixPlan |
     plain = value is matrix.sums
     out = matrix.kernel.outputs[0]
     others = [b for b in matrix.kernel.inputs if b.name not in (matrix.a.buffer, matrix.b.buffer)]
-    in_place = any(b.type.size == out.type.size for b in others)  # the plan may let such an operand and the output share memory
+    in_place = any(
+        b.type.size == out.type.size for b in others
+    )  # the plan may let such an operand and the output share memory
     try:
         spec = plan_contraction(
             m, n, k, target, a=matrix.a.dtype, b=matrix.b.dtype, out=matrix.out.dtype, accumulator=matrix.sums.dtype,

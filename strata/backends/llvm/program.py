@@ -47,7 +47,9 @@ class Program:
         for step in self.steps:
             for argument in step.arguments:
                 if argument.region is not None and not 0 <= argument.region < self.regions:
-                    raise CompileError(f"step {step.kernel} uses region {argument.region} of {self.regions}", code="C140")
+                    raise CompileError(
+                        f"step {step.kernel} uses region {argument.region} of {self.regions}", code="C140"
+                    )
             if step.grain < 1:
                 raise CompileError(f"step {step.kernel} has a grain of {step.grain}", code="C141")
 

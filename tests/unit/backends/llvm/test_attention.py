@@ -92,6 +92,7 @@ def test_against_the_op(case: str, layout: str, dtype: DType) -> None:
     rng = np.random.default_rng(0)
     op = Attention(num_heads=4, kv_heads=2, head_dim=20, layout=layout, **CASES[case])
     for batch, queries, keys in ((2, 7, 7), (1, 1, 40), (2, 33, 33), (1, 30, 70), (1, 50, 20)):
+
         def tensor(heads: int, length: int, dim: int) -> np.ndarray:
             shape = (batch, heads, length, dim) if layout == "bhsd" else (batch, length, heads, dim)  # noqa: B023
             return rng.standard_normal(shape).astype(dtype.np)
