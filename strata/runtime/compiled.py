@@ -15,7 +15,7 @@ from strata.backends import Executable
 from strata.config import config
 from strata.core import here
 from strata.errors import OptionError, UnknownNameError
-from strata.lir import Lir, size_checks
+from strata.lir import Lir, SizeCheck, size_checks
 from strata.mir import Graph, infer_binding, leaf_name, near
 from strata.runtime.arrays import USABLE, check_output, read_array
 from strata.runtime.extent import Extents
@@ -59,7 +59,7 @@ class CompiledGraph:
         self._missing = set(self._params)
         self._is_static = not lir.symbols
         self._param_binding: dict[str, int] = {}
-        self._checks = size_checks(self.source)
+        self._checks: tuple[SizeCheck, ...] | None = None  # made when sizes are first met
         self._param_values: dict[str, np.ndarray] = {}
         self._fast = tuple((name, t.dtype.np, t.shape) for name, t in self._inputs)
         self._sizes: dict[Any, tuple[dict[str, int], tuple[Any, ...]]] = {}
@@ -257,6 +257,8 @@ class CompiledGraph:
                 **self._param_binding,
                 **infer_binding({x: a.shape for x, a in zip(leaves, arrays, strict=True)}),
             }
+            if self._checks is None:
+                self._checks = size_checks(self.source)
             for check in self._checks:
                 check.run(binding)
             found = binding, _makers([t.bind(binding) for t in self._outputs])
