@@ -34,10 +34,10 @@ class Elementwise(Op):
     def infer(self, *types: TensorType) -> TensorType:
         dtype = types[0].dtype
         for t in types[1:]:
-            self.require_dtype(t.dtype is dtype, f"operands differ in dtype, {types[0]} and {t}", code="D103")
-        self.require_dtype(
-            accepts(self.allowed, dtype), f"does not take {dtype}, only {self.allowed} types", code="D104"
-        )
+            if t.dtype is not dtype:
+                self.require_dtype(False, f"operands differ in dtype, {types[0]} and {t}", code="D103")
+        if not accepts(self.allowed, dtype):
+            self.require_dtype(False, f"does not take {dtype}, only {self.allowed} types", code="D104")
         return TensorType(self.result_dtype(dtype), broadcast_shapes(*(t.shape for t in types), what=self.name))
 
     def result_dtype(self, dtype: DType) -> DType:
