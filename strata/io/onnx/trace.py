@@ -37,7 +37,7 @@ from strata.mir import (
     placeholder,
     toposort,
 )
-from strata.ops import dim_size, reshape, stack
+from strata.ops import dim_size, narrow, reshape, stack
 
 SMALL = 64  # elements of a tensor that is a constant of the graph; larger ones are its parameters
 FOLD_LIMIT = 1 << 20  # elements that a folded node may give, or a few times as many as it takes
@@ -251,18 +251,30 @@ class Tracer:
         self.guards.append(Guard(test, a, b, truth))
         return truth
 
-    def agree(self, *values: Value) -> None:
-        """Operands that are broadcast: sizes that only a run can compare are taken as they are now, and guarded."""
-        if self.hints is None:
-            return
-        for axis in range(1, max(x.ndim for x in values) + 1):
-            dims = [x.shape[-axis] for x in values if x.ndim >= axis and x.shape[-axis] != 1]
-            for d in dims[1:]:
-                known = isinstance(d, int) and isinstance(dims[0], int)
-                if known or self.decide(equal_sizes, dims[0], d):
-                    continue
-                if not (self.decide(equal_sizes, dims[0], 1) or self.decide(equal_sizes, d, 1)):
-                    raise ShapeError(f"sizes {dims[0]} and {d} differ", code="S500")
+    def agree(self, *values: Value) -> tuple[Value, ...]:
+        """Operands that are broadcast: sizes that only a run can compare are taken as they are now, and guarded.
+
+        A symbol that is 1 now beside another size becomes the number 1, since only that is broadcast.
+        """
+        found = list(values)
+        if self.hints is None or not found:
+            return values
+        for axis in range(1, max(x.ndim for x in found) + 1):
+            first, *rest = [i for i, x in enumerate(found) if x.ndim >= axis and x.shape[-axis] != 1] or [0]
+            same = [first]  # operands of one size, the greatest so far
+            for i in rest:
+                size, d = found[same[0]].shape[-axis], found[i].shape[-axis]
+                if (isinstance(d, int) and isinstance(size, int)) or self.decide(equal_sizes, size, d):
+                    same.append(i)
+                elif self.decide(equal_sizes, size, 1):
+                    for j in same:
+                        found[j] = narrow(found[j], -axis, 0, 1)
+                    same = [i]
+                elif self.decide(equal_sizes, d, 1):
+                    found[i] = narrow(found[i], -axis, 0, 1)
+                else:
+                    raise ShapeError(f"sizes {size} and {d} differ", code="S500")
+        return tuple(found)
 
     def match(self, a: Dim, b: Dim) -> None:
         """Sizes that must be equal: known to be, or equal now and guarded."""

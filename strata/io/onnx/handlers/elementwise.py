@@ -43,7 +43,7 @@ def _pair(n: NodeView) -> tuple[Value, Value]:
     """Both operands; before opset 7 the second one is placed by an axis."""
     x, y = n[0], n[1]
     if n.version >= 7:
-        n.tracer.agree(x, y)
+        x, y = n.tracer.agree(x, y)
     axis = n.attr("axis")
     if n.version < 7 and n.attr("broadcast", 0) and axis is not None:
         y = ops.reshape(y, (*y.shape, *(1,) * (x.ndim - axis % x.ndim - y.ndim)))
@@ -103,8 +103,7 @@ def bit_shift(n: NodeView) -> Value:
 
 def _variadic(fn: Callable[[Any, Any], Value]) -> Callable[[NodeView], Any]:
     def reader(n: NodeView) -> Any:
-        values = n.values()
-        n.tracer.agree(*values)
+        values = n.tracer.agree(*n.values())
         return reduce(fn, values)
 
     return reader
@@ -116,8 +115,7 @@ for _name, _pairwise in {"Max": ops.maximum, "Min": ops.minimum, "Sum": ops.add}
 
 @reads("Mean")
 def mean(n: NodeView) -> Value:
-    values = n.values()
-    n.tracer.agree(*values)
+    values = n.tracer.agree(*n.values())
     return reduce(ops.add, values) / float(len(values))
 
 
@@ -125,8 +123,7 @@ def mean(n: NodeView) -> Value:
 def where(n: NodeView) -> Any:
     if is_text(n.np_dtype(1)):
         return np.where(n.array(0), n.array(1), n.array(2))
-    values = n.values()
-    n.tracer.agree(*values)
+    values = n.tracer.agree(*n.values())
     return ops.where(*values)
 
 

@@ -81,10 +81,18 @@ def test_broadcast_sizes_are_guarded(device: str) -> None:
     proto = model([node("Add", ["x", "z"], ["y"])], [port("x", ["n"]), port("z", ["m"])], [port("y", None)])
     m = load(proto, device=device)
     for a, b in ((3, 3), (1, 4), (5, 5), (4, 1), (1, 1), (2, 2)):
-        x, z = np.arange(a, dtype=np.float32), np.arange(b, dtype=np.float32)
+        x, z = np.arange(1, a + 1, dtype=np.float32), np.arange(1, b + 1, dtype=np.float32)  # 0 would hide a wrong read
         np.testing.assert_array_equal(m.run(x=x, z=z)[0], x + z)
     with pytest.raises(ShapeError, match="3 and 4"):
         m.run(x=np.zeros(3, np.float32), z=np.zeros(4, np.float32))
+
+
+def test_three_operands_that_are_broadcast(device: str) -> None:
+    inputs = [port(name, [f"n_{name}"]) for name in "abc"]
+    m = load(model([node("Sum", ["a", "b", "c"], ["y"])], inputs, [port("y", None)]), device=device)
+    for sizes in ((1, 1, 4), (1, 4, 1), (4, 1, 4), (4, 4, 4), (1, 3, 3)):
+        a, b, c = (np.arange(1, n + 1, dtype=np.float32) for n in sizes)
+        np.testing.assert_array_equal(m.run(a=a, b=b, c=c)[0], a + b + c)
 
 
 def test_an_input_that_decides_a_branch(device: str) -> None:
