@@ -333,7 +333,28 @@ class _Grouper:
                 joined |= {(id(read.node), id(n)) for n in merged.nodes}
                 group = merged
         self.cuts = [c for c in self.cuts if c.consumer is None or (id(c.producer), id(c.consumer)) not in joined]
-        return list({id(g): g for g in groups.values()}.values())
+        merged_groups = list({id(g): g for g in groups.values()}.values())
+        self._drop_unread(merged_groups)
+        return merged_groups
+
+    def _drop_unread(self, groups: list[Group]) -> None:
+        """A value whose readers have all joined its kernel need not be stored any more."""
+        read = {x for g in groups for x in (*g.reads, *g.sources)}
+        read |= {g.updates for g in groups if g.updates is not None} | self.results
+        for group in groups:
+            kept = [r for r in group.roots if r in read]
+            if group.kernel is None or not kept or len(kept) == len(group.roots):
+                continue
+            dropped = set(group.roots) - set(kept)
+            made = Group(kept)
+            builder = _KernelOf(self.stored - dropped, made)
+            builder.add(kept)
+            if builder.problems():
+                continue
+            group.roots, group.nodes, group.reads, group.kernel = kept, made.nodes, made.reads, builder.k.build()
+            self.stored -= dropped
+            gone = {id(v.node) for v in dropped}
+            self.cuts = [c for c in self.cuts if id(c.producer) not in gone]
 
     def _can_share(self, producer: Group, consumer: Group, reach: _Reach) -> bool:
         if (
