@@ -64,21 +64,32 @@ def stored_plan(key: str | None, graph: Graph, make: Planner) -> tuple[Lir, bool
     """A plan from the store, or made and stored; and whether it came from the store."""
     if key is None:
         return make(), False
+    found = _read_stored(key, graph, make)
+    if found is not None:
+        return found, True
     store = default_store()
-    payload = store.get(key)
-    if payload is not None:
-        try:
-            return read_plan(payload, graph, lambda: make().graph), True
-        except (StrataError, ValueError, KeyError, IndexError, TypeError) as error:
-            logger.warning("a stored plan of %r cannot be read and is made again: %s", graph.name, error)
-    start = time.perf_counter()
-    lir = make()
-    if time.perf_counter() - start < WORTH_SECONDS:
-        return lir, False
-    data = write_plan(lir, graph)
-    if data is not None:
-        store.put(key, data, {"kind": "plan", "name": graph.name, "target": lir.target.key, "made by": lir.made_with})
+    with store.making(key):  # another process may have made it while this one waited
+        found = _read_stored(key, graph, make)
+        if found is not None:
+            return found, True
+        start = time.perf_counter()
+        lir = make()
+        data = write_plan(lir, graph) if time.perf_counter() - start >= WORTH_SECONDS else None
+        if data is not None:
+            about = {"kind": "plan", "name": graph.name, "target": lir.target.key, "made by": lir.made_with}
+            store.put(key, data, about)
     return lir, False
+
+
+def _read_stored(key: str, graph: Graph, make: Planner) -> Lir | None:
+    payload = default_store().get(key)
+    if payload is None:
+        return None
+    try:
+        return read_plan(payload, graph, lambda: make().graph)
+    except (StrataError, ValueError, KeyError, IndexError, TypeError) as error:
+        logger.warning("a stored plan of %r cannot be read and is made again: %s", graph.name, error)
+        return None
 
 
 @cache
