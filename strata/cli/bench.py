@@ -89,7 +89,7 @@ def _ways(
 
 def _onnxruntime(path: str, feeds: dict[str, np.ndarray], threads: int) -> Callable[[], Any] | None:
     try:
-        import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
+        import onnxruntime as ort
     except ImportError:
         return None
     settings = ort.SessionOptions()
