@@ -21,11 +21,11 @@ def installed() -> list[str]:
     return found
 
 
-def make_runs(case: Case, threads: int) -> dict[str, Run]:
-    """Each contender that can take the case."""
+def make_runs(case: Case, threads: int, only: str | None = None) -> dict[str, Run]:
+    """Each contender that can take the case, or the one that is named."""
     makers = {"strata": _strata, "numpy": _numpy, "torch": _torch, "onnxruntime": _onnxruntime, "openvino": _openvino}
     runs: dict[str, Run] = {}
-    for name in installed():
+    for name in installed() if only is None else [only]:
         with contextlib.suppress(_Absent):
             runs[name] = makers[name](case, threads)
     if case.own is not None:

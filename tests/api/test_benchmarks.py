@@ -72,3 +72,20 @@ def test_every_workload_of_a_group_agrees_with_its_judge() -> None:
     for found in results.values():
         assert abs(found - results["numpy"]).max() < 1e-4
     assert "torch" not in sys.modules or "torch" in results
+
+
+def test_contenders_have_processes_of_their_own_that_stand_still_between_bursts(tmp_path: Path) -> None:
+    import numpy as np
+
+    from benchmarks.measure import Contender
+
+    contender = Contender("numpy", 1)
+    try:
+        assert contender.prepare("sum of rows 1 MB", tmp_path / "r.npy")
+        assert len(contender.burst(3)) == 3
+        assert np.load(tmp_path / "r.npy").ndim == 1
+        assert not contender.prepare("MLP training step 784-512-512-10, batch 128", tmp_path / "r.npy")
+        with pytest.raises(RuntimeError, match="numpy: KeyError"):
+            contender.prepare("no such workload", tmp_path / "r.npy")
+    finally:
+        contender.end()
