@@ -15,11 +15,13 @@ import json
 import os
 import resource
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe, load
-from benchmarks.measure import ROOT, in_process, start_ups
+from benchmarks.measure import ROOT, Team, start_ups
 from benchmarks.registry import Workload, load_workloads
 from benchmarks.report import best_peer, geometric_mean, page, picture, ratio, table
 
@@ -28,20 +30,27 @@ HISTORY = ROOT / "bench-results/history.jsonl"
 NOISE = 0.25  # a ratio may fall this much below the stored one
 MOST = 2.0  # a stored ratio beyond this would defend luck
 QUICK, FULL = 0.2, 1.0  # seconds for each contender, workload and number of threads
+START_UPS = ("MiniLM-shaped encoder 1x128",)  # workloads that are also timed from the start of a process
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", default="", metavar="TEXT", help="workloads whose names contain the text")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="workloads whose names contain the text, or of that group"
+    )
     parser.add_argument("--threads", default="", metavar="1,2", help="default: one, and as many as there are cores")
-    parser.add_argument("--full", action="store_true", help=f"{FULL:g} s for each contender instead of {QUICK:g}")
+    parser.add_argument(
+        "--full", action="store_true", help=f"all workloads and contenders, {FULL:g} s for each instead of {QUICK:g}"
+    )
     parser.add_argument("--check", action="store_true", help="fail where a stored ratio is missed beyond noise")
     parser.add_argument("--store", action="store_true", help="store the ratios of this run")
     parser.add_argument("--no-start-up", action="store_true", help="leave out the start-up of processes")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("--list", action="store_true", help="list the workloads and exit")
     options = parser.parse_args()
-    chosen = [w for w in load_workloads().values() if options.only in w.name]
+    chosen = [w for w in load_workloads().values() if options.only in w.name or options.only == w.group]
+    if not options.only and not options.full:
+        chosen = [w for w in chosen if w.quick]
     if options.list:
         print("\n".join(f"{w.group:<22} {w.name}" for w in chosen))
         return 0
@@ -51,7 +60,7 @@ def main() -> int:
     run = run_suite(chosen, counts, FULL if options.full else QUICK, show=not options.json)
     run["suite"] = "full" if options.full else "quick"
     if not options.only and not options.no_start_up:
-        run["start_up"] = start_ups(counts[-1])
+        run["start_up"] = start_ups(counts[-1], [name for name in START_UPS if name in load_workloads()])
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     run["cpu_seconds"] = used.ru_utime + used.ru_stime
     HISTORY.parent.mkdir(exist_ok=True)
@@ -70,23 +79,27 @@ def main() -> int:
 
 
 def run_suite(chosen: list[Workload], counts: list[int], seconds: float, *, show: bool = True) -> dict[str, Any]:
-    """A process for each group and number of threads."""
+    """A team of processes for each group and number of threads."""
     start, machine = time.perf_counter(), describe()
     results: list[dict[str, Any]] = []
-    for threads in counts:
-        for group in dict.fromkeys(w.group for w in chosen):
-            names = [w.name for w in chosen if w.group == group]
-            while names:  # a process that dies takes one workload with it; a new one does the rest
-                done = 0
-                for result in in_process([str(threads), str(seconds), *names]):
-                    done += 1
-                    results.append(result)
-                    if show:
-                        print(_line(result), flush=True)
-                if done < len(names):
-                    results.append({"workload": names[done], "threads": threads, "error": "the process died"})
-                names = names[done + 1 :]
+    with tempfile.TemporaryDirectory() as folder:  # strata's cache
+        for threads in counts:
+            for group in dict.fromkeys(w.group for w in chosen):
+                with Team(threads, Path(folder)) as team:
+                    for work in (w for w in chosen if w.group == group):
+                        results.append(measured(team, work, seconds))
+                        if show:
+                            print(_line(results[-1]), flush=True)
     return {"machine": machine, "results": results, "seconds": time.perf_counter() - start, "load_after": load()}
+
+
+def measured(team: Team, work: Workload, seconds: float) -> dict[str, Any]:
+    """One result, or why there is none; a workload that fails must not take the others with it."""
+    try:
+        return team.measure(work, seconds, compilers=seconds >= FULL)
+    except Exception as error:  # noqa: BLE001 - told in the table
+        told = f"{type(error).__name__}: {error}"
+        return {"workload": work.name, "group": work.group, "threads": team.threads, "error": told}
 
 
 def check(run: dict[str, Any], counts: list[int]) -> int:
@@ -132,6 +145,8 @@ def _line(result: dict[str, Any]) -> str:
     if "error" in result:
         return f"{result['workload']:<46} {result['threads']}T  {result['error']}"
     times = "  ".join(f"{name} {c['best'] * 1e3:.4g}" for name, c in result["contenders"].items())
+    times += "".join(f"  {name} differs by {d:.1e}" for name, d in result["wrong"].items())
+    times += "".join(f"  {name}: {told}" for name, told in result["failed"].items())
     found = ratio(result)
     shown = "      " if found is None else f"{found:5.2f}×"
     return f"{result['workload']:<46} {result['threads']}T  {shown} {best_peer(result):<12} ms: {times}"

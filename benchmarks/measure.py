@@ -1,4 +1,8 @@
-"""Timing: contenders take turns in short bursts, each in a process of its own that stands still meanwhile."""
+"""Timing: a process for each contender; one runs a burst while the others are stopped, again and again in turns.
+
+Threads that wait by spinning would take a core from whoever is measured next. Stopping a process (SIGSTOP) stops its
+threads whatever they do, so every contender runs with its own default settings and has the machine to itself.
+"""
 
 from __future__ import annotations
 
@@ -15,256 +19,227 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 
+from benchmarks.registry import COMPILERS, JUDGES, Workload
+
 ROOT = Path(__file__).resolve().parents[1]
-BURST = 0.012  # seconds of one contender before the next has its turn
-PAUSE = 0.05  # between them where processes cannot be stopped: threads that spin while they wait give up by then
+BURST = 0.015  # seconds of one contender before the next has its turn
+LEAST = 4  # turns that everyone has
+FAR = 3.0  # a peer this many times slower than the best has no more than these
+PATIENCE = 120.0  # seconds for a contender to make a workload ready
+STOPS = hasattr(signal, "SIGSTOP")
+PAUSE = 0.05  # seconds, where processes cannot be stopped: threads that spin while they wait have given up by then
 
 
-def measure(name: str, threads: int, seconds: float, contenders: dict[str, Contender]) -> dict[str, Any]:
-    """Results of one workload: seconds of each call, by contender."""
-    from benchmarks.registry import load_workloads
+class Worker:
+    """The process of one contender; stopped except while it does what it was asked."""
 
-    workloads = load_workloads()
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        ready = {key: c for key, c in contenders.items() if c.prepare(name, Path(folder, f"{key}.npy"))}
-        made = time.perf_counter() - start
-        results = {key: np.load(Path(folder, f"{key}.npy")) for key in ready}
-    judge = next((key for key in ("numpy", "torch") if key in results), "strata")
-    expected = results[judge]
-    scale = max(1.0, float(np.abs(expected).max()))
-    differences = {
-        key: float(np.abs(r.reshape(expected.shape) - expected).max()) / scale if r.size == expected.size else math.inf
-        for key, r in results.items()
-    }
-    about = workloads[name].make()
-    wrong = {key: d for key, d in differences.items() if not d <= about.tolerance}
-    times = in_turns({key: c for key, c in ready.items() if key not in wrong}, seconds)
-    return {
-        "workload": name,
-        "group": workloads[name].group,
-        "threads": threads,
-        "flops": about.flops,
-        "judge": judge,
-        "setup_seconds": made,
-        "wrong": wrong,
-        "differences": differences,
-        "contenders": {
-            key: {"best": min(t), "median": statistics.median(t), "runs": len(t)} for key, t in times.items()
-        },
-    }
+    def __init__(self, contender: str, threads: int, cache: Path) -> None:
+        from benchmarks.contenders import settings
 
+        self.contender = contender
+        self.told = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.worker", contender, str(threads)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.told, text=True, cwd=ROOT,
+            env={**os.environ, "STRATA_CACHE_DIR": str(cache), **settings(contender, threads)},
+        )  # fmt: skip
+        self._signal("SIGSTOP")
 
-def in_turns(contenders: dict[str, Contender], seconds: float) -> dict[str, list[float]]:
-    """Times of calls: a burst of each contender, again and again until each has had its seconds."""
-    times = {name: contender.burst(1) for name, contender in contenders.items()}
-    counts = {name: max(1, min(2000, int(BURST / max(t[0], 1e-7)))) for name, t in times.items()}
-    spent = dict.fromkeys(contenders, 0.0)
-    for turn in range(1000):
-        left = [name for name in contenders if spent[name] < seconds or turn < 3]
-        if not left:
-            break
-        for name in left:
-            taken = contenders[name].burst(counts[name])
-            times[name] += taken
-            spent[name] += sum(taken)
-    return times
+    def ask(self, **order: Any) -> dict[str, Any]:
+        """The answer to an order; `error` in it where there is none."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(order) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return {"error": self._last_words()}
+        timer = threading.Timer(PATIENCE, self.process.kill)
+        timer.start()
+        self._signal("SIGCONT")
+        line = self.process.stdout.readline()
+        self._signal("SIGSTOP")
+        timer.cancel()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
+        return answer
 
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
 
-class Contender:
-    """A process of its own for one contender; it is stopped, spinning threads and all, while another has its turn."""
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.told.close()
 
-    def __init__(self, name: str, threads: int) -> None:
-        self.name, self.threads = name, threads
-        command = [sys.executable, "-m", "benchmarks.measure", "contender", name]
-        settings = {**os.environ, "STRATA_NUM_THREADS": str(threads)}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=settings
-        )
-
-    def prepare(self, workload: str, result: Path) -> bool:
-        """Make a workload ready and store its first result; False when the contender has no form of it."""
-        return bool(self._ask("prepare", workload, str(self.threads), str(result))["ready"])
-
-    def burst(self, count: int) -> list[float]:
-        """Seconds of so many calls, after one that wakes its threads up."""
-        times: list[float] = self._ask("burst", str(count))["times"]
-        return times
-
-    def end(self) -> None:
-        self._turn("SIGCONT")
-        self._process.kill()
-        self._process.communicate()
-
-    def _ask(self, *words: str) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._turn("SIGCONT")
-        self._process.stdin.write(json.dumps(words) + "\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                answer: dict[str, Any] = json.loads(line)
-                self._turn("SIGSTOP")
-                if "error" in answer:
-                    raise RuntimeError(f"{self.name}: {answer['error']}")
-                return answer
-        raise RuntimeError(f"{self.name}: its process ended with {self._process.wait()}")
-
-    def _turn(self, name: str) -> None:
-        if hasattr(signal, name):
-            self._process.send_signal(getattr(signal, name))
+    def _signal(self, name: str) -> None:
+        if STOPS and self.alive:
+            self.process.send_signal(getattr(signal, name))
         elif name == "SIGSTOP":
             time.sleep(PAUSE)
 
-
-def contend(name: str) -> None:
-    """The other side of a `Contender`: answers a line of JSON to each line of words."""
-    run: Any = None
-    for line in sys.stdin:
-        word, *rest = json.loads(line)
-        try:
-            if word == "prepare":
-                run = _prepare(name, *rest)
-                answer: dict[str, Any] = {"ready": run is not None}
-            else:
-                answer = {"times": _times(run, int(rest[0]))}
-        except Exception as error:  # noqa: BLE001 - one workload must not take the others with it; it is told
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
+    def _last_words(self) -> str:
+        code = self.process.wait()
+        self.told.seek(0)
+        last = self.told.read().strip().splitlines()[-1:] or ["no message"]
+        return f"the process ended with {code}: {last[0]}"
 
 
-def _prepare(name: str, workload: str, threads: str, result: str) -> Any:
-    from benchmarks.contenders import first_array, make_runs
-    from benchmarks.registry import load_workloads
+class Team:
+    """Workers for workloads on a number of threads, started as they are needed."""
 
-    run = make_runs(load_workloads()[workload].make(), int(threads), only=name).get(name)
-    if run is not None:
-        np.save(result, first_array(run()))
-    return run
+    def __init__(self, threads: int, cache: Path) -> None:
+        self.threads, self.cache = threads, cache
+        self.workers: dict[str, Worker] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for worker in self.workers.values():
+            worker.close()
+
+    def worker(self, contender: str) -> Worker:
+        found = self.workers.get(contender)
+        if found is None or not found.alive:
+            found = self.workers[contender] = Worker(contender, self.threads, self.cache)
+        return found
+
+    def measure(self, work: Workload, seconds: float, *, compilers: bool = False) -> dict[str, Any]:
+        """Results of one workload: compared with the judge's, then timed in turns."""
+        from benchmarks.contenders import takers
+
+        case = work.make()
+        names = [n for n in takers(case) if compilers or work.compilers or n in case.own or n not in COMPILERS]
+        flops, tolerance = case.flops, case.tolerance
+        del case
+        made, results = {}, {}
+        with tempfile.TemporaryDirectory() as folder:
+            for name in names:
+                place = str(Path(folder, f"{len(made)}.npy"))
+                made[name] = self.worker(name).ask(make=work.name, result=place)
+                if "error" not in made[name]:
+                    results[name] = np.load(place)
+        if "strata" not in results:
+            told = made.get("strata", {}).get("error", "strata has no form of it")
+            return {"workload": work.name, "group": work.group, "threads": self.threads, "error": told}
+        judge = next((n for n in JUDGES if n in results), "strata")
+        differences = _differences(results, judge)
+        wrong = {n: d for n, d in differences.items() if not d <= tolerance}
+        times = self.in_turns([n for n in results if n not in wrong], seconds)
+        return {
+            "workload": work.name,
+            "group": work.group,
+            "threads": self.threads,
+            "flops": flops,
+            "judge": judge,
+            "wrong": wrong,
+            "failed": {n: m["error"] for n, m in made.items() if "error" in m},
+            "differences": differences,
+            "contenders": {
+                n: {
+                    "best": min(t), "median": statistics.median(t), "runs": len(t),
+                    "ready": made[n]["ready"], "rss_mb": made[n]["rss_mb"],
+                }
+                for n, t in times.items()
+            },
+        }  # fmt: skip
+
+    def in_turns(self, names: list[str], seconds: float) -> dict[str, list[float]]:
+        """Times of calls: a burst of each contender in turn, until each has had its seconds."""
+        times: dict[str, list[float]] = {name: [] for name in names}
+        for turn in range(1000):
+            best = {n: min(t) for n, t in times.items() if t}
+            waiting = [
+                n for n in names
+                if turn < LEAST
+                or (sum(times[n]) < seconds and (n == "strata" or best[n] <= FAR * min(best.values())))
+            ]  # fmt: skip
+            if not waiting:
+                break
+            for name in waiting:
+                answer = self.workers[name].ask(burst=BURST)
+                if "error" in answer:
+                    raise RuntimeError(f"{name}: {answer['error']}")
+                times[name] += answer["times"]
+        return times
 
 
-def _times(run: Any, count: int) -> list[float]:
-    run()
-    times = []
-    for _ in range(count):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return times
+def _differences(results: dict[str, np.ndarray], judge: str) -> dict[str, float]:
+    """The largest difference from the judge's result, as a part of its largest number."""
+    expected = results[judge]
+    scale = max(1.0, float(np.abs(expected).max(initial=0)))
+    return {
+        name: float(np.abs(r.reshape(expected.shape) - expected).max(initial=0)) / scale
+        if r.size == expected.size else math.inf
+        for name, r in results.items()
+    }  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------- start-up
 
 
-def start_up(contender: str, threads: int) -> dict[str, Any]:
-    """In a fresh process: imports, then a model made ready and run once, and the memory it all takes."""
-    from benchmarks import contenders
-    from benchmarks.encoder import encoder
-    from benchmarks.registry import Case
+def start_up(contender: str, threads: int, name: str) -> dict[str, Any]:
+    """In a fresh process: imports, then a workload made ready and run once, and the memory it all takes."""
+    from benchmarks.contenders import limit_cores, make_run
+    from benchmarks.registry import load_workloads
 
-    case = encoder(128)
-    keep = {"strata": "graph", "torch": "torch", "onnxruntime": "onnx", "openvino": "onnx"}[contender]
-    only = Case(case.inputs, params=case.params, **{keep: getattr(case, keep)})
+    limit_cores(contender, threads)
+    case = load_workloads()[name].make()
     start = time.perf_counter()
-    if contender in ("torch", "onnxruntime", "openvino"):
-        __import__(contender)
-    else:
+    __import__("torch" if contender == "torch.compile" else contender)
+    if contender == "strata":
         import strata
 
         assert strata.Session
     imported = time.perf_counter() - start
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    contenders.installed = lambda: [contender]  # nothing else is imported
-    contenders.set_threads = _torch_threads if contender == "torch" else lambda threads: None
     start = time.perf_counter()
-    contenders.make_runs(only, threads)[contender]()
+    make_run(contender, case, threads)()
     ready = time.perf_counter() - start
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {
-        "contender": contender,
-        "import": imported,
-        "ready": ready,
-        "rss_mb": after / 1024,
-        "own_rss_mb": (after - before) / 1024,
-    }
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"contender": contender, "import": imported, "ready": ready, "rss_mb": peak}
 
 
-def _torch_threads(threads: int) -> None:
-    import torch
+def start_ups(threads: int, names: list[str]) -> list[dict[str, Any]]:
+    """Start-up of each contender on some workloads, strata's with an empty and with a full cache."""
+    from benchmarks.contenders import takers
+    from benchmarks.registry import load_workloads
 
-    torch.set_num_threads(threads)
-
-
-# ------------------------------------------------------------------------------------------------------------ processes
-
-
-def in_process(words: list[str], cache: Path | None = None, timeout: float = 900) -> Iterator[dict[str, Any]]:
-    """Run this module in a fresh process; each of its lines is JSON. What goes wrong is said on stderr."""
-    settings = dict(os.environ)
-    if cache is not None:
-        settings["STRATA_CACHE_DIR"] = str(cache)
-    command = [sys.executable, "-m", "benchmarks.measure", *words]
-    with tempfile.TemporaryFile("w+") as told:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=told, text=True, cwd=ROOT, env=settings)
-        timer = threading.Timer(timeout, process.kill)
-        timer.start()
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("{"):
-                yield json.loads(line)
-        timer.cancel()
-        if process.wait() != 0:
-            told.seek(0)
-            last = told.read().strip().splitlines()[-1:] or ["no message"]
-            print(f"  {words[-1]}: the process ended with {process.returncode}: {last[0]}", file=sys.stderr)
-
-
-def start_ups(threads: int) -> list[dict[str, Any]]:
-    """Start-up of each contender, strata's with an empty and with a full cache."""
-    from benchmarks.contenders import installed
-
-    peers = [c for c in installed() if c not in ("strata", "numpy")]
-    ways = [("strata, empty cache", "strata"), ("strata, full cache", "strata"), *((c, c) for c in peers)]
     found = []
-    with tempfile.TemporaryDirectory() as folder:
-        for label, contender in ways:
-            tries = []
-            for i in range(3):
-                place = Path(folder, str(i)) if "empty" in label else Path(folder, "0")
-                tries += list(in_process(["start-up", contender, str(threads)], place))
-            if tries:
-                fastest = min(tries, key=lambda t: t["ready"])
-                found.append(fastest | {"label": label, "import": min(t["import"] for t in tries)})
+    for name in names:
+        peers = [c for c in takers(load_workloads()[name].make()) if c not in ("strata", "numpy", *COMPILERS)]
+        with tempfile.TemporaryDirectory() as folder:
+            ways = [("strata, empty cache", "strata"), ("strata, full cache", "strata"), *((c, c) for c in peers)]
+            for label, contender in ways:
+                tries = []
+                for i in range(3):
+                    place = Path(folder, str(i)) if "empty" in label else Path(folder, "0")
+                    tries += list(_in_process(["start-up", contender, str(threads), name], contender, threads, place))
+                if tries:
+                    fastest = min(tries, key=lambda t: t["ready"])
+                    fastest |= {"label": label, "workload": name, "import": min(t["import"] for t in tries)}
+                    found.append(fastest)
     return found
 
 
-def main(words: list[str]) -> None:
-    """`start-up CONTENDER THREADS`, `contender NAME`, or `THREADS SECONDS WORKLOAD...`: lines of JSON."""
-    from benchmarks.contenders import installed
+def _in_process(words: list[str], contender: str, threads: int, cache: Path) -> Iterator[dict[str, Any]]:
+    """Run this module in a fresh process; each of its lines is JSON. What goes wrong is said on stderr."""
+    from benchmarks.contenders import settings
 
-    if words[0] == "start-up":
-        print(json.dumps(start_up(words[1], int(words[2]))))
-        return
-    if words[0] == "contender":
-        contend(words[1])
-        return
-    contenders = {name: Contender(name, int(words[0])) for name in installed()}
-    try:
-        for name in words[2:]:
-            try:
-                result = measure(name, int(words[0]), float(words[1]), contenders)
-            except Exception as error:  # noqa: BLE001 - one workload must not take the others with it; it is told
-                result = {"workload": name, "threads": int(words[0]), "error": f"{type(error).__name__}: {error}"}
-            print(json.dumps(result), flush=True)
-    finally:
-        for contender in contenders.values():
-            contender.end()
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.measure", *words], capture_output=True, text=True, cwd=ROOT, check=False,
+        env={**os.environ, "STRATA_CACHE_DIR": str(cache), **settings(contender, threads)}, timeout=PATIENCE,
+    )  # fmt: skip
+    yield from (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        print(f"  {' '.join(words)}: the process ended with {done.returncode}: {last[0]}", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print(json.dumps(start_up(sys.argv[2], int(sys.argv[3]), sys.argv[4])))

@@ -38,11 +38,10 @@ def page(run: dict[str, Any]) -> str:
         "# Benchmarks",
         "",
         "Written by `make bench` (`python -m benchmarks`); do not edit. All contenders compute the same from the same",
-        "arrays; the first result of each is compared before it is timed. The contenders of a workload take turns in",
-        "short bursts, each in a process of its own that is stopped while another has its turn, so that nobody's",
-        "waiting threads take a core from another. A call is timed as a user makes it, with its Python and its new",
-        "result arrays. Weights that do not change are prepared once by all that can. **ratio** is the best time of",
-        "the best peer over ours: below 1 we lose.",
+        "arrays; the first result of each is compared before it is timed. Each contender has a process of its own,",
+        "with its default settings; they take turns in short bursts, and all but one are stopped. A call is timed as a",
+        "user makes it, with its Python and its new result arrays. Weights that do not change are prepared once by all",
+        "that can. **ratio** is the best time of the best peer over ours: below 1 we lose.",
         "",
         f"- {machine['cpu']}, {machine['cores']} cores, {machine['system']}, Python {machine['python']}",
         f"- {versions}; strata at {machine['commit']}, {machine['date']}",
@@ -64,7 +63,7 @@ def page(run: dict[str, Any]) -> str:
     parts += ["", f"## Losses ({len(losses)})", "", *table(losses), "", f"## Wins ({len(wins)})", "", *table(wins), ""]
     if run.get("start_up"):
         parts += ["## Start-up", "", *start_up(run["start_up"]), ""]
-    absent = [r for r in run["results"] if "error" in r or ratio(r) is None or r.get("wrong")]
+    absent = [r for r in run["results"] if "error" in r or ratio(r) is None or r["wrong"] or r["failed"]]
     if absent:
         parts += ["## Left out", "", *(f"- {_reason(r)}" for r in absent), ""]
     return "\n".join(parts)
@@ -109,14 +108,16 @@ def table(results: Sequence[Result]) -> list[str]:
 def start_up(rows: Sequence[Result]) -> list[str]:
     """A fresh process: time to the first result of the encoder of 128 tokens, and memory."""
     lines = [
-        "A fresh process for each: import, then the MiniLM-shaped encoder 1x128 made ready (compiled, loaded) and run",
-        "once; the best of three processes. Memory is the peak of the process, with weights",
-        "and NumPy.",
+        "A fresh process for each: import, then the workload made ready (compiled, loaded) and run once; the best of",
+        "three processes. Memory is the peak of the process, with weights and NumPy.",
         "",
-        "| contender | import s | ready and first run s | peak RSS MB |",
-        "|---|---:|---:|---:|",
+        "| workload | contender | import s | ready and first run s | peak RSS MB |",
+        "|---|---|---:|---:|---:|",
     ]
-    return lines + [f"| {r['label']} | {r['import']:.2f} | {r['ready']:.2f} | {r['rss_mb']:.0f} |" for r in rows]
+    for r in rows:
+        times = f"{r['import']:.2f} | {r['ready']:.2f} | {r['rss_mb']:.0f}"
+        lines.append(f"| {r.get('workload', '')} | {r['label']} | {times} |")
+    return lines
 
 
 def _ms(seconds: float) -> str:
@@ -127,9 +128,13 @@ def _ms(seconds: float) -> str:
 def _reason(r: Result) -> str:
     if "error" in r:
         return f"{r['workload']} on {r['threads']}: {r['error'].splitlines()[0]}"
-    if r.get("wrong"):
-        told = ", ".join(f"{n} by {d:.1e}" for n, d in r["wrong"].items())
-        return f"{r['workload']} on {r['threads']}: results differ from {r['judge']}'s: {told}"
+    told = []
+    if r["wrong"]:
+        far = ", ".join(f"{n} by {d:.1e}" for n, d in r["wrong"].items())
+        told.append(f"results differ from {r['judge']}'s: {far}")
+    told += [f"{name}: {error}" for name, error in r["failed"].items()]
+    if told:
+        return f"{r['workload']} on {r['threads']}: {'; '.join(told)}"
     return f"{r['workload']} on {r['threads']}: no peer is installed that runs it"
 
 

@@ -358,7 +358,7 @@ def _training() -> Case:
     x, label = normal(batch, sizes[0]), np.random.default_rng(1).integers(0, 10, batch)
     weights = [normal(a, b, seed=a + b, scale=a**-0.5) for a, b in pairwise(sizes)]
 
-    def own() -> dict[str, Any]:
+    def with_strata(_: int) -> Any:
         import strata as st
 
         def loss(p: Any, x: Any, label: Any) -> Any:
@@ -373,22 +373,22 @@ def _training() -> Case:
 
         ours = {"p": [(st.asarray(w), st.zeros((w.shape[1],))) for w in weights]}
 
-        def with_strata() -> Any:
+        def run() -> Any:
             value, ours["p"] = step(ours["p"], x, label)
             return value.numpy()
 
-        found: dict[str, Any] = {"strata": with_strata}
-        try:
-            import torch
-        except ImportError:
-            return found
+        return run
+
+    def with_torch(_: int) -> Any:
+        import torch
+
         F = torch.nn.functional
         params = [(torch.tensor(w, requires_grad=True), torch.zeros(w.shape[1], requires_grad=True)) for w in weights]
         flat = [t for pair in params for t in pair]
         optimizer = torch.optim.SGD(flat, 0.01, foreach=True)
         tx, tl = torch.from_numpy(x), torch.from_numpy(label)
 
-        def with_torch() -> Any:
+        def run() -> Any:
             optimizer.zero_grad()
             h = tx
             for w, b in params[:-1]:
@@ -398,8 +398,9 @@ def _training() -> Case:
             optimizer.step()
             return value
 
-        return found | {"torch": with_torch}
+        return run
 
+    own = {"strata": with_strata, "torch": with_torch}
     return Case({}, own=own, flops=6.0 * batch * sum(a * b for a, b in pairwise(sizes)))
 
 

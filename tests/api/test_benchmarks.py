@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +19,15 @@ def source_tree(monkeypatch: pytest.MonkeyPatch) -> None:
 def result(name: str, ours: float, **peers: float) -> dict[str, Any]:
     times = {"strata": ours, **peers}
     contenders = {n: {"best": t / 1e3, "median": t / 1e3 * 1.1, "runs": 5} for n, t in times.items()}
-    return {"workload": name, "group": "rows", "threads": 1, "wrong": {}, "judge": "numpy", "contenders": contenders}
+    return {
+        "workload": name,
+        "group": "rows",
+        "threads": 1,
+        "wrong": {},
+        "failed": {},
+        "judge": "numpy",
+        "contenders": contenders,
+    }
 
 
 def run_of(*results: dict[str, Any]) -> dict[str, Any]:
@@ -63,29 +71,46 @@ def test_a_fallen_ratio_is_worse_beyond_noise() -> None:
 
 
 def test_every_workload_of_a_group_agrees_with_its_judge() -> None:
-    from benchmarks.contenders import first_array, make_runs
+    from benchmarks.contenders import first_array, make_run
     from benchmarks.registry import load_workloads
 
     case = load_workloads()["rms norm 1 MB"].make()
-    results = {name: first_array(run()) for name, run in make_runs(case, 1).items()}
-    assert {"strata", "numpy"} <= set(results)
-    for found in results.values():
-        assert abs(found - results["numpy"]).max() < 1e-4
-    assert "torch" not in sys.modules or "torch" in results
+    ours, theirs = (first_array(make_run(name, case, 1)()) for name in ("strata", "numpy"))
+    assert abs(ours - theirs).max() < 1e-4
 
 
-def test_contenders_have_processes_of_their_own_that_stand_still_between_bursts(tmp_path: Path) -> None:
-    import numpy as np
+def test_contenders_run_in_turns_and_are_stopped_in_between(tmp_path: Path) -> None:
+    from benchmarks.measure import STOPS, Team
+    from benchmarks.registry import load_workloads
 
-    from benchmarks.measure import Contender
+    with Team(1, tmp_path) as team:
+        found = team.measure(load_workloads()["call overhead: x + 1 on 8 floats"], 0.01)
+        assert {"strata", "numpy"} <= set(found["contenders"])
+        assert not found["wrong"]
+        assert not found["failed"]
+        assert all(c["runs"] > 100 and c["best"] <= c["median"] for c in found["contenders"].values())
+        if STOPS and Path("/proc").exists():
+            states = [Path(f"/proc/{w.process.pid}/stat").read_text().split()[2] for w in team.workers.values()]
+            assert set(states) == {"T"}
+    assert not any(w.alive for w in team.workers.values())
 
-    contender = Contender("numpy", 1)
-    try:
-        assert contender.prepare("sum of rows 1 MB", tmp_path / "r.npy")
-        assert len(contender.burst(3)) == 3
-        assert np.load(tmp_path / "r.npy").ndim == 1
-        assert not contender.prepare("MLP training step 784-512-512-10, batch 128", tmp_path / "r.npy")
-        with pytest.raises(RuntimeError, match="numpy: KeyError"):
-            contender.prepare("no such workload", tmp_path / "r.npy")
-    finally:
-        contender.end()
+
+def test_a_contender_that_dies_or_differs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import measure
+    from benchmarks.registry import load_workloads
+
+    work = load_workloads()["call overhead: x + 1 on 8 floats"]
+    answers = measure.Worker.ask
+
+    def with_a_death(self: Any, **order: Any) -> dict[str, Any]:
+        if self.contender == "numpy":
+            self.process.kill()
+        return answers(self, **order)
+
+    monkeypatch.setattr(measure.Worker, "ask", with_a_death)
+    with measure.Team(1, tmp_path) as team:
+        found = team.measure(work, 0.01)
+    assert "the process ended with -9" in found["failed"]["numpy"]
+    assert "numpy" not in found["contenders"]
+    far = measure._differences({"a": np.zeros(2), "b": np.ones(2), "c": np.zeros(3)}, "a")
+    assert far == {"a": 0, "b": 1, "c": np.inf}
