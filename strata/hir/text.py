@@ -73,34 +73,17 @@ class ModuleParser(Parser):
         self.take("hir")
         self.take("@")
         made = Module(self.identifier())
-        leaves: dict[str, HirValue] = {}
+        leaves: dict[str, HirValue] = self.leaves(made, symbols)
         nodes: dict[str, HirValue] = {}
-        self.take("(")
-        while not self.accept(")"):
-            is_param = self.token == "param" and self.text[self.at : self.at + 1] != ":"
-            if is_param:
-                self.advance()
-            name = self.identifier()
-            self.take(":")
-            kind = self.type(symbols)
-            leaves[name] = made.param(name, kind) if is_param else made.input(name, kind)
-            if self.token != ")":
-                self.take(",")
         self.take("->")
-        claims = [self.type(symbols)]
-        while self.accept(","):
-            claims.append(self.type(symbols))
+        claims = self.types(symbols)
         self.take("fusion")
         made.fusion = self.identifier()
-        if self.accept("where"):
-            while self.token != "{":
-                self.advance()
+        self.skip_where()
         self.take("{")
         while not self.accept("return"):
             self.block_statement(made, leaves, nodes, symbols)
-        results = [self.block_operand(leaves, nodes)]
-        while self.accept(","):
-            results.append(self.block_operand(leaves, nodes))
+        results = self.several(lambda: self.block_operand(leaves, nodes))
         self.take("}")
         if claims != [x.type for x in results]:
             self.fail(f"text says the results are {claims}, the module gives {[x.type for x in results]}")
@@ -122,23 +105,10 @@ class ModuleParser(Parser):
         self.take("=")
         name = self.identifier()
         self.take("(")
-        inputs: list[HirValue] = []
-        while not self.accept(")"):
-            inputs.append(self.block_operand(leaves, nodes))
-            if self.token != ")":
-                self.take(",")
-        fields: dict[str, Any] = {}
-        if self.accept("{"):
-            while not self.accept("}"):
-                key = self.identifier()
-                self.take("=")
-                fields[key] = self.field(symbols)
-                if self.token != "}":
-                    self.take(",")
+        inputs = self.until(")", lambda: self.block_operand(leaves, nodes))
+        fields = self.fields(symbols)
         self.take(":")
-        claims = [self.type(symbols)]
-        while self.accept(","):
-            claims.append(self.type(symbols))
+        claims = self.types(symbols)
         label = self.identifier() if self.accept("as") else None
         results = self._apply(made, self._block(name, fields, start), inputs, label, start)
         node = results[0].node

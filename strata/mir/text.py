@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from strata.mir.ir import REGISTRY, Leaf, Node, Op, Registry, Value, make_node
 from strata.mir.leaves import Input, Literal, Param, leaf_name
 from strata.mir.origin import origin
 
+T = TypeVar("T")
 _SIMPLE_NAME = re.compile(r"[A-Za-z_][\w.]*\Z")
 INLINE_LIMIT = 16  # constants with more elements are printed as hexadecimal bytes
 
@@ -217,31 +218,14 @@ class Parser:
         self.take("mir")
         self.take("@")
         graph = Graph(self.identifier())
-        names: dict[str, Value] = {}
-        self.take("(")
-        while not self.accept(")"):
-            is_param = self.token == "param" and self.text[self.at : self.at + 1] != ":"
-            if is_param:
-                self.advance()
-            name = self.identifier()
-            self.take(":")
-            kind = self.type(symbols)
-            names[name] = graph.param(name, kind) if is_param else graph.input(name, kind)
-            if self.token != ")":
-                self.take(",")
+        names = self.leaves(graph, symbols)
         self.take("->")
-        claims = [self.type(symbols)]
-        while self.accept(","):
-            claims.append(self.type(symbols))
-        if self.accept("where"):
-            while self.token != "{":
-                self.advance()
+        claims = self.types(symbols)
+        self.skip_where()
         self.take("{")
         while not self.accept("return"):
             self.statement(names, symbols)
-        results = [self.operand(names)]
-        while self.accept(","):
-            results.append(self.operand(names))
+        results = self.several(lambda: self.operand(names))
         self.take("}")
         for i, (claim, value) in enumerate(zip(claims, results, strict=False)):
             if claim != value.type:
@@ -249,6 +233,47 @@ class Parser:
         if len(claims) != len(results):
             self.fail(f"text declares {len(claims)} results, returns {len(results)}", begin)
         return graph.outputs(*results)
+
+    def leaves(self, made: Any, symbols: Mapping[str, Symbol]) -> dict[str, Any]:
+        """Declare the inputs and parameters of a header on `made`, by name."""
+        found: dict[str, Any] = {}
+
+        def leaf() -> None:
+            is_param = self.token == "param" and self.text[self.at : self.at + 1] != ":"
+            if is_param:
+                self.advance()
+            name = self.identifier()
+            self.take(":")
+            found[name] = (made.param if is_param else made.input)(name, self.type(symbols))
+
+        self.take("(")
+        self.until(")", leaf)
+        return found
+
+    def until(self, close: str, read: Callable[[], T]) -> list[T]:
+        """Items with commas between them, up to a closing token."""
+        items: list[T] = []
+        while not self.accept(close):
+            items.append(read())
+            if self.token != close:
+                self.take(",")
+        return items
+
+    def several(self, read: Callable[[], T]) -> list[T]:
+        """One item or more, with commas between them."""
+        items = [read()]
+        while self.accept(","):
+            items.append(read())
+        return items
+
+    def types(self, symbols: Mapping[str, Symbol]) -> list[TensorType]:
+        return self.several(lambda: self.type(symbols))
+
+    def skip_where(self) -> None:
+        """Pass over the bounds that `_symbols_ahead` has read."""
+        if self.accept("where"):
+            while self.token != "{" and self.kind != "end":
+                self.advance()
 
     def _symbols_ahead(self) -> dict[str, Symbol]:
         """Bounds stand at the end of the header but are needed for its types."""
@@ -294,23 +319,10 @@ class Parser:
         self.take("=")
         op_name = self.identifier()
         self.take("(")
-        inputs: list[Value] = []
-        while not self.accept(")"):
-            inputs.append(self.operand(names))
-            if self.token != ")":
-                self.take(",")
-        fields: dict[str, Any] = {}
-        if self.accept("{"):
-            while not self.accept("}"):
-                key = self.identifier()
-                self.take("=")
-                fields[key] = self.field(symbols)
-                if self.token != "}":
-                    self.take(",")
+        inputs = self.until(")", lambda: self.operand(names))
+        fields = self.fields(symbols)
         self.take(":")
-        claims = [self.type(symbols)]
-        while self.accept(","):
-            claims.append(self.type(symbols))
+        claims = self.types(symbols)
         node = self._make(op_name, fields, inputs, begin)
         if tuple(claims) != node.types:
             given = ", ".join(map(str, claims))
@@ -330,6 +342,16 @@ class Parser:
         except TypeError as error:
             self.fail(f"{name}: {str(error).rpartition('__init__() ')[2]}", begin)
 
+    def fields(self, symbols: Mapping[str, Symbol]) -> dict[str, Any]:
+        """`{name = value, …}`, or nothing."""
+
+        def pair() -> tuple[str, Any]:
+            key = self.identifier()
+            self.take("=")
+            return key, self.field(symbols)
+
+        return dict(self.until("}", pair)) if self.accept("{") else {}
+
     def field(self, symbols: Mapping[str, Symbol]) -> Any:
         match self.kind:
             case "number":
@@ -343,12 +365,7 @@ class Parser:
                 return self._named_field(symbols)
         if not self.accept("("):
             self.fail(f"{self.token!r} is not a field value")
-        items: list[Any] = []
-        while not self.accept(")"):
-            items.append(self.field(symbols))
-            if self.token != ")":
-                self.take(",")
-        return tuple(items)
+        return tuple(self.until(")", lambda: self.field(symbols)))
 
     def _named_field(self, symbols: Mapping[str, Symbol]) -> Any:
         if self.token == "mir":
@@ -387,12 +404,8 @@ class Parser:
                 self.fail(f"dense: {kind} has {kind.size * kind.dtype.itemsize} bytes, the text has {len(data)}")
             array = np.frombuffer(data, kind.dtype.np).reshape(kind.static_shape)
         else:
-            items: list[Any] = []
             self.take("[")
-            while not self.accept("]"):
-                items.append(self.field(symbols))
-                if self.token != "]":
-                    self.take(",")
+            items = self.until("]", lambda: self.field(symbols))
             if len(items) != kind.size:
                 self.fail(f"dense: {kind} has {kind.size} elements, the text has {len(items)}")
             array = np.array(items, kind.dtype.np).reshape(kind.static_shape)
