@@ -40,5 +40,6 @@ from strata.kernel.schedule import (
     row_values,
     turns,
 )
+from strata.kernel.search import Changes, Limits, Trial, search
 from strata.kernel.text import parse_kernel, show_kernel
 from strata.kernel.verify import verify_kernel

@@ -313,12 +313,16 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A name, the buffers it reads and writes, and its stores. The text of a kernel is its identity."""
+    """A name, the buffers it reads and writes, and its stores. The text of a kernel is its identity.
+
+    `schedule` is the text of one that was found for this kernel; without it, a target's heuristic chooses.
+    """
 
     name: str
     inputs: tuple[Buffer, ...]
     outputs: tuple[Buffer, ...]
     stores: tuple[Store, ...]
+    schedule: str = ""
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

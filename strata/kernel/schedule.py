@@ -267,9 +267,7 @@ class _Chooser:
         return _LANE_COST * max(1, self.machine.vector_bytes // max(4, itemsize))
 
     def _register_lanes(self, loop: Loop) -> int:
-        """Elements of the widest type computed in a loop that fill one register."""
-        widest = max((_bytes(n) for n in _values(loop)), default=4)
-        return max(1, self.machine.vector_bytes // widest)
+        return register_lanes(loop, self.machine)
 
     def _width(self, loop: Loop) -> int:
         """Lanes of a vectorised loop: several registers at once where the work on each is small."""
@@ -285,6 +283,12 @@ class _Chooser:
             while registers > 1 and lanes * registers > extent:
                 registers //= 2
         return lanes * registers
+
+
+def register_lanes(loop: Loop, machine: Machine) -> int:
+    """Elements of the widest type computed in a loop that fill one register."""
+    widest = max((_bytes(n) for n in _values(loop)), default=4)
+    return max(1, machine.vector_bytes // widest)
 
 
 def _values(loop: Loop) -> Iterator[Expr]:

@@ -39,6 +39,7 @@ from strata.kernel.ir import (
     postorder,
 )
 from strata.kernel.scalars import SCALARS
+from strata.kernel.schedule import parse_schedule
 
 
 def show_kernel(kernel: Kernel) -> str:
@@ -49,6 +50,7 @@ def show_kernel(kernel: Kernel) -> str:
     axes = dict.fromkeys(a for s in kernel.stores for a in s.axes) | dict.fromkeys(all_axes(kernel.roots))
     names = _axis_names(axes)
     lines += [f"  axis {names[axis]} in {axis.extent}" for axis in axes]
+    lines += [f"  schedule {kernel.schedule}"] if kernel.schedule else []
     printer = _Printer(names)
     for node in postorder(kernel.roots):
         printer.add(node)
@@ -124,6 +126,7 @@ _HEAD = re.compile(r"kernel @([\w.]+)\((.*)\) -> (.*) \{\Z")
 _BUFFER = re.compile(r"(\w[\w.]*): (\w+)\[([^\]]*)\]")
 _SIZE = re.compile(r"size ([\w.]+) in (\d+)\.\.(\d*)\Z")
 _AXIS = re.compile(r"axis ([\w.]+) in (.+)\Z")
+_SCHEDULE = re.compile(r"schedule (.+)\Z")
 _VALUE = re.compile(r"%(\d+) = (.+)\Z")
 _LOAD = re.compile(r"(\w[\w.]*)\[([^\]]*)\](?: where (.+))?\Z")
 _REDUCE = re.compile(rf"({'|'.join(REDUCTIONS)}) (\S+) over (.+)\Z")
@@ -146,6 +149,7 @@ class _Parser:
         self.buffers: dict[str, Buffer] = {}
         self.values: dict[str, Expr] = {}
         self.stores: list[Store] = []
+        self.schedule = ""
         self.at = 0
 
     def fail(self, reason: str) -> ParseError:
@@ -169,7 +173,7 @@ class _Parser:
         for self.at, line in enumerate(body, 1):
             if line and not _SIZE.match(line):
                 self._line(line)
-        return Kernel(head[1], inputs, outputs, tuple(self.stores))
+        return Kernel(head[1], inputs, outputs, tuple(self.stores), self.schedule)
 
     def _dim(self, text: str) -> Dim:
         return parse_dim(text, self.symbols)
@@ -193,8 +197,10 @@ class _Parser:
             axes = tuple(self._axis(a) for a in _split(match[4] or ""))
             index = tuple(self._operand(i) for i in _split(match[2]))
             self.stores.append(Store(self._buffer(match[1]), axes, index, self._operand(match[3])))
+        elif match := _SCHEDULE.match(line):
+            self.schedule = str(parse_schedule(match[1]))
         else:
-            raise self.fail("expected size, axis, a value or store")
+            raise self.fail("expected size, axis, schedule, a value or store")
 
     def _value(self, text: str) -> Expr:
         if match := _SCAN.match(text):

@@ -132,9 +132,22 @@ class CompilePipeline:
             graph, backend.target, memory_limit=options.memory_limit, whole=backend.runs_whole,
             views=backend.reads_views, fuse=options.fusion is not False, made_with=made_with,
         )  # fmt: skip
+        if options.tune == "beam":
+            lir = self._tuned(lir)
         if config().verify:
             verify_plan(lir)
         return lir
+
+    def _tuned(self, lir: Lir) -> Lir:
+        """Schedules by measuring: seconds a kernel the first time, so that a terminal shows how far it is."""
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        columns = (TextColumn("searching schedules"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("kernels")
+            return self.backend.tune(lir, lambda done, total: bar.update(task, completed=done, total=total))  # type: ignore[attr-defined]
 
     def compile(self, program: Any) -> CompileResult:
         """All stages but machine code."""

@@ -14,7 +14,7 @@ from strata.backends.llvm.builder import Module
 from strata.backends.llvm.emit import emit_kernel, points
 from strata.backends.llvm.pool import Pool, default_pool
 from strata.core import Dim, SymExpr, Target, substitute
-from strata.kernel import Block, Kernel, Machine, Schedule, choose_schedule, make_nest, normalize
+from strata.kernel import Block, Kernel, Machine, Schedule, choose_schedule, make_nest, normalize, parse_schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,14 @@ def lower(kernel: Kernel, target: Target, schedule: Schedule | None = None) -> L
     """Normal form, nest and schedule of a kernel."""
     normal = normalize(kernel)
     nest = make_nest(normal)
-    machine = Machine(target.vector_bytes, target.vector_registers, target.l2_bytes)
-    chosen = schedule or choose_schedule(normal, nest, machine)
+    given = schedule or (parse_schedule(kernel.schedule) if kernel.schedule else None)
+    chosen = given or choose_schedule(normal, nest, machine_of(target))
     return Lowered(normal, nest, chosen, points(normal, nest, chosen))
+
+
+def machine_of(target: Target) -> Machine:
+    """What schedules depend on."""
+    return Machine(target.vector_bytes, target.vector_registers, target.l2_bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -39,6 +39,7 @@ class CpuBackend:
 
     name = "cpu"
     claims = frozenset({"conv_last"})  # fused ops that it has kernels for; element-wise ops are fused by grouping
+    searches = True  # `tune` finds schedules by measuring
     keeps_plans = True  # a plan decides the code, so that it can be read back from the store
 
     def __init__(self, target: Target | None = None) -> None:
@@ -60,6 +61,12 @@ class CpuBackend:
 
     def runs_whole(self, node: Node) -> bool:
         return runs_whole(node, self.target)
+
+    def tune(self, lir: Lir, progress: Callable[[int, int], None] | None = None) -> Lir:
+        """The plan with schedules that were searched for on this processor."""
+        from strata.backends.llvm.tune import tuned
+
+        return tuned(lir, self.target, progress)
 
     def compile(self, lir: Lir) -> CpuExecutable:
         return CpuExecutable(lir, self.target)

@@ -95,7 +95,7 @@ def _compile(kernel: Kernel, target: Target, step: Step | None) -> NativeKernel:
     key = code_key("loops", text, target)
     payload = jit.stored(key)
     if payload is None:
-        found = find_contraction(kernel)
+        found = find_contraction(kernel) if not kernel.schedule else None
         matrix = plan_matrix(found, kernel.name, target) if found is not None else None
         if matrix is not None:
             code = stored_code(
