@@ -31,26 +31,26 @@ class General:
     binding: dict[str, int]
 
 
-def generalize(program: Outline) -> General | None:
-    """The expression with symbols for sizes, or None where an op needs to know them."""
-    binding, table = _symbols(program)
-    if not binding:
-        return None
+def generalize(program: Outline, small: int = SMALL) -> General | None:
+    """The expression with symbols for sizes above `small`, or None where an op needs to know them."""
+    binding, table = _symbols(program, small)
+    if not binding and small > 1:
+        return None  # with sizes of one only, the form is the expression itself
     try:
-        return _rebuild(program, binding, table)
+        return _rebuild(program, binding, table, small)
     except (StrataError, TypeError):  # an op that needs the number: it cannot count, compare or hash a symbol
         return None
 
 
-def _symbols(program: Outline) -> tuple[dict[str, int], dict[int, Dim]]:
+def _symbols(program: Outline, small: int) -> tuple[dict[str, int], dict[int, Dim]]:
     """A symbol for each size, in order of appearance, and what numbers in fields may stand for."""
     binding: dict[str, int] = {}
     table: dict[int, Dim] = {}
     for handle in program.leaves:
         for d in handle.type.shape:
-            if isinstance(d, int) and d > SMALL and d not in table:
+            if isinstance(d, int) and d > small and d not in table:
                 name = f"s{len(binding)}"
-                table[d] = sym(name, SMALL + 1, LARGEST)
+                table[d] = sym(name, small + 1, LARGEST)
                 binding[name] = d
     for handle in program.leaves:
         shape = handle.type.static_shape
@@ -61,22 +61,22 @@ def _symbols(program: Outline) -> tuple[dict[str, int], dict[int, Dim]]:
     return binding, table
 
 
-def _rebuild(program: Outline, binding: Mapping[str, int], table: Mapping[int, Dim]) -> General | None:
+def _rebuild(program: Outline, binding: Mapping[str, int], table: Mapping[int, Dim], small: int) -> General | None:
     graph = Graph("tensors")
     slots: list[Any] = [None] * program.size
     parts: list[Any] = []
     for i, (slot, handle) in enumerate(zip(program.leaf_slots, program.leaves, strict=True)):
-        shape = tuple(table[d] if d > SMALL else d for d in handle.type.static_shape)
+        shape = tuple(table[d] if d > small else d for d in handle.type.static_shape)
         kind = TensorType(handle.type.dtype, shape)
         slots[slot] = graph.input(f"d{i}", kind)
         parts.append(kind)
     for node, (inputs, first) in zip(program.nodes, program.node_slots, strict=True):
-        size = _size_of(node.op, table)
+        size = _size_of(node.op, table, small)
         if size is not None:
             slots[first] = METHODS["cast"](METHODS["dim_size"](size), node.types[0].dtype)
             parts.append((size, node.types[0].dtype))
             continue
-        op = _general_op(node.op, table)
+        op = _general_op(node.op, table, small)
         if op is not node.op and op.bind(binding) != node.op:
             return None
         with origin_of(node):
@@ -92,26 +92,26 @@ def _rebuild(program: Outline, binding: Mapping[str, int], table: Mapping[int, D
     return General((*parts, program.roots), graph, dict(binding))
 
 
-def _size_of(op: Op, table: Mapping[int, Dim]) -> Dim | None:
+def _size_of(op: Op, table: Mapping[int, Dim], small: int) -> Dim | None:
     """What a number such as the divisor of a mean stands for: it is the size of something."""
     if not isinstance(op, Constant) or op.data.array.shape != () or op.data.array.dtype.kind not in "fi":
         return None
     number = op.data.array.item()
-    return table.get(int(number)) if number > SMALL and number == number // 1 and number < LARGEST else None
+    return table.get(int(number)) if number > small and number == number // 1 and number < LARGEST else None
 
 
-def _general_op(op: Op, table: Mapping[int, Dim]) -> Op:
+def _general_op(op: Op, table: Mapping[int, Dim], small: int) -> Op:
     if isinstance(op, Constant):
         return op
-    changes = {name: _general_field(value, table) for name, value in op.static_fields().items()}
+    changes = {name: _general_field(value, table, small) for name, value in op.static_fields().items()}
     changes = {name: value for name, value in changes.items() if value is not getattr(op, name)}
     return replace(op, **changes) if changes else op
 
 
-def _general_field(value: Any, table: Mapping[int, Dim]) -> Any:
-    if type(value) is int and value > SMALL:
+def _general_field(value: Any, table: Mapping[int, Dim], small: int) -> Any:
+    if type(value) is int and value > small:
         return table.get(value, value)
     if type(value) is tuple:
-        made = tuple(_general_field(v, table) for v in value)
+        made = tuple(_general_field(v, table, small) for v in value)
         return made if any(a is not b for a, b in zip(made, value, strict=True)) else value
     return value

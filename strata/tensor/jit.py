@@ -24,7 +24,7 @@ from strata.tensor.signature import outline_arguments
 from strata.tensor.tensor import Tensor
 from strata.tensor.variant import Bucket, Explanation, Variant
 
-ON_MISS = ("error", "bucket", "interpret")
+ON_MISS = ("error", "bucket", "interpret", "compile")
 DEFAULT_VARIANTS = 64  # of a function without max_variants; the one that was not used for longest is dropped
 
 
@@ -289,9 +289,9 @@ def jit(
     """Trace and compile `fn` once for each signature (shapes, dtypes, structure, static values).
 
     With `max_variants`, `on_miss` says what a call beyond them does: "error" raises; "interpret" runs without a trace;
-    "bucket" uses one program with symbolic sizes for all further shapes. By default the variant that was not used for
-    longest makes room. Arguments in `donate_argnums` are given up: results take over their memory where they can, and
-    a donated tensor cannot be used again.
+    "bucket" uses one program with symbolic sizes for all further shapes; "compile", the default, lets the variant that
+    was not used for longest make room. Arguments in `donate_argnums` are given up: results take over their memory where
+    they can, and a donated tensor cannot be used again.
     """
 
     def decorate(f: Callable[..., Any]) -> Jitted:

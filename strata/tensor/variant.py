@@ -77,7 +77,8 @@ class Variant:
 
     def share(self, buckets: OrderedDict[Any, Bucket]) -> None:
         """Run on a program with symbolic sizes, made now if it is the first of its form."""
-        general = generalize(outline_of(self.graph))
+        program = outline_of(self.graph)
+        general = generalize(program) or generalize(program, small=1)
         if general is None:
             raise TraceError(
                 f"jit: {self.graph.name} cannot share a program between shapes: an op of it needs fixed sizes",
@@ -86,7 +87,7 @@ class Variant:
         bucket = buckets.get(general.key)
         if bucket is None:
             bucket = buckets[general.key] = Bucket(Session(config().device).compile(general.graph))
-        used = [leaf_name(x) for x in outline_of(self.graph).leaf_values]
+        used = [leaf_name(x) for x in program.leaf_values]
         self.shared = {name: f"d{i}" for i, name in enumerate(used)}
         self.compiled = bucket.compiled
 

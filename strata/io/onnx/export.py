@@ -6,6 +6,7 @@ The rest is refused, all in one error.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,14 @@ def _as_graph(program: Any, examples: Sequence[Any]) -> Graph:
         return lowered
     if not callable(program):
         raise OptionError(f"export: {type(program).__name__} is not a graph, module or function", code="O503")
+    try:
+        inspect.signature(program).bind(*examples)
+    except (TypeError, ValueError) as error:
+        name = getattr(program, "__name__", type(program).__name__)
+        raise OptionError(
+            f"export: {name} and {len(examples)} example arguments: {error}", code="O503",
+            fix='one array for each argument behind the path: export(f, "f.onnx", x, y)',
+        ) from None  # fmt: skip
     scope = fresh_scope()
     names = [placeholder(f"x{i}", asarray(x).type, scope) for i, x in enumerate(examples)]
     results, _ = flatten(program(*(Tensor(x) for x in names)))

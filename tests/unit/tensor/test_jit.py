@@ -20,6 +20,21 @@ def test_a_stream_of_shapes_shares_one_program_in_buckets(rng):
     assert len(f.buckets) == 1
 
 
+def test_small_sizes_share_a_program_too():
+    f = st.jit(lambda x: (x * 2.0).mean(), max_variants=1, on_miss="bucket")
+    for n in (2, 3, 5, 7, 1):
+        assert f(st.tensor(np.arange(n, dtype="f4"))).item() == n - 1
+    assert len(f.variants) == 1
+    assert len(f.buckets) <= 2  # a size of 1 broadcasts, so that it is a program of its own
+
+
+def test_compiling_anyway_keeps_to_the_bound():
+    f = st.jit(lambda x: x + 1, max_variants=2, on_miss="compile")
+    for n in (2, 3, 4, 5):
+        assert f(st.tensor(np.zeros(n, "f4"))).shape == (n,)
+    assert len(f.variants) == 2
+
+
 def test_captured_arrays_are_inputs_of_a_bucket(rng):
     w = st.asarray(rng.standard_normal((30, 20)).astype("f"))
     f = st.jit(lambda x: x @ w, max_variants=1, on_miss="bucket")
