@@ -8,6 +8,7 @@ arguments of the code. Its text is complete: equal texts (and epilogues) give eq
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -203,6 +204,8 @@ CHUNK_ROWS: Final = 96  # a panel of B comes from the third-level cache once for
 A_BLOCK_BYTES: Final = 96 << 10  # a packed block of A, on the stack
 SUMS_BYTES: Final = 96 << 10  # sums that wait on the stack
 CHUNK_SECONDS: Final = 12e-6  # the least work worth handing out
+PACK_SECONDS: Final = 0.15e-9  # to pack one element of A
+PACKED_ROWS: Final = 48  # rows of the smallest chunk that packs A
 MOST_CHUNKS: Final = 64  # of a large product; more only repeat the reading of A
 _FLOPS, _BYTES = 100e9, 30e9  # one core's arithmetic and reading, per second; only their ratio to CHUNK_SECONDS matters
 
@@ -252,7 +255,8 @@ def plan_contraction(
         epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
     spec = replace(spec, prefetch=PREFETCH_BYTES // (spec.panel_columns * spec.b.itemsize))
-    spec = _with_chunks(spec, m, n, k, batch, max(fewest, 1))
+    choose = _with_chunks if a_unit_k else _with_packed_chunks
+    spec = choose(spec, m, n, k, batch, max(fewest, 1))
     if m_exact:
         spec = for_rows(spec, m)
     if n_exact:
@@ -294,3 +298,24 @@ def _with_chunks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: 
     count = max(1, min(panels, round(wanted / cost)))
     count = -(-panels // -(-panels // count))  # as even as the number of chunks allows
     return replace(spec, chunk_rows=rows, chunk_panels=-(-count // step) * step)
+
+
+def _with_packed_chunks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: int) -> Contraction:
+    """Each chunk packs its rows of A: wide chunks pack less, many chunks keep all threads busy to the end."""
+    height, panels = spec.heights[0], max(1, -(-n // spec.panel_columns))
+    work = 2 * m * panels * spec.panel_columns * k * batch / _FLOPS
+    best, choice = math.inf, spec
+    for row_blocks in range(max(1, -(-m // CHUNK_ROWS)), max(1, -(-m // PACKED_ROWS)) + 1):
+        rows = -(-max(1, -(-m // row_blocks)) // height) * height
+        for column_blocks in range(1, panels + 1):
+            wide = -(-panels // column_blocks)
+            count = batch * -(-m // rows) * -(-panels // wide)
+            seconds = work + m * k * batch * -(-panels // wide) * PACK_SECONDS
+            if count > MOST_CHUNKS and count > batch:
+                break
+            if seconds / count < CHUNK_SECONDS and count > batch:
+                break
+            uneven = math.prod(-(-count // threads) * threads / count for threads in (2, 4, 8)) ** (1 / 3)
+            if seconds * uneven < best * 0.99:
+                best, choice = seconds * uneven, replace(spec, chunk_rows=rows, chunk_panels=wide)
+    return choice

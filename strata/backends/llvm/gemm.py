@@ -175,13 +175,16 @@ class Driver:
     def _panels(self, chunk: Chunk, block: Block, first_panel: Value) -> None:
         f, spec = self.f, self.spec
         if spec.a_packed:
-            self._row_tiles(chunk, lambda row, height: self._pack_tile(chunk, block, row, height))
+            self._pack_block(chunk, block)
         has_tail = f.compare("sgt", "i64", chunk.tail, 0)
         end = f.add(chunk.full_panels, f.select("i64", has_tail, 1, 0))
         f.loop(first_panel, end, 1, [], lambda panel, _: self._panel(chunk, block, panel))
 
-    def _row_tiles(self, chunk: Chunk, body: Callable[[Value, Value], None]) -> None:
-        """Tiles of the tallest height, then what is left by the shorter ones: body(first row, height)."""
+    def _row_tiles(self, chunk: Chunk, body: Callable[[Value, Value], None], skipped: Value = 0) -> None:
+        """Tiles of the tallest height, then what is left by the shorter ones: body(first row, height).
+
+        So many of the tallest may be skipped.
+        """
         f = self.f
 
         def one(_: str, carried: list[str]) -> list[Value]:
@@ -191,7 +194,7 @@ class Driver:
             body(row, height)
             return [f.add(row, height)]
 
-        f.loop(0, chunk.tiles, 1, [("i64", 0)], one)
+        f.loop(skipped, chunk.tiles, 1, [("i64", f.mul(skipped, self.spec.heights[0]))], one)
 
     def _by_height(self, left: Value, type_: str, choices: Sequence[Value]) -> Value:
         """The choice that belongs to the tallest height that fits into the rows left."""
@@ -205,17 +208,22 @@ class Driver:
         prefetch = spec.prefetch if rows == spec.heights[0] and streams == 1 and vectors == spec.vectors else 0
         return Micro(self.arithmetic, spec.tile(rows, vectors, streams), spec.layout, prefetch)
 
-    def _pack_tile(self, chunk: Chunk, block: Block, row: Value, height: Value) -> None:
+    def _pack_block(self, chunk: Chunk, block: Block) -> None:
+        """A block of k of all rows: the tallest tiles together, the others one by one."""
         f, spec, number = self.f, self.spec, self.number
-        pack = spec.tile_packer.emit(f.module)
-        offset = f.add(f.mul(row, number["a_row"]), f.mul(block.start, number["a_k"]))
-        source = f.address(memory_type(spec.a), chunk.a, offset)
-        row_stride, k_stride = (self._argument(name) for name in ("a_row", "a_k"))
-        place = self._a_tile(chunk, block, row)
-        f.call(
-            "void", pack, ("ptr", source), ("i64", row_stride), ("i64", k_stride), ("ptr", place), ("i64", height),
-            ("i64", block.length),
-        )  # fmt: skip
+        height = spec.heights[0]
+        tallest = f.op(f"udiv i64 {chunk.rows}, {height}")
+
+        def pack(function: str, row: Value, count: Value) -> None:
+            offset = f.add(f.mul(row, number["a_row"]), f.mul(block.start, number["a_k"]))
+            source = f.address(memory_type(spec.a), chunk.a, offset)
+            strides = [("i64", self._argument(name)) for name in ("a_row", "a_k")]
+            place = self._a_tile(chunk, block, row)
+            f.call("void", function, ("ptr", source), *strides, ("ptr", place), ("i64", count), ("i64", block.length))
+
+        pack(spec.tile_packer.emit_block(f.module, height), 0, tallest)
+        tile = spec.tile_packer.emit(f.module)
+        self._row_tiles(chunk, lambda row, rows: pack(tile, row, rows), tallest)
 
     def _a_tile(self, chunk: Chunk, block: Block, row: Value) -> str:
         f, spec = self.f, self.spec

@@ -258,6 +258,72 @@ class TilePacker:
             self._emit(module.function(name, parameters, attributes="nounwind noinline", linkage="internal"))
         return name
 
+    def emit_block(self, module: Module, height: int) -> str:
+        """`void pack_a(source, row stride, k stride, packed, tiles, k)`: tiles of one height, one behind the other."""
+        tile = self.emit(module)
+        name = f"{tile}_{height}_rows"
+        if module.has(name):
+            return name
+        parameters = [
+            ("ptr noalias", "source"), ("i64", "row_stride"), ("i64", "k_stride"), ("ptr noalias", "packed"),
+            ("i64", "tiles"), ("i64", "k"),
+        ]  # fmt: skip
+        f = module.function(name, parameters, attributes="nounwind noinline", linkage="internal")
+        whole_k = f.round_down(f.add("%k", self.group - 1), self.group)
+
+        def one_by_one() -> None:
+            def one(index: str, _: list[str]) -> None:
+                element = memory_type(self.source)
+                row = f.mul(f.mul(index, height), 2 if self.source.is_complex else 1)
+                source = f.address(element, "%source", f.mul(row, "%row_stride"))
+                place = f.address("i8", "%packed", f.mul(f.mul(index, f.mul(whole_k, height)), self.packed.itemsize))
+                f.call(
+                    "void", tile, ("ptr", source), ("i64", "%row_stride"), ("i64", "%k_stride"), ("ptr", place),
+                    ("i64", height), ("i64", "%k"),
+                )  # fmt: skip
+
+            f.loop(0, "%tiles", 1, [], one)
+
+        if self.group > 1 or self.source.is_complex:
+            one_by_one()
+        else:
+            f.if_(f.compare("eq", "i64", "%row_stride", 1), lambda: self._block_along_rows(f, height), one_by_one)
+        f.ret()
+        return name
+
+    def _block_along_rows(self, f: Function, height: int) -> None:
+        """A few k's of all tiles, then the next few: each line of the source is read once, while it is near."""
+        element, size = memory_type(self.source), self.source.itemsize
+        widths = (8, 4, 2, 1) if self.source is self.packed else (8, 4, 1)
+        pieces = []  # (first row, rows) that one vector takes
+        row = 0
+        while row < height:
+            rows = next(n for n in widths if n <= height - row)
+            pieces.append((row, rows))
+            row += rows
+        tile_size = f.mul("%k", height)
+
+        def some(k: str, steps: int) -> None:
+            columns = [f.address(element, "%source", f.mul(f.add(k, i), "%k_stride")) for i in range(steps)]
+
+            def one_tile(tile: str, _: list[str]) -> None:
+                first = f.add(f.mul(tile, tile_size), f.mul(k, height))
+                place = f.address("i8", "%packed", f.mul(first, self.packed.itemsize))
+                start = f.mul(tile, height)
+                for step, column in enumerate(columns):
+                    for row, rows in pieces:
+                        address = f.address(element, f.address(element, column, start), row)
+                        value = f.load(memory_type(self.source, rows), address, size)
+                        value = convert(f, value, self.source, self.packed, rows, self.target)
+                        to = f.address("i8", place, (step * height + row) * self.packed.itemsize)
+                        f.store(memory_type(self.packed, rows), value, to, self.packed.itemsize)
+
+            f.loop(0, "%tiles", 1, [], one_tile)
+
+        whole = f.round_down("%k", 4)
+        f.loop(0, whole, 4, [], lambda k, _: some(k, 4))
+        f.loop(whole, "%k", 1, [], lambda k, _: some(k, 1))
+
     def _emit(self, f: Function) -> None:
         if self.group > 1:
             self._by_groups(f)

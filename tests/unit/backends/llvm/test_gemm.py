@@ -66,6 +66,29 @@ def test_transposes(sizes: tuple[int, int, int], a_transposed: bool, b_transpose
     check(run(spec, a, b), a, b, dtype, dtype)
 
 
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize("dtype", [f32, f64, bf16, f16, i8], ids=str)
+def test_a_whose_rows_are_contiguous(dtype: DType, target: Target) -> None:
+    """Weight gradients: blocks of all heights, k's that are no multiple of the block, equal bits to a plain A."""
+    spec = plan_contraction(130, 100, 70, target, a=dtype, a_unit_k=False, fewest_rows=1)
+    plain = plan_contraction(130, 100, 70, target, a=dtype, fewest_rows=1)
+    for m, n, k in ((1, 3, 1), (8, 40, 7), (13, 100, 70), (64, 17, 33), (130, 100, 30), (96, 5, 0)):
+        a, b = draw((k, m), dtype).T, draw((k, n), dtype, 1)
+        for one in (spec, replace(spec, k_block=16, chunk_rows=24)):
+            result = run(one, a, b)
+            check(result, a, b, spec.out, spec.accumulator)
+            assert (result == run(plain, np.ascontiguousarray(a), b)).all()
+
+
+def test_chunks_that_pack_a_are_wide_but_enough_for_all_threads() -> None:
+    for m, n, k in ((1024, 256, 1024), (256, 1024, 1024), (784, 512, 128), (64, 64, 64), (4096, 4096, 4096)):
+        spec = plan_contraction(m, n, k, HOST, a_unit_k=False)
+        count, packed = spec.chunk_count(m, n), -(-n // (spec.panel_columns * spec.chunk_panels))
+        assert count <= 64
+        assert m * n * k < 1 << 22 or count >= 8
+        assert packed * 96 <= max(n, 96)
+
+
 def test_general_strides_and_scattered_output() -> None:
     a, b = draw((50, 160), f32)[::2, ::3], draw((108, 90), f32, 1)[::2, ::2]
     storage = np.full((90, 75), 5, np.float32)
