@@ -5,7 +5,8 @@ Every stored value is the root of a kernel, which pulls in its producers until i
 - a value that several kernels need is stored, unless computing it again is as cheap as loading it;
 - a reduction is computed inside its reader only once per row: where its axes are not the leading axes of the reader's
   index space, it is stored; so is anything costly that its reader would repeat along a broadcast axis;
-- a contraction takes the element-wise ops behind it as its epilogue, and a kernel has at most one contraction;
+- a contraction takes the element-wise ops behind it as its epilogue, and a kernel has at most one contraction; where
+  the two halves of its columns meet element by element, as in a gated layer, only what they become is stored;
 - a stored value and a reader over the same index space share one kernel when nothing has to happen in between.
 Decisions that cut an edge are kept with their reason, for `explain`.
 """
@@ -14,14 +15,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from strata.core import Dim, bounds
-from strata.kernel import Axis, Expr, Kernel, KernelBuilder, Reduce, Scan, View, postorder
+from strata.lir.fused import Group, KernelOf
 from strata.lir.order import Costs, best_order
+from strata.lir.siblings import join_siblings
 from strata.lir.traits import STEP, Traits, has_kernel, is_buffer_leaf, is_inline_constant, traits
 from strata.lir.views import view_strides
-from strata.mir import Constant, Graph, Input, Node, Param, Value, as_tuple, toposort
+from strata.mir import Constant, Graph, Input, Node, Param, Value, toposort
 
 MAX_DEPTH = 96  # of inlined producers: bounds the size of one kernel and the depth of expression building
 CHEAP = 6  # cost of scalar functions below which computing again beats a store and a load
@@ -35,23 +37,6 @@ class Cut:
     producer: Node
     consumer: Node | None
     reason: str
-
-
-@dataclass
-class Group:
-    """One kernel: the values it stores, the nodes computed in it, the stored values it reads."""
-
-    roots: list[Value]
-    nodes: list[Node] = field(default_factory=list)
-    reads: list[Value] = field(default_factory=list)
-    kernel: Kernel | None = None  # None: a host step
-    updates: Value | None = None  # the value that the only root starts as
-    sources: list[Value] = field(default_factory=list)  # of a step of one op: what each input is read from
-
-    @property
-    def label(self) -> str:
-        names = [n.op.name for n in self.nodes]
-        return " + ".join(dict.fromkeys(names)) if len(names) < 12 else f"{names[0]} … {names[-1]} ({len(names)} ops)"
 
 
 @dataclass
@@ -103,6 +88,7 @@ class _Grouper:
             ends = [x for x in node.inputs if x in self.sliding and x.shape == node.types[0].shape]
             if (ends and node.op.elementwise) or (node.inputs and self._traits(node).slides):
                 self.sliding.update(node.outputs)
+        self.halves: set[int] = set()  # slices: the two halves of a product, where they meet element by element
         self.products = self._find_products()
 
     def _traits(self, node: Node) -> Traits:
@@ -207,7 +193,8 @@ class _Grouper:
             behind = value in self.products or value in self.sliding
             if behind and matrix is None and not self._is_epilogue(user, value):
                 return f"{user.op.name} cannot be an epilogue of {self.products.get(value, node).op.name}"
-            if not reading.reduces and self._repeats(value, user) and self._cost(node) > CHEAP and not what.reduces:
+            again = not reading.reduces and not reading.updates and self._repeats(value, user)
+            if again and self._cost(node) > CHEAP and not what.reduces:
                 return f"{user.op.name} would compute it again for each element it is broadcast to"
         needed = {r for u in users for v in u.outputs if v in roots for r in roots[v]}
         if len(needed) > 1 and not (what.moves or (self._cost(node) <= CHEAP and self._loads(node) <= 1)):
@@ -262,18 +249,53 @@ class _Grouper:
         """Contractions, and what is computed from them element by element: the contraction behind each such value."""
         found: dict[Value, Node] = {}
         for node in self.order:
+            made = Value(node, 0)
             if self._traits(node).contracts:
-                found[Value(node, 0)] = node
-                continue
-            behind = [found[x] for x in node.inputs if x in found and self._is_epilogue(node, x)]
-            if behind and len(node.types) == 1:
-                found[Value(node, 0)] = behind[0]
+                found[made] = node
+            else:
+                behind = [found[x] for x in node.inputs if x in found and self._is_epilogue(node, x)]
+                if behind and len(node.types) == 1:
+                    found[made] = behind[0]
+            if made in found and found[made].op.name == "matmul" and found[made].inputs[1].ndim == 2:
+                self.halves |= {id(n) for n in self._meeting_halves(made)}
+        return found
+
+    def _meeting_halves(self, x: Value) -> list[Node]:
+        """The two slices that are all that reads x, if they are the halves of its last axis and meet again."""
+        halves = self.users[x]
+        width = x.shape[-1] if x.ndim else 1
+        if len(halves) != 2 or x in self.results or not isinstance(width, int) or width % 2:
+            return []
+        starts = []
+        for node in halves:
+            if node.op.name != "slice" or node.types[0].shape != (*x.shape[:-1], width // 2):
+                return []
+            if any(s != 1 for s in node.op.step):  # type: ignore[attr-defined]
+                return []
+            starts.append(node.op.start[-1])  # type: ignore[attr-defined]
+        if sorted(starts) != [0, width // 2]:
+            return []
+        first, second = (self._element_by_element(node) for node in halves)
+        return halves if first & second else []
+
+    def _element_by_element(self, node: Node) -> set[int]:
+        """The nodes behind a value that read it, one after the other, element by element and alone."""
+        found: set[int] = set()
+        value = Value(node, 0)
+        while len(self.users[value]) == 1 and value not in self.results and len(found) < MAX_DEPTH:
+            (user,) = self.users[value]
+            if not user.op.elementwise or user.types[0].shape != value.shape:
+                break
+            found.add(id(user))
+            value = Value(user, 0)
         return found
 
     def _is_epilogue(self, reader: Node, x: Value) -> bool:
         out = reader.types[0]
         if reader.op.elementwise:
             return out.shape == x.shape
+        if id(reader) in self.halves:
+            return True
         return self._traits(reader).moves and out.size == x.type.size and x not in self.sliding
 
     def _loads(self, node: Node) -> int:
@@ -291,9 +313,8 @@ class _Grouper:
             group.roots = list(node.outputs)
             self.stored.update(node.outputs)
             return group, {}
-        builder = _KernelOf(self.stored, group)
+        builder = KernelOf(self.stored, group)
         if self._traits(node).updates:
-            group.updates = node.inputs[0]
             builder.add_update(roots[0])
         else:
             builder.add(roots)
@@ -322,7 +343,7 @@ class _Grouper:
                 if producer is None or producer is group or not self._can_share(producer, group, reach):
                     continue
                 merged = Group(list(producer.roots) + list(group.roots))
-                builder = _KernelOf(self.stored, merged)
+                builder = KernelOf(self.stored, merged)
                 builder.add(merged.roots)
                 if builder.problems() or builder.contractions() > 1:
                     continue
@@ -340,14 +361,14 @@ class _Grouper:
     def _drop_unread(self, groups: list[Group]) -> None:
         """A value whose readers have all joined its kernel need not be stored any more."""
         read = {x for g in groups for x in (*g.reads, *g.sources)}
-        read |= {g.updates for g in groups if g.updates is not None} | self.results
+        read |= {x for g in groups for x in g.updates.values()} | self.results
         for group in groups:
             kept = [r for r in group.roots if r in read]
             if group.kernel is None or not kept or len(kept) == len(group.roots):
                 continue
             dropped = set(group.roots) - set(kept)
             made = Group(kept)
-            builder = _KernelOf(self.stored - dropped, made)
+            builder = KernelOf(self.stored - dropped, made)
             builder.add(kept)
             if builder.problems():
                 continue
@@ -357,12 +378,7 @@ class _Grouper:
             self.cuts = [c for c in self.cuts if id(c.producer) not in gone]
 
     def _can_share(self, producer: Group, consumer: Group, reach: _Reach) -> bool:
-        if (
-            producer.kernel is None
-            or consumer.kernel is None
-            or producer.updates is not None
-            or consumer.updates is not None
-        ):
+        if producer.kernel is None or consumer.kernel is None or producer.updates or consumer.updates:
             return False
         roots = (*producer.roots, *consumer.roots)
         if len({r.shape for r in roots}) != 1 or len({r in self.fixed for r in roots}) != 1:
@@ -373,15 +389,16 @@ class _Grouper:
 
     def _needs(self, group: Group, readers: dict[Value, list[Group]]) -> list[Value]:
         """What must be there before a group: what it reads, and for an update all other readers of the old value."""
-        if group.updates is None:
+        if not group.updates:
             return group.reads
-        before = [r for other in readers[group.updates] if other is not group for r in other.roots]
-        return [*group.reads, group.updates, *(r for r in before if not self._depends(r, group))]
+        others = [other for x in group.updates.values() for other in readers[x] if other is not group]
+        before = [r for other in others for r in other.roots]
+        return [*group.read_values, *(r for r in before if not self._depends(r, group))]
 
     def _depends(self, value: Value, group: Group) -> bool:
         """Whether a value is computed from the group's result: then it cannot come first, and the update copies."""
-        (root,) = group.roots
-        return any(node is root.node for node in toposort([value]))
+        made = {id(root.node) for root in group.roots}
+        return any(id(node) in made for node in toposort([value]))
 
     def _schedule(self, groups: list[Group]) -> list[Group]:
         """Groups in an order where every read is written before; ties keep the order of the graph."""
@@ -411,7 +428,8 @@ class _Grouper:
                     order.append(group)
                     stack.pop()
         costs = Costs(frozenset(self.results | self.fixed))
-        return best_order(order, lambda group: self._needs(group, readers), costs)
+        best = best_order(order, lambda group: self._needs(group, readers), costs)
+        return join_siblings(best, self.stored, self.fixed) if self.fuse else best
 
 
 class _Reach:
@@ -423,8 +441,9 @@ class _Reach:
         self.merged: dict[int, int] = {}
         self.inputs: dict[int, set[int]] = {}
         for group in distinct:
-            reads = [*group.reads, *([group.updates] if group.updates is not None else [])]
-            self.inputs[id(group)] = {id(groups[x]) for x in reads if x in groups and groups[x] is not group}
+            self.inputs[id(group)] = {
+                id(groups[x]) for x in group.read_values if x in groups and groups[x] is not group
+            }
 
     def _now(self, group: int) -> int:
         while group in self.merged:
@@ -454,125 +473,6 @@ class _Reach:
         self.inputs[id(merged)] = self.inputs[id(producer)] | self.inputs[id(consumer)]
         for part in (producer, consumer):
             self.merged[id(part)] = id(merged)
-
-
-class _KernelOf:
-    """Builds the kernel expression of some roots, and says what keeps it from being one kernel."""
-
-    def __init__(self, stored: set[Value], group: Group) -> None:
-        self.stored = stored
-        self.group = group
-        self.k = KernelBuilder("kernel")
-        self.views: dict[Value, View] = {}
-        self.makers: dict[Expr, Value] = {}
-        self.stores: list[tuple[tuple[Expr, ...], Expr, Value]] = []
-
-    def add(self, roots: list[Value]) -> None:
-        for node in self._inline_order(roots):
-            for value in node.outputs:
-                self.views[value] = self._view_of(value, node)
-            self.group.nodes.append(node)
-        for i, root in enumerate(roots):
-            axes = self.k.axes(root.shape)
-            computed: Expr = self.views[root][axes]
-            self.k.output(f"out{i}", root.type, lambda index, computed=computed: computed)  # type: ignore[misc]
-            self.stores.append((axes, computed, root))
-
-    def add_update(self, root: Value) -> None:
-        """A root that is its first input with some elements changed."""
-        node = root.node
-        parts = list(node.inputs[1:])
-        for inner in self._inline_order(parts, frozenset(parts) & self.stored):
-            for value in inner.outputs:
-                self.views[value] = self._view_of(value, inner)
-            self.group.nodes.append(inner)
-        self.group.nodes.append(node)
-        out = self.k.output_buffer("out0", root.type)
-        node.op.lower_into(self.k, out, *(self.views[x] for x in parts))
-        self.stores += [(s.axes, s.value, root) for s in self.k.build().stores]
-
-    def _inline_order(self, roots: list[Value], outside: frozenset[Value] = frozenset()) -> list[Node]:
-        """Nodes computed in this kernel, producers first; leaves and stored values become inputs on the way."""
-        order: list[Node] = []
-        state: dict[int, bool] = {}
-        stack: list[tuple[Node, bool]] = []
-        own = set(roots) - outside
-        for root in reversed(roots):
-            if root in own and not isinstance(root.node.op, (Input, Param, Constant)):
-                stack.append((root.node, False))
-            elif root not in self.views:
-                self._enter(root)
-        while stack:
-            node, done = stack.pop()
-            if done:
-                order.append(node)
-                continue
-            if id(node) in state:
-                continue
-            state[id(node)] = True
-            stack.append((node, True))
-            for x in reversed(node.inputs):
-                if x in self.views:
-                    continue
-                if isinstance(x.node.op, (Input, Param, Constant)) or (x in self.stored and x not in own):
-                    self._enter(x)
-                else:
-                    stack.append((x.node, False))
-        return order
-
-    def _enter(self, x: Value) -> None:
-        """A value from outside: a number, or a buffer that the kernel reads."""
-        if is_inline_constant(x.node):
-            self.views[x] = self._constant(x)
-        else:
-            self.views[x] = self.k.input(f"in{len(self.group.reads)}", x.type)
-            self.group.reads.append(x)
-
-    def _constant(self, x: Value) -> View:
-        assert isinstance(x.node.op, Constant)
-        number = self.k.const(x.node.op.data.array.reshape(-1)[0], x.dtype)
-        return self.k.view(x.type, lambda index: number)
-
-    def _view_of(self, value: Value, node: Node) -> View:
-        what = traits(node)
-
-        def read(index: tuple[Expr, ...]) -> Expr:
-            inputs = [self.views[x] for x in node.inputs]
-            expr = as_tuple(node.op.lower(self.k, index, *inputs))[value.index]
-            if what.reduces or what.scans:
-                for e in postorder([expr]):
-                    if isinstance(e, (Reduce, Scan)):
-                        self.makers.setdefault(e, value)
-            return expr
-
-        return self.k.view(value.type, read)
-
-    def contractions(self) -> int:
-        return sum(traits(n).contracts for n in self.group.nodes)
-
-    def problems(self) -> dict[Value, str]:
-        """Values whose reduction would run more than once per row here."""
-        wrong: dict[Value, str] = {}
-        own = set(self.group.roots)
-        products = {v for n in self.group.nodes if traits(n).contracts for v in n.outputs}
-        beside: dict[Value, str] = {}  # other sums, which are fine where the product goes elsewhere
-        for axes, value, root in self.stores:
-            prefixes = [frozenset(axes[:n]) for n in range(len(axes) + 1)]
-            for e in postorder([value]):
-                alone = len(own) == 1 and self.makers.get(e) in own  # then the store itself can run in the scan's order
-                if isinstance(e, Scan) and e.position not in axes and not alone:
-                    wrong[self.makers[e]] = "its reader does not read it in order"
-                    continue
-                if not isinstance(e, (Reduce, Scan)) or self.makers.get(e) == root:
-                    continue
-                if products and self.makers[e] not in products:
-                    beside[self.makers[e]] = "its reader is a contraction"
-                sized = frozenset(a for a in e.free if a.extent != 1)
-                unit = frozenset(a for a in axes if isinstance(a, Axis) and a.extent == 1)
-                if any(sized | unit == p | unit for p in prefixes):
-                    continue
-                wrong[self.makers[e]] = "its rows are not the leading axes of its reader"
-        return wrong if products & wrong.keys() else beside | wrong
 
 
 def _has_runs(value: Value) -> bool:

@@ -51,8 +51,13 @@ class Step:
     kernel: Kernel | None  # None: a host step
     nodes: tuple[Node, ...] = field(repr=False, default=())
     phase: str = "steady"
-    updates: str | None = None  # the buffer that the output starts as: copied first, unless they share memory
+    updates: tuple[tuple[str, str], ...] = ()  # outputs, and what they start as: copied first, unless one memory
     views: tuple[Spacing, ...] | None = None  # where a step of one op, or a kernel's `slides`, reads its inputs
+
+    @property
+    def read_buffers(self) -> tuple[str, ...]:
+        """Inputs, and what outputs start as."""
+        return (*self.inputs, *(source for _, source in self.updates))
 
     @property
     def slides(self) -> Node | None:

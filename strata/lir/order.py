@@ -23,7 +23,7 @@ class Unit(Protocol):
 
     roots: list[Value]
     reads: list[Value]
-    updates: Value | None
+    updates: dict[Value, Value]
 
 
 U = TypeVar("U", bound=Unit)
@@ -47,7 +47,7 @@ def typical_bytes(size: Dim) -> int:
 
 
 def read_values(unit: Unit) -> list[Value]:
-    return list(dict.fromkeys([*unit.reads, *([unit.updates] if unit.updates is not None else [])]))
+    return list(dict.fromkeys([*unit.reads, *unit.updates.values()]))
 
 
 def peak(order: Sequence[Unit], costs: Costs) -> int:

@@ -10,7 +10,8 @@ import numpy as np
 
 from strata.core import Target
 from strata.kernel import Expr, Kernel, Load, Reduce, Scan, postorder
-from strata.lir.group import Group, Grouping, group_graph
+from strata.lir.fused import Group
+from strata.lir.group import Grouping, group_graph
 from strata.lir.ir import Buffer, Io, Lir, Step
 from strata.lir.memory import check_limit
 from strata.lir.traits import is_inline_constant, traits
@@ -56,7 +57,7 @@ class _Planner:
         first = {x: i for i, x in reversed(list(enumerate(self.graph.results)))}
         death: dict[Value, int] = {}
         for at, group in enumerate(grouping.groups):
-            for x in (*group.reads, *([group.updates] if group.updates is not None else [])):
+            for x in group.read_values:
                 death[x] = at
             for root in group.roots:
                 death.setdefault(root, at)
@@ -88,7 +89,7 @@ class _Planner:
     def _share(self, root: Value, group: Group, death: dict[Value, int], at: int) -> None:
         """Take over memory that nothing reads afterwards: of a value that is updated, or read element by element."""
         self.owners[self.buffers[root].name] = root
-        dying = [x for x in inplace_inputs(group) if death[x] == at and self._is_scratch(x)]
+        dying = [x for x in inplace_inputs(group, root) if death[x] == at and self._is_scratch(x)]
         if not dying:
             return
         source = self.buffers[dying[0]]
@@ -116,9 +117,9 @@ class _Planner:
             spaced = [view_strides(x, base) for x, base in zip(node.inputs, group.sources, strict=True)]
             views = tuple(v for v in spaced if v is not None)
             assert len(views) == len(spaced)
-            return Step(node.op.name, reads, writes, node.op.name, None, nodes, phase, None, views)
+            return Step(node.op.name, reads, writes, node.op.name, None, nodes, phase, (), views)
         kernel = self._named(group.kernel)
-        updates = self._read_name(group.updates) if group.updates is not None else None
+        updates = tuple((self.buffers[x].name, self._read_name(start)) for x, start in group.updates.items())
         return Step(kernel.name, reads, writes, group.label, kernel, nodes, phase, updates, _views_of_sliding(nodes))
 
     def _read_name(self, x: Value) -> str:
@@ -148,17 +149,17 @@ def _views_of_sliding(nodes: tuple[Node, ...]) -> tuple[Spacing, ...] | None:
     return tuple(views) or None
 
 
-def inplace_inputs(group: Group) -> list[Value]:
-    """Inputs whose memory the only root of a group may take over while it runs.
+def inplace_inputs(group: Group, root: Value) -> list[Value]:
+    """Inputs whose memory a root of a group may take over while it runs.
 
     Without reductions, one output element is computed at a time, so an input that is read at the output's own index
     only is read before it is overwritten.
     """
-    if group.updates is not None:
-        return [group.updates]
+    if root in group.updates:
+        return [x for x in (group.updates[root],) if x not in group.reads]
     if group.kernel is None or len(group.roots) != 1 or len(group.kernel.stores) != 1:
         return []
-    (root,), (store,) = group.roots, group.kernel.stores
+    (store,) = group.kernel.stores
     exprs = postorder([store.value])
     if tuple(store.index) != tuple(store.axes) or any(isinstance(e, (Reduce, Scan)) for e in exprs):
         return []

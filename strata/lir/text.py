@@ -73,8 +73,9 @@ def _buffer(b: Buffer) -> str:
 
 def _step(s: Step) -> str:
     kind = "run" if s.kernel is not None else "host"
-    updates = f" from {_name(s.updates)}" if s.updates is not None else ""
-    return f"{kind} {s.name}({_list(s.inputs)}) -> {_list(s.outputs)}{updates}"
+    starts = dict(s.updates)
+    made = ", ".join(_name(o) + (f" from {_name(starts[o])}" if o in starts else "") for o in s.outputs)
+    return f"{kind} {s.name}({_list(s.inputs)}) -> {made}"
 
 
 def _detail(s: Step, number: Mapping[int, int]) -> str:
@@ -91,14 +92,14 @@ def _detail(s: Step, number: Mapping[int, int]) -> str:
 
 _NAME = r'(?:"(?:[^"\\]|\\.)*"|[^\s,"()]+)'
 _NAMES = rf"(?:{_NAME}(?:, {_NAME})*)?"
+_MADE = rf"{_NAME}(?: from {_NAME})?"
 _HEAD = re.compile(rf"lir @(?P<name>{_NAME}) target (?P<target>[\w-]+) \{{\Z")
 _BUFFER = re.compile(
     rf"buffer (?P<name>{_NAME}) : (?P<type>\w+\[.*?\]) (?P<role>[a-z]+)(?: (?P<detail>{_NAME}))?"
     rf"(?: in (?P<alias>{_NAME}))?(?: node (?P<node>\d+))?\Z"
 )
 _STEP = re.compile(
-    rf"(?P<kind>run|host) (?P<name>\w+)\((?P<inputs>{_NAMES})\) -> (?P<outputs>{_NAMES})"
-    rf"(?: from (?P<updates>{_NAME}))? "
+    rf"(?P<kind>run|host) (?P<name>\w+)\((?P<inputs>{_NAMES})\) -> (?P<outputs>(?:{_MADE}(?:, {_MADE})*)?) "
     r"(?P<phase>[a-z]+) nodes (?P<nodes>[\d ]*?)(?: views (?P<views>.*))?\Z"
 )
 
@@ -191,8 +192,10 @@ class _Reader:
             raise self.fail(f"the text has no kernel {match['name']}")
         views = None if match["views"] is None else tuple(self._view(v) for v in match["views"].split("; ") if v)
         label = self.lines[self.at].partition("  # ")[2]
-        updates = None if match["updates"] is None else _plain(match["updates"])
-        inputs, outputs = _names(match["inputs"]), _names(match["outputs"])
+        made = re.findall(rf"({_NAME})(?: from ({_NAME}))?", match["outputs"])
+        outputs = tuple(_plain(name) for name, _ in made)
+        updates = tuple((_plain(name), _plain(start)) for name, start in made if start)
+        inputs = _names(match["inputs"])
         return Step(match["name"], inputs, outputs, label, kernel, nodes, match["phase"], updates, views)
 
     def _node(self, number: str) -> Node:

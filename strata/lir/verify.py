@@ -20,7 +20,7 @@ def verify_plan(lir: Lir) -> None:
     _check_aliases(lir, known)
     written = {b.name for b in lir.buffers if b.role in READABLE}
     for at, step in enumerate(lir.schedule):
-        for name in (*step.inputs, *step.outputs, *([step.updates] if step.updates is not None else [])):
+        for name in (*step.read_buffers, *step.outputs):
             if name not in known:
                 raise _broken(lir, f"step {at} ({step.name}) uses {name}, which is not a buffer")
         _check_order(lir, at, step, known, written)
@@ -51,7 +51,7 @@ def _check_aliases(lir: Lir, known: dict[str, Buffer]) -> None:
 
 
 def _check_order(lir: Lir, at: int, step: Step, known: dict[str, Buffer], written: set[str]) -> None:
-    reads = [*step.inputs, *([step.updates] if step.updates is not None else [])]
+    reads = step.read_buffers
     for name in reads:
         if name not in written:
             raise _broken(lir, f"step {at} ({step.name}) reads {name} before it is written")

@@ -22,7 +22,7 @@ from strata.runtime.stored import read_plan, write_plan
 if TYPE_CHECKING:
     from strata.lir import Lir
 
-FORMAT = 1
+FORMAT = 2
 
 
 def save(

@@ -22,7 +22,7 @@ from strata.runtime.explain import Explanation, explain_plan
 from strata.runtime.fusion import FusionReport, analyze
 from strata.runtime.options import CompileOptions
 
-FORMAT = 1  # of plans: a change of what the text means must change their fingerprints
+FORMAT = 2  # of plans: a change of what the text means must change their fingerprints
 
 
 @dataclass(frozen=True)

@@ -110,8 +110,8 @@ def _can_follow(kind: TensorType, made: TensorType) -> bool:
 def updates_in_place(lir: Lir, name: str, output: int) -> bool:
     """Whether an output is made by changing an input that nothing reads afterwards, so that both may be one array."""
     source, result = dict(lir.io.inputs)[name], lir.io.outputs[output]
-    at = next((i for i, s in enumerate(lir.schedule) if s.updates == source and s.outputs == (result,)), None)
+    at = next((i for i, s in enumerate(lir.schedule) if (result, source) in s.updates), None)
     if at is None or lir.io.outputs.count(result) != 1:
         return False
-    readers = [i for i, s in enumerate(lir.schedule) if source in s.inputs or (s.updates == source and i != at)]
+    readers = [i for i, s in enumerate(lir.schedule) if source in s.inputs or (i != at and source in s.read_buffers)]
     return source not in lir.io.outputs and all(i < at for i in readers)

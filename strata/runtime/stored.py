@@ -38,7 +38,7 @@ from strata.mir import (
     substitute_values,
 )
 
-FORMAT = 1
+FORMAT = 2
 MOST_CONSTANT_BYTES = 64 << 20  # of constants that the program does not have itself; larger plans are made anew
 WORTH_SECONDS = 0.02  # plans that are made faster than this are not kept: writing one safely takes about as long
 COMPILER = ("core", "kernel", "mir", "ops", "passes", "lir", "backends", "runtime")  # folders that decide a plan
@@ -303,7 +303,7 @@ def _read_step(row: list[Any], kernels: list[Kernel], nodes: list[Node], symbols
     )
     return Step(
         name, tuple(inputs), tuple(outputs), label, None if kernel is None else kernels[kernel],
-        () if node is None else (nodes[node],), phase, updates, spaced,
+        () if node is None else (nodes[node],), phase, tuple((made, start) for made, start in updates), spaced,
     )  # fmt: skip
 
 

@@ -44,8 +44,7 @@ class _Watcher:
 
     def step(self, compiled: CompiledGraph, at: int, begin: int, end: int, spans: Sequence[Any], read: Any) -> None:
         step = compiled._lir.schedule[at]
-        inputs = [*step.inputs, *([step.updates] if step.updates is not None else [])]
-        if any(self._is_bad(read(name), [read(n) for n in inputs]) for name in step.outputs):
+        if any(self._is_bad(read(name), [read(n) for n in step.read_buffers]) for name in step.outputs):
             self._search(compiled, step.label)
 
     def end(self, compiled: CompiledGraph, begin: int, end: int) -> None:

@@ -79,22 +79,27 @@ def gpt2(
 
 
 def llama(
-    layers: int = 1, past: Dim = 63, width: int = 256, heads: int = 8, kv_heads: int = 2, inner: int = 512
+    layers: int = 1, capacity: Dim = 64, width: int = 256, heads: int = 8, kv_heads: int = 2, inner: int = 512
 ) -> Graph:
-    """Llama-like at decode: one token, keys and values of the past as inputs, the new ones as outputs."""
+    """Llama-like at decode: one token, and caches of keys and values that its row is written into."""
     g = Graph("llama")
     w = Weights(g)
     size = width // heads
     x = g.input("x", (1, 1, width))
     cos, sin = g.input("cos", (1, size // 2)), g.input("sin", (1, size // 2))
+    past = g.input("past", (1,), "i64")
+    start = [0, ops.reshape(past, ()), 0]
     results = []
     for i in range(layers):
-        keys, values = (g.input(f"{n}{i}", (1, past, kv_heads * size)) for n in ("k", "v"))
+        keys, values = (g.input(f"{n}{i}", (1, capacity, kv_heads * size)) for n in ("k", "v"))
         h = ops.rms_norm(x, w(width))
         q = ops.rope(h @ w(width, width), cos, sin, head_dim=size)
-        keys = ops.concat([keys, ops.rope(h @ w(width, kv_heads * size), cos, sin, head_dim=size)], axis=1)
-        values = ops.concat([values, h @ w(width, kv_heads * size)], axis=1)
-        mixed = ops.attention(q, keys, values, num_heads=heads, kv_heads=kv_heads, layout="bsd")
+        k = ops.rope(h @ w(width, kv_heads * size), cos, sin, head_dim=size)
+        keys = ops.dynamic_update_slice(keys, k, start)
+        values = ops.dynamic_update_slice(values, h @ w(width, kv_heads * size), start)
+        mixed = ops.attention(
+            q, keys, values, num_heads=heads, kv_heads=kv_heads, layout="bsd", causal=True, offset=past
+        )
         x = x + mixed @ w(width, width)
         h = ops.rms_norm(x, w(width))
         x = x + (ops.silu(h @ w(width, inner)) * (h @ w(width, inner))) @ w(inner, width)

@@ -33,7 +33,7 @@ class CpuArchive:
 
         with jit.recording() as codes:
             CpuExecutable(lir, lir.target)
-            if any(s.updates is not None for s in lir.schedule):
+            if any(s.updates for s in lir.schedule):
                 jit.note(copy_code(lir.target))
             jit.note(native_code())
         return codes

@@ -40,6 +40,7 @@ class Contraction:
     out: DType = f32
     accumulator: DType = f32
     is_complex: bool = False  # the types above are those of one component
+    is_pair: bool = False  # two products of one A: the packed B holds both matrices, the epilogue takes both sums
     heights: tuple[int, ...] = (6, 4, 2, 1)
     vectors: int = 2
     tails: tuple[int, ...] = (1, 2)  # vectors that the last, narrower panel can have
@@ -66,6 +67,7 @@ class Contraction:
         assert not ((self.a_packed or self.a_runs) and self.streams)
         assert not (self.a_runs and self.k_block)
         assert not (self.is_complex and self.epilogue)
+        assert not self.is_pair or (self.epilogue and not self.waits_in_output and not self.a_runs)
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -134,10 +136,17 @@ class Contraction:
         return batch * -(-m // self.chunk_rows) * -(-n * self.parts // (self.panel_columns * self.chunk_panels))
 
     @property
+    def matrices(self) -> int:
+        """How many B's there are for one A."""
+        return 2 if self.is_pair else 1
+
+    @property
     def stack_bytes(self) -> int:
         """Working memory that one running chunk keeps on its thread's stack."""
         block = self.chunk_rows * self.k_block if self.a_packed else 0
-        return (block + self.tile_elements) * self.accumulator.itemsize + self.chunk_rows * self.a_runs * 8
+        return (
+            block + self.tile_elements * self.matrices
+        ) * self.accumulator.itemsize + self.chunk_rows * self.a_runs * 8
 
     @property
     def tile_elements(self) -> int:
@@ -168,6 +177,7 @@ class Contraction:
         parts += [f"streams {_slashed(self.streams)}"] if self.streams else []
         parts += [f"prefetch {self.prefetch}"] if self.prefetch else []
         parts += ["complex"] if self.is_complex else []
+        parts += ["pair"] if self.is_pair else []
         parts += [] if self.unit_columns else ["scattered columns"]
         operands = ", ".join((*self.epilogue_pointers, *self.epilogue_numbers))
         parts += [f"epilogue({operands}) {{{self.epilogue}}}"] if self.epilogue else []
@@ -228,6 +238,7 @@ def plan_contraction(
     a_unit_k: bool = True,
     unit_columns: bool = True,
     in_place: bool = False,
+    is_pair: bool = False,
     epilogue: str = "",
     epilogue_pointers: tuple[str, ...] = (),
     epilogue_numbers: tuple[str, ...] = (),
@@ -236,7 +247,7 @@ def plan_contraction(
 
     `fewest_rows` is the least m to serve well (m itself unless given); `m_exact` and `n_exact` leave out code that
     other sizes would need; `a_unit_k` says that A's rows are contiguous in k; `in_place`, that an epilogue operand
-    may share memory with the output.
+    may share memory with the output; `is_pair`, that there are two B's.
     """
     if min(m, n, k, batch) < 0:
         raise ShapeError(f"matmul: negative size in m={m}, n={n}, k={k}, batch={batch}", code="S103")
@@ -248,10 +259,10 @@ def plan_contraction(
     rule = next(r for r in TILE_RULES if target.vector_registers >= r.registers and target.has_fma >= r.has_fma)
     fewest = m if fewest_rows is None else min(fewest_rows, m)
     spec = Contraction(
-        target, a, b or a, out, accumulator, is_complex, heights=rule.heights, vectors=rule.vectors,
+        target, a, b or a, out, accumulator, is_complex, is_pair, heights=rule.heights, vectors=rule.vectors,
         tails=tuple(range(1, rule.vectors + 1)),
         streams=rule.streams if fewest <= len(rule.streams) else (), batch_rank=batch_rank, unit_columns=unit_columns,
-        waits_in_output=out is accumulator and unit_columns and not in_place, epilogue=epilogue,
+        waits_in_output=out is accumulator and unit_columns and not in_place and not is_pair, epilogue=epilogue,
         epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
     spec = replace(spec, prefetch=PREFETCH_BYTES // (spec.panel_columns * spec.b.itemsize))
@@ -267,7 +278,11 @@ def plan_contraction(
     # the micro-kernel reads consecutive k's: other layouts are packed, a block of k at a time
     row_bytes = spec.chunk_rows * accumulator.itemsize
     block = max(8, min(A_BLOCK_BYTES // row_bytes, 512) // 8 * 8)
-    panels = spec.chunk_panels if spec.waits_in_output else max(1, SUMS_BYTES // (row_bytes * spec.panel_columns))
+    panels = (
+        spec.chunk_panels
+        if spec.waits_in_output
+        else max(1, SUMS_BYTES // (row_bytes * spec.panel_columns * spec.matrices))
+    )
     return replace(spec, a_packed=True, k_block=block, streams=(), chunk_panels=min(spec.chunk_panels, panels))
 
 
@@ -290,7 +305,7 @@ def _with_chunks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: 
     rows = -(-max(1, -(-m // row_blocks)) // height) * height
     panels = max(1, -(-n // spec.panel_columns))
     served = min(rows, fewest)
-    elements = spec.panel_columns * k
+    elements = spec.panel_columns * k * spec.matrices
     cost = max(2 * served * elements / _FLOPS, spec.b.itemsize * elements / _BYTES) + 1e-9
     total = cost * panels * batch * max(1, -(-fewest // rows))
     wanted = max(CHUNK_SECONDS, total / MOST_CHUNKS)

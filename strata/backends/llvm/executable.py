@@ -240,10 +240,8 @@ class CpuExecutable:
         if at in self.native:
             return self._native_steps(at, place, top, sizes, keep)
         step = self.lir.schedule[at]
-        if step.updates is not None:
-            moves = place(step.updates) != place(step.outputs[0])
-            before = [self._copy_step(step, place, sizes)] if moves else []
-            return [*before, *self._steps_of(step, place, None)], 0
+        if step.updates:
+            return [*self._copy_steps(step, place, sizes), *self._steps_of(step, place, None)], 0
         matrix = self.kernels[step.name].matrix
         if matrix is None or self.packed_region(step, matrix) is not None:
             return self._steps_of(step, place, None), 0
@@ -257,13 +255,17 @@ class CpuExecutable:
 
         return place
 
-    def _copy_step(self, step: Step, place: Callable[[str], Argument], sizes: Mapping[str, int]) -> ProgramStep:
-        """What an update changes, brought to where it changes it; nothing to do where both are one array."""
-        assert step.updates is not None
-        self._functions["copy"] = copy_code(self.target).address("copy")
-        count = substitute(self.lir.buffer(step.updates).type.nbytes, sizes)
-        arguments = (place(step.updates), place(step.outputs[0]), Argument(None, count))
-        return ProgramStep("copy", arguments, (count + COPY_BYTES - 1) // COPY_BYTES, 1)
+    def _copy_steps(self, step: Step, place: Callable[[str], Argument], sizes: Mapping[str, int]) -> list[ProgramStep]:
+        """What updates change, brought to where they change it; nothing to do where both are one array."""
+        steps = []
+        for made, source in step.updates:
+            if place(source) == place(made):
+                continue
+            self._functions["copy"] = copy_code(self.target).address("copy")
+            count = substitute(self.lir.buffer(source).type.nbytes, sizes)
+            arguments = (place(source), place(made), Argument(None, count))
+            steps.append(ProgramStep("copy", arguments, (count + COPY_BYTES - 1) // COPY_BYTES, 1))
+        return steps
 
     def _bind(self, binding: Mapping[str, int]) -> _Bound:
         placement = self._placement(binding)

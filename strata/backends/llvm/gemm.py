@@ -66,12 +66,13 @@ class Driver:
         self.pointer = {p: f.load("ptr", f.address("i64", "%args", spec.slot(p)), 8) for p in ("a", "b", "out")}
         self.number = {n: self._number(n) for n in spec.numbers}
         element = memory_type(spec.accumulator)
-        self.sums = f.alloca(element, spec.tile_elements)
+        self.sums = f.alloca(element, spec.tile_elements * spec.matrices)
         a_element = memory_type(self.arithmetic.a)
         self.a_block = f.alloca(a_element, spec.chunk_rows * spec.k_block) if spec.a_packed else ""
         self.m, self.n, self.k = (self.number[x] for x in "mnk")
         group = self.arithmetic.group
         self.packed_k = f.round_down(f.add(self.k, group - 1), group)
+        self.b_elements = f.mul(self.packed_k, f.round_down(f.add(self.n, spec.lanes - 1), spec.lanes))
         self.column_blocks = self._ceil(self.n, spec.panel_columns * spec.chunk_panels)
         self.row_blocks = self._ceil(self.m, spec.chunk_rows)
         self.block_length, self.blocks = self._k_blocks()
@@ -259,11 +260,20 @@ class Driver:
             sums = f.select("ptr", in_output, out, self._own_sums(chunk, row, panel))
             kernel = self._by_height(f.sub(chunk.rows, row), "ptr", kernels)
             a = self._a_tile(chunk, block, row)
-            call_micro(f, kernel, a, self.a_stride, b, 0, sums, stride, block.length, block.resume)
+            for b_panel, c in self._each(b, sums):
+                call_micro(f, kernel, a, self.a_stride, b_panel, 0, c, stride, block.length, block.resume)
             ready = is_tail if spec.stores_directly else "true"
             self._finish(chunk, block, ready, sums, stride, row, column, height, columns)
 
         self._row_tiles(chunk, tile)
+
+    def _each(self, b: str, sums: str) -> list[tuple[str, str]]:
+        """For each B, where its panel is and where its sums go."""
+        if not self.spec.is_pair:
+            return [(b, sums)]
+        f, spec = self.f, self.spec
+        second = f.address(memory_type(spec.b), b, self.b_elements)
+        return [(b, sums), (second, f.address(memory_type(spec.accumulator), sums, spec.tile_elements))]
 
     def _by_vectors(self, vectors: Value, height: int) -> Value:
         """The micro-kernel of a height for a panel of so many vectors."""
@@ -320,7 +330,8 @@ class Driver:
             sums, stride = (out, number["out_row"]) if spec.stores_directly else (self.sums, width)
             b = self._b_panel(chunk, whole, panel, 0)
             apart = f.mul(self.packed_k, spec.panel_columns)
-            call_micro(f, kernel, chunk.a, number["a_row"], b, apart, sums, stride, self.k, 0)
+            for b_panel, c in self._each(b, sums):
+                call_micro(f, kernel, chunk.a, number["a_row"], b_panel, apart, c, stride, self.k, 0)
             if not spec.stores_directly:
                 self._finish(chunk, whole, "true", sums, stride, 0, column, chunk.rows, width)
 

@@ -30,6 +30,7 @@ class Site:
     batch: tuple[Value, ...]
     lanes: int
     mask: str | None
+    second: str = ""  # of a pair: the sums of the other product at this place
 
     def pointer(self, name: str) -> str:
         return self.f.load("ptr", self.f.address("i64", self.args, self.spec.slot(name)), 8)
@@ -77,7 +78,11 @@ def emit_finish(module: Module, spec: Contraction, name: str, epilogue: Epilogue
     def put(sums_row: str, out_base: str, row: Value, at: Value, mask: str | None) -> None:
         type_ = memory_type(spec.accumulator, lanes)
         sums = f.load(type_, f.address(memory_type(spec.accumulator), sums_row, at), spec.accumulator.itemsize)
-        site = Site(f, spec, "%args", row, f.add("%column", at), batch, lanes, mask)
+        second = ""
+        if spec.is_pair:
+            place = f.address(memory_type(spec.accumulator), sums_row, f.add(at, spec.tile_elements))
+            second = f.load(type_, place, spec.accumulator.itemsize)
+        site = Site(f, spec, "%args", row, f.add("%column", at), batch, lanes, mask, second)
         value = epilogue(site, sums) if epilogue else sums
         value = convert(f, value, spec.accumulator, spec.out, lanes, spec.target)
         index = site.column if spec.unit_columns else _scattered(f, spec, site.column, out_column)

@@ -1,7 +1,8 @@
 """Kernels that are contractions: found in kernel IR, and emitted by the matrix-product template with an epilogue.
 
 A kernel is a contraction when its one store holds one reduction, `sum over k of A[...] * B[...]`, at affine addresses,
-where each axis of the store moves A alone (a row axis), B alone (a column axis) or both (a batch axis).
+where each axis of the store moves A alone (a row axis), B alone (a column axis) or both (a batch axis). It may hold two
+that differ only in where B starts: halves of a wide product, as gated layers multiply them.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class MatrixKernel:
     columns: Axis | None
     inner: Axis
     batch: tuple[Axis, ...]
+    second: Reduce | None = None  # the other product of a pair
+    apart: Dim = 0  # how far behind B's start its B starts, in elements
 
     def extent(self, axis: Axis | None) -> Dim:
         return 1 if axis is None else axis.extent
@@ -69,21 +72,40 @@ def find_contraction(kernel: Kernel) -> MatrixKernel | None:
     if len(normal.stores) != 1:
         return None
     (store,) = normal.stores
-    nodes = postorder([store.value])
-    reduces = [n for n in nodes if isinstance(n, (Reduce, Scan))]
-    sums = reduces[0] if len(reduces) == 1 else None
-    if not isinstance(sums, Reduce):
+    out = _affine(store.buffer.name, store.buffer.dtype, store.index[0])
+    reduces = [n for n in postorder([store.value]) if isinstance(n, (Reduce, Scan))]
+    if out is None or len(reduces) not in (1, 2):
         return None
-    if sums.kind != "sum" or len(sums.axes) != 1:
-        return None
+    found = []
+    for sums in reduces:
+        sides = _sides(sums)
+        if sides is None or not isinstance(sums, Reduce):
+            return None
+        found.append(_arrange(normal, sums, *sides, out, tuple(store.axes)))
+    return found[0] if len(found) == 1 else _paired(*found)
+
+
+def _sides(sums: Reduce | Scan) -> tuple[Operand, Operand] | None:
+    """The factors of a sum of products."""
     product = sums.body
+    if not isinstance(sums, Reduce) or sums.kind != "sum" or len(sums.axes) != 1:
+        return None
     if not (isinstance(product, Scalar) and product.name == "mul" and product.dtype.accumulator is product.dtype):
         return None
-    sides = [_operand(_through_cast(e, product.dtype)) for e in product.args]
-    out = _affine(store.buffer.name, store.buffer.dtype, store.index[0])
-    if sides[0] is None or sides[1] is None or out is None:
+    left, right = (_operand(_through_cast(e, product.dtype)) for e in product.args)
+    return None if left is None or right is None else (left, right)
+
+
+def _paired(first: MatrixKernel | None, second: MatrixKernel | None) -> MatrixKernel | None:
+    """Two products of one A with parts of one B, which all batches share."""
+    if first is None or second is None or first.inner is not second.inner or first.batch != second.batch:
         return None
-    return _arrange(normal, sums, sides[0], sides[1], out, tuple(store.axes))
+    if (first.rows, first.columns) != (second.rows, second.columns) or first.a != second.a:
+        return None
+    one, other = first.b, second.b
+    if replace(one, base=0) != replace(other, base=0) or any(a in one.strides for a in first.batch):
+        return None
+    return replace(first, second=second.sums, apart=other.base - one.base)
 
 
 def _through_cast(e: Expr, dtype: DType) -> Expr:
@@ -143,7 +165,7 @@ class MatrixPlan:
 
     def packed_elements(self) -> Dim:
         """Elements of B once packed, all batches that differ included."""
-        return self.panel_size() * dim_prod([a.extent for a in self._b_batch()])
+        return self.panel_size() * self.pack_count()
 
     def panel_size(self) -> Dim:
         panels = self.spec.panels(self.matrix.b.dtype)
@@ -160,7 +182,7 @@ class MatrixPlan:
 
     def pack_count(self) -> Dim:
         """Matrices of B to pack."""
-        return dim_prod([a.extent for a in self._b_batch()])
+        return dim_prod([a.extent for a in self._b_batch()]) * self.spec.matrices
 
     def pack_points(self) -> Dim:
         panels = self.spec.panels(self.matrix.b.dtype)
@@ -180,7 +202,7 @@ class MatrixPlan:
         numbers: dict[str, Dim] = {
             "n": m.extent(m.columns), "k": m.inner.extent, "k_stride": m.b.stride(m.inner),
             "n_stride": m.b.stride(m.columns),
-            "source_batch": m.b.strides[axes[-1]] if axes else 0, "packed_batch": self.panel_size(),
+            "source_batch": m.b.strides[axes[-1]] if axes else m.apart, "packed_batch": self.panel_size(),
         }  # fmt: skip
         slots: list[Slot] = []
         for slot in PACK_SLOTS:
@@ -259,7 +281,7 @@ def plan_matrix(matrix: MatrixKernel, name: str, target: Target) -> MatrixPlan |
             m, n, k, target, a=matrix.a.dtype, b=matrix.b.dtype, out=matrix.out.dtype, accumulator=matrix.sums.dtype,
             batch=batch, batch_rank=len(matrix.batch), fewest_rows=bounds(matrix.extent(matrix.rows))[0] or 1,
             a_unit_k=matrix.a.stride(matrix.inner) == 1, unit_columns=matrix.out.stride(matrix.columns) == 1,
-            in_place=in_place,
+            in_place=in_place, is_pair=matrix.second is not None,
             m_exact=isinstance(matrix.extent(matrix.rows), int), n_exact=isinstance(matrix.extent(matrix.columns), int),
             epilogue="" if plain else repr(value),
             epilogue_pointers=() if plain else tuple(f"p_{b}" for b in loads),
@@ -283,7 +305,9 @@ def emit_matrix(module: Module, plan: MatrixPlan) -> tuple[str, str]:
     """Adds the packer and the product to a module; returns their names."""
     spec = plan.spec
     value = plan.matrix.kernel.stores[0].value
-    epilogue = None if value is plan.matrix.sums else lambda site, sums: _Epilogue(site, plan).finish(sums)
+    epilogue = (
+        None if value is plan.matrix.sums else lambda site, sums: _Epilogue(site, plan).finish(sums, plan.matrix.second)
+    )
     emit_contraction(module, spec, epilogue, plan.name)
     emit_pack_b(module, spec.panels(plan.matrix.b.dtype), plan.pack_name)
     return plan.name, plan.pack_name
@@ -299,11 +323,13 @@ class FinishedSums(_Emitter):
         self.pointers = {name.removeprefix("p_"): site.pointer(name) for name in site.spec.epilogue_pointers}
         self.sizes = {s: site.number(slot) for s, slot in zip(symbols, site.spec.epilogue_numbers, strict=True)}
 
-    def finish(self, sums: str) -> str:
-        """The values to store, in the accumulator's type."""
+    def finish(self, sums: str, second: Expr | None = None) -> str:
+        """The values to store, in the accumulator's type; `second` is the node of a pair's other sums."""
         f, lanes, target = self.f, self.site.lanes, self.target
         accumulator, value = self.site.spec.accumulator, self.kernel.stores[0].value
         self.values[self.sums] = (from_memory(f, accumulator, sums, lanes, target),)
+        if second is not None:
+            self.values[second] = (from_memory(f, accumulator, self.site.second, lanes, target),)
         for node in postorder([value]):
             if self._is_early(node):
                 self.value(node)

@@ -146,11 +146,9 @@ class OpenProgram:
                 return Argument(executable._region[name], 0)
             return Argument(codes[lir.buffer(name).alias or name], 0)
 
-        before: list[ProgramStep] = []
+        before = executable._copy_steps(step, place, {})
         matrix = executable.kernels[step.name].matrix
-        if step.updates is not None and place(step.updates) != place(step.outputs[0]):
-            before.append(executable._copy_step(step, place, {}))
-        elif matrix is not None and step.updates is None and executable.packed_region(step, matrix) is None:
+        if matrix is not None and not step.updates and executable.packed_region(step, matrix) is None:
             self._needs.append(self._numbers.add(matrix.packed_elements() * matrix.spec.b.itemsize + 256))
         made = [*before, *executable._steps_of(step, place, Argument(top, 0))]
         return open_steps(made, executable._functions, self._numbers, scratch)

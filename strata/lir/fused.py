@@ -1,0 +1,155 @@
+"""One kernel of several ops: the values it stores, the nodes computed in it, and its expression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from strata.kernel import Axis, Expr, Kernel, KernelBuilder, Reduce, Scan, View, postorder
+from strata.lir.traits import is_inline_constant, traits
+from strata.mir import Constant, Input, Node, Param, Value, as_tuple
+
+
+@dataclass
+class Group:
+    """One kernel: the values it stores, the nodes computed in it, the stored values it reads."""
+
+    roots: list[Value]
+    nodes: list[Node] = field(default_factory=list)
+    reads: list[Value] = field(default_factory=list)
+    kernel: Kernel | None = None  # None: a host step
+    updates: dict[Value, Value] = field(default_factory=dict)  # roots that start as another value, and that value
+    sources: list[Value] = field(default_factory=list)  # of a step of one op: what each input is read from
+
+    @property
+    def read_values(self) -> list[Value]:
+        """What must be in memory: what the kernel reads, and what its updates start from."""
+        return list(dict.fromkeys([*self.reads, *self.updates.values()]))
+
+    @property
+    def label(self) -> str:
+        names = [n.op.name for n in self.nodes]
+        return " + ".join(dict.fromkeys(names)) if len(names) < 12 else f"{names[0]} … {names[-1]} ({len(names)} ops)"
+
+
+class KernelOf:
+    """Builds the kernel expression of some roots, and says what keeps it from being one kernel."""
+
+    def __init__(self, stored: set[Value], group: Group) -> None:
+        self.stored = stored
+        self.group = group
+        self.k = KernelBuilder("kernel")
+        self.views: dict[Value, View] = {}
+        self.makers: dict[Expr, Value] = {}
+        self.stores: list[tuple[tuple[Expr, ...], Expr, Value]] = []
+
+    def add(self, roots: list[Value]) -> None:
+        for node in self._inline_order(roots):
+            for value in node.outputs:
+                self.views[value] = self._view_of(value, node)
+            self.group.nodes.append(node)
+        for root in roots:
+            axes = self.k.axes(root.shape)
+            computed: Expr = self.views[root][axes]
+            self.k.output(self._next_output(), root.type, lambda index, computed=computed: computed)  # type: ignore[misc]
+            self.stores.append((axes, computed, root))
+
+    def add_update(self, root: Value) -> None:
+        """A root that is its first input with some elements changed."""
+        node = root.node
+        self.group.updates[root] = node.inputs[0]
+        parts = list(node.inputs[1:])
+        for inner in self._inline_order(parts, frozenset(parts) & self.stored):
+            for value in inner.outputs:
+                self.views[value] = self._view_of(value, inner)
+            self.group.nodes.append(inner)
+        self.group.nodes.append(node)
+        before = len(self.k.build().stores)
+        out = self.k.output_buffer(self._next_output(), root.type)
+        node.op.lower_into(self.k, out, *(self.views[x] for x in parts))
+        self.stores += [(s.axes, s.value, root) for s in self.k.build().stores[before:]]
+
+    def _next_output(self) -> str:
+        return f"out{len(self.k.build().outputs)}"
+
+    def _inline_order(self, roots: list[Value], outside: frozenset[Value] = frozenset()) -> list[Node]:
+        """Nodes computed in this kernel, producers first; leaves and stored values become inputs on the way."""
+        order: list[Node] = []
+        state: dict[int, bool] = {}
+        stack: list[tuple[Node, bool]] = []
+        own = set(roots) - outside
+        for root in reversed(roots):
+            if root in own and not isinstance(root.node.op, (Input, Param, Constant)):
+                stack.append((root.node, False))
+            elif root not in self.views:
+                self._enter(root)
+        while stack:
+            node, done = stack.pop()
+            if done:
+                order.append(node)
+                continue
+            if id(node) in state:
+                continue
+            state[id(node)] = True
+            stack.append((node, True))
+            for x in reversed(node.inputs):
+                if x in self.views:
+                    continue
+                if isinstance(x.node.op, (Input, Param, Constant)) or (x in self.stored and x not in own):
+                    self._enter(x)
+                else:
+                    stack.append((x.node, False))
+        return order
+
+    def _enter(self, x: Value) -> None:
+        """A value from outside: a number, or a buffer that the kernel reads."""
+        if is_inline_constant(x.node):
+            self.views[x] = self._constant(x)
+        else:
+            self.views[x] = self.k.input(f"in{len(self.group.reads)}", x.type)
+            self.group.reads.append(x)
+
+    def _constant(self, x: Value) -> View:
+        assert isinstance(x.node.op, Constant)
+        number = self.k.const(x.node.op.data.array.reshape(-1)[0], x.dtype)
+        return self.k.view(x.type, lambda index: number)
+
+    def _view_of(self, value: Value, node: Node) -> View:
+        what = traits(node)
+
+        def read(index: tuple[Expr, ...]) -> Expr:
+            inputs = [self.views[x] for x in node.inputs]
+            expr = as_tuple(node.op.lower(self.k, index, *inputs))[value.index]
+            if what.reduces or what.scans:
+                for e in postorder([expr]):
+                    if isinstance(e, (Reduce, Scan)):
+                        self.makers.setdefault(e, value)
+            return expr
+
+        return self.k.view(value.type, read)
+
+    def contractions(self) -> int:
+        return sum(traits(n).contracts for n in self.group.nodes)
+
+    def problems(self) -> dict[Value, str]:
+        """Values whose reduction would run more than once per row here."""
+        wrong: dict[Value, str] = {}
+        own = set(self.group.roots)
+        products = {v for n in self.group.nodes if traits(n).contracts for v in n.outputs}
+        beside: dict[Value, str] = {}  # other sums, which are fine where the product goes elsewhere
+        for axes, value, root in self.stores:
+            prefixes = [frozenset(axes[:n]) for n in range(len(axes) + 1)]
+            for e in postorder([value]):
+                alone = len(own) == 1 and self.makers.get(e) in own  # then the store itself can run in the scan's order
+                if isinstance(e, Scan) and e.position not in axes and not alone:
+                    wrong[self.makers[e]] = "its reader does not read it in order"
+                    continue
+                if not isinstance(e, (Reduce, Scan)) or self.makers.get(e) == root:
+                    continue
+                if products and self.makers[e] not in products:
+                    beside[self.makers[e]] = "its reader is a contraction"
+                sized = frozenset(a for a in e.free if a.extent != 1)
+                unit = frozenset(a for a in axes if isinstance(a, Axis) and a.extent == 1)
+                if any(sized | unit == p | unit for p in prefixes):
+                    continue
+                wrong[self.makers[e]] = "its rows are not the leading axes of its reader"
+        return wrong if products & wrong.keys() else beside | wrong

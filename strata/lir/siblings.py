@@ -1,0 +1,78 @@
+"""Siblings: kernels that stand next to each other, read the same value row by row, and need nothing of each other.
+
+A decoder's projections, for instance: the rotated queries, and the new rows of the caches, all come from one product.
+One kernel goes through the rows and writes all of them, so a token takes one step instead of three.
+"""
+
+from __future__ import annotations
+
+from strata.core import Dim
+from strata.kernel import Axis, Reduce, Scan, postorder
+from strata.lir.fused import Group, KernelOf
+from strata.lir.traits import traits
+from strata.mir import Constant, Input, Param, Value
+
+MOST_ROOTS = 8  # values that one kernel stores
+ROW = 1 << 14  # elements of a row of all of them: rows are what is handed out to threads, so one must not be long
+
+
+def join_siblings(order: list[Group], stored: set[Value], fixed: set[Value]) -> list[Group]:
+    """The same steps in the same order, neighbours joined. What depends on parameters only is stepped over."""
+    readers: dict[Value, int] = {}
+    for group in order:
+        for x in group.read_values:
+            readers[x] = readers.get(x, 0) + 1
+    made: list[Group] = []
+    last: int | None = None  # the place of the last step that runs each time
+    for group in order:
+        if all(r in fixed for r in group.roots):
+            made.append(group)
+            continue
+        joined = _joined(made[last], group, stored, readers) if last is not None else None
+        if joined is not None and last is not None:
+            made[last] = joined
+        else:
+            last = len(made)
+            made.append(group)
+    return made
+
+
+def _joined(first: Group, second: Group, stored: set[Value], readers: dict[Value, int]) -> Group | None:
+    """Both as one kernel, where that is sound and worth it."""
+    if first.kernel is None or second.kernel is None or len(first.roots) + len(second.roots) > MOST_ROOTS:
+        return None
+    shared = [x for x in first.reads if x in second.reads and not isinstance(x.node.op, (Input, Param, Constant))]
+    if not shared or any(root in second.read_values for root in first.roots):
+        return None
+    rows = [_rows_of(group) for group in (first, second)]
+    if rows[0] is None or rows[0][0] != (rows[1] or ((), 0))[0] or rows[1] is None or rows[0][1] + rows[1][1] > ROW:
+        return None
+    starts = [*first.updates.values(), *second.updates.values()]
+    if any(readers[x] > 1 for x in starts):
+        return None  # others read what is changed, and would have to come before all of the kernel
+    group = Group([*first.roots, *second.roots])
+    builder = KernelOf(stored, group)
+    for root in group.roots:
+        if root in first.updates or root in second.updates:
+            builder.add_update(root)
+        else:
+            builder.add([root])
+    if builder.problems():
+        return None
+    group.kernel = builder.k.build()
+    return group
+
+
+def _rows_of(group: Group) -> tuple[tuple[Dim, ...], int] | None:
+    """The sizes of all axes but the last, if all stores have the same, and the elements of a row."""
+    assert group.kernel is not None
+    if any(traits(n).contracts for n in group.nodes):
+        return None
+    stores = group.kernel.stores
+    if any(isinstance(e, (Reduce, Scan)) for e in postorder(group.kernel.roots)):
+        return None
+    leads = {tuple(a.extent for a in s.axes[:-1]) for s in stores}
+    last = [s.axes[-1].extent if s.axes and isinstance(s.axes[-1], Axis) else None for s in stores]
+    if len(leads) != 1 or not all(isinstance(n, int) for n in last):
+        return None
+    return leads.pop(), sum(n for n in last if isinstance(n, int))
