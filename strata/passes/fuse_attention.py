@@ -59,6 +59,8 @@ class _Finder:
         into = self._projection(source)
         if into is None or (into.bias is None) != (out.bias is None) or not self._is_small(into.x):
             return None
+        if out.w.shape[1] != into.x.shape[-1]:
+            return None  # the op gives what it takes: a block inside a residual
         mask = self._key_mask(node.inputs[3:], into.x)
         if mask is None:
             return None

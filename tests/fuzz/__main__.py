@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 
+from tests.fuzz.test_every_pass import check_every_pass, check_precision
 from tests.fuzz.test_random_graphs import check_everything
 
 
@@ -23,6 +24,8 @@ def main() -> int:
     for seed in range(first, first + options.count):
         try:
             check_everything(seed)
+            check_every_pass(seed)
+            check_precision(seed)
         except Exception:  # noqa: BLE001 - every failure counts, whatever it is
             failed.append(seed)
             print(f"seed {seed}: repeat with --seed {seed} --count 1", flush=True)
