@@ -93,7 +93,7 @@ def test_every_command_has_help_and_a_handler(capsys: pytest.CaptureFixture[str]
         (["run", "no.mir"], "strata: no.mir: no such file or directory"),
         (["doctor", "--jsno"], "strata: unrecognized arguments: --jsno (see strata --help)"),
         (["cache", "prune", "--to", "much"], "strata: 'much' is not a size: write 500MB or 2GB"),
-        (["demo", "opera"], "strata: demo: there is no part 'opera'; there are compile, train, embed, generate"),
+        (["demo", "opera"], "strata: demo: there is no part 'opera'; there are compile, train, embed, generate, read"),
         (
             ["opt", "--passes", "simplfy", "LAYER"],
             "strata: no pass is named 'simplfy'; did you mean 'simplify'?   [N120]",
