@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import ctypes.util
 import importlib.util
 import os
 import shutil
@@ -24,7 +22,7 @@ def installed() -> list[str]:
     have |= {n: all(importlib.util.find_spec(x) for x in (n, "onnx")) for n in ("onnxruntime", "openvino")}
     have |= {"strata": True, "numpy": True, "llama.cpp": have["xllamacpp"]}
     have["torch.compile"] = have["torch"] and shutil.which("g++") is not None
-    have["tinygrad"] = have["tinygrad"] and _tinygrad_compiler() is not None
+    have["tinygrad"] = have["tinygrad"] and shutil.which("clang") is not None  # its processor backend calls it
     return [name for name in CONTENDERS if have[name]]
 
 
@@ -52,7 +50,7 @@ def settings(name: str, threads: int) -> dict[str, str]:
     if name == "jax":
         return {"JAX_PLATFORMS": "cpu"}
     if name == "tinygrad":
-        return {"DEV": _tinygrad_compiler() or "CPU", "CPU_COUNT": str(threads)}
+        return {"DEV": "CPU", "CPU_COUNT": str(threads)}
     return {}
 
 
@@ -144,16 +142,6 @@ def _tinygrad(case: Case, threads: int) -> Run:  # its threads: see settings
     return run
 
 
-def _tinygrad_compiler() -> str | None:
-    """tinygrad's processor backend needs clang, or LLVM as a library."""
-    if shutil.which("clang"):
-        return "CPU"
-    found = ctypes.util.find_library("LLVM") or next(
-        (n for v in range(22, 13, -1) if (n := ctypes.util.find_library(f"LLVM-{v}"))), None
-    )
-    return "CPU:LLVM" if found else None
-
-
 def onnx_bytes(case: Case) -> bytes:
     """The case as a serialised ONNX model."""
     from onnx import helper, numpy_helper
@@ -199,6 +187,8 @@ def _openvino(case: Case, threads: int) -> Run:
 
     core = ov.Core()
     model = core.read_model(onnx_bytes(case), b"")
+    if isinstance(case.onnx, Path):  # sizes that are known make it faster
+        model.reshape({name: list(a.shape) for name, a in case.inputs.items()})
     options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
     request = core.compile_model(model, "CPU", options).create_infer_request()
     feeds = dict(case.inputs)

@@ -80,7 +80,9 @@ def workload(
 
 def load_workloads() -> dict[str, Workload]:
     """All workloads."""
-    import benchmarks.workloads  # noqa: F401 - registers them
+    import benchmarks.onnx_models  # these register them
+    import benchmarks.training_steps
+    import benchmarks.workloads  # noqa: F401
 
     return WORKLOADS
 
