@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from strata.core import Dim
+from strata.errors import RunError
 from strata.lir import Buffer
 
 HUGE_PAGE = 2 << 20
@@ -21,7 +22,10 @@ class Arena:
         self.size = max(size, 64)
         self._map: mmap.mmap | None = None
         if self.size >= HUGE_PAGE:
-            self._map = mmap.mmap(-1, self.size + HUGE_PAGE)
+            try:
+                self._map = mmap.mmap(-1, self.size + HUGE_PAGE)
+            except (OSError, OverflowError, ValueError) as error:
+                raise RunError(f"the system has no {self.size} bytes for a run: {error}", code="X121") from None
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 self._map.madvise(mmap.MADV_HUGEPAGE)
             raw = np.frombuffer(self._map, np.uint8)

@@ -99,9 +99,8 @@ class Body(CpuExecutable):
             if weight.memory is not None:
                 fixed.append((region, ("pointer", weight.memory.address)))
             else:
-                elements = weight.matrix.packed_elements()
-                assert isinstance(elements, int)
-                fixed.append((region, ("workspace", layout.take(elements * weight.matrix.spec.b.itemsize + 256))))
+                assert isinstance(weight.product.packed_bytes, int)
+                fixed.append((region, ("workspace", layout.take(weight.product.packed_bytes))))
         fixed += [(self._context + i, (kind, 0)) for i, kind in enumerate(("pool", "threads", "status"))]
         keep.append(self)
         return BoundBody(
@@ -136,12 +135,14 @@ class Body(CpuExecutable):
         for i, weight in enumerate(self._packed):
             if weight.source != source:
                 continue
-            matrix = weight.matrix
-            native = next(k for k in self.kernels.values() if k.matrix is not None and k.matrix.layout == weight.layout)
+            product = weight.product
+            native = next(
+                k for k in self.kernels.values() if k.product is not None and k.product.layout == weight.layout
+            )
             self._functions[f"pack{i}"] = native.address("kernel_pack")
             to = Argument(1 + len(self._outside) + i, 0)
-            arguments = _arguments(matrix.pack_arguments(), place, {matrix.matrix.b.buffer: source}, to, matrix)
-            steps.append(ProgramStep(f"pack{i}", arguments, matrix.pack_points(), 1))
+            arguments = _arguments(product.pack_arguments, place, {product.factor: source}, to, product)
+            steps.append(ProgramStep(f"pack{i}", arguments, product.pack_points, 1))
         return steps
 
     def _result_copy(self, name: str, region: int, place: Any, sizes: Mapping[str, int]) -> ProgramStep:

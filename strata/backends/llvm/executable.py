@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends.llvm import jit
 from strata.backends.llvm.archive import CpuArchive
 from strata.backends.llvm.arena import Arena, ArenaPool, address_of
 from strata.backends.llvm.calls import IS_DIRECT, Call
-from strata.backends.llvm.kernels import COPY_BYTES, ProductPlan, copy_code, native_code_of, native_kernel
+from strata.backends.llvm.kernels import COPY_BYTES, as_kernel, copy_code, kernel_source, native_pieces, op_source
 from strata.backends.llvm.observed import Tell, run_observed
 from strata.backends.llvm.open_program import FIXED_ARENA, OpenProgram
-from strata.backends.llvm.overrides import NativeOp, native_op, reads_views, runs_whole, takes_composition
+from strata.backends.llvm.overrides import native_op, reads_views, runs_whole, takes_composition
 from strata.backends.llvm.pool import default_pool
 from strata.backends.llvm.program import Argument, BoundProgram, Program, region_table
 from strata.backends.llvm.program import Step as ProgramStep
 from strata.backends.llvm.status import WORDS, failure
 from strata.backends.llvm.threads import available_threads
+from strata.backends.llvm.usage import Product
 from strata.config import config
 from strata.core import Dim, SymExpr, Target, TensorType, substitute
 from strata.errors import SymbolError
@@ -78,12 +78,18 @@ class CpuExecutable:
     def __init__(self, lir: Lir, target: Target) -> None:
         self.lir, self.target = lir, target
         steps = {s.name: s for s in reversed(lir.schedule)}
-        self.kernels = {name: native_kernel(k, target, steps[name]) for name, k in lir.kernels.items()}
-        self.native: dict[int, tuple[NativeOp, jit.Code]] = {}  # hand-written ops, by step
-        for at, step in enumerate(lir.schedule):
-            made = native_op(step.nodes[0], target, step.views) if step.kernel is None else None
-            if made is not None:
-                self.native[at] = (made, native_code_of(made, target))
+        ops = {
+            at: made
+            for at, step in enumerate(lir.schedule)
+            if step.kernel is None and (made := native_op(step.nodes[0], target, step.views)) is not None
+        }
+        sources = [kernel_source(k, target, steps[name]) for name, k in lir.kernels.items()]
+        pieces = native_pieces([*sources, *(op_source(op, target) for op in ops.values())], target)
+        self.kernels = {name: as_kernel(p) for name, p in zip(lir.kernels, pieces, strict=False)}
+        codes = [p.code for p in pieces[len(sources) :]]
+        self.native = {
+            at: (op, code) for (at, op), code in zip(ops.items(), codes, strict=True)
+        }  # hand-written, by step
         self._outside = [b for b in lir.buffers if b.role != "scratch"]
         self._region = {b.name: i + 1 for i, b in enumerate(self._outside)}
         self._values: dict[str, np.ndarray] = {
@@ -91,7 +97,6 @@ class CpuExecutable:
         }
         self._packed: list[_PackedWeight] = []
         self._functions: dict[str, int] = {}
-        self._workspace: dict[int, ProductPlan] = {}
         self.segments = self._split()
         self._bound: OrderedDict[tuple[tuple[str, int], ...], _Bound] = OrderedDict()
         self.arenas = ArenaPool()
@@ -133,49 +138,49 @@ class CpuExecutable:
                 segments.append(_Segment((at,), None))
         for step in self.lir.schedule:
             native = self.kernels.get(step.name) if step.kernel is not None else None
-            if native is not None and native.matrix is not None:
-                self._note_weight(step, native.matrix)
+            if native is not None and native.product is not None:
+                self._note_weight(step, native.product)
         return segments
 
-    def _note_weight(self, step: Step, matrix: ProductPlan) -> None:
-        source = step.inputs[_input_index(step, matrix.matrix.b.buffer)]
+    def _note_weight(self, step: Step, product: Product) -> None:
+        source = step.inputs[_input_index(step, product.factor)]
         is_fixed = self.lir.buffer(source).role in ("param", "constant", "weight")
-        is_known = any(w.source == source and w.layout == matrix.layout for w in self._packed)
-        if is_fixed and not is_known and isinstance(matrix.packed_elements(), int):
-            self._packed.append(_PackedWeight(source, matrix, matrix.layout))
+        is_known = any(w.source == source and w.layout == product.layout for w in self._packed)
+        if is_fixed and not is_known and isinstance(product.packed_elements, int):
+            self._packed.append(_PackedWeight(source, product, product.layout))
 
-    def _weight_region(self, source: str, matrix: ProductPlan) -> int | None:
+    def _weight_region(self, source: str, product: Product) -> int | None:
         for i, weight in enumerate(self._packed):
-            if weight.source == source and weight.layout == matrix.layout:
+            if weight.source == source and weight.layout == product.layout:
                 return 1 + len(self._outside) + i
         return None
 
-    def packed_region(self, step: Step, matrix: ProductPlan) -> int | None:
+    def packed_region(self, step: Step, product: Product) -> int | None:
         """Where the packed form of a product's second factor is; None where each run packs it."""
-        return self._weight_region(step.inputs[_input_index(step, matrix.matrix.b.buffer)], matrix)
+        return self._weight_region(step.inputs[_input_index(step, product.factor)], product)
 
     def _steps_of(self, step: Step, place: Callable[[str], Argument], workspace: Argument | None) -> list[ProgramStep]:
         native = self.kernels[step.name]
         buffers = dict(zip((b.name for b in step.kernel.inputs), step.inputs, strict=True))  # type: ignore[union-attr]
         buffers |= dict(zip((b.name for b in step.kernel.outputs), step.outputs, strict=True))  # type: ignore[union-attr]
-        if native.matrix is None:
+        if native.product is None:
             assert native.loops is not None
             pointers = [place(buffers[name]) for name in native.loops.buffers]
             sizes = [Argument(None, _symbol(s)) for s in native.loops.symbols]
             self._functions[step.name] = native.address("kernel")
             return [ProgramStep(step.name, (*pointers, *sizes), native.loops.points, native.loops.grain)]
-        matrix = native.matrix
-        region = self._weight_region(buffers[matrix.matrix.b.buffer], matrix)
+        product = native.product
+        region = self._weight_region(buffers[product.factor], product)
         packed = Argument(region, 0) if region is not None else workspace
         assert packed is not None
         self._functions[step.name] = native.address("kernel")
         self._functions[f"{step.name}_pack"] = native.address("kernel_pack")
         steps = []
         if region is None:
-            slots = _arguments(matrix.pack_arguments(), place, buffers, packed, matrix)
-            steps.append(ProgramStep(f"{step.name}_pack", slots, matrix.pack_points(), 1))
-        slots = _arguments(matrix.arguments(), place, buffers, packed, matrix)
-        steps.append(ProgramStep(step.name, slots, matrix.points(), 1))
+            slots = _arguments(product.pack_arguments, place, buffers, packed, product)
+            steps.append(ProgramStep(f"{step.name}_pack", slots, product.pack_points, 1))
+        slots = _arguments(product.arguments, place, buffers, packed, product)
+        steps.append(ProgramStep(step.name, slots, product.points, 1))
         return steps
 
     @property
@@ -242,12 +247,12 @@ class CpuExecutable:
         step = self.lir.schedule[at]
         if step.updates:
             return [*self._copy_steps(step, place, sizes), *self._steps_of(step, place, None)], 0
-        matrix = self.kernels[step.name].matrix
-        if matrix is None or self.packed_region(step, matrix) is not None:
+        product = self.kernels[step.name].product
+        if product is None or self.packed_region(step, product) is not None:
             return self._steps_of(step, place, None), 0
-        size = substitute(matrix.packed_elements(), sizes)
+        size = substitute(product.packed_bytes, sizes)
         assert isinstance(size, int)
-        return self._steps_of(step, place, top), size * matrix.spec.b.itemsize + 256
+        return self._steps_of(step, place, top), size
 
     def _placed(self, offsets: Mapping[str, int]) -> Callable[[str], Argument]:
         def place(name: str) -> Argument:
@@ -384,19 +389,20 @@ class CpuExecutable:
         for weight in self._packed:
             if weight.source != name:
                 continue
-            matrix = weight.matrix
-            size = matrix.packed_elements()
-            assert isinstance(size, int)
-            store = Arena(size * matrix.spec.b.itemsize + 256)
-            native = next(k for k in self.kernels.values() if k.matrix is not None and k.matrix.layout == weight.layout)
-            arguments = _arguments(
-                matrix.pack_arguments(),
-                lambda _: Argument(0, 0),
-                {matrix.matrix.b.buffer: name},
-                Argument(1, 0),
-                matrix,
+            product = weight.product
+            assert isinstance(product.packed_bytes, int)
+            store = Arena(product.packed_bytes)
+            native = next(
+                k for k in self.kernels.values() if k.product is not None and k.product.layout == weight.layout
             )
-            step = ProgramStep("pack", arguments, matrix.pack_points(), 1)
+            arguments = _arguments(
+                product.pack_arguments,
+                lambda _: Argument(0, 0),
+                {product.factor: name},
+                Argument(1, 0),
+                product,
+            )
+            step = ProgramStep("pack", arguments, product.pack_points, 1)
             program = Program((step,), 2).bind({"pack": native.address("kernel_pack")})
             program.run(region_table([address_of(array), store.address]))
             weight.memory = store
@@ -537,7 +543,7 @@ class _Segment:
 @dataclass
 class _PackedWeight:
     source: str
-    matrix: ProductPlan
+    product: Product
     layout: str
     memory: Arena | None = None
 
@@ -572,13 +578,13 @@ def _input_index(step: Step, kernel_buffer: str) -> int:
 
 
 def _arguments(
-    slots: list[tuple[str, Any]],
+    slots: Sequence[tuple[str, Any]],
     place: Callable[[str], Argument],
     buffers: Mapping[str, str],
     packed: Argument,
-    matrix: ProductPlan,
+    product: Product,
 ) -> tuple[Argument, ...]:
-    symbols = matrix.matrix.kernel.symbols()
+    symbols = {s.name: s for s in product.symbols}
     arguments = []
     for kind, value in slots:
         match kind:

@@ -19,13 +19,15 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
+from strata.backends.llvm.codegen import Rejected, check, machine_for, object_code
+from strata.backends.llvm.isolate import is_unusual, isolated_object
 from strata.cache import default_store, digest
 from strata.core import Target
 from strata.errors import CompileError
 
 _LINE = re.compile(r"<string>:(\d+):(\d+): error: (.*)|:(\d+):(\d+): error: (.*)")
 _counter = itertools.count()
-_lock = threading.Lock()  # the code generator is not thread-safe across one process' targets and libraries
+_lock = threading.Lock()  # around the linker
 
 VERSION = f"llvmlite {llvmlite.__version__}"  # part of the key of every stored object
 
@@ -48,24 +50,20 @@ class Code:
 
 
 def compile_text(text: str, target: Target, *, level: int = 2) -> bytes:
-    """Object code for a module; CompileError shows the line that LLVM rejects."""
-    with _lock:
-        _initialize()
-        try:
-            module = llvm.parse_assembly(text)
-            module.verify()
-        except RuntimeError as error:
-            raise _describe(text, str(error)) from None
-        machine = _machine(target, level)
-        return bytes(machine.emit_object(module))
+    """Object code for a module; CompileError shows the line that LLVM rejects. Threads may compile at the same time."""
+    try:
+        if not is_unusual(text, target):
+            return object_code(text, target, level)
+        check(text)
+    except Rejected as error:
+        raise _describe(text, str(error)) from None
+    return isolated_object(text, target, level)
 
 
 def assembly(text: str, target: Target, *, level: int = 2) -> str:
     """The assembly of a module, to read."""
-    with _lock:
-        _initialize()
-        module = llvm.parse_assembly(text)
-        return str(_machine(target, level).emit_assembly(module))
+    module = llvm.parse_assembly(text)
+    return str(machine_for(target, level).emit_assembly(module))
 
 
 def load(object_code: bytes, names: Sequence[str], key: str = "") -> Code:
@@ -148,23 +146,8 @@ def bundled(entries: Mapping[str, bytes]) -> Iterator[None]:
 
 
 @cache
-def _initialize() -> None:
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    llvm.initialize_native_asmparser()
-
-
-@cache
-def _machine(target: Target, level: int) -> llvm.TargetMachine:
-    return llvm.Target.from_triple(target.triple).create_target_machine(
-        cpu=target.cpu, features=target.feature_text, opt=level, reloc="pic", codemodel="small", jit=False
-    )
-
-
-@cache
 def _engine() -> Any:
-    _initialize()
-    return llvm.create_lljit_compiler(_machine(Target.host(), 2))
+    return llvm.create_lljit_compiler(machine_for(Target.host(), 2))
 
 
 def _describe(text: str, message: str) -> CompileError:

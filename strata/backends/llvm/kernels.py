@@ -1,14 +1,17 @@
-"""Machine code of kernels: from the process, from the disk store, or made."""
+"""Machine code of kernels: from the process, from the disk store, or made, on all cores."""
 
 from __future__ import annotations
 
-import json
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from strata.backends.llvm import jit
 from strata.backends.llvm.builder import Module
@@ -20,37 +23,18 @@ from strata.backends.llvm.conv_steps import (
     plan_convolution_kernel,
 )
 from strata.backends.llvm.emit import emit_kernel
-from strata.backends.llvm.matrix import MatrixPlan, emit_matrix, find_contraction, plan_matrix
+from strata.backends.llvm.matrix import emit_matrix, find_contraction, plan_matrix
 from strata.backends.llvm.overrides import NativeOp
+from strata.backends.llvm.threads import available_threads
+from strata.backends.llvm.usage import Loops, Product, Usage, read_usage
 from strata.cache import digest
 from strata.config import config
-from strata.core import Dim, Symbol, Target, parse_dim
+from strata.core import Target
 from strata.kernel import Kernel, show_kernel
 from strata.lir import Step
 
-CODE_LIMIT = 1024  # kernels kept loaded in the process, least recently used dropped first
+CODE_LIMIT = 2048  # pieces of code kept loaded in the process, least recently used dropped first
 COPY_BYTES = 256 << 10  # of one chunk
-ProductPlan = MatrixPlan | ConvPlan
-
-
-@dataclass(frozen=True, slots=True)
-class Loops:
-    """How a generated kernel is called: buffers and sizes in the order of its arguments, and its parallel space."""
-
-    buffers: tuple[str, ...]
-    symbols: tuple[Symbol, ...]
-    points: Dim
-    grain: int
-
-    def to_text(self) -> str:
-        sizes = [[s.name, s.lo, s.hi] for s in self.symbols]
-        return json.dumps([self.buffers, sizes, str(self.points), self.grain])
-
-    @staticmethod
-    def from_text(text: str) -> Loops:
-        buffers, sizes, points, grain = json.loads(text)
-        symbols = {name: Symbol(name, lo, hi) for name, lo, hi in sizes}
-        return Loops(tuple(buffers), tuple(symbols.values()), parse_dim(points, symbols), grain)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,67 +42,91 @@ class NativeKernel:
     """Machine code of one kernel, with what a program needs to call it."""
 
     code: jit.Code
-    loops: Loops | None
-    matrix: ProductPlan | None
+    usage: Usage
+
+    @property
+    def loops(self) -> Loops | None:
+        return self.usage if isinstance(self.usage, Loops) else None
+
+    @property
+    def product(self) -> Product | None:
+        return self.usage if isinstance(self.usage, Product) else None
 
     def address(self, name: str) -> int:
         return self.code.address(name)
 
 
-_loaded: OrderedDict[tuple[Kernel, str], NativeKernel] = OrderedDict()
-_loaded_lock = threading.Lock()
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a piece of machine code is made of. `make` gives what is kept beside the code, and LLVM's text."""
+
+    identity: Any  # equal ones have equal code in this process
+    key: Callable[[], str]  # in the store
+    make: Callable[[], tuple[str, str]]
+    functions: tuple[str, ...]  # none: what is kept beside the code says which
+    about: str
 
 
-def native_kernel(kernel: Kernel, target: Target, step: Step | None = None) -> NativeKernel:
-    """The machine code of the kernel of a step; equal kernels are compiled once per process."""
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Loaded machine code and what was kept beside it."""
+
+    code: jit.Code
+    head: str
+    usage: Usage | None  # of a kernel
+
+
+def kernel_source(kernel: Kernel, target: Target, step: Step | None = None) -> Source:
+    """The source of the kernel of a step."""
     anonymous = replace(kernel, name="kernel")
-    key = (anonymous, f"{target.key} {'' if step is None or step.slides is None else 'slides'}")
-    with _loaded_lock:
-        found = _loaded.get(key)
-        if found is None:
-            found = _loaded[key] = _compile(anonymous, target, step)
-            if len(_loaded) > CODE_LIMIT:
-                _loaded.popitem(last=False)
-        _loaded.move_to_end(key)
-    jit.note(found.code, f"{found.loops.to_text()}\n".encode() if found.loops is not None else b"")
-    return found
+    slides = "" if step is None or step.slides is None else "slides"
+    text = cache(lambda: show_kernel(anonymous))
+
+    def make() -> tuple[str, str]:
+        usage, module = _emitted(anonymous, target, step)
+        return usage.to_text(), module.text()
+
+    return Source(
+        (anonymous, target.key, slides), lambda: code_key(f"kernel {slides}", text(), target), make, (), text()
+    )
 
 
-def _compile(kernel: Kernel, target: Target, step: Step | None) -> NativeKernel:
-    """Generated loops are kept with the way they are called, so that a warm start needs no nest and no schedule."""
-    text = show_kernel(kernel)
-    convolution = _convolution(kernel, target, step) if step is not None else None
+def op_source(op: NativeOp, target: Target) -> Source:
+    """The source of a hand-written op; equal keys share code."""
+
+    def make() -> tuple[str, str]:
+        module = Module(target.triple)
+        op.emit(module)
+        return "", module.text()
+
+    return Source(
+        (op.key, target.key),
+        lambda: code_key(" ".join(op.functions), op.key, target),
+        make,
+        tuple(op.functions),
+        op.key,
+    )
+
+
+def _emitted(kernel: Kernel, target: Target, step: Step | None) -> tuple[Usage, Module]:
+    """A kernel as a convolution, a product of matrices, or loops."""
+    module = Module(target.triple)
+    convolution = convolution_plan(kernel, target, step) if step is not None else None
     if convolution is not None:
-        names = [convolution.name, convolution.pack_name]
-        code = stored_code(f"conv {text}", names, lambda module: emit_convolution_kernel(module, convolution), target)
-        return NativeKernel(code, None, convolution)
-    key = code_key("loops", text, target)
-    payload = jit.stored(key)
-    if payload is None:
-        found = find_contraction(kernel) if not kernel.schedule else None
-        matrix = plan_matrix(found, kernel.name, target) if found is not None else None
-        if matrix is not None:
-            code = stored_code(
-                text, [matrix.name, matrix.pack_name], lambda module: emit_matrix(module, matrix), target
-            )
-            return NativeKernel(code, None, matrix)
-
-        def make() -> bytes:
-            lowered = lower(kernel, target)
-            buffers = tuple(b.name for b in lowered.kernel.buffers)
-            loops = Loops(buffers, tuple(lowered.kernel.symbols().values()), lowered.points, lowered.grain)
-            module = Module(target.triple)
-            emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
-            return f"{loops.to_text()}\n".encode() + jit.compile_text(module.text(), target)
-
-        payload = jit.made(
-            key, make, {"kind": "kernel", "text": text[:4000], "target": target.key, "made by": jit.VERSION}
-        )
-    head, _, data = payload.partition(b"\n")
-    return NativeKernel(jit.load(data, [kernel.name], key), Loops.from_text(head.decode()), None)
+        emit_convolution_kernel(module, convolution)
+        return Product.of(convolution), module
+    found = find_contraction(kernel) if not kernel.schedule else None
+    matrix = plan_matrix(found, kernel.name, target) if found is not None else None
+    if matrix is not None:
+        emit_matrix(module, matrix)
+        return Product.of(matrix), module
+    lowered = lower(kernel, target)
+    buffers = tuple(b.name for b in lowered.kernel.buffers)
+    emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
+    return Loops(buffers, tuple(lowered.kernel.symbols().values()), lowered.points, lowered.grain), module
 
 
-def _convolution(kernel: Kernel, target: Target, step: Step) -> ConvPlan | None:
+def convolution_plan(kernel: Kernel, target: Target, step: Step) -> ConvPlan | None:
     """The kernel as a convolution, unless it is a plain product of matrices."""
     found = find_convolution(kernel, step)
     matrix = find_contraction(kernel) if found is not None else None
@@ -127,21 +135,134 @@ def _convolution(kernel: Kernel, target: Target, step: Step) -> ConvPlan | None:
     return plan_convolution_kernel(found, kernel.name, target)
 
 
-def stored_code(text: str, names: Sequence[str], emit: Callable[[Module], object], target: Target) -> jit.Code:
-    """Machine code from the store, or made and stored; `text`, the target and our version decide it."""
-    key = code_key(" ".join(names), text, target)
-    data = jit.stored(key)
-    if data is None:
+# ------------------------------------------------------------------------------------------------- from many at a time
 
-        def make() -> bytes:
-            module = Module(target.triple)
-            emit(module)
-            return jit.compile_text(module.text(), target)
+_loaded: OrderedDict[Any, Future[Piece]] = OrderedDict()  # by identity
+_loaded_lock = threading.Lock()
 
-        data = jit.made(
-            key, make, {"kind": "kernel", "text": text[:4000], "target": target.key, "made by": jit.VERSION}
-        )
-    return jit.load(data, names, key)
+
+def native_kernel(kernel: Kernel, target: Target, step: Step | None = None) -> NativeKernel:
+    """The machine code of the kernel of a step; equal kernels are compiled once per process."""
+    return as_kernel(native_pieces([kernel_source(kernel, target, step)], target)[0])
+
+
+def as_kernel(piece: Piece) -> NativeKernel:
+    assert piece.usage is not None
+    return NativeKernel(piece.code, piece.usage)
+
+
+def native_pieces(sources: Sequence[Source], target: Target) -> list[Piece]:
+    """Machine code for all sources: what is missing is made by as many threads as there are cores."""
+    futures: list[Future[Piece]] = []
+    mine: list[tuple[Source, Future[Piece]]] = []
+    with _loaded_lock:
+        for source in sources:
+            future = _loaded.get(source.identity)
+            if future is None:
+                future = _loaded[source.identity] = Future()
+                mine.append((source, future))
+            _loaded.move_to_end(source.identity)
+            futures.append(future)
+        while len(_loaded) > max(CODE_LIMIT, len(sources)):
+            _loaded.popitem(last=False)
+    try:
+        _complete(mine, target)
+    finally:
+        _give_up(mine)
+    pieces = [_result(source, future, target) for source, future in zip(sources, futures, strict=True)]
+    for piece in pieces:
+        jit.note(piece.code, f"{piece.head}\n".encode())
+    return pieces
+
+
+def _result(source: Source, future: Future[Piece], target: Target) -> Piece:
+    try:
+        return future.result()
+    except CancelledError:  # another thread failed at something that it wanted too
+        return native_pieces([source], target)[0]
+
+
+def _complete(wanted: Sequence[tuple[Source, Future[Piece]]], target: Target) -> None:
+    """Give futures their code; what cannot be made raises."""
+    keys = [source.key() for source, _ in wanted]
+    payloads = [jit.stored(key) for key in keys]
+    missing = [i for i, payload in enumerate(payloads) if payload is None]
+    for i, made in zip(missing, _Batch(target).run([(keys[i], wanted[i][0]) for i in missing]), strict=True):
+        payloads[i] = made
+    known: dict[bytes, jit.Code] = {}
+    for (source, future), key, payload in zip(wanted, keys, payloads, strict=True):
+        assert payload is not None
+        future.set_result(_load(source, key, payload, known))
+
+
+def _give_up(wanted: Sequence[tuple[Source, Future[Piece]]]) -> None:
+    """Let whoever waits for code that could not be made try for himself."""
+    for source, future in wanted:
+        if not future.done():
+            with _loaded_lock:
+                _loaded.pop(source.identity, None)
+            future.cancel()
+
+
+def _load(source: Source, key: str, payload: bytes, known: dict[bytes, jit.Code]) -> Piece:
+    head, _, data = payload.partition(b"\n")
+    usage = None if source.functions else read_usage(head.decode())
+    code = known.get(data)
+    if code is None:
+        code = known[data] = jit.load(data, source.functions or usage.functions, key)  # type: ignore[union-attr]
+    return Piece(replace(code, key=key), head.decode(), usage)
+
+
+class _Batch:
+    """Code that is made at the same time. Sources that come to the same text are compiled once."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._texts: dict[str, Future[bytes]] = {}
+        self._lock = threading.Lock()
+
+    def run(self, wanted: Sequence[tuple[str, Source]]) -> list[bytes]:
+        threads = available_threads(config().num_threads)
+        if threads == 1 or len(wanted) < 2:
+            return [self._made(key, source) for key, source in wanted]
+        # one thread more than cores: while one waits for its turn of Python, another is inside LLVM
+        with ThreadPoolExecutor(min(threads + 1, len(wanted)), "strata-compile") as pool:
+            jobs = [pool.submit(copy_context().run, self._made, key, source) for key, source in wanted]
+            try:
+                return [job.result() for job in jobs]
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _made(self, key: str, source: Source) -> bytes:
+        about = {"kind": "kernel", "text": source.about[:4000], "target": self._target.key, "made by": jit.VERSION}
+        return jit.made(key, lambda: self._payload(source), about)
+
+    def _payload(self, source: Source) -> bytes:
+        head, text = source.make()
+        with self._lock:
+            future = self._texts.get(text)
+            is_first = future is None
+            if future is None:
+                future = self._texts[text] = Future()
+        if is_first:
+            try:
+                future.set_result(jit.compile_text(text, self._target))
+            except BaseException as error:  # noqa: BLE001 - for all sources with this text
+                future.set_exception(error)
+        return head.encode() + b"\n" + future.result()
+
+
+def _forget_unfinished() -> None:
+    """In the child of a fork no other thread is left that could finish."""
+    global _loaded_lock
+    _loaded_lock = threading.Lock()
+    for identity in [i for i, future in _loaded.items() if not future.done()]:
+        del _loaded[identity]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_unfinished)
 
 
 def code_key(kind: str, text: str, target: Target) -> str:
@@ -192,20 +313,3 @@ def generator_version() -> str:
         ]
     )
     return digest(*(f.read_bytes() for f in files))
-
-
-_native_loaded: OrderedDict[tuple[str, str], jit.Code] = OrderedDict()
-
-
-def native_code_of(op: NativeOp, target: Target) -> jit.Code:
-    """The machine code of a hand-written op; equal keys share it."""
-    key = (op.key, target.key)
-    with _loaded_lock:
-        if key not in _native_loaded:
-            _native_loaded[key] = stored_code(op.key, op.functions, op.emit, target)
-            if len(_native_loaded) > CODE_LIMIT:
-                _native_loaded.popitem(last=False)
-        _native_loaded.move_to_end(key)
-        code = _native_loaded[key]
-    jit.note(code)
-    return code

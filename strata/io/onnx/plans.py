@@ -68,7 +68,7 @@ class Plan:
         results: Sequence[np.ndarray] = ()
         if self.compiled is not None:
             flat = dict(_flat(feeds))
-            results = self.compiled.run({name: flat[name] for name in self.compiled.lir.graph.input_names})
+            results = self.compiled.run({name: flat[name] for name in self.compiled.inputs})
         return [_filled(x, results) for x in self.outputs]
 
 

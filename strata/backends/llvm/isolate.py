@@ -1,0 +1,95 @@
+"""Modules that LLVM may have no instructions for, compiled in a process of their own.
+
+LLVM ends the process when it cannot select an instruction. What the emitters write for the processors that they know
+never does that; an intrinsic that the target lacks, inline assembly or code for another kind of processor may.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import llvmlite
+
+from strata.core import Target
+from strata.errors import CompileError
+
+SECONDS = 120  # for one module
+_SPECIAL = re.compile(r"@llvm\.(\w+)([\w.]*)|\basm\b|\bvscale\b")
+# instructions of one kind of processor that the emitters use, and the features that have them
+KNOWN: Final[dict[str, tuple[str, ...]]] = {
+    "x86.sse2.pause": (),
+    "x86.sse2.pmadd.wd": (),
+    "x86.avx2.pmadd.wd": ("avx2",),
+    "x86.avx512.pmaddw.d.512": ("avx512bw",),
+    "x86.avx512.vpdpbusd.256": ("avx512vnni", "avx512vl"),
+    "x86.avx512.vpdpbusd.512": ("avx512vnni",),
+    "aarch64.hint": ("neon",),
+}
+# the other families are plain arithmetic and memory, which LLVM splits until the target has it
+_UNUSUAL: Final = frozenset((
+    "aarch64", "amdgcn", "amdgpu", "arm", "asan", "bpf", "call", "coro", "eh", "experimental", "gc", "gcread", "gcroot",
+    "gcwrite", "get", "hexagon", "instrprof", "loongarch", "matrix", "mips", "nvvm", "objc", "ppc", "preserve",
+    "ptrauth", "r600", "read_register", "riscv", "s390", "spv", "stackrestore", "stacksave", "swift", "threadlocal",
+    "ve", "vp", "wasm", "write_register", "x86", "xcore",
+))  # fmt: skip
+_CHILD = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import llvmlite.binding as llvm
+head, _, text = sys.stdin.buffer.read().partition(b"\\n")
+triple, cpu, features, level = json.loads(head)
+llvm.initialize_all_targets()
+llvm.initialize_all_asmprinters()
+llvm.initialize_native_asmparser()
+module = llvm.parse_assembly(text.decode())
+module.verify()
+machine = llvm.Target.from_triple(triple).create_target_machine(
+    cpu=cpu, features=features, opt=level, reloc="pic", codemodel="small", jit=False
+)
+sys.stdout.buffer.write(machine.emit_object(module))
+"""
+
+
+def is_unusual(text: str, target: Target) -> bool:
+    """Whether LLVM may fail to find instructions for a module."""
+    if target.triple != Target.host().triple:
+        return True
+    for family, rest in set(_SPECIAL.findall(text)):
+        if not family:
+            return True  # assembly, or vectors of unknown length
+        if family in _UNUSUAL:
+            needs = KNOWN.get(f"{family}{rest}")
+            if needs is None or not all(target.has(feature) for feature in needs):
+                return True
+    return False
+
+
+def isolated_object(text: str, target: Target, level: int) -> bytes:
+    """The object file of a module, made in another process; CompileError where LLVM gave up."""
+    head = json.dumps([target.triple, target.cpu, target.feature_text, level])
+    folder = str(Path(llvmlite.__file__).parents[1])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _CHILD, folder],
+            input=f"{head}\n{text}".encode(),
+            capture_output=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CompileError(f"no process could be started to compile unusual code: {error}", code="C122") from None
+    if done.returncode == 0 and done.stdout:
+        return done.stdout
+    raise CompileError(f"LLVM has no code for {target.name}: {_reason(done.stderr)}", code="C122")
+
+
+def _reason(output: bytes) -> str:
+    """The line that says what is wrong."""
+    lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
+    telling = [line for line in lines if "error:" in line.lower()]
+    return (telling or lines or ["it said nothing"])[0].removeprefix("LLVM ERROR: ")

@@ -1,0 +1,249 @@
+"""The code generator: many threads at once, equal texts once, and modules that LLVM rejects or cannot select."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strata
+from strata.backends.llvm import jit, kernels
+from strata.backends.llvm.arena import Arena
+from strata.backends.llvm.isolate import KNOWN, is_unusual
+from strata.backends.llvm.overrides import NativeOp, Planned
+from strata.backends.llvm.usage import Loops, Product, read_usage
+from strata.cache import default_store
+from strata.config import using
+from strata.core import Target, sym
+from strata.errors import CompileError, RunError
+from strata.mir import Graph
+from strata.runtime import Session
+
+HOST = Target.host()
+IS_X86 = HOST.triple.startswith("x86_64")
+
+
+def plain(number: int) -> str:
+    return f"define i64 @k(i64 %a) {{\n  %b = mul i64 %a, {number}\n  ret i64 %b\n}}\n"
+
+
+def special(name: str, kind: str, *rest: str) -> str:
+    types = ", ".join([kind, *rest])
+    arguments = ", ".join([f"{kind} %a", *(f"{t} %a" if t == kind else f"{t} -1" for t in rest)])
+    return (
+        f"define {kind} @k({kind} %a) {{\n  %r = call {kind} @llvm.{name}({arguments})\n  ret {kind} %r\n}}\n"
+        f"declare {kind} @llvm.{name}({types})\n"
+    )
+
+
+WIDE = special("x86.avx512.rcp14.ps.512", "<16 x float>", "<16 x float>", "i16")
+
+
+def test_threads_make_the_same_objects() -> None:
+    texts = [plain(n) for n in range(40)]
+    one_by_one = [jit.compile_text(t, HOST) for t in texts]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda t: jit.compile_text(t, HOST), texts * 3)) == one_by_one * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("define i64 @k(i64 %a) {\n  %b = mul i64 %a, %c\n  ret i64 %b\n}", "%b = mul i64 %a, %c"),
+        ("define i64 @k(i64 %a) {\n  ret i32 %a\n}", "ret i32 %a"),
+    ],
+)
+def test_text_that_is_not_well_formed(text: str, line: str) -> None:
+    with pytest.raises(CompileError, match="line") as error:
+        jit.compile_text(text, HOST)
+    assert error.value.code == "C120"
+    assert line in str(error.value)
+
+
+def test_module_that_verification_rejects() -> None:
+    with pytest.raises(CompileError) as error:
+        jit.compile_text(
+            "define i64 @k(i64 %a) {\n  br label %x\nx:\n  %b = add i64 %c, 1\n  %c = add i64 %b, 1\n  ret i64 %c\n}",
+            HOST,
+        )
+    assert error.value.code == "C120"
+
+
+@pytest.mark.skipif(not IS_X86, reason="instructions of x86")
+@pytest.mark.parametrize("level", ["baseline", "avx2"])
+def test_instruction_that_the_target_lacks_is_an_error(level: str) -> None:
+    """LLVM would end this process."""
+    with pytest.raises(CompileError, match=level) as error:
+        jit.compile_text(WIDE, Target.named(level))
+    assert error.value.code == "C122"
+
+
+def test_assembly_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(CompileError) as error:
+        jit.compile_text('define i64 @k() {\n  %r = call i64 asm "bogus $0", "=r"()\n  ret i64 %r\n}', HOST)
+    assert error.value.code == "C122"
+
+
+def test_vectors_without_a_length_are_an_error() -> None:
+    text = "define <vscale x 4 x i32> @k(<vscale x 4 x i32> %a) {\n  ret <vscale x 4 x i32> %a\n}"
+    if not IS_X86:
+        pytest.skip("other processors have them")
+    with pytest.raises(CompileError) as error:
+        jit.compile_text(text, HOST)
+    assert error.value.code == "C122"
+
+
+def test_unusual_text_with_a_mistake_names_its_line() -> None:
+    with pytest.raises(CompileError) as error:
+        jit.compile_text(WIDE.replace("ret <16 x float> %r", "ret <16 x float> %s"), HOST)
+    assert error.value.code == "C120"
+
+
+def test_target_that_llvm_does_not_know() -> None:
+    with pytest.raises(CompileError) as error:
+        jit.compile_text(plain(3), replace(HOST, triple="pdp11-dec-unix-gnu"))
+    assert error.value.code == "C122"
+    with pytest.raises(CompileError):
+        jit.assembly(plain(3), replace(HOST, triple="pdp11-dec-unix-gnu"))
+
+
+def test_code_for_another_processor() -> None:
+    other = Target.named("neon") if IS_X86 else replace(Target.named("baseline"), triple="x86_64-unknown-linux-gnu")
+    made = jit.compile_text(plain(5), other)
+    assert made[:4] in (b"\x7fELF", b"\xcf\xfa\xed\xfe")
+    assert made != jit.compile_text(plain(5), HOST)
+
+
+@pytest.mark.skipif(not IS_X86, reason="instructions of x86")
+def test_what_counts_as_unusual() -> None:
+    dot = special("x86.avx512.pmaddw.d.512", "<16 x i32>")
+    assert not is_unusual(plain(1), HOST)
+    assert not is_unusual(special("fma.v8f32", "<8 x float>"), Target.named("baseline"))
+    assert not is_unusual(dot, Target.named("avx512"))
+    assert is_unusual(dot, Target.named("avx2"))
+    assert is_unusual(special("x86.something.new", "i64"), HOST)
+    assert is_unusual(plain(1), Target.named("neon"))
+
+
+def test_the_emitters_use_known_instructions_only() -> None:
+    """Others would each be compiled in a process of their own: give `isolate.KNOWN` the features that they need."""
+    used = set[str]()
+    for file in (Path(strata.__file__).parent / "backends" / "llvm").glob("*.py"):
+        used |= set(re.findall(r"\"llvm\.((?:x86|aarch64)\.[\w.]+)", file.read_text("utf-8")))
+    assert used <= set(KNOWN), f"not in isolate.KNOWN: {sorted(used - set(KNOWN))}"
+
+
+def test_equal_texts_are_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiled: list[str] = []
+    real = jit.compile_text
+    monkeypatch.setattr(jit, "compile_text", lambda text, target: compiled.append(text) or real(text, target))
+
+    def op(name: str, number: int) -> NativeOp:
+        def emit(module: Any) -> None:
+            f = module.function("f", (("ptr", "arguments"), ("i64", "begin"), ("i64", "end")))
+            f.store("i64", number, "%arguments", 8)
+            f.ret()
+
+        return NativeOp(name, emit, ("f",), lambda sizes: Planned([]))
+
+    with using(cache_dir=tmp_path):
+        sources = [kernels.op_source(op(f"{tmp_path} {i}", i % 3), HOST) for i in range(12)]
+        pieces = kernels.native_pieces([*sources, sources[0]], HOST)
+    assert len(compiled) == len(set(compiled)) == 3
+    assert pieces[0] is pieces[-1]
+    assert len({p.code.key for p in pieces}) == 12
+    assert len({p.code.address("f") for p in pieces}) == 3
+
+
+def test_failure_of_one_piece_leaves_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def emit(module: Any, text: str) -> None:
+        f = module.function("f", (("ptr", "arguments"), ("i64", "begin"), ("i64", "end")))
+        f.op(text)
+        f.ret()
+
+    def op(name: str, text: str) -> NativeOp:
+        return NativeOp(f"{tmp_path} {name}", lambda m: emit(m, text), ("f",), lambda sizes: Planned([]))
+
+    with using(cache_dir=tmp_path):
+        good = [kernels.op_source(op(f"g{i}", f"add i64 %begin, {i}"), HOST) for i in range(5)]
+        bad = kernels.op_source(op("bad", "add i64 %begin, %nothing"), HOST)
+        for _ in range(2):  # a second try fails alike, and does not wait for the first one
+            with pytest.raises(CompileError, match="nothing"):
+                kernels.native_pieces([*good, bad], HOST)
+        assert len(kernels.native_pieces(good, HOST)) == 5
+
+
+def chain(name: str, steps: int) -> Graph:
+    g = Graph(name)
+    n = sym("n", 1, 512)
+    x = g.input("x", (n, 24))
+    y = x
+    for i in range(steps):
+        y = y @ g.param(f"w{i}", (24, 24)) * (i + 1.0)
+    g.outputs(y)
+    return g
+
+
+def test_many_threads_compile_the_same_graph(rng: np.random.Generator, tmp_path: Path) -> None:
+    weights = {f"w{i}": rng.standard_normal((24, 24)).astype(np.float32) / 5 for i in range(4)}
+    x = rng.standard_normal((7, 24)).astype(np.float32)
+
+    def result(_: int) -> bytes:
+        made = Session("cpu").compile(chain("threads", 4))
+        made.set_params(weights)
+        return made.run(x=x)[0].tobytes()
+
+    with using(cache_dir=tmp_path), ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(result, range(16)))) == 1
+
+
+def test_usage_is_kept_beside_the_code() -> None:
+    made = Session("cpu").compile(chain("usage", 2))
+    usages = [k.usage for k in made._executable.kernels.values()]  # type: ignore[attr-defined]
+    assert any(isinstance(u, Product) for u in usages)
+    g = Graph("loops")
+    g.outputs(g.input("x", (sym("n"), 5)) * 2.0)
+    usages += [k.usage for k in Session("cpu").compile(g)._executable.kernels.values()]  # type: ignore[attr-defined]
+    assert any(isinstance(u, Loops) for u in usages)
+    assert [read_usage(u.to_text()) for u in usages] == usages
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="a fork of a process with threads warns")
+def test_a_child_does_not_wait_for_compiles_of_its_parent() -> None:
+    kernels._loaded["pending"] = kernels.Future()
+    try:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if "pending" not in kernels._loaded else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        del kernels._loaded["pending"]
+
+
+def test_memory_that_the_system_does_not_have() -> None:
+    for size in (1 << 50, 1 << 62, 1 << 70):
+        with pytest.raises(RunError) as error:
+            Arena(size)
+        assert error.value.code == "X121"
+
+
+def test_store_is_read_before_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with using(cache_dir=tmp_path):
+        monkeypatch.setattr(kernels, "_loaded", type(kernels._loaded)())
+        Session("cpu").compile(chain("stored", 3))
+        assert any(e.about.get("kind") == "kernel" for e in default_store().entries())
+        monkeypatch.setattr(kernels, "_loaded", type(kernels._loaded)())
+
+        def refuse(*_: Any, **__: Any) -> bytes:
+            raise AssertionError("compiled again")
+
+        monkeypatch.setattr(jit, "compile_text", refuse)
+        Session("cpu").compile(chain("stored", 3))
