@@ -180,10 +180,10 @@ def their_step(case: Case, compiled: bool) -> Callable[[Any, Any], float]:
     return step
 
 
-def measure(name: str, threads: int, steps: int, compiled: bool) -> None:
+def equal_case(name: str) -> Case:
+    """A case whose two models have the same weights."""
     import torch
 
-    torch.set_num_threads(threads)
     torch.manual_seed(0)
     case = {"mlp": mlp, "conv": conv, "transformer": transformer}[name]()
     for p in case.theirs.parameters():
@@ -192,6 +192,14 @@ def measure(name: str, threads: int, steps: int, compiled: bool) -> None:
         elif p.abs().sum() == 0 or not torch.isfinite(p).all():
             torch.nn.init.zeros_(p)
     case.ours.load_state_dict({k: v.detach().numpy().copy() for k, v in case.theirs.state_dict().items()})
+    return case
+
+
+def measure(name: str, threads: int, steps: int, compiled: bool) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    case = equal_case(name)
     state, ours = our_step(case)
     theirs = their_step(case, compiled)
     rng = np.random.default_rng(0)

@@ -35,6 +35,17 @@ def test_torch_shares_memory_both_ways():
     np.testing.assert_array_equal(back.numpy(), [[0, 2, 4], [6, 8, 10]])
 
 
+def test_jax_shares_memory_both_ways():
+    jax = pytest.importorskip("jax")
+    given = jax.numpy.arange(65536, dtype="float32").reshape(256, 256)
+    x = st.asarray(given)
+    assert address(x.numpy()) == given.unsafe_buffer_pointer()
+    y = st.jit(lambda x: x * 2.0)(x)
+    back = jax.numpy.from_dlpack(y)
+    assert back.unsafe_buffer_pointer() == address(y.numpy())
+    np.testing.assert_array_equal(np.asarray(back), np.asarray(given) * 2)
+
+
 def test_results_of_compiled_programs_are_shared_too():
     torch = pytest.importorskip("torch")
     f = st.jit(lambda x: x * 2.0)
