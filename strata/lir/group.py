@@ -27,6 +27,7 @@ from strata.mir import Constant, Graph, Input, Node, Param, Value, toposort
 
 MAX_DEPTH = 96  # of inlined producers: bounds the size of one kernel and the depth of expression building
 CHEAP = 6  # cost of scalar functions below which computing again beats a store and a load
+MANY = 1 << 14  # elements of a reduction's result from which computing them in another order costs more than a copy
 TYPICAL_SIZE = 128  # stands in for a symbolic size without an upper bound when sizes are compared
 
 
@@ -193,6 +194,8 @@ class _Grouper:
             behind = value in self.products or value in self.sliding
             if behind and matrix is None and not self._is_epilogue(user, value):
                 return f"{user.op.name} cannot be an epilogue of {self.products.get(value, node).op.name}"
+            if what.reduces and not what.contracts and _turns(user) and _typical(value.type.size) >= MANY:
+                return f"{user.op.name} reads it across its rows"
             again = not reading.reduces and not reading.updates and self._repeats(value, user)
             if again and self._cost(node) > CHEAP and not what.reduces:
                 return f"{user.op.name} would compute it again for each element it is broadcast to"
@@ -473,6 +476,12 @@ class _Reach:
         self.inputs[id(merged)] = self.inputs[id(producer)] | self.inputs[id(consumer)]
         for part in (producer, consumer):
             self.merged[id(part)] = id(merged)
+
+
+def _turns(node: Node) -> bool:
+    """Whether an op moves the last axis to another place."""
+    order: tuple[int, ...] = getattr(node.op, "perm", ()) if node.op.name == "transpose" else ()
+    return len(order) > 0 and order[-1] != len(order) - 1
 
 
 def _has_runs(value: Value) -> bool:

@@ -11,7 +11,14 @@ from strata.mir import METHODS, near
 from strata.ops import gguf_blocks, schemes
 from strata.ops.arrange import arange, eye, linspace, tri
 from strata.ops.branching import Cond, cond
-from strata.ops.conv_last import ConvLast, to_first, to_last, weight_to_last
+from strata.ops.conv_last import (
+    ConvLast,
+    ConvLastBackwardWeight,
+    to_first,
+    to_last,
+    weight_to_first,
+    weight_to_last,
+)
 from strata.ops.custom import (
     Custom,
     CustomFn,

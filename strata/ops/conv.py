@@ -261,6 +261,40 @@ def weight_gradient(
     groups: Dim,
     input_dilation: Sizes,
 ) -> Value:
+    """The gradient in w from that of the output."""
+    if not x.dtype.is_complex:
+        plain = (1,) * len(stride)
+        if input_dilation == plain:
+            return ConvBackwardWeight(stride, padding, dilation, groups, tuple(shape))(x, dy)
+        if stride == plain:
+            return _transposed_weight_gradient(x, dy, shape, padding, dilation, groups, input_dilation)
+    return weight_gradient_as_conv(x, dy, shape, stride, padding, dilation, groups, input_dilation)
+
+
+def _transposed_weight_gradient(
+    x: Value, dy: Value, shape: Sequence[Dim], padding: Pairs, dilation: Sizes, groups: Dim, spread: Sizes
+) -> Value:
+    """That of a transposed convolution, which takes dy to x: inputs and outputs change places."""
+    pairs = []
+    for axis, (low, _) in enumerate(padding):
+        reach = (shape[axis + 2] - 1) * dilation[axis]
+        needed = (x.shape[axis + 2] - 1) * spread[axis] + reach + 1
+        pairs.append((reach - low, needed - dy.shape[axis + 2] - (reach - low)))
+    swapped = (x.shape[1], floordiv(dy.shape[1], groups), *shape[2:])
+    made = ConvBackwardWeight(spread, tuple(pairs), dilation, groups, swapped)(dy, x)
+    return swap_channels(made, groups, first="conv")
+
+
+def weight_gradient_as_conv(
+    x: Value,
+    dy: Value,
+    shape: Sequence[Dim],
+    stride: Sizes,
+    padding: Pairs,
+    dilation: Sizes,
+    groups: Dim,
+    input_dilation: Sizes,
+) -> Value:
     """The convolution of inputs with dy: images are what is summed over, strides and dilations change places."""
     pairs = []
     for axis, (low, _) in enumerate(padding):
@@ -335,7 +369,7 @@ class ConvBackwardWeight(Convolving):
 
     def decompose(self, x: Value, dy: Value) -> Value:
         plain = (1,) * len(self.stride)
-        return weight_gradient(x, dy, self.shape, self.stride, self.padding, self.dilation, self.groups, plain)
+        return weight_gradient_as_conv(x, dy, self.shape, self.stride, self.padding, self.dilation, self.groups, plain)
 
     @classmethod
     def samples(cls) -> list[Sample]:

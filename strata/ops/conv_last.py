@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from strata.core import TensorType, bool_, divide_exactly, f32, f64
+from strata.core import TensorType, bool_, divide_exactly, f16, f32, f64
 from strata.mir import Op, Sample, Value, op
-from strata.ops.conv import Conv
+from strata.ops.conv import Conv, ConvBackwardWeight
 from strata.ops.movement import transpose
 from strata.ops.windows import Pairs, Sizes
 
@@ -124,4 +124,66 @@ class ConvLast(Op):
             case(f32[2, 4, 2], f32[3, 1, 4], padding=((3, -1),), input_dilation=(2,), stride=(3,), groups=2),
             case(f32[0, 5, 2], f32[2, 2, 3]), case(f32[1, 1, 1], f32[1, 1, 1]),
             case(f64[1, 7, 3], f64[2, 1, 3], groups=3, stride=(3,)),
+        ]  # fmt: skip
+
+
+@op("conv_last_backward_weight")
+class ConvLastBackwardWeight(Op):
+    """w[k, c, o] = Σ x[n, t · stride + k · dilation − low, group(o) + c] · dy[n, t, o]: conv_last's gradient in w."""
+
+    stride: Sizes
+    padding: Pairs
+    dilation: Sizes
+    groups: int
+    kernel: Sizes
+
+    dtypes = "float"
+
+    def _plain(self, x: TensorType | Value | np.ndarray, dy: TensorType | Value | np.ndarray) -> ConvBackwardWeight:
+        """The same gradient with channels first."""
+        inputs = divide_exactly(x.shape[-1], self.groups)
+        self.require(inputs is not None, f"{x.shape[-1]} channels do not divide into {self.groups} groups", code="S306")
+        assert inputs is not None
+        fields = (self.stride, self.padding, self.dilation, self.groups)
+        return ConvBackwardWeight(*fields, (dy.shape[-1], inputs, *self.kernel))
+
+    def infer(self, x: TensorType, dy: TensorType) -> TensorType:
+        rank = len(self.kernel)
+        self.require(
+            rank >= 1 and x.ndim == dy.ndim == rank + 2,
+            f"needs [N, *sizes, C] and [N, *counts, O] of {rank + 2} axes, got {x} and {dy}",
+            code="S304",
+        )
+        first = [t.with_shape([t.shape[p] for p in to_first(rank)]) for t in (x, dy)]
+        made = self._plain(x, dy).infer(*first)
+        return made.with_shape([made.shape[p] for p in weight_to_last(rank)])
+
+    def numpy(self, x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+        order = to_first(x.ndim - 2)
+        made = self._plain(x, dy).numpy(x.transpose(order), dy.transpose(order))
+        return made.transpose(weight_to_last(x.ndim - 2))
+
+    def decompose(self, x: Value, dy: Value) -> Value:
+        order = to_first(x.ndim - 2)
+        made = self._plain(x, dy)(transpose(x, order), transpose(dy, order))
+        return transpose(made, weight_to_last(x.ndim - 2))
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        def case(x: TensorType, dy: TensorType, *kernel: int, grad: bool = True, **fields: Any) -> Sample:
+            rank = x.ndim - 2
+            plain = {"stride": (1,) * rank, "padding": ((0, 0),) * rank, "dilation": (1,) * rank, "groups": 1}
+            return Sample(x, dy, grad=grad, **(plain | {"kernel": kernel} | fields))
+
+        same = ((1, 1), (1, 1))
+        return [
+            case(f32[2, 5, 6, 4], f32[2, 3, 8, 6], 2, 2, stride=(2, 1), padding=((1, 0), (2, 1)), groups=2),
+            case(f32[2, 4, 4, 1], f32[2, 4, 4, 5], 3, 3, padding=same),
+            case(f32[1, 5, 5, 18], f32[1, 5, 5, 35], 3, 3, padding=same, grad=False),
+            case(f32[2, 5, 4, 19], f32[2, 5, 4, 19], 3, 3, padding=same, groups=19, grad=False),
+            case(f32[2, 7, 2], f32[2, 3, 4], 2, stride=(2,), padding=((0, 1),), dilation=(2,)),
+            case(f32[1, 3, 4, 3, 2], f32[1, 4, 2, 2, 3], 2, 2, 2, padding=((1, 1), (0, 1), (0, 0)), stride=(1, 2, 1)),
+            case(f32[1, 6, 2], f32[1, 3, 3], 2, padding=((-1, -1),)), case(f32[1, 1, 1], f32[1, 1, 1], 1),
+            case(f32[0, 5, 2], f32[0, 4, 3], 2), case(f64[1, 7, 3], f64[1, 2, 3], 2, groups=3, stride=(4,)),
+            case(f16[1, 5, 2], f16[1, 4, 3], 2, grad=False),
         ]  # fmt: skip

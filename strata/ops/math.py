@@ -435,7 +435,7 @@ class Relu(Math):
         return np.where(x < 0, x.dtype.type(0), x)
 
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
-        return (METHODS["where"](x > 0, _c(1, x), _c(0, x)),)
+        return (METHODS["where"](out > 0, _c(1, x), _c(0, x)),)  # out is often stored anyway; x then need not be
 
     def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
         return k.select(k.lt(x, k.const(0, x.dtype)), k.const(0, x.dtype), x)

@@ -14,11 +14,23 @@ from typing import Any, ClassVar
 
 from strata.core import Dim, dim_prod
 from strata.mir import Graph, Node, Value, as_tuple, origin_of, toposort
-from strata.ops import ConvLast, broadcast_to, flip, reshape, to_first, to_last, transpose, weight_to_last
+from strata.ops import (
+    ConvLast,
+    ConvLastBackwardWeight,
+    broadcast_to,
+    flip,
+    reshape,
+    to_first,
+    to_last,
+    transpose,
+    weight_to_first,
+    weight_to_last,
+)
 from strata.passes.base import Pass, PassContext, register, with_results
 from strata.passes.decompose import Decompose
 
-KEPT = "pool_prod+pool_sum+resize_axis+resize_nearest_2x"  # compositions that lose their axes when taken apart
+# compositions that lose their axes when taken apart
+KEPT = "conv_backward_weight+pool_prod+pool_sum+resize_axis+resize_nearest_2x"
 MOST_TAPS = 128  # kernels with more are gradients of weights, or filters: another algorithm's business
 FEWEST_OUTPUTS = 4  # of a group: below, most lanes of a vector along channels would be idle
 MANY_CHANNELS = 8  # of which even one output is worth it
@@ -37,7 +49,7 @@ class ChannelsLast(Pass):
         given = graph
         graph = Decompose(KEPT).run(graph, ctx)
         order = toposort(graph.results)
-        wanted = {id(n) for n in order if n.op.name == "conv" and _is_served(n)}
+        wanted = {id(n) for n in order if n.op.name in SERVED and SERVED[n.op.name](n)}
         if not any(id(n) in wanted and not _is_matrix_product(n) for n in order):
             return given
         maker = _Layouts(wanted)
@@ -61,8 +73,21 @@ def _is_served(node: Node) -> bool:
     return outputs >= FEWEST_OUTPUTS * op.groups or channels >= MANY_CHANNELS
 
 
+def _is_served_gradient(node: Node) -> bool:
+    """Whether the sizes of a weight gradient are known: its sums over pixels are always better with channels last."""
+    op: Any = node.op
+    return (
+        node.inputs[0].dtype.is_float and all(isinstance(d, int) for d in (*op.shape, op.groups)) and 0 not in op.shape
+    )
+
+
+SERVED: dict[str, Callable[[Node], bool]] = {"conv": _is_served, "conv_backward_weight": _is_served_gradient}
+
+
 def _is_matrix_product(node: Node) -> bool:
     """A point-wise convolution is a product of matrices in either order; converting would only cost."""
+    if node.op.name != "conv":
+        return False
     op: Any = node.op
     pads = all(p == (0, 0) for p in op.padding)
     plain = all(v == 1 for values in (op.stride, op.input_dilation) for v in values)
@@ -101,10 +126,11 @@ class _Layouts:
         self._last: dict[Value, Value] = {}
         self._native: set[Value] = set()  # values that were made with channels last
         self.rules: dict[str, Callable[[Node], bool]] = {
-            "conv": self._conv, "concat": self._concat, "slice": self._by_axes, "pad": self._by_axes,
+            "conv": self._conv, "conv_backward_weight": self._weight_gradient, "concat": self._concat,
+            "slice": self._by_axes, "pad": self._by_axes,
             "flip": self._with_axes, "resize_axis": self._with_axis, "softmax": self._with_axis,
             "reshape": self._reshape, "broadcast_to": self._broadcast, "resize_nearest_2x": self._doubled,
-            **dict.fromkeys(("pool_max", "pool_min", "pool_sum", "pool_prod"), self._pool),
+            **dict.fromkeys(("pool_max", "pool_min", "pool_sum", "pool_prod", "pool_backward"), self._pool),
         }  # fmt: skip
 
     def first(self, x: Value) -> Value:
@@ -153,6 +179,15 @@ class _Layouts:
         made = ConvLast(op.stride, op.padding, op.dilation, op.groups, op.input_dilation)
         return self._give(node, made(self.last(x), transpose(self.first(w), weight_to_last(x.ndim - 2))))
 
+    def _weight_gradient(self, node: Node) -> bool:
+        if id(node) not in self.wanted:
+            return False
+        op: Any = node.op
+        made = ConvLastBackwardWeight(op.stride, op.padding, op.dilation, op.groups, op.shape[2:])
+        weights = made(*map(self.last, node.inputs))
+        self._first[Value(node, 0)] = transpose(weights, weight_to_first(weights.ndim - 2))
+        return True
+
     def _elementwise(self, node: Node) -> bool:
         """Operands of lower rank get the axes that broadcasting would give them."""
         out = node.types[0]
@@ -194,11 +229,10 @@ class _Layouts:
 
     def _pool(self, node: Node) -> bool:
         """Windows over the axes in front of the channels have one channel each."""
-        (x,) = node.inputs
         op: Any = node.op
-        if op.rank != x.ndim - 2:
+        if op.rank != node.types[0].ndim - 2:
             return False
-        return self._give(node, _with_channels(op)(self.last(x)))
+        return self._give(node, _with_channels(op)(*map(self.last, node.inputs)))
 
     def _reduce(self, node: Node) -> bool:
         (x,) = node.inputs

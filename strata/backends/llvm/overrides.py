@@ -66,10 +66,12 @@ _COMPOSITIONS: dict[str, Callable[..., bool]] = {}
 _FAMILIES: tuple[str, ...] = (
     "native",
     "native_attention",
+    "native_conv_gradient",
     "native_control",
     "native_dequant",
     "native_fft",
     "native_lapack",
+    "native_pool",
     "native_recurrence",
     "native_rfft",
     "native_scatter",
