@@ -18,7 +18,7 @@ from strata.cli import show
 from strata.cli.parser import Mistake
 from strata.cli.programs import Program, kind_of, open_program
 from strata.cli.run import prepare
-from strata.config import using
+from strata.config import config, using
 
 
 def bench(options: Namespace) -> int:
@@ -41,7 +41,7 @@ def bench(options: Namespace) -> int:
 
 def measure(options: Namespace) -> dict[str, Any]:
     """Compile with an empty and a full cache, then run in turns on one thread and on all."""
-    from strata.cli.doctor import threads_used
+    from strata.core import available_threads
 
     with tempfile.TemporaryDirectory() as folder, using(cache_dir=Path(folder)):
         start = time.perf_counter()
@@ -54,7 +54,7 @@ def measure(options: Namespace) -> dict[str, Any]:
         prepare(again, options)
         again.run(feeds)
         warm = time.perf_counter() - start
-    counts = [options.threads] if options.threads else sorted({1, threads_used()})
+    counts = [options.threads] if options.threads else sorted({1, available_threads(config().num_threads)})
     ways = [way for threads in counts for way in _ways(program, feeds, expected, options, threads)]
     return {"name": program.name, "cold_compile": cold, "warm_compile": warm, "ways": ways}
 

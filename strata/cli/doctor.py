@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.config import config
+from strata.core import available_threads, cgroup_quota
 
 
 def doctor(options: Namespace) -> None:
@@ -68,18 +69,8 @@ def _threads() -> dict[str, object]:
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cores": os.cpu_count(), "cores in affinity mask": affinity, "cgroup quota (cores)": cgroup_quota(),
-        "threads used": threads_used(),
+        "threads used": available_threads(config().num_threads),
     }  # fmt: skip
-
-
-def threads_used() -> int:
-    """What a program runs on here unless told otherwise: as asked for, else as the mask and the quota allow."""
-    asked = config().num_threads
-    if asked is not None:
-        return asked
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cgroup_quota()
-    return max(1, count if quota is None else min(count, int(-(-quota // 1))))  # 1.5 cores are worth two threads
 
 
 def _settings() -> dict[str, object]:
@@ -119,32 +110,6 @@ def _packages() -> dict[str, Any]:
         except PackageNotFoundError:
             continue
     return {"packages": found}
-
-
-def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Cores that the container may use: the smallest quota from our control group up to the root; None is no limit."""
-    quotas: list[float] = []
-    for line in _read(own).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":  # version 2: "quota period" or "max period"
-            for folder in _upwards(root, path):
-                quotas += _ratio(_read(folder / "cpu.max").split())
-        elif "cpu" in controllers.split(","):  # version 1
-            for folder in _upwards(root / "cpu", path):
-                quotas += _ratio([_read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")])
-    return min(quotas, default=None)
-
-
-def _upwards(root: Path, path: str) -> list[Path]:
-    """The group's folder and its parents; inside a container the path may name folders that only the host sees."""
-    folder = root / path.lstrip("/")
-    return [folder, *(p for p in folder.parents if p.is_relative_to(root))]
-
-
-def _ratio(words: list[str]) -> list[float]:
-    if len(words) != 2 or not all(word.isdigit() for word in words) or int(words[1]) == 0:  # "max", -1 or no such file
-        return []
-    return [int(words[0]) / int(words[1])]
 
 
 def _read(file: Path) -> str:

@@ -49,6 +49,7 @@ from strata.core.dtypes import (
     u32,
     u64,
 )
+from strata.core.processors import available_threads, cgroup_quota
 from strata.core.source import Place, here, located
 from strata.core.target import Target
 from strata.core.tree import LEAF, TreeDef, flatten, tree_map, unflatten

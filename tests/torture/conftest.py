@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 
@@ -16,3 +18,9 @@ def many(request: pytest.FixtureRequest):
     """`many(few, lots)`: how often to repeat."""
     hard = bool(request.config.getoption("--torture", default=False))
     return lambda few, lots: lots if hard else few
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

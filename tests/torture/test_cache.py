@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -149,6 +150,30 @@ def test_a_full_disk_is_no_cache(tmp_path, expected) -> None:
     done = run_program(tmp_path, preexec_fn=small_files)
     assert answer(done)[0] == expected
     assert not list((tmp_path / "objects").glob("??/*"))
+
+
+def mounted(cache: Path, options: str) -> subprocess.CompletedProcess:
+    """The program with a file system of its own as cache, which no other process sees and which ends with it."""
+    env = {**os.environ, "STRATA_CACHE_DIR": str(cache), "STRATA_LOG": "warning"}
+    if "remount" in options:
+        mount = f"mount -t tmpfs tmpfs {cache} && mount -o {options} {cache}"
+    else:
+        mount = f"mount -t tmpfs -o {options} tmpfs {cache}"
+    script = f'{mount} || exit 77; "$0" -c "$1"; code=$?; ls {cache}/objects >&2; exit $code'
+    command = ["unshare", "-m", "sh", "-c", script, sys.executable, PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    if done.returncode == 77 or "unshare failed" in done.stderr:
+        pytest.skip("this user may not mount")
+    return done
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="a file system of our own needs `unshare`")
+@pytest.mark.parametrize("options", ["size=4k", "size=24k", "size=64k", "size=1m,nr_inodes=3", "remount,ro"])
+def test_a_file_system_that_is_full_or_read_only_is_no_cache(tmp_path, expected, options: str) -> None:
+    done = mounted(tmp_path, options)
+    assert answer(done)[0] == expected
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count(f"cache {tmp_path}") == 1, done.stderr  # one warning
 
 
 def test_folders_that_cannot_be_made_are_no_cache(tmp_path, expected) -> None:

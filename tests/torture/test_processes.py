@@ -1,4 +1,4 @@
-"""Threads, forks, limits on processors, and long streams of shapes."""
+"""Threads, forks, and limits on processors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,68 +17,8 @@ import pytest
 from strata import ops
 from strata.core import sym
 from strata.mir import Graph
-from strata.runtime import CompiledGraph, Session
-
-
-def resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def small_encoder(layers: int = 1, width: int = 32, heads: int = 4) -> Graph:
-    """MiniLM in small, with open batch and length."""
-    b, s = sym("batch", 1, 8), sym("seq", 1, 64)
-    g = Graph("encoder")
-    count = 0
-
-    def w(*shape: int):
-        nonlocal count
-        count += 1
-        return g.param(f"w{count}", shape)
-
-    ids, mask = g.input("ids", (b, s), "i64"), g.input("mask", (b, 1, 1, s))
-    x = ops.layer_norm(ops.take(w(100, width), ids, axis=0), w(width), w(width))
-    for _ in range(layers):
-        q, k, v = (
-            (x @ w(width, width) + w(width)).reshape((b, s, heads, width // heads)).transpose((0, 2, 1, 3))
-            for _ in range(3)
-        )
-        scores = q @ k.transpose((0, 1, 3, 2)) * 0.35 + mask
-        mixed = (ops.softmax(scores, axis=-1) @ v).transpose((0, 2, 1, 3)).reshape((b, s, width))
-        x = ops.layer_norm(x + (mixed @ w(width, width) + w(width)), w(width), w(width))
-        x = ops.layer_norm(x + ops.gelu(x @ w(width, 2 * width)) @ w(2 * width, width), w(width), w(width))
-    return g.outputs(ops.mean(x, axis=1))
-
-
-def with_weights(c: CompiledGraph) -> CompiledGraph:
-    rng = np.random.default_rng(0)
-    c.set_params({n: (rng.standard_normal(t.static_shape) * 0.1).astype(np.float32) for n, t in c.params.items()})
-    return c
-
-
-def feeds(rng: np.random.Generator, batch: int, length: int) -> dict[str, np.ndarray]:
-    return {"ids": rng.integers(0, 100, (batch, length)), "mask": np.zeros((batch, 1, 1, length), np.float32)}
-
-
-def test_a_stream_of_shapes_needs_one_compile_and_no_more_memory(many, rng) -> None:
-    c = with_weights(Session("cpu").compile(small_encoder()))
-    code = c._executable
-    held = {}
-    for batch, length in ((1, 1), (8, 64), (3, 17)):
-        f = feeds(np.random.default_rng(batch * 100 + length), batch, length)
-        held[batch, length] = f, c.run(f)[0]
-    for _ in range(many(600, 2000)):  # every shape once or more
-        c.run(feeds(rng, int(rng.integers(1, 9)), int(rng.integers(1, 65))))
-    before = resident_bytes()
-    for _ in range(many(600, 10_000)):
-        c.run(feeds(rng, int(rng.integers(1, 9)), int(rng.integers(1, 65))))
-    assert resident_bytes() - before < 20 << 20
-    assert c._executable is code
-    for f, out in held.values():
-        np.testing.assert_array_equal(c.run(f)[0], out)
-    one = feeds(np.random.default_rng(5), 4, 20)  # rows of a batch do not see each other
-    alone = [c.run({"ids": one["ids"][i : i + 1], "mask": one["mask"][i : i + 1]})[0][0] for i in range(4)]
-    np.testing.assert_array_equal(c.run(one)[0], alone)
+from strata.runtime import Session
+from tests.torture.conftest import resident_bytes
 
 
 def test_threads_compile_and_run_as_one_would(many) -> None:
@@ -124,6 +67,7 @@ import os, sys
 import numpy as np
 from strata.mir import Graph
 from strata.runtime import Session
+from tests.torture.conftest import resident_bytes
 def graph(n):
     g = Graph("g")
     return g.outputs(g.input("x", (n, n)) @ g.input("y", (n, n)))
@@ -161,12 +105,47 @@ import numpy as np
 from strata import ops
 from strata.mir import Graph
 from strata.runtime import Session
+from tests.torture.conftest import resident_bytes
 g = Graph("g")
 c = Session("cpu").compile(g.outputs(ops.exp(g.input("x", (1 << 20,)))))
 before = len(os.listdir("/proc/self/task"))
 c.run(x=np.ones(1 << 20, np.float32))
 print(len(os.listdir("/proc/self/task")) - before, c._executable._threads)
 """
+
+
+@contextmanager
+def control_group(quota: int, period: int) -> Iterator[Path]:
+    """A control group with so many microseconds of processor time in each period; its file of processes."""
+    name = f"strata-test-{os.getpid()}"
+    v1, v2 = Path("/sys/fs/cgroup/cpu", name), Path("/sys/fs/cgroup", name)
+    folder = v1 if v1.parent.is_dir() else v2
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    try:
+        if folder == v1:
+            (folder / "cpu.cfs_period_us").write_text(str(period))
+            (folder / "cpu.cfs_quota_us").write_text(str(quota))
+        elif (folder / "cpu.max").exists():
+            (folder / "cpu.max").write_text(f"{quota} {period}")
+        else:
+            pytest.skip("control groups of this system do not limit processors")
+        yield folder / "cgroup.procs"
+    finally:
+        folder.rmdir()
+
+
+@pytest.mark.parametrize(("quota", "threads"), [(100_000, 1), (30_000, 1), (150_000, 2)])
+def test_a_quota_limits_the_threads(quota: int, threads: int) -> None:
+    if (os.cpu_count() or 1) < threads:
+        pytest.skip("this machine has fewer cores")
+    program = ONE_CORE.replace("os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})", "")
+    with control_group(quota, 100_000) as processes:
+        join = f"import os\nopen({str(processes)!r}, 'w').write(str(os.getpid()))\n"
+        done = subprocess.run([sys.executable, "-c", join + program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(threads - 1), str(threads)]
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")

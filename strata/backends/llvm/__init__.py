@@ -4,4 +4,3 @@ from strata.backends.llvm.compile import Lowered, NativeKernel, compile_kernel, 
 from strata.backends.llvm.jit import VERSION, Code, compile_and_load, compile_text, load
 from strata.backends.llvm.pool import Pool, default_pool
 from strata.backends.llvm.program import Argument, BoundProgram, Program, Step, region_table
-from strata.backends.llvm.threads import available_threads

@@ -22,10 +22,9 @@ from strata.backends.llvm.pool import default_pool
 from strata.backends.llvm.program import Argument, BoundProgram, Program, region_table
 from strata.backends.llvm.program import Step as ProgramStep
 from strata.backends.llvm.status import WORDS, failure
-from strata.backends.llvm.threads import available_threads
 from strata.backends.llvm.usage import Product
 from strata.config import config
-from strata.core import Dim, SymExpr, Target, TensorType, substitute
+from strata.core import Dim, SymExpr, Target, TensorType, available_threads, substitute
 from strata.errors import SymbolError
 from strata.lir import Lir, Placement, Step
 from strata.mir import Node, Op, run_op

@@ -25,11 +25,10 @@ from strata.backends.llvm.conv_steps import (
 from strata.backends.llvm.emit import emit_kernel
 from strata.backends.llvm.matrix import emit_matrix, find_contraction, plan_matrix
 from strata.backends.llvm.overrides import NativeOp
-from strata.backends.llvm.threads import available_threads
 from strata.backends.llvm.usage import Loops, Product, Usage, read_usage
 from strata.cache import digest
 from strata.config import config
-from strata.core import Target
+from strata.core import Target, available_threads
 from strata.kernel import Kernel, show_kernel
 from strata.lir import Step
 

@@ -16,8 +16,8 @@ from functools import cache
 from typing import Any, Final
 
 from strata.backends.llvm import jit
-from strata.backends.llvm.threads import available_threads, clock_functions, wait_functions
-from strata.core import Target
+from strata.backends.llvm.threads import clock_functions, wait_functions
+from strata.core import Target, available_threads
 
 # Offsets into the pool's memory; a cache line each, so that spinning readers do not disturb writers.
 _JOB, _SLEEPERS, _SPIN, _LOCK, _STOP, _HELPERS, _TRACE, _BYTES = 64, 128, 192, 256, 320, 384, 448, 4096

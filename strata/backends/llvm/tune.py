@@ -21,9 +21,8 @@ from strata.backends.llvm.conv_steps import find_convolution
 from strata.backends.llvm.kernels import code_key
 from strata.backends.llvm.matrix import find_contraction
 from strata.backends.llvm.pool import Pool, default_pool
-from strata.backends.llvm.threads import available_threads
 from strata.config import config
-from strata.core import Symbol, Target, substitute
+from strata.core import Symbol, Target, available_threads, substitute
 from strata.errors import StrataError
 from strata.kernel import Buffer, Changes, Kernel, Limits, Load, Schedule, postorder, search, show_kernel
 from strata.lir import Lir, Step

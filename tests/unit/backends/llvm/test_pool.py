@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from strata.backends.llvm import Argument, Pool, Program, Step, compile_kernel, default_pool, region_table
+from strata.backends.llvm import Argument, Pool, Program, Step, compile_kernel, region_table
 from strata.backends.llvm.pool import native_code
-from strata.backends.llvm.threads import available_threads, cgroup_quota
 from strata.core import sym
 from strata.errors import CompileError, RunError
 from tests.unit.kernel import samples
@@ -127,19 +125,3 @@ def test_bad_programs() -> None:
 
 def test_steps_without_points_are_left_out() -> None:
     Program((Step("k", (), sym("N", 0)),), 0).bind({"k": 0}, {"N": 0}).run(region_table([]))
-
-
-def test_thread_count_follows_the_container(tmp_path: Path) -> None:
-    (tmp_path / "membership").write_text("0::/box\n")
-    (tmp_path / "root/box").mkdir(parents=True)
-    (tmp_path / "root/box/cpu.max").write_text("150000 100000\n")
-    assert cgroup_quota(str(tmp_path / "root"), str(tmp_path / "membership")) == 1.5
-    (tmp_path / "root/box/cpu.max").write_text("max 100000\n")
-    assert cgroup_quota(str(tmp_path / "root"), str(tmp_path / "membership")) is None
-    (tmp_path / "membership").write_text("4:cpu,cpuacct:/box\n")
-    (tmp_path / "root/cpu/box").mkdir(parents=True)
-    (tmp_path / "root/cpu/box/cpu.cfs_quota_us").write_text("200000")
-    (tmp_path / "root/cpu/box/cpu.cfs_period_us").write_text("100000")
-    assert cgroup_quota(str(tmp_path / "root"), str(tmp_path / "membership")) == 2.0
-    assert available_threads(3) == 3
-    assert default_pool().default_threads >= 1
