@@ -4,6 +4,8 @@
     python -m benchmarks --only softmax      some workloads; prints a table and writes nothing
     python -m benchmarks --check             compare with benchmarks/ratios.json, exit code 1 on a regression
     python -m benchmarks --store             make the ratios of this run the ones to compare with
+    python -m benchmarks --part 2/6          the second sixth of the suite, for machines that are quiet only for a while
+    python -m benchmarks --page              write the page from the newest result of each workload
 
 Every run is added to bench-results/history.jsonl.
 """
@@ -11,6 +13,7 @@ Every run is added to bench-results/history.jsonl.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -50,6 +53,8 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="fail where a stored ratio is missed beyond noise")
     parser.add_argument("--store", action="store_true", help="store the ratios of this run")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="a part of the suite; writes no page")
+    parser.add_argument("--page", action="store_true", help="write the page from the newest results; measures nothing")
     parser.add_argument("--no-start-up", action="store_true", help="leave out the start-up of processes")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("--list", action="store_true", help="list the workloads and exit")
@@ -63,39 +68,72 @@ def main() -> int:
     if not chosen:
         parser.error(f"no workload has {options.only!r} in its name; --list shows them")
     counts = [int(t) for t in options.threads.split(",") if t] or sorted({1, _cores()})
-    run = run_suite(chosen, counts, FULL if options.full else QUICK, show=not options.json)
-    run["suite"] = "full" if options.full else "quick"
-    if not options.only and not options.no_start_up:
-        run["start_up"] = start_ups(counts[-1], [name for name in START_UPS if name in load_workloads()])
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    run["cpu_seconds"] = used.ru_utime + used.ru_stime
-    HISTORY.parent.mkdir(exist_ok=True)
-    with HISTORY.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(run) + "\n")
+    if options.page:
+        run = newest({w.name for w in chosen}, counts)
+    else:
+        index, parts = (int(n) for n in options.part.split("/"))
+        jobs = [(t, w) for t in counts for w in chosen]
+        here = jobs[len(jobs) * (index - 1) // parts : len(jobs) * index // parts]
+        run = run_suite(here, FULL if options.full else QUICK, show=not options.json)
+        run["suite"] = "full" if options.full else "quick"
+        if not options.only and not options.no_start_up and index == parts:
+            run["start_up"] = start_ups(counts[-1], [name for name in START_UPS if name in load_workloads()])
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run["cpu_seconds"] = used.ru_utime + used.ru_stime
+        HISTORY.parent.mkdir(exist_ok=True)
+        with HISTORY.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(run) + "\n")
     if options.json:
         print(json.dumps(run, indent=2))
     elif options.only:
         print("\n".join(table(sorted((r for r in run["results"] if _ratio(r)), key=lambda r: _ratio(r) or 0))))
-    if not options.only and not options.check:
+    if options.page or not (options.only or options.check or options.part != "1/1"):
         (ROOT / "docs/benchmarks.md").write_text(page(run), "utf-8")
         (ROOT / "docs/benchmarks.svg").write_text(picture(run), "utf-8")
     if options.store:
         RATIOS.write_text(json.dumps(to_defend(run["results"]), indent=1, ensure_ascii=False) + "\n", "utf-8")
-    return check(run, counts) if options.check else 0
+    return check(run) if options.check else 0
 
 
-def run_suite(chosen: list[Workload], counts: list[int], seconds: float, *, show: bool = True) -> dict[str, Any]:
+def newest(names: set[str], counts: list[int]) -> dict[str, Any]:
+    """The newest result of each workload in the history, as if it were one run."""
+    results: dict[tuple[int, str], dict[str, Any]] = {}
+    used: dict[str, dict[str, Any]] = {}
+    start_up: list[dict[str, Any]] = []
+    for line in HISTORY.read_text("utf-8").splitlines() if HISTORY.exists() else ():
+        run = json.loads(line)
+        start_up = run.get("start_up", start_up)
+        for r in run["results"]:
+            if r["workload"] in names and r["threads"] in counts:
+                results[r["threads"], r["workload"]] = r
+                used[_key(r)] = run
+    runs = list({id(run): run for run in used.values()}.values())
+    machine = describe()
+    if runs:
+        machine["commit"] = ", ".join(dict.fromkeys(run["machine"]["commit"] for run in runs))
+        machine["load"] = max(run["machine"]["load"] for run in runs)
+    return {
+        "machine": machine,
+        "results": [results[key] for key in sorted(results, key=lambda k: k[0])],
+        "suite": "/".join(dict.fromkeys(run["suite"] for run in runs)),
+        "seconds": sum(run["seconds"] for run in runs),
+        "cpu_seconds": sum(run.get("cpu_seconds", 0) for run in runs),
+        "load_after": max((run["load_after"] for run in runs), default=0),
+        "start_up": start_up,
+    }
+
+
+def run_suite(jobs: list[tuple[int, Workload]], seconds: float, *, show: bool = True) -> dict[str, Any]:
     """A team of processes for each group and number of threads."""
     start, machine = time.perf_counter(), describe()
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:  # strata's cache
-        for threads in counts:
-            for group in dict.fromkeys(w.group for w in chosen):
-                with Team(threads, Path(folder)) as team:
-                    for work in (w for w in chosen if w.group == group):
-                        results.append(measured(team, work, seconds))
-                        if show:
-                            print(_line(results[-1]), flush=True)
+        for (threads, _), same in itertools.groupby(jobs, key=lambda job: (job[0], job[1].group)):
+            with Team(threads, Path(folder)) as team:
+                for _, work in same:
+                    results.append(measured(team, work, seconds))
+                    if show:
+                        print(_line(results[-1]), flush=True)
     return {"machine": machine, "results": results, "seconds": time.perf_counter() - start, "load_after": load()}
 
 
@@ -108,7 +146,7 @@ def measured(team: Team, work: Workload, seconds: float) -> dict[str, Any]:
         return {"workload": work.name, "group": work.group, "threads": team.threads, "error": told}
 
 
-def check(run: dict[str, Any], counts: list[int]) -> int:
+def check(run: dict[str, Any]) -> int:
     """Compare with the stored ratios; what seems worse is measured twice more, longer, before it counts."""
     if not RATIOS.exists():
         print(f"there are no stored ratios in {RATIOS.relative_to(ROOT)}: --store makes them", file=sys.stderr)
@@ -119,7 +157,7 @@ def check(run: dict[str, Any], counts: list[int]) -> int:
     for _ in range(2):
         again: list[dict[str, Any]] = []
         for r in worse:
-            again += run_suite([known[r["workload"]]], [r["threads"]], FULL)["results"]
+            again += run_suite([(r["threads"], known[r["workload"]])], FULL)["results"]
         worse = [r for r in again if _is_worse(r, stored)]
     for r in worse:
         print(f"worse: {_key(r)}: {_ratio(r):.2f}, stored {stored[_key(r)]:.2f}")

@@ -95,6 +95,23 @@ def _encoder_onnx(length: int) -> Onnx:
     return Onnx(nodes, [x], extra)
 
 
+def _encoder_jax(length: int, x: Any, **w: Any) -> Any:
+    import jax
+
+    def norm(y: Any, scale: Any, shift: Any) -> Any:
+        z = y - y.mean(-1, keepdims=True)
+        return z * jax.lax.rsqrt((z * z).mean(-1, keepdims=True) + 1e-12) * scale + shift
+
+    x = x[0]
+    for i in range(LAYERS):
+        q, k, v = ((x @ w[f"w{n}{i}"] + w[f"b{n}{i}"]).reshape(1, length, HEADS, -1) for n in "qkv")
+        y = jax.nn.dot_product_attention(q, k, v).reshape(length, HIDDEN)
+        x = norm(x + y @ w[f"wo{i}"] + w[f"bo{i}"], w[f"gn{i}"], w[f"hn{i}"])
+        y = jax.nn.gelu(x @ w[f"wu{i}"] + w[f"bu{i}"], approximate=False) @ w[f"wd{i}"] + w[f"bd{i}"]
+        x = norm(x + y, w[f"gm{i}"], w[f"hm{i}"])
+    return x[None]
+
+
 def encoder(length: int) -> Case:
     """Six transformer layers on one text."""
     flops = LAYERS * (2.0 * length * (4 * HIDDEN * HIDDEN + 2 * HIDDEN * INNER) + 4.0 * length * length * HIDDEN)
@@ -105,6 +122,7 @@ def encoder(length: int) -> Case:
         None,
         partial(_encoder_torch, length),
         _encoder_onnx(length),
+        jax=partial(_encoder_jax, length),
         tolerance=2e-3,
         flops=flops,
     )

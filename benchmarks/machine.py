@@ -14,7 +14,18 @@ from typing import Any
 def describe() -> dict[str, Any]:
     """The machine, the versions, the commit, and how busy the machine was."""
     versions = {}
-    for name in ("numpy", "scipy", "llvmlite", "torch", "onnxruntime", "openvino", "onnx"):
+    for name in (
+        "numpy",
+        "scipy",
+        "llvmlite",
+        "torch",
+        "onnxruntime",
+        "openvino",
+        "onnx",
+        "jax",
+        "tinygrad",
+        "xllamacpp",
+    ):
         try:
             versions[name] = version(name)
         except PackageNotFoundError:

@@ -217,7 +217,7 @@ def start_ups(threads: int, names: list[str]) -> list[dict[str, Any]]:
             ways = [("strata, empty cache", "strata"), ("strata, full cache", "strata"), *((c, c) for c in peers)]
             for label, contender in ways:
                 tries = []
-                for i in range(3):
+                for i in range(2):
                     place = Path(folder, str(i)) if "empty" in label else Path(folder, "0")
                     tries += list(_in_process(["start-up", contender, str(threads), name], contender, threads, place))
                 if tries:

@@ -108,8 +108,8 @@ def table(results: Sequence[Result]) -> list[str]:
 def start_up(rows: Sequence[Result]) -> list[str]:
     """A fresh process: time to the first result of the encoder of 128 tokens, and memory."""
     lines = [
-        "A fresh process for each: import, then the workload made ready (compiled, loaded) and run once; the best of",
-        "three processes. Memory is the peak of the process, with weights and NumPy.",
+        "A fresh process for each: import, then the workload made ready (compiled, loaded) and run once; the better of",
+        "two processes. Memory is the peak of the process, with weights and NumPy.",
         "",
         "| workload | contender | import s | ready and first run s | peak RSS MB |",
         "|---|---|---:|---:|---:|",

@@ -15,21 +15,30 @@ from benchmarks.registry import Case, Onnx, normal, workload
 # ------------------------------------------------------------------------------------------------------------ products
 
 
-def _gemm(m: int, n: int, k: int) -> Case:
+def _gemm(m: int, n: int, k: int, dtype: str = "f32") -> Case:
+    kind = {"f32": np.float32, "f64": np.float64}[dtype]
     return Case(
-        {"x": normal(m, k, seed=1)},
+        {"x": normal(m, k, seed=1).astype(kind)},
         lambda g, v: v["x"] @ v["w"],
-        {"w": normal(k, n, seed=2, scale=k**-0.5)},
+        {"w": normal(k, n, seed=2, scale=k**-0.5).astype(kind)},
         numpy=lambda x, w: x @ w,
         torch=lambda x, w: x @ w,
         onnx=Onnx([("MatMul", ["x", "w"], ["y"], {})], ["y"]),
+        jax=lambda x, w: x @ w,
+        tinygrad=lambda x, w: x @ w,
         flops=2.0 * m * n * k,
     )
 
 
 for _dtype, _m, _n, _k in GEMM_SHAPES:
-    if _dtype == "f32":
-        workload(f"gemm {_m}x{_n}x{_k}", "products")(partial(_gemm, _m, _n, _k))
+    _suffix = "" if _dtype == "f32" else f" {_dtype}"
+    workload(f"gemm {_m}x{_n}x{_k}{_suffix}", "products")(partial(_gemm, _m, _n, _k, _dtype))
+
+
+def _jax_gelu(x: Any) -> Any:
+    import jax
+
+    return jax.nn.gelu(x, approximate=False)
 
 
 def _linear_gelu() -> Case:
@@ -53,15 +62,29 @@ def _linear_gelu() -> Case:
         with_numpy,
         with_torch,
         Onnx([("MatMul", ["x", "w"], ["a"], {}), ("Add", ["a", "b"], ["c"], {}), ("Gelu", ["c"], ["y"], {})], ["y"]),
+        jax=lambda x, w, b: _jax_gelu(x @ w + b),
         flops=2.0 * m * n * k,
     )
 
 
-workload("linear + gelu 128x1536x384", "products")(_linear_gelu)
+workload("linear + gelu 128x1536x384", "products", compilers=True)(_linear_gelu)
 
 # ---------------------------------------------------------------------------------------------------- rows and columns
 
 ROWS = {"1 MB": (256, 1024), "64 MB": (16384, 1024)}
+
+
+def _jax_softmax(x: Any) -> Any:
+    import jax
+
+    return jax.nn.softmax(x, -1)
+
+
+def _jax_norm(x: Any, scale: Any, shift: Any) -> Any:
+    import jax
+
+    z = x - x.mean(-1, keepdims=True)
+    return z * jax.lax.rsqrt((z * z).mean(-1, keepdims=True) + 1e-5) * scale + shift
 
 
 def _softmax(shape: tuple[int, int]) -> Case:
@@ -76,6 +99,8 @@ def _softmax(shape: tuple[int, int]) -> Case:
         with_numpy,
         lambda x: x.softmax(-1),
         Onnx([("Softmax", ["x"], ["y"], {"axis": -1})], ["y"]),
+        jax=_jax_softmax,
+        tinygrad=lambda x: x.softmax(-1),
     )
 
 
@@ -97,6 +122,8 @@ def _layer_norm(shape: tuple[int, int]) -> Case:
         _norm_numpy,
         with_torch,
         Onnx([("LayerNormalization", ["x", "scale", "shift"], ["y"], {"epsilon": 1e-5})], ["y"]),
+        jax=_jax_norm,
+        tinygrad=lambda x, scale, shift: x.layernorm(eps=1e-5) * scale + shift,
     )
 
 
@@ -116,6 +143,7 @@ def _residual_norm(shape: tuple[int, int]) -> Case:
             [("Add", ["x", "r"], ["s"], {}), ("LayerNormalization", ["s", "scale", "shift"], ["y"], {"epsilon": 1e-5})],
             ["y"],
         ),
+        jax=lambda x, r, scale, shift: _jax_norm(x + r, scale, shift),
     )
 
 
@@ -143,6 +171,7 @@ def _rms_norm(shape: tuple[int, int]) -> Case:
             ["y"],
             {"axes": np.array([-1], np.int64), "eps": np.array(1e-5, np.float32)},
         ),
+        jax=lambda x, scale: x / ((x * x).mean(-1, keepdims=True) + 1e-5) ** 0.5 * scale,
     )
 
 
@@ -165,6 +194,7 @@ def _gelu(shape: tuple[int, int]) -> Case:
         with_numpy,
         with_torch,
         Onnx([("Mul", ["x", "w"], ["a"], {}), ("Add", ["a", "b"], ["c"], {}), ("Gelu", ["c"], ["y"], {})], ["y"]),
+        jax=lambda x, w, b: _jax_gelu(x * w + b),
     )
 
 
@@ -176,6 +206,8 @@ def _sum(axis: int, shape: tuple[int, int]) -> Case:
         lambda x: x.sum(axis),
         lambda x: x.sum(axis),
         Onnx([("ReduceSum", ["x", "axes"], ["y"], {"keepdims": 0})], ["y"], {"axes": np.array([axis], np.int64)}),
+        jax=lambda x: x.sum(axis),
+        tinygrad=lambda x: x.sum(axis),
         tolerance=2e-3,
     )
 
@@ -188,6 +220,7 @@ def _cumsum(shape: tuple[int, int]) -> Case:
         lambda x: x.cumsum(-1),
         lambda x: x.cumsum(-1),
         Onnx([("CumSum", ["x", "axis"], ["y"], {})], ["y"], {"axis": np.array(1, np.int64)}),
+        jax=lambda x: x.cumsum(-1),
     )
 
 
@@ -199,6 +232,7 @@ def _transpose(shape: tuple[int, int]) -> Case:
         lambda x: np.ascontiguousarray(x.T),
         lambda x: x.T.contiguous(),
         Onnx([("Transpose", ["x"], ["y"], {"perm": [1, 0]})], ["y"]),
+        jax=lambda x: x.T.copy(),
     )
 
 
@@ -214,9 +248,17 @@ for _size, _shape in ROWS.items():
         "cumsum": _cumsum,
         "transpose": _transpose,
     }.items():
-        workload(f"{_name} {_size}", "rows and columns")(partial(_make, _shape))
+        small = _size == "1 MB" and _name in ("softmax", "residual + layer norm", "gelu(x*w+b)")
+        workload(f"{_name} {_size}", "rows and columns", compilers=small)(partial(_make, _shape))
 
 # ----------------------------------------------------------------------------------------------------------- attention
+
+
+def _jax_attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
+    import jax
+
+    q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
+    return jax.nn.dot_product_attention(q, k, v, is_causal=causal).transpose(0, 2, 1, 3)
 
 
 def _attention(heads: int, queries: int, keys: int, depth: int, causal: bool) -> Case:
@@ -249,6 +291,7 @@ def _attention(heads: int, queries: int, keys: int, depth: int, causal: bool) ->
         with_numpy,
         with_torch,
         Onnx(nodes, ["y"], {"scale": np.array(scale, np.float32), "hidden": hidden}),
+        jax=lambda q, k, v: _jax_attention(q, k, v, causal),
         flops=4.0 * heads * queries * keys * depth / (2 if causal else 1),
     )
 
@@ -264,10 +307,21 @@ for _name, _arguments in {
     "attention H12 S512 D64": (12, 512, 512, 64, False),
     "attention H8 S2048 D128 causal": (8, 2048, 2048, 128, True),
     "attention decode H32 S2048 D128": (32, 1, 2048, 128, False),
+    "attention decode H32 S4096 D128": (32, 1, 4096, 128, False),
 }.items():
     workload(_name, "attention")(partial(_attention, *_arguments))
 
 # --------------------------------------------------------------------------------------------------------- convolution
+
+
+def _jax_conv(x: Any, w: Any, b: Any, stride: int, pad: int, groups: int) -> Any:
+    import jax
+
+    layout = ("NCHW", "OIHW", "NCHW")
+    y = jax.lax.conv_general_dilated(
+        x, w, (stride, stride), [(pad, pad)] * 2, dimension_numbers=layout, feature_group_count=groups
+    )
+    return jax.nn.relu(y + b[:, None, None])
 
 
 def _conv(side: int, inner: int, outer: int, taps: int, stride: int, groups: int) -> Case:
@@ -292,6 +346,7 @@ def _conv(side: int, inner: int, outer: int, taps: int, stride: int, groups: int
             ],
             ["y"],
         ),
+        jax=lambda x, w, b: _jax_conv(x, w, b, stride, pad, groups),
         flops=2.0 * (side // stride) ** 2 * outer * inner // groups * taps * taps,
     )
 
@@ -325,32 +380,43 @@ def _sort(*shape: int) -> Case:
             ["y"],
             {"k": np.array([shape[-1]], np.int64)},
         ),
+        jax=lambda x: x.sort(-1),
     )
 
 
-def _rfft(*shape: int) -> Case:
+def _fft(name: str, *shape: int) -> Case:
+    """`fft` of complex numbers made from real ones, or `rfft`."""
+
+    def with_scipy(x: np.ndarray) -> np.ndarray:
+        import scipy.fft
+
+        found: np.ndarray = getattr(scipy.fft, name)(x)
+        return found
+
     def with_torch(x: Any) -> Any:
         import torch
 
-        return torch.fft.rfft(x)
+        return getattr(torch.fft, name)(x)
 
-    def with_scipy(x: np.ndarray) -> np.ndarray:
-        from scipy.fft import rfft
+    def with_jax(x: Any) -> Any:
+        import jax
 
-        return rfft(x)
+        return getattr(jax.numpy.fft, name)(x)
 
-    return Case({"x": normal(*shape)}, lambda g, v: v["x"].rfft(), {}, with_scipy, with_torch)
+    x = normal(*shape) if name == "rfft" else normal(*shape) + 1j * normal(*shape, seed=1)
+    return Case({"x": x}, lambda g, v: getattr(v["x"], name)(), {}, with_scipy, with_torch, jax=with_jax)
 
 
 workload("sort 1e6", "sorts and transforms")(partial(_sort, 1_000_000))
 workload("sort 1000 rows of 1000", "sorts and transforms")(partial(_sort, 1000, 1000))
-workload("rfft 64 rows of 4096", "sorts and transforms")(partial(_rfft, 64, 4096))
-workload("rfft 2^20", "sorts and transforms")(partial(_rfft, 1 << 20))
+workload("rfft 64 rows of 4096", "sorts and transforms")(partial(_fft, "rfft", 64, 4096))
+workload("rfft 2^20", "sorts and transforms")(partial(_fft, "rfft", 1 << 20))
+workload("fft 1024 rows of 1024", "sorts and transforms")(partial(_fft, "fft", 1024, 1024))
 
 # -------------------------------------------------------------------------------------------------------------- models
 
 workload("MiniLM-shaped encoder 1x16", "models")(partial(encoder, 16))
-workload("MiniLM-shaped encoder 1x128", "models")(partial(encoder, 128))
+workload("MiniLM-shaped encoder 1x128", "models", compilers=True)(partial(encoder, 128))
 
 
 def _training() -> Case:
@@ -415,6 +481,7 @@ def _overhead() -> Case:
         lambda x: x + np.float32(1),
         lambda x: x + 1,
         Onnx([("Add", ["x", "one"], ["y"], {})], ["y"], {"one": np.array(1, np.float32)}),
+        jax=lambda x: x + 1,
     )
 
 

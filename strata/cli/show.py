@@ -24,13 +24,14 @@ def console(*, error: bool = False) -> Console:
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
     """A table; columns whose name begins with `>` are aligned to the right."""
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         made.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(str(cell) for cell in row))
+        made.add_row(*(escape(str(cell)) for cell in row))  # a list in brackets is no markup
     console().print(made)
 
 

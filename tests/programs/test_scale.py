@@ -9,7 +9,7 @@ from strata.core import f32
 from strata.mir import Graph, parse, verify
 from strata.transforms import grad, jvp, vmap
 
-LIMIT = 10.0  # seconds a stage
+LIMIT = 10.0  # seconds of a processor a stage
 
 
 def chain(count):
@@ -76,9 +76,9 @@ def test_each_stage_is_linear(build, stage):
     small, _ = calls(lambda: run(graphs[250]))
     large, _ = calls(lambda: run(graphs[2500]))
     assert large < 11 * small, f"{stage}: {small} calls for 250 ops, {large} for 2,500"
-    start = time.perf_counter()
+    start = time.process_time()
     run(graphs[10_000])
-    assert time.perf_counter() - start < LIMIT
+    assert time.process_time() - start < LIMIT
 
 
 def test_gradients_of_shared_values_stay_small():

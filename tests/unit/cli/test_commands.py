@@ -181,6 +181,7 @@ def test_opt_reads_and_writes_text(
 
 def test_opt_lists_passes(capsys: pytest.CaptureFixture[str]) -> None:
     printed = answer(capsys, "opt", "--list")
+    assert "slices of x @ [" in printed  # brackets are text
     assert all(name in printed for name in st.passes.PASSES)
 
 

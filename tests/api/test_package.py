@@ -1,0 +1,71 @@
+"""The wheel: what is in it, how large it is, that it runs from where it was installed, and that help comes at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 5_000_000  # bytes of files; the bytecode that Python makes of them is about twice as large
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if int(version("setuptools").split(".")[0]) < 77:
+        pytest.skip("building needs setuptools 77 or newer")
+    source, place = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "strata"):  # so that no build folder is left behind here
+        (source / name).symlink_to(ROOT / name)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(place), "."]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return next(place.glob("*.whl"))
+
+
+@pytest.mark.slow
+def test_the_wheel_is_small_and_whole(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        entries = {e.filename: e.file_size for e in archive.infolist()}
+    assert sum(entries.values()) < LIMIT
+    present = {p.relative_to(ROOT).as_posix() for p in (ROOT / "strata").rglob("*.py")}
+    assert present <= set(entries)
+    assert {"strata/py.typed", "strata/cli/receipt.png"} <= set(entries)
+    assert not [name for name in entries if name.startswith(("tests", "benchmarks", "docs"))]
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_from_where_it_was_installed(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    program = (
+        "import strata, sys; from strata.cli import main; print(strata.__file__); sys.exit(main(['demo', 'read']))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "STRATA_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path))
+    assert "left out" in done.stdout or "STRATA COFFEE HOUSE" in done.stdout
+
+
+def test_help_comes_at_once() -> None:
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "strata.cli", "--help"], capture_output=True, text=True, check=True
+        )
+        times.append(time.perf_counter() - start)
+    assert "strata [-h]" in done.stdout
+    loaded = "import sys, strata.cli.parser; print(*sorted({'numpy', 'llvmlite', 'rich', 'scipy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""  # nothing heavy is imported for it
+    assert min(times) < 0.3
