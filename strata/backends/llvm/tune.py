@@ -61,7 +61,7 @@ def tuned(lir: Lir, target: Target, progress: Callable[[int, int], None] | None 
 
 def can_tune(kernel: Kernel, step: Step) -> bool:
     """Whether a kernel is generated loops over arrays of its own, of a size that can be tried."""
-    if kernel.schedule or step.updates is not None or find_convolution(kernel, step) or find_contraction(kernel):
+    if kernel.schedule or step.updates or find_convolution(kernel, step) or find_contraction(kernel):
         return False
     sizes = _usual_sizes(kernel)
     return 0 < sum(_bytes(b, sizes) for b in kernel.buffers) <= MOST_BYTES and all(
