@@ -60,6 +60,7 @@ def page(run: dict[str, Any]) -> str:
             f"{geometric_mean(values):.2f} (of medians {geometric_mean(medians):.2f}), "
             f"{sum(v < 1 for v in values)} losses, the worst {min(values):.2f}."
         )
+    parts += ["", *by_group(ranked)]
     parts += ["", f"## Losses ({len(losses)})", "", *table(losses), "", f"## Wins ({len(wins)})", "", *table(wins), ""]
     if run.get("start_up"):
         parts += ["## Start-up", "", *start_up(run["start_up"]), ""]
@@ -67,6 +68,20 @@ def page(run: dict[str, Any]) -> str:
     if absent:
         parts += ["## Left out", "", *(f"- {_reason(r)}" for r in absent), ""]
     return "\n".join(parts)
+
+
+def by_group(results: Sequence[Result]) -> list[str]:
+    """The geometric mean and the worst ratio of each group."""
+    lines = ["| group | threads | workloads | geometric mean | worst | losses |", "|---|---:|---:|---:|---:|---:|"]
+    for group, threads in dict.fromkeys((r["group"], r["threads"]) for r in sorted(results, key=_place)):
+        values = [ratio(r) or 1 for r in results if (r["group"], r["threads"]) == (group, threads)]
+        means = f"{geometric_mean(values):.2f} | {min(values):.2f} | {sum(v < 1 for v in values)}"
+        lines.append(f"| {group} | {threads} | {len(values)} | {means} |")
+    return lines
+
+
+def _place(result: Result) -> tuple[str, int]:
+    return result["group"], result["threads"]
 
 
 def _noise(run: dict[str, Any]) -> str:

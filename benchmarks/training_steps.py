@@ -131,4 +131,5 @@ def _case(name: str) -> Case:
 
 if find_spec("torch"):  # which also makes the first weights
     for _name, _title in NAMES.items():
-        workload(_title, "training steps")(partial(_case, _name))
+        # torch.compile takes a minute for the transformer: the full suite has it
+        workload(_title, "training steps", compilers=_name != "transformer")(partial(_case, _name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -50,6 +51,7 @@ def test_losses_come_first_and_ratios_are_against_the_best_peer() -> None:
     text = page(run_of(won, lost))
     assert text.index("slow one") < text.index("## Wins") < text.index("fast one")
     assert "geometric mean of 2 ratios 1.00" in text
+    assert "| rows | 1 | 2 | 1.00 | 0.50 | 1 |" in text
     assert picture(run_of(won, lost)).count("<rect") == 3
 
 
@@ -118,3 +120,20 @@ def test_a_contender_that_dies_or_differs_is_told(tmp_path: Path, monkeypatch: p
     assert "numpy" not in found["contenders"]
     far = measure._differences({"a": np.zeros(2), "b": np.ones(2), "c": np.zeros(3)}, "a")
     assert far == {"a": 0, "b": 1, "c": np.inf}
+
+
+def test_the_page_takes_the_newest_result_of_each_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import __main__ as suite
+
+    monkeypatch.setattr(suite, "HISTORY", tmp_path / "history.jsonl")
+    assert suite.newest({"a"}, [1])["results"] == []
+    runs = [run_of(result("a", 4.0, numpy=1.0), result("b", 1.0, numpy=1.0)), run_of(result("a", 2.0, numpy=1.0))]
+    runs[1]["machine"] |= {"commit": "d", "load": 3}
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs), "utf-8")
+    found = suite.newest({"a", "b"}, [1])
+    assert [(r["workload"], r["contenders"]["strata"]["best"]) for r in found["results"]] == [
+        ("a", 0.002),
+        ("b", 0.001),
+    ]
+    assert (found["machine"]["commit"], found["machine"]["load"], found["seconds"]) == ("d, c", 3, 120)
+    assert suite.newest({"b"}, [2])["results"] == []
