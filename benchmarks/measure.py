@@ -28,8 +28,9 @@ from benchmarks.registry import COMPILERS, JUDGES, Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 BURST = 0.015  # seconds of one contender before the next has its turn
-LEAST = 4  # turns that everyone has
-FAR = 3.0  # a peer this many times slower than the best has no more than these
+LEAST = 4  # turns, whatever they take
+FAR, FEW = 3.0, 2  # a peer so many times slower than the best has so few turns
+SHARED = Path("/dev/shm")  # results are compared through memory where there is such a place
 PATIENCE = 120.0  # seconds for a contender to make a workload ready
 STOPS = hasattr(signal, "SIGSTOP")
 PAUSE = 0.05  # seconds, where processes cannot be stopped: threads that spin while they wait have given up by then
@@ -48,7 +49,6 @@ class Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.told, text=True, cwd=ROOT,
             env={**os.environ, "STRATA_CACHE_DIR": str(cache), **settings(contender, threads)},
         )  # fmt: skip
-        self._signal("SIGSTOP")
 
     def ask(self, **order: Any) -> dict[str, Any]:
         """The answer to an order; `error` in it where there is none."""
@@ -94,7 +94,9 @@ class Team:
     """Workers for workloads on a number of threads, started as they are needed."""
 
     def __init__(self, threads: int, cache: Path) -> None:
-        self.threads, self.cache = threads, cache
+        from benchmarks.contenders import installed
+
+        self.threads, self.cache, self.names = threads, cache, installed()
         self.workers: dict[str, Worker] = {}
 
     def __enter__(self) -> Self:
@@ -112,31 +114,29 @@ class Team:
 
     def measure(self, work: Workload, seconds: float, *, compilers: bool = False) -> dict[str, Any]:
         """Results of one workload: compared with the judge's, then timed in turns."""
-        from benchmarks.contenders import takers
-
-        case = work.make()
-        names = [n for n in takers(case) if compilers or work.compilers or n not in COMPILERS]
-        flops, tolerance = case.flops, case.tolerance
-        del case
-        made, results = {}, {}
-        with tempfile.TemporaryDirectory() as folder:
+        names = [n for n in self.names if compilers or work.compilers or n not in COMPILERS]
+        for name in names:
+            self.worker(name)  # they start side by side
+        made: dict[str, Any] = {}
+        with tempfile.TemporaryDirectory(dir=SHARED if SHARED.is_dir() else None) as folder:
             for name in names:
-                place = str(Path(folder, f"{len(made)}.npy"))
-                made[name] = self.worker(name).ask(make=work.name, result=place)
-                if "error" not in made[name]:
-                    results[name] = np.load(place)
-        if "strata" not in results:
-            told = made.get("strata", {}).get("error", "strata has no form of it")
-            return {"workload": work.name, "group": work.group, "threads": self.threads, "error": told}
-        judge = next((n for n in JUDGES if n in results), "strata")
-        differences = _differences(results, judge)
-        wrong = {n: d for n, d in differences.items() if not d <= tolerance}
-        times = self.in_turns([n for n in results if n not in wrong], seconds)
+                answer = self.worker(name).ask(make=work.name, result=str(Path(folder, f"{name}.npy")))
+                if answer.get("has_form", True):
+                    made[name] = answer
+            results = {n: np.load(Path(folder, f"{n}.npy"), mmap_mode="r") for n in made if "error" not in made[n]}
+            if "strata" not in results:
+                told = made.get("strata", {}).get("error", "strata has no form of it")
+                return {"workload": work.name, "group": work.group, "threads": self.threads, "error": told}
+            judge = next((n for n in JUDGES if n in results), "strata")
+            differences = _differences(results, judge)
+            del results
+        wrong = {n: d for n, d in differences.items() if not d <= made[judge]["tolerance"]}
+        times = self.in_turns([n for n in differences if n not in wrong], seconds)
         return {
             "workload": work.name,
             "group": work.group,
             "threads": self.threads,
-            "flops": flops,
+            "flops": made[judge]["flops"],
             "judge": judge,
             "wrong": wrong,
             "failed": {n: m["error"] for n, m in made.items() if "error" in m},
@@ -155,11 +155,8 @@ class Team:
         times: dict[str, list[float]] = {name: [] for name in names}
         for turn in range(1000):
             best = {n: min(t) for n, t in times.items() if t}
-            waiting = [
-                n for n in names
-                if turn < LEAST
-                or (sum(times[n]) < seconds and (n == "strata" or best[n] <= FAR * min(best.values())))
-            ]  # fmt: skip
+            near = {n for n in names if n == "strata" or n not in best or best[n] <= FAR * min(best.values())}
+            waiting = [n for n in names if turn < FEW or (n in near and (turn < LEAST or sum(times[n]) < seconds))]
             if not waiting:
                 break
             for name in waiting:
@@ -175,7 +172,7 @@ def _differences(results: dict[str, np.ndarray], judge: str) -> dict[str, float]
     expected = results[judge]
     scale = max(1.0, float(np.abs(expected).max(initial=0)))
     return {
-        name: float(np.abs(r.reshape(expected.shape) - expected).max(initial=0)) / scale
+        name: float(np.abs(np.subtract(r.reshape(expected.shape), expected, dtype=np.float64)).max(initial=0)) / scale
         if r.size == expected.size else math.inf
         for name, r in results.items()
     }  # fmt: skip

@@ -1,6 +1,6 @@
 """The process of one contender. It reads a line of JSON, does what it says, answers with a line, and waits again.
 
-{"make": workload, "result": path}   build the workload, run it once, and save its first result
+{"make": workload, "result": path}   build the workload if it has a form of it, run it once, save its first result
 {"burst": seconds}                   call it for so long; answer with the seconds of each call
 """
 
@@ -24,7 +24,7 @@ def main(contender: str, threads: int) -> None:
     os.dup2(2, 1)  # what a library prints is no answer
     _die_with_parent()
 
-    from benchmarks.contenders import first_array, limit_cores, make_run
+    from benchmarks.contenders import first_array, limit_cores, make_run, takers
     from benchmarks.registry import load_workloads
 
     limit_cores(contender, threads)
@@ -37,13 +37,17 @@ def main(contender: str, threads: int) -> None:
             if "make" in order:
                 run = None  # the one before gives its memory back
                 case = workloads[order["make"]].make()
+                answer = {"tolerance": case.tolerance, "flops": case.flops, "has_form": contender in takers(case)}
+                if not answer["has_form"]:
+                    print(json.dumps(answer), file=out, flush=True)
+                    continue
                 start = time.perf_counter()
                 run = make_run(contender, case, threads)
                 result = run()
                 ready = time.perf_counter() - start
                 _save(order["result"], first_array(result))
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-                answer = {"ready": ready, "rss_mb": peak, "tolerance": case.tolerance, "flops": case.flops}
+                answer |= {"ready": ready, "rss_mb": peak}
             else:
                 answer = {"times": burst(run, order["burst"])}
         except Exception as error:  # noqa: BLE001 - whatever a contender cannot do is told, not fatal
