@@ -18,6 +18,7 @@ from strata.cli import show
 from strata.cli.parser import Mistake
 from strata.cli.programs import Program, kind_of, open_program
 from strata.cli.run import prepare
+from strata.cli.turns import in_turns
 from strata.config import config, using
 
 
@@ -97,20 +98,6 @@ def _onnxruntime(path: str, feeds: dict[str, np.ndarray], threads: int) -> Calla
     settings.log_severity_level = 4
     session = ort.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
     return lambda: session.run(None, feeds)
-
-
-def in_turns(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
-    """Times of runs in turns until each has had its seconds, three runs at least."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run()
-    while any((sum(t) < seconds and len(t) < 10000) or len(t) < 3 for t in times.values()):
-        for name, run in runs.items():
-            for _ in range(5):
-                start = time.perf_counter()
-                run()
-                times[name].append(time.perf_counter() - start)
-    return times
 
 
 def _difference(a: list[Any], b: list[Any]) -> float:

