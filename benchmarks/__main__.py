@@ -32,12 +32,11 @@ RATIOS = ROOT / "benchmarks/ratios.json"
 HISTORY = ROOT / "bench-results/history.jsonl"
 NOISE = 0.25  # a ratio may fall this much below the stored one
 MOST = 2.0  # a stored ratio beyond this would defend luck
-QUICK, FULL = 0.2, 1.0  # seconds for each contender, workload and number of threads
+QUICK, FULL = 0.15, 1.0  # seconds for each contender, workload and number of threads
 # workloads that are also timed from the start of a process
 START_UPS = (
     "MiniLM-shaped encoder 1x128",
     "PP-OCRv4 detection 640x640",
-    "PP-OCRv4 recognition 48x320",
     "silero-vad step",
 )
 

@@ -28,7 +28,7 @@ from benchmarks.registry import COMPILERS, JUDGES, Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 BURST = 0.015  # seconds of one contender before the next has its turn
-LEAST = 4  # turns, whatever they take
+LEAST = 3  # turns, whatever they take
 FAR, FEW = 3.0, 2  # a peer so many times slower than the best has so few turns
 SHARED = Path("/dev/shm")  # results are compared through memory where there is such a place
 PATIENCE = 120.0  # seconds for a contender to make a workload ready
@@ -189,7 +189,7 @@ def start_up(contender: str, threads: int, name: str) -> dict[str, Any]:
     limit_cores(contender, threads)
     case = load_workloads()[name].make()
     start = time.perf_counter()
-    __import__("torch" if contender == "torch.compile" else contender)
+    __import__({"torch.compile": "torch", "llama.cpp": "xllamacpp"}.get(contender, contender))
     if contender == "strata":
         import strata
 
