@@ -25,8 +25,10 @@ def join_siblings(order: list[Group], stored: set[Value], fixed: set[Value]) -> 
     made: list[Group] = []
     last: int | None = None  # the place of the last step that runs each time
     for group in order:
-        if all(r in fixed for r in group.roots):
-            made.append(group)
+        if all(r in fixed for r in group.roots):  # it comes first, as what is joined before it may read it
+            at = len(made) if last is None else last
+            made.insert(at, group)
+            last = None if last is None else at + 1
             continue
         joined = _joined(made[last], group, stored, readers) if last is not None else None
         if joined is not None and last is not None:
