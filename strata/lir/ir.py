@@ -7,7 +7,7 @@ arena holds scratch buffers only, at offsets that the memory planner chose.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ import numpy as np
 from strata.core import Dim, Symbol, Target, TensorType
 from strata.kernel import Kernel, show_kernel
 from strata.lir.group import Cut
-from strata.lir.views import Spacing
+from strata.lir.views import Spacing, read_view
 from strata.mir import Graph, Node
 
 if TYPE_CHECKING:
@@ -58,6 +58,14 @@ class Step:
     def read_buffers(self) -> tuple[str, ...]:
         """Inputs, and what outputs start as."""
         return (*self.inputs, *(source for _, source in self.updates))
+
+    def operands(self, arrays: Sequence[np.ndarray], binding: Mapping[str, int]) -> list[np.ndarray]:
+        """What the op of a host step takes, of its buffers: all of them, or what it reads where they lie."""
+        if self.views is None:
+            return list(arrays)
+        (node,) = self.nodes
+        reads = zip(arrays, self.views, node.inputs, strict=True)
+        return [read_view(array, view, x.shape, binding) for array, view, x in reads]
 
     @property
     def slides(self) -> Node | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from strata.core import Dim, divide_exactly
+import numpy as np
+
+from strata.core import Dim, divide_exactly, substitute
 from strata.lir.traits import traits
 from strata.mir import Constant, Input, Node, Param, Value
 
@@ -18,6 +21,18 @@ class Spacing:
 
     start: Dim
     strides: tuple[Dim, ...]
+
+
+def read_view(array: np.ndarray, spacing: Spacing, shape: tuple[Dim, ...], binding: Mapping[str, int]) -> np.ndarray:
+    """The elements of an array that a view reads, where they lie."""
+    sizes = [substitute(d, binding) for d in (*shape, spacing.start, *spacing.strides)]
+    numbers = [d for d in sizes if isinstance(d, int)]
+    assert len(numbers) == len(sizes), "every size is known when a step runs"
+    dims, start, strides = numbers[: len(shape)], numbers[len(shape)], numbers[len(shape) + 1 :]
+    if 0 in dims:
+        return np.empty(dims, array.dtype)
+    flat = np.ascontiguousarray(array).reshape(-1)[start:]
+    return np.lib.stride_tricks.as_strided(flat, dims, [s * array.itemsize for s in strides], writeable=False)
 
 
 def view_strides(value: Value, base: Value | None = None) -> Spacing | None:

@@ -17,7 +17,7 @@ from strata.passes.drop_unused import DropUnused
 from strata.passes.find_attention import FindAttention
 from strata.passes.fold import Fold
 from strata.passes.fuse_attention import FuseAttentionBlock
-from strata.passes.fuse_matmul import FuseMatMulBiasAct
+from strata.passes.fuse_matmul import EPILOGUES, FuseMatMulBiasAct
 from strata.passes.fuse_norm_reshape import FuseRmsNormReshape
 from strata.passes.fuse_residual import FuseResidualLN, FuseResidualRmsNorm
 from strata.passes.fuse_swiglu import FuseSwiGLU, FuseSwiGLUDualMatmul
@@ -28,5 +28,5 @@ from strata.passes.pipeline import FusionLimits, PassChoices, default_passes
 from strata.passes.precision import POLICIES, Precision, parse_policy
 from strata.passes.regions import MarkElementwiseRegions, UnfuseElementwiseRegions
 from strata.passes.rematerialize import Rematerialize, SplitBarriers
-from strata.passes.share_matmul import ShareMatMul
+from strata.passes.share_matmul import ShareMatMul, fixed_values
 from strata.passes.simplify import Simplify

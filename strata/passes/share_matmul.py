@@ -17,6 +17,15 @@ from strata.passes.base import Pass, PassContext, register, rewrite
 from strata.passes.match import Uses
 
 
+def fixed_values(order: Sequence[Node]) -> set[Value]:
+    """What depends on parameters and constants only, of nodes in order."""
+    fixed: set[Value] = set()
+    for node in order:
+        if isinstance(node.op, (Param, Constant)) or (node.inputs and all(x in fixed for x in node.inputs)):
+            fixed.update(node.outputs)
+    return fixed
+
+
 @register
 @dataclass(frozen=True)
 class ShareMatMul(Pass):
@@ -28,10 +37,7 @@ class ShareMatMul(Pass):
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         order = toposort(graph.results)
-        fixed: set[Value] = set()
-        for node in order:
-            if isinstance(node.op, (Param, Constant)) or (node.inputs and all(x in fixed for x in node.inputs)):
-                fixed.update(node.outputs)
+        fixed = fixed_values(order)
         families: dict[Value, list[Node]] = defaultdict(list)
         for node in order:
             if self._joins(node, fixed):

@@ -12,7 +12,7 @@ from strata.core import Place
 from strata.errors import CompileError
 from strata.lir import Lir, Step, traits
 from strata.mir import Graph, Node, Value
-from strata.passes import PassRecord
+from strata.passes import EPILOGUES, PassRecord, ShareMatMul, fixed_values
 
 COUNTED = {
     "matmul": "matmul", "attention": "attention", "rope": "rope", "narrow": "slice", "silu": "silu", "mul": "multiply",
@@ -116,7 +116,12 @@ def analyze(
     epilogues: tuple[str, ...] = ("gelu", "silu"),
 ) -> FusionReport:  # fmt: skip
     """Compare a graph before and after the passes. Misses are patterns whose fused op is claimed."""
-    missed = (*_missed_bias(after, claims, epilogues), *_missed_swiglu(after, claims))
+    missed = (
+        *_missed_bias(after, claims, epilogues),
+        *_missed_epilogue(after, epilogues),
+        *_missed_swiglu(after, claims),
+        *_missed_shared(after),
+    )
     nodes = [g.nodes() for g in (before, after)]
     counts = [MappingProxyType(Counter(n.op.name for n in found)) for found in nodes]
     return FusionReport(len(nodes[0]), len(nodes[1]), counts[0], counts[1], missed, passes)
@@ -160,6 +165,43 @@ def _missed_bias(graph: Graph, claims: frozenset[str], epilogues: tuple[str, ...
             yield _miss(
                 node, "matmul_bias_act", f"its bias has shape {list(bias.shape)}, the product {columns} columns"
             )
+
+
+def _missed_epilogue(graph: Graph, epilogues: tuple[str, ...]) -> Iterator[MissedFusion]:
+    """Activations behind a fused product that the backend's kernel for it does not know."""
+    readers = _readers(graph)
+    for node in graph.nodes():
+        made = Value(node, 0)
+        if node.op.name != "fused_matmul_bias_act" or node.op.act is not None:  # type: ignore[attr-defined]
+            continue
+        users = readers[made]
+        if len(users) != 1 or made in graph.results or users[0].op.name not in EPILOGUES:
+            continue
+        act = users[0].op.name
+        known = ", ".join(epilogues)
+        yield _miss(node, "matmul_bias_act", f"{act} is no epilogue of this backend", known and f"one of {known}")
+
+
+def _missed_shared(graph: Graph) -> Iterator[MissedFusion]:
+    """Products of one left side that could be one wide product."""
+    families: dict[Value, list[Node]] = defaultdict(list)
+    least, order = ShareMatMul().least_columns, graph.nodes()
+    fixed = fixed_values(order)
+    for node in order:
+        if node.op.name == "matmul" and node.inputs[1].ndim == 2:
+            columns = node.inputs[1].shape[1]
+            if isinstance(columns, int) and columns >= least and node.inputs[0] not in fixed:
+                families[node.inputs[0]].append(node)
+    for family in families.values():
+        if len(family) < 2:
+            continue
+        open_weights = sum(node.inputs[1] not in fixed for node in family)
+        reason = f"{len(family)} products share their left side and stay apart"
+        if open_weights:
+            yield _miss(family[0], "shared_matmul", f"{reason}: {open_weights} of their weights are not parameters",
+                        "declare the weights as parameters")  # fmt: skip
+        else:
+            yield _miss(family[0], "shared_matmul", f"{reason}: share_matmul did not join them")
 
 
 def _missed_swiglu(graph: Graph, claims: frozenset[str]) -> Iterator[MissedFusion]:

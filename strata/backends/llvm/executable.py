@@ -348,7 +348,7 @@ class CpuExecutable:
                 arrays = [self._values[name] for name in step.inputs]
                 kinds = [self.lir.buffer(name).type for name in step.outputs]
                 if step.kernel is None and at not in self.native:
-                    results = list(run_op(step.nodes[0].op, arrays, kinds))
+                    results = list(run_op(step.nodes[0].op, step.operands(arrays, {}), kinds))
                 else:
                     results = [np.empty(t.static_shape, t.dtype.np) for t in kinds]
                     self._run_alone(at, arrays, results)
@@ -479,7 +479,8 @@ class CpuExecutable:
         (node,) = step.nodes
         arrays = [self.array(name, values, bound, arena, binding) for name in step.inputs]
         types = [t.bind(binding) for t in node.types]
-        for name, result in zip(step.outputs, run_op(node.op.bind(binding), arrays, types), strict=True):
+        results = run_op(node.op.bind(binding), step.operands(arrays, binding), types)
+        for name, result in zip(step.outputs, results, strict=True):
             self.array(name, values, bound, arena, binding)[...] = result
 
     def array(

@@ -272,6 +272,42 @@ def test_products_without_a_bias_are_no_misses(claiming):
     CompilePipeline(claiming(), CompileOptions(assert_fusion_clean=True)).compile(g)
 
 
+def test_products_of_one_left_side_that_stay_apart():
+    g = Graph("g")
+    x = g.input("x", f32[4, 8])
+    g.outputs(*(x @ g.input(f"w{i}", f32[8, 16]) for i in range(2)))
+    report = CompilePipeline("cpu").compile(g).fusion
+    assert report.missed_shared_matmul() == 1
+    assert "2 products share their left side and stay apart: 2 of their weights are not parameters" in str(report)
+    assert "missed_shared_mm=1" in report.summary_line()
+    g = Graph("g")
+    x = g.input("x", f32[4, 8])
+    g.outputs(*(x @ g.param(f"w{i}", f32[8, 16]) for i in range(3)))
+    assert not CompilePipeline("cpu").compile(g).fusion.missed
+    left_out = CompilePipeline("cpu", CompileOptions(skip_passes=("share_matmul",))).compile(g).fusion
+    assert "3 products share their left side and stay apart: share_matmul did not join them" in str(left_out)
+
+
+def test_narrow_products_are_no_misses():
+    """A router of a few columns stays on its own by choice."""
+    g = Graph("g")
+    x = g.input("x", f32[4, 8])
+    g.outputs(x @ g.param("w", f32[8, 16]), x @ g.param("router", f32[8, 4]))
+    assert not CompilePipeline("cpu").compile(g).fusion.missed_shared_matmul()
+
+
+def test_activations_that_are_no_epilogue_are_missed(claiming):
+    g = Graph("g")
+    x, w, b = g.input("x", f32[4, 8]), g.param("w", f32[8, 8]), g.param("b", f32[8])
+    g.outputs(ops.softplus(x @ w + b))
+    report = CompilePipeline(claiming()).compile(g).fusion
+    assert report.missed_matmul_bias_act() == 1
+    assert "softplus is no epilogue of this backend (try: one of gelu, silu)" in str(report)
+    known = CompilePipeline(claiming(epilogues=("gelu", "softplus"))).compile(g).fusion
+    assert not known.missed
+    assert known.fused_matmul_bias_act == 1
+
+
 def test_encoder_is_clean_on_the_cpu():
     CompilePipeline("cpu", CompileOptions(assert_fusion_clean=True)).compile(deep())
 
