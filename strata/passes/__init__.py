@@ -21,9 +21,11 @@ from strata.passes.fuse_matmul import EPILOGUES, FuseMatMulBiasAct
 from strata.passes.fuse_norm_reshape import FuseRmsNormReshape
 from strata.passes.fuse_residual import FuseResidualLN, FuseResidualRmsNorm
 from strata.passes.fuse_swiglu import FuseSwiGLU, FuseSwiGLUDualMatmul
+from strata.passes.insert_quantize import CalibrationEntry, insert_q_dq
 from strata.passes.layout import ChannelsLast
 from strata.passes.legalize_broadcast import LegalizeBroadcast
 from strata.passes.match import Pattern, RuleSet, V, pat
+from strata.passes.merge_fake_quantize import MergeFakeQuantize
 from strata.passes.pipeline import FusionLimits, PassChoices, default_passes
 from strata.passes.precision import POLICIES, Precision, parse_policy
 from strata.passes.regions import MarkElementwiseRegions, UnfuseElementwiseRegions

@@ -26,7 +26,7 @@ class CompileOptions:
     assert_fusion_clean: bool = False
     """Refuse to compile where a fusion that a kernel exists for was missed."""
     memory_limit: int | None = None
-    """Bytes of scratch memory that the plan may use; more is refused at compile time."""
+    """Bytes of scratch memory that the plan may use; a plan above it computes cheap values again, or is refused."""
     dim_binding: Mapping[str, int] | None = None
     """Symbolic sizes to fix before compiling."""
     kernel_dispatch: str = "prefer_native"

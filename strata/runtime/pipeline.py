@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 from strata.backends import Backend, backend_for
 from strata.config import config
 from strata.core import Dim, located
-from strata.errors import OptionError, TraceError
+from strata.errors import MemoryLimitError, OptionError, TraceError
 from strata.lir import Lir, plan, show_module, verify_plan
 from strata.mir import Graph
 from strata.passes import Pass, PassContext, PassRecord, default_passes, parse_passes, run_passes
@@ -156,7 +157,18 @@ class CompilePipeline:
     compile_hir = compile_mir = compile_module = compile
 
     def compile_graph(self, graph: Graph) -> CompileResult:
-        """Optimize and plan a graph as it is."""
+        """Optimize and plan a graph as it is; where it goes over the memory limit, compute cheap values again."""
+        try:
+            return self._compile_graph(graph)
+        except MemoryLimitError:
+            if self.options.rematerialize or self.options.passes is not None:
+                raise
+            again = CompilePipeline(self.device, replace(self.options, rematerialize=True))
+            with contextlib.suppress(MemoryLimitError):
+                return again._compile_graph(graph)
+            raise
+
+    def _compile_graph(self, graph: Graph) -> CompileResult:
         optimized, report = self.optimize(graph)
         lir = self.plan(optimized)
         report = report.with_plan(lir)

@@ -1,6 +1,7 @@
 """How many kernels programs take, and how much memory: pinned, so that a loss of fusion is a red test."""
 
 import sys
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -166,6 +167,28 @@ def test_compiling_is_linear_in_layers(build: Callable[[int], Graph]) -> None:
     work = {layers: calls(lambda g=graph: compiled(g)) for layers, graph in programs.items()}
     assert work[12] - work[6] < 2.3 * (work[6] - work[3]), work
     assert work[12] < 150_000 * 12, work
+
+
+@pytest.mark.parametrize(
+    ("build", "most_calls", "seconds"),
+    [
+        pytest.param(lambda: graphs.encoder(12), 1_150_000, 0.5, id="encoder of 12 layers"),
+        pytest.param(lambda: graphs.llama(32), 2_350_000, 1.5, id="decoder of 32 layers"),
+        pytest.param(lambda: decoder(32, None, False), 3_700_000, 1.5, id="loaded decoder of 32 layers"),
+    ],
+)
+def test_compiling_is_quick(build: Callable[[], Graph], most_calls: int, seconds: float) -> None:
+    """The Python part, without machine code: calls are what is pinned, the processor's time is what is promised."""
+    graph = build()
+    compiled(graph)  # fills what is remembered of ops
+    work = calls(lambda: compiled(graph))
+    assert work < most_calls
+    taken = []
+    for _ in range(3):
+        start = time.process_time()
+        compiled(graph)
+        taken.append(time.process_time() - start)
+    assert min(taken) < seconds, taken
 
 
 def test_a_long_chain_is_linear() -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from strata import ops
+from strata.errors import MemoryLimitError
 from strata.mir import Graph, evaluate
 from strata.passes import PassContext, SplitBarriers, run_passes
 from strata.runtime import CompileOptions, CompilePipeline, Session
@@ -48,6 +49,19 @@ def test_training_takes_less_memory_and_gives_the_same_bits():
     assert peak(graph, again) < 0.7 * peak(graph)
     for a, b in zip(run(graph, None), run(graph, again), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_memory_limit_asks_for_it():
+    """Values are kept while they fit; a limit makes the plan compute them again, or is refused."""
+    graph = value_and_grad(perceptron())
+    kept, least = peak(graph), peak(graph, CompileOptions(rematerialize=True))
+    assert peak(graph, CompileOptions(memory_limit=kept)) == kept
+    limited = CompileOptions(memory_limit=(kept + least) // 2)
+    assert peak(graph, limited) == least
+    for a, b in zip(run(graph, None), run(graph, limited), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(MemoryLimitError, match=f"needs {kept:,} bytes of scratch memory, the limit is {least - 1:,}"):
+        peak(graph, CompileOptions(memory_limit=least - 1))
 
 
 def test_inference_is_left_alone():

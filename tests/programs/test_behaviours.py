@@ -1,0 +1,310 @@
+"""The compiler's numbered behaviours: which tests show each, and those that no other file shows.
+
+The numbers are those of the specification that the compiler was written to: pipeline 1-12, pattern fusion 13-31,
+element-wise regions 32-39, reports and gating 40-46, legalisation and dispatch 47-56, cleanup, precision and
+quantisation 57-66, memory, plans and symbolic sizes 67-78.
+"""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from strata import ops
+from strata.core import f32, sym
+from strata.errors import OptionError, ParseError, ShapeError, TraceError, UnknownNameError
+from strata.hir import Module
+from strata.lir import plan, verify_plan
+from strata.mir import Graph, evaluate, parse, verify
+from strata.runtime import CompileOptions, CompilePipeline, ModelComponent, ModelVariant, Session
+from strata.runtime.variant import CompilationMode
+from strata.transforms import grad, promote_params
+
+TESTS = Path(__file__).parents[1]
+CONFIG, CACHES = "unit/test_config.py", "unit/runtime/test_caches.py"
+PIPELINE, FUSION, REGIONS = "unit/runtime/test_pipeline.py", "unit/passes/test_fusion.py", "unit/passes/test_regions.py"
+LISTS, LOWER, PLAN = "unit/passes/test_pipeline.py", "unit/hir/test_lower.py", "unit/lir/test_plan.py"
+HERE = "programs/test_behaviours.py"
+
+# number: tests as (file, function), or golden cases of a pass by their file
+SHOWN: dict[int, list[tuple[str, str] | str]] = {
+    1: [(PIPELINE, "test_a_linear_block_is_one_kernel"), (PIPELINE, "test_memory_is_shared")],
+    2: [(LOWER, "test_swiglu_ffn")],
+    3: [(PIPELINE, "test_modules_defined_by_a_function")],
+    4: [(LOWER, "test_swiglu_ffn"), (PIPELINE, "test_claimed_patterns_are_counted_and_clean")],
+    5: [(PIPELINE, "test_plans_have_phases_io_and_a_steady_fingerprint")],
+    6: [(PIPELINE, "test_results_keep_their_shapes")],
+    7: [(PIPELINE, "test_symbols_are_listed_and_specialised")],
+    8: [(HERE, "test_a_block_of_symbolic_sizes_specialises"), (PIPELINE, "test_unbound_symbols_stay")],
+    9: [(HERE, "test_what_is_compiled_verifies")],
+    10: [(HERE, "test_a_fused_block_is_clean")],
+    11: [(PIPELINE, "test_inspect_shows_every_stage")],
+    12: [(HERE, "test_a_plan_has_no_gradient"), (PIPELINE, "test_a_plan_is_no_program")],
+    13: ["fuse_matmul_gelu", (FUSION, "test_matmul_bias_act_is_one_op")],
+    14: [(FUSION, "test_matmul_bias_act_is_one_op")],
+    15: ["fuse_matmul_exp_stays", (PIPELINE, "test_activations_that_are_no_epilogue_are_missed")],
+    16: [(FUSION, "test_bias_may_be_declared_first"), (HERE, "test_operands_may_be_declared_late")],
+    17: ["fuse_residual_layer_norm"],
+    18: ["fuse_residual_rms_norm"],
+    19: ["fuse_residual_layer_norm", (FUSION, "test_intermediates_that_are_results_stay")],
+    20: ["fuse_rms_norm_reshape"],
+    21: [(HERE, "test_a_pair_of_products_is_one_and_two_slices")],
+    22: ["share_matmul", (FUSION, "test_shared_products_become_slices")],
+    23: [(HERE, "test_operands_may_be_declared_late")],
+    24: [(FUSION, "test_four_products_of_a_mixture_share")],
+    25: [(PIPELINE, "test_claimed_patterns_are_counted_and_clean")],
+    26: ["fuse_swiglu_dual", (FUSION, "test_swiglu_of_two_products")],
+    27: ["fuse_swiglu_halves"],
+    28: ["fuse_swiglu_extra_reader"],
+    29: [(FUSION, "test_feed_forward_of_an_encoder_shrinks")],
+    30: [(FUSION, "test_every_intermediate_may_be_a_result")],
+    31: [(FUSION, "test_bias_of_another_length_is_rejected"), "fuse_matmul_declines"],
+    32: ["mark_regions", (REGIONS, "test_a_chain_is_one_region")],
+    33: [(REGIONS, "test_a_value_with_two_readers_ends_a_region")],
+    34: [(REGIONS, "test_one_op_is_no_region")],
+    35: [(REGIONS, "test_comparison_and_selection_are_steps")],
+    36: ["unfuse_regions", (REGIONS, "test_taking_apart_restores_the_ops")],
+    37: ["mark_regions_limit", (REGIONS, "test_limits")],
+    38: [(HERE, "test_a_fused_chain_equals_the_hand_computation")],
+    39: [(REGIONS, "test_inner_ones_broadcast_as_numpy_does")],
+    40: [(PIPELINE, "test_claimed_patterns_are_counted_and_clean")],
+    41: [(FUSION, "test_swiglu_of_two_products")],  # both orders fuse, so neither is a miss
+    42: [(LISTS, "test_a_backend_that_groups_runs_no_patterns"),
+         (LISTS, "test_patterns_come_before_anything_that_takes_ops_apart")],
+    43: [(LISTS, "test_without_fusion")],
+    44: [(LISTS, "test_claims_gate_patterns")],
+    45: [(LISTS, "test_claims_gate_patterns")],
+    46: [(LISTS, "test_a_backend_that_groups_runs_no_patterns"), (LISTS, "test_claims_gate_patterns")],
+    47: [(HERE, "test_a_device_that_claims_nothing_special_takes_everything")],
+    48: [(PIPELINE, "test_legal_graphs_stay_as_they_are")],
+    49: [(PIPELINE, "test_every_offender_is_named_with_its_line")],
+    50: [(PIPELINE, "test_every_offender_is_named_with_its_line")],
+    51: [(PIPELINE, "test_compositions_are_taken_apart_for_a_smaller_claim"), "decompose_fused"],
+    52: [(PIPELINE, "test_lowered_for_a_device_without_them")],
+    53: [(PIPELINE, "test_lowered_for_a_device_without_them")],
+    54: [(PIPELINE, "test_legal_graphs_stay_as_they_are")],
+    55: [(PIPELINE, "test_dispatch_policies")],
+    56: [(PIPELINE, "test_what_runs_how"), (PIPELINE, "test_compositions_are_taken_apart_for_a_smaller_claim")],
+    57: ["drop_unused", (LISTS, "test_unused_declarations_go_when_asked")],
+    58: ["fold_constants"],
+    59: ["precision_mixed", "precision_conservative", (LISTS, "test_f32_policy_adds_no_casts")],
+    60: [(LISTS, "test_precision_leaves_other_types_alone")],
+    61: [("unit/passes/test_quantize.py", "test_a_tapped_value_is_quantised_for_all_its_readers"),
+         ("unit/passes/test_quantize.py", "test_an_empty_record_changes_nothing")],
+    62: ["merge_fake_quantize", ("unit/passes/test_quantize.py", "test_others_stay")],
+    63: ["lower_cond", "lower_while", (LISTS, "test_loops_freeze_where_their_condition_ends")],
+    64: ["legalize_broadcast"],
+    65: [(HERE, "test_an_inlined_graph_needs_all_its_values")],
+    66: [(HERE, "test_named_parameters_become_inputs")],
+    67: [(PLAN, "test_blocks_that_never_meet_share_memory"), (PLAN, "test_blocks_never_overlap_while_alive")],
+    68: [(PLAN, "test_report_lists_buffers_by_offset")],
+    69: [(PLAN, "test_movements_are_views"), (HERE, "test_views_take_no_memory")],
+    70: [(PIPELINE, "test_training_plans_share_their_weights")],
+    71: [(PLAN, "test_manifest_sizes_and_order"), (PIPELINE, "test_fingerprints_see_everything")],
+    72: [(PLAN, "test_phases"), (HERE, "test_sampling_is_the_epilogue")],
+    73: [(PIPELINE, "test_unbound_symbols_stay")],
+    74: [(PIPELINE, "test_bindings_come_from_shapes")],
+    75: [(HERE, "test_variants_bind_their_sizes_and_differ"),
+         (CACHES, "test_variant_keys_are_stable")],
+    76: [(CONFIG, "test_overlay_is_read_and_logged"), (CONFIG, "test_empty_variable_is_unset"),
+         (CONFIG, "test_using_nests_and_restores"), (HERE, "test_settings_win_in_bulk_and_when_false")],
+    77: [("unit/core/test_types.py", "test_broadcasting_is_numpys"), (HERE, "test_shapes_of_common_ops")],
+    78: [(HERE, "test_a_declared_shape_that_is_wrong_is_reported"),
+         (PIPELINE, "test_wrong_programs_fail_where_they_are_written")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(1, 79))
+def test_every_behaviour_is_shown(number: int) -> None:
+    assert SHOWN[number]
+    for where in SHOWN[number]:
+        if isinstance(where, str):
+            assert (TESTS / "cases" / "passes" / f"{where}.txt").exists(), where
+            continue
+        file, name = where
+        tree = ast.parse((TESTS / file).read_text("utf-8"))
+        assert name in {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}, where
+
+
+def linear(fused: bool = False) -> Module:
+    m = Module("linear")
+    x, w, b = m.input("x", (4, 8)), m.param("w", (8, 16)), m.param("b", (16,))
+    return m.outputs(m.linear_fused(x, w, b, act="gelu") if fused else m.linear(x, w, b, act="gelu"))
+
+
+def test_a_block_of_symbolic_sizes_specialises() -> None:
+    m = Module("m")
+    x = m.input_batch_seq("x", hidden=64)
+    y = m.linear(x, m.param("w", (64, 64)), m.param("b", (64,)), act="relu")
+    result = CompilePipeline("cpu").compile(m.outputs(m.linear(y, m.param("v", (64, 64)), m.param("c", (64,)))))
+    short, long = (result.specialize({"batch": 1, "seq": n}) for n in (8, 128))
+    assert short.lir.graph.results[0].shape == (1, 8, 64)
+    assert long.lir.graph.results[0].shape == (1, 128, 64)
+    assert long.lir.arena_size > short.lir.arena_size > 0
+
+
+def test_what_is_compiled_verifies() -> None:
+    result = CompilePipeline("cpu").compile(linear())
+    verify(result.source)
+    verify(result.lir.graph)
+    verify_plan(result.lir)
+
+
+def test_a_fused_block_is_clean() -> None:
+    report = CompilePipeline("cpu", CompileOptions(assert_fusion_clean=True)).compile(linear(fused=True)).fusion
+    assert not report.missed
+
+
+def test_a_plan_has_no_gradient() -> None:
+    with pytest.raises(TraceError, match="takes a Graph, got Lir"):
+        grad(CompilePipeline("cpu").compile(linear()).lir)  # type: ignore[arg-type]
+
+
+def test_operands_may_be_declared_late() -> None:
+    """A graph is what depends on what: the order of declarations is no part of it."""
+    graphs = []
+    for late in (False, True):
+        g = Graph("g")
+        x, w = g.input("x", f32[4, 8]), g.param("w", f32[8, 8])
+        first = x @ w if late else None
+        v, b = g.param("v", f32[8, 8]), g.param("b", f32[8])
+        product = first if first is not None else x @ w
+        graphs.append(g.outputs(ops.gelu(product + b), x @ v))
+    labels = [[s.label for s in CompilePipeline("cpu").compile(g).lir.schedule] for g in graphs]
+    assert labels[0] == labels[1]
+    assert str(graphs[0]) == str(graphs[1])
+
+
+def test_a_pair_of_products_is_one_and_two_slices() -> None:
+    g = Graph("pair")
+    x = g.input("x", f32[4, 8])
+    result = CompilePipeline("cpu").compile(g.outputs(*(x @ g.param(n, f32[8, 16]) for n in "ab")))
+    names = [n.op.name for n in result.lir.graph.nodes()]
+    assert (names.count("matmul"), names.count("slice")) == (1, 2)
+    assert len(names) <= 7
+
+
+def test_a_fused_chain_equals_the_hand_computation() -> None:
+    g = Graph("chain")
+    a, b, c = (g.input(n, f32[4]) for n in "abc")
+    compiled = Session("cpu").compile(g.outputs(ops.relu((a + b) * c)))
+    feeds = {"a": [1, 2, 3, 4], "b": [0.5, -3, 1, 0], "c": [2, 2, -1, 0.25]}
+    (got,) = compiled.run({n: np.array(v, np.float32) for n, v in feeds.items()})
+    np.testing.assert_allclose(got, [3.0, 0.0, 0.0, 1.0], atol=1e-6)
+    assert len(compiled.lir.schedule) == 1
+
+
+def test_a_device_that_claims_nothing_special_takes_everything() -> None:
+    g = Graph("any")
+    x = g.input("x", f32[4, 4])
+    result = CompilePipeline("reference").compile(g.outputs(ops.sort(ops.softmax(x, axis=-1)), ops.cholesky(x)))
+    assert result.dispatch.compile_ready
+
+
+def test_an_inlined_graph_needs_all_its_values() -> None:
+    inner = Graph("inner")
+    a, b = inner.input("a", f32[3]), inner.input("b", f32[3])
+    inner.outputs(a * b + a)
+    outer = Graph("outer")
+    x = outer.input("x", f32[3])
+    (y,) = inner.call(x, ops.exp(x))
+    values = np.arange(3, dtype=np.float32)
+    np.testing.assert_allclose(
+        evaluate(outer.outputs(y), {"x": values})[0], values * np.exp(values) + values, rtol=1e-6
+    )
+    with pytest.raises(OptionError, match="graph 'inner' takes 2 values, got 1"):
+        inner.call(x)
+    with pytest.raises(ShapeError, match=r"graph 'inner': b is f32\[3\], got f32\[4\]"):
+        inner.call(x, ops.concat([x, x[:1]], axis=0))
+
+
+def test_named_parameters_become_inputs() -> None:
+    g = Graph("g")
+    x, w, v = g.input("x", f32[2, 3]), g.param("w", f32[3, 3]), g.param("v", f32[3, 3])
+    before = g.outputs(x @ w + x @ v)
+    after = promote_params(before, "w")
+    assert (after.input_names, after.param_names) == (("x", "w"), ("v",))
+    assert len(after.nodes()) == len(before.nodes())
+    feeds = {n: np.ones(s, np.float32) for n, s in (("x", (2, 3)), ("w", (3, 3)), ("v", (3, 3)))}
+    np.testing.assert_array_equal(evaluate(after, feeds)[0], evaluate(before, feeds)[0])
+    with pytest.raises(UnknownNameError, match="has no parameter 'x'"):
+        promote_params(before, ["x"])
+
+
+def test_views_take_no_memory() -> None:
+    """Reshapes, casts to the same type and parts of the first axis are read where they lie."""
+    g = Graph("views")
+    y = ops.sort(g.input("x", f32[8, 8]))
+    same = ops.cast(ops.reshape(y, (64,)), f32)
+    part = ops.narrow(same, 0, 8, 16)
+    lir = plan(g.outputs(ops.sum(part), ops.sum(same)))
+    scratch = [b for b in lir.buffers if b.role == "scratch"]
+    assert [b.type.shape for b in scratch] == [(8, 8)]
+    assert lir.arena_size == 256
+
+
+def test_sampling_is_the_epilogue() -> None:
+    g = Graph("sample")
+    logits = g.input("x", f32[2, 8]) @ g.param("w", f32[8, 16])
+    phases = {s.label: s.phase for s in plan(g.outputs(ops.topk(logits, 3)[1])).schedule}
+    assert phases["matmul"] == "steady"
+    assert phases["topk"] == "epilogue"
+
+
+def test_variants_bind_their_sizes_and_differ() -> None:
+    prefill, decode = ModelVariant.prefill(2, 16), ModelVariant.decode(2, 16)
+    assert prefill.dim_binding() == {"batch": 2, "seq": 16}
+    assert decode.dim_binding() == {"batch": 2, "past_seq": 16, "seq": 1}
+    components = [
+        ModelComponent(prefill),
+        ModelComponent(decode),
+        ModelComponent(ModelVariant.encoder(2, 16)),
+        ModelComponent(prefill, mode=CompilationMode.AOT),
+        ModelComponent(prefill, profile_key="fast"),
+        ModelComponent(prefill, quant="q8_0"),
+        ModelComponent(prefill, layer_composition_key="two"),
+        ModelComponent(prefill, CompileOptions(exact=False)),
+    ]
+    assert len({c.cache_key() for c in components}) == len(components)
+
+
+def test_settings_win_in_bulk_and_when_false() -> None:
+    from strata.config import Config, config, using
+
+    before = config()
+    with using(verify=False, num_threads=3, check_indices=True) as inside:
+        assert (config().verify, config().num_threads, config().check_indices) == (False, 3, True)
+        assert inside.key_fields() != before.key_fields()
+    assert config() is before
+    overlaid = Config.from_environment({"STRATA_NUM_THREADS": "5", "STRATA_DEVICE": "reference"})
+    assert (overlaid.num_threads, overlaid.device) == (5, "reference")
+
+
+def test_shapes_of_common_ops() -> None:
+    n = sym("n", 1, 64)
+    g = Graph("shapes")
+    x, w, ids = g.input("x", (n, 4, 6)), g.param("w", f32[6, 5]), g.input("ids", (3,), "i64")
+    made = {
+        "matmul": (x @ w, (n, 4, 5)),
+        "broadcast": (x + g.input("row", f32[6]), (n, 4, 6)),
+        "compare": (x > 0.0, (n, 4, 6)),
+        "reduce": (ops.sum(x, axis=1), (n, 6)),
+        "keepdims": (ops.sum(x, axis=(1, 2), keepdims=True), (n, 1, 1)),
+        "concat": (ops.concat([x, x], axis=1), (n, 8, 6)),
+        "concat of symbols": (ops.concat([x, g.input("more", f32[2, 4, 6])], axis=0), (n + 2, 4, 6)),
+        "gather": (ops.take(w, ids, axis=0), (3, 5)),
+        "reshape": (ops.reshape(x, (n, -1)), (n, 24)),
+        "transpose": (ops.transpose(x, (2, 0, 1)), (6, n, 4)),
+        "narrow": (ops.narrow(x, 2, 1, 3), (n, 4, 3)),
+    }
+    for name, (value, shape) in made.items():
+        assert value.shape == shape, name
+
+
+def test_a_declared_shape_that_is_wrong_is_reported() -> None:
+    text = "mir @g(x: f32[4]) -> f32[5] {{\n  %0 = exp(x) : {}\n  return %0\n}}"
+    with pytest.raises(ParseError, match=r"text says f32\[5\], exp gives f32\[4\]"):
+        parse(text.format("f32[5]"))
+    with pytest.raises(ShapeError):
+        Graph("g").input("x", f32[4]).reshape((3, 2))
