@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from strata import ops as functions
 from strata.mir import Graph, Value, as_tuple
-from strata.ops.quantize import dequantize, quantize
 from strata.passes.base import rewrite
+
+ops: Any = functions  # functions are found by name, also where a module has the same one
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,8 @@ class CalibrationEntry:
         return CalibrationEntry(tuple(map(float, scales)), tuple(map(int, zero_points)), axis)
 
     def applied(self, x: Value) -> Value:
-        codes = quantize(x, self.scales, self.zero_points, axis=self.axis)
-        made: Value = dequantize(codes, self.scales, self.zero_points, axis=self.axis)
+        codes = ops.quantize(x, self.scales, self.zero_points, axis=self.axis)
+        made: Value = ops.dequantize(codes, self.scales, self.zero_points, axis=self.axis)
         return made
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from strata.mir import Graph, Value
-from strata.ops.fake_quantize import FakeQuantize
 from strata.passes.base import Pass, PassContext, register, rewrite
 
 MOVES = ("reshape", "transpose", "slice", "flip")  # elements elsewhere: fine where all share one scale
@@ -32,10 +31,10 @@ class MergeFakeQuantize(Pass):
 
 def _merged(value: Value, inputs: tuple[Value, ...], modes: Sequence[str]) -> Sequence[Value] | None:
     op = value.node.op
-    if not isinstance(op, FakeQuantize) or op.scale_mode not in modes:
+    if op.name != "fake_quantize" or op.scale_mode not in modes:  # type: ignore[attr-defined]
         return None
     x, *state = inputs
-    passed = (*KEEPS, *MOVES) if op.axis is None else KEEPS
+    passed = (*KEEPS, *MOVES) if op.axis is None else KEEPS  # type: ignore[attr-defined]
     source = x
     while source.node.op.name in passed:
         source = source.node.inputs[0]

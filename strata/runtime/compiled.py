@@ -160,6 +160,16 @@ class CompiledGraph:
 
     __call__ = run
 
+    def run_over(self, feeds: Mapping[str, Any], over: Mapping[int, np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Run with some outputs, by number, in arrays of the caller: inputs, too, that the plan may write over."""
+        if not over or self._is_special:
+            return self.run(feeds)
+        arrays = self._arrays(feeds)
+        makers = self._makers if self._is_static else self._sized(arrays)[1]
+        outputs = [over[i] if i in over else make(shape, dtype) for i, (make, shape, dtype) in enumerate(makers)]
+        self.run_into(feeds, outputs)
+        return tuple(outputs)
+
     def run_into(self, feeds: Mapping[str, Any], out: Sequence[np.ndarray]) -> None:
         """Run into arrays of the caller: contiguous, of the outputs' types. Nothing is allocated."""
         if self._is_special:

@@ -13,6 +13,7 @@ import numpy as np
 from strata.config import config
 from strata.core import TreeDef, here, unflatten
 from strata.errors import TraceError
+from strata.lir import may_take_over
 from strata.mir import Graph, leaf_name
 from strata.runtime import CompiledGraph, Session
 from strata.tensor.data import Handle, handle_value
@@ -40,18 +41,55 @@ class Variant:
     donated: tuple[int, ...] = ()  # inputs that the caller gives up
     compiled: CompiledGraph | None = None
     shared: dict[str, str] | None = None  # names of inputs in a shared program, by ours
+    takes: dict[int, int] | None = None  # outputs, and the donated inputs that they are written over
     runs: int = 0
     _lock: Lock = field(default_factory=Lock)
 
     def run(self, handles: Sequence[Handle]) -> Any:
         compiled = self.compiled or self.compile()
         feeds = self.renamed({n: h.array for n, h in zip(self.names, handles, strict=True)})
-        kinds = self.graph.results
-        results = [Handle(a, x.type, is_own=True) for a, x in zip(compiled.run(feeds), kinds, strict=True)]
-        for i in self.donated:
-            handles[i].release()
+        if self.donated:
+            made = self._run_over(compiled, feeds, handles)
+        else:
+            made = compiled.run(feeds)
+        results = [Handle(a, x.type, is_own=True) for a, x in zip(made, self.graph.results, strict=True)]
         self.runs += 1
         return self.restore(results)
+
+    def _run_over(
+        self, compiled: CompiledGraph, feeds: dict[str, np.ndarray], handles: Sequence[Handle]
+    ) -> Sequence[np.ndarray]:
+        """Results go where donated arguments lie, as far as the plan reads those before it writes.
+
+        Only memory that nobody else has seen is written over, and none that another argument reads.
+        """
+        if self.takes is None:
+            self.takes = self._pairs(compiled)
+        given = [h.array for h in handles]
+        over = {}
+        for output, i in self.takes.items():
+            alone = not any(np.may_share_memory(given[i], a) for j, a in enumerate(given) if j != i)
+            if handles[i].is_own and alone and given[i].flags.carray:
+                over[output] = given[i]
+        try:
+            return compiled.run_over(feeds, over)
+        finally:
+            for i in self.donated:
+                handles[i].release()
+
+    def _pairs(self, compiled: CompiledGraph) -> dict[int, int]:
+        """Outputs, and the donated inputs that they take over."""
+        names = compiled.lir.graph.input_names
+        pairs: dict[int, int] = {}
+        for i in self.donated:
+            name = self.shared.get(self.names[i], "") if self.shared is not None else self.names[i]
+            if name not in names:
+                continue
+            free = (o for o in range(len(self.graph.results)) if o not in pairs)
+            found = next((o for o in free if may_take_over(compiled.lir, name, o)), None)
+            if found is not None:
+                pairs[found] = i
+        return pairs
 
     def renamed(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Inputs by the names that the program has for them."""
