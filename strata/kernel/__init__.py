@@ -2,6 +2,7 @@
 
 from strata.kernel.algebra import Linear, linear
 from strata.kernel.build import Index, KernelBuilder, View
+from strata.kernel.choose import Machine, choose_schedule
 from strata.kernel.interp import identity, interpret
 from strata.kernel.ir import (
     REDUCTIONS,
@@ -26,14 +27,14 @@ from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, m
 from strata.kernel.normalize import address, normalize
 from strata.kernel.scalars import SCALARS, ScalarFunction
 from strata.kernel.schedule import (
-    Machine,
+    Exchange,
     NonTemporal,
     Parallel,
+    Prefetch,
     Schedule,
     Stage,
     Tile,
     Vectorise,
-    choose_schedule,
     number_loops,
     parallel_chain,
     parse_schedule,

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from strata.core import bounds
+from strata.kernel.choose import Machine, register_lanes
 from strata.kernel.ir import Kernel
 from strata.kernel.nest import Block, MapLoop, ReduceLoop
 from strata.kernel.schedule import (
     Action,
     Loop,
-    Machine,
     NonTemporal,
     Parallel,
     Schedule,
@@ -23,7 +23,6 @@ from strata.kernel.schedule import (
     Vectorise,
     number_loops,
     parallel_chain,
-    register_lanes,
     row_values,
     walk_loops,
 )

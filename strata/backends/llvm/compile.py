@@ -42,7 +42,7 @@ def lower(kernel: Kernel, target: Target, schedule: Schedule | None = None) -> L
 
 def machine_of(target: Target) -> Machine:
     """What schedules depend on."""
-    return Machine(target.vector_bytes, target.vector_registers, target.l2_bytes)
+    return Machine(target.vector_bytes, target.vector_registers, target.l2_bytes, target.l3_bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

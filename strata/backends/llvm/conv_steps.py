@@ -14,7 +14,7 @@ from typing import Any
 from strata.backends.llvm.builder import Function, Module, Value
 from strata.backends.llvm.conv import Convolution, Window, emit_convolution, plan_convolution
 from strata.backends.llvm.conv_depthwise import emit_depthwise, plan_depthwise
-from strata.backends.llvm.emit import Context
+from strata.backends.llvm.emit_values import Context
 from strata.backends.llvm.gemm_arith import convert
 from strata.backends.llvm.gemm_finish import Site
 from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b

@@ -5,29 +5,22 @@ the points begin … end - 1 of the parallel loops, taken as one flat index."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from strata.backends.llvm.builder import Module, Value, vector, vector_constant
-from strata.backends.llvm.emit_reduce import Accumulator
-from strata.backends.llvm.emit_values import Context, Values
-from strata.backends.llvm.registers import (
-    Parts,
-    register_bytes,
-    register_type,
-)
+from strata.backends.llvm.builder import Module, Value
+from strata.backends.llvm.emit_loops import Segment
+from strata.backends.llvm.emit_reduce import Reductions
+from strata.backends.llvm.registers import Parts, register_type
 from strata.core import Dim, Target, bounds, dim_prod
 from strata.kernel import (
     Axis,
     Block,
     Compute,
-    Expr,
     Kernel,
     Load,
     MapLoop,
     ReduceLoop,
-    Scalar,
     Schedule,
     StoreStep,
     linear,
@@ -37,19 +30,7 @@ from strata.kernel import (
     turns,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A part of a vector loop: its bounds, how many points it does at once, and whether its last step is masked."""
-
-    low: Value
-    high: Value
-    lanes: int
-    masked: bool
-
-
-RunRange = Callable[[Value, Value, Sequence[tuple[str, Value]]], list[str]]
-_BLOCK_STEPS = 256  # terms that one lane adds up before they join the total
+_LINE = 64  # bytes of a cache line
 
 
 def emit_kernel(module: Module, kernel: Kernel, nest: Block, schedule: Schedule, target: Target) -> str:
@@ -58,7 +39,7 @@ def emit_kernel(module: Module, kernel: Kernel, nest: Block, schedule: Schedule,
     return kernel.name
 
 
-class _Emitter(Values):
+class _Emitter(Reductions):
     """The function of one kernel: its loops, around the values that they compute."""
 
     def __init__(self, module: Module, kernel: Kernel, nest: Block, schedule: Schedule, target: Target) -> None:
@@ -77,6 +58,8 @@ class _Emitter(Values):
             self.sizes[name] = f.load("i64", f.address("i64", "%arguments", base + slot), 8)
         chain = parallel_chain(self.nest)[: self.schedule.parallel.loops]
         self._parallel(chain)
+        if any(self.schedule.is_nontemporal(b.name) for b in self.kernel.outputs):
+            f.statement("fence seq_cst")  # such stores are not ordered before what tells others of the end
         f.ret()
 
     # loops
@@ -143,19 +126,6 @@ class _Emitter(Values):
                     self._reduce(step)
                     self.filling = frozenset()
 
-    @contextmanager
-    def _scope(self, *axes: Axis) -> Iterator[None]:
-        """Inside, the axes have new values, and what depends on them is forgotten; at the end, all of it is."""
-        before = self.values, self.first, self.wide, self.context
-        bound = frozenset(axes)
-        self.values = {n: v for n, v in self.values.items() if not (n.free & bound)}
-        self.first = {n: v for n, v in self.first.items() if not (n.free & bound)}
-        self.wide = {k: v for k, v in self.wide.items() if not (k[0].free & bound)}
-        try:
-            yield
-        finally:
-            self.values, self.first, self.wide, self.context = before
-
     def _map(self, loop: MapLoop, low: Value, high: Value) -> None:
         lanes = self.schedule.lanes(self.numbers[id(loop)])
         if loop.scans:
@@ -167,8 +137,30 @@ class _Emitter(Values):
         if lanes == 1 or self.context.axis is not None:
             self._serial(loop.axis, low, high, (), self._running_block(loop.body))
             return
-        for segment in self._segments(loop, low, high, lanes):
-            self._vector(loop.axis, segment, (), self._running_block(loop.body))
+        if self.schedule.exchanged(self.numbers[id(loop)]):
+            self._exchange(loop, low, high)
+            return
+        number = self.numbers[id(loop)]
+        for segment in self._aligned_segments(loop, low, high, lanes):
+            self._vector(loop.axis, segment, (), self._running_block(loop.body), number)
+
+    def _aligned_segments(self, loop: MapLoop, low: Value, high: Value, lanes: int) -> list[Segment]:
+        """Segments of a map; before a store past the caches, a first one up to the start of a cache line."""
+        f = self.f
+        stores = [s.store for s in loop.body.steps if isinstance(s, StoreStep)]
+        past = next((s for s in stores if self.schedule.is_nontemporal(s.buffer.name)), None)
+        if past is None:
+            return self._segments(loop, low, high, lanes)
+        with self._scope(loop.axis):
+            self.first[loop.axis] = low
+            pointer = self._pointer(past.buffer, self.at_first(past.index[0]))
+        address = f.op(f"ptrtoint ptr {pointer} to i64")
+        missing = f.binary("and", "i64", f.op(f"sub i64 0, {address}"), str(_LINE - 1))
+        missing = f.op(f"udiv i64 {missing}, {past.buffer.dtype.itemsize}")
+        start = f.smin(f.add(low, missing), high)
+        masked = self.target.has_avx512
+        head = Segment(low, start, min(lanes, self._single_lanes(loop)) if masked else 1, masked)
+        return [head, *(replace(s, past=past.buffer.name) for s in self._segments(loop, start, high, lanes))]
 
     def _tile(self, loop: MapLoop, low: Value, high: Value) -> None:
         """Squares of both loops, each turned in registers; what is left goes the plain way."""
@@ -226,99 +218,6 @@ class _Emitter(Values):
             count //= 2
         return rows
 
-    def _scan(self, loop: MapLoop, low: Value, high: Value) -> None:
-        """A loop in order, with running reductions carried along."""
-        accumulators = [Accumulator(self.f, s.kind, s.dtype, self.target) for s in loop.scans]
-        widths = [self.context.lanes_of(s) for s in loop.scans]
-        carried = [c for a, n in zip(accumulators, widths, strict=True) for c in a.start(n)]
-
-        def body(values: list[str]) -> list[Value]:
-            before = self.running
-            shares = _shares(accumulators, values)
-            self.running = dict(zip(loop.scans, zip(accumulators, shares, strict=True), strict=True))
-            self.block(loop.body)
-            following = [part for scan in loop.scans for part in self.running[scan][1]]
-            self.running = before
-            return list(following)
-
-        self._serial(loop.axis, low, high, carried, body)
-
-    def _serial(
-        self,
-        axis: Axis,
-        low: Value,
-        high: Value,
-        carried: Sequence[tuple[str, Value]],
-        body: Callable[[list[str]], Sequence[Value]],
-    ) -> list[str]:
-        def inside(index: str, values: list[str]) -> Sequence[Value]:
-            with self._scope(axis):
-                self.first[axis] = index
-                if self.context.axis is axis:  # a loop over the same axis inside a vector loop: lanes mean nothing here
-                    self.context = Context()
-                return body(values)
-
-        return self.f.loop(low, high, 1, carried, inside)
-
-    def _vector(
-        self,
-        axis: Axis,
-        segment: Segment,
-        carried: Sequence[tuple[str, Value]],
-        body: Callable[[list[str]], Sequence[Value]],
-    ) -> list[str]:
-        f = self.f
-
-        def inside(index: str, values: list[str]) -> Sequence[Value]:
-            with self._scope(axis):
-                self.first[axis] = index
-                mask = None
-                if segment.masked:
-                    ids = vector("i32", segment.lanes)
-                    left = f.op(f"trunc i64 {f.smin(f.sub(segment.high, index), segment.lanes)} to i32")
-                    iota = vector_constant("i32", range(segment.lanes))
-                    mask = f.compare("ult", ids, iota, f.splat(ids, left))
-                self.context = Context(axis, segment.lanes, mask)
-                return body(values)
-
-        return f.loop(segment.low, segment.high, segment.lanes, carried, inside)
-
-    def _segments(self, loop: MapLoop | ReduceLoop, low: Value, high: Value, lanes: int) -> list[Segment]:
-        """The range by whole steps, then what is left: masked where that is cheap, else by ones."""
-        f = self.f
-        single = min(lanes, self._single_lanes(loop))
-        segments: list[Segment] = []
-        widths = [lanes] if self.target.has_avx512 or single == lanes else [lanes, single]
-        for width in widths:
-            middle = f.add(low, f.round_down(f.sub(high, low), width))
-            if middle != low:
-                segments.append(Segment(low, middle, width, False))
-            low = middle
-        if low != high:
-            masked = self.target.has_avx512
-            segments.append(Segment(low, high, single if masked else 1, masked))
-        return segments
-
-    def _single_lanes(self, loop: MapLoop | ReduceLoop) -> int:
-        """Lanes that fill one register with the widest element that the loop touches."""
-        widest = 1
-        stack = [loop.body]
-        nodes: list[Expr] = list(loop.reduces) if isinstance(loop, ReduceLoop) else []
-        while stack:
-            for step in stack.pop().steps:
-                match step:
-                    case Compute(node):
-                        nodes.append(node)
-                    case StoreStep(store):
-                        nodes.append(store.value)
-                    case MapLoop():
-                        stack.append(step.body)
-                    case ReduceLoop():
-                        nodes += step.reduces
-                        stack.append(step.body)
-        widest = max((register_bytes(n.dtype) for n in nodes), default=4)
-        return self.target.lanes(widest)
-
     def _stage(self, loop: ReduceLoop, later: Sequence[object]) -> None:
         """Row buffers for what a reduction computes and later loops need again."""
         if not self.schedule.stages(self.numbers[id(loop)]) or self.context.axis is not None:
@@ -333,121 +232,6 @@ class _Emitter(Values):
                 self.rows[node] = loop.axis, self.f.alloca(register_type(node.dtype), size)
                 self.fillers.setdefault(id(loop), set()).add(node)
         self.filling = frozenset(self.fillers.get(id(loop), ()))
-
-    def _reduce(self, loop: ReduceLoop) -> None:
-        accumulators = [Accumulator(self.f, r.kind, r.body.dtype, self.target) for r in loop.reduces]
-        lanes = self.schedule.lanes(self.numbers[id(loop)])
-        high = self.size(loop.axis.extent)
-        if lanes == 1 or self.context.axis is not None:
-            results = self._serial_reduce(loop, accumulators, high)
-        else:
-            results = self._vector_reduce(loop, accumulators, high, lanes)
-        for reduce, parts in zip(loop.reduces, results, strict=True):
-            self.values[reduce] = parts
-
-    def _serial_reduce(self, loop: ReduceLoop, accumulators: list[Accumulator], high: Value) -> list[Parts]:
-        widths = [self.context.lanes_of(r) for r in loop.reduces]
-        carried = [c for a, n in zip(accumulators, widths, strict=True) for c in a.start(n)]
-
-        def body(values: list[str]) -> list[Value]:
-            return self._accumulate(loop, accumulators, widths, values)
-
-        def run(low: Value, end: Value, state: Sequence[tuple[str, Value]]) -> list[str]:
-            return self._serial(loop.axis, low, end, state, body)
-
-        final = self._in_blocks(loop, accumulators, widths, (0, high), carried, 1, run)
-        return [a.finish(p, n) for a, p, n in zip(accumulators, _shares(accumulators, final), widths, strict=True)]
-
-    def _reducing(self, loop: ReduceLoop, accumulators: list[Accumulator], segment: Segment) -> RunRange:
-        """Runs a part of a vector reduction's range."""
-        widths = [segment.lanes] * len(accumulators)
-
-        def run(low: Value, high: Value, state: Sequence[tuple[str, Value]]) -> list[str]:
-            part = replace(segment, low=low, high=high)
-            return self._vector(loop.axis, part, state, lambda v: self._accumulate(loop, accumulators, widths, v))
-
-        return run
-
-    def _in_blocks(
-        self,
-        loop: ReduceLoop,
-        accumulators: list[Accumulator],
-        widths: list[int],
-        ends: tuple[Value, Value],
-        carried: Sequence[tuple[str, Value]],
-        step: int,
-        run: RunRange,
-    ) -> list[str]:
-        """Long float sums block by block, each from zero, so that rounding grows with the blocks and not the terms."""
-        most = bounds(loop.axis.extent)[1]
-        block = step * _BLOCK_STEPS
-        long = step > 0 and (most is None or most > 4 * block)
-        if not long or not any(a.kind == "sum" and a.dtype.is_inexact for a in accumulators):
-            return run(*ends, carried)
-
-        def one(start: str, totals: list[str]) -> list[Value]:
-            fresh = [c for a, n in zip(accumulators, widths, strict=True) for c in a.start(n)]
-            stop = self.f.smin(self.f.add(start, block), ends[1])
-            made = _shares(accumulators, run(start, stop, fresh))
-            olds = _shares(accumulators, totals)
-            joined = [a.join(o, m, n) for a, o, m, n in zip(accumulators, olds, made, widths, strict=True)]
-            return [part for parts in joined for part in parts]
-
-        return self.f.loop(*ends, block, carried, one)
-
-    def _accumulate(
-        self, loop: ReduceLoop, accumulators: list[Accumulator], widths: list[int], values: Sequence[str]
-    ) -> list[Value]:
-        """The body of a reduction loop; returns the next values of all accumulators."""
-        self.block(loop.body)
-        following: list[Value] = []
-        for reduce, accumulator, width, state in zip(
-            loop.reduces, accumulators, widths, _shares(accumulators, values), strict=True
-        ):
-            mask = self.context.mask if width > 1 else None
-            if accumulator.is_argument:
-                position = self.widened(loop.axis, width)
-                following += accumulator.step(state, self.widened(reduce.body, width), width, mask, position)
-            elif accumulator.takes_products and _is_product(reduce.body, self.values):
-                assert isinstance(reduce.body, Scalar)
-                a, b = (self.widened(x, width) for x in reduce.body.args)
-                following += accumulator.step_product(state, a, b, width, mask)
-            else:
-                following += accumulator.step(state, self.widened(reduce.body, width), width, mask)
-        return following
-
-    def _vector_reduce(self, loop: ReduceLoop, accumulators: list[Accumulator], high: Value, lanes: int) -> list[Parts]:
-        current: list[Parts] = []
-        width = 0
-        for segment in self._segments(loop, 0, high, lanes):
-            n = segment.lanes
-            if not current:
-                states = [a.start(n) for a in accumulators]
-            else:
-                narrowed = [a.narrow(s, width, n) for a, s in zip(accumulators, current, strict=True)]
-                states = [a.typed(s, n) for a, s in zip(accumulators, narrowed, strict=True)]
-            carried = [c for s in states for c in s]
-            widths = [n] * len(accumulators)
-            run = self._reducing(loop, accumulators, segment)
-            ends = segment.low, segment.high
-            final = self._in_blocks(loop, accumulators, widths, ends, carried, 0 if segment.masked else n, run)
-            current, width = _shares(accumulators, final), n
-        if not current:
-            current, width = [tuple(str(v) for _, v in a.start(1)) for a in accumulators], 1
-        return [a.finish(a.narrow(s, width, 1), 1) for a, s in zip(accumulators, current, strict=True)]
-
-
-def _shares(accumulators: list[Accumulator], values: Sequence[str]) -> list[Parts]:
-    """Loop-carried values dealt out to the accumulators they belong to."""
-    result, at = [], 0
-    for accumulator in accumulators:
-        result.append(tuple(values[at : at + accumulator.parts]))
-        at += accumulator.parts
-    return result
-
-
-def _is_product(node: Expr, known: dict[Expr, Parts]) -> bool:
-    return isinstance(node, Scalar) and node.name == "mul"
 
 
 def points(kernel: Kernel, nest: Block, schedule: Schedule) -> Dim:

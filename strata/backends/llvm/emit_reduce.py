@@ -1,131 +1,267 @@
-"""Accumulators: how a reduction starts, takes a value, joins lanes and ends. The order depends on the extent alone."""
+"""Reductions and running reductions of a kernel: in order, in vectors, and around the vectors that they reduce."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from strata.backends.llvm.builder import Function, constant, vector
-from strata.backends.llvm.emit_scalar import combine
-from strata.backends.llvm.registers import Parts, register_type
-from strata.core import DType, Target, i64
-from strata.kernel import identity
+from strata.backends.llvm.accumulate import Accumulator
+from strata.backends.llvm.builder import Value, bits_of, vector
+from strata.backends.llvm.emit_loops import Loops, Segment
+from strata.backends.llvm.registers import Parts
+from strata.core import bounds
+from strata.kernel import Block, Expr, MapLoop, ReduceLoop, Scalar
+
+RunRange = Callable[[Value, Value, Sequence[tuple[str, Value]]], list[str]]
+_EXCHANGE_BYTES = 16 << 10  # of running values in memory: half of the nearest cache
+_BLOCK_STEPS = 256  # terms that one lane adds up before they join the total
 
 
-@dataclass(frozen=True, slots=True)
-class Accumulator:
-    """One running reduction over values of a type; argmax and argmin carry the best value and its position."""
+class Reductions(Loops):
+    """Loops that carry accumulators."""
 
-    f: Function
-    kind: str
-    dtype: DType
-    target: Target
+    def block(self, block: Block) -> None:
+        """The steps of a block, in order."""
+        raise NotImplementedError
 
-    @property
-    def is_argument(self) -> bool:
-        return self.kind in ("argmax", "argmin")
+    def _scan(self, loop: MapLoop, low: Value, high: Value) -> None:
+        """A loop in order, with running reductions carried along."""
+        accumulators = [Accumulator(self.f, s.kind, s.dtype, self.target) for s in loop.scans]
+        widths = [self.context.lanes_of(s) for s in loop.scans]
+        carried = [c for a, n in zip(accumulators, widths, strict=True) for c in a.start(n)]
 
-    @property
-    def parts(self) -> int:
-        """Registers carried."""
-        return 2 if self.is_argument or self.dtype.is_complex else 1
+        def body(values: list[str]) -> list[Value]:
+            before = self.running
+            shares = _shares(accumulators, values)
+            self.running = dict(zip(loop.scans, zip(accumulators, shares, strict=True), strict=True))
+            self.block(loop.body)
+            following = [part for scan in loop.scans for part in self.running[scan][1]]
+            self.running = before
+            return list(following)
 
-    @property
-    def takes_products(self) -> bool:
-        """Sums of products are fused, rounding once per term."""
-        return self.kind == "sum" and self.dtype.is_float and self.target.has_fma
+        self._serial(loop.axis, low, high, carried, body)
 
-    def _types(self, lanes: int) -> tuple[str, ...]:
-        first = register_type(self.dtype, lanes)
-        if self.is_argument:
-            return first, register_type(i64, lanes)
-        return (first,) * self.parts
+    def _reduce(self, loop: ReduceLoop) -> None:
+        accumulators = [Accumulator(self.f, r.kind, r.body.dtype, self.target) for r in loop.reduces]
+        lanes = self.schedule.lanes(self.numbers[id(loop)])
+        high = self.size(loop.axis.extent)
+        if lanes == 1 or self.context.axis is not None:
+            results = self._serial_reduce(loop, accumulators, high)
+        else:
+            results = self._vector_reduce(loop, accumulators, high, lanes)
+        for reduce, parts in zip(loop.reduces, results, strict=True):
+            self.values[reduce] = parts
 
-    def typed(self, state: Sequence[str], lanes: int) -> list[tuple[str, str]]:
-        return list(zip(self._types(lanes), state, strict=True))
+    def _serial_reduce(self, loop: ReduceLoop, accumulators: list[Accumulator], high: Value) -> list[Parts]:
+        widths = [self.context.lanes_of(r) for r in loop.reduces]
+        carried = [c for a, n in zip(accumulators, widths, strict=True) for c in a.start(n)]
 
-    def start(self, lanes: int) -> list[tuple[str, str]]:
-        """Types and first values of what a loop carries."""
-        types = self._types(lanes)
-        if self.is_argument:
-            # a position of -1 marks "nothing yet", so that a row of the worst value still has a first best
-            worst = identity(self.kind[3:], self.dtype)
-            return [(types[0], constant(types[0], worst)), (types[1], constant(types[1], -1))]
-        first = constant(types[0], identity(self.kind, self.dtype))
-        if self.dtype.is_complex:
-            return [(types[0], first), (types[1], constant(types[1], 0.0))]
-        return [(types[0], first)]
+        def body(values: list[str]) -> list[Value]:
+            return self._accumulate(loop, accumulators, widths, values)
 
-    def step(
-        self, state: Parts, value: Parts, lanes: int, mask: str | None, position: Parts | None = None
+        def run(low: Value, end: Value, state: Sequence[tuple[str, Value]]) -> list[str]:
+            return self._serial(loop.axis, low, end, state, body)
+
+        final = self._in_blocks(loop, accumulators, widths, (0, high), carried, 1, run)
+        return [a.finish(p, n) for a, p, n in zip(accumulators, _shares(accumulators, final), widths, strict=True)]
+
+    def _reducing(self, loop: ReduceLoop, accumulators: list[Accumulator], segment: Segment) -> RunRange:
+        """Runs a part of a vector reduction's range."""
+        widths = [segment.lanes] * len(accumulators)
+
+        def run(low: Value, high: Value, state: Sequence[tuple[str, Value]]) -> list[str]:
+            part = replace(segment, low=low, high=high)
+            return self._vector(
+                loop.axis,
+                part,
+                state,
+                lambda v: self._accumulate(loop, accumulators, widths, v),
+                self.numbers[id(loop)],
+            )
+
+        return run
+
+    def _in_blocks(
+        self,
+        loop: ReduceLoop,
+        accumulators: list[Accumulator],
+        widths: list[int],
+        ends: tuple[Value, Value],
+        carried: Sequence[tuple[str, Value]],
+        step: int,
+        run: RunRange,
     ) -> list[str]:
-        if position is not None:
-            made = self._better(state, (value[0], position[0]), lanes, later=True)
-        else:
-            made = combine(self.f, self.kind, self.dtype, lanes, state, value, self.target)
-        return self._kept(state, made, lanes, mask)
+        """Long float sums block by block, each from zero, so that rounding grows with the blocks and not the terms."""
+        most = bounds(loop.axis.extent)[1]
+        block = step * _BLOCK_STEPS
+        long = step > 0 and (most is None or most > 4 * block)
+        if not long or not any(map(_is_rounded, accumulators)):
+            return run(*ends, carried)
 
-    def step_product(self, state: Parts, a: Parts, b: Parts, lanes: int, mask: str | None) -> list[str]:
-        made = (self.f.fma(register_type(self.dtype, lanes), a[0], b[0], state[0]),)
-        return self._kept(state, made, lanes, mask)
+        def one(start: str, totals: list[str]) -> list[Value]:
+            fresh = [c for a, n in zip(accumulators, widths, strict=True) for c in a.start(n)]
+            stop = self.f.smin(self.f.add(start, block), ends[1])
+            made = _shares(accumulators, run(start, stop, fresh))
+            olds = _shares(accumulators, totals)
+            joined = [a.join(o, m, n) for a, o, m, n in zip(accumulators, olds, made, widths, strict=True)]
+            return [part for parts in joined for part in parts]
 
-    def _kept(self, state: Parts, made: Parts, lanes: int, mask: str | None) -> list[str]:
-        if mask is None:
-            return list(made)
-        types = self._types(lanes)
-        return [self.f.select(t, mask, new, old) for t, new, old in zip(types, made, state, strict=True)]
+        return self.f.loop(*ends, block, carried, one)
 
-    def _better(self, old: Parts, new: Parts, lanes: int, *, later: bool) -> Parts:
-        """The better of two (value, position) pairs: NaN is best, and of equals the one at the smaller position."""
-        f = self.f
-        value_type, position_type = self._types(lanes)
-        flag = vector("i1", lanes)
-        empty = f.compare("slt", position_type, old[1], constant(position_type, 0))
-        if self.dtype.is_float:
-            new_nan = f.compare("uno", value_type, new[0], new[0])
-            old_nan = f.compare("uno", value_type, old[0], old[0])
-            wins = f.compare("ogt" if self.kind == "argmax" else "olt", value_type, new[0], old[0])
-            equal = f.compare("oeq", value_type, new[0], old[0])
-            not_old = f.binary("xor", flag, old_nan, constant(flag, 1))
-            wins = f.binary("or", flag, wins, f.binary("and", flag, new_nan, not_old))
-            equal = f.binary("or", flag, equal, f.binary("and", flag, new_nan, old_nan))
-        else:
-            sign = "s" if self.dtype.kind == "int" else "u"
-            wins = f.compare(sign + ("gt" if self.kind == "argmax" else "lt"), value_type, new[0], old[0])
-            equal = f.compare("eq", value_type, new[0], old[0])
-        take = f.binary("or", flag, wins, empty)
-        if not later:
-            present = f.compare("sge", position_type, new[1], constant(position_type, 0))
-            earlier = f.compare("slt", position_type, new[1], old[1])
-            tie = f.binary("and", flag, equal, earlier)
-            take = f.binary("and", flag, f.binary("or", flag, take, tie), present)
-        return f.select(value_type, take, new[0], old[0]), f.select(position_type, take, new[1], old[1])
+    def _accumulate(
+        self, loop: ReduceLoop, accumulators: list[Accumulator], widths: list[int], values: Sequence[str]
+    ) -> list[Value]:
+        """The body of a reduction loop; returns the next values of all accumulators."""
+        self.block(loop.body)
+        following: list[Value] = []
+        for reduce, accumulator, width, state in zip(
+            loop.reduces, accumulators, widths, _shares(accumulators, values), strict=True
+        ):
+            mask = self.context.mask if width > 1 else None
+            if accumulator.is_argument:
+                position = self.widened(loop.axis, width)
+                following += accumulator.step(state, self.widened(reduce.body, width), width, mask, position)
+            elif accumulator.takes_products and _is_product(reduce.body, self.values):
+                assert isinstance(reduce.body, Scalar)
+                a, b = (self.widened(x, width) for x in reduce.body.args)
+                following += accumulator.step_product(state, a, b, width, mask)
+            else:
+                following += accumulator.step(state, self.widened(reduce.body, width), width, mask)
+        return following
 
-    def join(self, a: Parts, b: Parts, lanes: int) -> Parts:
-        """Two partial results into one."""
-        if self.is_argument:
-            return self._better(a, b, lanes, later=False)
-        return combine(self.f, self.kind, self.dtype, lanes, a, b, self.target)
+    def _vector_reduce(self, loop: ReduceLoop, accumulators: list[Accumulator], high: Value, lanes: int) -> list[Parts]:
+        current: list[Parts] = []
+        width = 0
+        for segment in self._segments(loop, 0, high, lanes):
+            n = segment.lanes
+            if not current:
+                states = [a.start(n) for a in accumulators]
+            else:
+                narrowed = [a.narrow(s, width, n) for a, s in zip(accumulators, current, strict=True)]
+                states = [a.typed(s, n) for a, s in zip(accumulators, narrowed, strict=True)]
+            carried = [c for s in states for c in s]
+            widths = [n] * len(accumulators)
+            run = self._reducing(loop, accumulators, segment)
+            ends = segment.low, segment.high
+            final = self._in_blocks(loop, accumulators, widths, ends, carried, 0 if segment.masked else n, run)
+            current, width = _shares(accumulators, final), n
+        if not current:
+            current, width = [tuple(str(v) for _, v in a.start(1)) for a in accumulators], 1
+        return [a.finish(a.narrow(s, width, 1), 1) for a, s in zip(accumulators, current, strict=True)]
 
-    def narrow(self, state: Parts, lanes: int, to: int) -> Parts:
-        """Fewer lanes, by joining halves."""
-        while lanes > to:
-            half = lanes // 2
-            low, high = [], []
-            for type_, part in zip(self._types(lanes), state, strict=True):
-                if half == 1:
-                    low.append(self.f.extract(type_, part, 0))
-                    high.append(self.f.extract(type_, part, 1))
-                else:
-                    low.append(self.f.shuffle(type_, part, "poison", range(half)))
-                    high.append(self.f.shuffle(type_, part, "poison", range(half, lanes)))
-            state = self.join(tuple(low), tuple(high), half)
-            lanes = half
-        return state
+    def _exchange(self, loop: MapLoop, low: Value, high: Value) -> None:
+        """A map whose reduction goes around it: blocks of columns, rows of them added to running values in memory."""
+        f, number = self.f, self.numbers[id(loop)]
+        reduction = next(s for s in loop.body.steps if isinstance(s, ReduceLoop))
+        accumulators = [Accumulator(f, r.kind, r.body.dtype, self.target) for r in reduction.reduces]
+        lanes, by = self.schedule.lanes(number), self.schedule.exchanged(number)
+        count, block = self.size(reduction.axis.extent), by * _BLOCK_STEPS
+        most = bounds(reduction.axis.extent)[1]
+        in_blocks = (most is None or most > 4 * block) and any(_is_rounded(a) for a in accumulators)
+        width = sum(bits_of(t) // 8 for a in accumulators for t, _ in a.start(1)) * (1 + in_blocks)
+        columns = _EXCHANGE_BYTES // width // lanes * lanes or lanes
+        totals = _Row(self, loop, accumulators, columns + lanes)  # the last step may store a whole register
+        running = _Row(self, loop, accumulators, columns + lanes) if in_blocks else totals
+        at = loop.body.steps.index(reduction)
+        before, after = Block(loop.body.steps[:at]), Block(loop.body.steps[at + 1 :])
 
-    def finish(self, state: Parts, lanes: int) -> Parts:
-        """The result; for argmax and argmin, the position, 0 over nothing."""
-        if not self.is_argument:
-            return tuple(state)
-        type_ = register_type(i64, lanes)
-        return (self.f.intrinsic("smax", type_, state[1], constant(type_, 0)),)
+        def add(start: Value, row: Value, steps: int) -> None:
+            self.block(before)
+            n = self.context.lanes
+            values = [v for a in accumulators for _, v in a.start(n)]
+            for turn in range(steps):
+                with self._scope(reduction.axis):
+                    self.first[reduction.axis] = f.add(row, turn)
+                    values = [
+                        str(v) for v in self._accumulate(reduction, accumulators, [n] * len(accumulators), values)
+                    ]
+            running.join(start, _shares(accumulators, values))
+
+        def finish(start: Value) -> None:
+            self.block(before)
+            n = self.context.lanes
+            for reduce, a, state in zip(reduction.reduces, accumulators, totals.states(start), strict=True):
+                self.values[reduce] = a.finish(state, n)
+            self.block(after)
+
+        def columns_from(start: str, _: list[str]) -> None:
+            segments = self._segments(loop, start, f.smin(f.add(start, columns), high), lanes)
+
+            def each(body: Callable[[], None]) -> None:
+                def inside(_: list[str]) -> tuple[Value, ...]:
+                    body()
+                    return ()
+
+                for segment in segments:
+                    self._vector(loop.axis, segment, (), inside, number)
+
+            def rows(first: Value, end: Value) -> None:
+                whole = f.add(first, f.round_down(f.sub(end, first), by))
+                f.loop(first, whole, by, (), lambda row, _: each(lambda: add(start, row, by)))
+                f.loop(whole, end, 1, (), lambda row, _: each(lambda: add(start, row, 1)))
+
+            def rows_from(first: str, _: list[str]) -> None:
+                each(lambda: running.begin(start))
+                rows(first, f.smin(f.add(first, block), count))
+                each(lambda: totals.join(start, running.states(start)))
+
+            each(lambda: totals.begin(start))
+            if in_blocks:
+                f.loop(0, count, block, (), rows_from)
+            else:
+                rows(0, count)
+            each(lambda: finish(start))
+
+        f.loop(low, high, columns, (), columns_from)
+
+
+class _Row:
+    """Accumulators of the columns of a block, in memory."""
+
+    def __init__(self, loops: Loops, loop: MapLoop, accumulators: list[Accumulator], length: int) -> None:
+        self.loops, self.loop, self.accumulators = loops, loop, accumulators
+        self.types = [type_ for a in accumulators for type_, _ in a.start(1)]
+        self.memory = [loops.f.alloca(t, length) for t in self.types]
+
+    def _places(self, start: Value) -> list[str]:
+        offset = self.loops.f.sub(self.loops.first[self.loop.axis], start)
+        return [self.loops.f.address(t, m, offset) for t, m in zip(self.types, self.memory, strict=True)]
+
+    def states(self, start: Value) -> list[Parts]:
+        """Of the columns at the place, of a block that begins at `start`."""
+        f, lanes = self.loops.f, self.loops.context.lanes
+        pairs = zip(self.types, self._places(start), strict=True)
+        return _shares(self.accumulators, [f.load(vector(t, lanes), p, bits_of(t) // 8) for t, p in pairs])
+
+    def _set(self, start: Value, states: Sequence[Parts]) -> None:
+        f, lanes = self.loops.f, self.loops.context.lanes
+        parts = [p for state in states for p in state]
+        for type_, place, part in zip(self.types, self._places(start), parts, strict=True):
+            f.store(vector(type_, lanes), part, place, bits_of(type_) // 8)
+
+    def begin(self, start: Value) -> None:
+        lanes = self.loops.context.lanes
+        self._set(start, [tuple(v for _, v in a.start(lanes)) for a in self.accumulators])
+
+    def join(self, start: Value, others: Sequence[Parts]) -> None:
+        lanes = self.loops.context.lanes
+        mine = self.states(start)
+        self._set(start, [a.join(o, m, lanes) for a, o, m in zip(self.accumulators, mine, others, strict=True)])
+
+
+def _shares(accumulators: list[Accumulator], values: Sequence[str]) -> list[Parts]:
+    """Loop-carried values dealt out to the accumulators they belong to."""
+    result, at = [], 0
+    for accumulator in accumulators:
+        result.append(tuple(values[at : at + accumulator.parts]))
+        at += accumulator.parts
+    return result
+
+
+def _is_rounded(accumulator: Accumulator) -> bool:
+    """Whether the order of its terms changes what it ends with."""
+    return accumulator.kind == "sum" and accumulator.dtype.is_inexact
+
+
+def _is_product(node: Expr, known: dict[Expr, Parts]) -> bool:
+    return isinstance(node, Scalar) and node.name == "mul"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from strata.backends.llvm.accumulate import Accumulator
 from strata.backends.llvm.builder import Function, Value, constant, vector, vector_constant
-from strata.backends.llvm.emit_reduce import Accumulator
 from strata.backends.llvm.emit_scalar import Call, emit_scalar
 from strata.backends.llvm.registers import (
     Parts,
@@ -41,14 +41,22 @@ from strata.kernel import (
     linear,
 )
 
+_LINE = 64  # bytes of a cache line
+_BLOCK = 64 << 10  # bytes that are asked for while as many are worked on: a part of any core's own cache
+_STREAMS = 4  # runs of a block that are asked for side by side
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The vector loop around the current place: its axis, its lanes and which of them are alive."""
+    """The vector loop around the current place: its axis, its lanes, which of them are alive, and its number.
+
+    Stores to `past` bypass the caches: they start at multiples of a cache line."""
 
     axis: Axis | None = None
     lanes: int = 1
     mask: str | None = None
+    loop: int = -1
+    past: str = ""
 
     def lanes_of(self, node: Expr) -> int:
         return self.lanes if self.axis is not None and self.axis in node.free else 1
@@ -244,11 +252,36 @@ class Values:
         return tuple(f.select(type_, condition, p, constant(type_, 0)) for p in parts)
 
     def _load_contiguous(self, node: Load, lanes: int) -> Parts:
-        pointer = self._pointer(node.buffer, self.at_first(node.index[0]))
+        index = self.at_first(node.index[0])
+        pointer = self._pointer(node.buffer, index)
         mask = self.context.mask
         if node.where is not None:
             mask = self._both(mask, self.widened(node.where, lanes)[0], lanes)
+        elif mask is None and self.schedule.prefetches(node.buffer.name, self.context.loop):
+            self._ask_ahead(node.buffer, index, lanes)
         return self._read(node.dtype, pointer, lanes, mask)
+
+    def _ask_ahead(self, buffer: Buffer, index: Value, lanes: int) -> None:
+        """Have lines of the next block of memory brought to the core's own cache.
+
+        As many as are read here, but in another order: a block is fetched as `_STREAMS` runs side by side, each of
+        which the processor recognises and follows on its own. One run alone keeps too few reads under way.
+        """
+        f = self.f
+        step = lanes * buffer.dtype.itemsize
+        lines = max(1, step // _LINE)
+        offset = f.mul(index, buffer.dtype.itemsize)
+        run = _BLOCK // _STREAMS
+        block = f.add(f.binary("and", "i64", str(offset), str(-_BLOCK)), _BLOCK)
+        within = f.binary("and", "i64", f.op(f"lshr i64 {offset}, {_STREAMS.bit_length() - 1}"), str(run - _LINE))
+        place = f.add(block, within)
+        if lines < _STREAMS:  # this step takes some of the runs, the next steps the others
+            turn = f.op(f"lshr i64 {offset}, {(lines * _LINE).bit_length() - 1}")
+            turn = f.binary("and", "i64", turn, str(_STREAMS // lines - 1))
+            place = f.add(place, f.mul(turn, lines * run))
+        for line in range(lines):
+            at = f.add(place, (line % _STREAMS) * run + (line // _STREAMS) * _LINE)
+            f.prefetch(f.address("i8", self.pointers[buffer.name], at), locality=2)
 
     def _load_gather(self, node: Load, lanes: int) -> Parts:
         f, dtype = self.f, node.dtype
@@ -333,8 +366,10 @@ class Values:
         type_, align = memory_type(dtype, count), component_bytes(dtype)
         if mask is not None:
             f.masked_store(type_, value, pointer, align, mask)
+        elif name == self.context.past and lanes > 1:
+            f.store(type_, value, pointer, min(_LINE, count * align), nontemporal=True)
         else:
-            f.store(type_, value, pointer, align, nontemporal=self.schedule.is_nontemporal(name))
+            f.store(type_, value, pointer, align)
 
 
 def _is_index(node: Expr) -> bool:

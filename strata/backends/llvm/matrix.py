@@ -14,7 +14,8 @@ from typing import Any
 
 from strata.backends.llvm.builder import Module
 from strata.backends.llvm.contract import Contraction, plan_contraction
-from strata.backends.llvm.emit import Context, _Emitter
+from strata.backends.llvm.emit import _Emitter
+from strata.backends.llvm.emit_values import Context
 from strata.backends.llvm.gemm import emit_contraction
 from strata.backends.llvm.gemm_arith import convert
 from strata.backends.llvm.gemm_finish import Site

@@ -1,0 +1,131 @@
+"""Accumulators: how a reduction starts, takes a value, joins lanes and ends. The order depends on the extent alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strata.backends.llvm.builder import Function, constant, vector
+from strata.backends.llvm.emit_scalar import combine
+from strata.backends.llvm.registers import Parts, register_type
+from strata.core import DType, Target, i64
+from strata.kernel import identity
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """One running reduction over values of a type; argmax and argmin carry the best value and its position."""
+
+    f: Function
+    kind: str
+    dtype: DType
+    target: Target
+
+    @property
+    def is_argument(self) -> bool:
+        return self.kind in ("argmax", "argmin")
+
+    @property
+    def parts(self) -> int:
+        """Registers carried."""
+        return 2 if self.is_argument or self.dtype.is_complex else 1
+
+    @property
+    def takes_products(self) -> bool:
+        """Sums of products are fused, rounding once per term."""
+        return self.kind == "sum" and self.dtype.is_float and self.target.has_fma
+
+    def _types(self, lanes: int) -> tuple[str, ...]:
+        first = register_type(self.dtype, lanes)
+        if self.is_argument:
+            return first, register_type(i64, lanes)
+        return (first,) * self.parts
+
+    def typed(self, state: Sequence[str], lanes: int) -> list[tuple[str, str]]:
+        return list(zip(self._types(lanes), state, strict=True))
+
+    def start(self, lanes: int) -> list[tuple[str, str]]:
+        """Types and first values of what a loop carries."""
+        types = self._types(lanes)
+        if self.is_argument:
+            # a position of -1 marks "nothing yet", so that a row of the worst value still has a first best
+            worst = identity(self.kind[3:], self.dtype)
+            return [(types[0], constant(types[0], worst)), (types[1], constant(types[1], -1))]
+        first = constant(types[0], identity(self.kind, self.dtype))
+        if self.dtype.is_complex:
+            return [(types[0], first), (types[1], constant(types[1], 0.0))]
+        return [(types[0], first)]
+
+    def step(
+        self, state: Parts, value: Parts, lanes: int, mask: str | None, position: Parts | None = None
+    ) -> list[str]:
+        if position is not None:
+            made = self._better(state, (value[0], position[0]), lanes, later=True)
+        else:
+            made = combine(self.f, self.kind, self.dtype, lanes, state, value, self.target)
+        return self._kept(state, made, lanes, mask)
+
+    def step_product(self, state: Parts, a: Parts, b: Parts, lanes: int, mask: str | None) -> list[str]:
+        made = (self.f.fma(register_type(self.dtype, lanes), a[0], b[0], state[0]),)
+        return self._kept(state, made, lanes, mask)
+
+    def _kept(self, state: Parts, made: Parts, lanes: int, mask: str | None) -> list[str]:
+        if mask is None:
+            return list(made)
+        types = self._types(lanes)
+        return [self.f.select(t, mask, new, old) for t, new, old in zip(types, made, state, strict=True)]
+
+    def _better(self, old: Parts, new: Parts, lanes: int, *, later: bool) -> Parts:
+        """The better of two (value, position) pairs: NaN is best, and of equals the one at the smaller position."""
+        f = self.f
+        value_type, position_type = self._types(lanes)
+        flag = vector("i1", lanes)
+        empty = f.compare("slt", position_type, old[1], constant(position_type, 0))
+        if self.dtype.is_float:
+            new_nan = f.compare("uno", value_type, new[0], new[0])
+            old_nan = f.compare("uno", value_type, old[0], old[0])
+            wins = f.compare("ogt" if self.kind == "argmax" else "olt", value_type, new[0], old[0])
+            equal = f.compare("oeq", value_type, new[0], old[0])
+            not_old = f.binary("xor", flag, old_nan, constant(flag, 1))
+            wins = f.binary("or", flag, wins, f.binary("and", flag, new_nan, not_old))
+            equal = f.binary("or", flag, equal, f.binary("and", flag, new_nan, old_nan))
+        else:
+            sign = "s" if self.dtype.kind == "int" else "u"
+            wins = f.compare(sign + ("gt" if self.kind == "argmax" else "lt"), value_type, new[0], old[0])
+            equal = f.compare("eq", value_type, new[0], old[0])
+        take = f.binary("or", flag, wins, empty)
+        if not later:
+            present = f.compare("sge", position_type, new[1], constant(position_type, 0))
+            earlier = f.compare("slt", position_type, new[1], old[1])
+            tie = f.binary("and", flag, equal, earlier)
+            take = f.binary("and", flag, f.binary("or", flag, take, tie), present)
+        return f.select(value_type, take, new[0], old[0]), f.select(position_type, take, new[1], old[1])
+
+    def join(self, a: Parts, b: Parts, lanes: int) -> Parts:
+        """Two partial results into one."""
+        if self.is_argument:
+            return self._better(a, b, lanes, later=False)
+        return combine(self.f, self.kind, self.dtype, lanes, a, b, self.target)
+
+    def narrow(self, state: Parts, lanes: int, to: int) -> Parts:
+        """Fewer lanes, by joining halves."""
+        while lanes > to:
+            half = lanes // 2
+            low, high = [], []
+            for type_, part in zip(self._types(lanes), state, strict=True):
+                if half == 1:
+                    low.append(self.f.extract(type_, part, 0))
+                    high.append(self.f.extract(type_, part, 1))
+                else:
+                    low.append(self.f.shuffle(type_, part, "poison", range(half)))
+                    high.append(self.f.shuffle(type_, part, "poison", range(half, lanes)))
+            state = self.join(tuple(low), tuple(high), half)
+            lanes = half
+        return state
+
+    def finish(self, state: Parts, lanes: int) -> Parts:
+        """The result; for argmax and argmin, the position, 0 over nothing."""
+        if not self.is_argument:
+            return tuple(state)
+        type_ = register_type(i64, lanes)
+        return (self.f.intrinsic("smax", type_, state[1], constant(type_, 0)),)

@@ -1,0 +1,119 @@
+"""Loops of a kernel: in order or in vectors, with values that they carry, and what a place inside them knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from strata.backends.llvm.builder import Value, vector, vector_constant
+from strata.backends.llvm.emit_values import Context, Values
+from strata.backends.llvm.registers import register_bytes
+from strata.kernel import Axis, Compute, Expr, MapLoop, ReduceLoop, StoreStep
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a vector loop: its bounds, how many points it does at once, and whether its last step is masked."""
+
+    low: Value
+    high: Value
+    lanes: int
+    masked: bool
+    past: str = ""  # the buffer that it stores to past the caches, from the start of a cache line on
+
+
+class Loops(Values):
+    """The loops around a place."""
+
+    numbers: dict[int, int]  # id of a loop -> its number in schedules
+
+    @contextmanager
+    def _scope(self, *axes: Axis) -> Iterator[None]:
+        """Inside, the axes have new values, and what depends on them is forgotten; at the end, all of it is."""
+        before = self.values, self.first, self.wide, self.context
+        bound = frozenset(axes)
+        self.values = {n: v for n, v in self.values.items() if not (n.free & bound)}
+        self.first = {n: v for n, v in self.first.items() if not (n.free & bound)}
+        self.wide = {k: v for k, v in self.wide.items() if not (k[0].free & bound)}
+        try:
+            yield
+        finally:
+            self.values, self.first, self.wide, self.context = before
+
+    def _serial(
+        self,
+        axis: Axis,
+        low: Value,
+        high: Value,
+        carried: Sequence[tuple[str, Value]],
+        body: Callable[[list[str]], Sequence[Value]],
+    ) -> list[str]:
+        def inside(index: str, values: list[str]) -> Sequence[Value]:
+            with self._scope(axis):
+                self.first[axis] = index
+                if self.context.axis is axis:  # a loop over the same axis inside a vector loop: lanes mean nothing here
+                    self.context = Context()
+                return body(values)
+
+        return self.f.loop(low, high, 1, carried, inside)
+
+    def _vector(
+        self,
+        axis: Axis,
+        segment: Segment,
+        carried: Sequence[tuple[str, Value]],
+        body: Callable[[list[str]], Sequence[Value]],
+        number: int = -1,
+    ) -> list[str]:
+        f = self.f
+
+        def inside(index: str, values: list[str]) -> Sequence[Value]:
+            with self._scope(axis):
+                self.first[axis] = index
+                mask = None
+                if segment.masked:
+                    ids = vector("i32", segment.lanes)
+                    left = f.op(f"trunc i64 {f.smin(f.sub(segment.high, index), segment.lanes)} to i32")
+                    iota = vector_constant("i32", range(segment.lanes))
+                    mask = f.compare("ult", ids, iota, f.splat(ids, left))
+                self.context = Context(axis, segment.lanes, mask, number, segment.past)
+                return body(values)
+
+        return f.loop(segment.low, segment.high, segment.lanes, carried, inside)
+
+    def _segments(self, loop: MapLoop | ReduceLoop, low: Value, high: Value, lanes: int) -> list[Segment]:
+        """The range by whole steps, then what is left: masked where that is cheap, else by ones."""
+        f = self.f
+        single = min(lanes, self._single_lanes(loop))
+        segments: list[Segment] = []
+        widths = [lanes] if self.target.has_avx512 or single == lanes else [lanes, single]
+        for width in widths:
+            middle = f.add(low, f.round_down(f.sub(high, low), width))
+            if middle != low:
+                segments.append(Segment(low, middle, width, False))
+            low = middle
+        if low != high:
+            masked = self.target.has_avx512
+            segments.append(Segment(low, high, single if masked else 1, masked))
+        return segments
+
+    def _single_lanes(self, loop: MapLoop | ReduceLoop) -> int:
+        """Lanes that fill one register with the widest element that the loop touches."""
+        widest = 1
+        stack = [loop.body]
+        nodes: list[Expr] = list(loop.reduces) if isinstance(loop, ReduceLoop) else []
+        while stack:
+            for step in stack.pop().steps:
+                match step:
+                    case Compute(node):
+                        nodes.append(node)
+                    case StoreStep(store):
+                        nodes.append(store.value)
+                    case MapLoop():
+                        stack.append(step.body)
+                    case ReduceLoop():
+                        nodes += step.reduces
+                        stack.append(step.body)
+        widest = max((register_bytes(n.dtype) for n in nodes), default=4)
+        return self.target.lanes(widest)

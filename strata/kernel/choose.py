@@ -1,0 +1,337 @@
+"""The default schedule of a kernel: rules that pick it from extents, strides and what is known of the processor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from strata.core import Dim, bounds
+from strata.kernel.algebra import linear
+from strata.kernel.ir import Axis, Buffer, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder
+from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep
+from strata.kernel.scalars import SCALARS
+from strata.kernel.schedule import (
+    Action,
+    Exchange,
+    Loop,
+    NonTemporal,
+    Parallel,
+    Prefetch,
+    Schedule,
+    Stage,
+    Tile,
+    Vectorise,
+    number_loops,
+    parallel_chain,
+    row_values,
+    turns,
+    walk_loops,
+)
+
+_GUESS = 1024  # the extent of an axis of which nothing is known
+_SHORT_ROW = 32  # elements of an innermost loop that is not handed out on its own
+_CHUNK_COST = 1 << 13  # vector operations in one chunk: a microsecond or more, large against handing it out
+_LANE_COST = 2.0  # one lane of an access that is not contiguous, in contiguous vector accesses
+_LIGHT = 12  # scalar work of a loop that leaves it waiting for memory
+_STREAM_CACHES = 2  # a core's own caches that a buffer must exceed to be read as a stream
+_STREAM_CHUNK = 1 << 20  # bytes of a chunk that streams: what one core asks for ahead, it should use
+_LEAST_CHUNKS = 32  # of a kernel that goes through much memory
+_STREAM_ROW = 1 << 10  # bytes of a row that is worth its own start and end past the caches
+_EXCHANGED_STEPS = 8  # rows that are added up before their sum joins the running one in memory
+_EXCHANGED_LEAST = 256  # columns of a chunk
+_ROW_BYTES = 256 << 10  # the longest row kept on a thread's stack
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What schedule choices need to know of a processor: vector registers, a core's own cache, the last one."""
+
+    vector_bytes: int
+    vector_registers: int
+    cache_bytes: int = 1 << 20
+    last_cache_bytes: int = 8 << 20
+
+
+def choose_schedule(kernel: Kernel, nest: Block, machine: Machine) -> Schedule:
+    """The default schedule of a normalized kernel and its nest."""
+    return _Chooser(kernel, machine).choose(nest)
+
+
+class _Chooser:
+    def __init__(self, kernel: Kernel, machine: Machine) -> None:
+        self.kernel = kernel
+        self.machine = machine
+        self.kept: set[Expr] = set()  # values that a row buffer has
+
+    def choose(self, nest: Block) -> Schedule:
+        numbers = number_loops(nest)
+        cost, vectorised = self._best(nest)
+        actions: list[Action] = []
+        chain = parallel_chain(nest)
+        tiled = self._tiled(chain)
+        if tiled:
+            vectorised = frozenset((id(chain[-1]),))
+            chain = chain[:-1]
+        while not tiled and len(chain) > 1 and _is_short(chain[-1].axis.extent):
+            chain = chain[:-1]  # finding the place of each row in the range would cost more than the row
+        staged = list(self._staged(nest, vectorised))
+        self.kept = {n for first in staged for s in walk_loops(nest) if s is not first for n in row_values(first, s)}
+        exchanged = chain[-1] if not tiled and chain and self._exchanges(chain[-1], vectorised) else None
+        streams = [] if tiled else self._streams(nest, vectorised, numbers, exchanged)
+        if chain:
+            points = prod(_guess(loop.axis.extent) for loop in chain)
+            each = max(cost / max(1, points), 1e-3)
+            lanes = max([self._width(loop) for loop in chain if id(loop) in vectorised], default=max(1, tiled))
+            grain = max(1, int(_CHUNK_COST / each))
+            if self._traffic() > _STREAM_CACHES * self.machine.cache_bytes:
+                share = max(_LEAST_CHUNKS, self._traffic() // _STREAM_CHUNK)
+                grain = max(grain, points // share)
+            if exchanged is not None:
+                row = _guess(exchanged.axis.extent)
+                grain = max(grain, row if len(chain) > 1 else max(_EXCHANGED_LEAST, row // _LEAST_CHUNKS))
+            actions.append(Parallel(len(chain), max(lanes, grain - grain % lanes)))
+        for loop in walk_loops(nest):
+            if id(loop) in vectorised:
+                actions.append(Vectorise(numbers[id(loop)], tiled or self._width(loop)))
+        if exchanged is not None:
+            actions.append(Exchange(numbers[id(exchanged)], _EXCHANGED_STEPS))
+        if tiled:
+            actions.append(Tile(numbers[id(chain[-1])], tiled))
+        actions += [Stage(numbers[id(loop)]) for loop in staged]
+        return Schedule((*actions, *streams))
+
+    # memory
+
+    def _traffic(self) -> int:
+        """Bytes that a kernel reads and writes if it does so once; 0 where that is not known."""
+        return sum(map(_known_bytes, self.kernel.buffers))
+
+    def _streams(
+        self, nest: Block, vectorised: frozenset[int], numbers: dict[int, int], exchanged: MapLoop | None
+    ) -> list[Action]:
+        """Large buffers: results that no cache holds go past the caches; else, what is read is asked for in time."""
+        loops = [(loop, around) for loop, around in _loops_with_outer(nest) if id(loop) in vectorised]
+        past: list[Action] = [
+            NonTemporal(store.buffer.name)
+            for loop, _ in loops
+            if isinstance(loop, MapLoop) and (store := self._goes_past(loop)) is not None
+        ]
+        if past:
+            return past
+        steps = [s for loop in walk_loops(nest) for s in loop.body.steps]
+        places = Counter(s.node.buffer for s in steps if isinstance(s, Compute) and isinstance(s.node, Load))
+        asked: list[Action] = []
+        for loop, around in loops:
+            order, body = (*around, loop), loop.body
+            if loop is exchanged:
+                reduction = next(s for s in loop.body.steps if isinstance(s, ReduceLoop))
+                order, body = (*around, reduction, loop), reduction.body
+            for step in body.steps:
+                match step:
+                    case Compute(Load(buffer, _, _) as load):
+                        # a row that is gone through several times has its own rhythm: asking ahead gets in its way
+                        large = _known_bytes(buffer) > _STREAM_CACHES * self.machine.cache_bytes
+                        if large and places[buffer] == 1 and _in_order(load, order):
+                            asked.append(Prefetch(buffer.name, numbers[id(loop)]))
+        return asked
+
+    def _goes_past(self, loop: MapLoop) -> Store | None:
+        """The store of a loop that should bypass the caches: of a large result, in long runs that cost little."""
+        stores = [s.store for s in loop.body.steps if isinstance(s, StoreStep)]
+        if len(stores) != 1:
+            return None
+        store, last = stores[0], self.machine.last_cache_bytes
+        terms = linear(store.index[0]).terms
+        plain = terms.get(loop.axis) == 1 and not any(loop.axis in a.free for a in terms if a is not loop.axis)
+        long = _guess(loop.axis.extent) * store.buffer.dtype.itemsize >= _STREAM_ROW
+        beyond = 2 * _known_bytes(store.buffer) >= last and 2 * self._traffic() >= 3 * last
+        return store if plain and long and beyond and self._scalar_cost(loop) <= _LIGHT else None
+
+    def _tiled(self, chain: list[MapLoop]) -> int:
+        """Lanes of a transpose: the innermost loop reads along the loop around it. 0 where there is none."""
+        if len(chain) < 2 or any(isinstance(s, (MapLoop, ReduceLoop)) for s in chain[-1].body.steps):
+            return 0
+        outer, inner = chain[-2:]
+        nodes = list(_values(inner))
+        turned = [n for n in nodes if isinstance(n, Load) and turns(n, outer.axis, inner.axis)]
+        lanes = self._register_lanes(inner)
+        small = [a.extent for a in (outer.axis, inner.axis) if isinstance(a.extent, int) and a.extent < lanes]
+        return lanes if turned and not small and self._scalar_cost(inner) <= 16 and 4 <= lanes <= 16 else 0
+
+    def _exchanges(self, loop: MapLoop, vectorised: frozenset[int]) -> bool:
+        """Whether the elements of a vector loop lie in rows that its only reduction strides over."""
+        inner = [s for s in loop.body.steps if isinstance(s, (MapLoop, ReduceLoop))]
+        reduction = inner[0] if len(inner) == 1 else None
+        if id(loop) not in vectorised or not isinstance(reduction, ReduceLoop):
+            return False
+        if any(isinstance(s, (MapLoop, ReduceLoop)) for s in reduction.body.steps):
+            return False
+        before = loop.body.steps[: loop.body.steps.index(reduction)]
+        cheap = all(isinstance(s, Compute) and self._node_cost(s.node, loop.axis) <= 2 for s in before)
+        loads = [s.node for s in reduction.body.steps if isinstance(s, Compute) and isinstance(s.node, Load)]
+        rows = any(
+            linear(n.index[0]).terms.get(loop.axis) == 1
+            and linear(n.index[0]).terms.get(reduction.axis, 0) not in (0, 1)
+            for n in loads
+        )
+        long = _guess(reduction.axis.extent) >= 2 * _EXCHANGED_STEPS
+        wide = _guess(loop.axis.extent) > self._width(loop)
+        numbers = not any(r.body.dtype.is_bool for r in reduction.reduces)
+        return cheap and rows and long and wide and numbers
+
+    def _staged(self, block: Block, vectorised: frozenset[int]) -> Iterator[ReduceLoop]:
+        """Vector reductions that compute something dear which a later vector loop over their axis needs again."""
+        for at, step in enumerate(block.steps):
+            if isinstance(step, (MapLoop, ReduceLoop)):
+                yield from self._staged(step.body, vectorised)
+            if isinstance(step, ReduceLoop) and id(step) in vectorised and _row_bytes(step.axis) <= _ROW_BYTES:
+                later = [s for s in block.steps[at + 1 :] if id(s) in vectorised]
+                if any(row_values(step, s) for s in later if isinstance(s, (MapLoop, ReduceLoop))):
+                    yield step
+
+    def _best(self, block: Block, vector: Axis | None = None) -> tuple[float, frozenset[int]]:
+        """The estimated cost of a block and the loops to vectorise in it."""
+        total, chosen = 0.0, frozenset[int]()
+        for step in block.steps:
+            match step:
+                case Compute(node):
+                    total += self._node_cost(node, vector)
+                case StoreStep(store):
+                    total += self._access_cost(store.index[0], vector, store.buffer.dtype.itemsize)
+                case _:
+                    cost, picks = self._loop(step, vector)
+                    total += cost
+                    chosen |= picks
+        return total, chosen
+
+    def _loop(self, loop: MapLoop | ReduceLoop, vector: Axis | None) -> tuple[float, frozenset[int]]:
+        trips = _guess(loop.axis.extent)
+        serial, picks = self._best(loop.body, vector)
+        serial_cost = trips * (serial + 1)
+        if vector is not None or (isinstance(loop, MapLoop) and loop.scans):
+            return serial_cost, picks
+        lanes = self._register_lanes(loop)
+        body, _ = self._best(loop.body, loop.axis)
+        fold = 12 if isinstance(loop, ReduceLoop) else 0
+        vector_cost = -(-trips // lanes) * (body + 1) + fold
+        if vector_cost < serial_cost and trips > 1:
+            return vector_cost, frozenset((id(loop),))
+        return serial_cost, picks
+
+    def _node_cost(self, node: Expr, vector: Axis | None) -> float:
+        match node:
+            case Load(buffer, index, _):
+                return self._access_cost(index[0], vector, buffer.dtype.itemsize)
+            case Scalar(name, _):
+                return float(SCALARS[name].cost)
+            case Scan():
+                return 2.0
+        return 0.0
+
+    def _access_cost(self, address: Expr, vector: Axis | None, itemsize: int) -> float:
+        if vector is None or vector not in address.free:
+            return 0.5
+        form = linear(address)
+        others = any(vector in atom.free for atom in form.terms if atom is not vector)
+        if not others and form.terms.get(vector) == 1:
+            return 1.0
+        return _LANE_COST * max(1, self.machine.vector_bytes // max(4, itemsize))
+
+    def _register_lanes(self, loop: Loop) -> int:
+        return register_lanes(loop, self.machine)
+
+    def _scalar_cost(self, loop: Loop) -> int:
+        """Of what a loop computes, but for what it finds in a row buffer."""
+        inside: set[Expr] = set()
+        if isinstance(loop, MapLoop):
+            found = [n for n in _values(loop) if n in self.kept]
+            inside = {n for n in postorder(found) if not isinstance(n, Reduce)}
+        return sum(SCALARS[n.name].cost for n in _values(loop) if isinstance(n, Scalar) and n not in inside)
+
+    def _width(self, loop: Loop) -> int:
+        """Lanes of a vectorised loop: several registers at once where the work on each is small."""
+        lanes = self._register_lanes(loop)
+        nodes, cost = list(_values(loop)), self._scalar_cost(loop)
+        live = sum(isinstance(n, (Load, Reduce)) for n in nodes)
+        registers = 4 if cost <= _LIGHT and live <= 6 else 2 if cost <= 40 and live <= 12 else 1
+        extent = loop.axis.extent
+        if isinstance(extent, int):
+            while lanes > 1 and lanes > extent:
+                lanes //= 2
+            while registers > 1 and lanes * registers > extent:
+                registers //= 2
+        return lanes * registers
+
+
+def register_lanes(loop: Loop, machine: Machine) -> int:
+    """Elements of the widest type computed in a loop that fill one register."""
+    widest = max((_bytes(n) for n in _values(loop)), default=4)
+    return max(1, machine.vector_bytes // widest)
+
+
+def _values(loop: Loop) -> Iterator[Expr]:
+    """What a loop computes, inner loops included."""
+    if isinstance(loop, ReduceLoop):
+        yield from loop.reduces
+    stack = [loop.body]
+    while stack:
+        for step in stack.pop().steps:
+            match step:
+                case Compute(node):
+                    yield node
+                case StoreStep(store):
+                    yield store.value
+                case ReduceLoop():
+                    yield from step.reduces
+                    stack.append(step.body)
+                case MapLoop():
+                    stack.append(step.body)
+
+
+def _loops_with_outer(block: Block, around: tuple[Loop, ...] = ()) -> Iterator[tuple[Loop, tuple[Loop, ...]]]:
+    for step in block.steps:
+        if isinstance(step, (MapLoop, ReduceLoop)):
+            yield step, around
+            yield from _loops_with_outer(step.body, (*around, step))
+
+
+def _known_bytes(buffer: Buffer) -> int:
+    """The size of a buffer, 0 where it is symbolic."""
+    count = prod(d for d in buffer.shape if isinstance(d, int))
+    return count * buffer.dtype.itemsize if all(isinstance(d, int) for d in buffer.shape) else 0
+
+
+def _in_order(load: Load, loops: tuple[Loop, ...]) -> bool:
+    """Whether the loops, innermost last, visit the elements one after the other."""
+    terms = linear(load.index[0]).terms
+    expected: Dim = 1
+    for loop in reversed(loops):
+        if loop.axis not in terms:
+            continue
+        if terms[loop.axis] != expected:
+            return False
+        expected = expected * loop.axis.extent
+    return load.where is None and loops[-1].axis in terms and all(isinstance(atom, Axis) for atom in terms)
+
+
+def _bytes(node: Expr) -> int:
+    size = node.dtype.itemsize // (2 if node.dtype.is_complex else 1)
+    return 4 if node.dtype.is_float and size < 4 else size
+
+
+def _is_short(extent: Dim) -> bool:
+    return isinstance(extent, int) and extent < _SHORT_ROW
+
+
+def _guess(extent: Dim) -> int:
+    if isinstance(extent, int):
+        return extent
+    low, high = bounds(extent)
+    return max(low, _GUESS if high is None else min(high, _GUESS))
+
+
+def _row_bytes(axis: Axis) -> int:
+    high = bounds(axis.extent)[1]
+    return _ROW_BYTES + 1 if high is None else high * 8

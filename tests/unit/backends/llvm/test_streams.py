@@ -1,0 +1,135 @@
+"""Loops that go through much memory: stores past the caches, reads asked for ahead, reductions around vectors."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata.backends.llvm.compile import compile_kernel, lower
+from strata.backends.llvm.pool import default_pool
+from strata.core import Target, TensorType, bf16, c64, f32, f64, i8, i32, sym
+from strata.kernel import Exchange, KernelBuilder, NonTemporal, Prefetch, Schedule, interpret, parse_schedule
+from tests.unit.kernel import samples
+
+TARGETS = [name for name in ("host", "avx2", "baseline") if Target.named(name).runs_on(Target.host())]
+ROWS, COLUMNS = sym("R", 0), sym("C", 0)
+
+
+def actions(sample: samples.Sample, kind: type, target: Target | None = None) -> list[Any]:
+    return [a for a in lower(sample.kernel, target or Target.host()).schedule.actions if isinstance(a, kind)]
+
+
+def test_text_of_the_actions() -> None:
+    text = "parallel 2 grain 64; vectorise 1 by 32; exchange 1 by 8; prefetch in0 along 1; nontemporal out0"
+    schedule = parse_schedule(text)
+    assert str(schedule) == text
+    assert schedule.exchanged(1) == 8
+    assert schedule.exchanged(0) == 0
+    assert schedule.prefetches("in0", 1)
+    assert not schedule.prefetches("in0", 0)
+
+
+def test_large_results_go_past_the_caches_and_small_ones_do_not() -> None:
+    large = 4 * Target.host().l3_bytes // 4096
+    assert actions(samples.softmax(large, 1024), NonTemporal) == [NonTemporal("y")]
+    assert actions(samples.softmax(256, 1024), NonTemporal) == []
+    assert actions(samples.softmax(ROWS, 1024), NonTemporal) == []
+
+
+def test_large_sums_ask_ahead() -> None:
+    rows = 16 * Target.host().l2_bytes // 4096
+    assert actions(samples.reduction((rows, 1024), (1,)), Prefetch) == [Prefetch("x", 1)]
+    assert actions(samples.reduction((rows, 1024), (0,)), Prefetch) == [Prefetch("x", 0)]
+    assert actions(samples.reduction((64, 1024), (1,)), Prefetch) == []
+
+
+def test_columns_are_summed_row_by_row() -> None:
+    assert actions(samples.reduction((500, 1000), (0,)), Exchange) == [Exchange(0, 8)]
+    assert actions(samples.reduction((500, 16), (0,)), Exchange) == []  # a row is one register
+    assert actions(samples.reduction((500, 1000), (1,)), Exchange) == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [f32, f64, i8, bf16, c64])
+@pytest.mark.parametrize("shift", [0, 1, 5])
+def test_past_the_caches_at_any_place(dtype: Any, shift: int, target: str) -> None:
+    """Rows of odd lengths, at places that are no multiple of a vector."""
+    k = KernelBuilder("copy")
+    n = sym("n", 0)
+    x = k.input("x", dtype[5, n])
+    k.output("y", dtype[5, n], lambda ix: x[ix] + x[ix])
+    schedule = parse_schedule("parallel 1 grain 64; vectorise 0 by 32; nontemporal y")
+    native = compile_kernel(k.build(), Target.named(target), schedule)
+    for length in (0, 1, 7, 31, 64, 100, 333):
+        array = np.random.default_rng(0).integers(-9, 9, (5, length)).astype(dtype.np)
+        memory = np.zeros(array.size + shift + 64, dtype.np)
+        out = memory[shift : shift + array.size]
+        block = native.arguments([array, out], {"n": length})
+        default_pool().parallel(native.address, ctypes.addressof(block), array.size, 64, 2)
+        assert out.tobytes() == (array + array).tobytes()
+        assert not memory[:shift].any()
+        assert not memory[shift + array.size :].any()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_past_the_caches(target: str) -> None:
+    sample = samples.softmax(ROWS, COLUMNS)
+    text = (
+        "parallel 1 grain 2; vectorise 1 by 32; vectorise 2 by 32; vectorise 3 by 32; nontemporal y; prefetch x along 1"
+    )
+    native = compile_kernel(sample.kernel, Target.named(target), parse_schedule(text))
+    for columns in (1, 15, 16, 33, 100, 257):
+        arrays = sample.arrays({"R": 7, "C": columns})
+        (got,) = native(*arrays)
+        np.testing.assert_allclose(got, sample.reference(*arrays), rtol=1e-5, atol=1e-6)
+
+
+REDUCTIONS = [
+    ("sum", f32), ("sum", f64), ("sum", c64), ("sum", i32), ("prod", f32), ("max", f32), ("min", i8), ("argmax", f32),
+    ("argmin", i32),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("kind", "dtype"), REDUCTIONS)
+def test_reductions_around_vectors(kind: str, dtype: Any, target: str) -> None:
+    sample = samples.reduction((ROWS, COLUMNS), (0,), kind, dtype)
+    native = compile_kernel(
+        sample.kernel, Target.named(target), parse_schedule("parallel 1 grain 64; vectorise 0 by 32; exchange 0 by 4")
+    )
+    for rows in (1, 3, 4, 9, 1030):
+        for columns in (1, 16, 40, 131):
+            arrays = sample.arrays({"R": rows, "C": columns})
+            arrays = [(a * 0.5 + 1).astype(a.dtype) if kind == "prod" else a for a in arrays]
+            with np.errstate(all="ignore"):
+                (wanted,) = interpret(sample.kernel, arrays, {})
+            expected = native(*arrays)
+            for threads in (2, 7):
+                (got,) = native.run(arrays, threads=threads)
+                assert got.tobytes() == expected[0].tobytes()
+            np.testing.assert_allclose(expected[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_several_reductions_around_vectors() -> None:
+    """Two at once, of a value that has loads of its own, in more columns than one block of running values has."""
+    k = KernelBuilder("moments")
+    x, shift = k.input("x", f32[ROWS, COLUMNS]), k.input("shift", f32[COLUMNS])
+
+    def value(index: Any) -> Any:
+        first = k.reduce("sum", (ROWS,), lambda r: x[r, index[0]] - shift[index])
+        second = k.reduce("sum", (ROWS,), lambda r: (x[r, index[0]] - shift[index]) * (x[r, index[0]] - shift[index]))
+        return k.sqrt(second) + first * shift[index]
+
+    k.output("y", TensorType(f32, (COLUMNS,)), value)
+    schedule = Schedule((*parse_schedule("parallel 1 grain 6000; vectorise 0 by 64").actions, Exchange(0, 8)))
+    native = compile_kernel(k.build(), None, schedule)
+    rng = np.random.default_rng(1)
+    for rows, columns in ((1, 3000), (37, 5000), (2100, 70)):
+        array, by = rng.normal(size=(rows, columns)).astype(np.float32), rng.normal(size=columns).astype(np.float32)
+        (got,) = native(array, by)
+        centred = array.astype(np.float64) - by
+        wanted = np.sqrt((centred**2).sum(0)) + centred.sum(0) * by
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-2)
