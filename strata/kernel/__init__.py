@@ -42,5 +42,6 @@ from strata.kernel.schedule import (
     turns,
 )
 from strata.kernel.search import Changes, Limits, Trial, search
+from strata.kernel.split import Phases, split_reductions
 from strata.kernel.text import parse_kernel, show_kernel
 from strata.kernel.verify import verify_kernel

@@ -33,6 +33,7 @@ from strata.kernel.schedule import (
 _GUESS = 1024  # the extent of an axis of which nothing is known
 _SHORT_ROW = 32  # elements of an innermost loop that is not handed out on its own
 _CHUNK_COST = 1 << 13  # vector operations in one chunk: a microsecond or more, large against handing it out
+_AGAIN = 8  # part of a chunk's cost that may be spent on what every chunk does again
 _LANE_COST = 2.0  # one lane of an access that is not contiguous, in contiguous vector accesses
 _LIGHT = 12  # scalar work of a loop that leaves it waiting for memory
 _STREAM_CACHES = 2  # a core's own caches that a buffer must exceed to be read as a stream
@@ -70,6 +71,10 @@ class _Chooser:
         cost, vectorised = self._best(nest)
         actions: list[Action] = []
         chain = parallel_chain(nest)
+        before = Block(tuple(s for s in nest.steps if isinstance(s, ReduceLoop)))
+        again, _ = self._best(before)
+        if again > _CHUNK_COST / _AGAIN:
+            chain = []  # every chunk would do those reductions
         tiled = self._tiled(chain)
         if tiled:
             vectorised = frozenset((id(chain[-1]),))

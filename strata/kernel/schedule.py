@@ -165,10 +165,13 @@ def walk_loops(block: Block) -> Iterator[Loop]:
 
 
 def parallel_chain(block: Block) -> list[MapLoop]:
-    """The outermost loops that contain everything, so that their points can be handed out."""
+    """The outermost loops that contain everything, so that their points can be handed out.
+
+    Reductions before the first of them would be done again with every chunk."""
     chain: list[MapLoop] = []
     while True:
-        loops = [s for s in block.steps if not isinstance(s, Compute)]
+        light = Compute if chain else (Compute, ReduceLoop)
+        loops = [s for s in block.steps if not isinstance(s, light)]
         if len(loops) != 1 or not isinstance(loops[0], MapLoop) or loops[0].scans:
             return chain
         chain.append(loops[0])

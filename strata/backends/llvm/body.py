@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.backends.llvm.arena import address_of
-from strata.backends.llvm.executable import COPY_BYTES, CpuBackend, CpuExecutable, _arguments, copy_code
+from strata.backends.llvm.executable import COPY_BYTES, CpuBackend, CpuExecutable, copy_code
+from strata.backends.llvm.kernel_steps import product_arguments
 from strata.backends.llvm.overrides import Sizes, Slot
 from strata.backends.llvm.program import Argument, BoundProgram, Program
 from strata.backends.llvm.program import Step as ProgramStep
@@ -141,7 +142,7 @@ class Body(CpuExecutable):
             )
             self._functions[f"pack{i}"] = native.address("kernel_pack")
             to = Argument(1 + len(self._outside) + i, 0)
-            arguments = _arguments(product.pack_arguments, place, {product.factor: source}, to, product)
+            arguments = product_arguments(product.pack_arguments, place, {product.factor: source}, to, product)
             steps.append(ProgramStep(f"pack{i}", arguments, product.pack_points, 1))
         return steps
 

@@ -14,7 +14,18 @@ from strata.backends.llvm.builder import Module
 from strata.backends.llvm.emit import emit_kernel, points
 from strata.backends.llvm.pool import Pool, default_pool
 from strata.core import Dim, SymExpr, Target, substitute
-from strata.kernel import Block, Kernel, Machine, Schedule, choose_schedule, make_nest, normalize, parse_schedule
+from strata.kernel import (
+    Block,
+    Buffer,
+    Kernel,
+    Machine,
+    Schedule,
+    choose_schedule,
+    make_nest,
+    normalize,
+    parse_schedule,
+    split_reductions,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +42,24 @@ class Lowered:
         return self.schedule.parallel.grain
 
 
+def lower_phases(kernel: Kernel, target: Target) -> tuple[list[Lowered], tuple[Buffer, ...]]:
+    """Kernels to be run one after the other, and the memory between them; one kernel where a schedule is given."""
+    if kernel.schedule:
+        return [lower(kernel, target)], ()
+    phases = split_reductions(normalize(kernel))
+    return [_lowered(k, target) for k in phases.kernels], phases.scratch
+
+
 def lower(kernel: Kernel, target: Target, schedule: Schedule | None = None) -> Lowered:
     """Normal form, nest and schedule of a kernel."""
-    normal = normalize(kernel)
+    return _lowered(
+        normalize(kernel), target, schedule or (parse_schedule(kernel.schedule) if kernel.schedule else None)
+    )
+
+
+def _lowered(normal: Kernel, target: Target, schedule: Schedule | None = None) -> Lowered:
     nest = make_nest(normal)
-    given = schedule or (parse_schedule(kernel.schedule) if kernel.schedule else None)
-    chosen = given or choose_schedule(normal, nest, machine_of(target))
+    chosen = schedule or choose_schedule(normal, nest, machine_of(target))
     return Lowered(normal, nest, chosen, points(normal, nest, chosen))
 
 

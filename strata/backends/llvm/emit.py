@@ -108,23 +108,27 @@ class _Emitter(Reductions):
         return body
 
     def _steps_before(self, block: Block) -> None:
-        for step in block.steps:
-            if isinstance(step, Compute):
-                self.value(step.node)
+        """What a block does before the one loop in it that is handed out."""
+        for at, step in enumerate(block.steps):
+            if isinstance(step, (Compute, ReduceLoop)):
+                self._step(step, block.steps[at + 1 :])
 
     def block(self, block: Block) -> None:
         for at, step in enumerate(block.steps):
-            match step:
-                case Compute(node):
-                    self.value(node)
-                case StoreStep(store):
-                    self.store(store)
-                case MapLoop():
-                    self._map(step, 0, self.size(step.axis.extent))
-                case ReduceLoop():
-                    self._stage(step, block.steps[at + 1 :])
-                    self._reduce(step)
-                    self.filling = frozenset()
+            self._step(step, block.steps[at + 1 :])
+
+    def _step(self, step: Compute | StoreStep | MapLoop | ReduceLoop, later: Sequence[object]) -> None:
+        match step:
+            case Compute(node):
+                self.value(node)
+            case StoreStep(store):
+                self.store(store)
+            case MapLoop():
+                self._map(step, 0, self.size(step.axis.extent))
+            case ReduceLoop():
+                self._stage(step, later)
+                self._reduce(step)
+                self.filling = frozenset()
 
     def _map(self, loop: MapLoop, low: Value, high: Value) -> None:
         lanes = self.schedule.lanes(self.numbers[id(loop)])

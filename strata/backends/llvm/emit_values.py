@@ -65,7 +65,7 @@ class Context:
 class Values:
     """What a place in a kernel knows: registers by expression, pointers, sizes, and the vector loop around it."""
 
-    schedule: Schedule
+    schedule = Schedule()
 
     def start(self, f: Function, kernel: Kernel, target: Target) -> None:
         """The state of an emitter that has emitted nothing yet."""

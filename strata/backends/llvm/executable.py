@@ -14,7 +14,15 @@ import numpy as np
 from strata.backends.llvm.archive import CpuArchive
 from strata.backends.llvm.arena import Arena, ArenaPool, address_of
 from strata.backends.llvm.calls import IS_DIRECT, Call
-from strata.backends.llvm.kernels import COPY_BYTES, as_kernel, copy_code, kernel_source, native_pieces, op_source
+from strata.backends.llvm.kernel_steps import loop_steps, product_arguments
+from strata.backends.llvm.kernels import (
+    COPY_BYTES,
+    as_kernel,
+    copy_code,
+    kernel_source,
+    native_pieces,
+    op_source,
+)
 from strata.backends.llvm.observed import Tell, run_observed
 from strata.backends.llvm.open_program import FIXED_ARENA, OpenProgram
 from strata.backends.llvm.overrides import native_op, reads_views, runs_whole, takes_composition
@@ -24,7 +32,7 @@ from strata.backends.llvm.program import Step as ProgramStep
 from strata.backends.llvm.status import WORDS, failure
 from strata.backends.llvm.usage import Product
 from strata.config import config
-from strata.core import Dim, SymExpr, Target, TensorType, available_threads, substitute
+from strata.core import Dim, Target, TensorType, available_threads, substitute
 from strata.errors import SymbolError
 from strata.lir import Lir, Placement, Step
 from strata.mir import Node, Op, run_op
@@ -164,10 +172,10 @@ class CpuExecutable:
         buffers |= dict(zip((b.name for b in step.kernel.outputs), step.outputs, strict=True))  # type: ignore[union-attr]
         if native.product is None:
             assert native.loops is not None
-            pointers = [place(buffers[name]) for name in native.loops.buffers]
-            sizes = [Argument(None, _symbol(s)) for s in native.loops.symbols]
-            self._functions[step.name] = native.address("kernel")
-            return [ProgramStep(step.name, (*pointers, *sizes), native.loops.points, native.loops.grain)]
+            places = {name: place(buffer) for name, buffer in buffers.items()}
+            steps = loop_steps(step.name, native.loops, places, workspace)
+            self._functions |= {s.kernel: native.address(f) for s, f in zip(steps, native.loops.functions, strict=True)}
+            return steps
         product = native.product
         region = self._weight_region(buffers[product.factor], product)
         packed = Argument(region, 0) if region is not None else workspace
@@ -176,11 +184,19 @@ class CpuExecutable:
         self._functions[f"{step.name}_pack"] = native.address("kernel_pack")
         steps = []
         if region is None:
-            slots = _arguments(product.pack_arguments, place, buffers, packed, product)
+            slots = product_arguments(product.pack_arguments, place, buffers, packed, product)
             steps.append(ProgramStep(f"{step.name}_pack", slots, product.pack_points, 1))
-        slots = _arguments(product.arguments, place, buffers, packed, product)
+        slots = product_arguments(product.arguments, place, buffers, packed, product)
         steps.append(ProgramStep(step.name, slots, product.points, 1))
         return steps
+
+    def workspace_of(self, step: Step) -> Dim:
+        """Bytes that the steps of a kernel need beside their buffers."""
+        native = self.kernels[step.name]
+        if native.loops is not None:
+            return native.loops.scratch_bytes
+        assert native.product is not None
+        return 0 if self.packed_region(step, native.product) is not None else native.product.packed_bytes
 
     @property
     def packed_bytes(self) -> int:
@@ -244,14 +260,9 @@ class CpuExecutable:
         if at in self.native:
             return self._native_steps(at, place, top, sizes, keep)
         step = self.lir.schedule[at]
-        if step.updates:
-            return [*self._copy_steps(step, place, sizes), *self._steps_of(step, place, None)], 0
-        product = self.kernels[step.name].product
-        if product is None or self.packed_region(step, product) is not None:
-            return self._steps_of(step, place, None), 0
-        size = substitute(product.packed_bytes, sizes)
+        size = substitute(self.workspace_of(step), sizes)
         assert isinstance(size, int)
-        return self._steps_of(step, place, top), size
+        return [*self._copy_steps(step, place, sizes), *self._steps_of(step, place, top)], size
 
     def _placed(self, offsets: Mapping[str, int]) -> Callable[[str], Argument]:
         def place(name: str) -> Argument:
@@ -394,7 +405,7 @@ class CpuExecutable:
             native = next(
                 k for k in self.kernels.values() if k.product is not None and k.product.layout == weight.layout
             )
-            arguments = _arguments(
+            arguments = product_arguments(
                 product.pack_arguments,
                 lambda _: Argument(0, 0),
                 {product.factor: name},
@@ -568,34 +579,6 @@ def _check(table: Any, regions: int) -> None:
         raise failure(table[regions : regions + WORDS])
 
 
-def _symbol(symbol: Any) -> Dim:
-    return SymExpr((((symbol,), 1),))
-
-
 def _input_index(step: Step, kernel_buffer: str) -> int:
     assert step.kernel is not None
     return [b.name for b in step.kernel.inputs].index(kernel_buffer)
-
-
-def _arguments(
-    slots: Sequence[tuple[str, Any]],
-    place: Callable[[str], Argument],
-    buffers: Mapping[str, str],
-    packed: Argument,
-    product: Product,
-) -> tuple[Argument, ...]:
-    symbols = {s.name: s for s in product.symbols}
-    arguments = []
-    for kind, value in slots:
-        match kind:
-            case "packed":
-                arguments.append(packed)
-            case "buffer":
-                name, start = value
-                at = place(buffers[name])
-                arguments.append(Argument(at.region, at.offset + start))
-            case "symbol":
-                arguments.append(Argument(None, _symbol(symbols[value])))
-            case _:
-                arguments.append(Argument(None, value))
-    return tuple(arguments)

@@ -15,7 +15,7 @@ from typing import Any
 
 from strata.backends.llvm import jit
 from strata.backends.llvm.builder import Module
-from strata.backends.llvm.compile import lower
+from strata.backends.llvm.compile import Lowered, lower_phases
 from strata.backends.llvm.conv_steps import (
     ConvPlan,
     emit_convolution_kernel,
@@ -119,10 +119,17 @@ def _emitted(kernel: Kernel, target: Target, step: Step | None) -> tuple[Usage, 
     if matrix is not None:
         emit_matrix(module, matrix)
         return Product.of(matrix), module
-    lowered = lower(kernel, target)
-    buffers = tuple(b.name for b in lowered.kernel.buffers)
-    emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
-    return Loops(buffers, tuple(lowered.kernel.symbols().values()), lowered.points, lowered.grain), module
+    phases, scratch = lower_phases(kernel, target)
+    for lowered in phases:
+        emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
+    *before, last = map(_loops_of, phases)
+    return replace(last, before=tuple(before), scratch=tuple((b.name, b.type.nbytes) for b in scratch)), module
+
+
+def _loops_of(lowered: Lowered) -> Loops:
+    kernel = lowered.kernel
+    buffers = tuple(b.name for b in kernel.buffers)
+    return Loops(buffers, tuple(kernel.symbols().values()), lowered.points, lowered.grain)
 
 
 def convolution_plan(kernel: Kernel, target: Target, step: Step) -> ConvPlan | None:

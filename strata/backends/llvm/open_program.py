@@ -147,9 +147,7 @@ class OpenProgram:
             return Argument(codes[lir.buffer(name).alias or name], 0)
 
         before = executable._copy_steps(step, place, {})
-        product = executable.kernels[step.name].product
-        if product is not None and not step.updates and executable.packed_region(step, product) is None:
-            self._needs.append(self._numbers.add(product.packed_bytes))
+        self._needs.append(self._numbers.add(executable.workspace_of(step)))
         made = [*before, *executable._steps_of(step, place, Argument(top, 0))]
         return open_steps(made, executable._functions, self._numbers, scratch)
 

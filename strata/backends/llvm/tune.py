@@ -24,7 +24,19 @@ from strata.backends.llvm.pool import Pool, default_pool
 from strata.config import config
 from strata.core import Symbol, Target, available_threads, substitute
 from strata.errors import StrataError
-from strata.kernel import Buffer, Changes, Kernel, Limits, Load, Schedule, postorder, search, show_kernel
+from strata.kernel import (
+    Buffer,
+    Changes,
+    Kernel,
+    Limits,
+    Load,
+    Schedule,
+    normalize,
+    postorder,
+    search,
+    show_kernel,
+    split_reductions,
+)
 from strata.lir import Lir, Step
 
 MOST_BYTES = 1 << 30  # of the arrays that one kernel is tried on; larger kernels keep the heuristic's schedule
@@ -62,6 +74,8 @@ def tuned(lir: Lir, target: Target, progress: Callable[[int, int], None] | None 
 def can_tune(kernel: Kernel, step: Step) -> bool:
     """Whether a kernel is generated loops over arrays of its own, of a size that can be tried."""
     if kernel.schedule or step.updates or find_convolution(kernel, step) or find_contraction(kernel):
+        return False
+    if split_reductions(normalize(kernel)).scratch:  # several kernels
         return False
     sizes = _usual_sizes(kernel)
     return 0 < sum(_bytes(b, sizes) for b in kernel.buffers) <= MOST_BYTES and all(

@@ -12,23 +12,45 @@ from strata.backends.llvm.matrix import MatrixPlan, Slot
 from strata.core import Dim, Symbol, parse_dim
 
 ProductPlan = MatrixPlan | ConvPlan
+_LINE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Loops:
-    """Generated loops: buffers and sizes in the order of the arguments, and the parallel space."""
+    """Generated loops: buffers and sizes in the order of the arguments, and the parallel space.
+
+    Loops that come `before` leave in scratch memory, named with its bytes, what these loops read."""
 
     buffers: tuple[str, ...]
     symbols: tuple[Symbol, ...]
     points: Dim
     grain: int
+    before: tuple[Loops, ...] = ()
+    scratch: tuple[tuple[str, Dim], ...] = ()
 
     @property
     def functions(self) -> tuple[str, ...]:
-        return ("kernel",)
+        """In the order in which they run."""
+        return (*(f"kernel_{n}" for n in range(len(self.before))), "kernel")
+
+    @property
+    def scratch_bytes(self) -> Dim:
+        return self.scratch_offset(len(self.scratch))
+
+    def scratch_offset(self, number: int) -> Dim:
+        """Where a piece of scratch memory begins: each on a cache line of its own."""
+        total: Dim = 0
+        for _, count in self.scratch[:number]:
+            total = total + (count + _LINE - 1) // _LINE * _LINE
+        return total
 
     def to_text(self) -> str:
-        return json.dumps(["loops", _sizes(self.symbols), self.buffers, _written(self.points), self.grain])
+        return json.dumps(["loops", *self._words()])
+
+    def _words(self) -> list[Any]:
+        before = [loops._words() for loops in self.before]
+        scratch = [[name, _written(count)] for name, count in self.scratch]
+        return [_sizes(self.symbols), self.buffers, _written(self.points), self.grain, before, scratch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +102,21 @@ def read_usage(text: str) -> Usage:
     symbols = {name: Symbol(name, lo, hi) for name, lo, hi in sizes}
     found = tuple(symbols.values())
     if kind == "loops":
-        buffers, points, grain = rest
-        return Loops(tuple(buffers), found, _read(points, symbols), grain)
+        return _read_loops(sizes, *rest)
     factor, itemsize, layout, elements, pack, pack_points, arguments, points = rest
     return Product(
         factor, itemsize, layout, _read(elements, symbols), tuple(_read_slot(s, symbols) for s in pack),
         _read(pack_points, symbols), tuple(_read_slot(s, symbols) for s in arguments), _read(points, symbols), found,
     )  # fmt: skip
+
+
+def _read_loops(
+    sizes: list[list[Any]], buffers: list[str], points: int | str, grain: int, before: list[Any], scratch: list[Any]
+) -> Loops:
+    symbols = {name: Symbol(name, lo, hi) for name, lo, hi in sizes}
+    pieces = tuple((name, _read(count, symbols)) for name, count in scratch)
+    earlier = tuple(_read_loops(*words) for words in before)
+    return Loops(tuple(buffers), tuple(symbols.values()), _read(points, symbols), grain, earlier, pieces)
 
 
 def _sizes(symbols: tuple[Symbol, ...]) -> list[list[Any]]:

@@ -1,0 +1,52 @@
+"""The steps that a kernel becomes in a program, from what is known of how its machine code is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from strata.backends.llvm.program import Argument, Step
+from strata.backends.llvm.usage import Loops, Product
+from strata.core import Dim, SymExpr
+
+
+def loop_steps(name: str, loops: Loops, places: Mapping[str, Argument], workspace: Argument | None) -> list[Step]:
+    """Generated loops, and before them those that fill their scratch memory; in the order of `loops.functions`."""
+    known = dict(places)
+    for number, (piece, _) in enumerate(loops.scratch):
+        assert workspace is not None
+        known[piece] = Argument(workspace.region, workspace.offset + loops.scratch_offset(number))
+    steps = []
+    for function, part in zip(loops.functions, (*loops.before, loops), strict=True):
+        arguments = [known[b] for b in part.buffers] + [Argument(None, _symbol(s)) for s in part.symbols]
+        steps.append(Step(name + function.removeprefix("kernel"), tuple(arguments), part.points, part.grain))
+    return steps
+
+
+def product_arguments(
+    slots: Sequence[tuple[str, Any]],
+    place: Callable[[str], Argument],
+    buffers: Mapping[str, str],
+    packed: Argument,
+    product: Product,
+) -> tuple[Argument, ...]:
+    """The slots of a product as arguments."""
+    symbols = {s.name: s for s in product.symbols}
+    arguments = []
+    for kind, value in slots:
+        match kind:
+            case "packed":
+                arguments.append(packed)
+            case "buffer":
+                name, start = value
+                at = place(buffers[name])
+                arguments.append(Argument(at.region, at.offset + start))
+            case "symbol":
+                arguments.append(Argument(None, _symbol(symbols[value])))
+            case _:
+                arguments.append(Argument(None, value))
+    return tuple(arguments)
+
+
+def _symbol(symbol: Any) -> Dim:
+    return SymExpr((((symbol,), 1),))

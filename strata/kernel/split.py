@@ -1,0 +1,183 @@
+"""Long reductions in parts: a kernel becomes several that run one after the other.
+
+A reduction over many terms that few other axes go around would keep one thread busy and leave the others idle. Here
+its terms are split into parts, by their number alone; a first kernel reduces every part into scratch memory, and in
+the kernel itself the reduction goes over the parts and over the few terms that are left:
+
+    y = sum of x[i] over i in 1000003
+    parts[p] = sum of x[p * 15616 + i] over i in 15616        for p in 64
+    y = sum of parts[p] over p in 64 + sum of x[999424 + i] over i in 579
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from math import prod
+
+from strata.core import Dim, bounds, dim_prod, i64
+from strata.kernel.algebra import linear
+from strata.kernel.ir import (
+    Axis,
+    Buffer,
+    Const,
+    Expr,
+    Kernel,
+    Load,
+    Reduce,
+    Scan,
+    Store,
+    apply,
+    postorder,
+    rebuild,
+    size,
+    substitute_axes,
+)
+
+_JOINS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "all": "and", "any": "or"}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a reduction is split, and how far."""
+
+    terms: int = 1 << 17  # fewer are not worth a second kernel
+    lines: int = 8  # that are reduced independently: enough for threads without parts
+    columns: int = 256  # that count as one line where the terms of a line do not lie side by side
+    part_bytes: int = 128 << 10
+    parts: int = 64
+    open_parts: int = 16  # of a reduction whose number of terms is not known
+
+
+USUAL = Limits()
+_RUN = 64  # terms side by side that a part is a multiple of
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Kernels to be run one after the other, the last under the name of the whole, and what they hand on."""
+
+    kernels: tuple[Kernel, ...]
+    scratch: tuple[Buffer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """How the terms of a reduction are dealt out: `parts` of `length` each, then `rest`."""
+
+    parts: int
+    length: Dim
+    rest: Dim
+
+
+def split_reductions(kernel: Kernel, limits: Limits = USUAL) -> Phases:
+    """A normalized kernel as the phases that compute it."""
+    phases: list[Kernel] = []
+    scratch: list[Buffer] = []
+    done: set[Axis] = set()  # of reductions made here, which stay as they are
+    while groups := _groups(kernel, limits, done):
+        change: dict[Expr, Expr] = {}
+        for reduces, split in groups:
+            buffers = [Buffer(f"part{len(scratch) + n}", r.dtype, ()) for n, r in enumerate(reduces)]
+            made, change_here = _parted(kernel, reduces, split, buffers, f"{kernel.name}_{len(phases)}")
+            phases.append(made)
+            scratch += made.outputs
+            change |= change_here
+            done |= {a for n in postorder(change_here.values()) if isinstance(n, Reduce) for a in n.axes}
+        kernel = _replaced(kernel, change)
+        known = tuple(b for b in scratch if b not in kernel.inputs)
+        kernel = replace(kernel, inputs=(*kernel.inputs, *known))
+    return Phases((*phases, kernel), tuple(scratch))
+
+
+def _groups(kernel: Kernel, limits: Limits, done: set[Axis]) -> list[tuple[list[Reduce], _Split]]:
+    """Reductions to split now, those that can share a kernel together."""
+    nodes = postorder(kernel.roots)
+    if any(isinstance(n, Scan) for n in nodes):
+        return []
+    inside: dict[Expr, set[Axis]] = defaultdict(set)  # axes that are bound around a reduction
+    for node in nodes:
+        if isinstance(node, Reduce):
+            for inner in postorder((node.body,)):
+                inside[inner] |= set(node.axes)
+    found: dict[Reduce, _Split] = {}
+    for node in nodes:
+        if isinstance(node, Reduce) and not node.free & inside[node] and not done & set(node.axes):
+            split = _split_of(node, limits)
+            if split is not None and not any(n in found for n in postorder((node.body,))):
+                found[node] = split
+    groups: dict[tuple[object, ...], list[Reduce]] = defaultdict(list)
+    for node, split in found.items():
+        groups[node.axes, node.free, split].append(node)
+    return [(reduces, found[reduces[0]]) for reduces in groups.values()]
+
+
+def _split_of(node: Reduce, limits: Limits) -> _Split | None:
+    (axis,) = node.axes
+    narrow = node.dtype.is_float and node.dtype.itemsize < 4
+    if node.kind not in _JOINS or narrow or (node.kind == "sum" and node.dtype.is_bool):
+        return None
+    body = postorder((node.body,))
+    loads = [linear(n.index[0]).terms for n in body if isinstance(n, Load)]
+    along = any(terms.get(axis) == 1 for terms in loads)
+    if not isinstance(axis.extent, int):
+        most = bounds(axis.extent)[1]
+        if node.free or not along or (most is not None and most <= limits.terms):
+            return None
+        unit = limits.open_parts * _RUN
+        return _Split(limits.open_parts, axis.extent // unit * _RUN, axis.extent % unit)
+    inner = [n for n in body if isinstance(n, Reduce) and axis in n.free]  # done again for every term
+    extents = [a.extent for a in node.free] + [a.extent for n in inner for a in n.axes]
+    if not all(isinstance(e, int) for e in extents):
+        return None
+    lines = prod(a.extent for a in node.free if isinstance(a.extent, int))
+    terms = axis.extent * prod(e for e in extents if isinstance(e, int))
+    if terms <= limits.terms or lines // (1 if along else limits.columns) >= limits.lines:
+        return None
+    run = _RUN if along else 1
+    parts = min(terms * node.dtype.itemsize // limits.part_bytes, limits.parts, axis.extent // (2 * run))
+    if parts < 2:
+        return None
+    length = axis.extent // (parts * run) * run
+    return _Split(parts, length, axis.extent - parts * length)
+
+
+def _parted(
+    kernel: Kernel, reduces: list[Reduce], split: _Split, names: list[Buffer], name: str
+) -> tuple[Kernel, dict[Expr, Expr]]:
+    """The kernel that reduces the parts, and what takes the place of the reductions."""
+    (axis,) = reduces[0].axes
+    part, term = Axis(f"{axis.name}_p", split.parts), Axis(f"{axis.name}_l", split.length)
+    rest = Axis(f"{axis.name}_r", split.rest)
+    order = list(dict.fromkeys(a for s in kernel.stores for a in s.axes))
+    axes = (part, *sorted(reduces[0].free, key=order.index))
+    place: Expr = Const(0, i64)
+    for a in axes:
+        place = place * size(a.extent) + a
+    count = dim_prod([a.extent for a in axes])
+    stores, buffers = [], []
+    change: dict[Expr, Expr] = {}
+    for reduce, named in zip(reduces, names, strict=True):
+        buffer = replace(named, shape=(count,))
+        at = substitute_axes((reduce.body,), {axis: part * size(split.length) + term})[reduce.body]
+        stores.append(Store(buffer, axes, (place,), Reduce(reduce.kind, (term,), at)))
+        buffers.append(buffer)
+        whole: Expr = Reduce(reduce.kind, (part,), Load(buffer, (place,)))
+        if split.rest != 0:
+            first = size(split.parts * split.length)
+            left = substitute_axes((reduce.body,), {axis: first + rest})[reduce.body]
+            whole = apply(_JOINS[reduce.kind], whole, Reduce(reduce.kind, (rest,), left))
+        change[reduce] = whole
+    return Kernel(name, kernel.inputs, tuple(buffers), tuple(stores)), change
+
+
+def _replaced(kernel: Kernel, change: dict[Expr, Expr]) -> Kernel:
+    done: dict[Expr, Expr] = {}
+    for node in postorder(kernel.roots):
+        made = tuple(done[x] for x in node.inputs)
+        if node in change:
+            done[node] = change[node]
+        else:
+            done[node] = node if made == node.inputs else rebuild(node, made)
+    stores = tuple(replace(s, index=tuple(done[i] for i in s.index), value=done[s.value]) for s in kernel.stores)
+    return replace(kernel, stores=stores)
