@@ -6,13 +6,14 @@ later process."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -32,7 +33,7 @@ _lock = threading.Lock()  # around the linker
 VERSION = f"llvmlite {llvmlite.__version__}"  # part of the key of every stored object
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Code:
     """Loaded machine code. Its functions stay callable as long as this object lives."""
 
@@ -40,13 +41,18 @@ class Code:
     _tracker: Any
     _names: tuple[str, ...]
     key: str = ""  # of the entry in the store that it came from or went to
+    head: bytes = b""  # what stands before the code in that entry
+    parts: tuple[Code, ...] = ()  # code that it calls
+    exports: Mapping[str, Code] = field(default_factory=dict)  # functions that are parts
 
     def address(self, name: str) -> int:
         """The address of an exported function."""
+        if name in self.exports:
+            return self.exports[name].address(name)
         return int(self._tracker[name])
 
     def addresses(self) -> dict[str, int]:
-        return {name: self.address(name) for name in self._names}
+        return {name: self.address(name) for name in (*self._names, *self.exports)}
 
 
 def compile_text(text: str, target: Target, *, level: int = 2) -> bytes:
@@ -66,17 +72,19 @@ def assembly(text: str, target: Target, *, level: int = 2) -> str:
     return str(machine_for(target, level).emit_assembly(module))
 
 
-def load(object_code: bytes, names: Sequence[str], key: str = "") -> Code:
-    """Links object code into this process and exports the named functions."""
+def load(object_code: bytes, names: Sequence[str], key: str = "", parts: Mapping[str, Code] | None = None) -> Code:
+    """Links object code into the process and exports the named functions. `parts` are code that it calls, by name."""
     with _lock:
         builder = llvm.JITLibraryBuilder().add_object_img(object_code).add_current_process()
+        for name, part in (parts or {}).items():
+            builder = builder.import_symbol(name, part.address(name))
         for name in names:
             builder = builder.export_symbol(name)
         try:
             tracker = builder.link(_engine(), f"strata{next(_counter)}")
         except RuntimeError as error:
             raise CompileError(f"object code cannot be linked: {error}", code="C121") from None
-    return Code(object_code, tracker, tuple(names), key)
+    return Code(object_code, tracker, tuple(names), key, parts=tuple((parts or {}).values()))
 
 
 def compile_and_load(text: str, names: Sequence[str], target: Target | None = None, *, level: int = 2) -> Code:
@@ -117,11 +125,13 @@ def stored_text(text: str, names: Sequence[str], target: Target) -> Code:
     return code
 
 
-def note(code: Code, head: bytes = b"") -> None:
-    """Tell a recording about code that is in use; `head` stands before it in its entry."""
+def note(code: Code) -> None:
+    """Tell a recording about code that is in use."""
     record = _record.get()
     if record is not None:
-        record[code.key] = head + code.object_code
+        record[code.key] = code.head + code.object_code
+        for part in code.parts:
+            note(part)
 
 
 @contextmanager
@@ -147,7 +157,9 @@ def bundled(entries: Mapping[str, bytes]) -> Iterator[None]:
 
 @cache
 def _engine() -> Any:
-    return llvm.create_lljit_compiler(machine_for(Target.host(), 2))
+    engine = llvm.create_lljit_compiler(machine_for(Target.host(), 2))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))  # outlives all code, whatever the order of a shutdown is
+    return engine
 
 
 def _describe(text: str, message: str) -> CompileError:

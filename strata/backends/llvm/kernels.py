@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from strata.backends.llvm.conv_steps import (
 from strata.backends.llvm.emit import emit_kernel
 from strata.backends.llvm.matrix import emit_matrix, find_contraction, plan_matrix
 from strata.backends.llvm.overrides import NativeOp
+from strata.backends.llvm.parts import Head, Loader, Split, split
 from strata.backends.llvm.usage import Loops, Product, Usage, read_usage
 from strata.cache import digest
 from strata.config import config
@@ -57,22 +58,21 @@ class NativeKernel:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What a piece of machine code is made of. `make` gives what is kept beside the code, and LLVM's text."""
+    """What a piece of machine code is made of. `make` gives how it is called (of a kernel) and its module."""
 
     identity: Any  # equal ones have equal code in this process
     key: Callable[[], str]  # in the store
-    make: Callable[[], tuple[str, str]]
-    functions: tuple[str, ...]  # none: what is kept beside the code says which
+    make: Callable[[], tuple[str, Module]]
+    functions: tuple[str, ...]  # none: its usage says which
     about: str
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Loaded machine code and what was kept beside it."""
+    """Loaded machine code and how it is called, of a kernel."""
 
     code: jit.Code
-    head: str
-    usage: Usage | None  # of a kernel
+    usage: Usage | None
 
 
 def kernel_source(kernel: Kernel, target: Target, step: Step | None = None) -> Source:
@@ -81,9 +81,9 @@ def kernel_source(kernel: Kernel, target: Target, step: Step | None = None) -> S
     slides = "" if step is None or step.slides is None else "slides"
     text = cache(lambda: show_kernel(anonymous))
 
-    def make() -> tuple[str, str]:
+    def make() -> tuple[str, Module]:
         usage, module = _emitted(anonymous, target, step)
-        return usage.to_text(), module.text()
+        return usage.to_text(), module
 
     return Source(
         (anonymous, target.key, slides), lambda: code_key(f"kernel {slides}", text(), target), make, (), text()
@@ -93,10 +93,10 @@ def kernel_source(kernel: Kernel, target: Target, step: Step | None = None) -> S
 def op_source(op: NativeOp, target: Target) -> Source:
     """The source of a hand-written op; equal keys share code."""
 
-    def make() -> tuple[str, str]:
+    def make() -> tuple[str, Module]:
         module = Module(target.triple)
         op.emit(module)
-        return "", module.text()
+        return "", module
 
     return Source(
         (op.key, target.key),
@@ -177,7 +177,7 @@ def native_pieces(sources: Sequence[Source], target: Target) -> list[Piece]:
         _give_up(mine)
     pieces = [_result(source, future, target) for source, future in zip(sources, futures, strict=True)]
     for piece in pieces:
-        jit.note(piece.code, f"{piece.head}\n".encode())
+        jit.note(piece.code)
     return pieces
 
 
@@ -191,14 +191,17 @@ def _result(source: Source, future: Future[Piece], target: Target) -> Piece:
 def _complete(wanted: Sequence[tuple[Source, Future[Piece]]], target: Target) -> None:
     """Give futures their code; what cannot be made raises."""
     keys = [source.key() for source, _ in wanted]
-    payloads = [jit.stored(key) for key in keys]
+    loader = Loader()
+    payloads = [loader.stored(key) for key in keys]
     missing = [i for i, payload in enumerate(payloads) if payload is None]
-    for i, made in zip(missing, _Batch(target).run([(keys[i], wanted[i][0]) for i in missing]), strict=True):
+    batch = _Batch(target)
+    for i, made in zip(missing, batch.run([(keys[i], wanted[i][0]) for i in missing]), strict=True):
         payloads[i] = made
-    known: dict[bytes, jit.Code] = {}
+    loader.made = batch.parts
     for (source, future), key, payload in zip(wanted, keys, payloads, strict=True):
         assert payload is not None
-        future.set_result(_load(source, key, payload, known))
+        head, code = loader.code(key, payload)
+        future.set_result(Piece(code, None if source.functions else read_usage(head.usage)))
 
 
 def _give_up(wanted: Sequence[tuple[Source, Future[Piece]]]) -> None:
@@ -210,21 +213,13 @@ def _give_up(wanted: Sequence[tuple[Source, Future[Piece]]]) -> None:
             future.cancel()
 
 
-def _load(source: Source, key: str, payload: bytes, known: dict[bytes, jit.Code]) -> Piece:
-    head, _, data = payload.partition(b"\n")
-    usage = None if source.functions else read_usage(head.decode())
-    code = known.get(data)
-    if code is None:
-        code = known[data] = jit.load(data, source.functions or usage.functions, key)  # type: ignore[union-attr]
-    return Piece(replace(code, key=key), head.decode(), usage)
-
-
 class _Batch:
-    """Code that is made at the same time. Sources that come to the same text are compiled once."""
+    """Code that is made at the same time. Sources that come to the same text are compiled once, and so are parts."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._texts: dict[str, Future[bytes]] = {}
+        self.parts: dict[str, bytes] = {}  # entries by key
+        self._made_once: dict[str, Future[bytes]] = {}
         self._lock = threading.Lock()
 
     def run(self, wanted: Sequence[tuple[str, Source]]) -> list[bytes]:
@@ -241,22 +236,56 @@ class _Batch:
                 raise
 
     def _made(self, key: str, source: Source) -> bytes:
-        about = {"kind": "kernel", "text": source.about[:4000], "target": self._target.key, "made by": jit.VERSION}
-        return jit.made(key, lambda: self._payload(source), about)
+        """An entry, made or waited for, and then its parts: no lock is taken while another is held."""
+        known: list[Split] = []
 
-    def _payload(self, source: Source) -> bytes:
-        head, text = source.make()
+        def make() -> bytes:
+            head, divided = self._divided(source)
+            known.append(divided)
+            return head.to_line() + self._object(divided.text)
+
+        payload = jit.made(key, make, self._about("kernel", source.about))
+        for name, part in Head.of(payload).parts.items():
+            self.parts[part] = self._once(part, partial(self._part, name, part, source, known))
+        return payload
+
+    def _divided(self, source: Source) -> tuple[Head, Split]:
+        usage, module = source.make()
+        functions = source.functions or read_usage(usage).functions
+        divided = split(module, functions[1:])
+        own = tuple(name for name in functions if name not in divided.parts)
+        exports = tuple(name for name in functions if name in divided.parts)
+        return Head(usage, own, divided.keys(self._target), exports), divided
+
+    def _part(self, name: str, key: str, source: Source, known: list[Split]) -> bytes:
+        found = jit.stored(key)
+        if found is not None:
+            return found
+        if not known:  # another process made the entry, and not yet its parts
+            known.append(self._divided(source)[1])
+        part, keys = known[0].parts[name], known[0].keys(self._target)
+        head = Head("", (name,), {called: keys[called] for called in part.calls}, ()).to_line()
+        return jit.made(key, lambda: head + self._object(part.text), self._about("part", name))
+
+    def _object(self, text: str) -> bytes:
+        return self._once(text, lambda: jit.compile_text(text, self._target))
+
+    def _about(self, kind: str, text: str) -> dict[str, str]:
+        return {"kind": kind, "text": text[:4000], "target": self._target.key, "made by": jit.VERSION}
+
+    def _once(self, key: str, make: Callable[[], bytes]) -> bytes:
+        """What the first one made that came with this key."""
         with self._lock:
-            future = self._texts.get(text)
+            future = self._made_once.get(key)
             is_first = future is None
             if future is None:
-                future = self._texts[text] = Future()
+                future = self._made_once[key] = Future()
         if is_first:
             try:
-                future.set_result(jit.compile_text(text, self._target))
-            except BaseException as error:  # noqa: BLE001 - for all sources with this text
+                future.set_result(make())
+            except BaseException as error:  # noqa: BLE001 - for all that wait for it
                 future.set_exception(error)
-        return head.encode() + b"\n" + future.result()
+        return future.result()
 
 
 def _forget_unfinished() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import re
 import sys
@@ -16,8 +18,10 @@ import pytest
 import strata
 from strata.backends.llvm import jit, kernels
 from strata.backends.llvm.arena import Arena
+from strata.backends.llvm.builder import Module
 from strata.backends.llvm.isolate import KNOWN, is_unusual
 from strata.backends.llvm.overrides import NativeOp, Planned
+from strata.backends.llvm.parts import split
 from strata.backends.llvm.usage import Loops, Product, read_usage
 from strata.cache import default_store
 from strata.config import using
@@ -247,3 +251,93 @@ def test_store_is_read_before_compiling(tmp_path: Path, monkeypatch: pytest.Monk
 
         monkeypatch.setattr(jit, "compile_text", refuse)
         Session("cpu").compile(chain("stored", 3))
+
+
+def doubled(name: str, number: int, *, table: bool = False) -> Module:
+    """f(p) stores twice a number, through an internal function that others may share."""
+    module = Module(HOST.triple)
+    helper = module.function("helper", (("ptr", "p"),), attributes="nounwind noinline", linkage="internal")
+    if table:
+        value = helper.load("i64", module.table("i64", [number]), 8)
+        helper.store("i64", value, "%p", 8)
+    else:
+        helper.store("i64", number, "%p", 8)
+    helper.ret()
+    twice = module.function("twice", (("ptr", "p"),), attributes="nounwind noinline", linkage="internal")
+    twice.call("void", "helper", ("ptr", "%p"))
+    twice.store("i64", twice.mul(twice.load("i64", "%p", 8), 2), "%p", 8)
+    twice.ret()
+    f = module.function(name, (("ptr", "arguments"), ("i64", "begin"), ("i64", "end")))
+    f.call("void", "twice", ("ptr", "%arguments"))
+    f.ret()
+    return module
+
+
+def stored_by(code: jit.Code, name: str) -> int:
+    word = ctypes.c_int64(0)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(code.address(name))(
+        ctypes.byref(word), 0, 1
+    )
+    return word.value
+
+
+def test_parts_are_split_off() -> None:
+    one, other = split(doubled("f", 3)), split(doubled("f", 4))
+    assert list(one.parts) == ["helper", "twice"]
+    assert one.parts["twice"].calls == ("helper",)
+    assert one.text == other.text
+    assert one.parts["twice"] == other.parts["twice"]
+    keys = one.keys(HOST), other.keys(HOST)
+    assert keys[0]["helper"] != keys[1]["helper"]
+    assert keys[0]["twice"] != keys[1]["twice"], "what a part calls is part of its key"
+    assert split(doubled("f", 3, table=True)).parts == {}, "a table is the module's own"
+    assert list(split(doubled("f", 3), ["f"]).parts) == ["helper", "twice", "f"]
+    whole = Module()
+    whole.add_text("f", "define void @f() {\n  ret void\n}")
+    assert split(whole).parts == {}
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_parts_call_what_their_module_called(tmp_path: Path, is_kept: bool) -> None:
+    """Whether from a full store, or from one that takes nothing."""
+
+    def op(number: int, table: bool) -> NativeOp:
+        def emit(module: Module) -> None:
+            made = doubled("f", number, table=table)
+            module._functions, module._declarations, module._globals = (
+                made._functions, made._declarations, made._globals
+            )  # fmt: skip
+
+        return NativeOp(f"{tmp_path} {number} {table}", emit, ("f",), lambda sizes: Planned([]))
+
+    if not is_kept:
+        (tmp_path / "objects").write_text("no folder")
+    wanted = [(n, table) for n in (3, 4, 5) for table in (False, True)]
+    for _ in range(2):
+        with using(cache_dir=tmp_path):
+            pieces = kernels.native_pieces([kernels.op_source(op(n, table), HOST) for n, table in wanted], HOST)
+        assert [stored_by(p.code, "f") for p in pieces] == [2 * n for n, _ in wanted]
+        kernels._loaded.clear()
+
+
+def test_lost_part_is_made_again(tmp_path: Path) -> None:
+    def op() -> NativeOp:
+        def emit(module: Module) -> None:
+            made = doubled("f", 21)
+            module._functions, module._declarations = made._functions, made._declarations
+
+        return NativeOp(f"{tmp_path} lost", emit, ("f",), lambda sizes: Planned([]))
+
+    with using(cache_dir=tmp_path):
+        kernels.native_pieces([kernels.op_source(op(), HOST)], HOST)
+        store = default_store()
+        parts = [e.key for e in store.entries() if e.about["kind"] == "part"]
+        assert len(parts) == 2
+        for key in parts:
+            kernels._loaded.clear()
+            gc.collect()
+            store._remove(store._path(key))
+            (piece,) = kernels.native_pieces([kernels.op_source(op(), HOST)], HOST)
+            assert stored_by(piece.code, "f") == 42
+            assert key in store
+            del piece
