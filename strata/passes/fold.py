@@ -26,7 +26,11 @@ class Fold(Pass):
 
     def _fold(self, value: Value, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         node = value.node
-        if not isinstance(node.op, (Input, Param, Constant)) and node.op.pure and all(t.size == 0 for t in node.types):
+        if (
+            not isinstance(node.op, (Input, Param, Constant))
+            and node.op.pure
+            and all(t.is_static and t.size == 0 for t in node.types)
+        ):
             return [constant(np.empty(t.static_shape, t.dtype.np)) for t in node.types]
         if not node.inputs or not node.op.pure or not all(isinstance(x.node.op, Constant) for x in inputs):
             return None

@@ -31,15 +31,39 @@ class General:
     binding: dict[str, int]
 
 
-def generalize(program: Outline, small: int = SMALL) -> General | None:
-    """The expression with symbols for sizes above `small`, or None where an op needs to know them."""
-    binding, table = _symbols(program, small)
-    if not binding and small > 1:
+def generalize(
+    program: Outline, small: int = SMALL, ranges: Mapping[int, tuple[int, int]] | None = None
+) -> General | None:
+    """The expression with symbols for sizes above `small`, or None where an op needs to know them.
+
+    With `ranges`, only the sizes in it become symbols, each with its bounds.
+    """
+    binding, table = _symbols(program, small) if ranges is None else _ranged(program, ranges)
+    if not binding and (small > 1 or ranges is not None):
         return None  # with sizes of one only, the form is the expression itself
     try:
-        return _rebuild(program, binding, table, small)
+        return _rebuild(program, binding, table, small if ranges is None else 1)
     except (StrataError, TypeError):  # an op that needs the number: it cannot count, compare or hash a symbol
         return None
+
+
+def _ranged(program: Outline, ranges: Mapping[int, tuple[int, int]]) -> tuple[dict[str, int], dict[int, Dim]]:
+    """Symbols for the sizes that have a range, and what numbers in fields may stand for."""
+    found = {d for handle in program.leaves for d in handle.type.static_shape}
+    table: dict[int, Dim] = {}
+    binding: dict[str, int] = {}
+    for d, (low, high) in sorted(ranges.items()):
+        if d > 1 and d in found:  # a size of one is broadcast, and stays what it is
+            binding[f"s{len(binding)}"] = d
+            table[d] = sym(f"s{len(table)}", max(low, 2), high)
+    for handle in program.leaves:
+        shape = handle.type.static_shape
+        for i in range(len(shape)):
+            for j in range(i + 2, len(shape) + 1):
+                product = dim_prod([table.get(d, d) for d in shape[i:j]])
+                if not isinstance(product, int):
+                    table.setdefault(int(dim_prod(shape[i:j])), product)
+    return binding, table
 
 
 def _symbols(program: Outline, small: int) -> tuple[dict[str, int], dict[int, Dim]]:
@@ -66,7 +90,7 @@ def _rebuild(program: Outline, binding: Mapping[str, int], table: Mapping[int, D
     slots: list[Any] = [None] * program.size
     parts: list[Any] = []
     for i, (slot, handle) in enumerate(zip(program.leaf_slots, program.leaves, strict=True)):
-        shape = tuple(table[d] if d > small else d for d in handle.type.static_shape)
+        shape = tuple(table.get(d, d) if d > small else d for d in handle.type.static_shape)
         kind = TensorType(handle.type.dtype, shape)
         slots[slot] = graph.input(f"d{i}", kind)
         parts.append(kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
 from threading import RLock
@@ -13,7 +13,7 @@ import numpy as np
 
 from strata.config import config
 from strata.core import flatten, here, unflatten
-from strata.errors import OptionError, TraceError
+from strata.errors import OptionError, RunError, TraceError
 from strata.mir import Graph, Value, fresh_scope, placeholder, substitute_values
 from strata.ops import outer_values
 from strata.runtime import Profile
@@ -44,6 +44,7 @@ class Jitted:
         max_variants: int | None = None,
         on_miss: str | None = None,
         donate_argnums: Sequence[int] = (),
+        buckets: Mapping[int, Mapping[int, Sequence[int]]] | None = None,
     ) -> None:
         if not callable(fn):
             raise OptionError(f"jit: takes a function, got {type(fn).__name__}", code="T211", place=here())
@@ -59,6 +60,8 @@ class Jitted:
         self.donate_argnums = tuple(donate_argnums)
         self.max_variants = max_variants
         self.on_miss = on_miss
+        self.ranges = {(arg, axis): _rising(arg, axis, sizes)
+                       for arg, axes in (buckets or {}).items() for axis, sizes in axes.items()}  # fmt: skip
         self.variants: OrderedDict[Any, Variant] = OrderedDict()
         self.buckets: OrderedDict[Any, Bucket] = OrderedDict()
         self.misses: list[str] = []
@@ -168,24 +171,85 @@ class Jitted:
             code="T220", place=here(),
         )  # fmt: skip
 
-    def _miss(self, call: _Call) -> Variant | tuple[Any]:
+    def _ranges_of(self, call: _Call) -> dict[int, tuple[int, int]]:
+        """Sizes of this call that have buckets, and the range that each is in."""
+        found: dict[int, tuple[int, int]] = {}
+        at = 0
+        for i, arg in enumerate(call.given):
+            leaves: list[Any] = []
+            outline_arguments(arg, leaves)
+            count = sum(_is_dynamic(x) for x in leaves)
+            for value in call.values[at : at + count]:
+                for (number, axis), sizes in self.ranges.items():
+                    if number == i and axis < value.ndim and isinstance(value.shape[axis], int):
+                        size = int(value.shape[axis])
+                        low, high = _range_of(size, sizes, f"jit: {self.__name__}: argument {i}, axis {axis}")
+                        known = found.get(size, (low, high))
+                        found[size] = max(low, known[0]), min(high, known[1])
+            at += count
+        return found
+
+    def _miss_in_buckets(self, call: _Call) -> Variant | tuple[Any] | None:
+        """A variant on a program for a range of sizes; None where the program needs to know them."""
+        ranges = self._ranges_of(call)
+        variant = self._trace(call)
+        if not isinstance(variant, Variant):
+            return variant
+        general = variant.form(ranges)
+        if general is None:
+            return None
+        with self._lock:
+            full = self.max_variants is not None and len(self.buckets) >= self.max_variants
+            if general.key not in self.buckets and full:
+                if self.on_miss == "interpret":
+                    return (self.fn(*call.args, **call.kwargs),)
+                if self.on_miss == "error":
+                    raise self._beyond(call)
+                if self.on_miss == "bucket":
+                    general = None
+                else:
+                    self.buckets.popitem(last=False)
+            made = len(self.buckets)
+            variant.share(self.buckets, general)
+            if len(self.buckets) > made:
+                self._note(call)
+            self.variants[call.key] = variant
+            while len(self.variants) > DEFAULT_VARIANTS:
+                self.variants.popitem(last=False)
+        return variant
+
+    def _note(self, call: _Call) -> None:
+        place = here()
+        if len(self.misses) < DEFAULT_VARIANTS:
+            signature = ", ".join(str(v.type) for v in call.values)
+            self.misses.append(f"{signature}{f' at {place.short}' if place else ''}")
+
+    def _beyond(self, call: _Call) -> TraceError:
         signature = ", ".join(str(v.type) for v in call.values)
+        known = "; ".join(", ".join(map(str, k[1])) for k in self.variants)
+        return TraceError(
+            f"jit: {self.__name__} has its {self.max_variants} variants and was called with another signature: "
+            f"{signature}; it has {known}",
+            code="T221", place=here(), fix="raise max_variants, or on_miss='interpret'",
+        )  # fmt: skip
+
+    def _miss(self, call: _Call) -> Variant | tuple[Any]:
+        if self.ranges:
+            found = self._miss_in_buckets(call)
+            if found is not None:
+                return found
+        return self._miss_alone(call)
+
+    def _miss_alone(self, call: _Call) -> Variant | tuple[Any]:
         full = self.max_variants is not None and len(self.variants) >= self.max_variants
         if full and self.on_miss == "interpret":
             return (self.fn(*call.args, **call.kwargs),)
         if full and self.on_miss == "error":
-            known = "; ".join(", ".join(map(str, k[1])) for k in self.variants)
-            raise TraceError(
-                f"jit: {self.__name__} has its {self.max_variants} variants and was called with another signature: "
-                f"{signature}; it has {known}",
-                code="T221", place=here(), fix="raise max_variants, or on_miss='interpret'",
-            )  # fmt: skip
+            raise self._beyond(call)
         variant = self._trace(call)
         if not isinstance(variant, Variant):
             return variant
-        place = here()
-        if len(self.misses) < DEFAULT_VARIANTS:
-            self.misses.append(f"{signature}{f' at {place.short}' if place else ''}")
+        self._note(call)
         if full and self.on_miss == "bucket":
             with self._lock:
                 variant.share(self.buckets)
@@ -270,6 +334,26 @@ def _is_dynamic(x: Any) -> bool:
     )
 
 
+def _rising(arg: int, axis: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    made = tuple(sizes)
+    whole = all(isinstance(s, int) and not isinstance(s, bool) for s in made)
+    if arg < 0 or axis < 0 or not made or not whole or any(b <= a for a, b in zip((0, *made), made, strict=False)):
+        raise OptionError(
+            f"jit: buckets are {{argument: {{axis: rising sizes}}}}, got {{{arg}: {{{axis}: {list(made)}}}}}",
+            code="T217", place=here(),
+        )  # fmt: skip
+    return made
+
+
+def _range_of(size: int, sizes: Sequence[int], what: str) -> tuple[int, int]:
+    low = 0
+    for high in sizes:
+        if size <= high:
+            return low + 1, high
+        low = high
+    raise RunError(f"{what}: {size} is above the largest bucket, {sizes[-1]}", code="X401", place=here())
+
+
 def _hashable(x: Any) -> bool:
     try:
         hash(x)
@@ -285,6 +369,7 @@ def jit(
     donate_argnums: Sequence[int] = (),
     max_variants: int | None = None,
     on_miss: str | None = None,
+    buckets: Mapping[int, Mapping[int, Sequence[int]]] | None = None,
 ) -> Any:
     """Trace and compile `fn` once for each signature (shapes, dtypes, structure, static values).
 
@@ -292,9 +377,14 @@ def jit(
     "bucket" uses one program with symbolic sizes for all further shapes; "compile", the default, lets the variant that
     was not used for longest make room. Arguments in `donate_argnums` are given up: results take over their memory where
     they can, and a donated tensor cannot be used again.
+
+    `buckets` gives the largest size of each range of an axis, by argument: with `{0: {1: [16, 64, 256]}}`, calls share
+    a program where axis 1 of the first argument is in the same range. Nothing is padded. `max_variants` then counts
+    programs; a size of one, a size that is also a number of the program, and programs that need to know the size have
+    one of their own.
     """
 
     def decorate(f: Callable[..., Any]) -> Jitted:
-        return Jitted(f, static_argnums, max_variants, on_miss, donate_argnums)
+        return Jitted(f, static_argnums, max_variants, on_miss, donate_argnums, buckets)
 
     return decorate if fn is None else decorate(fn)

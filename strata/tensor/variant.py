@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -17,7 +17,7 @@ from strata.lir import may_take_over
 from strata.mir import Graph, leaf_name
 from strata.runtime import CompiledGraph, Session
 from strata.tensor.data import Handle, handle_value
-from strata.tensor.general import generalize
+from strata.tensor.general import General, generalize
 from strata.tensor.outline import outline_of
 from strata.tensor.tensor import Tensor
 
@@ -113,10 +113,14 @@ class Variant:
                 self.compiled = made
         return self.compiled
 
-    def share(self, buckets: OrderedDict[Any, Bucket]) -> None:
+    def form(self, ranges: Mapping[int, tuple[int, int]]) -> General | None:
+        """The program with sizes open inside ranges, if there is one."""
+        return generalize(outline_of(self.graph), ranges=ranges)
+
+    def share(self, buckets: OrderedDict[Any, Bucket], general: General | None = None) -> None:
         """Run on a program with symbolic sizes, made now if it is the first of its form."""
         program = outline_of(self.graph)
-        general = generalize(program) or generalize(program, small=1)
+        general = general or generalize(program) or generalize(program, small=1)
         if general is None:
             raise TraceError(
                 f"jit: {self.graph.name} cannot share a program between shapes: an op of it needs fixed sizes",
