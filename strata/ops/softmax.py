@@ -69,7 +69,8 @@ class Softmax(AlongAxis):
         if x.shape[self.axis] == 0:
             return x
         powers = exp(self.shifted(x))
-        return cast(powers / self.total(powers), x.dtype)
+        # the sum is at least 1, so that its reciprocal is safe: one division a row, not one an element
+        return cast(powers * (1 / self.total(powers)), x.dtype)
 
     def jvp(self, x: Value, *, out: Value, dx: Value) -> Value:
         return self.vjp(x, out=out, ct=dx)  # the Jacobian is symmetric

@@ -28,6 +28,11 @@ KNOWN: Final[dict[str, tuple[str, ...]]] = {
     "x86.avx512.pmaddw.d.512": ("avx512bw",),
     "x86.avx512.vpdpbusd.256": ("avx512vnni", "avx512vl"),
     "x86.avx512.vpdpbusd.512": ("avx512vnni",),
+    **{
+        f"x86.avx512.mask.scalef.{kind}.{width}": ("avx512f", "avx512vl")
+        for kind in ("ps", "pd")
+        for width in (128, 256, 512)
+    },
     "aarch64.hint": ("neon",),
 }
 # the other families are plain arithmetic and memory, which LLVM splits until the target has it

@@ -14,7 +14,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from strata.backends.llvm.builder import Function, bits_of, constant, integer_of, lanes_of, suffix, with_element
+from strata.backends.llvm.builder import (
+    Function,
+    bits_of,
+    constant,
+    element_of,
+    integer_of,
+    lanes_of,
+    suffix,
+    vector,
+    with_element,
+)
 from strata.core import Target
 
 _INF: Final = math.inf
@@ -215,26 +225,46 @@ def library(name: str, m: Math, *args: str) -> str:
 
 
 def _reduce_exp(m: Math, x: str) -> tuple[str, str, str]:
-    """(n as an integer, r, e^r - 1) with x = n ln2 + r."""
+    """(n as a float, n as an integer, e^r - 1) with x = n ln2 + r."""
     shifted = m.fma(x, m.c(1 / math.log(2)), m.c(_MAGIC[m.bits]))
     n = m.sub(shifted, m.c(_MAGIC[m.bits]))
     whole = m.integer("sub", m.as_bits(shifted), m.as_bits(m.c(_MAGIC[m.bits])))
     high, low = _LN2[m.bits]
     r = m.fma(n, m.c(-low), m.fma(n, m.c(-high), x))
-    return whole, r, m.fma(m.mul(r, r), m.polynomial(r, _EXPM1[m.bits]), r)
+    return n, whole, m.fma(m.mul(r, r), m.polynomial(r, _EXPM1[m.bits]), r)
 
 
-def _scale(m: Math, x: str, n: str) -> str:
-    """x * 2ⁿ in two steps, so that the result may be denormal or overflow."""
-    half = m.integer("ashr", n, m.i(1))
-    return m.mul(m.mul(x, m.power_of_two(half)), m.power_of_two(m.integer("sub", n, half)))
+def _scale(m: Math, x: str, n: str, whole: str) -> str:
+    """x * 2ⁿ, rounded once; n is given as a float and as an integer."""
+    if m.target.has_avx512 and lanes_of(m.type) * m.bits >= 128:
+        return _scale_by_instruction(m, x, n)
+    half = m.integer("ashr", whole, m.i(1))  # in two steps, so that the result may be denormal or overflow
+    return m.mul(m.mul(x, m.power_of_two(half)), m.power_of_two(m.integer("sub", whole, half)))
+
+
+def _scale_by_instruction(m: Math, x: str, n: str) -> str:
+    """AVX-512 has an instruction for it, which takes at most one register."""
+    lanes, f = lanes_of(m.type), m.f
+    most = 512 // m.bits
+    if lanes > most:
+        half = replace(m, type=vector(element_of(m.type), lanes // 2))
+        parts = [range(lanes // 2), range(lanes // 2, lanes)]
+        low, high = (
+            _scale_by_instruction(half, *(f.shuffle(m.type, a, "poison", picks) for a in (x, n))) for picks in parts
+        )
+        return f.shuffle(half.type, low, high, range(lanes))
+    width, kind = lanes * m.bits, "ps" if m.bits == 32 else "pd"
+    mask = f"i{max(8, lanes)}"
+    rounding = (("i32", "4"),) if width == 512 else ()  # as the processor is set
+    arguments = ((m.type, x), (m.type, n), (m.type, "zeroinitializer"), (mask, "-1"), *rounding)
+    return f.call(m.type, f"llvm.x86.avx512.mask.scalef.{kind}.{width}", *arguments)
 
 
 def exp(m: Math, x: str) -> str:
     low, high = _EXP_LIMITS[m.bits]
     inside = m.at_most(m.at_least(x, low), high)
-    n, _, q = _reduce_exp(m, inside)
-    return _scale(m, m.add(q, m.c(1.0)), n)
+    n, whole, q = _reduce_exp(m, inside)
+    return _scale(m, m.add(q, m.c(1.0)), n, whole)
 
 
 def exp2(m: Math, x: str) -> str:
@@ -245,14 +275,14 @@ def exp2(m: Math, x: str) -> str:
     whole = m.integer("sub", m.as_bits(shifted), m.as_bits(m.c(_MAGIC[m.bits])))
     r = m.mul(m.sub(inside, n), m.c(math.log(2)))
     q = m.fma(m.mul(r, r), m.polynomial(r, _EXPM1[m.bits]), r)
-    return _scale(m, m.add(q, m.c(1.0)), whole)
+    return _scale(m, m.add(q, m.c(1.0)), n, whole)
 
 
 def expm1(m: Math, x: str) -> str:
     low, high = {32: (-30.0, 89.0), 64: (-60.0, 710.0)}[m.bits]
     inside = m.at_most(m.at_least(x, low), high)
-    n, _, q = _reduce_exp(m, inside)
-    scale = m.power_of_two(m.integer("sub", n, m.i(1)))  # one less, so that n = 1024 does not overflow too early
+    _, whole, q = _reduce_exp(m, inside)
+    scale = m.power_of_two(m.integer("sub", whole, m.i(1)))  # one less, so that n = 1024 does not overflow too early
     half = m.fma(scale, q, m.sub(scale, m.c(0.5)))
     return m.copysign(m.add(half, half), x)
 
@@ -582,7 +612,7 @@ def erf(m: Math, x: str) -> str:
     z = m.mul(a, a)
     small = m.fma(m.polynomial(z, _ERF_SMALL), a, a)
     exponent = m.fma(m.polynomial(a, _ERF_LARGE), a, a)
-    n, _, q = _reduce_exp(m, m.neg(exponent))
+    _, n, q = _reduce_exp(m, m.neg(exponent))
     scale = m.power_of_two(n)  # at least e^-17: normal
     large = m.sub(m.c(1.0), m.fma(scale, q, scale))
     return m.copysign(m.select(m.test("olt", a, m.c(0.96)), small, large), x)
