@@ -186,7 +186,7 @@ class ConvDriver(Driver):
     def _steps(self) -> str:
         """Bytes in x from the first pixel of a tile to each, where no border is near; "" for other windows."""
         f, window = self.f, self.window
-        if self.conv.joined or any(d > 1 for d in window.input_dilation) or self.spec.heights[0] > AT_ONCE:
+        if any(d > 1 for d in window.input_dilation) or self.spec.heights[0] > AT_ONCE:
             return ""
         type_ = vector("i64", AT_ONCE)
         step = f.mul(self.number[f"x{window.rank - 1}"], window.stride[-1] * self.spec.a.itemsize)
@@ -241,7 +241,8 @@ class ConvDriver(Driver):
             [f.mul(self.number[f"x{axis}"], tap * window.dilation[axis] * size) for tap in range(window.kernel[axis])]
             for axis in range(window.rank)
         ]
-        for run, position in enumerate(cartesian(*map(range, window.kernel))):
+        kernel = window.kernel[:-1] if self.conv.joined else window.kernel
+        for run, position in enumerate(cartesian(*map(range, kernel))):
             away: Value = 0
             for axis, tap in enumerate(position):
                 away = f.add(away, taps[axis][tap])
