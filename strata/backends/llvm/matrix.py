@@ -138,13 +138,10 @@ def _arrange(
     last = axes[-1] if axes else None
     if last is not None and last in own[id(left)] and last not in own[id(right)]:
         left, right = right, left
-    rows, columns = own[id(left)], own[id(right)]
-    if len(columns) > 1:
-        return None
-    batch = [a for a in axes if a not in rows and a not in columns]
-    row = rows[-1] if rows else None
-    batch = [a for a in axes if a in batch or (a in rows and a is not row)]
-    return MatrixKernel(kernel, sums, left, right, out, row, columns[0] if columns else None, inner, tuple(batch))
+    row, column = (own[id(side)][-1] if own[id(side)] else None for side in (left, right))
+    # rows and columns that the output keeps apart from the others: heads, for one
+    batch = tuple(a for a in axes if a is not row and a is not column)
+    return MatrixKernel(kernel, sums, left, right, out, row, column, inner, batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+import strata.ops as functions
 from strata.backends.llvm.contract import Contraction, plan_contraction
 from strata.backends.llvm.contract_run import run, vector_type
 from strata.backends.llvm.gemm_finish import Site
+from strata.backends.llvm.matrix import find_contraction
 from strata.core import DType, Target, bf16, c64, c128, f16, f32, f64, i8, i32, u8
 from strata.errors import DTypeError, ShapeError
+from strata.mir import Graph
+from strata.runtime import CompilePipeline
 
+ops: Any = functions
 SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 64, 100)
 HOST = Target.host()
 TARGETS = [HOST, *(t for t in map(Target.named, ("baseline", "avx2", "avx512", "neon")) if t.runs_on(HOST))]
@@ -267,6 +273,28 @@ def test_not_a_number_and_infinity_pass_through() -> None:
     with np.errstate(invalid="ignore"):
         exact = a.astype(np.float64) @ b
     assert np.allclose(run(plan_contraction(9, 30, 20, HOST), a, b), exact, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "given", [(1, 40, 24, 3, 8, 15), (2, 7, 9, 3, 2, 5), (3, 5, 6, 1, 4, 3), (1, 20, 64, 3, 2, 50)]
+)
+def test_columns_that_the_output_keeps_apart(native: Any, given: tuple[int, ...]) -> None:
+    """Queries, keys and values of all heads from one product: blocks of columns are batches of it."""
+    images, rows, inner, parts, heads, width = given
+    columns = parts * heads * width
+    x, w, b = draw((images, rows, inner), f32), draw((inner, columns), f32, 1), draw((columns,), f32, 2)
+
+    def split(x: Any, w: Any, b: Any) -> Any:
+        return ops.transpose(ops.reshape(x @ w + b, (images, rows, parts, heads, width)), (2, 0, 3, 1, 4))
+
+    (got,) = native(split, x, w, b)
+    want = (x.astype(np.float64) @ w + b).reshape(images, rows, parts, heads, width).transpose(2, 0, 3, 1, 4)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    g = Graph("split")
+    g.outputs(split(g.input("x", x.shape), g.input("w", w.shape), g.input("b", b.shape)))
+    (step,) = CompilePipeline("cpu").compile(g).lir.schedule
+    assert step.kernel is not None
+    assert find_contraction(step.kernel) is not None
 
 
 def test_text_is_complete() -> None:
