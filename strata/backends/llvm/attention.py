@@ -12,7 +12,7 @@ for the meaning of every field.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -73,7 +73,11 @@ class AttentionSpec:
 
     @property
     def value_columns(self) -> int:
-        return -(-self.value_dim // self.lanes) * self.lanes
+        return self.padded(self.value_dim)
+
+    def padded(self, dim: int) -> int:
+        """A row of so many elements in whole vectors."""
+        return -(-dim // self.lanes) * self.lanes
 
     def k_packed_size(self, keys: int, batch: int = 1) -> int:
         """Elements of the packed keys."""
@@ -135,15 +139,14 @@ def emit_attention(module: Module, spec: AttentionSpec, name: str = "attend") ->
 
 
 class Arguments:
-    """The argument block, loaded once per call."""
+    """The argument block, loaded once per call: pointers, then numbers from `batch` on."""
 
-    def __init__(self, f: Function, spec: AttentionSpec) -> None:
+    def __init__(self, f: Function, spec: AttentionSpec, slots: Sequence[str] = SLOTS) -> None:
         self.f, self.spec = f, spec
-        self.pointer = {p: f.load("ptr", f.address("i64", "%args", i), 8) for i, p in enumerate(_POINTERS)}
-        numbers = SLOTS[len(_POINTERS) :]
-        self.number = {
-            n: f.load("i64", f.address("i64", "%args", len(_POINTERS) + i), 8) for i, n in enumerate(numbers)
-        }
+        places = {slot: f.address("i64", "%args", i) for i, slot in enumerate(slots)}
+        pointers = slots.index("batch")
+        self.pointer = {slot: f.load("ptr", places[slot], 8) for slot in slots[:pointers]}
+        self.number = {slot: f.load("i64", places[slot], 8) for slot in slots[pointers:]}
         self.keys = self.number["keys"]
         lanes = spec.lanes
         self.k_size = f.mul(f.round_down(f.add(self.keys, lanes - 1), lanes), spec.head_dim)
@@ -166,26 +169,29 @@ def _pack_head(arguments: Arguments, kv: str) -> None:
     f, spec, number = arguments.f, arguments.spec, arguments.number
     batch = f.op(f"udiv i64 {kv}, {spec.kv_heads}")
     head = f.sub(kv, f.mul(batch, spec.kv_heads))
-    element, columns = memory_type(spec.accumulator), spec.panels.columns
+    keys = arguments.keys
+    k, v = (arguments.at(which, batch, head) for which in "kv")
+    pack_matrix(f, spec, k, arguments.packed("k", kv), keys, spec.head_dim, 1, number["k_row"])
+    pack_matrix(f, spec, v, arguments.packed("v", kv), spec.value_dim, keys, number["v_row"], 1)
 
-    def panels(which: str, n: Value, k: Value, k_stride: Value, n_stride: Value) -> None:
-        origin, base = arguments.at(which, batch, head), arguments.packed(which, kv)
 
-        def one(column: str, _: list[str]) -> None:
-            place = f.address(element, base, f.mul(column, k))
-            pack_panel(f, spec.panels, origin, place, column, n, k, k_stride, n_stride)
+def pack_matrix(
+    f: Function, spec: AttentionSpec, source: str, to: str, n: Value, k: Value, k_stride: Value, n_stride: Value
+) -> None:
+    """An n by k matrix in panels."""
 
-        f.loop(0, n, columns, [], one)
+    def one(column: str, _: list[str]) -> None:
+        place = f.address(memory_type(spec.accumulator), to, f.mul(column, k))
+        pack_panel(f, spec.panels, source, place, column, n, k, k_stride, n_stride)
 
-    panels("k", arguments.keys, spec.head_dim, 1, number["k_row"])
-    panels("v", spec.value_dim, arguments.keys, number["v_row"], 1)
+    f.loop(0, n, spec.panels.columns, [], one)
 
 
 class Attend(Arguments):
     """Emits the attention of one block of query rows."""
 
-    def __init__(self, f: Function, spec: AttentionSpec) -> None:
-        super().__init__(f, spec)
+    def __init__(self, f: Function, spec: AttentionSpec, slots: Sequence[str] = SLOTS) -> None:
+        super().__init__(f, spec, slots)
         accumulator, target = spec.accumulator, spec.target
         self.element = memory_type(accumulator)
         self.type = vector(self.element, spec.lanes)
@@ -197,7 +203,8 @@ class Attend(Arguments):
         self.sums = f.alloca(self.element, spec.block_rows * spec.value_columns)
         self.highest = f.alloca(self.element, spec.block_rows)
         self.totals = f.alloca(self.element, spec.block_rows)
-        self.mask_step, self.out_step = self.number["mask_row"], self.number["out_row"]  # from row to row of a block
+        self.mask_step = self.number["mask_row"]  # from row to row of a block
+        self.out_step = self.number.get("out_row", "")
 
     def chunk(self, index: str) -> None:
         f, spec, number = self.f, self.spec, self.number
@@ -215,9 +222,9 @@ class Attend(Arguments):
         mask = self._mask_row(batch, head, first)
 
         def key_block(start: Value, count: Value) -> None:
-            self._score(q, rows, self.packed("k", kv), start, count)
+            self._score(q, number["q_row"], spec.head_dim, rows, self.packed("k", kv), start, count, self.scores)
             f.loop(0, rows, 1, [], lambda i, _: self._softmax_row(i, f.add(position, i), start, count, mask))
-            self._mix(rows, self.packed("v", kv), start, count)
+            self._mix(rows, self.scores, self.packed("v", kv), spec.value_dim, start, count)
 
         self._over_keys(rows, low, high, key_block)
         out = f.address(memory_type(spec.dtype), self.at("out", batch, head), f.mul(first, number["out_row"]))
@@ -311,20 +318,23 @@ class Attend(Arguments):
 
         f.loop(0, count, columns, [], one)
 
-    def _score(self, q: str, rows: Value, k: str, start: Value, count: Value) -> None:
+    def _score(
+        self, q: str, step: Value, depth: int, rows: Value, k: str, start: Value, count: Value, scores: str
+    ) -> None:
+        """scores[row, key] = q[row] · k[key] over `depth` elements, with packed keys."""
         f, spec, tiles = self.f, self.spec, self.spec.tiles
         # a block starts on a whole panel, so only the last panel of all is narrow, and with it the panel's own width
-        block = f.address(self.element, k, f.mul(start, spec.head_dim))
+        block = f.address(self.element, k, f.mul(start, depth))
 
         def panel(column: Value, vectors: Value) -> None:
             kernels = tiles.by_vectors(f, self.scoring, vectors)
-            b = f.address(self.element, block, f.mul(column, spec.head_dim))
+            b = f.address(self.element, block, f.mul(column, depth))
 
             def tile(row: Value, height: Value) -> None:
-                a = f.address(memory_type(spec.dtype), q, f.mul(row, self.number["q_row"]))
-                c = f.address(self.element, self.scores, f.add(f.mul(row, spec.key_block), column))
+                a = f.address(memory_type(spec.dtype), q, f.mul(row, step))
+                c = f.address(self.element, scores, f.add(f.mul(row, spec.key_block), column))
                 kernel = tiles.by_height(f, f.sub(rows, row), "ptr", kernels)
-                call_micro(f, kernel, a, self.number["q_row"], b, 0, c, spec.key_block, spec.head_dim, 0)
+                call_micro(f, kernel, a, step, b, 0, c, spec.key_block, depth, 0)
 
             tiles.over_rows(f, rows, tile)
 
@@ -332,8 +342,10 @@ class Attend(Arguments):
         whole = f.round_down(f.add(count, spec.panels.columns - 1), spec.panels.columns)
         self._panels_of(f.smin(whole, f.sub(self.keys, start)), panel)
 
-    def _mix(self, rows: Value, v: str, start: Value, count: Value) -> None:
+    def _mix(self, rows: Value, weights: str, v: str, dim: int, start: Value, count: Value) -> None:
+        """sums[row] += the sum over keys of weights[row, key] * v[key], with packed values of `dim` elements."""
         f, spec, tiles = self.f, self.spec, self.spec.tiles
+        columns = spec.padded(dim)
 
         def panel(column: Value, vectors: Value) -> None:
             kernels = tiles.by_vectors(f, self.mixing, vectors)
@@ -341,14 +353,14 @@ class Attend(Arguments):
             b = f.address(self.element, v, f.add(f.mul(column, self.keys), f.mul(start, width)))
 
             def tile(row: Value, height: Value) -> None:
-                a = f.address(self.element, self.scores, f.mul(row, spec.key_block))
-                c = f.address(self.element, self.sums, f.add(f.mul(row, spec.value_columns), column))
+                a = f.address(self.element, weights, f.mul(row, spec.key_block))
+                c = f.address(self.element, self.sums, f.add(f.mul(row, columns), column))
                 kernel = tiles.by_height(f, f.sub(rows, row), "ptr", kernels)
-                call_micro(f, kernel, a, spec.key_block, b, 0, c, spec.value_columns, count, 1)
+                call_micro(f, kernel, a, spec.key_block, b, 0, c, columns, count, 1)
 
             tiles.over_rows(f, rows, tile)
 
-        self._panels_of(spec.value_dim, panel)
+        self._panels_of(dim, panel)
 
     # one row of scores
 

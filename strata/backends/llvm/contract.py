@@ -57,6 +57,7 @@ class Contraction:
     epilogue: str = ""  # its text; "" stores the sums
     epilogue_pointers: tuple[str, ...] = ()
     epilogue_numbers: tuple[str, ...] = ()
+    beside_output: tuple[str, ...] = ()  # epilogue pointers that are read at the output's own offsets: fetched ahead
     load_numbers: tuple[str, ...] = ()  # sizes that only the addresses of A need
 
     def __post_init__(self) -> None:
@@ -181,6 +182,7 @@ class Contraction:
         parts += [] if self.unit_columns else ["scattered columns"]
         operands = ", ".join((*self.epilogue_pointers, *self.epilogue_numbers))
         parts += [f"epilogue({operands}) {{{self.epilogue}}}"] if self.epilogue else []
+        parts += [f"ahead {', '.join(self.beside_output)}"] if self.beside_output else []
         return "; ".join(parts)
 
 

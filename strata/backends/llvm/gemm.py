@@ -17,6 +17,8 @@ from strata.backends.llvm.gemm_finish import Epilogue, emit_finish
 from strata.backends.llvm.gemm_micro import Micro, call_micro
 from strata.backends.llvm.registers import memory_type
 
+LINE = 64  # bytes that come from memory together
+
 
 def emit_contraction(
     module: Module, spec: Contraction, epilogue: Epilogue | None = None, name: str | None = None
@@ -260,6 +262,7 @@ class Driver:
             sums = f.select("ptr", in_output, out, self._own_sums(chunk, row, panel))
             kernel = self._by_height(f.sub(chunk.rows, row), "ptr", kernels)
             a = self._a_tile(chunk, block, row)
+            self._fetch_operands(block, out, height)
             for b_panel, c in self._each(b, sums):
                 call_micro(f, kernel, a, self.a_stride, b_panel, 0, c, stride, block.length, block.resume)
             ready = is_tail if spec.stores_directly else "true"
@@ -274,6 +277,23 @@ class Driver:
         f, spec = self.f, self.spec
         second = f.address(memory_type(spec.b), b, self.b_elements)
         return [(b, sums), (second, f.address(memory_type(spec.accumulator), sums, spec.tile_elements))]
+
+    def _fetch_operands(self, block: Block, out: str, height: Value) -> None:
+        """What the epilogue will read beside the output comes nearer while the products are summed."""
+        f, spec = self.f, self.spec
+        if not spec.beside_output:
+            return
+        offset = f.sub(*(f.convert("ptrtoint", "ptr", x, "i64") for x in (out, self.pointer["out"])))
+        row_bytes, size = f.mul(self.number["out_row"], spec.out.itemsize), spec.panel_columns * spec.out.itemsize
+        bases = [f.load("ptr", f.address("i64", "%args", spec.slot(p)), 8) for p in spec.beside_output]
+
+        def one_row(row: str, _: list[str]) -> None:
+            for base in bases:
+                place = f.address("i8", base, f.add(offset, f.mul(row, row_bytes)))
+                for line in (*range(0, size, LINE), size - 1):
+                    f.prefetch(f.address("i8", place, line))
+
+        f.if_(block.is_last, lambda: f.loop(0, height, 1, [], one_row))
 
     def _by_vectors(self, vectors: Value, height: int) -> Value:
         """The micro-kernel of a height for a panel of so many vectors."""

@@ -43,15 +43,16 @@ class Tile:
         return self.rows * self.across
 
 
-Layout = Literal["rows", "packed", "pointers"]
+Layout = Literal["rows", "packed", "columns", "pointers"]
 
 
 @dataclass(frozen=True, slots=True)
 class Micro:
     """One micro-kernel: its tile, and how A lies.
 
-    `rows`: rows of unit k stride, `a_stride` apart. `packed`: a tile of [k][rows]. `pointers`: a table of [run][rows]
-    addresses, each of `a_stride` consecutive k's; a run whose first address is null is zero in all rows.
+    `rows`: rows of unit k stride, `a_stride` apart. `packed`: a tile of [k][rows]. `columns`: [k][rows] with `a_stride`
+    from k to k. `pointers`: a table of [run][rows] addresses, each of `a_stride` consecutive k's; a run whose first
+    address is null is zero in all rows.
     """
 
     arithmetic: Arithmetic
@@ -145,11 +146,14 @@ class Micro:
         panel_bytes = f.mul("%panel_stride", arithmetic.b.itemsize)
         apart = 0 if self.strided_b else panel_bytes
         panels = [f.address("i8", "%b", f.mul(s, apart)) for s in range(tile.streams)]
-        packed = self.layout == "packed"
         row_address = self._row_address(f)
+        step_bytes: Value = arithmetic.a_bytes * (tile.rows if self.layout == "packed" else 1)
+        if self.layout == "columns":
+            assert arithmetic.group == 1
+            step_bytes = f.mul("%a_stride", arithmetic.a_bytes)
 
         def addresses(index: Value) -> Callable[[int, int], str]:
-            base = f.address("i8", "%a", f.mul(index, arithmetic.a_bytes * (tile.rows if packed else 1)))
+            base = f.address("i8", "%a", f.mul(index, step_bytes))
             return lambda step, row: row_address(base, step, row)
 
         return self._body(f, panels, addresses, panel_bytes if self.strided_b else None)
@@ -175,6 +179,8 @@ class Micro:
         if self.layout == "packed":
             return lambda base, step, row: f.address("i8", base, (step * rows + row) * size)
         stride = f.mul("%a_stride", self.arithmetic.a.itemsize)
+        if self.layout == "columns":
+            return lambda base, step, row: f.address("i8", f.address("i8", base, f.mul(stride, step)), row * size)
         # odd multiples of the stride: with the processor's scales 1, 2, 4, 8 they reach every row
         odd = [f.mul(stride, multiple) for multiple in range(1, rows, 2)]
 
@@ -234,21 +240,27 @@ def call_micro(
 
 @dataclass(frozen=True, slots=True)
 class TileSet:
-    """Micro-kernels for rows with unit k stride: how rows split into tiles, and which kernel a tile takes."""
+    """Micro-kernels of several heights: how rows split into tiles, and which kernel a tile takes."""
 
     heights: tuple[int, ...]  # tallest first, the last one 1
     vectors: int
+    layout: Layout = "rows"
+    strided_b: bool = False
 
     def by_vectors(self, f: Function, arithmetic: Arithmetic, vectors: Value) -> list[Value]:
         """For each height, the address of the kernel for panels of so many vectors."""
         result: list[Value] = []
         for height in self.heights:
-            kernel: Value = "@" + Micro(arithmetic, Tile(height, self.vectors), "rows").emit(f.module)
+            kernel: Value = self._micro(f, arithmetic, height, self.vectors)
             for count in range(1, self.vectors):
-                name = "@" + Micro(arithmetic, Tile(height, count), "rows").emit(f.module)
+                name = self._micro(f, arithmetic, height, count)
                 kernel = f.select("ptr", f.compare("eq", "i64", vectors, count), name, kernel)
             result.append(kernel)
         return result
+
+    def _micro(self, f: Function, arithmetic: Arithmetic, height: int, vectors: int) -> str:
+        micro = Micro(arithmetic, Tile(height, vectors), self.layout, strided_b=self.strided_b)
+        return "@" + micro.emit(f.module)
 
     def by_height(self, f: Function, left: Value, type_: str, choices: Sequence[Value]) -> Value:
         """The choice that belongs to the tallest height that fits into the rows left."""

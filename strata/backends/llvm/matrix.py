@@ -287,8 +287,18 @@ def plan_matrix(matrix: MatrixKernel, name: str, target: Target) -> MatrixPlan |
         )  # fmt: skip
     except (AssertionError, StopIteration):
         return None
+    if not plain:
+        spec = replace(spec, beside_output=_beside_output(matrix))
     plan = MatrixPlan(matrix, spec, name)
     return plan if plan.packs_in_one_go() else None
+
+
+def _beside_output(matrix: MatrixKernel) -> tuple[str, ...]:
+    """Pointers of operands that the epilogue reads at the offsets at which it writes."""
+    loads = [n for n in postorder([matrix.kernel.stores[0].value]) if isinstance(n, Load)]
+    operands = [(n, _operand(n)) for n in loads if n.dtype.itemsize == matrix.out.dtype.itemsize]
+    found = [o.buffer for n, o in operands if o is not None and o.strides == matrix.out.strides]
+    return tuple(f"p_{name}" for name in dict.fromkeys(found) if name not in (matrix.a.buffer, matrix.b.buffer))
 
 
 def planned(extent: Dim) -> int:

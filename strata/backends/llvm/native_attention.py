@@ -1,11 +1,20 @@
-"""Attention as one step: queries, keys and values read where they lie, scores never stored."""
+"""Attention and its cotangents as one step each: operands are read where they lie, scores are never all in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from strata.backends.llvm.attention import SLOTS, AttentionSpec, emit_attention
+from strata.backends.llvm.attention_backward import (
+    BACKWARD_SLOTS,
+    backward_spec,
+    can_go_back,
+    emit_backward,
+    parts_of,
+    work_size,
+)
 from strata.backends.llvm.attention_decode import can_decode
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, Slot, override
 from strata.core import Dim, Target, TensorType, bool_, f32, f64, i64, substitute
@@ -35,22 +44,14 @@ def attention(node: Node, target: Target, views: Sequence[Spacing] | None) -> Na
     types = [x.type for x in node.inputs]
     if views is None or not _accepts(op, types, target):
         return None
-    placed = _Placed(op, types, node.types[0], views)
+    placed = _Placed(op, {"q": 0, "k": 1, "v": 2, "mask": 3}, {"out": node.types[0]}, types, views)
     if not placed.is_readable:
         return None
     sizes = op.sizes(*types[:3])
-    mask = types[3] if op.mask != "none" else None
     few = isinstance(sizes.queries, int) and sizes.queries <= DECODE_QUERIES
 
-    def spec_for(decode: bool) -> AttentionSpec:
-        return AttentionSpec(
-            target, op.num_heads, op.kv_heads, op.head_dim, sizes.value_dim, op.scale, types[0].dtype, op.causal,
-            op.window,
-            op.mask, mask is None or mask.shape[-1] != 1, op.has_offset, op.softcap, decode,
-        )  # fmt: skip
-
-    packed = spec_for(False)
-    single = spec_for(True)
+    packed = _spec(op, types, 3, target)
+    single = replace(packed, decode=True)
     both = not isinstance(sizes.queries, int)
     decodes = can_decode(single) and (few or both)
 
@@ -64,15 +65,15 @@ def attention(node: Node, target: Target, views: Sequence[Spacing] | None) -> Na
 
     def plan(bound: Sizes) -> Planned:
         batch, queries, keys = (_number(d, bound) for d in (sizes.batch, sizes.queries, sizes.keys))
-        if 0 in (batch, queries, keys):
+        if 0 in (batch, queries):
             return Planned(())
         if decodes and queries <= DECODE_QUERIES:
-            slots = placed.slots(bound, 0, batch, queries, keys)
+            slots = placed.slots(SLOTS, bound)
             return Planned((Call("decode", slots, single.chunk_count(queries, batch)),))
         item = packed.accumulator.itemsize
         k_bytes = -(-packed.k_packed_size(keys, batch) * item // _ALIGN) * _ALIGN
         v_bytes = packed.v_packed_size(keys, batch) * item + _ALIGN
-        slots = placed.slots(bound, k_bytes, batch, queries, keys)
+        slots = placed.slots(SLOTS, bound, k_packed=("workspace", 0), v_packed=("workspace", k_bytes))
         calls = (
             Call("attend_pack", slots, packed.pack_count(batch)),
             Call("attend", slots, packed.chunk_count(queries, batch)),
@@ -82,25 +83,76 @@ def attention(node: Node, target: Target, views: Sequence[Spacing] | None) -> Na
     return NativeOp(f"{packed}; {functions}", emit, tuple(functions), plan)
 
 
-class _Placed:
-    """Where the operands of an attention lie, as strides of batch, head and row."""
+def _goes_back(op: Op, types: Sequence[TensorType], target: Target) -> bool:
+    """As attention, where no bias and no cap ask for a cotangent of their own."""
+    q, k, v, dy, *extra = types
+    return _accepts(op, (q, k, v, *extra), target) and dy.dtype is q.dtype and can_go_back(_spec(op, types, 4, target))
 
-    def __init__(self, op: Any, types: Sequence[TensorType], out: TensorType, views: Sequence[Spacing]) -> None:
-        self.op, self.types, self.views = op, types, views
-        sizes = op.sizes(*types[:3])
-        dims = {"q": op.head_dim, "k": op.head_dim, "v": sizes.value_dim, "out": sizes.value_dim}
-        spacing = [*views[:3], Spacing(0, _contiguous(out.shape))]
+
+@override("attention_backward", views=True, instead_of_parts=_goes_back)
+def attention_backward(node: Node, target: Target, views: Sequence[Spacing] | None) -> NativeOp | None:
+    """The cotangents of queries, keys and values."""
+    op: Any = node.op
+    types = [x.type for x in node.inputs]
+    if views is None or not _goes_back(op, types, target):
+        return None
+    operands = {"q": 0, "k": 1, "v": 2, "dy": 3, "mask": 4}
+    placed = _Placed(op, operands, dict(zip(("dq", "dk", "dv"), node.types, strict=True)), types, views)
+    if not placed.is_readable:
+        return None
+    spec = backward_spec(_spec(op, types, 4, target))
+    sizes = op.sizes(*types[:3])
+
+    def plan(bound: Sizes) -> Planned:
+        batch, queries, keys = (_number(d, bound) for d in (sizes.batch, sizes.queries, sizes.keys))
+        heads, parts = batch * spec.kv_heads, parts_of(spec, queries, batch)
+        if batch == 0:
+            return Planned(())
+        slots = placed.slots(BACKWARD_SLOTS, bound, work=("workspace", 0), parts=("number", parts))
+        calls = (Call("slopes", slots, heads * parts), Call("slopes_sum", slots, heads))
+        return Planned(calls, work_size(spec, keys, parts, batch) * spec.accumulator.itemsize + _ALIGN)
+
+    return NativeOp(f"backward {spec}", lambda module: _emit_backward(module, spec), ("slopes", "slopes_sum"), plan)
+
+
+def _emit_backward(module: Any, spec: AttentionSpec) -> None:
+    emit_backward(module, spec, "slopes")
+
+
+def _spec(op: Any, types: Sequence[TensorType], mask_at: int, target: Target) -> AttentionSpec:
+    sizes = op.sizes(*types[:3])
+    spans_keys = op.mask == "none" or types[mask_at].shape[-1] != 1
+    return AttentionSpec(
+        target, op.num_heads, op.kv_heads, op.head_dim, sizes.value_dim, op.scale, types[0].dtype, op.causal, op.window,
+        op.mask, spans_keys, op.has_offset, op.softcap,
+    )  # fmt: skip
+
+
+class _Placed:
+    """Where the operands of an attention lie, as strides of batch, head and row; inputs and outputs by name."""
+
+    def __init__(
+        self, op: Any, inputs: Mapping[str, int], outputs: Mapping[str, TensorType], types: Sequence[TensorType],
+        views: Sequence[Spacing],
+    ) -> None:  # fmt: skip
+        self.op, self.types, self.views, self.outputs = op, types, views, outputs
+        self.inputs = {name: at for name, at in inputs.items() if name != "mask" or op.mask != "none"}
+        self.sizes = op.sizes(*types[:3])
         self.strides: dict[str, tuple[Dim, Dim, Dim]] = {}
         self.is_readable = True
-        for name, view in zip(("q", "k", "v", "out"), spacing, strict=True):
-            batch, head, row, inner = self._axes(view.strides, dims[name])
+        spacing = {name: views[at].strides for name, at in self.inputs.items()}
+        spacing |= {name: _contiguous(type_.shape) for name, type_ in outputs.items()}
+        for name, steps in spacing.items():
+            if name == "mask":
+                shape = types[inputs["mask"]].shape
+                moving = [0 if d == 1 else s for d, s in zip(shape, steps, strict=True)]
+                self.strides[name] = (moving[0], moving[1], moving[2])
+                self.is_readable &= shape[3] == 1 or steps[3] == 1
+                continue
+            wide = self.sizes.value_dim if name in ("v", "out", "dy", "dv") else op.head_dim
+            batch, head, row, inner = self._axes(steps, wide)
             self.strides[name] = (batch, head, row)
             self.is_readable &= inner == 1
-        if op.mask != "none":
-            shape, steps = types[3].shape, views[3].strides
-            moving = [0 if d == 1 else s for d, s in zip(shape, steps, strict=True)]
-            self.strides["mask"] = (moving[0], moving[1], moving[2])
-            self.is_readable &= shape[3] == 1 or steps[3] == 1
 
     def _axes(self, strides: tuple[Dim, ...], dim: Dim) -> tuple[Dim, Dim, Dim, Dim]:
         """Strides of batch, head, row and element in the op's layout."""
@@ -117,15 +169,12 @@ class _Placed:
         s, d = strides
         return 0, d * dim, s, d
 
-    def slots(self, sizes: Sizes, k_bytes: int, batch: int, queries: int, keys: int) -> list[Slot]:
+    def slots(self, names: Sequence[str], sizes: Sizes, **others: Slot) -> list[Slot]:
         values: dict[str, Slot] = {
-            "k_packed": ("workspace", 0), "v_packed": ("workspace", k_bytes), "out": ("output", 0),
-            "batch": ("number", batch), "queries": ("number", queries), "keys": ("number", keys),
-        }  # fmt: skip
-        for i, name in enumerate(("q", "k", "v")):
-            values[name] = self._at(i, sizes)
-        if self.op.mask != "none":
-            values["mask"] = self._at(3, sizes)
+            name: ("number", _number(getattr(self.sizes, name), sizes)) for name in ("batch", "queries", "keys")
+        }
+        values |= {name: ("output", i) for i, name in enumerate(self.outputs)}
+        values |= {name: self._at(at, sizes) for name, at in self.inputs.items()}
         for name, strides in self.strides.items():
             for part, stride in zip(("batch", "head", "row"), strides, strict=True):
                 values[f"{name}_{part}"] = ("number", _number(stride, sizes))
@@ -133,7 +182,8 @@ class _Placed:
             values["offset"] = self._at(len(self.types) - 1, sizes)
             moves = self.types[-1].shape[0] != 1
             values["offset_batch"] = ("number", _number(self.views[-1].strides[0], sizes) if moves else 0)
-        return [values.get(slot, ("number", 0)) for slot in SLOTS]
+        values |= others
+        return [values.get(slot, ("number", 0)) for slot in names]
 
     def _at(self, i: int, sizes: Sizes) -> Slot:
         start = _number(self.views[i].start, sizes) * self.types[i].dtype.itemsize

@@ -9,14 +9,25 @@ from functools import cache
 import numpy as np
 import pytest
 
+import strata as st
 from strata.backends.llvm.attention import SLOTS, AttentionSpec, emit_attention
+from strata.backends.llvm.attention_backward import (
+    BACKWARD_SLOTS,
+    backward_spec,
+    can_go_back,
+    emit_backward,
+    parts_of,
+    work_size,
+)
 from strata.backends.llvm.attention_decode import can_decode
 from strata.backends.llvm.builder import Module
 from strata.backends.llvm.jit import Code, compile_and_load
+from strata.config import using
 from strata.core import DType, Target, as_dtype, f16, f32, f64
-from strata.ops.attention import Attention
+from strata.ops.attention import Attention, AttentionBackward
 
 HOST = Target.host()
+TARGETS = [HOST, *(t for t in map(Target.named, ("baseline", "avx2", "avx512", "neon")) if t.runs_on(HOST))]
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
@@ -27,7 +38,7 @@ def build(spec: AttentionSpec) -> Code:
     return compile_and_load(module.text(), names, HOST)
 
 
-def spec_of(op: Attention, dtype: DType, value_dim: int) -> AttentionSpec:
+def spec_of(op: Attention | AttentionBackward, dtype: DType, value_dim: int) -> AttentionSpec:
     return AttentionSpec(
         HOST, op.num_heads, op.kv_heads, op.head_dim, value_dim, op.scale, dtype, op.causal, op.window, op.mask,
         has_offset=op.has_offset, softcap=op.softcap,
@@ -164,3 +175,121 @@ def test_text_and_stack() -> None:
     assert str(spec) == "attention f32 heads 12/12 dim 64/64; scale 0.125; block 24 x 1024; causal"
     assert spec.stack_bytes < 160 << 10
     assert as_dtype("f32") is spec.dtype
+
+
+# ------------------------------------------------------------------------------------------------------------ backward
+
+
+@cache
+def build_backward(spec: AttentionSpec) -> Code:
+    module = Module(spec.target.triple)
+    names = emit_backward(module, spec)
+    return compile_and_load(module.text(), list(names), spec.target)
+
+
+def run_backward(
+    spec: AttentionSpec, arrays: dict[str, np.ndarray], layout: str, extra: tuple[np.ndarray, ...], parts: int
+) -> list[np.ndarray]:
+    """Cotangents of q, k and v; chunks run last first."""
+    heads = {name: heads_first(x, layout) for name, x in arrays.items()}
+    outs = {f"d{name}": np.full(arrays[name].shape, 77, arrays[name].dtype) for name in "qkv"}
+    heads |= {name: heads_first(x, layout) for name, x in outs.items()}
+    batch, _, queries, _ = heads["q"].shape
+    keys = heads["k"].shape[2]
+    work = np.full(work_size(spec, keys, parts, batch) + 1, np.nan, spec.dtype.np)
+    values = dict.fromkeys(BACKWARD_SLOTS, 0) | dict(batch=batch, queries=queries, keys=keys, parts=parts)
+    values["work"] = work.ctypes.data
+    for name, x in heads.items():
+        values[name] = x.ctypes.data
+        for axis, part in enumerate(("batch", "head", "row")):
+            values[f"{name}_{part}"] = x.strides[axis] // x.itemsize
+    if spec.mask != "none":
+        values["mask"] = extra[0].ctypes.data
+        for axis, part in enumerate(("batch", "head", "row")):
+            values[f"mask_{part}"] = extra[0].strides[axis] if extra[0].shape[axis] > 1 else 0
+    offset = np.ascontiguousarray(extra[-1], np.int64) if spec.has_offset else np.zeros(1, np.int64)
+    values |= {"offset": offset.ctypes.data, "offset_batch": 1 if len(offset) > 1 else 0}
+    block = np.array([values[s] for s in BACKWARD_SLOTS], np.int64)
+    code = build_backward(spec)
+    count = batch * spec.kv_heads
+    for name, chunks in (("slopes", count * parts), ("slopes_sum", count)):
+        kernel = KERNEL(code.address(name))
+        for chunk in reversed(range(chunks)):
+            kernel(block.ctypes.data, chunk, chunk + 1)
+    assert np.isnan(work[-1])
+    return list(outs.values())
+
+
+BACKWARD_CASES = {name: case for name, case in CASES.items() if name not in ("causal-bias", "softcap")} | {
+    "causal-custom": dict(causal=True, mask="custom"),
+}
+
+
+@pytest.mark.parametrize(("case", "dtype", "target"), [
+    *((case, f32, HOST) for case in BACKWARD_CASES), ("causal", f64, HOST),
+    *(("causal-custom", f32, target) for target in TARGETS[1:]),
+], ids=str)  # fmt: skip
+def test_backward_against_the_op(case: str, dtype: DType, target: Target) -> None:
+    rng = np.random.default_rng(0)
+    for layout, head_dim, value_dim in (("bhsd", 20, 24), ("bshd", 32, 32)):
+        op = AttentionBackward(num_heads=4, kv_heads=2, head_dim=head_dim, layout=layout, **BACKWARD_CASES[case])
+        spec = backward_spec(replace(spec_of(op, dtype, value_dim), target=target))
+        assert can_go_back(spec)
+        for batch, queries, keys in (
+            (2, 7, 7),
+            (1, 1, 40),
+            (1, 70, 70),
+            (1, 30, 75),
+            (1, 50, 20),
+            (1, 3, 0),
+            (1, 0, 3),
+        ):
+
+            def tensor(heads: int, length: int, dim: int) -> np.ndarray:
+                shape = (batch, heads, length, dim) if layout == "bhsd" else (batch, length, heads, dim)  # noqa: B023
+                return rng.standard_normal(shape).astype(dtype.np)
+
+            arrays = dict(q=tensor(4, queries, head_dim), k=tensor(2, keys, head_dim), v=tensor(2, keys, value_dim))
+            arrays["dy"] = tensor(4, queries, value_dim)
+            extra: list[np.ndarray] = []
+            if op.mask == "custom":
+                extra.append(rng.random((batch, 4, queries, keys)) < 0.6)
+                extra[0][:, :, :1] = False
+            if op.has_offset:
+                extra.append(rng.integers(0, 30, batch))
+            exact = op.numpy(*(x.astype(np.float64) for x in arrays.values()), *extra)
+            tolerance = {f32: 3e-5, f64: 1e-12}[dtype]
+            for one, parts in ((spec, 1), (replace(spec, key_block=32), 3)):
+                found = run_backward(one, arrays, layout, tuple(extra), parts)
+                for name, got, wanted in zip("qkv", found, exact, strict=True):
+                    assert np.allclose(got, wanted, atol=tolerance), (name, layout, batch, queries, keys, parts)
+
+
+def test_backward_has_enough_chunks_and_no_more() -> None:
+    spec = backward_spec(spec_of(Attention(num_heads=8, kv_heads=4, head_dim=16), f32, 16))
+    assert parts_of(spec, 128, 16) == 1
+    assert parts_of(spec, 128, 1) == 4
+    assert parts_of(spec, 1, 1) == 2
+    assert parts_of(spec, 0, 0) == 1
+
+
+@pytest.mark.parametrize(("batch", "heads", "length"), [(1, 2, 70), (3, 4, 33), (1, 1, 600)])
+def test_cotangents_are_one_step_with_equal_bits_on_any_threads(batch: int, heads: int, length: int) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v, dy = (rng.standard_normal((batch, heads, length, 32)).astype(np.float32) for _ in range(4))
+
+    def loss(q: st.Tensor, k: st.Tensor, v: st.Tensor, dy: st.Tensor) -> st.Tensor:
+        return (st.scaled_dot_product_attention(q, k, v, is_causal=True) * dy).sum()
+
+    slopes = st.jit(st.grad(loss, argnums=(0, 1, 2)))
+    assert sum(row.label == "attention_backward" for row in slopes.profile(q, k, v, dy, repeats=1).rows) == 1
+    found = []
+    for threads in (1, 2, 7):
+        with using(num_threads=threads):
+            found.append([x.numpy() for x in slopes(q, k, v, dy)])
+    op = AttentionBackward(num_heads=heads, kv_heads=heads, head_dim=32, causal=True)
+    exact = op.numpy(*(x.astype(np.float64) for x in (q, k, v, dy)))
+    for one in found:
+        for got, first, wanted in zip(one, found[0], exact, strict=True):
+            assert (got == first).all()
+            assert np.allclose(got, wanted, atol=5e-5)
