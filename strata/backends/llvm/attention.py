@@ -49,6 +49,7 @@ class AttentionSpec:
     has_offset: bool = False
     softcap: float | None = None
     decode: bool = False  # few queries: keys and values are read where they lie
+    one_block: bool = False  # there are never more keys than a block has
     query_rows: int = 24
     key_block: int = 1024
 
@@ -104,14 +105,20 @@ class AttentionSpec:
         return self.shared_by if self.decode else self.query_rows
 
     @property
+    def score_step(self) -> int:
+        """From row to row of scores: not a power of two, with which all rows would share a set of the cache."""
+        return self.key_block + 16
+
+    @property
     def stack_bytes(self) -> int:
-        elements = self.block_rows * (self.key_block + self.value_columns + 2)
+        elements = self.block_rows * (self.score_step + self.value_columns + 2)
         return elements * self.accumulator.itemsize
 
     def __str__(self) -> str:
         parts = [f"attention {self.dtype} heads {self.num_heads}/{self.kv_heads} dim {self.head_dim}/{self.value_dim}"]
         parts += [f"scale {self.scale!r}", f"block {self.query_rows} x {self.key_block}"]
         parts += ["decode"] if self.decode else []
+        parts += ["one block"] if self.one_block else []
         parts += ["causal"] if self.causal else []
         parts += [f"window {self.window}"] if self.window is not None else []
         parts += [f"mask {self.mask}" + ("" if self.mask_spans_keys else " per row")] if self.mask != "none" else []
@@ -199,7 +206,7 @@ class Attend(Arguments):
         self.scoring = Arithmetic(spec.dtype, accumulator, accumulator, target)
         self.mixing = Arithmetic(accumulator, accumulator, accumulator, target)
         self.math = vector_math.Math(f, self.type, target)
-        self.scores = f.alloca(self.element, spec.block_rows * spec.key_block)
+        self.scores = f.alloca(self.element, spec.block_rows * spec.score_step)
         self.sums = f.alloca(self.element, spec.block_rows * spec.value_columns)
         self.highest = f.alloca(self.element, spec.block_rows)
         self.totals = f.alloca(self.element, spec.block_rows)
@@ -224,7 +231,8 @@ class Attend(Arguments):
         def key_block(start: Value, count: Value) -> None:
             self._score(q, number["q_row"], spec.head_dim, rows, self.packed("k", kv), start, count, self.scores)
             f.loop(0, rows, 1, [], lambda i, _: self._softmax_row(i, f.add(position, i), start, count, mask))
-            self._mix(rows, self.scores, self.packed("v", kv), spec.value_dim, start, count)
+            resume = 0 if spec.one_block else 1
+            self._mix(rows, self.scores, self.packed("v", kv), spec.value_dim, start, count, resume)
 
         self._over_keys(rows, low, high, key_block)
         out = f.address(memory_type(spec.dtype), self.at("out", batch, head), f.mul(first, number["out_row"]))
@@ -332,9 +340,9 @@ class Attend(Arguments):
 
             def tile(row: Value, height: Value) -> None:
                 a = f.address(memory_type(spec.dtype), q, f.mul(row, step))
-                c = f.address(self.element, scores, f.add(f.mul(row, spec.key_block), column))
+                c = f.address(self.element, scores, f.add(f.mul(row, spec.score_step), column))
                 kernel = tiles.by_height(f, f.sub(rows, row), "ptr", kernels)
-                call_micro(f, kernel, a, step, b, 0, c, spec.key_block, depth, 0)
+                call_micro(f, kernel, a, step, b, 0, c, spec.score_step, depth, 0)
 
             tiles.over_rows(f, rows, tile)
 
@@ -342,7 +350,7 @@ class Attend(Arguments):
         whole = f.round_down(f.add(count, spec.panels.columns - 1), spec.panels.columns)
         self._panels_of(f.smin(whole, f.sub(self.keys, start)), panel)
 
-    def _mix(self, rows: Value, weights: str, v: str, dim: int, start: Value, count: Value) -> None:
+    def _mix(self, rows: Value, weights: str, v: str, dim: int, start: Value, count: Value, resume: int = 1) -> None:
         """sums[row] += the sum over keys of weights[row, key] * v[key], with packed values of `dim` elements."""
         f, spec, tiles = self.f, self.spec, self.spec.tiles
         columns = spec.padded(dim)
@@ -353,10 +361,10 @@ class Attend(Arguments):
             b = f.address(self.element, v, f.add(f.mul(column, self.keys), f.mul(start, width)))
 
             def tile(row: Value, height: Value) -> None:
-                a = f.address(self.element, weights, f.mul(row, spec.key_block))
+                a = f.address(self.element, weights, f.mul(row, spec.score_step))
                 c = f.address(self.element, self.sums, f.add(f.mul(row, columns), column))
                 kernel = tiles.by_height(f, f.sub(rows, row), "ptr", kernels)
-                call_micro(f, kernel, a, spec.key_block, b, 0, c, columns, count, 1)
+                call_micro(f, kernel, a, spec.score_step, b, 0, c, columns, count, resume)
 
             tiles.over_rows(f, rows, tile)
 
@@ -365,41 +373,80 @@ class Attend(Arguments):
     # one row of scores
 
     def _softmax_row(self, i: Value, position: Value, start: Value, count: Value, mask: str) -> None:
-        f, m, lanes = self.f, self.math, self.spec.lanes
-        row = f.address(self.element, self.scores, f.mul(i, self.spec.key_block))
+        """Scores to exponentials, and the row's maximum and sum so far."""
+        f, m = self.f, self.math
+        row = f.address(self.element, self.scores, f.mul(i, self.spec.score_step))
         mask_row = f.address(memory_type(self._mask_dtype()), mask, f.mul(i, self.mask_step)) if mask else ""
 
         def place(j: Value) -> str:
             return f.address(self.element, row, j)
 
-        def largest(j: str, carried: list[str]) -> list[Value]:
-            score = self._final_score(f.load(self.type, place(j), self.size), f.add(start, j), position, mask_row)
-            inside = mask_below(f, lanes, f.smin(f.sub(count, j), lanes))
-            score = f.select(self.type, inside, score, constant(self.type, OUTSIDE))
-            f.store(self.type, score, place(j), self.size)
+        def largest(j: Value, carried: list[str], inside: str | None) -> list[Value]:
+            score = f.load(self.type, place(j), self.size)
+            if not self._is_plain:
+                score = self._final_score(score, f.add(start, j), position, mask_row)
+            if inside is not None:
+                score = f.select(self.type, inside, score, constant(self.type, OUTSIDE))
+            if inside is not None or not self._is_plain:
+                f.store(self.type, score, place(j), self.size)
             return [m.select(m.test("ogt", carried[0], score), carried[0], score)]
 
-        (high,) = f.loop(0, count, lanes, [(self.type, constant(self.type, OUTSIDE))], largest)
+        (high,) = self._over_row(count, [(self.type, constant(self.type, OUTSIDE))], largest)
         block_high = f.fold_lanes(self.type, high, self._larger)
-        high_place = f.address(self.element, self.highest, i)
-        before = f.load(self.element, high_place, self.size)
-        now = self._larger(self.element, before, block_high)
+        if self._is_plain:
+            block_high = f.binary("fmul", self.element, block_high, constant(self.element, self.spec.scale))
+        high_place, total_place = (f.address(self.element, cells, i) for cells in (self.highest, self.totals))
+        before, now = "", block_high
+        if not self.spec.one_block:
+            before = f.load(self.element, high_place, self.size)
+            now = self._larger(self.element, before, block_high)
         f.store(self.element, now, high_place, self.size)
-        now_everywhere = f.splat(self.type, now)
+        lowered = f.splat(self.type, f.op(f"fneg {self.element} {now}"))
 
-        def exponentials(j: str, carried: list[str]) -> list[Value]:
-            e = vector_math.exp(m, m.sub(f.load(self.type, place(j), self.size), now_everywhere))
+        def exponentials(j: Value, carried: list[str], inside: str | None) -> list[Value]:
+            score = f.load(self.type, place(j), self.size)
+            # places behind the last key are far below any score, whatever the scale
+            score = m.fma(score, m.c(self.spec.scale), lowered) if self._is_plain else m.add(score, lowered)
+            e = vector_math.exp_below(m, score)
+            if inside is not None:
+                e = f.select(self.type, inside, e, "zeroinitializer")
             f.store(self.type, e, place(j), self.size)
             return [m.add(carried[0], e)]
 
-        (total,) = f.loop(0, count, lanes, [(self.type, "zeroinitializer")], exponentials)
+        (total,) = self._over_row(count, [(self.type, "zeroinitializer")], exponentials)
         block_total = f.fold_lanes(self.type, total, lambda type_, a, b: f.binary("fadd", type_, a, b))
+        if self.spec.one_block:
+            f.store(self.element, block_total, total_place, self.size)
+            return
         fade = vector_math.exp(m, f.splat(self.type, f.binary("fsub", self.element, before, now)))
-        total_place = f.address(self.element, self.totals, i)
         earlier = f.load(self.element, total_place, self.size)
         faded = f.binary("fmul", self.element, earlier, f.extract(self.type, fade, 0))
         f.store(self.element, f.binary("fadd", self.element, faded, block_total), total_place, self.size)
         self._fade_sums(i, fade, f.compare("one", self.element, before, now))
+
+    @property
+    def _is_plain(self) -> bool:
+        """Scores are scaled by a positive number and nothing else: the scale can wait for the exponential."""
+        spec = self.spec
+        masked = spec.causal or spec.window is not None or spec.mask != "none" or spec.softcap is not None
+        return not masked and spec.scale > 0
+
+    def _over_row(
+        self, count: Value, start: Sequence[tuple[str, Value]],
+        body: Callable[[Value, list[str], str | None], list[Value]],
+    ) -> list[str]:  # fmt: skip
+        """body(first key, carried, lanes inside or None for all) over the vectors of a row."""
+        f, lanes = self.f, self.spec.lanes
+        whole = f.round_down(count, lanes)
+        values = f.loop(0, whole, lanes, start, lambda j, carried: body(j, carried, None))
+        types = [type_ for type_, _ in start]
+        inside = mask_below(f, lanes, f.sub(count, whole))
+        return f.if_(
+            f.compare("sgt", "i64", count, whole),
+            lambda: body(whole, values, inside),
+            lambda: list(values),
+            types=types,
+        )
 
     def _fade_sums(self, i: Value, fade: str, moved: str) -> None:
         """Earlier blocks' sums, to the scale of the new maximum."""
@@ -466,11 +513,12 @@ class Attend(Arguments):
         out = f.address(place, first_row, f.mul(i, self.out_step))
         total = f.splat(self.type, f.load(self.element, f.address(self.element, self.totals, i), self.size))
         total = m.select(m.test("oeq", total, m.c(0.0)), m.c(1.0), total)  # no keys at all
+        share = m.div(m.c(1.0), total)
         sums = f.address(self.element, self.sums, f.mul(i, spec.value_columns))
         kept = memory_type(spec.dtype, spec.lanes)
 
         def value(d: Value) -> str:
-            mean = m.div(f.load(self.type, f.address(self.element, sums, d), self.size), total)
+            mean = m.mul(f.load(self.type, f.address(self.element, sums, d), self.size), share)
             return convert(f, mean, spec.accumulator, spec.dtype, spec.lanes, spec.target)
 
         whole = spec.value_dim // spec.lanes * spec.lanes

@@ -74,7 +74,7 @@ class _Backward(Attend):
         super().__init__(f, spec, BACKWARD_SLOTS)
         self.d_columns = spec.padded(spec.head_dim)
         self.sums = f.alloca(self.element, spec.query_rows * self.d_columns)  # dQ of the block
-        self.changes = f.alloca(self.element, spec.query_rows * spec.key_block)  # dP, then dS
+        self.changes = f.alloca(self.element, spec.query_rows * spec.score_step)  # dP, then dS
         self.means = f.alloca(self.element, spec.query_rows)  # sums of P·dP
         aligned = spec.head_dim == self.d_columns, spec.value_dim == spec.value_columns
         self.q_copy = "" if aligned[0] else f.alloca(self.element, spec.query_rows * self.d_columns)
@@ -215,7 +215,7 @@ class _Backward(Attend):
     # one row of scores
 
     def _row(self, buffer: str, i: Value) -> Callable[[Value], str]:
-        row = self.f.address(self.element, buffer, self.f.mul(i, self.spec.key_block))
+        row = self.f.address(self.element, buffer, self.f.mul(i, self.spec.score_step))
         return lambda j: self.f.address(self.element, row, j)
 
     def _masked_score(self, raw: str, j: Value, position: Value, start: Value, count: Value, mask_row: str) -> str:
@@ -245,7 +245,7 @@ class _Backward(Attend):
         everywhere = f.splat(self.type, now)
 
         def exponentials(j: str, carried: list[str]) -> list[Value]:
-            e = vector_math.exp(m, m.sub(f.load(self.type, scores(j), self.size), everywhere))
+            e = vector_math.exp_below(m, m.sub(f.load(self.type, scores(j), self.size), everywhere))
             f.store(self.type, e, scores(j), self.size)
             return [m.add(carried[0], e), m.fma(e, f.load(self.type, changes(j), self.size), carried[1])]
 
@@ -280,7 +280,7 @@ class _Backward(Attend):
             e = f.load(self.type, scores(j), self.size)
             if fresh:
                 score = self._masked_score(e, j, position, start, count, mask_row)
-                e = vector_math.exp(m, m.sub(score, highest))
+                e = vector_math.exp_below(m, m.sub(score, highest))
             p = m.mul(e, inverse)
             f.store(self.type, p, scores(j), self.size)
             away = m.sub(f.load(self.type, changes(j), self.size), mean)
@@ -304,7 +304,7 @@ class _Backward(Attend):
                 a = f.address(self.element, weights, key)
                 c = f.address(self.element, sums, f.add(f.mul(f.add(start, key), columns), column))
                 kernel = tiles.by_height(f, f.sub(count, key), "ptr", kernels)
-                call_micro(f, kernel, a, spec.key_block, from_, step, c, columns, rows, 1)
+                call_micro(f, kernel, a, spec.score_step, from_, step, c, columns, rows, 1)
 
             tiles.over_rows(f, count, tile)
 

@@ -90,7 +90,7 @@ class _Decode(Attend):
         sums = f.loop(0, spec.head_dim, spec.lanes, start, step)
         for n, head in enumerate(heads):
             parts = [self._quarters(s) for s in sums[n * width : (n + 1) * width]]
-            scores = f.address(self.element, self.scores, head * spec.key_block)
+            scores = f.address(self.element, self.scores, head * spec.score_step)
             four = vector(self.element, 4)
             if width == 1:
                 total = f.fold_lanes(four, parts[0], lambda type_, x, y: f.binary("fadd", type_, x, y))
@@ -121,11 +121,11 @@ class _Decode(Attend):
             while column < spec.value_dim:
                 vectors = min(self._vectors_at_once(height), (spec.value_dim - column) // spec.lanes)
                 kernel = Micro(self.mixing, Tile(height, vectors), "rows", strided_b=True).emit(f.module)
-                a = f.address(self.element, self.scores, row * spec.key_block)
+                a = f.address(self.element, self.scores, row * spec.score_step)
                 b = f.address(self.element, values, column)
                 c = f.address(self.element, self.sums, row * spec.value_columns + column)
                 stride = self.number["v_row"]
-                call_micro(f, f"@{kernel}", a, spec.key_block, b, stride, c, spec.value_columns, count, 1)
+                call_micro(f, f"@{kernel}", a, spec.score_step, b, stride, c, spec.value_columns, count, 1)
                 column += vectors * spec.lanes
             row += height
 

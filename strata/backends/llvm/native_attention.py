@@ -17,11 +17,13 @@ from strata.backends.llvm.attention_backward import (
 )
 from strata.backends.llvm.attention_decode import can_decode
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, Slot, override
-from strata.core import Dim, Target, TensorType, bool_, f32, f64, i64, substitute
+from strata.core import Dim, Target, TensorType, bool_, bounds, f32, f64, i64, substitute
 from strata.lir import Spacing
 from strata.mir import Node, Op
 
 DECODE_QUERIES = 4  # up to so many queries, reading the keys once beats packing them
+TALL_BLOCKS = 16  # of rows, so that threads have something to share
+STACK_BYTES = 160 << 10
 _ALIGN = 64
 
 
@@ -50,8 +52,8 @@ def attention(node: Node, target: Target, views: Sequence[Spacing] | None) -> Na
     sizes = op.sizes(*types[:3])
     few = isinstance(sizes.queries, int) and sizes.queries <= DECODE_QUERIES
 
-    packed = _spec(op, types, 3, target)
-    single = replace(packed, decode=True)
+    packed = _with_blocks(_spec(op, types, 3, target), sizes)
+    single = replace(_spec(op, types, 3, target), decode=True)
     both = not isinstance(sizes.queries, int)
     decodes = can_decode(single) and (few or both)
 
@@ -81,6 +83,20 @@ def attention(node: Node, target: Target, views: Sequence[Spacing] | None) -> Na
         return Planned(calls, k_bytes + v_bytes)
 
     return NativeOp(f"{packed}; {functions}", emit, tuple(functions), plan)
+
+
+def _with_blocks(spec: AttentionSpec, sizes: Any) -> AttentionSpec:
+    """Whether all keys fit one block; tall blocks of rows, where no row drops keys by position and enough are left."""
+    most = bounds(sizes.keys)[1]
+    if most is not None and most <= spec.key_block:
+        spec = replace(spec, one_block=True, key_block=max(1, -(-most // 64)) * 64)
+    tall = 8 * spec.tiles.heights[0]
+    known = isinstance(sizes.queries, int) and isinstance(sizes.batch, int)
+    if spec.causal or spec.window is not None or not known:
+        return spec
+    enough = sizes.batch * spec.num_heads * (sizes.queries // tall) >= TALL_BLOCKS
+    high = replace(spec, query_rows=tall)
+    return high if enough and high.stack_bytes <= STACK_BYTES else spec
 
 
 def _goes_back(op: Op, types: Sequence[TensorType], target: Target) -> bool:

@@ -267,6 +267,14 @@ def exp(m: Math, x: str) -> str:
     return _scale(m, m.add(q, m.c(1.0)), n, whole)
 
 
+def exp_below(m: Math, x: str) -> str:
+    """eˣ of numbers that are not above 0, as in a softmax: what would be denormal is 0."""
+    low = {32: -87.0, 64: -708.0}[m.bits]
+    n, _, q = _reduce_exp(m, m.at_least(x, low))
+    scale = m.power_of_two(n)
+    return m.select(m.test("olt", x, m.c(low)), m.c(0.0), m.fma(scale, q, scale))
+
+
 def exp2(m: Math, x: str) -> str:
     low, high = {32: (-151.0, 129.0), 64: (-1076.0, 1025.0)}[m.bits]
     inside = m.at_most(m.at_least(x, low), high)

@@ -122,7 +122,7 @@ def test_against_the_op(case: str, layout: str, dtype: DType) -> None:
         spec = spec_of(op, dtype, 24)
         exact = op.numpy(*(x.astype(np.float64) for x in (q, k, v)), *extra)
         tolerance = {f32: 1e-5, f64: 1e-12, f16: 4e-3}[dtype]
-        for one in (spec, replace(spec, key_block=32, query_rows=5)):
+        for one in (spec, replace(spec, key_block=32, query_rows=5), replace(spec, one_block=True, query_rows=64)):
             result = run(one, q, k, v, layout, tuple(extra))
             assert np.allclose(result, exact, atol=tolerance), (batch, queries, keys)
 
