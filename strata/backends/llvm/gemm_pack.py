@@ -21,6 +21,7 @@ from strata.backends.llvm.gemm_arith import convert, mask_below
 from strata.backends.llvm.registers import memory_type
 from strata.core import DType, Target
 
+ROWS_AHEAD: Final = 8  # of B that are fetched while one is packed
 PACK_SLOTS: Final = ("source", "packed", "n", "k", "k_stride", "n_stride", "source_batch", "packed_batch")
 
 # load(f, source, k, n, lanes, mask or None) -> vector of packed elements; replaces the plain strided load of B
@@ -41,6 +42,11 @@ class Panels:
     @property
     def columns(self) -> int:
         return self.lanes * self.vectors
+
+    @property
+    def is_plain(self) -> bool:
+        """A k at a time, whole numbers of elements, vectors that can be transposed."""
+        return self.lanes >= 4 and self.group == 1 and self.parts == 1
 
     @property
     def parts(self) -> int:
@@ -118,7 +124,38 @@ def pack_panel(
         at_column, behind = f.add(column, at), f.sub(left, at)
         _Packer(f, panels, origin, place, at_column, behind, k, width, k_stride, n_stride).pack(load)
 
-    f.loop(0, left, panels.lanes, [], vector_columns)
+    def by_vectors() -> None:
+        f.loop(0, left, panels.lanes, [], vector_columns)
+
+    if load is not None or not panels.is_plain:
+        by_vectors()
+        return
+    whole = f.compare("eq", "i64", left, panels.columns)
+    in_rows = f.binary("and", "i1", whole, f.compare("eq", "i64", n_stride, 1))
+    f.if_(in_rows, lambda: _copy_rows(f, panels, origin, base, column, k, k_stride), by_vectors)
+
+
+def _copy_rows(f: Function, panels: Panels, origin: str, base: str, column: Value, k: Value, k_stride: Value) -> None:
+    """A whole panel of a matrix whose columns are next to each other: its part of each row, fetched ahead."""
+    element, align = memory_type(panels.source), panels.source.itemsize
+    raw, kept = memory_type(panels.source, panels.lanes), memory_type(panels.packed, panels.lanes)
+    start, size = f.address(element, origin, column), panels.packed.itemsize
+    steps = [f.mul(k_stride, i) for i in range(ROWS_AHEAD + 4)]
+
+    def some(at: str, count: int) -> None:
+        row = f.address(element, start, f.mul(at, k_stride))
+        to = f.address("i8", base, f.mul(at, panels.columns * size))
+        for i in range(count):
+            for line in range(0, panels.columns * align, 64):
+                f.prefetch(f.address("i8", f.address(element, row, steps[i + ROWS_AHEAD]), line))
+            for v in range(panels.vectors):
+                place = f.address(element, f.address(element, row, steps[i]), v * panels.lanes)
+                value = convert(f, f.load(raw, place, align), panels.source, panels.packed, panels.lanes, panels.target)
+                f.store(kept, value, f.address("i8", to, (i * panels.columns + v * panels.lanes) * size), size)
+
+    fours = f.round_down(k, 4)
+    f.loop(0, fours, 4, [], lambda at, _: some(at, 4))
+    f.loop(fours, k, 1, [], lambda at, _: some(at, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +178,7 @@ class _Packer:
         if load is not None:
             self._each_k(lambda k, mask: load(f, self.origin, k, self.column, panels.lanes, mask))
             return
-        if panels.lanes < 4 or panels.group > 1 or panels.parts > 1:
+        if not panels.is_plain:
             self._by_elements(0)
             return
         unit_n, unit_k = f.compare("eq", "i64", self.n_stride, 1), f.compare("eq", "i64", self.k_stride, 1)
@@ -178,28 +215,38 @@ class _Packer:
         self._each_k(value)
 
     def _along_k(self) -> None:
-        """Squares of four columns by four k's, transposed in registers."""
+        """Squares of columns by k's, transposed in registers: whole lines of the source at a time, then fours."""
+        f, panels = self.f, self.panels
+        full = f.compare("sge", "i64", self.left, panels.lanes)
+        packed: Value = 0
+        for side in dict.fromkeys((panels.lanes if panels.source is panels.packed else 4, 4)):
+            end = f.select("i64", full, f.round_down(self.k, side), 0)
+            self._squares(side, packed, end)
+            packed = end
+        self._by_elements(packed)
+
+    def _squares(self, side: int, low: Value, high: Value) -> None:
         f, panels = self.f, self.panels
         element, size = memory_type(panels.source), panels.packed.itemsize
-        raw, kept = memory_type(panels.source, 4), memory_type(panels.packed, 4)
+        raw, kept = memory_type(panels.source, side), memory_type(panels.packed, side)
         start = f.address(element, self.origin, f.mul(self.column, self.n_stride))
-        full = f.compare("sge", "i64", self.left, panels.lanes)
-        squares = f.select("i64", full, f.round_down(self.k, 4), 0)
+        columns = [f.mul(self.n_stride, i) for i in range(side)]  # distances in elements of the source
+        steps = [f.mul(self.width, i * size) for i in range(side)]  # and of k's in bytes of what is packed
 
-        def square(k: str, lane: str) -> None:
-            corner = f.address(element, f.address(element, start, f.mul(lane, self.n_stride)), k)
-            corners = [f.address(element, corner, f.mul(self.n_stride, i)) for i in range(4)]
-            rows = [f.load(raw, place, panels.source.itemsize) for place in corners]
-            for i, value in enumerate(transpose(f, raw, rows)):
-                packed = convert(f, value, panels.source, panels.packed, 4, panels.target)
-                index = f.add(f.mul(f.add(k, i), self.width), lane)
-                f.store(kept, packed, f.address("i8", self.place, f.mul(index, size)), size)
+        def some_k(k: str, _: list[str]) -> None:
+            source, to = f.address(element, start, k), f.address("i8", self.place, f.mul(k, steps[1]))
 
-        def four_k(k: str, _: list[str]) -> None:
-            f.loop(0, panels.lanes, 4, [], lambda lane, _: square(k, lane))
+            def square(lane: str, _: list[str]) -> None:
+                corner = f.address(element, source, f.mul(lane, self.n_stride))
+                rows = [f.load(raw, f.address(element, corner, c), panels.source.itemsize) for c in columns]
+                place = f.address("i8", to, f.mul(lane, size))
+                for step, value in zip(steps, transpose(f, raw, rows), strict=True):
+                    packed = convert(f, value, panels.source, panels.packed, side, panels.target)
+                    f.store(kept, packed, f.address("i8", place, step), size)
 
-        f.loop(0, squares, 4, [], four_k)
-        self._by_elements(squares)
+            f.loop(0, panels.lanes, side, [], square)
+
+        f.loop(low, high, side, [], some_k)
 
     def _by_elements(self, low: Value) -> None:
         f, panels = self.f, self.panels
