@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.machine import describe, load
 from benchmarks.measure import ROOT, Team, start_ups
 from benchmarks.registry import Workload, load_workloads
-from benchmarks.report import best_peer, geometric_mean, page, picture, ratio, table
+from benchmarks.report import best_peer, geometric_mean, memory, page, picture, ratio, table
 
 RATIOS = ROOT / "benchmarks/ratios.json"
 HISTORY = ROOT / "bench-results/history.jsonl"
@@ -86,6 +86,8 @@ def main() -> int:
         print(json.dumps(run, indent=2))
     elif options.only:
         print("\n".join(table(sorted((r for r in run["results"] if _ratio(r)), key=lambda r: _ratio(r) or 0))))
+        moving = [r for r in run["results"] if r.get("copy")]
+        print("\n".join(["", *memory(moving)] if moving else []))
     if options.page or not (options.only or options.check or options.part != "1/1"):
         (ROOT / "docs/benchmarks.md").write_text(page(run), "utf-8")
         (ROOT / "docs/benchmarks.svg").write_text(picture(run), "utf-8")

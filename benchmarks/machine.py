@@ -81,3 +81,31 @@ def _read(path: str) -> str:
         return Path(path).read_text()
     except OSError:
         return ""
+
+
+def copy_speed(threads: int, count: int = 64 << 20) -> float:
+    """Bytes read and written a second by the fastest copy of so many bytes: through the caches, or past them."""
+    import ctypes
+
+    import numpy as np
+
+    from strata.backends.llvm.compile import compile_kernel
+    from strata.backends.llvm.pool import default_pool
+    from strata.core import f32
+    from strata.kernel import KernelBuilder, parse_schedule
+
+    k = KernelBuilder("copy")
+    x = k.input("x", f32[count // 4])
+    k.output("y", f32[count // 4], lambda index: x[index])
+    source, target = np.ones(count // 4, np.float32), np.ones(count // 4, np.float32)
+    pool = default_pool()
+    pool.ensure(threads)
+    best = float("inf")
+    for past in ("", "; nontemporal y"):
+        native = compile_kernel(k.build(), None, parse_schedule(f"parallel 1 grain 262144; vectorise 0 by 64{past}"))
+        block = native.arguments([source, target], {})
+        for _ in range(12):
+            start = time.perf_counter()
+            pool.parallel(native.address, ctypes.addressof(block), count // 4, 262144, threads)
+            best = min(best, time.perf_counter() - start)
+    return 2 * count / best

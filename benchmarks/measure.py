@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -106,6 +107,13 @@ class Team:
         for worker in self.workers.values():
             worker.close()
 
+    @cached_property
+    def copy_speed(self) -> float:
+        """Of memory, on as many threads: measured while all workers are stopped."""
+        from benchmarks.machine import copy_speed
+
+        return copy_speed(self.threads)
+
     def worker(self, contender: str) -> Worker:
         found = self.workers.get(contender)
         if found is None or not found.alive:
@@ -137,6 +145,8 @@ class Team:
             "group": work.group,
             "threads": self.threads,
             "flops": made[judge]["flops"],
+            "bytes": made[judge].get("bytes", 0.0),
+            "copy": self.copy_speed if made[judge].get("bytes") else 0.0,
             "judge": judge,
             "wrong": wrong,
             "failed": {n: m["error"] for n, m in made.items() if "error" in m},

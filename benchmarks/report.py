@@ -62,6 +62,9 @@ def page(run: dict[str, Any]) -> str:
         )
     parts += ["", *by_group(ranked)]
     parts += ["", f"## Losses ({len(losses)})", "", *table(losses), "", f"## Wins ({len(wins)})", "", *table(wins), ""]
+    moving = [r for r in results if r.get("copy")]
+    if moving:
+        parts += ["## Memory", "", *memory(moving), ""]
     if run.get("start_up"):
         parts += ["## Start-up", "", *start_up(run["start_up"]), ""]
     absent = [r for r in run["results"] if "error" in r or ratio(r) is None or r["wrong"] or r["failed"]]
@@ -118,6 +121,28 @@ def table(results: Sequence[Result]) -> list[str]:
             cells.append(f"*{shown}*" if name == best else shown)
         lines.append("| " + " | ".join(cells) + " |")
     return [*lines, "", "Milliseconds; the best peer is in italics."]
+
+
+def memory(results: Sequence[Result]) -> list[str]:
+    """Workloads that wait for memory: bytes that must be read and written, against the fastest copy of as many."""
+    lines = [
+        "What must be read and written at least, over the time that it takes, and that speed as a share of the fastest",
+        "copy measured on as many threads.",
+        "",
+        "| workload | threads | GB/s | copy GB/s | share of copy ceiling |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for r in sorted(results, key=lambda r: (r["threads"], share(r))):
+        speed = r["bytes"] / r["contenders"]["strata"]["best"]
+        lines.append(
+            f"| {r['workload']} | {r['threads']} | {speed / 1e9:.1f} | {r['copy'] / 1e9:.1f} | **{share(r):.2f}** |"
+        )
+    return lines
+
+
+def share(result: Result) -> float:
+    """Of the speed of a copy."""
+    return float(result["bytes"] / result["contenders"]["strata"]["best"] / result["copy"])
 
 
 def start_up(rows: Sequence[Result]) -> list[str]:

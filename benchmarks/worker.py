@@ -37,7 +37,12 @@ def main(contender: str, threads: int) -> None:
             if "make" in order:
                 run = None  # the one before gives its memory back
                 case = workloads[order["make"]].make()
-                answer = {"tolerance": case.tolerance, "flops": case.flops, "has_form": contender in takers(case)}
+                answer = {
+                    "tolerance": case.tolerance,
+                    "flops": case.flops,
+                    "bytes": case.bytes,
+                    "has_form": contender in takers(case),
+                }
                 if not answer["has_form"]:
                     print(json.dumps(answer), file=out, flush=True)
                     continue

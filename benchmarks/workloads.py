@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -237,6 +239,13 @@ def _transpose(shape: tuple[int, int]) -> Case:
     )
 
 
+def _with_bytes(make: Callable[[tuple[int, int]], Case], shape: tuple[int, int], results: int) -> Case:
+    """Of a workload that is too large for the caches: its inputs are read, its results written."""
+    case = make(shape)
+    moved = sum(a.nbytes for a in case.inputs.values()) + 4 * results
+    return replace(case, bytes=float(moved)) if moved > 32 << 20 else case
+
+
 for _size, _shape in ROWS.items():
     for _name, _make in {
         "softmax": _softmax,
@@ -250,7 +259,9 @@ for _size, _shape in ROWS.items():
         "transpose": _transpose,
     }.items():
         small = _size == "1 MB" and _name in ("softmax", "residual + layer norm", "gelu(x*w+b)")
-        workload(f"{_name} {_size}", "rows and columns", compilers=small)(partial(_make, _shape))
+        _results = {"sum of rows": _shape[0], "sum of columns": _shape[1]}.get(_name, _shape[0] * _shape[1])
+        made = partial(_with_bytes, _make, _shape, _results)
+        workload(f"{_name} {_size}", "rows and columns", compilers=small)(made)
 
 # ----------------------------------------------------------------------------------------------------------- attention
 

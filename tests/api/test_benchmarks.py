@@ -137,3 +137,29 @@ def test_the_page_takes_the_newest_result_of_each_workload(tmp_path: Path, monke
     ]
     assert (found["machine"]["commit"], found["machine"]["load"], found["seconds"]) == ("d, c", 3, 120)
     assert suite.newest({"b"}, [2])["results"] == []
+
+
+def test_memory_is_shown_against_a_copy() -> None:
+    from benchmarks.report import page, share
+
+    moved = result("sum 64 MB", 2.0, numpy=3.0) | {"bytes": 64e6, "copy": 40e9}
+    assert share(moved) == pytest.approx(0.8)
+    text = page(run_of(moved, result("small one", 1.0, numpy=2.0)))
+    assert "| sum 64 MB | 1 | 32.0 | 40.0 | **0.80** |" in text
+    assert "| small one | 1 |" not in text[text.index("## Memory") :]
+    assert "## Memory" not in page(run_of(result("small one", 1.0, numpy=2.0)))
+
+
+def test_large_rows_know_their_bytes() -> None:
+    from benchmarks.registry import load_workloads
+
+    workloads = load_workloads()
+    assert workloads["sum of rows 64 MB"].make().bytes == (64 << 20) + 4 * 16384
+    assert workloads["softmax 64 MB"].make().bytes == 2 * (64 << 20)
+    assert workloads["softmax 1 MB"].make().bytes == 0
+
+
+def test_the_speed_of_a_copy() -> None:
+    from benchmarks.machine import copy_speed
+
+    assert copy_speed(1, 1 << 20) > 1e8
