@@ -78,7 +78,7 @@ def reading(threads: int) -> tuple[Run, int]:
     chunk, type_ = 1 << 20, f"<{lanes} x i32>"
     module = Module(target.triple)
     f = module.function("read", [("ptr", "args"), ("i64", "begin"), ("i64", "end")])
-    source, results = (f.load("ptr", f.address("i64", "%args", i), 8) for i in range(2))
+    source, kept = (f.load("ptr", f.address("i64", "%args", i), 8) for i in range(2))
 
     def one(i: str, _: list[str]) -> None:
         base = f.address("i8", source, f.mul(i, chunk))
@@ -90,7 +90,7 @@ def reading(threads: int) -> tuple[Run, int]:
 
         a, b, c, d = f.loop(0, chunk // 4, 4 * lanes, [(type_, "zeroinitializer")] * 4, step)
         total = f.binary("xor", type_, f.binary("xor", type_, a, b), f.binary("xor", type_, c, d))
-        f.store(type_, total, f.address("i8", results, f.mul(i, 64)), 4)
+        f.store(type_, total, f.address("i8", kept, f.mul(i, 64)), 4)
 
     f.loop("%begin", "%end", 1, [], one)
     f.ret()

@@ -16,11 +16,17 @@ from functools import cache
 from typing import Any, Final
 
 from strata.backends.llvm import jit
-from strata.backends.llvm.threads import clock_functions, wait_functions
+from strata.backends.llvm.threads import (
+    MASK_WORDS,
+    MOST_PLACED,
+    allowed_processors,
+    clock_functions,
+    wait_functions,
+)
 from strata.core import Target, available_threads
 
 # Offsets into the pool's memory; a cache line each, so that spinning readers do not disturb writers.
-_JOB, _SLEEPERS, _SPIN, _LOCK, _STOP, _HELPERS, _TRACE, _BYTES = 64, 128, 192, 256, 320, 384, 448, 4096
+_JOB, _SLEEPERS, _SPIN, _LOCK, _STOP, _HELPERS, _TRACE, _PLACE, _BYTES = 64, 128, 192, 256, 320, 384, 448, 512, 4096
 _SPIN_ROUNDS: Final = 20_000  # about half a millisecond of looking for work before a worker sleeps
 
 _TEXT: Final = f"""
@@ -84,6 +90,27 @@ out:
   ret void
 }}
 
+; a worker writes its thread number into the first free place of the list behind the number of workers
+define internal void @enlist(ptr %place) nounwind {{
+entry:
+  %tid = call i64 @thread_number()
+  br label %look
+look:
+  %i = phi i64 [ 1, %entry ], [ %i2, %next ]
+  %inside = icmp sle i64 %i, {MOST_PLACED}
+  br i1 %inside, label %try, label %out
+try:
+  %cell = getelementptr i64, ptr %place, i64 %i
+  %swap = cmpxchg ptr %cell, i64 0, i64 %tid seq_cst seq_cst
+  %mine = extractvalue {{ i64, i1 }} %swap, 1
+  br i1 %mine, label %out, label %next
+next:
+  %i2 = add i64 %i, 1
+  br label %look
+out:
+  ret void
+}}
+
 define ptr @pool_worker(ptr %pool) nounwind {{
 entry:
   %pjob = getelementptr i8, ptr %pool, i64 {_JOB}
@@ -91,6 +118,8 @@ entry:
   %pspin = getelementptr i8, ptr %pool, i64 {_SPIN}
   %pstop = getelementptr i8, ptr %pool, i64 {_STOP}
   %phelpers = getelementptr i8, ptr %pool, i64 {_HELPERS}
+  %place = getelementptr i8, ptr %pool, i64 {_PLACE}
+  call void @enlist(ptr %place)
   br label %idle
 idle:
   %last = phi i32 [ -1, %entry ], [ %generation, %run ]
@@ -134,6 +163,7 @@ sleep:
   %s0 = atomicrmw add ptr %psleepers, i32 1 seq_cst
   call void @sleep_while(ptr %pool, i32 %word)
   %s1 = atomicrmw sub ptr %psleepers, i32 1 seq_cst
+  call void @go_anywhere(ptr %place)
   br label %awake
 awake:
   br label %look
@@ -187,6 +217,8 @@ open:
   %anyone = icmp ne i32 %sleepers, 0
   br i1 %anyone, label %call, label %work
 call:
+  %place = getelementptr i8, ptr %pool, i64 {_PLACE}
+  call void @keep_away(ptr %place)
   call void @wake(ptr %pool, i32 %h)
   br label %work
 work:
@@ -371,6 +403,7 @@ class Pool:
                 while len(self._workers) < threads - 1:
                     self._workers.append(self._start())
                 self.workers = len(self._workers)
+                self._allow(self.workers)
         return threads
 
     def parallel(self, kernel: int, arguments: int, points: int, grain: int, threads: int | None = None) -> None:
@@ -395,10 +428,22 @@ class Pool:
             self.workers = 0
             for worker in workers:
                 _join(worker)
+            self._allow(0)
             self._word(_STOP).value = 0
 
     def _word(self, offset: int) -> ctypes.c_int32:
         return ctypes.c_int32.from_address(self.address + offset)
+
+    def _allow(self, workers: int) -> None:
+        """Tell waking which workers there are and where they may run; with 0, that all have gone."""
+        words = (ctypes.c_uint64 * (1 + MOST_PLACED + MASK_WORDS)).from_address(self.address + _PLACE)
+        mask = allowed_processors()
+        for i, word in enumerate(mask, 1 + MOST_PLACED):
+            words[i] = word
+        words[0] = workers if mask and workers <= MOST_PLACED else 0
+        if not workers:
+            for i in range(1, 1 + MOST_PLACED):
+                words[i] = 0
 
     def _reset(self) -> None:
         ctypes.memset(self.address, 0, _BYTES)

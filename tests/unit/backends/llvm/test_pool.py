@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -125,3 +126,41 @@ def test_bad_programs() -> None:
 
 def test_steps_without_points_are_left_out() -> None:
     Program((Step("k", (), sym("N", 0)),), 0).bind({"k": 0}, {"N": 0}).run(region_table([]))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="threads cannot be placed here")
+def test_workers_are_woken_elsewhere_and_may_run_anywhere() -> None:
+    pool = Pool()
+    nothing = native_code().address("nothing")
+    before = set(os.listdir("/proc/self/task"))
+    everywhere = os.sched_getaffinity(0)
+    for threads in (2, 4, 2):
+        pool.parallel(nothing, 0, 100, 1, threads)
+        time.sleep(0.01)  # the workers sleep by now
+        pool.parallel(nothing, 0, 100, 1, threads)
+        time.sleep(0.01)
+    workers = [int(t) for t in set(os.listdir("/proc/self/task")) - before]
+    assert len(workers) == 3
+    places = {t: os.sched_getaffinity(t) for t in workers}
+    assert all(place <= everywhere and place for place in places.values())
+    assert any(place == everywhere for place in places.values())  # those that were woken
+    assert os.sched_getaffinity(0) == everywhere
+    pool.stop()
+    assert not set(os.listdir("/proc/self/task")) & {str(t) for t in workers}
+    pool.parallel(nothing, 0, 100, 1, 12)  # too many to be placed
+    assert pool.workers == 11
+    pool.stop()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be placed here")
+def test_one_processor_is_enough() -> None:
+    everywhere = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(everywhere)})
+        pool = Pool()
+        for _ in range(3):
+            pool.parallel(native_code().address("nothing"), 0, 100, 1, 3)
+            time.sleep(0.005)
+        pool.stop()
+    finally:
+        os.sched_setaffinity(0, everywhere)
