@@ -50,6 +50,7 @@ class AttentionSpec:
     softcap: float | None = None
     decode: bool = False  # few queries: keys and values are read where they lie
     one_block: bool = False  # there are never more keys than a block has
+    whole_heads: bool = False  # a chunk packs a key head and does all rows that read it; there is no pack step
     query_rows: int = 24
     key_block: int = 1024
 
@@ -93,6 +94,8 @@ class AttentionSpec:
     def chunk_count(self, queries: int, batch: int) -> int:
         if self.decode:
             return batch * self.kv_heads * queries
+        if self.whole_heads:
+            return batch * self.kv_heads
         return batch * self.num_heads * -(-queries // self.query_rows)
 
     @property
@@ -119,6 +122,7 @@ class AttentionSpec:
         parts += [f"scale {self.scale!r}", f"block {self.query_rows} x {self.key_block}"]
         parts += ["decode"] if self.decode else []
         parts += ["one block"] if self.one_block else []
+        parts += ["whole heads"] if self.whole_heads else []
         parts += ["causal"] if self.causal else []
         parts += [f"window {self.window}"] if self.window is not None else []
         parts += [f"mask {self.mask}" + ("" if self.mask_spans_keys else " per row")] if self.mask != "none" else []
@@ -128,12 +132,18 @@ class AttentionSpec:
 
 
 def emit_attention(module: Module, spec: AttentionSpec, name: str = "attend") -> tuple[str, str]:
-    """Adds both kernels; returns the names of pack and attend. Both take the same arguments. Decoding needs no pack."""
+    """Adds both kernels, with the same arguments; returns the names of pack, "" where nothing is packed, and attend."""
     parameters = [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")]
     if spec.decode:
         from strata.backends.llvm.attention_decode import emit_decode
 
         return "", emit_decode(module.function(name, parameters), spec)
+    if spec.whole_heads:
+        f = module.function(name, parameters)
+        attend = Attend(f, spec)
+        f.loop("%begin", "%end", 1, [], lambda chunk, _: attend.whole_head(chunk))
+        f.ret()
+        return "", name
     f = module.function(f"{name}_pack", parameters)
     packer = Arguments(f, spec)
     f.loop("%begin", "%end", 1, [], lambda chunk, _: _pack_head(packer, chunk))
@@ -212,6 +222,14 @@ class Attend(Arguments):
         self.totals = f.alloca(self.element, spec.block_rows)
         self.mask_step = self.number["mask_row"]  # from row to row of a block
         self.out_step = self.number.get("out_row", "")
+
+    def whole_head(self, kv: str) -> None:
+        """All blocks of rows that read one key head."""
+        f, spec = self.f, self.spec
+        _pack_head(self, kv)
+        blocks = f.op(f"udiv i64 {f.add(self.number['queries'], spec.query_rows - 1)}, {spec.query_rows}")
+        first = f.mul(f.mul(kv, spec.shared_by), blocks)
+        f.loop(first, f.add(first, f.mul(blocks, spec.shared_by)), 1, [], lambda chunk, _: self.chunk(chunk))
 
     def chunk(self, index: str) -> None:
         f, spec, number = self.f, self.spec, self.number

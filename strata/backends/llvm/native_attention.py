@@ -22,6 +22,8 @@ from strata.lir import Spacing
 from strata.mir import Node, Op
 
 DECODE_QUERIES = 4  # up to so many queries, reading the keys once beats packing them
+MANY_HEADS = 32  # so many keep all threads busy, a head each
+SOME_HEADS, SHORT_WORK = 8, 2e8  # fewer will do where a second fork-join costs more than threads that wait, in FLOP
 TALL_BLOCKS = 16  # of rows, so that threads have something to share
 STACK_BYTES = 160 << 10
 _ALIGN = 64
@@ -63,7 +65,8 @@ def attention(node: Node, target: Target, views: Sequence[Spacing] | None) -> Na
         if decodes:
             emit_attention(module, single, "decode")
 
-    functions = ([] if few and decodes else ["attend_pack", "attend"]) + (["decode"] if decodes else [])
+    packing = [] if packed.whole_heads else ["attend_pack"]
+    functions = ([] if few and decodes else [*packing, "attend"]) + (["decode"] if decodes else [])
 
     def plan(bound: Sizes) -> Planned:
         batch, queries, keys = (_number(d, bound) for d in (sizes.batch, sizes.queries, sizes.keys))
@@ -77,7 +80,7 @@ def attention(node: Node, target: Target, views: Sequence[Spacing] | None) -> Na
         v_bytes = packed.v_packed_size(keys, batch) * item + _ALIGN
         slots = placed.slots(SLOTS, bound, k_packed=("workspace", 0), v_packed=("workspace", k_bytes))
         calls = (
-            Call("attend_pack", slots, packed.pack_count(batch)),
+            *(Call(name, slots, packed.pack_count(batch)) for name in packing),
             Call("attend", slots, packed.chunk_count(queries, batch)),
         )
         return Planned(calls, k_bytes + v_bytes)
@@ -91,8 +94,13 @@ def _with_blocks(spec: AttentionSpec, sizes: Any) -> AttentionSpec:
     if most is not None and most <= spec.key_block:
         spec = replace(spec, one_block=True, key_block=max(1, -(-most // 64)) * 64)
     tall = 8 * spec.tiles.heights[0]
-    known = isinstance(sizes.queries, int) and isinstance(sizes.batch, int)
-    if spec.causal or spec.window is not None or not known:
+    if not (isinstance(sizes.queries, int) and isinstance(sizes.batch, int)):
+        return spec
+    heads = sizes.batch * spec.kv_heads
+    work = 2 * heads * spec.shared_by * sizes.queries * spec.key_block * (spec.head_dim + spec.value_dim)
+    whole = spec.one_block and (heads >= MANY_HEADS or (heads >= SOME_HEADS and work <= SHORT_WORK))
+    spec = replace(spec, whole_heads=whole)
+    if spec.causal or spec.window is not None:
         return spec
     enough = sizes.batch * spec.num_heads * (sizes.queries // tall) >= TALL_BLOCKS
     high = replace(spec, query_rows=tall)

@@ -76,7 +76,7 @@ def run(spec: AttentionSpec, q: np.ndarray, k: np.ndarray, v: np.ndarray, layout
         values |= {"offset": offset.ctypes.data, "offset_batch": 1 if len(offset) > 1 else 0}
     block = np.array([values[s] for s in SLOTS], np.int64)
     code = build(spec)
-    if not spec.decode:
+    if not (spec.decode or spec.whole_heads):
         KERNEL(code.address("attend_pack"))(block.ctypes.data, 0, spec.pack_count(batch))
     attend = KERNEL(code.address("attend"))
     for chunk in reversed(range(spec.chunk_count(queries, batch))):
@@ -122,7 +122,8 @@ def test_against_the_op(case: str, layout: str, dtype: DType) -> None:
         spec = spec_of(op, dtype, 24)
         exact = op.numpy(*(x.astype(np.float64) for x in (q, k, v)), *extra)
         tolerance = {f32: 1e-5, f64: 1e-12, f16: 4e-3}[dtype]
-        for one in (spec, replace(spec, key_block=32, query_rows=5), replace(spec, one_block=True, query_rows=64)):
+        whole = replace(spec, one_block=True, query_rows=64)
+        for one in (spec, replace(spec, key_block=32, query_rows=5), whole, replace(whole, whole_heads=True)):
             result = run(one, q, k, v, layout, tuple(extra))
             assert np.allclose(result, exact, atol=tolerance), (batch, queries, keys)
 
