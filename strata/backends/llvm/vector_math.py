@@ -268,10 +268,13 @@ def exp(m: Math, x: str) -> str:
 
 
 def exp_below(m: Math, x: str) -> str:
-    """eˣ of numbers that are not above 0, as in a softmax: what would be denormal is 0."""
+    """eˣ of numbers that are not above 0, as in a softmax; what would be denormal may be 0."""
+    if m.target.has_avx512 and lanes_of(m.type) * m.bits >= 128:
+        n, whole, q = _reduce_exp(m, m.at_least(x, _EXP_LIMITS[m.bits][0]))
+        return _scale(m, m.add(q, m.c(1.0)), n, whole)
     low = {32: -87.0, 64: -708.0}[m.bits]
-    n, _, q = _reduce_exp(m, m.at_least(x, low))
-    scale = m.power_of_two(n)
+    _, whole, q = _reduce_exp(m, m.at_least(x, low))
+    scale = m.power_of_two(whole)
     return m.select(m.test("olt", x, m.c(low)), m.c(0.0), m.fma(scale, q, scale))
 
 
