@@ -18,13 +18,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
+from benchmarks.machine import copy_speed
 from benchmarks.registry import COMPILERS, JUDGES, Workload
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,13 +107,6 @@ class Team:
         for worker in self.workers.values():
             worker.close()
 
-    @cached_property
-    def copy_speed(self) -> float:
-        """Of memory, on as many threads: measured while all workers are stopped."""
-        from benchmarks.machine import copy_speed
-
-        return copy_speed(self.threads)
-
     def worker(self, contender: str) -> Worker:
         found = self.workers.get(contender)
         if found is None or not found.alive:
@@ -140,13 +133,14 @@ class Team:
             del results
         wrong = {n: d for n, d in differences.items() if not d <= made[judge]["tolerance"]}
         times = self.in_turns([n for n in differences if n not in wrong], seconds)
+        moved = made[judge].get("bytes", 0.0)
         return {
             "workload": work.name,
             "group": work.group,
             "threads": self.threads,
             "flops": made[judge]["flops"],
-            "bytes": made[judge].get("bytes", 0.0),
-            "copy": self.copy_speed if made[judge].get("bytes") else 0.0,
+            "bytes": moved,
+            "copy": copy_speed(self.threads) if moved else 0.0,  # now: what else the machine does changes it
             "judge": judge,
             "wrong": wrong,
             "failed": {n: m["error"] for n, m in made.items() if "error" in m},
