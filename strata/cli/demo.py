@@ -142,7 +142,7 @@ def _peers(x: np.ndarray, w: dict[str, np.ndarray]) -> dict[str, Callable[[], An
         z = z - z.mean(-1, keepdims=True)
         return z / np.sqrt((z * z).mean(-1, keepdims=True) + np.float32(1e-5)) * w["scale"] + w["shift"]
 
-    found: dict[str, Callable[[], Any]] = {"NumPy": with_numpy}
+    found: dict[str, Callable[[], Any]] = {"NumPy": with_numpy, **_onnxruntime(x, w)}
     try:
         import torch
     except ImportError:
@@ -157,6 +157,22 @@ def _peers(x: np.ndarray, w: dict[str, np.ndarray]) -> dict[str, Callable[[], An
             return F.layer_norm(h, (384,), t["scale"], t["shift"]).numpy()
 
     return {**found, "torch": with_torch}
+
+
+def _onnxruntime(x: np.ndarray, w: dict[str, np.ndarray]) -> dict[str, Callable[[], Any]]:
+    """The same graph, written as an ONNX model, where its runtime is installed."""
+    if importlib.util.find_spec("onnx") is None or importlib.util.find_spec("onnxruntime") is None:
+        return {}
+    import onnxruntime
+
+    from strata.io import onnx
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = available_threads(config().num_threads)
+    options.log_severity_level = 4
+    model = onnx.export(_feed_forward(), params=w).SerializeToString()
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return {"ONNX Runtime": lambda: session.run(None, {"x": x})}
 
 
 # -------------------------------------------------------------------------------------------------------- training
