@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from strata.backends.llvm.builder import Function, constant
+from strata.backends.llvm.builder import Function, constant, vector_constant
 
 FLOATS, WORDS, SHORTS, BYTES = "<8 x float>", "<8 x i32>", "<16 x i16>", "<16 x i8>"
 Halves = tuple[str, str]
@@ -19,7 +19,8 @@ class Group:
     quants: Halves  # <16 x i16> each: the first 16 elements, and the others
     scale: str
     least: str = ""
-    second_scale: str = ""  # of the second 16 elements, where it differs
+    second_scale: str = ""  # of the second 16 elements, where they have their own
+    second_least: str = ""
 
 
 @dataclass
@@ -32,11 +33,11 @@ class Head:
 
 @dataclass(frozen=True)
 class Scales:
-    """The scales and the eighths of sums of one row of x, for the groups of a block."""
+    """The scales and the sums of one row of x, for the groups of a block."""
 
     pair: str = ""  # <4 x float>, for one group: its scale and its sum in the first two lanes
     scales: str = ""  # <8 x float>, for eight groups
-    sums: str = ""
+    sums: tuple[str, ...] = ()  # <8 x float>, of eight groups, or of their sixteen halves
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,17 @@ class Format:
     fold: Callable[[Function, Head, Scales, str], str]
     has_least: bool = True
     least_factor: float = 1.0  # of what `fold` adds up for blocks of 32
+    is_halved: bool = False  # 16 elements share a scale, not 32
+
+    @property
+    def groups(self) -> int:
+        """Groups of 32 in a block."""
+        return self.elements // 32
+
+    @property
+    def record(self) -> int:
+        """Floats that x has beside the numbers of one block: a scale a group, sums of groups or their halves."""
+        return self.groups * (3 if self.is_halved else 2)
 
 
 def _f16(f: Function, base: str, offset: int) -> str:
@@ -101,12 +113,11 @@ def _fold_single(f: Function, head: Head, x: Scales, least: str) -> str:
 
 
 def folded_least(f: Function, form: Format, least: str) -> str:
-    """What `fold` added up, as the number that belongs into the result. Sums of x were stored as eighths."""
+    """What `fold` added up, as the number that belongs into the result."""
     if form.elements == 32:
         total = f.extract(PAIR, least, 1)
-        return f.binary("fmul", "float", total, constant("float", 8 * form.least_factor))
-    total = f.fold_lanes(FLOATS, least, lambda kind, a, b: f.binary("fadd", kind, a, b))
-    return f.binary("fmul", "float", total, constant("float", 8.0))
+        return f.binary("fmul", "float", total, constant("float", form.least_factor))
+    return f.fold_lanes(FLOATS, least, lambda kind, a, b: f.binary("fadd", kind, a, b))
 
 
 def _plain_head(f: Function, at: str) -> Head:
@@ -195,7 +206,7 @@ def _six_bits(f: Function, at: str) -> Head:
 
 def _fold_eight(f: Function, head: Head, x: Scales, least: str) -> str:
     head.fields["scales"] = f.binary("fmul", FLOATS, head.fields["scales"], x.scales)
-    return f.fma(FLOATS, head.fields.pop("least"), x.sums, least)
+    return f.fma(FLOATS, head.fields.pop("least"), x.sums[0], least)
 
 
 def _four_bits(f: Function, head: Head, j: int, offset: int) -> Halves:
@@ -236,7 +247,29 @@ def _fold_sixteen(f: Function, head: Head, x: Scales, least: str) -> str:
     for i in range(2):
         twice = f.shuffle(FLOATS, x.scales, "poison", [4 * i + j // 2 for j in range(8)])
         head.fields[f"scales{i}"] = f.binary("fmul", FLOATS, head.fields[f"scales{i}"], twice)
+        if f"least{i}" in head.fields:
+            least = f.fma(FLOATS, head.fields.pop(f"least{i}"), x.sums[i], least)
     return least
+
+
+def _halves(f: Function, head: Head, j: int, quants: Halves) -> Group:
+    """Group j of a block in which 16 elements share a scale."""
+    which, at = divmod(2 * j, 8)
+    scales, least = head.fields[f"scales{which}"], head.fields.get(f"least{which}")
+    first, second = _lane(f, scales, at), _lane(f, scales, at + 1)
+    if least is None:
+        return Group(quants, first, second_scale=second)
+    return Group(quants, first, _lane(f, least, at), second, _lane(f, least, at + 1))
+
+
+def _sixteen_floats(f: Function, numbers: str, factor: str, extend: str) -> Halves:
+    """Sixteen bytes as floats, times a factor."""
+    made = []
+    for i in range(2):
+        part = f.shuffle(BYTES, numbers, "poison", range(8 * i, 8 * i + 8))
+        wide = f.convert("sitofp", WORDS, f.convert(extend, "<8 x i8>", part, WORDS), FLOATS)
+        made.append(f.binary("fmul", FLOATS, wide, factor))
+    return made[0], made[1]
 
 
 def _q6k(f: Function, head: Head, j: int) -> Group:
@@ -252,9 +285,67 @@ def _q6k(f: Function, head: Head, j: int) -> Group:
             pair = f.binary("shl", SHORTS, pair, constant(SHORTS, shift))
         pair = _right(f, pair, -shift) if shift < 0 else pair
         made.append(f.binary("sub", SHORTS, f.binary("or", SHORTS, low, pair), constant(SHORTS, 32)))
-    scales = head.fields[f"scales{half}"]
-    first, second = _lane(f, scales, 2 * quarter), _lane(f, scales, 2 * quarter + 1)
-    return Group((made[0], made[1]), first, second_scale=second)
+    return _halves(f, head, j, (made[0], made[1]))
+
+
+def _q2_head(f: Function, at: str) -> Head:
+    raw = f.load(BYTES, at, 1)
+    low = f.binary("and", BYTES, raw, constant(BYTES, 15))
+    high = f.binary("lshr", BYTES, raw, constant(BYTES, 4))
+    scales = _sixteen_floats(f, low, _f16(f, at, 80), "zext")
+    least = _sixteen_floats(f, high, _scaled(f, _f16(f, at, 82), -1.0), "zext")
+    return Head(at, {"scales0": scales[0], "scales1": scales[1], "least0": least[0], "least1": least[1]})
+
+
+def _two_bits(f: Function, head: Head, j: int, offset: int) -> Halves:
+    """Group j = 4 · half + quarter: two bits of each of the half's 32 bytes."""
+    half, quarter = divmod(j, 4)
+    first, second = (
+        _and(f, _right(f, _wide(f, head.at, offset + 32 * half + 16 * i), 2 * quarter), 3) for i in range(2)
+    )
+    return first, second
+
+
+def _q2k(f: Function, head: Head, j: int) -> Group:
+    return _halves(f, head, j, _two_bits(f, head, j, 16))
+
+
+def _q3_head(f: Function, at: str) -> Head:
+    """Scales of 6 bits: four of number i in byte i % 8, the upper two in byte 8 + i % 4."""
+    low = f.load("<8 x i8>", f.address("i8", at, 96), 1)
+    top = f.load("<4 x i8>", f.address("i8", at, 104), 1)
+    fours = f.shuffle("<8 x i8>", low, "poison", [i % 8 for i in range(16)])
+    shift = vector_constant("i8", [4 * (i // 8) for i in range(16)])
+    fours = f.binary("and", BYTES, f.binary("lshr", BYTES, fours, shift), constant(BYTES, 15))
+    twos = f.shuffle("<4 x i8>", top, "poison", [i % 4 for i in range(16)])
+    shift = vector_constant("i8", [2 * (i // 4) for i in range(16)])
+    twos = f.binary("and", BYTES, f.binary("lshr", BYTES, twos, shift), constant(BYTES, 3))
+    both = f.binary("or", BYTES, fours, f.binary("shl", BYTES, twos, constant(BYTES, 4)))
+    scales = _sixteen_floats(f, f.binary("sub", BYTES, both, constant(BYTES, 32)), _f16(f, at, 108), "sext")
+    return Head(at, {"scales0": scales[0], "scales1": scales[1]})
+
+
+def _q3k(f: Function, head: Head, j: int) -> Group:
+    made = []
+    for i, part in enumerate(_two_bits(f, head, j, 32)):
+        bit = _and(f, _right(f, _wide(f, head.at, 16 * i), j), 1)
+        both = f.binary("or", SHORTS, part, f.binary("shl", SHORTS, bit, constant(SHORTS, 2)))
+        made.append(f.binary("sub", SHORTS, both, constant(SHORTS, 4)))
+    return _halves(f, head, j, (made[0], made[1]))
+
+
+def _q8k_head(f: Function, at: str) -> Head:
+    return Head(at, {"scales": f.splat(FLOATS, f.load("float", at, 1))})
+
+
+def _fold_scales(f: Function, head: Head, x: Scales, least: str) -> str:
+    head.fields["scales"] = f.binary("fmul", FLOATS, head.fields["scales"], x.scales)
+    return least
+
+
+def _q8k(f: Function, head: Head, j: int) -> Group:
+    first, second = (_wide(f, head.at, 4 + 32 * j + 16 * i, "sext") for i in range(2))
+    return Group((first, second), _lane(f, head.fields["scales"], j))
 
 
 FORMATS: Final = {
@@ -265,5 +356,8 @@ FORMATS: Final = {
     "q8_0": Format(32, 34, _plain_head, _q8_0, _fold_single, has_least=False),
     "q4k": Format(256, 144, _six_bits, _q4k, _fold_eight),
     "q5k": Format(256, 176, _six_bits, _q5k, _fold_eight),
-    "q6k": Format(256, 210, _q6_head, _q6k, _fold_sixteen, has_least=False),
+    "q6k": Format(256, 210, _q6_head, _q6k, _fold_sixteen, has_least=False, is_halved=True),
+    "q2k": Format(256, 84, _q2_head, _q2k, _fold_sixteen, is_halved=True),
+    "q3k": Format(256, 110, _q3_head, _q3k, _fold_sixteen, has_least=False, is_halved=True),
+    "q8k": Format(256, 292, _q8k_head, _q8k, _fold_scales, has_least=False),
 }

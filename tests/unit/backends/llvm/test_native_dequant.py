@@ -11,7 +11,7 @@ from strata.mir import Graph
 from strata.ops import schemes
 from strata.runtime import CompiledGraph, CompileOptions, Session
 
-KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4k", "q5k", "q6k")
+KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2k", "q3k", "q4k", "q5k", "q6k", "q8k")
 pytestmark = pytest.mark.skipif(not Target.host().has_avx2, reason="the native product needs AVX2")
 
 
@@ -32,7 +32,7 @@ def test_values(kind: str, n: int, rng: np.random.Generator) -> None:
     exact = scheme.decode(codes, k=k, n=n).astype(np.float64)
     made = _compiled(scheme, codes, k)
     assert [s.label for s in made.lir.schedule] == ["dequant_matmul"]
-    for rows in (1, 3, 4, 71):
+    for rows in (1, 2, 3, 4, 71):
         x = rng.standard_normal((rows, k)).astype(np.float32)
         usual = np.linalg.norm(x) * np.linalg.norm(exact) / np.sqrt(k)  # size of results whose terms are independent
         assert np.linalg.norm(made.run(x=x)[0] - x @ exact) <= 1e-4 * usual, rows
