@@ -61,7 +61,8 @@ class CompiledGraph:
         self._param_binding: dict[str, int] = {}
         self._checks: tuple[SizeCheck, ...] | None = None  # made when sizes are first met
         self._param_values: dict[str, np.ndarray] = {}
-        self._fast = tuple((name, t.dtype.np, t.shape) for name, t in self._inputs)
+        # sizes that are symbols are checked when they are first met, in `_sized`
+        self._fast = tuple((name, t.dtype.np, t.shape if t.is_static else None) for name, t in self._inputs)
         self._sizes: dict[Any, tuple[dict[str, int], tuple[Any, ...]]] = {}
         self._makers = _makers(self._outputs) if self._is_static else ()
         self._threads_option = options.threads
@@ -229,7 +230,7 @@ class CompiledGraph:
             if (
                 type(value) is np.ndarray
                 and value.dtype == dtype
-                and value.shape == shape
+                and (shape is None or value.shape == shape)
                 and value.flags.num & USABLE == USABLE
             ):
                 arrays.append(value)
@@ -262,6 +263,8 @@ class CompiledGraph:
         key = tuple([a.shape for a in arrays])
         found = self._sizes.get(key)
         if found is None:
+            for (name, kind), array in zip(self._inputs, arrays, strict=True):
+                read_array(name, kind, array, "input")
             leaves = self._lir.graph.inputs
             binding = {
                 **self._param_binding,

@@ -2,7 +2,7 @@
 
 Text is parsed, verified and compiled to an object file without middle-end passes: the emitters write unrolled SSA,
 which those passes would only re-read. Objects hold no absolute addresses, so they can be stored and loaded by any
-later process."""
+later process. The code generator is a large library: it is loaded when there is something to compile."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from functools import cache
 from typing import Any
 
 import llvmlite
-import llvmlite.binding as llvm
 
-from strata.backends.llvm.codegen import Rejected, check, machine_for, object_code
 from strata.backends.llvm.isolate import is_unusual, isolated_object
+from strata.backends.llvm.objects import link
 from strata.cache import default_store, digest
 from strata.core import Target
 from strata.errors import CompileError
@@ -57,6 +56,8 @@ class Code:
 
 def compile_text(text: str, target: Target, *, level: int = 2) -> bytes:
     """Object code for a module; CompileError shows the line that LLVM rejects. Threads may compile at the same time."""
+    from strata.backends.llvm.codegen import Rejected, check, object_code
+
     try:
         if not is_unusual(text, target):
             return object_code(text, target, level)
@@ -68,23 +69,34 @@ def compile_text(text: str, target: Target, *, level: int = 2) -> bytes:
 
 def assembly(text: str, target: Target, *, level: int = 2) -> str:
     """The assembly of a module, to read."""
-    module = llvm.parse_assembly(text)
+    from llvmlite import binding
+
+    from strata.backends.llvm.codegen import machine_for
+
+    module = binding.parse_assembly(text)
     return str(machine_for(target, level).emit_assembly(module))
 
 
 def load(object_code: bytes, names: Sequence[str], key: str = "", parts: Mapping[str, Code] | None = None) -> Code:
     """Links object code into the process and exports the named functions. `parts` are code that it calls, by name."""
+    called = {name: part.address(name) for name, part in (parts or {}).items()}
+    kept = tuple((parts or {}).values())
+    linked = link(object_code, names, called)
+    if linked is not None:
+        return Code(object_code, linked, tuple(names), key, parts=kept)
+    from llvmlite import binding
+
     with _lock:
-        builder = llvm.JITLibraryBuilder().add_object_img(object_code).add_current_process()
-        for name, part in (parts or {}).items():
-            builder = builder.import_symbol(name, part.address(name))
+        builder = binding.JITLibraryBuilder().add_object_img(object_code).add_current_process()
+        for name, address in called.items():
+            builder = builder.import_symbol(name, address)
         for name in names:
             builder = builder.export_symbol(name)
         try:
             tracker = builder.link(_engine(), f"strata{next(_counter)}")
         except RuntimeError as error:
             raise CompileError(f"object code cannot be linked: {error}", code="C121") from None
-    return Code(object_code, tracker, tuple(names), key, parts=tuple((parts or {}).values()))
+    return Code(object_code, tracker, tuple(names), key, parts=kept)
 
 
 def compile_and_load(text: str, names: Sequence[str], target: Target | None = None, *, level: int = 2) -> Code:
@@ -157,7 +169,11 @@ def bundled(entries: Mapping[str, bytes]) -> Iterator[None]:
 
 @cache
 def _engine() -> Any:
-    engine = llvm.create_lljit_compiler(machine_for(Target.host(), 2))
+    from llvmlite import binding
+
+    from strata.backends.llvm.codegen import machine_for
+
+    engine = binding.create_lljit_compiler(machine_for(Target.host(), 2))
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))  # outlives all code, whatever the order of a shutdown is
     return engine
 
