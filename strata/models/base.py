@@ -12,6 +12,7 @@ from strata.runtime import CompiledGraph, CompileOptions, Session
 
 def compile_built(builder: Builder, device: str, options: CompileOptions | None = None) -> CompiledGraph:
     """A built graph, compiled, with its weights bound."""
+    builder.check()
     made = (
         Session(device).compile(builder.graph, options)
         if options is not None

@@ -8,7 +8,7 @@ from typing import Any
 from strata.core import bool_, f32, i32, sym
 from strata.errors import FileError
 from strata.mir import Value, constant
-from strata.models.modernbert import ModernBertConfig, ModernBertGraph
+from strata.models.modernbert import ModernBertConfig, ModernBertGraph, labels_tokens
 from strata.models.weights import Builder, Weights, ops, without_prefix
 
 
@@ -27,6 +27,7 @@ class BertConfig:
     eps: float
     activation: str
     labels: int = 0
+    is_per_token: bool = False  # labels of tokens, not of texts
 
     @classmethod
     def from_json(cls, found: dict[str, Any], labels: int = 0) -> BertConfig:
@@ -46,6 +47,7 @@ class BertConfig:
                 int(found.get("max_position_embeddings", 512)),
                 int(found.get("type_vocab_size", 2)) if family == "bert" else 0,
                 float(found.get("layer_norm_eps", 1e-12)), str(found.get(activation, "gelu")), labels,
+                labels_tokens(found),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise FileError(f"the configuration of a {family} lacks or spoils {error}", code="F140") from None
@@ -149,8 +151,16 @@ def build_encoder(
         names.append("pooler_output")
     if b.has("pre_classifier.weight"):
         first = ops.relu(b.linear(first, "pre_classifier", config.hidden, config.hidden))
+    if isinstance(b, ModernBertGraph) and b.has("head.dense.weight"):
+        if not config.labels:
+            outputs.append(b.words(x))
+            names.append("logits")
+        first = b.head(pooled(x, b.mask, b.config.head_pooling, normalize=False))
     if b.has("classifier.weight") and config.labels:
-        outputs.append(b.linear(first, "classifier", config.labels, config.hidden))
+        read = first
+        if config.is_per_token:
+            read = b.head(x) if isinstance(b, ModernBertGraph) else x
+        outputs.append(b.linear(read, "classifier", config.labels, config.hidden))
         names.append("logits")
     b.graph.outputs(*outputs)
     return b, tuple(names)

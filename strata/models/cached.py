@@ -2,6 +2,8 @@
 
 Inputs are the new tokens, how many came before them, and a cache of keys and of values for each layer; results are the
 logits and the caches with the new rows written. Passing one array for a cache's input and its result writes in place.
+Sequences of different lengths go through a ragged graph: they end at the same row of their caches, and `unused` says
+how many rows each leaves free before its first token.
 """
 
 from __future__ import annotations
@@ -30,12 +32,15 @@ class CacheSizes:
 class CachedGraph(Builder):
     """A decoder under construction. `every` gives logits of every new token instead of the last one's."""
 
-    def __init__(self, name: str, weights: Weights, sizes: CacheSizes, length: int, *, every: bool) -> None:
+    def __init__(
+        self, name: str, weights: Weights, sizes: CacheSizes, length: int, *, every: bool, ragged: bool = False
+    ) -> None:
         super().__init__(name, weights)
         self.sizes, self.every = sizes, every
         self.batch, self.count, self.capacity = sym("B", 1), sym("S", 1, length), sym("C", 1)
         self.ids = self.graph.input("input_ids", (self.batch, self.count), i32)
         self.past = self.graph.input("past", (1,), i64)
+        self.unused = self.graph.input("unused", (self.batch,), i64) if ragged else None
         shape = (self.batch, self.capacity, sizes.width)
         self.caches = [
             [self.graph.input(f"{kind}{i}", shape, f32) for kind in ("keys", "values")] for i in range(sizes.layers)
@@ -45,8 +50,19 @@ class CachedGraph(Builder):
 
     @property
     def positions(self) -> Value:
-        """Of the new tokens, i64[S]."""
-        return ops.iota((self.count,), 0, i64) + self.start
+        """Of the new tokens, i64[S]; in a ragged graph, i64[B, S]."""
+        rows = ops.iota((self.count,), 0, i64) + self.start
+        if self.unused is None:
+            return rows
+        return ops.reshape(rows, (1, self.count)) - ops.reshape(self.unused, (self.batch, 1))
+
+    @property
+    def used(self) -> Value | None:
+        """Which rows of the caches hold something, bool[B, 1, 1, C]; None where all do."""
+        if self.unused is None:
+            return None
+        rows = ops.reshape(ops.iota((self.capacity,), 0, i64), (1, 1, 1, self.capacity))
+        return rows >= ops.reshape(self.unused, (self.batch, 1, 1, 1))
 
     def attend(
         self, layer: int, q: Value, k: Value, v: Value, *, window: int | None = None, scale: float | None = None,
@@ -59,9 +75,11 @@ class CachedGraph(Builder):
             for cache, new in zip(self.caches[layer], (k, v), strict=True)
         )
         self._updated[layer] = [keys, values]
+        used = self.used
+        masks, kind = ([], {}) if used is None else ([used], {"mask_kind": "custom"})
         return ops.attention(
-            q, keys, values, num_heads=self.sizes.heads, kv_heads=self.sizes.kv_heads, layout="bsd", causal=True,
-            offset=self.past, window=window, scale=scale, softcap=softcap,
+            q, keys, values, *masks, num_heads=self.sizes.heads, kv_heads=self.sizes.kv_heads, layout="bsd",
+            causal=True, offset=self.past, window=window, scale=scale, softcap=softcap, **kind,
         )  # fmt: skip
 
     def asked(self, x: Value) -> Value:

@@ -26,10 +26,21 @@ class State:
     caches: list[np.ndarray]
     length: int = 0
     feeds: dict[str, np.ndarray] = field(default_factory=dict)
+    unused: np.ndarray | None = None  # i64[B]: rows that each sequence of a ragged batch leaves free at the beginning
 
     @property
     def capacity(self) -> int:
         return self.caches[0].shape[1]
+
+    def row(self, i: int) -> State:
+        """One sequence of a batch, over the same memory."""
+        unused = None if self.unused is None else self.unused[i : i + 1]
+        return State([c[i : i + 1] for c in self.caches], self.length, unused=unused)
+
+    def kept(self, rows: Sequence[int]) -> State:
+        """Only some sequences of a batch."""
+        unused = None if self.unused is None else self.unused[list(rows)]
+        return State([np.ascontiguousarray(c[list(rows)]) for c in self.caches], self.length, unused=unused)
 
 
 class Decoder(Model):
@@ -44,7 +55,7 @@ class Decoder(Model):
         self._build = build
         self._make_tokenizer = tokenizer
         self._tokenizer: Tokenizer | None = None
-        self._graphs: dict[bool, CompiledGraph] = {}
+        self._graphs: dict[tuple[bool, bool], CompiledGraph] = {}
 
     outputs = ("logits",)
 
@@ -62,11 +73,13 @@ class Decoder(Model):
     def inputs(self) -> dict[str, str]:
         return {"input_ids": "i32[B, S]"}
 
-    def graph_for(self, *, every: bool) -> CompiledGraph:
-        """The compiled graph: of the last token's logits, or of every token's."""
-        if every not in self._graphs:
-            self._graphs[every] = compile_built(self._build(self.context, every=every).build(), self.device)
-        return self._graphs[every]
+    def graph_for(self, *, every: bool, ragged: bool = False) -> CompiledGraph:
+        """The compiled graph: of the last token's logits, or of every token's; of one length, or ragged."""
+        key = every, ragged
+        if key not in self._graphs:
+            kinds = {"ragged": True} if ragged else {}
+            self._graphs[key] = compile_built(self._build(self.context, every=every, **kinds).build(), self.device)
+        return self._graphs[key]
 
     # ------------------------------------------------------------------------------------------------------ one step
 
@@ -90,7 +103,10 @@ class Decoder(Model):
         shape = (batch, count, self.config.vocab) if every else (batch, self.config.vocab)
         logits = np.empty(shape, np.float32)
         feeds = {"input_ids": ids, "past": np.array([state.length], np.int64), **state.feeds}
-        self.graph_for(every=every).run_into(feeds, [logits, *state.caches])
+        if state.unused is not None:
+            feeds["unused"] = state.unused
+        graph = self.graph_for(every=every, ragged=state.unused is not None)
+        graph.run_into(feeds, [logits, *state.caches])
         state.length += count
         return logits
 
@@ -146,6 +162,62 @@ class Decoder(Model):
             if i + 1 == max_tokens or state.length >= self.context:
                 return
             logits = self.step(state, np.array([[token]], np.int32))[0]
+
+    def token_rows(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, sampler: Sampler, ends: Sequence[int] = ()
+    ) -> Iterator[list[int | None]]:
+        """New tokens of many prompts of any lengths, a step at a time; None for a prompt that has ended.
+
+        Each prompt goes through the graph alone, unpadded; then all that have not ended take steps together.
+        """
+        if not all(prompts):
+            raise OptionError("generate: a prompt is empty", code="O266")
+        if not prompts:
+            return
+        longest = max(map(len, prompts))
+        state = self.start(len(prompts), max(FIRST_CAPACITY, _whole(longest + min(max_tokens, 64))))
+        state.unused = np.array([longest - len(ids) for ids in prompts], np.int64)
+        logits = []
+        for i, ids in enumerate(prompts):
+            row = state.row(i)
+            row.length = longest - len(ids)
+            logits.append(self.step(row, np.asarray([ids], np.int32))[0])
+        state.length = longest
+        live = list(range(len(prompts)))
+        numbers, before = [sampler.stream() for _ in prompts], [list(ids) for ids in prompts]
+        for count in range(1, max_tokens + 1):
+            chosen = [sampler.choose(x, before[i], numbers[i]) for i, x in zip(live, logits, strict=True)]
+            going = [at for at, token in enumerate(chosen) if token not in ends]
+            found: list[int | None] = [None] * len(prompts)
+            for at in going:
+                found[live[at]] = chosen[at]
+                before[live[at]].append(chosen[at])
+            if not going:
+                return
+            yield found
+            if count == max_tokens or state.length >= self.context:
+                return
+            if len(going) < len(live):
+                state, live = state.kept(going), [live[at] for at in going]
+            logits = list(self.step(state, np.array([[before[i][-1]] for i in live], np.int32)))
+
+    def generate_many(
+        self, prompts: Sequence[Prompt], *, max_tokens: int = 128, temperature: float = 0.0, top_k: int = 0,
+        top_p: float = 1.0, min_p: float = 0.0, repetition_penalty: float = 1.0, seed: int | None = None,
+        stop: str | Sequence[str] = (),
+    ) -> list[str]:  # fmt: skip
+        """Texts that follow prompts of any lengths, as `generate` gives for each of them alone, in one batch."""
+        sampler = Sampler(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
+            seed=seed,
+        )  # fmt: skip
+        tokens: list[list[int]] = [[] for _ in prompts]
+        for row in self.token_rows([self.prompt_ids(p) for p in prompts], max_tokens, sampler, self.tokenizer.eos):
+            for kept, token in zip(tokens, row, strict=True):
+                if token is not None:
+                    kept.append(token)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        return ["".join(until_stop(spoken(iter(ids), self.tokenizer), stops)) for ids in tokens]
 
     def generate(
         self, prompt: Prompt, *, max_tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,

@@ -52,9 +52,12 @@ class Gpt2Config:
 class Gpt2Graph(CachedGraph):
     """Builds the graph of a GPT-2. Its matrices are stored [in, out]."""
 
-    def __init__(self, config: Gpt2Config, weights: Weights, length: int, *, every: bool = False) -> None:
+    def __init__(
+        self, config: Gpt2Config, weights: Weights, length: int, *, every: bool = False, ragged: bool = False
+    ) -> None:
         sizes = CacheSizes(config.layers, config.heads, config.heads, config.head_dim)
-        super().__init__("decoder", without_prefix(weights, ("transformer.",)), sizes, length, every=every)
+        plain = without_prefix(weights, ("transformer.",))
+        super().__init__("decoder", plain, sizes, length, every=every, ragged=ragged)
         self.config = config
 
     def layer(self, x: Value, number: int) -> Value:

@@ -47,9 +47,11 @@ def gguf_names(tensors: Mapping[str, GgufTensor], config: DecoderConfig) -> dict
 class LlamaGraph(CachedGraph):
     """Builds the graph of a decoder."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights, length: int, *, every: bool = False) -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: Weights, length: int, *, every: bool = False, ragged: bool = False
+    ) -> None:
         sizes = CacheSizes(config.layers, config.heads, config.kv_heads, config.head_dim)
-        super().__init__("decoder", weights, sizes, length, every=every)
+        super().__init__("decoder", weights, sizes, length, every=every, ragged=ragged)
         self.config = config
         self.tables = {False: self._rope_tables("rope", config.rope, length)}
         self.tables[True] = (

@@ -31,9 +31,12 @@ class ModernBertConfig:
     family: str = "modernbert"
     types: int = 0
     labels: int = 0
+    is_per_token: bool = False  # labels of tokens, not of texts
+    head_activation: str = "gelu"
+    head_pooling: str = "cls"
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> ModernBertConfig:
+    def from_json(cls, found: dict[str, Any], labels: int = 0) -> ModernBertConfig:
         """From config.json."""
         try:
             layers = int(found["num_hidden_layers"])
@@ -49,7 +52,9 @@ class ModernBertConfig:
                 float(found.get("norm_eps", 1e-5)), str(found.get("hidden_activation", "gelu")),
                 tuple(k == "sliding_attention" for k in kinds), int(found.get("local_attention", 128)) // 2,
                 float(full.get("rope_theta") or found.get("global_rope_theta") or 160000.0),
-                float(local.get("rope_theta") or found.get("local_rope_theta") or 10000.0),
+                float(local.get("rope_theta") or found.get("local_rope_theta") or 10000.0), labels=labels,
+                is_per_token=labels_tokens(found), head_activation=str(found.get("classifier_activation", "gelu")),
+                head_pooling=str(found.get("classifier_pooling", "cls")),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FileError(f"the configuration of a modernbert lacks or spoils {error}", code="F140") from None
@@ -57,6 +62,12 @@ class ModernBertConfig:
         if min(sizes) < 1 or made.hidden % (2 * made.heads) or len(made.is_local) != made.layers:
             raise FileError(f"the configuration of the modernbert makes no sense: {made}", code="F140")
         return made
+
+
+def labels_tokens(found: dict[str, Any]) -> bool:
+    """Whether a configuration is of a model that labels tokens, or marks an answer in a text."""
+    kinds = found.get("architectures") or ()
+    return any(end in str(kind) for kind in kinds for end in ("ForTokenClassification", "ForQuestionAnswering"))
 
 
 class ModernBertGraph(Builder):
@@ -99,6 +110,19 @@ class ModernBertGraph(Builder):
         wide = self.linear(self.layer_norm(x, f"{at}mlp_norm", c.hidden, c.eps), f"{at}mlp.Wi", 2 * c.inner, c.hidden)
         inner, gate = (ops.narrow(wide, -1, i * c.inner, c.inner) for i in range(2))
         return x + self.linear(ops.activation(inner, c.activation) * gate, f"{at}mlp.Wo", c.hidden, c.inner)
+
+    def head(self, x: Value) -> Value:
+        """What stands before a classifier or a decoder."""
+        c = self.config
+        y = ops.activation(self.linear(x, "head.dense", c.hidden, c.hidden), c.head_activation)
+        return self.layer_norm(y, "head.norm", c.hidden, c.eps)
+
+    def words(self, x: Value) -> Value:
+        """Logits of every token of the vocabulary, where the model has a head for masked words."""
+        c = self.config
+        name = "decoder" if self.has("decoder.weight") else "embeddings.tok_embeddings"
+        y = self.linear(self.head(x), name, c.vocab, c.hidden, bias=False)
+        return y + self.param("decoder.bias", (c.vocab,)) if self.has("decoder.bias") else y
 
     def encoded(self, types: Value | None = None) -> Value:
         """Hidden states; this family has no token types."""

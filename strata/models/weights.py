@@ -17,6 +17,7 @@ from strata.mir import Graph, Value
 
 ops: Any = functions  # functions are found by name, also where a module has the same one
 Weights = Mapping[str, "np.ndarray | GgufTensor"]
+SHOWN = 8  # tensors of wrong shapes that an error lists
 
 
 def folder_weights(folder: Path) -> dict[str, np.ndarray | GgufTensor]:
@@ -69,23 +70,33 @@ class Builder:
         self.graph = Graph(name)
         self.weights = weights
         self.bound: dict[str, np.ndarray] = {}
+        self.changes: Mapping[str, Any] = {}  # low-rank changes of products, kept apart from the weights
         self._known: dict[str, Value] = {}
+        self._wrong: list[str] = []
 
     def has(self, name: str) -> bool:
         return name in self.weights
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> np.ndarray | GgufTensor:
-        """A weight, if it has the shape that the configuration asks for."""
+        """A weight. One that is missing or of another shape than the configuration asks for is noted, see `check`."""
         found = self.weights.get(name)
+        if found is not None and tuple(found.shape) == shape:
+            return found
         if found is None:
-            raise FileError(f"{self.graph.name}: the weights have no {name!r} : f32{list(shape)}", code="F142")
-        if tuple(found.shape) != shape:
+            wrong = f"the weights have no {name!r} : f32{list(shape)}"
+        else:
             kind = found.kind if isinstance(found, GgufTensor) else as_dtype(found.dtype).name
-            raise FileError(
-                f"{self.graph.name}: {name!r} is {kind}{list(found.shape)}, the configuration asks for {list(shape)}",
-                code="F142",
-            )
-        return found
+            wrong = f"{name!r} is {kind}{list(found.shape)}, the configuration asks for {list(shape)}"
+        if wrong not in self._wrong:
+            self._wrong.append(wrong)
+        return np.broadcast_to(np.float32(0), shape)
+
+    def check(self) -> None:
+        """Refuse weights that are not those of the configuration, naming all of them."""
+        if self._wrong:
+            shown, more = self._wrong[:SHOWN], len(self._wrong) - SHOWN
+            rest = f"; and {more} more" if more > 0 else ""
+            raise FileError(f"{self.graph.name}: {'; '.join(shown)}{rest}", code="F142")
 
     def param(self, name: str, shape: tuple[int, ...]) -> Value:
         """A weight as an f32 value."""
@@ -124,9 +135,23 @@ class Builder:
         else:
             w = self.param(f"{name}.weight", shape)
             y = ops.matmul(x, ops.transpose(w, (1, 0)) if transposed else w)
+        y = self.changed(x, y, name)
         if bias is None:
             bias = self.has(f"{name}.bias")
         return y + self.param(f"{name}.bias", (n,)) if bias else y
+
+    def changed(self, x: Value, y: Value, name: str) -> Value:
+        """A product with the low-rank change that belongs to it, if there is one."""
+        change = self.changes.get(name)
+        if change is None:
+            return y
+        parts = []
+        for part, array in (("A", change.a), ("B", change.b.astype(np.float32) * np.float32(change.scale))):
+            key = f"{name}.lora_{part}"
+            self.bound[key] = array.astype(np.float32)
+            parts.append(self.graph.param(key, array.shape, f32))
+        down, up = (ops.transpose(w, (1, 0)) for w in parts)
+        return y + ops.matmul(ops.matmul(x, down), up)
 
     def linears(self, x: Value, names: list[str], ns: tuple[int, ...], k: int) -> list[Value]:
         """Several products with one x. Quantised weights of one kind are laid one after the other and read as one."""
@@ -141,7 +166,9 @@ class Builder:
         joined = GgufTensor("+".join(names), packed[0].kind, (sum(ns), k), rows)
         y = ops.dequant_matmul(x, self._codes(joined.name, joined), scheme=joined.scheme)
         starts = [sum(ns[:i]) for i in range(len(ns))]
-        return [ops.narrow(y, -1, start, n) for start, n in zip(starts, ns, strict=True)]
+        return [
+            self.changed(x, ops.narrow(y, -1, start, n), name) for start, n, name in zip(starts, ns, names, strict=True)
+        ]
 
     def embedding(self, ids: Value, name: str, rows: int, width: int) -> Value:
         """Rows of a table, decoded one by one where the table is quantised."""

@@ -85,6 +85,52 @@ def test_modernbert_agrees_with_transformers(tmp_path: Path, rng: np.random.Gene
     assert np.abs(found - wanted)[mask.astype(bool)].max() < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [
+        ("SequenceClassification", {"classifier_pooling": "cls"}),
+        ("SequenceClassification", {"classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True}),
+        ("TokenClassification", {}),
+        ("MaskedLM", {}),
+    ],
+)
+def test_heads_of_modernbert(tmp_path: Path, kind: str, extra: dict[str, Any], rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    torch.manual_seed(1)
+    sizes = dict(vocab_size=90, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
+    ends = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
+    labels = {} if kind == "MaskedLM" else {"num_labels": 5}
+    config = transformers.ModernBertConfig(**sizes, **ends, **labels, **extra, max_position_embeddings=64)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"ModernBertFor{kind}")(config).eval()
+    for p in model.parameters():
+        p.data.add_(torch.randn(p.shape) * 0.1)
+    model.save_pretrained(tmp_path)
+    ids, mask = rng.integers(3, 90, (2, 20)), np.ones((2, 20), np.int64)
+    mask[1, 12:] = 0
+    with torch.no_grad():
+        wanted = model(torch.tensor(ids), torch.tensor(mask)).logits.numpy()
+    found = load(tmp_path).run(input_ids=ids, attention_mask=mask)["logits"]
+    assert found.shape == wanted.shape
+    kept = mask.astype(bool) if wanted.ndim == 3 else slice(None)
+    assert np.abs(found - wanted)[kept].max() < 1e-3 * np.abs(wanted).max()
+
+
+def test_labels_of_tokens(tmp_path: Path, rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    torch.manual_seed(1)
+    sizes = dict(vocab_size=90, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
+    model = transformers.BertForTokenClassification(transformers.BertConfig(**sizes, num_labels=5)).eval()
+    model.save_pretrained(tmp_path)
+    ids, mask = rng.integers(3, 90, (2, 20)), np.ones((2, 20), np.int64)
+    with torch.no_grad():
+        wanted = model(torch.tensor(ids), torch.tensor(mask)).logits.numpy()
+    found = load(tmp_path).run(input_ids=ids, attention_mask=mask, token_type_ids=np.zeros_like(ids))["logits"]
+    assert np.abs(found - wanted).max() < 1e-4
+
+
 def test_minilm_embeddings_equal_torch() -> None:
     torch = pytest.importorskip("torch", reason="needs torch")
     transformers = pytest.importorskip("transformers", reason="needs transformers")

@@ -2,67 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from strata.errors import FileError, OptionError
 from strata.io import load_safetensors, save_safetensors
-from strata.models import Decoder, load
+from strata.models import Decoder, Sampler, load
+from tests.unit.models.random_models import FAMILIES, SIZES, random_model, reference_logits
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-SIZES = dict(
-    vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=0,
-)  # fmt: skip
-LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-              original_max_position_embeddings=64, rope_theta=10000.0)  # fmt: skip
-YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64, rope_theta=10000.0)
-LINEAR = dict(rope_type="linear", factor=2.0, rope_theta=500.0)
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {}),
-    "llama-llama3": ("Llama", {"rope_parameters": LLAMA3}),
-    "llama-yarn": ("Llama", {"rope_parameters": YARN}),
-    "llama-linear": ("Llama", {"rope_parameters": LINEAR}),
-    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
-    "mistral": ("Mistral", {"sliding_window": 7}),
-    "qwen2": ("Qwen2", {}),
-    "qwen3": ("Qwen3", {"head_dim": 24}),
-    "phi3": ("Phi3", {}),
-    "gemma": ("Gemma", {"head_dim": 16}),
-    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 20}),
-    "gemma3": ("Gemma3", {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 20}),
-    "smollm3": ("SmolLM3", {}),
-}
-
-
-def random_model(folder: Path, name: str) -> Any:
-    """A random model of a family, saved to a folder."""
-    torch = pytest.importorskip("torch", reason="needs torch")
-    transformers = pytest.importorskip("transformers", reason="needs transformers")
-    torch.manual_seed(0)
-    if name == "gpt2":
-        sizes = dict(vocab_size=128, n_embd=64, n_layer=2, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=2)
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
-    else:
-        family, extra = FAMILIES[name]
-        kind = getattr(transformers, f"{family}{'Text' if family == 'Gemma3' else ''}Config")
-        model = getattr(transformers, f"{family}ForCausalLM")(kind(**SIZES, **extra))
-    for p in model.parameters():
-        if p.ndim > 1:
-            p.data.mul_(3.0)  # logits of a few units, so that an error shows
-    model.eval().save_pretrained(folder)
-    return model
-
-
-def reference_logits(model: Any, ids: np.ndarray) -> np.ndarray:
-    torch = pytest.importorskip("torch")
-    with torch.no_grad():
-        found: np.ndarray = model(torch.tensor(ids).long()).logits.numpy()
-    return found
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "gpt2"])
@@ -146,6 +98,47 @@ def test_seeds_stops_and_limits(generator: Callable[[], Decoder]) -> None:
         model.generate("x", top_p=2.0)
     with pytest.raises(OptionError, match="prompt is empty"):
         model.generate("")
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt2"])
+def test_ragged_batches_are_what_each_prompt_gives_alone(tmp_path: Path, name: str) -> None:
+    random_model(tmp_path, name)
+    model: Decoder = load(tmp_path, context=96)
+    model._tokenizer = Letters()  # type: ignore[assignment]
+    prompts = ["hello", "a", "something much longer, with many letters in it", "xyz"]
+    assert model.generate_many(prompts, max_tokens=9) == [model.generate(p, max_tokens=9) for p in prompts]
+    hot = dict(max_tokens=12, temperature=0.8, top_k=20, seed=5)
+    assert model.generate_many(prompts, **hot) == [model.generate(p, **hot) for p in prompts]  # type: ignore[arg-type]
+    assert model.generate_many([]) == []
+    with pytest.raises(OptionError, match="a prompt is empty"):
+        model.generate_many(["x", ""])
+
+
+def test_rows_of_a_ragged_batch_end_by_themselves(generator: Callable[[], Decoder]) -> None:
+    model = generator()
+    prompts = [[5, 6, 7], [1], [9, 9]]
+    sampler = Sampler()
+    alone = [list(model.tokens(ids, 10, sampler)) for ids in prompts]
+    ends = {alone[0][4], alone[1][2]}
+    wanted = [list(model.tokens(ids, 10, sampler, tuple(ends))) for ids in prompts]
+    steps = list(model.token_rows(prompts, 10, sampler, tuple(ends)))
+    found = [[row[i] for row in steps if row[i] is not None] for i in range(3)]
+    assert found == wanted
+    assert len({len(w) for w in wanted}) > 1
+
+
+def test_all_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    random_model(tmp_path, "llama")
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"intermediate_size": 100, "vocab_size": 120}))
+    with pytest.raises(FileError) as caught:
+        load(tmp_path).run(input_ids=[[1]])
+    message = str(caught.value)
+    for name, has, wants in (
+        ("layers.0.mlp.gate_proj.weight", [96, 64], [100, 64]), ("layers.1.mlp.down_proj.weight", [64, 96], [64, 100]),
+        ("embed_tokens.weight", [128, 64], [120, 64]),
+    ):  # fmt: skip
+        assert f"{name!r} is f32{has}, the configuration asks for {wants}" in message
 
 
 def test_decoding_compiles_once(generator: Callable[[], Decoder]) -> None:

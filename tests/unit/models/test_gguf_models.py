@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from strata.io import GgufTensor, load_gguf, quantized_tensor, save_gguf
 from strata.models import gguf_tokenizer, load
+from tests.unit.models.random_models import random_model, reference_logits
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SIZES = {"embedding_length": 256, "block_count": 2, "feed_forward_length": 512, "context_length": 64}
@@ -32,7 +34,7 @@ def _random_file(path: Path, kind: str, rng: np.random.Generator, *, plain: bool
     save_gguf(path, tensors, metadata | {"llama.attention.layer_norm_rms_epsilon": 1e-5})
 
 
-@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4k", "q5k", "q6k"])
+@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2k", "q3k", "q4k", "q5k", "q6k", "q8k"])
 def test_quantised_weights_give_the_logits_of_what_they_stand_for(tmp_path: Path, kind: str, seed: int) -> None:
     ids = np.arange(20, dtype=np.int32)[None]
     logits = []
@@ -42,6 +44,52 @@ def test_quantised_weights_give_the_logits_of_what_they_stand_for(tmp_path: Path
         logits.append(model.run(input_ids=ids)["logits"])
     quantised, wanted = logits
     assert np.linalg.norm(quantised - wanted) <= 1e-3 * np.linalg.norm(wanted)
+
+
+PLAIN = {
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+NORMS = {"post_attention_layernorm": "ffn_norm"}
+OUTER = {
+    "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3"])
+def test_names_and_habits_of_families(tmp_path: Path, family: str, rng: np.random.Generator) -> None:
+    """A random model as llama.cpp's converter writes it: its names, and Gemma's norms with their 1 added."""
+    extra = {"gemma2": {"sliding_window": 5, "query_pre_attn_scalar": 16}}
+    extra |= {"gemma3": {"sliding_window": 5, "query_pre_attn_scalar": 16, "num_hidden_layers": 7}}
+    model = random_model(tmp_path / "folder", family, **extra.get(family, {}))
+    settings = json.loads((tmp_path / "folder" / "config.json").read_text())
+    layers, gemma = settings["num_hidden_layers"], family.startswith("gemma")
+    names = PLAIN | (OUTER if family in ("gemma2", "gemma3") else NORMS)
+    tensors: dict[str, Any] = {}
+    for name, parameter in model.state_dict().items():
+        array = parameter.detach().numpy().astype(np.float32)
+        array = array + 1 if gemma and "norm" in name else array
+        parts = name.removeprefix("model.").split(".")
+        if parts[0] == "layers":
+            tensors[f"blk.{parts[1]}.{names['.'.join(parts[2:-1])]}.{parts[-1]}"] = array
+        elif not (parts[0] == "lm_head" and settings["tie_word_embeddings"]):
+            tensors[
+                {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}[parts[0]] + ".weight"
+            ] = array
+    heads = {"attention.head_count": 4, "attention.head_count_kv": 2, "context_length": 256, "block_count": layers,
+             "embedding_length": 64, "feed_forward_length": 96, "attention.layer_norm_rms_epsilon": 1e-6}  # fmt: skip
+    heads |= {"attention.key_length": settings["head_dim"]} if settings.get("head_dim") else {}
+    heads |= {"attention.sliding_window": 5} if family in ("gemma2", "gemma3") else {}
+    heads |= {"rope.freq_base": 1e6} if family == "gemma3" else {}
+    metadata = {"general.architecture": family} | {f"{family}.{k}": v for k, v in heads.items()}
+    save_gguf(tmp_path / "m.gguf", tensors, metadata)
+    ids = rng.integers(0, 128, (1, 40)).astype(np.int32)
+    wanted = reference_logits(model, ids)
+    found = load(tmp_path / "m.gguf").run(input_ids=ids)["logits"]
+    assert np.abs(found - wanted).max() <= 1e-3 * np.abs(wanted).max()
 
 
 def smollm() -> Path:

@@ -1,0 +1,121 @@
+"""LoRA adapters from PEFT's folders: low-rank changes of a model's products, merged into its weights or kept apart."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strata.errors import FileError
+from strata.io import GgufTensor, load_safetensors
+from strata.models.weights import Weights, read_json, without_prefix
+
+PREFIXES = ("language_model.model.", "model.language_model.", "model.", "language_model.", "bert.", "distilbert.",
+            "transformer.")  # fmt: skip
+_PART = re.compile(r"(.*)\.lora_([AB])(?:\.default)?\.weight\Z")
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """A change of one product: W becomes W + scale · B · A, with A [rank, in] and B [out, rank]."""
+
+    a: np.ndarray
+    b: np.ndarray
+    scale: float
+
+    def matrix(self) -> np.ndarray:
+        """The whole change, f32[out, in]."""
+        return (self.b.astype(np.float32) @ self.a.astype(np.float32)) * np.float32(self.scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """Changes by the name of a product, without `.weight`; weights that are replaced as a whole."""
+
+    changes: dict[str, LowRank]
+    replaced: dict[str, np.ndarray]
+
+
+def load_adapter(folder: str | os.PathLike[str]) -> Adapter:
+    """An adapter from a folder with adapter_config.json and adapter_model.safetensors."""
+    place = Path(folder)
+    settings = read_json(place / "adapter_config.json")
+    if settings.get("peft_type", "LORA") != "LORA" or settings.get("use_dora"):
+        kind = "DoRA" if settings.get("use_dora") else settings.get("peft_type")
+        raise FileError(f"adapter: {place.name} is of the kind {kind}, LoRA is known", code="F140")
+    tensors = load_safetensors(place / "adapter_model.safetensors")
+    plain = without_prefix({n.removeprefix("base_model.model."): t for n, t in tensors.items()}, PREFIXES)
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    replaced: dict[str, np.ndarray] = {}
+    for name, tensor in plain.items():
+        assert isinstance(tensor, np.ndarray)
+        found = _PART.match(name)
+        if found is not None:
+            parts.setdefault(found[1], {})[found[2]] = tensor
+        elif ".lora_" in name:
+            raise FileError(f"adapter: {name!r} is no part of a product", code="F140")
+        else:
+            replaced[name.replace(".modules_to_save", "").replace(".default", "")] = tensor
+    return Adapter({name: _change(name, pair, settings) for name, pair in parts.items()}, replaced)
+
+
+def _change(name: str, pair: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> LowRank:
+    a, b = pair.get("A"), pair.get("B")
+    if a is None or b is None or a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
+        shapes = " and ".join(f"{part} {list(x.shape)}" for part, x in sorted(pair.items()))
+        raise FileError(f"adapter: the parts of {name!r} do not fit: {shapes}", code="F142")
+    rank = a.shape[0]
+    alpha = _pattern(settings.get("alpha_pattern"), name, settings.get("lora_alpha", 8))
+    if not isinstance(alpha, (int, float)) or rank < 1:
+        raise FileError(f"adapter: lora_alpha {alpha!r} with rank {rank} gives no scale", code="F140")
+    return LowRank(a, b, float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank))
+
+
+def _pattern(patterns: Any, name: str, default: Any) -> Any:
+    """What a pattern says of a module; patterns match the ends of names."""
+    for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
+        if re.search(rf"(^|\.)(?:{pattern})\Z", name):
+            return value
+    return default
+
+
+def turned_rows(adapter: Adapter, heads: Mapping[str, int]) -> Adapter:
+    """The adapter for GGUF files of Llama, whose queries and keys lie in another order: pairs side by side."""
+    changes = dict(adapter.changes)
+    for name, change in adapter.changes.items():
+        count = heads.get(name.rpartition(".")[2])
+        if count is not None:
+            b = change.b.reshape(count, 2, -1, change.b.shape[1]).swapaxes(1, 2).reshape(change.b.shape)
+            changes[name] = replace(change, b=np.ascontiguousarray(b))
+    return Adapter(changes, adapter.replaced)
+
+
+def apply_adapter(
+    weights: Weights, adapter: Adapter, *, merge: bool
+) -> tuple[dict[str, np.ndarray | GgufTensor], dict[str, LowRank]]:
+    """The weights with what is merged, and the changes that are kept apart: of quantised weights, or all."""
+    made = {**weights, **adapter.replaced}
+    apart: dict[str, LowRank] = {}
+    for name, change in adapter.changes.items():
+        found = made.get(f"{name}.weight")
+        if found is None:
+            raise FileError(f"adapter: it changes {name!r}, which the model does not have", code="F142")
+        size = (change.b.shape[0], change.a.shape[1])
+        turned = tuple(found.shape) == size[::-1] and tuple(found.shape) != size  # GPT-2 stores [in, out]
+        if tuple(found.shape) not in (size, size[::-1]):
+            raise FileError(
+                f"adapter: the change of {name!r} is {list(size)}, the weight is {list(found.shape)}", code="F142"
+            )
+        if not merge or (isinstance(found, GgufTensor) and not found.is_plain):
+            apart[name] = change
+            continue
+        whole = found.data if isinstance(found, GgufTensor) else found
+        matrix = change.matrix()
+        made[f"{name}.weight"] = whole.astype(np.float32) + (matrix.T if turned else matrix)
+    return made, apart
