@@ -80,7 +80,8 @@ def workload(
 
 def load_workloads() -> dict[str, Workload]:
     """All workloads."""
-    import benchmarks.onnx_models  # these register them
+    import benchmarks.language  # these register them
+    import benchmarks.onnx_models
     import benchmarks.training_steps
     import benchmarks.workloads  # noqa: F401
 
