@@ -112,3 +112,26 @@ print("llvmlite.binding" in sys.modules)
              for _ in range(2)]  # fmt: skip
     assert lines[0][0] == lines[1][0]
     assert lines[1][1] == "False"
+
+
+def test_calls_of_code_that_is_known_by_its_address() -> None:
+    """Directly, and through a word that holds the address, as pointers to functions of other objects are made."""
+    part = link(compile_text("define i64 @two() nounwind {\n ret i64 2\n}", Target.host()), ["two"])
+    assert part is not None
+    text = """
+declare i64 @two()
+define i64 @direct() nounwind {
+  %x = call i64 @two()
+  %y = add i64 %x, 1
+  ret i64 %y
+}
+define ptr @pointer() nounwind {
+  ret ptr @two
+}
+"""
+    data = compile_text(text, Target.host())
+    assert link(data, ["direct", "pointer"]) is None
+    code = link(data, ["direct", "pointer"], {"two": part["two"]})
+    assert code is not None
+    assert ctypes.CFUNCTYPE(ctypes.c_int64)(code["direct"])() == 3
+    assert ctypes.CFUNCTYPE(ctypes.c_void_p)(code["pointer"])() == part["two"]
