@@ -33,6 +33,7 @@ KNOWN: Final[dict[str, tuple[str, ...]]] = {
         for kind in ("ps", "pd")
         for width in (128, 256, 512)
     },
+    "x86.avx512.vpdpwssd.512": ("avx512vnni",),
     "aarch64.hint": ("neon",),
 }
 # the other families are plain arithmetic and memory, which LLVM splits until the target has it
