@@ -16,6 +16,7 @@ from strata.runtime.pipeline import CompilePipeline, CompileResult, TrainingResu
 from strata.runtime.profile import Profile
 from strata.runtime.rows import row_obstacles
 from strata.runtime.session import Session
+from strata.runtime.stored import code_version
 from strata.runtime.templates import DynamicDimCompileCache, ModelCompilePipeline
 from strata.runtime.tracing import Tracer, trace
 from strata.runtime.variant import CompilationMode, ModelComponent, ModelVariant, Phase

@@ -6,14 +6,19 @@ come, and models whose shapes depend on data run as several compiled segments wi
 
 from __future__ import annotations
 
+import json
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from strata.cache import default_store, digest
 from strata.core import Dim, SymExpr, TensorType, as_dtype, here, located, sym
 from strata.errors import (
     DTypeError,
@@ -33,13 +38,14 @@ from strata.io.onnx.plans import Plan, Port, Shapes, bind_shapes, forms
 from strata.io.onnx.program import Program, read_program
 from strata.io.onnx.trace import NeedsData, Tracer
 from strata.mir import Graph, Value, near
-from strata.runtime import CompiledGraph, Session
+from strata.runtime import CompiledGraph, Session, code_version
 
 register()
 
 KEPT = 64  # compiled segments, least recently used dropped first
 SIGNATURES = 256  # sets of input shapes whose plan is remembered
 SYMBOLIC_PLANS = 16
+WORTH_SECONDS = 0.02  # of reading; less is not worth an entry of the store
 SAMPLE = 4  # elements of an input that may decide something
 
 
@@ -185,23 +191,51 @@ class OnnxModel:
         """The most general graph that serves these arrays, if there is one with a symbolic size."""
         if len(self._plans) >= SYMBOLIC_PLANS:
             return None
-        for shapes in forms(self.inputs, arrays):
+        key = self._forms_key(arrays)
+        failed = self._failed_forms(key)
+        start = time.perf_counter()
+        for number, shapes in enumerate(forms(self.inputs, arrays)):
+            if number < len(failed):
+                self.why_not_symbolic.append(failed[number])
+                continue
             try:
                 tracer = Tracer(self.program, hints=bind_shapes(shapes, arrays), samples=_samples(arrays))
                 leaves = {
                     name: tracer.leaf(name, TensorType(as_dtype(arrays[name].dtype), s)) for name, s in shapes.items()
                 }
-                plan = self._plan(tracer, self._trace(tracer, leaves), shapes)
+                items, reading = self._trace(tracer, leaves), time.perf_counter() - start
+                plan = self._plan(tracer, items, shapes)
             except NeedsData as reason:
                 self.why_not_symbolic.append(f"depends on data: {reason}")
                 return None
             except (ShapeError, OptionError, LowerError, DTypeError) as error:
                 self.why_not_symbolic.append(str(error))
                 continue
+            if key is not None and number > len(failed) and reading > WORTH_SECONDS:
+                default_store().put(key, json.dumps(self.why_not_symbolic[-number:]).encode(), {"kind": "onnx forms"})
             self._plans.append(plan)
             self._assumed |= set(plan.assumed)
             return plan
         return None
+
+    def _forms_key(self, arrays: Mapping[str, Any]) -> str | None:
+        """Under which the store keeps the forms that do not fit a model at these sizes."""
+        version = code_version()
+        if self.program.digest is None or version is None:
+            return None
+        samples = [f"{name} {x.tobytes().hex()}" for name, x in sorted(_samples(arrays).items())]
+        return digest(
+            "onnx forms", self.program.digest, str(_signature(arrays)), *samples, version, _importer_version()
+        )
+
+    def _failed_forms(self, key: str | None) -> list[str]:
+        """Why the first forms do not fit, as an earlier process found out."""
+        payload = default_store().get(key) if key is not None else None
+        try:
+            found = json.loads(payload) if payload is not None else []
+        except ValueError:
+            return []
+        return found if isinstance(found, list) and all(isinstance(x, str) for x in found) else []
 
     def _signature(self, arrays: Mapping[str, Any]) -> Any:
         """What decides the plan of a run: shapes, and the elements of inputs that a plan depends on."""
@@ -319,6 +353,12 @@ class OnnxModel:
             if len(self._compiled) > KEPT:
                 self._compiled.popitem(last=False)
         return made
+
+
+@cache
+def _importer_version() -> str:
+    """A digest of the code that reads models."""
+    return digest(*(f.read_bytes() for f in sorted(Path(__file__).parent.rglob("*.py"))))
 
 
 def _signature(x: Any) -> Any:

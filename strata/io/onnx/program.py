@@ -14,6 +14,7 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 from onnx import defs, helper
 
+from strata.cache import digest
 from strata.errors import FileError, UnknownNameError
 from strata.io.onnx.dtypes import STRING, numpy_dtype
 from strata.io.onnx.registry import ONNX_DOMAINS, Handler, lookup
@@ -30,6 +31,7 @@ class Program:
         if not proto.HasField("graph"):
             raise FileError("the model has no graph", code="F500")
         self.proto = proto
+        self.digest: str | None = None  # of all that decides what is read from the model, where its bytes do
         self.folder = folder
         self.custom = dict(custom or {})
         self.opsets = {_domain(o.domain): int(o.version) for o in proto.opset_import}
@@ -224,7 +226,10 @@ def read_program(source: Any, custom: Mapping[str, Handler] | None = None) -> Pr
         proto.ParseFromString(data)
     except (DecodeError, EncodeError, ValueError, RecursionError) as error:
         raise FileError(f"not an ONNX model: {error}", code="F500") from None
-    return Program(proto, folder, custom)
+    program = Program(proto, folder, custom)
+    if not custom and not any(t.data_location == onnx.TensorProto.EXTERNAL for t in proto.graph.initializer):
+        program.digest = digest(data)
+    return program
 
 
 def _elements(dims: Any) -> int:
