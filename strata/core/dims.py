@@ -230,6 +230,8 @@ def _interval(x: Dim) -> tuple[int | None, int | None]:
 
 
 def _monomial_interval(mono: Monomial) -> tuple[int | None, int | None]:
+    if len(mono) == 1:
+        return _atom_interval(mono[0])
     lo: int | None = 1
     hi: int | None = 1
     for atom in mono:

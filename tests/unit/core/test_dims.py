@@ -248,6 +248,9 @@ def test_known_facts() -> None:
     n = sym("N")
     assert known_le(n, n + 1)
     assert known_le(n // 2, n // 2)
+    assert known_le(-1, (n // 4 - 1) // 2)  # a quotient may be negative
+    assert known_le(0, (n // 4 - 1) // 2 + 1)
+    assert not known_le(0, (n // 4 - 1) // 2)
     assert not known_le(n, 5)
     assert known_positive(n)
     assert not known_positive(n - 1)
