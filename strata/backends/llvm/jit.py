@@ -126,13 +126,19 @@ def made(key: str, make: Callable[[], bytes], about: Mapping[str, Any]) -> bytes
     return data
 
 
+_texts: dict[str, Code] = {}  # by key; they stay loaded, since addresses in them are kept without them
+
+
 def stored_text(text: str, names: Sequence[str], target: Target) -> Code:
-    """Code of a text that is fixed by our version, through the store."""
+    """Code of a text that is fixed by our version, through the store; loaded once, whichever thread asks first."""
     key = digest(text, target.key, VERSION)
-    data = stored(key)
-    if data is None:
-        data = made(key, lambda: compile_text(text, target), {"kind": "text", "target": target.key, "made by": VERSION})
-    code = load(data, names, key)
+    code = _texts.get(key)
+    if code is None:
+        data = stored(key)
+        if data is None:
+            about = {"kind": "text", "target": target.key, "made by": VERSION}
+            data = made(key, lambda: compile_text(text, target), about)
+        code = _texts.setdefault(key, load(data, names, key))
     note(code)
     return code
 

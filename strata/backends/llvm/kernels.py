@@ -305,7 +305,6 @@ def code_key(kind: str, text: str, target: Target) -> str:
     return digest(text, kind, target.key, jit.VERSION, generator_version(), config().key_fields())
 
 
-@cache
 def copy_code(target: Target) -> jit.Code:
     """void copy(source, destination, bytes), a block of COPY_BYTES a point; returns at once where both are the same."""
     text = f"""

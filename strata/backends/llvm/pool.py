@@ -12,7 +12,6 @@ import atexit
 import ctypes
 import os
 import threading
-from functools import cache
 from typing import Any, Final
 
 from strata.backends.llvm import jit
@@ -368,7 +367,6 @@ define void @nothing(ptr %arguments, i64 %begin, i64 %end) nounwind {{
 _EXPORTS: Final = ("pool_worker", "pool_parallel", "program_run", "program_enter", "nothing")
 
 
-@cache
 def native_code() -> jit.Code:
     """The pool and the program walker, loaded once per process; the same code for all processors of a kind."""
     target = Target.named("neon" if Target.host().has("neon") else "baseline")
@@ -488,7 +486,14 @@ def _join(worker: Any) -> None:
         ctypes.CDLL(None).pthread_join(worker, None)
 
 
-@cache
+_the_pool: list[Pool] = []
+_making_it = threading.Lock()
+
+
 def default_pool() -> Pool:
     """The one pool of the process, shared by all sessions."""
-    return Pool()
+    if not _the_pool:
+        with _making_it:
+            if not _the_pool:
+                _the_pool.append(Pool())
+    return _the_pool[0]

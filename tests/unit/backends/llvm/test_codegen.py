@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import re
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -141,7 +142,9 @@ def test_the_emitters_use_known_instructions_only() -> None:
     used = set[str]()
     for file in (Path(strata.__file__).parent / "backends" / "llvm").glob("*.py"):
         used |= set(re.findall(r"\"llvm\.((?:x86|aarch64)\.[\w.]+)", file.read_text("utf-8")))
-    assert used <= set(KNOWN), f"not in isolate.KNOWN: {sorted(used - set(KNOWN))}"
+    # a name that goes on with a width or a kind ends in a dot
+    strange = {n for n in used if n not in KNOWN and not (n.endswith(".") and any(k.startswith(n) for k in KNOWN))}
+    assert not strange, f"not in isolate.KNOWN: {sorted(strange)}"
 
 
 def test_equal_texts_are_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -206,6 +209,40 @@ def test_many_threads_compile_the_same_graph(rng: np.random.Generator, tmp_path:
 
     with using(cache_dir=tmp_path), ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(result, range(16)))) == 1
+
+
+def test_the_first_compile_of_a_process_may_come_from_many_threads(tmp_path: Path) -> None:
+    """The pool and the code that everybody shares are made once, whoever comes first."""
+    program = """
+import threading
+import numpy as np
+import strata as st
+from strata.backends.llvm.pool import default_pool
+start, results, pools = threading.Barrier(12), [], []
+def run():
+    g = st.Graph("first")
+    x = g.input("x", (64, 300), "f32")
+    g.outputs((x @ g.param("w", (300, 200), "f32")).softmax(axis=-1))
+    start.wait()
+    pools.append(default_pool())
+    made = st.Session("cpu").compile(g)
+    made.set_param("w", np.full((300, 200), 0.5, "f4"))
+    for _ in range(20):
+        results.append(made.run(x=np.ones((64, 300), "f4"))[0].tobytes())
+threads = [threading.Thread(target=run) for _ in range(12)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+assert len(set(results)) == 1 and len(results) == 240, len(results)
+assert len(set(map(id, pools))) == 1
+"""
+    for _ in range(3):  # a cold store, then a warm one
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "STRATA_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode()[-2000:]
 
 
 def test_usage_is_kept_beside_the_code() -> None:
