@@ -37,7 +37,7 @@ def test_torch_shares_memory_both_ways():
 
 def test_jax_shares_memory_both_ways():
     jax = pytest.importorskip("jax")
-    given = jax.numpy.arange(65536, dtype="float32").reshape(256, 256)
+    given = jax.device_put(np.arange(65536, dtype="f").reshape(256, 256), jax.devices("cpu")[0])
     x = st.asarray(given)
     assert address(x.numpy()) == given.unsafe_buffer_pointer()
     y = st.jit(lambda x: x * 2.0)(x)
