@@ -31,6 +31,7 @@ from strata.ops.custom import (
 )
 from strata.ops.elementwise import accepts
 from strata.ops.fft import fftfreq, hann_window, rfftfreq
+from strata.ops.indexing import CheckedIds, Indexed
 from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loop
 from strata.ops.movement import full, iota, ones, zeros
 from strata.ops.pruning import prune

@@ -1,19 +1,21 @@
 """Reading at positions computed at run time: gathers along an axis, by element and by coordinates.
 
 Ids are i32 or i64 in 0..n-1; with `wrap`, negative ids count from the end. The interpreter checks every id and raises
-IndexRangeError; kernels clamp an id that is out of range to the nearest valid one.
+IndexRangeError; kernels clamp an id that is out of range to the nearest valid one, unless `checked_ids` stands before
+them, which the setting `check_indices` puts there.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from strata.core import (
     Dim,
+    DType,
     TensorType,
     as_dtype,
     bool_,
@@ -73,9 +75,13 @@ def may_be_le(a: Dim, b: Dim) -> bool:
 
 
 class Indexed(Op):
-    """An op with ids among its inputs."""
+    """An op with ids as its second input."""
 
-    dtypes = "any"
+    dtypes: ClassVar[str | tuple[DType, ...]] = "any"
+
+    def id_sizes(self, x: TensorType, ids: TensorType) -> tuple[Dim, ...]:
+        """The sizes of what ids count: of one axis, or of one for each place in the last axis of the ids."""
+        raise NotImplementedError
 
     def require_ids(self, ids: TensorType) -> None:
         self.require_dtype(ids.dtype in (i32, i64), f"ids must be i32 or i64, got {ids}", code="D200")
@@ -116,6 +122,44 @@ def move_group(x: Value, source: int, count: int, destination: int) -> Value:
     return transpose(x, [*others[:destination], *group, *others[destination:]])
 
 
+@op("checked_ids")
+class CheckedIds(Indexed):
+    """Ids as they are, after an error for the first that `what` cannot take; with several sizes, one a coordinate."""
+
+    sizes: tuple[Dim, ...]
+    wrap: bool
+    what: str
+
+    differentiable = False
+    dtypes = (i32, i64)
+
+    def infer(self, ids: TensorType) -> TensorType:
+        self.require_ids(ids)
+        fits = len(self.sizes) == 1 or (ids.ndim > 0 and ids.shape[-1] == len(self.sizes))
+        self.require(fits, f"ids {ids} are not coordinates in {len(self.sizes)} axes", code="S202")
+        return ids
+
+    def numpy(self, ids: np.ndarray) -> np.ndarray:
+        for j, size in enumerate(self.sizes):
+            check_ids(ids if len(self.sizes) == 1 else ids[..., j], size.__index__(), self.wrap, self.what)
+        return ids.copy()
+
+    def vmap(self, ids: Value, *, batched: tuple[bool, ...], size: Dim) -> Value:
+        return self(ids)
+
+    def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
+        return inputs[0][index]
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        return [
+            Sample(draw(i64[4], 0, 5), sizes=(5,), wrap=False, what="gather", grad=False),
+            Sample(draw(i32[2, 3], -4, 4), sizes=(4,), wrap=True, what="gather", grad=False),
+            Sample(draw(i64[3, 2], 0, 3), sizes=(3, 4), wrap=False, what="gather_nd", grad=False),
+            Sample(draw(i64[0], 0, 3), sizes=(3,), wrap=False, what="gather", grad=False),
+        ]  # fmt: skip
+
+
 # -------------------------------------------------------------------------------------------------------------- gathers
 
 
@@ -130,6 +174,9 @@ class Gather(Indexed):
         self.require_ids(ids)
         self.require_axis(self.axis, table)
         return table.with_shape((*table.shape[: self.axis], *ids.shape, *table.shape[self.axis + 1 :]))
+
+    def id_sizes(self, x: TensorType, ids: TensorType) -> tuple[Dim, ...]:
+        return (x.shape[self.axis],)
 
     def numpy(self, table: np.ndarray, ids: np.ndarray) -> np.ndarray:
         return np.take(table, check_ids(ids, table.shape[self.axis], self.wrap, self.name), self.axis)
@@ -178,6 +225,9 @@ class GatherElements(Indexed):
         self.require_elements(x, ids, self.axis)
         return x.with_shape(ids.shape)
 
+    def id_sizes(self, x: TensorType, ids: TensorType) -> tuple[Dim, ...]:
+        return (x.shape[self.axis],)
+
     def numpy(self, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
         inside = x[tuple(slice(None) if a == self.axis else slice(n) for a, n in enumerate(ids.shape))]
         return np.take_along_axis(inside, check_ids(ids, x.shape[self.axis], self.wrap, self.name), self.axis)
@@ -217,6 +267,9 @@ class GatherND(Indexed):
     def infer(self, table: TensorType, ids: TensorType) -> TensorType:
         rows, rest = self.require_coordinates(table, ids, self.batch_dims)
         return table.with_shape((*table.shape[: self.batch_dims], *rows, *rest))
+
+    def id_sizes(self, x: TensorType, ids: TensorType) -> tuple[Dim, ...]:
+        return x.shape[self.batch_dims : self.batch_dims + ids.shape[-1].__index__()]
 
     def numpy(self, table: np.ndarray, ids: np.ndarray) -> np.ndarray:
         rows = coordinate_rows(table.shape, ids, self.batch_dims, self.wrap, self.name)

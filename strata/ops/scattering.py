@@ -136,6 +136,9 @@ class ScatterElements(Scatter):
         self.require_reduction(x, updates)
         return x
 
+    def id_sizes(self, x: TensorType, ids: TensorType) -> tuple[Dim, ...]:
+        return (x.shape[self.axis],)
+
     def numpy(self, x: np.ndarray, ids: np.ndarray, updates: np.ndarray) -> np.ndarray:
         index: list[np.ndarray] = list(np.indices(ids.shape, sparse=True))
         index[self.axis] = check_ids(ids, x.shape[self.axis], self.wrap, self.name)
@@ -208,6 +211,9 @@ class ScatterND(Scatter):
         self.require(updates.shape == shape, f"updates must have shape {show_shape(shape)}, got {updates}", code="S208")
         self.require_reduction(x, updates)
         return x
+
+    def id_sizes(self, x: TensorType, ids: TensorType) -> tuple[Dim, ...]:
+        return x.shape[self.batch_dims : self.batch_dims + ids.shape[-1].__index__()]
 
     def numpy(self, x: np.ndarray, ids: np.ndarray, updates: np.ndarray) -> np.ndarray:
         rows = coordinate_rows(x.shape, ids, self.batch_dims, self.wrap, self.name)
@@ -354,6 +360,9 @@ class ScatterAdd(Indexed):
         fits = updates.ndim >= ids.ndim and updates.shape[: ids.ndim] == ids.shape
         self.require(fits, f"updates {updates} do not begin with the shape of ids {ids}", code="S209")
         return updates.with_shape((self.rows, *updates.shape[ids.ndim :]))
+
+    def id_sizes(self, x: TensorType, ids: TensorType) -> tuple[Dim, ...]:
+        return (self.rows,)
 
     def numpy(self, updates: np.ndarray, ids: np.ndarray) -> np.ndarray:
         rows = self.rows.__index__()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from strata.errors import OptionError
 from strata.passes.base import Pass, PassContext
+from strata.passes.check_indices import CheckIndices
 from strata.passes.control_flow import LowerControlFlow
 from strata.passes.decompose import Decompose
 from strata.passes.drop_unused import DropUnused
@@ -50,6 +51,7 @@ class PassChoices:
     unroll: int = 64
     drop_unused: bool = False
     rematerialize: bool = False
+    check_indices: bool = False
     epilogues: tuple[str, ...] = ("gelu", "silu")
 
 
@@ -71,7 +73,10 @@ def default_passes(ctx: PassContext | None = None, choices: PassChoices | None =
         passes.append(Precision(chosen.precision))
     if ctx is not None and ctx.claimed("conv_last"):
         passes.append(ChannelsLast())
-    passes += [Decompose(), Simplify()]
+    passes.append(Decompose())
+    if chosen.check_indices:
+        passes.append(CheckIndices())
+    passes.append(Simplify())
     if chosen.fusion:
         passes.append(ShareMatMul())
     passes += [Fold(), SplitBarriers()]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from strata.config import config
 from strata.core import here
 from strata.errors import OptionError
 from strata.mir import REGISTRY, near
@@ -99,7 +100,7 @@ class CompileOptions:
         return PassChoices(
             fusion=self.fusion is not False, limits=self.limits, precision=self.precision, unroll=self.unroll,
             control_flow=self.control_flow, drop_unused=self.drop_unused,
-            rematerialize=self.rematerialize, epilogues=epilogues,
+            rematerialize=self.rematerialize, check_indices=config().check_indices, epilogues=epilogues,
         )  # fmt: skip
 
 

@@ -17,10 +17,11 @@ from strata.backends.llvm.kernel_steps import product_arguments
 from strata.backends.llvm.overrides import Sizes, Slot
 from strata.backends.llvm.program import Argument, BoundProgram, Program
 from strata.backends.llvm.program import Step as ProgramStep
+from strata.config import config
 from strata.core import Target, substitute
 from strata.lir import plan
 from strata.mir import Graph, leaf_name
-from strata.passes import PassContext, default_passes, run_passes
+from strata.passes import PassChoices, PassContext, default_passes, run_passes
 
 ALIGN = 64
 
@@ -57,7 +58,9 @@ def make_body(graph: Graph, constant: Collection[int], target: Target) -> Body:
         values.append(made.param(name, x.type) if i in constant else made.input(name, x.type))
     made.outputs(*graph.call(*values))
     backend = CpuBackend(target)
-    optimized, _ = run_passes(default_passes(), made, PassContext(target, backend.takes, verify_each=False))
+    context = PassContext(target, backend.takes, verify_each=False)
+    passes = default_passes(choices=PassChoices(check_indices=config().check_indices))
+    optimized, _ = run_passes(passes, made, context)
     return Body(optimized, backend)
 
 

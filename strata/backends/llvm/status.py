@@ -1,7 +1,8 @@
 """How native code reports what went wrong: a few words beside the region table, read after a run.
 
 The first word is a code below, 0 while all is well. Then: the failing matrix in its stack (a flat index), the number
-that the routine gave, the number of stack axes and their sizes.
+that the routine gave, the number of stack axes and their sizes; for an id out of range: its place, the id, and the
+range.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from strata.errors import RunError
+from strata.errors import IndexRangeError, RunError, StrataError
 
 WORDS: Final = 16
 MAX_AXES: Final = WORDS - 4
@@ -19,8 +20,11 @@ _MESSAGES: Final = {
     2: ("X201", "{op}: {which} is not positive definite, its leading {order}×{order} minor is not positive"),
     3: ("X202", "{op}: the iteration for {which} does not converge"),
 }
-_OPS: Final = ("solve", "triangular_solve", "cholesky", "svd", "eigh", "det")
-SINGULAR, NOT_POSITIVE, DIVERGED = 1, 2, 3
+_OPS: Final = (
+    "solve", "triangular_solve", "cholesky", "svd", "eigh", "det", "gather", "gather_elements", "gather_nd",
+    "scatter_elements", "scatter_nd", "scatter_add",
+)  # fmt: skip
+SINGULAR, NOT_POSITIVE, DIVERGED, OUT_OF_RANGE = 1, 2, 3, 4
 
 
 def code_of(op: str, kind: int) -> int:
@@ -28,9 +32,12 @@ def code_of(op: str, kind: int) -> int:
     return kind + 16 * _OPS.index(op)
 
 
-def failure(words: Sequence[int]) -> RunError:
+def failure(words: Sequence[int]) -> StrataError:
     """The error that status words stand for."""
     code, flat, number, axes = words[:4]
+    if code % 16 == OUT_OF_RANGE:
+        low, size = words[3:5]
+        return IndexRangeError(f"{_OPS[code // 16]}: id {number} is outside {low}..{size - 1}", code="I200")
     sizes = words[4 : 4 + axes]
     at: list[int] = []
     for size in reversed(sizes):
