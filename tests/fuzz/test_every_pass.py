@@ -17,8 +17,8 @@ EVERY = (
     "simplify", "fold", "drop_unused", "lower_control_flow", "find_attention", "fuse_attention_block",
     "fuse_matmul_bias_act{acts=gelu+silu+relu+tanh+exp}", "fuse_residual_layer_norm", "fuse_residual_rms_norm",
     "fuse_rms_norm_reshape", "fuse_swiglu_dual", "share_matmul", "fuse_swiglu", "layout", "legalize_broadcast",
-    "merge_fake_quantize",
-    "decompose", "simplify", "share_matmul", "fold", "split_barriers", "rematerialize{distance=4, size=64}",
+    "merge_fake_quantize", "decompose", "check_indices",
+    "simplify", "share_matmul", "fold", "split_barriers", "rematerialize{distance=4, size=64}",
     "mark_regions", "unfuse_regions",
 )  # fmt: skip
 NEEDED = ("decompose", "split_barriers", "unfuse_regions")  # they make what the processor's kernels are for
@@ -111,5 +111,5 @@ def test_the_patterns_are_met() -> None:
             changed[one.name] += made is not graph
             graph = made
     rare = {name for name, count in changed.items() if not count}
-    # convolutions, barriers and quantisation, where rounding decides, have their own tests
-    assert rare <= {"layout", "split_barriers", "merge_fake_quantize"}, changed
+    # convolutions, barriers, ids, and quantisation, where rounding decides, have their own tests
+    assert rare <= {"layout", "split_barriers", "check_indices", "merge_fake_quantize"}, changed
