@@ -5,7 +5,7 @@ A graph with symbolic sizes is specialised for the sizes it is called with, at m
 or while a form is being made, `on_miss` decides:
 
     error      refuse, with the sizes and the forms that there are
-    bucket     run the one form whose sizes are all open; it is compiled once and fits every call
+    bucket     run the one form whose sizes are all open; it fits every call and is the last of the `max_variants`
     interpret  answer at once from the interpreter, and compile in the background as long as the limit allows
     compile    compile now; beyond the limit the form that was not used for longest makes room
 """
@@ -115,7 +115,8 @@ class VariantGraph:
     # misses
 
     def _miss(self, key: Any, binding: Mapping[str, int], given: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
-        is_full = len(self._variants) >= self.max_variants
+        kept_free = 1 if self.on_miss == "bucket" else 0  # for the form whose sizes are open
+        is_full = len(self._variants) >= self.max_variants - kept_free
         if self.on_miss == "interpret":
             if not is_full:
                 self._compile_later(key, binding)

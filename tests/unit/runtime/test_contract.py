@@ -65,12 +65,13 @@ def test_error_refuses_and_says_what_there_is() -> None:
     assert v.counters.compiled == 2
 
 
-def test_bucket_runs_the_open_form() -> None:
-    v = made(max_variants=1, on_miss="bucket")
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_bucket_runs_the_open_form_within_the_limit(limit: int) -> None:
+    v = made(max_variants=limit, on_miss="bucket")
     for n in (3, 4, 5, 6, 300):
         check(v, n)
-    assert v.counters.compiled == 2
-    assert v.counters.bucketed == 4
+    assert v.counters.compiled == limit
+    assert v.counters.bucketed == 5 - (limit - 1)
 
 
 def test_buckets_bound_the_number_of_compiles_without_padding() -> None:
@@ -111,7 +112,7 @@ def test_interpret_answers_at_once_and_swaps() -> None:
 
 
 def test_parameters_reach_all_forms() -> None:
-    v = made(max_variants=1, on_miss="bucket")
+    v = made(max_variants=2, on_miss="bucket")
     check(v, 3)
     check(v, 4)
     v.set_param("w", np.zeros((8, 8), np.float32))
