@@ -153,37 +153,47 @@ class DiskStore:
 
     @contextmanager
     def making(self, key: str) -> Iterator[None]:
-        """Held while an entry is made, so that other processes wait for it instead of making it too."""
+        """Held while an entry is made, so that other processes wait for it instead of making it too.
+
+        Each key has its own lock: making one entry may need others, and locks that unrelated entries shared would let
+        two processes wait for each other.
+        """
         if fcntl is None or not self._prepare():
             yield
             return
-        path = self.root / "locks" / key[:2]
+        path = self.root / "locks" / key
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            handle = self._acquire(path)
         except OSError as error:
             self._give_up(error)
             yield
             return
         try:
-            self._wait(handle)
             yield
         finally:
-            os.close(handle)  # releases the lock
+            if handle is not None:
+                self._remove(path)
+                fcntl.flock(handle, fcntl.LOCK_UN)  # closing is not enough when a forked child has the file open too
+                os.close(handle)
 
-    def _wait(self, handle: int) -> None:
+    def _acquire(self, path: Path) -> int | None:
+        """An open, locked file; None after a long wait: better to compile twice than to wait for a stopped process."""
         deadline = time.monotonic() + LOCK_SECONDS
         pause = 0.001
-        while True:
+        while time.monotonic() < deadline:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                if time.monotonic() > deadline:
-                    return  # better to compile twice than to wait for a stopped process
+                os.close(handle)
                 time.sleep(pause)
                 pause = min(pause * 2, 0.05)
             else:
-                return
+                if _is_same_file(handle, path):
+                    return handle
+                os.close(handle)  # its last holder removed it meanwhile
+        return None
 
     # keeping order
 
@@ -194,7 +204,7 @@ class DiskStore:
         for path in self._files(temporary=True):
             with suppress(OSError):
                 stat = path.stat()
-                if path.name.startswith("."):
+                if path.suffix != ".bin":  # half-written, or the lock of a process that died
                     if time.time() - stat.st_mtime > STALE_SECONDS:
                         self._remove(path)
                 else:
@@ -243,6 +253,8 @@ class DiskStore:
             yield from sorted(folder.glob("*.bin"))
             if temporary:
                 yield from folder.glob(".new-*")
+        if temporary:
+            yield from (self.root / "locks").glob("*")
 
     def _remove(self, path: Path) -> bool:
         try:
@@ -267,6 +279,13 @@ class DiskStore:
             self._note("off", "", str(error))
             logger.warning("cache %s is off: %s", self.root, error)
         self._is_writable = False
+
+
+def _is_same_file(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _parse(data: bytes) -> tuple[dict[str, Any], bytes] | None:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import stat
+import time
 
 import pytest
 
@@ -129,3 +130,39 @@ def test_processes_make_an_entry_once(tmp_path) -> None:
     for worker in workers:
         worker.join()
     assert (tmp_path / "log").read_text() == "made\n"
+
+
+def test_an_entry_can_be_made_while_another_is(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("strata.cache.store.LOCK_SECONDS", 5)
+    store, other = DiskStore(tmp_path), KEY[:2] + "0" * 62  # keys that begin alike share nothing
+    start = time.monotonic()
+    with store.making(KEY), store.making(other):
+        assert len(list((tmp_path / "locks").iterdir())) == 2
+    assert time.monotonic() - start < 4
+    assert not list((tmp_path / "locks").iterdir())
+
+
+def test_a_lock_that_a_child_inherited_is_released(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("strata.cache.store.LOCK_SECONDS", 5)
+    store = DiskStore(tmp_path)
+    with store.making(KEY):
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
+        child.start()
+    start = time.monotonic()
+    with store.making(KEY):
+        pass
+    child.kill()
+    child.join()
+    assert time.monotonic() - start < 4
+
+
+def test_locks_of_dead_processes_are_pruned(tmp_path) -> None:
+    store = DiskStore(tmp_path)
+    store.put(KEY, b"x")
+    (tmp_path / "locks").mkdir()
+    old = tmp_path / "locks" / KEY
+    old.touch()
+    os.utime(old, (0, 0))
+    store.prune()
+    assert not old.exists()
+    assert store.get(KEY) == b"x"
