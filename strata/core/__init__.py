@@ -52,7 +52,7 @@ from strata.core.dtypes import (
 from strata.core.processors import available_threads, cgroup_quota
 from strata.core.source import Place, here, located
 from strata.core.target import Target
-from strata.core.tree import LEAF, TreeDef, flatten, tree_map, unflatten
+from strata.core.tree import LEAF, TreeDef, builder, flatten, tree_map, unflatten
 from strata.core.types import (
     Shape,
     TensorType,

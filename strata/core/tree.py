@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import islice
 from typing import Any
 
 from strata.errors import OptionError
@@ -84,29 +85,39 @@ def unflatten(treedef: TreeDef, leaves: Sequence[Any]) -> Any:
     """Put leaves back into a structure."""
     if len(leaves) != treedef.num_leaves:
         raise OptionError(f"the structure {treedef} has {treedef.num_leaves} leaves, got {len(leaves)}", code="O130")
-    return _unflatten(treedef, iter(leaves))
+    return builder(treedef)(iter(leaves))
 
 
-def _unflatten(treedef: TreeDef, leaves: Iterator[Any]) -> Any:
-    match treedef.kind:
-        case "leaf":
-            return next(leaves)
-        case "none":
-            return None
-    children = [_unflatten(c, leaves) for c in treedef.children]
+def builder(treedef: TreeDef) -> Callable[[Iterator[Any]], Any]:
+    """What puts leaves into a structure, made once for one that is needed often: as many leaves as it has are taken."""
+    if treedef.kind == "leaf":
+        return next
+    if treedef.kind == "none":
+        return lambda leaves: None
+    children = _children(treedef.children)
+    keys, static, cls = treedef.keys, treedef.static, treedef.cls
     match treedef.kind:
         case "list":
             return children
         case "tuple":
-            return tuple(children)
+            return lambda leaves: tuple(children(leaves))
         case "dict":
-            return dict(zip(treedef.keys, children, strict=True))
-    assert treedef.cls is not None
+            return lambda leaves: dict(zip(keys, children(leaves), strict=True))
+    assert cls is not None
     if treedef.kind == "named":
-        return treedef.cls(*children)
+        return lambda leaves: cls(*children(leaves))
     if treedef.kind == "object":
-        return treedef.cls.__tree_unflatten__(treedef.keys, children, treedef.static)  # type: ignore[attr-defined]
-    return treedef.cls(**dict(zip(treedef.keys, children, strict=True)), **dict(treedef.static))
+        make: Any = cls.__tree_unflatten__  # type: ignore[attr-defined]
+        return lambda leaves: make(keys, children(leaves), static)
+    return lambda leaves: cls(**dict(zip(keys, children(leaves), strict=True)), **dict(static))
+
+
+def _children(treedefs: Sequence[TreeDef]) -> Callable[[Iterator[Any]], list[Any]]:
+    if all(c.kind == "leaf" for c in treedefs):
+        count = len(treedefs)
+        return lambda leaves: list(islice(leaves, count))
+    makers = [builder(c) for c in treedefs]
+    return lambda leaves: [make(leaves) for make in makers]
 
 
 def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:

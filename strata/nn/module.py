@@ -33,21 +33,34 @@ class Module:
 
     def __setattr__(self, name: str, value: Any) -> None:
         parts = self.__dict__.setdefault("_parts", ())
-        if name not in parts and _holds_tensors(value):
-            self.__dict__["_parts"] = tuple(sorted((*parts, name)))
+        if name not in parts:
+            if _holds_tensors(value):
+                self.__dict__["_parts"] = tuple(sorted((*parts, name)))
+            self.__dict__.pop("_fixed", None)
         self.__dict__[name] = value
 
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        self.__dict__["_parts"] = tuple(p for p in self.__dict__.get("_parts", ()) if p != name)
+        self.__dict__.pop("_fixed", None)
+
     def __tree_flatten__(self) -> tuple[tuple[str, ...], list[Any], tuple[tuple[str, Any], ...]]:
-        parts = self.__dict__.get("_parts", ())
-        fixed = tuple((k, _frozen(v)) for k, v in sorted(self.__dict__.items()) if k not in parts and k != "_parts")
-        return parts, [self.__dict__[k] for k in parts], fixed
+        own = self.__dict__
+        parts = own.get("_parts", ())
+        fixed = own.get("_fixed")
+        if fixed is None:
+            names = [k for k in sorted(own) if k not in parts and k != "_parts"]
+            fixed = tuple((k, _frozen(own[k])) for k in names)
+            if not any(isinstance(own[k], list) for k in names):  # which can change without our knowing
+                own["_fixed"] = fixed
+        return parts, [own[k] for k in parts], fixed
 
     @classmethod
     def __tree_unflatten__(cls, keys: tuple[str, ...], parts: list[Any], fixed: tuple[tuple[str, Any], ...]) -> Self:
         made = cls.__new__(cls)
         made.__dict__.update(zip(keys, parts, strict=True))
         made.__dict__.update(fixed)
-        made.__dict__["_parts"] = keys
+        made.__dict__["_parts"], made.__dict__["_fixed"] = keys, fixed
         return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

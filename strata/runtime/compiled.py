@@ -162,13 +162,19 @@ class CompiledGraph:
     __call__ = run
 
     def run_over(self, feeds: Mapping[str, Any], over: Mapping[int, np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Run with some outputs, by number, in arrays of the caller: inputs, too, that the plan may write over."""
+        """Run with some outputs, by number, in arrays of the caller: inputs, too, that the plan may write over.
+
+        The caller knows that they have the types of the outputs, and are contiguous.
+        """
         if not over or self._is_special:
             return self.run(feeds)
         arrays = self._arrays(feeds)
-        makers = self._makers if self._is_static else self._sized(arrays)[1]
+        binding, makers = (_NO_SIZES, self._makers) if self._is_static else self._sized(arrays)
         outputs = [over[i] if i in over else make(shape, dtype) for i, (make, shape, dtype) in enumerate(makers)]
-        self.run_into(feeds, outputs)
+        if OBSERVERS:
+            run_observed(self, arrays, outputs, binding, self._threads())
+        else:
+            self._run(arrays, outputs, binding, self._threads_option or config().num_threads)
         return tuple(outputs)
 
     def run_into(self, feeds: Mapping[str, Any], out: Sequence[np.ndarray]) -> None:

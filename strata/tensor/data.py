@@ -33,7 +33,7 @@ class Handle:
         self._array: np.ndarray | None = array
         self.type = TensorType(as_dtype(array.dtype), array.shape) if kind is None else kind
         self.binding = binding
-        self.is_own = is_own  # nobody else has seen the array
+        self.is_own = is_own  # nobody else has seen the array: no other handle, view or program has its memory
 
     @property
     def array(self) -> np.ndarray:
@@ -67,6 +67,9 @@ class Data(Leaf):
 
     handle: Handle
     name: ClassVar[str] = "data"
+
+    def __init__(self, handle: Handle) -> None:
+        self.__dict__["handle"] = handle  # many are made in every call of a jitted function: the plain way is slow
 
     def infer(self) -> TensorType:
         return self.handle.type

@@ -18,6 +18,8 @@ from strata.mir import Graph, Value, fresh_scope, placeholder, substitute_values
 from strata.ops import outer_values
 from strata.runtime import Profile
 from strata.tensor.creation import asarray
+from strata.tensor.data import data_value, handle_of
+from strata.tensor.general import General
 from strata.tensor.outline import is_traced
 from strata.tensor.realize import realize_values
 from strata.tensor.signature import outline_arguments
@@ -69,7 +71,8 @@ class Jitted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._call(args, kwargs)
-        if any(is_traced(v) for v in call.values):
+        handles = [handle_of(v) for v in call.values]
+        if None in handles and any(is_traced(v) for v in call.values):
             return self.fn(*args, **kwargs)  # inside another trace it is part of that graph
         try:
             variant = self.variants.get(call.key)
@@ -84,7 +87,7 @@ class Jitted:
             with self._lock:
                 if call.key in self.variants:
                     self.variants.move_to_end(call.key)
-        return variant.run(realize_values(call.values))
+        return variant.run(realize_values(call.values) if None in handles else handles)  # type: ignore[arg-type]
 
     def _call(self, args: Any, kwargs: Any) -> _Call:
         """The arguments taken apart."""
@@ -101,7 +104,8 @@ class Jitted:
         leaves: list[Any] = []
         shape = outline_arguments([given, kwargs], leaves)
         dynamic = [i for i, x in enumerate(leaves) if type(x) is Tensor or _is_dynamic(x)]
-        values = [_value(leaves[i]) for i in dynamic]
+        given_values = leaves if len(dynamic) == len(leaves) else [leaves[i] for i in dynamic]
+        values = [x.value if type(x) is Tensor else _value(x) for x in given_values]
         settings = config()
         fixed: tuple[Any, ...] = ()
         if len(dynamic) != len(leaves):
@@ -199,23 +203,38 @@ class Jitted:
         if general is None:
             return None
         with self._lock:
-            full = self.max_variants is not None and len(self.buckets) >= self.max_variants
-            if general.key not in self.buckets and full:
+            if general.key not in self.buckets and self._is_full(len(self.buckets)):
                 if self.on_miss == "interpret":
                     return (self.fn(*call.args, **call.kwargs),)
                 if self.on_miss == "error":
                     raise self._beyond(call)
                 if self.on_miss == "bucket":
-                    general = None
+                    general = variant.open_form()
                 else:
                     self.buckets.popitem(last=False)
-            made = len(self.buckets)
-            variant.share(self.buckets, general)
-            if len(self.buckets) > made:
-                self._note(call)
-            self.variants[call.key] = variant
-            while len(self.variants) > DEFAULT_VARIANTS:
-                self.variants.popitem(last=False)
+            found = self._share(call, variant, general)
+            if found is variant:
+                self.variants[call.key] = variant
+                while len(self.variants) > DEFAULT_VARIANTS:
+                    self.variants.popitem(last=False)
+        return found
+
+    def _is_full(self, count: int) -> bool:
+        """Whether so many variants are all that there may be; one is kept free for the open form."""
+        return self.max_variants is not None and count >= self.max_variants - (self.on_miss == "bucket")
+
+    def _has_room(self) -> bool:
+        """Whether one more program may be made, shared or not."""
+        own = sum(v.shared is None for v in self.variants.values())
+        return self.max_variants is None or own + len(self.buckets) < self.max_variants
+
+    def _share(self, call: _Call, variant: Variant, general: General | None) -> Variant | tuple[Any]:
+        """The variant on a shared program. What would need one program too many is run op by op."""
+        if general is not None and general.key not in self.buckets:
+            if self.on_miss == "bucket" and not self._has_room():
+                return (self.fn(*call.args, **call.kwargs),)
+            self._note(call)
+        variant.share(self.buckets, general)
         return variant
 
     def _note(self, call: _Call) -> None:
@@ -241,7 +260,7 @@ class Jitted:
         return self._miss_alone(call)
 
     def _miss_alone(self, call: _Call) -> Variant | tuple[Any]:
-        full = self.max_variants is not None and len(self.variants) >= self.max_variants
+        full = self._is_full(len(self.variants))
         if full and self.on_miss == "interpret":
             return (self.fn(*call.args, **call.kwargs),)
         if full and self.on_miss == "error":
@@ -249,11 +268,12 @@ class Jitted:
         variant = self._trace(call)
         if not isinstance(variant, Variant):
             return variant
-        self._note(call)
         if full and self.on_miss == "bucket":
+            open_form = variant.open_form()
             with self._lock:
-                variant.share(self.buckets)
-            return variant  # not kept: its program is
+                if open_form is not None or not self._has_room():
+                    return self._share(call, variant, open_form)  # the variant is not kept: its program is
+        self._note(call)
         with self._lock:
             self.variants[call.key] = variant
             while len(self.variants) > (self.max_variants or DEFAULT_VARIANTS):
@@ -286,9 +306,12 @@ class Jitted:
         for i, (value, handle) in enumerate(zip(captures, realize_values(captures), strict=True)):
             table[value] = graph.param(f"k{i}", value.type)
             captured[f"k{i}"] = handle.array
+            handle.is_own = False  # the program keeps it
         fixed = {i: x for i, x in enumerate(outs) if not _is_dynamic(x)}
         graph.outputs(*substitute_values(tensors, table))
-        return Variant(graph, captured, names, shape, fixed, self._donated(call))
+        types = {v.type: v.type for v in values}  # equal types are one object: a call with results is then found sooner
+        kinds = tuple(types.get(x.type, x.type) for x in graph.results)
+        return Variant(graph, captured, names, shape, fixed, kinds, self._donated(call))
 
 
 @dataclass(slots=True)
@@ -325,7 +348,9 @@ def _is_static(x: Any) -> bool:
 
 
 def _value(x: Any) -> Value:
-    return x.value if type(x) is Tensor else asarray(x).value
+    if type(x) is np.ndarray and x.dtype.kind in "fiubc" and x.dtype.isnative:
+        return data_value(x)  # what asarray would come to
+    return asarray(x).value
 
 
 def _is_dynamic(x: Any) -> bool:
@@ -374,9 +399,9 @@ def jit(
     """Trace and compile `fn` once for each signature (shapes, dtypes, structure, static values).
 
     With `max_variants`, `on_miss` says what a call beyond them does: "error" raises; "interpret" runs without a trace;
-    "bucket" uses one program with symbolic sizes for all further shapes; "compile", the default, lets the variant that
-    was not used for longest make room. Arguments in `donate_argnums` are given up: results take over their memory where
-    they can, and a donated tensor cannot be used again.
+    "bucket" makes the last of them a program with symbolic sizes, for all further shapes; "compile", the default, lets
+    the variant that was not used for longest make room. Arguments in `donate_argnums` are given up: results take over
+    their memory where they can, and a donated tensor cannot be used again.
 
     `buckets` gives the largest size of each range of an axis, by argument: with `{0: {1: [16, 64, 256]}}`, calls share
     a program where axis 1 of the first argument is in the same range. Nothing is padded. `max_variants` then counts

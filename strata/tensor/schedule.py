@@ -130,7 +130,11 @@ def run_values(roots: Sequence[Value]) -> tuple[list[np.ndarray], dict[str, int]
         compiled = _consider(program, plan, roots, settings)
     if compiled is None:
         COUNTS.interpreted += 1
-        return program.interpreter.run(arrays), {}
+        made = program.interpreter.run(arrays)
+        for leaf in plan.leaves:
+            if leaf.is_own and any(np.may_share_memory(leaf.array, a) for a in made):
+                leaf.is_own = False  # NumPy has made a view of it
+        return made, {}
     return list(compiled.run({f"d{i}": a for i, a in enumerate(arrays)})), {}
 
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import numpy as np
+
+from strata.tensor.tensor import Tensor
+
 
 def outline_arguments(tree: Any, leaves: list[Any]) -> Any:
     """The structure of a pytree; its leaves are added to `leaves` in the order of `strata.core.flatten`."""
     kind = type(tree)
+    if kind is Tensor or kind is np.ndarray:
+        leaves.append(tree)
+        return 0
     if kind is list or kind is tuple:
         return (kind, *[outline_arguments(x, leaves) for x in tree])
     if kind is dict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from strata.config import config
-from strata.core import TreeDef, here, unflatten
+from strata.core import TensorType, TreeDef, builder, here
 from strata.errors import TraceError
 from strata.lir import may_take_over
 from strata.mir import Graph, leaf_name
@@ -38,10 +38,12 @@ class Variant:
     names: tuple[str, ...]
     structure: TreeDef
     fixed: dict[int, Any]  # results that are not tensors, by place among the leaves
+    kinds: tuple[TensorType, ...]  # of the results
     donated: tuple[int, ...] = ()  # inputs that the caller gives up
     compiled: CompiledGraph | None = None
     shared: dict[str, str] | None = None  # names of inputs in a shared program, by ours
     takes: dict[int, int] | None = None  # outputs, and the donated inputs that they are written over
+    rebuild: Callable[[Iterator[Any]], Any] | None = None  # puts results into the structure
     runs: int = 0
     _lock: Lock = field(default_factory=Lock)
 
@@ -52,25 +54,26 @@ class Variant:
             made = self._run_over(compiled, feeds, handles)
         else:
             made = compiled.run(feeds)
-        results = [Handle(a, x.type, is_own=True) for a, x in zip(made, self.graph.results, strict=True)]
         self.runs += 1
-        return self.restore(results)
+        return self.restore([Handle(a, kind, is_own=True) for a, kind in zip(made, self.kinds, strict=True)])
 
     def _run_over(
         self, compiled: CompiledGraph, feeds: dict[str, np.ndarray], handles: Sequence[Handle]
     ) -> Sequence[np.ndarray]:
         """Results go where donated arguments lie, as far as the plan reads those before it writes.
 
-        Only memory that nobody else has seen is written over, and none that another argument reads.
+        Only memory that nobody else has seen is written over, and none that is an argument twice.
         """
         if self.takes is None:
             self.takes = self._pairs(compiled)
-        given = [h.array for h in handles]
+        times: dict[Handle, int] = {}
+        for handle in handles:
+            times[handle] = times.get(handle, 0) + 1
         over = {}
         for output, i in self.takes.items():
-            alone = not any(np.may_share_memory(given[i], a) for j, a in enumerate(given) if j != i)
-            if handles[i].is_own and alone and given[i].flags.carray:
-                over[output] = given[i]
+            handle = handles[i]
+            if handle.is_own and times[handle] == 1:
+                over[output] = handle.array
         try:
             return compiled.run_over(feeds, over)
         finally:
@@ -98,12 +101,13 @@ class Variant:
         return {self.shared[n]: a for n, a in (feeds | self.captured).items() if n in self.shared}
 
     def restore(self, handles: Sequence[Handle]) -> Any:
-        tensors = [Tensor(handle_value(h)) for h in handles]
+        if self.rebuild is None:
+            self.rebuild = builder(self.structure)
+        tensors = iter([Tensor(handle_value(h)) for h in handles])
         if not self.fixed:
-            return unflatten(self.structure, tensors)
-        rest = iter(tensors)
-        count = len(tensors) + len(self.fixed)
-        return unflatten(self.structure, [self.fixed[i] if i in self.fixed else next(rest) for i in range(count)])
+            return self.rebuild(tensors)
+        count = len(handles) + len(self.fixed)
+        return self.rebuild(iter([self.fixed[i] if i in self.fixed else next(tensors) for i in range(count)]))
 
     def compile(self) -> CompiledGraph:
         with self._lock:
@@ -117,10 +121,14 @@ class Variant:
         """The program with sizes open inside ranges, if there is one."""
         return generalize(outline_of(self.graph), ranges=ranges)
 
-    def share(self, buckets: OrderedDict[Any, Bucket], general: General | None = None) -> None:
+    def open_form(self) -> General | None:
+        """The program with all sizes open that can be, if there is one."""
+        program = outline_of(self.graph)
+        return generalize(program) or generalize(program, small=1)
+
+    def share(self, buckets: OrderedDict[Any, Bucket], general: General | None) -> None:
         """Run on a program with symbolic sizes, made now if it is the first of its form."""
         program = outline_of(self.graph)
-        general = general or generalize(program) or generalize(program, small=1)
         if general is None:
             raise TraceError(
                 f"jit: {self.graph.name} cannot share a program between shapes: an op of it needs fixed sizes",

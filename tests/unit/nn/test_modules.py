@@ -170,3 +170,40 @@ def test_mistakes():
         nn.Conv2d(3, 4, 1, groups=2)
     with pytest.raises(OptionError, match="no __call__"):
         nn.Module()(1)
+
+
+def test_fixed_attributes_are_those_of_now():
+    """They are remembered between calls of jitted functions: every way to change them must be seen."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            self.w = st.tensor(np.ones(3, "f"))
+            self.factor = 2.0
+            self.powers = [1, 2]
+
+        def __call__(self, x):
+            total = x * self.w * getattr(self, "factor", 1.0)
+            return sum(total**p for p in self.powers)
+
+    layer = Scaled()
+    f = st.jit(lambda layer, x: layer(x))
+    x = np.ones(3, "f")
+    assert f(layer, x).numpy()[0] == 2 + 4
+    layer.factor = 3.0
+    assert f(layer, x).numpy()[0] == 3 + 9
+    layer.powers.append(3)
+    assert f(layer, x).numpy()[0] == 3 + 9 + 27
+    layer.powers = (1,)
+    assert f(layer, x).numpy()[0] == 3
+    layer.factor = 5.0
+    assert f(layer, x).numpy()[0] == 5
+    del layer.factor
+    assert f(layer, x).numpy()[0] == 1
+    again = st.jit(lambda layer: layer)(layer)
+    again.factor = 7.0
+    assert f(again, x).numpy()[0] == 7
+    assert f(layer, x).numpy()[0] == 1
+    layer.w = None  # a part stays one
+    assert "w" in layer.__tree_flatten__()[0]
+    del layer.w
+    assert layer.__tree_flatten__()[0] == ()

@@ -172,3 +172,28 @@ def test_a_residual_behind_a_product_is_written_over(shape, rng) -> None:
                 got = st.jit(fn, donate_argnums=(0,))(residual, x, w)
             assert place(got) == first
             np.testing.assert_array_equal(got.numpy(), st.jit(fn)(data, x, w).numpy())
+
+
+def test_views_of_a_donated_tensor_keep_their_elements() -> None:
+    """Small expressions run in NumPy, which makes views."""
+    x = own(np.full((4, 4), 2.0, "f"))
+    flat, part = x.reshape((16,)).realize(), x[1:3].realize()
+    st.jit(lambda x: x + 1.0, donate_argnums=(0,))(x)
+    assert flat.numpy().tolist() == [2.0] * 16
+    assert part.numpy().tolist() == [[2.0] * 4] * 2
+
+
+def test_what_a_function_closed_over_is_not_written_over() -> None:
+    w = own(np.full((4, 4), 2.0, "f"))
+    reader = st.jit(lambda x: x + w)
+    assert reader(np.zeros((4, 4), "f")).numpy()[0, 0] == 2.0
+    st.jit(lambda x: x + 1.0, donate_argnums=(0,))(w)
+    assert reader(np.zeros((4, 4), "f")).numpy()[0, 0] == 2.0
+
+
+def test_a_tensor_given_twice_is_not_written_over() -> None:
+    x = own(np.arange(6, dtype="f"))
+    step = st.jit(lambda a, b: (a + 1.0, a[::-1] * b), donate_argnums=(0,))
+    first, second = step(x, x)
+    assert first.numpy().tolist() == [1, 2, 3, 4, 5, 6]
+    assert second.numpy().tolist() == [0, 4, 6, 6, 4, 0]

@@ -16,16 +16,34 @@ def test_a_stream_of_shapes_shares_one_program_in_buckets(rng):
         out = f(x)
         assert out.shape == (n,)
         np.testing.assert_allclose(out.numpy(), (x * 2).sum(1), rtol=1e-4, atol=1e-5)
-    assert len(f.variants) == 1
+    assert len(f.variants) == 0
     assert len(f.buckets) == 1
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_the_shared_program_is_one_of_the_variants(limit):
+    """The last of them is kept for it."""
+    f = st.jit(lambda x: (x * 2.0).sum(axis=1), max_variants=limit, on_miss="bucket")
+    for n in (10, 11, 12, 40, 41, 10, 100):
+        assert f(np.ones((n, 30), "f")).numpy().tolist() == [60.0] * n
+        assert len(f.variants) + len(f.buckets) <= limit
+    assert (len(f.variants), len(f.buckets)) == (limit - 1, 1)
+    assert len(f.misses) == limit
 
 
 def test_small_sizes_share_a_program_too():
     f = st.jit(lambda x: (x * 2.0).mean(), max_variants=1, on_miss="bucket")
-    for n in (2, 3, 5, 7, 1):
+    for n in (2, 3, 5, 7, 1, 2, 1):
         assert f(st.tensor(np.arange(n, dtype="f4"))).item() == n - 1
-    assert len(f.variants) == 1
-    assert len(f.buckets) <= 2  # a size of 1 broadcasts, so that it is a program of its own
+    assert len(f.variants) == 0
+    assert len(f.buckets) == 1  # a size of 1 broadcasts: there is no room for its program, so it runs without one
+
+
+def test_what_needs_fixed_sizes_has_the_last_variant():
+    f = st.jit(lambda x: x[:, 5:25].reshape((x.shape[0] * 20,)), max_variants=2, on_miss="bucket")
+    assert f(np.zeros((12, 30), "f")).shape == (240,)
+    assert f(np.zeros((13, 30), "f")).shape == (260,)
+    assert len(f.variants) + len(f.buckets) == 2
 
 
 def test_compiling_anyway_keeps_to_the_bound():
