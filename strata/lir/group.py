@@ -23,7 +23,7 @@ from strata.lir.order import Costs, best_order
 from strata.lir.siblings import join_siblings
 from strata.lir.traits import STEP, Traits, has_kernel, is_buffer_leaf, is_inline_constant, traits
 from strata.lir.views import view_strides
-from strata.mir import Constant, Graph, Input, Node, Param, Value, toposort
+from strata.mir import Constant, Graph, Input, Node, Param, Value
 
 MAX_DEPTH = 96  # of inlined producers: bounds the size of one kernel and the depth of expression building
 CHEAP = 6  # cost of scalar functions below which computing again beats a store and a load
@@ -390,26 +390,38 @@ class _Grouper:
             return False
         return not reach.between(producer, consumer)
 
-    def _needs(self, group: Group, readers: dict[Value, list[Group]]) -> list[Value]:
-        """What must be there before a group: what it reads, and for an update all other readers of the old value."""
-        if not group.updates:
-            return group.reads
-        others = [other for x in group.updates.values() for other in readers[x] if other is not group]
-        before = [r for other in others for r in other.roots]
-        return [*group.read_values, *(r for r in before if not self._depends(r, group))]
+    def _needs(self, groups: list[Group], maker: dict[Value, Group]) -> dict[int, list[Value]]:
+        """What must be there before each group: what it reads, and for an update all other readers of the old value.
 
-    def _depends(self, value: Value, group: Group) -> bool:
-        """Whether a value is computed from the group's result: then it cannot come first, and the update copies."""
-        made = {id(root.node) for root in group.roots}
-        return any(id(node) in made for node in toposort([value]))
-
-    def _schedule(self, groups: list[Group]) -> list[Group]:
-        """Groups in an order where every read is written before; ties keep the order of the graph."""
-        maker = {root: g for g in groups for root in g.roots}
+        A reader that itself waits for the update cannot come first; the update copies then.
+        """
+        needs = {id(g): list(g.read_values if g.updates else g.reads) for g in groups}
         readers: dict[Value, list[Group]] = defaultdict(list)
         for g in groups:
             for x in g.reads:
                 readers[x].append(g)
+
+        def waits(group: Group, end: Group) -> bool:
+            stack, seen = [group], {id(group)}
+            while stack:
+                for before in (maker[x] for x in needs[id(stack.pop())] if x in maker):
+                    if before is end:
+                        return True
+                    if id(before) not in seen:
+                        seen.add(id(before))
+                        stack.append(before)
+            return False
+
+        for g in groups:
+            for other in (other for x in g.updates.values() for other in readers[x] if other is not g):
+                if not waits(other, g):
+                    needs[id(g)] += other.roots
+        return needs
+
+    def _schedule(self, groups: list[Group]) -> list[Group]:
+        """Groups in an order where every read is written before; ties keep the order of the graph."""
+        maker = {root: g for g in groups for root in g.roots}
+        needs = self._needs(groups, maker)
         done: set[int] = set()
         order: list[Group] = []
         for start in sorted(groups, key=lambda g: max(self.position[id(r.node)] for r in g.roots)):
@@ -421,7 +433,7 @@ class _Grouper:
                     continue
                 waiting = [
                     maker[x]
-                    for x in self._needs(group, readers)
+                    for x in needs[id(group)]
                     if x in maker and id(maker[x]) not in done and maker[x] is not group
                 ]
                 if waiting:
@@ -431,7 +443,7 @@ class _Grouper:
                     order.append(group)
                     stack.pop()
         costs = Costs(frozenset(self.results | self.fixed))
-        best = best_order(order, lambda group: self._needs(group, readers), costs)
+        best = best_order(order, lambda group: needs[id(group)], costs)
         return join_siblings(best, self.stored, self.fixed) if self.fuse else best
 
 

@@ -89,6 +89,15 @@ def test_an_old_value_that_others_read_stays_apart() -> None:
     assert sum("dynamic_update_slice" in label for label in labels(compiled)) == 2
 
 
+def test_two_updates_of_one_value() -> None:
+    """Each reads what the other would change: they cannot both come last."""
+    g = Graph("forks")
+    x = g.input("x", (2, 9))
+    y = x * 0.5
+    first, second = (ops.dynamic_update_slice(x, new, [0, 0]) for new in (ops.gelu(y), ops.relu(y)))
+    compiled_and_checked(g.outputs(ops.sort(first, axis=1), second))
+
+
 def test_an_update_that_reads_what_it_changes() -> None:
     """The rows move by one: the new value must not take over the old one's memory."""
     g = Graph("shift")
