@@ -4,9 +4,10 @@ An entry is one file, named by the SHA-256 of what it was made from:
 
     magic, SHA-256 of the rest, length of the description, description (JSON), payload
 
-It is written to a temporary file, flushed to the disk and renamed into place, so that a reader sees all of it or
-nothing. A damaged entry is removed and counts as absent. A folder that cannot be written, or a full disk, turns the
-store off for writing with one warning; programs then compile as if there were no cache.
+It is written to a temporary file and renamed into place, so that a reader sees all of it or nothing. It is not flushed
+to the disk: what a power failure leaves of it is damaged, and a damaged entry is removed and counts as absent. A folder
+that cannot be written, or a full disk, turns the store off for writing with one warning; programs then compile as if
+there were no cache.
 """
 
 from __future__ import annotations
@@ -134,8 +135,6 @@ class DiskStore:
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
                 os.replace(temporary, path)
             except OSError:
                 with suppress(OSError):

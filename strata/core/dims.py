@@ -76,6 +76,12 @@ class SymExpr:
     __repr__ = __str__
 
     def __add__(self, other: Dim) -> Dim:
+        if isinstance(other, int):  # the constant is the last term, so that the order stays
+            *before, (mono, constant) = self.terms
+            if mono:
+                return SymExpr((*self.terms, ((), int(other)))) if other else self
+            total_constant = ((), constant + other)
+            return SymExpr((*before, total_constant) if total_constant[1] else tuple(before))
         if not _is_dim(other):
             return NotImplemented
         total = dict(_terms(self))
@@ -86,6 +92,8 @@ class SymExpr:
     __radd__ = __add__
 
     def __mul__(self, other: Dim) -> Dim:
+        if isinstance(other, int):
+            return SymExpr(tuple((mono, coeff * other) for mono, coeff in self.terms)) if other else 0
         if not _is_dim(other):
             return NotImplemented
         total: dict[Monomial, int] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -29,6 +30,7 @@ class Linear:
         return not self.terms
 
 
+@lru_cache(maxsize=4096)  # of nodes, which are interned; a rewrite asks for the same ones many times
 def linear(node: ir.Expr) -> Linear:
     """The linear form of an i64 expression; what cannot be opened is an atom."""
     match node:

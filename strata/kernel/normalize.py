@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 
 from strata.core import Dim, dim_prod, divide_exactly, i64
@@ -38,6 +39,7 @@ from strata.kernel.ir import (
 _SMALLEST_SPLIT = 8  # an inner axis shorter than a vector is worse than division
 
 
+@lru_cache(maxsize=64)  # those that look for a matrix product, a convolution and loops in one kernel all ask
 def normalize(kernel: Kernel) -> Kernel:
     """The same kernel in the form that nests are made from."""
     kernel = replace(kernel, stores=tuple(s for s in kernel.stores if all(a.extent != 0 for a in s.axes)))

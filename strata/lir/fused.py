@@ -102,7 +102,7 @@ class KernelOf:
 
     def _enter(self, x: Value) -> None:
         """A value from outside: a number, or a buffer that the kernel reads."""
-        if is_inline_constant(x.node):
+        if is_inline_constant(x.node) and x not in self.stored:
             self.views[x] = self._constant(x)
         else:
             self.views[x] = self.k.input(f"in{len(self.group.reads)}", x.type)

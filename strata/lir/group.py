@@ -14,20 +14,24 @@ Decisions that cut an edge are kept with their reason, for `explain`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from strata.core import Dim, bounds
+import numpy as np
+
+from strata.core import Dim, bounds, f32
 from strata.lir.fused import Group, KernelOf
 from strata.lir.order import Costs, best_order
 from strata.lir.siblings import join_siblings
-from strata.lir.traits import STEP, Traits, has_kernel, is_buffer_leaf, is_inline_constant, traits
+from strata.lir.traits import STEP, Traits, has_kernel, is_inline_constant, is_leaf, traits
 from strata.lir.views import view_strides
 from strata.mir import Constant, Graph, Input, Node, Param, Value
 
 MAX_DEPTH = 96  # of inlined producers: bounds the size of one kernel and the depth of expression building
 CHEAP = 6  # cost of scalar functions below which computing again beats a store and a load
 MANY = 1 << 14  # elements of a reduction's result from which computing them in another order costs more than a copy
+LEARNED = 8  # numbers of a model that are read from memory, so that kernels that differ in them alone are one
+SIGNIFICANT = 1 << 13  # a number that a person wrote has zeros in the last bits of its 24, or is used again and again
 TYPICAL_SIZE = 128  # stands in for a symbolic size without an upper bound when sizes are compared
 
 
@@ -75,7 +79,7 @@ class _Grouper:
             for x in node.inputs:
                 self.users[x].append(node)
         self.results = set(graph.results)
-        self.stored: set[Value] = set()
+        self.stored: set[Value] = _learned_numbers(self.users)
         self.cuts: list[Cut] = []
         self.fixed: set[Value] = set()  # values that depend on parameters and constants only: computed once
         for node in self.order:
@@ -98,7 +102,7 @@ class _Grouper:
     def run(self) -> Grouping:
         self._choose_stored()
         groups: dict[Value, Group] = {}
-        pending = [n for n in self.order if not is_buffer_leaf(n) and any(v in self.stored for v in n.outputs)]
+        pending = [n for n in self.order if not is_leaf(n) and any(v in self.stored for v in n.outputs)]
         while pending:
             node = pending.pop()
             group, wrong = self._build([v for v in node.outputs if v in self.stored], node)
@@ -507,3 +511,18 @@ def _typical(size: Dim) -> int:
         return size
     low, high = bounds(size)
     return max(low, min(high if high is not None else TYPICAL_SIZE, 1 << 40))
+
+
+def _learned_numbers(users: Mapping[Value, Sequence[Node]]) -> set[Value]:
+    """Scalars that training gave their values: odd ones that one op reads, where a graph has several of them."""
+    found = {
+        x
+        for x, nodes in users.items()
+        if len(nodes) == 1 and is_inline_constant(x.node) and x.dtype is f32 and nodes[0].op.elementwise and _is_odd(x)
+    }
+    return found if len(found) >= LEARNED else set()
+
+
+def _is_odd(x: Value) -> bool:
+    assert isinstance(x.node.op, Constant)
+    return bool(x.node.op.data.array.reshape(-1).view(np.uint32)[0] % SIGNIFICANT)

@@ -79,5 +79,5 @@ def is_inline_constant(node: Node) -> bool:
     return isinstance(node.op, Constant) and node.op.data.array.size == 1
 
 
-def is_buffer_leaf(node: Node) -> bool:
-    return isinstance(node.op, (Input, Param, Constant)) and not is_inline_constant(node)
+def is_leaf(node: Node) -> bool:
+    return isinstance(node.op, (Input, Param, Constant))

@@ -13,7 +13,7 @@ from strata.io import quantized_tensor
 from strata.mir import Graph
 from strata.models.decoder_config import DecoderConfig
 from strata.models.llama import LlamaGraph
-from strata.runtime import CompilePipeline, CompileResult, assert_fused
+from strata.runtime import CompilePipeline, CompileResult, Session, assert_fused
 from tests.programs import graphs
 
 
@@ -201,3 +201,38 @@ def test_a_long_chain_is_linear() -> None:
 
     small, large = (calls(lambda n=n: compiled(chain(n))) for n in (400, 1600))
     assert large < 5 * small
+
+
+def layers_with_numbers(numbers: list[float], size: int = 64) -> Graph:
+    """Equal layers that differ in one learned number each."""
+    g = Graph("scaled")
+    x = g.input("x", (16, size))
+    for i, number in enumerate(numbers):
+        x = ops.relu(x @ g.param(f"w{i}", (size, size)) * np.float32(number)) * np.float32(0.5)
+    return g.outputs(x)
+
+
+def test_learned_numbers_are_no_part_of_kernels() -> None:
+    """Kernels that differ in a number that training found are one kernel; a few such numbers are literals."""
+    rng = np.random.default_rng(7)
+    numbers = [float(x) for x in rng.uniform(0.5, 1.5, 9)]
+    assert len(compiled(layers_with_numbers(numbers)).lir.kernels) == 1
+    assert len(compiled(layers_with_numbers(numbers[:3])).lir.kernels) == 3
+    few = compiled(layers_with_numbers([0.5, 0.25, 2.0] * 3)).lir  # numbers that a person wrote
+    assert len(few.kernels) == 3
+    assert few.constants == ()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_learned_numbers_give_the_same_results(threads: int) -> None:
+    rng = np.random.default_rng(8)
+    numbers = [float(np.float32(x)) for x in rng.uniform(0.5, 1.5, 9)]
+    graph = layers_with_numbers(numbers, 32)
+    made = Session("cpu", threads=threads).compile(graph)
+    weights = {f"w{i}": rng.standard_normal((32, 32)).astype(np.float32) * 0.3 for i in range(9)}
+    made.set_params(weights)
+    x = rng.standard_normal((16, 32)).astype(np.float32)
+    expected = x.astype(np.float64)
+    for i, number in enumerate(numbers):
+        expected = np.maximum(expected @ weights[f"w{i}"] * number, 0) * 0.5
+    np.testing.assert_allclose(made.run(x=x)[0], expected, rtol=2e-5, atol=1e-6)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -67,6 +68,7 @@ class MatrixKernel:
         return 1 if axis is None else axis.extent
 
 
+@lru_cache(maxsize=64)
 def find_contraction(kernel: Kernel) -> MatrixKernel | None:
     """The kernel as a matrix product, or None."""
     normal = normalize(kernel)
