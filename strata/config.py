@@ -61,6 +61,8 @@ class Config:
     """Bit-equal results for any number of threads and any batch size."""
     check_indices: bool = field(default=False, metadata=_KEY)
     """Emit a range check at each gathered or scattered index."""
+    winograd: bool = field(default=True, metadata=_KEY)
+    """Convolve with fewer products where that is faster; False multiplies every tap with every pixel."""
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -138,6 +140,7 @@ _CHECKS: dict[str, Callable[[str, object], object]] = {
     "verify": _check_flag,
     "deterministic": _check_flag,
     "check_indices": _check_flag,
+    "winograd": _check_flag,
 }
 
 

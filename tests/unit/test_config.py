@@ -139,7 +139,7 @@ def test_using_log_level_is_put_back() -> None:
 
 def test_key_fields_hold_what_changes_code_and_nothing_else() -> None:
     c = Config()
-    assert c.key_fields() == "check_indices=False, deterministic=True"
+    assert c.key_fields() == "check_indices=False, deterministic=True, winograd=True"
     assert replace(c, num_threads=5, device="cuda", verify=False).key_fields() == c.key_fields()
     assert replace(c, deterministic=False).key_fields() != c.key_fields()
 

@@ -219,7 +219,7 @@ CHUNK_SECONDS: Final = 12e-6  # the least work worth handing out
 PACK_SECONDS: Final = 0.15e-9  # to pack one element of A
 PACKED_ROWS: Final = 48  # rows of the smallest chunk that packs A
 MOST_CHUNKS: Final = 64  # of a large product; more only repeat the reading of A
-_FLOPS, _BYTES = 100e9, 30e9  # one core's arithmetic and reading, per second; only their ratio to CHUNK_SECONDS matters
+FLOPS, BYTES = 100e9, 30e9  # one core's arithmetic and reading, per second; what matters are ratios
 
 
 def plan_contraction(
@@ -308,7 +308,7 @@ def _with_chunks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: 
     panels = max(1, -(-n // spec.panel_columns))
     served = min(rows, fewest)
     elements = spec.panel_columns * k * spec.matrices
-    cost = max(2 * served * elements / _FLOPS, spec.b.itemsize * elements / _BYTES) + 1e-9
+    cost = max(2 * served * elements / FLOPS, spec.b.itemsize * elements / BYTES) + 1e-9
     total = cost * panels * batch * max(1, -(-fewest // rows))
     wanted = max(CHUNK_SECONDS, total / MOST_CHUNKS)
     step = max(spec.streams, default=1) if fewest == 1 and panels > 4 else 1
@@ -320,7 +320,7 @@ def _with_chunks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: 
 def _with_packed_chunks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: int) -> Contraction:
     """Each chunk packs its rows of A: wide chunks pack less, many chunks keep all threads busy to the end."""
     height, panels = spec.heights[0], max(1, -(-n // spec.panel_columns))
-    work = 2 * m * panels * spec.panel_columns * k * batch / _FLOPS
+    work = 2 * m * panels * spec.panel_columns * k * batch / FLOPS
     best, choice = math.inf, spec
     for row_blocks in range(max(1, -(-m // CHUNK_ROWS)), max(1, -(-m // PACKED_ROWS)) + 1):
         rows = -(-max(1, -(-m // row_blocks)) // height) * height

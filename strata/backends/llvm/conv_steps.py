@@ -8,18 +8,27 @@ where they lie, whatever the order of their axes; those of a depth-wise convolut
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from strata.backends.llvm.builder import Function, Module, Value
 from strata.backends.llvm.conv import Convolution, Window, emit_convolution, plan_convolution
 from strata.backends.llvm.conv_depthwise import emit_depthwise, plan_depthwise
+from strata.backends.llvm.conv_winograd import (
+    TURNED,
+    Winograd,
+    emit_pack_taps,
+    emit_winograd,
+    fits_winograd,
+    plan_winograd,
+)
 from strata.backends.llvm.emit_values import Context
 from strata.backends.llvm.gemm_arith import convert
 from strata.backends.llvm.gemm_finish import Site
 from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
 from strata.backends.llvm.matrix import FinishedSums, Slot, ceil_div, planned
 from strata.backends.llvm.registers import memory_type
+from strata.config import config
 from strata.core import Dim, DType, Target, dim_prod, divide_exactly, f32, f64
 from strata.core import f16 as f16_type
 from strata.kernel import Axis, Buffer, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, normalize, postorder, rebuild
@@ -87,6 +96,11 @@ class ConvKernel:
         return self.channels == 1 and self.outputs == 1 and self.groups > 1
 
     @property
+    def tiles(self) -> Dim:
+        """Tiles of two by two pixels, of all images."""
+        return dim_prod([self.out.shape[0], *(ceil_div(count, 2) for count in self.counts)])
+
+    @property
     def weight_strides(self) -> tuple[int, ...]:
         return tuple(int(s) for s in self.b.spacing.strides)
 
@@ -146,7 +160,7 @@ class ConvPlan:
     """The template chosen for a convolution, and the arguments that its two kernels take; as MatrixPlan."""
 
     matrix: ConvKernel
-    convolution: Convolution
+    convolution: Convolution | Winograd
     name: str
 
     @property
@@ -162,10 +176,16 @@ class ConvPlan:
         """Weights packed alike share one packed copy."""
         m = self.matrix
         kind = "depthwise" if m.is_depthwise else self.spec.panels(m.b.dtype).name
+        kind += " winograd" if self.is_winograd else ""
         return f"conv {kind} {m.b.shape} {m.groups} {m.b.spacing}"
 
+    @property
+    def is_winograd(self) -> bool:
+        return isinstance(self.convolution, Winograd)
+
     def _k(self) -> int:
-        return self.matrix.window.taps * self.matrix.channels
+        """Rows of the packed weights."""
+        return (TURNED if self.is_winograd else self.matrix.window.taps) * self.matrix.channels
 
     def _panel_size(self) -> int:
         m = self.matrix
@@ -207,10 +227,10 @@ class ConvPlan:
         width = m.out.shape[-1]
         grouped = not m.is_depthwise
         numbers: dict[str, Dim] = {
-            "m": m.pixels, "n": m.outputs if grouped else width, "k": self._k(), "a_row": 0, "a_k": 1, "out_row": width,
-            "out_column": 1, "batch0_extent": m.groups if grouped else 1, "batch0_a": m.channels if grouped else 0,
-            "batch0_b": self._panel_size() if grouped else 0, "batch0_out": m.outputs if grouped else 0,
-            "x_image": m.x.spacing.strides[0],
+            "m": self._rows(), "n": m.outputs if grouped else width, "k": self._k(), "a_row": 0, "a_k": 1,
+            "out_row": width, "out_column": 1, "batch0_extent": m.groups if grouped else 1,
+            "batch0_a": m.channels if grouped else 0, "batch0_b": self._panel_size() if grouped else 0,
+            "batch0_out": m.outputs if grouped else 0, "x_image": m.x.spacing.strides[0],
         }  # fmt: skip
         for axis in range(m.rank):
             numbers |= {f"size{axis}": m.x.shape[axis + 1], f"count{axis}": m.counts[axis]}
@@ -230,12 +250,15 @@ class ConvPlan:
                 slots.append(("number", numbers[slot]))
         return slots
 
+    def _rows(self) -> Dim:
+        return self.matrix.tiles if self.is_winograd else self.matrix.pixels
+
     def points(self) -> Dim:
         """Chunks of the product, as Contraction.chunk_count says."""
         m, spec = self.matrix, self.spec
         columns = int(m.out.shape[-1]) if m.is_depthwise else m.outputs
         parts = -(-columns // (spec.panel_columns * spec.chunk_panels))
-        return ceil_div(m.pixels, spec.chunk_rows) * parts * (1 if m.is_depthwise else m.groups)
+        return ceil_div(self._rows(), spec.chunk_rows) * parts * (1 if m.is_depthwise else m.groups)
 
 
 def plan_convolution_kernel(found: ConvKernel, name: str, target: Target) -> ConvPlan | None:
@@ -263,14 +286,28 @@ def plan_convolution_kernel(found: ConvKernel, name: str, target: Target) -> Con
     }  # fmt: skip
     pixels = planned(found.pixels)
     target = _with_fitting_vectors(found, target)
+    spec: Convolution | Winograd
     if found.is_depthwise:
         spec = plan_depthwise(pixels, found.groups, window, target, **fields)
+    elif _takes_winograd(found):
+        del fields["dtype"], fields["width"]
+        fields["m_exact"] = isinstance(found.tiles, int)
+        spec = plan_winograd(planned(found.tiles), found.outputs, found.channels, window, target, **fields)
     else:
         spec = plan_convolution(pixels, found.outputs, found.channels, window, target, groups=found.groups, **fields)
     plan = ConvPlan(found, spec, name)
     if not found.is_depthwise and spec.product.panels(found.b.dtype).group > 1 and plan.k_stride() is None:
         return None
     return plan
+
+
+def _takes_winograd(found: ConvKernel) -> bool:
+    if not config().winograd or found.x.dtype is not f32 or found.groups != 1 or found.rank != 2:
+        return False
+    sizes, counts = ([d if isinstance(d, int) else None for d in dims] for dims in (found.x.shape[1:3], found.counts))
+    low = found.op.padding[0][0]
+    above = low if isinstance(low, int) else 1
+    return fits_winograd(found.window, found.channels, found.outputs, sizes, counts, above)
 
 
 def _with_fitting_vectors(found: ConvKernel, target: Target) -> Target:
@@ -288,7 +325,10 @@ def emit_convolution_kernel(module: Module, plan: ConvPlan) -> tuple[str, str]:
     """Adds the packer and the convolution to a module; returns their names."""
     found = plan.matrix
     epilogue = None if found.epilogue is None else lambda site, sums: _Epilogue(site, plan).finish(sums)
-    if found.is_depthwise:
+    if isinstance(plan.convolution, Winograd):
+        emit_winograd(module, plan.convolution, epilogue, plan.name)
+        emit_pack_taps(module, plan.convolution, plan.pack_name, _taps_at(plan))
+    elif found.is_depthwise:
         emit_depthwise(module, plan.convolution, epilogue, plan.name)
         _emit_pack_taps(module, plan)
     else:
@@ -330,6 +370,31 @@ def _weights_at(plan: ConvPlan) -> Any:
             value = f.select(type_, mask, value, "zeroinitializer")
         return convert(f, value, b.dtype, spec.b, lanes, spec.target)
 
+    return load
+
+
+def _taps_at(plan: ConvPlan) -> Any:
+    """The load of a packer that reads all taps of a channel, in any order of axes."""
+    m = plan.matrix
+    element, size, stride = memory_type(m.b.dtype), m.b.dtype.itemsize, m.weight_strides[-1]
+
+    def load(f: Function, channel: Value, output: Value, lanes: int, mask: str | None) -> list[str]:
+        source = f.load("ptr", f.address("i64", "%args", PACK_SLOTS.index("source")), 8)
+        first = f.address(element, source, f.add(f.mul(channel, m.weight_strides[-2]), f.mul(output, stride)))
+        return [vector_at(f, f.address(element, first, away), output, lanes, mask) for away in taps]
+
+    def vector_at(f: Function, place: str, output: Value, lanes: int, mask: str | None) -> str:
+        type_ = memory_type(m.b.dtype, lanes)
+        if stride == 1:
+            return f.load(type_, place, size) if mask is None else f.masked_load(type_, place, size, mask)
+        value = "zeroinitializer"
+        for lane in range(lanes):
+            step: Value = lane if mask is None else f.smin(lane, f.sub(m.outputs - 1, output))
+            one = f.load(element, f.address(element, place, f.mul(step, stride)), size)
+            value = f.insert(type_, value, one, lane)
+        return value if mask is None else f.select(type_, mask, value, "zeroinitializer")
+
+    taps = [y * m.weight_strides[0] + x * m.weight_strides[1] for y, x in product(range(3), repeat=2)]
     return load
 
 

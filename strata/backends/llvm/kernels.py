@@ -78,7 +78,7 @@ class Piece:
 def kernel_source(kernel: Kernel, target: Target, step: Step | None = None) -> Source:
     """The source of the kernel of a step."""
     anonymous = replace(kernel, name="kernel")
-    slides = "" if step is None or step.slides is None else "slides"
+    slides = "" if step is None or step.slides is None else f"slides {config().winograd}"
     text = cache(lambda: show_kernel(anonymous))
 
     def make() -> tuple[str, Module]:
