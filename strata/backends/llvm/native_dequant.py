@@ -1,7 +1,7 @@
 """Products with GGUF weights, read as the blocks they are stored in: nothing is unpacked in memory.
 
     quantize   x in f32 becomes 16-bit numbers with one scale for each 32 of them, and the scaled sums of these
-    rows       a few rows of x: rows of weights as they lie, four streams at a time
+    rows       a few rows of x: rows of weights as they lie, four streams at a time; native_dequant_wide for 512 bits
     panels     more rows of x: weights are unpacked once for all of them, see native_dequant_panel
 
 An element of a weight is d·q + m with small whole numbers q, so a block gives d·dx·Σ q·xq + m·dx·Σ xq. Sixteen bits for
@@ -29,13 +29,16 @@ from strata.backends.llvm.native_dequant_blocks import (
     folded_least,
 )
 from strata.backends.llvm.native_dequant_panel import GROUP, Panels, panel_rows
+from strata.backends.llvm.native_dequant_wide import LEVELS as WIDE_LEVELS
+from strata.backends.llvm.native_dequant_wide import STEPS, STREAMS, Step, WideRows, each_row, has_wide, row_points
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, override
 from strata.core import Target, TensorType, dim_prod, f32
 from strata.mir import Node, Op
 
 LEAST_K = 64  # below, there is nothing to gain
 MANY = 4  # from so many rows of x on, unpacking weights once for all of them pays
-CHUNK_BYTES = 48 << 10  # of weights that a thread takes at once
+# bytes of weights that a thread takes at once: streams want to be long, and all threads busy
+LEAST_CHUNK, MOST_CHUNK = 64 << 10, 384 << 10
 AHEAD = 512  # bytes between what is read and what is fetched: rows are too short for the processor to do it well
 LEVELS = 32767
 
@@ -59,68 +62,113 @@ def dequant_matmul(node: Node, target: Target) -> NativeOp | None:
     form = FORMATS[kind]
     row_bytes = codes.size.__index__() // n
     groups, blocks = k // GROUP, k // form.elements
+    step = STEPS[kind] if has_wide(target) else None
 
     def plan(sizes: Sizes) -> Planned:
         (rows,) = numbers([dim_prod(x.shape[:-1])], sizes)
         if rows == 0 or n == 0:
             return Planned(())
-        sides = -(-rows * k * 2 // 64) * 64
+        wide = step if rows < MANY else None
+        whole = -(-blocks // wide.blocks) * wide.blocks if wide else blocks  # blocks of x, zeros at the end included
+        sides = -(-rows * whole * form.elements * 2 // 64) * 64
         work = [("workspace", 0), ("workspace", sides)]
         slots = [("input", 1), *work, ("output", 0), *number_slots(rows, n, k)]
         if rows >= MANY:
             panels = -(-n // panel_rows(target))
             product = Call("panels", slots, panels, max(1, min(panels // 32, 4)))
         else:
-            tiles = -(-n // 4)
-            product = Call("rows", slots, tiles, max(1, min(CHUNK_BYTES // (4 * row_bytes), tiles // 8)))
-        quantize = Call("quantize", [("input", 0), *work], rows * groups, 64)
-        return Planned((quantize, product), sides + rows * blocks * form.record * 4 + 64)
+            points = row_points(n)
+            chunk = min(max(n * row_bytes // 32, LEAST_CHUNK), MOST_CHUNK)
+            product = Call("rows", slots, points, max(1, min(chunk // (STREAMS * row_bytes), points // 4)))
+        counts = number_slots(groups, whole * form.groups)
+        name, every = "quantize_wide" if wide else "quantize", rows * whole * form.groups
+        quantize = Call(name, [("input", 0), *work, *counts], every, 64)
+        return Planned((quantize, product), sides + rows * whole * form.record * 4 + 64)
 
     def emit(module: Module) -> None:
         _emit_quantize(module, form)
-        _Rows(kernel(module, "rows"), form).emit()
+        if step:
+            _emit_quantize(module, form, step)
+            WideRows(kernel(module, "rows"), kind).emit()
+        else:
+            _Rows(kernel(module, "rows"), form).emit()
         Panels(kernel(module, "panels"), form, target).emit()
 
-    return NativeOp(f"dequant_matmul {kind} {AHEAD}", emit, ("quantize", "rows", "panels"), plan)
+    functions = ("quantize", "rows", "panels", *(["quantize_wide"] if step else []))
+    return NativeOp(f"dequant_matmul {kind} {AHEAD}", emit, functions, plan)
 
 
-def _emit_quantize(module: Module, form: Format) -> None:
+def _emit_quantize(module: Module, form: Format, step: Step | None = None) -> None:
     """A group of 32 a point: numbers, the scale, and the scaled sum of the group or of each half."""
-    f = kernel(module, "quantize")
-    x, quants, sides = arguments(f, "ppp")
+    f = kernel(module, "quantize_wide" if step else "quantize")
+    x, quants, sides, groups, whole = arguments(f, "pppii")
+    levels = WIDE_LEVELS if step else LEVELS
+    together = step.groups if step else form.groups  # groups that have their scales side by side
 
     def group(i: str, _: list[str]) -> None:
-        first = f.mul(i, GROUP)
-        parts = [f.load(FLOATS, f.address("float", x, f.add(first, 8 * j)), 4) for j in range(4)]
+        parts = _behind_the_end(f, x, i, groups, whole) if step else _parts(f, x, i)
         sizes = [f.intrinsic("fabs", FLOATS, p) for p in parts]
         high = sizes[0]
         for s in sizes[1:]:
             high = f.select(FLOATS, f.compare("ogt", FLOATS, high, s), high, s)
         most = f.fold_lanes(FLOATS, high, lambda t, a, b: f.select(t, f.compare("ogt", t, a, b), a, b))
-        scale = f.binary("fmul", "float", most, constant("float", 1 / LEVELS))
+        scale = f.binary("fmul", "float", most, constant("float", 1 / levels))
         some = f.compare("ogt", "float", scale, constant("float", 1e-35))
-        rate = f.binary("fdiv", "float", constant("float", LEVELS), most)
+        rate = f.binary("fdiv", "float", constant("float", levels), most)
         rate = f.splat(FLOATS, f.select("float", some, rate, constant("float", 0)))
-        wholes = []
-        for j, part in enumerate(parts):
-            near = f.intrinsic("rint", FLOATS, f.binary("fmul", FLOATS, part, rate))
-            wholes.append(f.convert("fptosi", FLOATS, near, WORDS))
-            place = f.address("i16", quants, f.add(first, 8 * j))
-            f.store("<8 x i16>", f.convert("trunc", WORDS, wholes[j], "<8 x i16>"), place, 2)
-        block, at = (f.op(f"{op} i64 {i}, {form.groups}") for op in ("udiv", "urem"))
-        record = f.address("float", sides, f.mul(block, form.record))
+        nearest = (f.intrinsic("rint", FLOATS, f.binary("fmul", FLOATS, part, rate)) for part in parts)
+        wholes = [f.convert("fptosi", FLOATS, near, WORDS) for near in nearest]
+        if step:
+            _store_bytes(f, step, wholes, quants, i)
+        else:
+            for j, part in enumerate(wholes):
+                place = f.address("i16", quants, f.add(f.mul(i, GROUP), 8 * j))
+                f.store("<8 x i16>", f.convert("trunc", WORDS, part, "<8 x i16>"), place, 2)
+        block, at = (f.op(f"{op} i64 {i}, {together}") for op in ("udiv", "urem"))
+        record = f.address("float", sides, f.mul(block, together * form.record // form.groups))
         f.store("float", scale, f.address("float", record, at), 4)
         count = 2 if form.is_halved else 1
         for number, summed in enumerate([wholes[:2], wholes[2:]] if form.is_halved else [wholes]):
             total = summed[0]
             for more in summed[1:]:
                 total = f.binary("add", WORDS, total, more)
-            whole = f.fold_lanes(WORDS, total, lambda t, a, b: f.binary("add", t, a, b))
-            value = f.binary("fmul", "float", f.convert("sitofp", "i32", whole, "float"), scale)
-            f.store("float", value, f.address("float", record, f.add(form.groups + number, f.mul(at, count))), 4)
+            all_ = f.fold_lanes(WORDS, total, lambda t, a, b: f.binary("add", t, a, b))
+            value = f.binary("fmul", "float", f.convert("sitofp", "i32", all_, "float"), scale)
+            f.store("float", value, f.address("float", record, f.add(together + number, f.mul(at, count))), 4)
 
     f.loop("%begin", "%end", 1, [], group)
     f.ret()
+
+
+def _parts(f: Function, x: str, group: Value) -> list[str]:
+    """The 32 elements of a group."""
+    first = f.mul(group, GROUP)
+    return [f.load(FLOATS, f.address("float", x, f.add(first, 8 * j)), 4) for j in range(4)]
+
+
+def _behind_the_end(f: Function, x: str, group: str, groups: str, whole: str) -> list[str]:
+    """The 32 elements of a group, of rows that have zeros behind their elements up to a whole step."""
+    row, at = (f.op(f"{op} i64 {group}, {whole}") for op in ("udiv", "urem"))
+    is_there = f.compare("slt", "i64", at, groups)
+
+    def zeros() -> list[Value]:
+        return ["zeroinitializer"] * 4
+
+    return f.if_(is_there, lambda: _parts(f, x, f.add(f.mul(row, groups), at)), zeros, [FLOATS] * 4)
+
+
+def _store_bytes(f: Function, step: Step, wholes: list[str], quants: str, group: str) -> None:
+    """Numbers as 256 · high + low, each sixteen of them where its step wants it."""
+    at, which = (f.op(f"{op} i64 {group}, {step.groups}") for op in ("udiv", "urem"))
+    base = f.address("i8", quants, f.mul(at, 2 * step.elements))
+    places = f.module.table("i64", step.places())
+    sixteen, small = "<16 x i32>", "<16 x i8>"
+    for half in range(2):
+        place = f.load("i64", f.address("i64", places, f.add(f.mul(which, 2), half)), 8)
+        both = f.shuffle(WORDS, wholes[2 * half], wholes[2 * half + 1], range(16))
+        high = f.binary("ashr", sixteen, f.binary("add", sixteen, both, constant(sixteen, 128)), constant(sixteen, 8))
+        for offset, part in ((0, high), (64, both)):
+            f.store(small, f.convert("trunc", sixteen, part, small), f.address("i8", base, f.add(place, offset)), 1)
 
 
 class _Rows:
@@ -134,17 +182,13 @@ class _Rows:
 
     def emit(self) -> None:
         f = self.f
-        low, high = f.mul("%begin", 4), f.smin(f.mul("%end", 4), self.n)
-        quarter = f.op(f"lshr i64 {f.sub(high, low)}, 2")
-
-        def token(t: str, _: list[str]) -> None:
-            # four rows far apart: memory is read as four streams, which is twice as fast as one
-            f.loop(
-                0, quarter, 1, [], lambda i, _: self.row([f.add(f.add(low, i), f.mul(quarter, j)) for j in range(4)], t)
-            )
-            f.loop(f.add(low, f.mul(quarter, 4)), high, 1, [], lambda row, _: self.row([row], t))
-
-        f.loop(0, self.rows, 1, [], token)
+        f.loop(
+            0,
+            self.rows,
+            1,
+            [],
+            lambda t, _: each_row(f, self.n, lambda rows: self.row(rows, t)),
+        )
         f.ret()
 
     def row(self, rows: list[Value], token: Value) -> None:

@@ -310,8 +310,8 @@ def _q2k(f: Function, head: Head, j: int) -> Group:
     return _halves(f, head, j, _two_bits(f, head, j, 16))
 
 
-def _q3_head(f: Function, at: str) -> Head:
-    """Scales of 6 bits: four of number i in byte i % 8, the upper two in byte 8 + i % 4."""
+def q3_scales(f: Function, at: str) -> str:
+    """Sixteen bytes from scales of 6 bits: four of number i in byte i % 8, the upper two in byte 8 + i % 4."""
     low = f.load("<8 x i8>", f.address("i8", at, 96), 1)
     top = f.load("<4 x i8>", f.address("i8", at, 104), 1)
     fours = f.shuffle("<8 x i8>", low, "poison", [i % 8 for i in range(16)])
@@ -321,7 +321,11 @@ def _q3_head(f: Function, at: str) -> Head:
     shift = vector_constant("i8", [2 * (i // 4) for i in range(16)])
     twos = f.binary("and", BYTES, f.binary("lshr", BYTES, twos, shift), constant(BYTES, 3))
     both = f.binary("or", BYTES, fours, f.binary("shl", BYTES, twos, constant(BYTES, 4)))
-    scales = _sixteen_floats(f, f.binary("sub", BYTES, both, constant(BYTES, 32)), _f16(f, at, 108), "sext")
+    return f.binary("sub", BYTES, both, constant(BYTES, 32))
+
+
+def _q3_head(f: Function, at: str) -> Head:
+    scales = _sixteen_floats(f, q3_scales(f, at), _f16(f, at, 108), "sext")
     return Head(at, {"scales0": scales[0], "scales1": scales[1]})
 
 

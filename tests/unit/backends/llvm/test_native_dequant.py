@@ -6,20 +6,28 @@ import numpy as np
 import pytest
 
 from strata import ops
+from strata.backends.llvm.executable import CpuBackend
+from strata.backends.llvm.native_dequant_blocks import FORMATS
+from strata.backends.llvm.native_dequant_wide import STEPS
 from strata.core import Target, sym
 from strata.mir import Graph
 from strata.ops import schemes
 from strata.runtime import CompiledGraph, CompileOptions, Session
 
 KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2k", "q3k", "q4k", "q5k", "q6k", "q8k")
+TARGETS = [t for t in map(Target.named, ("host", "avx512", "avx2")) if t.runs_on(Target.host())]
 pytestmark = pytest.mark.skipif(not Target.host().has_avx2, reason="the native product needs AVX2")
 
 
-def _compiled(scheme: schemes.Scheme, codes: np.ndarray, k: int, threads: int | None = None) -> CompiledGraph:
+def _compiled(
+    scheme: schemes.Scheme, codes: np.ndarray, k: int, threads: int | None = None, target: Target | None = None
+) -> CompiledGraph:
     g = Graph("product")
     x, w = g.input("x", (sym("M", 1, 512), k)), g.param("w", codes.shape, "u8")
     g.outputs(ops.dequant_matmul(x, w, scheme=scheme))
-    made = Session("cpu").compile(g, CompileOptions(threads=threads))
+    session = Session("cpu")
+    session.backend = CpuBackend(target)
+    made = session.compile(g, CompileOptions(threads=threads))
     made.set_param("w", codes)
     return made
 
@@ -39,12 +47,47 @@ def test_values(kind: str, n: int, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+def test_steps_that_are_not_whole(kind: str, target: Target, rng: np.random.Generator) -> None:
+    """Rows whose blocks do not fill a step, and the last of which ends where the weights end."""
+    scheme = schemes.Scheme(f"gguf_{kind}")
+    for k in (256, 768) if FORMATS[kind].elements == 256 else (64, 96, 128, 160, 352):
+        (codes,) = scheme.encode(rng.standard_normal((k, 9)))
+        exact = scheme.decode(codes, k=k, n=9).astype(np.float64)
+        made = _compiled(scheme, codes, k, target=target)
+        for rows in (1, 3, 5):
+            x = rng.standard_normal((rows, k)).astype(np.float32)
+            usual = np.linalg.norm(x) * np.linalg.norm(exact) / np.sqrt(k)
+            assert np.linalg.norm(made.run(x=x)[0] - x @ exact) <= 1e-4 * usual, (k, rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_element_of_a_block(kind: str, rng: np.random.Generator) -> None:
+    """A single element of x that is not zero finds its own weight: all elements of two blocks of the widest kind."""
+    scheme, k = schemes.Scheme(f"gguf_{kind}"), 512
+    (codes,) = scheme.encode(rng.standard_normal((k, 5)))
+    exact = scheme.decode(codes, k=k, n=5)
+    made = _compiled(scheme, codes, k)
+    for at in range(k):
+        x = np.zeros((1, k), np.float32)
+        x[0, at] = 1.0
+        np.testing.assert_allclose(made.run(x=x)[0][0], exact[at], rtol=0, atol=2e-5 * np.abs(exact).max())
+
+
+def test_steps_name_every_sixteen_once() -> None:
+    for step in STEPS.values():
+        assert sorted(run for runs in step.runs for run in runs) == list(range(step.elements // 16))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_threads_change_nothing(kind: str, rng: np.random.Generator) -> None:
     scheme = schemes.Scheme(f"gguf_{kind}")
-    (codes,) = scheme.encode(rng.standard_normal((256, 130)))
-    x = rng.standard_normal((9, 256)).astype(np.float32)
-    one, two = (_compiled(scheme, codes, 256, threads).run(x=x)[0] for threads in (1, 2))
-    assert np.array_equal(one, two)
+    (codes,) = scheme.encode(rng.standard_normal((256, 1030)))
+    for rows in (1, 9):
+        x = rng.standard_normal((rows, 256)).astype(np.float32)
+        found = [_compiled(scheme, codes, 256, threads).run(x=x)[0] for threads in (1, 2, 7)]
+        for other in found[1:]:
+            assert np.array_equal(found[0], other)
 
 
 def test_rows_of_zeros_and_outliers(rng: np.random.Generator) -> None:

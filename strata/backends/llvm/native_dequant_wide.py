@@ -1,0 +1,470 @@
+"""A few rows of x times GGUF weights, where vectors have 512 bits: 64 numbers of 8 bits to an instruction.
+
+The numbers of a block stay bytes without sign, as they are stored; a number of x is 256 · high + low with two signed
+bytes, so that a sum of products is 256 · Σ q·high + Σ q·low. A step is four blocks of 32 elements or one of 256. It is
+taken apart into vectors of 64 bytes; x is stored in the order in which they come out, so that nothing is put in order
+while weights are read:
+
+    x of a step   for each vector: its 64 high bytes, its 64 low bytes
+    beside it     a scale for each 32, then their sums, or the sums of each 16
+
+Behind the last whole block, x is zero. A step that is not whole is copied first, so that nothing behind is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from strata.backends.llvm.builder import Function, Value, constant, vector_constant
+from strata.backends.llvm.native import arguments, fill_zero
+from strata.backends.llvm.native_dequant_blocks import FORMATS, Format, q3_scales
+from strata.core import Target
+
+LEVELS: Final = 32639  # 256 · 127 + 127
+STREAMS: Final = 4  # rows far apart: memory is read as four streams, which is twice as fast as one
+AHEAD: Final = 256  # bytes between what is read and what is fetched
+BYTES, FLOATS, WORDS, LONGS = "<64 x i8>", "<16 x float>", "<16 x i32>", "<8 x i64>"
+EIGHT, SIXTEEN = "<8 x float>", "<16 x i8>"
+ZERO = "zeroinitializer"
+
+
+@dataclass(frozen=True)
+class Step:
+    """How one step of a format is taken apart.
+
+    `runs` names the 16 elements in each quarter of each vector, by their number among the step's sixteens. `numbers`
+    gives the vectors; `scales` the scales of their lanes, times those of x, and what least values add to the result.
+    """
+
+    blocks: int
+    runs: tuple[tuple[int, ...], ...]
+    numbers: Callable[[Function, str], list[str]]
+    sides: Callable[[Function, str], list[str]]  # scales and sums of x, once for all rows of weights
+    scales: Callable[[Function, str, list[str], str], tuple[list[str], str]]
+    least_lanes: tuple[int, ...]
+    least_type: str = FLOATS
+    least_factor: float = 1.0
+    shared: int = 1  # vectors in a row with the same scales
+
+    @property
+    def elements(self) -> int:
+        return 64 * len(self.runs)
+
+    @property
+    def groups(self) -> int:
+        """Groups of 32."""
+        return 2 * len(self.runs)
+
+    def places(self) -> list[int]:
+        """Where each sixteen of a step is stored: bytes from the start of its x, of the high bytes."""
+        found = {run: 128 * v + 16 * i for v, runs in enumerate(self.runs) for i, run in enumerate(runs)}
+        return [found[run] for run in range(self.elements // 16)]
+
+
+def has_wide(target: Target) -> bool:
+    return target.has_avx512 and target.has("avx512vnni") and target.has("avx512vbmi") and target.vector_bytes == 64
+
+
+def each_row(f: Function, n: Value, take: Callable[[list[Value]], None]) -> None:
+    """Points %begin to %end of n rows: a point is a row of each quarter; behind them, rows that are left over.
+
+    Rows far apart are streams, which memory gives twice as fast as one; they go on from chunk to chunk.
+    """
+    part = f.op(f"udiv i64 {n}, {STREAMS}")
+    f.loop("%begin", f.smin("%end", part), 1, [], lambda i, _: take([f.add(i, f.mul(part, j)) for j in range(STREAMS)]))
+    left = f.mul(part, STREAMS - 1)
+    f.loop(f.smax("%begin", part), "%end", 1, [], lambda i, _: take([f.add(left, i)]))
+
+
+def row_points(n: int) -> int:
+    """Points of `each_row`."""
+    return n // STREAMS + n % STREAMS
+
+
+class WideRows:
+    """Emits `rows`: tiles of rows of weights times each row of x."""
+
+    def __init__(self, f: Function, kind: str) -> None:
+        self.f, self.form, self.step = f, FORMATS[kind], STEPS[kind]
+        self.codes, self.quants, self.x_sides, self.out, self.rows, self.n, self.k = arguments(f, "ppppiii")
+        self.blocks = f.op(f"udiv i64 {self.k}, {self.form.elements}")
+        self.row_bytes = f.mul(self.blocks, self.form.bytes)
+        self.whole = f.op(f"udiv i64 {self.blocks}, {self.step.blocks}")
+        self.steps = f.op(f"udiv i64 {f.add(self.blocks, self.step.blocks - 1)}, {self.step.blocks}")
+        self.step_bytes = self.step.blocks * self.form.bytes
+        self.room = -(-self.step_bytes // 64) * 64
+        self.copies = f.alloca("i8", STREAMS * self.room) if self.step.blocks > 1 else ""
+
+    def emit(self) -> None:
+        f = self.f
+        if self.copies:
+            fill_zero(f, self.copies, STREAMS * self.room)
+        f.loop(
+            0,
+            self.rows,
+            1,
+            [],
+            lambda t, _: each_row(f, self.n, lambda rows: self.row(rows, t)),
+        )
+        f.ret()
+
+    def row(self, rows: list[Value], token: Value) -> None:
+        """Some rows of weights times one row of x."""
+        f, step = self.f, self.step
+        weights = [f.address("i8", self.codes, f.mul(row, self.row_bytes)) for row in rows]
+        first = f.mul(token, self.steps)
+
+        def turn(s: str, so_far: list[str], places: list[str]) -> list[Value]:
+            at = f.add(first, s)
+            x = f.address("i8", self.quants, f.mul(at, 2 * step.elements))
+            sides = step.sides(f, f.address("float", self.x_sides, f.mul(at, step.blocks * self.form.record)))
+            return self.take(places, x, sides, so_far)
+
+        def whole(s: str, so_far: list[str]) -> list[Value]:
+            places = [f.address("i8", w, f.mul(s, self.step_bytes)) for w in weights]
+            for place in places:
+                for line in range(0, self.step_bytes, 64):
+                    f.prefetch(f.address("i8", place, AHEAD + line))
+            return turn(s, so_far, places)
+
+        def rest(s: str, so_far: list[str]) -> list[Value]:
+            size = f.mul(f.sub(self.blocks, f.mul(s, step.blocks)), self.form.bytes)
+            places = [f.address("i8", self.copies, self.room * i) for i in range(len(rows))]
+            for place, w in zip(places, weights, strict=True):
+                self.copy(place, f.address("i8", w, f.mul(s, self.step_bytes)), size)
+            return turn(s, so_far, places)
+
+        start = [(FLOATS, ZERO)] * len(rows) + [(step.least_type, ZERO)] * len(rows)
+        found = f.loop(0, self.whole, 1, start, whole)
+        if self.copies:
+            types = [kind for kind, _ in start]
+            found = f.loop(self.whole, self.steps, 1, list(zip(types, found, strict=True)), rest)
+        for r, row in enumerate(rows):
+            value = _sum(f, FLOATS, found[r])
+            if step.least_lanes:
+                picked = f.shuffle(step.least_type, found[len(rows) + r], "poison", step.least_lanes)
+                least = _sum(f, f"<{len(step.least_lanes)} x float>", picked)
+                value = f.fma("float", least, constant("float", step.least_factor), value)
+            f.store("float", value, f.address("float", self.out, f.add(f.mul(token, self.n), row)), 4)
+
+    def take(self, places: list[str], x: str, sides: list[str], so_far: list[str]) -> list[Value]:
+        """One step of each row."""
+        f, step = self.f, self.step
+        acc, least = so_far[: len(places)], so_far[len(places) :]
+        taken = []
+        for r, place in enumerate(places):
+            scales, least[r] = step.scales(f, place, sides, least[r])
+            taken.append((step.numbers(f, place), scales))
+        for j in range(0, len(step.runs), step.shared):
+            together = range(j, j + step.shared)
+            high, low = ([f.load(BYTES, f.address("i8", x, 128 * i + half), 64) for i in together] for half in (0, 64))
+            for r, (numbers, scales) in enumerate(taken):
+                total = ZERO
+                for i, h in zip(together, high, strict=True):
+                    total = _dot(f, total, numbers[i], h)
+                total = f.binary("shl", WORDS, total, constant(WORDS, 8))
+                for i, part in zip(together, low, strict=True):
+                    total = _dot(f, total, numbers[i], part)
+                acc[r] = f.fma(FLOATS, f.convert("sitofp", WORDS, total, FLOATS), scales[j // step.shared], acc[r])
+        return [*acc, *least]
+
+    def copy(self, to: str, source: str, size: Value) -> None:
+        """The bytes of a step that is not whole."""
+        f = self.f
+        for line in range(0, self.room, 64):
+            index = vector_constant("i16", range(line, line + 64))
+            limit = f.splat("<64 x i16>", f.op(f"trunc i64 {size} to i16"))
+            mask = f.compare("slt", "<64 x i16>", index, limit)
+            part = f.masked_load(BYTES, f.address("i8", source, line), 1, mask)
+            f.store(BYTES, part, f.address("i8", to, line), 64)
+
+
+def _sum(f: Function, kind: str, x: str) -> str:
+    return f.fold_lanes(kind, x, lambda t, a, b: f.binary("fadd", t, a, b))
+
+
+def _dot(f: Function, total: str, numbers: str, x: str) -> str:
+    """total + the sums of four products each of bytes without sign and bytes with one."""
+    return f.call(WORDS, "llvm.x86.avx512.vpdpbusd.512", (WORDS, total), (BYTES, numbers), (BYTES, x))
+
+
+def _at(f: Function, kind: str, base: str, offset: int) -> str:
+    return f.load(kind, f.address("i8", base, offset), 1)
+
+
+def _and(f: Function, x: str, mask: int) -> str:
+    return f.binary("and", BYTES, x, constant(BYTES, mask))
+
+
+def _right(f: Function, x: str, count: int) -> str:
+    return f.binary("lshr", BYTES, x, constant(BYTES, count)) if count else x
+
+
+def _twice(f: Function, base: str, offset: int) -> str:
+    """32 bytes in both halves of a vector."""
+    return f.shuffle("<32 x i8>", _at(f, "<32 x i8>", base, offset), "poison", [i % 32 for i in range(64)])
+
+
+def _shifted(f: Function, x: str, first: int, second: int) -> str:
+    """Bytes moved to the right by `first` bits in the lower half of a vector and by `second` in the upper half.
+
+    What moves in comes from neighbours. A negative count moves to the left.
+    """
+    control = [(8 * (i % 8) + (first if i < 32 else second)) % 64 for i in range(64)]
+    given = (BYTES, vector_constant("i8", control)), (BYTES, x)
+    return f.call(BYTES, "llvm.x86.avx512.pmultishift.qb.512", *given)
+
+
+def _lanes(f: Function, x: str, kind: str, lanes: Sequence[int]) -> str:
+    """Lanes of a vector, each as often as there are places for it in sixteen."""
+    count = 16 // len(lanes)
+    return f.shuffle(kind, x, "poison", [lanes[i // count] for i in range(16)])
+
+
+# ------------------------------------------------------------------------------------------------ blocks of 32 elements
+
+
+def _pieces(f: Function, at: str, size: int) -> tuple[str, str]:
+    """The first and the last 64 of up to 128 bytes, which two vectors hold together."""
+    return _at(f, BYTES, at, 0), _at(f, BYTES, at, size - 64)
+
+
+def _gather(f: Function, pieces: tuple[str, str], size: int, width: int, offsets: Sequence[int]) -> str:
+    """Fields of `width` bytes at some offsets of a step, side by side."""
+    kind = f"<{64 // width} x i{8 * width}>"
+    a, b = (f.convert("bitcast", BYTES, p, kind) for p in pieces)
+    assert all((offset - (size - 64)) % width == 0 or offset + width <= 64 for offset in offsets)
+    picks = [o // width if o + width <= 64 else 64 // width + (o - (size - 64)) // width for o in offsets]
+    return f.shuffle(kind, a, b if any(p >= 64 // width for p in picks) else "poison", picks)
+
+
+def _nibbles(bytes_: int, offset: int) -> Callable[[Function, str], list[str]]:
+    """Four blocks of 32 numbers of 4 bits: the first halves of all four, then the second halves."""
+
+    def numbers(f: Function, at: str) -> list[str]:
+        size = 4 * bytes_
+        offsets = [bytes_ * (i // 16) + offset + i % 16 for i in range(64)]
+        packed = _gather(f, _pieces(f, at, size), size, 1, offsets)
+        return [_and(f, packed, 15), _right(f, packed, 4)]
+
+    return numbers
+
+
+def _with_fifth(bytes_: int, offset: int) -> Callable[[Function, str], list[str]]:
+    """The same with fifth bits, which lie together in 4 bytes before the others."""
+    fours = _nibbles(bytes_, offset)
+
+    def numbers(f: Function, at: str) -> list[str]:
+        made = []
+        for half, part in enumerate(fours(f, at)):
+            bits = ""
+            for block in range(4):
+                word = f.convert("zext", "i16", _at(f, "i16", at, bytes_ * block + offset - 4 + 2 * half), "i64")
+                moved = f.binary("shl", "i64", word, 16 * block)
+                bits = f.binary("or", "i64", bits, moved) if bits else moved
+            mask = f.convert("bitcast", "i64", bits, "<64 x i1>")
+            made.append(f.select(BYTES, mask, f.binary("add", BYTES, part, constant(BYTES, 16)), part))
+        return made
+
+    return numbers
+
+
+def _signed_bytes(f: Function, at: str) -> list[str]:
+    """Four blocks of 32 bytes with sign, moved up by 128."""
+    made = []
+    for pair in range(2):
+        halves = [_at(f, "<32 x i8>", at, 68 * pair + 34 * i + 2) for i in range(2)]
+        both = f.shuffle("<32 x i8>", halves[0], halves[1], range(64))
+        made.append(f.binary("xor", BYTES, both, constant(BYTES, 128)))
+    return made
+
+
+def _four_sides(f: Function, record: str) -> list[str]:
+    return [f.load(EIGHT, record, 4)]
+
+
+def _four_scales(form: Format, least_at: int) -> Callable[[Function, str, list[str], str], tuple[list[str], str]]:
+    """The scales of four blocks, and their fields at `least_at`, times scales and sums of x."""
+    size = 4 * form.bytes
+    offsets = [form.bytes * i + start for start in (0, least_at) for i in range(4)]
+
+    def scales(f: Function, at: str, x: list[str], least: str) -> tuple[list[str], str]:
+        pieces = _pieces(f, at, min(size, 128))
+        found = _gather(f, pieces, min(size, 128), 2, offsets)
+        floats = f.convert("fpext", "<8 x half>", f.convert("bitcast", "<8 x i16>", found, "<8 x half>"), EIGHT)
+        both = f.binary("fmul", EIGHT, floats, x[0])
+        lanes = ((0, 1), (2, 3)) if size > 128 else ((0, 1, 2, 3),)  # blocks to a vector
+        return [_lanes(f, both, EIGHT, some) for some in lanes], f.binary("fadd", EIGHT, least, both)
+
+    return scales
+
+
+# ----------------------------------------------------------------------------------------------- blocks of 256 elements
+
+_QUARTERS = ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15))  # vectors of 64 elements in order
+
+
+def _half(f: Function, at: str, offset: int) -> str:
+    return f.convert("fpext", "half", _at(f, "half", at, offset), "float")
+
+
+def _eight_sides(f: Function, record: str) -> list[str]:
+    """Four scales, four sums, and the others: the order of `_six_bits`."""
+    both = f.load(FLOATS, record, 4)
+    order = [0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15]
+    return [f.shuffle(FLOATS, both, "poison", order)]
+
+
+def _six_bits(f: Function, at: str, x: list[str], least: str) -> tuple[list[str], str]:
+    """Eight scales and eight least values of 6 bits, put together in plain registers: four of each at a time."""
+    first, last = _at(f, "i64", at, 4), f.convert("zext", "i32", _at(f, "i32", at, 12), "i64")
+    low = f.binary("and", "i64", first, str(0x3F3F3F3F3F3F3F3F))
+    top = f.binary("and", "i64", f.binary("lshr", "i64", first, 2), str(0x3030303030303030))
+    fours = f.binary("or", "i64", last, f.binary("shl", "i64", last, 28))
+    high = f.binary("or", "i64", f.binary("and", "i64", fours, str(0x0F0F0F0F0F0F0F0F)), top)
+    both = f.insert("<2 x i64>", f.insert("<2 x i64>", "poison", low, 0), high, 1)
+    whole = f.convert("zext", SIXTEEN, f.convert("bitcast", "<2 x i64>", both, SIXTEEN), WORDS)
+    halves = f.convert("bitcast", "i32", _at(f, "i32", at, 0), "<2 x half>")
+    factors = f.convert("fpext", "<2 x half>", halves, "<2 x float>")
+    factors = f.shuffle("<2 x float>", factors, "poison", [i // 4 % 2 for i in range(16)])
+    found = f.binary("fmul", FLOATS, f.convert("uitofp", WORDS, whole, FLOATS), factors)
+    found = f.binary("fmul", FLOATS, found, x[0])
+    lanes = ((0, 2), (1, 3), (8, 10), (9, 11))
+    return [_lanes(f, found, FLOATS, pair) for pair in lanes], f.binary("fadd", FLOATS, least, found)
+
+
+_FOUR_BIT_RUNS = ((0, 1, 4, 5), (2, 3, 6, 7), (8, 9, 12, 13), (10, 11, 14, 15))
+
+
+def _four_bits(f: Function, at: str, offset: int) -> list[str]:
+    """Sub-blocks 0 and 2, 1 and 3, 4 and 6, 5 and 7: low and high halves of 64 bytes each."""
+    packed = [_at(f, BYTES, at, offset + 64 * i) for i in range(2)]
+    return [part for p in packed for part in (_and(f, p, 15), _right(f, p, 4))]
+
+
+def _q4k(f: Function, at: str) -> list[str]:
+    return _four_bits(f, at, 16)
+
+
+def _q5k(f: Function, at: str) -> list[str]:
+    high = _twice(f, at, 16)
+    made = []
+    for i, part in enumerate(_four_bits(f, at, 48)):
+        group = 4 * (i // 2) + i % 2
+        fifth = _and(f, _shifted(f, high, group - 4, group - 2), 16)
+        made.append(f.binary("or", BYTES, part, fifth))
+    return made
+
+
+def _sixteen_sides(f: Function, record: str) -> list[str]:
+    """The eight scales twice each, and the sixteen sums."""
+    scales = f.load(EIGHT, record, 4)
+    sums = f.load(FLOATS, f.address("float", record, 8), 4)
+    return [f.shuffle(EIGHT, scales, "poison", [i // 2 for i in range(16)]), sums]
+
+
+def _fold_sixteen(f: Function, found: str, x: list[str], lanes: Sequence[Sequence[int]]) -> list[str]:
+    both = f.binary("fmul", FLOATS, found, x[0])
+    return [_lanes(f, both, FLOATS, four) for four in lanes]
+
+
+def _floats(f: Function, extend: str, numbers: str) -> str:
+    return f.convert("sitofp", WORDS, f.convert(extend, SIXTEEN, numbers, WORDS), FLOATS)
+
+
+_HALVES = ((0, 1, 8, 9), (2, 3, 10, 11), (4, 5, 12, 13), (6, 7, 14, 15))  # the same quarter of both halves
+
+
+def _q6_scales(f: Function, at: str, x: list[str], least: str) -> tuple[list[str], str]:
+    d = f.splat(FLOATS, _half(f, at, 208))
+    found = f.binary("fmul", FLOATS, _floats(f, "sext", _at(f, SIXTEEN, at, 192)), d)
+    return _fold_sixteen(f, found, x, _QUARTERS), f.fma(FLOATS, found, x[1], least)
+
+
+def _q6k(f: Function, at: str) -> list[str]:
+    made = []
+    for half in range(2):
+        low, high = _at(f, BYTES, at, 64 * half), _twice(f, at, 128 + 32 * half)
+        for i, four in enumerate((_and(f, low, 15), _right(f, low, 4))):
+            two = _and(f, _shifted(f, high, 4 * i - 4, 4 * i - 2), 48)
+            made.append(f.binary("or", BYTES, four, two))
+    return made
+
+
+def _q2_scales(f: Function, at: str, x: list[str], least: str) -> tuple[list[str], str]:
+    raw = _at(f, SIXTEEN, at, 0)
+    low = f.binary("and", SIXTEEN, raw, constant(SIXTEEN, 15))
+    high = f.binary("lshr", SIXTEEN, raw, constant(SIXTEEN, 4))
+    d, m = (f.splat(FLOATS, _half(f, at, offset)) for offset in (80, 82))
+    found = f.binary("fmul", FLOATS, _floats(f, "zext", low), d)
+    offsets = f.binary("fmul", FLOATS, _floats(f, "zext", high), m)
+    return _fold_sixteen(f, found, x, _HALVES), f.fma(FLOATS, offsets, x[1], least)
+
+
+def _two_bits(f: Function, at: str, offset: int) -> list[str]:
+    packed = _at(f, BYTES, at, offset)
+    return [_and(f, _right(f, packed, 2 * quarter), 3) for quarter in range(4)]
+
+
+def _q2k(f: Function, at: str) -> list[str]:
+    return _two_bits(f, at, 16)
+
+
+def _q3_scales(f: Function, at: str, x: list[str], least: str) -> tuple[list[str], str]:
+    d = f.splat(FLOATS, _half(f, at, 108))
+    found = f.binary("fmul", FLOATS, _floats(f, "sext", q3_scales(f, at)), d)
+    return _fold_sixteen(f, found, x, _HALVES), f.fma(FLOATS, found, x[1], least)
+
+
+def _q3k(f: Function, at: str) -> list[str]:
+    bits = _twice(f, at, 0)
+    made = []
+    for quarter, part in enumerate(_two_bits(f, at, 32)):
+        third = _and(f, _shifted(f, bits, quarter - 2, quarter + 2), 4)
+        made.append(f.binary("or", BYTES, part, third))
+    return made
+
+
+def _q8k_sides(f: Function, record: str) -> list[str]:
+    """The eight scales, and the eight sums."""
+    return [f.load(FLOATS, record, 4)]
+
+
+def _q8k_scales(f: Function, at: str, x: list[str], least: str) -> tuple[list[str], str]:
+    found = f.binary("fmul", FLOATS, f.splat(FLOATS, _at(f, "float", at, 0)), x[0])
+    made = [_lanes(f, found, FLOATS, (2 * i, 2 * i + 1)) for i in range(4)]
+    return made, f.binary("fadd", FLOATS, least, found)
+
+
+def _q8k(f: Function, at: str) -> list[str]:
+    parts = (_at(f, BYTES, at, 4 + 64 * i) for i in range(4))
+    return [f.binary("xor", BYTES, part, constant(BYTES, 128)) for part in parts]
+
+
+_FIRST_AND_SECOND = ((0, 2, 4, 6), (1, 3, 5, 7))  # sixteens of four blocks
+_LAST = tuple(range(8, 16))
+_ALL = tuple(range(16))
+
+
+def _small(kind: str, numbers: Callable[[Function, str], list[str]], factor: float, least_at: int = 0) -> Step:
+    scales = _four_scales(FORMATS[kind], least_at)
+    runs = _QUARTERS[:2] if kind == "q8_0" else _FIRST_AND_SECOND
+    shared = 1 if kind == "q8_0" else 2
+    return Step(4, runs, numbers, _four_sides, scales, (4, 5, 6, 7), EIGHT, factor, shared)
+
+
+STEPS: Final = {
+    "q4_0": _small("q4_0", _nibbles(18, 2), -8.0),
+    "q4_1": _small("q4_1", _nibbles(20, 4), 1.0, least_at=2),
+    "q5_0": _small("q5_0", _with_fifth(22, 6), -16.0),
+    "q5_1": _small("q5_1", _with_fifth(24, 8), 1.0, least_at=2),
+    "q8_0": _small("q8_0", _signed_bytes, -128.0),
+    "q4k": Step(1, _FOUR_BIT_RUNS, _q4k, _eight_sides, _six_bits, (4, 5, 6, 7, 12, 13, 14, 15), FLOATS, -1.0),
+    "q5k": Step(1, _FOUR_BIT_RUNS, _q5k, _eight_sides, _six_bits, (4, 5, 6, 7, 12, 13, 14, 15), FLOATS, -1.0),
+    "q6k": Step(1, _QUARTERS, _q6k, _sixteen_sides, _q6_scales, _ALL, FLOATS, -32.0),
+    "q2k": Step(1, _HALVES, _q2k, _sixteen_sides, _q2_scales, _ALL, FLOATS, -1.0),
+    "q3k": Step(1, _HALVES, _q3k, _sixteen_sides, _q3_scales, _ALL, FLOATS, -4.0),
+    "q8k": Step(1, _QUARTERS, _q8k, _q8k_sides, _q8k_scales, _LAST, FLOATS, -128.0),
+}
