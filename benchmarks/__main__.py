@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe, load
-from benchmarks.measure import ROOT, Team, start_ups
+from benchmarks.measure import ROOT, Team, in_process, start_ups
 from benchmarks.registry import Workload, load_workloads
 from benchmarks.report import best_peer, geometric_mean, memory, page, picture, ratio, table
 
@@ -33,12 +33,8 @@ HISTORY = ROOT / "bench-results/history.jsonl"
 NOISE = 0.25  # a ratio may fall this much below the stored one
 MOST = 2.0  # a stored ratio beyond this would defend luck
 QUICK, FULL = 0.15, 1.0  # seconds for each contender, workload and number of threads
-# workloads that are also timed from the start of a process
-START_UPS = (
-    "MiniLM-shaped encoder 1x128",
-    "PP-OCRv4 detection 640x640",
-    "silero-vad step",
-)
+# workloads that are also timed from the start of a process: these groups, and an encoder
+START_UPS = ("ONNX models", "MiniLM: one text of 16 tokens", "SmolLM2-135M Q4_1: 128 tokens in")
 
 
 def main() -> int:
@@ -76,7 +72,9 @@ def main() -> int:
         run = run_suite(here, FULL if options.full else QUICK, show=not options.json)
         run["suite"] = "full" if options.full else "quick"
         if not options.only and not options.no_start_up and index == parts:
-            run["start_up"] = start_ups(counts[-1], [name for name in START_UPS if name in load_workloads()])
+            names = [w.name for w in chosen if w.name in START_UPS or w.group in START_UPS]
+            run["start_up"] = start_ups(counts[-1], names)
+            run["ceilings"] = ceilings(counts)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         run["cpu_seconds"] = used.ru_utime + used.ru_stime
         HISTORY.parent.mkdir(exist_ok=True)
@@ -100,10 +98,10 @@ def newest(names: set[str], counts: list[int]) -> dict[str, Any]:
     """The newest result of each workload in the history, as if it were one run."""
     results: dict[tuple[int, str], dict[str, Any]] = {}
     used: dict[str, dict[str, Any]] = {}
-    start_up: list[dict[str, Any]] = []
+    extra: dict[str, Any] = {}
     for line in HISTORY.read_text("utf-8").splitlines() if HISTORY.exists() else ():
         run = json.loads(line)
-        start_up = run.get("start_up", start_up)
+        extra |= {name: run[name] for name in ("start_up", "ceilings") if name in run}
         for r in run["results"]:
             if r["workload"] in names and r["threads"] in counts:
                 results[r["threads"], r["workload"]] = r
@@ -120,7 +118,7 @@ def newest(names: set[str], counts: list[int]) -> dict[str, Any]:
         "seconds": sum(run["seconds"] for run in runs),
         "cpu_seconds": sum(run.get("cpu_seconds", 0) for run in runs),
         "load_after": max((run["load_after"] for run in runs), default=0),
-        "start_up": start_up,
+        **extra,
     }
 
 
@@ -136,6 +134,18 @@ def run_suite(jobs: list[tuple[int, Workload]], seconds: float, *, show: bool = 
                     if show:
                         print(_line(results[-1]), flush=True)
     return {"machine": machine, "results": results, "seconds": time.perf_counter() - start, "load_after": load()}
+
+
+def ceilings(counts: list[int]) -> list[dict[str, Any]]:
+    """Rows of benchmarks.ceilings for each number of threads; the large model on all."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for threads in counts:
+            words = ["benchmarks.ceilings", "--json", "--threads", str(threads), "--seconds", "0.5"]
+            if threads < counts[-1]:
+                words.append("--no-model")
+            found += list(in_process(words, "strata", threads, Path(folder)))
+    return found
 
 
 def measured(team: Team, work: Workload, seconds: float) -> dict[str, Any]:

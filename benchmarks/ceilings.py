@@ -1,18 +1,23 @@
-"""What the machine allows at most, and how near we come: fork-joins, and products with quantised weights.
+"""What the machine allows at most, and how near we come: fork-joins, products, quantised weights, a large model.
 
-    python -m benchmarks.ceilings [--threads 2] [--seconds 1]
+    python -m benchmarks.ceilings [--threads 2] [--seconds 1] [--json] [--no-model]
 
 A fork-join is timed from native code until every thread has taken its part: warm (a thousand in one program) and
-after idling. The reading ceiling is four streams a thread through more memory than the caches hold; it is measured
-in turns with the products, whose weights are read in turns from several copies that together do not fit the caches.
+after idling. The ceiling of products is independent chains of multiply-adds in registers; that of quantised weights
+is reading four streams a thread through more memory than the caches hold. Ceilings are measured in turns with what
+is held against them. Weights are read in turns from several copies that together do not fit the caches. The large
+model is a Llama of a billion random weights in Q4_K.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import json
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,16 +25,20 @@ import numpy as np
 import strata as st
 from strata import ops
 from strata.backends.llvm import Argument, Program, Step, region_table
-from strata.backends.llvm.builder import Module
+from strata.backends.llvm.builder import Module, constant, vector
 from strata.backends.llvm.jit import compile_and_load
 from strata.backends.llvm.pool import default_pool
+from strata.config import using
 from strata.core import Target
 from strata.ops import schemes
 
 KINDS = ("q4_0", "q4k", "q6k", "q8_0")
-BARS = {"warm": 1e-6, "after idling": 60e-6, "share": 0.70}
+CUBES = ((256, "f32"), (512, "f32"), (1024, "f32"), (1024, "f64"))
+MOST = {"warm": 1e-6, "after idling": 60e-6}  # seconds of a fork-join
+PRODUCT, WEIGHTS, MODEL = 0.88, 0.70, 0.65  # least shares of the ceilings
 MEMORY = 192 << 20  # bytes to read: several times the last cache
 K, N = 4096, 14336
+CONTEXT = 512
 Run = Callable[[], Any]
 
 
@@ -128,9 +137,45 @@ def product(kind: str, threads: int) -> tuple[Run, int]:
     return run, codes.nbytes * len(runs)
 
 
-def shares(threads: int, seconds: float) -> dict[str, tuple[float, float]]:
-    """GB/s of each kind, and of reading, best times in turns."""
-    runs = {"read": reading(threads)} | {kind: product(kind, threads) for kind in KINDS}
+def multiply_adds(kind: str, threads: int) -> tuple[Run, float]:
+    """A run of twelve chains of multiply-adds a thread, and its operations."""
+    target, dtype = Target.host(), np.dtype({"f32": np.float32, "f64": np.float64}[kind])
+    lanes, turns = target.lanes(dtype.itemsize), 400_000
+    type_ = vector({4: "float", 8: "double"}[dtype.itemsize], lanes)
+    module = Module(target.triple)
+    f = module.function("peak", [("ptr", "args"), ("i64", "begin"), ("i64", "end")])
+    x = constant(type_, 0.5)
+    start = [(type_, constant(type_, float(i))) for i in range(12)]
+    total, *others = f.loop(0, turns, 1, start, lambda _, sums: [f.fma(type_, x, s, x) for s in sums])
+    for other in others:
+        total = f.binary("fadd", type_, total, other)
+    f.store(type_, total, f.address(type_, f.load("ptr", "%args", 8), "%begin"), 8)
+    f.ret()
+    code = compile_and_load(module.text(), ["peak"], target)
+    results = np.zeros(threads * lanes, dtype)
+    block = np.array([results.ctypes.data], np.int64)
+    pool = default_pool()
+
+    def run(keep: object = (code, results, block)) -> None:
+        pool.parallel(code.address("peak"), block.ctypes.data, threads, 1, threads)
+
+    return run, 2.0 * 12 * lanes * turns * threads
+
+
+def cube(size: int, kind: str, threads: int) -> tuple[Run, float]:
+    """A product of square matrices, the second of them weights, and its operations."""
+    g = st.Graph("cube")
+    g.outputs(g.input("x", (size, size), kind) @ g.param("w", (size, size), kind))
+    compiled = st.Session("cpu").compile(g, st.CompileOptions(threads=threads))
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal((size, size)).astype({"f32": "f4", "f64": "f8"}[kind]) for _ in range(2))
+    compiled.set_param("w", w)
+    result = [np.empty_like(x)]
+    return lambda: compiled.run_into({"x": x}, result), 2.0 * size**3
+
+
+def in_turns(runs: dict[str, tuple[Run, float]], seconds: float) -> dict[str, float]:
+    """What each run does a second at best, of bytes or operations."""
     best = dict.fromkeys(runs, float("inf"))
     for run, _ in runs.values():
         run()
@@ -138,8 +183,85 @@ def shares(threads: int, seconds: float) -> dict[str, tuple[float, float]]:
     while time.perf_counter() < end:
         for name, (run, _) in runs.items():
             best[name] = min(best[name], _time(run))
-    rates = {name: size / best[name] / 1e9 for name, (_, size) in runs.items()}
-    return {name: (rate, rate / rates["read"]) for name, rate in rates.items()}
+    return {name: amount / best[name] for name, (_, amount) in runs.items()}
+
+
+def random_llama(path: Path, *, layers: int = 16, hidden: int = 2048, inner: int = 8192, vocab: int = 32000) -> int:
+    """A Llama with random weights in Q4_K; returns the bytes of weights that one token reads."""
+    from strata.io import GgufTensor, save_gguf
+
+    rng = np.random.default_rng(0)
+
+    def packed(rows: int, columns: int) -> GgufTensor:
+        blocks = rng.integers(0, 256, (rows * columns // 256, 144), np.uint8)
+        blocks[:, :4] = np.array([2e-4, 2e-3], np.float16).view(np.uint8)  # scale, and scale of the least values
+        return GgufTensor("", "q4k", (rows, columns), blocks.reshape(rows, -1))
+
+    tensors: dict[str, Any] = {"token_embd.weight": packed(vocab, hidden), "output_norm.weight": np.ones(hidden, "f4")}
+    for i in range(layers):
+        at = f"blk.{i}."
+        tensors |= {f"{at}{n}.weight": np.ones(hidden, np.float32) for n in ("attn_norm", "ffn_norm")}
+        for name, rows, columns in (
+            ("attn_q", hidden, hidden), ("attn_k", hidden // 4, hidden), ("attn_v", hidden // 4, hidden),
+            ("attn_output", hidden, hidden), ("ffn_gate", inner, hidden), ("ffn_up", inner, hidden),
+            ("ffn_down", hidden, inner),
+        ):  # fmt: skip
+            tensors[f"{at}{name}.weight"] = packed(rows, columns)
+    sizes = {"embedding_length": hidden, "block_count": layers, "feed_forward_length": inner, "context_length": 2048,
+             "attention.head_count": hidden // 64, "attention.head_count_kv": hidden // 256,
+             "rope.dimension_count": 64}  # fmt: skip
+    metadata = {"general.architecture": "llama", "llama.attention.layer_norm_rms_epsilon": 1e-5}
+    save_gguf(path, tensors, metadata | {f"llama.{k}": v for k, v in sizes.items()})
+    return sum(t.data.nbytes for t in tensors.values() if isinstance(t, GgufTensor))
+
+
+def model_step(folder: Path, threads: int) -> tuple[Run, float]:
+    """A token of the large model, and the bytes of weights that it reads."""
+    from strata.models import load
+
+    path = folder / "billion.gguf"
+    weights = random_llama(path)
+    with using(num_threads=threads):
+        model = load(path, context=CONTEXT)
+        state = model.start(capacity=CONTEXT)
+    token = np.array([[1]], np.int32)
+
+    def run() -> None:
+        nonlocal state
+        if state.length == CONTEXT:
+            state = model.start(capacity=CONTEXT)
+        model.step(state, token)
+
+    return run, float(weights)
+
+
+def rows(threads: int, seconds: float, *, model: bool = True) -> list[dict[str, Any]]:
+    """All that is measured: what, how fast, the ceiling, the bar for it, and whether it is met."""
+    found = []
+
+    def add(what: str, value: str, ceiling: str, part: float | None, bar: str, met: bool) -> None:
+        found.append({"what": what, "threads": threads, "value": value, "ceiling": ceiling, "share": part,
+                      "bar": bar, "met": met})  # fmt: skip
+
+    for name, taken in fork_joins(threads).items() if threads > 1 else ():
+        bar = f"at most {MOST[name] * 1e6:g} µs"
+        add(f"fork-join, {name}", f"{taken * 1e6:.2f} µs", "", None, bar, taken <= MOST[name])
+    for size, kind in CUBES:
+        runs = {"peak": multiply_adds(kind, threads), "ours": cube(size, kind, threads)}
+        rates = in_turns(runs, seconds / 2)
+        part = rates["ours"] / rates["peak"]
+        values = [f"{rates[n] / 1e9:.0f} GFLOP/s" for n in ("ours", "peak")]
+        add(f"product {size}³ {kind}", *values, part, f"{PRODUCT:.2f}", part >= PRODUCT)
+    runs = {"read": reading(threads)} | {kind: product(kind, threads) for kind in KINDS}
+    with tempfile.TemporaryDirectory() as folder:
+        if model:
+            runs["model"] = model_step(Path(folder), threads)
+        rates = in_turns(runs, seconds)
+    for kind in list(runs)[1:]:
+        part, bar = rates[kind] / rates["read"], MODEL if kind == "model" else WEIGHTS
+        what = "a token of a Llama of 10⁹ weights, Q4_K" if kind == "model" else f"{kind} weights 1x{N}x{K}"
+        add(what, *(f"{rates[n] / 1e9:.1f} GB/s" for n in (kind, "read")), part, f"{bar:.2f}", part >= bar)
+    return found
 
 
 def _time(run: Run) -> float:
@@ -151,16 +273,18 @@ def _time(run: Run) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--threads", type=int, default=default_pool().default_threads)
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each kind of weights")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each of what is timed")
+    parser.add_argument("--no-model", action="store_true", help="leave out the large model")
+    parser.add_argument("--json", action="store_true", help="print the rows as lines of JSON")
     options = parser.parse_args()
-    for name, seconds in fork_joins(options.threads).items():
-        told = "met" if seconds <= BARS[name] else "MISSED"
-        print(
-            f"fork-join of {options.threads}, {name:<13} {seconds * 1e6:8.2f} µs   bar {BARS[name] * 1e6:g} µs {told}"
-        )
-    for name, (rate, share) in shares(options.threads, options.seconds).items():
-        bar = "" if name == "read" else f"bar {BARS['share']:.2f} {'met' if share >= BARS['share'] else 'MISSED'}"
-        print(f"{name:<6} 1x{N}x{K}: {rate:6.1f} GB/s  {share:5.2f} of reading  {bar}")
+    found = rows(options.threads, options.seconds, model=not options.no_model)
+    if options.json:
+        print("\n".join(map(json.dumps, found)))
+        return
+    for row in found:
+        part = "" if row["share"] is None else f"{row['share']:.2f} of {row['ceiling']}"
+        told = f"bar {row['bar']} {'met' if row['met'] else 'MISSED'}"
+        print(f"{row['what']:<42} {row['value']:>14}  {part:<24} {told}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 import shutil
@@ -63,13 +64,20 @@ def limit_cores(name: str, threads: int) -> None:
 def set_threads(name: str, threads: int) -> None:
     """Threads of contenders that keep them in a setting of the process."""
     if name == "numpy":
-        from benchmarks.gemm import set_blas_threads
-
-        set_blas_threads(threads)
+        _set_blas_threads(threads)
     if name in ("torch", "torch.compile"):
         import torch
 
         torch.set_num_threads(threads)
+
+
+def _set_blas_threads(count: int) -> None:
+    """In the OpenBLAS that comes with NumPy."""
+    for path in Path(np.__file__).parents[1].glob("numpy.libs/*openblas*"):
+        library = ctypes.CDLL(str(path))
+        for name in ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads"):
+            if hasattr(library, name):
+                getattr(library, name)(count)
 
 
 # ---------------------------------------------------------------------------------------------------------- the makers

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import resource
 import signal
 import statistics
@@ -202,8 +203,15 @@ def start_up(contender: str, threads: int, name: str) -> dict[str, Any]:
     start = time.perf_counter()
     make_run(contender, case, threads)()
     ready = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"contender": contender, "import": imported, "ready": ready, "rss_mb": peak}
+    return {"contender": contender, "import": imported, "ready": ready, "rss_mb": peak_memory()}
+
+
+def peak_memory() -> float:
+    """The most memory that this process had, in MB. `ru_maxrss` begins with the memory of the process that made it."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(re.findall(r"VmHWM:\s+(\d+) kB", status.read_text())[0]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def start_ups(threads: int, names: list[str]) -> list[dict[str, Any]]:
@@ -217,23 +225,18 @@ def start_ups(threads: int, names: list[str]) -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             ways = [("strata, empty cache", "strata"), ("strata, full cache", "strata"), *((c, c) for c in peers)]
             for label, contender in ways:
-                tries = []
-                for i in range(2):
-                    place = Path(folder, str(i)) if "empty" in label else Path(folder, "0")
-                    tries += list(_in_process(["start-up", contender, str(threads), name], contender, threads, place))
-                if tries:
-                    fastest = min(tries, key=lambda t: t["ready"])
-                    fastest |= {"label": label, "workload": name, "import": min(t["import"] for t in tries)}
-                    found.append(fastest)
+                words = ["benchmarks.measure", contender, str(threads), name]
+                for answer in in_process(words, contender, threads, Path(folder)):
+                    found.append(answer | {"label": label, "workload": name})
     return found
 
 
-def _in_process(words: list[str], contender: str, threads: int, cache: Path) -> Iterator[dict[str, Any]]:
-    """Run this module in a fresh process; each of its lines is JSON. What goes wrong is said on stderr."""
+def in_process(words: list[str], contender: str, threads: int, cache: Path) -> Iterator[dict[str, Any]]:
+    """Run a module in a fresh process; each of its lines is JSON. What goes wrong is said on stderr."""
     from benchmarks.contenders import settings
 
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.measure", *words], capture_output=True, text=True, cwd=ROOT, check=False,
+        [sys.executable, "-m", *words], capture_output=True, text=True, cwd=ROOT, check=False,
         env={**os.environ, "STRATA_CACHE_DIR": str(cache), **settings(contender, threads)}, timeout=PATIENCE,
     )  # fmt: skip
     yield from (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
@@ -243,4 +246,4 @@ def _in_process(words: list[str], contender: str, threads: int, cache: Path) -> 
 
 
 if __name__ == "__main__":
-    print(json.dumps(start_up(sys.argv[2], int(sys.argv[3]), sys.argv[4])))
+    print(json.dumps(start_up(sys.argv[1], int(sys.argv[2]), sys.argv[3])))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import resource
 import signal
 import sys
 import time
@@ -25,6 +24,7 @@ def main(contender: str, threads: int) -> None:
     _die_with_parent()
 
     from benchmarks.contenders import first_array, limit_cores, make_run, takers
+    from benchmarks.measure import peak_memory
     from benchmarks.registry import load_workloads
 
     limit_cores(contender, threads)
@@ -51,8 +51,7 @@ def main(contender: str, threads: int) -> None:
                 result = run()
                 ready = time.perf_counter() - start
                 _save(order["result"], first_array(result))
-                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-                answer |= {"ready": ready, "rss_mb": peak}
+                answer |= {"ready": ready, "rss_mb": peak_memory()}
             else:
                 answer = {"times": burst(run, order["burst"])}
         except Exception as error:  # noqa: BLE001 - whatever a contender cannot do is told, not fatal

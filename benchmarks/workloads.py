@@ -11,10 +11,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.encoder import encoder
-from benchmarks.gemm import SHAPES as GEMM_SHAPES
 from benchmarks.registry import Case, Onnx, normal, workload
 
 # ------------------------------------------------------------------------------------------------------------ products
+
+GEMM_SHAPES = (
+    ("f32", 256, 256, 256), ("f32", 512, 512, 512), ("f32", 1024, 1024, 1024), ("f32", 128, 384, 384),
+    ("f32", 128, 1536, 384), ("f32", 128, 384, 1536), ("f32", 8, 4096, 4096), ("f32", 1, 4096, 4096),
+    ("f64", 1024, 1024, 1024),
+)  # fmt: skip  # dtype, m, n, k
 
 
 def _gemm(m: int, n: int, k: int, dtype: str = "f32") -> Case:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -140,14 +142,31 @@ def test_the_page_takes_the_newest_result_of_each_workload(tmp_path: Path, monke
 
 
 def test_memory_is_shown_against_a_copy() -> None:
-    from benchmarks.report import page, share
+    from benchmarks.report import copy_share, page
 
     moved = result("sum 64 MB", 2.0, numpy=3.0) | {"bytes": 64e6, "copy": 40e9}
-    assert share(moved) == pytest.approx(0.8)
+    assert copy_share(moved) == pytest.approx(0.8)
     text = page(run_of(moved, result("small one", 1.0, numpy=2.0)))
     assert "| sum 64 MB | 1 | 32.0 | 40.0 | **0.80** |" in text
     assert "| small one | 1 |" not in text[text.index("## Memory") :]
     assert "## Memory" not in page(run_of(result("small one", 1.0, numpy=2.0)))
+
+
+def test_ceilings_are_shown_with_their_bars() -> None:
+    from benchmarks.report import page
+
+    row = {"what": "q8_0 weights", "threads": 2, "value": "30 GB/s", "ceiling": "40 GB/s", "share": 0.75, "bar": "0.70"}
+    text = page(run_of(result("a", 1.0, numpy=2.0)) | {"ceilings": [row | {"met": True}, row | {"met": False}]})
+    assert "| q8_0 weights | 2 | 30 GB/s | 40 GB/s | **0.75** | 0.70 | met |" in text
+    assert "| 0.70 | missed |" in text
+
+
+def test_peak_memory_is_of_the_process_alone() -> None:
+    """Not of the large one that started it."""
+    held = np.ones(256 << 20, np.uint8)
+    code = "from benchmarks.measure import peak_memory; print(peak_memory())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert float(done.stdout) < held.nbytes / (2 << 20)
 
 
 def test_large_rows_know_their_bytes() -> None:
