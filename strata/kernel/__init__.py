@@ -23,6 +23,7 @@ from strata.kernel.ir import (
     rebuild,
     substitute_axes,
 )
+from strata.kernel.moves import as_bits
 from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, make_nest
 from strata.kernel.normalize import address, normalize
 from strata.kernel.scalars import SCALARS, ScalarFunction

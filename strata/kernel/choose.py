@@ -40,6 +40,9 @@ _STREAM_CACHES = 2  # a core's own caches that a buffer must exceed to be read a
 _STREAM_CHUNK = 1 << 20  # bytes of a chunk that streams: what one core asks for ahead, it should use
 _LEAST_CHUNKS = 32  # of a kernel that goes through much memory
 _STREAM_ROW = 1 << 10  # bytes of a row that is worth its own start and end past the caches
+_SQUARE = 16  # the widest square that is turned in registers
+_STREAM_BLOCK = 512, 256  # points of a transpose that one thread does at a time: long runs to read and to write
+_NEAR_BLOCK = 256, 32  # the same where caches hold all of it
 _EXCHANGED_STEPS = 8  # rows that are added up before their sum joins the running one in memory
 _EXCHANGED_LEAST = 256  # columns of a chunk
 _ROW_BYTES = 256 << 10  # the longest row kept on a thread's stack
@@ -77,18 +80,17 @@ class _Chooser:
             chain = []  # every chunk would do those reductions
         tiled = self._tiled(chain)
         if tiled:
-            vectorised = frozenset((id(chain[-1]),))
-            chain = chain[:-1]
-        while not tiled and len(chain) > 1 and _is_short(chain[-1].axis.extent):
+            return self._transpose(chain, tiled, numbers)
+        while len(chain) > 1 and _is_short(chain[-1].axis.extent):
             chain = chain[:-1]  # finding the place of each row in the range would cost more than the row
         staged = list(self._staged(nest, vectorised))
         self.kept = {n for first in staged for s in walk_loops(nest) if s is not first for n in row_values(first, s)}
-        exchanged = chain[-1] if not tiled and chain and self._exchanges(chain[-1], vectorised) else None
-        streams = [] if tiled else self._streams(nest, vectorised, numbers, exchanged)
+        exchanged = chain[-1] if chain and self._exchanges(chain[-1], vectorised) else None
+        streams = self._streams(nest, vectorised, numbers, exchanged)
         if chain:
             points = prod(_guess(loop.axis.extent) for loop in chain)
             each = max(cost / max(1, points), 1e-3)
-            lanes = max([self._width(loop) for loop in chain if id(loop) in vectorised], default=max(1, tiled))
+            lanes = max([self._width(loop) for loop in chain if id(loop) in vectorised], default=1)
             grain = max(1, int(_CHUNK_COST / each))
             if self._traffic() > _STREAM_CACHES * self.machine.cache_bytes:
                 share = max(_LEAST_CHUNKS, self._traffic() // _STREAM_CHUNK)
@@ -99,11 +101,9 @@ class _Chooser:
             actions.append(Parallel(len(chain), max(lanes, grain - grain % lanes)))
         for loop in walk_loops(nest):
             if id(loop) in vectorised:
-                actions.append(Vectorise(numbers[id(loop)], tiled or self._width(loop)))
+                actions.append(Vectorise(numbers[id(loop)], self._width(loop)))
         if exchanged is not None:
             actions.append(Exchange(numbers[id(exchanged)], _EXCHANGED_STEPS))
-        if tiled:
-            actions.append(Tile(numbers[id(chain[-1])], tiled))
         actions += [Stage(numbers[id(loop)]) for loop in staged]
         return Schedule((*actions, *streams))
 
@@ -154,6 +154,24 @@ class _Chooser:
         beyond = 2 * _known_bytes(store.buffer) >= last and 2 * self._traffic() >= 3 * last
         return store if plain and long and beyond and self._scalar_cost(loop) <= _LIGHT else None
 
+    def _transpose(self, chain: list[MapLoop], by: int, numbers: dict[int, int]) -> Schedule:
+        """Squares of the two innermost loops, in blocks that a core's own cache holds."""
+        outer, inner = chain[-2:]
+        past = self._goes_past(inner)
+        large = self._traffic() > _STREAM_CACHES * self.machine.cache_bytes
+        rows, columns = _STREAM_BLOCK if large else _NEAR_BLOCK
+        loads = [n for n in _values(inner) if isinstance(n, Load) and turns(n, outer.axis, inner.axis)]
+        actions: list[Action] = [
+            Parallel(len(chain), 1),
+            Vectorise(numbers[id(inner)], by),
+            Tile(numbers[id(outer)], by, rows, columns),
+        ]
+        if past is not None:
+            actions.append(NonTemporal(past.buffer.name))
+        names = dict.fromkeys(n.buffer.name for n in loads)
+        actions += [Prefetch(name, numbers[id(outer)]) for name in names]
+        return Schedule(tuple(actions))
+
     def _tiled(self, chain: list[MapLoop]) -> int:
         """Lanes of a transpose: the innermost loop reads along the loop around it. 0 where there is none."""
         if len(chain) < 2 or any(isinstance(s, (MapLoop, ReduceLoop)) for s in chain[-1].body.steps):
@@ -161,9 +179,9 @@ class _Chooser:
         outer, inner = chain[-2:]
         nodes = list(_values(inner))
         turned = [n for n in nodes if isinstance(n, Load) and turns(n, outer.axis, inner.axis)]
-        lanes = self._register_lanes(inner)
+        lanes = min(_SQUARE, self._register_lanes(inner))
         small = [a.extent for a in (outer.axis, inner.axis) if isinstance(a.extent, int) and a.extent < lanes]
-        return lanes if turned and not small and self._scalar_cost(inner) <= 16 and 4 <= lanes <= 16 else 0
+        return lanes if turned and not small and self._scalar_cost(inner) <= 16 and lanes >= 4 else 0
 
     def _exchanges(self, loop: MapLoop, vectorised: frozenset[int]) -> bool:
         """Whether the elements of a vector loop lie in rows that its only reduction strides over."""

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Const, Expr, Kernel, Load, Reduce, Scalar, Scan, Size, Store, bound_axes, postorder
+
+_SQUARE = 16  # points along an axis that make it worth turning squares of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +59,30 @@ def make_nest(kernel: Kernel) -> Block:
 
 
 def loop_order(kernel: Kernel) -> list[Axis]:
-    """All store axes, outermost first: those that reductions depend on, then the rest, each in the stores' order."""
+    """All store axes, outermost first: those that reductions depend on, then the rest, each in the stores' order.
+
+    In a transpose, the axis along which loads are contiguous goes right around the innermost one: the two are turned
+    in squares, whatever is between them in memory."""
     axes = list(dict.fromkeys(a for s in kernel.stores for a in s.axes))
     reductions = [n for n in postorder(kernel.roots) if isinstance(n, (Reduce, Scan))]
     scanned = {n.position for n in reductions if isinstance(n, Scan)}
     shared = {a for a in axes if a not in scanned and any(a in n.free for n in reductions)}
     inner = {a for n in reductions for a in bound_axes(n)} if len(shared) < len(axes) else set()
     ranked = sorted(axes, key=lambda a: (a not in shared, a in inner, axes.index(a)))
-    return ranked if reductions else axes
+    return ranked if reductions else _with_squares(kernel, axes)
+
+
+def _with_squares(kernel: Kernel, axes: list[Axis]) -> list[Axis]:
+    """Store axes in an order in which loads can be turned."""
+    if len(axes) < 3:
+        return axes
+    *outer, last = axes
+    loads = [linear(n.index[0]).terms for n in postorder(kernel.roots) if isinstance(n, Load)]
+    for axis in outer[:-1]:
+        is_long = not isinstance(axis.extent, int) or axis.extent >= _SQUARE
+        if is_long and any(terms.get(axis) == 1 and terms.get(last, 0) not in (0, 1) for terms in loads):
+            return [*(a for a in outer if a is not axis), axis, last]
+    return axes
 
 
 def _is_leaf(node: Expr) -> bool:

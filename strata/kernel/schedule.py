@@ -4,8 +4,10 @@ Loops are numbered in the order in which a nest prints them. A schedule is a tup
 
     parallel 2 grain 4096    the two outermost loops are handed out to threads, 4096 points at a time
     vectorise 1 by 32        loop 1 runs 32 points at once, whatever number of registers that takes
-    tile 0 by 16             loop 0 goes 16 points at a time around the vector loop inside it, and turns loads that are
-                             contiguous along loop 0 by shuffles: transposes
+    tile 0 by 16 blocks 512 x 256
+                             loop 0 goes 16 points at a time around the vector loop inside it, and turns loads that are
+                             contiguous along loop 0 by shuffles: transposes. What is handed out to threads are
+                             blocks of 512 points of loop 0 and 256 of the loop inside it
     exchange 0 by 8          the reduction inside vector loop 0 goes around it, 8 of its steps at a time, its running
                              values in a row buffer: sums of columns
     stage 3                  loop 3 keeps values that later loops over its axis need again in a row buffer
@@ -19,6 +21,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from strata.core import Dim
 from strata.errors import ParseError
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Expr, Load, Scalar
@@ -53,9 +56,16 @@ class Vectorise:
 class Tile:
     loop: int
     by: int
+    rows: int  # of a block, along the loop
+    columns: int  # along the loop inside it
 
     def __str__(self) -> str:
-        return f"tile {self.loop} by {self.by}"
+        return f"tile {self.loop} by {self.by} blocks {self.rows} x {self.columns}"
+
+    def blocks(self, rows: Dim, columns: Dim) -> tuple[Dim, Dim]:
+        """How many blocks each way; the first may begin before the first point, so that the others lie in lines."""
+        over = self.by - 2  # a part of a square before the first point, and the last block that is not whole
+        return (rows + over + self.rows) // self.rows, (columns + over + self.columns) // self.columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +117,9 @@ class Schedule:
         """1 for a loop that is not vectorised."""
         return next((a.lanes for a in self.actions if isinstance(a, Vectorise) and a.loop == loop), 1)
 
-    def tile(self, loop: int) -> int:
-        """1 for a loop that is not tiled."""
-        return next((a.by for a in self.actions if isinstance(a, Tile) and a.loop == loop), 1)
+    @property
+    def tile(self) -> Tile | None:
+        return next((a for a in self.actions if isinstance(a, Tile)), None)
 
     def exchanged(self, loop: int) -> int:
         """Steps of the reduction at a time; 0 for a loop that keeps its place."""
@@ -131,7 +141,10 @@ class Schedule:
 _ACTIONS = (
     (re.compile(r"parallel (\d+) grain (\d+)\Z"), lambda m: Parallel(int(m[1]), int(m[2]))),
     (re.compile(r"vectorise (\d+) by (\d+)\Z"), lambda m: Vectorise(int(m[1]), int(m[2]))),
-    (re.compile(r"tile (\d+) by (\d+)\Z"), lambda m: Tile(int(m[1]), int(m[2]))),
+    (
+        re.compile(r"tile (\d+) by (\d+) blocks (\d+) x (\d+)\Z"),
+        lambda m: Tile(int(m[1]), int(m[2]), int(m[3]), int(m[4])),
+    ),
     (re.compile(r"exchange (\d+) by (\d+)\Z"), lambda m: Exchange(int(m[1]), int(m[2]))),
     (re.compile(r"stage (\d+)\Z"), lambda m: Stage(int(m[1]))),
     (re.compile(r"nontemporal (\w+)\Z"), lambda m: NonTemporal(m[1])),

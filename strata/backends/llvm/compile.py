@@ -20,6 +20,7 @@ from strata.kernel import (
     Kernel,
     Machine,
     Schedule,
+    as_bits,
     choose_schedule,
     make_nest,
     normalize,
@@ -58,6 +59,7 @@ def lower(kernel: Kernel, target: Target, schedule: Schedule | None = None) -> L
 
 
 def _lowered(normal: Kernel, target: Target, schedule: Schedule | None = None) -> Lowered:
+    normal = as_bits(normal)
     nest = make_nest(normal)
     chosen = schedule or choose_schedule(normal, nest, machine_of(target))
     return Lowered(normal, nest, chosen, points(normal, nest, chosen))

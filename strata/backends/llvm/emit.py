@@ -10,24 +10,20 @@ from dataclasses import replace
 
 from strata.backends.llvm.builder import Module, Value
 from strata.backends.llvm.emit_loops import Segment
-from strata.backends.llvm.emit_reduce import Reductions
-from strata.backends.llvm.registers import Parts, register_type
+from strata.backends.llvm.emit_tiles import Tiles
+from strata.backends.llvm.registers import register_type
 from strata.core import Dim, Target, bounds, dim_prod
 from strata.kernel import (
-    Axis,
     Block,
     Compute,
     Kernel,
-    Load,
     MapLoop,
     ReduceLoop,
     Schedule,
     StoreStep,
-    linear,
     number_loops,
     parallel_chain,
     row_values,
-    turns,
 )
 
 _LINE = 64  # bytes of a cache line
@@ -39,7 +35,7 @@ def emit_kernel(module: Module, kernel: Kernel, nest: Block, schedule: Schedule,
     return kernel.name
 
 
-class _Emitter(Reductions):
+class _Emitter(Tiles):
     """The function of one kernel: its loops, around the values that they compute."""
 
     def __init__(self, module: Module, kernel: Kernel, nest: Block, schedule: Schedule, target: Target) -> None:
@@ -76,6 +72,9 @@ class _Emitter(Reductions):
         if len(chain) == 1:
             self._map(chain[0], "%begin", "%end")
             return
+        if self.schedule.tile is not None:
+            self._tiles(chain, self.schedule.tile)
+            return
         *outer_loops, last = chain
         width = self.size(last.axis.extent)
         first_row = f.op(f"sdiv i64 %begin, {width}")
@@ -83,20 +82,25 @@ class _Emitter(Reductions):
 
         def row(position: str, _: list[str]) -> None:
             with self._scope(*(loop.axis for loop in outer_loops)):
-                rest: Value = position
-                for loop in reversed(outer_loops[1:]):
-                    extent = self.size(loop.axis.extent)
-                    self.first[loop.axis] = f.op(f"srem i64 {rest}, {extent}")
-                    rest = f.op(f"sdiv i64 {rest}, {extent}")
-                self.first[outer_loops[0].axis] = rest
-                for loop in outer_loops:
-                    self._steps_before(loop.body)
+                self._enter(outer_loops, position)
                 start = f.mul(position, width)
                 low = f.smax(f.sub("%begin", start), 0)
                 high = f.smin(f.sub("%end", start), width)
                 self._map(last, low, high)
 
         f.loop(first_row, end_row, 1, (), row)
+
+    def _enter(self, loops: Sequence[MapLoop], position: Value) -> None:
+        """Give nested loops their values at a flat position, and do what they do before the loop inside them."""
+        f = self.f
+        for loop in reversed(loops[1:]):
+            extent = self.size(loop.axis.extent)
+            self.first[loop.axis] = f.op(f"srem i64 {position}, {extent}")
+            position = f.op(f"sdiv i64 {position}, {extent}")
+        if loops:
+            self.first[loops[0].axis] = position
+        for loop in loops:
+            self._steps_before(loop.body)
 
     def _running_block(self, block: Block) -> Callable[[list[str]], tuple[Value, ...]]:
         """A block as the body of a loop that carries nothing."""
@@ -135,9 +139,6 @@ class _Emitter(Reductions):
         if loop.scans:
             self._scan(loop, low, high)
             return
-        if self.schedule.tile(self.numbers[id(loop)]) > 1:
-            self._tile(loop, low, high)
-            return
         if lanes == 1 or self.context.axis is not None:
             self._serial(loop.axis, low, high, (), self._running_block(loop.body))
             return
@@ -166,62 +167,6 @@ class _Emitter(Reductions):
         head = Segment(low, start, min(lanes, self._single_lanes(loop)) if masked else 1, masked)
         return [head, *(replace(s, past=past.buffer.name) for s in self._segments(loop, start, high, lanes))]
 
-    def _tile(self, loop: MapLoop, low: Value, high: Value) -> None:
-        """Squares of both loops, each turned in registers; what is left goes the plain way."""
-        f, by = self.f, self.schedule.tile(self.numbers[id(loop)])
-        inner = next(s for s in loop.body.steps if isinstance(s, MapLoop))
-        loads = [s.node for s in inner.body.steps if isinstance(s, Compute) and isinstance(s.node, Load)]
-        turned = [n for n in loads if isinstance(n, Load) and turns(n, loop.axis, inner.axis)]
-        middle = f.add(low, f.round_down(f.sub(high, low), by))
-        whole, *rest = self._segments(inner, 0, self.size(inner.axis.extent), by)
-
-        def square(first: str) -> tuple[Value, ...]:
-            with self._scope(loop.axis):
-                self.first[loop.axis] = first
-                self.tiles = {n: self._turned(n, inner.axis, by) for n in turned}
-            each(first)
-            self.tiles = {}
-            return ()
-
-        def each(first: str) -> tuple[Value, ...]:
-            for self.turn in range(by):
-                with self._scope(loop.axis):
-                    self.first[loop.axis] = f.add(first, self.turn)
-                    self._steps_before(loop.body)
-                    self.block(inner.body)
-            return ()
-
-        def column(first: str, _: list[str]) -> None:
-            self._vector(inner.axis, whole, (), lambda _: square(first))
-            for segment in rest:
-                self._vector(inner.axis, segment, (), lambda _: each(first))
-
-        f.loop(low, middle, by, (), column)
-        self._serial(loop.axis, middle, high, (), self._running_block(loop.body))
-
-    def _turned(self, node: Load, axis: Axis, by: int) -> list[Parts]:
-        """A square of a strided load: rows loaded whole, then interleaved into columns."""
-        f = self.f
-        stride = self.size(linear(node.index[0]).terms[axis])
-        start = self.at_first(node.index[0])
-        rows = [
-            self._read(node.dtype, self._pointer(node.buffer, f.add(start, f.mul(stride, lane))), by, None)
-            for lane in range(by)
-        ]
-        type_ = register_type(node.dtype, by)
-        low = [lane // 2 + (lane % 2) * by for lane in range(by)]
-        high = [by // 2 + pick for pick in low]
-        count = by
-        while count > 1:
-            half = by // 2
-            rows = [
-                tuple(f.shuffle(type_, a, b, picks) for a, b in zip(rows[n], rows[n + half], strict=True))
-                for n in range(half)
-                for picks in (low, high)
-            ]
-            count //= 2
-        return rows
-
     def _stage(self, loop: ReduceLoop, later: Sequence[object]) -> None:
         """Row buffers for what a reduction computes and later loops need again."""
         if not self.schedule.stages(self.numbers[id(loop)]) or self.context.axis is not None:
@@ -239,5 +184,8 @@ class _Emitter(Reductions):
 
 
 def points(kernel: Kernel, nest: Block, schedule: Schedule) -> Dim:
-    """How many points the parallel loops have in all."""
-    return dim_prod([loop.axis.extent for loop in parallel_chain(nest)[: schedule.parallel.loops]])
+    """How many points the parallel loops have in all, or blocks of points."""
+    extents = [loop.axis.extent for loop in parallel_chain(nest)[: schedule.parallel.loops]]
+    if schedule.tile is not None:
+        extents[-2:] = schedule.tile.blocks(*extents[-2:])
+    return dim_prod(extents)

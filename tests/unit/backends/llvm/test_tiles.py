@@ -1,0 +1,168 @@
+"""Transposes in squares: every type and instruction set, edges, places inside a line, thread counts."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strata as st
+from strata.backends.llvm.compile import compile_kernel, lower
+from strata.backends.llvm.pool import default_pool
+from strata.core import Target, bf16, bool_, c64, f16, f32, f64, i8, i32, substitute, sym, u8
+from strata.kernel import KernelBuilder, NonTemporal, Tile, interpret, parse_schedule
+from tests.unit.kernel import samples
+
+TARGETS = [name for name in ("host", "avx2", "baseline") if Target.named(name).runs_on(Target.host())]
+ROWS, COLUMNS = sym("R", 0), sym("C", 0)
+SIZES = (1, 15, 16, 33, 100)
+
+
+def tile_of(sample: samples.Sample) -> Tile | None:
+    return lower(sample.kernel, Target.host()).schedule.tile
+
+
+def test_text_of_a_tile() -> None:
+    text = "parallel 2 grain 1; vectorise 1 by 16; tile 0 by 16 blocks 512 x 256"
+    assert str(parse_schedule(text)) == text
+    assert parse_schedule(text).tile == Tile(0, 16, 512, 256)
+
+
+def test_which_kernels_are_turned() -> None:
+    assert tile_of(samples.transpose((500, 300), (1, 0))) is not None
+    assert tile_of(samples.transpose((20, 30, 40), (2, 1, 0))) is not None  # whatever is between the two axes
+    assert tile_of(samples.transpose((20, 30, 40), (0, 2, 1))) is not None
+    assert tile_of(samples.transpose((20, 30, 40), (1, 0, 2))) is None  # rows stay rows
+    assert tile_of(samples.transpose((500, 3), (1, 0))) is None  # too narrow for a square
+
+
+def test_large_transposes_go_past_the_caches() -> None:
+    rows = 4 * Target.host().l3_bytes // 4096
+    schedule = lower(samples.transpose((rows, 1024), (1, 0)).kernel, Target.host()).schedule
+    assert any(isinstance(a, NonTemporal) for a in schedule.actions)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("past", ["", "; nontemporal y"])
+@pytest.mark.parametrize("dtype", [f32, f64, f16, bf16, i8, u8, i32, bool_, c64])
+def test_squares_at_any_place(dtype: Any, past: str, target: str) -> None:
+    """Arrays that begin inside a line, of sizes that are no multiple of a square."""
+    k = KernelBuilder("turn")
+    x = k.input("x", dtype[ROWS, COLUMNS])
+    k.output("y", dtype[COLUMNS, ROWS], lambda ix: x[ix[1], ix[0]])
+    by = max(4, min(16, Target.named(target).vector_bytes // max(4, dtype.itemsize)))
+    schedule = parse_schedule(
+        f"parallel 2 grain 1; vectorise 1 by {by}; tile 0 by {by} blocks 32 x 64; prefetch x along 0{past}"
+    )
+    native = compile_kernel(k.build(), Target.named(target), schedule)
+    rng = np.random.default_rng(0)
+    for rows, columns, shift in [(r, c, s) for r in SIZES for c in SIZES for s in (0, 1, 5)]:
+        source = np.zeros(rows * columns + shift, dtype.np)[shift:]
+        source[:] = rng.integers(0, 2 if dtype is bool_ else 100, source.size).astype(dtype.np)
+        memory = np.zeros(source.size + shift + 64, dtype.np)
+        out = memory[shift : shift + source.size]
+        sizes = {"R": rows, "C": columns}
+        block = native.arguments([source, out], sizes)
+        count = int(substitute(native.lowered.points, sizes))
+        default_pool().parallel(native.address, ctypes.addressof(block), count, 1, 2)
+        assert out.tobytes() == source.reshape(rows, columns).T.tobytes()
+        assert not memory[:shift].any()
+        assert not memory[shift + source.size :].any()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_whole_lines_past_the_caches(target: str) -> None:
+    """Rows of whole lines, at the start of a line and elsewhere."""
+    k = KernelBuilder("turn")
+    x = k.input("x", f32[96, 70])
+    k.output("y", f32[70, 96], lambda ix: x[ix[1], ix[0]])
+    by = Target.named(target).lanes(4)
+    schedule = parse_schedule(
+        f"parallel 2 grain 1; vectorise 1 by {by}; tile 0 by {by} blocks 32 x 32; prefetch x along 0; nontemporal y"
+    )
+    native = compile_kernel(k.build(), Target.named(target), schedule)
+    source = np.random.default_rng(0).standard_normal((96, 70)).astype(np.float32)
+    for shift in range(17):
+        memory = np.zeros(source.size + 64, np.float32)
+        out = memory[shift : shift + source.size]
+        block = native.arguments([source, out], {})
+        default_pool().parallel(native.address, ctypes.addressof(block), int(native.lowered.points), 1, 2)
+        assert out.tobytes() == source.T.tobytes()
+        assert not memory[:shift].any()
+        assert not memory[shift + source.size :].any()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_squares_with_values_of_rows_and_columns(target: str) -> None:
+    """A turned load beside one that is not, a value for each row and one for each column."""
+    k = KernelBuilder("mixed")
+    x, y = k.input("x", f32[ROWS, COLUMNS]), k.input("y", f32[COLUMNS, ROWS])
+    row, column = k.input("row", f32[COLUMNS]), k.input("column", f32[ROWS])
+    k.output("z", f32[COLUMNS, ROWS], lambda ix: (x[ix[1], ix[0]] + y[ix]) * row[ix[0]] + column[ix[1]])
+    native = compile_kernel(k.build(), Target.named(target))
+    assert native.lowered.schedule.tile is not None
+    rng = np.random.default_rng(0)
+    for rows, columns in [(r, c) for r in (0, *SIZES) for c in (0, *SIZES)]:
+        shapes = (rows, columns), (columns, rows), (columns,), (rows,)
+        arrays = [rng.standard_normal(s).astype(np.float32) for s in shapes]
+        sizes = {"R": rows, "C": columns}
+        (wanted,) = interpret(native.original, arrays, sizes)
+        expected = native.run(arrays, sizes=sizes, threads=1)[0]
+        np.testing.assert_allclose(expected, wanted, rtol=1e-6)
+        for threads in (2, 7):
+            (got,) = native.run(arrays, sizes=sizes, threads=threads)
+            assert got.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("order", [(2, 1, 0), (0, 2, 1), (2, 0, 1), (1, 2, 0), (1, 0, 2)])
+@pytest.mark.parametrize("shape", [(17, 20, 33), (64, 2, 31), (2, 40, 16), (40, 40, 3)])
+def test_every_order_of_three_axes(shape: tuple[int, ...], order: tuple[int, ...]) -> None:
+    sample = samples.transpose(shape, order)
+    (array,) = sample.arrays({})
+    (got,) = compile_kernel(sample.kernel)(array)
+    assert got.tobytes() == np.ascontiguousarray(array.transpose(order)).tobytes()
+
+
+def test_a_transpose_into_a_given_array() -> None:
+    g = st.Graph("turn")
+    g.outputs(g.input("x", (48, 100)).transpose(1, 0) * 2)
+    compiled = st.Session("cpu").compile(g)
+    x = np.random.default_rng(0).standard_normal((48, 100)).astype(np.float32)
+    memory = np.zeros(4801, np.float32)
+    compiled.run_into({"x": x}, [memory[1:].reshape(100, 48)])
+    assert memory[1:].tobytes() == (x.T * 2).tobytes()
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16, bool_, c64])
+def test_what_only_moves_keeps_every_bit(dtype: Any) -> None:
+    """NaN with any payload, in both halves of a result that is moved twice."""
+    k = KernelBuilder("move")
+    x, mask = k.input("x", dtype[40, 50]), k.input("mask", bool_[40])
+    k.output("y", dtype[50, 40], lambda ix: x[ix[1], ix[0]])
+    k.output("z", dtype[40, 50], lambda ix: x[ix])
+    k.output("kept", bool_[40], lambda ix: mask[ix])
+    native = compile_kernel(k.build())
+    width = {1: np.uint8, 2: np.uint16, 8: np.uint64}[dtype.itemsize]
+    bits = (
+        np.random.default_rng(0)
+        .integers(0, 2 if dtype is bool_ else 1 << (8 * dtype.itemsize - 2), (40, 50))
+        .astype(width)
+    )
+    flags = np.arange(40) % 3 == 0
+    turned, same, kept = native(bits.view(dtype.np), flags)
+    assert turned.tobytes() == bits.T.tobytes()
+    assert same.tobytes() == bits.tobytes()
+    assert kept.tobytes() == flags.tobytes()
+
+
+def test_what_is_computed_with_is_not_moved_as_bits() -> None:
+    k = KernelBuilder("both")
+    x = k.input("x", f16[40, 50])
+    k.output("y", f16[50, 40], lambda ix: x[ix[1], ix[0]])
+    k.output("z", f16[40, 50], lambda ix: x[ix] + x[ix])
+    array = np.random.default_rng(0).standard_normal((40, 50)).astype(np.float16)
+    turned, double = compile_kernel(k.build())(array)
+    assert turned.tobytes() == array.T.tobytes()
+    assert double.tobytes() == (array + array).tobytes()
