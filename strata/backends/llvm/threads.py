@@ -28,8 +28,8 @@ def wait_functions() -> str:
 
     A sleeper is often woken on the processor of its waker, where it waits until the waker's time is up, although
     another processor is idle. So the waker first bars the workers from its own processor (keep_away), and a worker that
-    is awake may go anywhere again. Both take the address of: the number of workers (0: leave them alone), their thread
-    numbers, the processors allowed (MASK_WORDS words), and room for as many.
+    has done its first work may go anywhere again. Both take the address of: the number of workers (0: leave them
+    alone), their thread numbers, the processors allowed (MASK_WORDS words), and room for as many.
     """
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
