@@ -35,6 +35,8 @@ _SHORT_ROW = 32  # elements of an innermost loop that is not handed out on its o
 _CHUNK_COST = 1 << 13  # vector operations in one chunk: a microsecond or more, large against handing it out
 _AGAIN = 8  # part of a chunk's cost that may be spent on what every chunk does again
 _LANE_COST = 2.0  # one lane of an access that is not contiguous, in contiguous vector accesses
+_PREFIX_COST = 10  # a running reduction over the lanes of a register
+SCANNED = ("sum", "prod", "max", "min")  # whose running form may go over the lanes of a register
 _LIGHT = 12  # scalar work of a loop that leaves it waiting for memory
 _STREAM_CACHES = 2  # a core's own caches that a buffer must exceed to be read as a stream
 _STREAM_CHUNK = 1 << 20  # bytes of a chunk that streams: what one core asks for ahead, it should use
@@ -233,10 +235,12 @@ class _Chooser:
         trips = _guess(loop.axis.extent)
         serial, picks = self._best(loop.body, vector)
         serial_cost = trips * (serial + 1)
-        if vector is not None or (isinstance(loop, MapLoop) and loop.scans):
+        if vector is not None or not runs_in_vectors(loop):
             return serial_cost, picks
         lanes = self._register_lanes(loop)
         body, _ = self._best(loop.body, loop.axis)
+        if isinstance(loop, MapLoop):
+            body += _PREFIX_COST * len(loop.scans)
         fold = 12 if isinstance(loop, ReduceLoop) else 0
         vector_cost = -(-trips // lanes) * (body + 1) + fold
         if vector_cost < serial_cost and trips > 1:
@@ -258,8 +262,8 @@ class _Chooser:
             return 0.5
         form = linear(address)
         others = any(vector in atom.free for atom in form.terms if atom is not vector)
-        if not others and form.terms.get(vector) == 1:
-            return 1.0
+        if not others and form.terms.get(vector) in (1, -1):
+            return 1.0 if form.terms.get(vector) == 1 else 2.0
         return _LANE_COST * max(1, self.machine.vector_bytes // max(4, itemsize))
 
     def _register_lanes(self, loop: Loop) -> int:
@@ -286,6 +290,13 @@ class _Chooser:
             while registers > 1 and lanes * registers > extent:
                 registers //= 2
         return lanes * registers
+
+
+def runs_in_vectors(loop: Loop) -> bool:
+    """Whether the points of a loop may be done side by side; running reductions join lanes in another order."""
+    scans = loop.scans if isinstance(loop, MapLoop) else ()
+    inner = any(isinstance(s, (MapLoop, ReduceLoop)) for s in loop.body.steps)
+    return not scans or (not inner and all(s.kind in SCANNED and not s.dtype.is_bool for s in scans))
 
 
 def register_lanes(loop: Loop, machine: Machine) -> int:

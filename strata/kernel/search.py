@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from strata.core import bounds
-from strata.kernel.choose import Machine, register_lanes
+from strata.kernel.choose import Machine, register_lanes, runs_in_vectors
 from strata.kernel.ir import Kernel
-from strata.kernel.nest import Block, MapLoop, ReduceLoop
+from strata.kernel.nest import Block, ReduceLoop
 from strata.kernel.schedule import (
     Action,
     Loop,
@@ -137,8 +137,7 @@ class Changes:
         """Vectors along another loop, in place of those in it and around it."""
         for number, loop in enumerate(self.loops):
             lanes = register_lanes(loop, self.machine)
-            is_scan = isinstance(loop, MapLoop) and bool(loop.scans)
-            if is_scan or schedule.lanes(number) > 1 or not 1 < lanes <= self._extent(loop):
+            if not runs_in_vectors(loop) or schedule.lanes(number) > 1 or not 1 < lanes <= self._extent(loop):
                 continue
             near = self.inside[number] | {n for n, inner in self.inside.items() if number in inner}
             kept = [a for a in schedule.actions if not (isinstance(a, (Vectorise, Stage)) and (a.loop in near))]

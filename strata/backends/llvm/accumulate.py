@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strata.backends.llvm.builder import Function, constant, vector
+from strata.backends.llvm.builder import Function, constant, vector, vector_constant
 from strata.backends.llvm.emit_scalar import combine
 from strata.backends.llvm.registers import Parts, register_type
 from strata.core import DType, Target, i64
@@ -122,6 +122,34 @@ class Accumulator:
             state = self.join(tuple(low), tuple(high), half)
             lanes = half
         return state
+
+    def prefix(self, value: Parts, lanes: int, *, exclusive: bool) -> tuple[Parts, Parts]:
+        """In each lane, what all lanes up to it join to; and in every lane, what all of them do.
+
+        Rounds double the runs that are done: the upper half of a run takes in the last lane of its lower half."""
+        empty = tuple(v for _, v in self.start(lanes))
+        by = 1
+        while by < lanes:
+            picks = [lane - lane % (2 * by) + by - 1 for lane in range(lanes)]
+            upper = vector_constant("i1", [int(lane % (2 * by) >= by) for lane in range(lanes)])
+            last = self._picked(value, lanes, picks)
+            if self.kind == "sum":  # adding 0 is less than choosing
+                value = self.join(self._chosen(upper, last, empty, lanes), value, lanes)
+            else:
+                value = self._chosen(upper, self.join(last, value, lanes), value, lanes)
+            by *= 2
+        whole = self._picked(value, lanes, [lanes - 1] * lanes)
+        if exclusive:
+            picks = [0, *range(lanes, 2 * lanes - 1)]
+            typed = self.typed(empty, lanes)
+            value = tuple(self.f.shuffle(t, e, v, picks) for (t, e), v in zip(typed, value, strict=True))
+        return value, whole
+
+    def _chosen(self, mask: str, a: Parts, b: Parts, lanes: int) -> Parts:
+        return tuple(self.f.select(t, mask, x, y) for (t, x), y in zip(self.typed(a, lanes), b, strict=True))
+
+    def _picked(self, parts: Parts, lanes: int, picks: Sequence[int]) -> Parts:
+        return tuple(self.f.shuffle(t, p, "poison", picks) for t, p in self.typed(parts, lanes))
 
     def finish(self, state: Parts, lanes: int) -> Parts:
         """The result; for argmax and argmin, the position, 0 over nothing."""

@@ -24,8 +24,16 @@ class Reductions(Loops):
         """The steps of a block, in order."""
         raise NotImplementedError
 
+    def _aligned_segments(self, loop: MapLoop, low: Value, high: Value, lanes: int) -> list[Segment]:
+        """Segments of a map; before a store past the caches, a first one up to the start of a cache line."""
+        raise NotImplementedError
+
     def _scan(self, loop: MapLoop, low: Value, high: Value) -> None:
         """A loop in order, with running reductions carried along."""
+        lanes = self.schedule.lanes(self.numbers[id(loop)])
+        if lanes > 1 and self.context.axis is None:
+            self._vector_scan(loop, low, high, lanes)
+            return
         accumulators = [Accumulator(self.f, s.kind, s.dtype, self.target) for s in loop.scans]
         widths = [self.context.lanes_of(s) for s in loop.scans]
         carried = [c for a, n in zip(accumulators, widths, strict=True) for c in a.start(n)]
@@ -40,6 +48,38 @@ class Reductions(Loops):
             return list(following)
 
         self._serial(loop.axis, low, high, carried, body)
+
+    def _vector_scan(self, loop: MapLoop, low: Value, high: Value, lanes: int) -> None:
+        """The same in vectors: carried are the values before a step, in every lane of one register."""
+        accumulators = [Accumulator(self.f, s.kind, s.dtype, self.target) for s in loop.scans]
+        single = min(lanes, self._single_lanes(loop))
+        states = [tuple(v for _, v in a.start(single)) for a in accumulators]
+        before, width = self.running, single
+        for segment in self._aligned_segments(loop, low, high, lanes):
+            following = min(segment.lanes, single)
+            if following != width:
+                pairs = zip(accumulators, states, strict=True)
+                states = [self._in_every_lane(a, s, width, following) for a, s in pairs]
+                width = following
+            carried = [c for a, s in zip(accumulators, states, strict=True) for c in a.typed(s, width)]
+
+            self.scan_lanes = width
+
+            def body(values: list[str]) -> list[Value]:
+                shares = _shares(accumulators, values)
+                self.running = dict(zip(loop.scans, zip(accumulators, shares, strict=True), strict=True))
+                self.block(loop.body)
+                return [part for scan in loop.scans for part in self.running[scan][1]]
+
+            final = self._vector(loop.axis, segment, carried, body, self.numbers[id(loop)])
+            states = _shares(accumulators, final)
+        self.running, self.scan_lanes = before, 0
+
+    def _in_every_lane(self, accumulator: Accumulator, state: Parts, have: int, want: int) -> Parts:
+        """A state that is the same in every lane, in another number of them; one of the numbers is 1."""
+        if want == 1:
+            return tuple(self.f.extract(t, p, 0) for t, p in accumulator.typed(state, have))
+        return tuple(self.f.splat(t, p) for (t, _), p in zip(accumulator.start(want), state, strict=True))
 
     def _reduce(self, loop: ReduceLoop) -> None:
         accumulators = [Accumulator(self.f, r.kind, r.body.dtype, self.target) for r in loop.reduces]

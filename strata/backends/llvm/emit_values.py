@@ -82,6 +82,7 @@ class Values:
         self.tiles: dict[Expr, list[Parts]] = {}  # turned loads, by step of the tiled loop
         self.turn = 0
         self.running: dict[Scan, tuple[Accumulator, Parts]] = {}
+        self.scan_lanes = 0  # of the state of running reductions along the vector loop
         self.dummy = ""
 
     # sizes
@@ -117,9 +118,39 @@ class Values:
 
     def _advance(self, scan: Scan, lanes: int) -> Parts:
         accumulator, state = self.running[scan]
+        if self.context.axis is scan.axis and lanes > 1:
+            return self._advance_lanes(scan, lanes)
         following = tuple(accumulator.step(state, self.widened(scan.body, lanes), lanes, self.context.mask))
         self.running[scan] = accumulator, following
         return state if scan.exclusive else following
+
+    def _advance_lanes(self, scan: Scan, lanes: int) -> Parts:
+        """A running reduction over the lanes of its own loop, one register after the other."""
+        f, mask, width = self.f, self.context.mask, self.scan_lanes
+        accumulator, state = self.running[scan]
+        value = self.widened(scan.body, lanes)
+        if mask is not None:
+            empty = accumulator.start(lanes)
+            value = tuple(f.select(t, mask, v, e) for (t, e), v in zip(empty, value, strict=True))
+        found = []
+        for first in range(0, lanes, width):
+            picks = range(first, first + width)
+            typed = accumulator.typed(value, lanes)
+            part = value if width == lanes else tuple(f.shuffle(t, v, "poison", picks) for t, v in typed)
+            local, whole = accumulator.prefix(part, width, exclusive=scan.exclusive)
+            found.append(accumulator.join(state, local, width))
+            state = accumulator.join(state, whole, width)
+        self.running[scan] = accumulator, state
+        while len(found) > 1:  # side by side again
+            found = [
+                tuple(
+                    f.shuffle(t, a, b, range(2 * width))
+                    for (t, a), b in zip(accumulator.typed(x, width), y, strict=True)
+                )
+                for x, y in zip(found[::2], found[1::2], strict=True)
+            ]
+            width *= 2
+        return found[0]
 
     # values
 
@@ -235,6 +266,8 @@ class Values:
         stride = self._stride(address)
         if stride == 1:
             return self._load_contiguous(node, lanes)
+        if stride == -1:
+            return self._load_backwards(node, lanes)
         if lanes == 1 or (stride == 0 and (node.where is None or self.context.lanes_of(node.where) == 1)):
             return self._load_one(node)
         return self._load_gather(node, lanes)
@@ -260,6 +293,20 @@ class Values:
         elif mask is None and self.schedule.prefetches(node.buffer.name, self.context.loop):
             self._ask_ahead(node.buffer, index, lanes)
         return self._read(node.dtype, pointer, lanes, mask)
+
+    def _load_backwards(self, node: Load, lanes: int) -> Parts:
+        """Elements side by side, the last one first."""
+        pointer = self._pointer(node.buffer, self.f.sub(self.at_first(node.index[0]), lanes - 1))
+        mask = self.context.mask
+        if node.where is not None:
+            mask = self._both(mask, self.widened(node.where, lanes)[0], lanes)
+        if mask is not None:
+            mask = self._reversed(vector("i1", lanes), mask)
+        type_ = register_type(node.dtype, lanes)
+        return tuple(self._reversed(type_, part) for part in self._read(node.dtype, pointer, lanes, mask))
+
+    def _reversed(self, type_: str, value: str) -> str:
+        return self.f.shuffle(type_, value, "poison", range(self.context.lanes - 1, -1, -1))
 
     def _ask_ahead(self, buffer: Buffer, index: Value, lanes: int) -> None:
         """Have lines of the next block of memory brought to the core's own cache.
@@ -344,7 +391,14 @@ class Values:
         stored = tuple(to_memory(f, component, p, lanes, self.target) for p in parts)
         if stride is not None and stride in (0, 1):
             pointer = self._pointer(store.buffer, self.at_first(address))
-            self._write(dtype, stored, pointer, lanes, store.buffer.name)
+            mask = self.context.mask if lanes > 1 else None
+            self._write(dtype, stored, pointer, lanes, mask, past=store.buffer.name == self.context.past)
+            return
+        if stride == -1:
+            pointer = self._pointer(store.buffer, f.sub(self.at_first(address), lanes - 1))
+            mask = self.context.mask and self._reversed(vector("i1", lanes), self.context.mask)
+            turned = tuple(self._reversed(memory_type(component, lanes), part) for part in stored)
+            self._write(dtype, turned, pointer, lanes, mask)
             return
         offsets = self.widened(address, lanes)[0]
         element = memory_type(dtype)
@@ -356,9 +410,11 @@ class Values:
             pointers = f.op(f"getelementptr {element}, ptr {base}, <{lanes} x i64> {offsets}")
             scatter(f, vector(element, lanes), part, pointers, component_bytes(dtype), alive)
 
-    def _write(self, dtype: DType, parts: Parts, pointer: str, lanes: int, name: str) -> None:
+    def _write(
+        self, dtype: DType, parts: Parts, pointer: str, lanes: int, mask: str | None, *, past: bool = False
+    ) -> None:
         f = self.f
-        value, count, mask = parts[0], lanes, self.context.mask if lanes > 1 else None
+        value, count = parts[0], lanes
         if dtype.is_complex:
             value = interleave(f, memory_type(dtype, lanes), parts, lanes)
             count = 2 * lanes
@@ -366,7 +422,7 @@ class Values:
         type_, align = memory_type(dtype, count), component_bytes(dtype)
         if mask is not None:
             f.masked_store(type_, value, pointer, align, mask)
-        elif name == self.context.past and lanes > 1:
+        elif past and lanes > 1:
             f.store(type_, value, pointer, min(_LINE, count * align), nontemporal=True)
         else:
             f.store(type_, value, pointer, align)
