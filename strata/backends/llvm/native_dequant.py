@@ -158,17 +158,16 @@ def _behind_the_end(f: Function, x: str, group: str, groups: str, whole: str) ->
 
 
 def _store_bytes(f: Function, step: Step, wholes: list[str], quants: str, group: str) -> None:
-    """Numbers as 256 · high + low, each sixteen of them where its step wants it."""
+    """Numbers as 256 · high + low, each eight of them where its step wants it."""
     at, which = (f.op(f"{op} i64 {group}, {step.groups}") for op in ("udiv", "urem"))
     base = f.address("i8", quants, f.mul(at, 2 * step.elements))
     places = f.module.table("i64", step.places())
-    sixteen, small = "<16 x i32>", "<16 x i8>"
-    for half in range(2):
-        place = f.load("i64", f.address("i64", places, f.add(f.mul(which, 2), half)), 8)
-        both = f.shuffle(WORDS, wholes[2 * half], wholes[2 * half + 1], range(16))
-        high = f.binary("ashr", sixteen, f.binary("add", sixteen, both, constant(sixteen, 128)), constant(sixteen, 8))
-        for offset, part in ((0, high), (64, both)):
-            f.store(small, f.convert("trunc", sixteen, part, small), f.address("i8", base, f.add(place, offset)), 1)
+    for j, low in enumerate(wholes):
+        place = f.load("i64", f.address("i64", places, f.add(f.mul(which, 4), j)), 8)
+        high = f.binary("ashr", WORDS, f.binary("add", WORDS, low, constant(WORDS, 128)), constant(WORDS, 8))
+        for offset, part in ((0, high), (64, low)):
+            small = f.convert("trunc", WORDS, part, "<8 x i8>")
+            f.store("<8 x i8>", small, f.address("i8", base, f.add(place, offset)), 1)
 
 
 class _Rows:

@@ -1,9 +1,8 @@
 """A few rows of x times GGUF weights, where vectors have 512 bits: 64 numbers of 8 bits to an instruction.
 
 The numbers of a block stay bytes without sign, as they are stored; a number of x is 256 · high + low with two signed
-bytes, so that a sum of products is 256 · Σ q·high + Σ q·low. A step is four blocks of 32 elements or one of 256. It is
-taken apart into vectors of 64 bytes; x is stored in the order in which they come out, so that nothing is put in order
-while weights are read:
+bytes, so that a sum of products is 256 · Σ q·high + Σ q·low. A step is four or eight blocks of 32 elements, or one of
+256. It is taken apart into vectors of 64 bytes; x is stored in the order in which they come out:
 
     x of a step   for each vector: its 64 high bytes, its 64 low bytes
     beside it     a scale for each 32, then their sums, or the sums of each 16
@@ -34,8 +33,8 @@ ZERO = "zeroinitializer"
 class Step:
     """How one step of a format is taken apart.
 
-    `runs` names the 16 elements in each quarter of each vector, by their number among the step's sixteens. `numbers`
-    gives the vectors; `scales` the scales of their lanes, times those of x, and what least values add to the result.
+    `runs` names the 8 elements in each eighth of each vector, by their number among the step's eights. `numbers` gives
+    the vectors; `scales` the scales of their lanes, times those of x, and what least values add to the result.
     """
 
     blocks: int
@@ -58,9 +57,9 @@ class Step:
         return 2 * len(self.runs)
 
     def places(self) -> list[int]:
-        """Where each sixteen of a step is stored: bytes from the start of its x, of the high bytes."""
-        found = {run: 128 * v + 16 * i for v, runs in enumerate(self.runs) for i, run in enumerate(runs)}
-        return [found[run] for run in range(self.elements // 16)]
+        """Where each eight of a step is stored: bytes from the start of its x, of the high bytes."""
+        found = {run: 128 * v + 8 * i for v, runs in enumerate(self.runs) for i, run in enumerate(runs)}
+        return [found[run] for run in range(self.elements // 8)]
 
 
 def has_wide(target: Target) -> bool:
@@ -161,12 +160,12 @@ class WideRows:
             together = range(j, j + step.shared)
             high, low = ([f.load(BYTES, f.address("i8", x, 128 * i + half), 64) for i in together] for half in (0, 64))
             for r, (numbers, scales) in enumerate(taken):
-                total = ZERO
-                for i, h in zip(together, high, strict=True):
-                    total = _dot(f, total, numbers[i], h)
-                total = f.binary("shl", WORDS, total, constant(WORDS, 8))
-                for i, part in zip(together, low, strict=True):
-                    total = _dot(f, total, numbers[i], part)
+                given = [numbers[i] for i in together]
+                total = f.binary("shl", WORDS, _dots(f, ZERO, given, high), constant(WORDS, 8))
+                if step.shared > 2:  # two short chains rather than a long one
+                    total = f.binary("add", WORDS, total, _dots(f, ZERO, given, low))
+                else:
+                    total = _dots(f, total, given, low)
                 acc[r] = f.fma(FLOATS, f.convert("sitofp", WORDS, total, FLOATS), scales[j // step.shared], acc[r])
         return [*acc, *least]
 
@@ -185,9 +184,11 @@ def _sum(f: Function, kind: str, x: str) -> str:
     return f.fold_lanes(kind, x, lambda t, a, b: f.binary("fadd", t, a, b))
 
 
-def _dot(f: Function, total: str, numbers: str, x: str) -> str:
+def _dots(f: Function, total: str, numbers: Sequence[str], x: Sequence[str]) -> str:
     """total + the sums of four products each of bytes without sign and bytes with one."""
-    return f.call(WORDS, "llvm.x86.avx512.vpdpbusd.512", (WORDS, total), (BYTES, numbers), (BYTES, x))
+    for a, b in zip(numbers, x, strict=True):
+        total = f.call(WORDS, "llvm.x86.avx512.vpdpbusd.512", (WORDS, total), (BYTES, a), (BYTES, b))
+    return total
 
 
 def _at(f: Function, kind: str, base: str, offset: int) -> str:
@@ -202,17 +203,29 @@ def _right(f: Function, x: str, count: int) -> str:
     return f.binary("lshr", BYTES, x, constant(BYTES, count)) if count else x
 
 
+def _woven(f: Function, a: str, b: str) -> tuple[str, str]:
+    """Of each quarter of two vectors, the first eights side by side, and the second eights.
+
+    Two vectors whose quarters have a scale each become two with the same scales, which are added up at once.
+    """
+    x, y = (f.convert("bitcast", BYTES, v, LONGS) for v in (a, b))
+    pairs = ([i // 2 * 2 + odd + 8 * (i % 2) for i in range(8)] for odd in (0, 1))
+    first, second = (f.convert("bitcast", LONGS, f.shuffle(LONGS, x, y, picks), BYTES) for picks in pairs)
+    return first, second
+
+
 def _twice(f: Function, base: str, offset: int) -> str:
     """32 bytes in both halves of a vector."""
     return f.shuffle("<32 x i8>", _at(f, "<32 x i8>", base, offset), "poison", [i % 32 for i in range(64)])
 
 
-def _shifted(f: Function, x: str, first: int, second: int) -> str:
-    """Bytes moved to the right by `first` bits in the lower half of a vector and by `second` in the upper half.
+def _shifted(f: Function, x: str, counts: Sequence[int]) -> str:
+    """Bytes moved to the right by as many bits as `counts` says for equal parts of the vector.
 
     What moves in comes from neighbours. A negative count moves to the left.
     """
-    control = [(8 * (i % 8) + (first if i < 32 else second)) % 64 for i in range(64)]
+    size = 64 // len(counts)
+    control = [(8 * (i % 8) + counts[i // size]) % 64 for i in range(64)]
     given = (BYTES, vector_constant("i8", control)), (BYTES, x)
     return f.call(BYTES, "llvm.x86.avx512.pmultishift.qb.512", *given)
 
@@ -240,25 +253,32 @@ def _gather(f: Function, pieces: tuple[str, str], size: int, width: int, offsets
     return f.shuffle(kind, a, b if any(p >= 64 // width for p in picks) else "poison", picks)
 
 
-def _nibbles(bytes_: int, offset: int) -> Callable[[Function, str], list[str]]:
-    """Four blocks of 32 numbers of 4 bits: the first halves of all four, then the second halves."""
+def _packed(f: Function, at: str, bytes_: int, offset: int) -> str:
+    """The bytes of four blocks that hold two numbers of 4 bits each."""
+    offsets = [bytes_ * (i // 16) + offset + i % 16 for i in range(64)]
+    return _gather(f, _pieces(f, at, 4 * bytes_), 4 * bytes_, 1, offsets)
+
+
+def _nibbles(f: Function, packed: str) -> list[str]:
+    return [_and(f, packed, 15), _right(f, packed, 4)]
+
+
+def _eight_blocks(bytes_: int, offset: int) -> Callable[[Function, str], list[str]]:
+    """Eight blocks of 32 numbers of 4 bits: quarters of their bytes in four vectors."""
 
     def numbers(f: Function, at: str) -> list[str]:
-        size = 4 * bytes_
-        offsets = [bytes_ * (i // 16) + offset + i % 16 for i in range(64)]
-        packed = _gather(f, _pieces(f, at, size), size, 1, offsets)
-        return [_and(f, packed, 15), _right(f, packed, 4)]
+        a, b = (_packed(f, f.address("i8", at, 4 * bytes_ * i), bytes_, offset) for i in range(2))
+        return [part for half in _woven(f, a, b) for part in _nibbles(f, half)]
 
     return numbers
 
 
 def _with_fifth(bytes_: int, offset: int) -> Callable[[Function, str], list[str]]:
-    """The same with fifth bits, which lie together in 4 bytes before the others."""
-    fours = _nibbles(bytes_, offset)
+    """Four blocks of 32 numbers of 4 bits and a fifth; fifth bits lie together in 4 bytes before the others."""
 
     def numbers(f: Function, at: str) -> list[str]:
         made = []
-        for half, part in enumerate(fours(f, at)):
+        for half, part in enumerate(_nibbles(f, _packed(f, at, bytes_, offset))):
             bits = ""
             for block in range(4):
                 word = f.convert("zext", "i16", _at(f, "i16", at, bytes_ * block + offset - 4 + 2 * half), "i64")
@@ -301,6 +321,26 @@ def _four_scales(form: Format, least_at: int) -> Callable[[Function, str, list[s
     return scales
 
 
+def _whole_sides(f: Function, record: str) -> list[str]:
+    """Eight scales and eight sums."""
+    return [f.load(FLOATS, record, 4)]
+
+
+def _eight_scales(form: Format, least_at: int) -> Callable[[Function, str, list[str], str], tuple[list[str], str]]:
+    """The scales of eight blocks, and their fields at `least_at`, times scales and sums of x."""
+    assert 3 * form.bytes + 4 <= 64  # all fields of four blocks are in one vector
+
+    def scales(f: Function, at: str, x: list[str], least: str) -> tuple[list[str], str]:
+        loaded = [_at(f, BYTES, at, 4 * form.bytes * i) for i in range(2)]
+        a, b = (f.convert("bitcast", BYTES, v, "<32 x i16>") for v in loaded)
+        picks = [(form.bytes * (i % 4) + start) // 2 + 32 * (i // 4) for start in (0, least_at) for i in range(8)]
+        halves = f.convert("bitcast", "<16 x i16>", f.shuffle("<32 x i16>", a, b, picks), "<16 x half>")
+        both = f.binary("fmul", FLOATS, f.convert("fpext", "<16 x half>", halves, FLOATS), x[0])
+        return [_lanes(f, both, FLOATS, (0, 4, 1, 5, 2, 6, 3, 7))], f.binary("fadd", FLOATS, least, both)
+
+    return scales
+
+
 # ----------------------------------------------------------------------------------------------- blocks of 256 elements
 
 _QUARTERS = ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15))  # vectors of 64 elements in order
@@ -331,17 +371,18 @@ def _six_bits(f: Function, at: str, x: list[str], least: str) -> tuple[list[str]
     factors = f.shuffle("<2 x float>", factors, "poison", [i // 4 % 2 for i in range(16)])
     found = f.binary("fmul", FLOATS, f.convert("uitofp", WORDS, whole, FLOATS), factors)
     found = f.binary("fmul", FLOATS, found, x[0])
-    lanes = ((0, 2), (1, 3), (8, 10), (9, 11))
+    lanes = ((0, 2, 8, 10), (1, 3, 9, 11))
     return [_lanes(f, found, FLOATS, pair) for pair in lanes], f.binary("fadd", FLOATS, least, found)
 
 
-_FOUR_BIT_RUNS = ((0, 1, 4, 5), (2, 3, 6, 7), (8, 9, 12, 13), (10, 11, 14, 15))
-
-
 def _four_bits(f: Function, at: str, offset: int) -> list[str]:
-    """Sub-blocks 0 and 2, 1 and 3, 4 and 6, 5 and 7: low and high halves of 64 bytes each."""
-    packed = [_at(f, BYTES, at, offset + 64 * i) for i in range(2)]
-    return [part for p in packed for part in (_and(f, p, 15), _right(f, p, 4))]
+    """First and second halves of sub-blocks 0, 2, 4 and 6, then of 1, 3, 5 and 7: low and high halves of bytes."""
+    a, b = (f.convert("bitcast", BYTES, _at(f, BYTES, at, offset + 64 * i), LONGS) for i in range(2))
+    made = []
+    for half in range(2):
+        picks = [8 * (i // 4) + 4 * (i // 2 % 2) + 2 * half + i % 2 for i in range(8)]
+        made.append(_nibbles(f, f.convert("bitcast", LONGS, f.shuffle(LONGS, a, b, picks), BYTES)))
+    return [made[half][which] for which in range(2) for half in range(2)]
 
 
 def _q4k(f: Function, at: str) -> list[str]:
@@ -349,11 +390,10 @@ def _q4k(f: Function, at: str) -> list[str]:
 
 
 def _q5k(f: Function, at: str) -> list[str]:
-    high = _twice(f, at, 16)
     made = []
     for i, part in enumerate(_four_bits(f, at, 48)):
-        group = 4 * (i // 2) + i % 2
-        fifth = _and(f, _shifted(f, high, group - 4, group - 2), 16)
+        bits = f.shuffle(SIXTEEN, _at(f, SIXTEEN, at, 16 + 16 * (i % 2)), "poison", [j % 16 for j in range(64)])
+        fifth = _and(f, _shifted(f, bits, [i // 2 + 2 * j - 4 for j in range(4)]), 16)
         made.append(f.binary("or", BYTES, part, fifth))
     return made
 
@@ -380,17 +420,22 @@ _HALVES = ((0, 1, 8, 9), (2, 3, 10, 11), (4, 5, 12, 13), (6, 7, 14, 15))  # the 
 def _q6_scales(f: Function, at: str, x: list[str], least: str) -> tuple[list[str], str]:
     d = f.splat(FLOATS, _half(f, at, 208))
     found = f.binary("fmul", FLOATS, _floats(f, "sext", _at(f, SIXTEEN, at, 192)), d)
-    return _fold_sixteen(f, found, x, _QUARTERS), f.fma(FLOATS, found, x[1], least)
+    lanes = [[8 * (i % 2) + 4 * high + i // 2 for i in range(8)] for high in range(2)]
+    return _fold_sixteen(f, found, x, lanes), f.fma(FLOATS, found, x[1], least)
 
 
 def _q6k(f: Function, at: str) -> list[str]:
-    made = []
-    for half in range(2):
-        low, high = _at(f, BYTES, at, 64 * half), _twice(f, at, 128 + 32 * half)
-        for i, four in enumerate((_and(f, low, 15), _right(f, low, 4))):
-            two = _and(f, _shifted(f, high, 4 * i - 4, 4 * i - 2), 48)
-            made.append(f.binary("or", BYTES, four, two))
-    return made
+    """Quarters of 32 elements of both halves of a block: 4 bits of each, and 2 bits of a byte for all four quarters."""
+    fours = _woven(f, _at(f, BYTES, at, 0), _at(f, BYTES, at, 64))
+    twos = f.convert("bitcast", BYTES, _at(f, BYTES, at, 128), LONGS)
+    made: list[list[str]] = [[], []]
+    for eight, packed in enumerate(fours):
+        picks = [4 * (i % 2) + 2 * (i // 2 % 2) + eight for i in range(8)]
+        bits = f.convert("bitcast", LONGS, f.shuffle(LONGS, twos, "poison", picks), BYTES)
+        for high, four in enumerate(_nibbles(f, packed)):
+            two = _and(f, _shifted(f, bits, [4 * high - 4, 4 * high - 2]), 48)
+            made[high].append(f.binary("or", BYTES, four, two))
+    return made[0] + made[1]
 
 
 def _q2_scales(f: Function, at: str, x: list[str], least: str) -> tuple[list[str], str]:
@@ -422,14 +467,9 @@ def _q3k(f: Function, at: str) -> list[str]:
     bits = _twice(f, at, 0)
     made = []
     for quarter, part in enumerate(_two_bits(f, at, 32)):
-        third = _and(f, _shifted(f, bits, quarter - 2, quarter + 2), 4)
+        third = _and(f, _shifted(f, bits, [quarter - 2, quarter + 2]), 4)
         made.append(f.binary("or", BYTES, part, third))
     return made
-
-
-def _q8k_sides(f: Function, record: str) -> list[str]:
-    """The eight scales, and the eight sums."""
-    return [f.load(FLOATS, record, 4)]
 
 
 def _q8k_scales(f: Function, at: str, x: list[str], least: str) -> tuple[list[str], str]:
@@ -443,28 +483,41 @@ def _q8k(f: Function, at: str) -> list[str]:
     return [f.binary("xor", BYTES, part, constant(BYTES, 128)) for part in parts]
 
 
-_FIRST_AND_SECOND = ((0, 2, 4, 6), (1, 3, 5, 7))  # sixteens of four blocks
-_LAST = tuple(range(8, 16))
+def _eights(*sixteens: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Runs of 8 from runs of 16."""
+    return tuple(tuple(2 * run + i for run in runs for i in range(2)) for runs in sixteens)
+
+
 _ALL = tuple(range(16))
+_SIX_BIT_LEAST = (4, 5, 6, 7, 12, 13, 14, 15)
+_FOUR_BIT_RUNS = _eights((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
+_WOVEN_BLOCKS = tuple(tuple(4 * (i // 2 + 4 * (i % 2)) + eight for i in range(8)) for eight in (0, 2, 1, 3))
+_WOVEN_HALVES = tuple(tuple(16 * (i % 2) + 2 * (i // 2) + eight for i in range(8)) for eight in (0, 1, 8, 9))
 
 
-def _small(kind: str, numbers: Callable[[Function, str], list[str]], factor: float, least_at: int = 0) -> Step:
+def _four(kind: str, numbers: Callable[[Function, str], list[str]], factor: float, least_at: int = 0) -> Step:
     scales = _four_scales(FORMATS[kind], least_at)
-    runs = _QUARTERS[:2] if kind == "q8_0" else _FIRST_AND_SECOND
-    shared = 1 if kind == "q8_0" else 2
-    return Step(4, runs, numbers, _four_sides, scales, (4, 5, 6, 7), EIGHT, factor, shared)
+    is_whole = kind == "q8_0"  # a byte has one number
+    runs = _eights(*(_QUARTERS[:2] if is_whole else ((0, 2, 4, 6), (1, 3, 5, 7))))
+    return Step(4, runs, numbers, _four_sides, scales, (4, 5, 6, 7), EIGHT, factor, 1 if is_whole else 2)
+
+
+def _eight(kind: str, offset: int, factor: float, least_at: int = 0) -> Step:
+    form = FORMATS[kind]
+    scales = _eight_scales(form, least_at)
+    return Step(8, _WOVEN_BLOCKS, _eight_blocks(form.bytes, offset), _whole_sides, scales, _ALL[8:], FLOATS, factor, 4)
 
 
 STEPS: Final = {
-    "q4_0": _small("q4_0", _nibbles(18, 2), -8.0),
-    "q4_1": _small("q4_1", _nibbles(20, 4), 1.0, least_at=2),
-    "q5_0": _small("q5_0", _with_fifth(22, 6), -16.0),
-    "q5_1": _small("q5_1", _with_fifth(24, 8), 1.0, least_at=2),
-    "q8_0": _small("q8_0", _signed_bytes, -128.0),
-    "q4k": Step(1, _FOUR_BIT_RUNS, _q4k, _eight_sides, _six_bits, (4, 5, 6, 7, 12, 13, 14, 15), FLOATS, -1.0),
-    "q5k": Step(1, _FOUR_BIT_RUNS, _q5k, _eight_sides, _six_bits, (4, 5, 6, 7, 12, 13, 14, 15), FLOATS, -1.0),
-    "q6k": Step(1, _QUARTERS, _q6k, _sixteen_sides, _q6_scales, _ALL, FLOATS, -32.0),
-    "q2k": Step(1, _HALVES, _q2k, _sixteen_sides, _q2_scales, _ALL, FLOATS, -1.0),
-    "q3k": Step(1, _HALVES, _q3k, _sixteen_sides, _q3_scales, _ALL, FLOATS, -4.0),
-    "q8k": Step(1, _QUARTERS, _q8k, _q8k_sides, _q8k_scales, _LAST, FLOATS, -128.0),
+    "q4_0": _eight("q4_0", 2, -8.0),
+    "q4_1": _eight("q4_1", 4, 1.0, least_at=2),
+    "q5_0": _four("q5_0", _with_fifth(22, 6), -16.0),
+    "q5_1": _four("q5_1", _with_fifth(24, 8), 1.0, least_at=2),
+    "q8_0": _four("q8_0", _signed_bytes, -128.0),
+    "q4k": Step(1, _FOUR_BIT_RUNS, _q4k, _eight_sides, _six_bits, _SIX_BIT_LEAST, FLOATS, -1.0, 2),
+    "q5k": Step(1, _FOUR_BIT_RUNS, _q5k, _eight_sides, _six_bits, _SIX_BIT_LEAST, FLOATS, -1.0, 2),
+    "q6k": Step(1, _WOVEN_HALVES, _q6k, _sixteen_sides, _q6_scales, _ALL, FLOATS, -32.0, 2),
+    "q2k": Step(1, _eights(*_HALVES), _q2k, _sixteen_sides, _q2_scales, _ALL, FLOATS, -1.0),
+    "q3k": Step(1, _eights(*_HALVES), _q3k, _sixteen_sides, _q3_scales, _ALL, FLOATS, -4.0),
+    "q8k": Step(1, _eights(*_QUARTERS), _q8k, _whole_sides, _q8k_scales, _ALL[8:], FLOATS, -128.0),
 }

@@ -74,9 +74,9 @@ def test_each_element_of_a_block(kind: str, rng: np.random.Generator) -> None:
         np.testing.assert_allclose(made.run(x=x)[0][0], exact[at], rtol=0, atol=2e-5 * np.abs(exact).max())
 
 
-def test_steps_name_every_sixteen_once() -> None:
+def test_steps_name_every_eight_once() -> None:
     for step in STEPS.values():
-        assert sorted(run for runs in step.runs for run in runs) == list(range(step.elements // 16))
+        assert sorted(run for runs in step.runs for run in runs) == list(range(step.elements // 8))
 
 
 @pytest.mark.parametrize("kind", KINDS)
