@@ -8,9 +8,10 @@ test runs a few hundred.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import random
-import resource
+import signal
 import sys
 import tempfile
 import time
@@ -27,10 +28,9 @@ from onnx import TensorProto, helper, numpy_helper
 from strata.config import config
 from strata.errors import StrataError
 from strata.io.onnx import load
-from tests.fuzz.mutate_files import mutate
+from tests.fuzz.mutate_files import MEMORY, SECONDS, mutate, peak_memory, resident_memory
 
-SECONDS = 2.0  # of a core, for one mutant
-MEMORY = 64 << 20  # beside four times the file
+HANGS = 20.0  # seconds of a core after which a mutant counts as hung: where is printed, and the run ends
 NUMBERS = (0, 1, 2, 3, -1, -2, 7, 64, 2**31 - 1, 2**31, 2**40, -(2**40), 2**63 - 1, -(2**63))
 OPS = tuple(sorted({s.name for s in onnx.defs.get_all_schemas() if not s.deprecated}))
 _watched: list[Path] = []  # the folder that may be read, while a mutant runs
@@ -181,15 +181,16 @@ def _hook(event: str, arguments: Any) -> None:
 
 
 @cache
-def _watch_opens() -> None:
+def _watch() -> None:
     sys.addaudithook(_hook)  # for good: Python cannot take one away
+    faulthandler.register(signal.SIGPROF, chain=True)
 
 
-def run(count: int, seed: int = 0) -> int:
+def run(count: int, seed: int = 0, device: str = "reference") -> int:
     """Read and run so many mutants; returns how many were refused. Whatever else happens raises, with its number."""
     rng = random.Random(seed)
     models = seed_models()
-    _watch_opens()
+    _watch()
     _outside.clear()
     refused = 0
     with tempfile.TemporaryDirectory() as name:
@@ -197,42 +198,44 @@ def run(count: int, seed: int = 0) -> int:
         (folder / "data").write_bytes(bytes(64))
         (folder / "link").symlink_to("/etc/passwd")
         for proto in models:  # all modules are imported before memory is watched
-            _attempt(folder, proto.SerializeToString(), proto)
+            _attempt(folder, proto.SerializeToString(), proto, device)
         for number in range(count):
             proto = rng.choice(models)
             data = changed(proto, rng)
-            refused += _checked(folder, data, proto, f"mutant {number} of seed {seed}")
+            refused += _checked(folder, data, proto, device, f"mutant {number} of seed {seed}")
     return refused
 
 
-def _checked(folder: Path, data: bytes, proto: Any, name: str) -> bool:
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, time.process_time()
+def _checked(folder: Path, data: bytes, proto: Any, device: str, name: str) -> bool:
+    before, start = resident_memory(), time.process_time()
     try:
-        was_refused = _attempt(folder, data, proto)
+        was_refused = _attempt(folder, data, proto, device)
     except Exception as error:
         (Path(tempfile.gettempdir()) / "mutant.onnx").write_bytes(data)
         raise AssertionError(f"{name} ended in {type(error).__name__}: {error}") from error
     seconds = time.process_time() - start
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    grown = peak_memory() - before
     assert seconds < SECONDS, f"{name} took {seconds:.1f} s"
     assert grown < 4 * len(data) + MEMORY, f"{name} took {grown >> 20} MB"
     assert not _outside, f"{name} opened {_outside}"
     return was_refused
 
 
-def _attempt(folder: Path, data: bytes, proto: Any) -> bool:
+def _attempt(folder: Path, data: bytes, proto: Any, device: str) -> bool:
     path = folder / "model.onnx"
     path.write_bytes(data)
     shape = [int(d) for d in proto.graph.doc_string.split(",")]
     _watched[:] = [folder]
+    signal.setitimer(signal.ITIMER_PROF, HANGS)
     try:
         with np.errstate(all="ignore"):
-            load(path, device="reference").run(
+            load(path, device=device).run(
                 {"x": np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)}
             )
     except StrataError:
         return True
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         _watched.clear()
     return False
 
@@ -242,14 +245,15 @@ def main() -> int:
     parser.add_argument("count", type=int, nargs="?", default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep-going", action="store_true", help="count failures by kind instead of stopping at one")
+    parser.add_argument("--device", default="reference", help="where mutants run: reference or cpu")
     options = parser.parse_args()
     if not options.keep_going:
-        print(run(options.count, options.seed), "refused")
+        print(run(options.count, options.seed, options.device), "refused")
         return 0
     failures: dict[str, int] = {}
     for piece in range(-(-options.count // 100)):
         try:
-            run(100, options.seed + piece)
+            run(100, options.seed + piece, options.device)
         except AssertionError as error:
             last = traceback.extract_tb(error.__cause__.__traceback__)[-1] if error.__cause__ else None
             kind = f"{str(error)[:150]} at {last.filename}:{last.lineno}" if last else str(error)[:150]

@@ -256,7 +256,8 @@ class _Tile:
         row, column = f.add("%row", pixel), f.add("%column", at)
         if self.epilogue is not None:
             value = self.epilogue(self._site(row, column, mask), value)
-        value = convert(f, value, spec.accumulator, spec.out, spec.lanes, spec.target)
+        else:
+            value = convert(f, value, spec.accumulator, spec.out, spec.lanes, spec.target)
         place = f.address(memory_type(spec.out), self.out, f.add(f.mul(row, self.number["out_row"]), column))
         type_ = memory_type(spec.out, spec.lanes)
         if mask is None:

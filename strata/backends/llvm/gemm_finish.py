@@ -54,7 +54,7 @@ class Site:
         return convert(f, value, dtype, spec.accumulator, self.lanes, spec.target)
 
 
-# epilogue(site, sums) -> values to store; both `memory_type(accumulator, site.lanes)`
+# epilogue(site, sums) -> values to store: from `memory_type(accumulator, site.lanes)` to the same of the output's type
 Epilogue = Callable[[Site, str], str]
 
 
@@ -83,8 +83,7 @@ def emit_finish(module: Module, spec: Contraction, name: str, epilogue: Epilogue
             place = f.address(memory_type(spec.accumulator), sums_row, f.add(at, spec.tile_elements))
             second = f.load(type_, place, spec.accumulator.itemsize)
         site = Site(f, spec, "%args", row, f.add("%column", at), batch, lanes, mask, second)
-        value = epilogue(site, sums) if epilogue else sums
-        value = convert(f, value, spec.accumulator, spec.out, lanes, spec.target)
+        value = epilogue(site, sums) if epilogue else convert(f, sums, spec.accumulator, spec.out, lanes, spec.target)
         index = site.column if spec.unit_columns else _scattered(f, spec, site.column, out_column)
         place = f.address(element, out_base, index)
         if mask is None:

@@ -334,9 +334,10 @@ class FinishedSums(_Emitter):
         self.sizes = {s: site.number(slot) for s, slot in zip(symbols, site.spec.epilogue_numbers, strict=True)}
 
     def finish(self, sums: str, second: Expr | None = None) -> str:
-        """The values to store, in the accumulator's type; `second` is the node of a pair's other sums."""
+        """The values to store, in the output's type; `second` is the node of a pair's other sums."""
         f, lanes, target = self.f, self.site.lanes, self.target
-        accumulator, value = self.site.spec.accumulator, self.kernel.stores[0].value
+        accumulator, out = self.site.spec.accumulator, self.site.spec.out
+        value = self.kernel.stores[0].value
         self.values[self.sums] = (from_memory(f, accumulator, sums, lanes, target),)
         if second is not None:
             self.values[second] = (from_memory(f, accumulator, self.site.second, lanes, target),)
@@ -345,7 +346,7 @@ class FinishedSums(_Emitter):
                 self.value(node)
         (result,) = self.widened(value, lanes)
         stored = to_memory(f, value.dtype, result, lanes, target)
-        return stored if value.dtype is accumulator else convert(f, stored, value.dtype, accumulator, lanes, target)
+        return convert(f, stored, value.dtype, out, lanes, target)
 
     def _is_early(self, node: Expr) -> bool:
         """Deep expressions are emitted from the leaves, so that no recursion is deep."""

@@ -12,6 +12,7 @@ import pytest
 import strata.ops as functions
 from strata.backends.llvm.contract import Contraction, plan_contraction
 from strata.backends.llvm.contract_run import run, vector_type
+from strata.backends.llvm.gemm_arith import convert
 from strata.backends.llvm.gemm_finish import Site
 from strata.backends.llvm.matrix import find_contraction
 from strata.core import DType, Target, bf16, c64, c128, f16, f32, f64, i8, i32, u8
@@ -235,7 +236,8 @@ def bias_relu_residual(site: Site, sums: str) -> str:
     offset = f.add(f.mul(site.row, site.number("residual_row")), site.column)
     residual = site.load(f32, site.pointer("residual"), offset)
     total = f.binary("fadd", type_, f.binary("fadd", type_, sums, bias), residual)
-    return f.select(type_, f.compare("ogt", type_, total, "zeroinitializer"), total, "zeroinitializer")
+    kept = f.select(type_, f.compare("ogt", type_, total, "zeroinitializer"), total, "zeroinitializer")
+    return convert(f, kept, site.spec.accumulator, site.spec.out, site.lanes, site.spec.target)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)
