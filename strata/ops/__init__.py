@@ -11,6 +11,8 @@ from strata.mir import METHODS, near
 from strata.ops import gguf_blocks, schemes
 from strata.ops.arrange import arange, eye, linspace, tri
 from strata.ops.branching import Cond, cond
+from strata.ops.conv import Conv
+from strata.ops.conv_filled import ConvFilled, ConvLastFilled
 from strata.ops.conv_last import (
     ConvLast,
     ConvLastBackwardWeight,
@@ -33,6 +35,7 @@ from strata.ops.elementwise import accepts
 from strata.ops.fft import fftfreq, hann_window, rfftfreq
 from strata.ops.indexing import CheckedIds, Indexed
 from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loop
+from strata.ops.matmul import MatMul
 from strata.ops.movement import full, iota, ones, zeros
 from strata.ops.pruning import prune
 from strata.ops.remat import Barrier, Checkpoint, Fence, checkpoint
@@ -49,6 +52,7 @@ FAMILIES = (
     "branching",
     "complex",
     "conv",
+    "conv_filled",
     "conv_last",
     "cumulative",
     "custom",

@@ -7,12 +7,14 @@ x[N, C, *sizes] is spread by `input_dilation`, padded, and correlated with w[O, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from strata.core import (
     Dim,
+    DType,
     TensorType,
     bool_,
     c64,
@@ -25,10 +27,12 @@ from strata.core import (
     i8,
     i32,
     known_le,
+    u8,
 )
 from strata.errors import OptionError, ShapeError
 from strata.mir import METHODS, Op, Sample, Value, function, op
 from strata.ops.frontend import Operand, promoted
+from strata.ops.matmul import sums_type
 from strata.ops.movement import flip, moveaxis, reshape, transpose
 from strata.ops.windows import (
     Pairs,
@@ -54,7 +58,7 @@ class Convolving(Op):
     dilation: Sizes
     groups: Dim
 
-    dtypes = "numeric"
+    dtypes: ClassVar[str | tuple[DType, ...]] = "numeric"
 
     def check_fields(self, x: TensorType, w: TensorType) -> int:
         """Checks of ranks, dtypes and options; the number of spatial axes."""
@@ -64,9 +68,8 @@ class Convolving(Op):
             f"needs [N, C, *sizes] and [O, C / groups, *kernel], got {x} and {w}",
             code="S304",
         )
-        self.require_dtype(
-            x.dtype is w.dtype and not x.dtype.is_bool, f"operands differ in dtype, {x} and {w}", code="D103"
-        )
+        same = sums_type(x.dtype, w.dtype) is not None and not x.dtype.is_bool
+        self.require_dtype(same, f"operands differ in dtype, {x} and {w}", code="D103")
         fields = (self.stride, self.padding, self.dilation)
         self.require(
             all(len(f) == rank for f in fields), f"stride, padding and dilation must have {rank} entries", code="S300"
@@ -82,9 +85,13 @@ class Convolving(Op):
 
 @op("conv")
 class Conv(Convolving):
-    """y[n, o, t] = Σ x[n, group(o) + c, t · stride + k · dilation − low] · w[o, c, k]; i8 · i8 gives i32."""
+    """y[n, o, t] = Σ x[n, group(o) + c, t · stride + k · dilation − low] · w[o, c, k]; bytes times i8 give i32."""
 
     input_dilation: Sizes
+
+    def outside(self) -> int:
+        """What x is in the padding."""
+        return 0
 
     def infer(self, x: TensorType, w: TensorType) -> TensorType:
         rank = self.check_fields(x, w)
@@ -109,19 +116,19 @@ class Conv(Convolving):
                 f"with padding {self.padding[axis]}", code="S302",
             )  # fmt: skip
             sizes.append(count)
-        return TensorType(i32 if x.dtype is i8 else x.dtype, (x.shape[0], w.shape[0], *sizes))
+        return TensorType(sums_type(x.dtype, w.dtype) or x.dtype, (x.shape[0], w.shape[0], *sizes))
 
     def numpy(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-        result = np.int32 if x.dtype == np.int8 else x.dtype
+        result = np.int32 if w.dtype == np.int8 else x.dtype
         if x.dtype.kind in "iu":
             x, w = x.astype(np.int64), w.astype(np.int64)
         rank, groups = x.ndim - 2, self.groups.__index__()
         wide = ints([extent_of(n, d) for n, d in zip(x.shape[2:], self.input_dilation, strict=True)])
-        spread = np.zeros((*x.shape[:2], *wide), x.dtype)
+        spread = np.full((*x.shape[:2], *wide), self.outside(), x.dtype)
         every: Any = [slice(None, None, d) for d in self.input_dilation]
         spread[(..., *every)] = x
         extents = ints([extent_of(n, d) for n, d in zip(w.shape[2:], self.dilation, strict=True)])
-        grid = pad_array(spread, self.padding, 0)
+        grid = pad_array(spread, self.padding, self.outside())
         if 0 in grid.shape[:2]:
             sizes = [(n - e) // s + 1 for n, e, s in zip(grid.shape[2:], extents, self.stride, strict=True)]
             return np.zeros((x.shape[0], w.shape[0], *sizes), result)
@@ -158,14 +165,14 @@ class Conv(Convolving):
             return reshape(apart, (size, out.shape[0], groups * outputs, *out.shape[2:]))
         images = reshape(moveaxis(x, 0, 1), (x.shape[1], size * x.shape[2], *x.shape[3:]))  # more groups
         weights = reshape(w, (size * w.shape[1], *w.shape[2:]))
-        out = Conv(self.stride, self.padding, self.dilation, groups * size, self.input_dilation)(images, weights)
+        out = replace(self, groups=groups * size)(images, weights)
         return moveaxis(reshape(out, (out.shape[0], size, w.shape[1], *out.shape[2:])), 1, 0)
 
     def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
         x, w = inputs
         n, o, *at = index
-        result = i32 if x.dtype is i8 else x.dtype
-        wide = i32 if x.dtype is i8 else x.dtype.accumulator
+        result = sums_type(x.dtype, w.dtype) or x.dtype
+        wide = result.accumulator
         group_outputs = divide_exactly(w.shape[0], self.groups)
         one_group = self.groups == 1
 
@@ -185,28 +192,31 @@ class Conv(Convolving):
                     inside = k.and_(inside, k.lt(position, k.index(x.shape[axis + 2])))
                 place.append(position)
             first = c if one_group else k.floordiv(o, k.index(group_outputs)) * k.index(w.shape[1]) + c
-            value = k.guard(inside, lambda: k.cast(x[(n, first, *place)], wide), k.const(0, wide))
+            value = k.guard(inside, lambda: k.cast(x[(n, first, *place)], wide), k.const(self.outside(), wide))
             return value * k.cast(w[(o, c, *taps)], wide)
 
         return k.cast(k.reduce("sum", tuple(w.shape[1:]), term), result)
 
     @classmethod
     def samples(cls) -> list[Sample]:
+        case = conv_sample
         return [
-            _case(f32[2, 4, 5, 6], f32[6, 2, 3, 2], stride=(2, 1), padding=((1, 0), (2, 1)), dilation=(1, 2), groups=2),
-            _case(f32[1, 2, 6], f32[3, 2, 3]), _case(f32[2, 3, 4, 4], f32[2, 3, 1, 1]),
-            _case(f32[1, 2, 3, 4, 3], f32[2, 2, 2, 2, 2], padding=((1, 1), (0, 1), (0, 0)), stride=(1, 2, 1)),
-            _case(f32[2, 2, 4], f32[4, 1, 3], padding=((3, -1),), input_dilation=(2,), stride=(3,), groups=2),
-            _case(f32[2, 2, 5], f32[1, 2, 2], padding=((-1, -2),), input_dilation=(3,), dilation=(2,)),
-            _case(f32[2, 1, 1], f32[1, 1, 1], padding=((3, 0),), stride=(7,)),
-            _case(f32[0, 2, 5], f32[3, 2, 2]), _case(f32[2, 0, 5], f32[3, 0, 2]), _case(f32[1, 1, 1], f32[1, 1, 1]),
-            _case(f64[1, 3, 7], f64[3, 1, 2], groups=3, stride=(3,)), _case(f16[1, 2, 5], f16[2, 2, 2], grad=False),
-            _case(i8[1, 2, 5], i8[2, 2, 2], padding=((1, 1),), grad=False),
-            _case(i32[1, 2, 5], i32[2, 2, 2], grad=False), _case(c64[1, 2, 5], c64[2, 2, 2], padding=((1, 0),)),
+            case(f32[2, 4, 5, 6], f32[6, 2, 3, 2], stride=(2, 1), padding=((1, 0), (2, 1)), dilation=(1, 2), groups=2),
+            case(f32[1, 2, 6], f32[3, 2, 3]), case(f32[2, 3, 4, 4], f32[2, 3, 1, 1]),
+            case(f32[1, 2, 3, 4, 3], f32[2, 2, 2, 2, 2], padding=((1, 1), (0, 1), (0, 0)), stride=(1, 2, 1)),
+            case(f32[2, 2, 4], f32[4, 1, 3], padding=((3, -1),), input_dilation=(2,), stride=(3,), groups=2),
+            case(f32[2, 2, 5], f32[1, 2, 2], padding=((-1, -2),), input_dilation=(3,), dilation=(2,)),
+            case(f32[2, 1, 1], f32[1, 1, 1], padding=((3, 0),), stride=(7,)),
+            case(f32[0, 2, 5], f32[3, 2, 2]), case(f32[2, 0, 5], f32[3, 0, 2]), case(f32[1, 1, 1], f32[1, 1, 1]),
+            case(f64[1, 3, 7], f64[3, 1, 2], groups=3, stride=(3,)), case(f16[1, 2, 5], f16[2, 2, 2], grad=False),
+            case(i8[1, 2, 5], i8[2, 2, 2], padding=((1, 1),), grad=False),
+            case(u8[1, 4, 5], i8[4, 2, 2], padding=((1, 2),), groups=2, grad=False),
+            case(i32[1, 2, 5], i32[2, 2, 2], grad=False), case(c64[1, 2, 5], c64[2, 2, 2], padding=((1, 0),)),
         ]  # fmt: skip
 
 
-def _case(x: TensorType, w: TensorType, grad: bool = True, **fields: Any) -> Sample:
+def conv_sample(x: TensorType, w: TensorType, grad: bool = True, **fields: Any) -> Sample:
+    """A convolution that slides by one over all of x, but for some fields."""
     rank = x.ndim - 2
     plain = {
         "stride": (1,) * rank,

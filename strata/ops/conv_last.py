@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from strata.core import TensorType, bool_, divide_exactly, f16, f32, f64
+from strata.core import DType, TensorType, bool_, divide_exactly, f16, f32, f64, i8, u8
 from strata.mir import Op, Sample, Value, op
-from strata.ops.conv import Conv, ConvBackwardWeight
+from strata.ops.conv import Conv, ConvBackwardWeight, conv_sample
+from strata.ops.matmul import sums_type
 from strata.ops.movement import transpose
 from strata.ops.windows import Pairs, Sizes
 
@@ -50,13 +51,17 @@ class ConvLast(Op):
     groups: int
     input_dilation: Sizes
 
-    dtypes = "float"
+    dtypes: ClassVar[str | tuple[DType, ...]] = "numeric"
     slides: ClassVar[bool] = True  # a contraction over windows: its first input is read in runs along the last axis
 
     @property
     def plain(self) -> Conv:
         """The same convolution with channels first."""
         return Conv(self.stride, self.padding, self.dilation, self.groups, self.input_dilation)
+
+    def outside(self) -> int:
+        """What x is in the padding."""
+        return 0
 
     def infer(self, x: TensorType, w: TensorType) -> TensorType:
         rank = x.ndim - 2
@@ -83,7 +88,8 @@ class ConvLast(Op):
     def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
         x, w = inputs
         n, *at, o = index
-        wide = x.dtype.accumulator
+        result = sums_type(x.dtype, w.dtype) or x.dtype
+        wide = result.accumulator
         group_inputs, group_outputs = w.shape[-2], divide_exactly(w.shape[-1], self.groups)
 
         def term(*inner: Expr) -> Expr:
@@ -103,18 +109,14 @@ class ConvLast(Op):
                     inside = k.and_(inside, k.lt(position, k.index(x.shape[axis + 1])))
                 place.append(position)
             first = c if self.groups == 1 else k.floordiv(o, k.index(group_outputs)) * k.index(group_inputs) + c
-            value = k.guard(inside, lambda: k.cast(x[(n, *place, first)], wide), k.const(0, wide))
+            value = k.guard(inside, lambda: k.cast(x[(n, *place, first)], wide), k.const(self.outside(), wide))
             return value * k.cast(w[(*taps, c, o)], wide)
 
-        return k.cast(k.reduce("sum", tuple(w.shape[:-1]), term), x.dtype)
+        return k.cast(k.reduce("sum", tuple(w.shape[:-1]), term), result)
 
     @classmethod
     def samples(cls) -> list[Sample]:
-        def case(x: TensorType, w: TensorType, **fields: Any) -> Sample:
-            rank = x.ndim - 2
-            plain = {"stride": (1,) * rank, "padding": ((0, 0),) * rank, "dilation": (1,) * rank, "groups": 1}
-            return Sample(x, w, **(plain | {"input_dilation": (1,) * rank} | fields))
-
+        case = conv_sample
         pads = ((1, 0), (2, 1))
         return [
             case(f32[2, 5, 6, 4], f32[3, 2, 2, 6], stride=(2, 1), padding=pads, dilation=(1, 2), groups=2),
@@ -123,7 +125,9 @@ class ConvLast(Op):
             case(f32[1, 3, 4, 3, 2], f32[2, 2, 2, 2, 2], padding=((1, 1), (0, 1), (0, 0)), stride=(1, 2, 1)),
             case(f32[2, 4, 2], f32[3, 1, 4], padding=((3, -1),), input_dilation=(2,), stride=(3,), groups=2),
             case(f32[0, 5, 2], f32[2, 2, 3]), case(f32[1, 1, 1], f32[1, 1, 1]),
-            case(f64[1, 7, 3], f64[2, 1, 3], groups=3, stride=(3,)),
+            case(f64[1, 7, 3], f64[2, 1, 3], groups=3, stride=(3,)), case(f16[1, 5, 2], f16[2, 2, 3], grad=False),
+            case(i8[1, 5, 4], i8[3, 4, 2], padding=((1, 1),), grad=False),
+            case(u8[1, 5, 5, 8], i8[3, 3, 4, 6], padding=pads, stride=(2, 1), groups=2, grad=False),
         ]  # fmt: skip
 
 

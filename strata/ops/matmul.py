@@ -6,7 +6,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strata.core import Dim, TensorType, broadcast_shapes, c64, dim_prod, f16, f32, f64, i8, i32, normalize_axis
+from strata.core import (
+    Dim,
+    DType,
+    TensorType,
+    broadcast_shapes,
+    c64,
+    dim_prod,
+    f16,
+    f32,
+    f64,
+    i8,
+    i32,
+    normalize_axis,
+    u8,
+)
 from strata.mir import METHODS, Op, Sample, Value, function, op
 from strata.ops.elementwise import lift, unbroadcast
 from strata.ops.frontend import Operand, promoted
@@ -16,17 +30,23 @@ if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder, View
 
 
+def sums_type(x: DType, y: DType) -> DType | None:
+    """The type of products of an x and a y, added up: i32 for bytes times i8. None where they do not go together."""
+    if y is i8 and x in (i8, u8):
+        return i32
+    return x if x is y else None
+
+
 @op("matmul")
 class MatMul(Op):
-    """[.., M, K] · [.., K, N] with broadcast batch axes. Half precision adds up in f32; i8 · i8 gives i32."""
+    """[.., M, K] · [.., K, N] with broadcast batch axes. Half precision adds up in f32; bytes times i8 give i32."""
 
     dtypes = "numeric"
 
     def infer(self, x: TensorType, y: TensorType) -> TensorType:
         self.require(x.ndim >= 2 and y.ndim >= 2, f"needs two matrices or stacks of them, got {x} and {y}", code="S125")
-        self.require_dtype(
-            x.dtype is y.dtype and not x.dtype.is_bool, f"operands differ in dtype, {x} and {y}", code="D103"
-        )
+        same = sums_type(x.dtype, y.dtype) is not None and not x.dtype.is_bool
+        self.require_dtype(same, f"operands differ in dtype, {x} and {y}", code="D103")
         k, other = x.shape[-1], y.shape[-2]
         mismatch = k != other and isinstance(k, int) and isinstance(other, int)
         fix = None
@@ -34,12 +54,12 @@ class MatMul(Op):
             fix = f"x @ y.T, which gives {x.dtype}[{x.shape[0]}, {y.shape[0]}]"
         self.require(not mismatch, f"inner sizes differ, {k} and {other}", code="S102", fix=fix)
         batch = broadcast_shapes(x.shape[:-2], y.shape[:-2], what=self.name)
-        return TensorType(i32 if x.dtype is i8 else x.dtype, (*batch, x.shape[-2], y.shape[-1]))
+        return TensorType(sums_type(x.dtype, y.dtype) or x.dtype, (*batch, x.shape[-2], y.shape[-1]))
 
     def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if x.dtype.kind in "iu" and x.dtype.itemsize < 4:
-            wide = np.int32 if x.dtype == np.int8 else np.int64
-            return (x.astype(wide) @ y.astype(wide)).astype(np.int32 if x.dtype == np.int8 else x.dtype)
+            wide = np.int32 if y.dtype == np.int8 else np.int64
+            return (x.astype(wide) @ y.astype(wide)).astype(np.int32 if y.dtype == np.int8 else x.dtype)
         return x @ y
 
     def jvp(self, x: Value, y: Value, *, out: Value, dx: tuple[Value | None, ...]) -> Value | None:
@@ -66,7 +86,8 @@ class MatMul(Op):
     def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
         x, y = inputs
         *batch, m, n = index
-        accumulator = i32 if x.dtype is i8 else x.dtype.accumulator
+        result = sums_type(x.dtype, y.dtype) or x.dtype
+        accumulator = result.accumulator
 
         def side(v: View, row: Expr, column: Expr) -> Expr:
             lead = batch[len(batch) - (len(v.shape) - 2) :]
@@ -74,7 +95,7 @@ class MatMul(Op):
             return k.cast(v[(*at, row, column)], accumulator)
 
         total = k.reduce("sum", (x.shape[-1],), lambda kk: side(x, m, kk) * side(y, kk, n))
-        return k.cast(total, i32 if x.dtype is i8 else x.dtype)
+        return k.cast(total, result)
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -82,7 +103,7 @@ class MatMul(Op):
             Sample(f32[3, 4], f32[4, 5]), Sample(f32[2, 3, 4], f32[4, 5]), Sample(f32[3, 4], f32[2, 4, 5]),
             Sample(f32[2, 1, 3, 4], f32[5, 4, 2]), Sample(f32[3, 0], f32[0, 2]), Sample(f32[1, 1], f32[1, 1]),
             Sample(f64[0, 4], f64[4, 2]), Sample(f16[2, 3], f16[3, 2], grad=False),
-            Sample(i8[3, 4], i8[4, 2], grad=False),
+            Sample(i8[3, 4], i8[4, 2], grad=False), Sample(u8[5, 7], i8[7, 3], grad=False),
             Sample(i32[3, 4], i32[4, 2], grad=False), Sample(c64[2, 3], c64[3, 2], grad=False),
         ]  # fmt: skip
 

@@ -22,6 +22,7 @@ from strata.passes.fuse_norm_reshape import FuseRmsNormReshape
 from strata.passes.fuse_residual import FuseResidualLN, FuseResidualRmsNorm
 from strata.passes.fuse_swiglu import FuseSwiGLU, FuseSwiGLUDualMatmul
 from strata.passes.insert_quantize import CalibrationEntry, insert_q_dq
+from strata.passes.integer_products import IntegerProducts
 from strata.passes.layout import ChannelsLast
 from strata.passes.legalize_broadcast import LegalizeBroadcast
 from strata.passes.match import Pattern, RuleSet, V, pat
@@ -30,5 +31,6 @@ from strata.passes.pipeline import FusionLimits, PassChoices, default_passes
 from strata.passes.precision import POLICIES, Precision, parse_policy
 from strata.passes.regions import MarkElementwiseRegions, UnfuseElementwiseRegions
 from strata.passes.rematerialize import Rematerialize, SplitBarriers
+from strata.passes.requantize import Requantize
 from strata.passes.share_matmul import ShareMatMul, fixed_values
 from strata.passes.simplify import Simplify

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from strata.core import Dim, dim_prod
+from strata.core import Dim, dim_prod, i8, u8
 from strata.mir import Graph, Node, Value, as_tuple, origin_of, toposort
 from strata.ops import (
     ConvLast,
     ConvLastBackwardWeight,
+    ConvLastFilled,
     broadcast_to,
     flip,
     reshape,
@@ -64,7 +65,8 @@ def _is_served(node: Node) -> bool:
     x, w = node.inputs
     op: Any = node.op
     outputs, channels, *kernel = w.shape
-    if not x.dtype.is_float or not all(isinstance(d, int) for d in (*w.shape, op.groups)):
+    of_bytes = x.dtype in (i8, u8) and channels % 4 == 0
+    if not (x.dtype.is_float or of_bytes) or not all(isinstance(d, int) for d in (*w.shape, op.groups)):
         return False
     if dim_prod(kernel) > MOST_TAPS or 0 in w.shape:
         return False
@@ -81,12 +83,14 @@ def _is_served_gradient(node: Node) -> bool:
     )
 
 
-SERVED: dict[str, Callable[[Node], bool]] = {"conv": _is_served, "conv_backward_weight": _is_served_gradient}
+SERVED: dict[str, Callable[[Node], bool]] = {
+    "conv": _is_served, "conv_filled": _is_served, "conv_backward_weight": _is_served_gradient,
+}  # fmt: skip
 
 
 def _is_matrix_product(node: Node) -> bool:
     """A point-wise convolution is a product of matrices in either order; converting would only cost."""
-    if node.op.name != "conv":
+    if node.op.name != "conv" or not node.inputs[0].dtype.is_float:
         return False
     op: Any = node.op
     pads = all(p == (0, 0) for p in op.padding)
@@ -126,8 +130,8 @@ class _Layouts:
         self._last: dict[Value, Value] = {}
         self._native: set[Value] = set()  # values that were made with channels last
         self.rules: dict[str, Callable[[Node], bool]] = {
-            "conv": self._conv, "conv_backward_weight": self._weight_gradient, "concat": self._concat,
-            "slice": self._by_axes, "pad": self._by_axes,
+            "conv": self._conv, "conv_filled": self._conv, "conv_backward_weight": self._weight_gradient,
+            "concat": self._concat, "slice": self._by_axes, "pad": self._by_axes,
             "flip": self._with_axes, "resize_axis": self._with_axis, "softmax": self._with_axis,
             "reshape": self._reshape, "broadcast_to": self._broadcast, "resize_nearest_2x": self._doubled,
             **dict.fromkeys(("pool_max", "pool_min", "pool_sum", "pool_prod", "pool_backward"), self._pool),
@@ -176,7 +180,8 @@ class _Layouts:
         op: Any = node.op
         if _is_spreading(node):
             return self._give(node, _spread(self.last(x), self.first(w)))
-        made = ConvLast(op.stride, op.padding, op.dilation, op.groups, op.input_dilation)
+        fields = (op.stride, op.padding, op.dilation, op.groups, op.input_dilation)
+        made = ConvLastFilled(*fields, op.outside()) if op.outside() else ConvLast(*fields)
         return self._give(node, made(self.last(x), transpose(self.first(w), weight_to_last(x.ndim - 2))))
 
     def _weight_gradient(self, node: Node) -> bool:

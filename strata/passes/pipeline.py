@@ -17,10 +17,12 @@ from strata.passes.fuse_matmul import FuseMatMulBiasAct
 from strata.passes.fuse_norm_reshape import FuseRmsNormReshape
 from strata.passes.fuse_residual import FuseResidualLN, FuseResidualRmsNorm
 from strata.passes.fuse_swiglu import FuseSwiGLU, FuseSwiGLUDualMatmul
+from strata.passes.integer_products import IntegerProducts
 from strata.passes.layout import ChannelsLast
 from strata.passes.precision import Precision
 from strata.passes.regions import MAX_INPUTS, MAX_STEPS, MarkElementwiseRegions, UnfuseElementwiseRegions
 from strata.passes.rematerialize import Rematerialize, SplitBarriers
+from strata.passes.requantize import Requantize
 from strata.passes.share_matmul import ShareMatMul
 from strata.passes.simplify import Simplify
 
@@ -62,6 +64,8 @@ def default_passes(ctx: PassContext | None = None, choices: PassChoices | None =
     """
     chosen = choices or PassChoices()
     passes: list[Pass] = [Simplify(), Fold()]
+    if ctx is not None and ctx.claimed("conv_last"):
+        passes = [IntegerProducts(), *passes, Requantize()]  # first, while it can be seen which numbers are codes
     if chosen.drop_unused:
         passes.append(DropUnused())
     if chosen.control_flow:

@@ -25,7 +25,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from strata.config import config
+from strata.config import config, using
 from strata.errors import StrataError
 from strata.io.onnx import load
 from tests.fuzz.mutate_files import MEMORY, SECONDS, mutate, peak_memory, resident_memory
@@ -197,8 +197,9 @@ def run(count: int, seed: int = 0, device: str = "reference") -> int:
         folder = Path(name).resolve()
         (folder / "data").write_bytes(bytes(64))
         (folder / "link").symlink_to("/etc/passwd")
-        for proto in models:  # all modules are imported before memory is watched
-            _attempt(folder, proto.SerializeToString(), proto, device)
+        with using(cache_dir=folder / "cache"):  # all modules are there, and code was made, before memory is watched
+            for proto in models:
+                _attempt(folder, proto.SerializeToString(), proto, device)
         for number in range(count):
             proto = rng.choice(models)
             data = changed(proto, rng)

@@ -5,8 +5,8 @@
 Channels are next to each other. A row of A is one output pixel; pixels are counted through rows and images, so small
 maps fill whole tiles. For every tile the table holds, run by run, where each pixel's values are. A run is one tap's
 channels; with few channels, all taps along the last axis. Runs that fall into the padding, or between the pixels of a
-spread input, point at zeros, and are left out where that holds for all pixels of a tile. Runs that cross the border are
-copied. Groups are a batch axis of the contraction.
+spread input, point at zeros, and are left out where that holds for all pixels of a tile; or they point at another fill,
+that of codes. Runs that cross the border are copied. Groups are a batch axis of the contraction.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class Convolution:
     window: Window
     channels: int
     joined: bool
+    fill: int = 0  # what x is in the padding
 
     @property
     def run(self) -> int:
@@ -87,7 +88,8 @@ class Convolution:
         return self.product.stack_bytes + (copied + self.run) * self.product.a.itemsize
 
     def __str__(self) -> str:
-        return f"{self.window} channels {self.channels}{' joined' if self.joined else ''}; {self.product}"
+        filled = f" fill {self.fill}" if self.fill else ""
+        return f"{self.window} channels {self.channels}{' joined' if self.joined else ''}{filled}; {self.product}"
 
 
 def plan_convolution(
@@ -98,7 +100,9 @@ def plan_convolution(
     target: Target,
     *,
     dtype: DType = f32,
+    weights: DType | None = None,
     out: DType | None = None,
+    fill: int = 0,
     groups: int = 1,
     width: int | None = None,
     m_exact: bool = False,
@@ -113,8 +117,8 @@ def plan_convolution(
     `m_exact` and `n_exact` say that there will be no other pixels and outputs.
     """
     spec = plan_contraction(
-        pixels, outputs, window.taps * channels, target, a=dtype, out=out, batch=groups, batch_rank=1, n_exact=n_exact,
-        epilogue=epilogue, epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
+        pixels, outputs, window.taps * channels, target, a=dtype, b=weights, out=out, batch=groups, batch_rank=1,
+        n_exact=n_exact, epilogue=epilogue, epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
     if width:
         height = next((h for h in range(spec.heights[0], spec.heights[0] // 2, -1) if width % h == 0), spec.heights[0])
@@ -132,7 +136,7 @@ def plan_convolution(
     )  # fmt: skip
     if m_exact:
         spec = for_rows(spec, pixels)
-    return Convolution(spec, window, channels, joined)
+    return Convolution(spec, window, channels, joined, fill)
 
 
 def panels_of_chunk(spec: Contraction, pixels: int, outputs: int, rows: int, groups: int = 1) -> int:
@@ -174,8 +178,7 @@ class ConvDriver(Driver):
         return self.conv.run
 
     def _clear(self, place: str) -> None:
-        dtype = self.spec.a
-        self.f.store(self.element, constant(self.element, 0), place, dtype.itemsize)
+        self.f.store(self.element, constant(self.element, self.conv.fill), place, self.spec.a.itemsize)
 
     def _a_tile(self, chunk: Chunk, block: Block | None, row: Value) -> str:
         return self.f.address("ptr", self.table, self.f.mul(row, self.spec.a_runs))
@@ -261,6 +264,8 @@ class ConvDriver(Driver):
             return [*found, *self._next_pixel(at)]
 
         found = f.loop(0, height, 1, [("i1", "false")] * runs + [("i64", at) for at in start], one)
+        if self.conv.fill:
+            return  # nothing is left out: what is outside counts
         for run, any_row in enumerate(found[:runs]):
             first = f.address("ptr", table, f.mul(run, height))
             f.store("ptr", f.select("ptr", any_row, f.load("ptr", first, 8), "null"), first, 8)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strata.backends.llvm import vector_math
-from strata.backends.llvm.builder import Function, bits_of, constant, integer_of, suffix, with_element
+from strata.backends.llvm.builder import Function, bits_of, constant, integer_of, with_element
 from strata.backends.llvm.registers import (
     Parts,
     from_memory,
@@ -16,6 +16,7 @@ from strata.backends.llvm.registers import (
     round_through,
     to_memory,
 )
+from strata.backends.llvm.saturate import float_to_integer
 from strata.core import DType, Target, bool_, f32
 from strata.errors import CompileError
 
@@ -359,7 +360,7 @@ def convert(f: Function, target: Target, x: str, source: DType, result: DType, l
             x = _resize_float(f, from_type, x, to_type)
         return round_through(f, result, x, lanes, target)
     if source.is_float:
-        return _float_to_integer(f, from_type, x, result, to_type)
+        return float_to_integer(f, from_type, x, result, to_type)
     if result.is_float:
         name = "sitofp" if source.kind == "int" else "uitofp"
         return round_through(f, result, f.convert(name, from_type, x, to_type), lanes, target)
@@ -383,17 +384,6 @@ def _round_to_odd(f: Function, from_type: str, x: str, to_type: str) -> str:
     down = f.binary("add", whole, bits, f.convert("sext", with_element(whole, "i1"), away, whole))
     odd = f.binary("or", whole, down, constant(whole, 1))
     return f.convert("bitcast", whole, f.select(whole, exact, bits, odd), to_type)
-
-
-def _float_to_integer(f: Function, from_type: str, x: str, result: DType, to_type: str) -> str:
-    name = "llvm.fptosi.sat" if result.kind == "int" else "llvm.fptoui.sat"
-    made = f.call(to_type, f"{name}.{suffix(to_type)}.{suffix(from_type)}", (from_type, x))
-    if result.bits != 4:
-        return made
-    low, high = (-8, 7) if result.kind == "int" else (0, 15)
-    sign = "s" if result.kind == "int" else "u"
-    return f.intrinsic(f"{sign}max", to_type, f.intrinsic(f"{sign}min", to_type, made, constant(to_type, high)),
-                       constant(to_type, low))  # fmt: skip
 
 
 def _resize_integer(f: Function, source: DType, from_type: str, x: str, result: DType, to_type: str) -> str:

@@ -117,11 +117,10 @@ class Micro:
         return [(type_, value) for value in values]
 
     def _runs(self, f: Function, start: list[Typed]) -> list[str]:
-        """All runs of A, each over its part of B; B's runs are whole groups."""
+        """All runs of A, each over its part of B; a run is whole groups."""
         arithmetic, tile = self.arithmetic, self.tile
-        assert arithmetic.group == 1
         count = f.op(f"udiv i64 %k, {f.smax('%a_stride', 1)}")
-        run_bytes = f.mul("%a_stride", tile.vectors * arithmetic.b_bytes)
+        run_bytes = f.mul("%a_stride", tile.vectors * arithmetic.lanes * arithmetic.b.itemsize)
 
         def one(run: str, carried: list[str]) -> list[Value]:
             table = f.address("ptr", "%a", f.mul(run, tile.rows))

@@ -175,11 +175,11 @@ class _Packer:
 
     def pack(self, load: LoadB | None) -> None:
         f, panels = self.f, self.panels
-        if load is not None:
+        if load is not None and panels.group == 1:
             self._each_k(lambda k, mask: load(f, self.origin, k, self.column, panels.lanes, mask))
             return
         if not panels.is_plain:
-            self._by_elements(0)
+            self._by_elements(0, load)
             return
         unit_n, unit_k = f.compare("eq", "i64", self.n_stride, 1), f.compare("eq", "i64", self.k_stride, 1)
         f.if_(unit_n, self._along_columns, lambda: f.if_(unit_k, self._along_k, lambda: self._by_elements(0)))
@@ -248,7 +248,7 @@ class _Packer:
 
         f.loop(low, high, side, [], some_k)
 
-    def _by_elements(self, low: Value) -> None:
+    def _by_elements(self, low: Value, load: LoadB | None = None) -> None:
         f, panels = self.f, self.panels
         kept, size = memory_type(panels.packed), panels.packed.itemsize
         count = f.smin(self.left, panels.lanes)
@@ -259,7 +259,8 @@ class _Packer:
 
             def one_k(inner: str, _: list[str]) -> None:
                 def one(lane: str, _: list[str]) -> None:
-                    value = self._element(f.add(k, inner), f.add(self.column, lane))
+                    at_k, column = f.add(k, inner), f.add(self.column, lane)
+                    value = load(f, self.origin, at_k, column, 1, None) if load else self._element(at_k, column)
                     index = f.add(f.mul(lane, panels.group), inner)
                     f.store(kept, value, f.address("i8", to, f.mul(index, size)), size)
 

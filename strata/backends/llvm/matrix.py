@@ -22,7 +22,7 @@ from strata.backends.llvm.gemm_arith import convert
 from strata.backends.llvm.gemm_finish import Site
 from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
 from strata.backends.llvm.registers import from_memory, to_memory
-from strata.core import Dim, DType, Target, bounds, dim_prod
+from strata.core import Dim, DType, Target, bounds, dim_prod, i8, u8
 from strata.kernel import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, linear, normalize, postorder
 
 # an argument: ("buffer", (name, bytes)), ("packed", ""), ("symbol", name) or ("number", size)
@@ -133,7 +133,9 @@ def _arrange(
 ) -> MatrixKernel | None:
     """Axes by role. The side whose own axis is the output's innermost is B."""
     (inner,) = sums.axes
-    if inner not in left.strides or inner not in right.strides or left.dtype is not right.dtype:
+    if inner not in left.strides or inner not in right.strides:
+        return None
+    if left.dtype is not right.dtype and not {left.dtype, right.dtype} <= {i8, u8}:
         return None
     own = {id(side): [a for a in axes if a in side.strides and a not in other.strides]
            for side, other in ((left, right), (right, left))}  # fmt: skip

@@ -54,6 +54,14 @@ KEEP = {
 }  # fmt: skip
 
 
+def _is_kept(node: Any, items: Sequence[Item | None]) -> bool:
+    """Whether a node stays one of the graph though its inputs are known: also weights that are codes stay codes."""
+    if node.op_type == "DequantizeLinear":
+        codes = items[0] if items else None
+        return isinstance(codes, Host) and codes.array.dtype in (np.int8, np.uint8) and codes.array.ndim > 1
+    return node.op_type in KEEP
+
+
 class NeedsData(Exception):  # noqa: N818
     """A reader needs the elements of a value that depends on the data of a run."""
 
@@ -423,7 +431,7 @@ class Tracer:
             if found is not None:
                 return _as_items(found, fixed=True)
         hosts = [x for x in items if x is not None]
-        if self._folding is None and node.op_type not in KEEP and all(isinstance(x, Host) for x in hosts):
+        if self._folding is None and not _is_kept(node, items) and all(isinstance(x, Host) for x in hosts):
             folded = self._fold(handler, view, hosts)
             if folded is not None:
                 return folded

@@ -99,6 +99,8 @@ def _counted(n: NodeView, body: Any, carried: Sequence[Item], trip: Dim) -> tupl
 
     with tracer.closed():
         state, rows = ops.scan(step, tuple(tracer.value(x) for x in carried), ops.iota(trip), length=trip)
+    if isinstance(trip, int) and trip > MOST_STEPS:
+        raise FileError(f"{n.label} would run {trip} steps: nothing ends it before", code="F504")
     return (*state, *rows)
 
 

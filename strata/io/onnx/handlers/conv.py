@@ -63,17 +63,6 @@ def conv_transpose(n: NodeView) -> Value:
     return ops.conv_transpose(x, w, n[2], output_padding=extra, output_shape=shape, **options)
 
 
-@reads("ConvInteger")
-def conv_integer(n: NodeView) -> Value:
-    x, w = ops.cast(n[0], "i32"), ops.cast(n[1], "i32")
-    if n.has(2):
-        x = x - ops.cast(n[2], "i32")
-    if n.has(3):
-        zero = ops.cast(n[3], "i32")
-        w = w - (ops.reshape(zero, (-1, *(1,) * (w.ndim - 1))) if zero.ndim else zero)
-    return ops.conv(x, w, None, **conv_options(n, w.ndim - 2))
-
-
 @reads("CausalConvWithState")
 def causal_conv_with_state(n: NodeView) -> Any:
     """A depth-wise convolution over [B, C, T] that looks back only, with the last inputs as its state."""

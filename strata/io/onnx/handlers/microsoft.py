@@ -9,7 +9,7 @@ import numpy as np
 from strata.errors import LowerError
 from strata.io.onnx.catalogue import ops
 from strata.io.onnx.handlers.conv import conv_options
-from strata.io.onnx.handlers.quant import to_codes, wide
+from strata.io.onnx.handlers.quant import dynamic_codes, numbers, to_codes, wide
 from strata.io.onnx.items import Host
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
@@ -96,23 +96,35 @@ def fused_conv(n: NodeView) -> Value:
 
 @reads("DynamicQuantizeMatMul", domain=MS)
 def dynamic_quantize_matmul(n: NodeView) -> Value:
-    """a times dequantised codes of b; a itself need not be rounded to codes."""
-    b = ops.cast(n[1], "f32")
-    if n.has(3):
-        b = b - ops.cast(n[3], "f32")
-    out = ops.matmul(n[0], b * n[2])
+    """Codes of a, whose scale is that of the data, times codes of b."""
+    codes, scale, zero = dynamic_codes(n[0])
+    total = ops.matmul(ops.cast(codes, "i32") - ops.cast(zero, "i32"), numbers(n, 1, 3))
+    out = ops.cast(total, "f32") * (scale * n[2])
     return out if n[4] is None else out + n[4]
 
 
 @reads("MatMulIntegerToFloat", domain=MS)
 def matmul_integer_to_float(n: NodeView) -> Value:
-    a, b = ops.cast(n[0], "i32"), ops.cast(n[1], "i32")
-    if n.has(4):
-        a = a - ops.cast(n[4], "i32")
-    if n.has(5):
-        b = b - ops.cast(n[5], "i32")
+    a, b = numbers(n, 0, 4), numbers(n, 1, 5)
     out = ops.cast(ops.matmul(a, b), "f32") * (n[2] * n[3])
     return out if n[6] is None else out + n[6]
+
+
+@reads("QGemm", domain=MS)
+def qgemm(n: NodeView) -> Any:
+    """alpha · A · B + C of codes, as codes of y's scale, or as numbers where that is absent."""
+    turned = bool(n.attr("transB", 0))
+    a, b = numbers(n, 0, 2), numbers(n, 3, 5, lambda z: ops.insert_axis(z, 1) if z.ndim and turned else z)
+    a = ops.transpose(a, (1, 0)) if n.attr("transA", 0) else a
+    b = ops.transpose(b, (1, 0)) if turned else b
+    total = ops.matmul(a, b)
+    if n.has(6):
+        total = total + n[6]
+    scale = wide(n, 1) * wide(n, 4) * n.attr("alpha", 1.0)
+    if not n.has(7):
+        return ops.cast(total, "f32") * scale
+    target = n.np_dtype(8) if n.has(8) else n.np_dtype(0)
+    return to_codes(ops.cast(total, "f32") * (scale / wide(n, 7)), wide(n, 8) if n.has(8) else None, target, n)
 
 
 # attention

@@ -39,17 +39,6 @@ def _scaled(x: Value, factor: float) -> Value:
     return ops.cast(ops.cast(x, "f64") * factor, x.dtype) if x.dtype.is_int else x * factor
 
 
-@reads("MatMulInteger")
-def matmul_integer(n: NodeView) -> Value:
-    a, b = ops.cast(n[0], "i32"), ops.cast(n[1], "i32")
-    if n.has(2):
-        zero = ops.cast(n[2], "i32")
-        a = a - (ops.insert_axis(zero, -1) if zero.ndim and zero.shape[0] != 1 else zero)
-    if n.has(3):
-        b = b - ops.cast(n[3], "i32")
-    return ops.matmul(a, b)
-
-
 @reads("Einsum")
 def einsum(n: NodeView) -> Value:
     return ops.einsum(n.attr("equation").replace(" ", ""), *n.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,22 @@ def wide(n: NodeView, i: int, dtype: str = "f32") -> Value:
     return ops.cast(n.tracer.value(Host(array, n.is_fixed(i))), dtype)
 
 
+def numbers(n: NodeView, i: int, zero: int, shaped: Callable[[Value], Value] = lambda z: z) -> Value:
+    """Codes less their zero point, input `zero`, as i32. Zero points that are known to be 0 are left out.
+
+    Fixed u8 codes become i8 codes, with zero points 128 less, which most often are 0 then.
+    """
+    if not n.is_fixed(i) or n.np_dtype(i) != np.uint8 or not n.is_fixed(zero):
+        codes = wide(n, i, "i32")
+        known = n.optional_array(zero) if n.is_fixed(zero) else None
+        is_zero = known is not None and not known.any()
+        return codes - shaped(wide(n, zero, "i32")) if n.has(zero) and not is_zero else codes
+    moved = (n.array(i).astype(np.int16) - 128).astype(np.int8)
+    zeros = np.asarray(n.array(zero) if n.has(zero) else 0, np.int32) - 128
+    codes = ops.cast(n.tracer.value(Host(moved, True, n.proto.input[i])), "i32")
+    return codes - shaped(n.tracer.value(Host(zeros, True))) if zeros.any() else codes
+
+
 def _spread(scale: Value, shape: tuple[Dim, ...], axis: int, block: int) -> Value:
     """A scale or zero point in a shape that broadcasts to the tensor: one, one a slice, or one a block."""
     if scale.ndim == 0 or (scale.ndim == 1 and scale.shape[0] == 1 and len(shape) != 1):
@@ -46,15 +63,20 @@ def _spread(scale: Value, shape: tuple[Dim, ...], axis: int, block: int) -> Valu
 def to_codes(x: Value, zero: Value | None, target: np.dtype[Any], n: NodeView, *, saturate: bool = True) -> Any:
     """x, already divided by its scale, as codes: rounded, moved by the zero point, saturated."""
     if target.name in _RANGES:
-        low, high = _RANGES[target.name]
         x = ops.round(x)
-        x = ops.clip(x if zero is None else x + zero, float(low), float(high))
-        return _stored(x, target, n)
+        x = x if zero is None else x + zero
+        return ops.cast(x, as_dtype(target)) if in_graphs(target) else _stored(_within(x, target), target, n)
     x = x if zero is None else x + zero
     if saturate and target.name.startswith("float"):
         most = largest(target)
         x = ops.where(ops.isnan(x), x, ops.clip(x, -most, most))
     return _stored(x, target, n)
+
+
+def _within(x: Value, target: np.dtype[Any]) -> Value:
+    low, high = _RANGES[target.name]
+    clipped: Value = ops.clip(x, float(low), float(high))
+    return clipped
 
 
 def _stored(x: Value, target: np.dtype[Any], n: NodeView) -> Any:
@@ -79,13 +101,10 @@ def dequantize_linear(n: NodeView) -> Value:
     axis, block = n.attr("axis", 1), n.attr("block_size", 0)
     dtype = numpy_dtype(n.attr("output_dtype", 0)) if n.attr("output_dtype", 0) else n.np_dtype(1)
     if n.np_dtype(0).kind in "iu" or n.np_dtype(0).name in ("int4", "uint4"):
-        x = wide(n, 0, "i32")
-        zero = wide(n, 2, "i32") if n.has(2) else None
+        x = numbers(n, 0, 2, lambda z: _spread(z, n.shape(0), axis, block))
     else:
         x = wide(n, 0)
-        zero = wide(n, 2) if n.has(2) else None
-    if zero is not None:
-        x = x - _spread(zero, x.shape, axis, block)
+        x = x - _spread(wide(n, 2), x.shape, axis, block) if n.has(2) else x
     scale = _spread(wide(n, 1), x.shape, axis, block)
     kind = as_dtype(dtype if in_graphs(dtype) else np.dtype(np.float32))
     return ops.cast(ops.cast(x, "f32") * scale, kind)
@@ -93,14 +112,17 @@ def dequantize_linear(n: NodeView) -> Value:
 
 @reads("DynamicQuantizeLinear")
 def dynamic_quantize_linear(n: NodeView) -> tuple[Value, ...]:
-    x = n[0]
+    return dynamic_codes(n[0])
+
+
+def dynamic_codes(x: Value) -> tuple[Value, Value, Value]:
+    """u8 codes of x, their scale and zero point, all values of x and 0 in their range."""
     low = ops.minimum(ops.min(x), 0.0)
     high = ops.maximum(ops.max(x), 0.0)
     scale = (high - low) / 255.0
     safe = ops.where(ops.equal(scale, 0.0), ops.ones_like(scale), scale)
     zero = ops.clip(ops.round(ops.negative(low) / safe), 0.0, 255.0)
-    codes = ops.clip(ops.round(x / safe) + zero, 0.0, 255.0)
-    return ops.cast(ops.cast(codes, "i32"), "u8"), scale, ops.cast(ops.cast(zero, "i32"), "u8")
+    return ops.cast(ops.round(x / safe) + zero, "u8"), scale, ops.cast(zero, "u8")
 
 
 def _is_code(n: NodeView, i: int) -> bool:
@@ -110,9 +132,10 @@ def _is_code(n: NodeView, i: int) -> bool:
 @reads("QLinearMatMul")
 def qlinear_matmul(n: NodeView) -> Any:
     """Codes times codes: the exact integer product, scaled once."""
-    kind = "i32" if _is_code(n, 0) and _is_code(n, 3) else "f32"
-    a = wide(n, 0, kind) - _rows(wide(n, 2, kind))
-    b = wide(n, 3, kind) - _columns(wide(n, 5, kind))
+    if _is_code(n, 0) and _is_code(n, 3):
+        a, b = numbers(n, 0, 2, _rows), numbers(n, 3, 5, _columns)
+    else:
+        a, b = wide(n, 0) - _rows(wide(n, 2)), wide(n, 3) - _columns(wide(n, 5))
     product = ops.cast(ops.matmul(a, b), "f32")
     scale = _rows(wide(n, 1)) * _columns(wide(n, 4)) / wide(n, 6)
     return to_codes(product * scale, wide(n, 7), n.np_dtype(7), n)
@@ -128,13 +151,26 @@ def _columns(x: Value) -> Value:
 
 @reads("QLinearConv")
 def qlinear_conv(n: NodeView) -> Any:
-    x = wide(n, 0, "i32") - wide(n, 2, "i32").reshape(())
-    w = wide(n, 3, "i32")
-    rank = w.ndim - 2
-    w = w - _by_channel(wide(n, 5, "i32"), w.ndim, 0)
+    rank = n.ndim(3) - 2
+    x = numbers(n, 0, 2, lambda z: z.reshape(()))
+    w = numbers(n, 3, 5, lambda z: _by_channel(z, rank + 2, 0))
     total = ops.conv(x, w, ops.cast(n[8], "i32") if n.has(8) else None, **conv_options(n, rank))
     scale = wide(n, 1).reshape(()) * _by_channel(wide(n, 4), w.ndim, 1) / wide(n, 6).reshape(())
     return to_codes(ops.cast(total, "f32") * scale, wide(n, 7).reshape(()), n.np_dtype(7), n)
+
+
+@reads("MatMulInteger")
+def matmul_integer(n: NodeView) -> Value:
+    a = numbers(n, 0, 2, lambda z: ops.insert_axis(z, -1) if z.ndim and z.shape[0] != 1 else z)
+    return ops.matmul(a, numbers(n, 1, 3))
+
+
+@reads("ConvInteger")
+def conv_integer(n: NodeView) -> Value:
+    rank = n.ndim(1)
+    x = numbers(n, 0, 2)
+    w = numbers(n, 1, 3, lambda z: ops.reshape(z, (-1, *(1,) * (rank - 1))) if z.ndim else z)
+    return ops.conv(x, w, None, **conv_options(n, w.ndim - 2))
 
 
 def _by_channel(x: Value, rank: int, axis: int) -> Value:

@@ -14,18 +14,21 @@ from strata.backends.llvm.conv import Convolution, Window, emit_convolution, pla
 from strata.backends.llvm.conv_depthwise import emit_depthwise, plan_depthwise
 from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
 from strata.backends.llvm.jit import Code, compile_and_load
-from strata.core import DType, Target, f32, f64
+from strata.core import DType, Target, f32, f64, i8, u8
 from strata.ops.conv import Conv
+from strata.ops.conv_filled import ConvFilled
 
 HOST = Target.host()
+TARGETS = [HOST, *(t for t in map(Target.named, ("baseline", "avx2", "avx512")) if t.runs_on(HOST))]
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
 @cache
 def build(spec: Convolution, dtype: DType) -> Code:
-    module = Module(HOST.triple)
+    target = spec.product.target
+    module = Module(target.triple)
     names = [emit_convolution(module, spec, None, "conv"), emit_pack_b(module, spec.product.panels(dtype), "pack")]
-    return compile_and_load(module.text(), names, HOST)
+    return compile_and_load(module.text(), names, target)
 
 
 def run(x: np.ndarray, w: np.ndarray, op: Conv, spec: Convolution, counts: tuple[int, ...], dtype: DType) -> np.ndarray:
@@ -46,7 +49,7 @@ def run(x: np.ndarray, w: np.ndarray, op: Conv, spec: Convolution, counts: tuple
     )  # fmt: skip
     block = np.array([values[s] for s in PACK_SLOTS], np.int64)
     KERNEL(code.address("pack"))(block.ctypes.data, 0, panels.chunks(outputs, groups))
-    out = np.full((x.shape[0], *counts, w.shape[0]), 77, dtype.np)
+    out = np.full((x.shape[0], *counts, w.shape[0]), 77, spec.product.out.np)
     strides = [s // nhwc.itemsize for s in nhwc.strides]
     pixels = x.shape[0] * int(np.prod(counts))
     values = dict(
@@ -96,6 +99,26 @@ def test_against_the_op(case: tuple, dtype: DType) -> None:
         )  # fmt: skip
         result = run(x.astype(dtype.np), w.astype(dtype.np), op, spec, exact.shape[2:], dtype)
         assert np.allclose(result, exact, atol=2e-4 if dtype is f32 else 1e-12)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[1] // c[-1] % 4 == 0], ids=str)
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize(("codes", "fill"), [(u8, 0), (u8, 113), (i8, 0), (i8, -7)], ids=str)
+def test_codes(case: tuple, target: Target, codes: DType, fill: int) -> None:
+    """Bytes times bytes, summed exactly; outside lies a fill."""
+    sizes, channels, outputs, kernel, stride, padding, dilation, spread, groups = case
+    rng = np.random.default_rng(0)
+    op = ConvFilled(stride, padding, dilation, groups, spread, fill)
+    info = np.iinfo(codes.np)
+    x = rng.integers(info.min, info.max + 1, (2, channels, *sizes)).astype(codes.np)
+    w = rng.integers(-128, 128, (outputs, channels // groups, *kernel)).astype(np.int8)
+    exact = op.numpy(x, w)
+    window, pixels = Window(kernel, stride, dilation, spread), 2 * int(np.prod(exact.shape[2:]))
+    spec = plan_convolution(
+        pixels, outputs // groups, channels // groups, window, target, dtype=codes, weights=i8, fill=fill,
+        groups=groups, width=exact.shape[-1],
+    )  # fmt: skip
+    np.testing.assert_array_equal(run(x, w, op, spec, exact.shape[2:], i8), exact)
 
 
 def test_images_do_not_depend_on_their_batch() -> None:

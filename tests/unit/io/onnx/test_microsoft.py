@@ -27,6 +27,10 @@ def u8(*shape: int) -> np.ndarray:
     return R.integers(0, 256, shape).astype(np.uint8)
 
 
+def i32(*shape: int) -> np.ndarray:
+    return R.integers(-500, 500, shape).astype(np.int32)
+
+
 def quantised(*shape: int) -> list[np.ndarray]:
     return [u8(*shape), np.float32(0.05), np.uint8(120)]  # type: ignore[list-item]
 
@@ -66,6 +70,11 @@ CASES: dict[str, tuple[str, Inputs, dict[str, Any], int]] = {
     "MatMulIntegerToFloat": (
         "MatMulIntegerToFloat", [u8(3, 4), u8(4, 5), np.float32(0.1), f(5), np.uint8(3), u8(5), f(5)], {}, 1,
     ),
+    "QGemm": (
+        "QGemm", [*quantised(3, 6), u8(5, 6), f(5), u8(5), i32(5), np.float32(0.3), np.uint8(100)],
+        {"transB": 1, "alpha": 0.5}, 1,
+    ),
+    "QGemm numbers": ("QGemm", [*quantised(3, 6), *quantised(6, 5)], {}, 1),
     "QLinearAdd": ("QLinearAdd", [*quantised(3, 4), *quantised(3, 4), np.float32(0.1), np.uint8(128)], {}, 1),
     "QLinearMul": ("QLinearMul", [*quantised(3, 4), *quantised(4), np.float32(0.3), np.uint8(128)], {}, 1),
     "QLinearSigmoid": ("QLinearSigmoid", [*quantised(3, 4), np.float32(1 / 256), np.uint8(0)], {}, 1),
@@ -79,21 +88,23 @@ CASES: dict[str, tuple[str, Inputs, dict[str, Any], int]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_agrees_with_onnxruntime(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "device"), [(n, "reference") for n in CASES] + [(n, "cpu") for n in CASES if "Q" in n or "Integer" in n]
+)
+def test_agrees_with_onnxruntime(name: str, device: str) -> None:
     op, inputs, attributes, outputs = CASES[name]
     arrays = {f"i{i}": np.asarray(x) for i, x in enumerate(inputs)}
     ports = [helper.make_tensor_value_info(k, NUMBER[a.dtype], a.shape) for k, a in arrays.items()]
     results = [f"o{i}" for i in range(outputs)]
     kind = NUMBER[arrays["i0"].dtype] if op.startswith("QLinear") and op != "QLinearConcat" else TensorProto.FLOAT
-    kind = TensorProto.UINT8 if op == "QLinearConcat" else kind
+    kind = TensorProto.UINT8 if op == "QLinearConcat" or (op == "QGemm" and len(arrays) == 9) else kind
     names = [*results, *(["unused"] if op == "EmbedLayerNormalization" else [])]
     ends = [helper.make_tensor_value_info(r, kind, None) for r in results]
     graph = helper.make_graph([helper.make_node(op, list(arrays), names, domain=MS, **attributes)], "g", ports, ends)
     imports = [helper.make_opsetid("", 17), helper.make_opsetid(MS, 1)]
     proto = helper.make_model(graph, opset_imports=imports, ir_version=9)
     session = runtime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    for got, want in zip(load(proto, device="reference").run(arrays), session.run(None, arrays), strict=True):
+    for got, want in zip(load(proto, device=device).run(arrays), session.run(None, arrays), strict=True):
         assert got.dtype == want.dtype
         step = 1 if want.dtype == np.uint8 else 2e-4  # codes may differ by one: ours round the exact result
         np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=2e-4, atol=step)

@@ -1,0 +1,40 @@
+"""Floats to integers: truncated, saturated, NaN to 0. Vectors stay vectors, which LLVM's own intrinsics do not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from strata.backends.llvm.builder import Function, bits_of, constant, lanes_of, suffix, with_element
+from strata.core import DType
+
+
+def float_to_integer(f: Function, from_type: str, x: str, result: DType, to_type: str) -> str:
+    """x, f32 or f64 registers, as integers of a dtype in registers of `to_type`."""
+    signed = result.kind == "int"
+    low, high = (-(1 << result.bits - 1), (1 << result.bits - 1) - 1) if signed else (0, (1 << result.bits) - 1)
+    if lanes_of(from_type) == 1 and result.bits != 4:
+        name = "llvm.fptosi.sat" if signed else "llvm.fptoui.sat"
+        return f.call(to_type, f"{name}.{suffix(to_type)}.{suffix(from_type)}", (from_type, x))
+    least, most = constant(from_type, float(low)), _largest(from_type, high)
+    kept = x
+    if signed:  # the comparison with 0 below makes NaN 0
+        kept = f.select(from_type, f.compare("ord", from_type, x, x), x, constant(from_type, 0.0))
+    kept = f.select(from_type, f.compare("ogt", from_type, kept, least), kept, least)
+    kept = f.select(from_type, f.compare("olt", from_type, kept, constant(from_type, most)), kept,
+                    constant(from_type, most))  # fmt: skip
+    whole = to_type if bits_of(to_type) >= 32 else with_element(to_type, "i32")
+    by_sign = signed or bits_of(whole) > result.bits  # unsigned numbers that fit a signed one: most processors like it
+    made = f.convert("fptosi" if by_sign else "fptoui", from_type, kept, whole)
+    if most != high:
+        above = f.compare("ogt", from_type, x, constant(from_type, most))
+        made = f.select(whole, above, constant(whole, high), made)
+    return made if whole == to_type else f.convert("trunc", whole, made, to_type)
+
+
+def _largest(type_: str, high: int) -> float:
+    """The largest float that is no larger than an integer."""
+    kind = np.float32 if bits_of(type_) == 32 else np.float64
+    near = kind(high)
+    return float(near if int(near) <= high else np.nextafter(near, kind(-math.inf)))
