@@ -1,6 +1,7 @@
 """The runtime: sessions, compiled graphs, options, devices, caches, bundles, traces."""
 
 from strata.runtime.aot import AotCache
+from strata.runtime.arrays import StoredArray
 from strata.runtime.bundle import inspect_bundle, load_compiled
 from strata.runtime.caches import BucketedCompileCache, CompileCache, pad_rows, slice_rows
 from strata.runtime.compiled import CompiledGraph
@@ -16,7 +17,7 @@ from strata.runtime.pipeline import CompilePipeline, CompileResult, TrainingResu
 from strata.runtime.profile import Profile
 from strata.runtime.rows import row_obstacles
 from strata.runtime.session import Session
-from strata.runtime.stored import code_version
+from strata.runtime.stored import code_version, read_plan, write_plan
 from strata.runtime.templates import DynamicDimCompileCache, ModelCompilePipeline
 from strata.runtime.tracing import Tracer, trace
 from strata.runtime.variant import CompilationMode, ModelComponent, ModelVariant, Phase

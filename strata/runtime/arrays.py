@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,17 @@ from strata.core import TensorType, as_dtype, here
 from strata.errors import DTypeError, ShapeError, StrataError
 
 USABLE = 0x101  # flags of an array whose elements lie one after the other, each at a multiple of its size
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """An array that is kept elsewhere, in a file: it is read each time that somebody asks for it."""
+
+    read: Callable[[], np.ndarray]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self.read()
+        return array if dtype is None else array.astype(dtype, copy=False)
 
 
 def read_array(name: str, kind: TensorType, value: Any, what: str) -> np.ndarray:

@@ -50,7 +50,8 @@ def save(
             codes[key] = level
     kinds = {}
     if weights:
-        for name, array in compiled._param_values.items():
+        for name, value in compiled._param_values.items():
+            array = np.asarray(value)
             kinds[name] = [as_dtype(array.dtype).name, list(array.shape)]
             parts[f"weight {name}"] = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     about = {

@@ -17,7 +17,7 @@ from strata.core import here
 from strata.errors import OptionError, UnknownNameError
 from strata.lir import Lir, SizeCheck, size_checks
 from strata.mir import Graph, infer_binding, leaf_name, near
-from strata.runtime.arrays import USABLE, check_output, read_array
+from strata.runtime.arrays import USABLE, StoredArray, check_output, read_array
 from strata.runtime.extent import Extents
 from strata.runtime.memory import RESULTS, SMALL, MemoryReport
 from strata.runtime.observe import OBSERVERS, run_observed
@@ -46,8 +46,12 @@ class CompiledGraph:
         source: Graph | None = None,
         device: str = "cpu",
         replan: Callable[[], Lir] | None = None,
+        checks: tuple[SizeCheck, ...] | None = None,
     ) -> None:
-        """`replan` makes the whole plan where `lir`, read from a cache, has only what running needs."""
+        """`replan` makes the whole plan where `lir`, read from a cache, has only what running needs.
+
+        `checks` are those of the source, where they are known without it.
+        """
         self.options, self.device = options, device
         self.source = source if source is not None else lir.graph
         self._lir, self._replan = lir, replan
@@ -59,8 +63,8 @@ class CompiledGraph:
         self._missing = set(self._params)
         self._is_static = not lir.symbols
         self._param_binding: dict[str, int] = {}
-        self._checks: tuple[SizeCheck, ...] | None = None  # made when sizes are first met
-        self._param_values: dict[str, np.ndarray] = {}
+        self._checks = checks  # made when sizes are first met
+        self._param_values: dict[str, np.ndarray | StoredArray] = {}
         # sizes that are symbols are checked when they are first met, in `_sized`
         self._fast = tuple((name, t.dtype.np, t.shape if t.is_static else None) for name, t in self._inputs)
         self._sizes: dict[Any, tuple[dict[str, int], tuple[Any, ...]]] = {}
@@ -130,7 +134,7 @@ class CompiledGraph:
                 self._param_binding |= infer_binding({self._lir.graph.leaf(name): array.shape})
                 self._sizes = {}
             self._executable.set_param(name, array)
-            self._param_values[name] = array
+            self._param_values[name] = value if isinstance(value, StoredArray) else array
             self._missing.discard(name)
             if self._extents is not None:
                 self._extents.set_param(name, array)

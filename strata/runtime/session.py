@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from strata.backends import backend_for
 from strata.config import config
 from strata.core import located
 from strata.errors import OptionError
-from strata.lir import Lir
+from strata.lir import Lir, SizeCheck
 from strata.mir import Graph
 from strata.runtime.compiled import CompiledGraph
 from strata.runtime.device import Device
@@ -59,6 +60,22 @@ class Session:
         with phase("code"):
             executable = self.backend.compile(lir)
         return CompiledGraph(lir, executable, options or self.options, source=source, device=self.device)
+
+    def compile_stored(self, lir: Lir, checks: tuple[SizeCheck, ...], graph: Callable[[], Graph]) -> CompiledGraph:
+        """Machine code for a plan that was read back; `graph` makes the program again, for explanations."""
+        with phase("code"):
+            executable = self.backend.compile(lir)
+
+        def replan() -> Lir:
+            return CompilePipeline(self.device, self.options).compile_graph(graph()).lir
+
+        return CompiledGraph(lir, executable, self.options, device=self.device, replan=replan, checks=checks)
+
+    def plan_options(self) -> str | None:
+        """All beside the program that decides a plan; None where plans of this session are not kept."""
+        if not getattr(self.backend, "keeps_plans", False) or self.options.assert_fusion_clean:
+            return None
+        return f"{self.options.key}; {self.backend.name}; {self.backend.target.key}; {config().key_fields()}"
 
     def _plan(self, pipeline: CompilePipeline, graph: Graph) -> tuple[Lir, bool]:
         def make() -> Lir:

@@ -58,7 +58,8 @@ class _Watcher:
     def _search(self, compiled: CompiledGraph, label: str | None) -> None:
         """Run the program as it was written, op by op, up to the one that is to blame."""
         feeds = {name: a for (name, _), a in zip(compiled._inputs, self._arrays, strict=True)}
-        found = first_bad(compiled.source, {**compiled._param_values, **feeds}, self._is_bad)
+        params = {name: np.asarray(value) for name, value in compiled._param_values.items()}
+        found = first_bad(compiled.source, {**params, **feeds}, self._is_bad)
         if found is not None:
             node, made = found
             kind = "NaN" if _any(made, np.isnan) else "an infinity"

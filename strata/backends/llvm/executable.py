@@ -14,7 +14,7 @@ import numpy as np
 from strata.backends.llvm.archive import CpuArchive
 from strata.backends.llvm.arena import Arena, ArenaPool, address_of
 from strata.backends.llvm.calls import IS_DIRECT, Call
-from strata.backends.llvm.kernel_steps import loop_steps, product_arguments
+from strata.backends.llvm.kernel_steps import loop_steps, product_arguments, unpacked_reads
 from strata.backends.llvm.kernels import (
     COPY_BYTES,
     as_kernel,
@@ -102,6 +102,7 @@ class CpuExecutable:
         self._values: dict[str, np.ndarray] = {
             b.name: lir.constants[b.key] for b in self._outside if b.role == "constant" and isinstance(b.key, int)
         }
+        self._prologue = [(at, s) for at, s in enumerate(lir.schedule) if s.phase == "prologue"]
         self._packed: list[_PackedWeight] = []
         self._functions: dict[str, int] = {}
         self.segments = self._split()
@@ -124,9 +125,9 @@ class CpuExecutable:
             self._region[n] if own else 0 for n, own in zip(lir.io.outputs, firsts, strict=True)
         )
         self._has_leaf_results = not all(firsts)
+        self._unpacked = unpacked_reads(lir, self._packed_product)
         for name, array in list(self._values.items()):
-            self._pack_for(name, array)
-        self._prologue = [(at, s) for at, s in enumerate(lir.schedule) if s.phase == "prologue"]
+            self._hold(name, array)
         self._is_prepared = not self._prologue
 
     # building the program
@@ -165,6 +166,11 @@ class CpuExecutable:
     def packed_region(self, step: Step, product: Product) -> int | None:
         """Where the packed form of a product's second factor is; None where each run packs it."""
         return self._weight_region(step.inputs[_input_index(step, product.factor)], product)
+
+    def _packed_product(self, step: Step) -> Product | None:
+        """How a step is called that reads a factor in its packed form."""
+        product = self.kernels[step.name].product if step.kernel is not None else None
+        return product if product is not None and self.packed_region(step, product) is not None else None
 
     def _steps_of(self, step: Step, place: Callable[[str], Argument], workspace: Argument | None) -> list[ProgramStep]:
         native = self.kernels[step.name]
@@ -344,11 +350,16 @@ class CpuExecutable:
 
     def set_param(self, name: str, array: np.ndarray) -> None:
         with self._lock:
-            self._values[name] = array
-            self._pack_for(name, array)
+            self._hold(name, array)
             self._bound.clear()  # they hold the addresses of weights
             self._only = None
             self._is_prepared = not self._prologue
+
+    def _hold(self, name: str, array: np.ndarray) -> None:
+        """Keep the value of a parameter, a constant or what was computed from them, packed where kernels want it so."""
+        self._pack_for(name, array)
+        if name in self._unpacked:
+            self._values[name] = array
 
     def _prepare(self) -> None:
         """Compute what depends on parameters only, and pack it where kernels want it packed."""
@@ -364,8 +375,7 @@ class CpuExecutable:
                     results = [np.empty(t.static_shape, t.dtype.np) for t in kinds]
                     self._run_alone(at, arrays, results)
                 for name, result in zip(step.outputs, results, strict=True):
-                    self._values[name] = np.ascontiguousarray(result)
-                    self._pack_for(name, self._values[name])
+                    self._hold(name, np.ascontiguousarray(result))
             self._bound.clear()
             self._is_prepared = True
 

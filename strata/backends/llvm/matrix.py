@@ -143,9 +143,19 @@ def _arrange(
     if last is not None and last in own[id(left)] and last not in own[id(right)]:
         left, right = right, left
     row, column = (own[id(side)][-1] if own[id(side)] else None for side in (left, right))
+    if row is None and column is not None and _overlaps(right, column, inner):
+        return None
     # rows and columns that the output keeps apart from the others: heads, for one
     batch = tuple(a for a in axes if a is not row and a is not column)
     return MatrixKernel(kernel, sums, left, right, out, row, column, inner, batch)
+
+
+def _overlaps(side: Operand, column: Axis, inner: Axis) -> bool:
+    """Whether columns share most of their elements, as the windows of a filter do: packed, each would be a copy."""
+    step, stride, length = side.strides[column], side.strides[inner], inner.extent
+    if not (isinstance(step, int) and isinstance(stride, int) and isinstance(length, int)):
+        return False
+    return 2 * abs(step) <= abs(stride) * length
 
 
 @dataclass(frozen=True, slots=True)

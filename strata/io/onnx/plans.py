@@ -22,6 +22,7 @@ from strata.mir import infer_binding, placeholder
 from strata.runtime import CompiledGraph
 
 Shapes = Mapping[str, tuple[Dim, ...]]
+SAMPLE = 4  # elements of an input that may decide something
 STEP = 32  # images go through nets that halve them five times: sizes that are multiples of this stay whole
 
 
@@ -37,6 +38,16 @@ class Port:
     def __str__(self) -> str:
         dims = "[...]" if self.shape is None else f"[{', '.join(map(str, self.shape))}]"
         return f"{self.name}: {self.kind if self.dtype is None else self.dtype}{dims}"
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a model's file says of its inputs and outputs."""
+
+    name: str
+    inputs: tuple[Port, ...]
+    optional_inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,11 @@ class Plan:
             flat = dict(_flat(feeds))
             results = self.compiled.run({name: flat[name] for name in self.compiled.inputs})
         return [_filled(x, results) for x in self.outputs]
+
+
+def samples(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Inputs that may decide something by their elements: a few integers or flags."""
+    return {name: x for name, x in arrays.items() if x.dtype.kind in "iub" and x.size <= SAMPLE}
 
 
 def bind_shapes(shapes: Shapes, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,9 +15,11 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 from onnx import defs, helper
 
-from strata.cache import digest
+from strata.core import Dim, SymExpr, sym
 from strata.errors import FileError, UnknownNameError
 from strata.io.onnx.dtypes import STRING, numpy_dtype
+from strata.io.onnx.file import ModelFile
+from strata.io.onnx.plans import Declared, Port
 from strata.io.onnx.registry import ONNX_DOMAINS, Handler, lookup
 
 NEWEST_OPSET = 28
@@ -31,7 +34,6 @@ class Program:
         if not proto.HasField("graph"):
             raise FileError("the model has no graph", code="F500")
         self.proto = proto
-        self.digest: str | None = None  # of all that decides what is read from the model, where its bytes do
         self.folder = folder
         self.custom = dict(custom or {})
         self.opsets = {_domain(o.domain): int(o.version) for o in proto.opset_import}
@@ -43,11 +45,51 @@ class Program:
         self.functions = {(_domain(f.domain), f.name, getattr(f, "overload", "")): f for f in proto.functions}
         self.elements = sum(_elements(t.dims) for t in proto.graph.initializer)
         self._files: dict[str, mmap.mmap] = {}
+        self._symbols: dict[str, SymExpr] = {}
+        self._is_ours = True  # no reader of the user's is needed
         self._require_known_ops()
 
     @property
     def graph(self) -> Any:
         return self.proto.graph
+
+    # inputs and outputs
+
+    def declared(self) -> Declared:
+        """What the model says of its inputs and outputs."""
+        graph = self.graph
+        fixed = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+        names = [x.name for x in graph.input]
+        if len(set(names)) != len(names):
+            raise FileError("two inputs of the model have the same name", code="F500")
+        return Declared(
+            graph.name,
+            tuple(self._port(x) for x in graph.input if x.name not in fixed),
+            tuple(self._port(x) for x in graph.input if x.name in fixed),
+            tuple(self._port(x) for x in graph.output),
+        )
+
+    def _port(self, proto: Any) -> Port:
+        kind, tensor = proto.type.WhichOneof("value"), proto.type.tensor_type
+        if kind != "tensor_type":
+            return Port(proto.name, "sequence" if kind == "sequence_type" else "optional", None, None)
+        dtype = numpy_dtype(tensor.elem_type) if tensor.elem_type else None
+        if not tensor.HasField("shape"):
+            return Port(proto.name, "tensor", dtype, None)
+        dims = tuple(self._dim(d, f"{proto.name}_{i}") for i, d in enumerate(tensor.shape.dim))
+        return Port(proto.name, "tensor", dtype, dims)
+
+    def _dim(self, proto: Any, fallback: str) -> Dim:
+        if proto.HasField("dim_value") and proto.dim_value >= 0:
+            return int(proto.dim_value)
+        if not isinstance(proto.dim_param, str):
+            raise FileError(f"input {fallback!r}: the name of a size is not text", code="F500")
+        name = re.sub(r"\W", "_", proto.dim_param)
+        if not name.strip("_"):  # nameless, or "?"
+            name = re.sub(r"\W", "_", fallback)
+        if not re.match(r"[A-Za-z_]", name) or name in ("min", "max"):
+            name = f"n_{name}"
+        return self._symbols.setdefault(name, sym(name))
 
     # ops
 
@@ -97,7 +139,9 @@ class Program:
             found = list(walk(nodes))
             self._require_text(found)
             for node in found:
-                known = self.reader(node, opsets) or self.function(node) or self.standard_function(node, opsets)
+                reader = self.reader(node, opsets)
+                self._is_ours &= reader is None or reader.__module__.startswith("strata.")
+                known = reader or self.function(node) or self.standard_function(node, opsets)
                 if known is None:
                     domain = _domain(node.domain)
                     name = f"{domain}.{node.op_type}" if domain else node.op_type
@@ -112,6 +156,28 @@ class Program:
             )  # fmt: skip
 
     # tensors
+
+    @property
+    def decides_all(self) -> bool:
+        """Whether the model's bytes alone decide what is read from it: no other file, and no reader of the user's."""
+        external = any(t.data_location == onnx.TensorProto.EXTERNAL for t in self.graph.initializer)
+        return self._is_ours and not external
+
+    @property
+    def has_read_others(self) -> bool:
+        """Whether tensors were read from other files: the model's own bytes then do not say all."""
+        return bool(self._files)
+
+    def places(self, data: bytes) -> dict[str, int]:
+        """Where in the model's bytes the elements of initializers are, as far as they are found."""
+        found: dict[str, int] = {}
+        end = 0
+        for proto in self.graph.initializer:
+            if proto.HasField("raw_data") and (raw := proto.raw_data):
+                at = data.find(raw, end)
+                if at >= 0:
+                    found[proto.name], end = at, at + len(raw)
+        return found
 
     def tensor(self, proto: Any) -> np.ndarray:
         """A TensorProto as an array."""
@@ -208,28 +274,15 @@ class Program:
 
 
 def read_program(source: Any, custom: Mapping[str, Handler] | None = None) -> Program:
-    """A program from a path, bytes or a ModelProto."""
-    if isinstance(source, onnx.ModelProto):
+    """A program from a file or a ModelProto."""
+    if not isinstance(source, ModelFile):
         return Program(source, None, custom)
-    folder: Path | None = None
-    if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise FileError(f"{str(path)!r} cannot be opened: {error.strerror}", code="F500") from None
-        folder = path.resolve().parent
-    else:
-        data = bytes(source)
     proto = onnx.ModelProto()
     try:
-        proto.ParseFromString(data)
+        proto.ParseFromString(source.read())
     except (DecodeError, EncodeError, ValueError, RecursionError) as error:
         raise FileError(f"not an ONNX model: {error}", code="F500") from None
-    program = Program(proto, folder, custom)
-    if not custom and not any(t.data_location == onnx.TensorProto.EXTERNAL for t in proto.graph.initializer):
-        program.digest = digest(data)
-    return program
+    return Program(proto, source.folder, custom)
 
 
 def _elements(dims: Any) -> int:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import Dim, dim_max, dim_min, floordiv, known_positive, mod
+from strata.core import Dim, dim_max, dim_min, floordiv, mod
 from strata.errors import SymbolError
+from strata.io.onnx.comparisons import equal_sizes, greater, greater_or_equal, less, less_or_equal
 from strata.io.onnx.items import Host, Sizes, settled
 from strata.io.onnx.node import NodeView
 
@@ -69,19 +70,6 @@ def _compared(fn: Callable[[Any, Any], bool]) -> Rule:
         return np.array(result, bool).reshape(spread[0].shape)
 
     return rule
-
-
-def equal_sizes(a: Dim, b: Dim) -> bool:
-    """Whether two sizes are equal, where bounds decide."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a == b
-    if a == b:
-        return True
-    if isinstance(a, int) and a <= 0 and known_positive(b):
-        return False
-    if isinstance(b, int) and b <= 0 and known_positive(a):
-        return False
-    raise SymbolError(f"whether {a} equals {b} is not known")
 
 
 def _moved(fn: Callable[[NodeView, np.ndarray], np.ndarray]) -> Rule:
@@ -201,10 +189,10 @@ SIZE_RULES: dict[str, Rule] = {
     "Max": _elementwise(dim_max),
     "Min": _elementwise(dim_min),
     "Equal": _compared(equal_sizes),
-    "Less": _compared(lambda a, b: bool(a < b)),
-    "LessOrEqual": _compared(lambda a, b: bool(a <= b)),
-    "Greater": _compared(lambda a, b: bool(a > b)),
-    "GreaterOrEqual": _compared(lambda a, b: bool(a >= b)),
+    "Less": _compared(less),
+    "LessOrEqual": _compared(less_or_equal),
+    "Greater": _compared(greater),
+    "GreaterOrEqual": _compared(greater_or_equal),
     "Cast": _cast,
     "Identity": lambda n: n.item(0),
     "Gather": _moved(_gather),

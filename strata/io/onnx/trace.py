@@ -17,12 +17,13 @@ import onnx
 
 from strata.core import Dim, SymExpr, TensorType, as_dtype, dim_prod, substitute
 from strata.errors import DTypeError, FileError, OptionError, ShapeError, StrataError, SymbolError
+from strata.io.onnx.comparisons import equal_sizes
 from strata.io.onnx.dtypes import NUMBER, in_graphs
 from strata.io.onnx.frames import Frame, Guard, Path, Prefix, copied, has_run_data, put, values_in
 from strata.io.onnx.items import NOTHING, Host, Item, Nothing, Sizes
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.program import MAX_DEPTH, Program, expand_standard, opset_table, outer_names, tensor_type
-from strata.io.onnx.sizes import SIZE_RULES, equal_sizes
+from strata.io.onnx.sizes import SIZE_RULES
 from strata.mir import (
     Constant,
     Graph,

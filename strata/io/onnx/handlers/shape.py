@@ -9,11 +9,11 @@ import numpy as np
 from strata.core import Dim, SymExpr, as_dtype, broadcast_shapes, dim_min, dim_prod, floordiv, known_positive
 from strata.errors import ShapeError
 from strata.io.onnx.catalogue import ops
+from strata.io.onnx.comparisons import equal_sizes
 from strata.io.onnx.dtypes import in_graphs
 from strata.io.onnx.items import Host, Sizes, sizes
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
-from strata.io.onnx.sizes import equal_sizes
 from strata.mir import Value, constant
 
 

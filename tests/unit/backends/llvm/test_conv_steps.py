@@ -10,7 +10,7 @@ import pytest
 import strata.ops as functions
 from strata.backends.llvm.conv_steps import ConvPlan, find_convolution
 from strata.backends.llvm.kernels import convolution_plan
-from strata.core import sym
+from strata.core import substitute, sym
 from strata.mir import Graph, Value
 from strata.runtime import CompilePipeline, Session
 from strata.runtime.stored import read_plan, write_plan
@@ -259,3 +259,28 @@ def test_a_bottleneck_is_one_kernel_per_convolution(stride: int, count: int) -> 
     steps = [[n.op.name for n in s.nodes] for s in lir.schedule if s.phase != "prologue"]
     assert [names.count("conv_last") for names in steps if "conv_last" in names] == [1] * count
     assert [names for names in steps if "conv_last" not in names] == [["transpose"], ["transpose"]]
+
+
+@pytest.mark.parametrize("taps", [2, 7, 64, 256])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("is_symbolic", [False, True])
+def test_filters_of_one_signal(taps: int, stride: int, is_symbolic: bool, rng: np.random.Generator) -> None:
+    """Their windows are read where they lie: copied one by one, they would be `taps` times the signal."""
+    length = 1037
+    g = Graph("filter")
+    x = g.input("x", (1, 1, sym("length", lo=taps) if is_symbolic else length))
+    w = g.param("w", (1, 1, taps))
+    g.outputs(ops.conv(x, w, stride=stride) + 0.5)
+    weights, signal = normal(rng, 1, 1, taps), normal(rng, 1, 1, length)
+    made = compiled(g, {"w": weights})
+    (y,) = made.run(x=signal)
+    windows = np.lib.stride_tricks.sliding_window_view(signal[0, 0].astype(np.float64), taps)[::stride]
+    np.testing.assert_allclose(y[0, 0], windows @ weights[0, 0] + 0.5, rtol=1e-4, atol=1e-4)
+    executable = made._executable
+    sizes = {"length": length} if is_symbolic else {}
+    workspace = [int(substitute(executable.workspace_of(s), sizes)) for s in made.lir.schedule if s.kernel is not None]
+    assert sum(workspace) <= 8 * signal.nbytes
+    for threads in (1, 2, 7):
+        again = Session("cpu", threads=threads).compile(g)
+        again.set_param("w", weights)
+        np.testing.assert_array_equal(again.run(x=signal)[0], y)

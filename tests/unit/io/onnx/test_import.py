@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,8 @@ pytest.importorskip("onnx", reason="ONNX models need the package onnx")
 from onnx import helper
 
 from strata import ops
-from strata.config import using
 from strata.errors import DTypeError, ShapeError, UnknownNameError
 from strata.io.onnx import StrataBackend, load
-from strata.io.onnx import model as importer
 from tests.unit.io.onnx.models import BOOL, INT64, model, node, port
 
 
@@ -241,29 +238,3 @@ def test_backend_interface() -> None:
     proto = model([node("Neg", ["x"], ["y"])], [port("x", [2])], [port("y", [2])])
     np.testing.assert_array_equal(StrataBackend.run_model(proto, [x])[0], -x)
     np.testing.assert_array_equal(StrataBackend.prepare(proto).run({"x": x})[0], -x)
-
-
-def test_forms_that_do_not_fit_are_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
-) -> None:
-    """Rows side by side that the file counts by two names: they must be one, and another process knows that at once."""
-    monkeypatch.setattr(importer, "WORTH_SECONDS", 0.0)
-    nodes = [node("Concat", ["x", "v"], ["y"], axis=1)]
-    proto = model(nodes, [port("x", ["n", 4]), port("v", ["m", 3])], [port("y", None)])
-    data = proto.SerializeToString()
-    with using(cache_dir=tmp_path):
-        first, again, other = (load(data) for _ in range(3))
-        x, v = rng.standard_normal((5, 4), dtype=np.float32), rng.standard_normal((5, 3), dtype=np.float32)
-        results = []
-        tried: list[int] = []
-        for m in (first, again):
-            real = m._trace
-            count = [0]
-            monkeypatch.setattr(m, "_trace", lambda *a, real=real, count=count: count.append(0) or real(*a))
-            results.append(m.run(x=x, v=v)[0])
-            tried.append(len(count) - 1)
-        np.testing.assert_array_equal(results[0], results[1])
-        assert tried[0] > 1, "the most general form does not fit"
-        assert tried[1] == 1
-        assert first.why_not_symbolic == again.why_not_symbolic
-        np.testing.assert_array_equal(other.run(x=x[:2], v=v[:2])[0], np.concatenate([x[:2], v[:2]], 1))

@@ -1,0 +1,71 @@
+"""A model's bytes: hashed once, read when something is needed of them, and parts of them as arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import threading
+import weakref
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strata.errors import FileError
+from strata.runtime import StoredArray
+
+
+class ModelFile:
+    """A file, or bytes in memory. A file stays open: one that is moved into its place later is another file."""
+
+    def __init__(self, source: Any) -> None:
+        self.folder: Path | None = None
+        self._data: bytes | None = None
+        self._lock = threading.Lock()
+        if not isinstance(source, (str, os.PathLike)):
+            self._data = bytes(source)
+            self.digest, self.size = hashlib.sha256(self._data).hexdigest(), len(self._data)
+            return
+        self._path = Path(source)
+        try:
+            handle = os.open(self._path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            weakref.finalize(self, os.close, handle)
+            self._file = io.FileIO(handle, closefd=False)
+            self._state = self._now()
+            self.digest, self.size = hashlib.file_digest(self._file, "sha256").hexdigest(), self._state[0]
+        except OSError as error:
+            raise FileError(f"{str(self._path)!r} cannot be opened: {error.strerror}", code="F500") from None
+        self.folder = self._path.resolve().parent
+
+    def _now(self) -> tuple[int, int]:
+        stat = os.fstat(self._file.fileno())
+        return stat.st_size, stat.st_mtime_ns
+
+    def read(self) -> bytes:
+        """All of it."""
+        return self._data if self._data is not None else self._part(0, self.size).tobytes()
+
+    def array(self, at: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> StoredArray:
+        """Elements that lie one after the other in it; they are read each time that somebody asks for them."""
+        return StoredArray(partial(self._elements, at, dtype, shape))
+
+    def _elements(self, at: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        return self._part(at, size).view(dtype).reshape(shape)
+
+    def _part(self, at: int, size: int) -> np.ndarray:
+        """A copy of some bytes, at an address that fits any element."""
+        made = np.empty(size, np.uint8)
+        if self._data is not None:
+            made[:] = np.frombuffer(self._data, np.uint8, size, at)
+            return made
+        view = memoryview(made.data)
+        with self._lock:
+            self._file.seek(at)
+            while view and (count := self._file.readinto(view)):
+                view = view[count:]
+            if view or self._now() != self._state:
+                raise FileError(f"{str(self._path)!r} changed while the model was in use", code="F500")
+        return made

@@ -1,0 +1,206 @@
+"""Reading a model: its graph with symbolic sizes where that is possible, for the sizes that come, or in segments."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from strata.core import TensorType, as_dtype
+from strata.errors import DTypeError, LowerError, OptionError, ShapeError
+from strata.io.onnx.dtypes import in_graphs
+from strata.io.onnx.frames import Prefix
+from strata.io.onnx.handlers import register
+from strata.io.onnx.items import NOTHING, Host, Item, Nothing, Sizes
+from strata.io.onnx.plans import Plan, Port, Shapes, bind_shapes, forms, samples
+from strata.io.onnx.program import Program, read_program
+from strata.io.onnx.registry import known_ops, reads
+from strata.io.onnx.trace import NeedsData, Tracer
+from strata.mir import Graph, Value
+from strata.runtime import CompiledGraph, Session
+
+__all__ = ["Reading", "known_ops", "read_program", "reads"]
+register()
+
+KEPT = 64  # compiled segments, least recently used dropped first
+Keep = Callable[[Plan, Mapping[str, np.ndarray]], Plan]  # a plan and its parameters, which it does not have yet
+
+
+class Reading:
+    """Makes plans of a program. `keep` sets their parameters."""
+
+    def __init__(self, program: Program, session: Session, lock: threading.RLock) -> None:
+        self.program, self.session, self.inputs = program, session, program.declared().inputs
+        self._lock = lock
+        self._prefixes: dict[Any, Prefix] = {}
+        self._compiled: OrderedDict[str, CompiledGraph] = OrderedDict()
+
+    def graph(self, hints: Mapping[str, int] | None = None) -> Graph:
+        """The model as one graph with symbolic sizes; `hints` decide where the graph depends on them."""
+        tracer = Tracer(self.program, hints=hints)
+        items = self._trace(tracer, {p.name: tracer.leaf(p.name, _type(p)) for p in self.inputs})
+        return tracer.graph([tracer.value(x) for x in items], name=self.program.graph.name or "main")
+
+    def symbolic_plan(self, arrays: Mapping[str, Any], keep: Keep, why_not: list[str]) -> Plan | None:
+        """The most general graph that serves these arrays, if there is one with a symbolic size."""
+        for shapes in forms(self.inputs, arrays):
+            try:
+                tracer = Tracer(self.program, hints=bind_shapes(shapes, arrays), samples=samples(arrays))
+                leaves = {
+                    name: tracer.leaf(name, TensorType(as_dtype(arrays[name].dtype), s)) for name, s in shapes.items()
+                }
+                return self._plan(tracer, self._trace(tracer, leaves), keep, shapes)
+            except NeedsData as reason:
+                why_not.append(f"depends on data: {reason}")
+                return None
+            except (ShapeError, OptionError, LowerError, DTypeError) as error:
+                why_not.append(str(error))
+        return None
+
+    def graph_again(self, shapes: Shapes, arrays: Mapping[str, Any]) -> Graph:
+        """The graph of a plan that was made for arrays of these shapes; where it has none, for exactly these."""
+        hints = bind_shapes(shapes, arrays) if shapes else None
+        tracer = Tracer(self.program, hints=hints, samples=samples(arrays))
+        kinds = {n: TensorType(as_dtype(x.dtype), shapes.get(n, x.shape)) for n, x in arrays.items()}
+        items = self._trace(tracer, {name: tracer.leaf(name, kind) for name, kind in kinds.items()})
+        values: list[Value] = []
+        _template(items, tracer, values)
+        return self._graph(tracer, values)
+
+    def _trace(self, tracer: Tracer, inputs: Mapping[str, Item]) -> list[Item]:
+        graph = self.program.graph
+        fixed = {t.name: t for t in graph.initializer} | {t.values.name: t for t in graph.sparse_initializer}
+        items = []
+        for proto in graph.input:
+            if proto.name in inputs:
+                items.append(inputs[proto.name])
+            elif proto.name in fixed:
+                held = fixed[proto.name]
+                array = self.program.sparse(held) if hasattr(held, "values") else self.program.tensor(held)
+                items.append(Host(array, name=proto.name))
+            else:
+                items.append(NOTHING)
+        return tracer.run_graph(graph, items, top=True)
+
+    def _graph(self, tracer: Tracer, values: Sequence[Value]) -> Graph:
+        return tracer.graph(values, name=re.sub(r"\W", "_", self.program.graph.name) or "main")
+
+    def _plan(self, tracer: Tracer, items: Sequence[Item], keep: Keep, shapes: Shapes | None = None) -> Plan:
+        values: list[Value] = []
+        outputs = _template(items, tracer, values)
+        compiled, params = None, {}
+        if values:
+            graph = self._graph(tracer, values)
+            compiled = self.session.compile(graph)
+            params = {name: tracer.params[name] for name in graph.param_names}
+        return keep(Plan(compiled, outputs, shapes or {}, tuple(tracer.guards), dict(tracer.assumed)), params)
+
+    # for the sizes at hand
+
+    def run_sized(self, key: Any, arrays: Mapping[str, Any], keep: Keep) -> tuple[list[Any], Plan | None]:
+        """The outputs for arrays of these shapes, and the plan that gave them, if the model is one graph."""
+
+        def execute(graph: Graph, feeds: Mapping[str, Any], params: Mapping[str, Any]) -> Sequence[np.ndarray]:
+            return self._segment(graph, params).run(dict(feeds))
+
+        tracer = Tracer(self.program, execute)
+        try:
+            prefix = self._prefixes.get(key)
+            if prefix is not None:
+                return self._finish(tracer, tracer.resume(prefix, arrays)), None
+            inputs = {name: self._input_item(tracer, name, x) for name, x in arrays.items()}
+            items = self._trace(tracer, inputs)
+        except NeedsData as reason:
+            raise LowerError(f"the model cannot be run: it needs {reason} while it is read", code="L500") from None
+        plain = all(isinstance(x, Value) for x in inputs.values())
+        if (
+            not tracer.segments
+            and not _has_run_data(items)
+            and (plain or all(in_graphs_item(x) for x in inputs.values()))
+        ):
+            plan = self._plan(tracer, items, keep)
+            return plan.run(arrays), plan
+        if plain and tracer.prefix is not None and len(self._prefixes) < KEPT:
+            self._prefixes[key] = tracer.prefix
+        return self._finish(tracer, items), None
+
+    def _input_item(self, tracer: Tracer, name: str, x: Any) -> Item:
+        if x is None:
+            return NOTHING
+        if isinstance(x, list):
+            return [self._input_item(tracer, f"{name}_{i}", y) for i, y in enumerate(x)]
+        if not in_graphs(x.dtype):
+            return Host(x, fixed=False)
+        return tracer.leaf(name, x)
+
+    def _finish(self, tracer: Tracer, items: Sequence[Item]) -> list[Any]:
+        values: list[Value] = []
+
+        def collect(item: Any) -> None:
+            if isinstance(item, list):
+                for x in item:
+                    collect(x)
+            elif isinstance(item, (Value, Sizes)):
+                values.append(tracer.value(item))
+
+        for item in items:
+            collect(item)
+        found = dict(zip(values, tracer.run_segment(values), strict=True)) if values else {}
+
+        def result(item: Any) -> Any:
+            if isinstance(item, list):
+                return [result(x) for x in item]
+            if isinstance(item, Host):
+                return item.array
+            return None if isinstance(item, Nothing) else found[tracer.value(item)]
+
+        return [result(x) for x in items]
+
+    def _segment(self, graph: Graph, params: Mapping[str, np.ndarray]) -> CompiledGraph:
+        key = str(graph)
+        with self._lock:
+            found = self._compiled.get(key)
+            if found is not None:
+                self._compiled.move_to_end(key)
+                return found
+        made = self.session.compile(graph)
+        made.set_params(params)
+        with self._lock:
+            self._compiled[key] = made
+            if len(self._compiled) > KEPT:
+                self._compiled.popitem(last=False)
+        return made
+
+
+def _template(items: Sequence[Item], tracer: Tracer, values: list[Value]) -> list[Any]:
+    """Outputs as numbers of values, arrays, or lists of these."""
+
+    def template(item: Item) -> Any:
+        if isinstance(item, list):
+            return [template(x) for x in item]
+        if isinstance(item, Host):
+            return item.array
+        if isinstance(item, Nothing):
+            return item
+        values.append(tracer.value(item))
+        return len(values) - 1
+
+    return [template(x) for x in items]
+
+
+def _type(port: Port) -> TensorType:
+    if port.kind != "tensor" or port.dtype is None or port.shape is None or not in_graphs(port.dtype):
+        raise NeedsData(f"input {port} has no fixed rank and element type")
+    return TensorType(as_dtype(port.dtype), port.shape)
+
+
+def _has_run_data(items: Sequence[Item]) -> bool:
+    return any(_has_run_data(x) if isinstance(x, list) else isinstance(x, Host) and not x.fixed for x in items)
+
+
+def in_graphs_item(x: Item) -> bool:
+    return all(in_graphs_item(y) for y in x) if isinstance(x, list) else isinstance(x, Value)
