@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from strata.config import config
-from strata.core import flatten, here, unflatten
+from strata.core import TensorType, flatten, here, unflatten
 from strata.errors import OptionError, RunError, TraceError
 from strata.mir import Graph, Value, fresh_scope, placeholder, substitute_values
 from strata.ops import outer_values
 from strata.runtime import Profile
 from strata.tensor.creation import asarray
-from strata.tensor.data import data_value, handle_of
+from strata.tensor.data import Handle
 from strata.tensor.general import General
 from strata.tensor.outline import is_traced
 from strata.tensor.realize import realize_values
@@ -71,8 +71,8 @@ class Jitted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._call(args, kwargs)
-        handles = [handle_of(v) for v in call.values]
-        if None in handles and any(is_traced(v) for v in call.values):
+        pending = None in call.handles
+        if pending and any(is_traced(v) for v in call.values):
             return self.fn(*args, **kwargs)  # inside another trace it is part of that graph
         try:
             variant = self.variants.get(call.key)
@@ -87,7 +87,7 @@ class Jitted:
             with self._lock:
                 if call.key in self.variants:
                     self.variants.move_to_end(call.key)
-        return variant.run(realize_values(call.values) if None in handles else handles)  # type: ignore[arg-type]
+        return variant.run(realize_values(call.values) if pending else call.handles)  # type: ignore[arg-type]
 
     def _call(self, args: Any, kwargs: Any) -> _Call:
         """The arguments taken apart."""
@@ -104,16 +104,17 @@ class Jitted:
         leaves: list[Any] = []
         shape = outline_arguments([given, kwargs], leaves)
         dynamic = [i for i, x in enumerate(leaves) if type(x) is Tensor or _is_dynamic(x)]
-        given_values = leaves if len(dynamic) == len(leaves) else [leaves[i] for i in dynamic]
-        values = [x.value if type(x) is Tensor else _value(x) for x in given_values]
+        inputs = leaves if len(dynamic) == len(leaves) else [leaves[i] for i in dynamic]
+        tensors = [x if type(x) is Tensor else _tensor(x) for x in inputs]
+        handles = [x._held for x in tensors]
         settings = config()
         fixed: tuple[Any, ...] = ()
         if len(dynamic) != len(leaves):
-            inputs = set(dynamic)
-            fixed = tuple((i, type(x), x) for i, x in enumerate(leaves) if i not in inputs)
+            among = set(dynamic)
+            fixed = tuple((i, type(x), x) for i, x in enumerate(leaves) if i not in among)
         where = (settings.device, settings.deterministic, settings.check_indices)
-        key = (shape, tuple([v.node.types[v.index] for v in values]), fixed, where)
-        return _Call(args, kwargs, given, leaves, dynamic, values, key)
+        types = tuple([x.type if h is None else h.type for x, h in zip(tensors, handles, strict=True)])
+        return _Call(args, kwargs, given, leaves, dynamic, tensors, handles, (shape, types, fixed, where))
 
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
         """The graph for these arguments; nothing is computed."""
@@ -253,6 +254,9 @@ class Jitted:
         )  # fmt: skip
 
     def _miss(self, call: _Call) -> Variant | tuple[Any]:
+        types: dict[TensorType, TensorType] = {}  # equal types become one object: the next call is then found sooner
+        shape, kinds, *rest = call.key
+        call.key = (shape, tuple([types.setdefault(t, t) for t in kinds]), *rest)
         if self.ranges:
             found = self._miss_in_buckets(call)
             if found is not None:
@@ -309,7 +313,7 @@ class Jitted:
             handle.is_own = False  # the program keeps it
         fixed = {i: x for i, x in enumerate(outs) if not _is_dynamic(x)}
         graph.outputs(*substitute_values(tensors, table))
-        types = {v.type: v.type for v in values}  # equal types are one object: a call with results is then found sooner
+        types = {t: t for t in call.key[1]}
         kinds = tuple(types.get(x.type, x.type) for x in graph.results)
         return Variant(graph, captured, names, shape, fixed, kinds, self._donated(call))
 
@@ -323,8 +327,13 @@ class _Call:
     given: tuple[Any, ...]
     leaves: list[Any]
     dynamic: list[int]  # leaves that are inputs of the graph
-    values: list[Value]
+    tensors: list[Tensor]  # those leaves
+    handles: list[Handle | None]  # where they are, None for what is not computed yet
     key: Any
+
+    @property
+    def values(self) -> list[Value]:
+        return [x.value for x in self.tensors]
 
 
 class _Static:
@@ -347,10 +356,10 @@ def _is_static(x: Any) -> bool:
     return type(x) is _Static
 
 
-def _value(x: Any) -> Value:
+def _tensor(x: Any) -> Tensor:
     if type(x) is np.ndarray and x.dtype.kind in "fiubc" and x.dtype.isnative:
-        return data_value(x)  # what asarray would come to
-    return asarray(x).value
+        return Tensor.of(Handle(x))  # what asarray would come to
+    return asarray(x)
 
 
 def _is_dynamic(x: Any) -> bool:

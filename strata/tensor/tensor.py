@@ -13,7 +13,7 @@ import strata.ops  # noqa: F401 - fills METHODS
 from strata.core import Dim, DType, TensorType, f32, flatten, here, tree_map
 from strata.errors import DeviceError, OptionError, ShapeError, SymbolError, TraceError
 from strata.mir import METHODS, REGISTRY, Value, constant, near
-from strata.tensor.data import Data, data_value, handle_of, handle_value
+from strata.tensor.data import Data, Handle, data_value, handle_of, handle_value
 from strata.tensor.outline import is_traced
 from strata.tensor.plan import Plan
 from strata.tensor.realize import realize_value, realize_values
@@ -27,33 +27,58 @@ class Tensor:
     stand for an updated array, and what was built on `x` before keeps the value that it was built on.
     """
 
-    __slots__ = ("__weakref__", "value")
+    __slots__ = ("__weakref__", "_handle", "_value")
     __mir_value__: ClassVar[bool] = True
     __array_priority__: ClassVar[int] = 1000
     __array_ufunc__ = None  # NumPy defers to our reflected operators
 
-    value: Value
+    _value: Value | None
+    _handle: Handle | None  # of a result whose value nobody has asked for yet
 
     def __init__(self, value: Value) -> None:
         if not isinstance(value, Value):
             raise OptionError(
                 f"Tensor wraps a graph value, got {type(value).__name__}", code="O268", fix="st.tensor(data)"
             )
-        self.value = value
+        self._value, self._handle = value, None
+
+    @classmethod
+    def of(cls, handle: Handle) -> Tensor:
+        """A tensor that is what a handle holds. It becomes a value of graphs when it is used in one."""
+        made = cls.__new__(cls)
+        made._value, made._handle = None, handle
+        return made
+
+    @property
+    def value(self) -> Value:
+        """What the tensor is in graphs."""
+        if self._value is None:
+            assert self._handle is not None
+            self._value = handle_value(self._handle)
+        return self._value
+
+    @value.setter
+    def value(self, value: Value) -> None:
+        self._value, self._handle = value, None
+
+    @property
+    def _held(self) -> Handle | None:
+        """Where its elements are, if it has been computed."""
+        return self._handle or handle_of(self.value)
 
     # ------------------------------------------------------------------------------------------------------------ type
 
     @property
     def type(self) -> TensorType:
-        return self.value.type
+        return self.value.type if self._handle is None else self._handle.type
 
     @property
     def shape(self) -> tuple[Dim, ...]:
-        return self.value.shape
+        return self.type.shape
 
     @property
     def dtype(self) -> DType:
-        return self.value.dtype
+        return self.type.dtype
 
     @property
     def ndim(self) -> int:
@@ -61,7 +86,7 @@ class Tensor:
 
     @property
     def size(self) -> Dim:
-        return self.value.type.size
+        return self.type.size
 
     @property
     def nbytes(self) -> Dim:
@@ -78,7 +103,7 @@ class Tensor:
 
     @property
     def is_realized(self) -> bool:
-        return handle_of(self.value) is not None
+        return self._held is not None
 
     # ---------------------------------------------------------------------------------------------------------- values
 
@@ -93,7 +118,7 @@ class Tensor:
 
     def data(self, **sizes: int) -> np.ndarray:
         """The memory of a realized tensor, for writing; of a tensor with symbolic sizes, the part that `sizes` use."""
-        handle = handle_of(self.value)
+        handle = self._held
         if handle is None:
             raise OptionError(f"data: {self.type} has no memory yet", code="T222", place=here(), fix="x.realize()")
         handle.is_own = False
@@ -117,12 +142,11 @@ class Tensor:
         return self._array().tolist()
 
     def _array(self) -> np.ndarray:
-        op = self.value.node.op
-        if type(op) is Data:
-            handle = op.handle
-        else:
+        handle = self._handle
+        if handle is None:
             handle = realize_value(self.value)
-            self.value = handle_value(handle)  # the expression can be forgotten
+            if type(self.value.node.op) is not Data:
+                self.value = handle_value(handle)  # the expression can be forgotten
         if handle.binding is None and not handle.type.is_static:
             raise SymbolError(
                 f"the tensor cannot be computed while its size {next(iter(handle.type.symbols()))} has no value",

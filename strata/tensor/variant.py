@@ -16,7 +16,7 @@ from strata.errors import TraceError
 from strata.lir import may_take_over
 from strata.mir import Graph, leaf_name
 from strata.runtime import CompiledGraph, Session
-from strata.tensor.data import Handle, handle_value
+from strata.tensor.data import Handle
 from strata.tensor.general import General, generalize
 from strata.tensor.outline import outline_of
 from strata.tensor.tensor import Tensor
@@ -66,13 +66,11 @@ class Variant:
         """
         if self.takes is None:
             self.takes = self._pairs(compiled)
-        times: dict[Handle, int] = {}
-        for handle in handles:
-            times[handle] = times.get(handle, 0) + 1
+        once = len(set(handles)) == len(handles)
         over = {}
         for output, i in self.takes.items():
             handle = handles[i]
-            if handle.is_own and times[handle] == 1:
+            if handle.is_own and (once or handles.count(handle) == 1):
                 over[output] = handle.array
         try:
             return compiled.run_over(feeds, over)
@@ -103,7 +101,7 @@ class Variant:
     def restore(self, handles: Sequence[Handle]) -> Any:
         if self.rebuild is None:
             self.rebuild = builder(self.structure)
-        tensors = iter([Tensor(handle_value(h)) for h in handles])
+        tensors = iter([Tensor.of(h) for h in handles])
         if not self.fixed:
             return self.rebuild(tensors)
         count = len(handles) + len(self.fixed)
