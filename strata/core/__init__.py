@@ -49,6 +49,7 @@ from strata.core.dtypes import (
     u32,
     u64,
 )
+from strata.core.pages import HUGE_PAGE, new_pages
 from strata.core.processors import available_threads, cgroup_quota
 from strata.core.source import Place, here, located
 from strata.core.target import Target

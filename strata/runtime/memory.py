@@ -6,20 +6,18 @@ its time in page faults. So large results are laid over recycled blocks, huge pa
 
 from __future__ import annotations
 
-import mmap
 import threading
 from typing import Any
 
 import numpy as np
 
 from strata.backends import Executable
-from strata.core import bounds
+from strata.core import bounds, new_pages
 from strata.errors import SymbolError
 from strata.lir import Lir, memory_report
 
 SMALL = 32 << 10  # bytes below which NumPy's own allocator is as good
 KEEP = 512 << 20  # bytes of free blocks kept in all
-HUGE_PAGE = 2 << 20
 
 
 class BlockPool:
@@ -80,10 +78,8 @@ class Block:
     __slots__ = ("address", "memory")
 
     def __init__(self, size: int) -> None:
-        self.memory = mmap.mmap(-1, size)
-        if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            self.memory.madvise(mmap.MADV_HUGEPAGE)
-        self.address = np.frombuffer(self.memory, np.uint8).__array_interface__["data"][0]
+        self.memory = new_pages(size)
+        self.address = self.memory.__array_interface__["data"][0]
 
 
 RESULTS = BlockPool()

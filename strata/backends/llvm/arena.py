@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Mapping
 
 import numpy as np
 
-from strata.core import Dim
+from strata.core import HUGE_PAGE, Dim, new_pages
 from strata.errors import RunError
 from strata.lir import Buffer
 
-HUGE_PAGE = 2 << 20
+LINE = 64  # bytes of a cache line
 
 
 class Arena:
@@ -20,21 +19,23 @@ class Arena:
 
     def __init__(self, size: int) -> None:
         self.size = max(size, 64)
-        self._map: mmap.mmap | None = None
         if self.size >= HUGE_PAGE:
             try:
-                self._map = mmap.mmap(-1, self.size + HUGE_PAGE)
+                self.bytes = new_pages(self.size)
             except (OSError, OverflowError, ValueError) as error:
                 raise RunError(f"the system has no {self.size} bytes for a run: {error}", code="X121") from None
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                self._map.madvise(mmap.MADV_HUGEPAGE)
-            raw = np.frombuffer(self._map, np.uint8)
         else:
-            raw = np.empty(self.size + 64, np.uint8)
-        unit = HUGE_PAGE if self.size >= HUGE_PAGE else 64
-        start = -_slow_address(raw) % unit
-        self.bytes = raw[start : start + self.size]
+            raw = np.empty(self.size + LINE, np.uint8)
+            start = -_slow_address(raw) % LINE
+            self.bytes = raw[start : start + self.size]
         self.address = _slow_address(self.bytes)
+
+    def part(self, offset: int, size: int) -> Arena:
+        """Some bytes of it, from a multiple of a cache line on."""
+        made = Arena.__new__(Arena)
+        made.size, made.bytes = size, self.bytes[offset : offset + size]
+        made.address = self.address + offset
+        return made
 
     def view(self, offset: int, buffer: Buffer, binding: Mapping[str, Dim]) -> np.ndarray:
         kind = buffer.type.bind(binding)

@@ -314,7 +314,7 @@ def _with_chunks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: 
     step = max(spec.streams, default=1) if fewest == 1 and panels > 4 else 1
     count = max(1, min(panels, round(wanted / cost)))
     count = -(-panels // -(-panels // count))  # as even as the number of chunks allows
-    return replace(spec, chunk_rows=rows, chunk_panels=-(-count // step) * step)
+    return replace(spec, chunk_rows=rows, chunk_panels=max(1, round(count / step)) * step)
 
 
 def _with_packed_chunks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: int) -> Contraction:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from strata.backends.llvm.archive import CpuArchive
-from strata.backends.llvm.arena import Arena, ArenaPool, address_of
+from strata.backends.llvm.arena import LINE, Arena, ArenaPool, address_of
 from strata.backends.llvm.calls import IS_DIRECT, Call
 from strata.backends.llvm.kernel_steps import loop_steps, product_arguments, unpacked_reads
 from strata.backends.llvm.kernels import (
@@ -104,6 +104,8 @@ class CpuExecutable:
         }
         self._prologue = [(at, s) for at, s in enumerate(lir.schedule) if s.phase == "prologue"]
         self._packed: list[_PackedWeight] = []
+        self._weight_bytes = 0  # of all of them
+        self._weights: Arena | None = None  # their memory, until all have been packed
         self._functions: dict[str, int] = {}
         self.segments = self._split()
         self._bound: OrderedDict[tuple[tuple[str, int], ...], _Bound] = OrderedDict()
@@ -154,8 +156,10 @@ class CpuExecutable:
         source = step.inputs[_input_index(step, product.factor)]
         is_fixed = self.lir.buffer(source).role in ("param", "constant", "weight")
         is_known = any(w.source == source and w.layout == product.layout for w in self._packed)
-        if is_fixed and not is_known and isinstance(product.packed_elements, int):
-            self._packed.append(_PackedWeight(source, product, product.layout))
+        size = product.packed_bytes
+        if is_fixed and not is_known and isinstance(size, int):
+            self._packed.append(_PackedWeight(source, product, product.layout, self._weight_bytes))
+            self._weight_bytes += -(-size // LINE) * LINE
 
     def _weight_region(self, source: str, product: Product) -> int | None:
         for i, weight in enumerate(self._packed):
@@ -410,8 +414,7 @@ class CpuExecutable:
             if weight.source != name:
                 continue
             product = weight.product
-            assert isinstance(product.packed_bytes, int)
-            store = Arena(product.packed_bytes)
+            store = self._store_for(weight)
             native = next(
                 k for k in self.kernels.values() if k.product is not None and k.product.layout == weight.layout
             )
@@ -426,6 +429,17 @@ class CpuExecutable:
             program = Program((step,), 2).bind({"pack": native.address("kernel_pack")})
             program.run(region_table([address_of(array), store.address]))
             weight.memory = store
+
+    def _store_for(self, weight: _PackedWeight) -> Arena:
+        """Memory for a packed weight: the first time a part of what all of them share, so that it is in huge pages."""
+        size = weight.product.packed_bytes
+        assert isinstance(size, int)
+        if weight.memory is not None:
+            return Arena(size)  # runs that are going on read the one before
+        whole = self._weights or Arena(self._weight_bytes)
+        others = any(w.memory is None for w in self._packed if w is not weight)
+        self._weights = whole if others else None  # its parts keep it from then on
+        return whole.part(weight.offset, size)
 
     # running
 
@@ -566,6 +580,7 @@ class _PackedWeight:
     source: str
     product: Product
     layout: str
+    offset: int  # in the memory that all share
     memory: Arena | None = None
 
 

@@ -77,6 +77,7 @@ class Driver:
         self.b_elements = f.mul(self.packed_k, f.round_down(f.add(self.n, spec.lanes - 1), spec.lanes))
         self.column_blocks = self._ceil(self.n, spec.panel_columns * spec.chunk_panels)
         self.row_blocks = self._ceil(self.m, spec.chunk_rows)
+        self.block_rows = self._block_rows()
         self.block_length, self.blocks = self._k_blocks()
 
     @property
@@ -116,12 +117,21 @@ class Driver:
         length = f.op(f"udiv i64 {f.sub(f.add(self.k, count), 1)}, {count}")
         return f.round_down(f.add(length, 7), 8), count  # k_block is a multiple of 8
 
+    def _block_rows(self) -> Value:
+        """Rows of a chunk: all blocks but the last have the same, and as many tiles as it takes to be nearly even."""
+        f, spec = self.f, self.spec
+        if spec.a_runs or spec.load_numbers:  # pixels: the caller has chosen how many
+            return spec.chunk_rows
+        count, height = f.smax(self.row_blocks, 1), spec.heights[0]
+        rows = f.op(f"udiv i64 {f.sub(f.add(self.m, count), 1)}, {count}")
+        return f.smin(f.mul(self._ceil(rows, height), height), spec.chunk_rows)
+
     def _decode(self, index: str) -> Chunk:
         f, spec, number = self.f, self.spec, self.number
         rest = f.op(f"udiv i64 {index}, {self.column_blocks}")
         column_block = f.sub(index, f.mul(rest, self.column_blocks))
         flat = f.op(f"udiv i64 {rest}, {self.row_blocks}")
-        row = f.mul(f.sub(rest, f.mul(flat, self.row_blocks)), spec.chunk_rows)
+        row = f.mul(f.sub(rest, f.mul(flat, self.row_blocks)), self.block_rows)
         pointer = dict(self.pointer)
         types = {"a": memory_type(spec.a), "b": memory_type(spec.b), "out": memory_type(spec.out)}
         batch: list[Value] = []
@@ -137,7 +147,7 @@ class Driver:
         whole = f.op(f"udiv i64 {self.n}, {spec.panel_columns}")
         left = f.sub(self.n, f.mul(whole, spec.panel_columns))
         has_tail = f.compare("sgt", "i64", end, whole)
-        rows = f.smin(f.sub(self.m, row), spec.chunk_rows)
+        rows = f.smin(f.sub(self.m, row), self.block_rows)
         return Chunk(
             a=f.address(types["a"], pointer["a"], f.mul(row, number["a_row"])),
             b=pointer["b"],

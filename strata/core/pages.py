@@ -1,0 +1,35 @@
+"""Memory in pages of its own: huge ones where the system has them, and never shared with a forked child."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+import numpy as np
+
+HUGE_PAGE = 2 << 20
+
+
+def new_pages(size: int) -> np.ndarray:
+    """So many bytes, all 0, given back with the last array over them.
+
+    What is as long as a huge page starts where one can. The end that does not fill one stays in small pages: a huge
+    page would take all of its memory.
+    """
+    spare = HUGE_PAGE if size >= HUGE_PAGE else 0
+    memory = _private(size + spare)
+    raw = np.frombuffer(memory, np.uint8)
+    if not spare:
+        return raw[:size]
+    start = -int(raw.__array_interface__["data"][0]) % HUGE_PAGE
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without them
+            memory.madvise(mmap.MADV_HUGEPAGE, start, size // HUGE_PAGE * HUGE_PAGE)
+    return raw[start : start + size]
+
+
+def _private(size: int) -> mmap.mmap:
+    """Python maps memory as shared unless told otherwise: a child could write into it, and it has no huge pages."""
+    if hasattr(mmap, "MAP_PRIVATE") and hasattr(mmap, "MAP_ANONYMOUS"):
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return mmap.mmap(-1, size)

@@ -1,0 +1,58 @@
+"""Memory in pages of its own."""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+
+import strata as st
+from strata.core import HUGE_PAGE, new_pages
+
+
+def _address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+@pytest.mark.parametrize("size", [1, 4096, 100_000, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 1, 5 * HUGE_PAGE + 12_345])
+def test_bytes_are_there_and_large_ones_start_at_a_huge_page(size: int) -> None:
+    made = new_pages(size)
+    assert made.shape == (size,)
+    assert not made.any()
+    made[:] = 7
+    assert _address(made) % (HUGE_PAGE if size >= HUGE_PAGE else 4096) == 0
+
+
+def _huge_bytes() -> int:
+    with open("/proc/self/smaps_rollup", encoding="ascii") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith("AnonHugePages"))
+
+
+def _has_huge_pages() -> bool:
+    try:
+        with open("/sys/kernel/mm/transparent_hugepage/enabled", encoding="ascii") as file:
+            return "[never]" not in file.read()
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not _has_huge_pages(), reason="the system gives no huge pages")
+def test_large_memory_is_in_huge_pages() -> None:
+    before = _huge_bytes()
+    made = new_pages(8 * HUGE_PAGE + 4096)
+    made[:] = 1
+    assert _huge_bytes() - before >= HUGE_PAGE  # as many as the system has free
+    assert _huge_bytes() - before <= 8 * HUGE_PAGE
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_child_does_not_write_into_its_parents_results() -> None:
+    x = np.ones((1024, 1024), "f")
+    result = st.jit(lambda x: x + 1.0)(x).data()
+    child = os.fork()
+    if child == 0:
+        result[:] = 9
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (result == 2).all()
