@@ -13,6 +13,8 @@ Loops are numbered in the order in which a nest prints them. A schedule is a tup
     stage 3                  loop 3 keeps values that later loops over its axis need again in a row buffer
     nontemporal out          stores to `out` bypass the caches
     prefetch x along 1       loop 1 asks for the elements of `x` that come a block later, along several streams at once
+    prefetch x along 2 ahead 1024
+                             loop 2 asks for the elements of `x` that are 1024 further on: those of the next row
 """
 
 from __future__ import annotations
@@ -97,9 +99,10 @@ class NonTemporal:
 class Prefetch:
     buffer: str
     loop: int
+    ahead: int = 0  # elements; 0: a block of memory, in streams
 
     def __str__(self) -> str:
-        return f"prefetch {self.buffer} along {self.loop}"
+        return f"prefetch {self.buffer} along {self.loop}" + (f" ahead {self.ahead}" if self.ahead else "")
 
 
 Action = Parallel | Vectorise | Tile | Exchange | Stage | NonTemporal | Prefetch
@@ -131,8 +134,10 @@ class Schedule:
     def is_nontemporal(self, buffer: str) -> bool:
         return any(isinstance(a, NonTemporal) and a.buffer == buffer for a in self.actions)
 
-    def prefetches(self, buffer: str, loop: int) -> bool:
-        return Prefetch(buffer, loop) in self.actions
+    def prefetch(self, buffer: str, loop: int) -> Prefetch | None:
+        """What a loop asks for ahead of a load from a buffer."""
+        asked = [a for a in self.actions if isinstance(a, Prefetch) and a.buffer == buffer and a.loop == loop]
+        return asked[0] if asked else None
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.actions))
@@ -148,7 +153,10 @@ _ACTIONS = (
     (re.compile(r"exchange (\d+) by (\d+)\Z"), lambda m: Exchange(int(m[1]), int(m[2]))),
     (re.compile(r"stage (\d+)\Z"), lambda m: Stage(int(m[1]))),
     (re.compile(r"nontemporal (\w+)\Z"), lambda m: NonTemporal(m[1])),
-    (re.compile(r"prefetch (\w+) along (\d+)\Z"), lambda m: Prefetch(m[1], int(m[2]))),
+    (
+        re.compile(r"prefetch (\w+) along (\d+)(?: ahead (\d+))?\Z"),
+        lambda m: Prefetch(m[1], int(m[2]), int(m[3] or 0)),
+    ),
 )
 
 

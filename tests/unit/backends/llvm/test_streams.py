@@ -29,8 +29,8 @@ def test_text_of_the_actions() -> None:
     assert str(schedule) == text
     assert schedule.exchanged(1) == 8
     assert schedule.exchanged(0) == 0
-    assert schedule.prefetches("in0", 1)
-    assert not schedule.prefetches("in0", 0)
+    assert schedule.prefetch("in0", 1) == Prefetch("in0", 1)
+    assert schedule.prefetch("in0", 0) is None
 
 
 def test_large_results_go_past_the_caches_and_small_ones_do_not() -> None:
