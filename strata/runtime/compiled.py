@@ -19,7 +19,7 @@ from strata.lir import Lir, SizeCheck, size_checks
 from strata.mir import Graph, infer_binding, leaf_name, near
 from strata.runtime.arrays import USABLE, StoredArray, check_output, read_array
 from strata.runtime.extent import Extents
-from strata.runtime.memory import RESULTS, SMALL, MemoryReport
+from strata.runtime.memory import RESULTS, MemoryReport
 from strata.runtime.observe import OBSERVERS, run_observed
 from strata.runtime.options import CompileOptions
 from strata.runtime.state import State
@@ -419,8 +419,7 @@ def _makers(kinds: Iterable[Any]) -> tuple[tuple[Callable[..., np.ndarray], tupl
     made = []
     for kind in kinds:
         shape, dtype = kind.static_shape, kind.dtype.np
-        is_small = dtype.itemsize * int(np.prod(shape, dtype=np.int64)) < SMALL
-        made.append((np.empty if is_small else RESULTS.empty, shape, dtype))
+        made.append((RESULTS.maker(shape, dtype), shape, dtype))
     return tuple(made)
 
 

@@ -6,7 +6,11 @@ its time in page faults. So large results are laid over recycled blocks, huge pa
 
 from __future__ import annotations
 
+import ctypes
+import math
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +31,8 @@ class BlockPool:
         self._free: dict[int, list[Block]] = {}
         self._held = 0
         self._keep = keep
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an array may end while it is held
+        self._kinds: dict[int, Any] = {}  # of leases, by size class
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         """An array with arbitrary contents."""
@@ -36,8 +41,22 @@ class BlockPool:
             count *= d
         if count < SMALL:
             return np.empty(shape, dtype)
-        size = size_class(count)
-        return np.asarray(_Lease(self, self._take(size), size, count)).view(dtype).reshape(shape)
+        return self._lease(size_class(count), shape, dtype)
+
+    def maker(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Callable[..., np.ndarray]:
+        """What `empty` does for arrays of this size, without working out the size again."""
+        count = dtype.itemsize * math.prod(shape)
+        return np.empty if count < SMALL else partial(self._lease, size_class(count))
+
+    def _lease(self, size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """An array over a block. Of all ways to say what its memory belongs to, this one takes the least time."""
+        kind = self._kinds.get(size)
+        if kind is None:
+            kind = self._kinds[size] = _lease_of(self, size)
+        block = self._take(size)
+        base = kind.from_address(block.address)
+        base.block = block
+        return np.ndarray(shape, dtype, base)
 
     def _take(self, size: int) -> Block:
         with self._lock:
@@ -59,17 +78,13 @@ def size_class(count: int) -> int:
     return -(-count // step) * step
 
 
-class _Lease:
-    """The base of every array over a block: gives the block back when nothing refers to it any more."""
+def _lease_of(pool: BlockPool, size: int) -> Any:
+    """The type of what is the base of every array over a block: gives the block back when no array is left."""
 
-    __slots__ = ("__array_interface__", "block", "pool", "size")
+    def end(lease: Any) -> None:
+        pool.give(lease.block, size)
 
-    def __init__(self, pool: BlockPool, block: Block, size: int, count: int) -> None:
-        self.pool, self.block, self.size = pool, block, size
-        self.__array_interface__ = {"shape": (count,), "typestr": "|u1", "data": (block.address, False), "version": 3}
-
-    def __del__(self) -> None:
-        self.pool.give(self.block, self.size)
+    return type("Lease", (ctypes.c_char * size,), {"__del__": end})
 
 
 class Block:

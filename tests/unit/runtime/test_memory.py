@@ -1,5 +1,7 @@
 """Recycled result memory: a block comes back only when no array over it is left."""
 
+import gc
+
 import numpy as np
 
 from strata.runtime.memory import BlockPool, size_class
@@ -32,3 +34,20 @@ def test_kept_memory_is_bounded() -> None:
     arrays = [pool.empty((1 << 19,), np.dtype(np.uint8)) for _ in range(8)]
     del arrays
     assert pool._held <= 1 << 20
+
+
+def test_a_block_comes_back_from_a_cycle_and_from_other_holders() -> None:
+    pool = BlockPool()
+    holder: list[object] = [pool.empty((300, 300), np.dtype(np.float32))]
+    holder.append(holder)
+    del holder
+    gc.collect()
+    assert pool._held == size_class(300 * 300 * 4)
+    exported = memoryview(pool.maker((300, 300), np.dtype(np.float32))((300, 300), np.dtype(np.float32)))
+    assert pool._held == 0
+    del exported
+    assert pool._held == size_class(300 * 300 * 4)
+
+
+def test_small_results_are_left_to_numpy() -> None:
+    assert BlockPool().maker((10, 10), np.dtype(np.float32)) is np.empty
