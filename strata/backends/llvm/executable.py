@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from strata.backends.llvm.archive import CpuArchive
-from strata.backends.llvm.arena import LINE, Arena, ArenaPool, address_of
+from strata.backends.llvm.arena import Arena, ArenaPool, address_of
 from strata.backends.llvm.calls import IS_DIRECT, Call
 from strata.backends.llvm.kernel_steps import loop_steps, product_arguments, unpacked_reads
 from strata.backends.llvm.kernels import (
@@ -26,8 +26,9 @@ from strata.backends.llvm.kernels import (
 from strata.backends.llvm.observed import Tell, run_observed
 from strata.backends.llvm.open_program import FIXED_ARENA, OpenProgram
 from strata.backends.llvm.overrides import native_op, reads_views, runs_whole, takes_composition
+from strata.backends.llvm.packed import PackedWeights
 from strata.backends.llvm.pool import default_pool
-from strata.backends.llvm.program import Argument, BoundProgram, Program, region_table
+from strata.backends.llvm.program import Argument, BoundProgram, Program
 from strata.backends.llvm.program import Step as ProgramStep
 from strata.backends.llvm.status import WORDS, failure
 from strata.backends.llvm.usage import Product
@@ -103,9 +104,7 @@ class CpuExecutable:
             b.name: lir.constants[b.key] for b in self._outside if b.role == "constant" and isinstance(b.key, int)
         }
         self._prologue = [(at, s) for at, s in enumerate(lir.schedule) if s.phase == "prologue"]
-        self._packed: list[_PackedWeight] = []
-        self._weight_bytes = 0  # of all of them
-        self._weights: Arena | None = None  # their memory, until all have been packed
+        self._packed = PackedWeights()
         self._functions: dict[str, int] = {}
         self.segments = self._split()
         self._bound: OrderedDict[tuple[tuple[str, int], ...], _Bound] = OrderedDict()
@@ -154,18 +153,12 @@ class CpuExecutable:
 
     def _note_weight(self, step: Step, product: Product) -> None:
         source = step.inputs[_input_index(step, product.factor)]
-        is_fixed = self.lir.buffer(source).role in ("param", "constant", "weight")
-        is_known = any(w.source == source and w.layout == product.layout for w in self._packed)
-        size = product.packed_bytes
-        if is_fixed and not is_known and isinstance(size, int):
-            self._packed.append(_PackedWeight(source, product, product.layout, self._weight_bytes))
-            self._weight_bytes += -(-size // LINE) * LINE
+        if self.lir.buffer(source).role in ("param", "constant", "weight"):
+            self._packed.note(source, product)
 
     def _weight_region(self, source: str, product: Product) -> int | None:
-        for i, weight in enumerate(self._packed):
-            if weight.source == source and weight.layout == product.layout:
-                return 1 + len(self._outside) + i
-        return None
+        at = self._packed.place(source, product)
+        return None if at is None else 1 + len(self._outside) + at
 
     def packed_region(self, step: Step, product: Product) -> int | None:
         """Where the packed form of a product's second factor is; None where each run packs it."""
@@ -211,7 +204,7 @@ class CpuExecutable:
     @property
     def packed_bytes(self) -> int:
         """Of weights in the order that kernels read them."""
-        return sum(w.memory.size for w in self._packed if w.memory is not None)
+        return self._packed.held_bytes
 
     @property
     def host_steps(self) -> list[str]:
@@ -388,7 +381,7 @@ class CpuExecutable:
         step = self.lir.schedule[at]
         arrays = dict(zip((*step.inputs, *step.outputs), (*inputs, *outputs), strict=True))
         keep: list[Any] = []
-        weights, self._packed = self._packed, []
+        weights, self._packed = self._packed, PackedWeights()
         try:
             regions = self._context + 3
             steps, size = self._steps_at(at, self._placed({}), Argument(0, 0), {}, keep)
@@ -411,35 +404,10 @@ class CpuExecutable:
 
     def _pack_for(self, name: str, array: np.ndarray) -> None:
         for weight in self._packed:
-            if weight.source != name:
-                continue
-            product = weight.product
-            store = self._store_for(weight)
-            native = next(
-                k for k in self.kernels.values() if k.product is not None and k.product.layout == weight.layout
-            )
-            arguments = product_arguments(
-                product.pack_arguments,
-                lambda _: Argument(0, 0),
-                {product.factor: name},
-                Argument(1, 0),
-                product,
-            )
-            step = ProgramStep("pack", arguments, product.pack_points, 1)
-            program = Program((step,), 2).bind({"pack": native.address("kernel_pack")})
-            program.run(region_table([address_of(array), store.address]))
-            weight.memory = store
-
-    def _store_for(self, weight: _PackedWeight) -> Arena:
-        """Memory for a packed weight: the first time a part of what all of them share, so that it is in huge pages."""
-        size = weight.product.packed_bytes
-        assert isinstance(size, int)
-        if weight.memory is not None:
-            return Arena(size)  # runs that are going on read the one before
-        whole = self._weights or Arena(self._weight_bytes)
-        others = any(w.memory is None for w in self._packed if w is not weight)
-        self._weights = whole if others else None  # its parts keep it from then on
-        return whole.part(weight.offset, size)
+            if weight.source == name:
+                made = self.kernels.values()
+                alike = (k for k in made if k.product is not None and k.product.layout == weight.layout)
+                self._packed.pack(weight, array, next(alike).address("kernel_pack"))
 
     # running
 
@@ -573,15 +541,6 @@ class CpuExecutable:
 class _Segment:
     steps: tuple[int, ...]
     host: Step | None
-
-
-@dataclass
-class _PackedWeight:
-    source: str
-    product: Product
-    layout: str
-    offset: int  # in the memory that all share
-    memory: Arena | None = None
 
 
 @dataclass(frozen=True)
