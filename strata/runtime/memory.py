@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from strata.backends import Executable
-from strata.core import bounds, new_pages
+from strata.core import HUGE_PAGE, bounds, new_pages
 from strata.errors import SymbolError
 from strata.lir import Lir, memory_report
 
 SMALL = 32 << 10  # bytes below which NumPy's own allocator is as good
 KEEP = 512 << 20  # bytes of free blocks kept in all
+NEIGHBOURS = 256 << 10  # bytes from which blocks lie side by side, up to a huge page
+REGION = 8 << 20  # bytes that they share
 
 
 class BlockPool:
@@ -33,6 +35,7 @@ class BlockPool:
         self._keep = keep
         self._lock = threading.RLock()  # an array may end while it is held
         self._kinds: dict[int, Any] = {}  # of leases, by size class
+        self._region = new_pages(1)[:0]  # what is left of memory that blocks share
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         """An array with arbitrary contents."""
@@ -64,7 +67,17 @@ class BlockPool:
             if blocks:
                 self._held -= size
                 return blocks.pop()
-        return Block(size)
+        return self._new(size)
+
+    def _new(self, size: int) -> Block:
+        """A block of its own, or, where that is too short for a huge page, next to others in one."""
+        if not NEIGHBOURS <= size < HUGE_PAGE:
+            return Block(new_pages(size))
+        with self._lock:
+            if len(self._region) < size:
+                self._region = new_pages(REGION)
+            memory, self._region = self._region[:size], self._region[size:]
+        return Block(memory)
 
     def give(self, block: Block, size: int) -> None:
         with self._lock:
@@ -88,13 +101,13 @@ def _lease_of(pool: BlockPool, size: int) -> Any:
 
 
 class Block:
-    """Mapped memory and where it is."""
+    """Memory and where it is."""
 
     __slots__ = ("address", "memory")
 
-    def __init__(self, size: int) -> None:
-        self.memory = new_pages(size)
-        self.address = self.memory.__array_interface__["data"][0]
+    def __init__(self, memory: np.ndarray) -> None:
+        self.memory = memory
+        self.address = memory.__array_interface__["data"][0]
 
 
 RESULTS = BlockPool()

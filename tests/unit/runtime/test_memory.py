@@ -51,3 +51,20 @@ def test_a_block_comes_back_from_a_cycle_and_from_other_holders() -> None:
 
 def test_small_results_are_left_to_numpy() -> None:
     assert BlockPool().maker((10, 10), np.dtype(np.float32)) is np.empty
+
+
+def test_blocks_side_by_side_do_not_overlap() -> None:
+    """Blocks that are shorter than a huge page share one: each has its own bytes, and comes back by itself."""
+    pool = BlockPool()
+    sizes = [300_000, 1_000_000, 262_144, 2_000_000, 1_700_000, 40_000, 3_000_000] * 4
+    arrays = [pool.empty((n,), np.dtype(np.uint8)) for n in sizes]
+    for i, a in enumerate(arrays):
+        a[:] = i
+    assert all((a == i).all() for i, a in enumerate(arrays))
+    assert all(a.__array_interface__["data"][0] % 4096 == 0 for a in arrays)
+    place = arrays[4].__array_interface__["data"][0]
+    arrays[4] = arrays[11] = arrays[0]
+    again = pool.empty((1_700_000,), np.dtype(np.uint8))
+    again[:] = 99
+    assert again.__array_interface__["data"][0] == place or again.__array_interface__["data"][0] % 4096 == 0
+    assert all((a == i).all() for i, a in enumerate(arrays) if i not in (4, 11))
