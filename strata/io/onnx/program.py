@@ -168,15 +168,15 @@ class Program:
         """Whether tensors were read from other files: the model's own bytes then do not say all."""
         return bool(self._files)
 
-    def places(self, data: bytes) -> dict[str, int]:
-        """Where in the model's bytes the elements of initializers are, as far as they are found."""
-        found: dict[str, int] = {}
-        end = 0
-        for proto in self.graph.initializer:
+    def places(self, data: bytes) -> dict[int, int]:
+        """Where in the model's bytes the elements of its tensors are, as far as they are found, by their hash."""
+        found: dict[int, int] = {}
+        end = 0  # tensors lie one behind the other: those of nodes, then initializers
+        for proto in (*_node_tensors(self.graph.node), *self.graph.initializer):
             if proto.HasField("raw_data") and (raw := proto.raw_data):
                 at = data.find(raw, end)
                 if at >= 0:
-                    found[proto.name], end = at, at + len(raw)
+                    found[hash(raw)], end = at, at + len(raw)
         return found
 
     def tensor(self, proto: Any) -> np.ndarray:
@@ -311,6 +311,10 @@ def walk(nodes: Any, depth: int = 0) -> Iterator[Any]:
                 yield from walk(attribute.g.node, depth + 1)
             for graph in attribute.graphs:
                 yield from walk(graph.node, depth + 1)
+
+
+def _node_tensors(nodes: Any) -> Iterator[Any]:
+    return (a.t for node in walk(nodes) for a in node.attribute if a.HasField("t"))
 
 
 def outer_names(graph: Any, depth: int = 0) -> set[str]:

@@ -95,16 +95,16 @@ def _read(key: str | None, read: Callable[[bytes], Any]) -> Any:
 
 
 def write_stored(
-    key: str, stored: StoredPlan, params: Mapping[str, np.ndarray], file: ModelFile, places: Mapping[str, int]
+    key: str, stored: StoredPlan, params: Mapping[str, np.ndarray], file: ModelFile, places: Mapping[int, int]
 ) -> dict[str, Array] | None:
     """Keep a plan. Its parameters, read from the file where they are in it; None where it is too large to be kept.
 
-    `places` says where the bytes of named tensors may be in the file.
+    `places` says where bytes with some hash may be in the file.
     """
     plan = stored.plan
     writer = _Writer()
     try:
-        rows = {name: writer.place_row(x, places.get(name), file) or writer.row(x) for name, x in params.items()}
+        rows = {name: writer.place_row(x, places, file) or writer.row(x) for name, x in params.items()}
         head = {
             "format": FORMAT,
             "is symbolic": stored.is_symbolic,
@@ -160,15 +160,14 @@ class _Writer:
         self.size += flat.size
         return ["here", kind, shape, self.size - flat.size]
 
-    def place_row(self, array: np.ndarray, at: int | None, file: ModelFile) -> list[Any] | None:
+    def place_row(self, array: np.ndarray, places: Mapping[int, int], file: ModelFile) -> list[Any] | None:
         """A row that points into the file, where the bytes are really there."""
-        if at is None or array.dtype.byteorder == ">":
+        data = np.ascontiguousarray(array).tobytes()
+        at = places.get(hash(data))
+        if at is None:
             return None
         row = ["file", NUMBER[array.dtype], list(array.shape), at]
-        there = np.asarray(_from_file(row, file))
-        same = there.view(np.uint8) if there.ndim else there
-        mine = np.ascontiguousarray(array)
-        return row if np.array_equal(same, mine.view(np.uint8) if mine.ndim else mine) else None
+        return row if np.asarray(_from_file(row, file)).tobytes() == data else None
 
     def template(self, item: Any) -> Any:
         if isinstance(item, list):
