@@ -3,8 +3,9 @@
 Names are loaded when they are first used, so that `import strata` costs next to nothing.
 """
 
-from importlib import import_module
 from typing import Any
+
+from strata.modules import imported
 
 __version__ = "0.1.0"
 
@@ -68,10 +69,10 @@ def __getattr__(name: str) -> Any:
     if name in _TABLE:
         module, attribute = _TABLE[name]
         if module == "strata.mir":
-            import_module("strata.ops")  # a graph without its ops is of no use
-        value = getattr(import_module(module), attribute)
+            imported("strata.ops")  # a graph without its ops is of no use
+        value = getattr(imported(module), attribute)
     elif name in _MODULES:
-        return import_module(f"strata.{name}")
+        return imported(f"strata.{name}")
     elif name.startswith("_"):
         raise AttributeError(name)
     else:
@@ -82,7 +83,7 @@ def __getattr__(name: str) -> Any:
 
 def _operation(name: str) -> Any:
     """A front-end function on tensors."""
-    tensors = import_module("strata.tensor")
+    tensors = imported("strata.tensor")
     try:
         return getattr(tensors, name)
     except AttributeError as error:
@@ -90,4 +91,4 @@ def _operation(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *dir(import_module("strata.tensor"))})
+    return sorted({*__all__, *dir(imported("strata.tensor"))})

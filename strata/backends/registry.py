@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 from typing import Any
 
 from strata.backends.base import Backend
 from strata.errors import DeviceError
 from strata.mir import near
+from strata.modules import imported
 
 _BUILT_IN = {
     "cpu": ("strata.backends.llvm.executable", "CpuBackend"),
@@ -48,6 +48,6 @@ def backend_for(name: str) -> Backend:
                 fix=_NEEDS.get(kind),
             )
         module, attribute = _BUILT_IN[kind]
-        backend: Any = getattr(importlib.import_module(module), attribute)()
+        backend: Any = getattr(imported(module), attribute)()
         _made[kind] = backend
         return backend

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import FrozenInstanceError, dataclass, fields, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 from weakref import WeakValueDictionary
@@ -63,7 +63,8 @@ class Op:
 
     def __init_subclass__(cls) -> None:
         """Every subclass is a frozen dataclass of its static parameters, so that families can share fields."""
-        dataclass(frozen=True, repr=False)(cls)
+        if _own_fields(cls):  # others inherit all that a dataclass has; to make it again takes most of an import
+            dataclass(frozen=True, repr=False)(cls)
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.static_fields().items())})"
@@ -181,6 +182,19 @@ class Op:
         changes = {name: _bind_field(value, binding) for name, value in self.static_fields().items()}
         changes = {name: v for name, v in changes.items() if v is not getattr(self, name)}
         return replace(self, **changes) if changes else self
+
+
+def _own_fields(cls: type) -> list[str]:
+    """Names that a class itself declares as fields."""
+    declared = inspect.get_annotations(cls)
+    return [name for name, kind in declared.items() if not str(kind).startswith(("ClassVar", "typing.ClassVar"))]
+
+
+def _refuse(self: Op, name: str, value: object = None) -> NoReturn:
+    raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+Op.__setattr__ = Op.__delattr__ = _refuse  # type: ignore[assignment, method-assign] # also where there is no field
 
 
 class UnaryOp(Op):

@@ -1,9 +1,33 @@
 """Model families built on the compiler: loading, tokenising, embedding, generating, reading images."""
 
-from strata.models.base import Model
-from strata.models.embed import Encoder
-from strata.models.generate import Decoder, State
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from strata.models.loading import load
-from strata.models.ocr import Line, TextReader
-from strata.models.sampling import Sampler
-from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer
+
+if TYPE_CHECKING:
+    from strata.models.base import Model
+    from strata.models.embed import Encoder
+    from strata.models.generate import Decoder, State
+    from strata.models.ocr import Line, TextReader
+    from strata.models.sampling import Sampler
+    from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer
+
+_PLACES = {
+    "Model": "base", "Encoder": "embed", "Decoder": "generate", "State": "generate", "Line": "ocr", "TextReader": "ocr",
+    "Sampler": "sampling", "Tokenizer": "tokenizer", "folder_tokenizer": "tokenizer", "gguf_tokenizer": "tokenizer",
+}  # fmt: skip
+__all__ = ["Decoder", "Encoder", "Line", "Model", "Sampler", "State", "TextReader", "Tokenizer", "folder_tokenizer",
+           "gguf_tokenizer", "load"]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """A file of weights needs one family: the others are not loaded."""
+    if name not in _PLACES:
+        raise AttributeError(f"strata.models has no name {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES})

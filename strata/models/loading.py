@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from strata.errors import FileError
-from strata.io import load_gguf
-from strata.models import decoder_config
-from strata.models.adapters import PREFIXES, Adapter, LowRank, apply_adapter, load_adapter, turned_rows
-from strata.models.bert import BertConfig
-from strata.models.embed import Encoder
-from strata.models.generate import Decoder
-from strata.models.gpt2 import Gpt2Config, Gpt2Graph
-from strata.models.llama import LlamaGraph, gguf_names, plain_names
-from strata.models.modernbert import ModernBertConfig
-from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer
-from strata.models.weights import Weights, folder_weights, read_json, without_prefix
-
-ENCODERS = ("bert", "distilbert", "modernbert")
+from strata.modules import imported
 
 
 def load(
@@ -33,82 +20,19 @@ def load(
     changes are merged into the weights; with `merge=False`, and where weights are quantised, they are kept apart.
     """
     place = Path(path)
-    changes = None if adapter is None else load_adapter(adapter)
     if place.is_dir():
-        return _load_folder(place, device, context, changes, merge)
+        return imported("strata.models.families").load_folder(place, device, context, _adapter(adapter), merge)
     if not place.exists():
         raise FileError(f"load: there is no file or folder {place}", code="F148")
     match place.suffix.lower():
         case ".onnx":
-            from strata.io import onnx
-
-            if changes is not None:
+            if adapter is not None:
                 raise FileError(f"load: {place.name} is an ONNX file, which takes no adapter", code="F148")
-            return onnx.load(place, device=device)
+            return imported("strata.io.onnx").load(place, device=device)
         case ".gguf":
-            return _load_gguf(place, device, context, changes, merge)
+            return imported("strata.models.families").load_gguf_model(place, device, context, _adapter(adapter), merge)
     raise FileError(f"load: {place.name} is none of .onnx, .gguf, or a folder with config.json", code="F148")
 
 
-def _decoder(
-    config: Any, weights: Weights, tokenizer: Callable[[], Tokenizer], device: str, context: int | None,
-    adapter: Adapter | None, merge: bool,
-) -> Decoder:  # fmt: skip
-    apart: Mapping[str, LowRank] = {}
-    if adapter is not None:
-        weights, apart = apply_adapter(weights, adapter, merge=merge)
-    make: Callable[..., Any] = Gpt2Graph if isinstance(config, Gpt2Config) else LlamaGraph
-
-    def build(length: int, *, every: bool, ragged: bool = False) -> Any:
-        graph = make(config, weights, length, every=every, ragged=ragged)
-        graph.changes = apart
-        return graph
-
-    return Decoder(config, build, tokenizer, device=device, context=context)
-
-
-def _load_gguf(path: Path, device: str, context: int | None, adapter: Adapter | None, merge: bool) -> Decoder:
-    file = load_gguf(path)
-    config = decoder_config.from_gguf(file.metadata, file)
-    weights = gguf_names(file.tensors, config)
-    if adapter is not None and config.interleaved:
-        adapter = turned_rows(adapter, {"q_proj": config.heads, "k_proj": config.kv_heads})
-    return _decoder(config, weights, lambda: gguf_tokenizer(file.metadata), device, context, adapter, merge)
-
-
-def _load_folder(folder: Path, device: str, context: int | None, adapter: Adapter | None, merge: bool) -> Any:
-    if not (folder / "config.json").exists():
-        raise FileError(f"load: {folder} has no config.json", code="F148")
-    settings = read_json(folder / "config.json")
-    family = settings.get("model_type")
-    weights: Weights = folder_weights(folder)
-    if family in ENCODERS:
-        if adapter is not None:
-            weights = apply_adapter(without_prefix(weights, PREFIXES), adapter, merge=True)[0]
-        return _load_encoder(folder, settings, weights, device)
-    if family in (*decoder_config.FAMILIES, "gpt2"):
-        gpt2 = family == "gpt2"
-        config = Gpt2Config.from_json(settings) if gpt2 else decoder_config.from_json(settings)
-        weights = without_prefix(weights, ("transformer.",)) if gpt2 else plain_names(weights)
-        return _decoder(config, weights, lambda: folder_tokenizer(folder), device, context, adapter, merge)
-    known = ", ".join((*ENCODERS, "gpt2", *decoder_config.FAMILIES))
-    raise FileError(f"load: models of the kind {family!r} are not known: {known}", code="F144")
-
-
-def _load_encoder(folder: Path, settings: dict[str, Any], weights: Any, device: str) -> Encoder:
-    labels = weights["classifier.weight"].shape[0] if "classifier.weight" in weights else 0
-    modern = settings.get("model_type") == "modernbert"
-    config = (ModernBertConfig if modern else BertConfig).from_json(settings, labels)
-    pooling, normalize, limit = "mean", True, None
-    if (folder / "1_Pooling" / "config.json").exists():
-        modes = read_json(folder / "1_Pooling" / "config.json")
-        keys = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "last": "lasttoken"}
-        pooling = next((k for k, v in keys.items() if modes.get(f"pooling_mode_{v}")), "mean")
-    if (folder / "modules.json").exists():
-        normalize = "Normalize" in (folder / "modules.json").read_text("utf-8")
-    if (folder / "sentence_bert_config.json").exists():
-        limit = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
-    return Encoder(
-        config, weights, lambda: folder_tokenizer(folder), pooling=pooling, normalize=normalize,
-        limit=limit if isinstance(limit, int) and limit > 0 else None, device=device,
-    )  # fmt: skip
+def _adapter(folder: str | os.PathLike[str] | None) -> Any:
+    return None if folder is None else imported("strata.models.adapters").load_adapter(folder)
