@@ -21,6 +21,7 @@ from strata.ops.logic import cast
 from strata.ops.movement import concat, dim_size, flip, moveaxis, narrow, pad_constant, reshape
 
 SCALES = ("one", "by_n", "ortho")
+SHORT = 1024  # real numbers whose bins come from half a transform
 
 
 def _factor(scale: str, n: int) -> float:
@@ -490,6 +491,16 @@ def psd(x: Operand) -> Value:
     return power / (cast(dim_size(n), power.dtype) if isinstance(n, SymExpr) else float(n))
 
 
+def _is_short(n: Dim) -> bool:
+    return isinstance(n, int) and 0 < n <= SHORT
+
+
+def _mirrored(bins: Value, n: Dim, axis: int) -> Value:
+    """All n bins of real numbers from the first half: those that are real are so exactly."""
+    count = floordiv(n - 1, 2)
+    return concat([bins, Conj()(flip(narrow(bins, axis, 1, count), axis))], axis) if count != 0 else bins
+
+
 @function()
 def onnx_dft(
     x: Operand, dft_length: Dim | None = None, axis: int = -2, inverse: bool = False, onesided: bool = False
@@ -517,6 +528,8 @@ def onnx_dft(
         if len(parts) == 2:
             raise ShapeError(f"onnx_dft: a one-sided transform needs real numbers, got {value.type}", code="S372")
         bins = rfft(parts[0], dft_length, at)
+    elif len(parts) == 1 and not inverse and _is_short(value.shape[at] if dft_length is None else dft_length):
+        bins = _mirrored(rfft(parts[0], dft_length, at), value.shape[at] if dft_length is None else dft_length, at)
     else:
         signal = MakeComplex()(*parts) if len(parts) == 2 else _as_complex(parts[0])
         bins = ifft(signal, dft_length, at) if inverse else fft(signal, dft_length, at)

@@ -15,7 +15,7 @@ from strata.backends import Executable
 from strata.config import config
 from strata.core import here
 from strata.errors import OptionError, UnknownNameError
-from strata.lir import Lir, SizeCheck, size_checks
+from strata.lir import Lir, SizeCheck, Spread, check_sizes, size_checks
 from strata.mir import Graph, infer_binding, leaf_name, near
 from strata.runtime.arrays import USABLE, StoredArray, check_output, read_array
 from strata.runtime.extent import Extents
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from strata.runtime.profile import Profile
 
 KEPT_SHAPES = 1024  # sets of input shapes whose sizes are remembered
+MOST_FORMS = 8  # other programs for calls where a symbol is 1 and broadcast
 
 
 class CompiledGraph:
@@ -47,10 +48,11 @@ class CompiledGraph:
         device: str = "cpu",
         replan: Callable[[], Lir] | None = None,
         checks: tuple[SizeCheck, ...] | None = None,
+        again: Callable[[Mapping[str, int]], CompiledGraph] | None = None,
     ) -> None:
         """`replan` makes the whole plan where `lir`, read from a cache, has only what running needs.
 
-        `checks` are those of the source, where they are known without it.
+        `checks` are those of the source, where they are known without it; `again` compiles it with symbols as numbers.
         """
         self.options, self.device = options, device
         self.source = source if source is not None else lir.graph
@@ -75,6 +77,8 @@ class CompiledGraph:
         self._is_special = False  # has state, or an active extent
         self._last: list[np.ndarray] = []  # what the last run with sizes gave; see Extents
         self._lock = RLock()
+        self._again = again
+        self._forms: dict[tuple[tuple[str, int], ...], CompiledGraph] = {}  # by symbols that are numbers in them
 
     # signature
 
@@ -136,6 +140,8 @@ class CompiledGraph:
             self._executable.set_param(name, array)
             self._param_values[name] = value if isinstance(value, StoredArray) else array
             self._missing.discard(name)
+            for form in self._forms.values():
+                form.set_param(name, array)
             if self._extents is not None:
                 self._extents.set_param(name, array)
 
@@ -155,7 +161,10 @@ class CompiledGraph:
             outputs = [make(shape, dtype) for make, shape, dtype in self._makers]
             binding: Mapping[str, int] = _NO_SIZES
         else:
-            binding, makers = self._sized(arrays)
+            try:
+                binding, makers = self._sized(arrays)
+            except Spread as spread:
+                return self._form(spread).run(given)
             outputs = self._last = [make(shape, dtype) for make, shape, dtype in makers]
         if OBSERVERS:
             run_observed(self, arrays, outputs, binding, self._threads())
@@ -173,7 +182,10 @@ class CompiledGraph:
         if not over or self._is_special:
             return self.run(feeds)
         arrays = self._arrays(feeds)
-        binding, makers = (_NO_SIZES, self._makers) if self._is_static else self._sized(arrays)
+        try:
+            binding, makers = (_NO_SIZES, self._makers) if self._is_static else self._sized(arrays)
+        except Spread as spread:
+            return self._form(spread).run_over(feeds, over)
         outputs = [over[i] if i in over else make(shape, dtype) for i, (make, shape, dtype) in enumerate(makers)]
         if OBSERVERS:
             run_observed(self, arrays, outputs, binding, self._threads())
@@ -186,7 +198,7 @@ class CompiledGraph:
         if self._is_special:
             with self._lock:
                 arrays = self._filled(feeds)
-                binding, makers = (_NO_SIZES, self._makers) if self._is_static else self._sized(arrays)
+                binding, makers = (_NO_SIZES, self._makers) if self._is_static else self.sized(arrays)
                 outputs = list(out)
                 self._check_outputs(outputs, binding, makers)
                 self._execute(arrays, outputs, binding)
@@ -195,7 +207,11 @@ class CompiledGraph:
             return
         arrays = self._arrays(feeds)
         outputs = list(out)
-        binding, makers = (_NO_SIZES, self._makers) if self._is_static else self._sized(arrays)
+        try:
+            binding, makers = (_NO_SIZES, self._makers) if self._is_static else self._sized(arrays)
+        except Spread as spread:
+            self._form(spread).run_into(feeds, out)
+            return
         if len(outputs) != len(makers):
             self._check_outputs(outputs, binding, makers)
         for array, (_, shape, dtype) in zip(outputs, makers):
@@ -282,20 +298,39 @@ class CompiledGraph:
             }
             if self._checks is None:
                 self._checks = size_checks(self.source)
-            for check in self._checks:
-                check.run(binding)
+            check_sizes(self._checks, binding)
             found = binding, _makers([t.bind(binding) for t in self._outputs])
             if len(self._sizes) >= KEPT_SHAPES:
                 self._sizes = {}
             self._sizes[key] = found
         return found
 
+    def sized(self, arrays: Sequence[np.ndarray]) -> tuple[dict[str, int], tuple[Any, ...]]:
+        """The same for runs that keep something between them, which only this program can."""
+        try:
+            return self._sized(arrays)
+        except Spread as spread:
+            raise spread.error from None
+
+    def _form(self, spread: Spread) -> CompiledGraph:
+        """The program where some symbols are numbers; there are few, and none where there is nothing to compile."""
+        key = tuple(sorted(spread.ones.items()))
+        with self._lock:
+            form = self._forms.get(key)
+            if form is None:
+                if self._again is None or len(self._forms) >= MOST_FORMS:
+                    raise spread.error from None
+                form = self._again(spread.ones)
+                form.set_params(self._param_values)
+                self._forms[key] = form
+        return form
+
     # state and extents
 
     def _run_specially(self, given: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
         with self._lock:
             arrays = self._filled(given)
-            binding, makers = (_NO_SIZES, self._makers) if self._is_static else self._sized(arrays)
+            binding, makers = (_NO_SIZES, self._makers) if self._is_static else self.sized(arrays)
             outputs = [make(shape, dtype) for make, shape, dtype in makers]
             if self._extents is not None and self._extents.active:
                 self._extents.keep_tails(outputs, self._last)

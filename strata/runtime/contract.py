@@ -121,7 +121,11 @@ class VariantGraph:
             if not is_full:
                 self._compile_later(key, binding)
             self.counters.interpreted += 1
-            return evaluate(self.graph, {**self._params, **given})
+            try:
+                return evaluate(self.graph, {**self._params, **given})
+            except ValueError:
+                self.graph.bind(binding)  # says which sizes differ, and where
+                raise
         if is_full and self.on_miss == "error":
             self.counters.refused += 1
             raise RunError(

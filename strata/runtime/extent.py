@@ -74,7 +74,7 @@ class Extents:
         sliced = [np.ascontiguousarray(self._front(a, t)) for a, t in zip(arrays, kinds, strict=True)]
         fronts = [self._front(a, t) for a, t in zip(outputs, program._outputs, strict=True)]
         written = [a if a.flags.c_contiguous else np.empty(a.shape, a.dtype) for a in fronts]
-        binding, _ = program._sized(sliced)
+        binding, _ = program.sized(sliced)
         program._run(sliced, written, binding, threads)
         for front, array in zip(fronts, written, strict=True):
             if front is not array:

@@ -49,7 +49,10 @@ class Session:
             with phase("code"):
                 executable = self.backend.compile(lir)
         replan = (lambda: pipeline.compile_graph(graph).lir) if is_stored else None
-        return CompiledGraph(lir, executable, chosen, source=source, device=self.device, replan=replan)
+        return CompiledGraph(
+            lir, executable, chosen, source=source, device=self.device, replan=replan,
+            again=lambda sizes: self.compile(source.bind(sizes), chosen),
+        )  # fmt: skip
 
     compile_with = compile_hir = compile_module = compile
 
@@ -69,7 +72,10 @@ class Session:
         def replan() -> Lir:
             return CompilePipeline(self.device, self.options).compile_graph(graph()).lir
 
-        return CompiledGraph(lir, executable, self.options, device=self.device, replan=replan, checks=checks)
+        return CompiledGraph(
+            lir, executable, self.options, device=self.device, replan=replan, checks=checks,
+            again=lambda sizes: self.compile(graph().bind(sizes)),
+        )  # fmt: skip
 
     def plan_options(self) -> str | None:
         """All beside the program that decides a plan; None where plans of this session are not kept."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 _RANDOM = "the expected numbers are draws of NumPy's global generator; the standard calls the case informational"
 _HALF = "two of 192 f16 numbers differ by 5e-4; ours are nearer to the f64 result than the expected ones"
 _HARNESS = "the suite's comparison fails on arrays without axes inside a sequence, for onnx's own evaluator too"
-_NYQUIST = "f32 FFT kernels leave 2e-6 where the imaginary part is exactly 0; the case allows 1e-7"
 
 EXPECTED_FAILURES: dict[str, str] = {
     "test_attention_4d_causal_fp16": _HALF,
@@ -19,12 +18,7 @@ EXPECTED_FAILURES: dict[str, str] = {
     "test_loop16_seq_none": _HARNESS,
 }
 
-# Fail on the compiled backend only; to be removed with their cause.
-KERNEL_FAILURES: dict[str, str] = dict.fromkeys(
-    [f"test_dft{form}{opset}" for form in ("", "_axis", "_rfft") for opset in ("", "_opset19")], _NYQUIST
-)
-
 
 def reason(name: str) -> str | None:
     """Why a case is expected to fail on the compiled backend; None where it must pass."""
-    return EXPECTED_FAILURES.get(name) or KERNEL_FAILURES.get(name)
+    return EXPECTED_FAILURES.get(name)

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("onnx", reason="the suite comes with the package onnx")
 
-from tests.conformance.onnx_expected import EXPECTED_FAILURES, KERNEL_FAILURES, reason
+from tests.conformance.onnx_expected import EXPECTED_FAILURES, reason
 from tests.conformance.onnx_suite import cases, run_case
 
 pytestmark = pytest.mark.slow
@@ -32,4 +32,4 @@ def test_case(name: str) -> None:
 
 
 def test_every_expected_failure_is_a_case() -> None:
-    assert set(EXPECTED_FAILURES) | set(KERNEL_FAILURES) <= set(cases())
+    assert set(EXPECTED_FAILURES) <= set(cases())

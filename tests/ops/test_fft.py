@@ -14,6 +14,7 @@ from strata import ops
 from strata.core import c64, f32, f64, sym
 from strata.errors import DTypeError, OptionError, ShapeError
 from strata.mir import Graph, Value, constant, evaluate, evaluate_values, pullback
+from strata.runtime import Session
 
 RNG = np.random.default_rng(5)
 NORMS = [None, "backward", "ortho", "forward"]
@@ -231,3 +232,22 @@ def test_mistakes() -> None:
         ops.stft(normal(8), 9, 1)
     with pytest.raises(ShapeError, match="is empty"):
         ops.fft(np.zeros((2, 0)))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 10, 16, 37, 100, 129])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_bins_of_real_numbers_that_are_real_are_so_exactly(n: int, axis: int, rng) -> None:
+    """As in NumPy: no imaginary part at frequency 0 and, of even lengths, at half the rate."""
+    shape = (n, 3) if axis == 0 else (3, n)
+    x = rng.standard_normal(shape).astype(np.float32) * 50
+    g = Graph("g")
+    given = g.input("x", (*shape, 1))
+    made = Session("cpu").compile(
+        g.outputs(ops.onnx_dft(given, None, axis), ops.onnx_dft(given, None, axis, onesided=True))
+    )
+    found = [y[..., 0] + 1j * y[..., 1] for y in made.run(x=x[..., None])]
+    for got, want in zip(found, (np.fft.fft(x, axis=axis), np.fft.rfft(x, axis=axis)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+        real = [0, n // 2] if n % 2 == 0 else [0]
+        if n <= 128:
+            assert not np.take(got, real, axis).imag.any()

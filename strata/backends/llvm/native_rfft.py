@@ -19,6 +19,8 @@ from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, Slot,
 from strata.core import Dim, DType, Target, TensorType, c64, c128
 from strata.mir import Node, Op
 
+SHORT = 128  # numbers of a sequence that is not worth a plan of its own, however few there are
+
 
 def _form(dtype: DType, target: Target) -> Transform:
     return Transform(dtype if dtype.is_complex else c128 if dtype.itemsize == 8 else c64, target)
@@ -265,13 +267,14 @@ def _length(op: Op, types: Sequence[TensorType]) -> Dim:
 
 
 def _in_one_go(op: Op, types: Sequence[TensorType], target: Target) -> bool:
-    """Whether the length suits, and enough rows are known, or nothing is known of them."""
+    """Whether the length suits, and enough rows are known, or nothing is known of them; short ones are no work."""
     n, form = _length(op, types), _form(types[0].dtype, target)
     if not isinstance(n, int) or n < 2 or max(factors_of(n)) > LARGEST_PRIME:
         return False
     rows = [d for d in types[0].shape[:-1] if isinstance(d, int)]
     is_known = len(rows) == len(types[0].shape) - 1
-    return n * form.plane_bytes <= target.l2_bytes and (not is_known or math.prod(rows) >= form.lanes)
+    enough = n <= SHORT or not is_known or math.prod(rows) >= form.lanes
+    return n * form.plane_bytes <= target.l2_bytes and enough
 
 
 @override("rfft", "irfft", instead_of_parts=_in_one_go)

@@ -121,7 +121,7 @@ def write_stored(
     code = b""
     if plan.compiled is not None:
         checks = size_checks(plan.compiled.source)
-        head["checks"] = [[c.op, str(c.left), str(c.right)] for c in checks]
+        head["checks"] = [[c.op, str(c.left), str(c.right), c.spreads] for c in checks]
         dims += [d for c in checks for d in (c.left, c.right)]
         code = write_plan(plan.compiled.lir) or b""
     if writer.size + len(code) > MOST_BYTES or any(g.test.__name__ not in COMPARISONS for g in plan.guards):
@@ -200,7 +200,8 @@ class _Reader:
         if not size:
             return None
         lir = read_plan(self._rest[:size], None, graph)
-        checks = [SizeCheck(str(op), self._dim(a), self._dim(b), None) for op, a, b in self.head["checks"]]
+        rows = self.head["checks"]
+        checks = [SizeCheck(str(op), self._dim(a), self._dim(b), None, spreads is True) for op, a, b, spreads in rows]
         compiled = session.compile_stored(lir, tuple(checks), graph)
         for name, row in self.head["params"].items():
             compiled.set_param(name, self._array(row))
