@@ -237,7 +237,7 @@ def test_summary_line():
     assert report.kernels == 3
     assert report.matmul_before == 3
     assert report.attention == 0
-    assert [p.name for p in report.passes][:2] == ["simplify", "fold"]
+    assert [p.name for p in report.passes][:3] == ["integer_products", "simplify", "fold"]
     with pytest.raises(AttributeError):
         _ = report.convolutions
 
@@ -361,7 +361,7 @@ def test_explain_names_cuts_and_lines():
     text = str(CompilePipeline("cpu").compile(g).explain())
     assert "exp → matmul: matmul reads it as a matrix   [test_pipeline.py" in text
     assert "h = ops.exp(x)" in text
-    assert "passes\n  simplify: 3 → 3 nodes" in text
+    assert "passes\n  integer_products: 3 → 3 nodes" in text
     assert "arena 64 bytes, lower bound 64" in text
 
 
