@@ -44,6 +44,7 @@ class Contraction:
     heights: tuple[int, ...] = (6, 4, 2, 1)
     vectors: int = 2
     tails: tuple[int, ...] = (1, 2)  # vectors that the last, narrower panel can have
+    b_rows: bool = False  # B is read where it lies, a row of columns for each k; otherwise it is packed
     a_packed: bool = False
     a_runs: int = 0  # runs of k in a row of A that are found through a table of addresses; 0: A is a matrix
     k_block: int = 0
@@ -69,6 +70,7 @@ class Contraction:
         assert not (self.a_runs and self.k_block)
         assert not (self.is_complex and self.epilogue)
         assert not self.is_pair or (self.epilogue and not self.waits_in_output and not self.a_runs)
+        assert not self.b_rows or not (self.is_pair or self.is_complex or self.streams or self.a_runs)
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -123,7 +125,8 @@ class Contraction:
     @property
     def numbers(self) -> tuple[str, ...]:
         batch = tuple(f"batch{axis}_{part}" for axis in range(self.batch_rank) for part in _BATCH)
-        return (*_NUMBERS, *batch, *self.load_numbers, *self.epilogue_numbers)
+        row = ("b_k",) if self.b_rows else ()
+        return (*_NUMBERS, *row, *batch, *self.load_numbers, *self.epilogue_numbers)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -171,6 +174,7 @@ class Contraction:
             f"contract {self.a} * {self.b} -> {self.accumulator} -> {self.out}",
             f"tile {_slashed(self.heights)} x {self.lanes}*{self.vectors} tails {_slashed(self.tails) or 'none'}",
             f"a {self.layout}" + (f" {self.a_runs} runs" if self.a_runs else ""),
+            *(["b rows"] if self.b_rows else []),
             f"k_block {self.k_block or 'all'}" + ("" if self.waits_in_output else " on stack"),
             f"chunk {self.chunk_rows} rows {self.chunk_panels} panels",
             f"batch_rank {self.batch_rank}",
@@ -218,6 +222,8 @@ SUMS_BYTES: Final = 96 << 10  # sums that wait on the stack
 CHUNK_SECONDS: Final = 12e-6  # the least work worth handing out
 PACK_SECONDS: Final = 0.15e-9  # to pack one element of A
 PACKED_ROWS: Final = 48  # rows of the smallest chunk that packs A
+ROWS_IN_PLACE: Final = 512  # rows up to which packing B is worth avoiding
+PANEL_IN_PLACE: Final = 256 << 10  # bytes of a panel that is read in place
 MOST_CHUNKS: Final = 64  # of a large product; more only repeat the reading of A
 FLOPS, BYTES = 100e9, 30e9  # one core's arithmetic and reading, per second; what matters are ratios
 
@@ -286,6 +292,17 @@ def plan_contraction(
         else max(1, SUMS_BYTES // (row_bytes * spec.panel_columns * spec.matrices))
     )
     return replace(spec, a_packed=True, k_block=block, streams=(), chunk_panels=min(spec.chunk_panels, panels))
+
+
+def may_stay_in_rows(spec: Contraction, m: int, n: int, k: int) -> bool:
+    """Whether a product is as fast with a B that is not packed, whose rows are contiguous.
+
+    Packing takes about as long as multiplying five rows. A panel of rows that lie apart comes from the second-level
+    cache, however often it is read; the last vector of a row must not reach beyond it.
+    """
+    plain = spec.b is spec.accumulator and spec.arithmetic.group == 1
+    whole = n % spec.lanes == 0 and not (spec.is_pair or spec.is_complex)
+    return plain and whole and m <= ROWS_IN_PLACE and k * spec.panel_columns * spec.b.itemsize <= PANEL_IN_PLACE
 
 
 def for_rows(spec: Contraction, m: int) -> Contraction:

@@ -40,6 +40,8 @@ def strides(array: Array) -> list[int]:
 
 def pack(spec: Contraction, b: Array, epilogue: Epilogue | None = None) -> Array:
     """B [batch…, k, n] as the kernel reads it; batches of stride 0 are packed once."""
+    if spec.b_rows:
+        return b
     source = as_dtype(b.dtype)
     panels = spec.panels(source)
     k, n = b.shape[-2:]
@@ -63,12 +65,13 @@ def argument_block(spec: Contraction, a: Array, packed: Array, b: Array, out: Ar
     values = dict(a=a.ctypes.data, b=packed.ctypes.data, out=out.ctypes.data, m=m, n=n, k=k)
     values["a_row"], values["a_k"] = strides(a)[-2:]
     values["out_row"], values["out_column"] = strides(out)[-2:]
+    values["b_k"] = strides(b)[-2]
     b_stride = spec.panels().size(n, k)
     for axis in reversed(range(rank)):
         values |= {
             f"batch{axis}_extent": out.shape[axis], f"batch{axis}_out": strides(out)[axis],
             f"batch{axis}_a": strides(a)[axis] if a.shape[axis] > 1 else 0,
-            f"batch{axis}_b": b_stride if b.shape[axis] > 1 else 0,
+            f"batch{axis}_b": 0 if b.shape[axis] == 1 else strides(b)[axis] if spec.b_rows else b_stride,
         }  # fmt: skip
         b_stride *= b.shape[axis]
     values |= operands

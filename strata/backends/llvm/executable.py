@@ -35,11 +35,12 @@ from strata.backends.llvm.usage import Product
 from strata.config import config
 from strata.core import Dim, Target, TensorType, available_threads, substitute
 from strata.errors import SymbolError
-from strata.lir import Lir, Placement, Step
+from strata.lir import Buffer, Lir, Placement, Step
 from strata.mir import Node, Op, run_op
 
 BOUND_LIMIT = 256  # sets of sizes that a program keeps its argument blocks for
 KEPT_CALLS = 4  # for as many callers at once as are likely
+KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay from run to run
 
 
 class CpuBackend:
@@ -91,7 +92,8 @@ class CpuExecutable:
             for at, step in enumerate(lir.schedule)
             if step.kernel is None and (made := native_op(step.nodes[0], target, step.views)) is not None
         }
-        sources = [kernel_source(k, target, steps[name]) for name, k in lir.kernels.items()]
+        kept = {s.name for s in lir.schedule if any(_is_kept_matrix(lir.buffer(x)) for x in s.inputs)}
+        sources = [kernel_source(k, target, steps[name], is_fresh=name not in kept) for name, k in lir.kernels.items()]
         pieces = native_pieces([*sources, *(op_source(op, target) for op in ops.values())], target)
         self.kernels = {name: as_kernel(p) for name, p in zip(lir.kernels, pieces, strict=False)}
         codes = [p.code for p in pieces[len(sources) :]]
@@ -153,7 +155,7 @@ class CpuExecutable:
 
     def _note_weight(self, step: Step, product: Product) -> None:
         source = step.inputs[_input_index(step, product.factor)]
-        if self.lir.buffer(source).role in ("param", "constant", "weight"):
+        if product.is_packed and self.lir.buffer(source).role in KEPT:
             self._packed.note(source, product)
 
     def _weight_region(self, source: str, product: Product) -> int | None:
@@ -181,12 +183,11 @@ class CpuExecutable:
             return steps
         product = native.product
         region = self._weight_region(buffers[product.factor], product)
-        packed = Argument(region, 0) if region is not None else workspace
-        assert packed is not None
+        packed = Argument(region, 0) if region is not None else workspace or Argument(0, 0)
         self._functions[step.name] = native.address("kernel")
-        self._functions[f"{step.name}_pack"] = native.address("kernel_pack")
         steps = []
-        if region is None:
+        if region is None and product.is_packed:
+            self._functions[f"{step.name}_pack"] = native.address("kernel_pack")
             slots = product_arguments(product.pack_arguments, place, buffers, packed, product)
             steps.append(ProgramStep(f"{step.name}_pack", slots, product.pack_points, 1))
         slots = product_arguments(product.arguments, place, buffers, packed, product)
@@ -561,6 +562,10 @@ class _Bound:
 def _check(table: Any, regions: int) -> None:
     if table[regions]:
         raise failure(table[regions : regions + WORDS])
+
+
+def _is_kept_matrix(buffer: Buffer) -> bool:
+    return buffer.role in KEPT and buffer.type.ndim > 1
 
 
 def _input_index(step: Step, kernel_buffer: str) -> int:

@@ -2,7 +2,8 @@
 
     void kernel(ptr args, i64 begin, i64 end)
 
-computes chunks [begin, end) of `spec.chunk_count(m, n, batch)`; `args` holds the slots of `spec.slots`. B is packed.
+computes chunks [begin, end) of `spec.chunk_count(m, n, batch)`; `args` holds the slots of `spec.slots`. B is packed,
+unless the spec says that it is read in rows.
 Chunks write disjoint parts of the output and share nothing, so any thread may run any of them.
 """
 
@@ -219,7 +220,7 @@ class Driver:
     def _micro(self, rows: int, vectors: int, streams: int = 1) -> Micro:
         spec = self.spec
         prefetch = spec.prefetch if rows == spec.heights[0] and streams == 1 and vectors == spec.vectors else 0
-        return Micro(self.arithmetic, spec.tile(rows, vectors, streams), spec.layout, prefetch)
+        return Micro(self.arithmetic, spec.tile(rows, vectors, streams), spec.layout, prefetch, spec.b_rows)
 
     def _pack_block(self, chunk: Chunk, block: Block) -> None:
         """A block of k of all rows: the tallest tiles together, the others one by one."""
@@ -247,6 +248,9 @@ class Driver:
 
     def _b_panel(self, chunk: Chunk, block: Block, panel: Value, columns: Value) -> str:
         f, spec = self.f, self.spec
+        if spec.b_rows:
+            place = f.add(f.mul(panel, spec.panel_columns), f.mul(block.start, self.number["b_k"]))
+            return f.address(memory_type(spec.b), chunk.b, place)
         offset = f.add(f.mul(f.mul(panel, spec.panel_columns), self.packed_k), f.mul(block.start, columns))
         return f.address(memory_type(spec.b), chunk.b, offset)
 
@@ -274,7 +278,8 @@ class Driver:
             a = self._a_tile(chunk, block, row)
             self._fetch_operands(block, out, height)
             for b_panel, c in self._each(b, sums):
-                call_micro(f, kernel, a, self.a_stride, b_panel, 0, c, stride, block.length, block.resume)
+                apart = number["b_k"] if spec.b_rows else 0
+                call_micro(f, kernel, a, self.a_stride, b_panel, apart, c, stride, block.length, block.resume)
             ready = is_tail if spec.stores_directly else "true"
             self._finish(chunk, block, ready, sums, stride, row, column, height, columns)
 

@@ -30,7 +30,7 @@ from strata.backends.llvm.usage import Loops, Product, Usage, read_usage
 from strata.cache import digest
 from strata.config import config
 from strata.core import Target, available_threads
-from strata.kernel import Kernel, show_kernel
+from strata.kernel import Kernel, Reduce, postorder, show_kernel
 from strata.lir import Step
 
 CODE_LIMIT = 2048  # pieces of code kept loaded in the process, least recently used dropped first
@@ -75,19 +75,19 @@ class Piece:
     usage: Usage | None
 
 
-def kernel_source(kernel: Kernel, target: Target, step: Step | None = None) -> Source:
-    """The source of the kernel of a step."""
+def kernel_source(kernel: Kernel, target: Target, step: Step | None = None, *, is_fresh: bool = False) -> Source:
+    """The source of the kernel of a step; fresh where none of the matrices that it reads stays from run to run."""
     anonymous = replace(kernel, name="kernel")
-    slides = "" if step is None or step.slides is None else f"slides {config().winograd}"
+    kind = "" if step is None or step.slides is None else f"slides {config().winograd}"
+    if is_fresh and any(isinstance(e, Reduce) for e in postorder(kernel.roots)):
+        kind += " fresh"
     text = cache(lambda: show_kernel(anonymous))
 
     def make() -> tuple[str, Module]:
-        usage, module = _emitted(anonymous, target, step)
+        usage, module = _emitted(anonymous, target, step, is_fresh)
         return usage.to_text(), module
 
-    return Source(
-        (anonymous, target.key, slides), lambda: code_key(f"kernel {slides}", text(), target), make, (), text()
-    )
+    return Source((anonymous, target.key, kind), lambda: code_key(f"kernel {kind}", text(), target), make, (), text())
 
 
 def op_source(op: NativeOp, target: Target) -> Source:
@@ -107,7 +107,7 @@ def op_source(op: NativeOp, target: Target) -> Source:
     )
 
 
-def _emitted(kernel: Kernel, target: Target, step: Step | None) -> tuple[Usage, Module]:
+def _emitted(kernel: Kernel, target: Target, step: Step | None, is_fresh: bool) -> tuple[Usage, Module]:
     """A kernel as a convolution, a product of matrices, or loops."""
     module = Module(target.triple)
     convolution = convolution_plan(kernel, target, step) if step is not None else None
@@ -115,7 +115,7 @@ def _emitted(kernel: Kernel, target: Target, step: Step | None) -> tuple[Usage, 
         emit_convolution_kernel(module, convolution)
         return Product.of(convolution), module
     found = find_contraction(kernel) if not kernel.schedule else None
-    matrix = plan_matrix(found, kernel.name, target) if found is not None else None
+    matrix = plan_matrix(found, kernel.name, target, is_fresh=is_fresh) if found is not None else None
     if matrix is not None:
         emit_matrix(module, matrix)
         return Product.of(matrix), module

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from strata.backends.llvm.builder import Module
-from strata.backends.llvm.contract import Contraction, plan_contraction
+from strata.backends.llvm.contract import Contraction, may_stay_in_rows, plan_contraction
 from strata.backends.llvm.emit import _Emitter
 from strata.backends.llvm.emit_values import Context
 from strata.backends.llvm.gemm import emit_contraction
@@ -176,8 +176,8 @@ class MatrixPlan:
         return f"{self.spec.panels(self.matrix.b.dtype).name} {self.pack_arguments()}"
 
     def packed_elements(self) -> Dim:
-        """Elements of B once packed, all batches that differ included."""
-        return self.panel_size() * self.pack_count()
+        """Elements of B once packed, all batches that differ included; 0 where it is read in place."""
+        return 0 if self.spec.b_rows else self.panel_size() * self.pack_count()
 
     def panel_size(self) -> Dim:
         panels = self.spec.panels(self.matrix.b.dtype)
@@ -232,6 +232,7 @@ class MatrixPlan:
         numbers: dict[str, Dim] = {
             "m": m.extent(m.rows), "n": m.extent(m.columns), "k": m.inner.extent, "a_row": m.a.stride(m.rows),
             "a_k": m.a.stride(m.inner), "out_row": m.out.stride(m.rows), "out_column": m.out.stride(m.columns),
+            "b_k": m.b.stride(m.inner),
         }  # fmt: skip
         packed_stride = self.panel_size()
         for i in reversed(range(len(m.batch))):
@@ -242,7 +243,7 @@ class MatrixPlan:
                 f"batch{i}_out": m.out.stride(axis),
             }
             moves = axis in m.b.strides
-            numbers[f"batch{i}_b"] = packed_stride if moves else 0
+            numbers[f"batch{i}_b"] = m.b.stride(axis) if spec.b_rows else packed_stride if moves else 0
             if moves:
                 packed_stride = packed_stride * axis.extent
         symbols = dict(zip(spec.epilogue_numbers, m.kernel.symbols(), strict=True))
@@ -251,7 +252,7 @@ class MatrixPlan:
             if slot in ("a", "out"):
                 slots.append(("buffer", (m.a if slot == "a" else m.out).place))
             elif slot == "b":
-                slots.append(("packed", ""))
+                slots.append(("buffer", m.b.place) if spec.b_rows else ("packed", ""))
             elif slot in spec.epilogue_pointers:
                 slots.append(("buffer", (slot.removeprefix("p_"), 0)))
             elif slot in symbols:
@@ -272,8 +273,11 @@ def ceil_div(value: Dim, unit: int) -> Dim:
     return (value + (unit - 1)) // unit
 
 
-def plan_matrix(matrix: MatrixKernel, name: str, target: Target) -> MatrixPlan | None:
-    """Choose the template's parameters for the sizes of a kernel, or for their upper bounds."""
+def plan_matrix(matrix: MatrixKernel, name: str, target: Target, *, is_fresh: bool = False) -> MatrixPlan | None:
+    """Choose the template's parameters for the sizes of a kernel, or for their upper bounds.
+
+    Where B is fresh in every run, packing it once for all runs is not an option, and it may be read in place.
+    """
     if matrix.a.dtype.is_complex or matrix.columns is None:
         return None
     m, n, k = (planned(matrix.extent(a)) for a in (matrix.rows, matrix.columns, matrix.inner))
@@ -303,6 +307,9 @@ def plan_matrix(matrix: MatrixKernel, name: str, target: Target) -> MatrixPlan |
         return None
     if not plain:
         spec = replace(spec, beside_output=_beside_output(matrix))
+    is_row = matrix.b.stride(matrix.columns) == 1 and isinstance(matrix.extent(matrix.columns), int)
+    if is_fresh and is_row and may_stay_in_rows(spec, m, n, k):
+        return MatrixPlan(matrix, replace(spec, b_rows=True, streams=()), name)
     plan = MatrixPlan(matrix, spec, name)
     return plan if plan.packs_in_one_go() else None
 
@@ -331,7 +338,8 @@ def emit_matrix(module: Module, plan: MatrixPlan) -> tuple[str, str]:
         None if value is plan.matrix.sums else lambda site, sums: _Epilogue(site, plan).finish(sums, plan.matrix.second)
     )
     emit_contraction(module, spec, epilogue, plan.name)
-    emit_pack_b(module, spec.panels(plan.matrix.b.dtype), plan.pack_name)
+    if not spec.b_rows:
+        emit_pack_b(module, spec.panels(plan.matrix.b.dtype), plan.pack_name)
     return plan.name, plan.pack_name
 
 

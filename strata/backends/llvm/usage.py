@@ -55,7 +55,7 @@ class Loops:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product or convolution: one function packs the second factor, or it is packed once; the other multiplies."""
+    """A product or convolution: one function packs the second factor, or it is packed once, or not; one multiplies."""
 
     factor: str  # the second one, as the kernel calls its buffer
     itemsize: int  # of its packed elements
@@ -68,13 +68,18 @@ class Product:
     symbols: tuple[Symbol, ...]
 
     @property
+    def is_packed(self) -> bool:
+        """Whether the second factor is read packed; otherwise it is read where it lies."""
+        return any(kind == "packed" for kind, _ in self.arguments)
+
+    @property
     def functions(self) -> tuple[str, ...]:
-        return ("kernel", "kernel_pack")
+        return ("kernel", "kernel_pack") if self.is_packed else ("kernel",)
 
     @property
     def packed_bytes(self) -> Dim:
         """Of the packed factor, with room for reads past its end."""
-        return self.packed_elements * self.itemsize + 256
+        return self.packed_elements * self.itemsize + 256 if self.is_packed else 0
 
     @staticmethod
     def of(plan: ProductPlan) -> Product:

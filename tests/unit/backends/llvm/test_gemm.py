@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import strata.ops as functions
-from strata.backends.llvm.contract import Contraction, plan_contraction
+from strata.backends.llvm.contract import Contraction, may_stay_in_rows, plan_contraction
 from strata.backends.llvm.contract_run import run, vector_type
 from strata.backends.llvm.gemm_arith import convert
 from strata.backends.llvm.gemm_finish import Site
@@ -18,7 +18,7 @@ from strata.backends.llvm.matrix import find_contraction
 from strata.core import DType, Target, bf16, c64, c128, f16, f32, f64, i8, i32, u8
 from strata.errors import DTypeError, ShapeError
 from strata.mir import Graph
-from strata.runtime import CompilePipeline
+from strata.runtime import CompilePipeline, Session
 
 ops: Any = functions
 SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 64, 100)
@@ -58,6 +58,66 @@ def test_code_for_exact_sizes_only() -> None:
     for m, n, k in itertools.product((1, 2, 7, 16, 33, 100, 128), (16, 48, 100, 384), (40,)):
         a, b = draw((m, k), f32), draw((k, n), f32, 1)
         check(run(plan_contraction(m, n, k, HOST, m_exact=True, n_exact=True), a, b), a, b, f32, f32)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+@pytest.mark.parametrize("a_unit_k", [True, False])
+def test_b_in_rows_gives_the_same_bits(target: Target, dtype: DType, a_unit_k: bool) -> None:
+    """Read where it lies, or packed: the products are summed in the same order."""
+    for m, n, k in itertools.product((1, 2, 7, 16, 33, 100), (16, 48, 96, 112, 400), (1, 40, 130)):
+        spec = plan_contraction(m, n, k, target, a=dtype, a_unit_k=a_unit_k, fewest_rows=1, n_exact=True)
+        spec = replace(spec, chunk_rows=24, chunk_panels=2, streams=())
+        assert may_stay_in_rows(spec, m, n, k)
+        a = draw((m, k), dtype) if a_unit_k else draw((k, m), dtype).T
+        wide = draw((k, n + 5), dtype, 1)
+        for b in (np.ascontiguousarray(wide[:, :n]), wide[:, 3 : n + 3]):
+            result = run(replace(spec, b_rows=True), a, b)
+            check(result, a, b, dtype, dtype)
+            assert (result == run(spec, a, b)).all()
+
+
+def test_b_in_rows_of_batches() -> None:
+    spec = plan_contraction(20, 64, 33, HOST, batch=6, batch_rank=2, fewest_rows=5, n_exact=True)
+    a, b = draw((2, 3, 20, 33), f32), draw((2, 3, 33, 64), f32, 1)
+    for factor in (b, b[:1], b[:, :1], b[:, ::-1]):
+        result = run(replace(spec, b_rows=True, streams=()), a, factor)
+        check(result, a, factor, f32, f32)
+
+
+def test_only_whole_vectors_of_short_products_stay_in_rows() -> None:
+    spec = plan_contraction(64, 96, 40, HOST)
+    assert may_stay_in_rows(spec, 64, 96, 40)
+    assert not may_stay_in_rows(spec, 64, 97, 40)  # the last vector would reach beyond the matrix
+    assert not may_stay_in_rows(spec, 4096, 96, 40)  # packing is small beside the product
+    assert not may_stay_in_rows(plan_contraction(64, 96, 40, HOST, a=bf16), 64, 96, 40)  # has to be converted
+
+
+@pytest.mark.parametrize("shape", [(1, 32, 20), (10, 512, 128), (128, 48, 10), (37, 100, 8), (5, 16, 0)])
+@pytest.mark.parametrize("form", ["plain", "transposed", "epilogue", "batches", "shared"])
+def test_factors_that_change_and_factors_that_stay(form: str, shape: tuple[int, int, int]) -> None:
+    """A second factor that is an input is read in place where it can be, a parameter is packed: equal bits."""
+    m, n, k = shape
+    results = []
+    for kind in ("input", "param"):
+        g = Graph("g")
+        lead = (3,) if form in ("batches", "shared") else ()
+        x = g.input("x", f32[(*lead, *((k, m) if form == "transposed" else (m, k)))])
+        make = g.input if kind == "input" else g.param
+        w = make("w", f32[(*(lead if form == "batches" else ()), k, n)])
+        y = (ops.swapaxes(x, -1, -2) if form == "transposed" else x) @ w
+        g.outputs(ops.relu(y + 1.0) * 2.0 if form == "epilogue" else y)
+        c = Session("cpu").compile(g)
+        given, weight = draw(x.type.static_shape, f32), draw(w.type.static_shape, f32, 1)
+        if kind == "param":
+            c.set_param("w", weight)
+        (found,) = c.run(x=given) if kind == "param" else c.run(x=given, w=weight)
+        left = np.swapaxes(given, -1, -2) if form == "transposed" else given
+        want = left.astype("f8") @ weight.astype("f8")
+        want = np.maximum(want + 1, 0) * 2 if form == "epilogue" else want
+        np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-3)
+        results.append(found)
+    assert (results[0] == results[1]).all()
 
 
 @pytest.mark.parametrize("sizes", [(7, 17, 5), (33, 100, 64), (64, 64, 64), (100, 33, 17), (1, 100, 33)])
