@@ -15,7 +15,7 @@ from typing import Final
 from strata.backends.llvm.gemm_arith import Arithmetic
 from strata.backends.llvm.gemm_micro import Layout, Tile
 from strata.backends.llvm.gemm_pack import Panels, TilePacker
-from strata.core import DType, Target, c64, c128, f32, f64
+from strata.core import Dim, DType, Target, c64, c128, dim_max, dim_min, f32, f64, known_le
 from strata.errors import ShapeError
 
 _POINTERS: Final = ("a", "b", "out")
@@ -51,6 +51,7 @@ class Contraction:
     waits_in_output: bool = True
     chunk_rows: int = 96
     chunk_panels: int = 8
+    is_open: bool = False  # the panels of a chunk are an argument
     streams: tuple[int, ...] = ()
     prefetch: int = 0
     batch_rank: int = 0
@@ -71,6 +72,7 @@ class Contraction:
         assert not (self.is_complex and self.epilogue)
         assert not self.is_pair or (self.epilogue and not self.waits_in_output and not self.a_runs)
         assert not self.b_rows or not (self.is_pair or self.is_complex or self.streams or self.a_runs)
+        assert not self.is_open or not (self.k_block or self.a_runs or self.is_complex)
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -126,7 +128,8 @@ class Contraction:
     def numbers(self) -> tuple[str, ...]:
         batch = tuple(f"batch{axis}_{part}" for axis in range(self.batch_rank) for part in _BATCH)
         row = ("b_k",) if self.b_rows else ()
-        return (*_NUMBERS, *row, *batch, *self.load_numbers, *self.epilogue_numbers)
+        chunks = ("chunk_panels",) if self.is_open else ()
+        return (*_NUMBERS, *row, *chunks, *batch, *self.load_numbers, *self.epilogue_numbers)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -136,8 +139,27 @@ class Contraction:
     def slot(self, name: str) -> int:
         return self.slots.index(name)
 
-    def chunk_count(self, m: int, n: int, batch: int = 1) -> int:
-        return batch * -(-m // self.chunk_rows) * -(-n * self.parts // (self.panel_columns * self.chunk_panels))
+    def panels_of_chunk(self, m: Dim, n: Dim, k: Dim, batch: Dim = 1) -> Dim:
+        """The panels of a chunk: for open sizes, by the rules of `_with_chunks`, in whole numbers."""
+        if not self.is_open:
+            return self.chunk_panels
+        panels = dim_max(ceil_div(n, self.panel_columns), 1)
+        row = 2 / FLOPS  # seconds for one element of B; reading it takes as long as so many rows
+        least = int(CHUNK_SECONDS / (row * self.panel_columns * self.matrices))
+        cost = dim_max(k, 1) * dim_max(dim_min(m, self.chunk_rows), round(self.b.itemsize / BYTES / row))
+        chunks = panels * batch * dim_max(ceil_div(m, self.chunk_rows), 1)
+        count = dim_max((2 * least + cost) // (2 * cost), (chunks + MOST_CHUNKS // 2) // MOST_CHUNKS)
+        count = dim_min(dim_max(count, 1), panels)
+        even = ceil_div(panels, ceil_div(panels, count))
+        # a single row is read as several panels at once
+        together = max(self.streams) if self.streams and not known_le(panels, 4) else 1
+        step = dim_max(dim_min((2 - m) * together, together), 1)
+        return dim_max((2 * even + step) // (2 * step), 1) * step
+
+    def chunk_count(self, m: Dim, n: Dim, batch: Dim = 1, k: Dim = 1) -> Dim:
+        """How many chunks there are; k matters for open sizes only."""
+        columns = self.panels_of_chunk(m, n, k, batch) * self.panel_columns
+        return batch * ceil_div(m, self.chunk_rows) * ceil_div(n * self.parts, columns)
 
     @property
     def matrices(self) -> int:
@@ -176,7 +198,7 @@ class Contraction:
             f"a {self.layout}" + (f" {self.a_runs} runs" if self.a_runs else ""),
             *(["b rows"] if self.b_rows else []),
             f"k_block {self.k_block or 'all'}" + ("" if self.waits_in_output else " on stack"),
-            f"chunk {self.chunk_rows} rows {self.chunk_panels} panels",
+            f"chunk {self.chunk_rows} rows {'open' if self.is_open else self.chunk_panels} panels",
             f"batch_rank {self.batch_rank}",
         ]
         parts += [f"streams {_slashed(self.streams)}"] if self.streams else []
@@ -188,6 +210,10 @@ class Contraction:
         parts += [f"epilogue({operands}) {{{self.epilogue}}}"] if self.epilogue else []
         parts += [f"ahead {', '.join(self.beside_output)}"] if self.beside_output else []
         return "; ".join(parts)
+
+
+def ceil_div(value: Dim, unit: Dim) -> Dim:
+    return (value + (unit - 1)) // unit
 
 
 def _slashed(numbers: tuple[int, ...]) -> str:
@@ -241,6 +267,7 @@ def plan_contraction(
     batch: int = 1,
     batch_rank: int = 0,
     fewest_rows: int | None = None,
+    is_open: bool = False,
     m_exact: bool = False,
     n_exact: bool = False,
     a_unit_k: bool = True,
@@ -253,7 +280,8 @@ def plan_contraction(
 ) -> Contraction:
     """Tiles, blocks and chunks for sizes, or for their upper bounds where they are symbolic.
 
-    `fewest_rows` is the least m to serve well (m itself unless given); `m_exact` and `n_exact` leave out code that
+    `fewest_rows` is the least m to serve well (m itself unless given); with `is_open`, chunks are cut when m is known,
+    where A can be read in place; `m_exact` and `n_exact` leave out code that
     other sizes would need; `a_unit_k` says that A's rows are contiguous in k; `in_place`, that an epilogue operand
     may share memory with the output; `is_pair`, that there are two B's.
     """
@@ -275,7 +303,12 @@ def plan_contraction(
     )  # fmt: skip
     spec = replace(spec, prefetch=PREFETCH_BYTES // (spec.panel_columns * spec.b.itemsize))
     choose = _with_chunks if a_unit_k else _with_packed_chunks
-    spec = choose(spec, m, n, k, batch, max(fewest, 1))
+    if is_open and a_unit_k and not is_complex:
+        spec = replace(
+            spec, is_open=True, chunk_rows=min(CHUNK_ROWS, -(-max(m, 1) // rule.heights[0]) * rule.heights[0])
+        )
+    else:
+        spec = choose(spec, m, n, k, batch, max(fewest, 1))
     if m_exact:
         spec = for_rows(spec, m)
     if n_exact:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterable
 from functools import cache
 
@@ -74,6 +75,8 @@ def argument_block(spec: Contraction, a: Array, packed: Array, b: Array, out: Ar
             f"batch{axis}_b": 0 if b.shape[axis] == 1 else strides(b)[axis] if spec.b_rows else b_stride,
         }  # fmt: skip
         b_stride *= b.shape[axis]
+    if spec.is_open:
+        values["chunk_panels"] = int(spec.panels_of_chunk(m, n, k, math.prod(out.shape[:rank])))
     values |= operands
     return np.array([values[name] for name in spec.slots], np.int64)
 
@@ -94,7 +97,7 @@ def run(
         out = np.full(shape, 77, spec.element(spec.out).np)
     packed = pack(spec, b, epilogue)
     block = argument_block(spec, a, packed, b, out, operands or {})
-    count = spec.chunk_count(a.shape[-2], b.shape[-1], int(np.prod(shape[:-2], dtype=np.int64)))
+    count = int(spec.chunk_count(a.shape[-2], b.shape[-1], math.prod(shape[:-2]), a.shape[-1]))
     ranges = [(i, min(i + split, count)) for i in range(0, count, split)]
     call(build(spec, as_dtype(b.dtype), epilogue), "gemm", block, reversed(ranges))
     return out

@@ -2,7 +2,7 @@
 
     void kernel(ptr args, i64 begin, i64 end)
 
-computes chunks [begin, end) of `spec.chunk_count(m, n, batch)`; `args` holds the slots of `spec.slots`. B is packed,
+computes chunks [begin, end) of `spec.chunk_count(m, n, batch, k)`; `args` holds the slots of `spec.slots`. B is packed,
 unless the spec says that it is read in rows.
 Chunks write disjoint parts of the output and share nothing, so any thread may run any of them.
 """
@@ -76,7 +76,8 @@ class Driver:
         group = self.arithmetic.group
         self.packed_k = f.round_down(f.add(self.k, group - 1), group)
         self.b_elements = f.mul(self.packed_k, f.round_down(f.add(self.n, spec.lanes - 1), spec.lanes))
-        self.column_blocks = self._ceil(self.n, spec.panel_columns * spec.chunk_panels)
+        self.chunk_panels: Value = self.number["chunk_panels"] if spec.is_open else spec.chunk_panels
+        self.column_blocks = self._ceil(self.n, f.mul(self.chunk_panels, spec.panel_columns))
         self.row_blocks = self._ceil(self.m, spec.chunk_rows)
         self.block_rows = self._block_rows()
         self.block_length, self.blocks = self._k_blocks()
@@ -106,8 +107,8 @@ class Driver:
     def _argument(self, name: str) -> str:
         return self.f.load("i64", self.f.address("i64", "%args", self.spec.slot(name)), 8)
 
-    def _ceil(self, value: Value, unit: int) -> Value:
-        return self.f.op(f"udiv i64 {self.f.add(value, unit - 1)}, {unit}")
+    def _ceil(self, value: Value, unit: Value) -> Value:
+        return self.f.op(f"udiv i64 {self.f.add(value, self.f.sub(unit, 1))}, {unit}")
 
     def _k_blocks(self) -> tuple[Value, Value]:
         """Blocks of k of nearly equal length; one block of no products when k is 0."""
@@ -143,8 +144,8 @@ class Driver:
             for operand, type_ in types.items():
                 offset = f.mul(batch[0], number[f"batch{axis}_{operand}"])
                 pointer[operand] = f.address(type_, pointer[operand], offset)
-        first = f.mul(column_block, spec.chunk_panels)
-        end = f.add(first, spec.chunk_panels)
+        first = f.mul(column_block, self.chunk_panels)
+        end = f.add(first, self.chunk_panels)
         whole = f.op(f"udiv i64 {self.n}, {spec.panel_columns}")
         left = f.sub(self.n, f.mul(whole, spec.panel_columns))
         has_tail = f.compare("sgt", "i64", end, whole)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from strata.backends.llvm.builder import Module
-from strata.backends.llvm.contract import Contraction, may_stay_in_rows, plan_contraction
+from strata.backends.llvm.contract import Contraction, ceil_div, may_stay_in_rows, plan_contraction
 from strata.backends.llvm.emit import _Emitter
 from strata.backends.llvm.emit_values import Context
 from strata.backends.llvm.gemm import emit_contraction
@@ -234,6 +234,8 @@ class MatrixPlan:
             "a_k": m.a.stride(m.inner), "out_row": m.out.stride(m.rows), "out_column": m.out.stride(m.columns),
             "b_k": m.b.stride(m.inner),
         }  # fmt: skip
+        if spec.is_open:
+            numbers["chunk_panels"] = spec.panels_of_chunk(*self._extents())
         packed_stride = self.panel_size()
         for i in reversed(range(len(m.batch))):
             axis = m.batch[i]
@@ -263,14 +265,13 @@ class MatrixPlan:
 
     def points(self) -> Dim:
         """Chunks of the product, as Contraction.chunk_count says."""
-        m, spec = self.matrix, self.spec
-        rows = ceil_div(m.extent(m.rows), spec.chunk_rows)
-        columns = ceil_div(m.extent(m.columns), spec.panel_columns * spec.chunk_panels)
-        return dim_prod([a.extent for a in m.batch]) * rows * columns
+        m, n, k, batch = self._extents()
+        return self.spec.chunk_count(m, n, batch, k)
 
-
-def ceil_div(value: Dim, unit: int) -> Dim:
-    return (value + (unit - 1)) // unit
+    def _extents(self) -> tuple[Dim, Dim, Dim, Dim]:
+        """Rows, columns, the inner extent and the batches."""
+        m = self.matrix
+        return m.extent(m.rows), m.extent(m.columns), m.inner.extent, dim_prod([a.extent for a in m.batch])
 
 
 def plan_matrix(matrix: MatrixKernel, name: str, target: Target, *, is_fresh: bool = False) -> MatrixPlan | None:
@@ -292,13 +293,14 @@ def plan_matrix(matrix: MatrixKernel, name: str, target: Target, *, is_fresh: bo
     in_place = any(
         b.type.size == out.type.size for b in others
     )  # the plan may let such an operand and the output share memory
+    m_exact = isinstance(matrix.extent(matrix.rows), int)
     try:
         spec = plan_contraction(
             m, n, k, target, a=matrix.a.dtype, b=matrix.b.dtype, out=matrix.out.dtype, accumulator=matrix.sums.dtype,
             batch=batch, batch_rank=len(matrix.batch), fewest_rows=bounds(matrix.extent(matrix.rows))[0] or 1,
             a_unit_k=matrix.a.stride(matrix.inner) == 1, unit_columns=matrix.out.stride(matrix.columns) == 1,
-            in_place=in_place, is_pair=matrix.second is not None,
-            m_exact=isinstance(matrix.extent(matrix.rows), int), n_exact=isinstance(matrix.extent(matrix.columns), int),
+            in_place=in_place, is_pair=matrix.second is not None, is_open=not m_exact, m_exact=m_exact,
+            n_exact=isinstance(matrix.extent(matrix.columns), int),
             epilogue="" if plain else repr(value),
             epilogue_pointers=() if plain else tuple(f"p_{b}" for b in loads),
             epilogue_numbers=tuple(f"size_{i}" for i in range(len(matrix.kernel.symbols()))),

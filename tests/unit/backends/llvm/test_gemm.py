@@ -156,6 +156,32 @@ def test_chunks_that_pack_a_are_wide_but_enough_for_all_threads() -> None:
         assert packed * 96 <= max(n, 96)
 
 
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize("dtype", [f32, f64, bf16, i8], ids=str)
+def test_chunks_that_are_cut_when_rows_are_known(dtype: DType, target: Target) -> None:
+    """One kernel for all numbers of rows: values, and the bits of kernels for each number of them."""
+    spec = plan_contraction(300, 130, 70, target, a=dtype, fewest_rows=1, is_open=True)
+    for m in (0, 1, 2, 3, 4, 5, 8, 17, 95, 96, 97, 100, 193, 300):
+        a, b = draw((m, 70), dtype), draw((70, 130), dtype, 1)
+        result = run(spec, a, b)
+        check(result, a, b, spec.out, spec.accumulator)
+        assert (result == run(plan_contraction(m, 130, 70, target, a=dtype), a, b)).all()
+    batches = plan_contraction(40, 50, 33, target, a=dtype, batch=6, batch_rank=2, fewest_rows=1, is_open=True)
+    a, b = draw((2, 3, 9, 33), dtype), draw((2, 1, 33, 50), dtype, 1)
+    check(run(batches, a, b), a, b, batches.out, batches.accumulator)
+
+
+def test_open_rows_make_as_many_chunks_as_exact_ones() -> None:
+    """Within a factor of two, where a panel more or less to a chunk makes one, for few and many rows, thin and wide."""
+    for n, k in itertools.product((64, 384, 1536, 4096, 32000), (64, 384, 1536, 4096)):
+        spec = plan_contraction(4096, n, k, HOST, fewest_rows=1, is_open=True)
+        for m, batch in itertools.product((1, 3, 4, 16, 40, 64, 100, 128, 512, 1000, 4096), (1, 12)):
+            exact = plan_contraction(m, n, k, HOST, batch=batch)
+            wanted, found = exact.chunk_count(m, n, batch), spec.chunk_count(m, n, batch, k)
+            assert wanted / 2 <= found <= 2 * wanted, (m, n, k, batch, wanted, found)
+            assert m > 1 or n < 5 * spec.panel_columns or spec.panels_of_chunk(m, n, k, batch) % 4 == 0
+
+
 def test_general_strides_and_scattered_output() -> None:
     a, b = draw((50, 160), f32)[::2, ::3], draw((108, 90), f32, 1)[::2, ::2]
     storage = np.full((90, 75), 5, np.float32)
