@@ -14,6 +14,7 @@ from strata.ops.branching import Cond, cond
 from strata.ops.conv import Conv
 from strata.ops.conv_filled import ConvFilled, ConvLastFilled
 from strata.ops.conv_last import (
+    ConvFirst,
     ConvLast,
     ConvLastBackwardWeight,
     to_first,

@@ -1,7 +1,7 @@
-"""Convolution with channels last, the layout in which its inner loops run along channels.
+"""Convolution in the order of axes that the layout pass chose for it, for backends that claim these ops.
 
-x[N, *sizes, C] with w[*kernel, C / groups, O] gives [N, *counts, O]; otherwise it is `conv`. Programs are written with
-`conv`; the layout pass makes this op for backends that claim it.
+Programs are written with `conv`. `conv_last` has channels last, so that its inner loops run along channels:
+x[N, *sizes, C] with w[*kernel, C / groups, O] gives [N, *counts, O]. `conv_first` is `conv` itself, to stay as it is.
 """
 
 from __future__ import annotations
@@ -128,6 +128,29 @@ class ConvLast(Op):
             case(f64[1, 7, 3], f64[2, 1, 3], groups=3, stride=(3,)), case(f16[1, 5, 2], f16[2, 2, 3], grad=False),
             case(i8[1, 5, 4], i8[3, 4, 2], padding=((1, 1),), grad=False),
             case(u8[1, 5, 5, 8], i8[3, 3, 4, 6], padding=pads, stride=(2, 1), groups=2, grad=False),
+        ]  # fmt: skip
+
+
+@op("conv_first")
+class ConvFirst(Conv):
+    """conv, where nothing around it has channels last: its inner loops run along the pixels of a line."""
+
+    dtypes = "float"
+    slides: ClassVar[bool] = True
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        def case(x: TensorType, w: TensorType, **fields: Any) -> Sample:
+            plain = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}
+            return Sample(x, w, **(plain | {"input_dilation": (1, 1)} | fields))
+
+        same = ((1, 1), (1, 1))
+        return [
+            case(f32[2, 3, 5, 6], f32[4, 3, 3, 2], stride=(2, 1), padding=((1, 0), (2, 1)), dilation=(1, 2)),
+            case(f32[1, 5, 4, 9], f32[5, 1, 3, 3], padding=same, groups=5),
+            case(f32[2, 4, 7, 7], f32[4, 1, 3, 3], padding=same, groups=4, stride=(2, 2)),
+            case(f32[1, 1, 4, 4], f32[9, 1, 3, 3], padding=same, stride=(1, 2)),
+            case(f64[1, 2, 4, 3], f64[3, 2, 2, 2]), case(f32[0, 1, 5, 5], f32[2, 1, 2, 2]),
         ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 Every value keeps the form it was made in; the other form is made where a reader asks for it. A convolution reads and
 gives channels last; ops that do not care about the order of axes (element-wise ops, pools, concatenation, slices,
 padding, reductions, resizing) follow their inputs. Weights are transposed where they are parameters: once. Compositions
-that hide such ops are taken apart first.
+that hide such ops are taken apart first. A convolution that is alone stays as it is where that is faster.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from strata.core import Dim, dim_prod, i8, u8
+from strata.core import Dim, dim_prod, f32, i8, u8
 from strata.mir import Graph, Node, Value, as_tuple, origin_of, toposort
 from strata.ops import (
+    ConvFirst,
     ConvLast,
     ConvLastBackwardWeight,
     ConvLastFilled,
@@ -35,6 +36,9 @@ KEPT = "conv_backward_weight+pool_prod+pool_sum+resize_axis+resize_nearest_2x"
 MOST_TAPS = 128  # kernels with more are gradients of weights, or filters: another algorithm's business
 FEWEST_OUTPUTS = 4  # of a group: below, most lanes of a vector along channels would be idle
 MANY_CHANNELS = 8  # of which even one output is worth it
+FEW_CHANNELS = 4  # of which all taps of some pixels are gathered into a panel
+MOST_GATHERED = 256  # products of a sum of such a convolution
+NARROW = 4  # pixels of a line below which vectors along it are mostly empty
 
 
 @register
@@ -51,28 +55,77 @@ class ChannelsLast(Pass):
         graph = Decompose(KEPT).run(graph, ctx)
         order = toposort(graph.results)
         wanted = {id(n) for n in order if n.op.name in SERVED and SERVED[n.op.name](n)}
-        if not any(id(n) in wanted and not _is_matrix_product(n) for n in order):
+        users = _users(order)
+        claimed = ctx.claimed(ConvFirst.name)
+        alone = {id(n) for n in order if claimed and _stays(n) and _is_alone(n, wanted, users)}
+        if not alone and not any(id(n) in wanted and not _is_matrix_product(n) for n in order):
             return given
-        maker = _Layouts(wanted)
+        maker = _Layouts(wanted | alone, alone)
         for node in order:
             with origin_of(node, made_by=self.name):
                 maker.add(node)
         return with_results(graph, [maker.first(x) for x in graph.results])
 
 
+def _is_known(node: Node) -> bool:
+    """Whether the weights of a convolution have sizes that code can be made for."""
+    shape: Any = node.inputs[1].shape
+    op: Any = node.op
+    return all(isinstance(d, int) for d in (*shape, op.groups)) and 0 not in shape and dim_prod(shape[2:]) <= MOST_TAPS
+
+
 def _is_served(node: Node) -> bool:
     """Whether a convolution is better with channels last."""
     x, w = node.inputs
     op: Any = node.op
-    outputs, channels, *kernel = w.shape
+    outputs, channels = w.shape[:2]
     of_bytes = x.dtype in (i8, u8) and channels % 4 == 0
-    if not (x.dtype.is_float or of_bytes) or not all(isinstance(d, int) for d in (*w.shape, op.groups)):
-        return False
-    if dim_prod(kernel) > MOST_TAPS or 0 in w.shape:
+    if not (x.dtype.is_float or of_bytes) or not _is_known(node):
         return False
     if channels == 1 and outputs == op.groups and outputs > 1:  # depth-wise
         return True
     return outputs >= FEWEST_OUTPUTS * op.groups or channels >= MANY_CHANNELS
+
+
+def _stays(node: Node) -> bool:
+    """Whether a convolution by itself is better with channels first: depth-wise, or of very few channels."""
+    if node.op.name != "conv" or node.inputs[0].dtype is not f32 or node.inputs[0].ndim != 4 or not _is_known(node):
+        return False
+    op: Any = node.op
+    outputs, channels, *kernel = node.inputs[1].shape
+    counts = [c for c in node.types[0].shape[2:] if isinstance(c, int)]
+    if op.stride[1] not in (1, 2) or op.input_dilation != (1, 1) or any(c < NARROW for c in counts):
+        return False
+    if _is_matrix_product(node) or dim_prod(kernel) == 1:
+        return False
+    if op.groups == 1:
+        return channels <= FEW_CHANNELS and channels * dim_prod(kernel) <= MOST_GATHERED
+    return channels == 1 and outputs == op.groups
+
+
+def _users(order: Sequence[Node]) -> dict[int, list[Node]]:
+    found: dict[int, list[Node]] = {}
+    for node in order:
+        for x in node.inputs:
+            found.setdefault(id(x.node), []).append(node)
+    return found
+
+
+def _is_alone(node: Node, wanted: set[int], users: dict[int, list[Node]]) -> bool:
+    """Whether neither a convolution nor a transpose is reached from here through ops that follow their inputs."""
+    seen, stack = {id(node)}, [node]
+    while stack:
+        current = stack.pop()
+        before = [node.inputs[0].node] if current is node else [x.node for x in current.inputs]
+        for other in (*before, *users.get(id(current), ())):
+            if id(other) in seen:
+                continue
+            if id(other) in wanted or other.op.name == "transpose":
+                return False
+            seen.add(id(other))
+            if other.op.elementwise or other.op.name.startswith("reduce_") or other.op.name in FOLLOWING:
+                stack.append(other)
+    return True
 
 
 def _is_served_gradient(node: Node) -> bool:
@@ -83,6 +136,10 @@ def _is_served_gradient(node: Node) -> bool:
     )
 
 
+POOLS = ("pool_max", "pool_min", "pool_sum", "pool_prod", "pool_backward")
+FOLLOWING = frozenset((
+    "concat", "slice", "pad", "flip", "resize_axis", "softmax", "reshape", "broadcast_to", "resize_nearest_2x", *POOLS,
+))  # fmt: skip
 SERVED: dict[str, Callable[[Node], bool]] = {
     "conv": _is_served, "conv_filled": _is_served, "conv_backward_weight": _is_served_gradient,
 }  # fmt: skip
@@ -124,8 +181,8 @@ def _spread(x: Value, w: Value) -> Value:
 class _Layouts:
     """Values of the new graph by those of the old, in the forms that were asked for so far."""
 
-    def __init__(self, wanted: set[int]) -> None:
-        self.wanted = wanted
+    def __init__(self, wanted: set[int], alone: set[int]) -> None:
+        self.wanted, self.alone = wanted, alone
         self._first: dict[Value, Value] = {}
         self._last: dict[Value, Value] = {}
         self._native: set[Value] = set()  # values that were made with channels last
@@ -134,7 +191,7 @@ class _Layouts:
             "concat": self._concat, "slice": self._by_axes, "pad": self._by_axes,
             "flip": self._with_axes, "resize_axis": self._with_axis, "softmax": self._with_axis,
             "reshape": self._reshape, "broadcast_to": self._broadcast, "resize_nearest_2x": self._doubled,
-            **dict.fromkeys(("pool_max", "pool_min", "pool_sum", "pool_prod", "pool_backward"), self._pool),
+            **dict.fromkeys(POOLS, self._pool),
         }  # fmt: skip
 
     def first(self, x: Value) -> Value:
@@ -178,6 +235,10 @@ class _Layouts:
             return False
         x, w = node.inputs
         op: Any = node.op
+        if id(node) in self.alone:
+            kept = ConvFirst(op.stride, op.padding, op.dilation, op.groups, op.input_dilation)
+            self._first[Value(node, 0)] = kept(self.first(x), self.first(w))
+            return True
         if _is_spreading(node):
             return self._give(node, _spread(self.last(x), self.first(w)))
         fields = (op.stride, op.padding, op.dilation, op.groups, op.input_dilation)

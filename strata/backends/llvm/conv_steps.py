@@ -12,6 +12,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from strata.backends.llvm.builder import Function, Module, Value
+from strata.backends.llvm.contract import Contraction
 from strata.backends.llvm.conv import Convolution, Window, emit_convolution, plan_convolution
 from strata.backends.llvm.conv_depthwise import emit_depthwise, plan_depthwise
 from strata.backends.llvm.conv_winograd import (
@@ -105,6 +106,23 @@ class ConvKernel:
     def weight_strides(self) -> tuple[int, ...]:
         return tuple(int(s) for s in self.b.spacing.strides)
 
+    def slots(self, spec: Contraction, numbers: dict[str, Dim]) -> list[Slot]:
+        """(kind, value) of each slot of a template, given its numbers."""
+        symbols = dict(zip(spec.epilogue_numbers, self.kernel.symbols(), strict=True))
+        slots: list[Slot] = []
+        for slot in spec.slots:
+            if slot in ("a", "out"):
+                slots.append(("buffer", self.x.place if slot == "a" else (self.out.name, 0)))
+            elif slot == "b":
+                slots.append(("packed", ""))
+            elif slot in spec.epilogue_pointers:
+                slots.append(("buffer", (slot.removeprefix("p_"), 0)))
+            elif slot in symbols:
+                slots.append(("symbol", symbols[slot]))
+            else:
+                slots.append(("number", numbers[slot]))
+        return slots
+
     @property
     def window(self) -> Window:
         kernel = tuple(int(d) for d in self.b.shape[:-2])
@@ -112,9 +130,14 @@ class ConvKernel:
 
 
 def find_convolution(kernel: Kernel, step: Step) -> ConvKernel | None:
-    """The kernel of a step as a convolution, or None."""
+    """The kernel of a step as a convolution with channels last, or None."""
+    return find_sliding(kernel, step, "conv_last", "conv_last_filled")
+
+
+def find_sliding(kernel: Kernel, step: Step, *names: str) -> ConvKernel | None:
+    """The kernel of a step as the contraction over windows that an op of one of these names is, or None."""
     node = step.slides
-    if node is None or step.views is None or len(kernel.stores) != 1:
+    if node is None or node.op.name not in names or step.views is None or len(kernel.stores) != 1:
         return None
     (store,) = kernel.stores
     sums = [e for e in postorder([store.value]) if isinstance(e, (Reduce, Scan))]
@@ -236,20 +259,7 @@ class ConvPlan:
         for axis in range(m.rank):
             numbers |= {f"size{axis}": m.x.shape[axis + 1], f"count{axis}": m.counts[axis]}
             numbers |= {f"low{axis}": m.op.padding[axis][0], f"x{axis}": m.x.spacing.strides[axis + 1]}
-        symbols = dict(zip(spec.epilogue_numbers, m.kernel.symbols(), strict=True))
-        slots: list[Slot] = []
-        for slot in spec.slots:
-            if slot in ("a", "out"):
-                slots.append(("buffer", m.x.place if slot == "a" else (m.out.name, 0)))
-            elif slot == "b":
-                slots.append(("packed", ""))
-            elif slot in spec.epilogue_pointers:
-                slots.append(("buffer", (slot.removeprefix("p_"), 0)))
-            elif slot in symbols:
-                slots.append(("symbol", symbols[slot]))
-            else:
-                slots.append(("number", numbers[slot]))
-        return slots
+        return m.slots(spec, numbers)
 
     def _rows(self) -> Dim:
         return self.matrix.tiles if self.is_winograd else self.matrix.pixels

@@ -47,7 +47,9 @@ class CpuBackend:
     """Generated machine code on the processor of this process."""
 
     name = "cpu"
-    claims = frozenset({"conv_last"})  # fused ops that it has kernels for; element-wise ops are fused by grouping
+    claims = frozenset(
+        {"conv_first", "conv_last"}
+    )  # fused ops that it has kernels for; element-wise ops are fused by grouping
     searches = True  # `tune` finds schedules by measuring
     keeps_plans = True  # a plan decides the code, so that it can be read back from the store
 

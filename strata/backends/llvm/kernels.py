@@ -16,6 +16,7 @@ from typing import Any
 from strata.backends.llvm import jit
 from strata.backends.llvm.builder import Module
 from strata.backends.llvm.compile import Lowered, lower_phases
+from strata.backends.llvm.conv_first_steps import PlanesPlan, emit_planes_kernel, find_planes, plan_planes_kernel
 from strata.backends.llvm.conv_steps import (
     ConvPlan,
     emit_convolution_kernel,
@@ -114,6 +115,10 @@ def _emitted(kernel: Kernel, target: Target, step: Step | None, is_fresh: bool) 
     if convolution is not None:
         emit_convolution_kernel(module, convolution)
         return Product.of(convolution), module
+    planes = planes_plan(kernel, target, step) if step is not None else None
+    if planes is not None:
+        emit_planes_kernel(module, planes)
+        return Product.of(planes), module
     found = find_contraction(kernel) if not kernel.schedule else None
     matrix = plan_matrix(found, kernel.name, target, is_fresh=is_fresh) if found is not None else None
     if matrix is not None:
@@ -139,6 +144,12 @@ def convolution_plan(kernel: Kernel, target: Target, step: Step) -> ConvPlan | N
     if found is None or (matrix is not None and not matrix.batch):
         return None
     return plan_convolution_kernel(found, kernel.name, target)
+
+
+def planes_plan(kernel: Kernel, target: Target, step: Step) -> PlanesPlan | None:
+    """The kernel as a convolution with channels first."""
+    found = find_planes(kernel, step)
+    return None if found is None else plan_planes_kernel(found, kernel.name, target)
 
 
 # ------------------------------------------------------------------------------------------------- from many at a time

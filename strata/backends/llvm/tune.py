@@ -17,7 +17,6 @@ import numpy as np
 
 from strata.backends.llvm import jit
 from strata.backends.llvm.compile import NativeKernel, compile_kernel, lower, machine_of
-from strata.backends.llvm.conv_steps import find_convolution
 from strata.backends.llvm.kernels import code_key
 from strata.backends.llvm.matrix import find_contraction
 from strata.backends.llvm.pool import Pool, default_pool
@@ -73,7 +72,7 @@ def tuned(lir: Lir, target: Target, progress: Callable[[int, int], None] | None 
 
 def can_tune(kernel: Kernel, step: Step) -> bool:
     """Whether a kernel is generated loops over arrays of its own, of a size that can be tried."""
-    if kernel.schedule or step.updates or find_convolution(kernel, step) or find_contraction(kernel):
+    if kernel.schedule or step.updates or step.slides is not None or find_contraction(kernel):
         return False
     if split_reductions(normalize(kernel)).scratch:  # several kernels
         return False

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from strata.backends.llvm.conv_first_steps import PlanesPlan
 from strata.backends.llvm.conv_steps import ConvPlan
 from strata.backends.llvm.matrix import MatrixPlan, Slot
 from strata.core import Dim, Symbol, parse_dim
 
-ProductPlan = MatrixPlan | ConvPlan
+ProductPlan = MatrixPlan | ConvPlan | PlanesPlan
 _LINE = 64
 
 

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import strata.ops as functions
+from strata.backends.llvm.conv_first_steps import PlanesPlan
 from strata.backends.llvm.conv_steps import ConvPlan, find_convolution
-from strata.backends.llvm.kernels import convolution_plan
+from strata.backends.llvm.kernels import convolution_plan, planes_plan
 from strata.core import substitute, sym
 from strata.mir import Graph, Value
+from strata.ops import to_first
 from strata.runtime import CompilePipeline, Session
 from strata.runtime.stored import read_plan, write_plan
 
@@ -25,10 +27,11 @@ def compiled(graph: Graph, params: dict[str, np.ndarray]) -> Any:
     return made
 
 
-def templates(made: Any) -> list[ConvPlan]:
+def templates(made: Any) -> list[ConvPlan | PlanesPlan]:
     """The convolutions of a program that run through a template."""
     target = made.lir.target
-    plans = [convolution_plan(s.kernel, target, s) for s in made.lir.schedule if s.kernel is not None]
+    steps = [s for s in made.lir.schedule if s.kernel is not None]
+    plans = [find(s.kernel, target, s) for s in steps for find in (convolution_plan, planes_plan)]
     return [p for p in plans if p is not None]
 
 
@@ -59,20 +62,26 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
 @pytest.mark.parametrize("case", CASES, ids=[f"case{i}" for i in range(len(CASES))])
-def test_against_torch(case: tuple, rng: np.random.Generator) -> None:
+def test_against_torch(case: tuple, last: bool, rng: np.random.Generator) -> None:
+    """Images given with channels first, and last."""
     images, channels, sizes, outputs, kernel, options = case
     rank = len(sizes)
     g = Graph("conv")
     shape = (outputs, channels // options.get("groups", 1), *kernel)
-    x, w, b = g.input("x", (images, channels, *sizes)), g.param("w", shape), g.param("b", (outputs,))
-    g.outputs(getattr(ops, f"conv{rank}d")(x, w, b, **options).relu())
+    given = (images, *sizes, channels) if last else (images, channels, *sizes)
+    x, w, b = g.input("x", given), g.param("w", shape), g.param("b", (outputs,))
+    y = getattr(ops, f"conv{rank}d")(x.transpose(to_first(rank)) if last else x, w, b, **options).relu()
+    g.outputs(y)
     feeds = {"x": normal(rng, images, channels, *sizes), "w": normal(rng, *shape), "b": normal(rng, outputs)}
     made = compiled(g, {"w": feeds["w"], "b": feeds["b"]})
-    assert len(templates(made)) == 1
+    (plan,) = templates(made)
+    assert isinstance(plan, ConvPlan) or not last
     arrays = [torch.from_numpy(feeds[n]).double() for n in ("x", "w", "b")]
     expected = getattr(torch.nn.functional, f"conv{rank}d")(*arrays, **options).relu().numpy()
-    np.testing.assert_allclose(made.run(x=feeds["x"])[0], expected, rtol=2e-5, atol=2e-4)
+    feed = np.ascontiguousarray(np.moveaxis(feeds["x"], 1, -1)) if last else feeds["x"]
+    np.testing.assert_allclose(made.run(x=feed)[0], expected, rtol=2e-5, atol=2e-4)
 
 
 TRANSPOSED = [

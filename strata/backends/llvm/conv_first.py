@@ -1,0 +1,379 @@
+"""Convolution with channels first, where turning everything around would cost more than it saves.
+
+    x[image, channel, y, x]   weights[output, channel of its group, tap]   out[image, output, y, x]
+
+Vectors run along the pixels of a line. Depth-wise: the sums of a few lines stay in registers while the lines of x below
+them are read, each vector once for all taps that see it. Few channels: the values that some pixels see become a panel,
+[channel and tap, pixel], which all outputs multiply by the micro-kernels of every contraction. Rows of the contraction
+are outputs, its columns the pixels of a plane. What lies in the padding is masked out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from strata.backends.llvm.builder import Function, Module, Value, constant, vector, vector_constant
+from strata.backends.llvm.contract import Contraction, plan_contraction
+from strata.backends.llvm.conv import Window
+from strata.backends.llvm.gemm_arith import Arithmetic, convert, mask_below
+from strata.backends.llvm.gemm_finish import Epilogue, Site, emit_finish
+from strata.backends.llvm.gemm_micro import TileSet, call_micro
+from strata.backends.llvm.native import while_loop
+from strata.backends.llvm.registers import memory_type
+from strata.core import DType, Target, f32
+
+LINES: Final = (8, 4, 2, 1)  # of depth-wise tiles
+CHUNK_SUMS: Final = 16 << 10  # depth-wise sums that are worth handing out
+CHUNK_PANELS: Final = 4
+FEWEST_CHUNKS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """A convolution, ready to be emitted; `channels` are those of one group, `groups` is 1 or the number of channels.
+
+    A chunk is `planes` by `lines` of a depth-wise convolution, or some panels of pixels of one image. Arguments:
+    `product.slots`, where a is x, b the weights, m the outputs of all images, n the pixels of a plane.
+    """
+
+    product: Contraction
+    window: Window
+    channels: int
+    outputs: int
+    groups: int
+    planes: int
+    lines: int
+    heights: tuple[int, ...]  # lines of depth-wise tiles
+    by_line: bool  # the epilogue takes no pixels of two lines at once
+
+    @property
+    def is_depthwise(self) -> bool:
+        return self.channels == 1 and self.outputs == self.groups
+
+    @property
+    def k(self) -> int:
+        """Products of one sum."""
+        return self.channels * self.window.taps
+
+    @property
+    def stack_bytes(self) -> int:
+        rows = 0 if self.is_depthwise else self.k + self.product.heights[0]
+        return rows * self.product.panel_columns * 4 + 1024
+
+    def __str__(self) -> str:
+        kind = f"depth-wise {self.planes} planes {self.lines} lines" if self.is_depthwise else "panels of pixels"
+        return f"channels first {self.window} channels {self.channels} groups {self.groups} {kind}; {self.product}"
+
+
+def plan_planes(
+    images: int,
+    outputs: int,
+    channels: int,
+    counts: tuple[int, int],
+    window: Window,
+    target: Target,
+    *,
+    groups: int = 1,
+    out: DType = f32,
+    by_line: bool = False,
+    epilogue: str = "",
+    epilogue_pointers: tuple[str, ...] = (),
+    epilogue_numbers: tuple[str, ...] = (),
+) -> Planes:
+    """For sizes, or for their upper bounds."""
+    height, width = counts
+    spec = plan_contraction(
+        outputs, height * width, channels * window.taps, target, out=out, epilogue=epilogue,
+        epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
+    )  # fmt: skip
+    planes = max(1, min(CHUNK_SUMS // max(1, height * width), -(-images * outputs // FEWEST_CHUNKS)))
+    even = next((h for h in range(LINES[0], LINES[0] // 2, -1) if height % h == 0), LINES[0])
+    heights = (even, *(h for h in LINES if h < even))
+    lines = height if planes > 1 else max(even, min(height, CHUNK_SUMS // max(1, width) // even * even))
+    panels = max(1, min(CHUNK_PANELS, images * height * width // (FEWEST_CHUNKS * spec.panel_columns)))
+    spec = replace(
+        spec, streams=(), prefetch=0, chunk_rows=spec.heights[0], chunk_panels=panels,
+        load_numbers=(*window.numbers, "x_channel"),
+    )  # fmt: skip
+    return Planes(spec, window, channels, outputs, groups, planes, max(1, lines), heights, by_line)
+
+
+def emit_planes(module: Module, spec: Planes, epilogue: Epilogue | None = None, name: str | None = None) -> str:
+    """Adds the kernel `void (ptr args, i64 begin, i64 end)` and returns its name."""
+    name = name or f"planes_{spec.product.name}"
+    finish = "" if spec.is_depthwise else emit_finish(module, spec.product, f"{name}_finish", epilogue)
+    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    driver = _Depthwise(f, spec, epilogue) if spec.is_depthwise else _Panels(f, spec, finish)
+    f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
+    f.ret()
+    return name
+
+
+class _Planes:
+    """What both ways need: arguments, and lines of x."""
+
+    def __init__(self, f: Function, spec: Planes) -> None:
+        self.f, self.spec, self.product, self.window = f, spec, spec.product, spec.window
+        site = Site(f, spec.product, "%args", 0, 0, (), 1, None)
+        self.x, self.weights, self.out = (site.pointer(p) for p in ("a", "b", "out"))
+        self.number = {n: site.number(n) for n in spec.product.numbers}
+        self.lanes = spec.product.lanes
+        self.type = memory_type(f32, self.lanes)
+
+    def chunk(self, index: str) -> None:
+        raise NotImplementedError
+
+    def ceil(self, value: Value, unit: Value) -> Value:
+        return self.f.op(f"udiv i64 {self.f.sub(self.f.add(value, unit), 1)}, {unit}")
+
+    def divided(self, value: Value, by: Value) -> tuple[Value, Value]:
+        f = self.f
+        quotient = f.op(f"udiv i64 {value}, {by}")
+        return quotient, f.sub(value, f.mul(quotient, by))
+
+    def inside(self, start: Value, size: Value) -> str:
+        """Lanes of consecutive positions that lie in a line of x."""
+        f, word = self.f, vector("i32", self.lanes)
+        first = f.splat(word, f.convert("trunc", "i64", start, "i32"))
+        limit = f.splat(word, f.convert("trunc", "i64", size, "i32"))
+        at = f.binary("add", word, first, vector_constant("i32", range(self.lanes)))
+        return f.compare("ult", word, at, limit)
+
+    def reads(self) -> dict[tuple[int, ...], list[int]]:
+        """Taps along a line by the vectors that they need, given from the position of the first tap on."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for tap in range(self.window.kernel[1]):
+            away = tap * self.window.dilation[1]
+            even = away & ~1
+            found.setdefault((away,) if self.window.stride[1] == 1 else (even, even + self.lanes), []).append(tap)
+        return found
+
+    def masks(self, start: Value) -> dict[int, str]:
+        """For each of those vectors, which of its lanes lie in a line of x."""
+        offsets = sorted({away for reads in self.reads() for away in reads})
+        return {away: self.inside(self.f.add(start, away), self.number["size1"]) for away in offsets}
+
+    def seen(self, line: str, reads: tuple[int, ...], taps: list[int], masks: dict[int, str]) -> list[str]:
+        """What the pixels of a vector see of a line, through taps that need the same vectors."""
+        f = self.f
+        first, *rest = (f.masked_load(self.type, f.address("float", line, away), 4, masks[away]) for away in reads)
+        if not rest:
+            return [first]
+        odd = [tap * self.window.dilation[1] & 1 for tap in taps]
+        return [f.shuffle(self.type, first, rest[0], [2 * lane + o for lane in range(self.lanes)]) for o in odd]
+
+
+class _Depthwise(_Planes):
+    """Planes by themselves."""
+
+    def __init__(self, f: Function, spec: Planes, epilogue: Epilogue | None) -> None:
+        super().__init__(f, spec)
+        self.epilogue = epilogue
+        self.arithmetic = Arithmetic(f32, f32, f32, spec.product.target)
+        reach = max(away for reads in self.reads() for away in reads) + self.lanes
+        self.zeros = f.alloca("float", reach)
+        zero = constant("float", 0)
+        f.loop(0, reach, 1, [], lambda i, _: f.store("float", zero, f.address("float", self.zeros, i), 4))
+
+    def chunk(self, index: str) -> None:
+        f, number = self.f, self.number
+        parts = self.ceil(number["count0"], self.spec.lines)
+        group, part = self.divided(index, parts)
+        first, top = f.mul(group, self.spec.planes), f.mul(part, self.spec.lines)
+        end = f.smin(f.add(first, self.spec.planes), number["m"])
+        bottom = f.smin(f.add(top, self.spec.lines), number["count0"])
+        f.loop(first, end, 1, [], lambda plane, _: self._plane(plane, top, bottom))
+
+    def _plane(self, plane: str, top: Value, bottom: Value) -> None:
+        f, number = self.f, self.number
+        image, channel = self.divided(plane, self.spec.groups)
+        offset = f.add(f.mul(image, number["x_image"]), f.mul(channel, number["x_channel"]))
+        x = f.address("float", self.x, offset)
+        weights = f.address("float", self.weights, f.mul(channel, self.spec.k))
+        width = number["count1"]
+        whole = f.round_down(width, self.lanes)
+        f.loop(0, whole, self.lanes, [], lambda at, _: self._column(plane, x, weights, at, None, top, bottom))
+        rest = f.sub(width, whole)
+        mask = mask_below(f, self.lanes, rest)
+        f.if_(f.compare("sgt", "i64", rest, 0), lambda: self._column(plane, x, weights, whole, mask, top, bottom))
+
+    def _column(
+        self, plane: str, x: str, weights: str, at: Value, mask: str | None, top: Value, bottom: Value
+    ) -> None:  # fmt: skip
+        """One vector of pixels of all lines, some lines at a time."""
+        f, number = self.f, self.number
+        start = f.sub(f.mul(at, self.window.stride[1]), number["low1"])
+        masks = self.masks(start)
+        y: Value = top
+        for count in self.spec.heights:
+            left = f.op(f"udiv i64 {f.sub(bottom, y)}, {count}")
+            end = f.add(y, f.mul(left, count))
+
+            def tile(line: str, _: list[str], count: int = count) -> None:
+                sums = self._sums(x, weights, line, start, masks, count)
+                for i, value in enumerate(sums):
+                    self._put(value, plane, f.add(line, i), at, mask)
+
+            f.loop(y, end, count, [], tile)
+            y = end
+
+    def _sums(
+        self, x: str, weights: str, line: str, start: Value, masks: dict[int, str], count: int
+    ) -> list[str]:  # fmt: skip
+        """The sums of neighbouring lines, tap after tap along a line, so that few weights are needed at a time."""
+        f, window, number = self.f, self.window, self.number
+        taps, stride, dilation = window.kernel[0], window.stride[0], window.dilation[0]
+        first = f.sub(f.mul(line, stride), number["low0"])
+        users: dict[int, list[tuple[int, int]]] = {}
+        for i in range(count):
+            for t in range(taps):
+                users.setdefault(i * stride + t * dilation, []).append((i, t))
+        places = {}
+        for away in sorted(users):
+            y = f.add(first, away)
+            place = f.address("float", x, f.add(f.mul(y, number["x0"]), start))
+            places[away] = f.select("ptr", f.compare("ult", "i64", y, number["size0"]), place, self.zeros)
+        sums = [constant(self.type, 0)] * count
+        for reads, along in self.reads().items():
+            scale = {(t, tap): self._weight(weights, t, tap) for t in range(taps) for tap in along}
+            for away, place in places.items():
+                for tap, value in zip(along, self.seen(place, reads, along, masks), strict=True):
+                    for i, t in users[away]:
+                        sums[i] = self.arithmetic.step(f, value, scale[t, tap], sums[i])
+        return sums
+
+    def _weight(self, weights: str, row: int, column: int) -> str:
+        f = self.f
+        place = f.address("float", weights, row * self.window.kernel[1] + column)
+        return f.splat(self.type, f.load("float", place, 4))
+
+    def _put(self, value: str, plane: str, line: Value, at: Value, mask: str | None) -> None:
+        f, out = self.f, self.product.out
+        column = f.add(f.mul(line, self.number["count1"]), at)
+        if self.epilogue is not None:
+            value = self.epilogue(Site(f, self.product, "%args", plane, column, (), self.lanes, mask), value)
+        else:
+            value = convert(f, value, f32, out, self.lanes, self.product.target)
+        place = f.address(memory_type(out), self.out, f.add(f.mul(plane, self.number["out_row"]), column))
+        type_ = memory_type(out, self.lanes)
+        if mask is None:
+            f.store(type_, value, place, out.itemsize)
+        else:
+            f.masked_store(type_, value, place, out.itemsize, mask)
+
+
+class _Panels(_Planes):
+    """All outputs of some pixels at a time."""
+
+    def __init__(self, f: Function, spec: Planes, finish: str) -> None:
+        super().__init__(f, spec)
+        self.finish = finish
+        self.panel = f.alloca("float", spec.k * spec.product.panel_columns)
+        self.sums = f.alloca("float", self.product.heights[0] * self.product.panel_columns)
+
+    def chunk(self, index: str) -> None:
+        f, number = self.f, self.number
+        columns = self.product.panel_columns
+        image, block = self.divided(index, self.ceil(number["n"], columns * self.product.chunk_panels))
+        first = f.mul(block, columns * self.product.chunk_panels)
+        end = f.smin(f.add(first, columns * self.product.chunk_panels), number["n"])
+        f.loop(
+            first, end, columns, [], lambda pixel, _: self._multiply(image, pixel, f.smin(f.sub(end, pixel), columns))
+        )
+
+    def _multiply(self, image: Value, pixel: str, count: Value) -> None:
+        f, spec, product = self.f, self.spec, self.product
+        self._fill(image, pixel, count)
+        tiles = TileSet(product.heights, product.vectors, strided_b=True)
+        kernels = tiles.by_vectors(f, product.arithmetic, self.ceil(count, self.lanes))
+        first = f.mul(image, spec.outputs)
+
+        def tile(row: Value, height: Value) -> None:
+            kernel = tiles.by_height(f, f.sub(spec.outputs, row), "ptr", kernels)
+            weights = f.address("float", self.weights, f.mul(row, spec.k))
+            columns = product.panel_columns
+            call_micro(f, kernel, weights, spec.k, self.panel, columns, self.sums, columns, spec.k, 0)
+            self._finish(f.add(first, row), height, pixel, count)
+
+        tiles.over_rows(f, spec.outputs, tile)
+
+    def _finish(self, row: Value, rows: Value, pixel: str, count: Value) -> None:
+        f, width = self.f, self.product.panel_columns
+
+        def put(done: Value, length: Value) -> None:
+            numbers = (width, row, f.add(pixel, done), rows, length)
+            sums = f.address("float", self.sums, done)
+            f.call("void", self.finish, ("ptr", "%args"), ("ptr", sums), *(("i64", n) for n in numbers))
+
+        if self.spec.by_line:
+            self._over_lines(pixel, count, lambda done, y, at, length: put(done, length))
+        else:
+            put(0, count)
+
+    def _over_lines(self, pixel: str, count: Value, body: Callable[[Value, Value, Value, Value], None]) -> None:
+        """The lines that some pixels are on: body(pixels before, line, column, pixels of this line)."""
+        f, width = self.f, self.number["count1"]
+
+        def some(carried: list[str]) -> list[Value]:
+            done, y, at = carried
+            length = f.smin(f.sub(count, done), f.sub(width, at))
+            body(done, y, at, length)
+            return [f.add(done, length), f.add(y, 1), 0]
+
+        start = [0, *self.divided(pixel, width)]
+        while_loop(f, [("i64", v) for v in start], lambda c: f.compare("slt", "i64", c[0], count), some)
+
+    def _fill(self, image: Value, pixel: str, count: Value) -> None:
+        """The panel, a line of pixels after the other."""
+        f = self.f
+        x = f.address("float", self.x, f.mul(image, self.number["x_image"]))
+
+        def line(done: Value, y: Value, at: Value, length: Value) -> None:
+            self._line(x, y, at, length, done)
+
+        self._over_lines(pixel, count, line)
+
+    def _line(self, x: str, y: Value, at: Value, length: Value, done: Value) -> None:
+        f, number, window, columns = self.f, self.number, self.window, self.product.panel_columns
+        left = f.sub(f.mul(at, window.stride[1]), number["low1"])
+        top = f.sub(f.mul(y, window.stride[0]), number["low0"])
+
+        def vectors(i: str, _: list[str]) -> None:
+            start = f.add(left, f.mul(i, window.stride[1]))
+            column = f.add(done, i)
+            room = mask_below(f, self.lanes, f.sub(columns, column))
+            masks = self.masks(start)
+
+            def channel(c: str, _: list[str]) -> None:
+                plane = f.address("float", x, f.mul(c, number["x_channel"]))
+                for tap in range(window.kernel[0]):
+                    row = f.add(f.mul(c, window.taps), tap * window.kernel[1])
+                    self._put_taps(plane, f.add(top, tap * window.dilation[0]), start, masks, column, row, room)
+
+            f.loop(0, self.spec.channels, 1, [], channel)
+
+        f.loop(0, length, self.lanes, [], vectors)
+
+    def _put_taps(
+        self, plane: str, y: Value, start: Value, masks: dict[int, str], column: Value, row: Value, room: str
+    ) -> None:  # fmt: skip
+        """What a vector of pixels sees of one line through the taps along it."""
+        f, number = self.f, self.number
+        inside = f.compare("ult", "i64", y, number["size0"])
+        line = f.address("float", plane, f.add(f.mul(y, number["x0"]), start))
+
+        def loaded() -> list[Value]:
+            values: dict[int, Value] = {}
+            for reads, along in self.reads().items():
+                values |= zip(along, self.seen(line, reads, along, masks), strict=True)
+            return [values[tap] for tap in range(count)]
+
+        count = self.window.kernel[1]
+        zeros: list[Value] = [constant(self.type, 0)] * count
+        found = f.if_(inside, loaded, lambda: zeros, types=[self.type] * count)
+        columns = self.product.panel_columns
+        for tap, value in enumerate(found):
+            place = f.address("float", self.panel, f.add(f.mul(f.add(row, tap), columns), column))
+            f.masked_store(self.type, value, place, 4, room)

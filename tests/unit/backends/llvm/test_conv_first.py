@@ -1,0 +1,211 @@
+"""Convolutions with channels first: against double precision, for every instruction set, epilogue and open size."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strata.ops as functions
+from strata.backends.llvm.builder import Module
+from strata.backends.llvm.conv import Window
+from strata.backends.llvm.conv_first import Planes, emit_planes, plan_planes
+from strata.backends.llvm.jit import compile_and_load
+from strata.backends.llvm.kernels import planes_plan
+from strata.core import Target, sym
+from strata.mir import Graph
+from strata.ops.conv import Conv
+from strata.runtime import Session
+
+HOST = Target.host()
+LEVELS = [t for t in map(Target.named, ("baseline", "avx2", "avx512", "host")) if t.runs_on(HOST)]
+KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+ops: Any = functions
+
+CASES = [
+    # images, channels, sizes, outputs, kernel, stride, padding, dilation, groups
+    (1, 5, (14, 14), 5, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 5),
+    (2, 3, (9, 37), 3, (5, 5), (2, 2), ((2, 2), (2, 2)), (1, 1), 3),
+    (1, 4, (20, 21), 4, (3, 5), (3, 2), ((1, 0), (0, 4)), (2, 3), 4),
+    (2, 2, (7, 7), 2, (7, 7), (1, 1), ((3, 3), (3, 3)), (1, 1), 2),
+    (1, 33, (1, 5), 33, (1, 3), (1, 1), ((0, 0), (1, 1)), (1, 1), 33),
+    (1, 2, (40, 6), 2, (3, 3), (1, 2), ((-1, 2), (3, -1)), (1, 1), 2),
+    (1, 3, (33, 35), 10, (7, 7), (2, 2), ((3, 3), (3, 3)), (1, 1), 1),
+    (2, 1, (28, 28), 32, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 1),
+    (3, 4, (5, 60), 1, (3, 3), (1, 1), ((0, 2), (0, 0)), (1, 2), 1),
+    (1, 2, (4, 5), 9, (2, 2), (1, 2), ((0, 0), (1, 0)), (1, 1), 1),
+]
+
+
+def exact(case: tuple, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    *_, stride, padding, dilation, groups = case
+    op = Conv(stride=stride, padding=padding, dilation=dilation, groups=groups, input_dilation=(1, 1))
+    return op.numpy(x.astype(np.float64), w.astype(np.float64))
+
+
+def arrays(case: tuple, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    images, channels, sizes, outputs, kernel, *_, groups = case
+    x = rng.standard_normal((images, channels, *sizes)).astype(np.float32)
+    return x, rng.standard_normal((outputs, channels // groups, *kernel)).astype(np.float32)
+
+
+def run_kernel(case: tuple, x: np.ndarray, w: np.ndarray, counts: tuple[int, int], spec: Planes) -> np.ndarray:
+    """All chunks, the last one first."""
+    target = spec.product.target
+    module = Module(target.triple)
+    code = compile_and_load(module_text(module, spec), ["conv"], target)
+    out = np.full((x.shape[0], w.shape[0], *counts), 77, np.float32)
+    pixels, strides = counts[0] * counts[1], [s // 4 for s in x.strides]
+    rows = x.shape[0] * w.shape[0]
+    values: dict[str, int] = dict(
+        a=x.ctypes.data, b=w.ctypes.data, out=out.ctypes.data, m=rows, n=pixels, k=spec.k, a_row=0, a_k=1,
+        out_row=pixels, out_column=1, x_image=strides[0], x_channel=strides[1],
+    )  # fmt: skip
+    for axis in range(2):
+        values |= {f"size{axis}": x.shape[axis + 2], f"count{axis}": counts[axis], f"low{axis}": case[6][axis][0]}
+        values[f"x{axis}"] = strides[axis + 2]
+    block = np.array([values[s] for s in spec.product.slots], np.int64)
+    panels = spec.product.panel_columns * spec.product.chunk_panels
+    points = (
+        -(-rows // spec.planes) * -(-counts[0] // spec.lines)
+        if spec.is_depthwise
+        else x.shape[0] * -(-pixels // panels)
+    )
+    for chunk in reversed(range(points)):
+        KERNEL(code.address("conv"))(block.ctypes.data, chunk, chunk + 1)
+    return out
+
+
+def module_text(module: Module, spec: Planes) -> str:
+    emit_planes(module, spec, None, "conv")
+    return module.text()
+
+
+@pytest.mark.parametrize("target", LEVELS, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=[f"case{i}" for i in range(len(CASES))])
+def test_kernel(case: tuple, target: Target, rng: np.random.Generator) -> None:
+    images, channels, _, outputs, kernel, stride, _, dilation, groups = case
+    x, w = arrays(case, rng)
+    expected = exact(case, x, w)
+    counts = expected.shape[2:]
+    window = Window(kernel, stride, dilation, (1, 1))
+    for planned in ((images, counts), (8, (100, 200))):  # as it is, and for more than there is
+        spec = plan_planes(planned[0], outputs, channels // groups, planned[1], window, target, groups=groups)
+        assert spec.stack_bytes < 128 << 10
+        np.testing.assert_allclose(run_kernel(case, x, w, counts, spec), expected, rtol=1e-5, atol=1e-4)
+
+
+# in programs
+
+
+def is_kept(made: Any) -> bool:
+    """Whether the one convolution of a program has channels first, and nothing is turned around."""
+    steps = [s for s in made.lir.schedule if s.kernel is not None and s.slides is not None]
+    assert len(steps) == 1
+    plan = planes_plan(steps[0].kernel, made.lir.target, steps[0])
+    return plan is not None and not any(n.op.name == "transpose" for s in made.lir.schedule for n in s.nodes)
+
+
+def options(case: tuple) -> dict[str, Any]:
+    *_, stride, padding, dilation, groups = case
+    return {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if min(c[2]) > 6], ids=str)
+def test_program(case: tuple, rng: np.random.Generator) -> None:
+    x, w = arrays(case, rng)
+    b = rng.standard_normal(w.shape[0]).astype(np.float32)
+    g = Graph("conv")
+    given = g.input("x", x.shape)
+    g.outputs(ops.conv2d(given, g.param("w", w.shape), g.param("b", b.shape), **options(case)).relu())
+    made = Session("cpu").compile(g)
+    assert is_kept(made)
+    made.set_params({"w": w, "b": b})
+    expected = np.maximum(exact(case, x, w) + b.reshape(-1, 1, 1), 0)
+    np.testing.assert_allclose(made.run(x=x)[0], expected, rtol=1e-5, atol=1e-4)
+
+
+EPILOGUES = ("none", "residual", "image", "line", "column", "pixel", "cast", "silu")
+
+
+@pytest.mark.parametrize("kind", EPILOGUES)
+@pytest.mark.parametrize("groups", [1, 3])
+def test_epilogue(kind: str, groups: int, rng: np.random.Generator) -> None:
+    g = Graph(kind)
+    shapes = {"x": (2, 3, 9, 21), "w": (3, 3 // groups, 3, 3), "r": (2, 3, 9, 21), "image": (2, 3, 1, 1)}
+    shapes |= {"line": (9, 1), "column": (21,), "pixel": (2, 1, 9, 21)}
+    feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    values = {n: g.input(n, s) for n, s in shapes.items()}
+    y: Any = ops.conv2d(values["x"], values["w"], padding=1, groups=groups)
+    expected = exact((1, 3, (9, 21), 3, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups), feeds["x"], feeds["w"])
+    match kind:
+        case "residual":
+            y, expected = (y + values["r"]).relu(), np.maximum(expected + feeds["r"], 0)
+        case "silu":
+            y, expected = y * y.sigmoid(), expected / (1 + np.exp(-expected))
+        case "cast":
+            y, expected = (y * 4.0).cast("i32"), np.trunc(expected * 4)
+        case "image" | "line" | "column" | "pixel":
+            y, expected = y * values[kind], expected * feeds[kind]
+    g.outputs(y)
+    made = Session("cpu").compile(g)
+    assert is_kept(made)
+    found = made.run(**{n: feeds[n] for n in g.input_names})[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1 if kind == "cast" else 1e-4)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_open_sizes_threads_and_batch(groups: int, rng: np.random.Generator) -> None:
+    w, b = rng.standard_normal((12, 4, 3, 3)), rng.standard_normal(12)
+    if groups > 1:
+        w, b = w[:4, :1], b[:4]
+    w, b = w.astype(np.float32), b.astype(np.float32)
+    g = Graph("conv")
+    x = g.input("x", (sym("N", 0, 8), 4, sym("H", 1, 300), sym("W", 1, 300)))
+    g.outputs(ops.conv2d(x, g.param("w", w.shape), g.param("b", b.shape), padding=1, groups=groups).relu())
+    made = Session("cpu").compile(g)
+    assert is_kept(made)
+    made.set_params({"w": w, "b": b})
+    case = (1, 4, (1, 1), len(w), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups)
+    for shape in ((1, 4, 1, 1), (2, 4, 2, 17), (3, 4, 40, 33), (0, 4, 8, 8), (5, 4, 130, 16)):
+        feed = rng.standard_normal(shape).astype(np.float32)
+        outs = []
+        for threads in (1, 2, 7):
+            outs.append(np.empty((shape[0], len(w), *shape[2:]), np.float32))
+            made._executable.run([feed], [outs[-1]], dict(zip("NHW", (shape[0], *shape[2:]), strict=True)), threads)
+            np.testing.assert_array_equal(outs[-1], outs[0])
+        if shape[0]:
+            expected = np.maximum(exact(case, feed, w) + b.reshape(-1, 1, 1), 0)
+            np.testing.assert_allclose(outs[0], expected, rtol=1e-5, atol=1e-4)
+            np.testing.assert_array_equal(made.run(x=feed[-1:])[0][0], outs[0][-1])
+
+
+def test_views_are_read_where_they_lie(rng: np.random.Generator) -> None:
+    """A part of the channels of a larger image, and weights in another order."""
+    g = Graph("conv")
+    x, w = g.input("x", (2, 8, 9, 10)), g.param("w", (3, 3, 1, 5))
+    g.outputs(ops.conv2d(x[:, 2:7, 1:, :], w.transpose((3, 2, 0, 1)), padding=1, groups=5))
+    made = Session("cpu").compile(g)
+    feed, taps = (
+        rng.standard_normal((2, 8, 9, 10)).astype(np.float32),
+        rng.standard_normal((3, 3, 1, 5)).astype(np.float32),
+    )
+    made.set_params({"w": taps})
+    case = (2, 5, (8, 10), 5, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 5)
+    expected = exact(case, feed[:, 2:7, 1:, :], taps.transpose(3, 2, 0, 1))
+    np.testing.assert_allclose(made.run(x=feed)[0], expected, rtol=1e-5, atol=1e-4)
+
+
+def test_only_what_is_alone_stays() -> None:
+    """Between other convolutions, a depth-wise one has channels last as they do."""
+    g = Graph("net")
+    x = g.input("x", (1, 16, 14, 14))
+    y = ops.conv2d(x, g.param("a", (32, 16, 3, 3)), padding=1).relu()
+    y = ops.conv2d(y + 1.0, g.param("d", (32, 1, 3, 3)), padding=1, groups=32)
+    g.outputs(y)
+    made = Session("cpu").compile(g)
+    names = [n.op.name for s in made.lir.schedule for n in s.nodes]
+    assert names.count("conv_last") == 2
+    assert "conv_first" not in names
