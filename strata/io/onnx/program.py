@@ -128,6 +128,8 @@ class Program:
         names = [self.graph.name, *(x.name for x in ports), *(f.name for f in self.proto.functions), *self.opsets]
         for node in nodes:
             names += [node.op_type, node.domain, node.name, *node.input, *node.output]
+            for graph in _subgraphs(node):
+                names += [x.name for x in (*graph.input, *graph.output, *graph.initializer)]
         if not all(isinstance(name, str) for name in names):
             raise FileError("a name in the model is not text", code="F500")
 
@@ -242,6 +244,8 @@ class Program:
 
     def _open(self, location: str, tensor: str) -> mmap.mmap:
         """Map a file beside the model. Nothing outside the model's folder can be reached, by any kind of link."""
+        if not isinstance(location, str):
+            raise FileError(f"tensor {tensor!r}: the name of its file is not text", code="F503")
         if location in self._files:
             return self._files[location]
         parts = Path(location).parts
@@ -306,11 +310,15 @@ def walk(nodes: Any, depth: int = 0) -> Iterator[Any]:
         raise FileError(f"subgraphs are nested more than {MAX_DEPTH} deep", code="F500")
     for node in nodes:
         yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from walk(attribute.g.node, depth + 1)
-            for graph in attribute.graphs:
-                yield from walk(graph.node, depth + 1)
+        for graph in _subgraphs(node):
+            yield from walk(graph.node, depth + 1)
+
+
+def _subgraphs(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
 
 
 def _node_tensors(nodes: Any) -> Iterator[Any]:
@@ -368,6 +376,8 @@ def _byte_count(dtype: np.dtype[Any], count: int) -> int:
 
 
 def _from_bytes(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], count: int, name: str) -> np.ndarray:
+    if dtype.hasobject:
+        raise FileError(f"tensor {name!r} has strings, which cannot be stored as raw bytes", code="F501")
     if len(data) != _byte_count(dtype, count):
         needed = _byte_count(dtype, count)
         raise FileError(f"tensor {name!r} has {len(data)} bytes, its shape {list(shape)} needs {needed}", code="F501")

@@ -119,6 +119,7 @@ class Reading:
         plain = all(isinstance(x, Value) for x in inputs.values())
         if (
             not tracer.segments
+            and not tracer.has_run_data
             and not _has_run_data(items)
             and (plain or all(in_graphs_item(x) for x in inputs.values()))
         ):

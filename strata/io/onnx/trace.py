@@ -90,6 +90,7 @@ class Tracer:
         self._opsets = program.opsets
         self._leaves: dict[int, tuple[Any, Value]] = {}  # by id of the Host, which is kept alive here
         self._folding: dict[Value, np.ndarray] | None = None
+        self.has_run_data = False  # whether the graph reads what was computed while it was made
         self._closed = 0
         self._depth = 0
         self._attributes: Mapping[str, Any] = {}
@@ -131,8 +132,11 @@ class Tracer:
             name = self._fresh(item.name or "w", self.params)
             self.params[name] = array
             made = Param(name, kind, self.scope)()
+        elif self.execute is None:
+            raise NeedsData("what was computed from the inputs")
         else:
             made = self.leaf(f"d{len(self.feeds)}", array)
+            self.has_run_data = True
         self._leaves[id(item)] = (item, made)
         return made
 
@@ -451,15 +455,18 @@ class Tracer:
             result = handler(view)
             if result is NotImplemented:
                 return None
-            items = _as_items(result, fixed)
-            values = [x for x in items if isinstance(x, Value)]
+            items = {str(i): x for i, x in enumerate(_as_items(result, fixed))}
+            found = list(values_in(items))
+            values = [value for _, value in found]
             given = sum(x.array.size for x in hosts)
             if sum(_count(x) for x in values) > (max(FOLD_LIMIT, 4 * given) if fixed else HOST_LIMIT):
                 return None
-            arrays = iter(evaluate_values(values, self._folding, {}))
+            arrays = evaluate_values(values, self._folding, {})
         finally:
             self._folding = None
-        return [Host(next(arrays), fixed) if isinstance(x, Value) else x for x in items]
+        for (place, _), array in zip(found, arrays, strict=True):
+            put(items, place, Host(array, fixed))
+        return list(items.values())
 
     # ------------------------------------------------------------------------------------------------------- functions
 

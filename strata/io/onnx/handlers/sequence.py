@@ -117,8 +117,8 @@ def optional(n: NodeView) -> Item:
 
 
 @reads("OptionalHasElement")
-def optional_has_element(n: NodeView) -> np.ndarray:
-    return np.array(n.has(0) and not isinstance(n.item(0), Nothing))
+def optional_has_element(n: NodeView) -> Item:
+    return Host(np.array(n.has(0) and not isinstance(n.item(0), Nothing)))
 
 
 @reads("OptionalGetElement")

@@ -111,6 +111,30 @@ def test_an_input_that_decides_a_branch(device: str) -> None:
         np.testing.assert_array_equal(m.run(x=x, flag=np.array(False))[0], -x)
 
 
+def test_whether_there_is_a_tensor_is_known(device: str) -> None:
+    nodes = [node("OptionalHasElement", ["x"], ["b"]), node("Cast", ["b"], ["f"], to=1), node("Mul", ["f", "x"], ["y"])]
+    m = load(model(nodes, [port("x", ["n", 4])], [port("y", ["n", 4])]), device=device)
+    for n in (2, 3):
+        x = np.full((n, 4), 1.5, np.float32)
+        np.testing.assert_array_equal(m.run(x=x)[0], x)
+
+
+def test_sequences_of_known_arrays(device: str) -> None:
+    """Split while the model is read, with outputs that are computed later beside them."""
+    nodes = [
+        node("SplitToSequence", ["w"], ["list"], axis=1, keepdims=0),
+        node("ConcatFromSequence", ["list"], ["y"], axis=0),
+        node("Relu", ["x"], ["z"]),
+    ]
+    w = np.arange(6, dtype=np.float32).reshape(2, 3)
+    m = load(
+        model(nodes, [port("x", ["n"])], [port("y", None), port("z", ["n"])], initializers={"w": w}), device=device
+    )
+    y, z = m.run(x=np.array([-1, 2], np.float32))
+    np.testing.assert_array_equal(y, w.T.reshape(-1))
+    np.testing.assert_array_equal(z, [0, 2])
+
+
 def test_shapes_that_depend_on_data(device: str) -> None:
     """NonZero splits the model: what is before and after it is compiled."""
     proto = model(
