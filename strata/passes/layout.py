@@ -79,7 +79,7 @@ def _is_served(node: Node) -> bool:
     x, w = node.inputs
     op: Any = node.op
     outputs, channels = w.shape[:2]
-    of_bytes = x.dtype in (i8, u8) and channels % 4 == 0
+    of_bytes = x.dtype in (i8, u8) and (channels % 4 == 0 or outputs == op.groups)
     if not (x.dtype.is_float or of_bytes) or not _is_known(node):
         return False
     if channels == 1 and outputs == op.groups and outputs > 1:  # depth-wise

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from strata.core import f32, i32
+from strata.core import f32
 from strata.mir import Constant, Graph, Value, constant, toposort
 from strata.ops import ConvLast, maximum, relu
 from strata.passes.base import Pass, PassContext, register, rewrite
@@ -83,7 +83,7 @@ class _Divisions:
 
 
 def _is_whole(x: Value) -> bool:
-    return x.node.op.name == "cast" and x.node.inputs[0].dtype is i32
+    return x.node.op.name == "cast" and x.node.inputs[0].dtype.is_int
 
 
 def _is_zero(x: Value) -> bool:

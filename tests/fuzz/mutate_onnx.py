@@ -81,6 +81,16 @@ def seed_models() -> list[Any]:
         node("Cast", ["i"], ["f"], to=TensorProto.FLOAT),
         node("Mul", ["f", "s"], ["y"]),
     ]
+    codes = [
+        node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        node("DequantizeLinear", ["w", "ws", "wz"], ["v"], axis=0),
+        node("Conv", ["d", "v", "b"], ["h"], pads=[1, 1, 1, 1]),
+        node("MaxPool", ["h"], ["p"], kernel_shape=[2, 2]),
+        node("QuantizeLinear", ["p", "s", "z"], ["r"]),
+        node("QLinearConv", ["r", "s", "z", "k", "one", "wz", "s", "z"], ["u"], strides=[2, 2]),
+        node("DequantizeLinear", ["u", "s", "z"], ["y"]),
+    ]
     shapes = [
         node("Shape", ["x"], ["d"]),
         node("Gather", ["d", "first"], ["n"]),
@@ -100,6 +110,11 @@ def seed_models() -> list[Any]:
             "w": normal(1, 12, 5), "r": normal(1, 12, 3), "one": np.array([1]), "k": np.array([2]),
         }),
         _model(quantised, (3, 4), ["y"], {"w": rng.integers(-9, 9, (4, 5)).astype(np.int8)}),
+        _model(codes, (2, 3, 6, 6), ["y"], {
+            "s": np.float32(0.05), "z": np.uint8(100), "w": rng.integers(-9, 9, (4, 3, 3, 3)).astype(np.int8),
+            "ws": np.full(4, 0.01, np.float32), "wz": np.zeros(4, np.int8), "b": normal(4), "one": np.float32(0.01),
+            "k": rng.integers(-9, 9, (4, 4, 2, 2)).astype(np.int8),
+        }),
         _model(shapes, (3, 4), ["y", "i", "at", "e"], {
             "first": np.array(0), "zero": np.array(0), "step": np.array(1),
         }),

@@ -35,7 +35,9 @@ def plan_depthwise(
     target: Target,
     *,
     dtype: DType = f32,
+    weights: DType | None = None,
     out: DType | None = None,
+    fill: int = 0,
     width: int | None = None,
     m_exact: bool = False,
     epilogue: str = "",
@@ -44,8 +46,8 @@ def plan_depthwise(
 ) -> Convolution:
     """As plan_convolution; in the arguments, b is the weights, n the channels, k the taps, and batch 0 has extent 1."""
     spec = plan_convolution(
-        pixels, channels, channels, window, target, dtype=dtype, out=out, width=width, epilogue=epilogue,
-        epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
+        pixels, channels, channels, window, target, dtype=dtype, weights=weights, out=out, fill=fill, width=width,
+        epilogue=epilogue, epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
     whole = -(-channels // spec.product.lanes)
     vectors = next((v for v in range(min(PANEL, whole), 1, -1) if whole % v == 0), min(PANEL, whole))
@@ -168,7 +170,9 @@ class _Tile:
     def __init__(self, f: Function, driver: _DepthwiseDriver, height: int) -> None:
         self.f, self.height, self.epilogue = f, height, driver.epilogue
         self.spec, self.window = driver.spec, driver.window
-        self.arithmetic = Arithmetic(self.spec.a, self.spec.b, self.spec.accumulator, self.spec.target)
+        self.fill = driver.conv.fill
+        sums = self.spec.accumulator  # what is loaded is converted at once: bytes are multiplied as words
+        self.arithmetic = Arithmetic(sums, sums, sums, self.spec.target)
         site = self._site(0, 0, None)
         self.weights, self.out = site.pointer("b"), site.pointer("out")
         rank = self.window.rank
@@ -186,35 +190,39 @@ class _Tile:
     def sums(self, at: Value, mask: str | None, checked: bool) -> list[Value]:
         """The sums of a vector of channels for all pixels."""
         f, spec, window, height, arithmetic = self.f, self.spec, self.window, self.height, self.arithmetic
-        type_, lanes, element = arithmetic.type, spec.lanes, memory_type(spec.a)
+        type_, lanes = arithmetic.type, spec.lanes
+        element, weight = memory_type(spec.a), memory_type(spec.b)
         channel = f.add("%column", at)
         apart = self.number["n"]
         taps, stride, dilation = window.kernel[-1], window.stride[-1], window.dilation[-1]
 
-        def load(address: str) -> str:
-            raw, align = memory_type(spec.a, lanes), spec.a.itemsize
+        def load(address: str, dtype: DType) -> str:
+            raw, align = memory_type(dtype, lanes), dtype.itemsize
             value = f.load(raw, address, align) if mask is None else f.masked_load(raw, address, align, mask)
-            return convert(f, value, spec.a, spec.accumulator, lanes, spec.target)
+            return convert(f, value, dtype, spec.accumulator, lanes, spec.target)
 
         def line(index: str, sums: list[str]) -> list[Value]:
             start = f.load("ptr", f.address("ptr", "%lines", index), 8)
+            present = f.compare("ne", "ptr", start, "null")
 
             def products() -> list[Value]:
                 totals: list[Value] = list(sums)
                 first_tap = f.mul(f.mul(index, taps), apart)
-                row = f.address(element, f.address(element, self.weights, first_tap), channel)
-                weights = [load(f.address(element, row, f.mul(apart, tap))) for tap in range(taps)]
+                row = f.address(weight, f.address(weight, self.weights, first_tap), channel)
+                weights = [load(f.address(weight, row, f.mul(apart, tap)), spec.b) for tap in range(taps)]
                 base = f.address(element, start, channel)
                 for away in range((height - 1) * stride + (taps - 1) * dilation + 1):
                     users = [(p, t) for p in range(height) for t in range(taps) if p * stride + t * dilation == away]
                     if not users:
                         continue
-                    value = load(self._pixel(base, away, checked))
+                    place = self._pixel(base, away, checked)
+                    value = load(f.select("ptr", present, place, "%zeros") if self.fill else place, spec.a)
                     for pixel, tap in users:
                         totals[pixel] = arithmetic.step(f, value, weights[tap], str(totals[pixel]))
                 return totals
 
-            present = f.compare("ne", "ptr", start, "null")
+            if self.fill:  # lines outside count, too
+                return products()
             return list(f.if_(present, products, lambda: list(sums), types=[type_] * height))
 
         zero = "zeroinitializer" if lanes > 1 else constant(type_, 0)

@@ -279,7 +279,7 @@ def plan_convolution_kernel(found: ConvKernel, name: str, target: Target) -> Con
     bytes_ = found.x.dtype in (i8, u8)
     if (found.x.dtype not in (f32, f64, f16_type) and not bytes_) or 0 in found.b.shape:
         return None
-    if bytes_ and (found.is_depthwise or found.channels % WHOLE_WORD):
+    if bytes_ and not found.is_depthwise and found.channels % WHOLE_WORD:
         return None
     if not all(isinstance(s, int) for s in found.b.spacing.strides):
         return None
@@ -301,15 +301,16 @@ def plan_convolution_kernel(found: ConvKernel, name: str, target: Target) -> Con
     pixels = planned(found.pixels)
     target = _with_fitting_vectors(found, target)
     spec: Convolution | Winograd
+    codes = {"weights": found.b.dtype, "fill": found.op.outside()}
     if found.is_depthwise:
-        spec = plan_depthwise(pixels, found.groups, window, target, **fields)
+        spec = plan_depthwise(pixels, found.groups, window, target, **fields, **codes)
     elif _takes_winograd(found):
         del fields["dtype"], fields["width"]
         fields["m_exact"] = isinstance(found.tiles, int)
         spec = plan_winograd(planned(found.tiles), found.outputs, found.channels, window, target, **fields)
     else:
-        fields |= {"weights": found.b.dtype, "fill": found.op.outside()}
-        spec = plan_convolution(pixels, found.outputs, found.channels, window, target, groups=found.groups, **fields)
+        fields |= codes | {"groups": found.groups}
+        spec = plan_convolution(pixels, found.outputs, found.channels, window, target, **fields)
     return ConvPlan(found, spec, name)
 
 

@@ -67,6 +67,8 @@ CONVOLUTIONS = [
     (8, 12, (9, 10), (3, 2), {"dilation": (2, 3), "padding": (2, 1)}),
     (16, 8, (6, 6), (3, 3), {"groups": 2, "padding": 1}),
     (6, 6, (5, 5), (3, 3), {"groups": 6, "padding": 1}),
+    (40, 40, (9, 8), (3, 3), {"groups": 40, "padding": 1, "stride": 2}),
+    (1, 1, (5, 5), (3, 3), {"padding": 1}),
     (20, 33, (13,), (4,), {"padding": 3}),
     (5, 7, (4, 5, 4), (2, 2, 3), {"padding": 1}),
     (64, 100, (3, 3), (3, 3), {"padding": 2}),
@@ -86,8 +88,7 @@ def test_convolutions_are_exact(case: Any, x_kind: str, w_kind: str, zero: int, 
     feeds = {"x": codes(rng, x_kind, *x.shape), "w": codes(rng, w_kind, *w.shape)}
     made = compiled(graph, feeds)
     np.testing.assert_array_equal(made.run(x=feeds["x"])[0], evaluate(graph, feeds)[0])
-    if groups != channels:
-        assert product_types(made) == [(x_kind, "i8")]
+    assert product_types(made) == [(x_kind, "i8")]
 
 
 def quantised_layer(m: Any, k: int, n: int, x_kind: str = "u8") -> Graph:
@@ -136,6 +137,18 @@ def test_symbolic_rows_and_threads(rng) -> None:
         assert np.abs(found[0].astype(np.int64) - wanted.astype(np.int64)).max() <= 1
         np.testing.assert_array_equal(found[0], found[1])
         np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_the_greatest_of_codes_is_a_code(rng) -> None:
+    g = Graph("g")
+    x = g.input("x", (1, 5, 8, 9), "u8")
+    real = ops.cast(numbers(x, np.int32(7)), "f32") * np.float32(0.1)
+    graph = g.outputs(ops.max_pool(real, 3, stride=2, padding=1))
+    feeds = {"x": codes(rng, "u8", 1, 5, 8, 9)}
+    made = compiled(graph, {})
+    np.testing.assert_array_equal(made.run(feeds)[0], evaluate(graph, feeds)[0])
+    pools = [n for s in made.lir.schedule for n in s.nodes if n.op.name == "pool_max"]
+    assert [n.inputs[0].dtype.name for n in pools] == ["u8"]
 
 
 def test_scales_known_at_run_time_and_codes_of_both_sides(rng) -> None:

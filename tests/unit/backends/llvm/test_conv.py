@@ -137,39 +137,70 @@ def test_stack_use_is_bounded() -> None:
         assert spec.stack_bytes <= 256 << 10, str(spec)
 
 
+DEPTHWISE = [
+    # sizes, kernel, stride, padding, dilation
+    ((7, 7), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+    ((9, 8), (5, 3), (2, 1), ((2, 2), (0, 1)), (1, 2)),
+    ((20,), (4,), (1,), ((3, 0),), (1,)),
+]
+
+
+def run_depthwise(x: np.ndarray, w: np.ndarray, spec: Convolution, counts: tuple[int, ...], op: Conv) -> np.ndarray:
+    """x [N, C, *sizes] and w [C, 1, *kernel] through the channels-last kernel."""
+    channels, sizes, target = x.shape[1], x.shape[2:], spec.product.target
+    code = compile_and_load(module_text(Module(target.triple), spec), ["depthwise"], target)
+    nhwc = np.ascontiguousarray(np.moveaxis(x, 1, -1))
+    weights = np.ascontiguousarray(w.reshape(channels, -1).T)
+    out = np.full((len(x), *counts, channels), 77, spec.product.out.np)
+    strides = [s // nhwc.itemsize for s in nhwc.strides]
+    pixels = len(x) * int(np.prod(counts))
+    values = dict(
+        a=nhwc.ctypes.data, b=weights.ctypes.data, out=out.ctypes.data, m=pixels, n=channels, k=len(weights),
+        a_row=0, a_k=1, out_row=channels, out_column=1, batch0_extent=1, batch0_a=0, batch0_b=0, batch0_out=0,
+        x_image=strides[0],
+    )  # fmt: skip
+    for axis in range(len(sizes)):
+        values |= {f"size{axis}": sizes[axis], f"count{axis}": counts[axis], f"low{axis}": op.padding[axis][0]}
+        values[f"x{axis}"] = strides[axis + 1]
+    block = np.array([values[s] for s in spec.product.slots], np.int64)
+    KERNEL(code.address("depthwise"))(block.ctypes.data, 0, spec.product.chunk_count(pixels, channels))
+    return np.moveaxis(out, -1, 1)
+
+
 @pytest.mark.parametrize("dtype", [f32, f64], ids=str)
 @pytest.mark.parametrize("channels", [1, 16, 33, 96, 130])
 def test_depthwise(channels: int, dtype: DType) -> None:
     rng = np.random.default_rng(0)
-    for sizes, kernel, stride, padding, dilation in (
-        ((7, 7), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)), ((9, 8), (5, 3), (2, 1), ((2, 2), (0, 1)), (1, 2)),
-        ((20,), (4,), (1,), ((3, 0),), (1,)),
-    ):  # fmt: skip
+    for sizes, kernel, stride, padding, dilation in DEPTHWISE:
         spread = (1,) * len(sizes)
         op = Conv(stride=stride, padding=padding, dilation=dilation, groups=channels, input_dilation=spread)
         x, w = rng.standard_normal((2, channels, *sizes)), rng.standard_normal((channels, 1, *kernel))
         exact = op.numpy(x, w)
         counts = exact.shape[2:]
-        pixels = 2 * int(np.prod(counts))
         window = Window(kernel, stride, dilation, spread)
-        spec = plan_depthwise(pixels, channels, window, HOST, dtype=dtype, width=counts[-1])
-        module = Module(HOST.triple)
-        code = compile_and_load(module_text(module, spec), ["depthwise"], HOST)
-        nhwc = np.ascontiguousarray(np.moveaxis(x, 1, -1).astype(dtype.np))
-        weights = np.ascontiguousarray(w.reshape(channels, -1).T.astype(dtype.np))
-        out = np.full((2, *counts, channels), 77, dtype.np)
-        strides = [s // nhwc.itemsize for s in nhwc.strides]
-        values = dict(
-            a=nhwc.ctypes.data, b=weights.ctypes.data, out=out.ctypes.data, m=pixels, n=channels, k=len(weights),
-            a_row=0, a_k=1, out_row=channels, out_column=1, batch0_extent=1, batch0_a=0, batch0_b=0, batch0_out=0,
-            x_image=strides[0],
+        spec = plan_depthwise(2 * int(np.prod(counts)), channels, window, HOST, dtype=dtype, width=counts[-1])
+        result = run_depthwise(x.astype(dtype.np), w.astype(dtype.np), spec, counts, op)
+        assert np.allclose(result, exact, atol=2e-4 if dtype is f32 else 1e-12)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize(("codes", "fill"), [(u8, 0), (u8, 113), (i8, -7)], ids=str)
+@pytest.mark.parametrize("channels", [1, 33, 96])
+def test_depthwise_codes(channels: int, target: Target, codes: DType, fill: int) -> None:
+    rng = np.random.default_rng(0)
+    info = np.iinfo(codes.np)
+    for sizes, kernel, stride, padding, dilation in DEPTHWISE:
+        spread = (1,) * len(sizes)
+        op = ConvFilled(stride, padding, dilation, channels, spread, fill)
+        x = rng.integers(info.min, info.max + 1, (2, channels, *sizes)).astype(codes.np)
+        w = rng.integers(-128, 128, (channels, 1, *kernel)).astype(np.int8)
+        exact = op.numpy(x, w)
+        counts = exact.shape[2:]
+        spec = plan_depthwise(
+            2 * int(np.prod(counts)), channels, Window(kernel, stride, dilation, spread), target, dtype=codes,
+            weights=i8, fill=fill, width=counts[-1],
         )  # fmt: skip
-        for axis in range(len(sizes)):
-            values |= {f"size{axis}": sizes[axis], f"count{axis}": counts[axis], f"low{axis}": padding[axis][0]}
-            values[f"x{axis}"] = strides[axis + 1]
-        block = np.array([values[s] for s in spec.product.slots], np.int64)
-        KERNEL(code.address("depthwise"))(block.ctypes.data, 0, spec.product.chunk_count(pixels, channels))
-        assert np.allclose(np.moveaxis(out, -1, 1), exact, atol=2e-4 if dtype is f32 else 1e-12)
+        np.testing.assert_array_equal(run_depthwise(x, w, spec, counts, op), exact)
 
 
 def module_text(module: Module, spec: Convolution) -> str:

@@ -95,7 +95,7 @@ def test_qdq_convolutions(
     x = rng.standard_normal(shape).astype(np.float32)
     types = compare(model(nodes, ("n", *shape[1:]), held), x, 0.15)
     codes = "u8" if kind is np.uint8 else "i8"
-    assert types == [("f32", "f32") if attributes.get("group") == 12 else (codes, "i8")]
+    assert types == [(codes, "i8")]
 
 
 @pytest.mark.parametrize("w_kind", [np.int8, np.uint8])
