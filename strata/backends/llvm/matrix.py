@@ -151,11 +151,14 @@ def _arrange(
 
 
 def _overlaps(side: Operand, column: Axis, inner: Axis) -> bool:
-    """Whether columns share most of their elements, as the windows of a filter do: packed, each would be a copy."""
+    """Whether columns share most of their elements, as the windows of a filter do: packed, each would be a copy.
+
+    The columns of a matrix whose rows are contiguous start near each other too, and share nothing.
+    """
     step, stride, length = side.strides[column], side.strides[inner], inner.extent
     if not (isinstance(step, int) and isinstance(stride, int) and isinstance(length, int)):
         return False
-    return 2 * abs(step) <= abs(stride) * length
+    return step % stride == 0 and 2 * abs(step) <= abs(stride) * length
 
 
 @dataclass(frozen=True, slots=True)

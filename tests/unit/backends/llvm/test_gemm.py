@@ -405,3 +405,15 @@ def test_errors() -> None:
         plan_contraction(-1, 2, 3, HOST)
     with pytest.raises(DTypeError, match="do not multiply elements of type c64"):
         _ = Contraction(HOST, a=c64).arithmetic
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("m", [1, 2])
+def test_products_of_one_row_are_contractions(m: int, turned: bool) -> None:
+    """Their columns start next to each other, and yet they are no windows of a filter."""
+    g = Graph("g")
+    w = g.param("w", f32[(96, 64) if turned else (64, 96)])
+    g.outputs(g.input("x", f32[m, 64]) @ (ops.transpose(w) if turned else w))
+    (step,) = CompilePipeline("cpu").compile(g).lir.schedule
+    assert step.kernel is not None
+    assert find_contraction(step.kernel) is not None
