@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,20 +93,31 @@ def evaluate_values(
     roots: Sequence[Value], known: Mapping[Value, np.ndarray], binding: Mapping[str, Dim], *, wide: bool = False
 ) -> tuple[np.ndarray, ...]:
     """Evaluate values from known ones. Arrays are dropped after their last use."""
-    order = toposort(roots, known)
-    uses: dict[Value, int] = {}
-    for value in [x for node in order for x in node.inputs] + list(roots):
-        uses[value] = uses.get(value, 0) + 1
-    table = dict(known)
-    for node in order:
-        arrays = [table[x] for x in node.inputs]
-        for value, array in zip(node.outputs, run_node(node, arrays, binding, wide=wide), strict=True):
-            table[value] = array
-        for x in node.inputs:
-            uses[x] -= 1
-            if not uses[x] and x not in known:
-                table.pop(x, None)
-    return tuple(table[r] for r in roots)
+    return Evaluation(roots, known).run(known, binding, wide=wide)
+
+
+class Evaluation:
+    """Values that are evaluated from the same known ones, once or many times."""
+
+    def __init__(self, roots: Sequence[Value], known: Collection[Value]) -> None:
+        self.roots = tuple(roots)
+        kept = {*known, *roots}
+        steps = []
+        for node in reversed(toposort(roots, known)):
+            last = [x for x in dict.fromkeys(node.inputs) if x not in kept]
+            kept.update(last)
+            steps.append((node, node.inputs, node.outputs, last))
+        self._steps = steps[::-1]
+
+    def run(
+        self, known: Mapping[Value, np.ndarray], binding: Mapping[str, Dim], *, wide: bool = False
+    ) -> tuple[np.ndarray, ...]:
+        table = dict(known)
+        for node, inputs, outputs, last in self._steps:
+            table.update(zip(outputs, run_node(node, [table[x] for x in inputs], binding, wide=wide), strict=True))
+            for x in last:
+                del table[x]
+        return tuple(table[r] for r in self.roots)
 
 
 def run_node(

@@ -18,7 +18,7 @@ from strata.ops.logic import to_bool, where
 from strata.ops.movement import broadcast_to, concat, insert_axis, narrow, reshape, zeros_like
 from strata.ops.reduce import all_, any_
 from strata.ops.scanning import Scan, segment_ends
-from strata.ops.tracing import is_wide, make_graph, narrowed, numbered, run_graph, trace_body
+from strata.ops.tracing import is_wide, make_graph, narrowed, numbered, runner, trace_body
 
 
 @op("while")
@@ -52,11 +52,12 @@ class While(Op):
         wide = is_wide(arrays, types)
         inputs = narrowed(arrays, types, wide=wide)
         carries, consts = inputs[: self.num_carry], inputs[self.num_carry :]
+        goes_on, step = (runner(graph, wide=wide) for graph in (self.cond, self.body))
         steps = 0
         while self.max_iterations is None or steps < self.max_iterations:
-            if not run_graph(self.cond, [*carries, *consts], wide=wide)[0]:
+            if not goes_on([*carries, *consts])[0]:
                 break
-            carries = list(run_graph(self.body, [*carries, *consts], wide=wide))
+            carries = list(step([*carries, *consts]))
             steps += 1
         return tuple(carries)
 

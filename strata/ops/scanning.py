@@ -16,7 +16,7 @@ from strata.core import Dim, SymExpr, TensorType, bool_, f64, floordiv, i64, kno
 from strata.errors import OptionError
 from strata.mir import Graph, Op, Sample, Value, batch_values, op, placeholder, pullback, pushforward
 from strata.ops.movement import broadcast_to, concat, moveaxis, narrow, reshape, zeros_like
-from strata.ops.tracing import is_wide, make_graph, narrowed, numbered, run_graph, used
+from strata.ops.tracing import is_wide, make_graph, narrowed, numbered, runner, used
 
 Run = tuple[Dim, int, Dim]  # the first step, how many segments, and how many steps in each
 
@@ -102,8 +102,9 @@ class Scan(Op):
         ys: list[np.ndarray] = [
             np.empty((length, *x.type.static_shape), _dtype(x, wide)) for x in self.body.results[self.num_carry :]
         ]
+        step = runner(self.body, wide=wide)
         for t in reversed(range(length)) if self.reverse else range(length):
-            outs = run_graph(self.body, [*carries, *consts, *(x[t] for x in xs)], wide=wide)
+            outs = step([*carries, *consts, *(x[t] for x in xs)])
             carries = list(outs[: self.num_carry])
             for y, row in zip(ys, outs[self.num_carry :], strict=True):
                 y[t] = row

@@ -16,11 +16,11 @@ from strata.core import TensorType, TreeDef, as_dtype, flatten, unflatten
 from strata.errors import TraceError
 from strata.mir import (
     Constant,
+    Evaluation,
     Graph,
     Leaf,
     Node,
     Value,
-    evaluate_values,
     fresh_scope,
     next_serial,
     placeholder,
@@ -134,8 +134,18 @@ def narrowed(arrays: Sequence[np.ndarray], types: Sequence[TensorType], *, wide:
 
 def run_graph(graph: Graph, arrays: Sequence[np.ndarray], *, wide: bool) -> tuple[np.ndarray, ...]:
     """The results of a closed graph on arrays."""
-    known = {leaf: np.asarray(a) for leaf, a in zip(graph.inputs, arrays, strict=True)}
-    return evaluate_values(graph.results, known, {}, wide=wide)
+    return runner(graph, wide=wide)(arrays)
+
+
+def runner(graph: Graph, *, wide: bool) -> Callable[[Sequence[np.ndarray]], tuple[np.ndarray, ...]]:
+    """Gives the results of a closed graph on arrays, many times."""
+    evaluation = Evaluation(graph.results, graph.inputs)
+
+    def run(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        known = {leaf: np.asarray(a) for leaf, a in zip(graph.inputs, arrays, strict=True)}
+        return evaluation.run(known, {}, wide=wide)
+
+    return run
 
 
 def types_of(values: Sequence[Value]) -> list[TensorType]:

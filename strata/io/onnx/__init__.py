@@ -2,7 +2,7 @@
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strata.errors import FileError
 
@@ -11,13 +11,20 @@ if find_spec("onnx") is None:
 
 from strata.io.onnx.model import OnnxModel, load_onnx
 
+if TYPE_CHECKING:
+    from strata.io.onnx.node import NodeView
+    from strata.io.onnx.reading import known_ops, reads
+    from strata.io.onnx.standard import PreparedModel, ReferenceBackend, StrataBackend
+    from strata.io.onnx.writing import export
+
 load = load_onnx
-_LATER = {  # what needs the package itself
-    "backend": ("strata.io.onnx.backend", "StrataBackend"),
-    "StrataBackend": ("strata.io.onnx.backend", "StrataBackend"),
-    "ReferenceBackend": ("strata.io.onnx.backend", "ReferenceBackend"),
-    "PreparedModel": ("strata.io.onnx.backend", "PreparedModel"),
-    "export": ("strata.io.onnx.export", "export"),
+# what needs the package itself; no module has one of these names, which would take its place
+_LATER = {
+    "backend": ("strata.io.onnx.standard", "StrataBackend"),
+    "StrataBackend": ("strata.io.onnx.standard", "StrataBackend"),
+    "ReferenceBackend": ("strata.io.onnx.standard", "ReferenceBackend"),
+    "PreparedModel": ("strata.io.onnx.standard", "PreparedModel"),
+    "export": ("strata.io.onnx.writing", "export"),
     "known_ops": ("strata.io.onnx.reading", "known_ops"),
     "reads": ("strata.io.onnx.reading", "reads"),
     "NodeView": ("strata.io.onnx.node", "NodeView"),

@@ -18,6 +18,7 @@ from strata.mir import Constant, Value, constant
 
 UNROLL = 8  # steps of a loop that are written out rather than made a loop of the graph
 MOST_STEPS = 1 << 20
+MOST_WRITTEN = 1 << 15  # nodes of a loop whose steps are written out one after the other
 TRUE = Host(np.array(True))
 
 
@@ -134,9 +135,12 @@ def _stepwise(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...
     holder = f"\0{id(state)}"
     tracer.frame.items[holder] = [state, *rows]
     condition: Item = n.item(1) if n.has(1) else TRUE
-    steps = 0
+    steps = written = 0  # `written` counts nodes of steps that no data decide
     try:
         while (limit is None or steps < limit) and bool(tracer.array(condition).reshape(-1)[0]):
+            written += len(body.node) + 1 if isinstance(condition, Host) and condition.fixed else 0
+            if written > MOST_WRITTEN:
+                raise FileError(f"{n.label} would be written out more than {steps} times", code="F504")
             outs = tracer.run_graph(body, [Host(np.array(steps, np.int64)), condition, *state])
             condition, state[:] = outs[0], outs[1 : 1 + count]
             for row, x in zip(rows, outs[1 + count :], strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -252,6 +254,15 @@ def test_wrong_inputs(feeds: dict[str, Any], error: type[Exception], words: str)
     m = load(model([node("Neg", ["x"], ["y"])], [port("x", ["n"])], [port("y", ["n"])]), device="reference")
     with pytest.raises(error, match=words):
         m.run(feeds)
+
+
+def test_names_are_what_they_are_called_for() -> None:
+    """Whichever is asked for first, and whatever modules it loads."""
+    code = (
+        "import strata as st; from strata.io.onnx import StrataBackend, reads, load, export, known_ops; "
+        "assert st.onnx.backend is StrataBackend; assert callable(st.onnx.export); assert callable(st.onnx.load)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_backend_interface() -> None:
