@@ -70,6 +70,7 @@ _FAMILIES: tuple[str, ...] = (
     "native_control",
     "native_dequant",
     "native_fft",
+    "native_grouped",
     "native_ids",
     "native_lapack",
     "native_pool",
