@@ -39,6 +39,7 @@ _PREFIX_COST = 10  # a running reduction over the lanes of a register
 SCANNED = ("sum", "prod", "max", "min")  # whose running form may go over the lanes of a register
 _LIGHT = 12  # scalar work of a loop that leaves it waiting for memory
 _STREAM_CACHES = 2  # a core's own caches that a buffer must exceed to be read as a stream
+_FOLLOWING = 64  # bytes of vectors of processors that ask ahead well enough by themselves along one stream
 _STREAM_CHUNK = 1 << 20  # bytes of a chunk that streams: what one core asks for ahead, it should use
 _LEAST_CHUNKS = 32  # of a kernel that goes through much memory
 _STREAM_ROW = 1 << 10  # bytes of a row that is worth its own start and end past the caches
@@ -88,7 +89,7 @@ class _Chooser:
         staged = list(self._staged(nest, vectorised))
         self.kept = {n for first in staged for s in walk_loops(nest) if s is not first for n in row_values(first, s)}
         exchanged = chain[-1] if chain and self._exchanges(chain[-1], vectorised) else None
-        streams = self._streams(nest, vectorised, numbers, exchanged)
+        streams = self._streams(nest, vectorised, numbers, exchanged) or self._next_rows(staged, chain, numbers)
         if chain:
             points = prod(_guess(loop.axis.extent) for loop in chain)
             each = max(cost / max(1, points), 1e-3)
@@ -140,9 +141,24 @@ class _Chooser:
                     case Compute(Load(buffer, _, _) as load):
                         # a row that is gone through several times has its own rhythm: asking ahead gets in its way
                         large = _known_bytes(buffer) > _STREAM_CACHES * self.machine.cache_bytes
-                        if large and places[buffer] == 1 and _in_order(load, order):
+                        helps = loop is exchanged or self.machine.vector_bytes < _FOLLOWING
+                        if large and helps and places[buffer] == 1 and _in_order(load, order):
                             asked.append(Prefetch(buffer.name, numbers[id(loop)]))
         return asked
+
+    def _next_rows(self, staged: list[ReduceLoop], chain: list[MapLoop], numbers: dict[int, int]) -> list[Action]:
+        """While a loop works on a row, ask for the next one: the loop after it that only reads has to wait less."""
+        asked: list[Action] = []
+        for loop in staged if chain else ():
+            if self._scalar_cost(loop) <= _LIGHT:
+                continue
+            loads = [s.node for s in loop.body.steps if isinstance(s, Compute) and isinstance(s.node, Load)]
+            for load in loads:
+                terms = linear(load.index[0]).terms
+                row = terms.get(chain[-1].axis)
+                if terms.get(loop.axis) == 1 and isinstance(row, int) and row > 1 and load.where is None:
+                    asked.append(Prefetch(load.buffer.name, numbers[id(loop)], row))
+        return list(dict.fromkeys(asked))
 
     def _goes_past(self, loop: MapLoop) -> Store | None:
         """The store of a loop that should bypass the caches: of a large result, in long runs that cost little."""

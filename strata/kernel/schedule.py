@@ -205,9 +205,29 @@ def row_values(first: ReduceLoop, later: Loop) -> list[Expr]:
         return []
     again = {s.node: None for s in later.body.steps if isinstance(s, Compute)}
     both = [s.node for s in first.body.steps if isinstance(s, Compute) and s.node in again]
-    dear = [n for n in both if isinstance(n, Scalar) and SCALARS[n.name].cost >= _DEAR and n.dtype.is_float]
+    rows = _rows_below(both, first.axis)
+    dear = [n for n in both if isinstance(n, Scalar) and n.dtype.is_float and _is_dear(n, rows)]
     inside = {x for n in both for x in n.inputs}
     return [n for n in dear if n not in inside and first.axis in n.free]
+
+
+def _is_dear(node: Scalar, rows: dict[Expr, frozenset[Load]]) -> bool:
+    """Whether a value costs more to compute, or to read the parts of, than to store and to load."""
+    if SCALARS[node.name].cost >= _DEAR:
+        return True
+    return len(rows[node]) > 1 and all(len(rows.get(x, ())) < 2 for x in node.args)  # where several rows first meet
+
+
+def _rows_below(nodes: list[Expr], axis: Axis) -> dict[Expr, frozenset[Load]]:
+    """The rows that each value is made of, which a loop over an axis reads in full; two where there are more."""
+    found: dict[Expr, frozenset[Load]] = {}
+    for node in nodes:
+        if isinstance(node, Load):
+            found[node] = frozenset((node,) if axis in node.free and len(node.free) > 1 else ())
+        elif isinstance(node, Scalar):
+            below = dict.fromkeys(load for x in node.args for load in found.get(x, ()))
+            found[node] = frozenset(list(below)[:2])
+    return found
 
 
 def turns(load: Load, outer: Axis, inner: Axis) -> bool:

@@ -35,6 +35,9 @@ _EXPM1 = {
          0.00019841269876864356, 2.4801587327007187e-05, 2.755725283351691e-06, 2.75572718102198e-07,
          2.5106274733573296e-08, 2.0915442297780116e-09),
 }  # fmt: skip
+# (e^r - 1) / r on |r| ≤ ln2 / 32, for exponentials with a table of 2^(k/16)
+_EXP_NEAR = (1.0, 0.5000146624343743, 0.16666959914371368)
+_POWERS = tuple(2.0 ** (k / 16) for k in range(16))
 # (log((1 + s) / (1 - s)) - 2s) / s³ as a function of s², for (1 + s) / (1 - s) in [√½, √2]
 _LOG = {
     32: (0.6666666654512713, 0.4000012942695626, 0.2854996859130847, 0.23353427603651186),
@@ -203,15 +206,30 @@ def _scale_by_instruction(m: Math, x: str, n: str) -> str:
     return f.call(m.type, f"llvm.x86.avx512.mask.scalef.{kind}.{width}", *arguments)
 
 
+def _exp_by_table(m: Math, x: str) -> str:
+    """eˣ = 2ⁿ · 2^(k/16) · eʳ; both n + k/16, which the scaling rounds down, and k come from one addition."""
+    magic = m.c(_MAGIC[m.bits] / len(_POWERS))
+    shifted = m.fma(x, m.c(1 / math.log(2)), magic)
+    n = m.sub(shifted, magic)
+    high, low = _LN2[m.bits]
+    r = m.fma(n, m.c(-low), m.fma(n, m.c(-high), x))
+    power = m.look_up(m.as_bits(shifted), _POWERS)
+    return _scale_by_instruction(m, m.fma(m.mul(power, r), m.polynomial(r, _EXP_NEAR), power), n)
+
+
 def exp(m: Math, x: str) -> str:
     low, high = _EXP_LIMITS[m.bits]
     inside = m.at_most(m.at_least(x, low), high)
+    if m.has_tables:
+        return _exp_by_table(m, inside)
     n, whole, q = _reduce_exp(m, inside)
     return _scale(m, m.add(q, m.c(1.0)), n, whole)
 
 
 def exp_below(m: Math, x: str) -> str:
     """eˣ of numbers that are not above 0, as in a softmax; what would be denormal may be 0."""
+    if m.has_tables:
+        return _exp_by_table(m, m.at_least(x, _EXP_LIMITS[m.bits][0]))
     if m.target.has_avx512 and lanes_of(m.type) * m.bits >= 128:
         n, whole, q = _reduce_exp(m, m.at_least(x, _EXP_LIMITS[m.bits][0]))
         return _scale(m, m.add(q, m.c(1.0)), n, whole)

@@ -12,7 +12,7 @@ import strata as st
 from strata.backends.llvm.compile import compile_kernel, lower
 from strata.backends.llvm.pool import default_pool
 from strata.core import Target, TensorType, bf16, c64, f32, f64, i8, i32, sym
-from strata.kernel import Exchange, KernelBuilder, NonTemporal, Prefetch, Schedule, interpret, parse_schedule
+from strata.kernel import Exchange, KernelBuilder, NonTemporal, Prefetch, Schedule, Stage, interpret, parse_schedule
 from tests.unit.kernel import samples
 
 TARGETS = [name for name in ("host", "avx2", "baseline") if Target.named(name).runs_on(Target.host())]
@@ -42,9 +42,35 @@ def test_large_results_go_past_the_caches_and_small_ones_do_not() -> None:
 
 def test_large_sums_ask_ahead() -> None:
     rows = 16 * Target.host().l2_bytes // 4096
-    assert actions(samples.reduction((rows, 1024), (1,)), Prefetch) == [Prefetch("x", 1)]
+    assert actions(samples.reduction((rows, 1024), (1,)), Prefetch, Target.named("avx2")) == [Prefetch("x", 1)]
     assert actions(samples.reduction((rows, 1024), (0,)), Prefetch) == [Prefetch("x", 0)]
     assert actions(samples.reduction((64, 1024), (1,)), Prefetch) == []
+
+
+def test_a_loop_with_work_to_do_asks_for_the_next_row() -> None:
+    assert actions(samples.softmax(64, 1000), Prefetch) == [Prefetch("x", 2, 1000)]
+    assert actions(samples.layernorm(64, 1000), Prefetch) == []
+
+
+def test_rows_that_meet_are_kept() -> None:
+    """A sum of two rows that three loops go through is stored by the first."""
+    k = KernelBuilder("residual")
+    x, y = k.input("x", f32[ROWS, 1000]), k.input("y", f32[ROWS, 1000])
+
+    def value(index: Any) -> Any:
+        row = lambda j: x[index[0], j] + y[index[0], j]
+        mean = k.reduce("sum", 1000, row) / 1000.0
+        spread = k.reduce("sum", 1000, lambda j: (row(j) - mean) * (row(j) - mean))
+        return (row(index[1]) - mean) / spread
+
+    k.output("z", f32[ROWS, 1000], value)
+    native = compile_kernel(k.build())
+    assert [a for a in native.lowered.schedule.actions if isinstance(a, Stage)] == [Stage(1)]
+    a, b = (np.random.default_rng(i).standard_normal((7, 1000)).astype(np.float32) for i in range(2))
+    (got,) = native(a, b)
+    total = a.astype(np.float64) + b
+    away = total - total.mean(1, keepdims=True)
+    np.testing.assert_allclose(got, away / (away * away).sum(1, keepdims=True), rtol=1e-4, atol=1e-7)
 
 
 def test_columns_are_summed_row_by_row() -> None:
