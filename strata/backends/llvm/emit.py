@@ -130,9 +130,10 @@ class _Emitter(Tiles):
             case MapLoop():
                 self._map(step, 0, self.size(step.axis.extent))
             case ReduceLoop():
+                before = self.filling
                 self._stage(step, later)
                 self._reduce(step)
-                self.filling = frozenset()
+                self.filling = before
 
     def _map(self, loop: MapLoop, low: Value, high: Value) -> None:
         lanes = self.schedule.lanes(self.numbers[id(loop)])

@@ -12,7 +12,17 @@ import strata as st
 from strata.backends.llvm.compile import compile_kernel, lower
 from strata.backends.llvm.pool import default_pool
 from strata.core import Target, TensorType, bf16, c64, f32, f64, i8, i32, sym
-from strata.kernel import Exchange, KernelBuilder, NonTemporal, Prefetch, Schedule, Stage, interpret, parse_schedule
+from strata.kernel import (
+    Exchange,
+    KernelBuilder,
+    NonTemporal,
+    Prefetch,
+    Schedule,
+    Stage,
+    apply,
+    interpret,
+    parse_schedule,
+)
 from tests.unit.kernel import samples
 
 TARGETS = [name for name in ("host", "avx2", "baseline") if Target.named(name).runs_on(Target.host())]
@@ -71,6 +81,28 @@ def test_rows_that_meet_are_kept() -> None:
     total = a.astype(np.float64) + b
     away = total - total.mean(1, keepdims=True)
     np.testing.assert_allclose(got, away / (away * away).sum(1, keepdims=True), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_are_kept_around_reductions_of_their_elements(target: str) -> None:
+    """A softmax of products: what is kept is computed after a loop of its own."""
+    k = KernelBuilder("scores")
+    q, keys, mask = k.input("q", f32[ROWS, 5]), k.input("keys", f32[5, 100]), k.input("mask", f32[ROWS, 100])
+
+    def value(index: Any) -> Any:
+        def score(j: Any) -> Any:
+            return k.reduce("sum", 5, lambda d: q[index[0], d] * keys[d, j]) + mask[index[0], j]
+
+        top = k.reduce("max", 100, score)
+        total = k.reduce("sum", 100, lambda j: apply("exp", score(j) - top))
+        return apply("exp", score(index[1]) - top) / total
+
+    k.output("y", f32[ROWS, 100], value)
+    native = compile_kernel(k.build(), Target.named(target))
+    a, b, c = (np.random.default_rng(1).standard_normal(s).astype(np.float32) for s in ((9, 5), (5, 100), (9, 100)))
+    (got,) = native(a, b, c)
+    scores = np.exp(a.astype(np.float64) @ b + c)
+    np.testing.assert_allclose(got, scores / scores.sum(1, keepdims=True), rtol=1e-4)
 
 
 def test_columns_are_summed_row_by_row() -> None:
