@@ -82,7 +82,11 @@ def _trip_count(n: NodeView) -> Dim | None:
     if isinstance(item, Sizes):
         return item.flat[0]
     if isinstance(item, Host):
-        return max(int(item.array.reshape(-1)[0]), 0)
+        if item.array.size != 1 or item.array.dtype.kind not in "iu":
+            raise FileError(
+                f"{n.label}: the trip count is {item.array.dtype} of {item.array.size} elements", code="F504"
+            )
+        return max(int(item.array.reshape(())), 0)
     return None
 
 
