@@ -374,6 +374,6 @@ class _Panels(_Planes):
         zeros: list[Value] = [constant(self.type, 0)] * count
         found = f.if_(inside, loaded, lambda: zeros, types=[self.type] * count)
         columns = self.product.panel_columns
+        to = f.address("float", self.panel, f.add(f.mul(row, columns), column))
         for tap, value in enumerate(found):
-            place = f.address("float", self.panel, f.add(f.mul(f.add(row, tap), columns), column))
-            f.masked_store(self.type, value, place, 4, room)
+            f.masked_store(self.type, value, f.address("float", to, tap * columns), 4, room)

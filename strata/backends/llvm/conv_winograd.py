@@ -28,7 +28,7 @@ from strata.backends.llvm.registers import memory_type
 from strata.core import DType, Target, f32, f64
 
 TURNED: Final = 16  # values of a tile
-MOST_TILES: Final = 32  # of a chunk: the packed taps come from the third-level cache once for so many
+MOST_TILES: Final = 24  # of a chunk: the packed taps come from the third-level cache once for so many
 MOST_CHANNELS: Final = 128  # turned at once
 PANEL_COLUMNS: Final = 144  # outputs of a chunk, in whole panels
 AT_ONCE: Final = 8  # tiles of a line that are turned back together
