@@ -49,6 +49,7 @@ class AttentionSpec:
     has_offset: bool = False
     softcap: float | None = None
     decode: bool = False  # few queries: keys and values are read where they lie
+    segment: int = 0  # keys that a chunk of a decode takes, where heads alone are too few chunks; 0: all of them
     one_block: bool = False  # there are never more keys than a block has
     whole_heads: bool = False  # a chunk packs a key head and does all rows that read it; there is no pack step
     query_rows: int = 24
@@ -121,6 +122,7 @@ class AttentionSpec:
         parts = [f"attention {self.dtype} heads {self.num_heads}/{self.kv_heads} dim {self.head_dim}/{self.value_dim}"]
         parts += [f"scale {self.scale!r}", f"block {self.query_rows} x {self.key_block}"]
         parts += ["decode"] if self.decode else []
+        parts += [f"segment {self.segment}"] if self.segment else []
         parts += ["one block"] if self.one_block else []
         parts += ["whole heads"] if self.whole_heads else []
         parts += ["causal"] if self.causal else []

@@ -2,12 +2,18 @@
 
 One chunk is one query of one key head; the query heads that share the key head are the rows of its block. Scores are
 inner products along the head's dimension, four keys at a time; values are mixed by the micro-kernel over unpacked rows.
+
+Where heads are few, a chunk takes a segment of the keys, and leaves its sums, maximum and total; a second kernel adds
+the segments of a row up in their order.
 """
 
 from __future__ import annotations
 
+import math
+
+from strata.backends.llvm import vector_math
 from strata.backends.llvm.attention import Attend, AttentionSpec
-from strata.backends.llvm.builder import Function, Value, vector
+from strata.backends.llvm.builder import Function, Module, Value, constant, vector
 from strata.backends.llvm.gemm_micro import Micro, Tile, call_micro
 from strata.backends.llvm.gemm_pack import transpose
 
@@ -19,6 +25,20 @@ def can_decode(spec: AttentionSpec) -> bool:
     """Rows of keys and values must be whole vectors."""
     whole = spec.head_dim % spec.lanes == 0 and spec.value_dim % spec.lanes == 0
     return whole and spec.lanes >= KEYS_AT_ONCE and spec.dtype is spec.accumulator
+
+
+def part_elements(spec: AttentionSpec) -> int:
+    """Of what a segment leaves for each row: sums, and a vector that begins with the maximum and the total."""
+    return spec.value_columns + spec.lanes
+
+
+def emit_merge(module: Module, spec: AttentionSpec, name: str = "merge") -> str:
+    """Adds the kernel that adds segments up, with the arguments of the decode; `k_packed` is what they left."""
+    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    decode = _Decode(f, spec)
+    f.loop("%begin", "%end", 1, [], lambda item, _: decode.merge(item))
+    f.ret()
+    return name
 
 
 def emit_decode(f: Function, spec: AttentionSpec) -> str:
@@ -36,15 +56,86 @@ class _Decode(Attend):
         super().__init__(f, spec)
         self.mask_step, self.out_step = self.number["mask_head"], self.number["out_head"]
 
-    def chunk(self, index: str) -> None:
-        f, spec, number = self.f, self.spec, self.number
-        kv = f.op(f"udiv i64 {index}, {number['queries']}")
-        query = f.sub(index, f.mul(kv, number["queries"]))
+    def _place(self, item: Value) -> tuple[Value, Value, Value, Value]:
+        """The batch, the key head, its first query head and the query of a chunk."""
+        f, spec, queries = self.f, self.spec, self.number["queries"]
+        kv = f.op(f"udiv i64 {item}, {queries}")
         batch = f.op(f"udiv i64 {kv}, {spec.kv_heads}")
         kv_head = f.sub(kv, f.mul(batch, spec.kv_heads))
-        head = f.mul(kv_head, spec.shared_by)
+        return batch, kv_head, f.mul(kv_head, spec.shared_by), f.sub(item, f.mul(kv, queries))
+
+    def _segments(self) -> Value:
+        return self.f.op(f"udiv i64 {self.f.add(self.keys, self.spec.segment - 1)}, {self.spec.segment}")
+
+    def _left(self, item: Value, segment: Value, row: Value) -> str:
+        """Where a segment leaves what it found for a row."""
+        f, spec = self.f, self.spec
+        at = f.add(f.mul(f.add(f.mul(item, self._segments()), segment), spec.shared_by), row)
+        return f.address(self.element, self.pointer["k_packed"], f.mul(at, part_elements(spec)))
+
+    def _leave_row(self, item: Value, segment: Value, row: str) -> None:
+        f, spec = self.f, self.spec
+        place = self._left(item, segment, row)
+        sums = f.address(self.element, self.sums, f.mul(row, spec.value_columns))
+        for d in range(0, spec.value_columns, spec.lanes):
+            part = f.load(self.type, f.address(self.element, sums, d), self.size)
+            f.store(self.type, part, f.address(self.element, place, d), self.size)
+        for i, cells in enumerate((self.highest, self.totals)):
+            value = f.load(self.element, f.address(self.element, cells, row), self.size)
+            f.store(self.element, value, f.address(self.element, place, spec.value_columns + i), self.size)
+
+    def merge(self, item: str) -> None:
+        """All segments of the rows of one query and key head."""
+        f, number = self.f, self.number
+        batch, _, head, query = self._place(item)
+        out = f.address(self.element, self.at("out", batch, head), f.mul(query, number["out_row"]))
+
+        def one(row: str, _: list[str]) -> None:
+            self._merge_row(item, row)
+            self._store_row(row, out)
+
+        f.loop(0, self.spec.shared_by, 1, [], one)
+
+    def _merge_row(self, item: str, row: str) -> None:
+        f, m, spec = self.f, self.math, self.spec
+        segments, nothing = self._segments(), constant(self.element, -math.inf)
+
+        def found(segment: str, at: int) -> str:
+            return f.load(self.element, f.address(self.element, self._left(item, segment, row), at), self.size)
+
+        def larger(segment: str, high: list[str]) -> list[Value]:
+            return [self._larger(self.element, high[0], found(segment, spec.value_columns))]
+
+        (high,) = f.loop(0, segments, 1, [(self.element, nothing)], larger)
+
+        def add(segment: str, so_far: list[str]) -> list[Value]:
+            below = f.binary("fsub", self.element, found(segment, spec.value_columns), high)
+            fade = vector_math.exp_below(m, f.splat(self.type, below))
+            total = f.splat(self.type, found(segment, spec.value_columns + 1))
+            place = self._left(item, segment, row)
+            parts = [f.load(self.type, f.address(self.element, place, d), self.size) for d in columns]
+            return [m.fma(fade, x, before) for x, before in zip([*parts, total], so_far, strict=True)]
+
+        columns = range(0, spec.value_columns, spec.lanes)
+        *sums, total = f.loop(0, segments, 1, [(self.type, "zeroinitializer")] * (len(columns) + 1), add)
+        for d, value in zip(columns, sums, strict=True):
+            place = f.address(self.element, self.sums, f.add(f.mul(row, spec.value_columns), d))
+            f.store(self.type, value, place, self.size)
+        f.store(self.element, f.extract(self.type, total, 0), f.address(self.element, self.totals, row), self.size)
+
+    def chunk(self, index: str) -> None:
+        f, spec, number = self.f, self.spec, self.number
+        item: Value = index
+        segment: Value = 0
+        if spec.segment:
+            item = f.op(f"udiv i64 {index}, {self._segments()}")
+            segment = f.sub(index, f.mul(item, self._segments()))
+        batch, kv_head, head, query = self._place(item)
         position = f.add(query, self._shift(batch))
         low, high = self._key_range(position, 1)
+        if spec.segment:
+            first = f.mul(segment, spec.segment)
+            low, high = f.smax(low, first), f.smin(high, f.add(first, spec.segment))
         q = f.address(self.element, self.at("q", batch, head), f.mul(query, number["q_row"]))
         k, v = self.at("k", batch, kv_head), self.at("v", batch, kv_head)
         mask = self._mask_row(batch, head, query)
@@ -55,6 +146,9 @@ class _Decode(Attend):
             self._mix_rows(f.address(self.element, v, f.mul(start, number["v_row"])), count)
 
         self._over_keys(spec.shared_by, low, high, key_block)
+        if spec.segment:
+            f.loop(0, spec.shared_by, 1, [], lambda i, _: self._leave_row(item, segment, i))
+            return
         out = f.address(self.element, self.at("out", batch, head), f.mul(query, number["out_row"]))
         f.loop(0, spec.shared_by, 1, [], lambda i, _: self._store_row(i, out))
 

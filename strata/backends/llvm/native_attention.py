@@ -15,13 +15,15 @@ from strata.backends.llvm.attention_backward import (
     parts_of,
     work_size,
 )
-from strata.backends.llvm.attention_decode import can_decode
+from strata.backends.llvm.attention_decode import can_decode, emit_merge, part_elements
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, Slot, override
 from strata.core import Dim, Target, TensorType, bool_, bounds, f32, f64, i64, substitute
 from strata.lir import Spacing
 from strata.mir import Node, Op
 
 DECODE_QUERIES = 4  # up to so many queries, reading the keys once beats packing them
+SEGMENT = 512  # keys of a chunk, where so few key heads do not keep all threads busy:
+FEW_HEADS = 16
 MANY_HEADS = 32  # so many keep all threads busy, a head each
 SOME_HEADS, SHORT_WORK = 8, 2e8  # fewer will do where a second fork-join costs more than threads that wait, in FLOP
 TALL_BLOCKS = 16  # of rows, so that threads have something to share
@@ -56,25 +58,40 @@ def attention(node: Node, target: Target, views: Sequence[Spacing] | None) -> Na
 
     packed = _with_blocks(_spec(op, types, 3, target), sizes)
     single = replace(_spec(op, types, 3, target), decode=True)
-    both = not isinstance(sizes.queries, int)
-    decodes = can_decode(single) and (few or both)
+    is_open = not isinstance(sizes.queries, int)
+    decodes = can_decode(single) and (few or is_open)
+    # whether keys are split depends on heads and keys alone: the bits of a row do not depend on the batch it is in
+    most_keys = bounds(sizes.keys)[1]
+    splits = decodes and op.mask == "none" and single.kv_heads < FEW_HEADS
+    splits = splits and (most_keys is None or most_keys > SEGMENT)
+    part = replace(single, segment=SEGMENT)
 
     def emit(module: Any) -> None:
         if not few or not decodes:
             emit_attention(module, packed, "attend")
         if decodes:
             emit_attention(module, single, "decode")
+        if splits:
+            emit_attention(module, part, "decode_part")
+            emit_merge(module, part)
 
     packing = [] if packed.whole_heads else ["attend_pack"]
     functions = ([] if few and decodes else [*packing, "attend"]) + (["decode"] if decodes else [])
+    functions += ["decode_part", "merge"] if splits else []
 
     def plan(bound: Sizes) -> Planned:
         batch, queries, keys = (_number(d, bound) for d in (sizes.batch, sizes.queries, sizes.keys))
         if 0 in (batch, queries):
             return Planned(())
         if decodes and queries <= DECODE_QUERIES:
-            slots = placed.slots(SLOTS, bound)
-            return Planned((Call("decode", slots, single.chunk_count(queries, batch)),))
+            count = single.chunk_count(queries, batch)
+            if splits and keys > SEGMENT:
+                segments = -(-keys // SEGMENT)
+                slots = placed.slots(SLOTS, bound, k_packed=("workspace", 0))
+                left = count * segments * single.shared_by * part_elements(single) * single.accumulator.itemsize
+                both = Call("decode_part", slots, count * segments), Call("merge", slots, count)
+                return Planned(both, left + _ALIGN)
+            return Planned((Call("decode", placed.slots(SLOTS, bound), count),))
         item = packed.accumulator.itemsize
         k_bytes = -(-packed.k_packed_size(keys, batch) * item // _ALIGN) * _ALIGN
         v_bytes = packed.v_packed_size(keys, batch) * item + _ALIGN

@@ -38,10 +38,11 @@ def wanted(x: np.ndarray, w: np.ndarray, ids: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_values(target: Target, dtype: type, rng: np.random.Generator) -> None:
     for experts, k, n in ((4, 33, 17), (3, 300, 200), (8, 128, 192), (1, 5, 3), (40, 64, 64), (2, 129, 193)):
-        w = rng.standard_normal((experts, k, n)).astype(dtype)
+        w: np.ndarray = rng.standard_normal((experts, k, n)).astype(dtype)
         made = compiled(sym("M", 0, 256), w, target=target)
         for rows in (0, 1, 2, 3, 5, 17, 64):
-            x, ids = rng.standard_normal((rows, k)).astype(dtype), rng.integers(0, experts, rows)
+            x: np.ndarray = rng.standard_normal((rows, k)).astype(dtype)
+            ids = rng.integers(0, experts, rows)
             found = made.run(x=x, ids=ids)[0]
             assert found.shape == (rows, n)
             if rows:
