@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -45,9 +46,10 @@ class Session:
             with phase("lower"):
                 source = program if isinstance(program, Graph) else pipeline.lower(program)
                 graph = pipeline.lower(program) if isinstance(program, Graph) else source
-            lir, is_stored = self._plan(pipeline, graph)
-            with phase("code"):
-                executable = self.backend.compile(lir)
+            with ExitStack() as while_compiling:
+                lir, is_stored = self._plan(pipeline, graph, while_compiling)
+                with phase("code"):
+                    executable = self.backend.compile(lir)
         replan = (lambda: pipeline.compile_graph(graph).lir) if is_stored else None
         return CompiledGraph(
             lir, executable, chosen, source=source, device=self.device, replan=replan,
@@ -83,8 +85,10 @@ class Session:
             return None
         return f"{self.options.key}; {self.backend.name}; {self.backend.target.key}; {config().key_fields()}"
 
-    def _plan(self, pipeline: CompilePipeline, graph: Graph) -> tuple[Lir, bool]:
+    def _plan(self, pipeline: CompilePipeline, graph: Graph, while_compiling: ExitStack) -> tuple[Lir, bool]:
         def make() -> Lir:
+            if hasattr(self.backend, "expecting"):  # code will be wanted: what makes it may start meanwhile
+                while_compiling.enter_context(self.backend.expecting(graph))
             return _traced_plan(pipeline, graph)
 
         if not getattr(self.backend, "keeps_plans", False) or pipeline.options.assert_fusion_clean:

@@ -6,6 +6,7 @@ import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from strata.backends.llvm.kernels import (
     native_pieces,
     op_source,
 )
+from strata.backends.llvm.makers import many
 from strata.backends.llvm.observed import Tell, run_observed
 from strata.backends.llvm.open_program import FIXED_ARENA, OpenProgram
 from strata.backends.llvm.overrides import native_op, reads_views, runs_whole, takes_composition
@@ -36,9 +38,10 @@ from strata.config import config
 from strata.core import Dim, Target, TensorType, available_threads, substitute
 from strata.errors import SymbolError
 from strata.lir import Buffer, Lir, Placement, Step
-from strata.mir import Node, Op, run_op
+from strata.mir import Graph, Node, Op, run_op
 
 BOUND_LIMIT = 256  # sets of sizes that a program keeps its argument blocks for
+NODES_A_MODULE = 4  # of a graph, about
 KEPT_CALLS = 4  # for as many callers at once as are likely
 KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay from run to run
 
@@ -78,6 +81,10 @@ class CpuBackend:
         from strata.backends.llvm.tune import tuned
 
         return tuned(lir, self.target, progress)
+
+    def expecting(self, graph: Graph) -> AbstractContextManager[None]:
+        """Held while a plan of a graph and its code are made."""
+        return many(len(graph.nodes()) // NODES_A_MODULE, available_threads(config().num_threads))
 
     def compile(self, lir: Lir) -> CpuExecutable:
         return CpuExecutable(lir, self.target)

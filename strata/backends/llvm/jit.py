@@ -20,6 +20,7 @@ from typing import Any
 import llvmlite
 
 from strata.backends.llvm.isolate import is_unusual, isolated_object
+from strata.backends.llvm.makers import Died, current
 from strata.backends.llvm.objects import link
 from strata.cache import default_store, digest
 from strata.core import Target
@@ -56,10 +57,20 @@ class Code:
 
 def compile_text(text: str, target: Target, *, level: int = 2) -> bytes:
     """Object code for a module; CompileError shows the line that LLVM rejects. Threads may compile at the same time."""
+    is_plain = not is_unusual(text, target)
+    makers = current() if is_plain else None
+    if makers is not None:
+        try:
+            is_good, made = makers.object_code(text, target, level)
+        except Died:
+            return isolated_object(text, target, level)
+        if not is_good:
+            raise _describe(text, made.decode(errors="replace"))
+        return made
     from strata.backends.llvm.codegen import Rejected, check, object_code
 
     try:
-        if not is_unusual(text, target):
+        if is_plain:
             return object_code(text, target, level)
         check(text)
     except Rejected as error:

@@ -24,9 +24,11 @@ from strata.backends.llvm.conv_steps import (
     plan_convolution_kernel,
 )
 from strata.backends.llvm.emit import emit_kernel
+from strata.backends.llvm.makers import current, many
 from strata.backends.llvm.matrix import emit_matrix, find_contraction, plan_matrix
 from strata.backends.llvm.overrides import NativeOp
 from strata.backends.llvm.parts import Head, Loader, Split, split
+from strata.backends.llvm.pool import native_code
 from strata.backends.llvm.usage import Loops, Product, Usage, read_usage
 from strata.cache import digest
 from strata.config import config
@@ -206,8 +208,11 @@ def _complete(wanted: Sequence[tuple[Source, Future[Piece]]], target: Target) ->
     payloads = [loader.stored(key) for key in keys]
     missing = [i for i, payload in enumerate(payloads) if payload is None]
     batch = _Batch(target)
-    for i, made in zip(missing, batch.run([(keys[i], wanted[i][0]) for i in missing]), strict=True):
-        payloads[i] = made
+    with many(len(missing), available_threads(config().num_threads)):
+        for i, made in zip(missing, batch.run([(keys[i], wanted[i][0]) for i in missing]), strict=True):
+            payloads[i] = made
+        if current() is not None:
+            native_code()  # what runs them, by the same means
     loader.made = batch.parts
     for (source, future), key, payload in zip(wanted, keys, payloads, strict=True):
         assert payload is not None

@@ -23,6 +23,7 @@ from strata.backends.llvm.builder import Module
 from strata.backends.llvm.isolate import KNOWN, is_unusual
 from strata.backends.llvm.overrides import NativeOp, Planned
 from strata.backends.llvm.parts import split
+from strata.backends.llvm.pool import native_code
 from strata.backends.llvm.usage import Loops, Product, read_usage
 from strata.cache import default_store
 from strata.config import using
@@ -148,6 +149,7 @@ def test_the_emitters_use_known_instructions_only() -> None:
 
 
 def test_equal_texts_are_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    native_code()  # what runs kernels is compiled with the first ones
     compiled: list[str] = []
     real = jit.compile_text
     monkeypatch.setattr(jit, "compile_text", lambda text, target: compiled.append(text) or real(text, target))
