@@ -39,7 +39,8 @@ _PREFIX_COST = 10  # a running reduction over the lanes of a register
 SCANNED = ("sum", "prod", "max", "min")  # whose running form may go over the lanes of a register
 _LIGHT = 12  # scalar work of a loop that leaves it waiting for memory
 _STREAM_CACHES = 2  # a core's own caches that a buffer must exceed to be read as a stream
-_FOLLOWING = 64  # bytes of vectors of processors that ask ahead well enough by themselves along one stream
+_FOLLOWING = 64  # bytes of vectors of processors that are quick along one stream: they need no more than a hint
+_AHEAD = 16 << 10  # bytes from what is read to that hint
 _STREAM_CHUNK = 1 << 20  # bytes of a chunk that streams: what one core asks for ahead, it should use
 _LEAST_CHUNKS = 32  # of a kernel that goes through much memory
 _STREAM_ROW = 1 << 10  # bytes of a row that is worth its own start and end past the caches
@@ -141,9 +142,10 @@ class _Chooser:
                     case Compute(Load(buffer, _, _) as load):
                         # a row that is gone through several times has its own rhythm: asking ahead gets in its way
                         large = _known_bytes(buffer) > _STREAM_CACHES * self.machine.cache_bytes
-                        helps = loop is exchanged or self.machine.vector_bytes < _FOLLOWING
-                        if large and helps and places[buffer] == 1 and _in_order(load, order):
-                            asked.append(Prefetch(buffer.name, numbers[id(loop)]))
+                        follows = loop is not exchanged and self.machine.vector_bytes >= _FOLLOWING
+                        ahead = _AHEAD // buffer.dtype.itemsize if follows else 0
+                        if large and places[buffer] == 1 and _in_order(load, order):
+                            asked.append(Prefetch(buffer.name, numbers[id(loop)], ahead))
         return asked
 
     def _next_rows(self, staged: list[ReduceLoop], chain: list[MapLoop], numbers: dict[int, int]) -> list[Action]:

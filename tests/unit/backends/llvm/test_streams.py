@@ -53,6 +53,8 @@ def test_large_results_go_past_the_caches_and_small_ones_do_not() -> None:
 def test_large_sums_ask_ahead() -> None:
     rows = 16 * Target.host().l2_bytes // 4096
     assert actions(samples.reduction((rows, 1024), (1,)), Prefetch, Target.named("avx2")) == [Prefetch("x", 1)]
+    if Target.host().vector_bytes == 64:
+        assert actions(samples.reduction((rows, 1024), (1,)), Prefetch) == [Prefetch("x", 1, 4096)]
     assert actions(samples.reduction((rows, 1024), (0,)), Prefetch) == [Prefetch("x", 0)]
     assert actions(samples.reduction((64, 1024), (1,)), Prefetch) == []
 
