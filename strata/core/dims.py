@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from math import gcd, prod
 from operator import index
 from typing import Any, ClassVar
@@ -445,6 +445,11 @@ _TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z0-9_.]*)|(//|[-+*%(),]))")
 
 def parse_dim(text: str, known: Mapping[str, Symbol] | None = None) -> Dim:
     """Read a size as `str` prints it. Symbols take their bounds from `known`; others get the defaults of `sym`."""
+    return _parsed(text, tuple((known or {}).items()))
+
+
+@lru_cache(maxsize=4096)  # plans and stored code have the same few sizes again and again
+def _parsed(text: str, known: tuple[tuple[str, Symbol], ...]) -> Dim:
     tokens: list[str] = []
     at = 0
     while at < len(text.rstrip()):
@@ -453,7 +458,7 @@ def parse_dim(text: str, known: Mapping[str, Symbol] | None = None) -> Dim:
             raise ParseError(f"size {text!r}: cannot read {text[at:]!r}", code="P110")
         tokens.append(match.group().strip())
         at = match.end()
-    parser = _DimParser(tokens, known or {}, text)
+    parser = _DimParser(tokens, dict(known), text)
     result = parser.sum()
     parser.end()
     return result
