@@ -8,7 +8,7 @@ the result is constant.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from math import gcd, prod
@@ -467,6 +467,8 @@ def _parsed(text: str, known: tuple[tuple[str, Symbol], ...]) -> Dim:
 class _DimParser:
     def __init__(self, tokens: list[str], known: Mapping[str, Symbol], text: str) -> None:
         self.tokens, self.known, self.text, self.at = tokens, known, text, 0
+        self._ends = _matching(tokens)
+        self._read: dict[str, Dim] = {}  # what stands between brackets: long sizes have the same parts many times
 
     def peek(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
@@ -504,6 +506,18 @@ class _DimParser:
         return value
 
     def factor(self) -> Dim:
+        start = self.at
+        end = self._ends.get(start + 1 if self.peek() in ("min", "max") else start)
+        if end is None:
+            return self._factor()
+        key = " ".join(self.tokens[start:end])
+        if key not in self._read:
+            self._read[key] = self._factor()
+        else:
+            self.at = end + 1
+        return self._read[key]
+
+    def _factor(self) -> Dim:
         token = self.take()
         if token == "-":
             return self.factor() * -1
@@ -523,6 +537,18 @@ class _DimParser:
         if _NAME.match(token):
             return _atom(self.known[token]) if token in self.known else sym(token)
         raise ParseError(f"size {self.text!r}: {token!r} is not a size", code="P110")
+
+
+def _matching(tokens: Sequence[str]) -> dict[int, int]:
+    """Where each bracket is closed."""
+    found: dict[int, int] = {}
+    opened: list[int] = []
+    for at, token in enumerate(tokens):
+        if token == "(":
+            opened.append(at)
+        elif token == ")" and opened:
+            found[opened.pop()] = at
+    return found
 
 
 def static_prod(dims: Iterable[Dim]) -> int | None:
