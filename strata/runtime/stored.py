@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -95,11 +96,12 @@ def _read_stored(key: str, graph: Graph, make: Planner) -> Lir | None:
 @cache
 def code_version() -> str | None:
     """A digest of the compiler; None when a file changed after this process started: its code may be older."""
-    package = Path(__file__).parents[1]
-    files = sorted(f for folder in COMPILER for f in (package / folder).rglob("*.py"))
-    if any(f.stat().st_mtime > _STARTED for f in files):
+    package = str(Path(__file__).parents[1])
+    folders = (found for folder in COMPILER for found in os.walk(os.path.join(package, folder)))
+    files = sorted(os.path.join(place, f) for place, _, names in folders for f in names if f.endswith(".py"))
+    if any(os.stat(f).st_mtime > _STARTED for f in files):
         return None
-    return digest(*(f.read_bytes() for f in files))
+    return digest(*(Path(f).read_bytes() for f in files))
 
 
 def graph_digest(graph: Graph) -> str | None:

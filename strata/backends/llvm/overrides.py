@@ -62,23 +62,26 @@ _MAKERS: dict[str, Maker] = {}
 _WHOLE: set[str] = set()
 _VIEWS: set[str] = set()
 _COMPOSITIONS: dict[str, Callable[..., bool]] = {}
-# modules of this folder that register overrides, imported when one is first asked for
-_FAMILIES: tuple[str, ...] = (
-    "native",
-    "native_attention",
-    "native_conv_gradient",
-    "native_control",
-    "native_dequant",
-    "native_fft",
-    "native_grouped",
-    "native_ids",
-    "native_lapack",
-    "native_pool",
-    "native_recurrence",
-    "native_rfft",
-    "native_scatter",
-    "native_sort",
-)
+# modules of this folder, and the ops that they register; each is imported when one of its ops is first met
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "native": ("barrier",),
+    "native_attention": ("attention", "attention_backward"),
+    "native_conv_gradient": ("conv_last_backward_weight",),
+    "native_control": ("cond", "scan", "while"),
+    "native_dequant": ("dequant_matmul",),
+    "native_fft": ("fft",),
+    "native_grouped": ("grouped_matmul",),
+    "native_ids": ("checked_ids",),
+    "native_lapack": (
+        "cholesky", "det", "eigh", "lu", "qr", "slogdet", "solve", "svd", "triangular_solve",
+    ),
+    "native_pool": ("pool_backward",),
+    "native_recurrence": ("cummax", "cummin", "linear_recurrence", "logcumsumexp"),
+    "native_rfft": ("irfft", "rfft"),
+    "native_scatter": ("scatter_add", "scatter_elements", "scatter_nd"),
+    "native_sort": ("argsort", "searchsorted", "sort", "topk"),
+}  # fmt: skip
+_FAMILY_OF = {name: family for family, names in FAMILIES.items() for name in names}
 
 
 def override(
@@ -106,14 +109,15 @@ def override(
 
 
 @cache
-def _load_families() -> None:
-    for family in _FAMILIES:
-        importlib.import_module(f"strata.backends.llvm.{family}")
+def _load(name: str) -> None:
+    """Import the family of an op, if it has one."""
+    if name in _FAMILY_OF:
+        importlib.import_module(f"strata.backends.llvm.{_FAMILY_OF[name]}")
 
 
 def native_op(node: Node, target: Target, views: Sequence[Spacing] | None = None) -> NativeOp | None:
     """The hand-written form of a node, if there is one."""
-    _load_families()
+    _load(node.op.name)
     maker: Any = _MAKERS.get(node.op.name)
     if maker is None:
         return None
@@ -122,18 +126,18 @@ def native_op(node: Node, target: Target, views: Sequence[Spacing] | None = None
 
 def takes_composition(op: Op, types: Sequence[TensorType], target: Target) -> bool:
     """Whether a composition runs as one hand-written step."""
-    _load_families()
+    _load(op.name)
     accepts = _COMPOSITIONS.get(op.name)
     return accepts is not None and len(types) > 0 and accepts(op, types, target)
 
 
 def reads_views(node: Node) -> bool:
     """Whether a node's hand-written step reads its inputs where they lie."""
-    _load_families()
+    _load(node.op.name)
     return node.op.name in _VIEWS
 
 
 def runs_whole(node: Node, target: Target) -> bool:
     """Whether a node that has a lowering is better a step of its own."""
-    _load_families()
+    _load(node.op.name)
     return node.op.name in _WHOLE and native_op(node, target) is not None

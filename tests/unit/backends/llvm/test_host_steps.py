@@ -1,5 +1,8 @@
 """Steps that run on the host read what the plan says they read: views of a buffer, too."""
 
+from importlib import import_module
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -13,7 +16,7 @@ from strata.runtime import Session
 @pytest.fixture
 def without_native_attention(monkeypatch):
     """Attention that no hand-written kernel takes, though its step is planned to read views."""
-    overrides.native_op(Graph("g").input("x", (1,)).node, None)  # fills the table
+    import_module("strata.backends.llvm.native_attention")  # registers its own before
     monkeypatch.setitem(overrides._MAKERS, "attention", lambda node, target, views=None: None)
 
 
@@ -51,3 +54,13 @@ def test_views_of_what_is_computed_once(without_native_attention) -> None:
     compiled.set_params({n: feeds[n] for n in ("a", "w")})
     (want,) = evaluate(graph, feeds, wide=True)
     np.testing.assert_allclose(compiled.run({"x": feeds["x"]})[0], want, rtol=1e-4, atol=1e-4)
+
+
+def test_families_register_the_ops_that_they_are_loaded_for() -> None:
+    folder = Path(overrides.__file__).parent
+    for family, names in overrides.FAMILIES.items():
+        import_module(f"strata.backends.llvm.{family}")
+        made = {name for name, maker in overrides._MAKERS.items() if maker.__module__.endswith(f".{family}")}
+        assert made == set(names)
+    registering = {f.stem for f in folder.glob("*.py") if "\n@override(" in f.read_text("utf-8")}
+    assert registering == set(overrides.FAMILIES)
