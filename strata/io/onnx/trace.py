@@ -90,6 +90,7 @@ class Tracer:
         self._opsets = program.opsets
         self._leaves: dict[int, tuple[Any, Value]] = {}  # by id of the Host, which is kept alive here
         self._folding: dict[Value, np.ndarray] | None = None
+        self._open: list[Value] = []  # leaves whose data come later
         self.has_run_data = False  # whether the graph reads what was computed while it was made
         self._closed = 0
         self._depth = 0
@@ -149,7 +150,9 @@ class Tracer:
         """An input of the graph: run-time data, or a type when data come later."""
         if isinstance(data, TensorType):
             self._held += _count(data)
-            return Input(name, data, self.scope)()
+            made = Input(name, data, self.scope)()
+            self._open.append(made)
+            return made
         name = self._fresh(name, self.feeds)
         self.feeds[name] = data
         self._held += data.size
@@ -245,13 +248,20 @@ class Tracer:
         return list(self.execute(graph, feeds, params))
 
     def graph(self, results: Sequence[Value], inputs: Sequence[Value] | None = None, name: str = "main") -> Graph:
-        """A graph of results over the leaves that they use, or over the given inputs."""
+        """A graph of results over the leaves that they use or whose sizes they need, or over the given inputs."""
         leaves = [node.outputs[0] for node in toposort(results) if isinstance(node.op, (Input, Param))]
         graph = Graph(name)
         graph.scope = self.scope
         graph.inputs = tuple(inputs if inputs is not None else (x for x in leaves if isinstance(x.node.op, Input)))
         graph.params = tuple(x for x in leaves if isinstance(x.node.op, Param))
-        return graph.outputs(*results)
+        graph.outputs(*results)
+        if inputs is None:
+            carried = {name for x in graph.inputs for name in x.type.symbols()}
+            for x in self._open:
+                if (x.type.symbols().keys() & graph.symbols().keys()) - carried:
+                    graph.inputs = (*graph.inputs, x)
+                    carried |= x.type.symbols().keys()
+        return graph
 
     def decide(self, test: Callable[[Any, Any], bool], a: Dim, b: Dim) -> bool:
         """A comparison of sizes: known, or decided by the sizes at hand and kept as a guard."""

@@ -164,7 +164,7 @@ def test_control_flow_nests_in_every_transform():
         return c * c + total
 
     def slopes(g, x):
-        """Derivatives by a tiny imaginary step: exact, where differences suffer from the steep places of this function."""
+        """Derivatives by a tiny imaginary step: exact also where the function is steep."""
         parts = np.eye(x.size).reshape(x.size, *x.shape) * 1e-30j
         return np.array([g(x + part).imag / 1e-30 for part in parts]).reshape(x.shape)
 

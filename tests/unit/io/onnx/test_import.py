@@ -113,6 +113,14 @@ def test_an_input_that_decides_a_branch(device: str) -> None:
         np.testing.assert_array_equal(m.run(x=x, flag=np.array(False))[0], -x)
 
 
+def test_results_that_need_only_sizes(device: str) -> None:
+    nodes = [node("Size", ["x"], ["n"]), node("Mul", ["n", "two"], ["y"])]
+    proto = model(nodes, [port("x", ["n", 4])], [port("y", [], INT64)], initializers={"two": np.array(2, np.int64)})
+    m = load(proto, device=device)
+    for n in (2, 3, 1):
+        assert m.run(x=np.zeros((n, 4), np.float32))[0] == 8 * n
+
+
 def test_whether_there_is_a_tensor_is_known(device: str) -> None:
     nodes = [node("OptionalHasElement", ["x"], ["b"]), node("Cast", ["b"], ["f"], to=1), node("Mul", ["f", "x"], ["y"])]
     m = load(model(nodes, [port("x", ["n", 4])], [port("y", ["n", 4])]), device=device)
