@@ -38,18 +38,24 @@ STOPS = hasattr(signal, "SIGSTOP")
 PAUSE = 0.05  # seconds, where processes cannot be stopped: threads that spin while they wait have given up by then
 
 
+def surroundings(contender: str, threads: int, cache: Path) -> dict[str, str]:
+    """The environment of a contender's process. Modules are compiled once, as they are when packages are installed."""
+    from benchmarks.contenders import settings
+
+    here = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**here, "STRATA_CACHE_DIR": str(cache), **settings(contender, threads)}
+
+
 class Worker:
     """The process of one contender; stopped except while it does what it was asked."""
 
     def __init__(self, contender: str, threads: int, cache: Path) -> None:
-        from benchmarks.contenders import settings
-
         self.contender = contender
         self.told = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.worker", contender, str(threads)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.told, text=True, cwd=ROOT,
-            env={**os.environ, "STRATA_CACHE_DIR": str(cache), **settings(contender, threads)},
+            env=surroundings(contender, threads, cache),
         )  # fmt: skip
 
     def ask(self, **order: Any) -> dict[str, Any]:
@@ -233,11 +239,9 @@ def start_ups(threads: int, names: list[str]) -> list[dict[str, Any]]:
 
 def in_process(words: list[str], contender: str, threads: int, cache: Path) -> Iterator[dict[str, Any]]:
     """Run a module in a fresh process; each of its lines is JSON. What goes wrong is said on stderr."""
-    from benchmarks.contenders import settings
-
     done = subprocess.run(
         [sys.executable, "-m", *words], capture_output=True, text=True, cwd=ROOT, check=False,
-        env={**os.environ, "STRATA_CACHE_DIR": str(cache), **settings(contender, threads)}, timeout=PATIENCE,
+        env=surroundings(contender, threads, cache), timeout=PATIENCE,
     )  # fmt: skip
     yield from (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
     if done.returncode != 0:
