@@ -118,10 +118,13 @@ def pinv(x: Tensor, /, *, rtol: Any = None) -> Tensor:
     if not isinstance(rtol, Tensor):
         made: Tensor = _ops.pinv(x, rtol)
         return made
+    if 0 in x.shape[-2:]:
+        return x.mT  # nothing to invert
     u, values, vh = _ops.svd(x, False)
     limit = rtol.cast(values.dtype).reshape((*rtol.shape, 1)) * _ops.max(values, -1, True)
     inverse = _ops.where(values > limit, 1.0 / values, 0.0)
-    made = (vh.mT.conj() if x.dtype.is_complex else vh.mT) * inverse.reshape((*inverse.shape[:-1], 1, -1)).cast(x.dtype)
+    row = inverse.reshape((*inverse.shape[:-1], 1, inverse.shape[-1])).cast(x.dtype)
+    made = (vh.mT.conj() if x.dtype.is_complex else vh.mT) * row
     return made @ (u.mT.conj() if x.dtype.is_complex else u.mT)
 
 

@@ -127,6 +127,14 @@ def test_types_of_the_standard():
         st.ones((2,)).__array_namespace__(api_version="1999.12")
 
 
+@pytest.mark.parametrize("shape", [(3, 2), (2, 2, 3), (0, 2, 2), (2, 0, 3)])
+def test_pseudo_inverses_with_a_limit_each(shape):
+    a = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    limits = np.full(shape[:-2], 1e-3, np.float32)
+    made = st.xp.linalg.pinv(st.asarray(a), rtol=st.asarray(limits)).numpy()
+    np.testing.assert_allclose(made, np.linalg.pinv(a, rcond=limits), rtol=1e-4, atol=1e-5)
+
+
 def test_notebooks_see_a_table():
     x = st.tensor([[1.0, 2.0]])
     assert x._repr_html_() == "<code>f32[1, 2]</code><table><tr><td>1</td><td>2</td></tr></table>"
