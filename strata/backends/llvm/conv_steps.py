@@ -27,7 +27,7 @@ from strata.backends.llvm.emit_values import Context
 from strata.backends.llvm.gemm_arith import convert
 from strata.backends.llvm.gemm_finish import Site
 from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
-from strata.backends.llvm.matrix import FinishedSums, Slot, ceil_div, planned
+from strata.backends.llvm.matrix import FinishedSums, Slot, ceil_div, planned, template_slots
 from strata.backends.llvm.registers import memory_type
 from strata.config import config
 from strata.core import Dim, DType, Target, dim_prod, divide_exactly, f32, f64, i8, u8
@@ -108,20 +108,7 @@ class ConvKernel:
 
     def slots(self, spec: Contraction, numbers: dict[str, Dim]) -> list[Slot]:
         """(kind, value) of each slot of a template, given its numbers."""
-        symbols = dict(zip(spec.epilogue_numbers, self.kernel.symbols(), strict=True))
-        slots: list[Slot] = []
-        for slot in spec.slots:
-            if slot in ("a", "out"):
-                slots.append(("buffer", self.x.place if slot == "a" else (self.out.name, 0)))
-            elif slot == "b":
-                slots.append(("packed", ""))
-            elif slot in spec.epilogue_pointers:
-                slots.append(("buffer", (slot.removeprefix("p_"), 0)))
-            elif slot in symbols:
-                slots.append(("symbol", symbols[slot]))
-            else:
-                slots.append(("number", numbers[slot]))
-        return slots
+        return template_slots(spec, self.kernel, numbers, self.x.place, ("packed", ""), (self.out.name, 0))
 
     @property
     def window(self) -> Window:

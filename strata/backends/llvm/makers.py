@@ -78,6 +78,7 @@ class Makers:
     def object_code(self, text: str, target: Target, level: int) -> tuple[bool, bytes]:
         """The object file of a module, or False and why it is not well formed."""
         process = self._free.get()
+        is_done = False
         try:
             data = text.encode()
             head = json.dumps([target.triple, target.cpu, target.feature_text, level, len(data)])
@@ -85,23 +86,30 @@ class Makers:
             process.stdin.flush()
             is_good, length = json.loads(process.stdout.readline())
             made = process.stdout.read(length)
+            is_done = len(made) == length
         except (OSError, ValueError):
             raise Died from None
         finally:
+            if not is_done:
+                _end(process)  # what it would say next answers nobody's question
             self._free.put(process)
-        if len(made) != length:
+        if not is_done:
             raise Died
         return bool(is_good), made
 
     def close(self) -> None:
         for process in self._all:
-            process.kill()  # it holds nothing that has to be finished
-        for process in self._all:
-            for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):
-                    pipe.close()  # type: ignore[union-attr]
+            _end(process)
         for process in self._all:
             process.wait()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It holds nothing that has to be finished; whoever writes to it later learns that it is gone."""
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):
+            pipe.close()  # type: ignore[union-attr]
 
 
 _lock = threading.Lock()

@@ -7,7 +7,7 @@ that differ only in where B starts: halves of a wide product, as gated layers mu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -251,20 +251,8 @@ class MatrixPlan:
             numbers[f"batch{i}_b"] = m.b.stride(axis) if spec.b_rows else packed_stride if moves else 0
             if moves:
                 packed_stride = packed_stride * axis.extent
-        symbols = dict(zip(spec.epilogue_numbers, m.kernel.symbols(), strict=True))
-        slots: list[Slot] = []
-        for slot in spec.slots:
-            if slot in ("a", "out"):
-                slots.append(("buffer", (m.a if slot == "a" else m.out).place))
-            elif slot == "b":
-                slots.append(("buffer", m.b.place) if spec.b_rows else ("packed", ""))
-            elif slot in spec.epilogue_pointers:
-                slots.append(("buffer", (slot.removeprefix("p_"), 0)))
-            elif slot in symbols:
-                slots.append(("symbol", symbols[slot]))
-            else:
-                slots.append(("number", numbers[slot]))
-        return slots
+        b: Slot = ("buffer", m.b.place) if spec.b_rows else ("packed", "")
+        return template_slots(spec, m.kernel, numbers, m.a.place, b, m.out.place)
 
     def points(self) -> Dim:
         """Chunks of the product, as Contraction.chunk_count says."""
@@ -325,6 +313,26 @@ def _beside_output(matrix: MatrixKernel) -> tuple[str, ...]:
     operands = [(n, _operand(n)) for n in loads if n.dtype.itemsize == matrix.out.dtype.itemsize]
     found = [o.buffer for n, o in operands if o is not None and o.strides == matrix.out.strides]
     return tuple(f"p_{name}" for name in dict.fromkeys(found) if name not in (matrix.a.buffer, matrix.b.buffer))
+
+
+def template_slots(
+    spec: Contraction, kernel: Kernel, numbers: Mapping[str, Dim], a: tuple[str, Dim], b: Slot, out: tuple[str, Dim]
+) -> list[Slot]:
+    """(kind, value) of each slot of a template: its matrices, what its epilogue reads, and numbers by their names."""
+    symbols = dict(zip(spec.epilogue_numbers, kernel.symbols(), strict=True))
+    slots: list[Slot] = []
+    for slot in spec.slots:
+        if slot in ("a", "out"):
+            slots.append(("buffer", a if slot == "a" else out))
+        elif slot == "b":
+            slots.append(b)
+        elif slot in spec.epilogue_pointers:
+            slots.append(("buffer", (slot.removeprefix("p_"), 0)))
+        elif slot in symbols:
+            slots.append(("symbol", symbols[slot]))
+        else:
+            slots.append(("number", numbers[slot]))
+    return slots
 
 
 def planned(extent: Dim) -> int:

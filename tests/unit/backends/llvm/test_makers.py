@@ -62,6 +62,31 @@ def test_processes_that_die() -> None:
         assert jit.compile_text(text(5), HOST) == object_code(text(5), HOST, 2)
 
 
+def test_an_answer_that_was_not_waited_for_is_nobody_elses() -> None:
+    """As when Ctrl-C comes between a question and its answer."""
+
+    class Interrupted:
+        def __init__(self, pipe: Any) -> None:
+            self.pipe = pipe
+
+        def readline(self) -> bytes:
+            raise KeyboardInterrupt
+
+        def close(self) -> None:
+            self.pipe.close()
+
+    with makers.many(100, 1):
+        there = makers.current()
+        assert there is not None
+        process = there._all[0]
+        process.stdout = Interrupted(process.stdout)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            there.object_code(text(3), HOST, 2)
+        with pytest.raises(makers.Died):
+            there.object_code(text(5), HOST, 2)
+        assert jit.compile_text(text(5), HOST) == object_code(text(5), HOST, 2)
+
+
 def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError("no processes here")
