@@ -415,9 +415,9 @@ class CpuExecutable:
     def _pack_for(self, name: str, array: np.ndarray) -> None:
         for weight in self._packed:
             if weight.source == name:
-                made = self.kernels.values()
-                alike = (k for k in made if k.product is not None and k.product.layout == weight.layout)
-                self._packed.pack(weight, array, next(alike).address("kernel_pack"))
+                packing = (k for k in self.kernels.values() if k.product is not None and k.product.is_packed)
+                alike = next(k for k in packing if k.product.layout == weight.layout)  # type: ignore[union-attr]
+                self._packed.pack(weight, array, alike.address("kernel_pack"))
 
     # running
 

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from strata.core import f32
+from strata.core import f32, f64
 from strata.mir import Graph
 from strata.runtime import Session
 
@@ -47,3 +47,14 @@ def test_weights_are_side_by_side_and_may_be_set_again(rng: np.random.Generator)
         c.set_param(f"w{i}", weights[i])
         check()
     assert c.memory.packed == held
+
+
+def test_a_product_that_reads_its_factor_where_it_lies_does_not_pack_for_others(rng: np.random.Generator) -> None:
+    """Both factors are 8×8 matrices of one layout, but only the weight is packed."""
+    g = Graph("beside")
+    x, w = g.input("x", f64[8, 8]), g.param("w", f64[8, 8])
+    g.outputs((x.transpose((1, 0)) @ x) @ w)
+    c = Session("cpu").compile(g)
+    a, b = rng.standard_normal((2, 8, 8))
+    c.set_param("w", b)
+    np.testing.assert_allclose(c.run(x=a)[0], a.T @ a @ b, rtol=1e-12, atol=1e-12)
