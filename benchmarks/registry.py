@@ -82,6 +82,7 @@ def load_workloads() -> dict[str, Workload]:
     """All workloads."""
     import benchmarks.language  # these register them
     import benchmarks.onnx_models
+    import benchmarks.quantised
     import benchmarks.training_steps
     import benchmarks.workloads  # noqa: F401
 
