@@ -9,8 +9,8 @@ from math import prod
 
 from strata.core import Dim, bounds
 from strata.kernel.algebra import linear
-from strata.kernel.ir import Axis, Buffer, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder
-from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep
+from strata.kernel.ir import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder
+from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, known_bytes
 from strata.kernel.scalars import SCALARS
 from strata.kernel.schedule import (
     Action,
@@ -44,6 +44,8 @@ _AHEAD = 16 << 10  # bytes from what is read to that hint
 _STREAM_CHUNK = 1 << 20  # bytes of a chunk that streams: what one core asks for ahead, it should use
 _LEAST_CHUNKS = 32  # of a kernel that goes through much memory
 _STREAM_ROW = 1 << 10  # bytes of a row that is worth its own start and end past the caches
+_STREAM_LINES = 1 << 8  # the same of one that begins and ends with a cache line
+_LINE = 64  # bytes of a cache line
 _SQUARE = 16  # the widest square that is turned in registers
 _STREAM_BLOCK = 512, 256  # points of a transpose that one thread does at a time: long runs to read and to write
 _NEAR_BLOCK = 256, 32  # the same where caches hold all of it
@@ -115,7 +117,7 @@ class _Chooser:
 
     def _traffic(self) -> int:
         """Bytes that a kernel reads and writes if it does so once; 0 where that is not known."""
-        return sum(map(_known_bytes, self.kernel.buffers))
+        return sum(map(known_bytes, self.kernel.buffers))
 
     def _streams(
         self, nest: Block, vectorised: frozenset[int], numbers: dict[int, int], exchanged: MapLoop | None
@@ -141,7 +143,7 @@ class _Chooser:
                 match step:
                     case Compute(Load(buffer, _, _) as load):
                         # a row that is gone through several times has its own rhythm: asking ahead gets in its way
-                        large = _known_bytes(buffer) > _STREAM_CACHES * self.machine.cache_bytes
+                        large = known_bytes(buffer) > _STREAM_CACHES * self.machine.cache_bytes
                         follows = loop is not exchanged and self.machine.vector_bytes >= _FOLLOWING
                         ahead = _AHEAD // buffer.dtype.itemsize if follows else 0
                         if large and places[buffer] == 1 and _in_order(load, order):
@@ -170,8 +172,9 @@ class _Chooser:
         store, last = stores[0], self.machine.last_cache_bytes
         terms = linear(store.index[0]).terms
         plain = terms.get(loop.axis) == 1 and not any(loop.axis in a.free for a in terms if a is not loop.axis)
-        long = _guess(loop.axis.extent) * store.buffer.dtype.itemsize >= _STREAM_ROW
-        beyond = 2 * _known_bytes(store.buffer) >= last and 2 * self._traffic() >= 3 * last
+        length = _guess(loop.axis.extent) * store.buffer.dtype.itemsize
+        long = length >= _STREAM_ROW or (length >= _STREAM_LINES and _lines_up(store, loop.axis))
+        beyond = 2 * known_bytes(store.buffer) >= last and 2 * self._traffic() >= 3 * last
         return store if plain and long and beyond and self._scalar_cost(loop) <= _LIGHT else None
 
     def _transpose(self, chain: list[MapLoop], by: int, numbers: dict[int, int]) -> Schedule:
@@ -349,12 +352,6 @@ def _loops_with_outer(block: Block, around: tuple[Loop, ...] = ()) -> Iterator[t
             yield from _loops_with_outer(step.body, (*around, step))
 
 
-def _known_bytes(buffer: Buffer) -> int:
-    """The size of a buffer, 0 where it is symbolic."""
-    count = prod(d for d in buffer.shape if isinstance(d, int))
-    return count * buffer.dtype.itemsize if all(isinstance(d, int) for d in buffer.shape) else 0
-
-
 def _in_order(load: Load, loops: tuple[Loop, ...]) -> bool:
     """Whether the loops, innermost last, visit the elements one after the other."""
     terms = linear(load.index[0]).terms
@@ -366,6 +363,13 @@ def _in_order(load: Load, loops: tuple[Loop, ...]) -> bool:
             return False
         expected = expected * loop.axis.extent
     return load.where is None and loops[-1].axis in terms and all(isinstance(atom, Axis) for atom in terms)
+
+
+def _lines_up(store: Store, axis: Axis) -> bool:
+    """Whether all rows of a result along an axis begin and end where cache lines do, if the first one begins there."""
+    form, item = linear(store.index[0]), store.buffer.dtype.itemsize
+    steps = [axis.extent, form.constant, *(step for atom, step in form.terms.items() if atom is not axis)]
+    return all(isinstance(step, int) and step * item % _LINE == 0 for step in steps)
 
 
 def _bytes(node: Expr) -> int:

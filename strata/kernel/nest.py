@@ -10,10 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from strata.core import dim_prod
 from strata.kernel.algebra import linear
-from strata.kernel.ir import Axis, Const, Expr, Kernel, Load, Reduce, Scalar, Scan, Size, Store, bound_axes, postorder
+from strata.kernel.ir import (
+    Axis,
+    Buffer,
+    Const,
+    Expr,
+    Kernel,
+    Load,
+    Reduce,
+    Scalar,
+    Scan,
+    Size,
+    Store,
+    bound_axes,
+    postorder,
+)
 
 _SQUARE = 16  # points along an axis that make it worth turning squares of it
+_FAR = 4 << 20  # bytes of a result that does not stay in a core's own cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +78,7 @@ def loop_order(kernel: Kernel) -> list[Axis]:
     """All store axes, outermost first: those that reductions depend on, then the rest, each in the stores' order.
 
     In a transpose, the axis along which loads are contiguous goes right around the innermost one: the two are turned
-    in squares, whatever is between them in memory."""
+    in squares, whatever is between them in memory. Rows that only change places are moved in the order of the reads."""
     axes = list(dict.fromkeys(a for s in kernel.stores for a in s.axes))
     reductions = [n for n in postorder(kernel.roots) if isinstance(n, (Reduce, Scan))]
     scanned = {n.position for n in reductions if isinstance(n, Scan)}
@@ -74,7 +90,7 @@ def loop_order(kernel: Kernel) -> list[Axis]:
 
 def _with_squares(kernel: Kernel, axes: list[Axis]) -> list[Axis]:
     """Store axes in an order in which loads can be turned."""
-    if len(axes) < 3:
+    if len(axes) < 3 or any(len(s.axes) < len(axes) for s in kernel.stores):
         return axes
     *outer, last = axes
     loads = [linear(n.index[0]).terms for n in postorder(kernel.roots) if isinstance(n, Load)]
@@ -82,7 +98,26 @@ def _with_squares(kernel: Kernel, axes: list[Axis]) -> list[Axis]:
         is_long = not isinstance(axis.extent, int) or axis.extent >= _SQUARE
         if is_long and any(terms.get(axis) == 1 and terms.get(last, 0) not in (0, 1) for terms in loads):
             return [*(a for a in outer if a is not axis), axis, last]
-    return axes
+    return _as_read(kernel, axes)
+
+
+def _as_read(kernel: Kernel, axes: list[Axis]) -> list[Axis]:
+    """Rows of large arrays are moved in the order in which they lie where they are read: memory is quick along them,
+    and whole lines can be written anywhere."""
+    *outer, last = axes
+    if any(known_bytes(s.buffer) < _FAR for s in kernel.stores):
+        return axes
+    loads = [linear(n.index[0]).terms for n in postorder(kernel.roots) if isinstance(n, Load)]
+    whole = [terms for terms in loads if all(isinstance(terms.get(a), int) for a in axes)]
+    orders = [sorted(outer, key=lambda a: terms[a], reverse=True) for terms in whole]
+    rows = all(terms[last] == 1 and len(terms) == len(axes) for terms in whole)
+    return [*orders[0], last] if whole and rows and all(o == orders[0] for o in orders) else axes
+
+
+def known_bytes(buffer: Buffer) -> int:
+    """The size of a buffer, 0 where it is symbolic."""
+    count = dim_prod(buffer.shape)
+    return count * buffer.dtype.itemsize if isinstance(count, int) else 0
 
 
 def _is_leaf(node: Expr) -> bool:

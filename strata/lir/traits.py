@@ -23,6 +23,7 @@ class Traits:
     slides: bool = False  # a contraction over windows of its first input, read in runs along the last axis
 
 
+_CHOICES = ("select", "and", "or", "not", "lt", "le", "gt", "ge")
 STEP = Traits(False, False, False, False, False, 0)  # of an op that is a step of its own
 _TRAITS: dict[tuple[Op, tuple[TensorType, ...]], Traits] = {}
 _TRAITS_LIMIT = 4096
@@ -48,7 +49,8 @@ def _probe(node: Node) -> Traits:
     reduces = [e for e in exprs if isinstance(e, Reduce)]
     contracts = len(node.inputs) == 2 and any(e.kind == "sum" and is_product_of_loads(e) for e in reduces)
     values = [e for e in exprs if isinstance(e, Scalar) and e.dtype.name != "i64"]
-    cost = sum(SCALARS[e.name].cost for e in values)
+    chooses = not reduces and all(e.name in _CHOICES for e in values)  # by index: loops are cut where it changes
+    cost = 0 if chooses else sum(SCALARS[e.name].cost for e in values)
     return Traits(
         lowers=True, reduces=bool(reduces), scans=any(isinstance(e, Scan) for e in exprs), contracts=contracts,
         moves=not reduces and not values and len(node.inputs) == 1, cost=cost,

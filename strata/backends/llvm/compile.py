@@ -22,6 +22,7 @@ from strata.kernel import (
     Schedule,
     as_bits,
     choose_schedule,
+    cut_stores,
     make_nest,
     normalize,
     parse_schedule,
@@ -47,7 +48,10 @@ def lower_phases(kernel: Kernel, target: Target) -> tuple[list[Lowered], tuple[B
     """Kernels to be run one after the other, and the memory between them; one kernel where a schedule is given."""
     if kernel.schedule:
         return [lower(kernel, target)], ()
-    phases = split_reductions(normalize(kernel))
+    parts = cut_stores(kernel)
+    if len(parts) > 1:
+        return [_lowered(normalize(k), target) for k in parts], ()
+    phases = split_reductions(normalize(parts[0]))
     return [_lowered(k, target) for k in phases.kernels], phases.scratch
 
 

@@ -30,6 +30,7 @@ from strata.kernel import (
     Limits,
     Load,
     Schedule,
+    cut_stores,
     normalize,
     postorder,
     search,
@@ -74,7 +75,7 @@ def can_tune(kernel: Kernel, step: Step) -> bool:
     """Whether a kernel is generated loops over arrays of its own, of a size that can be tried."""
     if kernel.schedule or step.updates or step.slides is not None or find_contraction(kernel):
         return False
-    if split_reductions(normalize(kernel)).scratch:  # several kernels
+    if cut_stores(kernel) != (kernel,) or split_reductions(normalize(kernel)).scratch:  # several loops or kernels
         return False
     sizes = _usual_sizes(kernel)
     return 0 < sum(_bytes(b, sizes) for b in kernel.buffers) <= MOST_BYTES and all(
