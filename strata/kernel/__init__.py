@@ -42,6 +42,7 @@ from strata.kernel.schedule import (
     parse_schedule,
     row_values,
     turns,
+    walk_loops,
 )
 from strata.kernel.search import Changes, Limits, Trial, search
 from strata.kernel.split import Phases, split_reductions

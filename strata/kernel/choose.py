@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from strata.core import Dim, bounds
 from strata.kernel.algebra import linear
-from strata.kernel.ir import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder
+from strata.kernel.ir import Axis, Buffer, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder
 from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, known_bytes
 from strata.kernel.scalars import SCALARS
 from strata.kernel.schedule import (
@@ -40,7 +40,10 @@ SCANNED = ("sum", "prod", "max", "min")  # whose running form may go over the la
 _LIGHT = 12  # scalar work of a loop that leaves it waiting for memory
 _STREAM_CACHES = 2  # a core's own caches that a buffer must exceed to be read as a stream
 _FOLLOWING = 64  # bytes of vectors of processors that are quick along one stream: they need no more than a hint
-_AHEAD = 16 << 10  # bytes from what is read to that hint
+_AHEAD = 4 << 10  # bytes from what is read to that hint
+_ROWS_AHEAD = 16 << 10  # bytes from a row that is worked on to the one that is asked for meanwhile
+_ROWS_LEAST = 2 << 10  # bytes of a row for which that pays
+_ROWS_SHARE = 16  # part of a core's own cache that rows between the two may take
 _STREAM_CHUNK = 1 << 20  # bytes of a chunk that streams: what one core asks for ahead, it should use
 _LEAST_CHUNKS = 32  # of a kernel that goes through much memory
 _STREAM_ROW = 1 << 10  # bytes of a row that is worth its own start and end past the caches
@@ -92,7 +95,12 @@ class _Chooser:
         staged = list(self._staged(nest, vectorised))
         self.kept = {n for first in staged for s in walk_loops(nest) if s is not first for n in row_values(first, s)}
         exchanged = chain[-1] if chain and self._exchanges(chain[-1], vectorised) else None
-        streams = self._streams(nest, vectorised, numbers, exchanged) or self._next_rows(staged, chain, numbers)
+        streams = self._streams(nest, vectorised, numbers, exchanged)
+        ahead = self._rows_ahead(chain, vectorised, numbers) or (
+            [] if streams else self._next_rows(staged, chain, numbers)
+        )
+        followed = {a.buffer for a in ahead}
+        streams = [*(a for a in streams if not isinstance(a, Prefetch) or a.buffer not in followed), *ahead]
         if chain:
             points = prod(_guess(loop.axis.extent) for loop in chain)
             each = max(cost / max(1, points), 1e-3)
@@ -147,12 +155,34 @@ class _Chooser:
                         follows = loop is not exchanged and self.machine.vector_bytes >= _FOLLOWING
                         ahead = _AHEAD // buffer.dtype.itemsize if follows else 0
                         if large and places[buffer] == 1 and _in_order(load, order):
-                            asked.append(Prefetch(buffer.name, numbers[id(loop)], ahead))
+                            asked.append(Prefetch(buffer.name, numbers[id(loop)], ahead, 2 if ahead else 1))
         return asked
 
-    def _next_rows(self, staged: list[ReduceLoop], chain: list[MapLoop], numbers: dict[int, int]) -> list[Action]:
+    def _rows_ahead(self, chain: list[MapLoop], vectorised: frozenset[int], numbers: dict[int, int]) -> list[Prefetch]:
+        """Rows of large buffers that several loops go through: all but the first find them in a cache. Where those have
+        much to do, or where several rows are read, memory would be idle meanwhile: they ask for rows to come, each for
+        those of other buffers."""
+        loops = [s for s in chain[-1].body.steps if isinstance(s, (MapLoop, ReduceLoop))] if chain else []
+        if not loops or not all(id(s) in vectorised and s.axis is loops[0].axis for s in loops):
+            return []
+        most = self.machine.cache_bytes // _ROWS_SHARE
+        large = {
+            buffer: (loops[at + 1 :], step)
+            for buffer, (at, step) in _rows_of(loops, chain[-1].axis).items()
+            if _ROWS_LEAST <= step * buffer.dtype.itemsize <= most
+            and known_bytes(buffer) > _STREAM_CACHES * self.machine.cache_bytes
+        }
+        work = sum(self._scalar_cost(s) for s in loops[1:])
+        asked: list[Prefetch] = []
+        for number, (buffer, (later, step)) in enumerate(large.items()):
+            if later and (work > _LIGHT or len(large) > 1):
+                rows = -(-_ROWS_AHEAD // (step * buffer.dtype.itemsize))
+                asked.append(Prefetch(buffer.name, numbers[id(later[number % len(later)])], rows * step, 2))
+        return asked
+
+    def _next_rows(self, staged: list[ReduceLoop], chain: list[MapLoop], numbers: dict[int, int]) -> list[Prefetch]:
         """While a loop works on a row, ask for the next one: the loop after it that only reads has to wait less."""
-        asked: list[Action] = []
+        asked: list[Prefetch] = []
         for loop in staged if chain else ():
             if self._scalar_cost(loop) <= _LIGHT:
                 continue
@@ -350,6 +380,21 @@ def _loops_with_outer(block: Block, around: tuple[Loop, ...] = ()) -> Iterator[t
         if isinstance(step, (MapLoop, ReduceLoop)):
             yield step, around
             yield from _loops_with_outer(step.body, (*around, step))
+
+
+def _rows_of(loops: Sequence[Loop], outer: Axis) -> dict[Buffer, tuple[int, int]]:
+    """Buffers that loops read along their axis, a row for each point of an outer one: the first that does, and the
+    elements from row to row."""
+    found: dict[Buffer, tuple[int, int]] = {}
+    for at, loop in enumerate(loops):
+        for step in loop.body.steps:
+            if isinstance(step, Compute) and isinstance(step.node, Load) and step.node.where is None:
+                terms = linear(step.node.index[0]).terms
+                row = terms.get(outer)
+                plain = all(isinstance(atom, Axis) for atom in terms) and terms.get(loop.axis) == 1
+                if plain and isinstance(row, int) and row > 1:
+                    found.setdefault(step.node.buffer, (at, row))
+    return found
 
 
 def _in_order(load: Load, loops: tuple[Loop, ...]) -> bool:

@@ -15,6 +15,8 @@ Loops are numbered in the order in which a nest prints them. A schedule is a tup
     prefetch x along 1       loop 1 asks for the elements of `x` that come a block later, along several streams at once
     prefetch x along 2 ahead 1024
                              loop 2 asks for the elements of `x` that are 1024 further on: those of the next row
+    prefetch x along 2 ahead 8192 to 2
+                             the same, into the core's second cache; loop 2 need not read `x`
 """
 
 from __future__ import annotations
@@ -100,9 +102,11 @@ class Prefetch:
     buffer: str
     loop: int
     ahead: int = 0  # elements; 0: a block of memory, in streams
+    cache: int = 1  # the first or the second of the core's own
 
     def __str__(self) -> str:
-        return f"prefetch {self.buffer} along {self.loop}" + (f" ahead {self.ahead}" if self.ahead else "")
+        far = f" ahead {self.ahead}" + (f" to {self.cache}" if self.cache > 1 else "") if self.ahead else ""
+        return f"prefetch {self.buffer} along {self.loop}{far}"
 
 
 Action = Parallel | Vectorise | Tile | Exchange | Stage | NonTemporal | Prefetch
@@ -134,10 +138,16 @@ class Schedule:
     def is_nontemporal(self, buffer: str) -> bool:
         return any(isinstance(a, NonTemporal) and a.buffer == buffer for a in self.actions)
 
-    def prefetch(self, buffer: str, loop: int) -> Prefetch | None:
-        """What a loop asks for ahead of a load from a buffer."""
-        asked = [a for a in self.actions if isinstance(a, Prefetch) and a.buffer == buffer and a.loop == loop]
-        return asked[0] if asked else None
+    def streams(self, buffer: str, loop: int) -> bool:
+        """Whether a loop asks for what it reads from a buffer a block ahead, along several streams."""
+        return any(a.buffer == buffer and not a.ahead for a in self._prefetches(loop))
+
+    def asks(self, loop: int) -> list[Prefetch]:
+        """What a loop asks for that is a fixed way ahead."""
+        return [a for a in self._prefetches(loop) if a.ahead]
+
+    def _prefetches(self, loop: int) -> list[Prefetch]:
+        return [a for a in self.actions if isinstance(a, Prefetch) and a.loop == loop]
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.actions))
@@ -154,8 +164,8 @@ _ACTIONS = (
     (re.compile(r"stage (\d+)\Z"), lambda m: Stage(int(m[1]))),
     (re.compile(r"nontemporal (\w+)\Z"), lambda m: NonTemporal(m[1])),
     (
-        re.compile(r"prefetch (\w+) along (\d+)(?: ahead (\d+))?\Z"),
-        lambda m: Prefetch(m[1], int(m[2]), int(m[3] or 0)),
+        re.compile(r"prefetch (\w+) along (\d+)(?: ahead (\d+)(?: to ([12]))?)?\Z"),
+        lambda m: Prefetch(m[1], int(m[2]), int(m[3] or 0), int(m[4] or 1)),
     ),
 )
 

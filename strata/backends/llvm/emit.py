@@ -164,9 +164,18 @@ class _Emitter(Tiles):
         missing = f.binary("and", "i64", f.op(f"sub i64 0, {address}"), str(_LINE - 1))
         missing = f.op(f"udiv i64 {missing}, {past.buffer.dtype.itemsize}")
         start = f.smin(f.add(low, missing), high)
+        self._ask_for_end(pointer, past.buffer.dtype.itemsize, f.sub(high, low))
         masked = self.target.has_avx512
         head = Segment(low, start, min(lanes, self._single_lanes(loop)) if masked else 1, masked)
         return [head, *(replace(s, past=past.buffer.name) for s in self._segments(loop, start, high, lanes))]
+
+    def _ask_for_end(self, pointer: str, itemsize: int, count: Value) -> None:
+        """Have the last line of a row brought in while the others are stored past the caches, if the next row has a
+        part of it: what is stored there is joined with what it holds."""
+        f = self.f
+        end = f.address("i8", pointer, f.mul(count, itemsize))
+        over = f.binary("and", "i64", f.op(f"ptrtoint ptr {end} to i64"), str(_LINE - 1))
+        f.if_(f.compare("ne", "i64", over, 0), lambda: f.prefetch(end, write=True))
 
     def _stage(self, loop: ReduceLoop, later: Sequence[object]) -> None:
         """Row buffers for what a reduction computes and later loops need again."""

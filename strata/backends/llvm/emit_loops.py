@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from strata.backends.llvm.builder import Value, vector, vector_constant
 from strata.backends.llvm.emit_values import Context, Values
 from strata.backends.llvm.registers import register_bytes
-from strata.kernel import Axis, Compute, Expr, MapLoop, ReduceLoop, StoreStep
+from strata.kernel import Axis, Block, Compute, Expr, Load, MapLoop, ReduceLoop, StoreStep, linear, walk_loops
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,14 @@ class Segment:
 class Loops(Values):
     """The loops around a place."""
 
+    nest: Block
     numbers: dict[int, int]  # id of a loop -> its number in schedules
+
+    def _followed(self, buffer: str, axis: Axis) -> Load | None:
+        """The load that reads elements of a buffer one after the other along an axis, in whichever loop it is."""
+        steps = (s for loop in walk_loops(self.nest) for s in loop.body.steps if isinstance(s, Compute))
+        loads = (s.node for s in steps if isinstance(s.node, Load) and s.node.buffer.name == buffer)
+        return next((n for n in loads if linear(n.index[0]).terms.get(axis) == 1), None)
 
     @contextmanager
     def _scope(self, *axes: Axis) -> Iterator[None]:
@@ -78,6 +85,13 @@ class Loops(Values):
                     iota = vector_constant("i32", range(segment.lanes))
                     mask = f.compare("ult", ids, iota, f.splat(ids, left))
                 self.context = Context(axis, segment.lanes, mask, number, segment.past)
+                for asked in self.schedule.asks(
+                    number
+                ):  # at the ends of a row too: a line that is left out has to be waited for
+                    load = self._followed(asked.buffer, axis)
+                    if load is not None:
+                        ahead = f.add(self.at_first(load.index[0]), asked.ahead)
+                        self._ask_for(load.buffer, ahead, segment.lanes, asked.cache)
                 return body(values)
 
         return f.loop(segment.low, segment.high, segment.lanes, carried, inside)

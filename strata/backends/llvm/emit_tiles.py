@@ -177,7 +177,7 @@ class _Squares:
         start = tiles._pointer(node.buffer, tiles.at_first(node.index[0]))
         element, parts = memory_type(node.dtype), 2 if node.dtype.is_complex else 1
         flags = vector("i1", by)
-        asks = None if mask is not None else tiles.schedule.prefetch(node.buffer.name, tiles.numbers[id(self.outer)])
+        asks = mask is None and tiles.schedule.streams(node.buffer.name, tiles.numbers[id(self.outer)])
         turned: list[Parts] = []
         for lane in range(by):
             pointer = f.address(element, start, f.mul(f.mul(stride, lane), parts))
@@ -185,7 +185,7 @@ class _Squares:
             if mask is not None and rows is not None:
                 alive = f.binary("and", flags, mask, f.splat(flags, self._is_between(lane, *rows)))
             turned.append(tiles._read(node.dtype, pointer, by, alive))
-            if asks is not None:
+            if asks:
                 f.prefetch(f.address(element, pointer, _AHEAD * by * parts), locality=2)
         return _interleaved(self, node, turned)
 

@@ -285,16 +285,13 @@ class Values:
         return tuple(f.select(type_, condition, p, constant(type_, 0)) for p in parts)
 
     def _load_contiguous(self, node: Load, lanes: int) -> Parts:
-        f, index = self.f, self.at_first(node.index[0])
+        index = self.at_first(node.index[0])
         pointer = self._pointer(node.buffer, index)
         mask = self.context.mask
         if node.where is not None:
             mask = self._both(mask, self.widened(node.where, lanes)[0], lanes)
-        elif mask is None and (asked := self.schedule.prefetch(node.buffer.name, self.context.loop)) is not None:
-            if asked.ahead:
-                self._ask_for(node.buffer, f.add(index, asked.ahead), lanes)
-            else:
-                self._ask_ahead(node.buffer, index, lanes)
+        elif mask is None and self.schedule.streams(node.buffer.name, self.context.loop):
+            self._ask_ahead(node.buffer, index, lanes)
         return self._read(node.dtype, pointer, lanes, mask)
 
     def _load_backwards(self, node: Load, lanes: int) -> Parts:
@@ -311,11 +308,11 @@ class Values:
     def _reversed(self, type_: str, value: str) -> str:
         return self.f.shuffle(type_, value, "poison", range(self.context.lanes - 1, -1, -1))
 
-    def _ask_for(self, buffer: Buffer, index: Value, lanes: int) -> None:
-        """Have elements from a place on brought to the nearest cache."""
+    def _ask_for(self, buffer: Buffer, index: Value, lanes: int, cache: int) -> None:
+        """Have elements from a place on brought to a cache of the core."""
         start = self._pointer(buffer, index)
         for at in range(0, lanes * buffer.dtype.itemsize, _LINE):
-            self.f.prefetch(self.f.address("i8", start, at))
+            self.f.prefetch(self.f.address("i8", start, at), locality=4 - cache)
 
     def _ask_ahead(self, buffer: Buffer, index: Value, lanes: int) -> None:
         """Have lines of the next block of memory brought to the core's own cache.

@@ -39,8 +39,13 @@ def test_text_of_the_actions() -> None:
     assert str(schedule) == text
     assert schedule.exchanged(1) == 8
     assert schedule.exchanged(0) == 0
-    assert schedule.prefetch("in0", 1) == Prefetch("in0", 1)
-    assert schedule.prefetch("in0", 0) is None
+    assert schedule.streams("in0", 1)
+    assert not schedule.streams("in0", 0)
+    text = "prefetch in0 along 2 ahead 1024; prefetch in1 along 2 ahead 4096 to 2"
+    schedule = parse_schedule(text)
+    assert str(schedule) == text
+    assert schedule.asks(2) == [Prefetch("in0", 2, 1024), Prefetch("in1", 2, 4096, cache=2)]
+    assert not schedule.streams("in0", 2)
 
 
 def test_large_results_go_past_the_caches_and_small_ones_do_not() -> None:
@@ -54,7 +59,7 @@ def test_large_sums_ask_ahead() -> None:
     rows = 16 * Target.host().l2_bytes // 4096
     assert actions(samples.reduction((rows, 1024), (1,)), Prefetch, Target.named("avx2")) == [Prefetch("x", 1)]
     if Target.host().vector_bytes == 64:
-        assert actions(samples.reduction((rows, 1024), (1,)), Prefetch) == [Prefetch("x", 1, 4096)]
+        assert actions(samples.reduction((rows, 1024), (1,)), Prefetch) == [Prefetch("x", 1, 1024, 2)]
     assert actions(samples.reduction((rows, 1024), (0,)), Prefetch) == [Prefetch("x", 0)]
     assert actions(samples.reduction((64, 1024), (1,)), Prefetch) == []
 
@@ -64,19 +69,61 @@ def test_a_loop_with_work_to_do_asks_for_the_next_row() -> None:
     assert actions(samples.layernorm(64, 1000), Prefetch) == []
 
 
-def test_rows_that_meet_are_kept() -> None:
-    """A sum of two rows that three loops go through is stored by the first."""
+def test_loops_that_find_their_rows_in_a_cache_ask_for_rows_to_come() -> None:
+    """Where they have much to do, or where there are several rows; short rows and rows that fill a cache are left."""
+    rows = 16 * Target.host().l2_bytes
+    ahead = lambda n: -(-16384 // (4 * n)) * n
+    for columns in (768, 1000, 4097):
+        asked = actions(samples.softmax(rows // (4 * columns), columns), Prefetch)
+        assert asked == [Prefetch("x", 2, ahead(columns), 2)]
+        asked = actions(samples.layernorm(rows // (4 * columns), columns), Prefetch)
+        assert asked == [Prefetch("x", 2, ahead(columns), 2), Prefetch("residual", 3, ahead(columns), 2)]
+    for columns in (250, Target.host().l2_bytes // 32):
+        asked = actions(samples.softmax(rows // (4 * columns), columns), Prefetch)
+        assert not [a for a in asked if a.cache == 2]
+    light = lower(_centred(rows // 4096, 1024), Target.host()).schedule
+    assert [a for a in light.actions if isinstance(a, Prefetch)] == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("columns", [1, 15, 16, 33, 100, 257])
+def test_rows_that_are_asked_for(columns: int, target: str) -> None:
+    """Hints go beyond the last row, and change no result."""
+    text = (
+        "parallel 1 grain 2; vectorise 1 by 32; vectorise 2 by 32; vectorise 3 by 32; stage 1; nontemporal z; "
+        "prefetch x along 2 ahead 4096 to 2; prefetch y along 3 ahead 64"
+    )
+    native = compile_kernel(_residual(ROWS, columns), Target.named(target), parse_schedule(text))
+    plain = compile_kernel(_residual(ROWS, columns), Target.named(target), parse_schedule(text.partition("; stage")[0]))
+    a, b = (np.random.default_rng(i).standard_normal((7, columns)).astype(np.float32) for i in range(2))
+    np.testing.assert_array_equal(native(a, b)[0], plain(a, b)[0])
+
+
+def _residual(rows: Any, columns: int) -> Any:
+    """(x + y less its mean) over its spread."""
     k = KernelBuilder("residual")
-    x, y = k.input("x", f32[ROWS, 1000]), k.input("y", f32[ROWS, 1000])
+    x, y = k.input("x", f32[rows, columns]), k.input("y", f32[rows, columns])
 
     def value(index: Any) -> Any:
         row = lambda j: x[index[0], j] + y[index[0], j]
-        mean = k.reduce("sum", 1000, row) / 1000.0
-        spread = k.reduce("sum", 1000, lambda j: (row(j) - mean) * (row(j) - mean))
+        mean = k.reduce("sum", columns, row) / float(columns)
+        spread = k.reduce("sum", columns, lambda j: (row(j) - mean) * (row(j) - mean))
         return (row(index[1]) - mean) / spread
 
-    k.output("z", f32[ROWS, 1000], value)
-    native = compile_kernel(k.build())
+    k.output("z", f32[rows, columns], value)
+    return k.build()
+
+
+def _centred(rows: int, columns: int) -> Any:
+    k = KernelBuilder("centred")
+    x = k.input("x", f32[rows, columns])
+    k.output("z", f32[rows, columns], lambda ix: x[ix] - k.reduce("sum", columns, lambda j: x[ix[0], j]))
+    return k.build()
+
+
+def test_rows_that_meet_are_kept() -> None:
+    """A sum of two rows that three loops go through is stored by the first."""
+    native = compile_kernel(_residual(ROWS, 1000))
     assert [a for a in native.lowered.schedule.actions if isinstance(a, Stage)] == [Stage(1)]
     a, b = (np.random.default_rng(i).standard_normal((7, 1000)).astype(np.float32) for i in range(2))
     (got,) = native(a, b)
