@@ -3,7 +3,8 @@
 Every value keeps the form it was made in; the other form is made where a reader asks for it. A convolution reads and
 gives channels last; ops that do not care about the order of axes (element-wise ops, pools, concatenation, slices,
 padding, reductions, resizing) follow their inputs. Weights are transposed where they are parameters: once. Compositions
-that hide such ops are taken apart first. A convolution that is alone stays as it is where that is faster.
+that hide such ops are taken apart first. A convolution that is alone stays as it is where that is faster. Narrow floats
+are widened on the way.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from strata.ops import (
 )
 from strata.passes.base import Pass, PassContext, register, with_results
 from strata.passes.decompose import Decompose
+from strata.passes.widen import widen_convolutions
 
 # compositions that lose their axes when taken apart
 KEPT = "conv_backward_weight+pool_prod+pool_sum+resize_axis+resize_nearest_2x"
@@ -52,14 +54,14 @@ class ChannelsLast(Pass):
         if not ctx.claimed(ConvLast.name) or not any(n.op.name.startswith("conv") for n in graph.nodes()):
             return graph
         given = graph
-        graph = Decompose(KEPT).run(graph, ctx)
+        graph = widen_convolutions(Decompose(KEPT).run(graph, ctx), self.name)
         order = toposort(graph.results)
         wanted = {id(n) for n in order if n.op.name in SERVED and SERVED[n.op.name](n)}
         users = _users(order)
         claimed = ctx.claimed(ConvFirst.name)
         alone = {id(n) for n in order if claimed and _stays(n) and _is_alone(n, wanted, users)}
         if not alone and not any(id(n) in wanted and not _is_matrix_product(n) for n in order):
-            return given
+            return widen_convolutions(given, self.name)
         maker = _Layouts(wanted | alone, alone)
         for node in order:
             with origin_of(node, made_by=self.name):

@@ -180,6 +180,7 @@ class Function:
         self._count = 0
         self._entry: list[str] = []
         self._lines: list[str] = []
+        self.same: dict[tuple[str, str], str] = {}  # other forms of values, by value and form, that were made before
 
     def fresh(self, prefix: str = "t") -> str:
         """A name not used before, without the %."""
@@ -348,6 +349,13 @@ class Function:
     def shuffle(self, type_: str, a: Value, b: Value, lanes: Sequence[int]) -> str:
         picks = ", ".join(f"i32 {lane}" for lane in lanes)
         return self.op(f"shufflevector {type_} {a}, {type_} {b}, <{len(lanes)} x i32> <{picks}>")
+
+    def by_halves(self, type_: str, value: Value, result: str, make: Callable[[str], str]) -> str:
+        """A vector of type `result` made from the two halves of another, each by itself."""
+        half = lanes_of(type_) // 2
+        picks = (range(half), range(half, 2 * half))
+        made = [make(self.shuffle(type_, value, "poison", lanes)) for lanes in picks]
+        return self.shuffle(vector(element_of(result), half), *made, range(2 * half))
 
     def fold_lanes(self, type_: str, value: Value, combine: Callable[[str, str, str], str]) -> str:
         """All lanes combined into one scalar by halving; combine(type, a, b) -> value. The order is fixed."""

@@ -302,6 +302,8 @@ def plan_contraction(
         epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
     spec = replace(spec, prefetch=PREFETCH_BYTES // (spec.panel_columns * spec.b.itemsize))
+    if a.is_float and a.bits == 16 and not is_open and fewest > len(rule.streams) and n > 2 * spec.panel_columns:
+        a_unit_k = False  # converted once, while it is packed, and not for every panel
     choose = _with_chunks if a_unit_k else _with_packed_chunks
     if is_open and a_unit_k and not is_complex:
         spec = replace(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strata.backends.llvm import vector_math
-from strata.backends.llvm.builder import Function, bits_of, constant, integer_of, with_element
+from strata.backends.llvm.builder import Function, bits_of, constant, element_of, integer_of, lanes_of, vector, with_element
 from strata.backends.llvm.registers import (
     Parts,
     from_memory,
@@ -355,7 +355,7 @@ def convert(f: Function, target: Target, x: str, source: DType, result: DType, l
     if source.is_float and result.is_float:
         # f64 to a small float must not round twice: round to odd on the way to f32
         if result is not f32 and from_type != to_type and bits_of(to_type) == 32:
-            x = _round_to_odd(f, from_type, x, to_type)
+            x = _round_to_odd(f, from_type, x, to_type, target)
         else:
             x = _resize_float(f, from_type, x, to_type)
         return round_through(f, result, x, lanes, target)
@@ -373,7 +373,9 @@ def _resize_float(f: Function, from_type: str, x: str, to_type: str) -> str:
     return f.convert("fptrunc" if bits_of(to_type) < bits_of(from_type) else "fpext", from_type, x, to_type)
 
 
-def _round_to_odd(f: Function, from_type: str, x: str, to_type: str) -> str:
+def _round_to_odd(f: Function, from_type: str, x: str, to_type: str, target: Target) -> str:
+    if target.has_avx512 and lanes_of(from_type) >= 8:
+        return _round_to_odd_by_instruction(f, from_type, x, to_type)
     near = f.convert("fptrunc", from_type, x, to_type)
     back = f.convert("fpext", to_type, near, from_type)
     exact = f.compare("ueq", from_type, back, x)
@@ -384,6 +386,20 @@ def _round_to_odd(f: Function, from_type: str, x: str, to_type: str) -> str:
     down = f.binary("add", whole, bits, f.convert("sext", with_element(whole, "i1"), away, whole))
     odd = f.binary("or", whole, down, constant(whole, 1))
     return f.convert("bitcast", whole, f.select(whole, exact, bits, odd), to_type)
+
+
+def _round_to_odd_by_instruction(f: Function, from_type: str, x: str, to_type: str) -> str:
+    """Rounded towards zero; the last bit is set where that cut something off."""
+    if lanes_of(from_type) > 8:
+        half, made = (vector(element_of(t), lanes_of(t) // 2) for t in (from_type, to_type))
+        return f.by_halves(from_type, x, to_type, lambda part: _round_to_odd_by_instruction(f, half, part, made))
+    towards_zero = ((to_type, "zeroinitializer"), ("i8", -1), ("i32", 11))
+    cut = f.call(to_type, "llvm.x86.avx512.mask.cvtpd2ps.512", (from_type, x), *towards_zero)
+    inexact = f.compare("one", from_type, f.convert("fpext", to_type, cut, from_type), x)
+    whole = integer_of(to_type)
+    bits = f.convert("bitcast", to_type, cut, whole)
+    odd = f.binary("or", whole, bits, constant(whole, 1))
+    return f.convert("bitcast", whole, f.select(whole, inexact, odd, bits), to_type)
 
 
 def _resize_integer(f: Function, source: DType, from_type: str, x: str, result: DType, to_type: str) -> str:

@@ -74,12 +74,15 @@ def from_memory(f: Function, dtype: DType, value: str, lanes: int, target: Targe
     if dtype.bits == 4:  # a byte each, whose upper half says nothing
         high = f.binary("shl", memory, value, constant(memory, 4))
         return f.binary("ashr" if dtype.kind == "int" else "lshr", memory, high, constant(memory, 4))
+    if dtype.name not in SMALL:
+        return value
     if dtype.name == "f16" and target.has_f16c:
         half = vector("half", lanes)
-        return f.convert("fpext", half, f.convert("bitcast", memory, value, half), register)
-    if dtype.name in SMALL:
-        return _decode(f, SMALL[dtype.name], memory, value, register)
-    return value
+        made = f.convert("fpext", half, f.convert("bitcast", memory, value, half), register)
+    else:
+        made = _decode(f, SMALL[dtype.name], memory, value, register)
+    f.same[made, dtype.name] = value  # stored again as it came
+    return made
 
 
 def to_memory(f: Function, dtype: DType, value: str, lanes: int, target: Target) -> str:
@@ -89,12 +92,17 @@ def to_memory(f: Function, dtype: DType, value: str, lanes: int, target: Target)
         return f.convert("zext", register, value, memory)
     if dtype.bits == 4:
         return f.binary("and", memory, value, constant(memory, 15))
+    if dtype.name not in SMALL:
+        return value
+    if (value, dtype.name) in f.same:
+        return f.same[value, dtype.name]
     if dtype.name == "f16" and target.has_f16c:
         half = vector("half", lanes)
         return f.convert("bitcast", half, f.convert("fptrunc", register, value, half), memory)
-    if dtype.name in SMALL:
-        return _encode(f, SMALL[dtype.name], memory, value, register)
-    return value
+    if dtype.name == "bf16":
+        by_instruction = target.has("avx512bf16") and target.has_avx512 and lanes >= 4
+        return _encode_bf16_by_instruction(f, value, lanes) if by_instruction else _encode_bf16(f, value, lanes)
+    return _encode(f, SMALL[dtype.name], memory, value, register)
 
 
 def round_through(f: Function, dtype: DType, value: str, lanes: int, target: Target) -> str:
@@ -152,6 +160,40 @@ def _encode(f: Function, form: SmallFloat, memory: str, value: str, register: st
     is_nan = f.compare("ugt", wide, magnitude, constant(wide, 0x7F800000))
     normal = f.select(wide, is_nan, constant(wide, nan), normal)
     return f.convert("trunc", wide, f.binary("or", wide, normal, sign), memory)
+
+
+def _encode_bf16(f: Function, value: str, lanes: int) -> str:
+    """The upper half of an f32, rounded to nearest, ties to even; what rounds up from the largest is infinity."""
+    wide, register = vector("i32", lanes), vector("float", lanes)
+    bits = f.convert("bitcast", register, value, wide)
+    odd = f.binary("and", wide, f.binary("lshr", wide, bits, constant(wide, 16)), constant(wide, 1))
+    rounded = f.binary("add", wide, f.binary("add", wide, bits, constant(wide, 0x7FFF)), odd)
+    nan = f.binary("or", wide, f.binary("and", wide, bits, constant(wide, 1 << 31)), constant(wide, 0x7FC00000))
+    kept = f.select(wide, f.compare("uno", register, value, value), nan, rounded)
+    return f.convert("trunc", wide, f.binary("lshr", wide, kept, constant(wide, 16)), vector("i16", lanes))
+
+
+def _encode_bf16_by_instruction(f: Function, value: str, lanes: int) -> str:
+    """The same with the instruction for it, which takes denormals for zeros: they are rounded as 1 + a fraction."""
+    register, memory = vector("float", lanes), vector("i16", lanes)
+    if lanes > 16:
+        return f.by_halves(register, value, memory, lambda half: _encode_bf16_by_instruction(f, half, lanes // 2))
+    wide = vector("i32", lanes)
+    bits = f.convert("bitcast", register, value, wide)
+    exponent = f.binary("and", wide, bits, constant(wide, 0x7F800000))
+    small = f.compare("eq", wide, exponent, constant(wide, 0))
+    lifted = f.binary("or", wide, bits, constant(wide, 0x3F800000))
+    taken = f.convert("bitcast", wide, f.select(wide, small, lifted, bits), register)
+    if lanes == 4:  # the instruction for four fills its register with zeros
+        made = f.call(
+            "<8 x bfloat>", "llvm.x86.avx512bf16.mask.cvtneps2bf16.128",
+            (register, taken), ("<8 x bfloat>", "zeroinitializer"), ("<4 x i1>", constant("<4 x i1>", 1)),
+        )  # fmt: skip
+        made = f.shuffle("<8 x bfloat>", made, "poison", range(4))
+    else:
+        made = f.call(vector("bfloat", lanes), f"llvm.x86.avx512bf16.cvtneps2bf16.{lanes * 32}", (register, taken))
+    lift = f.select(memory, small, constant(memory, 0x3F80), constant(memory, 0))
+    return f.binary("sub", memory, f.convert("bitcast", vector("bfloat", lanes), made, memory), lift)
 
 
 def interleave(f: Function, type_: str, parts: Parts, lanes: int) -> str:

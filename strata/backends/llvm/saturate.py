@@ -18,15 +18,14 @@ def float_to_integer(f: Function, from_type: str, x: str, result: DType, to_type
         name = "llvm.fptosi.sat" if signed else "llvm.fptoui.sat"
         return f.call(to_type, f"{name}.{suffix(to_type)}.{suffix(from_type)}", (from_type, x))
     least, most = constant(from_type, float(low)), _largest(from_type, high)
-    kept = x
-    if signed:  # the comparison with 0 below makes NaN 0
-        kept = f.select(from_type, f.compare("ord", from_type, x, x), x, constant(from_type, 0.0))
-    kept = f.select(from_type, f.compare("ogt", from_type, kept, least), kept, least)
+    kept = f.select(from_type, f.compare("ogt", from_type, x, least), x, least)  # and NaN the least
     kept = f.select(from_type, f.compare("olt", from_type, kept, constant(from_type, most)), kept,
                     constant(from_type, most))  # fmt: skip
     whole = to_type if bits_of(to_type) >= 32 else with_element(to_type, "i32")
     by_sign = signed or bits_of(whole) > result.bits  # unsigned numbers that fit a signed one: most processors like it
     made = f.convert("fptosi" if by_sign else "fptoui", from_type, kept, whole)
+    if signed:
+        made = f.select(whole, f.compare("ord", from_type, x, x), made, constant(whole, 0))
     if most != high:
         above = f.compare("ogt", from_type, x, constant(from_type, most))
         made = f.select(whole, above, constant(whole, high), made)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -195,18 +195,42 @@ def test_bitcast_and_select_and_complex() -> None:
     np.testing.assert_array_equal(pair, a + 1j * b)
 
 
-def test_small_floats_round_as_ml_dtypes() -> None:
-    values = np.random.default_rng(0).normal(size=4000).astype(np.float32) * np.exp2(np.arange(4000) % 40 - 25).astype(
-        np.float32
-    )
-    for dtype in (f16, bf16, f8e4m3, f8e5m2):
-        k = KernelBuilder("k")
-        x = k.input("x", f32[4000,])
-        k.output("y", dtype[4000,], lambda ix, x=x, dtype=dtype: x[ix[0]].cast(dtype))
-        for target in TARGETS:
-            (got,) = compile_kernel(k.build(), Target.named(target))(values)
-            assert got.dtype == dtype.np
-            np.testing.assert_array_equal(
-                got.view(f"u{dtype.itemsize}"), values.astype(dtype.np).view(f"u{dtype.itemsize}")
-            )
-    assert ml_dtypes.__name__
+@pytest.mark.parametrize("target", [*TARGETS, "32 bytes of host", "16 bytes of host"])
+@pytest.mark.parametrize("dtype", [f16, bf16, f8e4m3, f8e5m2], ids=str)
+@pytest.mark.parametrize("source", [f32, f64], ids=str)
+def test_small_floats_round_as_ml_dtypes(source: DType, dtype: DType, target: str) -> None:
+    """Normal numbers of all sizes, denormals, ties, what is next to the largest, zeros, infinities, NaN; odd counts."""
+    rng = np.random.default_rng(0)
+    spread = rng.normal(size=4000) * np.exp2(np.arange(4000) % 40 - 25)
+    tiny = rng.normal(size=1000) * np.exp2(-126.0 - np.arange(1000) % 26)
+    ties = (np.arange(1, 600) * 128 + 64) * np.exp2(-149.0 + np.arange(599) % 9)
+    edges = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 3.39e38, 3.4e38, -3.4e38, 65519.0, 65520.0, 65536.0, 1e-45])
+    values = np.concatenate([spread, tiny, ties, -ties, edges]).astype(np.float32).astype(source.np)
+    if source is f64:  # next to numbers of f32, where rounding twice would be wrong
+        values = np.concatenate([np.nextafter(values, np.inf), values, np.nextafter(values, -np.inf), [1e300, -1e39]])
+    n = values.size
+    k = KernelBuilder("k")
+    x = k.input("x", source[n,])
+    k.output("y", dtype[n,], lambda ix: x[ix[0]].cast(dtype))
+    width, _, level = target.rpartition(" bytes of ")
+    on = Target.named(level)
+    (got,) = compile_kernel(k.build(), replace(on, vector_bytes=int(width or on.vector_bytes)))(values)
+    assert got.dtype == dtype.np
+    with np.errstate(all="ignore"):
+        wanted = _exactly(values, dtype)
+    whole = f"u{dtype.itemsize}"
+    nan = np.isnan(wanted.astype(np.float32))
+    np.testing.assert_array_equal(np.isnan(got.astype(np.float32)), nan)
+    np.testing.assert_array_equal(got.view(whole)[~nan], wanted.view(whole)[~nan])
+
+
+def _exactly(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """Rounded once: from f64 through the f32 next to it that is odd, unless it is exact."""
+    if values.dtype == np.float32:
+        return values.astype(dtype.np)
+    near = values.astype(np.float32)
+    away = np.abs(near.astype(np.float64)) > np.abs(values)
+    down = (near.view(np.uint32) - away.astype(np.uint32)).view(np.float32)
+    exact = (near == values) | np.isnan(values)
+    odd = (down.view(np.uint32) | np.uint32(1)).view(np.float32)
+    return np.where(exact, near, odd).astype(dtype.np)
