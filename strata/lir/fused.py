@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from strata.core import Dim, bounds, dim_prod
 from strata.kernel import Axis, Expr, Kernel, KernelBuilder, Reduce, Scan, View, postorder
 from strata.lir.traits import is_inline_constant, traits
 from strata.mir import Constant, Input, Node, Param, Value, as_tuple
+
+TYPICAL_SIZE = 128  # stands in for a symbolic size without an upper bound when sizes are compared
 
 
 @dataclass
@@ -29,6 +32,14 @@ class Group:
     def label(self) -> str:
         names = [n.op.name for n in self.nodes]
         return " + ".join(dict.fromkeys(names)) if len(names) < 12 else f"{names[0]} … {names[-1]} ({len(names)} ops)"
+
+
+def typical(size: Dim) -> int:
+    """A number to compare sizes by, where some are symbolic."""
+    if isinstance(size, int):
+        return size
+    low, high = bounds(size)
+    return max(low, min(high if high is not None else TYPICAL_SIZE, 1 << 40))
 
 
 class KernelOf:
@@ -149,7 +160,8 @@ class KernelOf:
                     beside[self.makers[e]] = "its reader is a contraction"
                 sized = frozenset(a for a in e.free if a.extent != 1)
                 unit = frozenset(a for a in axes if isinstance(a, Axis) and a.extent == 1)
-                if any(sized | unit == p | unit for p in prefixes):
-                    continue
-                wrong[self.makers[e]] = "its rows are not the leading axes of its reader"
+                if not any(sized | unit == p | unit for p in prefixes):
+                    wrong[self.makers[e]] = "its rows are not the leading axes of its reader"
+                elif typical(dim_prod([a.extent for a in sized])) > typical(self.makers[e].type.size):
+                    wrong[self.makers[e]] = "its reader, in other axes, would compute its rows again and again"
         return wrong if products & wrong.keys() else beside | wrong

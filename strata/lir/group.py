@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strata.core import Dim, bounds, f32
-from strata.lir.fused import Group, KernelOf
+from strata.core import f32
+from strata.lir.fused import Group, KernelOf, typical
 from strata.lir.order import Costs, best_order
 from strata.lir.siblings import join_siblings
 from strata.lir.traits import STEP, Traits, has_kernel, is_inline_constant, is_leaf, traits
@@ -32,7 +32,6 @@ CHEAP = 6  # cost of scalar functions below which computing again beats a store 
 MANY = 1 << 14  # elements of a reduction's result from which computing them in another order costs more than a copy
 LEARNED = 8  # numbers of a model that are read from memory, so that kernels that differ in them alone are one
 SIGNIFICANT = 1 << 13  # a number that a person wrote has zeros in the last bits of its 24, or is used again and again
-TYPICAL_SIZE = 128  # stands in for a symbolic size without an upper bound when sizes are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +197,7 @@ class _Grouper:
             behind = value in self.products or value in self.sliding
             if behind and matrix is None and not self._is_epilogue(user, value):
                 return f"{user.op.name} cannot be an epilogue of {self.products.get(value, node).op.name}"
-            if what.reduces and not what.contracts and _turns(user) and _typical(value.type.size) >= MANY:
+            if what.reduces and not what.contracts and _turns(user) and typical(value.type.size) >= MANY:
                 return f"{user.op.name} reads it across its rows"
             again = not reading.reduces and not reading.updates and self._repeats(value, user)
             if again and self._cost(node) > CHEAP and not what.reduces:
@@ -227,7 +226,7 @@ class _Grouper:
     def _repeats(self, value: Value, user: Node) -> bool:
         """Whether a reader computes the value again; a trailing broadcast does not count, as rows keep scalars."""
         out = user.types[0]
-        if _typical(out.size) <= _typical(value.type.size):
+        if typical(out.size) <= typical(value.type.size):
             return False
         if not (user.op.elementwise or user.op.name == "broadcast_to"):
             return True
@@ -504,13 +503,6 @@ def _has_runs(value: Value) -> bool:
     """Whether a view has the elements of its last axis next to each other."""
     spacing = view_strides(value)
     return spacing is not None and (spacing.strides[-1] == 1 or value.shape[-1] == 1)
-
-
-def _typical(size: Dim) -> int:
-    if isinstance(size, int):
-        return size
-    low, high = bounds(size)
-    return max(low, min(high if high is not None else TYPICAL_SIZE, 1 << 40))
 
 
 def _learned_numbers(users: Mapping[Value, Sequence[Node]]) -> set[Value]:

@@ -7,7 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import Dim, TensorType, bf16, dim_prod, f32, f64, normalize_axes, normalize_axis, promote_all
+from strata.core import (
+    Dim,
+    TensorType,
+    bf16,
+    dim_prod,
+    divide_exactly,
+    f32,
+    f64,
+    normalize_axes,
+    normalize_axis,
+    promote_all,
+)
 from strata.errors import OptionError, ShapeError
 from strata.mir import Op, Sample, Value, draw, function, op
 from strata.ops.elementwise import maximum
@@ -34,7 +45,6 @@ from strata.ops.norm_gradients import (
     check_axes,
     check_float,
     check_groups,
-    grouped,
     np_along,
     np_standardized,
     others,
@@ -186,10 +196,15 @@ class GroupNorm(Op):
         return x
 
     def decompose(self, x: Value, *affine: Value) -> Value:
-        y = reshape(standardized(grouped(widened(x), self.groups), (2,), self.eps)[0], x.shape)
-        y = y * along(affine[0], (1,), x.shape) if affine else y
-        y = y + along(affine[1], (1,), x.shape) if len(affine) > 1 else y
-        return cast(y, x.dtype)
+        # the groups keep an axis of their own to the end: what belongs to a group is made once for it
+        width = divide_exactly(x.shape[1], self.groups)
+        assert width is not None
+        shape = (x.shape[0], self.groups, width, dim_prod(x.shape[2:]))
+        y = standardized(reshape(widened(x), shape), (2, 3), self.eps)[0]
+        sides = [reshape(widened(v), (self.groups, width, 1)) for v in affine]
+        y = y * sides[0] if affine else y
+        y = y + sides[1] if len(affine) > 1 else y
+        return reshape(cast(y, x.dtype), x.shape)
 
     def numpy(self, x: np.ndarray, *affine: np.ndarray) -> np.ndarray:
         y = np.empty_like(x)

@@ -354,8 +354,8 @@ class Function:
         """A vector of type `result` made from the two halves of another, each by itself."""
         half = lanes_of(type_) // 2
         picks = (range(half), range(half, 2 * half))
-        made = [make(self.shuffle(type_, value, "poison", lanes)) for lanes in picks]
-        return self.shuffle(vector(element_of(result), half), *made, range(2 * half))
+        low, high = (make(self.shuffle(type_, value, "poison", lanes)) for lanes in picks)
+        return self.shuffle(vector(element_of(result), half), low, high, range(2 * half))
 
     def fold_lanes(self, type_: str, value: Value, combine: Callable[[str, str, str], str]) -> str:
         """All lanes combined into one scalar by halving; combine(type, a, b) -> value. The order is fixed."""

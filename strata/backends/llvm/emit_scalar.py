@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from strata.backends.llvm import vector_math
-from strata.backends.llvm.builder import Function, bits_of, constant, element_of, integer_of, lanes_of, vector, with_element
+from strata.backends.llvm.builder import (
+    Function,
+    bits_of,
+    constant,
+    element_of,
+    integer_of,
+    lanes_of,
+    vector,
+    with_element,
+)
 from strata.backends.llvm.registers import (
     Parts,
     from_memory,

@@ -139,3 +139,13 @@ def test_results_that_are_leaves_or_repeated():
     lir = plan(g.outputs(x, c, y, y))
     verify_plan(lir)
     assert lir.io.outputs == ("x", "const0", "out2", "out2")
+
+
+def test_rows_are_not_computed_again_for_a_reader_in_other_axes():
+    """Groups of 2 channels of 12 numbers each, read channel by channel: the sums are a kernel of their own."""
+    g = Graph("groups")
+    x, w = g.input("x", f32[3, 8, 3, 4]), g.input("w", f32[8])
+    rows = ops.reshape(x, (3, 4, 24))
+    y = ops.reshape(rows / ops.sum(rows, axis=-1, keepdims=True), (3, 8, 3, 4))
+    g.outputs(y * ops.reshape(w, (8, 1, 1)))
+    assert [s.label.split(" + ")[-1] for s in plan(g).schedule] == ["reduce_sum", "multiply"]

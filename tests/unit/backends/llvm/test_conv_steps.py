@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -11,7 +12,7 @@ import strata.ops as functions
 from strata.backends.llvm.conv_first_steps import PlanesPlan
 from strata.backends.llvm.conv_steps import ConvPlan, find_convolution
 from strata.backends.llvm.kernels import convolution_plan, planes_plan
-from strata.core import substitute, sym
+from strata.core import as_dtype, substitute, sym
 from strata.mir import Graph, Value
 from strata.ops import to_first
 from strata.runtime import CompilePipeline, Session
@@ -138,6 +139,32 @@ def test_half_and_double(rng: np.random.Generator) -> None:
         assert len(templates(made)) == 1
         expected = torch.nn.functional.conv2d(*(torch.from_numpy(feeds[n]).double() for n in "xw"), padding=1).relu()
         np.testing.assert_allclose(made.run(x=feeds["x"])[0], expected.numpy(), rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize(
+    "case", [CASES[0], CASES[2], CASES[6], (2, 24, (9, 8), 24, (3, 3), {"groups": 24, "padding": 1})]
+)
+def test_narrow_floats_through_templates(case: tuple, dtype: str, rng: np.random.Generator) -> None:
+    """Sums are rounded once, whatever the kind of convolution; a second one reads what the first has rounded."""
+    images, channels, sizes, outputs, kernel, options = case
+    g = Graph("conv")
+    n = sym("n", 1, 8)
+    shapes = {"w": (outputs, channels // options.get("groups", 1), *kernel), "v": (8, outputs, 1, 3)}
+    x, w, v = g.input("x", (n, channels, *sizes), dtype), *(g.param(k, s, dtype) for k, s in shapes.items())
+    g.outputs(ops.conv2d(ops.conv2d(x, w, **options).relu(), v))
+    kind = as_dtype(dtype).np
+    params = {k: (normal(rng, *s) / 4).astype(kind) for k, s in shapes.items()}
+    given = normal(rng, images, channels, *sizes).astype(kind)
+    made = compiled(g, params)
+    assert len(templates(made)) == 2
+    (got,) = made.run(x=given)
+    a, b, c = (torch.from_numpy(m.astype(np.float64)) for m in (given, params["w"], params["v"]))
+    first = torch.nn.functional.conv2d(a, b, **options).relu().numpy().astype(kind)
+    expected = torch.nn.functional.conv2d(torch.from_numpy(first.astype(np.float64)), c).numpy()
+    assert got.dtype == kind
+    unit = float(ml_dtypes.finfo(kind).eps)
+    np.testing.assert_allclose(got.astype(np.float64), expected, rtol=2 * unit, atol=8 * unit)
 
 
 # epilogues
