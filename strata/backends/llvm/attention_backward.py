@@ -17,7 +17,8 @@ from dataclasses import replace
 from typing import Final
 
 from strata.backends.llvm import vector_math
-from strata.backends.llvm.attention import DROPPED, OUTSIDE, Attend, AttentionSpec, pack_matrix
+from strata.backends.llvm.attention import DROPPED, OUTSIDE, AttentionSpec, pack_matrix
+from strata.backends.llvm.attention_rows import RowScores
 from strata.backends.llvm.builder import Function, Module, Value, constant
 from strata.backends.llvm.gemm_arith import mask_below
 from strata.backends.llvm.gemm_micro import TileSet, call_micro
@@ -67,7 +68,7 @@ def emit_backward(module: Module, spec: AttentionSpec, name: str = "slopes") -> 
     return name, f"{name}_sum"
 
 
-class _Backward(Attend):
+class _Backward(RowScores):
     """Emits the backward pass of one part of a key head's query rows."""
 
     def __init__(self, f: Function, spec: AttentionSpec) -> None:
@@ -101,9 +102,9 @@ class _Backward(Attend):
         kv_head = f.sub(kv, f.mul(batch, spec.kv_heads))
         memory = self._memory(index)
         k, v = self.at("k", batch, kv_head), self.at("v", batch, kv_head)
-        pack_matrix(f, spec, k, memory["k_scoring"], self.keys, spec.head_dim, 1, number["k_row"])
-        pack_matrix(f, spec, v, memory["v_scoring"], self.keys, spec.value_dim, 1, number["v_row"])
-        pack_matrix(f, spec, k, memory["k_mixing"], spec.head_dim, self.keys, number["k_row"], 1)
+        pack_matrix(f, spec.panels, k, memory["k_scoring"], self.keys, spec.head_dim, 1, number["k_row"])
+        pack_matrix(f, spec.panels, v, memory["v_scoring"], self.keys, spec.value_dim, 1, number["v_row"])
+        pack_matrix(f, spec.panels, k, memory["k_mixing"], spec.head_dim, self.keys, number["k_row"], 1)
         self._clear(memory["dk"], f.mul(self.keys, self.d_columns))
         self._clear(memory["dv"], f.mul(self.keys, spec.value_columns))
         blocks = f.op(f"udiv i64 {f.add(number['queries'], spec.query_rows - 1)}, {spec.query_rows}")
@@ -308,7 +309,7 @@ class _Backward(Attend):
 
             tiles.over_rows(f, count, tile)
 
-        self._panels_of(columns, panel)
+        self._panels_of(self.spec.panels, columns, panel)
 
     # what the parts found
 

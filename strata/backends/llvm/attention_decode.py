@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 
 from strata.backends.llvm import vector_math
-from strata.backends.llvm.attention import Attend, AttentionSpec
+from strata.backends.llvm.attention import AttentionSpec
+from strata.backends.llvm.attention_rows import RowScores
 from strata.backends.llvm.builder import Function, Module, Value, constant, vector
 from strata.backends.llvm.gemm_micro import Micro, Tile, call_micro
 from strata.backends.llvm.gemm_pack import transpose
@@ -33,7 +34,7 @@ def part_elements(spec: AttentionSpec) -> int:
 
 
 def emit_merge(module: Module, spec: AttentionSpec, name: str = "merge") -> str:
-    """Adds the kernel that adds segments up, with the arguments of the decode; `k_packed` is what they left."""
+    """Adds the kernel that adds segments up, with the arguments of the decode; `work` is what they left."""
     f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
     decode = _Decode(f, spec)
     f.loop("%begin", "%end", 1, [], lambda item, _: decode.merge(item))
@@ -49,7 +50,7 @@ def emit_decode(f: Function, spec: AttentionSpec) -> str:
     return f.name
 
 
-class _Decode(Attend):
+class _Decode(RowScores):
     """Emits the attention of one query for all heads that share a key head."""
 
     def __init__(self, f: Function, spec: AttentionSpec) -> None:
@@ -71,7 +72,7 @@ class _Decode(Attend):
         """Where a segment leaves what it found for a row."""
         f, spec = self.f, self.spec
         at = f.add(f.mul(f.add(f.mul(item, self._segments()), segment), spec.shared_by), row)
-        return f.address(self.element, self.pointer["k_packed"], f.mul(at, part_elements(spec)))
+        return f.address(self.element, self.pointer["work"], f.mul(at, part_elements(spec)))
 
     def _leave_row(self, item: Value, segment: Value, row: str) -> None:
         f, spec = self.f, self.spec
@@ -140,7 +141,7 @@ class _Decode(Attend):
         k, v = self.at("k", batch, kv_head), self.at("v", batch, kv_head)
         mask = self._mask_row(batch, head, query)
 
-        def key_block(start: Value, count: Value) -> None:
+        def key_block(start: Value, count: Value, _: Value) -> None:
             self._score_rows(q, f.address(self.element, k, f.mul(start, number["k_row"])), count)
             f.loop(0, spec.shared_by, 1, [], lambda i, _: self._softmax_row(i, position, start, count, mask))
             self._mix_rows(f.address(self.element, v, f.mul(start, number["v_row"])), count)

@@ -250,8 +250,8 @@ class TileSet:
         """For each height, the address of the kernel for panels of so many vectors."""
         result: list[Value] = []
         for height in self.heights:
-            kernel: Value = self._micro(f, arithmetic, height, self.vectors)
-            for count in range(1, self.vectors):
+            kernel: Value = self._micro(f, arithmetic, height, vectors if isinstance(vectors, int) else self.vectors)
+            for count in range(1, 1 if isinstance(vectors, int) else self.vectors):
                 name = self._micro(f, arithmetic, height, count)
                 kernel = f.select("ptr", f.compare("eq", "i64", vectors, count), name, kernel)
             result.append(kernel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,10 +25,8 @@ from strata.mir import Node, Op
 DECODE_QUERIES = 4  # up to so many queries, reading the keys once beats packing them
 SEGMENT = 512  # keys of a chunk, where so few key heads do not keep all threads busy:
 FEW_HEADS = 16
-MANY_HEADS = 32  # so many keep all threads busy, a head each
-SOME_HEADS, SHORT_WORK = 8, 2e8  # fewer will do where a second fork-join costs more than threads that wait, in FLOP
-TALL_BLOCKS = 16  # of rows, so that threads have something to share
-STACK_BYTES = 160 << 10
+KEY_BLOCK = 512
+LEAST_ROWS = 40  # of a block
 _ALIGN = 64
 
 
@@ -56,7 +55,7 @@ def attention(node: Node, target: Target, views: Sequence[Spacing] | None) -> Na
     sizes = op.sizes(*types[:3])
     few = isinstance(sizes.queries, int) and sizes.queries <= DECODE_QUERIES
 
-    packed = _with_blocks(_spec(op, types, 3, target), sizes)
+    packed = with_blocks(_spec(op, types, 3, target), sizes.queries, sizes.keys)
     single = replace(_spec(op, types, 3, target), decode=True)
     is_open = not isinstance(sizes.queries, int)
     decodes = can_decode(single) and (few or is_open)
@@ -75,7 +74,7 @@ def attention(node: Node, target: Target, views: Sequence[Spacing] | None) -> Na
             emit_attention(module, part, "decode_part")
             emit_merge(module, part)
 
-    packing = [] if packed.whole_heads else ["attend_pack"]
+    packing = ["attend_pack"] if packed.packs_values else []
     functions = ([] if few and decodes else [*packing, "attend"]) + (["decode"] if decodes else [])
     functions += ["decode_part", "merge"] if splits else []
 
@@ -87,41 +86,31 @@ def attention(node: Node, target: Target, views: Sequence[Spacing] | None) -> Na
             count = single.chunk_count(queries, batch)
             if splits and keys > SEGMENT:
                 segments = -(-keys // SEGMENT)
-                slots = placed.slots(SLOTS, bound, k_packed=("workspace", 0))
+                slots = placed.slots(SLOTS, bound, work=("workspace", 0))
                 left = count * segments * single.shared_by * part_elements(single) * single.accumulator.itemsize
                 both = Call("decode_part", slots, count * segments), Call("merge", slots, count)
                 return Planned(both, left + _ALIGN)
             return Planned((Call("decode", placed.slots(SLOTS, bound), count),))
-        item = packed.accumulator.itemsize
-        k_bytes = -(-packed.k_packed_size(keys, batch) * item // _ALIGN) * _ALIGN
-        v_bytes = packed.v_packed_size(keys, batch) * item + _ALIGN
-        slots = placed.slots(SLOTS, bound, k_packed=("workspace", 0), v_packed=("workspace", k_bytes))
+        v_bytes = packed.v_packed_size(keys, batch) * packed.accumulator.itemsize
+        slots = placed.slots(SLOTS, bound, work=("workspace", 0))
         calls = (
             *(Call(name, slots, packed.pack_count(batch)) for name in packing),
             Call("attend", slots, packed.chunk_count(queries, batch)),
         )
-        return Planned(calls, k_bytes + v_bytes)
+        return Planned(calls, v_bytes + _ALIGN if packing else 0)
 
     return NativeOp(f"{packed}; {functions}", emit, tuple(functions), plan)
 
 
-def _with_blocks(spec: AttentionSpec, sizes: Any) -> AttentionSpec:
-    """Whether all keys fit one block; tall blocks of rows, where no row drops keys by position and enough are left."""
-    most = bounds(sizes.keys)[1]
-    if most is not None and most <= spec.key_block:
-        spec = replace(spec, one_block=True, key_block=max(1, -(-most // 64)) * 64)
-    tall = 8 * spec.tiles.heights[0]
-    if not (isinstance(sizes.queries, int) and isinstance(sizes.batch, int)):
-        return spec
-    heads = sizes.batch * spec.kv_heads
-    work = 2 * heads * spec.shared_by * sizes.queries * spec.key_block * (spec.head_dim + spec.value_dim)
-    whole = spec.one_block and (heads >= MANY_HEADS or (heads >= SOME_HEADS and work <= SHORT_WORK))
-    spec = replace(spec, whole_heads=whole)
-    if spec.causal or spec.window is not None:
-        return spec
-    enough = sizes.batch * spec.num_heads * (sizes.queries // tall) >= TALL_BLOCKS
-    high = replace(spec, query_rows=tall)
-    return high if enough and high.stack_bytes <= STACK_BYTES else spec
+def with_blocks(spec: AttentionSpec, queries: Dim, keys: Dim) -> AttentionSpec:
+    """Whole tiles and panels of rows; blocks of keys no longer than the keys."""
+    rows = math.lcm(spec.query_panels.columns, spec.mix_tiles.heights[0])
+    most = bounds(keys)[1]
+    block = KEY_BLOCK if most is None else min(KEY_BLOCK, -(-max(1, most) // 64) * 64)
+    known = [n if isinstance(n, int) else None for n in (queries, keys)]
+    return replace(
+        spec, query_rows=-(-LEAST_ROWS // rows) * rows, key_block=block, queries=known[0], keys=known[1]
+    )  # fmt: skip
 
 
 def _goes_back(op: Op, types: Sequence[TensorType], target: Target) -> bool:
@@ -163,9 +152,10 @@ def _emit_backward(module: Any, spec: AttentionSpec) -> None:
 def _spec(op: Any, types: Sequence[TensorType], mask_at: int, target: Target) -> AttentionSpec:
     sizes = op.sizes(*types[:3])
     spans_keys = op.mask == "none" or types[mask_at].shape[-1] != 1
+    spans_rows = op.mask == "none" or types[mask_at].shape[-2] != 1
     return AttentionSpec(
         target, op.num_heads, op.kv_heads, op.head_dim, sizes.value_dim, op.scale, types[0].dtype, op.causal, op.window,
-        op.mask, spans_keys, op.has_offset, op.softcap,
+        op.mask, spans_keys, spans_rows, op.has_offset, op.softcap,
     )  # fmt: skip
 
 

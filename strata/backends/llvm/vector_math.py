@@ -37,6 +37,8 @@ _EXPM1 = {
 }  # fmt: skip
 # (e^r - 1) / r on |r| ≤ ln2 / 32, for exponentials with a table of 2^(k/16)
 _EXP_NEAR = (1.0, 0.5000146624343743, 0.16666959914371368)
+_EXP2_NEAR = tuple(c * math.log(2) ** (i + 1) for i, c in enumerate(_EXP_NEAR))  # and (2ʳ - 1) / r on |r| ≤ 1 / 32
+_EXP2_LEAST: Final = -160.0  # 0 in f32
 _POWERS = tuple(2.0 ** (k / 16) for k in range(16))
 # (log((1 + s) / (1 - s)) - 2s) / s³ as a function of s², for (1 + s) / (1 - s) in [√½, √2]
 _LOG = {
@@ -237,6 +239,20 @@ def exp_below(m: Math, x: str) -> str:
     _, whole, q = _reduce_exp(m, m.at_least(x, low))
     scale = m.power_of_two(whole)
     return m.select(m.test("olt", x, m.c(low)), m.c(0.0), m.fma(scale, q, scale))
+
+
+def exp_of_product(m: Math, x: str, scale: float) -> str:
+    """e^(x·scale) of numbers that are not above 0 and a positive scale; what would be denormal may be 0."""
+    if not m.has_tables:
+        return exp_below(m, x if scale == 1.0 else m.mul(x, m.c(scale)))
+    # 2ⁿ · 2^(k/16) · 2ʳ as in _exp_by_table, in powers of two from the start: x·scale is never rounded by itself
+    factor, magic = m.c(scale / math.log(2)), m.c(_MAGIC[m.bits] / len(_POWERS))
+    inside = m.at_least(x, _EXP2_LEAST * math.log(2) / scale)
+    shifted = m.fma(inside, factor, magic)
+    n = m.sub(shifted, magic)
+    r = m.fma(inside, factor, m.neg(n))
+    power = m.look_up(m.as_bits(shifted), _POWERS)
+    return _scale_by_instruction(m, m.fma(m.mul(power, r), m.polynomial(r, _EXP2_NEAR), power), n)
 
 
 def exp2(m: Math, x: str) -> str:

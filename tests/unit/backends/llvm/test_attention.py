@@ -22,6 +22,7 @@ from strata.backends.llvm.attention_backward import (
 from strata.backends.llvm.attention_decode import can_decode
 from strata.backends.llvm.builder import Module
 from strata.backends.llvm.jit import Code, compile_and_load
+from strata.backends.llvm.native_attention import with_blocks
 from strata.config import using
 from strata.core import DType, Target, as_dtype, f16, f32, f64
 from strata.ops.attention import Attention, AttentionBackward
@@ -33,9 +34,9 @@ KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 @cache
 def build(spec: AttentionSpec) -> Code:
-    module = Module(HOST.triple)
+    module = Module(spec.target.triple)
     names = [name for name in emit_attention(module, spec) if name]
-    return compile_and_load(module.text(), names, HOST)
+    return compile_and_load(module.text(), names, spec.target)
 
 
 def spec_of(op: Attention | AttentionBackward, dtype: DType, value_dim: int) -> AttentionSpec:
@@ -57,11 +58,9 @@ def run(spec: AttentionSpec, q: np.ndarray, k: np.ndarray, v: np.ndarray, layout
     shape = (batch, heads, queries, v.shape[-1]) if layout == "bhsd" else (batch, queries, heads, v.shape[-1])
     out = np.full(shape, 77, q.dtype)
     accumulator = spec.accumulator.np
-    k_packed = np.full(spec.k_packed_size(keys, batch) + 1, np.nan, accumulator)
-    v_packed = np.full(spec.v_packed_size(keys, batch) + 1, np.nan, accumulator)
+    work = np.full(spec.v_packed_size(keys, batch) + 1, np.nan, accumulator)
     values = dict.fromkeys(SLOTS, 0)
-    values |= dict(k_packed=k_packed.ctypes.data, v_packed=v_packed.ctypes.data)
-    values |= dict(batch=batch, queries=queries, keys=keys)
+    values |= dict(work=work.ctypes.data, batch=batch, queries=queries, keys=keys)
     for name, x in (("q", qh), ("k", kh), ("v", vh), ("out", heads_first(out, layout))):
         values[name] = x.ctypes.data
         for axis, part in enumerate(("batch", "head", "row")):
@@ -76,11 +75,12 @@ def run(spec: AttentionSpec, q: np.ndarray, k: np.ndarray, v: np.ndarray, layout
         values |= {"offset": offset.ctypes.data, "offset_batch": 1 if len(offset) > 1 else 0}
     block = np.array([values[s] for s in SLOTS], np.int64)
     code = build(spec)
-    if not (spec.decode or spec.whole_heads):
+    if spec.packs_values:
         KERNEL(code.address("attend_pack"))(block.ctypes.data, 0, spec.pack_count(batch))
     attend = KERNEL(code.address("attend"))
     for chunk in reversed(range(spec.chunk_count(queries, batch))):
         attend(block.ctypes.data, chunk, chunk + 1)
+    assert np.isnan(work[-1])
     return out
 
 
@@ -122,10 +122,66 @@ def test_against_the_op(case: str, layout: str, dtype: DType) -> None:
         spec = spec_of(op, dtype, 24)
         exact = op.numpy(*(x.astype(np.float64) for x in (q, k, v)), *extra)
         tolerance = {f32: 1e-5, f64: 1e-12, f16: 4e-3}[dtype]
-        whole = replace(spec, one_block=True, query_rows=64)
-        for one in (spec, replace(spec, key_block=32, query_rows=5), whole, replace(whole, whole_heads=True)):
+        for one in (spec, replace(spec, key_block=32, query_rows=5), replace(spec, key_block=64, query_rows=48)):
             result = run(one, q, k, v, layout, tuple(extra))
             assert np.allclose(result, exact, atol=tolerance), (batch, queries, keys)
+
+
+@pytest.mark.parametrize(("case", "target"), [
+    *((case, HOST) for case in [*CASES, "causal-custom"]),
+    *((case, target) for case in ("plain", "window-offset", "causal-custom") for target in TARGETS[1:]),
+], ids=str)  # fmt: skip
+def test_blocks_as_planned(case: str, target: Target) -> None:
+    """Blocks as plans choose them, with code for known sizes and for all: tails of rows, of keys, of both."""
+    rng = np.random.default_rng(0)
+    fields = CASES.get(case, dict(causal=True, mask="custom"))
+    op = Attention(num_heads=2, kv_heads=1, head_dim=16, **fields)
+    for queries, keys in ((48, 48), (101, 531)) if target is HOST else ((101, 131),):
+        q, k, v = (
+            rng.standard_normal((1, h, n, 16)).astype(np.float32) for h, n in ((2, queries), (1, keys), (1, keys))
+        )
+        extra: list[np.ndarray] = []
+        if op.mask == "custom":
+            extra.append(rng.random((1, 2, queries, keys)) < 0.6)
+            extra[0][:, :, 3] = False
+        elif op.mask == "bias":
+            extra.append(rng.standard_normal((1, 2, queries, keys)).astype(np.float32))
+        if op.has_offset:
+            extra.append(rng.integers(0, 30, 1))
+        exact = op.numpy(*(x.astype(np.float64) for x in (q, k, v)), *extra)
+        spec = replace(spec_of(op, f32, 16), target=target)
+        known = with_blocks(spec, queries, keys)
+        for one in (known, replace(known, queries=None, keys=None)):
+            result = run(one, q, k, v, "bhsd", tuple(extra))
+            assert np.allclose(result, exact, atol=1e-5), (queries, keys)
+
+
+@pytest.mark.parametrize("mask", ["custom", "bias"])
+@pytest.mark.parametrize("shape", [(2, 1, 1, 70), (2, 3, 40, 1), (1, 1, 1, 1), (1, 3, 40, 70)], ids=str)
+def test_masks_of_one_row_or_one_key(mask: str, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    op = Attention(num_heads=3, kv_heads=3, head_dim=16, mask=mask)
+    q, k, v = (rng.standard_normal((2, 3, n, 16)).astype(np.float32) for n in (40, 70, 70))
+    values = rng.random(shape) < 0.7 if mask == "custom" else rng.standard_normal(shape).astype(np.float32)
+    spans = dict(mask_spans_keys=shape[3] > 1, mask_spans_rows=shape[2] > 1)
+    exact = op.numpy(*(x.astype(np.float64) for x in (q, k, v)), values)
+    result = run(replace(spec_of(op, f32, 16), **spans), q, k, v, "bhsd", (values,))
+    assert np.allclose(result, exact, atol=1e-5)
+
+
+def test_scores_of_any_size() -> None:
+    """The largest score of a row has weight 1, however large it is; what is not a number stays in its row."""
+    rng = np.random.default_rng(0)
+    op = Attention(num_heads=1, kv_heads=1, head_dim=16)
+    q, k, v = (rng.standard_normal((1, 1, 20, 16)).astype(np.float32) for _ in range(3))
+    for factor in (1e-30, 1e10, 1e30):
+        exact = op.numpy((q * np.float32(factor)).astype(np.float64), k.astype(np.float64), v.astype(np.float64))
+        result = run(spec_of(op, f32, 16), q * np.float32(factor), k, v, "bhsd", ())
+        assert np.allclose(result, exact, atol=1e-5), factor
+    q[0, 0, 3, 5] = np.nan
+    result = run(spec_of(op, f32, 16), q, k, v, "bhsd", ())
+    assert np.isnan(result[0, 0, 3]).all()
+    assert np.isfinite(np.delete(result, 3, axis=2)).all()
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
@@ -173,7 +229,7 @@ def test_batches_do_not_change_bits() -> None:
 
 def test_text_and_stack() -> None:
     spec = AttentionSpec(HOST, 12, 12, 64, 64, 0.125, causal=True)
-    assert str(spec) == "attention f32 heads 12/12 dim 64/64; scale 0.125; block 24 x 1024; causal"
+    assert str(spec) == "attention f32 heads 12/12 dim 64/64; scale 0.125; block 32 x 1024; causal"
     assert spec.stack_bytes < 160 << 10
     assert as_dtype("f32") is spec.dtype
 
