@@ -16,6 +16,7 @@
     │   └── MemoryLimitError (MemoryError)  the plan does not fit the stated limit
     ├── DeviceError (RuntimeError)       E  a device that is missing or misused
     ├── RunError (RuntimeError)          X  a failure while a program runs (singular matrix, bad index)
+    │   └── OutOfMemoryError (MemoryError)  the system has no memory for an array or a run
     ├── FileError (ValueError)           F  a file that is malformed, unsafe or of an unknown kind
     └── ConfigError (ValueError)         G  a setting that cannot be used
 
@@ -26,13 +27,9 @@ operand came from; a fix, only when it is sure to work.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
-
-class _Place(Protocol):
-    """What an error needs of a source place (see strata.core.source)."""
-
-    def describe(self) -> str: ...
+from strata.places import Place, passed
 
 
 class StrataError(Exception):
@@ -45,7 +42,7 @@ class StrataError(Exception):
         message: str,
         *,
         code: str | None = None,
-        place: _Place | None = None,
+        place: Place | None = None,
         operands: Sequence[str] = (),
         fix: str | None = None,
     ) -> None:
@@ -65,8 +62,9 @@ class StrataError(Exception):
 
     def __str__(self) -> str:
         lines = [f"{self.summary}   [{self.code}]"]
-        if self.place is not None:
-            lines.append(f"  {self.place.describe()}")
+        place = self.place or passed(self.__traceback__)
+        if place is not None:
+            lines.append(f"  {place.describe()}")
         lines += [f"    {operand}" for operand in self.operands]
         if self.fix:
             lines.append(f"  try: {self.fix}")
@@ -131,6 +129,10 @@ class DeviceError(StrataError, RuntimeError):
 
 class RunError(StrataError, RuntimeError):
     default_code = "X100"
+
+
+class OutOfMemoryError(RunError, MemoryError):
+    default_code = "X121"
 
 
 class FileError(StrataError, ValueError):

@@ -49,9 +49,9 @@ from strata.core.dtypes import (
     u32,
     u64,
 )
-from strata.core.pages import HUGE_PAGE, new_pages
+from strata.core.pages import HUGE_PAGE, new_pages, no_memory
 from strata.core.processors import available_threads, cgroup_quota
-from strata.core.source import Place, here, located
+from strata.core.source import located
 from strata.core.target import Target
 from strata.core.tree import LEAF, TreeDef, builder, flatten, tree_map, unflatten
 from strata.core.types import (
@@ -65,3 +65,4 @@ from strata.core.types import (
     num_elements,
     show_shape,
 )
+from strata.places import Place, here

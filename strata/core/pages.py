@@ -7,6 +7,8 @@ import mmap
 
 import numpy as np
 
+from strata.errors import OutOfMemoryError
+
 HUGE_PAGE = 2 << 20
 
 
@@ -14,10 +16,13 @@ def new_pages(size: int) -> np.ndarray:
     """So many bytes, all 0, given back with the last array over them.
 
     What is as long as a huge page starts where one can. The end that does not fill one stays in small pages: a huge
-    page would take all of its memory.
+    page would take all of its memory. OutOfMemoryError where the system has none.
     """
     spare = HUGE_PAGE if size >= HUGE_PAGE else 0
-    memory = _private(size + spare)
+    try:
+        memory = _private(size + spare)
+    except (OSError, OverflowError, ValueError) as error:
+        raise no_memory(size, error) from None
     raw = np.frombuffer(memory, np.uint8)
     if not spare:
         return raw[:size]
@@ -26,6 +31,10 @@ def new_pages(size: int) -> np.ndarray:
         with contextlib.suppress(OSError):  # a system without them
             memory.madvise(mmap.MADV_HUGEPAGE, start, size // HUGE_PAGE * HUGE_PAGE)
     return raw[start : start + size]
+
+
+def no_memory(size: int, error: Exception) -> OutOfMemoryError:
+    return OutOfMemoryError(f"the system has no {size:,} bytes: {error}", code="X121")
 
 
 def _private(size: int) -> mmap.mmap:

@@ -53,10 +53,10 @@ class BlockPool:
 
     def _lease(self, size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         """An array over a block. Of all ways to say what its memory belongs to, this one takes the least time."""
+        block = self._take(size)
         kind = self._kinds.get(size)
         if kind is None:
             kind = self._kinds[size] = _lease_of(self, size)
-        block = self._take(size)
         base = kind.from_address(block.address)
         base.block = block
         return np.ndarray(shape, dtype, base)

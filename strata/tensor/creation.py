@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from strata import ops
-from strata.core import TensorType, as_dtype, check_shape
+from strata.core import TensorType, as_dtype, check_shape, no_memory
 from strata.errors import DTypeError
 from strata.mir import Value
 from strata.tensor.data import Handle, data_value, handle_value
@@ -64,7 +64,10 @@ def empty(shape: Any, dtype: Any = "f32") -> Tensor:
     """
     dims, binding = split_bound(shape if isinstance(shape, (tuple, list)) else (shape,))
     kind = TensorType(as_dtype(dtype), check_shape(dims))
-    memory = np.zeros(capacity(kind), kind.dtype.np)
+    try:
+        memory = np.zeros(capacity(kind), kind.dtype.np)
+    except (MemoryError, OverflowError, ValueError) as error:
+        raise no_memory(capacity(kind) * kind.dtype.itemsize, error) from None
     if kind.is_static:
         return Tensor(handle_value(Handle(memory.reshape(kind.static_shape), is_own=True)))
     known = set(kind.symbols()) <= set(binding)

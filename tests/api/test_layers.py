@@ -19,7 +19,7 @@ PACKAGE = Path(strata.__file__).parent
 
 # From the bottom up; what shares a line is a sibling and does not see the others. "" is strata/__init__.py.
 ORDER = (
-    ("modules",),
+    ("modules", "places"),
     ("errors",),
     ("config",),
     ("core",),

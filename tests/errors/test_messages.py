@@ -35,6 +35,7 @@ def run(case: Case) -> str:
         raise AssertionError(f"{case.path.name} raised nothing")
     finally:
         del linecache.cache["case.py"]
+    assert not isinstance(raised, StrataError) or "case.py:" in text, f"{case.path.name} does not name the line: {text}"
     code = raised.code if isinstance(raised, StrataError) else type(raised).__name__
     assert code == case.header["error"], f"{case.path.name} raised {code}: {raised}"
     return text

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from strata.core import HUGE_PAGE, Dim, new_pages
-from strata.errors import RunError
 from strata.lir import Buffer
 
 LINE = 64  # bytes of a cache line
@@ -20,10 +19,7 @@ class Arena:
     def __init__(self, size: int) -> None:
         self.size = max(size, 64)
         if self.size >= HUGE_PAGE:
-            try:
-                self.bytes = new_pages(self.size)
-            except (OSError, OverflowError, ValueError) as error:
-                raise RunError(f"the system has no {self.size} bytes for a run: {error}", code="X121") from None
+            self.bytes = new_pages(self.size)
         else:
             raw = np.empty(self.size + LINE, np.uint8)
             start = -_slow_address(raw) % LINE

@@ -270,7 +270,7 @@ def test_unknown_symbols_stay() -> None:
 def test_a_value_outside_its_bounds_is_named(value: int) -> None:
     with pytest.raises(SymbolError) as caught:
         substitute(S + 1, {"S": value})
-    assert str(caught.value) == f"size S = {value} is outside its bounds 1..5   [S153]"
+    assert (caught.value.summary, caught.value.code) == (f"size S = {value} is outside its bounds 1..5", "S153")
 
 
 def test_numpy_integers_are_sizes() -> None:

@@ -3,7 +3,10 @@
 import gc
 
 import numpy as np
+import pytest
 
+import strata as st
+from strata.errors import OutOfMemoryError, RunError
 from strata.runtime.memory import BlockPool, size_class
 
 
@@ -68,3 +71,14 @@ def test_blocks_side_by_side_do_not_overlap() -> None:
     again[:] = 99
     assert again.__array_interface__["data"][0] == place or again.__array_interface__["data"][0] % 4096 == 0
     assert all((a == i).all() for i, a in enumerate(arrays) if i not in (4, 11))
+
+
+def test_memory_that_the_system_does_not_have() -> None:
+    for shape in ((1 << 48,), (1 << 40, 1 << 40)):
+        with pytest.raises(OutOfMemoryError, match=r"the system has no [\d,]+ bytes.*\[X121\]") as error:
+            BlockPool().empty(shape, np.dtype(np.float32))
+        assert isinstance(error.value, RunError | MemoryError)
+        with pytest.raises(OutOfMemoryError):
+            st.empty(shape)
+        with pytest.raises(MemoryError):
+            (st.ones(shape) + 1).numpy()

@@ -1,0 +1,59 @@
+"""Source places: the user's file and line behind a node or an error."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import linecache
+import os
+import sys
+from dataclasses import dataclass
+from types import TracebackType
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_NOT_THE_USER = (  # ours; imports and decorators, which stand between the user and us; and code without a file
+    _PACKAGE, os.path.dirname(importlib.__file__) + os.sep, contextlib.__file__, functools.__file__, "<",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line in the user's program."""
+
+    file: str
+    line: int
+
+    @property
+    def short(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line}"
+
+    @property
+    def text(self) -> str:
+        return linecache.getline(self.file, self.line).strip()
+
+    def describe(self) -> str:
+        """`train.py:41    h = x @ w`"""
+        return f"{self.short}    {self.text}" if self.text else self.short
+
+
+def here() -> Place | None:
+    """The innermost line outside the strata package that led to this call."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_NOT_THE_USER):
+            return Place(file, frame.f_lineno)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def passed(trace: TracebackType | None) -> Place | None:
+    """The innermost line outside the strata package among those that an exception came through."""
+    found = None
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith(_NOT_THE_USER):
+            found = Place(file, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
