@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from strata.backends.base import Backend
+from strata.core import new_lock
 from strata.errors import DeviceError
 from strata.mir import near
 from strata.modules import imported
@@ -20,7 +20,7 @@ _NEEDS = {  # what devices of these kinds run on, when they are there
     "xla": "pip install 'strata[xla]'",
 }
 _made: dict[str, Backend] = {}
-_lock = threading.Lock()
+_lock = new_lock()
 
 
 def register_backend(name: str, backend: Backend) -> None:

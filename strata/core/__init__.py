@@ -49,6 +49,7 @@ from strata.core.dtypes import (
     u32,
     u64,
 )
+from strata.core.forks import call_in_children, new_lock, new_rlock
 from strata.core.pages import HUGE_PAGE, new_pages, no_memory
 from strata.core.processors import available_threads, cgroup_quota
 from strata.core.source import located

@@ -6,14 +6,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
-from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strata.backends import Executable
 from strata.config import config
-from strata.core import here
+from strata.core import here, new_rlock
 from strata.errors import OptionError, UnknownNameError
 from strata.lir import Lir, SizeCheck, Spread, check_sizes, size_checks
 from strata.mir import Graph, infer_binding, leaf_name, near
@@ -76,7 +75,7 @@ class CompiledGraph:
         self._extents: Extents | None = None
         self._is_special = False  # has state, or an active extent
         self._last: list[np.ndarray] = []  # what the last run with sizes gave; see Extents
-        self._lock = RLock()
+        self._lock = new_rlock()
         self._again = again
         self._forms: dict[tuple[tuple[str, int], ...], CompiledGraph] = {}  # by symbols that are numbers in them
 
@@ -407,7 +406,7 @@ class CompiledGraph:
             made = copy(self)
         made._state = self._state.copy() if self._state is not None else None
         made._extents = None
-        made._lock = RLock()
+        made._lock = new_rlock()
         made._last = []
         made._note_special()
         return made

@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from strata.core import Symbol, SymExpr, here, located
+from strata.core import Symbol, SymExpr, call_in_children, here, located, new_lock
 from strata.errors import OptionError, RunError, StrataError
 from strata.mir import Graph, evaluate, infer_binding, leaf_name
 from strata.runtime.arrays import to_numpy
@@ -71,8 +70,14 @@ class VariantGraph:
         self._general: Entries[CompiledGraph] = Entries(1)
         self._pending: dict[Any, Future[None]] = {}
         self._params: dict[str, np.ndarray] = {}
-        self._lock = Lock()
+        self._lock = new_lock()
         self._background: ThreadPoolExecutor | None = None
+        call_in_children(self._forget)
+
+    def _forget(self) -> None:
+        """In a forked child no other thread is left that could finish."""
+        self._pending.clear()
+        self._background = None
 
     def set_params(self, values: Mapping[str, Any]) -> None:
         """Give parameters their values, in all forms that there are and will be."""

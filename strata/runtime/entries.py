@@ -6,10 +6,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import Lock
 from typing import Generic, TypeVar
 
-from strata.core import here
+from strata.core import call_in_children, here, new_lock
 from strata.errors import OptionError
 
 T = TypeVar("T")
@@ -41,7 +40,12 @@ class Entries(Generic[T]):
         self.counters = Counters()
         self._made: OrderedDict[Hashable, T] = OrderedDict()
         self._making: dict[Hashable, Future[T]] = {}
-        self._lock = Lock()
+        self._lock = new_lock()
+        call_in_children(self._forget)
+
+    def _forget(self) -> None:
+        """In a forked child no other thread is left that could finish."""
+        self._making.clear()
 
     def get_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
         """The entry, made by the first caller that asks for it; a failure reaches all who waited, and is not kept."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from strata.backends import Executable
-from strata.core import HUGE_PAGE, bounds, new_pages
+from strata.core import HUGE_PAGE, bounds, new_pages, new_rlock
 from strata.errors import SymbolError
 from strata.lir import Lir, memory_report
 
@@ -33,7 +32,7 @@ class BlockPool:
         self._free: dict[int, list[Block]] = {}
         self._held = 0
         self._keep = keep
-        self._lock = threading.RLock()  # an array may end while it is held
+        self._lock = new_rlock()  # an array may end while it is held
         self._kinds: dict[int, Any] = {}  # of leases, by size class
         self._region = new_pages(1)[:0]  # what is left of memory that blocks share
 

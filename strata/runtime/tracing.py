@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strata.core import here
+from strata.core import here, new_lock
 from strata.errors import FileError, OptionError
 from strata.runtime.observe import OBSERVERS
 
@@ -36,7 +36,7 @@ class Tracer:
         self.dropped = 0
         self._pid = os.getpid()
         self._start = time.perf_counter_ns()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._names: dict[int, str] = {}
         self._rows: dict[tuple[int, int, Any], Mapping[str, Any]] = {}
 

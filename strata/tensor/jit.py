@@ -6,13 +6,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
-from threading import RLock
 from typing import Any
 
 import numpy as np
 
 from strata.config import config
-from strata.core import TensorType, flatten, here, unflatten
+from strata.core import TensorType, flatten, here, new_rlock, unflatten
 from strata.errors import OptionError, RunError, TraceError
 from strata.mir import Graph, Value, fresh_scope, placeholder, substitute_values
 from strata.ops import outer_values
@@ -67,7 +66,7 @@ class Jitted:
         self.variants: OrderedDict[Any, Variant] = OrderedDict()
         self.buckets: OrderedDict[Any, Bucket] = OrderedDict()
         self.misses: list[str] = []
-        self._lock = RLock()
+        self._lock = new_rlock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._call(args, kwargs)

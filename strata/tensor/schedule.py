@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from strata.config import Config, config
+from strata.core import new_lock
 from strata.errors import SymbolError
 from strata.mir import Value
 from strata.runtime import CompiledGraph, Session
@@ -40,7 +41,7 @@ class Recent(Generic[K, V]):
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._items: OrderedDict[K, V] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def get(self, key: K) -> V | None:
         with self._lock:
@@ -97,7 +98,7 @@ class Program:
     general: General | None = None
     family: Family | None = None
     compiled: CompiledGraph | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=new_lock)
 
 
 COUNTS = Counts()

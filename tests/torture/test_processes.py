@@ -152,3 +152,75 @@ def test_a_quota_limits_the_threads(quota: int, threads: int) -> None:
 def test_one_core_is_one_thread() -> None:
     done = subprocess.run([sys.executable, "-c", ONE_CORE], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", "1"]
+
+
+HELD_LOCKS = """
+import os, signal, threading
+import numpy as np
+import strata as st
+from strata.core import forks
+g = st.Graph("g")
+c = st.Session("cpu").compile(g.outputs(g.input("x", (300, 300)) @ g.param("w", (300, 300))))
+c.set_param("w", np.eye(300, dtype=np.float32))
+x = np.ones((300, 300), np.float32)
+f = st.jit(lambda x: (x * 2 + 1).sum())
+cache = st.CompileCache("cpu", 4)
+def graph():
+    h = st.Graph("h")
+    return h.outputs(h.input("y", (3, 5)).exp())
+c.run(x=x), f(x), (st.asarray(x) * 3).numpy()
+held, gone = threading.Event(), threading.Event()
+def hold():
+    locks = [lock for lock in list(forks._locks) if lock.acquire(timeout=1)]
+    held.set()
+    gone.wait()
+    for lock in locks:
+        lock.release()
+def build():
+    held.wait()
+    return gone.wait() and graph()
+threads = [threading.Thread(target=cache.get_or_compile, args=("h", build)), threading.Thread(target=hold)]
+threads[0].start()
+while not cache._entries._making:
+    pass
+threads[1].start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    ok = float(c.run(x=x)[0][0, 0]) == 1 and float(f(x).item()) == 270000 and (st.asarray(x) * 3).numpy()[0, 0] == 3
+    (y,) = cache.get_or_compile("h", graph).run(y=np.zeros((3, 5), np.float32))
+    os._exit(0 if ok and y[0, 0] == 1 else 3)
+_, status = os.waitpid(child, 0)
+gone.set()
+for thread in threads:
+    thread.join()
+print(status)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_does_not_wait_for_threads_that_it_has_not() -> None:
+    done = subprocess.run([sys.executable, "-c", HELD_LOCKS], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
+FEW_THREADS = """
+import numpy as np
+from strata import ops
+from strata.backends.llvm.pool import Pool
+from strata.mir import Graph
+from strata.runtime import Session
+def refuse(self):
+    raise OSError(11, "no more threads")
+Pool._start = refuse
+g = Graph("g")
+x = np.zeros(1 << 20, np.float32)
+c = Session("cpu").compile(g.outputs(ops.exp(g.input("x", x.shape))), threads=4)
+print(sorted({float(v) for y in (c.run(x=x)[0], c.run(x=x)[0]) for v in set(y.tolist())}) == [1.0])
+"""
+
+
+def test_a_system_without_threads_to_give_runs_on_those_that_there_are() -> None:
+    done = subprocess.run([sys.executable, "-c", FEW_THREADS], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -35,7 +34,7 @@ from strata.backends.llvm.program import Step as ProgramStep
 from strata.backends.llvm.status import WORDS, failure
 from strata.backends.llvm.usage import Product
 from strata.config import config
-from strata.core import Dim, Target, TensorType, available_threads, substitute
+from strata.core import Dim, Target, TensorType, available_threads, new_lock, substitute
 from strata.errors import SymbolError
 from strata.lir import Buffer, Lir, Placement, Step
 from strata.mir import Graph, Node, Op, run_op
@@ -125,7 +124,7 @@ class CpuExecutable:
         self._is_placed = False
         self._open: OpenProgram | None = None
         self._only: _Bound | None = None  # the program of a plan without symbols
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self.pool = default_pool()
         self._threads = available_threads(config().num_threads)
         self.input_regions = tuple(self._region[buffer] for _, buffer in lir.io.inputs)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,12 +22,12 @@ from strata.backends.llvm.isolate import is_unusual, isolated_object
 from strata.backends.llvm.makers import Died, current
 from strata.backends.llvm.objects import link
 from strata.cache import default_store, digest
-from strata.core import Target
+from strata.core import Target, new_lock
 from strata.errors import CompileError
 
 _LINE = re.compile(r"<string>:(\d+):(\d+): error: (.*)|:(\d+):(\d+): error: (.*)")
 _counter = itertools.count()
-_lock = threading.Lock()  # around the linker
+_lock = new_lock()  # around the linker
 
 VERSION = f"llvmlite {llvmlite.__version__}"  # part of the key of every stored object
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -32,7 +31,7 @@ from strata.backends.llvm.pool import native_code
 from strata.backends.llvm.usage import Loops, Product, Usage, read_usage
 from strata.cache import digest
 from strata.config import config
-from strata.core import Target, available_threads
+from strata.core import Target, available_threads, new_lock
 from strata.kernel import Kernel, Reduce, postorder, show_kernel
 from strata.lir import Step
 
@@ -157,7 +156,7 @@ def planes_plan(kernel: Kernel, target: Target, step: Step) -> PlanesPlan | None
 # ------------------------------------------------------------------------------------------------- from many at a time
 
 _loaded: OrderedDict[Any, Future[Piece]] = OrderedDict()  # by identity
-_loaded_lock = threading.Lock()
+_loaded_lock = new_lock()
 
 
 def native_kernel(kernel: Kernel, target: Target, step: Step | None = None) -> NativeKernel:
@@ -236,7 +235,7 @@ class _Batch:
         self._target = target
         self.parts: dict[str, bytes] = {}  # entries by key
         self._made_once: dict[str, Future[bytes]] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def run(self, wanted: Sequence[tuple[str, Source]]) -> list[bytes]:
         threads = available_threads(config().num_threads)
@@ -306,8 +305,6 @@ class _Batch:
 
 def _forget_unfinished() -> None:
     """In the child of a fork no other thread is left that could finish."""
-    global _loaded_lock
-    _loaded_lock = threading.Lock()
     for identity in [i for i, future in _loaded.items() if not future.done()]:
         del _loaded[identity]
 

@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 import llvmlite
 
-from strata.core import Target
+from strata.core import Target, new_lock
 
 FEW = 4  # modules that are not worth a process
 SOME = 16  # the same, where LLVM is in this process anyway
@@ -112,7 +111,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             pipe.close()  # type: ignore[union-attr]
 
 
-_lock = threading.Lock()
+_lock = new_lock()
 _open: list[Makers] = []  # one, while somebody compiles many modules
 _users = 0
 
@@ -149,8 +148,8 @@ def many(count: int, cores: int) -> Iterator[None]:
 
 def _forget() -> None:
     """In the child of a fork: the processes are the parent's."""
-    global _lock, _users
-    _lock, _users = threading.Lock(), 0
+    global _users
+    _users = 0
     _open.clear()
 
 

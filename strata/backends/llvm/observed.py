@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strata.backends.llvm.calls import Call
+from strata.core import new_lock
 
 if TYPE_CHECKING:
     from strata.backends.llvm.executable import CpuExecutable
 
 MOST_EVENTS = 4096  # of one step
-_noting = threading.Lock()  # threads note times in one place, for one run at a time
+_noting = new_lock()  # threads note times in one place, for one run at a time
 
 # (step, begin, end, spans of threads as (thread, begin, end), reader of buffers by name)
 Tell = Callable[[int, int, int, Sequence[tuple[int, int, int]], Callable[[str], np.ndarray]], None]

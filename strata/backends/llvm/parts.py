@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
@@ -18,7 +17,7 @@ from weakref import WeakValueDictionary
 from strata.backends.llvm import jit
 from strata.backends.llvm.builder import Function, Module
 from strata.cache import digest
-from strata.core import Target
+from strata.core import Target, new_rlock
 
 _NAME = re.compile(r"@([\w.$-]+)")
 
@@ -114,7 +113,7 @@ class Head:
 
 
 _loaded: WeakValueDictionary[str, jit.Code] = WeakValueDictionary()  # parts by key; code that calls them keeps them
-_lock = threading.RLock()
+_lock = new_rlock()
 
 
 class Loader:

@@ -22,7 +22,8 @@ from strata.backends.llvm.threads import (
     clock_functions,
     wait_functions,
 )
-from strata.core import Target, available_threads
+from strata.config import logger
+from strata.core import Target, available_threads, new_lock
 
 # Offsets into the pool's memory; a cache line each, so that spinning readers do not disturb writers.
 _JOB, _SLEEPERS, _SPIN, _LOCK, _STOP, _HELPERS, _TRACE, _PLACE, _BYTES = 64, 128, 192, 256, 320, 384, 448, 512, 4096
@@ -391,11 +392,12 @@ class Pool:
     """Workers beside the calling threads. Threads start on the first use that wants them, and again after a fork."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._memory = ctypes.create_string_buffer(_BYTES + 64)
         self.address = -(-ctypes.addressof(self._memory) // 64) * 64
         self._workers: list[Any] = []
         self.workers = 0  # threads started so far, without the callers'
+        self._is_refused = False  # the system has no more threads for us
         self.default_threads = available_threads()
         code = native_code()
         self._parallel = ctypes.CFUNCTYPE(
@@ -411,11 +413,19 @@ class Pool:
         """Starts workers so that a call can use this many threads, the caller's included; returns the number."""
         if self.workers < threads - 1:
             with self._lock:
-                while len(self._workers) < threads - 1:
-                    self._workers.append(self._start())
+                while len(self._workers) < threads - 1 and not self._is_refused:
+                    self._add()
                 self.workers = len(self._workers)
                 self._allow(self.workers)
         return threads
+
+    def _add(self) -> None:
+        """One worker more. Where the system grants none, those that are there do all the work."""
+        try:
+            self._workers.append(self._start())
+        except (OSError, RuntimeError) as error:
+            self._is_refused = True
+            logger.warning("there are %d worker threads and no more: %s", len(self._workers), error)
 
     def parallel(self, kernel: int, arguments: int, points: int, grain: int, threads: int | None = None) -> None:
         """Runs a native kernel `void (ptr arguments, i64 begin, i64 end)` over all points, `grain` at a time."""
@@ -461,10 +471,10 @@ class Pool:
         self._word(_SPIN).value = _SPIN_ROUNDS
 
     def _forget(self) -> None:
-        """In a forked child there are no workers, and locks may have been held by threads that are gone."""
-        self._lock = threading.Lock()
+        """In a forked child there are no workers."""
         self._workers = []
         self.workers = 0
+        self._is_refused = False
         self._reset()
 
     def _start(self) -> Any:
@@ -500,7 +510,7 @@ def _join(worker: Any) -> None:
 
 
 _the_pool: list[Pool] = []
-_making_it = threading.Lock()
+_making_it = new_lock()
 
 
 def default_pool() -> Pool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import threading
 import weakref
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from strata.core import new_lock
 from strata.errors import FileError
 from strata.runtime import StoredArray
 
@@ -23,7 +23,7 @@ class ModelFile:
     def __init__(self, source: Any) -> None:
         self.folder: Path | None = None
         self._data: bytes | None = None
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         if not isinstance(source, (str, os.PathLike)):
             self._data = bytes(source)
             self.digest, self.size = hashlib.sha256(self._data).hexdigest(), len(self._data)

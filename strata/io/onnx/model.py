@@ -7,7 +7,6 @@ file gives is kept in the store: a process that finds it there needs nothing of 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.core import here, located
+from strata.core import here, located, new_rlock
 from strata.errors import DTypeError, RunError, ShapeError, StrataError, UnknownNameError
 from strata.io.onnx.file import ModelFile
 from strata.io.onnx.plans import Plan, Port, Shapes, samples
@@ -44,7 +43,7 @@ class OnnxModel:
         custom_ops: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self.session = Session(device)
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._custom = custom_ops
         self._proto = source if hasattr(source, "SerializeToString") else None
         self._file = None if self._proto is not None else ModelFile(source)
