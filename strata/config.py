@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -37,8 +38,25 @@ def _default_cache_dir(environ: Mapping[str, str]) -> Path:
     try:
         return Path.home() / ".cache" / "strata"
     except RuntimeError:  # a container whose user has neither HOME nor a passwd entry
-        user = os.getuid() if hasattr(os, "getuid") else "user"
-        return Path(tempfile.gettempdir()) / f"strata-{user}"
+        return _own_temporary_dir()
+
+
+@functools.cache
+def _own_temporary_dir() -> Path:
+    """A folder of this user among the temporary files, where others may make folders of any name: a new one if the
+    expected one is not private, since machine code from there would be run."""
+    if not hasattr(os, "getuid"):
+        return Path(tempfile.gettempdir()) / "strata-user"
+    path = Path(tempfile.gettempdir()) / f"strata-{os.getuid()}"
+    with contextlib.suppress(OSError):
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
+            return path
+    try:
+        return Path(tempfile.mkdtemp(prefix="strata-"))
+    except OSError:
+        return path / "none"  # nothing can be written: the store is off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +115,7 @@ def _check_path(name: str, value: object) -> Path:
     if not isinstance(value, str | os.PathLike):
         raise ConfigError(f"{name} is a path, got {value!r}", code="G102")
     path = Path(os.fspath(value)).expanduser()
-    if path.exists() and not path.is_dir():
+    if os.path.exists(path) and not os.path.isdir(path):  # False, not an error, for folders that may not be looked into
         raise ConfigError(f"{name} is a directory, and {str(path)!r} is not one", code="G102")
     return path
 

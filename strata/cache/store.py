@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import tempfile
 import time
 from collections import deque
@@ -78,7 +79,8 @@ class DiskStore:
         self.limit = limit
         self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
         self._is_writable: bool | None = None
-        self._added = 0
+        # bytes since the folder was last walked; processes that add little start anywhere, so that some of them walk
+        self._added = random.randrange(max(limit // 16, 1))
 
     # reading
 
@@ -97,7 +99,7 @@ class DiskStore:
             logger.warning("cache entry %s is damaged and was removed", key[:12])
             self._remove(path)
             return None
-        if time.time() - used > _TOUCH_SECONDS:
+        if abs(time.time() - used) > _TOUCH_SECONDS:  # a clock may have been wrong
             with suppress(OSError):
                 os.utime(path)
         self._note("hit", key, about=parsed[0])
@@ -177,17 +179,23 @@ class DiskStore:
                 os.close(handle)
 
     def _acquire(self, path: Path) -> int | None:
-        """An open, locked file; None after a long wait: better to compile twice than to wait for a stopped process."""
+        """An open, locked file; None after a long wait: better to compile twice than to wait for a stopped process.
+
+        None at once on file systems without locks, such as some that are mounted over a network.
+        """
         deadline = time.monotonic() + LOCK_SECONDS
         pause = 0.001
         while time.monotonic() < deadline:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 os.close(handle)
                 time.sleep(pause)
                 pause = min(pause * 2, 0.05)
+            except OSError:
+                os.close(handle)
+                return None
             else:
                 if _is_same_file(handle, path):
                     return handle
@@ -204,7 +212,7 @@ class DiskStore:
             with suppress(OSError):
                 stat = path.stat()
                 if path.suffix != ".bin":  # half-written, or the lock of a process that died
-                    if time.time() - stat.st_mtime > STALE_SECONDS:
+                    if abs(time.time() - stat.st_mtime) > STALE_SECONDS:
                         self._remove(path)
                 else:
                     files.append((stat.st_mtime, stat.st_size, path))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import stat
+import tempfile
 import threading
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
 
-from strata.config import Config, config, using
+from strata.config import Config, _own_temporary_dir, config, using
 from strata.errors import ConfigError, UnknownNameError
 
 
@@ -32,6 +35,47 @@ def test_cache_dir_follows_xdg(tmp_path: Path) -> None:
     assert Config.from_environment({}).cache_dir == home
     both = {"XDG_CACHE_HOME": str(tmp_path), "STRATA_CACHE_DIR": str(tmp_path / "own")}
     assert Config.from_environment(both).cache_dir == tmp_path / "own"
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="this system has no users to tell apart")
+@pytest.mark.parametrize("make", ["nothing", "private", "open to all", "a link", "a file"])
+def test_without_a_home_only_private_folders_are_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: str
+) -> None:
+    def homeless(_: type[Path]) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", classmethod(homeless))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    _own_temporary_dir.cache_clear()
+    usual = tmp_path / f"strata-{os.getuid()}"
+    match make:
+        case "private":
+            usual.mkdir(mode=0o700)
+        case "open to all":
+            usual.mkdir()
+            usual.chmod(0o777)
+        case "a link":
+            (tmp_path / "other").mkdir()
+            usual.symlink_to(tmp_path / "other")
+        case "a file":
+            usual.touch()
+    found = Config.from_environment({}).cache_dir
+    _own_temporary_dir.cache_clear()
+    assert (found == usual) == (make in ("nothing", "private"))
+    assert stat.S_IMODE(found.lstat().st_mode) == 0o700
+
+
+def test_a_home_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.stat
+
+    def refused(path: object, *args: object, **options: object) -> os.stat_result:
+        if str(path).startswith(str(tmp_path)):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", refused)
+    assert Config.from_environment({"XDG_CACHE_HOME": str(tmp_path)}).cache_dir == tmp_path / "strata"
 
 
 def test_home_is_expanded() -> None:
@@ -75,7 +119,7 @@ def test_unknown_variable_is_told(caplog: pytest.LogCaptureFixture) -> None:
 def test_bad_variable_is_named(variable: str, value: str, reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Config.from_environment({variable: value})
-    assert str(caught.value) == f"{variable}={value!r}: {reason}   [G101]"
+    assert str(caught.value).split("\n")[0] == f"{variable}={value!r}: {reason}   [G101]"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +151,7 @@ def test_using_restores_after_an_error() -> None:
 def test_using_refuses_what_does_not_exist() -> None:
     with pytest.raises(UnknownNameError) as caught, using(num_thread=2):
         pass
-    assert str(caught.value) == "'num_thread' is not a setting; did you mean num_threads?   [N110]"
+    assert str(caught.value).split("\n")[0] == "'num_thread' is not a setting; did you mean num_threads?   [N110]"
 
 
 def test_using_stays_in_its_thread_and_task() -> None:

@@ -1,5 +1,6 @@
 """The disk store: what goes in comes out, damage is noticed, limits hold, failures are quiet."""
 
+import errno
 import multiprocessing
 import os
 import stat
@@ -8,6 +9,7 @@ import time
 import pytest
 
 from strata.cache import DiskStore, digest
+from strata.cache import store as store_module
 from strata.errors import FileError
 
 KEY = digest("a", "b")
@@ -166,3 +168,34 @@ def test_locks_of_dead_processes_are_pruned(tmp_path) -> None:
     store.prune()
     assert not old.exists()
     assert store.get(KEY) == b"x"
+
+
+@pytest.mark.skipif(store_module.fcntl is None, reason="this system has no file locks")
+def test_a_file_system_without_locks_is_not_waited_for(tmp_path, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    store = DiskStore(tmp_path)
+    monkeypatch.setattr(store_module.fcntl, "flock", refuse)
+    start = time.monotonic()
+    with store.making(KEY):
+        assert store.put(KEY, b"made")
+    assert time.monotonic() - start < 5
+    assert store.get(KEY) == b"made"
+
+
+def test_many_processes_that_add_little_stay_near_the_limit(tmp_path) -> None:
+    limit = 64 << 10
+    for i in range(300):  # each as a process would: a store of its own
+        DiskStore(tmp_path, limit).put(digest(str(i)), b"x" * 1000)
+    assert sum(f.stat().st_size for f in tmp_path.glob("??/*.bin")) < 2 * limit
+
+
+def test_times_of_a_wrong_clock_are_set_right(tmp_path) -> None:
+    store = DiskStore(tmp_path)
+    store.put(KEY, b"x")
+    (path,) = tmp_path.glob("??/*.bin")
+    future = time.time() + 1e7
+    os.utime(path, (future, future))
+    assert store.get(KEY) == b"x"
+    assert path.stat().st_mtime < future - 1e6
