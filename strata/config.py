@@ -81,10 +81,13 @@ class Config:
     """Emit a range check at each gathered or scattered index."""
     winograd: bool = field(default=True, metadata=_KEY)
     """Convolve with fewer products where that is faster; False multiplies every tap with every pixel."""
+    code_settings: tuple[Any, ...] = field(init=False, repr=False, compare=False, default=())
+    """The values of all settings that change generated code: part of the key of a program in memory."""
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
             object.__setattr__(self, name, check(name, getattr(self, name)))
+        object.__setattr__(self, "code_settings", tuple(value for _, value in self._marked()))
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -107,8 +110,10 @@ class Config:
 
     def key_fields(self) -> str:
         """The settings that change generated code, as text for a cache key."""
-        marked = sorted(f.name for f in fields(self) if f.metadata.get("key"))
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in marked)
+        return ", ".join(f"{name}={value!r}" for name, value in self._marked())
+
+    def _marked(self) -> list[tuple[str, Any]]:
+        return sorted((f.name, getattr(self, f.name)) for f in fields(self) if f.metadata.get("key"))
 
 
 def _check_path(name: str, value: object) -> Path:
@@ -189,7 +194,7 @@ def using(**changes: object) -> Iterator[Config]:
     They hold for this thread or task and what it awaits, not for threads started inside. `log_level` is the exception:
     a logger's level belongs to the process, so it is set on entry and put back on exit.
     """
-    known = {f.name for f in fields(Config)}
+    known = {f.name for f in fields(Config) if f.init}
     for name in changes:
         if name not in known:
             raise UnknownNameError(f"{name!r} is not a setting{_suggest(name, known)}", code="N110")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from strata.config import config
-from strata.core import TensorType, flatten, here, new_rlock, unflatten
+from strata.core import TensorType, flatten, here, new_rlock, tree_map, unflatten
 from strata.errors import OptionError, RunError, TraceError
 from strata.mir import Graph, Value, fresh_scope, placeholder, substitute_values
 from strata.ops import outer_values
@@ -66,15 +66,18 @@ class Jitted:
         self.variants: OrderedDict[Any, Variant] = OrderedDict()
         self.buckets: OrderedDict[Any, Bucket] = OrderedDict()
         self.misses: list[str] = []
+        self._sharing: OrderedDict[Any, Variant | None] = (
+            OrderedDict()
+        )  # other signatures: on a shared program, or plain
         self._lock = new_rlock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._call(args, kwargs)
         pending = None in call.handles
         if pending and any(is_traced(v) for v in call.values):
-            return self.fn(*args, **kwargs)  # inside another trace it is part of that graph
+            return self._plainly(call)  # inside another trace it is part of that graph
         try:
-            variant = self.variants.get(call.key)
+            variant = self._known(call.key)
         except TypeError:
             raise self._unhashable(call) from None
         if variant is None:
@@ -87,6 +90,23 @@ class Jitted:
                 if call.key in self.variants:
                     self.variants.move_to_end(call.key)
         return variant.run(realize_values(call.values) if pending else call.handles)  # type: ignore[arg-type]
+
+    def _known(self, key: Any) -> Variant | None:
+        return self.variants.get(key) or self._sharing.get(key)
+
+    def _plainly(self, call: _Call) -> Any:
+        """The function called without a trace of its own: with tensors, as in a trace."""
+        args, kwargs = self._arguments(call, call.tensors)
+        result = self.fn(*args, **kwargs)
+        return tree_map(lambda x: asarray(x) if _is_dynamic(x) else x, result)
+
+    def _arguments(self, call: _Call, tensors: Sequence[Tensor]) -> Any:
+        """The arguments with these tensors in place of those that were given, as `(args, kwargs)`."""
+        leaves, structure = flatten([list(call.given), call.kwargs], is_leaf=_is_static)
+        given = [x.value if isinstance(x, _Static) else x for x in leaves]
+        for place, tensor in zip(call.dynamic, tensors, strict=True):
+            given[place] = tensor
+        return unflatten(structure, given)
 
     def _call(self, args: Any, kwargs: Any) -> _Call:
         """The arguments taken apart."""
@@ -111,7 +131,7 @@ class Jitted:
         if len(dynamic) != len(leaves):
             among = set(dynamic)
             fixed = tuple((i, type(x), x) for i, x in enumerate(leaves) if i not in among)
-        where = (settings.device, settings.deterministic, settings.check_indices)
+        where = (settings.device, settings.code_settings)
         types = tuple([x.type if h is None else h.type for x, h in zip(tensors, handles, strict=True)])
         return _Call(args, kwargs, given, leaves, dynamic, tensors, handles, (shape, types, fixed, where))
 
@@ -128,9 +148,8 @@ class Jitted:
         """What was compiled, and why again; with arguments, the variant for them is made if there is none yet."""
         if args or kwargs:
             call = self._call(args, kwargs)
-            if call.key not in self.variants:
-                self._miss(call)
-            chosen = [self.variants[call.key]] if call.key in self.variants else []
+            found = self._known(call.key) or self._miss(call)
+            chosen = [found] if isinstance(found, Variant) else []
         else:
             chosen = list(self.variants.values())
         return Explanation(self.__name__, chosen, tuple(self.misses), self.max_variants)
@@ -138,7 +157,7 @@ class Jitted:
     def profile(self, *args: Any, repeats: int = 10, **kwargs: Any) -> Profile:
         """The time of each step of the program for these arguments, which stay as they are."""
         call = self._call(args, kwargs)
-        variant = self.variants.get(call.key) or self._miss(call)
+        variant = self._known(call.key) or self._miss(call)
         if not isinstance(variant, Variant):
             return Profile(self.__name__, ())
         feeds = {n: h.array for n, h in zip(variant.names, realize_values(call.values), strict=True)}
@@ -148,6 +167,7 @@ class Jitted:
         """Forget all variants."""
         with self._lock:
             self.variants.clear()
+            self._sharing.clear()
             self.buckets.clear()
             self.misses.clear()
 
@@ -205,11 +225,12 @@ class Jitted:
         with self._lock:
             if general.key not in self.buckets and self._is_full(len(self.buckets)):
                 if self.on_miss == "interpret":
-                    return (self.fn(*call.args, **call.kwargs),)
+                    self._keep(call, None)
+                    return (self._plainly(call),)
                 if self.on_miss == "error":
                     raise self._beyond(call)
                 if self.on_miss == "bucket":
-                    general = variant.open_form()
+                    general = self._open_form(call, variant)
                 else:
                     self.buckets.popitem(last=False)
             found = self._share(call, variant, general)
@@ -232,10 +253,35 @@ class Jitted:
         """The variant on a shared program. What would need one program too many is run op by op."""
         if general is not None and general.key not in self.buckets:
             if self.on_miss == "bucket" and not self._has_room():
-                return (self.fn(*call.args, **call.kwargs),)
+                self._keep(call, None)
+                return (self._plainly(call),)
             self._note(call)
         variant.share(self.buckets, general)
         return variant
+
+    def _open_form(self, call: _Call, variant: Variant) -> General | None:
+        """The program for further shapes: open where calls differ so far or, where that is no program, everywhere."""
+        first = None
+        for form in variant.open_forms(self._varying(call)):
+            if form.key in self.buckets:
+                return form
+            first = first or form
+        return first
+
+    def _varying(self, call: _Call) -> set[int]:
+        """Sizes of a call in which it differs from the variants."""
+        shape, kinds = call.key[:2]
+        found: set[int] = set()
+        for known in self.variants:
+            if known[0] == shape:
+                pairs = [(a.shape, b.shape) for a, b in zip(kinds, known[1], strict=True) if a.ndim == b.ndim]
+                found |= {d for a, b in pairs for d, e in zip(a, b, strict=True) if d != e and isinstance(d, int)}
+        return found
+
+    def _keep(self, call: _Call, variant: Variant | None) -> None:
+        self._sharing[call.key] = variant
+        while len(self._sharing) > DEFAULT_VARIANTS:
+            self._sharing.popitem(last=False)
 
     def _note(self, call: _Call) -> None:
         place = here()
@@ -256,6 +302,8 @@ class Jitted:
         types: dict[TensorType, TensorType] = {}  # equal types become one object: the next call is then found sooner
         shape, kinds, *rest = call.key
         call.key = (shape, tuple([types.setdefault(t, t) for t in kinds]), *rest)
+        if call.key in self._sharing:
+            return (self._plainly(call),)
         if self.ranges:
             found = self._miss_in_buckets(call)
             if found is not None:
@@ -265,17 +313,20 @@ class Jitted:
     def _miss_alone(self, call: _Call) -> Variant | tuple[Any]:
         full = self._is_full(len(self.variants))
         if full and self.on_miss == "interpret":
-            return (self.fn(*call.args, **call.kwargs),)
+            return (self._plainly(call),)
         if full and self.on_miss == "error":
             raise self._beyond(call)
         variant = self._trace(call)
         if not isinstance(variant, Variant):
             return variant
         if full and self.on_miss == "bucket":
-            open_form = variant.open_form()
             with self._lock:
+                open_form = self._open_form(call, variant)
                 if open_form is not None or not self._has_room():
-                    return self._share(call, variant, open_form)  # the variant is not kept: its program is
+                    found = self._share(call, variant, open_form)
+                    if found is variant:
+                        self._keep(call, variant)
+                    return found
         self._note(call)
         with self._lock:
             self.variants[call.key] = variant
@@ -284,15 +335,11 @@ class Jitted:
         return variant
 
     def _trace(self, call: _Call) -> Variant | tuple[Any]:
-        leaves, structure = flatten([list(call.given), call.kwargs], is_leaf=_is_static)
-        dynamic, values = call.dynamic, call.values
+        values = call.values
         scope = fresh_scope()
         names = tuple(f"x{i}" for i in range(len(values)))
         inputs = [placeholder(n, v.type, scope) for n, v in zip(names, values, strict=True)]
-        given = [x.value if isinstance(x, _Static) else x for x in leaves]
-        for place, value in zip(dynamic, inputs, strict=True):
-            given[place] = Tensor(value)
-        args, kwargs = unflatten(structure, given)
+        args, kwargs = self._arguments(call, [Tensor(x) for x in inputs])
         result = self.fn(*args, **kwargs)
         outs, shape = flatten(result)
         tensors = [asarray(x).value for x in outs if _is_dynamic(x)]

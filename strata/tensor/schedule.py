@@ -117,7 +117,7 @@ def run_values(roots: Sequence[Value]) -> tuple[list[np.ndarray], dict[str, int]
     plan = outline(roots)
     settings = config()
     COUNTS.runs += 1
-    key = (plan.key, settings.device, settings.deterministic, settings.check_indices)
+    key = (plan.key, settings.device, settings.code_settings)
     program = _programs.get(key)
     if program is None:
         program = _programs.add(key, _make(plan, roots, settings))
@@ -153,7 +153,7 @@ def _make(plan: Outline, roots: Sequence[Value], settings: Config) -> Program:
 def _find_family(program: Program, plan: Outline, settings: Config) -> None:
     program.general = generalize(plan)
     if program.general is not None:
-        key = (program.general.key, settings.device, settings.deterministic, settings.check_indices)
+        key = (program.general.key, settings.device, settings.code_settings)
         program.family = _families.get(key) or _families.add(key, Family())
         program.family.shapes += 1
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from strata.config import config
-from strata.core import TensorType, TreeDef, builder, here
+from strata.core import TensorType, TreeDef, builder, here, new_lock
 from strata.errors import TraceError
 from strata.lir import may_take_over
 from strata.mir import Graph, leaf_name
 from strata.runtime import CompiledGraph, Session
 from strata.tensor.data import Handle
-from strata.tensor.general import General, generalize
+from strata.tensor.general import LARGEST, SMALL, General, generalize
 from strata.tensor.outline import outline_of
 from strata.tensor.tensor import Tensor
 
@@ -45,7 +44,7 @@ class Variant:
     takes: dict[int, int] | None = None  # outputs, and the donated inputs that they are written over
     rebuild: Callable[[Iterator[Any]], Any] | None = None  # puts results into the structure
     runs: int = 0
-    _lock: Lock = field(default_factory=Lock)
+    _lock: Any = field(default_factory=new_lock)
 
     def run(self, handles: Sequence[Handle]) -> Any:
         compiled = self.compiled or self.compile()
@@ -119,10 +118,13 @@ class Variant:
         """The program with sizes open inside ranges, if there is one."""
         return generalize(outline_of(self.graph), ranges=ranges)
 
-    def open_form(self) -> General | None:
-        """The program with all sizes open that can be, if there is one."""
+    def open_forms(self, sizes: Iterable[int]) -> Iterator[General]:
+        """Programs for many shapes: with these sizes open, then with all large ones, then with all that can be."""
         program = outline_of(self.graph)
-        return generalize(program) or generalize(program, small=1)
+        for small, ranges in ((SMALL, dict.fromkeys(sizes, (1, LARGEST))), (SMALL, None), (1, None)):
+            found = generalize(program, small, ranges)
+            if found is not None:
+                yield found
 
     def share(self, buckets: OrderedDict[Any, Bucket], general: General | None) -> None:
         """Run on a program with symbolic sizes, made now if it is the first of its form."""

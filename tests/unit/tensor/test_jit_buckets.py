@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import strata as st
+from strata.config import using
 from strata.errors import OptionError, RunError, TraceError
 
 BUCKETS = {0: {0: [16, 64, 256]}}
@@ -91,3 +92,38 @@ def test_arguments_that_hold_several_arrays(rng) -> None:
 def test_impossible_buckets_are_refused(buckets) -> None:
     with pytest.raises(OptionError, match="rising sizes"):
         st.jit(softmax_mean, buckets=buckets)
+
+
+@pytest.mark.parametrize("on_miss", ["bucket", "interpret"])
+def test_calls_beyond_the_variants_are_given_tensors(on_miss: str) -> None:
+    f = st.jit(lambda x: {"y": x.relu().sum(axis=0), "n": 3, "z": np.ones(2)}, max_variants=1, on_miss=on_miss)
+    for n in (2, 3, 40, 1, 0):
+        made = f(np.ones((n, 2), "f"))
+        assert [type(made[name]) for name in "ynz"] == [st.Tensor, int, st.Tensor]
+        assert made["y"].tolist() == [n, n]
+
+
+def test_a_shared_program_is_traced_once_for_a_shape() -> None:
+    traced = []
+    f = st.jit(lambda x, w: traced.append(x.shape) or (x @ w).sum(axis=0), max_variants=2, on_miss="bucket")
+    w = np.ones((6, 3), "f")
+    for _ in range(3):
+        for n in (3, 4, 17, 9, 300):
+            assert f(np.ones((n, 6), "f"), w).tolist() == [6 * n] * 3
+    assert len(traced) == 5
+    assert (len(f.variants), len(f.buckets)) == (1, 1)  # one program has open rows, for small and for large numbers
+    for _ in range(3):
+        f(np.ones((7, 5), "f"), np.ones((5, 3), "f"))  # another size varies: op by op, and known as such
+    assert len(traced) == 5 + 2 + 1 + 1
+    assert len(f.buckets) == 1
+
+
+def test_settings_that_change_code_are_part_of_the_signature(rng) -> None:
+    f = st.jit(lambda x, w: st.conv2d(x, w, padding=1))
+    x, w = rng.standard_normal((1, 16, 32, 32), "f"), rng.standard_normal((16, 16, 3, 3), "f")
+    near = f(x, w).numpy()
+    with using(winograd=False):
+        direct = f(x, w).numpy()
+    assert len(f.variants) == 2
+    assert (near != direct).any()  # other sums
+    np.testing.assert_allclose(near, direct, rtol=1e-3, atol=1e-3)
