@@ -15,8 +15,10 @@ from strata.backends.llvm import vector_math
 from strata.backends.llvm.attention import AttentionSpec
 from strata.backends.llvm.attention_rows import RowScores
 from strata.backends.llvm.builder import Function, Module, Value, constant, vector
+from strata.backends.llvm.gemm_arith import Arithmetic, convert
 from strata.backends.llvm.gemm_micro import Micro, Tile, call_micro
 from strata.backends.llvm.gemm_pack import transpose
+from strata.backends.llvm.registers import memory_type
 
 KEYS_AT_ONCE = 4
 HEADS_AT_ONCE = 4
@@ -25,7 +27,7 @@ HEADS_AT_ONCE = 4
 def can_decode(spec: AttentionSpec) -> bool:
     """Rows of keys and values must be whole vectors."""
     whole = spec.head_dim % spec.lanes == 0 and spec.value_dim % spec.lanes == 0
-    return whole and spec.lanes >= KEYS_AT_ONCE and spec.dtype is spec.accumulator
+    return whole and spec.lanes >= KEYS_AT_ONCE
 
 
 def part_elements(spec: AttentionSpec) -> int:
@@ -56,6 +58,8 @@ class _Decode(RowScores):
     def __init__(self, f: Function, spec: AttentionSpec) -> None:
         super().__init__(f, spec)
         self.mask_step, self.out_step = self.number["mask_head"], self.number["out_head"]
+        self.given = memory_type(spec.dtype)  # of queries, keys, values and results
+        self.mixing_rows = Arithmetic(spec.accumulator, spec.dtype, spec.accumulator, spec.target)
 
     def _place(self, item: Value) -> tuple[Value, Value, Value, Value]:
         """The batch, the key head, its first query head and the query of a chunk."""
@@ -89,7 +93,7 @@ class _Decode(RowScores):
         """All segments of the rows of one query and key head."""
         f, number = self.f, self.number
         batch, _, head, query = self._place(item)
-        out = f.address(self.element, self.at("out", batch, head), f.mul(query, number["out_row"]))
+        out = f.address(self.given, self.at("out", batch, head), f.mul(query, number["out_row"]))
 
         def one(row: str, _: list[str]) -> None:
             self._merge_row(item, row)
@@ -137,20 +141,20 @@ class _Decode(RowScores):
         if spec.segment:
             first = f.mul(segment, spec.segment)
             low, high = f.smax(low, first), f.smin(high, f.add(first, spec.segment))
-        q = f.address(self.element, self.at("q", batch, head), f.mul(query, number["q_row"]))
+        q = f.address(self.given, self.at("q", batch, head), f.mul(query, number["q_row"]))
         k, v = self.at("k", batch, kv_head), self.at("v", batch, kv_head)
         mask = self._mask_row(batch, head, query)
 
         def key_block(start: Value, count: Value, _: Value) -> None:
-            self._score_rows(q, f.address(self.element, k, f.mul(start, number["k_row"])), count)
+            self._score_rows(q, f.address(self.given, k, f.mul(start, number["k_row"])), count)
             f.loop(0, spec.shared_by, 1, [], lambda i, _: self._softmax_row(i, position, start, count, mask))
-            self._mix_rows(f.address(self.element, v, f.mul(start, number["v_row"])), count)
+            self._mix_rows(f.address(self.given, v, f.mul(start, number["v_row"])), count)
 
         self._over_keys(spec.shared_by, low, high, key_block)
         if spec.segment:
             f.loop(0, spec.shared_by, 1, [], lambda i, _: self._leave_row(item, segment, i))
             return
-        out = f.address(self.element, self.at("out", batch, head), f.mul(query, number["out_row"]))
+        out = f.address(self.given, self.at("out", batch, head), f.mul(query, number["out_row"]))
         f.loop(0, spec.shared_by, 1, [], lambda i, _: self._store_row(i, out))
 
     def _score_rows(self, q: str, keys: str, count: Value) -> None:
@@ -170,14 +174,18 @@ class _Decode(RowScores):
         """Scores of some heads for one or four keys."""
         f, spec, m = self.f, self.spec, self.math
         width = len(chosen)
-        rows = [f.address(self.element, keys, f.mul(j, self.number["k_row"])) for j in chosen]
-        queries = [f.address(self.element, q, f.mul(head, self.number["q_head"])) for head in heads]
+        rows = [f.address(self.given, keys, f.mul(j, self.number["k_row"])) for j in chosen]
+        queries = [f.address(self.given, q, f.mul(head, self.number["q_head"])) for head in heads]
+
+        def read(row: str, d: str) -> str:
+            loaded = f.load(vector(self.given, spec.lanes), f.address(self.given, row, d), spec.dtype.itemsize)
+            return convert(f, loaded, spec.dtype, spec.accumulator, spec.lanes, spec.target)
 
         def step(d: str, sums: list[str]) -> list[Value]:
-            k = [f.load(self.type, f.address(self.element, row, d), self.size) for row in rows]
+            k = [read(row, d) for row in rows]
             result: list[Value] = []
             for n, query in enumerate(queries):
-                x = f.load(self.type, f.address(self.element, query, d), self.size)
+                x = read(query, d)
                 result += [m.fma(x, k[i], sums[n * width + i]) for i in range(width)]
             return result
 
@@ -215,9 +223,9 @@ class _Decode(RowScores):
             column = 0
             while column < spec.value_dim:
                 vectors = min(self._vectors_at_once(height), (spec.value_dim - column) // spec.lanes)
-                kernel = Micro(self.mixing, Tile(height, vectors), "rows", strided_b=True).emit(f.module)
+                kernel = Micro(self.mixing_rows, Tile(height, vectors), "rows", strided_b=True).emit(f.module)
                 a = f.address(self.element, self.scores, row * spec.score_step)
-                b = f.address(self.element, values, column)
+                b = f.address(self.given, values, column)
                 c = f.address(self.element, self.sums, row * spec.value_columns + column)
                 stride = self.number["v_row"]
                 call_micro(f, f"@{kernel}", a, spec.score_step, b, stride, c, spec.value_columns, count, 1)

@@ -18,7 +18,7 @@ from strata.backends.llvm.attention_backward import (
 )
 from strata.backends.llvm.attention_decode import can_decode, emit_merge, part_elements
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, Slot, override
-from strata.core import Dim, Target, TensorType, bool_, bounds, f32, f64, i64, substitute
+from strata.core import Dim, Target, TensorType, bf16, bool_, bounds, f16, f32, f64, i64, substitute
 from strata.lir import Spacing
 from strata.mir import Node, Op
 
@@ -31,10 +31,10 @@ _ALIGN = 64
 
 
 def _accepts(op: Op, types: Sequence[TensorType], target: Target) -> bool:
-    """f32 and f64 with static heads, keys that exist, masks of the kernel's types."""
+    """Floats of at least 16 bits with static heads, keys that exist, masks of the kernel's types."""
     q, k, v, *extra = types
     sizes = op.sizes(q, k, v)  # type: ignore[attr-defined]
-    if q.dtype not in (f32, f64) or not isinstance(sizes.value_dim, int) or sizes.keys == 0:
+    if q.dtype not in (f16, bf16, f32, f64) or not isinstance(sizes.value_dim, int) or sizes.keys == 0:
         return False
     masked = op.mask != "none"  # type: ignore[attr-defined]
     if masked and extra[0].dtype is not (bool_ if op.mask == "custom" else q.dtype):  # type: ignore[attr-defined]
@@ -116,7 +116,9 @@ def with_blocks(spec: AttentionSpec, queries: Dim, keys: Dim) -> AttentionSpec:
 def _goes_back(op: Op, types: Sequence[TensorType], target: Target) -> bool:
     """As attention, where no bias and no cap ask for a cotangent of their own."""
     q, k, v, dy, *extra = types
-    return _accepts(op, (q, k, v, *extra), target) and dy.dtype is q.dtype and can_go_back(_spec(op, types, 4, target))
+    if q.dtype not in (f32, f64) or dy.dtype is not q.dtype or not _accepts(op, (q, k, v, *extra), target):
+        return False
+    return can_go_back(_spec(op, types, 4, target))
 
 
 @override("attention_backward", views=True, instead_of_parts=_goes_back)

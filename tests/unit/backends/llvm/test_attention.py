@@ -24,7 +24,7 @@ from strata.backends.llvm.builder import Module
 from strata.backends.llvm.jit import Code, compile_and_load
 from strata.backends.llvm.native_attention import with_blocks
 from strata.config import using
-from strata.core import DType, Target, as_dtype, f16, f32, f64
+from strata.core import DType, Target, as_dtype, bf16, f16, f32, f64
 from strata.ops.attention import Attention, AttentionBackward
 
 HOST = Target.host()
@@ -98,7 +98,7 @@ CASES = {
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", [f32, f64, f16], ids=str)
+@pytest.mark.parametrize("dtype", [f32, f64, f16, bf16], ids=str)
 def test_against_the_op(case: str, layout: str, dtype: DType) -> None:
     rng = np.random.default_rng(0)
     op = Attention(num_heads=4, kv_heads=2, head_dim=20, layout=layout, **CASES[case])
@@ -121,10 +121,10 @@ def test_against_the_op(case: str, layout: str, dtype: DType) -> None:
             extra.append(rng.integers(0, 30, batch))
         spec = spec_of(op, dtype, 24)
         exact = op.numpy(*(x.astype(np.float64) for x in (q, k, v)), *extra)
-        tolerance = {f32: 1e-5, f64: 1e-12, f16: 4e-3}[dtype]
+        tolerance = {f32: 1e-5, f64: 1e-12, f16: 4e-3, bf16: 2e-2}[dtype]
         for one in (spec, replace(spec, key_block=32, query_rows=5), replace(spec, key_block=64, query_rows=48)):
             result = run(one, q, k, v, layout, tuple(extra))
-            assert np.allclose(result, exact, atol=tolerance), (batch, queries, keys)
+            assert np.allclose(result.astype(np.float64), exact, atol=tolerance), (batch, queries, keys)
 
 
 @pytest.mark.parametrize(("case", "target"), [
@@ -186,27 +186,31 @@ def test_scores_of_any_size() -> None:
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("heads", [(4, 2), (3, 3), (7, 1)], ids=str)
-def test_decoding(case: str, layout: str, heads: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("heads", "dtype"), [((4, 2), f32), ((3, 3), f32), ((7, 1), f32), ((4, 2), f16), ((7, 1), bf16)]
+)
+def test_decoding(case: str, layout: str, heads: tuple[int, int], dtype: DType) -> None:
     rng = np.random.default_rng(0)
     op = Attention(num_heads=heads[0], kv_heads=heads[1], head_dim=32, layout=layout, **CASES[case])
-    spec = replace(spec_of(op, f32, 48), decode=True, key_block=64)
+    spec = replace(spec_of(op, dtype, 48), decode=True, key_block=64)
     assert can_decode(spec)
     for batch, queries, keys in ((2, 1, 7), (1, 1, 201), (2, 3, 64), (1, 2, 1)):
         shape = (lambda h, s, d: (batch, h, s, d)) if layout == "bhsd" else (lambda h, s, d: (batch, s, h, d))  # noqa: B023
         q, k, v = (
-            rng.standard_normal(shape(h, s, d)).astype(np.float32)
+            rng.standard_normal(shape(h, s, d)).astype(dtype.np)
             for h, s, d in ((heads[0], queries, 32), (heads[1], keys, 32), (heads[1], keys, 48))
         )
         extra: list[np.ndarray] = []
         if op.mask == "custom":
             extra.append(rng.random((batch, heads[0], queries, keys)) < 0.6)
         elif op.mask == "bias":
-            extra.append(rng.standard_normal((1, heads[0], queries, keys)).astype(np.float32))
+            extra.append(rng.standard_normal((1, heads[0], queries, keys)).astype(dtype.np))
         if op.has_offset:
             extra.append(rng.integers(0, 30, batch))
         exact = op.numpy(*(x.astype(np.float64) for x in (q, k, v)), *extra)
-        assert np.allclose(run(spec, q, k, v, layout, tuple(extra)), exact, atol=1e-5), (batch, queries, keys)
+        result = run(spec, q, k, v, layout, tuple(extra)).astype(np.float64)
+        tolerance = {f32: 1e-5, f16: 4e-3, bf16: 2e-2}[dtype]
+        assert np.allclose(result, exact, atol=tolerance), (batch, queries, keys)
 
 
 def test_no_keys_and_no_queries() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from strata import ops
 from strata.backends.llvm.executable import CpuBackend
-from strata.core import Dim, Target, sym
+from strata.core import Dim, Target, as_dtype, sym
 from strata.mir import Graph
 from strata.ops.attention import Attention
 from strata.runtime import CompiledGraph, CompileOptions, Session
@@ -49,11 +49,13 @@ def feeds(
     return {n: rng.standard_normal((batch, *shape, DIM)).astype(dtype) for n, shape in shapes.items()}
 
 
-def check(made: CompiledGraph, x: dict[str, np.ndarray], heads: tuple[int, int], given: dict[str, Any]) -> None:
+def check(
+    made: CompiledGraph, x: dict[str, np.ndarray], heads: tuple[int, int], given: dict[str, Any], close: float = 1e-5
+) -> None:
     op = Attention(num_heads=heads[0], kv_heads=heads[1], head_dim=DIM, **given)
     extra = [x["offset"]] if "offset" in x else []
     exact = op.numpy(*(x[n].astype(np.float64) for n in "qkv"), *extra)
-    np.testing.assert_allclose(made.run(x)[0], exact, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(made.run(x)[0].astype(np.float64), exact, rtol=0, atol=close)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -70,10 +72,11 @@ def test_values(case: str, heads: tuple[int, int], rng: np.random.Generator) -> 
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)
-def test_targets_and_doubles(target: Target, rng: np.random.Generator) -> None:
-    for dtype, name in ((np.float32, "f32"), (np.float64, "f64")):
+def test_targets_and_types(target: Target, rng: np.random.Generator) -> None:
+    for name, close in (("f32", 1e-5), ("f64", 1e-5), ("f16", 1e-3), ("bf16", 4e-3)):
         made = compiled((6, 2), 1500, 1, {}, dtype=name, target=target)
-        check(made, feeds(rng, (6, 2), 1500, 1, 1, dtype), (6, 2), {})
+        assert [step.label for step in made.lir.schedule] == ["attention"]
+        check(made, feeds(rng, (6, 2), 1500, 1, 1, as_dtype(name).np), (6, 2), {}, close)
 
 
 def test_bits_depend_neither_on_threads_nor_on_the_batch(rng: np.random.Generator) -> None:
