@@ -29,12 +29,15 @@ from strata.kernel.schedule import (
     turns,
     walk_loops,
 )
+from strata.kernel.weave import combs
 
 _GUESS = 1024  # the extent of an axis of which nothing is known
 _SHORT_ROW = 32  # elements of an innermost loop that is not handed out on its own
 _CHUNK_COST = 1 << 13  # vector operations in one chunk: a microsecond or more, large against handing it out
 _AGAIN = 8  # part of a chunk's cost that may be spent on what every chunk does again
 _LANE_COST = 2.0  # one lane of an access that is not contiguous, in contiguous vector accesses
+_WEAVE_COST = 3  # a store of a register that is put between others first
+SPREADS = (2, 3, 4)  # elements from one lane to the next that whole registers are loaded for
 _PREFIX_COST = 10  # a running reduction over the lanes of a register
 SCANNED = ("sum", "prod", "max", "min")  # whose running form may go over the lanes of a register
 _LIGHT = 12  # scalar work of a loop that leaves it waiting for memory
@@ -270,10 +273,13 @@ class _Chooser:
     def _best(self, block: Block, vector: Axis | None = None) -> tuple[float, frozenset[int]]:
         """The estimated cost of a block and the loops to vectorise in it."""
         total, chosen = 0.0, frozenset[int]()
+        woven = _woven(block, vector)
         for step in block.steps:
             match step:
                 case Compute(node):
                     total += self._node_cost(node, vector)
+                case StoreStep(store) if store in woven:
+                    total += _WEAVE_COST
                 case StoreStep(store):
                     total += self._access_cost(store.index[0], vector, store.buffer.dtype.itemsize)
                 case _:
@@ -300,7 +306,9 @@ class _Chooser:
 
     def _node_cost(self, node: Expr, vector: Axis | None) -> float:
         match node:
-            case Load(buffer, index, _):
+            case Load(buffer, index, where):
+                if vector is not None and where is None and _spread(index[0], vector):
+                    return 2.0 * _spread(index[0], vector)
                 return self._access_cost(index[0], vector, buffer.dtype.itemsize)
             case Scalar(name, _):
                 return float(SCALARS[name].cost)
@@ -334,6 +342,8 @@ class _Chooser:
         nodes, cost = list(_values(loop)), self._scalar_cost(loop)
         live = sum(isinstance(n, (Load, Reduce)) for n in nodes)
         registers = 4 if cost <= _LIGHT and live <= 6 else 2 if cost <= 40 and live <= 12 else 1
+        if isinstance(loop, MapLoop) and (_woven(loop.body, loop.axis) or _spreads(loop)):
+            registers = 1
         extent = loop.axis.extent
         if isinstance(extent, int):
             while lanes > 1 and lanes > extent:
@@ -373,6 +383,25 @@ def _values(loop: Loop) -> Iterator[Expr]:
                     stack.append(step.body)
                 case MapLoop():
                     stack.append(step.body)
+
+
+def _woven(block: Block, axis: Axis | None) -> set[Store]:
+    """Stores of a block that are woven together where a vector runs along an axis."""
+    stores = [s.store for s in block.steps if isinstance(s, StoreStep)] if axis is not None else []
+    return {s for comb in combs(stores, axis) for s in comb} if axis is not None and len(stores) > 1 else set()
+
+
+def _spread(address: Expr, axis: Axis) -> int:
+    """How far apart loads along an axis are where whole registers are loaded and shuffled; else 0."""
+    terms = linear(address).terms
+    step = terms.get(axis)
+    alone = not any(axis in atom.free for atom in terms if atom is not axis)
+    return step if isinstance(step, int) and step in SPREADS and alone else 0
+
+
+def _spreads(loop: Loop) -> bool:
+    """Whether a loop loads elements that are a few apart."""
+    return any(isinstance(n, Load) and _spread(n.index[0], loop.axis) for n in _values(loop))
 
 
 def _loops_with_outer(block: Block, around: tuple[Loop, ...] = ()) -> Iterator[tuple[Loop, tuple[Loop, ...]]]:

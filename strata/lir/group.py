@@ -197,7 +197,8 @@ class _Grouper:
             behind = value in self.products or value in self.sliding
             if behind and matrix is None and not self._is_epilogue(user, value):
                 return f"{user.op.name} cannot be an epilogue of {self.products.get(value, node).op.name}"
-            if what.reduces and not what.contracts and _turns(user) and typical(value.type.size) >= MANY:
+            across = _turns(user) and typical(value.type.size) >= MANY
+            if across and ((what.reduces and not what.contracts) or self._is_put_together(value)):
                 return f"{user.op.name} reads it across its rows"
             again = not reading.reduces and not reading.updates and self._repeats(value, user)
             if again and self._cost(node) > CHEAP and not what.reduces:
@@ -221,6 +222,19 @@ class _Grouper:
                 if any(v not in self.fixed for v in user.outputs):
                     return True
                 stack += user.outputs if self._traits(user).moves else ()
+        return False
+
+    def _is_put_together(self, value: Value) -> bool:
+        """Whether the rows of a value come from several places, or are spaced unevenly: they cannot be turned there."""
+        stack, seen = [value], 0
+        while stack and seen < 32:
+            x = stack.pop()
+            seen += 1
+            moves = not is_leaf(x.node) and self._traits(x.node).moves
+            if x.node.op.name == "concat" or (moves and view_strides(x) is None):
+                return True
+            if moves or x.node.op.elementwise:
+                stack += [y for y in x.node.inputs if y.type.size == x.type.size or moves]
         return False
 
     def _repeats(self, value: Value, user: Node) -> bool:

@@ -37,7 +37,7 @@ from strata.ops.fft import fftfreq, hann_window, rfftfreq
 from strata.ops.indexing import CheckedIds, Indexed
 from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loop
 from strata.ops.matmul import MatMul
-from strata.ops.movement import full, iota, ones, zeros
+from strata.ops.movement import Slice, full, iota, ones, zeros
 from strata.ops.pruning import prune
 from strata.ops.remat import Barrier, Checkpoint, Fence, checkpoint
 from strata.ops.rope import RopeScaling, rope_frequencies, rope_tables

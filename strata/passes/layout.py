@@ -21,7 +21,6 @@ from strata.ops import (
     ConvLastBackwardWeight,
     ConvLastFilled,
     broadcast_to,
-    flip,
     reshape,
     to_first,
     to_last,
@@ -31,11 +30,13 @@ from strata.ops import (
 )
 from strata.passes.base import Pass, PassContext, register, with_results
 from strata.passes.decompose import Decompose
+from strata.passes.transposed_conv import as_plain, is_transposed
 from strata.passes.widen import widen_convolutions
 
 # compositions that lose their axes when taken apart
 KEPT = "conv_backward_weight+pool_prod+pool_sum+resize_axis+resize_nearest_2x"
 MOST_TAPS = 128  # kernels with more are gradients of weights, or filters: another algorithm's business
+JOINED = 16  # channels below which all taps along the last axis are read as one
 FEWEST_OUTPUTS = 4  # of a group: below, most lanes of a vector along channels would be idle
 MANY_CHANNELS = 8  # of which even one output is worth it
 FEW_CHANNELS = 4  # of which all taps of some pixels are gathered into a panel
@@ -73,7 +74,10 @@ def _is_known(node: Node) -> bool:
     """Whether the weights of a convolution have sizes that code can be made for."""
     shape: Any = node.inputs[1].shape
     op: Any = node.op
-    return all(isinstance(d, int) for d in (*shape, op.groups)) and 0 not in shape and dim_prod(shape[2:]) <= MOST_TAPS
+    if not all(isinstance(d, int) for d in (*shape, op.groups)) or 0 in shape:
+        return False
+    joined = op.groups == 1 and shape[1] < JOINED and op.dilation[-1] == 1 == op.input_dilation[-1]
+    return dim_prod(shape[2:-1] if joined else shape[2:]) <= MOST_TAPS
 
 
 def _is_served(node: Node) -> bool:
@@ -157,29 +161,6 @@ def _is_matrix_product(node: Node) -> bool:
     return pads and plain and op.groups == 1 and all(d == 1 for d in node.inputs[1].shape[2:])
 
 
-def _is_spreading(node: Node) -> bool:
-    """A transposed convolution whose windows do not overlap: every input pixel fills a block of its own."""
-    op: Any = node.op
-    kernel = node.inputs[1].shape[2:]
-    alone = op.input_dilation == kernel and all(k > 1 for k in kernel)
-    plain = op.groups == 1 and all(v == 1 for values in (op.stride, op.dilation) for v in values)
-    return alone and plain and op.padding == tuple((k - 1, k - 1) for k in kernel)
-
-
-def _spread(x: Value, w: Value) -> Value:
-    """Such a convolution of x [N, *sizes, C] with w [O, C, *kernel]: a matrix product, its columns put side by side."""
-    rank = x.ndim - 2
-    outputs, channels, *kernel = w.shape
-    blocks = transpose(flip(w, tuple(range(2, rank + 2))), (1, *range(2, rank + 2), 0))
-    ones = (1,) * rank
-    columns = reshape(blocks, (*ones, channels, dim_prod(kernel) * outputs))
-    made = ConvLast(ones, ((0, 0),) * rank, ones, 1, ones)(x, columns)
-    apart = reshape(made, (*x.shape[:-1], *kernel, outputs))
-    beside = [a for axis in range(1, rank + 1) for a in (axis, axis + rank)]
-    sizes = [size * k for size, k in zip(x.shape[1:-1], kernel, strict=True)]
-    return reshape(transpose(apart, (0, *beside, 2 * rank + 1)), (x.shape[0], *sizes, outputs))
-
-
 class _Layouts:
     """Values of the new graph by those of the old, in the forms that were asked for so far."""
 
@@ -241,8 +222,8 @@ class _Layouts:
             kept = ConvFirst(op.stride, op.padding, op.dilation, op.groups, op.input_dilation)
             self._first[Value(node, 0)] = kept(self.first(x), self.first(w))
             return True
-        if _is_spreading(node):
-            return self._give(node, _spread(self.last(x), self.first(w)))
+        if is_transposed(node):
+            return self._give(node, as_plain(node, self.last(x), self.first(w)))
         fields = (op.stride, op.padding, op.dilation, op.groups, op.input_dilation)
         made = ConvLastFilled(*fields, op.outside()) if op.outside() else ConvLast(*fields)
         return self._give(node, made(self.last(x), transpose(self.first(w), weight_to_last(x.ndim - 2))))

@@ -27,6 +27,7 @@ from strata.kernel import (
     normalize,
     parse_schedule,
     split_reductions,
+    unroll_short_rows,
 )
 
 
@@ -63,7 +64,7 @@ def lower(kernel: Kernel, target: Target, schedule: Schedule | None = None) -> L
 
 
 def _lowered(normal: Kernel, target: Target, schedule: Schedule | None = None) -> Lowered:
-    normal = as_bits(normal)
+    normal = unroll_short_rows(as_bits(normal))
     nest = make_nest(normal)
     chosen = schedule or choose_schedule(normal, nest, machine_of(target))
     return Lowered(normal, nest, chosen, points(normal, nest, chosen))

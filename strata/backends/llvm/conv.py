@@ -46,6 +46,15 @@ class Window:
     def taps(self) -> int:
         return prod(self.kernel)
 
+    def joins(self, channels: int, groups: int) -> bool:
+        """Whether all taps along the last axis are one run."""
+        adjacent = groups == 1 and self.dilation[-1] == self.input_dilation[-1] == 1
+        return adjacent and channels < SHORT_RUN and self.kernel[-1] > 1
+
+    def runs(self, channels: int, groups: int) -> int:
+        """Runs of a pixel."""
+        return self.taps // (self.kernel[-1] if self.joins(channels, groups) else 1)
+
     @property
     def numbers(self) -> tuple[str, ...]:
         """Arguments: sizes of x and of the output, padding before, and strides of x in elements."""
@@ -124,9 +133,7 @@ def plan_convolution(
         height = next((h for h in range(spec.heights[0], spec.heights[0] // 2, -1) if width % h == 0), spec.heights[0])
         spec = replace(spec, heights=(height, *(h for h in spec.heights[1:] if h < height)))
     height = spec.heights[0]
-    adjacent = groups == 1 and window.dilation[-1] == window.input_dilation[-1] == 1
-    joined = adjacent and channels < SHORT_RUN and window.kernel[-1] > 1
-    runs = window.taps // (window.kernel[-1] if joined else 1)
+    joined, runs = window.joins(channels, groups), window.runs(channels, groups)
     per_row = runs * (8 + (window.kernel[-1] * channels * dtype.itemsize if joined else 0))
     most = max(height, TABLE_BYTES // per_row // height * height)
     rows = -(-min(spec.chunk_rows, most) // height) * height

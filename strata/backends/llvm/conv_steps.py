@@ -270,7 +270,9 @@ def plan_convolution_kernel(found: ConvKernel, name: str, target: Target) -> Con
         return None
     if not all(isinstance(s, int) for s in found.b.spacing.strides):
         return None
-    if window.taps > MOST_RUNS or (last != 1 and found.x.shape[-1] != 1) or 0 in found.out.shape:
+    if window.runs(found.channels, found.groups) > MOST_RUNS or 0 in found.out.shape:
+        return None
+    if last != 1 and found.x.shape[-1] != 1:
         return None
     if found.epilogue is not None and not _Places.of(found).is_known:
         return None

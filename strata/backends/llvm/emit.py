@@ -21,6 +21,7 @@ from strata.kernel import (
     ReduceLoop,
     Schedule,
     StoreStep,
+    combs,
     number_loops,
     parallel_chain,
     row_values,
@@ -118,8 +119,16 @@ class _Emitter(Tiles):
                 self._step(step, block.steps[at + 1 :])
 
     def block(self, block: Block) -> None:
+        axis = self.context.axis
+        stores = [s.store for s in block.steps if isinstance(s, StoreStep)]
+        groups = combs(stores, axis) if axis is not None and self.context.lanes > 1 and len(stores) > 1 else []
+        woven = {store: group for group in groups for store in group}
         for at, step in enumerate(block.steps):
-            self._step(step, block.steps[at + 1 :])
+            if isinstance(step, StoreStep) and step.store in woven:
+                if step.store is woven[step.store][0]:
+                    self.store_comb(woven[step.store])
+            else:
+                self._step(step, block.steps[at + 1 :])
 
     def _step(self, step: Compute | StoreStep | MapLoop | ReduceLoop, later: Sequence[object]) -> None:
         match step:

@@ -19,13 +19,16 @@ from strata.backends.llvm.registers import (
     gather,
     interleave,
     memory_type,
+    picked,
     register_bytes,
     register_type,
     scatter,
     to_memory,
+    woven,
 )
 from strata.core import Atom, Dim, DType, Symbol, SymExpr, Target
 from strata.kernel import (
+    SPREADS,
     Axis,
     Buffer,
     Const,
@@ -268,6 +271,8 @@ class Values:
             return self._load_contiguous(node, lanes)
         if stride == -1:
             return self._load_backwards(node, lanes)
+        if stride in SPREADS and node.where is None and self.context.mask is None and not node.dtype.is_complex:
+            return self._load_spread(node, lanes, stride)
         if lanes == 1 or (stride == 0 and (node.where is None or self.context.lanes_of(node.where) == 1)):
             return self._load_one(node)
         return self._load_gather(node, lanes)
@@ -307,6 +312,18 @@ class Values:
 
     def _reversed(self, type_: str, value: str) -> str:
         return self.f.shuffle(type_, value, "poison", range(self.context.lanes - 1, -1, -1))
+
+    def _load_spread(self, node: Load, lanes: int, stride: int) -> Parts:
+        """Elements that are a few apart, from whole registers; the last one ends with the last element."""
+        f, first, element = self.f, self.at_first(node.index[0]), memory_type(node.dtype)
+        type_, align = vector(element, lanes), component_bytes(node.dtype)
+        starts = [*(r * lanes for r in range(stride - 1)), (lanes - 1) * stride + 1 - lanes]
+        loaded = [f.load(type_, self._pointer(node.buffer, f.add(first, at)), align) for at in starts]
+        places = []
+        for lane in range(lanes):
+            register = min(lane * stride // lanes, stride - 1)
+            places.append((register, lane * stride - starts[register]))
+        return (from_memory(f, node.dtype, picked(f, type_, loaded, places), lanes, self.target),)
 
     def _ask_for(self, buffer: Buffer, index: Value, lanes: int, cache: int) -> None:
         """Have elements from a place on brought to a cache of the core."""
@@ -415,6 +432,22 @@ class Values:
             base = f.address(element, self.pointers[store.buffer.name], at)
             pointers = f.op(f"getelementptr {element}, ptr {base}, <{lanes} x i64> {offsets}")
             scatter(f, vector(element, lanes), part, pointers, component_bytes(dtype), alive)
+
+    def store_comb(self, comb: tuple[Store, ...]) -> None:
+        """Stores that fill their buffer without gaps along the vector loop, woven together."""
+        f, lanes = self.f, self.context.lanes
+        dtype = comb[0].buffer.dtype
+        stored = [to_memory(f, dtype, self.widened(s.value, lanes)[0], lanes, self.target) for s in comb]
+        type_, align = memory_type(dtype, lanes), component_bytes(dtype)
+        start = self.at_first(comb[0].index[0])
+        for number, part in enumerate(woven(f, type_, stored)):
+            pointer = self._pointer(comb[0].buffer, f.add(start, number * lanes))
+            if self.context.mask is None:
+                f.store(type_, part, pointer, align)
+            else:
+                alive = [(number * lanes + lane) // len(comb) for lane in range(lanes)]
+                mask = f.shuffle(vector("i1", lanes), self.context.mask, "poison", alive)
+                f.masked_store(type_, part, pointer, align, mask)
 
     def _write(
         self, dtype: DType, parts: Parts, pointer: str, lanes: int, mask: str | None, *, past: bool = False

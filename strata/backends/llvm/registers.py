@@ -5,10 +5,11 @@ memory; a complex number is two registers. Everything works on any number of lan
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from strata.backends.llvm.builder import Function, constant, integer_of, suffix, vector, with_element
+from strata.backends.llvm.builder import Function, constant, integer_of, lanes_of, suffix, vector, with_element
 from strata.core import DType, Target
 
 Parts = tuple[str, ...]  # one register per component: two for complex numbers
@@ -211,6 +212,35 @@ def deinterleave(f: Function, element: str, value: str, lanes: int) -> Parts:
     if lanes == 1:
         return f.extract(pair, value, 0), f.extract(pair, value, 1)
     return tuple(f.shuffle(pair, value, "poison", range(part, 2 * lanes, 2)) for part in range(2))
+
+
+def picked(f: Function, type_: str, registers: Sequence[str], places: Sequence[tuple[int, int]]) -> str:
+    """A register of lanes (register, lane) of others."""
+    lanes = len(places)
+    made = registers[0]
+    for number in range(1, max(2, len(registers))):
+        other = registers[number] if number < len(registers) else "poison"
+        picks = [
+            lane if r < number and number > 1 else at if r == 0 else lanes + at if r == number else 0
+            for lane, (r, at) in enumerate(places)
+        ]
+        made = f.shuffle(type_, made, other, picks)
+    return made
+
+
+def woven(f: Function, type_: str, registers: Sequence[str]) -> list[str]:
+    """The first lanes of all registers, then the second ones, and so on: as many registers again."""
+    count, lanes = len(registers), lanes_of(type_)
+    if count == 1:
+        return list(registers)
+    if count % 2:
+        places = [divmod(n, count)[::-1] for n in range(count * lanes)]
+        return [picked(f, type_, registers, places[at : at + lanes]) for at in range(0, count * lanes, lanes)]
+    made = []
+    for a, b in zip(woven(f, type_, registers[::2]), woven(f, type_, registers[1::2]), strict=True):
+        pairs = [lane + part * lanes for lane in range(lanes) for part in range(2)]
+        made += [f.shuffle(type_, a, b, pairs[:lanes]), f.shuffle(type_, a, b, pairs[lanes:])]
+    return made
 
 
 def gather(f: Function, type_: str, pointers: str, align: int, mask: str) -> str:
