@@ -16,7 +16,8 @@ _EXPORTS = {
         "u64", "c64", "c128", "bool_",
     ),
     "strata.config": ("Config",),
-    "strata.mir": ("Graph", "Value", "parse", "evaluate"),
+    "strata.mir": ("Graph", "Value", "evaluate"),
+    "strata.texts": ("parse",),
     "strata.tensor": (
         "Tensor", "asarray", "zeros", "ones", "full", "full_like", "empty", "empty_like", "arange", "linspace", "eye",
         "tri", "realize", "grad", "value_and_grad", "vjp", "jvp", "hvp", "vmap", "jacfwd", "jacrev", "checkpoint",

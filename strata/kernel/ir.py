@@ -349,8 +349,14 @@ class Kernel:
                     found |= symbols(extent)
         return dict(sorted(found.items()))
 
-    def __str__(self) -> str:
+    @property
+    def signature(self) -> str:
         return f"kernel @{self.name}({', '.join(map(str, self.inputs))}) -> {', '.join(map(str, self.outputs))}"
+
+    def __str__(self) -> str:
+        from strata.kernel.text import show_kernel
+
+        return show_kernel(self)
 
 
 def postorder(roots: Iterable[Expr]) -> list[Expr]:

@@ -44,7 +44,7 @@ from strata.kernel.schedule import parse_schedule
 
 def show_kernel(kernel: Kernel) -> str:
     """The text of a kernel."""
-    lines = [f"{kernel} {{"]
+    lines = [f"{kernel.signature} {{"]
     for symbol in kernel.symbols().values():
         lines.append(f"  size {symbol.name} in {symbol.lo}..{'' if symbol.hi is None else symbol.hi}")
     axes = dict.fromkeys(a for s in kernel.stores for a in s.axes) | dict.fromkeys(all_axes(kernel.roots))

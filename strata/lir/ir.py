@@ -98,9 +98,9 @@ class Placement:
         return max(0, self.unshared - self.arena_size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Lir:
-    """A planned graph. Complete: with a backend, it is all that is needed to run."""
+    """A planned graph. Complete: with a backend, it is all that is needed to run. Plans of one text are equal."""
 
     graph: Graph
     target: Target
@@ -186,6 +186,16 @@ class Lir:
         for array in self.constants:
             digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
         return digest.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        from strata.lir.text import show_module
+
+        if not isinstance(other, Lir):
+            return NotImplemented
+        return self is other or (self.target == other.target and show_module(self) == show_module(other))
+
+    def __hash__(self) -> int:
+        return hash((self.graph.name, len(self.schedule)))
 
     def __str__(self) -> str:
         from strata.lir.text import show

@@ -14,7 +14,7 @@ from typing import Any
 from strata.backends import Backend, backend_for
 from strata.config import config
 from strata.core import Dim, located
-from strata.errors import MemoryLimitError, OptionError, TraceError
+from strata.errors import LowerError, MemoryLimitError, OptionError, TraceError
 from strata.lir import Lir, plan, show_module, verify_plan
 from strata.mir import Graph
 from strata.passes import Pass, PassContext, PassRecord, default_passes, parse_passes, run_passes
@@ -116,7 +116,14 @@ class CompilePipeline:
             raise TraceError(
                 f"{type(program).__name__} is planned already: compile the graph it was made from", code="T230"
             )
+        if not isinstance(program, Graph) and (isinstance(program, str) or not hasattr(program, "lower")):
+            raise OptionError(
+                f"compile takes a graph or a module of blocks, got {type(program).__name__}", code="O412",
+                fix="st.parse(text)" if isinstance(program, str) else None,
+            )  # fmt: skip
         graph: Graph = program if isinstance(program, Graph) else program.lower()
+        if not graph.results:
+            raise LowerError(f"graph {graph.name!r} has no outputs", code="L202", fix="g.outputs(...)")
         return graph.bind(self.options.dim_binding) if self.options.dim_binding else graph
 
     def optimize(self, graph: Graph) -> tuple[Graph, FusionReport]:

@@ -29,13 +29,14 @@ class Session:
     session's.
     """
 
+    @located
     def __init__(
         self, device: str | Device | None = None, options: CompileOptions | None = None, **changes: Any
     ) -> None:
         self.device = str(device or config().device)
         self.backend = backend_for(self.device)
-        base = options or CompileOptions()
-        self.options = replace(base, **changes) if changes else base
+        self.options = options or CompileOptions()
+        self.options = self._merged(None, changes)
 
     @located
     def compile(self, program: Any, options: CompileOptions | None = None, **changes: Any) -> CompiledGraph:
@@ -107,7 +108,7 @@ class Session:
         try:
             return replace(chosen, **changes)
         except TypeError as error:
-            raise OptionError(f"compile: {str(error).rpartition('__init__() ')[2]}", code="O403") from None
+            raise OptionError(f"options: {str(error).rpartition('__init__() ')[2]}", code="O403") from None
 
     def __repr__(self) -> str:
         return f"Session({self.device!r})"

@@ -29,6 +29,7 @@ ORDER = (
     ("ops",),
     ("hir", "transforms", "passes"),
     ("lir",),
+    ("texts",),
     ("backends",),
     ("runtime",),
     ("tensor",),

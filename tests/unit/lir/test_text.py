@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import strata as st
 from strata import ops
 from strata.backends import backend_for
 from strata.core import f32, sym
@@ -41,6 +42,18 @@ def test_round_trip(graph):
     assert show_module(again) == text
     assert show(again) == show(lir)
     assert (again.buffers, again.io) == (lir.buffers, lir.io)
+    assert again == lir == st.parse(text)
+    assert again != CompilePipeline("cpu").compile(PROGRAMS[PROGRAMS[0] is graph]).lir
+
+
+def test_one_function_reads_the_texts_of_all_stages():
+    module = st.hir.Module("blocks")
+    module.outputs(module.linear(module.input("x", (2, 8)), module.param("w", (8, 4)), bias=None, act="gelu"))
+    assert st.parse(str(module)) == module
+    graph = module.lower()
+    assert st.parse(f"# a note\n\n{graph}") == graph
+    for kernel in CompilePipeline("cpu").compile(graph).lir.kernels.values():
+        assert st.parse(str(kernel)) == kernel
 
 
 @pytest.mark.parametrize("graph", PROGRAMS[:3], ids=[g.name for g in PROGRAMS[:3]])
