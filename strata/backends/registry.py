@@ -43,7 +43,7 @@ def backend_for(name: str) -> Backend:
             known = sorted({*_BUILT_IN, *_made})
             hint = "" if kind in _NEEDS else near(kind, known)
             raise DeviceError(
-                f"device {name!r} is not available{hint}; there are {', '.join(known)}",
+                f"device {name!r} is not available; there are {', '.join(known)}{hint}",
                 code="E101",
                 fix=_NEEDS.get(kind),
             )

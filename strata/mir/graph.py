@@ -117,8 +117,8 @@ class Graph:
                 return x
         known = [*self.input_names, *self.param_names]
         raise UnknownNameError(
-            f"graph {self.name!r} has no input or parameter {name!r}{near(name, known)}; "
-            f"it has {', '.join(known) or 'none'}",
+            f"graph {self.name!r} has no input or parameter {name!r}; "
+            f"it has {', '.join(known) or 'none'}{near(name, known)}",
             code="N112", place=here(),
         )  # fmt: skip
 

@@ -53,7 +53,7 @@ class FuseMatMulBiasAct(Pass):
         for act in filter(None, self.acts.split("+")):
             if act not in EPILOGUES or act not in REGISTRY:
                 known = ", ".join(EPILOGUES)
-                message = f"pass {self.name}: {act!r} cannot be an epilogue{near(act, EPILOGUES)}; these can: {known}"
+                message = f"pass {self.name}: {act!r} cannot be an epilogue; these can: {known}{near(act, EPILOGUES)}"
                 raise OptionError(message, code="O141")
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:

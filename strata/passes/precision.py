@@ -47,14 +47,14 @@ def parse_policy(text: str) -> dict[str, DType]:
         return POLICIES[text]
     if "=" not in text:
         raise OptionError(
-            f"no precision policy is named {text!r}{near(text, POLICIES)}; known: {', '.join(POLICIES)}", code="O142"
+            f"no precision policy is named {text!r}; known: {', '.join(POLICIES)}{near(text, POLICIES)}", code="O142"
         )
     chosen: dict[str, DType] = {}
     for part in text.split("+"):
         name, _, dtype = part.partition("=")
         if name not in CATEGORIES:
             raise OptionError(
-                f"precision: {name!r} is no category{near(name, CATEGORIES)}; they are {', '.join(CATEGORIES)}",
+                f"precision: {name!r} is no category; they are {', '.join(CATEGORIES)}{near(name, CATEGORIES)}",
                 code="O142",
             )
         chosen[name] = as_dtype(dtype)

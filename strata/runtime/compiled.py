@@ -127,7 +127,7 @@ class CompiledGraph:
         if name not in self._params:
             known = ", ".join(self._params) or "none"
             raise UnknownNameError(
-                f"{self.name!r} has no parameter {name!r}{near(name, self._params)}; it has {known}",
+                f"{self.name!r} has no parameter {name!r}; it has {known}{near(name, self._params)}",
                 code="N115",
                 place=here(),
             )
@@ -279,7 +279,7 @@ class CompiledGraph:
         if extra is None:
             return
         raise UnknownNameError(
-            f"{self.name!r} has no input {extra!r}{near(extra, names)}; the signature is {self.signature}",
+            f"{self.name!r} has no input {extra!r}; the signature is {self.signature}{near(extra, names)}",
             code="N112", place=here(),
         )  # fmt: skip
 

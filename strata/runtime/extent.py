@@ -120,8 +120,8 @@ class Extents:
         known = self._owner.source.symbols()
         if axis not in known:
             raise UnknownNameError(
-                f"{self._owner.name!r} has no symbolic size {axis!r}{near(axis, known)}; "
-                f"it has {', '.join(known) or 'none'}",
+                f"{self._owner.name!r} has no symbolic size {axis!r}; "
+                f"it has {', '.join(known) or 'none'}{near(axis, known)}",
                 code="N113", place=here(),
             )  # fmt: skip
 

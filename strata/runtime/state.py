@@ -93,7 +93,7 @@ class State:
         if name not in self._inputs:
             known = ", ".join(self._inputs) or "none"
             raise UnknownNameError(
-                f"{self._lir.name!r} has no input {name!r}{near(name, self._inputs)}; it has {known}",
+                f"{self._lir.name!r} has no input {name!r}; it has {known}{near(name, self._inputs)}",
                 code="N112",
                 place=here(),
             )

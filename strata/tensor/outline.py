@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strata.core import TensorType
+from strata.core import TensorType, here
 from strata.errors import SymbolError, TraceError
 from strata.mir import Graph, Input, Node, Param, Value, substitute_values
 from strata.tensor.data import Data, Handle, handle_of
@@ -107,10 +107,11 @@ def outline_of(graph: Graph) -> Outline:
 def _escaped(x: Value) -> TraceError:
     leaf = x.node.op
     assert isinstance(leaf, (Input, Param))
+    traced = x.node.origin.place
     return TraceError(
-        f"a tensor that was made while a function was traced is used outside of it: it depends on "
-        f"argument {leaf.key!r} : {x.type}, which has no value",
-        code="T205", place=x.node.origin.place, fix="return it from the function",
+        f"the tensor has no elements: it depends on argument {leaf.key!r} : {x.type} of a function that is only traced",
+        code="T205", place=here(), operands=() if traced is None else (f"traced at {traced.short}",),
+        fix="return it from the function",
     )  # fmt: skip
 
 

@@ -82,7 +82,7 @@ class Plan:
             if name not in self._limits:
                 known = ", ".join(self._limits) or "none"
                 raise UnknownNameError(
-                    f"execute: the plan has no variable {name!r}{near(name, self._limits)}; it has {known}",
+                    f"execute: the plan has no variable {name!r}; it has {known}{near(name, self._limits)}",
                     code="N114", place=here(),
                 )  # fmt: skip
             check_range(name, value, *self._limits[name])

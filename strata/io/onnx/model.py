@@ -129,7 +129,7 @@ class OnnxModel:
         for name in given:
             if name not in ports:
                 raise UnknownNameError(
-                    f"the model has no input {name!r}{near(name, ports)}; it has {', '.join(ports)}",
+                    f"the model has no input {name!r}; it has {', '.join(ports)}{near(name, ports)}",
                     code="N501",
                     place=here(),
                 )
