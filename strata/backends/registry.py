@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from strata.backends.base import Backend
-from strata.core import new_lock
-from strata.errors import DeviceError
+from strata.core import here, new_lock
+from strata.errors import DeviceError, OptionError
 from strata.mir import near
 from strata.modules import imported
 
@@ -25,6 +25,10 @@ _lock = new_lock()
 
 def register_backend(name: str, backend: Backend) -> None:
     """Make a backend available as a device; an existing one of that name is replaced."""
+    lacks = [part for part in ("name", "target", "takes", "compile") if not hasattr(backend, part)]
+    if lacks or not isinstance(name, str) or not name.isidentifier():
+        reason = f"a {type(backend).__name__} without {', '.join(lacks)}" if lacks else f"the name {name!r}"
+        raise OptionError(f"register_backend: takes a name and a backend, got {reason}", code="O413", place=here())
     with _lock:
         _made[name] = backend
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from strata.core import TensorType, as_dtype, here
-from strata.errors import DTypeError, ShapeError, StrataError
+from strata.errors import DTypeError, OptionError, ShapeError, StrataError
 
 USABLE = 0x101  # flags of an array whose elements lie one after the other, each at a multiple of its size
 
@@ -62,16 +62,26 @@ def to_numpy(value: Any, name: str, what: str) -> np.ndarray:
     return array
 
 
+def kept_apart(arrays: list[np.ndarray], outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The inputs, copied where an output lies over them. Outputs that lie over each other are refused."""
+    for i, x in enumerate(outputs):
+        for j in range(i):
+            if np.may_share_memory(x, outputs[j]):
+                raise OptionError(f"outputs {j} and {i} lie over each other", code="O151", place=here())
+    return [x.copy() if any(np.may_share_memory(x, y) for y in outputs) else x for x in arrays]
+
+
 def check_output(number: int, kind: TensorType, array: Any) -> None:
     """Refuse an array that results cannot be written into."""
-    if not isinstance(array, np.ndarray):
-        raise DTypeError(f"output {number} is {kind}, got {type(array).__name__}", code="D102", place=here())
+    if not isinstance(array, np.ndarray) or array.dtype != kind.dtype.np:
+        found = describe(array) if isinstance(array, np.ndarray) else type(array).__name__
+        raise DTypeError(f"output {number} is {kind}, got {found}", code="D102", place=here())
     reason = ""
     if not array.flags.c_contiguous:
         reason = " that is not contiguous"
     elif not array.flags.writeable:
         reason = " that cannot be written"
-    if reason or array.dtype != kind.dtype.np or array.shape != kind.shape:
+    if reason or array.shape != kind.shape:
         raise ShapeError(f"output {number} is {kind}, got {describe(array)}{reason}", code="S107", place=here())
 
 

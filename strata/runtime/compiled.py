@@ -16,7 +16,7 @@ from strata.core import here, new_rlock
 from strata.errors import OptionError, UnknownNameError
 from strata.lir import Lir, SizeCheck, Spread, check_sizes, size_checks
 from strata.mir import Graph, infer_binding, leaf_name, near
-from strata.runtime.arrays import USABLE, StoredArray, check_output, read_array
+from strata.runtime.arrays import USABLE, StoredArray, check_output, kept_apart, read_array
 from strata.runtime.extent import Extents
 from strata.runtime.memory import RESULTS, MemoryReport
 from strata.runtime.observe import OBSERVERS, run_observed
@@ -193,14 +193,19 @@ class CompiledGraph:
         return tuple(outputs)
 
     def run_into(self, feeds: Mapping[str, Any], out: Sequence[np.ndarray]) -> None:
-        """Run into arrays of the caller: contiguous, of the outputs' types. Nothing is allocated."""
+        """Run into arrays of the caller: contiguous, of the outputs' types.
+
+        Nothing is allocated, except for inputs that an output lies over: they are copied first.
+        """
+        if not isinstance(out, Sequence):
+            raise OptionError(f"run_into: out is a list of arrays, got {type(out).__name__}", code="O150", place=here())
         if self._is_special:
             with self._lock:
                 arrays = self._filled(feeds)
                 binding, makers = (_NO_SIZES, self._makers) if self._is_static else self.sized(arrays)
                 outputs = list(out)
                 self._check_outputs(outputs, binding, makers)
-                self._execute(arrays, outputs, binding)
+                self._execute(kept_apart(arrays, outputs), outputs, binding)
                 if self._state is not None:
                     self._state.copy_from(outputs)
             return
@@ -217,6 +222,7 @@ class CompiledGraph:
             if type(array) is np.ndarray and array.dtype == dtype and array.shape == shape and array.flags.carray:
                 continue
             self._check_outputs(outputs, binding, makers)
+        arrays = kept_apart(arrays, outputs)
         if OBSERVERS:
             run_observed(self, arrays, outputs, binding, self._threads())
         else:

@@ -120,11 +120,9 @@ class trace:  # noqa: N801 - used as a block, like a function
     """Trace all compiles and runs of this process inside the block, from every thread, into a file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = Path(path) if isinstance(path, (str, os.PathLike)) else Path()
         if self.path.is_dir() or not self.path.parent.is_dir():
-            raise OptionError(
-                f"trace: {str(path)!r} is not the path of a file that can be made", code="O404", place=here()
-            )
+            raise OptionError(f"trace: {path!r} is not the path of a file that can be made", code="O404", place=here())
         self._tracer: Tracer | None = None
 
     def __enter__(self) -> Tracer:

@@ -145,6 +145,22 @@ def test_run_into_checks_and_fills() -> None:
         c.run_into(feeds, [frozen, outs[1]])
     with pytest.raises(DTypeError):
         c.run_into(feeds, [[0, 0, 0, 0], outs[1]])  # type: ignore[list-item]
+    with pytest.raises(DTypeError):
+        c.run_into(feeds, [np.empty(4), outs[1]])
+    with pytest.raises(OptionError, match="out is a list of arrays, got NoneType"):
+        c.run_into(feeds, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shift", [0, 1, 500, 999, 1000])
+def test_run_into_memory_of_an_input(shift: int) -> None:
+    c = compiled(lambda x: (x[::-1], x * 2.0), x=((1000,),))
+    memory = np.arange(2500, dtype=np.float32)
+    x, twice = memory[500:1500].copy(), np.empty(1000, np.float32)
+    c.run_into({"x": memory[500:1500]}, [memory[500 + shift : 1500 + shift], twice])
+    np.testing.assert_array_equal(memory[500 + shift : 1500 + shift], x[::-1])
+    np.testing.assert_array_equal(twice, x * 2)
+    with pytest.raises(OptionError, match="outputs 0 and 1 lie over each other"):
+        c.run_into({"x": x}, [memory[:1000], memory[shift : 1000 + shift] if shift < 1000 else memory[:1000]])
 
 
 def test_results_are_never_shared() -> None:
