@@ -41,6 +41,8 @@ SPREADS = (2, 3, 4)  # elements from one lane to the next that whole registers a
 _PREFIX_COST = 10  # a running reduction over the lanes of a register
 SCANNED = ("sum", "prod", "max", "min")  # whose running form may go over the lanes of a register
 _LIGHT = 12  # scalar work of a loop that leaves it waiting for memory
+_DEAR = 40  # scalar work of a loop that takes longer than memory does
+_CHAIN = 24  # scalar work whose steps mostly wait for each other, so that more registers are worked on side by side
 _STREAM_CACHES = 2  # a core's own caches that a buffer must exceed to be read as a stream
 _FOLLOWING = 64  # bytes of vectors of processors that are quick along one stream: they need no more than a hint
 _AHEAD = 4 << 10  # bytes from what is read to that hint
@@ -49,7 +51,7 @@ _ROWS_LEAST = 2 << 10  # bytes of a row for which that pays
 _ROWS_SHARE = 16  # part of a core's own cache that rows between the two may take
 _STREAM_CHUNK = 1 << 20  # bytes of a chunk that streams: what one core asks for ahead, it should use
 _LEAST_CHUNKS = 32  # of a kernel that goes through much memory
-_STREAM_ROW = 1 << 10  # bytes of a row that is worth its own start and end past the caches
+_STREAM_ROW = 3 << 10  # bytes of a row that is worth its own start and end past the caches
 _STREAM_LINES = 1 << 8  # the same of one that begins and ends with a cache line
 _LINE = 64  # bytes of a cache line
 _SQUARE = 16  # the widest square that is turned in registers
@@ -205,10 +207,11 @@ class _Chooser:
         store, last = stores[0], self.machine.last_cache_bytes
         terms = linear(store.index[0]).terms
         plain = terms.get(loop.axis) == 1 and not any(loop.axis in a.free for a in terms if a is not loop.axis)
-        length = _guess(loop.axis.extent) * store.buffer.dtype.itemsize
-        long = length >= _STREAM_ROW or (length >= _STREAM_LINES and _lines_up(store, loop.axis))
         beyond = 2 * known_bytes(store.buffer) >= last and 2 * self._traffic() >= 3 * last
-        return store if plain and long and beyond and self._scalar_cost(loop) <= _LIGHT else None
+        lines = _lines_up(store, loop.axis)
+        long = _guess(loop.axis.extent) * store.buffer.dtype.itemsize >= (_STREAM_LINES if lines else _STREAM_ROW)
+        most = _DEAR if lines else _LIGHT
+        return store if plain and long and beyond and self._scalar_cost(loop) <= most else None
 
     def _transpose(self, chain: list[MapLoop], by: int, numbers: dict[int, int]) -> Schedule:
         """Squares of the two innermost loops, in blocks that a core's own cache holds."""
@@ -334,14 +337,18 @@ class _Chooser:
         if isinstance(loop, MapLoop):
             found = [n for n in _values(loop) if n in self.kept]
             inside = {n for n in postorder(found) if not isinstance(n, Reduce)}
-        return sum(SCALARS[n.name].cost for n in _values(loop) if isinstance(n, Scalar) and n not in inside)
+        nodes = dict.fromkeys(_values(loop))  # once, though what is stored is computed, too
+        return sum(SCALARS[n.name].cost for n in nodes if isinstance(n, Scalar) and n not in inside)
 
     def _width(self, loop: Loop) -> int:
         """Lanes of a vectorised loop: several registers at once where the work on each is small."""
         lanes = self._register_lanes(loop)
         nodes, cost = list(_values(loop)), self._scalar_cost(loop)
         live = sum(isinstance(n, (Load, Reduce)) for n in nodes)
-        registers = 4 if cost <= _LIGHT and live <= 6 else 2 if cost <= 40 and live <= 12 else 1
+        chains = cost >= _CHAIN and live <= 3 and self.machine.vector_registers >= 32  # of steps that wait for another
+        registers = 2 if cost <= _DEAR and live <= 12 else 1
+        if (cost <= _LIGHT and live <= 6) or (chains and cost <= _DEAR):
+            registers = 4
         if isinstance(loop, MapLoop) and (_woven(loop.body, loop.axis) or _spreads(loop)):
             registers = 1
         extent = loop.axis.extent

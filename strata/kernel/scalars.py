@@ -5,6 +5,7 @@ Renderers keep their own table from these names to target code; nothing else may
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -128,6 +129,10 @@ def _pow(a: Array, b: Array) -> Array:
     return _int_pow(a, b) if kind in "iu" else np.power(a, b) if kind == "c" else _wide(np.power)(a, b)
 
 
+def _gelu(x: Array) -> Array:
+    return x * 0.5 * (_special("erf")(x * math.sqrt(0.5)) + 1.0)
+
+
 def _sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x)) if np.asarray(x).dtype.kind == "c" else _wide(_special("expit"))(x)
 
@@ -189,7 +194,7 @@ def _rows() -> list[ScalarFunction]:
         ("asin", 1, _wide(np.arcsin), 30), ("acos", 1, _wide(np.arccos), 30), ("atan", 1, _wide(np.arctan), 25),
         ("atan2", 2, _wide(np.arctan2), 40), ("sinh", 1, _wide(np.sinh), 40), ("cosh", 1, _wide(np.cosh), 40),
         ("tanh", 1, _wide(np.tanh), 25), ("asinh", 1, _wide(np.arcsinh), 40), ("acosh", 1, _wide(np.arccosh), 40),
-        ("atanh", 1, _wide(np.arctanh), 40), ("erf", 1, _wide(_special("erf")), 30),
+        ("atanh", 1, _wide(np.arctanh), 40), ("erf", 1, _wide(_special("erf")), 30), ("gelu", 1, _wide(_gelu), 24),
         ("erfc", 1, _wide(_special("erfc")), 45), ("lgamma", 1, _wide(_lgamma), 80), ("sigmoid", 1, _sigmoid, 20),
         ("floor", 1, _integers_too(np.floor, _same), 1), ("ceil", 1, _integers_too(np.ceil, _same), 1),
         ("trunc", 1, _integers_too(np.trunc, _same), 1), ("round", 1, _integers_too(np.rint, _same), 1),

@@ -463,8 +463,7 @@ class Gelu(Math):
         return (cdf + x * exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi)),)
 
     def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        half, one = k.const(0.5, x.dtype), k.const(1.0, x.dtype)
-        return x * half * (k.erf(x * k.const(1 / SQRT_2, x.dtype)) + one)
+        return k.gelu(x)
 
 
 @op("gelu_tanh")

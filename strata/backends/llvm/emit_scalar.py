@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from strata.backends.llvm import vector_math
+from strata.backends.llvm import vector_angles, vector_math, vector_normal
 from strata.backends.llvm.builder import (
     Function,
     bits_of,
@@ -26,6 +26,7 @@ from strata.backends.llvm.registers import (
     to_memory,
 )
 from strata.backends.llvm.saturate import float_to_integer
+from strata.backends.llvm.vector_floats import Math
 from strata.core import DType, Target, bool_, f32
 from strata.errors import CompileError
 
@@ -138,7 +139,7 @@ def _truncdiv(call: Call) -> Parts:
 def _rem(call: Call) -> Parts:
     f, type_ = call.f, call.type
     if call.dtype.is_float:
-        return (vector_math.fmod(vector_math.Math(f, type_, call.target), call.a, call.b),)
+        return (vector_math.fmod(Math(f, type_, call.target), call.a, call.b),)
     divisor, zero, wraps = _safe_divisor(call)
     left = f.binary("srem" if call.dtype.kind == "int" else "urem", type_, call.a, divisor)
     none = f.binary("or", with_element(type_, "i1"), zero, wraps)
@@ -148,7 +149,7 @@ def _rem(call: Call) -> Parts:
 def _floordiv(call: Call) -> Parts:
     f, type_ = call.f, call.type
     if call.dtype.is_float:
-        return (vector_math.floor_divide(vector_math.Math(f, type_, call.target), call.a, call.b),)
+        return (vector_math.floor_divide(Math(f, type_, call.target), call.a, call.b),)
     if call.dtype.kind == "uint":
         return _truncdiv(call)
     divisor, zero, _ = _safe_divisor(call)
@@ -168,7 +169,7 @@ def _signs_differ(call: Call, left: str) -> str:
 def _mod(call: Call) -> Parts:
     f, type_ = call.f, call.type
     if call.dtype.is_float:
-        return (vector_math.python_mod(vector_math.Math(f, type_, call.target), call.a, call.b),)
+        return (vector_math.python_mod(Math(f, type_, call.target), call.a, call.b),)
     if call.dtype.kind == "uint":
         return _rem(call)
     (left,) = _rem(call)
@@ -204,12 +205,12 @@ def _min_max(name: str) -> Emission:
     return emit
 
 
-def _math(function: Callable[[vector_math.Math, str], str]) -> Emission:
-    return lambda call: (function(vector_math.Math(call.f, call.type, call.target), call.a),)
+def _math(function: Callable[[Math, str], str]) -> Emission:
+    return lambda call: (function(Math(call.f, call.type, call.target), call.a),)
 
 
-def _math2(function: Callable[[vector_math.Math, str, str], str]) -> Emission:
-    return lambda call: (function(vector_math.Math(call.f, call.type, call.target), call.a, call.b),)
+def _math2(function: Callable[[Math, str, str], str]) -> Emission:
+    return lambda call: (function(Math(call.f, call.type, call.target), call.a, call.b),)
 
 
 def _intrinsic(name: str) -> Emission:
@@ -218,9 +219,8 @@ def _intrinsic(name: str) -> Emission:
 
 
 def _pow(call: Call) -> Parts:
-    math = vector_math.Math(call.f, call.type, call.target)
     if call.dtype.is_float:
-        return (vector_math.power(math, call.a, call.b),)
+        return (vector_math.power(Math(call.f, call.type, call.target), call.a, call.b),)
     return (vector_math.integer_power(call.f, call.type, call.a, call.b, signed=call.dtype.kind == "int"),)
 
 
@@ -470,8 +470,7 @@ def _complex_div(call: Call) -> Parts:
 
 
 def _complex_abs(call: Call) -> Parts:
-    math = vector_math.Math(call.f, call.type, call.target)
-    return (vector_math.hypot(math, *call.args[0]),)
+    return (vector_math.hypot(Math(call.f, call.type, call.target), *call.args[0]),)
 
 
 def _complex_equal(predicate: str, join: str) -> Emission:
@@ -496,8 +495,8 @@ def _conj(call: Call) -> Parts:
     return call.args[0][0], call.f.op(f"fneg {call.type} {call.args[0][1]}")
 
 
-def _complex_math(function: Callable[[vector_math.Math, str, str], tuple[str, str]]) -> Emission:
-    return lambda call: function(vector_math.Math(call.f, call.type, call.target), *call.args[0])
+def _complex_math(function: Callable[[Math, str, str], tuple[str, str]]) -> Emission:
+    return lambda call: function(Math(call.f, call.type, call.target), *call.args[0])
 
 
 def _part(at: int) -> Emission:
@@ -532,21 +531,22 @@ _TABLE: Final[dict[str, Emission]] = {
     "log1p": _math(vector_math.log1p),
     "sqrt": _intrinsic("sqrt"),
     "rsqrt": _rsqrt,
-    "sin": _math(vector_math.sin),
-    "cos": _math(vector_math.cos),
-    "tan": _math(vector_math.tan),
-    "asin": _math(vector_math.asin),
-    "acos": _math(vector_math.acos),
-    "atan": _math(vector_math.atan),
-    "atan2": _math2(vector_math.atan2),
+    "sin": _math(vector_angles.sin),
+    "cos": _math(vector_angles.cos),
+    "tan": _math(vector_angles.tan),
+    "asin": _math(vector_angles.asin),
+    "acos": _math(vector_angles.acos),
+    "atan": _math(vector_angles.atan),
+    "atan2": _math2(vector_angles.atan2),
     "sinh": _math(vector_math.sinh),
     "cosh": _math(vector_math.cosh),
     "tanh": _math(vector_math.tanh),
     "asinh": _math(vector_math.asinh),
     "acosh": _math(vector_math.acosh),
     "atanh": _math(vector_math.atanh),
-    "erf": _math(vector_math.erf),
-    "erfc": _math(vector_math.erfc),
+    "erf": _math(vector_normal.erf),
+    "gelu": _math(vector_normal.gelu),
+    "erfc": _math(vector_normal.erfc),
     "lgamma": _math(vector_math.lgamma),
     "sigmoid": _math(vector_math.sigmoid),
     "floor": _intrinsic("floor"),
@@ -593,7 +593,7 @@ _COMPLEX: Final[dict[str, Emission]] = {
     "isnan": _complex_test("isnan", "or"),
     "isinf": _complex_test("isinf", "or"),
     "isfinite": _complex_test("isfinite", "and"),
-    "exp": _complex_math(vector_math.complex_exp),
-    "log": _complex_math(vector_math.complex_log),
-    "sqrt": _complex_math(vector_math.complex_sqrt),
+    "exp": _complex_math(vector_angles.complex_exp),
+    "log": _complex_math(vector_angles.complex_log),
+    "sqrt": _complex_math(vector_angles.complex_sqrt),
 }

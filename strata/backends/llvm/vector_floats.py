@@ -1,8 +1,9 @@
-"""Float arithmetic on vectors: short names for what elementary functions are made of, and tables in registers."""
+"""Float arithmetic on vectors: short names for what elementary functions are made of, tables in registers, functions in
+f64 and of the C library."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -22,6 +23,7 @@ from strata.core import Target
 TABLE: Final = 16  # numbers that one register of a table holds
 BIAS: Final = {32: 127, 64: 1023}
 MANTISSA: Final = {32: 23, 64: 52}
+MAGIC: Final = {32: 12582912.0, 64: 6755399441055744.0}  # 1.5 * 2^(mantissa bits): adding it rounds to an integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,20 @@ class Math:
         """Whether lanes can pick from numbers in a register."""
         return self.target.has_avx512 and self.bits == 32 and lanes_of(self.type) % TABLE == 0
 
+    def magnitude_at_most(self, a: str, limit: float) -> str:
+        """min(|a|, limit) by one instruction, for types that have tables; the limit for NaN."""
+        f, lanes = self.f, lanes_of(self.type)
+        if lanes > TABLE:
+            half = replace(self, type=vector(element_of(self.type), lanes // 2))
+            parts = [range(lanes // 2), range(lanes // 2, lanes)]
+            low, high = (half.magnitude_at_most(f.shuffle(self.type, a, "poison", p), limit) for p in parts)
+            return f.shuffle(half.type, low, high, range(lanes))
+        kind = ("i32", "10")  # the smaller magnitude, without a sign
+        rest = ((self.type, "zeroinitializer"), ("i16", "-1"), ("i32", "4"))  # all lanes, rounding as it is set
+        return f.call(
+            self.type, "llvm.x86.avx512.mask.range.ps.512", (self.type, a), (self.type, self.c(limit)), kind, *rest
+        )
+
     def look_up(self, place: str, numbers: Sequence[float]) -> str:
         """For each lane, the number at the place that the last four bits of its integer say."""
         f, lanes = self.f, lanes_of(self.type)
@@ -132,3 +148,33 @@ class Math:
             return f.shuffle(half.type, low, high, range(lanes))
         table = vector_constant(element_of(self.type), numbers)
         return f.call(self.type, "llvm.x86.avx512.permvar.sf.512", (self.type, table), (self.whole, place))
+
+
+def in_double(function: Callable[..., str]) -> Callable[..., str]:
+    """A function computed in f64 whatever it is called with: for f32 the result is then rounded once."""
+
+    def call(m: Math, *args: str) -> str:
+        if m.bits == 64:
+            return function(m, *args)
+        wide = m.doubled()
+        made = function(wide, *(m.f.convert("fpext", m.type, a, wide.type) for a in args))
+        return m.f.convert("fptrunc", wide.type, made, m.type)
+
+    call.__doc__ = function.__doc__
+    return call
+
+
+def library(name: str, m: Math, *args: str) -> str:
+    """A function of the C library, lane by lane, in f64."""
+    wide = m.doubled()
+    inputs = [m.f.convert("fpext", m.type, a, wide.type) if m.bits == 32 else a for a in args]
+    lanes = lanes_of(m.type)
+    if lanes == 1:
+        result = m.f.call("double", name, *(("double", a) for a in inputs))
+    else:
+        result = "poison"
+        for lane in range(lanes):
+            scalars = [m.f.extract(wide.type, a, lane) for a in inputs]
+            one = m.f.call("double", name, *(("double", a) for a in scalars))
+            result = m.f.insert(wide.type, result, one, lane)
+    return m.f.convert("fptrunc", wide.type, result, m.type) if m.bits == 32 else result

@@ -1,16 +1,16 @@
-"""Elementary functions as straight-line vector code, for f32 and f64 and any number of lanes.
+"""Elementary functions as straight-line vector code, for f32 and f64 and any number of lanes: exponentials, logarithms,
+powers and remainders. Angles are in vector_angles, the error function in vector_normal.
 
 Bounds, in units in the last place, as measured by tests/unit/backends/llvm/test_vector_math.py: f32 at most 2, f64 at
 most 4. Zeros keep their sign, denormals are exact in and out, infinities and NaN give what NumPy gives. Functions that
 are seldom in a hot loop are computed in f64 for f32; the few that have no vector form here call the C library lane by
 lane.
 
-Coefficients are Chebyshev interpolants (weighted least maximum for ERF_LARGE) made with 50 digits, rounded to f64."""
+Coefficients are Chebyshev interpolants made with 50 digits, rounded to f64."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -24,7 +24,7 @@ from strata.backends.llvm.builder import (
     vector,
     with_element,
 )
-from strata.backends.llvm.vector_floats import MANTISSA, Math
+from strata.backends.llvm.vector_floats import MAGIC, MANTISSA, Math, in_double, library
 
 _INF: Final = math.inf
 
@@ -46,80 +46,6 @@ _LOG = {
     64: (0.6666666666666666, 0.40000000000001007, 0.2857142857072325, 0.22222222409750114, 0.18181793732111753,
          0.15386342449645143, 0.13266048812203002, 0.131148348695975),
 }  # fmt: skip
-# (sin x - x) / x³ and (cos x - 1 + x²/2) / x⁴ as functions of x², |x| ≤ π/4
-_SIN = {
-    32: (-0.16666666663624022, 0.00833333178567173, -0.00019840039113012213, 2.7243811975258105e-06),
-    64: (-0.16666666666666666, 0.008333333333333331, -0.0001984126984126457, 2.755731921895673e-06,
-         -2.5052106100926675e-08, 1.605851097953535e-10, -7.58549250782124e-13),
-}  # fmt: skip
-_COS = {
-    32: (0.04166666453694609, -0.0013888279449649538, 2.454289633694463e-05),
-    64: (0.041666666666666664, -0.0013888888888888887, 2.480158730158437e-05, -2.75573192211902e-07,
-         2.0876755717957296e-09, -1.147044941240971e-11, 4.745202155702359e-14),
-}  # fmt: skip
-# (atan x - x) / x³ in x², |x| ≤ 1
-_ATAN = (
-    -0.3333333333333333, 0.19999999999999554, -0.14285714285648404, 0.11111111107234799, -0.09090908969557403,
-    0.07692305354678655, -0.06666636435777692, 0.05882074956371294, -0.05261265735709454, 0.04752086773576656,
-    -0.04308119655330471, 0.03872640214042632, -0.033750132001619734, 0.027567942297344678, -0.020238706986393514,
-    0.012756172907694298, -0.006575683344151699, 0.002622977891906089, -0.0007518472526973822, 0.0001368724853148122,
-    -1.1832505417555692e-05,
-)  # fmt: skip
-# (asin x - x) / x³ in x², |x| ≤ ½
-_ASIN = (
-    0.16666666666666666, 0.07500000000000118, 0.044642857142551895, 0.03038194447553234, 0.02237215744350722,
-    0.017352816540325496, 0.01396378001220357, 0.011566459612121669, 0.009621842970100282, 0.009319560794767446,
-    0.0030448799094556773, 0.019554513336123378, -0.01924167174674304, 0.02961201126495512,
-)  # fmt: skip
-# (erf x - x) / x in x², |x| ≤ 0.96; and (-log erfc x - x) / x in x from there to 3.95
-_ERF_SMALL = (
-    0.12837916637039357, -0.37612631184221473, 0.1128365692376854, -0.026857301677163395, 0.005195947961834234,
-    -0.000808645906432634, 8.138705363383426e-05,
-)  # fmt: skip
-_ERF_LARGE = (
-    0.12867467507419805, 0.6350459689611178, 0.10640958958929196, -0.023909626347718822, 0.0037117058245622623,
-    -0.0003397164438994981, 1.2910177266084781e-05,
-)  # fmt: skip
-# erf(c + r) in r for each c = 0, 1, 2 … 15 widths and |r| of half a width, a column a power; in the first place with
-# erf x - x. The width is one at which erf c is near to a number of f32 for every c: 1.46 ulp at most, over all numbers
-_ERF_WIDTH = 8720 / 32768
-_ERF_TABLES = (
-    (
-        0.0, 0.2933366000652313, 0.5483589768409729, 0.7411118745803833, 0.8677694797515869,
-        0.9401239156723022, 0.976057231426239, 0.9915710687637329, 0.997393786907196, 0.9992935657501221,
-        0.9998323917388916, 0.999965250492096, 0.9999936819076538, 0.9999989867210388, 0.9999998807907104, 1.0,
-    ),
-    (
-        0.12837916612625122, 1.051235318183899, 0.8500306606292725, 0.5965666770935059, 0.36339014768600464,
-        0.19212199747562408, 0.08815983682870865, 0.035111889243125916, 0.012137449346482754,
-        0.003641584888100624, 0.0009482944733463228, 0.00021433141955640167, 4.204538345220499e-05,
-        7.1588078753848094e-06, 1.057920599123463e-06, 1.356924030915252e-07,
-    ),
-    (
-        0.0, -0.27974027395248413, -0.4524003863334656, -0.47625932097435, -0.3868136703968048,
-        -0.25563499331474304, -0.14076577126979828, -0.06540699303150177, -0.025839168578386307,
-        -0.00872112438082695, -0.0025231714826077223, -0.0006272311438806355, -0.0001342057657893747,
-        -2.4748564101173542e-05, -3.937382643925957e-06, -5.408712127064064e-07,
-    ),
-    (
-        -0.3761216700077057, -0.30077943205833435, -0.12282224744558334, 0.0546208992600441,
-        0.15336309373378754, 0.1627153754234314, 0.12045007944107056, 0.06952238082885742, 0.03262774646282196,
-        0.012711809948086739, 0.004160760436207056, 0.001152843818999827, 0.0002717872557695955,
-        5.471868280437775e-05, 9.43330906011397e-06, 1.395433514517208e-06,
-    ),
-    (
-        0.0, 0.13215266168117523, 0.18220321834087372, 0.1364053338766098, 0.047597505152225494,
-        -0.022450357675552368, -0.04882381111383438, -0.04282892122864723, -0.02616618387401104,
-        -0.01239712256938219, -0.004750228952616453, -0.0015038116835057735, -0.00039830501191318035,
-        -8.898371743271127e-05, -1.6862142729223706e-05, -2.7213534394832095e-06,
-    ),
-    (
-        0.11212720721960068, 0.07565436512231827, -0.00200782623142004, -0.05961788073182106,
-        -0.06582419574260712, -0.03654518723487854, -0.004846482537686825, 0.011012026108801365,
-        0.012403547763824463, 0.007990136742591858, 0.003767601912841201, 0.001397583750076592,
-        0.000421264412580058, 0.00010503563680686057, 2.190431405324489e-05, 3.849150743917562e-06,
-    ),
-)  # fmt: skip
 # (tanh x - x) / x³ in x², |x| ≤ 0.6
 _TANH = (-0.3333333033273155, 0.13332915366987452, -0.053873948848643334, 0.02111095904951479, -0.006269119719649729)
 # (sinh x - x) / x³ in x², |x| ≤ 1
@@ -129,54 +55,18 @@ _SINH = (
 )  # fmt: skip
 
 _LN2 = {32: (0.693359375, -0.00021219444005469057), 64: (0.6931471675634384, 1.2996506893889889e-08)}
-_HALF_PI = {
-    32: (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15),
-    64: (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33),
-}
-_MAGIC = {32: 12582912.0, 64: 6755399441055744.0}  # 1.5 * 2^(mantissa bits): adding it rounds to an integer
 _EXP_LIMITS = {32: (-104.0, 88.8), 64: (-746.0, 710.0)}
 _LEAST_NORMAL = {32: 2.0**-126, 64: 2.0**-1022}
-_TURN_LIMIT = {32: 30000.0, 64: 1.0e6}  # above, the remainder by π/2 needs more bits than three words of it
-
-
-def in_double(function: Callable[..., str]) -> Callable[..., str]:
-    """A function computed in f64 whatever it is called with: for f32 the result is then rounded once."""
-
-    def call(m: Math, *args: str) -> str:
-        if m.bits == 64:
-            return function(m, *args)
-        wide = m.doubled()
-        made = function(wide, *(m.f.convert("fpext", m.type, a, wide.type) for a in args))
-        return m.f.convert("fptrunc", wide.type, made, m.type)
-
-    call.__doc__ = function.__doc__
-    return call
-
-
-def library(name: str, m: Math, *args: str) -> str:
-    """A function of the C library, lane by lane, in f64."""
-    wide = m.doubled()
-    inputs = [m.f.convert("fpext", m.type, a, wide.type) if m.bits == 32 else a for a in args]
-    lanes = lanes_of(m.type)
-    if lanes == 1:
-        result = m.f.call("double", name, *(("double", a) for a in inputs))
-    else:
-        result = "poison"
-        for lane in range(lanes):
-            scalars = [m.f.extract(wide.type, a, lane) for a in inputs]
-            one = m.f.call("double", name, *(("double", a) for a in scalars))
-            result = m.f.insert(wide.type, result, one, lane)
-    return m.f.convert("fptrunc", wide.type, result, m.type) if m.bits == 32 else result
 
 
 # exponentials
 
 
-def _reduce_exp(m: Math, x: str) -> tuple[str, str, str]:
+def reduce_exp(m: Math, x: str) -> tuple[str, str, str]:
     """(n as a float, n as an integer, e^r - 1) with x = n ln2 + r."""
-    shifted = m.fma(x, m.c(1 / math.log(2)), m.c(_MAGIC[m.bits]))
-    n = m.sub(shifted, m.c(_MAGIC[m.bits]))
-    whole = m.integer("sub", m.as_bits(shifted), m.as_bits(m.c(_MAGIC[m.bits])))
+    shifted = m.fma(x, m.c(1 / math.log(2)), m.c(MAGIC[m.bits]))
+    n = m.sub(shifted, m.c(MAGIC[m.bits]))
+    whole = m.integer("sub", m.as_bits(shifted), m.as_bits(m.c(MAGIC[m.bits])))
     high, low = _LN2[m.bits]
     r = m.fma(n, m.c(-low), m.fma(n, m.c(-high), x))
     return n, whole, m.fma(m.mul(r, r), m.polynomial(r, _EXPM1[m.bits]), r)
@@ -210,7 +100,7 @@ def _scale_by_instruction(m: Math, x: str, n: str) -> str:
 
 def _exp_by_table(m: Math, x: str) -> str:
     """eˣ = 2ⁿ · 2^(k/16) · eʳ; both n + k/16, which the scaling rounds down, and k come from one addition."""
-    magic = m.c(_MAGIC[m.bits] / len(_POWERS))
+    magic = m.c(MAGIC[m.bits] / len(_POWERS))
     shifted = m.fma(x, m.c(1 / math.log(2)), magic)
     n = m.sub(shifted, magic)
     high, low = _LN2[m.bits]
@@ -224,7 +114,7 @@ def exp(m: Math, x: str) -> str:
     inside = m.at_most(m.at_least(x, low), high)
     if m.has_tables:
         return _exp_by_table(m, inside)
-    n, whole, q = _reduce_exp(m, inside)
+    n, whole, q = reduce_exp(m, inside)
     return _scale(m, m.add(q, m.c(1.0)), n, whole)
 
 
@@ -233,10 +123,10 @@ def exp_below(m: Math, x: str) -> str:
     if m.has_tables:
         return _exp_by_table(m, m.at_least(x, _EXP_LIMITS[m.bits][0]))
     if m.target.has_avx512 and lanes_of(m.type) * m.bits >= 128:
-        n, whole, q = _reduce_exp(m, m.at_least(x, _EXP_LIMITS[m.bits][0]))
+        n, whole, q = reduce_exp(m, m.at_least(x, _EXP_LIMITS[m.bits][0]))
         return _scale(m, m.add(q, m.c(1.0)), n, whole)
     low = {32: -87.0, 64: -708.0}[m.bits]
-    _, whole, q = _reduce_exp(m, m.at_least(x, low))
+    _, whole, q = reduce_exp(m, m.at_least(x, low))
     scale = m.power_of_two(whole)
     return m.select(m.test("olt", x, m.c(low)), m.c(0.0), m.fma(scale, q, scale))
 
@@ -246,7 +136,7 @@ def exp_of_product(m: Math, x: str, scale: float) -> str:
     if not m.has_tables:
         return exp_below(m, x if scale == 1.0 else m.mul(x, m.c(scale)))
     # 2ⁿ · 2^(k/16) · 2ʳ as in _exp_by_table, in powers of two from the start: x·scale is never rounded by itself
-    factor, magic = m.c(scale / math.log(2)), m.c(_MAGIC[m.bits] / len(_POWERS))
+    factor, magic = m.c(scale / math.log(2)), m.c(MAGIC[m.bits] / len(_POWERS))
     inside = m.at_least(x, _EXP2_LEAST * math.log(2) / scale)
     shifted = m.fma(inside, factor, magic)
     n = m.sub(shifted, magic)
@@ -258,9 +148,9 @@ def exp_of_product(m: Math, x: str, scale: float) -> str:
 def exp2(m: Math, x: str) -> str:
     low, high = {32: (-151.0, 129.0), 64: (-1076.0, 1025.0)}[m.bits]
     inside = m.at_most(m.at_least(x, low), high)
-    shifted = m.add(inside, m.c(_MAGIC[m.bits]))
-    n = m.sub(shifted, m.c(_MAGIC[m.bits]))
-    whole = m.integer("sub", m.as_bits(shifted), m.as_bits(m.c(_MAGIC[m.bits])))
+    shifted = m.add(inside, m.c(MAGIC[m.bits]))
+    n = m.sub(shifted, m.c(MAGIC[m.bits]))
+    whole = m.integer("sub", m.as_bits(shifted), m.as_bits(m.c(MAGIC[m.bits])))
     r = m.mul(m.sub(inside, n), m.c(math.log(2)))
     q = m.fma(m.mul(r, r), m.polynomial(r, _EXPM1[m.bits]), r)
     return _scale(m, m.add(q, m.c(1.0)), n, whole)
@@ -269,7 +159,7 @@ def exp2(m: Math, x: str) -> str:
 def expm1(m: Math, x: str) -> str:
     low, high = {32: (-30.0, 89.0), 64: (-60.0, 710.0)}[m.bits]
     inside = m.at_most(m.at_least(x, low), high)
-    _, whole, q = _reduce_exp(m, inside)
+    _, whole, q = reduce_exp(m, inside)
     scale = m.power_of_two(m.integer("sub", whole, m.i(1)))  # one less, so that n = 1024 does not overflow too early
     half = m.fma(scale, q, m.sub(scale, m.c(0.5)))
     return m.copysign(m.add(half, half), x)
@@ -479,151 +369,7 @@ def greatest_divisor(f: Function, type_: str, x: str, y: str, *, signed: bool) -
     return a
 
 
-# angles
-
-
-def _reduce_turn(m: Math, x: str) -> tuple[str, str]:
-    """(quadrant as an integer, r) with x = quadrant π/2 + r and |r| ≤ π/4."""
-    shifted = m.fma(x, m.c(2 / math.pi), m.c(_MAGIC[m.bits]))
-    n = m.sub(shifted, m.c(_MAGIC[m.bits]))
-    r = x
-    for part in _HALF_PI[m.bits]:
-        r = m.f.fma(m.type, n, m.c(-part), r)  # rounded once even where that is slow: the terms cancel
-    return m.as_bits(shifted), r
-
-
-def _turning(m: Math, x: str, shift: int, name: str) -> str:
-    """sin (shift 0) or cos (shift 1); arguments too large for three words of π go to the C library, all lanes."""
-    f = m.f
-    large = m.test("ogt", m.abs(x), m.c(_TURN_LIMIT[m.bits]))
-    if lanes_of(m.type) > 1:
-        large = f.call("i1", f"llvm.vector.reduce.or.{suffix(m.flag)}", (m.flag, large))
-
-    def near() -> list[str]:
-        quadrant, r = _reduce_turn(m, x)
-        if shift:
-            quadrant = m.integer("add", quadrant, m.i(1))
-        z = m.mul(r, r)
-        sine = m.fma(m.mul(r, z), m.polynomial(z, _SIN[m.bits]), r)
-        cosine = m.add(m.fma(m.mul(z, z), m.polynomial(z, _COS[m.bits]), m.mul(z, m.c(-0.5))), m.c(1.0))
-        odd = f.compare("ne", m.whole, m.integer("and", quadrant, m.i(1)), m.i(0))
-        value = m.select(odd, cosine, sine)
-        sign = m.integer("shl", m.integer("and", quadrant, m.i(2)), m.i(m.bits - 2))
-        made = m.from_bits(m.integer("xor", m.as_bits(value), sign))
-        # sin(-0) is -0
-        return [made if shift else m.select(m.test("oeq", x, m.c(0.0)), x, made)]
-
-    return f.if_(large, lambda: [library(name, m, x)], near, (m.type,))[0]
-
-
-def sin(m: Math, x: str) -> str:
-    return _turning(m, x, 0, "sin")
-
-
-def cos(m: Math, x: str) -> str:
-    return _turning(m, x, 1, "cos")
-
-
-@in_double
-def tan(m: Math, x: str) -> str:
-    return m.div(sin(m, x), cos(m, x))
-
-
-@in_double
-def atan(m: Math, x: str) -> str:
-    a = m.abs(x)
-    inverted = m.test("ogt", a, m.c(1.0))
-    t = m.select(inverted, m.div(m.c(1.0), a), a)
-    made = _atan_of(m, t)
-    turned = m.add(m.sub(m.c(math.pi / 2), made), m.c(6.123233995736766e-17))
-    return m.copysign(m.select(inverted, turned, made), x)
-
-
-def _atan_of(m: Math, t: str) -> str:
-    z = m.mul(t, t)
-    return m.fma(m.mul(t, z), m.polynomial(z, _ATAN), t)
-
-
-@in_double
-def atan2(m: Math, y: str, x: str) -> str:
-    ay, ax = m.abs(y), m.abs(x)
-    steep = m.test("ogt", ay, ax)
-    low, high = m.select(steep, ax, ay), m.select(steep, ay, ax)
-    ratio = m.div(low, high)
-    both_zero = m.test("oeq", high, m.c(0.0))
-    both_infinite = m.test("oeq", low, m.c(_INF))
-    ratio = m.select(both_zero, m.c(0.0), m.select(both_infinite, m.c(1.0), ratio))
-    angle = _atan_of(m, ratio)
-    angle = m.select(steep, m.add(m.sub(m.c(math.pi / 2), angle), m.c(6.123233995736766e-17)), angle)
-    backwards = m.f.compare("slt", m.whole, m.as_bits(x), m.i(0))
-    angle = m.select(backwards, m.add(m.sub(m.c(math.pi), angle), m.c(1.2246467991473532e-16)), angle)
-    unordered = m.test("uno", x, y)
-    return m.select(unordered, m.c(math.nan), m.copysign(angle, y))
-
-
-def _asin_half(m: Math, t: str, z: str) -> str:
-    return m.fma(m.mul(t, z), m.polynomial(z, _ASIN), t)
-
-
-@in_double
-def asin(m: Math, x: str) -> str:
-    a = m.abs(x)
-    outer = m.test("ogt", a, m.c(0.5))
-    z = m.select(outer, m.mul(m.sub(m.c(1.0), a), m.c(0.5)), m.mul(a, a))
-    t = m.select(outer, m.sqrt(z), a)
-    made = _asin_half(m, t, z)
-    turned = m.sub(m.c(math.pi / 2), m.sub(m.add(made, made), m.c(6.123233995736766e-17)))
-    return m.copysign(m.select(outer, turned, made), x)
-
-
-@in_double
-def acos(m: Math, x: str) -> str:
-    a = m.abs(x)
-    outer = m.test("ogt", a, m.c(0.5))
-    z = m.select(outer, m.mul(m.sub(m.c(1.0), a), m.c(0.5)), m.mul(a, a))
-    t = m.select(outer, m.sqrt(z), a)
-    made = _asin_half(m, t, z)
-    double = m.add(made, made)
-    negative = m.test("olt", x, m.c(0.0))
-    far = m.select(negative, m.add(m.sub(m.c(math.pi), double), m.c(1.2246467991473532e-16)), double)
-    near = m.sub(m.c(math.pi / 2), m.sub(m.copysign(made, x), m.c(6.123233995736766e-17)))
-    return m.select(outer, far, near)
-
-
 # the rest
-
-
-def erf(m: Math, x: str) -> str:
-    if m.bits == 64:
-        return library("erf", m, x)
-    if m.has_tables:
-        return _erf_by_table(m, x)
-    a = m.at_most(m.abs(x), 3.95)
-    z = m.mul(a, a)
-    small = m.fma(m.polynomial(z, _ERF_SMALL), a, a)
-    exponent = m.fma(m.polynomial(a, _ERF_LARGE), a, a)
-    _, n, q = _reduce_exp(m, m.neg(exponent))
-    scale = m.power_of_two(n)  # at least e^-17: normal
-    large = m.sub(m.c(1.0), m.fma(scale, q, scale))
-    return m.copysign(m.select(m.test("olt", a, m.c(0.96)), small, large), x)
-
-
-def _erf_by_table(m: Math, x: str) -> str:
-    """A short polynomial around the nearest of sixteen places."""
-    a = m.at_most(m.abs(x), 4.0)
-    shifted = m.fma(a, m.c(1 / _ERF_WIDTH), m.c(_MAGIC[m.bits]))  # the number of the place is in the last bits
-    place = m.as_bits(shifted)
-    r = m.fma(m.sub(shifted, m.c(_MAGIC[m.bits])), m.c(-_ERF_WIDTH), a)
-    start, *rest = (m.look_up(place, column) for column in _ERF_TABLES)
-    slope = rest.pop()
-    while rest:
-        slope = m.fma(slope, r, rest.pop())
-    first = m.select(m.test("olt", a, m.c(_ERF_WIDTH / 2)), r, start)
-    return m.copysign(m.at_most(m.fma(slope, r, first), 1.0), x)
-
-
-def erfc(m: Math, x: str) -> str:
-    return library("erfc", m, x)
 
 
 def lgamma(m: Math, x: str) -> str:
@@ -666,23 +412,3 @@ def hypot(m: Math, x: str, y: str) -> str:
         infinite = m.f.binary("or", m.flag, m.test("oeq", m.abs(x), m.c(_INF)), m.test("oeq", m.abs(y), m.c(_INF)))
         return m.select(infinite, m.c(_INF), root)
     return library("hypot", m, x, y)
-
-
-def complex_exp(m: Math, re: str, im: str) -> tuple[str, str]:
-    e = exp(m, re)
-    flat = m.test("oeq", im, m.c(0.0))
-    sine = m.mul(e, sin(m, im))
-    return m.mul(e, cos(m, im)), m.select(flat, im, sine)
-
-
-def complex_log(m: Math, re: str, im: str) -> tuple[str, str]:
-    return log(m, hypot(m, re, im)), atan2(m, im, re)
-
-
-def complex_sqrt(m: Math, re: str, im: str) -> tuple[str, str]:
-    size = hypot(m, re, im)
-    root = m.sqrt(m.mul(m.add(size, m.abs(re)), m.c(0.5)))
-    other = m.div(m.abs(im), m.add(root, root))
-    other = m.select(m.test("oeq", root, m.c(0.0)), m.c(0.0), other)
-    right = m.test("oge", re, m.c(0.0))
-    return m.select(right, root, other), m.copysign(m.select(right, other, root), im)

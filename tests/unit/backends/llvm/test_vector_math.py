@@ -60,6 +60,27 @@ def test_single(name: str, target: str) -> None:
     assert error.max() <= 2.0, f"{error.max():.2f} ulp at {x[finite][worst]!r}"
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_gelu(target: str) -> None:
+    """x Φ(x) is as exact as on the positive side: where Φ is small, it is a small difference."""
+    rng = np.random.default_rng(3)
+    near = rng.uniform(-6.5, 6.5, 60000), rng.uniform(-0.1, 0.1, 20000), np.arange(-16, 17) * 0.375
+    huge = np.exp(rng.uniform(-80, 80, 5000)) * rng.choice([-1, 1], 5000)
+    x = np.concatenate([EDGES, *near, huge]).astype(np.float32)
+    got = native("gelu", f32, target, x)
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = np.asarray(SCALARS["gelu"].numpy(x.astype(np.float64)))
+        scale = np.maximum(np.abs(exact), np.abs(exact - x)).astype(np.float32)  # gelu(-x) is gelu(x) - x
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(exact))
+    np.testing.assert_array_equal(np.signbit(got[x == 0]), np.signbit(x[x == 0]))
+    finite = np.isfinite(x)
+    error = np.abs(got[finite] - exact[finite]) / np.spacing(scale[finite])
+    worst = int(error.argmax())
+    assert error.max() <= 2.0, f"{error.max():.2f} ulp at {x[finite][worst]!r}"
+    assert (np.sign(got[finite]) * np.sign(x[finite]) >= 0).all()
+    assert got[np.isposinf(x)] == np.inf
+
+
 @pytest.mark.parametrize("name", RANGES)
 def test_double(name: str) -> None:
     x = points(name, f64, 300)

@@ -1,0 +1,174 @@
+"""Sines, tangents and their inverses as straight-line vector code, and the complex functions made of them.
+
+Bounds and coefficients are as in vector_math."""
+
+from __future__ import annotations
+
+import math
+
+from strata.backends.llvm.builder import lanes_of, suffix
+from strata.backends.llvm.vector_floats import MAGIC, Math, in_double, library
+from strata.backends.llvm.vector_math import exp, hypot, log
+
+# (sin x - x) / x³ and (cos x - 1 + x²/2) / x⁴ as functions of x², |x| ≤ π/4
+_SIN = {
+    32: (-0.16666666663624022, 0.00833333178567173, -0.00019840039113012213, 2.7243811975258105e-06),
+    64: (-0.16666666666666666, 0.008333333333333331, -0.0001984126984126457, 2.755731921895673e-06,
+         -2.5052106100926675e-08, 1.605851097953535e-10, -7.58549250782124e-13),
+}  # fmt: skip
+_COS = {
+    32: (0.04166666453694609, -0.0013888279449649538, 2.454289633694463e-05),
+    64: (0.041666666666666664, -0.0013888888888888887, 2.480158730158437e-05, -2.75573192211902e-07,
+         2.0876755717957296e-09, -1.147044941240971e-11, 4.745202155702359e-14),
+}  # fmt: skip
+# (atan x - x) / x³ in x², |x| ≤ 1
+_ATAN = (
+    -0.3333333333333333, 0.19999999999999554, -0.14285714285648404, 0.11111111107234799, -0.09090908969557403,
+    0.07692305354678655, -0.06666636435777692, 0.05882074956371294, -0.05261265735709454, 0.04752086773576656,
+    -0.04308119655330471, 0.03872640214042632, -0.033750132001619734, 0.027567942297344678, -0.020238706986393514,
+    0.012756172907694298, -0.006575683344151699, 0.002622977891906089, -0.0007518472526973822, 0.0001368724853148122,
+    -1.1832505417555692e-05,
+)  # fmt: skip
+# (asin x - x) / x³ in x², |x| ≤ ½
+_ASIN = (
+    0.16666666666666666, 0.07500000000000118, 0.044642857142551895, 0.03038194447553234, 0.02237215744350722,
+    0.017352816540325496, 0.01396378001220357, 0.011566459612121669, 0.009621842970100282, 0.009319560794767446,
+    0.0030448799094556773, 0.019554513336123378, -0.01924167174674304, 0.02961201126495512,
+)  # fmt: skip
+
+_HALF_PI = {
+    32: (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15),
+    64: (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33),
+}
+_TURN_LIMIT = {32: 30000.0, 64: 1.0e6}  # above, the remainder by π/2 needs more bits than three words of it
+
+
+def _reduce_turn(m: Math, x: str) -> tuple[str, str]:
+    """(quadrant as an integer, r) with x = quadrant π/2 + r and |r| ≤ π/4."""
+    shifted = m.fma(x, m.c(2 / math.pi), m.c(MAGIC[m.bits]))
+    n = m.sub(shifted, m.c(MAGIC[m.bits]))
+    r = x
+    for part in _HALF_PI[m.bits]:
+        r = m.f.fma(m.type, n, m.c(-part), r)  # rounded once even where that is slow: the terms cancel
+    return m.as_bits(shifted), r
+
+
+def _turning(m: Math, x: str, shift: int, name: str) -> str:
+    """sin (shift 0) or cos (shift 1); arguments too large for three words of π go to the C library, all lanes."""
+    f = m.f
+    large = m.test("ogt", m.abs(x), m.c(_TURN_LIMIT[m.bits]))
+    if lanes_of(m.type) > 1:
+        large = f.call("i1", f"llvm.vector.reduce.or.{suffix(m.flag)}", (m.flag, large))
+
+    def near() -> list[str]:
+        quadrant, r = _reduce_turn(m, x)
+        if shift:
+            quadrant = m.integer("add", quadrant, m.i(1))
+        z = m.mul(r, r)
+        sine = m.fma(m.mul(r, z), m.polynomial(z, _SIN[m.bits]), r)
+        cosine = m.add(m.fma(m.mul(z, z), m.polynomial(z, _COS[m.bits]), m.mul(z, m.c(-0.5))), m.c(1.0))
+        odd = f.compare("ne", m.whole, m.integer("and", quadrant, m.i(1)), m.i(0))
+        value = m.select(odd, cosine, sine)
+        sign = m.integer("shl", m.integer("and", quadrant, m.i(2)), m.i(m.bits - 2))
+        made = m.from_bits(m.integer("xor", m.as_bits(value), sign))
+        # sin(-0) is -0
+        return [made if shift else m.select(m.test("oeq", x, m.c(0.0)), x, made)]
+
+    return f.if_(large, lambda: [library(name, m, x)], near, (m.type,))[0]
+
+
+def sin(m: Math, x: str) -> str:
+    return _turning(m, x, 0, "sin")
+
+
+def cos(m: Math, x: str) -> str:
+    return _turning(m, x, 1, "cos")
+
+
+@in_double
+def tan(m: Math, x: str) -> str:
+    return m.div(sin(m, x), cos(m, x))
+
+
+@in_double
+def atan(m: Math, x: str) -> str:
+    a = m.abs(x)
+    inverted = m.test("ogt", a, m.c(1.0))
+    t = m.select(inverted, m.div(m.c(1.0), a), a)
+    made = _atan_of(m, t)
+    turned = m.add(m.sub(m.c(math.pi / 2), made), m.c(6.123233995736766e-17))
+    return m.copysign(m.select(inverted, turned, made), x)
+
+
+def _atan_of(m: Math, t: str) -> str:
+    z = m.mul(t, t)
+    return m.fma(m.mul(t, z), m.polynomial(z, _ATAN), t)
+
+
+@in_double
+def atan2(m: Math, y: str, x: str) -> str:
+    ay, ax = m.abs(y), m.abs(x)
+    steep = m.test("ogt", ay, ax)
+    low, high = m.select(steep, ax, ay), m.select(steep, ay, ax)
+    ratio = m.div(low, high)
+    both_zero = m.test("oeq", high, m.c(0.0))
+    both_infinite = m.test("oeq", low, m.c(math.inf))
+    ratio = m.select(both_zero, m.c(0.0), m.select(both_infinite, m.c(1.0), ratio))
+    angle = _atan_of(m, ratio)
+    angle = m.select(steep, m.add(m.sub(m.c(math.pi / 2), angle), m.c(6.123233995736766e-17)), angle)
+    backwards = m.f.compare("slt", m.whole, m.as_bits(x), m.i(0))
+    angle = m.select(backwards, m.add(m.sub(m.c(math.pi), angle), m.c(1.2246467991473532e-16)), angle)
+    unordered = m.test("uno", x, y)
+    return m.select(unordered, m.c(math.nan), m.copysign(angle, y))
+
+
+def _asin_half(m: Math, t: str, z: str) -> str:
+    return m.fma(m.mul(t, z), m.polynomial(z, _ASIN), t)
+
+
+@in_double
+def asin(m: Math, x: str) -> str:
+    a = m.abs(x)
+    outer = m.test("ogt", a, m.c(0.5))
+    z = m.select(outer, m.mul(m.sub(m.c(1.0), a), m.c(0.5)), m.mul(a, a))
+    t = m.select(outer, m.sqrt(z), a)
+    made = _asin_half(m, t, z)
+    turned = m.sub(m.c(math.pi / 2), m.sub(m.add(made, made), m.c(6.123233995736766e-17)))
+    return m.copysign(m.select(outer, turned, made), x)
+
+
+@in_double
+def acos(m: Math, x: str) -> str:
+    a = m.abs(x)
+    outer = m.test("ogt", a, m.c(0.5))
+    z = m.select(outer, m.mul(m.sub(m.c(1.0), a), m.c(0.5)), m.mul(a, a))
+    t = m.select(outer, m.sqrt(z), a)
+    made = _asin_half(m, t, z)
+    double = m.add(made, made)
+    negative = m.test("olt", x, m.c(0.0))
+    far = m.select(negative, m.add(m.sub(m.c(math.pi), double), m.c(1.2246467991473532e-16)), double)
+    near = m.sub(m.c(math.pi / 2), m.sub(m.copysign(made, x), m.c(6.123233995736766e-17)))
+    return m.select(outer, far, near)
+
+
+# complex numbers
+
+
+def complex_exp(m: Math, re: str, im: str) -> tuple[str, str]:
+    e = exp(m, re)
+    flat = m.test("oeq", im, m.c(0.0))
+    sine = m.mul(e, sin(m, im))
+    return m.mul(e, cos(m, im)), m.select(flat, im, sine)
+
+
+def complex_log(m: Math, re: str, im: str) -> tuple[str, str]:
+    return log(m, hypot(m, re, im)), atan2(m, im, re)
+
+
+def complex_sqrt(m: Math, re: str, im: str) -> tuple[str, str]:
+    size = hypot(m, re, im)
+    root = m.sqrt(m.mul(m.add(size, m.abs(re)), m.c(0.5)))
+    other = m.div(m.abs(im), m.add(root, root))
+    other = m.select(m.test("oeq", root, m.c(0.0)), m.c(0.0), other)
+    right = m.test("oge", re, m.c(0.0))
+    return m.select(right, root, other), m.copysign(m.select(right, other, root), im)
