@@ -24,7 +24,7 @@ _LEVELS: Final = {
 # features of the host worth generating code for; the rest of what the processor reports is left out, so that a
 # target's text (and with it every cache key) depends only on what can change the code
 _KNOWN: Final = frozenset((
-    *_AVX512, "neon", "fp-armv8", "avx512vnni", "avx512bf16", "avx512vbmi", "avxvnni",
+    *_AVX512, "neon", "fp-armv8", "avx512vnni", "avx512bf16", "avx512vbmi", "gfni", "avxvnni",
     "amx-tile", "amx-int8", "amx-bf16", "avx512fp16", "dotprod", "fullfp16", "bf16", "i8mm",
 ))  # fmt: skip
 _LINUX_NAMES: Final = {

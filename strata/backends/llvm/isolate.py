@@ -26,7 +26,7 @@ KNOWN: Final[dict[str, tuple[str, ...]]] = {
     "x86.sse2.pmadd.wd": (),
     "x86.avx2.pmadd.wd": ("avx2",),
     "x86.avx512.pmaddw.d.512": ("avx512bw",),
-    "x86.avx512.pmultishift.qb.512": ("avx512vbmi",),
+    "x86.vgf2p8affineqb.512": ("gfni", "avx512f"),
     "x86.avx512.permvar.sf.512": ("avx512f",),
     "x86.avx512.mask.range.ps.512": ("avx512dq",),
     "x86.avx512.vpdpbusd.256": ("avx512vnni", "avx512vl"),

@@ -34,7 +34,7 @@ class Step:
     """How one step of a format is taken apart.
 
     `runs` names the 8 elements in each eighth of each vector, by their number among the step's eights. `numbers` gives
-    the vectors; `scales` the scales of their lanes, times those of x, and what least values add to the result.
+    the vectors; `scales` the scales of their lanes, times those of x, and the sums of a row with what least values add.
     """
 
     blocks: int
@@ -42,10 +42,8 @@ class Step:
     numbers: Callable[[Function, str], list[str]]
     sides: Callable[[Function, str], list[str]]  # scales and sums of x, once for all rows of weights
     scales: Callable[[Function, str, list[str], str], tuple[list[str], str]]
-    least_lanes: tuple[int, ...]
-    least_type: str = FLOATS
-    least_factor: float = 1.0
     shared: int = 1  # vectors in a row with the same scales
+    at_once: int = STREAMS  # rows that are taken apart before products: fewer where the parts of all fill the registers
 
     @property
     def elements(self) -> int:
@@ -63,7 +61,7 @@ class Step:
 
 
 def has_wide(target: Target) -> bool:
-    return target.has_avx512 and target.has("avx512vnni") and target.has("avx512vbmi") and target.vector_bytes == 64
+    return all(target.has(x) for x in ("avx512f", "avx512vnni", "avx512vbmi", "gfni")) and target.vector_bytes == 64
 
 
 def each_row(f: Function, n: Value, take: Callable[[list[Value]], None]) -> None:
@@ -135,26 +133,27 @@ class WideRows:
                 self.copy(place, f.address("i8", w, f.mul(s, self.step_bytes)), size)
             return turn(s, so_far, places)
 
-        start = [(FLOATS, ZERO)] * len(rows) + [(step.least_type, ZERO)] * len(rows)
-        found = f.loop(0, self.whole, 1, start, whole)
+        found = f.loop(0, self.whole, 1, [(FLOATS, ZERO)] * len(rows), whole)
         if self.copies:
-            types = [kind for kind, _ in start]
-            found = f.loop(self.whole, self.steps, 1, list(zip(types, found, strict=True)), rest)
-        for r, row in enumerate(rows):
-            value = _sum(f, FLOATS, found[r])
-            if step.least_lanes:
-                picked = f.shuffle(step.least_type, found[len(rows) + r], "poison", step.least_lanes)
-                least = _sum(f, f"<{len(step.least_lanes)} x float>", picked)
-                value = f.fma("float", least, constant("float", step.least_factor), value)
+            found = f.loop(self.whole, self.steps, 1, [(FLOATS, x) for x in found], rest)
+        for row, total in zip(rows, found, strict=True):
+            value = f.fold_lanes(FLOATS, total, lambda t, a, b: f.binary("fadd", t, a, b))
             f.store("float", value, f.address("float", self.out, f.add(f.mul(token, self.n), row)), 4)
 
     def take(self, places: list[str], x: str, sides: list[str], so_far: list[str]) -> list[Value]:
         """One step of each row."""
+        made: list[Value] = []
+        for r in range(0, len(places), self.step.at_once):
+            some = slice(r, r + self.step.at_once)
+            made += self._take_some(places[some], x, sides, so_far[some])
+        return made
+
+    def _take_some(self, places: list[str], x: str, sides: list[str], so_far: list[str]) -> list[str]:
         f, step = self.f, self.step
-        acc, least = so_far[: len(places)], so_far[len(places) :]
-        taken = []
-        for r, place in enumerate(places):
-            scales, least[r] = step.scales(f, place, sides, least[r])
+        taken, acc = [], []
+        for place, before in zip(places, so_far, strict=True):
+            scales, after = step.scales(f, place, sides, before)
+            acc.append(after)
             taken.append((step.numbers(f, place), scales))
         for j in range(0, len(step.runs), step.shared):
             together = range(j, j + step.shared)
@@ -167,7 +166,7 @@ class WideRows:
                 else:
                     total = _dots(f, total, given, low)
                 acc[r] = f.fma(FLOATS, f.convert("sitofp", WORDS, total, FLOATS), scales[j // step.shared], acc[r])
-        return [*acc, *least]
+        return acc
 
     def copy(self, to: str, source: str, size: Value) -> None:
         """The bytes of a step that is not whole."""
@@ -180,8 +179,10 @@ class WideRows:
             f.store(BYTES, part, f.address("i8", to, line), 64)
 
 
-def _sum(f: Function, kind: str, x: str) -> str:
-    return f.fold_lanes(kind, x, lambda t, a, b: f.binary("fadd", t, a, b))
+def _with_least(f: Function, acc: str, found: str, lanes: Sequence[int], factor: float = 1.0) -> str:
+    """acc + factor times some lanes of what was found; the others are scales."""
+    factors = vector_constant("float", [factor if lane in lanes else 0.0 for lane in range(16)])
+    return f.fma(FLOATS, found, factors, acc)
 
 
 def _dots(f: Function, total: str, numbers: Sequence[str], x: Sequence[str]) -> str:
@@ -219,15 +220,16 @@ def _twice(f: Function, base: str, offset: int) -> str:
     return f.shuffle("<32 x i8>", _at(f, "<32 x i8>", base, offset), "poison", [i % 32 for i in range(64)])
 
 
-def _shifted(f: Function, x: str, counts: Sequence[int]) -> str:
-    """Bytes moved to the right by as many bits as `counts` says for equal parts of the vector.
+def _bits(f: Function, x: str, firsts: Sequence[int], count: int, to: int = 0) -> str:
+    """Of each byte, `count` bits moved to bit `to`, the others 0; the first of them is given for equal parts of x.
 
-    What moves in comes from neighbours. A negative count moves to the left.
+    It is the product of a byte and a matrix of bits, one for each eight bytes, whose last row makes bit 0.
     """
-    size = 64 // len(counts)
-    control = [(8 * (i % 8) + counts[i // size]) % 64 for i in range(64)]
-    given = (BYTES, vector_constant("i8", control)), (BYTES, x)
-    return f.call(BYTES, "llvm.x86.avx512.pmultishift.qb.512", *given)
+    matrices = [
+        [1 << (first + 7 - row - to) if 0 <= 7 - row - to < count else 0 for row in range(8)] for first in firsts
+    ]
+    matrix = vector_constant("i8", [b for m in matrices for _ in range(8 // len(firsts)) for b in m])
+    return f.call(BYTES, "llvm.x86.vgf2p8affineqb.512", (BYTES, x), (BYTES, matrix), ("i8", "0"))
 
 
 def _lanes(f: Function, x: str, kind: str, lanes: Sequence[int]) -> str:
@@ -260,7 +262,7 @@ def _packed(f: Function, at: str, bytes_: int, offset: int) -> str:
 
 
 def _nibbles(f: Function, packed: str) -> list[str]:
-    return [_and(f, packed, 15), _right(f, packed, 4)]
+    return [_and(f, packed, 15), _bits(f, packed, [4], 4)]
 
 
 def _eight_blocks(bytes_: int, offset: int) -> Callable[[Function, str], list[str]]:
@@ -301,8 +303,16 @@ def _signed_bytes(f: Function, at: str) -> list[str]:
     return made
 
 
-def _four_sides(f: Function, record: str) -> list[str]:
-    return [f.load(EIGHT, record, 4)]
+def _four_sides(factor: float) -> Callable[[Function, str], list[str]]:
+    """Four scales, and four sums times what least values are multiples of."""
+    return _sides(EIGHT, [1.0] * 4 + [factor] * 4)
+
+
+def _sides(kind: str, factors: Sequence[float]) -> Callable[[Function, str], list[str]]:
+    def sides(f: Function, record: str) -> list[str]:
+        return [f.binary("fmul", kind, f.load(kind, record, 4), vector_constant("float", factors))]
+
+    return sides
 
 
 def _four_scales(form: Format, least_at: int) -> Callable[[Function, str, list[str], str], tuple[list[str], str]]:
@@ -310,33 +320,35 @@ def _four_scales(form: Format, least_at: int) -> Callable[[Function, str, list[s
     size = 4 * form.bytes
     offsets = [form.bytes * i + start for start in (0, least_at) for i in range(4)]
 
-    def scales(f: Function, at: str, x: list[str], least: str) -> tuple[list[str], str]:
+    def scales(f: Function, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
         pieces = _pieces(f, at, min(size, 128))
         found = _gather(f, pieces, min(size, 128), 2, offsets)
         floats = f.convert("fpext", "<8 x half>", f.convert("bitcast", "<8 x i16>", found, "<8 x half>"), EIGHT)
         both = f.binary("fmul", EIGHT, floats, x[0])
         lanes = ((0, 1), (2, 3)) if size > 128 else ((0, 1, 2, 3),)  # blocks to a vector
-        return [_lanes(f, both, EIGHT, some) for some in lanes], f.binary("fadd", EIGHT, least, both)
+        wide = f.shuffle(EIGHT, both, ZERO, range(16))
+        return [_lanes(f, both, EIGHT, some) for some in lanes], _with_least(f, acc, wide, (4, 5, 6, 7))
 
     return scales
 
 
-def _whole_sides(f: Function, record: str) -> list[str]:
-    """Eight scales and eight sums."""
-    return [f.load(FLOATS, record, 4)]
+def _whole_sides(factor: float) -> Callable[[Function, str], list[str]]:
+    """Eight scales, and eight sums times what least values are multiples of."""
+    return _sides(FLOATS, [1.0] * 8 + [factor] * 8)
 
 
 def _eight_scales(form: Format, least_at: int) -> Callable[[Function, str, list[str], str], tuple[list[str], str]]:
     """The scales of eight blocks, and their fields at `least_at`, times scales and sums of x."""
     assert 3 * form.bytes + 4 <= 64  # all fields of four blocks are in one vector
 
-    def scales(f: Function, at: str, x: list[str], least: str) -> tuple[list[str], str]:
+    def scales(f: Function, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
         loaded = [_at(f, BYTES, at, 4 * form.bytes * i) for i in range(2)]
         a, b = (f.convert("bitcast", BYTES, v, "<32 x i16>") for v in loaded)
         picks = [(form.bytes * (i % 4) + start) // 2 + 32 * (i // 4) for start in (0, least_at) for i in range(8)]
         halves = f.convert("bitcast", "<16 x i16>", f.shuffle("<32 x i16>", a, b, picks), "<16 x half>")
         both = f.binary("fmul", FLOATS, f.convert("fpext", "<16 x half>", halves, FLOATS), x[0])
-        return [_lanes(f, both, FLOATS, (0, 4, 1, 5, 2, 6, 3, 7))], f.binary("fadd", FLOATS, least, both)
+        made = [_lanes(f, both, FLOATS, (0, 4, 1, 5, 2, 6, 3, 7))]
+        return made, _with_least(f, acc, both, range(8, 16))
 
     return scales
 
@@ -351,13 +363,13 @@ def _half(f: Function, at: str, offset: int) -> str:
 
 
 def _eight_sides(f: Function, record: str) -> list[str]:
-    """Four scales, four sums, and the others: the order of `_six_bits`."""
-    both = f.load(FLOATS, record, 4)
+    """Four scales, four sums with their sign turned, and the others: the order of `_six_bits`."""
+    (both,) = _whole_sides(-1.0)(f, record)
     order = [0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15]
     return [f.shuffle(FLOATS, both, "poison", order)]
 
 
-def _six_bits(f: Function, at: str, x: list[str], least: str) -> tuple[list[str], str]:
+def _six_bits(f: Function, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
     """Eight scales and eight least values of 6 bits, put together in plain registers: four of each at a time."""
     first, last = _at(f, "i64", at, 4), f.convert("zext", "i32", _at(f, "i32", at, 12), "i64")
     low = f.binary("and", "i64", first, str(0x3F3F3F3F3F3F3F3F))
@@ -372,7 +384,8 @@ def _six_bits(f: Function, at: str, x: list[str], least: str) -> tuple[list[str]
     found = f.binary("fmul", FLOATS, f.convert("uitofp", WORDS, whole, FLOATS), factors)
     found = f.binary("fmul", FLOATS, found, x[0])
     lanes = ((0, 2, 8, 10), (1, 3, 9, 11))
-    return [_lanes(f, found, FLOATS, pair) for pair in lanes], f.binary("fadd", FLOATS, least, found)
+    made = [_lanes(f, found, FLOATS, pair) for pair in lanes]
+    return made, _with_least(f, acc, found, (4, 5, 6, 7, 12, 13, 14, 15))
 
 
 def _four_bits(f: Function, at: str, offset: int) -> list[str]:
@@ -393,16 +406,21 @@ def _q5k(f: Function, at: str) -> list[str]:
     made = []
     for i, part in enumerate(_four_bits(f, at, 48)):
         bits = f.shuffle(SIXTEEN, _at(f, SIXTEEN, at, 16 + 16 * (i % 2)), "poison", [j % 16 for j in range(64)])
-        fifth = _and(f, _shifted(f, bits, [i // 2 + 2 * j - 4 for j in range(4)]), 16)
+        fifth = _bits(f, bits, [i // 2 + 2 * j for j in range(4)], 1, 4)
         made.append(f.binary("or", BYTES, part, fifth))
     return made
 
 
-def _sixteen_sides(f: Function, record: str) -> list[str]:
-    """The eight scales twice each, and the sixteen sums."""
-    scales = f.load(EIGHT, record, 4)
-    sums = f.load(FLOATS, f.address("float", record, 8), 4)
-    return [f.shuffle(EIGHT, scales, "poison", [i // 2 for i in range(16)]), sums]
+def _sixteen_sides(factor: float) -> Callable[[Function, str], list[str]]:
+    """The eight scales twice each, and the sixteen sums times what least values are multiples of."""
+
+    def sides(f: Function, record: str) -> list[str]:
+        scales = f.load(EIGHT, record, 4)
+        sums = f.load(FLOATS, f.address("float", record, 8), 4)
+        scaled = f.binary("fmul", FLOATS, sums, constant(FLOATS, factor))
+        return [f.shuffle(EIGHT, scales, "poison", [i // 2 for i in range(16)]), scaled]
+
+    return sides
 
 
 def _fold_sixteen(f: Function, found: str, x: list[str], lanes: Sequence[Sequence[int]]) -> list[str]:
@@ -417,11 +435,11 @@ def _floats(f: Function, extend: str, numbers: str) -> str:
 _HALVES = ((0, 1, 8, 9), (2, 3, 10, 11), (4, 5, 12, 13), (6, 7, 14, 15))  # the same quarter of both halves
 
 
-def _q6_scales(f: Function, at: str, x: list[str], least: str) -> tuple[list[str], str]:
+def _q6_scales(f: Function, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
     d = f.splat(FLOATS, _half(f, at, 208))
     found = f.binary("fmul", FLOATS, _floats(f, "sext", _at(f, SIXTEEN, at, 192)), d)
     lanes = [[8 * (i % 2) + 4 * high + i // 2 for i in range(8)] for high in range(2)]
-    return _fold_sixteen(f, found, x, lanes), f.fma(FLOATS, found, x[1], least)
+    return _fold_sixteen(f, found, x, lanes), f.fma(FLOATS, found, x[1], acc)
 
 
 def _q6k(f: Function, at: str) -> list[str]:
@@ -432,50 +450,47 @@ def _q6k(f: Function, at: str) -> list[str]:
     for eight, packed in enumerate(fours):
         picks = [4 * (i % 2) + 2 * (i // 2 % 2) + eight for i in range(8)]
         bits = f.convert("bitcast", LONGS, f.shuffle(LONGS, twos, "poison", picks), BYTES)
-        for high, four in enumerate(_nibbles(f, packed)):
-            two = _and(f, _shifted(f, bits, [4 * high - 4, 4 * high - 2]), 48)
-            made[high].append(f.binary("or", BYTES, four, two))
+        for high in range(2):
+            four = _and(f, _right(f, packed, 4 * high), 15)  # in one instruction with what follows
+            made[high].append(f.binary("or", BYTES, four, _bits(f, bits, [4 * high, 4 * high + 2], 2, 4)))
     return made[0] + made[1]
 
 
-def _q2_scales(f: Function, at: str, x: list[str], least: str) -> tuple[list[str], str]:
+def _q2_scales(f: Function, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
     raw = _at(f, SIXTEEN, at, 0)
     low = f.binary("and", SIXTEEN, raw, constant(SIXTEEN, 15))
     high = f.binary("lshr", SIXTEEN, raw, constant(SIXTEEN, 4))
     d, m = (f.splat(FLOATS, _half(f, at, offset)) for offset in (80, 82))
     found = f.binary("fmul", FLOATS, _floats(f, "zext", low), d)
     offsets = f.binary("fmul", FLOATS, _floats(f, "zext", high), m)
-    return _fold_sixteen(f, found, x, _HALVES), f.fma(FLOATS, offsets, x[1], least)
-
-
-def _two_bits(f: Function, at: str, offset: int) -> list[str]:
-    packed = _at(f, BYTES, at, offset)
-    return [_and(f, _right(f, packed, 2 * quarter), 3) for quarter in range(4)]
+    return _fold_sixteen(f, found, x, _HALVES), f.fma(FLOATS, offsets, x[1], acc)
 
 
 def _q2k(f: Function, at: str) -> list[str]:
-    return _two_bits(f, at, 16)
+    packed = _at(f, BYTES, at, 16)
+    return [_bits(f, packed, [2 * quarter], 2) for quarter in range(4)]
 
 
-def _q3_scales(f: Function, at: str, x: list[str], least: str) -> tuple[list[str], str]:
+def _q3_scales(f: Function, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
     d = f.splat(FLOATS, _half(f, at, 108))
     found = f.binary("fmul", FLOATS, _floats(f, "sext", q3_scales(f, at)), d)
-    return _fold_sixteen(f, found, x, _HALVES), f.fma(FLOATS, found, x[1], least)
+    return _fold_sixteen(f, found, x, _HALVES), f.fma(FLOATS, found, x[1], acc)
 
 
 def _q3k(f: Function, at: str) -> list[str]:
-    bits = _twice(f, at, 0)
+    bits, packed = _twice(f, at, 0), _at(f, BYTES, at, 32)
     made = []
-    for quarter, part in enumerate(_two_bits(f, at, 32)):
-        third = _and(f, _shifted(f, bits, [quarter - 2, quarter + 2]), 4)
+    for quarter in range(4):
+        part = _and(f, _right(f, packed, 2 * quarter), 3)
+        third = _bits(f, bits, [quarter, quarter + 4], 1, 2)
         made.append(f.binary("or", BYTES, part, third))
     return made
 
 
-def _q8k_scales(f: Function, at: str, x: list[str], least: str) -> tuple[list[str], str]:
+def _q8k_scales(f: Function, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
     found = f.binary("fmul", FLOATS, f.splat(FLOATS, _at(f, "float", at, 0)), x[0])
     made = [_lanes(f, found, FLOATS, (2 * i, 2 * i + 1)) for i in range(4)]
-    return made, f.binary("fadd", FLOATS, least, found)
+    return made, _with_least(f, acc, found, range(8, 16))
 
 
 def _q8k(f: Function, at: str) -> list[str]:
@@ -488,8 +503,6 @@ def _eights(*sixteens: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(2 * run + i for run in runs for i in range(2)) for runs in sixteens)
 
 
-_ALL = tuple(range(16))
-_SIX_BIT_LEAST = (4, 5, 6, 7, 12, 13, 14, 15)
 _FOUR_BIT_RUNS = _eights((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
 _WOVEN_BLOCKS = tuple(tuple(4 * (i // 2 + 4 * (i % 2)) + eight for i in range(8)) for eight in (0, 2, 1, 3))
 _WOVEN_HALVES = tuple(tuple(16 * (i % 2) + 2 * (i // 2) + eight for i in range(8)) for eight in (0, 1, 8, 9))
@@ -499,13 +512,13 @@ def _four(kind: str, numbers: Callable[[Function, str], list[str]], factor: floa
     scales = _four_scales(FORMATS[kind], least_at)
     is_whole = kind == "q8_0"  # a byte has one number
     runs = _eights(*(_QUARTERS[:2] if is_whole else ((0, 2, 4, 6), (1, 3, 5, 7))))
-    return Step(4, runs, numbers, _four_sides, scales, (4, 5, 6, 7), EIGHT, factor, 1 if is_whole else 2)
+    return Step(4, runs, numbers, _four_sides(factor), scales, 1 if is_whole else 2)
 
 
 def _eight(kind: str, offset: int, factor: float, least_at: int = 0) -> Step:
     form = FORMATS[kind]
     scales = _eight_scales(form, least_at)
-    return Step(8, _WOVEN_BLOCKS, _eight_blocks(form.bytes, offset), _whole_sides, scales, _ALL[8:], FLOATS, factor, 4)
+    return Step(8, _WOVEN_BLOCKS, _eight_blocks(form.bytes, offset), _whole_sides(factor), scales, 4)
 
 
 STEPS: Final = {
@@ -514,10 +527,10 @@ STEPS: Final = {
     "q5_0": _four("q5_0", _with_fifth(22, 6), -16.0),
     "q5_1": _four("q5_1", _with_fifth(24, 8), 1.0, least_at=2),
     "q8_0": _four("q8_0", _signed_bytes, -128.0),
-    "q4k": Step(1, _FOUR_BIT_RUNS, _q4k, _eight_sides, _six_bits, _SIX_BIT_LEAST, FLOATS, -1.0, 2),
-    "q5k": Step(1, _FOUR_BIT_RUNS, _q5k, _eight_sides, _six_bits, _SIX_BIT_LEAST, FLOATS, -1.0, 2),
-    "q6k": Step(1, _WOVEN_HALVES, _q6k, _sixteen_sides, _q6_scales, _ALL, FLOATS, -32.0, 2),
-    "q2k": Step(1, _eights(*_HALVES), _q2k, _sixteen_sides, _q2_scales, _ALL, FLOATS, -1.0),
-    "q3k": Step(1, _eights(*_HALVES), _q3k, _sixteen_sides, _q3_scales, _ALL, FLOATS, -4.0),
-    "q8k": Step(1, _eights(*_QUARTERS), _q8k, _whole_sides, _q8k_scales, _ALL[8:], FLOATS, -128.0),
+    "q4k": Step(1, _FOUR_BIT_RUNS, _q4k, _eight_sides, _six_bits, 2),
+    "q5k": Step(1, _FOUR_BIT_RUNS, _q5k, _eight_sides, _six_bits, 2, 1),
+    "q6k": Step(1, _WOVEN_HALVES, _q6k, _sixteen_sides(-32.0), _q6_scales, 2, 1),
+    "q2k": Step(1, _eights(*_HALVES), _q2k, _sixteen_sides(-1.0), _q2_scales),
+    "q3k": Step(1, _eights(*_HALVES), _q3k, _sixteen_sides(-4.0), _q3_scales),
+    "q8k": Step(1, _eights(*_QUARTERS), _q8k, _whole_sides(-128.0), _q8k_scales),
 }
