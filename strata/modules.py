@@ -1,6 +1,7 @@
 """Modules that are imported by the first call that needs them."""
 
 import gc
+import os
 import sys
 import threading
 from importlib import import_module
@@ -38,6 +39,19 @@ def _end() -> None:
         if hasattr(gc, "freeze") and not gc.get_freeze_count():
             gc.freeze()
             gc.unfreeze()
-        _importing -= 1
+        _importing = max(0, _importing - 1)
         if _importing == 0 and _was_on:
             gc.enable()
+
+
+def _in_child() -> None:
+    """In the child of a fork no other thread is importing."""
+    global _importing, _lock
+    _lock = threading.Lock()
+    if _importing and _was_on:
+        gc.enable()
+    _importing = 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -52,6 +52,7 @@ from strata.core.dtypes import (
 from strata.core.forks import call_in_children, new_lock, new_rlock
 from strata.core.pages import HUGE_PAGE, new_pages, no_memory
 from strata.core.processors import available_threads, cgroup_quota
+from strata.core.size_rows import SizeReader, SizeWriter
 from strata.core.source import located
 from strata.core.target import Target
 from strata.core.tree import LEAF, TreeDef, builder, flatten, tree_map, unflatten

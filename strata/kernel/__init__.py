@@ -46,6 +46,6 @@ from strata.kernel.schedule import (
 )
 from strata.kernel.search import Changes, Limits, Trial, search
 from strata.kernel.split import Phases, split_reductions
-from strata.kernel.text import parse_kernel, show_kernel
+from strata.kernel.text import StoredKernel, parse_kernel, show_kernel
 from strata.kernel.verify import verify_kernel
 from strata.kernel.weave import combs, unroll_short_rows

@@ -14,7 +14,7 @@ part of a kernel: that is its schedule.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self, TypeVar
 from weakref import WeakValueDictionary
 
@@ -323,10 +323,26 @@ class Kernel:
     outputs: tuple[Buffer, ...]
     stores: tuple[Store, ...]
     schedule: str = ""
+    _text: str = field(init=False, default="", repr=False, compare=False)  # once it has been written
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         return (*self.inputs, *self.outputs)
+
+    def renamed(self, name: str) -> Kernel:
+        return self if self.name == name else replace(self, name=name)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return tuple(b.name for b in self.inputs)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(b.name for b in self.outputs)
+
+    @property
+    def has_reductions(self) -> bool:
+        return any(isinstance(e, Reduce) for e in postorder(self.roots))
 
     @property
     def roots(self) -> tuple[Expr, ...]:

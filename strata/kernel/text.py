@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,13 @@ from strata.kernel.schedule import parse_schedule
 
 
 def show_kernel(kernel: Kernel) -> str:
-    """The text of a kernel."""
+    """The text of a kernel, written once."""
+    if not kernel._text:
+        object.__setattr__(kernel, "_text", _shown(kernel))
+    return kernel._text
+
+
+def _shown(kernel: Kernel) -> str:
     lines = [f"{kernel.signature} {{"]
     for symbol in kernel.symbols().values():
         lines.append(f"  size {symbol.name} in {symbol.lo}..{'' if symbol.hi is None else symbol.hi}")
@@ -134,11 +141,72 @@ _SCAN = re.compile(r"scan (\w+) (\S+) over ([\w.]+) (before|through) (.+)\Z")
 _CALL = re.compile(r"(\w+)(?:\.(\w+))?\((.*)\)\Z")
 _STORE = re.compile(r"store (\w[\w.]*)\[([^\]]*)\] = (\S+)(?: over (.+))?\Z")
 _NUMBER = re.compile(r"(.+):(\w+)\Z")
+_REDUCES = re.compile(rf"= (?:{'|'.join(REDUCTIONS)}) \S+ over ")
 
 
 def parse_kernel(text: str) -> Kernel:
     """Reads what `show_kernel` prints; an error names the line."""
     return _Parser(text).kernel()
+
+
+class StoredKernel(Kernel):
+    """A kernel of which the text is at hand. It is read when somebody looks inside: to run stored code nobody does."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def of(text: str) -> StoredKernel:
+        """A kernel by what `show_kernel` printed."""
+        head = _HEAD.match(text.partition("\n")[0])
+        if not head:
+            raise ParseError("kernel text, line 1: expected `kernel @name(inputs) -> outputs {`", code="P121")
+        made = StoredKernel.__new__(StoredKernel)
+        object.__setattr__(made, "name", head[1])
+        object.__setattr__(made, "_text", text)
+        return made
+
+    def __getattr__(self, name: str) -> Any:  # of a field that was not read yet
+        if name not in _INSIDE:
+            raise AttributeError(name)
+        whole = parse_kernel(self._text)
+        for part in _INSIDE:
+            object.__setattr__(self, part, getattr(whole, part))
+        return getattr(whole, name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Kernel) and _parts(self) == _parts(other)
+
+    def __hash__(self) -> int:
+        return hash(_parts(self))
+
+    def renamed(self, name: str) -> Kernel:
+        if self.name == name or not self._text:
+            return super().renamed(name)
+        return StoredKernel.of(self._text.replace(f"@{self.name}(", f"@{name}(", 1))
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return self._names(2) if self._text else super().input_names
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self._names(3) if self._text else super().output_names
+
+    @property
+    def has_reductions(self) -> bool:
+        return _REDUCES.search(self._text) is not None if self._text else super().has_reductions
+
+    def _names(self, group: int) -> tuple[str, ...]:
+        head = _HEAD.match(self._text.partition("\n")[0])
+        assert head is not None
+        return tuple(name for name, _, _ in _BUFFER.findall(head[group]))
+
+
+_INSIDE = ("inputs", "outputs", "stores", "schedule")
+
+
+def _parts(kernel: Kernel) -> tuple[Any, ...]:
+    return kernel.name, kernel.inputs, kernel.outputs, kernel.stores, kernel.schedule
 
 
 class _Parser:

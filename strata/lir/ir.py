@@ -68,6 +68,10 @@ class Step:
         return [read_view(array, view, x.shape, binding) for array, view, x in reads]
 
     @property
+    def has_slides(self) -> bool:
+        return self.slides is not None
+
+    @property
     def slides(self) -> Node | None:
         """The convolution in a kernel: templates want its window, which loops do not show plainly."""
         return (

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from strata.cache import default_store, digest
+from strata.cache import default_store, digest, last_change, version_of
 from strata.config import config, logger
 from strata.core import Dim, Symbol, Target, TensorType, as_dtype, parse_dim
 from strata.errors import FileError, StrataError
-from strata.kernel import Kernel, parse_kernel, show_kernel
+from strata.kernel import StoredKernel, show_kernel
 from strata.lir import Buffer, Io, Lir, Spacing, Step
 from strata.mir import (
     Constant,
@@ -93,15 +90,9 @@ def _read_stored(key: str, graph: Graph, make: Planner) -> Lir | None:
         return None
 
 
-@cache
 def code_version() -> str | None:
     """A digest of the compiler; None when a file changed after this process started: its code may be older."""
-    package = str(Path(__file__).parents[1])
-    folders = (found for folder in COMPILER for found in os.walk(os.path.join(package, folder)))
-    files = sorted(os.path.join(place, f) for place, _, names in folders for f in names if f.endswith(".py"))
-    if any(os.stat(f).st_mtime > _STARTED for f in files):
-        return None
-    return digest(*(Path(f).read_bytes() for f in files))
+    return None if last_change() > _STARTED else version_of(*COMPILER)
 
 
 def graph_digest(graph: Graph) -> str | None:
@@ -251,8 +242,8 @@ def read_plan(data: bytes, source: Graph | None, whole: Callable[[], Graph], tar
     graph = StoredGraph(head["name"], whole)
     graph._symbols = symbols
     graph._declared([(n, kind_of(t)) for n, t in head["inputs"]], [(n, kind_of(t)) for n, t in head["params"]])
-    kernels = [parse_kernel(text) for text in head["kernels"]]
-    nodes = [parse(text).results[0].node for text in head["nodes"]]
+    kernels = [StoredKernel.of(text) for text in head["kernels"]]
+    nodes: list[str] = head["nodes"]
     buffers = tuple(
         Buffer(name, kind_of(kind), role, key, birth, death, alias)
         for name, kind, role, key, birth, death, alias in head["buffers"]
@@ -292,7 +283,24 @@ def split_outside(text: str) -> list[str]:
     return [p for p in [*parts, text[start:].strip()] if p]
 
 
-def _read_step(row: list[Any], kernels: list[Kernel], nodes: list[Node], symbols: Mapping[str, Symbol]) -> Step:
+class StoredStep(Step):
+    """A step whose op is read from its text when somebody asks for it: to run stored code nobody does."""
+
+    __slots__ = ("_text",)
+
+    def __getattr__(self, name: str) -> Any:  # of a field that was not read yet
+        if name != "nodes":
+            raise AttributeError(name)
+        nodes = (parse(self._text).results[0].node,) if self._text else ()
+        object.__setattr__(self, "nodes", nodes)
+        return nodes
+
+    @property
+    def has_slides(self) -> bool:
+        return bool(self._text) if self.kernel is not None and hasattr(self, "_text") else super().has_slides
+
+
+def _read_step(row: list[Any], kernels: list[StoredKernel], nodes: list[str], symbols: Mapping[str, Symbol]) -> Step:
     name, inputs, outputs, label, phase, updates, kernel, node, views = row
 
     def dim(text: str) -> Dim:
@@ -303,10 +311,13 @@ def _read_step(row: list[Any], kernels: list[Kernel], nodes: list[Node], symbols
         if views is None
         else tuple(Spacing(dim(start), tuple(dim(d) for d in strides)) for start, strides in views)
     )
-    return Step(
+    step = StoredStep(
         name, tuple(inputs), tuple(outputs), label, None if kernel is None else kernels[kernel],
-        () if node is None else (nodes[node],), phase, tuple((made, start) for made, start in updates), spaced,
+        (), phase, tuple((made, start) for made, start in updates), spaced,
     )  # fmt: skip
+    object.__delattr__(step, "nodes")
+    object.__setattr__(step, "_text", "" if node is None else nodes[node])
+    return step
 
 
 def _read_constant(row: list[Any], literals: list[Literal], blobs: bytes) -> np.ndarray:

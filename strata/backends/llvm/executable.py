@@ -181,8 +181,8 @@ class CpuExecutable:
 
     def _steps_of(self, step: Step, place: Callable[[str], Argument], workspace: Argument | None) -> list[ProgramStep]:
         native = self.kernels[step.name]
-        buffers = dict(zip((b.name for b in step.kernel.inputs), step.inputs, strict=True))  # type: ignore[union-attr]
-        buffers |= dict(zip((b.name for b in step.kernel.outputs), step.outputs, strict=True))  # type: ignore[union-attr]
+        buffers = dict(zip(step.kernel.input_names, step.inputs, strict=True))  # type: ignore[union-attr]
+        buffers |= dict(zip(step.kernel.output_names, step.outputs, strict=True))  # type: ignore[union-attr]
         if native.product is None:
             assert native.loops is not None
             places = {name: place(buffer) for name, buffer in buffers.items()}
@@ -578,4 +578,4 @@ def _is_kept_matrix(buffer: Buffer) -> bool:
 
 def _input_index(step: Step, kernel_buffer: str) -> int:
     assert step.kernel is not None
-    return [b.name for b in step.kernel.inputs].index(kernel_buffer)
+    return step.kernel.input_names.index(kernel_buffer)

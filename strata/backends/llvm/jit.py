@@ -18,7 +18,6 @@ from typing import Any
 
 import llvmlite
 
-from strata.backends.llvm.isolate import is_unusual, isolated_object
 from strata.backends.llvm.makers import Died, current
 from strata.backends.llvm.objects import link
 from strata.cache import default_store, digest
@@ -56,6 +55,8 @@ class Code:
 
 def compile_text(text: str, target: Target, *, level: int = 2) -> bytes:
     """Object code for a module; CompileError shows the line that LLVM rejects. Threads may compile at the same time."""
+    from strata.backends.llvm.isolate import is_unusual, isolated_object
+
     is_plain = not is_unusual(text, target)
     makers = current() if is_plain else None
     if makers is not None:

@@ -8,7 +8,6 @@ from typing import Any
 from strata.backends.llvm.program import Argument, Step
 from strata.backends.llvm.usage import Loops, Product
 from strata.core import Dim, SymExpr
-from strata.kernel import Expr, Kernel, Load, Reduce, Scan
 from strata.lir import Lir
 from strata.lir import Step as LirStep
 
@@ -60,26 +59,9 @@ def unpacked_reads(lir: Lir, packed_product: Callable[[LirStep], Product | None]
         if product is None or step.kernel is None:
             names.update(step.inputs)
             continue
-        buffers = dict(zip((b.name for b in step.kernel.inputs), step.inputs, strict=True))
-        apart = _outside_sums(step.kernel)
-        names.update(buffer for name, buffer in buffers.items() if name != product.factor or name in apart)
+        buffers = dict(zip(step.kernel.input_names, step.inputs, strict=True))
+        names.update(buffer for name, buffer in buffers.items() if name != product.factor or product.reads_factor)
     return names
-
-
-def _outside_sums(kernel: Kernel) -> set[str]:
-    """Buffers that a kernel reads elsewhere than in what it sums up."""
-    found: set[str] = set()
-    seen: set[Expr] = set()
-    stack = list(kernel.roots)
-    while stack:
-        e = stack.pop()
-        if e in seen or isinstance(e, (Reduce, Scan)):
-            continue
-        seen.add(e)
-        if isinstance(e, Load):
-            found.add(e.buffer.name)
-        stack += e.inputs
-    return found
 
 
 def _symbol(symbol: Any) -> Dim:

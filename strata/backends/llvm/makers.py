@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llvmlite
 
 from strata.core import Target, new_lock
+
+if TYPE_CHECKING:
+    from subprocess import Popen
 
 FEW = 4  # modules that are not worth a process
 SOME = 16  # the same, where LLVM is in this process anyway
@@ -62,6 +64,8 @@ class Makers:
     """Some processes, each with one module at a time; a thread that finds all of them busy waits."""
 
     def __init__(self, count: int) -> None:
+        import subprocess  # which not every process needs
+
         folder = str(Path(llvmlite.__file__).parents[1])
         self._all = [
             subprocess.Popen(
@@ -103,7 +107,7 @@ class Makers:
             process.wait()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: Popen[bytes]) -> None:
     """It holds nothing that has to be finished; whoever writes to it later learns that it is gone."""
     process.kill()
     for pipe in (process.stdin, process.stdout):
@@ -134,7 +138,7 @@ def many(count: int, cores: int) -> Iterator[None]:
     with _lock:
         _users += 1
         if not _open:
-            with suppress(OSError, subprocess.SubprocessError):
+            with suppress(OSError, ValueError):
                 _open.append(Makers(min(cores, count)))
     try:
         yield

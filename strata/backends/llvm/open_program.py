@@ -15,7 +15,7 @@ import numpy as np
 
 from strata.backends.llvm.program import Argument, BoundProgram
 from strata.backends.llvm.program import Step as ProgramStep
-from strata.core import Dim, Symbol, SymExpr, symbols
+from strata.core import Atom, Dim, Symbol, SymExpr, symbols
 from strata.lir import Placement
 
 if TYPE_CHECKING:
@@ -41,30 +41,44 @@ class Numbers:
             for dim in self._known:
                 found |= symbols(dim) if isinstance(dim, SymExpr) else {}
             self._names = sorted(found)
-            short = {name: f"s{i}" for i, name in enumerate(self._names)}
-            body = "".join(f"{_source(dim, short)}, " for dim in self._known)
-            # the text is made of numbers, operators and the names s0, s1, …
-            self._compute = eval(f"lambda {', '.join(short.values())}: ({body})", {"min": min, "max": max})  # noqa: S307
+            writer = _Python({name: f"s{i}" for i, name in enumerate(self._names)})
+            self._compute = writer.function(list(self._known))
         return np.array(self._compute(*(sizes[name] for name in self._names)), np.int64)
 
 
-def _source(dim: Dim, names: Mapping[str, str]) -> str:
-    """A size as a Python expression."""
-    if isinstance(dim, int):
-        return str(dim)
-    terms = []
-    for monomial, factor in dim.terms:
-        parts = [str(factor)] if factor != 1 or not monomial else []
-        for atom in monomial:
-            if isinstance(atom, Symbol):
-                parts.append(names[atom.name])
-            else:
-                a, b = _source(atom.a, names), _source(atom.b, names)
-                parts.append(
-                    {"floordiv": f"(({a})//({b}))", "mod": f"(({a})%({b}))"}.get(atom.kind, f"{atom.kind}({a},{b})")
-                )
-        terms.append("*".join(parts))
-    return "+".join(terms) or "0"
+class _Python:
+    """Sizes as Python: a function of the symbols, in which each part that is not a sum of products has a name."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._symbols = names
+        self._names: dict[Atom, str] = {}
+        self._lines: list[str] = []
+
+    def function(self, dims: Sequence[Dim]) -> Callable[..., tuple[int, ...]]:
+        values = "".join(f"{self._sum(dim)}, " for dim in dims)
+        text = "\n ".join([f"def compute({', '.join(self._symbols.values())}):", *self._lines, f"return ({values})"])
+        found: dict[str, Any] = {"min": min, "max": max}
+        exec(text, found)  # noqa: S102 - made of numbers, operators and the names s0, c0, …
+        return found["compute"]
+
+    def _sum(self, dim: Dim) -> str:
+        if isinstance(dim, int):
+            return str(dim)
+        terms = []
+        for monomial, factor in dim.terms:
+            parts = [str(factor)] if factor != 1 or not monomial else []
+            terms.append("*".join([*parts, *map(self._atom, monomial)]))
+        return "+".join(terms) or "0"
+
+    def _atom(self, atom: Atom) -> str:
+        if isinstance(atom, Symbol):
+            return self._symbols[atom.name]
+        if atom not in self._names:
+            a, b = self._sum(atom.a), self._sum(atom.b)
+            made = {"floordiv": f"({a})//({b})", "mod": f"({a})%({b})"}.get(atom.kind, f"{atom.kind}({a},{b})")
+            name = self._names[atom] = f"c{len(self._names)}"
+            self._lines.append(f"{name}={made}")
+        return self._names[atom]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,14 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from strata.backends.llvm.builder import Module
 from strata.core import Target, TensorType
 from strata.lir import Spacing
 from strata.mir import Node, Op
+
+if TYPE_CHECKING:
+    from strata.backends.llvm.builder import Module
 
 # an argument of a call: ("input", i), ("output", i), ("input_at", (i, bytes from its start)), ("output_at", …),
 # ("workspace", bytes from its start), ("number", size), ("table", array kept alive by the executable),

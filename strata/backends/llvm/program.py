@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from strata.backends.llvm.pool import Pool, default_pool, native_code
@@ -95,8 +96,7 @@ class BoundProgram:
         self._words = words  # keeps the memory alive
         self._address = ctypes.addressof(words)
         self._numbers = numbers
-        kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-        self._run = ctypes.CFUNCTYPE(None, *kinds)(native_code().address("program_run"))
+        self._run = _walker()
 
     @property
     def address(self) -> int:
@@ -122,6 +122,12 @@ class BoundProgram:
         count = chosen.ensure(threads or chosen.default_threads)
         end = len(self._numbers) - 1 if last is None else last
         self._run(self._address, regions, chosen.address, count, self._numbers[first], self._numbers[end])
+
+
+@cache
+def _walker() -> Any:
+    kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+    return ctypes.CFUNCTYPE(None, *kinds)(native_code().address("program_run"))
 
 
 def region_table(addresses: Sequence[int]) -> Any:

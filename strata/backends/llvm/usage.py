@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from strata.backends.llvm.conv_first_steps import PlanesPlan
-from strata.backends.llvm.conv_steps import ConvPlan
-from strata.backends.llvm.matrix import MatrixPlan, Slot
-from strata.core import Dim, Symbol, parse_dim
+from strata.core import Dim, SizeReader, SizeWriter, Symbol
+from strata.kernel import Expr, Kernel, Load, Reduce, Scan
 
-ProductPlan = MatrixPlan | ConvPlan | PlanesPlan
+if TYPE_CHECKING:
+    from strata.backends.llvm.conv_first_steps import PlanesPlan
+    from strata.backends.llvm.conv_steps import ConvPlan
+    from strata.backends.llvm.matrix import MatrixPlan, Slot
+
+    ProductPlan = MatrixPlan | ConvPlan | PlanesPlan
 _LINE = 64
 
 
@@ -46,12 +49,14 @@ class Loops:
         return total
 
     def to_text(self) -> str:
-        return json.dumps(["loops", *self._words()])
+        writer = SizeWriter()
+        words = self._words(writer)
+        return json.dumps(["loops", writer.rows, *words])
 
-    def _words(self) -> list[Any]:
-        before = [loops._words() for loops in self.before]
-        scratch = [[name, _written(count)] for name, count in self.scratch]
-        return [_sizes(self.symbols), self.buffers, _written(self.points), self.grain, before, scratch]
+    def _words(self, writer: SizeWriter) -> list[Any]:
+        before = [loops._words(writer) for loops in self.before]
+        scratch = [[name, writer.add(count)] for name, count in self.scratch]
+        return [_sizes(self.symbols), self.buffers, writer.add(self.points), self.grain, before, scratch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,7 @@ class Product:
     arguments: tuple[Slot, ...]
     points: Dim
     symbols: tuple[Symbol, ...]
+    reads_factor: bool  # as it is, too: elsewhere than in the sum
 
     @property
     def is_packed(self) -> bool:
@@ -85,18 +91,21 @@ class Product:
     @staticmethod
     def of(plan: ProductPlan) -> Product:
         """The calls of a planned template."""
+        factor, kernel = plan.matrix.b.buffer, plan.matrix.kernel
         return Product(
-            plan.matrix.b.buffer, plan.spec.b.itemsize, plan.layout, plan.packed_elements(),
+            factor, plan.spec.b.itemsize, plan.layout, plan.packed_elements(),
             tuple(plan.pack_arguments()), plan.pack_points(), tuple(plan.arguments()), plan.points(),
-            tuple(plan.matrix.kernel.symbols().values()),
+            tuple(kernel.symbols().values()), factor in _outside_sums(kernel),
         )  # fmt: skip
 
     def to_text(self) -> str:
-        return json.dumps([
-            "product", _sizes(self.symbols), self.factor, self.itemsize, self.layout, _written(self.packed_elements),
-            [_written_slot(s) for s in self.pack_arguments], _written(self.pack_points),
-            [_written_slot(s) for s in self.arguments], _written(self.points),
-        ])  # fmt: skip
+        sizes = SizeWriter()
+        words = [
+            _sizes(self.symbols), self.factor, self.itemsize, self.layout, sizes.add(self.packed_elements),
+            [_written_slot(s, sizes) for s in self.pack_arguments], sizes.add(self.pack_points),
+            [_written_slot(s, sizes) for s in self.arguments], sizes.add(self.points), self.reads_factor,
+        ]  # fmt: skip
+        return json.dumps(["product", sizes.rows, *words])
 
 
 Usage = Loops | Product
@@ -104,48 +113,58 @@ Usage = Loops | Product
 
 def read_usage(text: str) -> Usage:
     """What `to_text` wrote."""
-    kind, sizes, *rest = json.loads(text)
-    symbols = {name: Symbol(name, lo, hi) for name, lo, hi in sizes}
-    found = tuple(symbols.values())
+    kind, rows, *words = json.loads(text)
+    size = SizeReader(rows)
     if kind == "loops":
-        return _read_loops(sizes, *rest)
-    factor, itemsize, layout, elements, pack, pack_points, arguments, points = rest
+        return _read_loops(size, *words)
+    symbols, factor, itemsize, layout, elements, pack, pack_points, arguments, points, reads_factor = words
     return Product(
-        factor, itemsize, layout, _read(elements, symbols), tuple(_read_slot(s, symbols) for s in pack),
-        _read(pack_points, symbols), tuple(_read_slot(s, symbols) for s in arguments), _read(points, symbols), found,
+        factor, itemsize, layout, size(elements), tuple(_read_slot(s, size) for s in pack), size(pack_points),
+        tuple(_read_slot(s, size) for s in arguments), size(points), _read_symbols(symbols), reads_factor is True,
     )  # fmt: skip
 
 
 def _read_loops(
-    sizes: list[list[Any]], buffers: list[str], points: int | str, grain: int, before: list[Any], scratch: list[Any]
+    size: SizeReader, symbols: list[Any], buffers: list[str], points: Any, grain: int, before: list[Any], scratch: Any
 ) -> Loops:
-    symbols = {name: Symbol(name, lo, hi) for name, lo, hi in sizes}
-    pieces = tuple((name, _read(count, symbols)) for name, count in scratch)
-    earlier = tuple(_read_loops(*words) for words in before)
-    return Loops(tuple(buffers), tuple(symbols.values()), _read(points, symbols), grain, earlier, pieces)
+    pieces = tuple((name, size(count)) for name, count in scratch)
+    earlier = tuple(_read_loops(size, *words) for words in before)
+    return Loops(tuple(buffers), _read_symbols(symbols), size(points), grain, earlier, pieces)
 
 
-def _sizes(symbols: tuple[Symbol, ...]) -> list[list[Any]]:
+def _sizes(symbols: Sequence[Symbol]) -> list[list[Any]]:
     return [[s.name, s.lo, s.hi] for s in symbols]
 
 
-def _written(dim: Dim) -> int | str:
-    return dim if isinstance(dim, int) else str(dim)
+def _read_symbols(rows: Sequence[Sequence[Any]]) -> tuple[Symbol, ...]:
+    return tuple(Symbol(name, lo, hi) for name, lo, hi in rows)
 
 
-def _read(value: int | str, symbols: Mapping[str, Symbol]) -> Dim:
-    return value if isinstance(value, int) else parse_dim(value, symbols)
-
-
-def _written_slot(slot: Slot) -> list[Any]:
+def _written_slot(slot: Slot, sizes: SizeWriter) -> list[Any]:
     kind, value = slot
     if kind == "buffer":
-        return [kind, [value[0], _written(value[1])]]
-    return [kind, _written(value) if kind == "number" else value]
+        return [kind, [value[0], sizes.add(value[1])]]
+    return [kind, sizes.add(value) if kind == "number" else value]
 
 
-def _read_slot(slot: list[Any], symbols: Mapping[str, Symbol]) -> Slot:
+def _read_slot(slot: list[Any], size: SizeReader) -> Slot:
     kind, value = slot
     if kind == "buffer":
-        return kind, (value[0], _read(value[1], symbols))
-    return kind, _read(value, symbols) if kind == "number" else value
+        return kind, (value[0], size(value[1]))
+    return kind, size(value) if kind == "number" else value
+
+
+def _outside_sums(kernel: Kernel) -> set[str]:
+    """Buffers that a kernel reads elsewhere than in what it sums up."""
+    found: set[str] = set()
+    seen: set[Expr] = set()
+    stack = list(kernel.roots)
+    while stack:
+        e = stack.pop()
+        if e in seen or isinstance(e, (Reduce, Scan)):
+            continue
+        seen.add(e)
+        if isinstance(e, Load):
+            found.add(e.buffer.name)
+        stack += e.inputs
+    return found

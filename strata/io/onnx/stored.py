@@ -10,13 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from strata.cache import default_store, digest
+from strata.cache import default_store, digest, version_of
 from strata.config import logger
 from strata.core import Dim, Symbol, parse_dim, symbols
 from strata.errors import StrataError
@@ -47,7 +45,7 @@ class StoredPlan:
 
 def head_key(file: ModelFile) -> str | None:
     version = code_version()
-    return None if version is None else digest("onnx head", str(FORMAT), file.digest, version, importer_version())
+    return None if version is None else digest("onnx head", str(FORMAT), file.digest, version, version_of("io"))
 
 
 def read_head(key: str | None) -> Declared | None:
@@ -227,12 +225,6 @@ class _Reader:
                 [self._template(x) for x in item["list"]] if "list" in item else np.asarray(self._array(item["array"]))
             )
         return NOTHING if item is None else int(item)
-
-
-@cache
-def importer_version() -> str:
-    """A digest of the code that reads models."""
-    return digest(*(f.read_bytes() for f in sorted(Path(__file__).parent.rglob("*.py"))))
 
 
 # ------------------------------------------------------------------------------------------------------ sizes and ports

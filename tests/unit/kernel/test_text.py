@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from strata.core import sym
 from strata.errors import ParseError
-from strata.kernel import parse_kernel, show_kernel, verify_kernel
+from strata.kernel import StoredKernel, parse_kernel, show_kernel, verify_kernel
+from strata.kernel import text as text_module
 from tests.unit.kernel import samples
 
 ROWS, COLUMNS = sym("R"), sym("C", 1, 4096)
@@ -67,3 +70,35 @@ def test_errors_name_the_line(line: str, reason: str) -> None:
     with pytest.raises(ParseError, match=reason) as caught:
         parse_kernel(f"kernel @k(x: f32[8]) -> y: f32[8] {{\n  axis i0 in 8\n{line}\n}}")
     assert "line 3" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_stored_kernel_is_read_when_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    k = SAMPLES[name].kernel
+    shown = show_kernel(k)
+    with monkeypatch.context() as m:
+        m.setattr(text_module, "parse_kernel", lambda _: pytest.fail("read too early"))
+        stored = StoredKernel.of(shown)
+        assert (stored.name, stored.input_names, stored.output_names) == (k.name, k.input_names, k.output_names)
+        assert stored.has_reductions == k.has_reductions
+        other = stored.renamed("other")
+        assert other.name == "other"
+        assert show_kernel(stored) == shown
+    assert stored == k
+    assert k == stored
+    assert hash(stored) == hash(k)
+    assert other == k.renamed("other")
+    assert show_kernel(other) == show_kernel(k.renamed("other"))
+    assert replace(stored, schedule=k.schedule) == k
+    with pytest.raises(AttributeError):
+        _ = StoredKernel.of(shown).other  # type: ignore[attr-defined]
+
+
+def test_a_changed_kernel_has_another_text() -> None:
+    k = SAMPLES["softmax"].kernel
+    assert show_kernel(replace(k, name="other")) == show_kernel(k).replace(f"@{k.name}(", "@other(", 1)
+
+
+def test_what_is_no_kernel_is_not_stored() -> None:
+    with pytest.raises(ParseError, match="expected `kernel"):
+        StoredKernel.of("nothing")

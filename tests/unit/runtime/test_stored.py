@@ -12,6 +12,7 @@ import pytest
 from strata import ops
 from strata.config import using
 from strata.core import Dim, sym
+from strata.kernel import text
 from strata.mir import Graph, constant, parse
 from strata.ops import Extension, Extensions
 from strata.runtime import CompilePipeline, Session, stored
@@ -36,6 +37,7 @@ def test_read_back_is_the_same_plan() -> None:
     back = read_plan(data, g, lambda: lir.graph)
     assert str(back) == str(lir)
     assert back.symbols == lir.symbols
+    assert [s.has_slides for s in back.schedule] == [s.has_slides for s in lir.schedule]
     assert back.kernels == lir.kernels
     assert back.fingerprint() == lir.fingerprint()
     x, w = np.random.default_rng(0).standard_normal((2, 8, 8)).astype(np.float32)
@@ -45,6 +47,29 @@ def test_read_back_is_the_same_plan() -> None:
         c.set_param("w", w)
         outs.append(c.run(x=x))
     assert all(np.array_equal(a, b) for a, b in zip(*outs, strict=True))
+
+
+def test_running_stored_code_reads_no_kernel(monkeypatch) -> None:
+    g = Graph("net")
+    x = ops.conv(g.input("x", (1, 3, 8, 8)), g.param("w", (4, 3, 3, 3)), padding=((1, 1), (1, 1)))
+    g.outputs(ops.softmax(ops.relu(x), axis=-1), ops.reduce_sum(x, axes=(0,)))
+    lir = CompilePipeline("cpu").compile(g).lir
+    w, x = (np.random.default_rng(0).standard_normal(s).astype(np.float32) for s in ((4, 3, 3, 3), (1, 3, 8, 8)))
+    made = Session("cpu").compile_lir(lir)
+    made.set_param("w", w)
+    expected = made.run(x=x)
+    data = write_plan(lir, g)
+    assert data is not None
+    back = read_plan(data, g, lambda: lir.graph)
+    with monkeypatch.context() as m:
+        m.setattr(text, "parse_kernel", lambda _: pytest.fail("a kernel was read"))
+        m.setattr(stored, "parse", lambda _: pytest.fail("an op was read"))
+        again = Session("cpu").compile_lir(back)
+        again.set_param("w", w)
+        assert all(np.array_equal(a, b) for a, b in zip(again.run(x=x), expected, strict=True))
+    slides = [s.slides for s in lir.schedule if s.has_slides]
+    assert slides
+    assert [str(s.slides.op) for s in back.schedule if s.has_slides] == [str(n.op) for n in slides]
 
 
 @pytest.mark.parametrize(

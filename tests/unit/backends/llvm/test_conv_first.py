@@ -13,7 +13,7 @@ from strata.backends.llvm.builder import Module
 from strata.backends.llvm.conv import Window
 from strata.backends.llvm.conv_first import Planes, emit_planes, plan_planes
 from strata.backends.llvm.jit import compile_and_load
-from strata.backends.llvm.kernels import planes_plan
+from strata.backends.llvm.making import planes_plan
 from strata.core import Target, sym
 from strata.mir import Graph
 from strata.ops.conv import Conv

@@ -11,7 +11,7 @@ import pytest
 import strata.ops as functions
 from strata.backends.llvm.conv_first_steps import PlanesPlan
 from strata.backends.llvm.conv_steps import ConvPlan, find_convolution
-from strata.backends.llvm.kernels import convolution_plan, planes_plan
+from strata.backends.llvm.making import convolution_plan, planes_plan
 from strata.core import as_dtype, substitute, sym
 from strata.mir import Graph, Value
 from strata.ops import to_first

@@ -21,7 +21,7 @@ from strata.backends.llvm.conv_winograd import (
 )
 from strata.backends.llvm.gemm_pack import PACK_SLOTS
 from strata.backends.llvm.jit import compile_and_load
-from strata.backends.llvm.kernels import convolution_plan
+from strata.backends.llvm.making import convolution_plan
 from strata.backends.llvm.registers import memory_type
 from strata.config import using
 from strata.core import Target, f32, sym

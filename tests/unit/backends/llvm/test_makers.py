@@ -91,7 +91,7 @@ def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError("no processes here")
 
-    monkeypatch.setattr(makers.subprocess, "Popen", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
     with makers.many(100, 2):
         assert makers.current() is None
         assert jit.compile_text(text(7), HOST) == object_code(text(7), HOST, 2)

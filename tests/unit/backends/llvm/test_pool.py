@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from strata.backends.llvm import Argument, Pool, Program, Step, compile_kernel, region_table
+from strata.backends.llvm import Argument, Pool, Program, Step, region_table
+from strata.backends.llvm.compile import compile_kernel
 from strata.backends.llvm.pool import native_code
 from strata.core import sym
 from strata.errors import CompileError, RunError
