@@ -454,6 +454,8 @@ def _lines_up(store: Store, axis: Axis) -> bool:
 
 
 def _bytes(node: Expr) -> int:
+    if isinstance(node, Reduce) and node.kind in ("argmax", "argmin"):  # positions are carried in four bytes
+        return max(4, _bytes(node.body))
     size = node.dtype.itemsize // (2 if node.dtype.is_complex else 1)
     return 4 if node.dtype.is_float and size < 4 else size
 

@@ -55,7 +55,8 @@ class _Machine:
         value = self.value(node)
         free = _ordered(node)
         at = dict(zip(free, value.shape, strict=True))
-        return value.reshape([at.get(a, 1) for a in axes])
+        turned = value.transpose([free.index(a) for a in axes if a in at])
+        return turned.reshape([at.get(a, 1) for a in axes])
 
     def value(self, root: Expr) -> Array:
         for node in postorder((root,)) if root not in self.values else ():

@@ -7,6 +7,8 @@ the kernel itself the reduction goes over the parts and over the few terms that 
     y = sum of x[i] over i in 1000003
     parts[p] = sum of x[p * 15616 + i] over i in 15616        for p in 64
     y = sum of parts[p] over p in 64 + sum of x[999424 + i] over i in 579
+
+Of an argmax, a part leaves the place of its best; the first of those with the best value is the place of all.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from strata.kernel.ir import (
     substitute_axes,
 )
 
+_PLACES = {"argmax": "gt", "argmin": "lt"}
 _JOINS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "all": "and", "any": "or"}
 
 
@@ -115,14 +118,14 @@ def _groups(kernel: Kernel, limits: Limits, done: set[Axis]) -> list[tuple[list[
 def _split_of(node: Reduce, limits: Limits) -> _Split | None:
     (axis,) = node.axes
     narrow = node.dtype.is_float and node.dtype.itemsize < 4
-    if node.kind not in _JOINS or narrow or (node.kind == "sum" and node.dtype.is_bool):
+    if node.kind not in (*_JOINS, *_PLACES) or narrow or (node.kind == "sum" and node.dtype.is_bool):
         return None
     body = postorder((node.body,))
     loads = [linear(n.index[0]).terms for n in body if isinstance(n, Load)]
     along = any(terms.get(axis) == 1 for terms in loads)
     if not isinstance(axis.extent, int):
         most = bounds(axis.extent)[1]
-        if node.free or not along or (most is not None and most <= limits.terms):
+        if node.free or not along or node.kind in _PLACES or (most is not None and most <= limits.terms):
             return None
         unit = limits.open_parts * _RUN
         return _Split(limits.open_parts, axis.extent // unit * _RUN, axis.extent % unit)
@@ -135,7 +138,7 @@ def _split_of(node: Reduce, limits: Limits) -> _Split | None:
     if terms <= limits.terms or lines // (1 if along else limits.columns) >= limits.lines:
         return None
     run = _RUN if along else 1
-    parts = min(terms * node.dtype.itemsize // limits.part_bytes, limits.parts, axis.extent // (2 * run))
+    parts = min(terms * node.body.dtype.itemsize // limits.part_bytes, limits.parts, axis.extent // (2 * run))
     if parts < 2:
         return None
     length = axis.extent // (parts * run) * run
@@ -159,9 +162,15 @@ def _parted(
     change: dict[Expr, Expr] = {}
     for reduce, named in zip(reduces, names, strict=True):
         buffer = replace(named, shape=(count,))
-        at = substitute_axes((reduce.body,), {axis: part * size(split.length) + term})[reduce.body]
-        stores.append(Store(buffer, axes, (place,), Reduce(reduce.kind, (term,), at)))
+        first = part * size(split.length)
+        at = substitute_axes((reduce.body,), {axis: first + term})[reduce.body]
+        made: Expr = Reduce(reduce.kind, (term,), at)
         buffers.append(buffer)
+        if reduce.kind in _PLACES:
+            stores.append(Store(buffer, axes, (place,), first + made))
+            change[reduce] = _place_of_all(reduce, Load(buffer, (place,)), part, split, rest)
+            continue
+        stores.append(Store(buffer, axes, (place,), made))
         whole: Expr = Reduce(reduce.kind, (part,), Load(buffer, (place,)))
         if split.rest != 0:
             first = size(split.parts * split.length)
@@ -169,6 +178,27 @@ def _parted(
             whole = apply(_JOINS[reduce.kind], whole, Reduce(reduce.kind, (rest,), left))
         change[reduce] = whole
     return Kernel(name, kernel.inputs, tuple(buffers), tuple(stores)), change
+
+
+def _place_of_all(reduce: Reduce, places: Expr, part: Axis, split: _Split, rest: Axis) -> Expr:
+    """The first of the best: `places` are those of the parts, then come the terms that are left."""
+    (axis,) = reduce.axes
+
+    def value_at(place: Expr) -> Expr:
+        return substitute_axes((reduce.body,), {axis: place})[reduce.body]
+
+    best = Reduce(reduce.kind, (part,), value_at(places))
+    found = substitute_axes((places,), {part: best})[places]
+    if split.rest == 0:
+        return found
+    first = size(split.parts * split.length)
+    left = first + Reduce(reduce.kind, (rest,), value_at(first + rest))
+    mine, other = value_at(found), value_at(left)
+    better = apply(_PLACES[reduce.kind], other, mine)
+    if reduce.body.dtype.is_float:
+        new = apply("and", apply("isnan", other), apply("not", apply("isnan", mine)))
+        better = apply("or", better, new)
+    return apply("select", better, left, found)
 
 
 def _replaced(kernel: Kernel, change: dict[Expr, Expr]) -> Kernel:

@@ -14,12 +14,16 @@ from strata.kernel import identity
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
-    """One running reduction over values of a type; argmax and argmin carry the best value and its position."""
+    """One running reduction over values of a type; argmax and argmin carry the best value and its position.
+
+    A position of -1 stands for all places so far, none of which has better than the worst value.
+    """
 
     f: Function
     kind: str
     dtype: DType
     target: Target
+    positions: DType = i64  # as they are carried: i32 where the extent allows
 
     @property
     def is_argument(self) -> bool:
@@ -38,7 +42,7 @@ class Accumulator:
     def _types(self, lanes: int) -> tuple[str, ...]:
         first = register_type(self.dtype, lanes)
         if self.is_argument:
-            return first, register_type(i64, lanes)
+            return first, register_type(self.positions, lanes)
         return (first,) * self.parts
 
     def typed(self, state: Sequence[str], lanes: int) -> list[tuple[str, str]]:
@@ -48,7 +52,6 @@ class Accumulator:
         """Types and first values of what a loop carries."""
         types = self._types(lanes)
         if self.is_argument:
-            # a position of -1 marks "nothing yet", so that a row of the worst value still has a first best
             worst = identity(self.kind[3:], self.dtype)
             return [(types[0], constant(types[0], worst)), (types[1], constant(types[1], -1))]
         first = constant(types[0], identity(self.kind, self.dtype))
@@ -80,26 +83,18 @@ class Accumulator:
         f = self.f
         value_type, position_type = self._types(lanes)
         flag = vector("i1", lanes)
-        empty = f.compare("slt", position_type, old[1], constant(position_type, 0))
-        if self.dtype.is_float:
-            new_nan = f.compare("uno", value_type, new[0], new[0])
-            old_nan = f.compare("uno", value_type, old[0], old[0])
-            wins = f.compare("ogt" if self.kind == "argmax" else "olt", value_type, new[0], old[0])
-            equal = f.compare("oeq", value_type, new[0], old[0])
-            not_old = f.binary("xor", flag, old_nan, constant(flag, 1))
-            wins = f.binary("or", flag, wins, f.binary("and", flag, new_nan, not_old))
-            equal = f.binary("or", flag, equal, f.binary("and", flag, new_nan, old_nan))
-        else:
-            sign = "s" if self.dtype.kind == "int" else "u"
-            wins = f.compare(sign + ("gt" if self.kind == "argmax" else "lt"), value_type, new[0], old[0])
-            equal = f.compare("eq", value_type, new[0], old[0])
-        take = f.binary("or", flag, wins, empty)
+        predicate = ("s" if self.dtype.kind == "int" else "u") + ("gt" if self.kind == "argmax" else "lt")
+
+        def beats(a: str, b: str) -> str:
+            more = f.compare(predicate, value_type, a, b)  # of floats: or one of them is NaN
+            return f.binary("and", flag, more, f.compare("ord", value_type, b, b)) if self.dtype.is_float else more
+
+        wins = beats(new[0], old[0])
         if not later:
-            present = f.compare("sge", position_type, new[1], constant(position_type, 0))
-            earlier = f.compare("slt", position_type, new[1], old[1])
-            tie = f.binary("and", flag, equal, earlier)
-            take = f.binary("and", flag, f.binary("or", flag, take, tie), present)
-        return f.select(value_type, take, new[0], old[0]), f.select(position_type, take, new[1], old[1])
+            earlier = f.compare("ult", position_type, new[1], old[1])  # -1 is later than any
+            kept = f.binary("xor", flag, beats(old[0], new[0]), constant(flag, 1))
+            wins = f.binary("or", flag, wins, f.binary("and", flag, earlier, kept))
+        return f.select(value_type, wins, new[0], old[0]), f.select(position_type, wins, new[1], old[1])
 
     def join(self, a: Parts, b: Parts, lanes: int) -> Parts:
         """Two partial results into one."""
@@ -155,5 +150,6 @@ class Accumulator:
         """The result; for argmax and argmin, the position, 0 over nothing."""
         if not self.is_argument:
             return tuple(state)
-        type_ = register_type(i64, lanes)
-        return (self.f.intrinsic("smax", type_, state[1], constant(type_, 0)),)
+        type_ = register_type(self.positions, lanes)
+        first = self.f.intrinsic("smax", type_, state[1], constant(type_, 0))
+        return (first if self.positions is i64 else self.f.convert("sext", type_, first, register_type(i64, lanes)),)

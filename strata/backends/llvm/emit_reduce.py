@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from strata.backends.llvm.accumulate import Accumulator
-from strata.backends.llvm.builder import Value, bits_of, vector
+from strata.backends.llvm.builder import Value, bits_of, vector, vector_constant
 from strata.backends.llvm.emit_loops import Loops, Segment
-from strata.backends.llvm.registers import Parts
-from strata.core import bounds
-from strata.kernel import Block, Expr, MapLoop, ReduceLoop, Scalar
+from strata.backends.llvm.registers import Parts, register_type
+from strata.core import DType, bounds, i32, i64
+from strata.kernel import Axis, Block, Expr, MapLoop, ReduceLoop, Scalar
 
 RunRange = Callable[[Value, Value, Sequence[tuple[str, Value]]], list[str]]
 _EXCHANGE_BYTES = 16 << 10  # of running values in memory: half of the nearest cache
@@ -82,7 +82,7 @@ class Reductions(Loops):
         return tuple(self.f.splat(t, p) for (t, _), p in zip(accumulator.start(want), state, strict=True))
 
     def _reduce(self, loop: ReduceLoop) -> None:
-        accumulators = [Accumulator(self.f, r.kind, r.body.dtype, self.target) for r in loop.reduces]
+        accumulators = self._accumulators(loop)
         lanes = self.schedule.lanes(self.numbers[id(loop)])
         high = self.size(loop.axis.extent)
         if lanes == 1 or self.context.axis is not None:
@@ -91,6 +91,21 @@ class Reductions(Loops):
             results = self._vector_reduce(loop, accumulators, high, lanes)
         for reduce, parts in zip(loop.reduces, results, strict=True):
             self.values[reduce] = parts
+
+    def _accumulators(self, loop: ReduceLoop) -> list[Accumulator]:
+        most = bounds(loop.axis.extent)[1]
+        positions = i32 if most is not None and most < 1 << 31 else i64
+        return [Accumulator(self.f, r.kind, r.body.dtype, self.target, positions) for r in loop.reduces]
+
+    def _position(self, axis: Axis, lanes: int, dtype: DType) -> Parts:
+        """Where the lanes are on an axis, as accumulators carry it."""
+        if dtype is i64:
+            return self.widened(axis, lanes)
+        type_ = register_type(dtype, lanes)
+        first = self.f.splat(type_, self.f.convert("trunc", "i64", self.first[axis], register_type(dtype)))
+        if self.context.lanes_of(axis) == 1:
+            return (first,)
+        return (self.f.binary("add", type_, first, vector_constant(register_type(dtype), range(lanes))),)
 
     def _serial_reduce(self, loop: ReduceLoop, accumulators: list[Accumulator], high: Value) -> list[Parts]:
         widths = [self.context.lanes_of(r) for r in loop.reduces]
@@ -159,7 +174,7 @@ class Reductions(Loops):
         ):
             mask = self.context.mask if width > 1 else None
             if accumulator.is_argument:
-                position = self.widened(loop.axis, width)
+                position = self._position(loop.axis, width, accumulator.positions)
                 following += accumulator.step(state, self.widened(reduce.body, width), width, mask, position)
             elif accumulator.takes_products and _is_product(reduce.body, self.values):
                 assert isinstance(reduce.body, Scalar)
@@ -193,7 +208,7 @@ class Reductions(Loops):
         """A map whose reduction goes around it: blocks of columns, rows of them added to running values in memory."""
         f, number = self.f, self.numbers[id(loop)]
         reduction = next(s for s in loop.body.steps if isinstance(s, ReduceLoop))
-        accumulators = [Accumulator(f, r.kind, r.body.dtype, self.target) for r in reduction.reduces]
+        accumulators = self._accumulators(reduction)
         lanes, by = self.schedule.lanes(number), self.schedule.exchanged(number)
         count, block = self.size(reduction.axis.extent), by * _BLOCK_STEPS
         most = bounds(reduction.axis.extent)[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -101,14 +100,36 @@ def test_open_sizes(length: int) -> None:
     check(sample.kernel, sample.arrays({"n": length}), {"n": length}, 2)
 
 
-def test_an_argument_and_a_scan_stay_whole() -> None:
-    maker: list[Callable[[], samples.Sample]] = [
-        lambda: samples.reduction((1000,), (0,), "argmax"),
-        lambda: samples.cumulative(1, 1000, 1),
-    ]
-    for make in maker:
-        sample = make()
-        check(sample.kernel, sample.arrays({}), {}, 1)
+def test_a_scan_and_a_place_in_an_open_number_stay_whole() -> None:
+    check(samples.cumulative(1, 1000, 1).kernel, samples.cumulative(1, 1000, 1).arrays({}), {}, 1)
+    sample = samples.reduction((sym("n", 0),), (0,), "argmax")
+    check(sample.kernel, sample.arrays({"n": 1000}), {"n": 1000}, 1)
+
+
+@pytest.mark.parametrize("kind", ["argmax", "argmin"])
+@pytest.mark.parametrize("dtype", [f32, i32])
+@pytest.mark.parametrize("length", [300, 1000, 1024, 1007])
+def test_places(length: int, dtype: DType, kind: str) -> None:
+    """The first of the best, in any part or behind them; NaN is best."""
+    kernel = samples.reduction((length,), (0,), kind, dtype).kernel
+    rng = np.random.default_rng(0)
+    array = rng.integers(-9, 9, length).astype(dtype.np)
+    best = dtype.np.type(99 if kind == "argmax" else -99)
+    check(kernel, [array], {}, 2)
+    check(kernel, [np.full(length, 3, dtype.np)], {}, 2)
+    for places in ([0], [length - 1], [length // 2, length - 1], [17, length // 2]):
+        marked = array.copy()
+        marked[places] = best
+        check(kernel, [marked], {}, 2)
+        if dtype is f32:
+            marked[places] = np.nan
+            check(kernel, [marked], {}, 2)
+            check(kernel, [np.full(length, -np.inf if kind == "argmax" else np.inf, np.float32)], {}, 2)
+
+
+def test_places_of_columns() -> None:
+    sample = samples.reduction((333, 3), (0,), "argmax")
+    check(sample.kernel, sample.arrays({}), {}, 2)
 
 
 def test_text() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from strata.backends.llvm.compile import NativeKernel, compile_kernel
 from strata.backends.llvm.pool import default_pool
-from strata.core import Target, bf16, bool_, c64, c128, f16, f32, f64, i8, i32, i64, sym, u8
+from strata.core import DType, Target, bf16, bool_, c64, c128, f16, f32, f64, i8, i32, i64, sym, u8
 from strata.kernel import KernelBuilder, interpret, show_kernel
 from tests.unit.kernel import samples
 
@@ -140,6 +140,26 @@ def test_nan_wins_and_first_best_counts() -> None:
         sample = samples.reduction((4, 5), (1,), kind)
         (got,) = compile_kernel(sample.kernel)(rows)
         np.testing.assert_array_equal(got, getattr(np, kind)(rows, axis=1))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [f32, f64, f16, i8, u8, i32, i64, bool_])
+def test_places_of_the_best(dtype: DType, target: str) -> None:
+    """Along rows and columns, tails of vectors, rows of one value, and of the worst that there is."""
+    rng = np.random.default_rng(0)
+    for rows, columns in ((3, 1), (5, 130), (67, 33)):
+        given = rng.integers(0, 2 if dtype is bool_ else 30, (rows, columns)).astype(dtype.np)
+        given[0] = given[0, 0]
+        if dtype.is_float:
+            given[1, columns // 2 :] = np.nan
+            given[2] = -np.inf
+        elif dtype is not bool_:
+            given[1], given[2] = np.iinfo(dtype.np).min, np.iinfo(dtype.np).max
+        for kind in ("argmax", "argmin"):
+            for axis in (0, 1):
+                kernel = samples.reduction((rows, columns), (axis,), kind, dtype).kernel
+                (got,) = compile_kernel(kernel, Target.named(target))(given)
+                np.testing.assert_array_equal(got, getattr(np, kind)(given, axis=axis))
 
 
 def test_guarded_loads_stay_inside() -> None:
