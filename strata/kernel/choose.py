@@ -55,7 +55,7 @@ _STREAM_ROW = 3 << 10  # bytes of a row that is worth its own start and end past
 _STREAM_LINES = 1 << 8  # the same of one that begins and ends with a cache line
 _LINE = 64  # bytes of a cache line
 _SQUARE = 16  # the widest square that is turned in registers
-_STREAM_BLOCK = 512, 256  # points of a transpose that one thread does at a time: long runs to read and to write
+_STREAM_BLOCK = 1024, 128  # points of a transpose that one thread does at a time: long runs to read and to write
 _NEAR_BLOCK = 256, 32  # the same where caches hold all of it
 _EXCHANGED_STEPS = 8  # rows that are added up before their sum joins the running one in memory
 _EXCHANGED_LEAST = 256  # columns of a chunk
@@ -114,10 +114,12 @@ class _Chooser:
             if self._traffic() > _STREAM_CACHES * self.machine.cache_bytes:
                 share = max(_LEAST_CHUNKS, self._traffic() // _STREAM_CHUNK)
                 grain = max(grain, points // share)
+            unit = lanes
             if exchanged is not None:
                 row = _guess(exchanged.axis.extent)
-                grain = max(grain, row if len(chain) > 1 else max(_EXCHANGED_LEAST, row // _LEAST_CHUNKS))
-            actions.append(Parallel(len(chain), max(lanes, grain - grain % lanes)))
+                unit = row if len(chain) > 1 else lanes  # whole rows: a part of one would be all of its reads
+                grain = max(grain, _EXCHANGED_LEAST, row // _LEAST_CHUNKS)
+            actions.append(Parallel(len(chain), max(unit, grain - grain % unit)))
         for loop in walk_loops(nest):
             if id(loop) in vectorised:
                 actions.append(Vectorise(numbers[id(loop)], self._width(loop)))

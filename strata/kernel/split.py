@@ -47,6 +47,11 @@ class Limits:
     terms: int = 1 << 17  # fewer are not worth a second kernel
     lines: int = 8  # that are reduced independently: enough for threads without parts
     columns: int = 256  # that count as one line where the terms of a line do not lie side by side
+    far: int = (
+        4 << 20
+    )  # bytes that no core's own cache holds: there, whole rows are read, and so many columns are a line
+    far_columns: int = 4096
+    far_rows: int = 64  # of a part, at least
     part_bytes: int = 128 << 10
     parts: int = 64
     open_parts: int = 16  # of a reduction whose number of terms is not known
@@ -135,10 +140,13 @@ def _split_of(node: Reduce, limits: Limits) -> _Split | None:
         return None
     lines = prod(a.extent for a in node.free if isinstance(a.extent, int))
     terms = axis.extent * prod(e for e in extents if isinstance(e, int))
-    if terms <= limits.terms or lines // (1 if along else limits.columns) >= limits.lines:
+    far = not along and terms * node.body.dtype.itemsize > limits.far
+    columns = 1 if along else limits.far_columns if far else limits.columns
+    if terms <= limits.terms or lines // columns >= limits.lines:
         return None
     run = _RUN if along else 1
-    parts = min(terms * node.body.dtype.itemsize // limits.part_bytes, limits.parts, axis.extent // (2 * run))
+    least = limits.far_rows if far and lines // limits.columns >= limits.lines else 2 * run
+    parts = min(terms * node.body.dtype.itemsize // limits.part_bytes, limits.parts, axis.extent // least)
     if parts < 2:
         return None
     length = axis.extent // (parts * run) * run

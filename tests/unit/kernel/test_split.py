@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,20 @@ def test_nan_and_infinity_get_through() -> None:
 def test_columns(rows: int, columns: int) -> None:
     sample = samples.reduction((rows, columns), (0,))
     check(sample.kernel, sample.arrays({}), {}, 1 if rows * columns <= SMALL.terms else 2)
+
+
+@pytest.mark.parametrize(("rows", "columns", "count"), [(40, 300, 2), (37, 999, 2), (10, 999, 1), (40, 1600, 1)])
+def test_many_columns_of_a_large_matrix(rows: int, columns: int, count: int) -> None:
+    """In parts of many whole rows; what a cache holds, few rows and very many columns are handed out by columns."""
+    sample = samples.reduction((rows, columns), (0,))
+    limits = replace(SMALL, far=4096, far_columns=400, far_rows=8)
+    phases = split_reductions(normalize(sample.kernel), limits)
+    assert len(phases.kernels) == count
+    near = split_reductions(normalize(sample.kernel), replace(limits, far=1 << 20))
+    assert len(near.kernels) == 1
+    (array,) = sample.arrays({})
+    (got,) = run(phases, [array], {})
+    np.testing.assert_allclose(got, array.sum(0, dtype=np.float64), rtol=1e-4, atol=1e-4)
 
 
 def test_rows_that_are_enough_for_threads_stay_whole() -> None:

@@ -243,6 +243,16 @@ def test_several_reductions_around_vectors() -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-2)
 
 
+def test_parts_of_column_sums_are_whole_rows() -> None:
+    """However many columns there are: a chunk goes through memory from its first row to its last."""
+    k = KernelBuilder("parts")
+    x = k.input("x", f32[64, 250, 1040])
+    k.output("y", f32[64, 1040], lambda ix: k.reduce("sum", 250, lambda r: x[ix[0], r, ix[1]]))
+    schedule = lower(k.build(), Target.host()).schedule
+    assert schedule.parallel.loops == 2
+    assert schedule.parallel.grain % 1040 == 0
+
+
 WHOLE: dict[str, tuple[tuple[int, ...], Any]] = {
     "all": ((700_001,), lambda x: x.sum()),
     "columns": ((30_001, 7), lambda x: x.max(0)),
