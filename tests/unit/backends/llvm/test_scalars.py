@@ -79,6 +79,7 @@ def dtypes_of(name: str) -> tuple[DType, ...]:
 CASES = [(name, dtype) for name in SCALARS if name not in SPECIAL for dtype in dtypes_of(name)
          if not (name in ("real", "imag", "conj") and not dtype.is_complex)]  # fmt: skip
 NARROW = {"asin": 1, "acos": 1, "atanh": 1}
+SIZES = {"gelu": 0.2}  # x Φ(x), on the left a difference of larger numbers: test_vector_math knows its limit
 
 
 def inputs(name: str, dtype: DType, count: int, length: int = 1003) -> list[Any]:
@@ -117,7 +118,8 @@ def run(name: str, dtype: DType, target: str) -> tuple[Any, Any]:
     return compile_kernel(kernel, Target.named(target))(*arrays)[0], interpret(kernel, arrays)[0]
 
 
-def compare(got: Any, wanted: Any, dtype: DType) -> None:
+def compare(got: Any, wanted: Any, size: float = 1e-2) -> None:
+    """Up to the spacing of numbers of the type; `size` is that of numbers near zero."""
     if got.dtype.kind in "biu":
         np.testing.assert_array_equal(got, wanted)
         return
@@ -126,7 +128,7 @@ def compare(got: Any, wanted: Any, dtype: DType) -> None:
     if got.dtype == np.float16:
         spacing = 2.0**-10
     tolerance = spacing or (1e-13 if got.dtype in (np.float64, np.complex128) else 1e-6)
-    np.testing.assert_allclose(got.astype(wide), np.asarray(wanted).astype(wide), rtol=tolerance, atol=tolerance * 1e-2)
+    np.testing.assert_allclose(got.astype(wide), np.asarray(wanted).astype(wide), rtol=tolerance, atol=tolerance * size)
 
 
 # one type of each kind is enough away from the host
@@ -136,7 +138,7 @@ ALL_CASES = [(t, n, d) for t in TARGETS for n, d in CASES if t == "host" or d in
 @pytest.mark.parametrize(("target", "name", "dtype"), ALL_CASES, ids=[f"{n}-{d}-{t}" for t, n, d in ALL_CASES])
 def test_function(name: str, dtype: DType, target: str) -> None:
     got, wanted = run(name, dtype, target)
-    compare(got, wanted, dtype)
+    compare(got, wanted, SIZES.get(name, 1e-2))
 
 
 @pytest.mark.parametrize("target", TARGETS)
