@@ -8,7 +8,7 @@ from argparse import Namespace
 from typing import Any
 
 from strata.cli import show
-from strata.cli.arrays import read_mapping
+from strata.cli.arrays import read_mapping, read_sizes
 from strata.cli.parser import Mistake
 from strata.cli.programs import kind_of, open_program
 
@@ -32,6 +32,8 @@ def _compiled(options: Namespace) -> Any:
     kind = kind_of(options.model)
     if kind == "bundle":
         raise Mistake(f"{options.model} is a bundle already")
+    if options.size and kind != "onnx":
+        raise Mistake(f"--size: {options.model} is no ONNX model")
     program = open_program(options.model, options.device)
     if kind == "graph":
         if options.params:
@@ -40,10 +42,5 @@ def _compiled(options: Namespace) -> Any:
             raise Mistake(f"{options.model} has parameters: --params gives their values, --no-weights leaves them out")
         return program.source
     if kind == "onnx":
-        plan = program.source._whole_plan()
-        if plan is None:
-            raise Mistake(f"{options.model} is not one graph for all sizes: {program.source.why_not_symbolic}")
-        if plan.compiled is None:
-            raise Mistake(f"{options.model} computes nothing that depends on its inputs")
-        return plan.compiled
+        return program.source.compiled(read_sizes(options.size))
     return program.source.graph

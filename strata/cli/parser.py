@@ -142,6 +142,9 @@ def _compile(parser: Parser) -> None:
     parser.add_argument("--params", metavar="FILE", help="parameters of a graph in text: .npz or .safetensors")
     parser.add_argument("--no-weights", action="store_true", help="leave the weights out; set_params gives them later")
     parser.add_argument(
+        "--size", action="append", default=[], metavar="NAME=N", help="fix a symbolic size of an ONNX model"
+    )
+    parser.add_argument(
         "--level", action="append", metavar="NAME", help="an instruction set to make code for (default: all)"
     )
     _json(parser)

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.core import here, located, new_rlock
+from strata.core import here, located, new_rlock, symbols
 from strata.errors import DTypeError, RunError, ShapeError, StrataError, UnknownNameError
 from strata.io.onnx.file import ModelFile
 from strata.io.onnx.plans import Plan, Port, Shapes, samples
 from strata.io.onnx.stored import StoredPlan, head_key, plan_key, read_head, read_stored, write_head, write_stored
 from strata.mir import Graph, near
-from strata.runtime import Session
+from strata.runtime import CompiledGraph, Session
 
 if TYPE_CHECKING:
     from strata.io.onnx.program import Program
@@ -159,6 +159,19 @@ class OnnxModel:
     def graph(self, hints: Mapping[str, int] | None = None) -> Graph:
         """The model as one graph with symbolic sizes; `hints` decide where the graph depends on them."""
         return self._reading.graph(hints)
+
+    @located
+    def compiled(self, sizes: Mapping[str, int] | None = None) -> CompiledGraph:
+        """The model as one compiled graph with its weights, which can be saved as a bundle.
+
+        `sizes` fixes symbolic sizes; the others stay open.
+        """
+        known = {name for p in self.inputs for d in p.shape or () for name in symbols(d)}
+        for name in sizes or {}:
+            if name not in known:
+                has = ", ".join(sorted(known)) or "none"
+                raise UnknownNameError(f"the model has no symbolic size {name!r}; it has {has}", code="N113")
+        return self._reading.compiled(sizes or {})
 
     @property
     def is_symbolic(self) -> bool:

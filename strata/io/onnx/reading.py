@@ -41,9 +41,22 @@ class Reading:
 
     def graph(self, hints: Mapping[str, int] | None = None) -> Graph:
         """The model as one graph with symbolic sizes; `hints` decide where the graph depends on them."""
-        tracer = Tracer(self.program, hints=hints)
-        items = self._trace(tracer, {p.name: tracer.leaf(p.name, _type(p)) for p in self.inputs})
-        return tracer.graph([tracer.value(x) for x in items], name=self.program.graph.name or "main")
+        return self._whole(Tracer(self.program, hints=hints), {})
+
+    def compiled(self, sizes: Mapping[str, int]) -> CompiledGraph:
+        """The same, with these sizes fixed, compiled and with its weights."""
+        tracer = Tracer(self.program)
+        graph = self._whole(tracer, sizes)
+        made = self.session.compile(graph)
+        made.set_params({name: tracer.params[name] for name in graph.param_names})
+        return made
+
+    def _whole(self, tracer: Tracer, sizes: Mapping[str, int]) -> Graph:
+        try:
+            items = self._trace(tracer, {p.name: tracer.leaf(p.name, _type(p).bind(sizes)) for p in self.inputs})
+            return self._graph(tracer, [tracer.value(x) for x in items])
+        except NeedsData as reason:
+            raise LowerError(f"the model is not one graph: it needs {reason}", code="L503") from None
 
     def symbolic_plan(self, arrays: Mapping[str, Any], keep: Keep, why_not: list[str]) -> Plan | None:
         """The most general graph that serves these arrays, if there is one with a symbolic size."""

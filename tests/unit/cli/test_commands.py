@@ -220,6 +220,25 @@ def test_compile_makes_a_bundle_that_runs(capsys: pytest.CaptureFixture[str], la
     assert about["weights"] == {"w": "f32[8, 4]", "b": "f32[4]"}
 
 
+def test_compile_makes_a_bundle_of_an_onnx_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    rng = np.random.default_rng(0)
+    w, x = rng.standard_normal((8, 4)).astype(np.float32), rng.standard_normal((5, 8)).astype(np.float32)
+    graph = st.Graph("model")
+    graph.outputs((graph.input("x", (st.sym("n"), 8)) @ graph.constant(w)).relu(), graph.constant(w[0]))
+    path, bundle, array = str(tmp_path / "model.onnx"), str(tmp_path / "model.strata"), str(tmp_path / "x.npy")
+    st.onnx.export(graph, path)
+    np.save(array, x)
+    for _ in range(2):  # as read, and as the store has it
+        assert "n" in json.loads(answer(capsys, "compile", path, "-o", bundle, "--json"))["signature"]
+        rows, fixed = st.load_compiled(bundle).run(x=x)
+        np.testing.assert_allclose(rows, np.maximum(x @ w, 0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(fixed, w[0])
+    assert "float32[5, 4]" in answer(capsys, "run", bundle, "--input", f"x={array}")
+    assert "(x: f32[5, 8])" in answer(capsys, "compile", path, "--size", "n=5", "-o", bundle)
+    assert "has no symbolic size 'm'; it has n" in complaint(capsys, "compile", path, "--size", "m=5", "-o", bundle)
+
+
 def test_compile_wants_weights_or_a_word(capsys: pytest.CaptureFixture[str], layer: str, tmp_path: Path) -> None:
     bundle = str(tmp_path / "layer.strata")
     assert "--no-weights" in complaint(capsys, "compile", layer, "-o", bundle)
