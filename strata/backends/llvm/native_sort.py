@@ -20,6 +20,8 @@ FEWER_SLOTS = 4  # for rows above this size
 LONG_ROW = 1 << 16
 LONGEST_ROW = (1 << 31) - 1  # counters and positions have 32 bits
 FEW = 4  # topk keeps candidates while k is less than this part of a row; else the row is sorted
+VERY_FEW = 16  # up to so many, the best so far are kept in order
+MUCH_LONGER = 32  # than k is a row of which they are kept so, even where it is short enough for the network
 
 
 class _Rows:
@@ -121,6 +123,8 @@ def _emit(module: Module, dtype: DType, target: Target, what: str, descending: b
                 result = _candidates(
                     f, work, sort, begin, inner, n, k, a, f.binary("lshr", "i64", slot_bytes, 1), lanes
                 )
+            elif what == "topk_very_few":
+                result = _best(f, work, begin, inner, n, k, a, lanes)
             else:
                 b = f.address("i8", a, f.binary("lshr", "i64", slot_bytes, 1))
                 work.load_row(begin, inner, a, n, lanes)
@@ -228,11 +232,68 @@ def _candidates(
     return str(a)
 
 
+def _best(f: Function, work: _Rows, begin: Value, stride: Value, n: Value, k: Value, best: Value, lanes: int) -> str:
+    """The k first elements in order, kept so all the time: one that beats the last of them is put in its place."""
+    layout, raw, type_ = work.layout, work.raw, vector(work.raw, lanes)
+    last = f.sub(k, 1)
+
+    def cell(i: Value) -> str:
+        return f.address(layout.type, best, i)
+
+    def limit() -> str:
+        return f.load(layout.type, cell(last), layout.align)
+
+    most = constant(layout.type, -1)
+    f.loop(0, k, 1, (), lambda i, _: f.store(layout.type, most, cell(i), layout.align))
+
+    def take(i: Value) -> None:
+        element = work.element(work.key(work.read(begin, i, stride), 1), i)
+
+        def insert() -> None:
+            def above(state: list[str]) -> str:
+                inside = f.compare("sgt", "i64", state[0], 0)
+                before = f.load(layout.type, cell(f.smax(f.sub(state[0], 1), 0)), layout.align)
+                return f.binary("and", "i1", inside, f.compare("ugt", layout.type, before, element))
+
+            def move(state: list[str]) -> list[Value]:
+                j = f.sub(state[0], 1)
+                f.store(layout.type, f.load(layout.type, cell(j), layout.align), cell(state[0]), layout.align)
+                return [j]
+
+            (place,) = while_loop(f, [("i64", last)], above, move)
+            f.store(layout.type, element, cell(place), layout.align)
+
+        f.if_(f.compare("ult", layout.type, element, limit()), insert)
+
+    def some(start: str, _: list[str]) -> None:
+        keys = work.key(f.load(type_, f.address(raw, begin, start), work.dtype.itemsize), lanes)
+        high = f.binary("lshr", layout.type, limit(), constant(layout.type, layout.shift))
+        bound = f.convert("trunc", layout.type, high, raw)
+        hits = f.compare("ule", type_, keys, f.splat(type_, bound))
+        mask = f.convert("bitcast", f"<{lanes} x i1>", hits, f"i{lanes}")
+        mask = f.convert("zext", f"i{lanes}", mask, "i64") if lanes < 64 else mask
+
+        def next_hit(state: list[str]) -> list[Value]:
+            lane = f.call("i64", "llvm.cttz.i64", ("i64", state[0]), ("i1", "true"))
+            take(f.add(start, lane))
+            return [f.binary("and", "i64", state[0], f.sub(state[0], 1))]
+
+        while_loop(f, [("i64", mask)], lambda state: f.compare("ne", "i64", state[0], 0), next_hit)
+
+    def together() -> None:
+        end = f.round_down(n, lanes)
+        f.loop(0, end, lanes, (), some)
+        f.loop(end, n, 1, (), lambda i, _: take(i))
+
+    f.if_(f.compare("eq", "i64", stride, 1), together, lambda: f.loop(0, n, 1, (), lambda i, _: take(i)) and None)
+    return str(best)
+
+
 def _ordered(node: Node, target: Target, what: str, descending: bool) -> NativeOp:
     (x,) = node.inputs
     dtype, axis = x.dtype, node.op.axis  # type: ignore[attr-defined]
     layout = Layout.of(dtype, with_position=what != "sort")
-    names = ("topk", "topk_few") if what == "topk" else (what,)
+    names = ("topk", "topk_few", "topk_very_few") if what == "topk" else (what,)
     lanes = target.lanes(dtype.itemsize)
     together = network_lanes(layout, target)
 
@@ -247,7 +308,9 @@ def _ordered(node: Node, target: Target, what: str, descending: bool) -> NativeO
         outputs = {"sort": (0, 0), "argsort": (0, 0), "topk": (0, 1)}[what]
         arrays = [("input", 0), *(("output", i) for i in outputs), ("workspace", 0)]
         side_by_side = inner if inner > 1 else outer
-        if together <= n <= LONGEST.get(layout.bits, 0) and side_by_side >= together:
+        very_few = what == "topk" and k <= VERY_FEW and k * FEW < n
+        row_by_row = very_few and inner == 1 and n >= max(k * MUCH_LONGER, 128)
+        if together <= n <= LONGEST.get(layout.bits, 0) and side_by_side >= together and not row_by_row:
             per_outer = -(-side_by_side // together)
             groups = per_outer * (outer if inner > 1 else 1)
             slots, bytes_ = min(groups, SLOTS), n * together * layout.size
@@ -257,7 +320,8 @@ def _ordered(node: Node, target: Target, what: str, descending: bool) -> NativeO
         slots = min(rows, SLOTS if n < LONG_ROW else FEWER_SLOTS)
         span = (max(4 * k, 256) + 2 * lanes if few else n) * layout.size
         bytes_ = 2 * (-(-span // 64) * 64)
-        call = Call("topk_few" if few else what, [*arrays, *number_slots(bytes_, n, inner, rows, slots, k)], slots)
+        name = "topk_very_few" if very_few else "topk_few" if few else what
+        call = Call(name, [*arrays, *number_slots(bytes_, n, inner, rows, slots, k)], slots)
         return Planned([call], bytes_ * slots)
 
     def emit(module: Module) -> None:

@@ -2,8 +2,8 @@
 data.
 
 The network is Batcher's merge exchange, for any length (Knuth, volume 3, algorithm 5.2.2M). A group of rows lies in
-the workspace as [element][lane]. The last group starts early enough to be full; rows that two groups sort get equal
-values.
+the workspace as [element][lane]; keys of 64 bits with positions, as [element][key, position][lane]. The last group
+starts early enough to be full; rows that two groups sort get equal values.
 """
 
 from __future__ import annotations
@@ -14,12 +14,27 @@ from strata.backends.llvm.native import arguments, kernel, while_loop
 from strata.backends.llvm.sorter import Layout, from_key, key_bits, order_key
 from strata.core import DType, Target
 
-LONGEST = {8: 1024, 16: 2048, 32: 2048, 64: 1024}  # rows for which the network beats sorting row by row, by bits
+LONGEST = {
+    8: 1024,
+    16: 2048,
+    32: 2048,
+    64: 1024,
+    128: 512,
+}  # rows for which the network beats sorting row by row, by bits
 UNROLL = 4
 
 
 def network_lanes(layout: Layout, target: Target) -> int:
-    return target.lanes(max(layout.size, 4))
+    return target.lanes(min(max(layout.size, 4), 8))
+
+
+def _words(layout: Layout) -> int:
+    """Vectors of an element: what is wider than a lane has its key in one, its position in another."""
+    return max(1, layout.bits // 64)
+
+
+def _lane_type(layout: Layout) -> str:
+    return f"i{min(layout.bits, 64)}"
 
 
 def emit_network(module: Module, layout: Layout, lanes: int) -> str:
@@ -27,14 +42,27 @@ def emit_network(module: Module, layout: Layout, lanes: int) -> str:
     name = f"network_{layout.bits}"
     if module.has(name):
         return name
-    type_ = vector(layout.type, lanes)
+    type_, words = vector(_lane_type(layout), lanes), _words(layout)
     f = module.function(name, (("ptr", "rows"), ("i64", "n")), linkage="internal")
 
     def exchange(low: Value, gap: Value) -> None:
-        cells = [f.address(type_, "%rows", low), f.address(type_, "%rows", f.add(low, gap))]
+        cells = [f.address(type_, "%rows", f.mul(at, words)) for at in (low, f.add(low, gap))]
+        if words == 2:
+            exchange_pairs(cells)
+            return
         a, b = (f.load(type_, cell, layout.align) for cell in cells)
         f.store(type_, f.intrinsic("umin", type_, a, b), cells[0], layout.align)
         f.store(type_, f.intrinsic("umax", type_, a, b), cells[1], layout.align)
+
+    def exchange_pairs(cells: list[str]) -> None:
+        seconds = [f.address(type_, cell, 1) for cell in cells]
+        (a, b), (i, j) = ([f.load(type_, cell, 8) for cell in pair] for pair in (cells, seconds))
+        flag = vector("i1", lanes)
+        behind = f.binary("and", flag, f.compare("eq", type_, a, b), f.compare("ugt", type_, i, j))
+        turn = f.binary("or", flag, f.compare("ugt", type_, a, b), behind)
+        for pair, (x, y) in ((cells, (a, b)), (seconds, (i, j))):
+            f.store(type_, f.select(type_, turn, y, x), pair[0], 8)
+            f.store(type_, f.select(type_, turn, x, y), pair[1], 8)
 
     def phase(state: list[str]) -> list[Value]:
         (p,) = state
@@ -78,21 +106,28 @@ class _Group:
     def __init__(self, f: Function, dtype: DType, layout: Layout, lanes: int, descending: bool) -> None:
         self.f, self.dtype, self.layout, self.lanes, self.descending = f, dtype, layout, lanes, descending
         self.raw = f"i{key_bits(dtype)}"
-        self.raws, self.type = vector(self.raw, lanes), vector(layout.type, lanes)
+        self.raws, self.type = vector(self.raw, lanes), vector(_lane_type(layout), lanes)
+        self.words = _words(layout)
 
     def put(self, raw: str, planes: Value, i: Value) -> None:
         f, layout = self.f, self.layout
         key = order_key(f, self.dtype, raw, self.lanes, descending=self.descending, one_zero=layout.shift > 0)
-        if layout.shift:
+        place = f.address(self.type, planes, f.mul(i, self.words))
+        if self.words == 2:
+            f.store(self.type, f.splat(self.type, i), f.address(self.type, place, 1), layout.align)
+        elif layout.shift:
             wide = f.convert("zext", self.raws, key, self.type)
             key = f.binary("shl", self.type, wide, constant(self.type, layout.shift))
             key = f.binary("or", self.type, key, f.splat(self.type, i))
-        f.store(self.type, key, f.address(self.type, planes, i), layout.align)
+        f.store(self.type, key, place, layout.align)
 
     def get(self, planes: Value, i: Value) -> str:
         """Sorted elements, or positions where there are any."""
         f, layout = self.f, self.layout
-        key = f.load(self.type, f.address(self.type, planes, i), layout.align)
+        last = f.add(f.mul(i, self.words), self.words - 1)
+        key = f.load(self.type, f.address(self.type, planes, last), layout.align)
+        if self.words == 2:
+            return key
         if layout.shift:
             return f.binary("and", self.type, key, constant(self.type, (1 << layout.shift) - 1))
         return from_key(f, self.dtype, key, self.lanes, descending=self.descending)
@@ -121,7 +156,7 @@ class _Group:
 
     def store(self, planes: Value, to: Value, n: Value, inner: Value, even: Value) -> None:
         f, lanes = self.f, self.lanes
-        element, align = (self.layout.type, 8) if self.layout.shift else (self.raw, self.dtype.itemsize)
+        element, align = (_lane_type(self.layout), 8) if self.layout.shift else (self.raw, self.dtype.itemsize)
         type_ = vector(element, lanes)
 
         def rows() -> None:

@@ -79,6 +79,21 @@ def test_topk(native: Any, shape: tuple[int, ...], k: int, largest: bool) -> Non
     np.testing.assert_array_equal(values, np.take_along_axis(x, order, -1))
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("shape", "k"), [((20, 700), 1), ((9, 131), 4), ((33, 40), 3), ((2, 3, 300), 16)])
+def test_topk_of_few(native: Any, shape: tuple[int, ...], k: int, dtype: Any) -> None:
+    """The best of rows of any type, with equals, in order of their positions; a row of equals; rising rows."""
+    x = _draw(shape, dtype)
+    x[..., 0, :] = x[..., 0, :1]
+    x[..., 1, :] = np.sort(x[..., 1, :])
+    for largest in (False, True):
+        order = np.take(_order(x, -1, largest), np.arange(k), -1)
+        values, ids = native(lambda v, largest=largest: METHODS["topk"](v, k, -1, largest=largest), x)
+        np.testing.assert_array_equal(ids, order)
+        bits = f"u{x.itemsize}"
+        np.testing.assert_array_equal(values.view(bits), np.take_along_axis(x, order, -1).view(bits))
+
+
 def test_topk_of_columns(native: Any) -> None:
     x = _draw((3000, 5), np.int32)
     values, ids = native(lambda v: METHODS["topk"](v, 9, 0), x)
