@@ -25,6 +25,7 @@ from strata.kernel.ir import (
     substitute_axes,
 )
 from strata.kernel.moves import as_bits
+from strata.kernel.nans import is_below, need_no_nan
 from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, make_nest
 from strata.kernel.normalize import address, normalize
 from strata.kernel.scalars import SCALARS, ScalarFunction

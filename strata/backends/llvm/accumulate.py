@@ -24,6 +24,7 @@ class Accumulator:
     dtype: DType
     target: Target
     positions: DType = i64  # as they are carried: i32 where the extent allows
+    leaves_nan: bool = False  # a maximum or minimum of the other values
 
     @property
     def is_argument(self) -> bool:
@@ -65,8 +66,15 @@ class Accumulator:
         if position is not None:
             made = self._better(state, (value[0], position[0]), lanes, later=True)
         else:
-            made = combine(self.f, self.kind, self.dtype, lanes, state, value, self.target)
+            made = self._combined(state, value, lanes)
         return self._kept(state, made, lanes, mask)
+
+    def _combined(self, state: Parts, value: Parts, lanes: int) -> Parts:
+        if not self.leaves_nan:
+            return combine(self.f, self.kind, self.dtype, lanes, state, value, self.target)
+        type_ = register_type(self.dtype, lanes)
+        better = self.f.compare("ogt" if self.kind == "max" else "olt", type_, value[0], state[0])
+        return (self.f.select(type_, better, value[0], state[0]),)
 
     def step_product(self, state: Parts, a: Parts, b: Parts, lanes: int, mask: str | None) -> list[str]:
         made = (self.f.fma(register_type(self.dtype, lanes), a[0], b[0], state[0]),)
@@ -100,7 +108,7 @@ class Accumulator:
         """Two partial results into one."""
         if self.is_argument:
             return self._better(a, b, lanes, later=False)
-        return combine(self.f, self.kind, self.dtype, lanes, a, b, self.target)
+        return self._combined(a, b, lanes)
 
     def narrow(self, state: Parts, lanes: int, to: int) -> Parts:
         """Fewer lanes, by joining halves."""

@@ -95,7 +95,10 @@ class Reductions(Loops):
     def _accumulators(self, loop: ReduceLoop) -> list[Accumulator]:
         most = bounds(loop.axis.extent)[1]
         positions = i32 if most is not None and most < 1 << 31 else i64
-        return [Accumulator(self.f, r.kind, r.body.dtype, self.target, positions) for r in loop.reduces]
+        return [
+            Accumulator(self.f, r.kind, r.body.dtype, self.target, positions, leaves_nan=r in self.leave_nan)
+            for r in loop.reduces
+        ]
 
     def _position(self, axis: Axis, lanes: int, dtype: DType) -> Parts:
         """Where the lanes are on an axis, as accumulators carry it."""

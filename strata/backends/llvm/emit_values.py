@@ -26,6 +26,8 @@ from strata.backends.llvm.registers import (
     to_memory,
     woven,
 )
+from strata.backends.llvm.vector_floats import Math
+from strata.backends.llvm.vector_math import exp_below
 from strata.core import Atom, Dim, DType, Symbol, SymExpr, Target
 from strata.kernel import (
     SPREADS,
@@ -41,7 +43,9 @@ from strata.kernel import (
     Schedule,
     Size,
     Store,
+    is_below,
     linear,
+    need_no_nan,
 )
 
 _LINE = 64  # bytes of a cache line
@@ -73,6 +77,7 @@ class Values:
     def start(self, f: Function, kernel: Kernel, target: Target) -> None:
         """The state of an emitter that has emitted nothing yet."""
         self.f, self.kernel, self.target = f, kernel, target
+        self.leave_nan = need_no_nan(kernel)
         self.context = Context()
         self.values: dict[Expr, Parts] = {}  # registers of the current context
         self.first: dict[Expr, Value] = {}  # i64 values at the first lane, for addresses
@@ -210,6 +215,8 @@ class Values:
                 return self._axis(node, lanes)
             case Load():
                 return self._load(node, lanes)
+            case Scalar("exp", (x,)) if is_below(x) and (math := self._math(node, lanes)).has_tables:
+                return (exp_below(math, self.widened(x, lanes)[0]),)
             case Scalar(name, args):
                 made = tuple(self.widened(a, lanes) for a in args)
                 dtypes = tuple(a.dtype for a in args)
@@ -219,6 +226,9 @@ class Values:
             case Reduce():
                 raise AssertionError(f"{node!r} is used before the loop that computes it")
         raise AssertionError(node)
+
+    def _math(self, node: Expr, lanes: int) -> Math:
+        return Math(self.f, register_type(node.dtype, lanes), self.target)
 
     def _axis(self, axis: Axis, lanes: int) -> Parts:
         first = self.first[axis]
