@@ -192,8 +192,10 @@ class DequantGroupedMatMul(Grouped):
 
     def decompose(self, x: Value, codes: Value, ids: Value, *sides: Value) -> Value:
         wide = x.dtype.accumulator
+        if x.dtype is not wide:
+            return cast(self(cast(x, wide), codes, ids, *sides), x.dtype)
         w = cast(self.weights(x.type, codes.type)(codes, *sides), wide)
-        return cast(GroupedMatMul()(cast(x, wide), w, ids), x.dtype)
+        return GroupedMatMul()(x, w, ids)
 
     @classmethod
     def samples(cls) -> list[Sample]:

@@ -86,19 +86,25 @@ def dequant_matmul(node: Node, target: Target) -> NativeOp | None:
         return Planned((quantize, product), sides + rows * whole * form.record * 4 + 64)
 
     def emit(module: Module) -> None:
-        _emit_quantize(module, form)
-        if step:
-            _emit_quantize(module, form, step)
-            WideRows(kernel(module, "rows"), kind).emit()
-        else:
-            _Rows(kernel(module, "rows"), form).emit()
-        Panels(kernel(module, "panels"), form, target).emit()
+        emit_products(module, kind, target)
 
     functions = ("quantize", "rows", "panels", *(["quantize_wide"] if step else []))
     return NativeOp(f"dequant_matmul {kind} {AHEAD}", emit, functions, plan)
 
 
-def _emit_quantize(module: Module, form: Format, step: Step | None = None) -> None:
+def emit_products(module: Module, kind: str, target: Target) -> None:
+    """Adds `quantize`, `rows` and `panels`, and `quantize_wide` where rows have steps of 512 bits."""
+    form = FORMATS[kind]
+    emit_quantize(module, form)
+    if has_wide(target):
+        emit_quantize(module, form, STEPS[kind])
+        WideRows(kernel(module, "rows"), kind).emit()
+    else:
+        Rows(kernel(module, "rows"), form).emit()
+    Panels(kernel(module, "panels"), form, target).emit()
+
+
+def emit_quantize(module: Module, form: Format, step: Step | None = None) -> None:
     """A group of 32 a point: numbers, the scale, and the scaled sum of the group or of each half."""
     f = kernel(module, "quantize_wide" if step else "quantize")
     x, quants, sides, groups, whole = arguments(f, "pppii")
@@ -170,7 +176,7 @@ def _store_bytes(f: Function, step: Step, wholes: list[str], quants: str, group:
             f.store("<8 x i8>", small, f.address("i8", base, f.add(place, offset)), 1)
 
 
-class _Rows:
+class Rows:
     """Emits `rows`: tiles of 4 rows of weights times each row of x."""
 
     def __init__(self, f: Function, form: Format) -> None:

@@ -10,7 +10,7 @@ Sums run over k in order, whatever the number of rows and threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from strata.backends.llvm.builder import Function, Module, Value, vector
 from strata.backends.llvm.gemm_arith import Arithmetic, mask_below
@@ -44,7 +44,7 @@ def grouped_matmul(node: Node, target: Target) -> NativeOp | None:
         return None
     x, w, ids = types
     experts, k, n = (d.__index__() for d in w.shape)
-    columns = _columns(x.dtype, target)
+    columns = columns_of(x.dtype, target)
     blocks = -(-n // columns)
     size = x.dtype.itemsize
 
@@ -70,26 +70,26 @@ def grouped_matmul(node: Node, target: Target) -> NativeOp | None:
         return Planned(calls, starts[-1] + _ALIGN)
 
     def emit(module: Module) -> None:
-        _emit_sort(module, ids.dtype)
-        _emit_gather(module)
-        _Multiply(kernel(module, "multiply"), x.dtype, target).emit()
-        _emit_scatter(module)
+        emit_sort(module, ids.dtype)
+        emit_gather(module)
+        Multiply(kernel(module, "multiply"), x.dtype, target).emit()
+        emit_scatter(module)
 
     return NativeOp(f"grouped_matmul {x.dtype} {ids.dtype}", emit, ("sort", "gather", "multiply", "scatter"), plan)
 
 
-def _tiles(target: Target) -> TileSet:
+def tiles_of(target: Target) -> TileSet:
     if target.vector_registers >= 32:
         return TileSet((8, 4, 2, 1), 3)
     return TileSet((6, 4, 2, 1) if target.has_fma else (4, 2, 1), 2)
 
 
-def _columns(dtype: DType, target: Target) -> int:
+def columns_of(dtype: DType, target: Target) -> int:
     """Of a chunk."""
-    return PANELS * _tiles(target).vectors * target.lanes(dtype.itemsize)
+    return PANELS * tiles_of(target).vectors * target.lanes(dtype.itemsize)
 
 
-def _emit_sort(module: Module, dtype: DType) -> None:
+def emit_sort(module: Module, dtype: DType) -> None:
     """Row numbers by expert, and where each expert's begin. Ids outside the range count as the nearest inside."""
     f = kernel(module, "sort")
     ids, order, first, rows, experts = arguments(f, "pppii")
@@ -132,7 +132,7 @@ def _nothing(_: str) -> None:
     return None
 
 
-def _emit_gather(module: Module) -> None:
+def emit_gather(module: Module) -> None:
     f = kernel(module, "gather")
     source, order, to, size = arguments(f, "pppi")
 
@@ -144,7 +144,7 @@ def _emit_gather(module: Module) -> None:
     f.ret()
 
 
-def _emit_scatter(module: Module) -> None:
+def emit_scatter(module: Module) -> None:
     f = kernel(module, "scatter")
     source, order, to, size, step = arguments(f, "pppii")
 
@@ -156,14 +156,15 @@ def _emit_scatter(module: Module) -> None:
     f.ret()
 
 
-class _Multiply:
+class Multiply:
     """Emits `multiply`: some columns of one expert's matrix for all of its rows."""
 
-    def __init__(self, f: Function, dtype: DType, target: Target) -> None:
+    def __init__(self, f: Function, dtype: DType, target: Target, sides: int = 0) -> None:
         self.f, self.dtype, self.target = f, dtype, target
-        self.x, self.w, self.first, self.out, self.k, self.n, self.blocks = arguments(f, "ppppiii")
+        given = arguments(f, "ppppiii" + "p" * sides)
+        self.x, self.w, self.first, self.out, self.k, self.n, self.blocks, *self.sides = given
         self.element, self.size = memory_type(dtype), dtype.itemsize
-        self.lanes, self.columns = target.lanes(dtype.itemsize), _columns(dtype, target)
+        self.lanes, self.columns = target.lanes(dtype.itemsize), columns_of(dtype, target)
         self.arithmetic = Arithmetic(dtype, dtype, dtype, target)
         self.packed = f.alloca(self.element, K_BLOCK * self.columns)
         self.out_row = f.mul(self.blocks, self.columns)
@@ -180,15 +181,20 @@ class _Multiply:
         rows = f.sub(end, begin)
         x = f.address(self.element, self.x, f.mul(begin, self.k))
         out = f.address(self.element, self.out, f.add(f.mul(begin, self.out_row), column))
+        f.if_(f.compare("sgt", "i64", rows, 0), lambda: self.some_columns(expert, column, x, out, rows))
+
+    def some_columns(self, expert: Value, column: Value, x: str, out: str, rows: Value) -> None:
+        """The chunk of an expert that has rows."""
+        f = self.f
         matrix = f.mul(f.mul(expert, self.k), self.n)
         w = f.address(self.element, self.w, f.add(matrix, column))
         is_whole = f.compare("sle", "i64", f.add(column, self.columns), self.n)
         is_few = f.binary("and", "i1", f.compare("slt", "i64", rows, FEW), is_whole)
 
-        def some() -> None:
-            f.if_(is_few, lambda: self.in_place(x, w, out, rows), lambda: self.by_blocks(x, w, out, rows, column))
+        def pack(start: Value, length: Value) -> None:
+            self.pack(f.address(self.element, w, f.mul(start, self.n)), length, f.sub(self.n, column))
 
-        f.if_(f.compare("sgt", "i64", rows, 0), some)
+        f.if_(is_few, lambda: self.in_place(x, w, out, rows), lambda: self.by_blocks(x, out, rows, pack))
 
     def in_place(self, x: str, w: str, out: str, rows: Value) -> None:
         """The matrix where it lies, all columns of the chunk at once: what is read of its rows is one stream."""
@@ -206,16 +212,16 @@ class _Multiply:
         )
         return ["@" + micro.emit(self.f.module) for micro in made]
 
-    def by_blocks(self, x: str, w: str, out: str, rows: Value, column: Value) -> None:
+    def by_blocks(self, x: str, out: str, rows: Value, pack: Callable[[Value, Value], None]) -> None:
         """Blocks of k are packed, a panel after the other; sums go on from block to block in the results."""
-        f, tiles = self.f, _tiles(self.target)
+        f, tiles = self.f, tiles_of(self.target)
         kernels = self.micros(tiles)
-        width = tiles.vectors * self.lanes
+        width = self.panel_width
 
         def block(start: str, _: list[str]) -> None:
             length = f.smin(f.sub(self.k, start), K_BLOCK)
             resume = f.select("i64", f.compare("sgt", "i64", start, 0), 1, 0)
-            self.pack(f.address(self.element, w, f.mul(start, self.n)), length, f.sub(self.n, column), width)
+            pack(start, length)
             for panel in range(PANELS):
                 b = f.address(self.element, self.packed, panel * K_BLOCK * width)
 
@@ -226,7 +232,20 @@ class _Multiply:
 
         f.loop(0, self.k, K_BLOCK, [], block)
 
-    def pack(self, w: str, length: Value, left: Value, width: int) -> None:
+    @property
+    def panel_width(self) -> int:
+        """Columns of a packed panel, and so the distance of its rows."""
+        return tiles_of(self.target).vectors * self.lanes
+
+    def place(self, k: Value, at: Value) -> str:
+        """Where the columns from `at` on of a row of a block are packed."""
+        f, width = self.f, self.panel_width
+        inner: Value = at % width if isinstance(at, int) else f.op(f"urem i64 {at}, {width}")
+        panel = f.sub(at, inner)
+        index = f.add(f.add(f.mul(panel, K_BLOCK), inner), f.mul(k, width))
+        return f.address(self.element, self.packed, index)
+
+    def pack(self, w: str, length: Value, left: Value) -> None:
         """Rows of a block as panels; columns that the matrix does not have are zero."""
         f, type_ = self.f, vector(self.element, self.lanes)
         places = range(0, self.columns, self.lanes)
@@ -240,9 +259,7 @@ class _Multiply:
                 f.prefetch(f.address("i8", following, 64 * line))
             for at, mask in zip(places, inside, strict=True):
                 loaded = f.masked_load(type_, f.address(self.element, row, at), self.size, mask)
-                panel, inner = divmod(at, width)
-                place = f.add(panel * K_BLOCK * width + inner, f.mul(k, width))
-                f.store(type_, loaded, f.address(self.element, self.packed, place), self.size)
+                f.store(type_, loaded, self.place(k, at), self.size)
 
         f.loop(0, length, 1, [], one)
 

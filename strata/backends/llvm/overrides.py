@@ -71,6 +71,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "native_conv_gradient": ("conv_last_backward_weight",),
     "native_control": ("cond", "scan", "while"),
     "native_dequant": ("dequant_matmul",),
+    "native_dequant_grouped": ("dequant_grouped_matmul",),
     "native_fft": ("fft",),
     "native_grouped": ("grouped_matmul",),
     "native_ids": ("checked_ids",),
