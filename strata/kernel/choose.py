@@ -44,6 +44,7 @@ _LIGHT = 12  # scalar work of a loop that leaves it waiting for memory
 _DEAR = 40  # scalar work of a loop that takes longer than memory does
 _CHAIN = 24  # scalar work whose steps mostly wait for each other, so that more registers are worked on side by side
 _STREAM_CACHES = 2  # a core's own caches that a buffer must exceed to be read as a stream
+_MASKED = 64  # bytes of vectors of processors whose lanes can be switched off
 _FOLLOWING = 64  # bytes of vectors of processors that are quick along one stream: they need no more than a hint
 _AHEAD = 4 << 10  # bytes from what is read to that hint
 _ROWS_AHEAD = 16 << 10  # bytes from a row that is worked on to the one that is asked for meanwhile
@@ -355,7 +356,8 @@ class _Chooser:
             registers = 1
         extent = loop.axis.extent
         if isinstance(extent, int):
-            while lanes > 1 and lanes > extent:
+            masks = self.machine.vector_bytes >= _MASKED  # then one masked step does what is more than half a register
+            while lanes > 1 and (lanes if not masks else lanes // 2) > extent - masks:
                 lanes //= 2
             while registers > 1 and lanes * registers > extent:
                 registers //= 2

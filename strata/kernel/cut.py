@@ -17,6 +17,8 @@ from strata.core import Dim, i64, known_le
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Expr, Kernel, Reduce, Scalar, Scan, Store, postorder, size, substitute_axes
 from strata.kernel.nest import known_bytes
+from strata.kernel.normalize import divisions, split_store_axis
+from strata.kernel.windows import unroll_windows
 
 _COMPARISONS = {"lt": 0, "ge": 0, "le": 1, "gt": 1}  # what is added to the place of equality where the answer changes
 _MOST_PARTS = 64
@@ -32,12 +34,13 @@ Region = tuple[Store, ...]  # stores over the same axes
 
 def cut_stores(kernel: Kernel) -> tuple[Kernel, ...]:
     """Kernels to be run one after the other that write what the kernel writes; itself where nothing is to be cut."""
+    kernel = unroll_windows(kernel)
     nodes = postorder(kernel.roots)
     axes = kernel.stores[0].axes if kernel.stores else ()
     uniform = all(s.axes == axes for s in kernel.stores)
     if not axes or not uniform or any(isinstance(n, (Reduce, Scan)) for n in nodes):
         return (kernel,)
-    regions = list(_regions(kernel.stores, 0))
+    regions = list(_regions(_opened(kernel).stores, 0))
     grown = sum(len(postorder(e for s in region for e in (*s.index, s.value))) for region in regions)
     if len(regions) == 1 or len(regions) > _MOST_PARTS or grown > max(_FEW_NODES, _GROWTH * len(nodes)):
         return (kernel,)
@@ -47,6 +50,18 @@ def cut_stores(kernel: Kernel) -> tuple[Kernel, ...]:
         replace(kernel, name=name, stores=tuple(s for region in group for s in region))
         for name, group in zip(names, groups, strict=True)
     )
+
+
+def _opened(kernel: Kernel) -> Kernel:
+    """The kernel with two axes for each one whose quotient or remainder is in a condition."""
+    for _ in range(8):
+        conditions = [n for n in postorder(kernel.roots) if isinstance(n, Scalar) and n.name in _COMPARISONS]
+        axes = {a for s in kernel.stores for a in s.axes}
+        found = next(((axis, by) for axis, by in divisions(conditions) if axis in axes), None)
+        if found is None:
+            break
+        kernel = split_store_axis(kernel, *found)
+    return kernel
 
 
 def _regions(stores: Region, at: int) -> Iterator[Region]:
@@ -65,8 +80,9 @@ def _regions(stores: Region, at: int) -> Iterator[Region]:
 
 def _breaks_lines(stores: Region, points: Sequence[Dim]) -> bool:
     """Whether short parts of rows would be written apart from the rest of cache lines that go past the caches."""
-    ends = [0, *points, stores[0].axes[-1].extent]
-    short = any(known_le(b - a, _SHORT - 1) for a, b in pairwise(ends))
+    row = stores[0].axes[-1].extent
+    ends = [0, *points, row]
+    short = not known_le(row, _SHORT) and any(known_le(b - a, _SHORT - 1) for a, b in pairwise(ends))
     return short and any(known_bytes(s.buffer) >= _FAR for s in stores)
 
 
@@ -104,12 +120,15 @@ def _turning_point(node: Expr, axis: Axis) -> Dim | None:
     if node.args[0].dtype is not i64:
         return None
     form = linear(node.args[0] - node.args[1])
-    sign = form.terms.get(axis)
-    if len(form.terms) != 1 or sign not in (1, -1):
+    step = form.terms.get(axis)
+    if len(form.terms) != 1 or not isinstance(step, int):
         return None
-    place = -form.constant if sign == 1 else form.constant
-    after = _COMPARISONS.get(node.name, 0)
-    return place + (after if sign == 1 else 1 - after)
+    start, after = form.constant, _COMPARISONS.get(node.name, 0)
+    if step < 0:  # the opposite comparison of the opposite
+        start, step, after = -start, -step, 1 - after
+    if step == 1:
+        return after - start
+    return -((start - after) // step) if isinstance(start, int) else None
 
 
 def _apart(regions: Sequence[Region], depth: int) -> Iterator[Sequence[Region]]:

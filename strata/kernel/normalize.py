@@ -129,14 +129,18 @@ def _split_axes(kernel: Kernel) -> Kernel:
         found = _store_split(kernel)
         if found is None:
             break
-        axis, by = found
-        outer, inner = _halves(axis, by)
-        kernel = _substitute(
-            kernel,
-            {axis: outer * size(by) + inner},
-            lambda axes, a=axis, h=(outer, inner): tuple(x for y in axes for x in (h if y is a else (y,))),  # type: ignore[misc]
-        )
+        kernel = split_store_axis(kernel, *found)
     return _rewrite(kernel, _split_reduction)
+
+
+def split_store_axis(kernel: Kernel, axis: Axis, by: Dim) -> Kernel:
+    """The kernel with two axes in place of one of its stores, the inner one of a size that divides it."""
+    halves = outer, inner = _halves(axis, by)
+    return _substitute(
+        kernel,
+        {axis: outer * size(by) + inner},
+        lambda axes: tuple(x for y in axes for x in (halves if y is axis else (y,))),
+    )
 
 
 def _halves(axis: Axis, by: Dim) -> tuple[Axis, Axis]:
@@ -149,7 +153,7 @@ def _store_split(kernel: Kernel) -> tuple[Axis, Dim] | None:
     copies = all(isinstance(s.value, Load) for s in kernel.stores)  # there is nothing to compute in vectors
     last = {s.axes[-1] for s in kernel.stores if s.axes and not copies}
     axes = {a for s in kernel.stores for a in s.axes}
-    for axis, by in _divisions(kernel.roots):
+    for axis, by in divisions(kernel.roots):
         if axis in axes and (axis not in last or not isinstance(by, int) or by >= _SMALLEST_SPLIT):
             return axis, by
     return None
@@ -158,7 +162,7 @@ def _store_split(kernel: Kernel) -> tuple[Axis, Dim] | None:
 def _split_reduction(node: Expr) -> Expr:
     if not isinstance(node, Reduce) or node.kind in ("argmax", "argmin"):
         return node
-    for axis, by in _divisions((node.body,)):
+    for axis, by in divisions((node.body,)):
         if axis in node.axes and (not isinstance(by, int) or by >= _SMALLEST_SPLIT):
             outer, inner = _halves(axis, by)
             body = substitute_axes((node.body,), {axis: outer * size(by) + inner})[node.body]
@@ -167,7 +171,7 @@ def _split_reduction(node: Expr) -> Expr:
     return node
 
 
-def _divisions(roots: Iterable[Expr]) -> list[tuple[Axis, Dim]]:
+def divisions(roots: Iterable[Expr]) -> list[tuple[Axis, Dim]]:
     """Axes that are divided by a size which divides their extent."""
     found = []
     for node in postorder(roots):

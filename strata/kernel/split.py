@@ -35,9 +35,9 @@ from strata.kernel.ir import (
     size,
     substitute_axes,
 )
+from strata.kernel.windows import JOINS
 
 _PLACES = {"argmax": "gt", "argmin": "lt"}
-_JOINS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "all": "and", "any": "or"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def _groups(kernel: Kernel, limits: Limits, done: set[Axis]) -> list[tuple[list[
 def _split_of(node: Reduce, limits: Limits) -> _Split | None:
     (axis,) = node.axes
     narrow = node.dtype.is_float and node.dtype.itemsize < 4
-    if node.kind not in (*_JOINS, *_PLACES) or narrow or (node.kind == "sum" and node.dtype.is_bool):
+    if node.kind not in (*JOINS, *_PLACES) or narrow or (node.kind == "sum" and node.dtype.is_bool):
         return None
     body = postorder((node.body,))
     loads = [linear(n.index[0]).terms for n in body if isinstance(n, Load)]
@@ -183,7 +183,7 @@ def _parted(
         if split.rest != 0:
             first = size(split.parts * split.length)
             left = substitute_axes((reduce.body,), {axis: first + rest})[reduce.body]
-            whole = apply(_JOINS[reduce.kind], whole, Reduce(reduce.kind, (rest,), left))
+            whole = apply(JOINS[reduce.kind], whole, Reduce(reduce.kind, (rest,), left))
         change[reduce] = whole
     return Kernel(name, kernel.inputs, tuple(buffers), tuple(stores)), change
 

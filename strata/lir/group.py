@@ -201,8 +201,12 @@ class _Grouper:
             if across and ((what.reduces and not what.contracts) or self._is_put_together(value)):
                 return f"{user.op.name} reads it across its rows"
             again = not reading.reduces and not reading.updates and self._repeats(value, user)
+            again = again and not (user.op.name == "concat" and len(users) == 1 and self._is_only_moved(user))
             if again and self._cost(node) > CHEAP and not what.reduces:
                 return f"{user.op.name} would compute it again for each element it is broadcast to"
+        joined = node.op.name == "concat" or (what.moves and len(users) > 1 and self._is_put_together(value))
+        if joined and len(users) > 1 and self._cost(node) > 0:
+            return "several ops read what is put together from computed parts"
         needed = {r for u in users for v in u.outputs if v in roots for r in roots[v]}
         if len(needed) > 1 and not (what.moves or (self._cost(node) <= CHEAP and self._loads(node) <= 1)):
             return f"{len(needed)} kernels need it"
@@ -235,6 +239,18 @@ class _Grouper:
                 return True
             if moves or x.node.op.elementwise:
                 stack += [y for y in x.node.inputs if y.type.size == x.type.size or moves]
+        return False
+
+    def _is_only_moved(self, node: Node) -> bool:
+        """Whether nothing is summed up behind a node before it is stored: loops over it can be cut into parts."""
+        for _ in range(8):
+            (value,) = node.outputs
+            if value in self.stored:
+                return True
+            users = self.users[value]
+            if len(users) != 1 or not (users[0].op.elementwise or self._traits(users[0]).moves):
+                return False
+            node = users[0]
         return False
 
     def _repeats(self, value: Value, user: Node) -> bool:

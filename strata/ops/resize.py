@@ -15,7 +15,7 @@ from strata.core import Dim, SymExpr, TensorType, f16, f32, f64, floordiv, norma
 from strata.errors import OptionError, ShapeError
 from strata.mir import METHODS, Sample, UnaryOp, Value, constant, function, op
 from strata.ops.frontend import Operand, as_value, to_inexact
-from strata.ops.movement import broadcast_to, reshape, transpose
+from strata.ops.movement import Slice, broadcast_to, concat, narrow, reshape, stack, transpose
 
 MODES = ("nearest", "linear", "cubic")
 ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
@@ -23,6 +23,11 @@ TRANSFORMS = (
     "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize",
 )  # fmt: skip
 POLICIES = ("stretch", "not_larger", "not_smaller")
+
+MOST_PHASES = 8  # outputs that are computed side by side and put between each other
+MOST_STEP = 4  # elements from one output of a phase to the next
+MOST_TERMS = 16
+FEWEST_PERIODS = 4
 
 Table = tuple[np.ndarray, np.ndarray]
 
@@ -197,11 +202,68 @@ def transposed_table(table: Table, size: int) -> Table:
 def apply_taps(x: Value, axis: int, table: Table, *, exact: bool = False) -> Value:
     """Weighted sums of gathered elements along an axis; `exact` says that every sum is one element of weight 1."""
     taps, weights = table
+    regular = _regular(table, x.shape[axis].__index__())
+    if regular is not None:
+        return _by_phases(x, axis, *regular)
     if exact and taps.shape[1] == 1 and (weights == 1).all():
         return METHODS["gather"](x, constant(taps[:, 0]), axis)
     seen = METHODS["gather"](x, constant(taps), axis)
     factors = constant(weights.reshape(*weights.shape, *(1,) * (x.ndim - axis - 1)), x.dtype)
     return METHODS["reduce_sum"](seen * factors, (axis + 1,))
+
+
+def _regular(table: Table, size: int) -> tuple[int, Table] | None:
+    """(step, table of one period) where every few outputs the taps move on by a step and weigh the same."""
+    taps, weights = table
+    periods = math.gcd(len(taps), size)
+    phases, step = len(taps) // periods, size // periods
+    few = phases <= MOST_PHASES and step <= MOST_STEP and phases * taps.shape[1] <= MOST_TERMS
+    if periods < FEWEST_PERIODS or not few:
+        return None
+    middle = periods // 2
+    first = taps.reshape(periods, phases, -1)[middle] - middle * step
+    moved = np.clip(first + step * np.arange(periods)[:, None, None], 0, size - 1)
+    factors = weights.reshape(periods, phases, -1)
+    same = np.allclose(factors, factors[middle], rtol=0, atol=1e-9) and (moved.reshape(taps.shape) == taps).all()
+    return (step, (first, factors[middle])) if same else None
+
+
+def _by_phases(x: Value, axis: int, step: int, period: Table) -> Value:
+    """Outputs of every phase from slices of x with its ends repeated, put between each other."""
+    first, weights = period
+    size = x.shape[axis].__index__()
+    periods = size // step
+    before = max(0, -int(first.min()))
+    after = max(0, step * (periods - 1) + int(first.max()) - (size - 1))
+    ends = [
+        broadcast_to(narrow(x, axis, at, 1), (*x.shape[:axis], count, *x.shape[axis + 1 :]))
+        for at, count in ((0, before), (size - 1, after))
+    ]
+    wide = concat([part for part in (ends[0], x, ends[1]) if part.shape[axis] != 0], axis)
+    seen: dict[int, Value] = {}
+    phases = []
+    for taps, factors in zip(first, weights, strict=True):
+        total: Value | None = None
+        for tap, factor in zip(taps, factors, strict=True):
+            if factor == 0 and total is None and tap is not taps[-1]:
+                continue
+            if tap not in seen:
+                seen[int(tap)] = every(wide, axis, before + int(tap), periods, step)
+            term = seen[int(tap)]
+            term = term if factor == 1 else term * constant(factor, x.dtype)
+            total = term if total is None else total + term
+        assert total is not None, "a phase has a tap"
+        phases.append(total)
+    if len(phases) == 1:
+        return phases[0]
+    return reshape(stack(phases, axis + 1), (*x.shape[:axis], periods * len(phases), *x.shape[axis + 1 :]))
+
+
+def every(x: Value, axis: int, start: int, count: int, step: int) -> Value:
+    """`count` elements along an axis, `step` apart."""
+    starts, stops, steps = [0] * x.ndim, list(x.shape), [1] * x.ndim
+    starts[axis], stops[axis], steps[axis] = start, start + (count - 1) * step + 1, step
+    return Slice(tuple(starts), tuple(stops), tuple(steps))(x)
 
 
 @op("resize_nearest_2x")

@@ -32,5 +32,6 @@ from strata.passes.precision import POLICIES, Precision, parse_policy
 from strata.passes.regions import MarkElementwiseRegions, UnfuseElementwiseRegions
 from strata.passes.rematerialize import Rematerialize, SplitBarriers
 from strata.passes.requantize import Requantize
+from strata.passes.separate_pools import SeparatePools
 from strata.passes.share_matmul import ShareMatMul, fixed_values
 from strata.passes.simplify import Simplify

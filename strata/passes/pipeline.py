@@ -23,6 +23,7 @@ from strata.passes.precision import Precision
 from strata.passes.regions import MAX_INPUTS, MAX_STEPS, MarkElementwiseRegions, UnfuseElementwiseRegions
 from strata.passes.rematerialize import Rematerialize, SplitBarriers
 from strata.passes.requantize import Requantize
+from strata.passes.separate_pools import SeparatePools
 from strata.passes.share_matmul import ShareMatMul
 from strata.passes.simplify import Simplify
 
@@ -77,7 +78,7 @@ def default_passes(ctx: PassContext | None = None, choices: PassChoices | None =
         passes.append(Precision(chosen.precision))
     if ctx is not None and ctx.claimed("conv_last"):
         passes.append(ChannelsLast())
-    passes.append(Decompose())
+    passes += [SeparatePools(), Decompose()]
     if chosen.check_indices:
         passes.append(CheckIndices())
     passes.append(Simplify())

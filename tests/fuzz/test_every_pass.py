@@ -18,7 +18,7 @@ EVERY = (
     "fuse_attention_block",
     "fuse_matmul_bias_act{acts=gelu+silu+relu+tanh+exp}", "fuse_residual_layer_norm", "fuse_residual_rms_norm",
     "fuse_rms_norm_reshape", "fuse_swiglu_dual", "share_matmul", "fuse_swiglu", "layout", "legalize_broadcast",
-    "merge_fake_quantize", "decompose", "check_indices",
+    "merge_fake_quantize", "separate_pools", "decompose", "check_indices",
     "simplify", "share_matmul", "fold", "split_barriers", "rematerialize{distance=4, size=64}",
     "mark_regions", "unfuse_regions",
 )  # fmt: skip
@@ -112,6 +112,6 @@ def test_the_patterns_are_met() -> None:
             changed[one.name] += made is not graph
             graph = made
     rare = {name for name, count in changed.items() if not count}
-    # convolutions, barriers, ids, and quantisation, where rounding decides, have their own tests
+    # convolutions, pools, barriers, ids, and quantisation, where rounding decides, have their own tests
     of_codes = {"integer_products", "requantize", "merge_fake_quantize"}
-    assert rare <= {"layout", "split_barriers", "check_indices"} | of_codes, changed
+    assert rare <= {"layout", "separate_pools", "split_barriers", "check_indices"} | of_codes, changed

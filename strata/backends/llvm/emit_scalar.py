@@ -196,7 +196,8 @@ def _abs(call: Call) -> Parts:
 def _min_max(name: str) -> Emission:
     def emit(call: Call) -> Parts:
         if call.dtype.is_float:
-            return (call.f.intrinsic(f"{name}imum", call.type, call.a, call.b),)
+            computed = call.a.startswith("%") and call.b.startswith("%")  # which zero of two comes out does not matter
+            return (call.f.intrinsic(f"{name}imum", call.type, call.a, call.b, flags="nsz" if computed else ""),)
         if call.dtype.is_bool:
             return (call.f.binary("and" if name == "min" else "or", call.type, call.a, call.b),)
         sign = "s" if call.dtype.kind == "int" else "u"

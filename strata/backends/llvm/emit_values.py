@@ -281,7 +281,7 @@ class Values:
             return self._load_contiguous(node, lanes)
         if stride == -1:
             return self._load_backwards(node, lanes)
-        if stride in SPREADS and node.where is None and self.context.mask is None and not node.dtype.is_complex:
+        if stride in SPREADS and node.where is None and not node.dtype.is_complex:
             return self._load_spread(node, lanes, stride)
         if lanes == 1 or (stride == 0 and (node.where is None or self.context.lanes_of(node.where) == 1)):
             return self._load_one(node)
@@ -324,11 +324,22 @@ class Values:
         return self.f.shuffle(type_, value, "poison", range(self.context.lanes - 1, -1, -1))
 
     def _load_spread(self, node: Load, lanes: int, stride: int) -> Parts:
-        """Elements that are a few apart, from whole registers; the last one ends with the last element."""
+        """Elements that are a few apart, from whole registers; nothing behind the last element is read."""
         f, first, element = self.f, self.at_first(node.index[0]), memory_type(node.dtype)
-        type_, align = vector(element, lanes), component_bytes(node.dtype)
-        starts = [*(r * lanes for r in range(stride - 1)), (lanes - 1) * stride + 1 - lanes]
-        loaded = [f.load(type_, self._pointer(node.buffer, f.add(first, at)), align) for at in starts]
+        type_, align, mask = vector(element, lanes), component_bytes(node.dtype), self.context.mask
+        starts = [r * lanes for r in range(stride)]
+        if mask is None:
+            starts[-1] = (lanes - 1) * stride + 1 - lanes  # it ends with the last element
+        loaded = []
+        for at in starts:
+            pointer = self._pointer(node.buffer, f.add(first, at))
+            if mask is None:
+                loaded.append(f.load(type_, pointer, align))
+                continue
+            bits = vector("i1", lanes)
+            wanted = [divmod(at + lane, stride) for lane in range(lanes)]
+            alive = f.shuffle(bits, mask, "zeroinitializer", [lanes if rest else place for place, rest in wanted])
+            loaded.append(f.masked_load(type_, pointer, align, alive))
         places = []
         for lane in range(lanes):
             register = min(lane * stride // lanes, stride - 1)

@@ -1,0 +1,63 @@
+"""Reductions over a few terms written out: windows of pools.
+
+    y[i] = max of x[2 i + k] over k in 3        y[i] = max(max(x[2 i], x[2 i + 1]), x[2 i + 2])
+
+Written out, a window has no loop inside the vectors along its outputs, and its conditions at borders are conditions on
+the axes of the store, at which that can be cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+from strata.core import i64
+from strata.kernel.ir import Axis, Const, Expr, Kernel, Load, Reduce, Scan, apply, postorder, rebuild, substitute_axes
+
+JOINS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "all": "and", "any": "or"}
+MOST_TERMS = 32
+_MOST_NODES = 1024
+
+
+def unroll_windows(kernel: Kernel) -> Kernel:
+    """The kernel without reductions, where all of them are over a few terms; else the kernel."""
+    nodes = postorder(kernel.roots)
+    reduces = [n for n in nodes if isinstance(n, Reduce)]
+    if not reduces or any(isinstance(n, Scan) for n in nodes) or not all(map(_is_short, reduces)):
+        return kernel
+    done: dict[Expr, Expr] = {}
+    for node in nodes:
+        made = tuple(done[x] for x in node.inputs)
+        done[node] = node if made == node.inputs else rebuild(node, made)
+        if isinstance(node, Reduce):
+            done[node] = _written_out(done[node])
+            if len(postorder((done[node],))) > _MOST_NODES:
+                return kernel
+    stores = tuple(replace(s, index=tuple(done[i] for i in s.index), value=done[s.value]) for s in kernel.stores)
+    return replace(kernel, stores=stores)
+
+
+def _is_short(node: Reduce) -> bool:
+    """Whether a reduction is over a few terms, in a type that running values are kept in, and around no other one."""
+    extents = [a.extent for a in node.axes]
+    if node.kind not in JOINS or not all(isinstance(e, int) and e > 0 for e in extents):
+        return False
+    inside = postorder((node.body,))
+    narrow = node.dtype.is_float and node.dtype.itemsize < 4
+    counted = node.kind == "sum" and node.dtype.is_bool
+    reads = any(isinstance(n, Load) for n in inside)
+    count = prod(e for e in extents if isinstance(e, int))
+    return (
+        count <= MOST_TERMS and reads and not narrow and not counted and not any(isinstance(n, Reduce) for n in inside)
+    )
+
+
+def _written_out(node: Expr) -> Expr:
+    assert isinstance(node, Reduce)
+    total: Expr | None = None
+    for place in product(*(range(a.extent.__index__()) for a in node.axes)):
+        here: dict[Axis, Expr] = {a: Const(at, i64) for a, at in zip(node.axes, place, strict=True)}
+        term = substitute_axes((node.body,), here)[node.body]
+        total = term if total is None else apply(JOINS[node.kind], total, term)
+    assert total is not None
+    return total
