@@ -137,7 +137,8 @@ Made from docstrings by `make docs`; a test fails when a public name has no docs
 (`st.ops.softmax(v)`) carry the names of the [ops](ops.md).
 """
 SECTIONS = {
-    "strata.tensor": "Tensors and functions", "strata.mir": "Graphs", "strata.runtime": "Compiling and running",
+    "strata.tensor": "Tensors and functions", "strata.mir": "Graphs", "strata.texts": "Texts",
+    "strata.runtime": "Compiling and running",
     "strata.models": "Models", "strata.core": "Types", "strata.config": "Settings", "strata.backends": "Devices",
 }  # fmt: skip
 
