@@ -6,15 +6,12 @@ never does that; an intrinsic that the target lacks, inline assembly or code for
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
-import sys
-from pathlib import Path
+import threading
 from typing import Final
 
-import llvmlite
-
+from strata.backends.llvm.child import Child, Died
 from strata.core import Target
 from strata.errors import CompileError
 
@@ -50,22 +47,6 @@ _UNUSUAL: Final = frozenset((
     "ptrauth", "r600", "read_register", "riscv", "s390", "spv", "stackrestore", "stacksave", "swift", "threadlocal",
     "ve", "vp", "wasm", "write_register", "x86", "xcore",
 ))  # fmt: skip
-_CHILD = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-import llvmlite.binding as llvm
-head, _, text = sys.stdin.buffer.read().partition(b"\\n")
-triple, cpu, features, level = json.loads(head)
-llvm.initialize_all_targets()
-llvm.initialize_all_asmprinters()
-llvm.initialize_native_asmparser()
-module = llvm.parse_assembly(text.decode())
-module.verify()
-machine = llvm.Target.from_triple(triple).create_target_machine(
-    cpu=cpu, features=features, opt=level, reloc="pic", codemodel="small", jit=False
-)
-sys.stdout.buffer.write(machine.emit_object(module))
-"""
 
 
 def is_unusual(text: str, target: Target) -> bool:
@@ -84,21 +65,22 @@ def is_unusual(text: str, target: Target) -> bool:
 
 def isolated_object(text: str, target: Target, level: int) -> bytes:
     """The object file of a module, made in another process; CompileError where LLVM gave up."""
-    head = json.dumps([target.triple, target.cpu, target.feature_text, level])
-    folder = str(Path(llvmlite.__file__).parents[1])
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _CHILD, folder],
-            input=f"{head}\n{text}".encode(),
-            capture_output=True,
-            timeout=SECONDS,
-            check=False,
-        )
+        child = Child(is_heard=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise CompileError(f"no process could be started to compile unusual code: {error}", code="C122") from None
-    if done.returncode == 0 and done.stdout:
-        return done.stdout
-    raise CompileError(f"LLVM has no code for {target.name}: {_reason(done.stderr)}", code="C122")
+    limit = threading.Timer(SECONDS, child.process.kill)
+    limit.start()
+    try:
+        is_good, made = child.object_code(text, target, level)
+    except Died as death:
+        is_good, made = False, death.said
+    finally:
+        limit.cancel()
+        child.close()
+    if is_good:
+        return made
+    raise CompileError(f"LLVM has no code for {target.name}: {_reason(made)}", code="C122")
 
 
 def _reason(output: bytes) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 import llvmlite
 
-from strata.backends.llvm.makers import Died, current
+from strata.backends.llvm.makers import current
 from strata.backends.llvm.objects import link
 from strata.cache import default_store, digest
 from strata.core import Target, new_lock
@@ -60,13 +60,17 @@ def compile_text(text: str, target: Target, *, level: int = 2) -> bytes:
     is_plain = not is_unusual(text, target)
     makers = current() if is_plain else None
     if makers is not None:
+        from strata.backends.llvm.child import Died
+
         try:
             is_good, made = makers.object_code(text, target, level)
-        except Died:
-            return isolated_object(text, target, level)
-        if not is_good:
-            raise _describe(text, made.decode(errors="replace"))
-        return made
+        except Died as death:
+            if death.was_ready:  # it may have been this module
+                return isolated_object(text, target, level)
+        else:
+            if not is_good:
+                raise _describe(text, made.decode(errors="replace"))
+            return made
     from strata.backends.llvm.codegen import Rejected, check, object_code
 
     try:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from strata.backends.llvm import jit, makers
+from strata.backends.llvm import child, jit, makers
+from strata.backends.llvm.child import Died
 from strata.backends.llvm.codegen import object_code
 from strata.core import Target
 from strata.errors import CompileError
@@ -36,7 +37,7 @@ def test_the_same_code() -> None:
             assert makers.current() is there
         assert makers.current() is there
     assert makers.current() is None
-    assert all(process.returncode is not None for process in there._all)
+    assert all(each.process.returncode is not None for each in there._all)
 
 
 def test_few_modules_need_no_process() -> None:
@@ -56,9 +57,9 @@ def test_processes_that_die() -> None:
     with makers.many(100, 1):
         there = makers.current()
         assert there is not None
-        for process in there._all:
-            process.kill()
-            process.wait()
+        for each in there._all:
+            each.process.kill()
+            each.process.wait()
         assert jit.compile_text(text(5), HOST) == object_code(text(5), HOST, 2)
 
 
@@ -78,11 +79,11 @@ def test_an_answer_that_was_not_waited_for_is_nobody_elses() -> None:
     with makers.many(100, 1):
         there = makers.current()
         assert there is not None
-        process = there._all[0]
+        process = there._all[0].process
         process.stdout = Interrupted(process.stdout)  # type: ignore[assignment]
         with pytest.raises(KeyboardInterrupt):
             there.object_code(text(3), HOST, 2)
-        with pytest.raises(makers.Died):
+        with pytest.raises(Died):
             there.object_code(text(5), HOST, 2)
         assert jit.compile_text(text(5), HOST) == object_code(text(5), HOST, 2)
 
@@ -95,6 +96,50 @@ def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     with makers.many(100, 2):
         assert makers.current() is None
         assert jit.compile_text(text(7), HOST) == object_code(text(7), HOST, 2)
+
+
+def test_one_process_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    start = subprocess.Popen
+
+    def once(*args: Any, **options: Any) -> Any:
+        if started:
+            raise BlockingIOError("no more processes")
+        started.append(start(*args, **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", once)
+    with makers.many(100, 4):
+        assert jit.compile_text(text(7), HOST) == object_code(text(7), HOST, 2)
+    assert started[0].returncode is not None
+
+
+@pytest.mark.parametrize("other", ["/bin/true", "/bin/cat"])
+def test_an_interpreter_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other: str) -> None:
+    """Python inside of another program: its executable is that program."""
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\nexec {other}\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(child, "START_SECONDS", 0.5)
+    with makers.many(100, 2):
+        assert jit.compile_text(text(7), HOST) == object_code(text(7), HOST, 2)
+
+
+def test_a_frozen_program_does_not_start_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with makers.many(100, 2):
+        assert makers.current() is None
+        assert jit.compile_text(text(7), HOST) == object_code(text(7), HOST, 2)
+
+
+def test_answers_to_other_questions_are_not_taken() -> None:
+    with makers.many(100, 1):
+        there = makers.current()
+        assert there is not None
+        there.object_code(text(2), HOST, 2)
+        there._all[0]._asked += 1  # as if somebody else had asked, too
+        assert jit.compile_text(text(3), HOST) == object_code(text(3), HOST, 2)
 
 
 def test_a_forked_child_leaves_them_to_its_parent() -> None:
