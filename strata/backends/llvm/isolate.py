@@ -29,7 +29,8 @@ KNOWN: Final[dict[str, tuple[str, ...]]] = {
     "x86.avx512.vpdpbusd.256": ("avx512vnni", "avx512vl"),
     "x86.avx512.vpdpbusd.512": ("avx512vnni",),
     **{
-        f"x86.avx512.mask.scalef.{kind}.{width}": ("avx512f", "avx512vl")
+        f"x86.avx512.mask.{name}.{kind}.{width}": ("avx512f", "avx512vl")
+        for name in ("scalef", "getexp", "getmant")
         for kind in ("ps", "pd")
         for width in (128, 256, 512)
     },

@@ -5,9 +5,10 @@ Bounds and coefficients are as in vector_math."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from strata.backends.llvm.builder import lanes_of, suffix
-from strata.backends.llvm.vector_floats import MAGIC, Math, in_double, library
+from strata.backends.llvm.vector_floats import MAGIC, Math, library
 from strata.backends.llvm.vector_math import exp, hypot, log
 
 # (sin x - x) / x³ and (cos x - 1 + x²/2) / x⁴ as functions of x², |x| ≤ π/4
@@ -21,20 +22,31 @@ _COS = {
     64: (0.041666666666666664, -0.0013888888888888887, 2.480158730158437e-05, -2.75573192211902e-07,
          2.0876755717957296e-09, -1.147044941240971e-11, 4.745202155702359e-14),
 }  # fmt: skip
+# (tan x - x) / x³ in x², |x| ≤ π/4
+_TAN = (
+    0.33333333286900957, 0.133333429485378, 0.05396501346636389, 0.021910702780532202, 0.008609118222415316,
+    0.004425659266571193, -4.415010354464529e-07, 0.001789472626449566,
+)  # fmt: skip
 # (atan x - x) / x³ in x², |x| ≤ 1
-_ATAN = (
-    -0.3333333333333333, 0.19999999999999554, -0.14285714285648404, 0.11111111107234799, -0.09090908969557403,
-    0.07692305354678655, -0.06666636435777692, 0.05882074956371294, -0.05261265735709454, 0.04752086773576656,
-    -0.04308119655330471, 0.03872640214042632, -0.033750132001619734, 0.027567942297344678, -0.020238706986393514,
-    0.012756172907694298, -0.006575683344151699, 0.002622977891906089, -0.0007518472526973822, 0.0001368724853148122,
-    -1.1832505417555692e-05,
-)  # fmt: skip
-# (asin x - x) / x³ in x², |x| ≤ ½
-_ASIN = (
-    0.16666666666666666, 0.07500000000000118, 0.044642857142551895, 0.03038194447553234, 0.02237215744350722,
-    0.017352816540325496, 0.01396378001220357, 0.011566459612121669, 0.009621842970100282, 0.009319560794767446,
-    0.0030448799094556773, 0.019554513336123378, -0.01924167174674304, 0.02961201126495512,
-)  # fmt: skip
+_ATAN = {
+    32: (-0.3333333308107325, 0.19999949321141886, -0.14284003794733482, 0.11088261628734793, -0.08931826777379753,
+         0.07031914250026051, -0.048960514027031186, 0.026305001110008577, -0.009144629760565749,
+         0.0014886919392991963),
+    64: (-0.3333333333333333, 0.19999999999999554, -0.14285714285648404, 0.11111111107234799, -0.09090908969557403,
+         0.07692305354678655, -0.06666636435777692, 0.05882074956371294, -0.05261265735709454, 0.04752086773576656,
+         -0.04308119655330471, 0.03872640214042632, -0.033750132001619734, 0.027567942297344678,
+         -0.020238706986393514, 0.012756172907694298, -0.006575683344151699, 0.002622977891906089,
+         -0.0007518472526973822, 0.0001368724853148122, -1.1832505417555692e-05),
+}  # fmt: skip
+# (asin x - x) / x³ in x² up to the limit; f32 goes on to where the other form has no bits to lose
+_ASIN_LIMIT = {32: 0.66, 64: 0.5}
+_ASIN = {
+    32: (0.16666666407728126, 0.07500075099261438, 0.044607567497323856, 0.031004503506890234, 0.017084481771006015,
+         0.040992548877648034, -0.04123485958348494, 0.06933974044167242),
+    64: (0.16666666666666666, 0.07500000000000118, 0.044642857142551895, 0.03038194447553234, 0.02237215744350722,
+         0.017352816540325496, 0.01396378001220357, 0.011566459612121669, 0.009621842970100282, 0.009319560794767446,
+         0.0030448799094556773, 0.019554513336123378, -0.01924167174674304, 0.02961201126495512),
+}  # fmt: skip
 
 _HALF_PI = {
     32: (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15),
@@ -53,59 +65,96 @@ def _reduce_turn(m: Math, x: str) -> tuple[str, str]:
     return m.as_bits(shifted), r
 
 
-def _turning(m: Math, x: str, shift: int, name: str) -> str:
-    """sin (shift 0) or cos (shift 1); arguments too large for three words of π go to the C library, all lanes."""
+def _turning(m: Math, x: str, name: str, make: Callable[[str, str], str]) -> str:
+    """make(quadrant, what is left); arguments too large for three words of π go to the C library, all lanes."""
     f = m.f
     large = m.test("ogt", m.abs(x), m.c(_TURN_LIMIT[m.bits]))
     if lanes_of(m.type) > 1:
         large = f.call("i1", f"llvm.vector.reduce.or.{suffix(m.flag)}", (m.flag, large))
 
-    def near() -> list[str]:
-        quadrant, r = _reduce_turn(m, x)
-        if shift:
-            quadrant = m.integer("add", quadrant, m.i(1))
-        z = m.mul(r, r)
-        sine = m.fma(m.mul(r, z), m.polynomial(z, _SIN[m.bits]), r)
-        cosine = m.add(m.fma(m.mul(z, z), m.polynomial(z, _COS[m.bits]), m.mul(z, m.c(-0.5))), m.c(1.0))
-        odd = f.compare("ne", m.whole, m.integer("and", quadrant, m.i(1)), m.i(0))
-        value = m.select(odd, cosine, sine)
-        sign = m.integer("shl", m.integer("and", quadrant, m.i(2)), m.i(m.bits - 2))
-        made = m.from_bits(m.integer("xor", m.as_bits(value), sign))
-        # sin(-0) is -0
-        return [made if shift else m.select(m.test("oeq", x, m.c(0.0)), x, made)]
+    return f.if_(large, lambda: [library(name, m, x)], lambda: [make(*_reduce_turn(m, x))], (m.type,))[0]
 
-    return f.if_(large, lambda: [library(name, m, x)], near, (m.type,))[0]
+
+def _sine_and_cosine(m: Math, r: str) -> tuple[str, str]:
+    z = m.mul(r, r)
+    sine = m.fma(m.mul(r, z), m.polynomial(z, _SIN[m.bits]), r)
+    return sine, m.add(m.fma(m.mul(z, z), m.polynomial(z, _COS[m.bits]), m.mul(z, m.c(-0.5))), m.c(1.0))
+
+
+def _is_odd(m: Math, quadrant: str) -> str:
+    return m.f.compare("ne", m.whole, m.integer("and", quadrant, m.i(1)), m.i(0))
+
+
+def _with_sign(m: Math, quadrant: str, value: str) -> str:
+    """Minus the value in the third and fourth quadrants."""
+    sign = m.integer("shl", m.integer("and", quadrant, m.i(2)), m.i(m.bits - 2))
+    return m.from_bits(m.integer("xor", m.as_bits(value), sign))
 
 
 def sin(m: Math, x: str) -> str:
-    return _turning(m, x, 0, "sin")
+    def make(quadrant: str, r: str) -> str:
+        sine, cosine = _sine_and_cosine(m, r)
+        value = _with_sign(m, quadrant, m.select(_is_odd(m, quadrant), cosine, sine))
+        return m.select(m.test("oeq", x, m.c(0.0)), x, value)  # sin(-0) is -0
+
+    return _turning(m, x, "sin", make)
 
 
 def cos(m: Math, x: str) -> str:
-    return _turning(m, x, 1, "cos")
+    def make(quadrant: str, r: str) -> str:
+        sine, cosine = _sine_and_cosine(m, r)
+        following = m.integer("add", quadrant, m.i(1))
+        return _with_sign(m, following, m.select(_is_odd(m, following), cosine, sine))
+
+    return _turning(m, x, "cos", make)
 
 
-@in_double
 def tan(m: Math, x: str) -> str:
-    return m.div(sin(m, x), cos(m, x))
+    def make(quadrant: str, r: str) -> str:
+        odd = _is_odd(m, quadrant)
+        if m.bits == 32:
+            r, lost = _reduce_turn_exactly(m, x)
+            z = m.mul(r, r)
+            inner = m.fma(lost, m.add(z, m.c(1.0)), m.mul(m.mul(r, z), m.polynomial(z, _TAN)))
+            tangent = m.add(r, inner)
+            value = m.select(odd, m.div(m.c(-1.0), tangent), tangent)
+        else:
+            sine, cosine = _sine_and_cosine(m, r)
+            value = m.div(m.select(odd, m.neg(cosine), sine), m.select(odd, sine, cosine))
+        return m.select(m.test("oeq", x, m.c(0.0)), x, value)
+
+    return _turning(m, x, "tan", make)
 
 
-@in_double
+def _reduce_turn_exactly(m: Math, x: str) -> tuple[str, str]:
+    """r of `_reduce_turn`, and what it was rounded by."""
+    fma = m.f.fma
+    n = m.sub(m.fma(x, m.c(2 / math.pi), m.c(MAGIC[m.bits])), m.c(MAGIC[m.bits]))
+    first, second, third = (m.c(-part) for part in _HALF_PI[m.bits])
+    near = fma(m.type, n, first, x)  # exact: a multiple of the last bit of π
+    product = m.mul(n, second)
+    total = m.add(near, product)
+    added = m.sub(total, near)
+    error = m.add(m.sub(near, m.sub(total, added)), m.sub(product, added))
+    lost = fma(m.type, n, third, m.add(error, fma(m.type, n, second, m.neg(product))))
+    r = m.add(total, lost)
+    return r, m.sub(lost, m.sub(r, total))
+
+
 def atan(m: Math, x: str) -> str:
     a = m.abs(x)
     inverted = m.test("ogt", a, m.c(1.0))
     t = m.select(inverted, m.div(m.c(1.0), a), a)
     made = _atan_of(m, t)
-    turned = m.add(m.sub(m.c(math.pi / 2), made), m.c(6.123233995736766e-17))
+    turned = m.add(m.sub(m.c(_HALF_PI[m.bits][0]), made), m.c(_HALF_PI[m.bits][1]))
     return m.copysign(m.select(inverted, turned, made), x)
 
 
 def _atan_of(m: Math, t: str) -> str:
     z = m.mul(t, t)
-    return m.fma(m.mul(t, z), m.polynomial(z, _ATAN), t)
+    return m.fma(m.mul(t, z), m.polynomial(z, _ATAN[m.bits]), t)
 
 
-@in_double
 def atan2(m: Math, y: str, x: str) -> str:
     ay, ax = m.abs(y), m.abs(x)
     steep = m.test("ogt", ay, ax)
@@ -115,39 +164,37 @@ def atan2(m: Math, y: str, x: str) -> str:
     both_infinite = m.test("oeq", low, m.c(math.inf))
     ratio = m.select(both_zero, m.c(0.0), m.select(both_infinite, m.c(1.0), ratio))
     angle = _atan_of(m, ratio)
-    angle = m.select(steep, m.add(m.sub(m.c(math.pi / 2), angle), m.c(6.123233995736766e-17)), angle)
+    angle = m.select(steep, m.add(m.sub(m.c(_HALF_PI[m.bits][0]), angle), m.c(_HALF_PI[m.bits][1])), angle)
     backwards = m.f.compare("slt", m.whole, m.as_bits(x), m.i(0))
-    angle = m.select(backwards, m.add(m.sub(m.c(math.pi), angle), m.c(1.2246467991473532e-16)), angle)
+    angle = m.select(backwards, m.add(m.sub(m.c(2 * _HALF_PI[m.bits][0]), angle), m.c(2 * _HALF_PI[m.bits][1])), angle)
     unordered = m.test("uno", x, y)
     return m.select(unordered, m.c(math.nan), m.copysign(angle, y))
 
 
 def _asin_half(m: Math, t: str, z: str) -> str:
-    return m.fma(m.mul(t, z), m.polynomial(z, _ASIN), t)
+    return m.fma(m.mul(t, z), m.polynomial(z, _ASIN[m.bits]), t)
 
 
-@in_double
 def asin(m: Math, x: str) -> str:
     a = m.abs(x)
-    outer = m.test("ogt", a, m.c(0.5))
+    outer = m.test("ogt", a, m.c(_ASIN_LIMIT[m.bits]))
     z = m.select(outer, m.mul(m.sub(m.c(1.0), a), m.c(0.5)), m.mul(a, a))
     t = m.select(outer, m.sqrt(z), a)
     made = _asin_half(m, t, z)
-    turned = m.sub(m.c(math.pi / 2), m.sub(m.add(made, made), m.c(6.123233995736766e-17)))
+    turned = m.sub(m.c(_HALF_PI[m.bits][0]), m.sub(m.add(made, made), m.c(_HALF_PI[m.bits][1])))
     return m.copysign(m.select(outer, turned, made), x)
 
 
-@in_double
 def acos(m: Math, x: str) -> str:
     a = m.abs(x)
-    outer = m.test("ogt", a, m.c(0.5))
+    outer = m.test("ogt", a, m.c(_ASIN_LIMIT[m.bits]))
     z = m.select(outer, m.mul(m.sub(m.c(1.0), a), m.c(0.5)), m.mul(a, a))
     t = m.select(outer, m.sqrt(z), a)
     made = _asin_half(m, t, z)
     double = m.add(made, made)
     negative = m.test("olt", x, m.c(0.0))
-    far = m.select(negative, m.add(m.sub(m.c(math.pi), double), m.c(1.2246467991473532e-16)), double)
-    near = m.sub(m.c(math.pi / 2), m.sub(m.copysign(made, x), m.c(6.123233995736766e-17)))
+    far = m.select(negative, m.add(m.sub(m.c(2 * _HALF_PI[m.bits][0]), double), m.c(2 * _HALF_PI[m.bits][1])), double)
+    near = m.sub(m.c(_HALF_PI[m.bits][0]), m.sub(m.copysign(made, x), m.c(_HALF_PI[m.bits][1])))
     return m.select(outer, far, near)
 
 

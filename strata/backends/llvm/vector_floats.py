@@ -120,6 +120,30 @@ class Math:
         return replace(self, type=with_element(self.type, "double"))
 
     @property
+    def has_exponents(self) -> bool:
+        """Whether instructions take numbers apart into powers of two and what they multiply."""
+        return self.target.has_avx512 and lanes_of(self.type) * self.bits >= 128
+
+    def exponent(self, a: str) -> str:
+        """The whole part of log2 |a| as a float; of zeros -inf, of infinities inf."""
+        return self._by_instruction("getexp", a)
+
+    def mantissa(self, a: str) -> str:
+        """|a| times a power of two, in [¾, 1½); 1 for zeros and infinities."""
+        return self._by_instruction("getmant", a, ("i32", 0b0111))
+
+    def _by_instruction(self, name: str, a: str, *more: tuple[str, int]) -> str:
+        f, lanes = self.f, lanes_of(self.type)
+        if lanes * self.bits > 512:
+            half = replace(self, type=vector(element_of(self.type), lanes // 2))
+            return f.by_halves(self.type, a, self.type, lambda part: half._by_instruction(name, part, *more))
+        width, kind = lanes * self.bits, "ps" if self.bits == 32 else "pd"
+        rounding = (("i32", 4),) if width == 512 else ()  # as the processor is set
+        mask = (f"i{max(8, lanes)}", -1)
+        arguments = ((self.type, a), *more, (self.type, "zeroinitializer"), mask, *rounding)
+        return f.call(self.type, f"llvm.x86.avx512.mask.{name}.{kind}.{width}", *arguments)
+
+    @property
     def has_tables(self) -> bool:
         """Whether lanes can pick from numbers in a register."""
         return self.target.has_avx512 and self.bits == 32 and lanes_of(self.type) % TABLE == 0

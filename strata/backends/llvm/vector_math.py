@@ -40,21 +40,30 @@ _EXP_NEAR = (1.0, 0.5000146624343743, 0.16666959914371368)
 _EXP2_NEAR = tuple(c * math.log(2) ** (i + 1) for i, c in enumerate(_EXP_NEAR))  # and (2ʳ - 1) / r on |r| ≤ 1 / 32
 _EXP2_LEAST: Final = -160.0  # 0 in f32
 _POWERS = tuple(2.0 ** (k / 16) for k in range(16))
-# (log((1 + s) / (1 - s)) - 2s) / s³ as a function of s², for (1 + s) / (1 - s) in [√½, √2]
+# (log((1 + s) / (1 - s)) - 2s) / s³ as a function of s², for (1 + s) / (1 - s) in [⅔, 1½]: to 33, 40 and 60 bits
 _LOG = {
-    32: (0.6666666654512713, 0.4000012942695626, 0.2854996859130847, 0.23353427603651186),
-    64: (0.6666666666666666, 0.40000000000001007, 0.2857142857072325, 0.22222222409750114, 0.18181793732111753,
-         0.15386342449645143, 0.13266048812203002, 0.131148348695975),
+    32: (0.6666666627679424, 0.4000031148954007, 0.2853272481682966, 0.23747744217942318),
+    40: (0.6666666667003059, 0.3999999579905708, 0.2857226548730508, 0.22164123984126827, 0.19811681903039247),
+    64: (0.6666666666666666, 0.4000000000000781, 0.285714285673329, 0.22222223038856737, 0.18181738372176304,
+         0.15388837982487807, 0.13210295347045856, 0.13604517062769542),
 }  # fmt: skip
+_LOG2_E = {32: (1.4426950216293335, 1.925963033500117e-08), 64: (1.4426950408889634, 2.0355273740931033e-17)}
+# (2ʳ - 1) / r to 39 bits, |r| ≤ ½
+_EXP2_SHORT = (
+    0.6931471805568324, 0.24022650695888503, 0.055504109063258665, 0.00961812913523614, 0.0013333478473685416,
+    0.00015403475186530786, 1.5303700711365693e-05, 1.325080551750225e-06,
+)  # fmt: skip
 # (tanh x - x) / x³ in x², |x| ≤ 0.6
 _TANH = (-0.3333333033273155, 0.13332915366987452, -0.053873948848643334, 0.02111095904951479, -0.006269119719649729)
 # (sinh x - x) / x³ in x², |x| ≤ 1
-_SINH = (
-    0.16666666666666666, 0.008333333333333333, 0.00019841269841269773, 2.755731922404034e-06, 2.505210836405804e-08,
-    1.6059048396350562e-10, 7.646625361656657e-13, 2.8445264169895285e-15,
-)  # fmt: skip
+_SINH = {
+    32: (0.16666666646842135, 0.00833333967591706, 0.0001983810196868388, 2.8062802582277454e-06),
+    64: (0.16666666666666666, 0.008333333333333333, 0.00019841269841269773, 2.755731922404034e-06,
+         2.505210836405804e-08, 1.6059048396350562e-10, 7.646625361656657e-13, 2.8445264169895285e-15),
+}  # fmt: skip
 
 _LN2 = {32: (0.693359375, -0.00021219444005469057), 64: (0.6931471675634384, 1.2996506893889889e-08)}
+_LOG_LN2 = {32: (0.693115234375, 3.1946183870e-05), 64: _LN2[64]}  # both parts positive: infinities do not cancel
 _EXP_LIMITS = {32: (-104.0, 88.8), 64: (-746.0, 710.0)}
 _LEAST_NORMAL = {32: 2.0**-126, 64: 2.0**-1022}
 
@@ -189,29 +198,34 @@ def tanh(m: Math, x: str) -> str:
     return m.copysign(large, x)
 
 
-@in_double
+def _half_exp(m: Math, a: str) -> str:
+    """eᵃ / 2, which does not overflow before sinh and cosh do."""
+    n, whole, q = reduce_exp(m, m.at_most(a, {32: 100.0, 64: 720.0}[m.bits]))
+    return _scale(m, m.add(q, m.c(1.0)), m.sub(n, m.c(1.0)), m.integer("sub", whole, m.i(1)))
+
+
 def sinh(m: Math, x: str) -> str:
     a = m.abs(x)
-    e = exp(m, m.mul(m.at_most(a, 1500.0), m.c(0.5)))
-    big = m.mul(m.mul(e, m.c(0.5)), e)
-    middle = m.sub(big, m.div(m.c(0.25), big))
+    half = _half_exp(m, a)
+    large = m.sub(half, m.div(m.c(0.25), half))
     z = m.mul(a, a)
-    small = m.fma(m.mul(a, z), m.polynomial(z, _SINH), a)
-    return m.copysign(m.select(m.test("olt", a, m.c(1.0)), small, middle), x)
+    small = m.fma(m.mul(a, z), m.polynomial(z, _SINH[m.bits]), a)
+    return m.copysign(m.select(m.test("olt", a, m.c(1.0)), small, large), x)
 
 
-@in_double
 def cosh(m: Math, x: str) -> str:
-    e = exp(m, m.mul(m.at_most(m.abs(x), 1500.0), m.c(0.5)))
-    big = m.mul(m.mul(e, m.c(0.5)), e)
-    return m.add(big, m.div(m.c(0.25), big))
+    half = _half_exp(m, m.abs(x))
+    return m.add(half, m.div(m.c(0.25), half))
 
 
 # logarithms
 
 
 def _reduce_log(m: Math, x: str) -> tuple[str, str]:
-    """(k as a float, f) with x = 2ᵏ (1 + f) and 1 + f in [√½, √2], for positive finite x."""
+    """(k as a float, f) with x = 2ᵏ (1 + f) and 1 + f near 1, for positive x; k is infinite where log x is."""
+    if m.has_exponents:
+        mantissa = m.mantissa(x)
+        return m.sub(m.exponent(x), m.exponent(mantissa)), m.sub(mantissa, m.c(1.0))
     tiny = m.test("olt", x, m.c(_LEAST_NORMAL[m.bits]))
     bits = m.as_bits(m.select(tiny, m.mul(x, m.c(2.0 ** (MANTISSA[m.bits] + 1))), x))
     root = m.as_bits(m.c(math.sqrt(0.5)))
@@ -233,6 +247,8 @@ def _log_of(m: Math, f: str) -> tuple[str, str]:
 
 
 def _log_specials(m: Math, x: str, result: str) -> str:
+    if m.has_exponents:  # zeros and infinities are right
+        return m.select(m.test("olt", x, m.c(0.0)), m.c(math.nan), result)
     positive = m.test("ogt", x, m.c(0.0))
     result = m.select(m.test("oeq", x, m.c(_INF)), x, result)
     zero_or_nan = m.select(m.test("oeq", x, m.c(0.0)), m.c(-_INF), m.c(math.nan))
@@ -242,23 +258,24 @@ def _log_specials(m: Math, x: str, result: str) -> str:
 def log(m: Math, x: str) -> str:
     k, f = _reduce_log(m, x)
     f, rest = _log_of(m, f)
-    high, low = _LN2[m.bits]
+    high, low = _LOG_LN2[m.bits]
     small = m.fma(k, m.c(low), rest)
     return _log_specials(m, x, m.fma(k, m.c(high), m.add(f, small)))
 
 
-@in_double
 def log2(m: Math, x: str) -> str:
     """log(1 + f) / ln2 with the rounding of the product given back."""
+    if not m.target.has_fma and m.bits == 32:
+        return in_double(log2)(m, x)
     k, f = _reduce_log(m, x)
     f, rest = _log_of(m, f)
     total = m.add(f, rest)
     lost = m.sub(rest, m.sub(total, f))
-    high = m.c(1.4426950408889634)
+    high, low = (m.c(part) for part in _LOG2_E[m.bits])
     product = m.mul(total, high)
     error = m.fma(total, high, m.neg(product)) if m.target.has_fma else m.c(0.0)
-    low = m.fma(total, m.c(2.0355273740931033e-17), m.fma(lost, high, error))
-    return _log_specials(m, x, m.add(k, m.add(product, low)))
+    below = m.fma(total, low, m.fma(lost, high, error))
+    return _log_specials(m, x, m.add(k, m.add(product, below)))
 
 
 def log1p(m: Math, x: str) -> str:
@@ -301,24 +318,40 @@ def power(m: Math, x: str, y: str) -> str:
     """f32 through f64, where a plain product of logarithms is accurate enough; f64 by the C library."""
     if m.bits == 64:
         return library("pow", m, x, y)
-    wide = m.doubled()
-    a, b = (m.f.convert("fpext", m.type, v, wide.type) for v in (x, y))
-    return m.f.convert("fptrunc", wide.type, _power_in_double(wide, a, b), m.type)
-
-
-def _power_in_double(m: Math, x: str, y: str) -> str:
-    magnitude = exp(m, m.mul(log(m, m.abs(x)), y))
-    whole = m.test("oeq", m.f.intrinsic("trunc", m.type, y), y)
+    f, wide = m.f, m.doubled()
+    exponent = wide.mul(_log2_short(wide, f.convert("fpext", m.type, m.abs(x), wide.type)),
+                        f.convert("fpext", m.type, y, wide.type))  # fmt: skip
+    magnitude = f.convert("fptrunc", wide.type, _exp2_short(wide, exponent), m.type)
+    whole = m.test("oeq", f.intrinsic("trunc", m.type, y), y)
     half = m.mul(y, m.c(0.5))
-    odd = m.f.binary("and", m.flag, whole, m.test("one", m.f.intrinsic("trunc", m.type, half), half))
+    odd = f.binary("and", m.flag, whole, m.test("one", f.intrinsic("trunc", m.type, half), half))
     signed = m.select(odd, m.copysign(magnitude, x), magnitude)
-    finite_negative = m.f.binary("and", m.flag, m.test("olt", x, m.c(0.0)), m.test("ogt", x, m.c(-_INF)))
-    not_whole = m.f.binary("xor", m.flag, whole, constant(m.flag, 1))
-    signed = m.select(m.f.binary("and", m.flag, finite_negative, not_whole), m.c(math.nan), signed)
-    is_one = m.f.binary("or", m.flag, m.test("oeq", y, m.c(0.0)), m.test("oeq", x, m.c(1.0)))
+    finite_negative = f.binary("and", m.flag, m.test("olt", x, m.c(0.0)), m.test("ogt", x, m.c(-_INF)))
+    not_whole = f.binary("xor", m.flag, whole, constant(m.flag, 1))
+    signed = m.select(f.binary("and", m.flag, finite_negative, not_whole), m.c(math.nan), signed)
+    is_one = f.binary("or", m.flag, m.test("oeq", y, m.c(0.0)), m.test("oeq", x, m.c(1.0)))
     # (-1) ** ±inf is 1
-    unit = m.f.binary("and", m.flag, m.test("oeq", m.abs(x), m.c(1.0)), m.test("oeq", m.abs(y), m.c(_INF)))
-    return m.select(m.f.binary("or", m.flag, is_one, unit), m.c(1.0), signed)
+    unit = f.binary("and", m.flag, m.test("oeq", m.abs(x), m.c(1.0)), m.test("oeq", m.abs(y), m.c(_INF)))
+    return m.select(f.binary("or", m.flag, is_one, unit), m.c(1.0), signed)
+
+
+def _log2_short(m: Math, x: str) -> str:
+    """log2 in f64 to 38 bits: what a power in f32 needs."""
+    k, f = _reduce_log(m, x)
+    s = m.div(f, m.add(f, m.c(2.0)))
+    z = m.mul(s, s)
+    part = m.fma(m.mul(s, z), m.polynomial(z, _LOG[40]), m.add(s, s))
+    return _log_specials(m, x, m.fma(part, m.c(_LOG2_E[64][0]), k))
+
+
+def _exp2_short(m: Math, x: str) -> str:
+    """2ˣ in f64 to 38 bits, where the result is not below 2⁻²⁰⁰ and not above 2²⁰⁰."""
+    inside = m.at_most(m.at_least(x, -200.0), 200.0)
+    shifted = m.add(inside, m.c(MAGIC[64]))
+    r = m.sub(inside, m.sub(shifted, m.c(MAGIC[64])))
+    n = m.integer("sub", m.as_bits(shifted), m.as_bits(m.c(MAGIC[64])))
+    scale = m.power_of_two(n)
+    return m.fma(m.mul(scale, r), m.polynomial(r, _EXP2_SHORT), scale)
 
 
 def integer_power(f: Function, type_: str, x: str, y: str, *, signed: bool) -> str:
@@ -377,8 +410,25 @@ def lgamma(m: Math, x: str) -> str:
 
 
 def fmod(m: Math, x: str, y: str) -> str:
-    """The exact remainder with the sign of x."""
-    return library("fmod", m, x, y)
+    """The exact remainder with the sign of x. Quotients that are not exact integers of the type, infinities and NaN go
+    to the C library, all lanes."""
+    f = m.f
+    if not m.target.has_fma:
+        return library("fmod", m, x, y)
+    a, b = m.abs(x), m.abs(y)
+    quotient = m.div(a, b)
+    usual = m.test("olt", quotient, m.c(2.0 ** (MANTISSA[m.bits] - 1)))
+    usual = f.binary("and", m.flag, usual, m.test("olt", b, m.c(_INF)))
+    if lanes_of(m.type) > 1:
+        usual = f.call("i1", f"llvm.vector.reduce.and.{suffix(m.flag)}", (m.flag, usual))
+
+    def near() -> list[str]:
+        # the quotient may have been rounded up to the next whole number, and then one too many was taken
+        rest = f.fma(m.type, m.neg(f.intrinsic("trunc", m.type, quotient)), b, a)
+        rest = m.select(m.test("olt", rest, m.c(0.0)), m.add(rest, b), rest)
+        return [m.copysign(rest, x)]
+
+    return f.if_(usual, near, lambda: [library("fmod", m, x, y)], (m.type,))[0]
 
 
 def python_mod(m: Math, x: str, y: str) -> str:
