@@ -27,6 +27,7 @@ from strata.core import Target, available_threads, new_lock
 
 # Offsets into the pool's memory; a cache line each, so that spinning readers do not disturb writers.
 _JOB, _SLEEPERS, _SPIN, _LOCK, _STOP, _HELPERS, _TRACE, _PLACE, _BYTES = 64, 128, 192, 256, 320, 384, 448, 512, 4096
+_STEPS_AHEAD: Final = 16  # steps of a program among which one for several threads is worth calling them at once
 _SPIN_ROUNDS: Final = 20_000  # about half a millisecond of looking for work before a worker sleeps
 
 _TEXT: Final = f"""
@@ -90,8 +91,8 @@ out:
   ret void
 }}
 
-; a worker writes its thread number into the first free place of the list behind the number of workers
-define internal void @enlist(ptr %place) nounwind {{
+; a worker writes its thread number into the first free place of the list behind the number of workers; which, or 0
+define internal i64 @enlist(ptr %place) nounwind {{
 entry:
   %tid = call i64 @thread_number()
   br label %look
@@ -108,7 +109,9 @@ next:
   %i2 = add i64 %i, 1
   br label %look
 out:
-  ret void
+  %index = phi i64 [ %i, %try ], [ 0, %look ]
+  call void @stand_up(ptr %place, i64 %index)
+  ret i64 %index
 }}
 
 ; a worker that was woken may go anywhere, once it has done its first work: until then nobody should wait for it
@@ -130,7 +133,7 @@ entry:
   %pstop = getelementptr i8, ptr %pool, i64 {_STOP}
   %phelpers = getelementptr i8, ptr %pool, i64 {_HELPERS}
   %place = getelementptr i8, ptr %pool, i64 {_PLACE}
-  call void @enlist(ptr %place)
+  %index = call i64 @enlist(ptr %place)
   br label %idle
 idle:
   %last = phi i32 [ -1, %entry ], [ %generation, %run ]
@@ -173,15 +176,59 @@ spin:
 again:
   br label %look
 sleep:
-  call void @free_again(i1 %placed, ptr %place)
+  call void @step_aside(ptr %place, i64 %index)
   %s0 = atomicrmw add ptr %psleepers, i32 1 seq_cst
   call void @sleep_while(ptr %pool, i32 %word)
   %s1 = atomicrmw sub ptr %psleepers, i32 1 seq_cst
   br label %awake
 awake:
+  call void @stand_up(ptr %place, i64 %index)
   br label %look
 quit:
   ret ptr null
+}}
+
+define internal void @call_workers(ptr %pool, i32 %count) nounwind {{
+entry:
+  %place = getelementptr i8, ptr %pool, i64 {_PLACE}
+  call void @keep_away(ptr %place)
+  call void @wake(ptr %pool, i32 %count)
+  ret void
+}}
+
+; sleepers are called as soon as a program begins that has work for them: its first steps may be for one thread
+define internal void @call_for_steps(ptr %pool, i64 %threads, ptr %program, i64 %first, i64 %last) nounwind {{
+entry:
+  %psleepers = getelementptr i8, ptr %pool, i64 {_SLEEPERS}
+  %sleepers = load atomic i32, ptr %psleepers monotonic, align 4
+  %asleep = icmp ne i32 %sleepers, 0
+  %several = icmp sgt i64 %threads, 1
+  %wanted = and i1 %asleep, %several
+  %end = add i64 %first, {_STEPS_AHEAD}
+  br i1 %wanted, label %look, label %out
+look:
+  %s = phi i64 [ %first, %entry ], [ %s2, %step ]
+  %inside = icmp slt i64 %s, %last
+  %near = icmp slt i64 %s, %end
+  %more = and i1 %inside, %near
+  br i1 %more, label %step, label %out
+step:
+  %s2 = add i64 %s, 1
+  %s5 = mul i64 %s, 5
+  %at = add i64 %s5, 3
+  %ppoints = getelementptr i64, ptr %program, i64 %at
+  %points = load i64, ptr %ppoints, align 8
+  %pgrain = getelementptr i64, ptr %ppoints, i64 1
+  %grain = load i64, ptr %pgrain, align 8
+  %shared = icmp sgt i64 %points, %grain
+  br i1 %shared, label %call, label %look
+call:
+  %h64 = sub i64 %threads, 1
+  %h = trunc i64 %h64 to i32
+  call void @call_workers(ptr %pool, i32 %h)
+  br label %out
+out:
+  ret void
 }}
 
 define void @pool_parallel(ptr %pool, i64 %threads, ptr %kernel, ptr %arguments, i64 %points, i64 %grain) nounwind {{
@@ -230,9 +277,7 @@ open:
   %anyone = icmp ne i32 %sleepers, 0
   br i1 %anyone, label %call, label %work
 call:
-  %place = getelementptr i8, ptr %pool, i64 {_PLACE}
-  call void @keep_away(ptr %place)
-  call void @wake(ptr %pool, i32 %h)
+  call void @call_workers(ptr %pool, i32 %h)
   br label %work
 work:
   call void @take_chunks(ptr %job)
@@ -266,6 +311,7 @@ entry:
   %pmost = getelementptr i64, ptr %program, i64 1
   %most = load i64, ptr %pmost, align 8
   %block = alloca i64, i64 %most, align 64
+  call void @call_for_steps(ptr %pool, i64 %threads, ptr %program, i64 %first, i64 %last)
   br label %head
 head:
   %s = phi i64 [ %first, %entry ], [ %s2, %go ]

@@ -8,6 +8,8 @@ import sys
 
 MASK_WORDS = 16  # processors that a mask can name, in words of 64
 MOST_PLACED = 8  # workers; more processors than that always leave an idle one to be found
+STATES = 1 + MOST_PLACED + MASK_WORDS  # words before the states of workers; see wait_functions
+WAKER = STATES + MOST_PLACED
 
 _GETTID_CALL = {"x86_64": 186, "aarch64": 178, "amd64": 186, "arm64": 178}
 _AFFINITY_CALL = {"x86_64": 203, "aarch64": 122, "amd64": 203, "arm64": 122}
@@ -24,12 +26,15 @@ def allowed_processors() -> list[int]:
 
 
 def wait_functions() -> str:
-    """LLVM text of pause, sleep_while(word, value), wake(word, count), give_way, keep_away and go_anywhere.
+    """LLVM text of pause, sleep_while(word, value), wake(word, count), give_way, and of where workers may run.
 
     A sleeper is often woken on the processor of its waker, where it waits until the waker's time is up, although
-    another processor is idle. So the waker first bars the workers from its own processor (keep_away), and a worker that
-    has done its first work may go anywhere again. Both take the address of: the number of workers (0: leave them
-    alone), their thread numbers, the processors allowed (MASK_WORDS words), and room for as many.
+    another processor is idle. So before it sleeps, a worker bars itself from the processor of the last waker
+    (step_aside); the waker bars those that sleep and have barred themselves from another (keep_away), which costs it
+    as much time as waking; and a worker that has done its first work may go anywhere again. All take the address of:
+    the number of workers (0: leave them alone), their thread numbers, the processors allowed (MASK_WORDS words), for
+    each worker 0 while it is awake, the processor that it is barred from plus 1, or -1; the last waker's processor
+    plus 1.
     """
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
@@ -39,7 +44,9 @@ def wait_functions() -> str:
     head = f"{declared}\ndefine internal void @pause() alwaysinline nounwind {{ {pause} ret void }}\n"
     if sys.platform == "linux" and machine in _FUTEX_CALL:
         placing = _PLACING.replace("NUMBER", str(_AFFINITY_CALL[machine])).replace("COUNT", str(MASK_WORDS))
-        return head + _FUTEX.replace("NUMBER", str(_FUTEX_CALL[machine])) + placing.replace("ROOM", str(MOST_PLACED))
+        for word, value in (("ROOM", MOST_PLACED), ("LIMIT", 64 * MASK_WORDS), ("STATES", STATES), ("WAKER", WAKER)):
+            placing = placing.replace(word, str(value))
+        return head + _FUTEX.replace("NUMBER", str(_FUTEX_CALL[machine])) + placing
     return head + _PORTABLE
 
 
@@ -89,22 +96,16 @@ define internal void @give_way() nounwind {
 """
 _PLACING = """
 declare i32 @sched_getcpu()
-define internal void @keep_away(ptr %place) nounwind {
+; the processors allowed without one of them; whether any are left
+define internal i1 @all_but(ptr %place, i64 %cpu, ptr %mask) nounwind {
 entry:
-  %count = load i64, ptr %place, align 8
-  %cpu = call i32 @sched_getcpu()
-  %wide = sext i32 %cpu to i64
-  %word = lshr i64 %wide, 6
-  %known = icmp ult i64 %word, COUNT
-  %some = icmp ne i64 %count, 0
-  %go = and i1 %known, %some
-  %low = and i64 %wide, 63
+  %word = lshr i64 %cpu, 6
+  %low = and i64 %cpu, 63
   %bit = shl i64 1, %low
   %rest = xor i64 %bit, -1
   %tids = getelementptr i64, ptr %place, i64 1
   %base = getelementptr i64, ptr %tids, i64 ROOM
-  %mask = getelementptr i64, ptr %base, i64 COUNT
-  br i1 %go, label %copy, label %out
+  br label %copy
 copy:
   %i = phi i64 [ 0, %entry ], [ %i2, %copy ]
   %any = phi i64 [ 0, %entry ], [ %any2, %copy ]
@@ -118,16 +119,41 @@ copy:
   %any2 = or i64 %any, %left
   %i2 = add i64 %i, 1
   %more = icmp ult i64 %i2, COUNT
-  br i1 %more, label %copy, label %judge
-judge:
-  %none = icmp eq i64 %any2, 0
-  br i1 %none, label %out, label %each
+  br i1 %more, label %copy, label %done
+done:
+  %some = icmp ne i64 %any2, 0
+  ret i1 %some
+}
+define internal void @keep_away(ptr %place) nounwind {
+entry:
+  %mask = alloca i64, i64 COUNT, align 8
+  %count = load i64, ptr %place, align 8
+  %cpu = call i32 @sched_getcpu()
+  %wide = sext i32 %cpu to i64
+  %known = icmp ult i64 %wide, LIMIT
+  %some = icmp ne i64 %count, 0
+  %go = and i1 %known, %some
+  br i1 %go, label %copy, label %out
+copy:
+  %here = add i64 %wide, 1
+  %pwaker = getelementptr i64, ptr %place, i64 WAKER
+  store atomic i64 %here, ptr %pwaker monotonic, align 8
+  %any = call i1 @all_but(ptr %place, i64 %wide, ptr %mask)
+  br i1 %any, label %each, label %out
 each:
-  %t = phi i64 [ 0, %judge ], [ %t2, %next ]
-  %ptid = getelementptr i64, ptr %tids, i64 %t
+  %t = phi i64 [ 0, %copy ], [ %t2, %next ]
+  %i = add i64 %t, 1
+  %ptid = getelementptr i64, ptr %place, i64 %i
   %tid = load atomic i64, ptr %ptid monotonic, align 8
   %real = icmp ne i64 %tid, 0
-  br i1 %real, label %set, label %next
+  %s = add i64 %t, STATES
+  %pstate = getelementptr i64, ptr %place, i64 %s
+  %state = load atomic i64, ptr %pstate monotonic, align 8
+  %asleep = icmp ne i64 %state, 0
+  %elsewhere = icmp ne i64 %state, %here
+  %a = and i1 %real, %asleep
+  %b = and i1 %a, %elsewhere
+  br i1 %b, label %set, label %next
 set:
   %r = call i64 (i64, ...) @syscall(i64 NUMBER, i64 %tid, i64 128, ptr %mask)
   br label %next
@@ -135,6 +161,52 @@ next:
   %t2 = add i64 %t, 1
   %others = icmp ult i64 %t2, %count
   br i1 %others, label %each, label %out
+out:
+  ret void
+}
+; before a worker sleeps, by its place in the list
+define internal void @step_aside(ptr %place, i64 %index) nounwind {
+entry:
+  %mask = alloca i64, i64 COUNT, align 8
+  %count = load i64, ptr %place, align 8
+  %some = icmp ne i64 %count, 0
+  %listed = icmp ne i64 %index, 0
+  %go = and i1 %some, %listed
+  %s0 = add i64 %index, STATES
+  %s = sub i64 %s0, 1
+  %pstate = getelementptr i64, ptr %place, i64 %s
+  %pwaker = getelementptr i64, ptr %place, i64 WAKER
+  %waker = load atomic i64, ptr %pwaker monotonic, align 8
+  %known = icmp ne i64 %waker, 0
+  br i1 %go, label %look, label %out
+look:
+  br i1 %known, label %copy, label %free
+copy:
+  %cpu = sub i64 %waker, 1
+  %any = call i1 @all_but(ptr %place, i64 %cpu, ptr %mask)
+  br i1 %any, label %bar, label %free
+bar:
+  %r = call i64 (i64, ...) @syscall(i64 NUMBER, i64 0, i64 128, ptr %mask)
+  store atomic i64 %waker, ptr %pstate monotonic, align 8
+  br label %out
+free:
+  call void @go_anywhere(ptr %place)
+  store atomic i64 -1, ptr %pstate monotonic, align 8
+  br label %out
+out:
+  ret void
+}
+; when it is awake
+define internal void @stand_up(ptr %place, i64 %index) nounwind {
+entry:
+  %listed = icmp ne i64 %index, 0
+  br i1 %listed, label %mark, label %out
+mark:
+  %s0 = add i64 %index, STATES
+  %s = sub i64 %s0, 1
+  %pstate = getelementptr i64, ptr %place, i64 %s
+  store atomic i64 0, ptr %pstate monotonic, align 8
+  br label %out
 out:
   ret void
 }
@@ -157,6 +229,12 @@ define internal void @keep_away(ptr %place) nounwind {
   ret void
 }
 define internal void @go_anywhere(ptr %place) nounwind {
+  ret void
+}
+define internal void @step_aside(ptr %place, i64 %index) nounwind {
+  ret void
+}
+define internal void @stand_up(ptr %place, i64 %index) nounwind {
   ret void
 }
 declare i32 @usleep(i32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -11,7 +12,7 @@ import pytest
 
 from strata.backends.llvm import Argument, Pool, Program, Step, region_table
 from strata.backends.llvm.compile import compile_kernel
-from strata.backends.llvm.pool import native_code
+from strata.backends.llvm.pool import _SPIN, native_code
 from strata.core import sym
 from strata.errors import CompileError, RunError
 from tests.unit.kernel import samples
@@ -142,9 +143,20 @@ def test_workers_are_woken_elsewhere_and_may_run_anywhere() -> None:
         time.sleep(0.01)
     workers = [int(t) for t in set(os.listdir("/proc/self/task")) - before]
     assert len(workers) == 3
-    places = {t: os.sched_getaffinity(t) for t in workers}
-    assert all(place <= everywhere and place for place in places.values())
-    assert any(place == everywhere for place in places.values())  # those that were woken
+
+    def places() -> list[set[int]]:
+        return [os.sched_getaffinity(t) for t in workers]
+
+    assert all(place <= everywhere and place for place in places())
+    if len(everywhere) > 1:  # asleep, and not on the processor that called them last
+        assert all(len(place) == len(everywhere) - 1 for place in places())
+    rounds = ctypes.c_int32.from_address(pool.address + _SPIN)
+    before_long, rounds.value = rounds.value, 1 << 30  # those that are awake stay so
+    give_up = time.monotonic() + 20
+    while any(place != everywhere for place in places()):  # until each has done some work
+        assert time.monotonic() < give_up
+        pool.parallel(nothing, 0, 1000, 1, 4)
+    rounds.value = before_long
     assert os.sched_getaffinity(0) == everywhere
     pool.stop()
     assert not set(os.listdir("/proc/self/task")) & {str(t) for t in workers}
