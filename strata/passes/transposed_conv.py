@@ -14,6 +14,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from strata.core import Dim, divide_exactly
 from strata.mir import Node, Value, constant
 from strata.ops import ConvLast, Slice, broadcast_to, concat, pad_constant, reshape, stack, transpose, weight_to_last
 
@@ -32,22 +33,31 @@ class Phase:
 
 
 def is_transposed(node: Node) -> bool:
-    """Whether a convolution spreads its input, has sizes that are known, and no strides or dilation of its own."""
+    """Whether a convolution spreads its input, has whole phases, and no strides or dilation of its own."""
     op: Any = node.op
     spread = any(s > 1 for s in op.input_dilation) and prod(op.input_dilation) <= MOST_PHASES
     plain = all(v == 1 for values in (op.stride, op.dilation) for v in values) and not op.outside()
     x, w = node.inputs
-    sizes = (*x.shape[2:], *w.shape, *(p for pair in op.padding for p in pair))
-    return spread and plain and x.dtype.is_float and all(isinstance(d, int) for d in sizes)
+    numbers = all(isinstance(d, int) for d in (*w.shape, *(p for pair in op.padding for p in pair)))
+    return spread and plain and numbers and x.dtype.is_float and None not in _quotients(node)
+
+
+def _quotients(node: Node) -> list[Dim | None]:
+    """Pixels of a phase along each axis, the last one rounded up; None where a size that is not known has a rest."""
+    op: Any = node.op
+    return [
+        -(-count // s) if isinstance(count, int) else divide_exactly(count, s)
+        for count, s in zip(node.types[0].shape[2:], op.input_dilation, strict=True)
+    ]
 
 
 def as_plain(node: Node, x: Value, w: Value) -> Value:
     """Such a convolution of x [N, *sizes, C] with w [O, C / groups, *kernel], as [N, *sizes, O]."""
     op: Any = node.op
-    counts: Any = node.types[0].shape[2:]
+    counts = node.types[0].shape[2:]
     spread = op.input_dilation
     axes = [_phases(s, low, int(k)) for s, (low, _), k in zip(spread, op.padding, w.shape[2:], strict=True)]
-    quotients = [-(-count // s) for count, s in zip(counts, spread, strict=True)]
+    quotients = [q for q in _quotients(node) if q is not None]
     outputs = int(w.shape[0])
     apart = APART * _up(outputs) * prod(sum(p.taps for p in phases) for phases in axes)
     together = _up(outputs * prod(spread)) * prod(_reach(phases) for phases in axes)
@@ -86,17 +96,17 @@ def _taps(w: Value, phases: Sequence[Phase], spread: Sequence[int]) -> Value:
     return Slice(start, w.shape, (1, 1, *spread))(w)
 
 
-def _plain(x: Value, taps: Value, groups: Any, starts: Sequence[int], counts: Sequence[int]) -> Value:
+def _plain(x: Value, taps: Value, groups: Any, starts: Sequence[int], counts: Sequence[Dim]) -> Value:
     """The convolution whose windows start at a pixel of the input, and that has so many outputs along each axis."""
     rank, ones = len(counts), (1,) * len(counts)
     padding = tuple(
-        (-start, count - 1 + int(k) - int(n) + start)
+        (-start, count - n + (int(k) - 1 + start))
         for start, count, k, n in zip(starts, counts, taps.shape[2:], x.shape[1:-1], strict=True)
     )
     return ConvLast(ones, padding, ones, groups, ones)(x, transpose(taps, weight_to_last(rank)))
 
 
-def _apart(groups: Any, x: Value, w: Value, axes: Sequence[Sequence[Phase]], counts: Sequence[int]) -> Value:
+def _apart(groups: Any, x: Value, w: Value, axes: Sequence[Sequence[Phase]], counts: Sequence[Dim]) -> Value:
     """A convolution for every phase; the results as [N, q, r, q, r, …, O]."""
     spread = [len(phases) for phases in axes]
     shape = (x.shape[0], *counts, w.shape[0])
@@ -122,7 +132,7 @@ def _with_one(shape: tuple[Any, ...], at: int) -> tuple[Any, ...]:
     return (*shape[:at], 1, *shape[at:])
 
 
-def _together(x: Value, w: Value, axes: Sequence[Sequence[Phase]], counts: Sequence[int]) -> Value:
+def _together(x: Value, w: Value, axes: Sequence[Sequence[Phase]], counts: Sequence[Dim]) -> Value:
     """One convolution whose outputs are those of all phases, as [N, q, r, q, r, …, O]."""
     spread = [len(phases) for phases in axes]
     starts = [min(p.start for p in phases) for phases in axes]

@@ -66,6 +66,22 @@ def test_any_number_of_images(rng: np.random.Generator) -> None:
         np.testing.assert_allclose(compiled.run(x=x)[0], wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[4], CASES[2]], ids=["2", "3 + 1", "4", "3"])
+def test_any_size(case: dict[str, Any], rng: np.random.Generator) -> None:
+    """With and without a rest of the size that is not known."""
+    g = st.Graph("g")
+    n = st.sym("n", 2, 40)
+    y, _, w, b = build(g, case | {"size": (n, n + 1)}, 1)
+    g.outputs(y)
+    compiled = st.Session("cpu").compile(g)
+    params = {"w": rng.normal(size=w.shape).astype(np.float32), "b": rng.normal(size=b.shape).astype(np.float32)}
+    compiled.set_params(params)
+    for size in (2, 3, 17, 40):
+        x = rng.normal(size=(1, 8, size, size + 1)).astype(np.float32)
+        (wanted,) = st.evaluate(g, {"x": x, **params})
+        np.testing.assert_allclose(compiled.run(x=x)[0], wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_between_other_convolutions(rng: np.random.Generator) -> None:
     """Nothing but rows of channels is moved there."""
     g = st.Graph("g")
