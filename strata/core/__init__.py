@@ -50,7 +50,7 @@ from strata.core.dtypes import (
     u64,
 )
 from strata.core.forks import call_in_children, new_lock, new_rlock
-from strata.core.pages import HUGE_PAGE, new_pages, no_memory
+from strata.core.pages import HUGE_PAGE, give_back, new_pages, no_memory
 from strata.core.processors import available_threads, cgroup_quota
 from strata.core.size_rows import SizeReader, SizeWriter
 from strata.core.source import located

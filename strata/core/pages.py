@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 
 import numpy as np
@@ -35,6 +36,12 @@ def new_pages(size: int) -> np.ndarray:
 
 def no_memory(size: int, error: Exception) -> OutOfMemoryError:
     return OutOfMemoryError(f"the system has no {size:,} bytes: {error}", code="X121")
+
+
+def give_back() -> None:
+    """Give memory that was freed back to the system, where the C library would keep it for later."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _private(size: int) -> mmap.mmap:

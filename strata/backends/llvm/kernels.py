@@ -166,7 +166,8 @@ def _complete(wanted: Sequence[tuple[Source, Future[Piece]]], target: Target) ->
             for i, made in zip(missing, batch.run([(keys[i], wanted[i][0]) for i in missing]), strict=True):
                 payloads[i] = made
             if current() is not None:
-                native_code()  # what runs them, by the same means
+                native_code()  # what runs them, by the same means, and what moves results that programs hand on
+                copy_code(target)
         loader.made = batch.parts
     for (source, future), key, payload in zip(wanted, keys, payloads, strict=True):
         assert payload is not None

@@ -16,6 +16,8 @@ from strata.core import new_lock
 from strata.errors import FileError
 from strata.runtime import StoredArray
 
+BLOCK = 1 << 20  # bytes that are looked through at a time
+
 
 class ModelFile:
     """A file, or bytes in memory. A file stays open: one that is moved into its place later is another file."""
@@ -45,7 +47,26 @@ class ModelFile:
 
     def read(self) -> bytes:
         """All of it."""
-        return self._data if self._data is not None else self._part(0, self.size).tobytes()
+        if self._data is not None:
+            return self._data
+        with self._lock:
+            self._file.seek(0)
+            data = self._file.readall()
+            self._check(len(data) == self.size)
+        return data
+
+    def find(self, part: bytes, start: int) -> int:
+        """Where some bytes are, at `start` or behind it; -1 where they are not. Never all of a file is in memory."""
+        if self._data is not None:
+            return self._data.find(part, start)
+        while start + len(part) <= self.size:
+            with self._lock:
+                self._file.seek(start)
+                at = self._file.read(BLOCK + len(part)).find(part)
+            if at >= 0:
+                return start + at
+            start += BLOCK
+        return -1
 
     def array(self, at: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> StoredArray:
         """Elements that lie one after the other in it; they are read each time that somebody asks for them."""
@@ -66,6 +87,9 @@ class ModelFile:
             self._file.seek(at)
             while view and (count := self._file.readinto(view)):
                 view = view[count:]
-            if view or self._now() != self._state:
-                raise FileError(f"{str(self._path)!r} changed while the model was in use", code="F500")
+            self._check(not view)
         return made
+
+    def _check(self, is_whole: bool) -> None:
+        if not is_whole or self._now() != self._state:
+            raise FileError(f"{str(self._path)!r} changed while the model was in use", code="F500")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.core import here, located, new_rlock, symbols
+from strata.core import give_back, here, located, new_rlock, symbols
 from strata.errors import DTypeError, RunError, ShapeError, StrataError, UnknownNameError
 from strata.io.onnx.file import ModelFile
 from strata.io.onnx.plans import Plan, Port, Shapes, samples
@@ -187,10 +187,15 @@ class OnnxModel:
         else:
             if len(self._plans) >= SYMBOLIC_PLANS:
                 return None
-            keep = partial(self._kept, arrays, time.perf_counter(), True)
+            later: list[Callable[[], None]] = []
+            keep = partial(self._kept, arrays, time.perf_counter(), True, later=later)
             made = self._reading.symbolic_plan(arrays, keep, self.why_not_symbolic)
             if made is None:
                 return None
+            if later:
+                give_back()  # what was read, which nobody holds by now
+            for finish in later:
+                finish()
             plan, is_symbolic = made, True
         if is_symbolic:
             self._plans.append(plan)
@@ -205,20 +210,34 @@ class OnnxModel:
         return found if found is None or not found.is_symbolic or found.plan.fits(arrays) else None
 
     def _kept(
-        self, arrays: Mapping[str, Any], start: float, is_symbolic: bool, plan: Plan, params: Mapping[str, np.ndarray]
+        self,
+        arrays: Mapping[str, Any],
+        start: float,
+        is_symbolic: bool,
+        plan: Plan,
+        params: Mapping[str, np.ndarray],
+        *,
+        later: list[Callable[[], None]] | None = None,
     ) -> Plan:
-        """The plan with its parameters, in the store as well; what is in the model's file is then read from there."""
+        """The plan with its parameters, in the store as well; what is in the model's file is then read from there.
+
+        `later` takes what is to be done once the caller holds nothing of what was read.
+        """
         key = self._plan_key(arrays)
         found: Mapping[str, Any] | None = None
         is_worth_it = time.perf_counter() - start > WORTH_SECONDS and not self.program.has_read_others
         if key is not None and self._file is not None and is_worth_it:
             stored = StoredPlan(plan, is_symbolic, list(self.why_not_symbolic))
-            found = write_stored(key, stored, params, self._file, self.program.places(self._file.read()))
-        if plan.compiled is not None:
-            plan.compiled.set_params(params if found is None else found)
+            found = write_stored(key, stored, params, self._file, self.program.places(self._file))
         if found is not None and self._file is not None:
             write_head(self._file, self.program.declared())
             self._read = None  # what was read takes several times the memory of the file
+        if plan.compiled is not None:
+            set_params = partial(plan.compiled.set_params, params if found is None else found)
+            if found is None or later is None:
+                set_params()
+            else:
+                later.append(set_params)
         return plan
 
     def _again(self, arrays: Mapping[str, Any]) -> Callable[[Shapes], Graph]:

@@ -170,13 +170,13 @@ class Program:
         """Whether tensors were read from other files: the model's own bytes then do not say all."""
         return bool(self._files)
 
-    def places(self, data: bytes) -> dict[int, int]:
-        """Where in the model's bytes the elements of its tensors are, as far as they are found, by their hash."""
+    def places(self, file: ModelFile) -> dict[int, int]:
+        """Where in the model's file the elements of its tensors are, as far as they are found, by their hash."""
         found: dict[int, int] = {}
         end = 0  # tensors lie one behind the other: those of nodes, then initializers
         for proto in (*_node_tensors(self.graph.node), *self.graph.initializer):
             if proto.HasField("raw_data") and (raw := proto.raw_data):
-                at = data.find(raw, end)
+                at = file.find(raw, end)
                 if at >= 0:
                     found[hash(raw)], end = at, at + len(raw)
         return found

@@ -19,6 +19,7 @@ from strata.config import using
 from strata.errors import FileError
 from strata.io.onnx import load, reads
 from strata.io.onnx import model as importer
+from strata.io.onnx.file import BLOCK, ModelFile
 from strata.io.onnx.trace import Tracer
 from tests.unit.io.onnx.models import BOOL, INT64, model, node, port
 
@@ -279,3 +280,26 @@ def test_a_stored_model_can_be_looked_at(rng: np.random.Generator, tmp_path: Pat
     saved = load_compiled(tmp_path / "model.strata")
     np.testing.assert_allclose(saved.run(x=x)[0], expected(x, weights), rtol=1e-4, atol=1e-4)
     assert m.graph().input_names == ("x",)
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_bytes_are_found_in_blocks(tmp_path, is_file: bool) -> None:
+    data = np.random.default_rng(0).bytes(3 * BLOCK + 17)
+    place = tmp_path / "model"
+    place.write_bytes(data)
+    file = ModelFile(place if is_file else data)
+    assert file.read() == data
+    for start, size in ((0, 1000), (BLOCK - 5, 10), (BLOCK, BLOCK + 3), (2 * BLOCK + 9, BLOCK + 8), (5, 3 * BLOCK)):
+        part = data[start : start + size]
+        assert file.find(part, 0) == file.find(part, start) == start
+        assert file.find(part, start + 1) == -1
+    assert file.find(data + b"x", 0) == -1
+
+
+def test_a_file_that_changed_is_not_read(tmp_path) -> None:
+    place = tmp_path / "model"
+    place.write_bytes(b"x" * 100)
+    file = ModelFile(place)
+    place.write_bytes(b"x" * 99)
+    with pytest.raises(FileError, match="changed"):
+        file.read()
