@@ -1,15 +1,21 @@
-"""Modules that are imported by the first call that needs them."""
+"""Modules that are imported by the first call that needs them, and less looking for garbage while much is made."""
 
 import gc
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
+
+RARELY = (5000, 20, 1 << 20)  # thresholds of the three generations
 
 _lock = threading.Lock()
 _importing = 0  # threads that are
 _was_on = False
+_makers = 0  # threads that make much
+_thresholds: tuple[int, int, int] | None = None  # as they were before
 
 
 def imported(name: str) -> ModuleType:
@@ -44,13 +50,39 @@ def _end() -> None:
             gc.enable()
 
 
+@contextmanager
+def making_much() -> Iterator[None]:
+    """While many objects are made that stay for a while, garbage is looked for less often, and not in all of them."""
+    global _makers, _thresholds
+    with _lock:
+        if _makers == 0 and gc.get_threshold()[0]:
+            _thresholds = gc.get_threshold()
+            gc.set_threshold(*(max(a, b) for a, b in zip(_thresholds, RARELY, strict=True)))
+        _makers += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _makers = max(0, _makers - 1)
+            if _makers == 0:
+                _restore()
+
+
+def _restore() -> None:
+    global _thresholds
+    if _thresholds is not None:
+        gc.set_threshold(*_thresholds)
+    _thresholds = None
+
+
 def _in_child() -> None:
-    """In the child of a fork no other thread is importing."""
-    global _importing, _lock
+    """In the child of a fork no other thread is importing or making anything."""
+    global _importing, _lock, _makers
     _lock = threading.Lock()
     if _importing and _was_on:
         gc.enable()
-    _importing = 0
+    _importing = _makers = 0
+    _restore()
 
 
 if hasattr(os, "register_at_fork"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class TensorType:
     @property
     def size(self) -> Dim:
         """Number of elements."""
-        return dim_prod(self.shape)
+        return _product(self.shape)
 
     @property
     def static_shape(self) -> tuple[int, ...]:
@@ -147,6 +148,9 @@ def broadcast_shapes(*shapes: Shape, what: str = "broadcast") -> Shape:
 
 def show_shape(shape: Sequence[Dim]) -> str:
     return f"[{', '.join(map(str, shape))}]"
+
+
+_product = lru_cache(maxsize=4096)(dim_prod)  # of shapes, which a graph has few of
 
 
 def num_elements(shape: Sequence[Dim]) -> int | None:

@@ -7,7 +7,7 @@ that movement operations (reshape, transpose, slice, pad, concatenate) leave pla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -85,6 +85,14 @@ def _recombine(terms: dict[ir.Expr, Dim], constant: Dim) -> Linear:
                 rest = {a: c for a, c in terms.items() if a is not atom and a is not whole}
                 return _sum(Linear(rest, constant), _scale(linear(x), coefficient), 1)
     return Linear(terms, constant)
+
+
+def strided(index: Sequence[ir.Expr], strides: Sequence[Dim]) -> ir.Expr:
+    """The sum of index * stride."""
+    total = Linear({}, 0)
+    for i, stride in zip(index, strides, strict=True):
+        total = _sum(total, _scale(linear(i), stride), 1)
+    return build(total)
 
 
 def build(form: Linear) -> ir.Expr:

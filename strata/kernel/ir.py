@@ -377,21 +377,23 @@ class Kernel:
 
 def postorder(roots: Iterable[Expr]) -> list[Expr]:
     """Every node below the roots, inputs first, without recursion (chains may be thousands of nodes deep)."""
-    done: dict[Expr, None] = {}
-    for root in roots:
-        stack = [(root, iter(root.inputs))]
-        if root in done:
-            continue
-        while stack:
-            node, rest = stack[-1]
-            for child in rest:
-                if child not in done:
-                    stack.append((child, iter(child.inputs)))
-                    break
-            else:
-                done[node] = None
-                stack.pop()
-    return list(done)
+    seen: set[Expr] = set()
+    order: list[Expr] = []
+    stack: list[Expr | None] = list(roots)
+    stack.reverse()
+    while stack:
+        node = stack.pop()
+        if node is None:  # what is below the next one is done
+            order.append(stack.pop())  # type: ignore[arg-type]
+        elif node not in seen:
+            seen.add(node)
+            inputs = node.inputs
+            if not inputs:
+                order.append(node)
+                continue
+            stack += (node, None)
+            stack += inputs[::-1]
+    return order
 
 
 def rebuild(node: Expr, inputs: tuple[Expr, ...]) -> Expr:

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from strata.core import Dim, dim_prod, divide_exactly, i64
 from strata.errors import LowerError
-from strata.kernel.algebra import linear
+from strata.kernel.algebra import linear, strided
 from strata.kernel.interp import identity
 from strata.kernel.ir import (
     Axis,
@@ -47,9 +47,15 @@ def normalize(kernel: Kernel) -> Kernel:
     kernel = _drop_single(kernel)
     kernel = _split_axes(kernel)
     kernel = _merge_store_axes(kernel)
+    if not _has_folds(kernel):
+        return kernel
     kernel = _rewrite(kernel, _merge_reduce_axes)
     kernel = _rewrite(kernel, _one_axis_each)
     return _straighten_scans(_share_axes(kernel))
+
+
+def _has_folds(kernel: Kernel) -> bool:
+    return any(isinstance(e, (Reduce, Scan)) for e in postorder(kernel.roots))
 
 
 def _rewrite(kernel: Kernel, change: Callable[[Expr], Expr]) -> Kernel:
@@ -69,10 +75,7 @@ def _with_nodes(kernel: Kernel, done: dict[Expr, Expr]) -> Kernel:
 
 def address(index: tuple[Expr, ...], buffer: Buffer) -> Expr:
     """The position of an element, counted in elements."""
-    total: Expr = Const(0, i64)
-    for i, stride in zip(index, buffer.strides, strict=True):
-        total = total + i * size(stride)
-    return total
+    return strided(index, buffer.strides)
 
 
 def _flat(buffer: Buffer) -> Buffer:
@@ -104,6 +107,8 @@ def _drop_single(kernel: Kernel) -> Kernel:
     single = {a: Const(0, i64) for s in kernel.stores for a in s.axes if a.extent == 1}
     if single:
         kernel = _substitute(kernel, dict(single), lambda axes: tuple(a for a in axes if a not in single))
+    if not _has_folds(kernel):
+        return kernel
 
     def change(node: Expr) -> Expr:
         if isinstance(node, Reduce) and node.kind not in ("argmax", "argmin"):

@@ -24,6 +24,7 @@ class Graph:
         self.inputs: tuple[Value, ...] = ()
         self.params: tuple[Value, ...] = ()
         self.results: tuple[Value, ...] = ()
+        self._order: tuple[tuple[Value, ...], list[Node]] | None = None  # of the nodes, for some results
         self._text: str | None = None
         self._symbols: dict[str, Symbol] | None = None
 
@@ -83,7 +84,10 @@ class Graph:
 
     def nodes(self) -> list[Node]:
         """All nodes that the results need, leaves included, producers first; the order depends on structure only."""
-        return toposort(self.results)
+        results = self.results
+        if self._order is None or self._order[0] is not results:
+            self._order = results, toposort(results)
+        return list(self._order[1])
 
     def symbols(self) -> dict[str, Symbol]:
         """The symbolic sizes of inputs and parameters, and those that only nodes and nested graphs mention, by name."""
@@ -173,6 +177,8 @@ class Graph:
 def toposort(roots: Iterable[Value], stop: Iterable[Value] = ()) -> list[Node]:
     """Nodes below `roots`, producers first, without recursion. Nothing below a value in `stop` is entered."""
     fence = set(stop)
+    if not fence:
+        return _all_below(roots)
     seen: set[int] = set()
     order: list[Node] = []
     stack: list[tuple[Node, bool]] = []
@@ -188,6 +194,25 @@ def toposort(roots: Iterable[Value], stop: Iterable[Value] = ()) -> list[Node]:
         seen.add(id(node))
         stack.append((node, True))
         stack.extend((x.node, False) for x in reversed(node.inputs) if id(x.node) not in seen and x not in fence)
+    return order
+
+
+def _all_below(roots: Iterable[Value]) -> list[Node]:
+    """The same order, where nothing stops it."""
+    seen: set[Node] = set()
+    order: list[Node] = []
+    stack: list[Node | None] = [root.node for root in roots]
+    stack.reverse()
+    while stack:
+        node = stack.pop()
+        if node is None:  # what is below the next one is done
+            order.append(stack.pop())  # type: ignore[arg-type]
+        elif node not in seen:
+            seen.add(node)
+            stack += (node, None)
+            for x in reversed(node.inputs):
+                if x.node not in seen:
+                    stack.append(x.node)
     return order
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -23,25 +21,31 @@ class Origin:
     made_by: str | None = None
 
 
+_NOWHERE = Origin()
 _origin: ContextVar[Origin | None] = ContextVar("strata_origin", default=None)
 
 
-@contextmanager
-def origin(place: Place | None = None, block: str | None = None, made_by: str | None = None) -> Iterator[None]:
+class origin:  # noqa: N801 - used as a function; a class, since passes enter one for every node
     """Nodes made inside take what is given here; what is not given comes from the enclosing context."""
-    outer = _origin.get() or Origin()
-    token = _origin.set(Origin(place or outer.place, block or outer.block, made_by or outer.made_by))
-    try:
-        yield
-    finally:
-        _origin.reset(token)
+
+    __slots__ = ("_given", "_token")
+
+    def __init__(self, place: Place | None = None, block: str | None = None, made_by: str | None = None) -> None:
+        self._given = place, block, made_by
+
+    def __enter__(self) -> None:
+        place, block, made_by = self._given
+        outer = _origin.get() or _NOWHERE
+        self._token = _origin.set(Origin(place or outer.place, block or outer.block, made_by or outer.made_by))
+
+    def __exit__(self, *_: object) -> None:
+        _origin.reset(self._token)
 
 
-@contextmanager
-def origin_of(node: Node, made_by: str | None = None) -> Iterator[None]:
+def origin_of(node: Node, made_by: str | None = None) -> origin:
     """Nodes made inside stand in for `node` and inherit its origin."""
-    with origin(node.origin.place, node.origin.block, made_by or node.origin.made_by):
-        yield
+    known = node.origin
+    return origin(known.place, known.block, made_by or known.made_by)
 
 
 def current_origin() -> Origin:

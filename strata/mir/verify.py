@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakSet
+
 from strata.errors import StrataError, TraceError, VerifyError
 from strata.mir.graph import Graph
 from strata.mir.ir import Node, describe_operand
@@ -28,7 +30,12 @@ def verify(graph: Graph, after: str | None = None) -> None:
         _verify_node(node, where)
 
 
+_verified: WeakSet[Node] = WeakSet()  # a node never changes: passes leave most of them as they are
+
+
 def _verify_node(node: Node, where: str) -> None:
+    if node in _verified:
+        return
     try:
         types = node.op.infer_types([x.type for x in node.inputs])
     except StrataError as error:
@@ -40,6 +47,7 @@ def _verify_node(node: Node, where: str) -> None:
             code="V113",
             place=node.origin.place,
         )
+    _verified.add(node)
 
 
 def _show(types: tuple[object, ...]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from strata.core import Target
 from strata.errors import OptionError, ParseError, UnknownNameError, VerifyError
-from strata.mir import Graph, Value, near, origin_of, toposort, verify
+from strata.mir import Graph, Value, near, origin_of, verify
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def rewrite(graph: Graph, change: Callable[[Value, tuple[Value, ...]], Sequence[
     """Rebuild a graph from its leaves: `change(output 0 of a node, its new inputs)` gives new outputs, or None."""
     table: dict[Value, Value] = {}
     touched = False
-    for node in toposort(graph.results):
+    for node in graph.nodes():
         inputs = tuple(table.get(x, x) for x in node.inputs)
         with origin_of(node, made_by=made_by):
             outs = change(Value(node, 0), inputs)

@@ -14,6 +14,7 @@ from strata.core import located
 from strata.errors import OptionError
 from strata.lir import Lir, SizeCheck
 from strata.mir import Graph
+from strata.modules import making_much
 from strata.runtime.compiled import CompiledGraph
 from strata.runtime.device import Device
 from strata.runtime.options import CompileOptions
@@ -47,7 +48,7 @@ class Session:
             with phase("lower"):
                 source = program if isinstance(program, Graph) else pipeline.lower(program)
                 graph = pipeline.lower(program) if isinstance(program, Graph) else source
-            with ExitStack() as while_compiling:
+            with making_much(), ExitStack() as while_compiling:
                 lir, is_stored = self._plan(pipeline, graph, while_compiling)
                 with phase("code"):
                     executable = self.backend.compile(lir)

@@ -16,7 +16,8 @@ from strata.core import Target
 from strata.errors import CompileError
 
 SECONDS = 120  # for one module
-_SPECIAL = re.compile(r"@llvm\.(\w+)([\w.]*)|\basm\b|\bvscale\b")
+_INTRINSIC = re.compile(r"@llvm\.(\w+)([\w.]*)")
+_WORDS = {word: re.compile(rf"\b{word}\b") for word in ("asm", "vscale")}  # assembly, vectors of unknown length
 # instructions of one kind of processor that the emitters use, and the features that have them
 KNOWN: Final[dict[str, tuple[str, ...]]] = {
     "x86.sse2.pause": (),
@@ -54,9 +55,9 @@ def is_unusual(text: str, target: Target) -> bool:
     """Whether LLVM may fail to find instructions for a module."""
     if target.triple != Target.host().triple:
         return True
-    for family, rest in set(_SPECIAL.findall(text)):
-        if not family:
-            return True  # assembly, or vectors of unknown length
+    if any(word in text and pattern.search(text) for word, pattern in _WORDS.items()):
+        return True
+    for family, rest in set(_INTRINSIC.findall(text)):
         if family in _UNUSUAL:
             needs = KNOWN.get(f"{family}{rest}")
             if needs is None or not all(target.has(feature) for feature in needs):

@@ -16,7 +16,7 @@ from strata.core import new_lock
 from strata.errors import FileError
 from strata.runtime import StoredArray
 
-BLOCK = 1 << 20  # bytes that are looked through at a time
+BLOCK = 1 << 16  # bytes that are looked through at a time
 
 
 class ModelFile:

@@ -21,6 +21,7 @@ from strata.io.onnx.file import ModelFile
 from strata.io.onnx.plans import Plan, Port, Shapes, samples
 from strata.io.onnx.stored import StoredPlan, head_key, plan_key, read_head, read_stored, write_head, write_stored
 from strata.mir import Graph, near
+from strata.modules import making_much
 from strata.runtime import CompiledGraph, Session
 
 if TYPE_CHECKING:
@@ -189,7 +190,8 @@ class OnnxModel:
                 return None
             later: list[Callable[[], None]] = []
             keep = partial(self._kept, arrays, time.perf_counter(), True, later=later)
-            made = self._reading.symbolic_plan(arrays, keep, self.why_not_symbolic)
+            with making_much():
+                made = self._reading.symbolic_plan(arrays, keep, self.why_not_symbolic)
             if made is None:
                 return None
             if later:

@@ -119,19 +119,22 @@ def forms(ports: Sequence[Port], arrays: Mapping[str, Any]) -> Iterator[dict[str
         lambda axis, rank, d, actual: d if axis in (0, rank - 1) else actual,
         lambda axis, rank, d, actual: d if axis == 0 else actual,
     ]
+    unified = _unified(declared, arrays)
+    any_size, multiples, *others = makers
+    order = [(make, shapes) for shapes in (declared, unified) for make in (any_size, multiples)]
+    order += [(make, shapes) for make in others for shapes in (declared, unified)]
     seen: list[dict[str, tuple[Dim, ...]]] = []
-    for make in makers:
-        for shapes in (declared, _unified(declared, arrays)):
-            found = {
-                name: tuple(
-                    make(axis, len(shape), d, actual) if isinstance(d, SymExpr) else d
-                    for axis, (d, actual) in enumerate(zip(shape, arrays[name].shape, strict=True))
-                )
-                for name, shape in shapes.items()
-            }
-            if found not in seen and any(isinstance(d, SymExpr) for shape in found.values() for d in shape):
-                seen.append(found)
-                yield found
+    for make, shapes in order:
+        found = {
+            name: tuple(
+                make(axis, len(shape), d, actual) if isinstance(d, SymExpr) else d
+                for axis, (d, actual) in enumerate(zip(shape, arrays[name].shape, strict=True))
+            )
+            for name, shape in shapes.items()
+        }
+        if found not in seen and any(isinstance(d, SymExpr) for shape in found.values() for d in shape):
+            seen.append(found)
+            yield found
 
 
 def _unified(shapes: Shapes, arrays: Mapping[str, Any]) -> dict[str, tuple[Dim, ...]]:

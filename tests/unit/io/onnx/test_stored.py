@@ -16,10 +16,12 @@ pytest.importorskip("onnx", reason="ONNX models need the package onnx")
 
 from strata.cache import default_store
 from strata.config import using
+from strata.core import sym
 from strata.errors import FileError
 from strata.io.onnx import load, reads
 from strata.io.onnx import model as importer
 from strata.io.onnx.file import BLOCK, ModelFile
+from strata.io.onnx.plans import Port, forms
 from strata.io.onnx.trace import Tracer
 from tests.unit.io.onnx.models import BOOL, INT64, model, node, port
 
@@ -303,3 +305,12 @@ def test_a_file_that_changed_is_not_read(tmp_path) -> None:
     place.write_bytes(b"x" * 99)
     with pytest.raises(FileError, match="changed"):
         file.read()
+
+
+def test_shapes_that_fit_more_sizes_come_first() -> None:
+    """Sizes that happen to be equal are taken for one only where nothing more general can be read."""
+    h, w = sym("h"), sym("w")
+    port_ = Port("x", "tensor", np.dtype(np.float32), (1, 3, h, w))
+    found = list(forms([port_], {"x": np.zeros((1, 3, 64, 64), np.float32)}))
+    by32 = sym("h_by32") * 32, sym("w_by32") * 32
+    assert [shapes["x"][2:] for shapes in found] == [(h, w), by32, (h, h), (by32[0], by32[0]), (64, w), (64, h)]

@@ -1,0 +1,62 @@
+"""Importing and making much leave the collector as it was, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from strata import modules
+
+
+@pytest.fixture(autouse=True)
+def _collector():
+    before = gc.isenabled(), gc.get_threshold()
+    yield
+    assert (gc.isenabled(), gc.get_threshold()) == before
+
+
+def test_thresholds_come_back() -> None:
+    before = gc.get_threshold()
+    with modules.making_much():
+        assert gc.get_threshold() == tuple(map(max, before, modules.RARELY))
+        with pytest.raises(KeyError), modules.making_much():
+            raise KeyError
+        assert gc.get_threshold() != before
+    assert gc.get_threshold() == before
+
+
+def test_a_collector_that_is_off_stays_off() -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        with modules.making_much():
+            assert gc.get_threshold()[0] == 0
+        assert gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_threads_that_make_much() -> None:
+    def make(_: int) -> None:
+        with modules.making_much():
+            assert gc.get_threshold()[0] >= modules.RARELY[0]
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(make, range(200)))
+
+
+def test_an_import_ages_objects_and_leaves_the_collector_on() -> None:
+    gc.enable()
+    assert modules.imported("json").__name__ == "json"
+    cycle: list[object] = []
+    cycle.append(cycle)
+    modules.imported(next(n for n in ("colorsys", "sched", "filecmp", "fileinput") if n not in sys.modules))
+    assert gc.isenabled()
+    assert any(x is cycle for x in gc.get_objects(generation=2))
+    assert gc.get_freeze_count() == 0
+    with pytest.raises(ModuleNotFoundError):
+        modules.imported("strata.no_such_module")
+    assert gc.isenabled()
