@@ -2,7 +2,7 @@
 
 from strata.kernel.algebra import Linear, linear
 from strata.kernel.build import Index, KernelBuilder, View
-from strata.kernel.choose import SPREADS, Machine, choose_schedule
+from strata.kernel.choose import Machine, choose_schedule
 from strata.kernel.cut import cut_stores
 from strata.kernel.interp import identity, interpret
 from strata.kernel.ir import (
@@ -49,4 +49,4 @@ from strata.kernel.search import Changes, Limits, Trial, search
 from strata.kernel.split import Phases, split_reductions
 from strata.kernel.text import StoredKernel, parse_kernel, show_kernel
 from strata.kernel.verify import verify_kernel
-from strata.kernel.weave import combs, unroll_short_rows
+from strata.kernel.weave import SPREADS, combs, unroll_short_rows

@@ -29,7 +29,7 @@ from strata.kernel.schedule import (
     turns,
     walk_loops,
 )
-from strata.kernel.weave import combs
+from strata.kernel.weave import SPREADS, combs
 
 _GUESS = 1024  # the extent of an axis of which nothing is known
 _SHORT_ROW = 32  # elements of an innermost loop that is not handed out on its own
@@ -37,7 +37,6 @@ _CHUNK_COST = 1 << 13  # vector operations in one chunk: a microsecond or more, 
 _AGAIN = 8  # part of a chunk's cost that may be spent on what every chunk does again
 _LANE_COST = 2.0  # one lane of an access that is not contiguous, in contiguous vector accesses
 _WEAVE_COST = 3  # a store of a register that is put between others first
-SPREADS = (2, 3, 4)  # elements from one lane to the next that whole registers are loaded for
 _PREFIX_COST = 10  # a running reduction over the lanes of a register
 SCANNED = ("sum", "prod", "max", "min")  # whose running form may go over the lanes of a register
 _LIGHT = 12  # scalar work of a loop that leaves it waiting for memory

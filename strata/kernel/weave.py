@@ -14,13 +14,29 @@ from dataclasses import replace
 from strata.core import i64
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Const, Kernel, Load, Reduce, Scan, Store, postorder, substitute_axes
+from strata.kernel.normalize import divisions, split_store_axis
 
 MOST_TEETH = 8
+SPREADS = (2, 3, 4)  # elements from one lane to the next that whole registers are loaded for
 _LONG = 16  # points of the loop around a short row
 
 
 def unroll_short_rows(kernel: Kernel) -> Kernel:
-    """A normalized kernel whose innermost loop is unrolled, where it is short and does not read along rows."""
+    """A normalized kernel whose innermost loop, or that over a remainder of its index, is unrolled if it is short."""
+    made = _unrolled(kernel)
+    if made is not kernel:
+        return made
+    last = {s.axes[-1] for s in kernel.stores if s.axes}
+    for axis, by in divisions(kernel.roots):
+        if axis in last and isinstance(by, int) and 2 <= by <= MOST_TEETH:
+            opened = split_store_axis(kernel, axis, by)
+            made = _unrolled(opened)
+            if made is not opened:
+                return made
+    return kernel
+
+
+def _unrolled(kernel: Kernel) -> Kernel:
     axes = kernel.stores[0].axes if kernel.stores else ()
     if len(axes) < 2 or any(s.axes != axes for s in kernel.stores):
         return kernel
@@ -34,9 +50,6 @@ def unroll_short_rows(kernel: Kernel) -> Kernel:
         return kernel
     if not all(_fills(s, outer, inner) for s in kernel.stores):
         return kernel
-    loads = [linear(n.index[0]).terms for n in nodes if isinstance(n, Load)]
-    if all(terms.get(inner) == 1 for terms in loads):
-        return kernel  # whole rows are read
     if not all(_is_even(n, outer, inner) for n in nodes if isinstance(n, Load)):
         return kernel
     return replace(kernel, stores=tuple(_tooth(s, j) for s in kernel.stores for j in range(inner.extent)))
@@ -48,10 +61,10 @@ def _fills(store: Store, outer: Axis, inner: Axis) -> bool:
 
 
 def _is_even(load: Load, outer: Axis, inner: Axis) -> bool:
-    """Whether a load is contiguous along the outer axis, or does not depend on it, at every point of the inner one."""
+    """Whether a load is contiguous along the outer axis, or nearly, or does not depend on it."""
     terms = linear(load.index[0]).terms
     plain = all(isinstance(atom, Axis) for atom in terms if outer in atom.free or inner in atom.free)
-    return plain and terms.get(outer, 0) in (0, 1) and load.where is None
+    return plain and terms.get(outer, 0) in (0, 1, *SPREADS) and load.where is None
 
 
 def _tooth(store: Store, j: int) -> Store:

@@ -68,6 +68,19 @@ def test_repeated_and_broadcast(count: int, target: str) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("block", [2, 3, 4])
+def test_blocks_become_pixels(block: int, target: str) -> None:
+    for height, width in ((3, 5), (2, 16), (4, 33), (1, 70)):
+        shape = (height, width, block, block)
+
+        def spread(x: Any, size: tuple[int, int] = (height * block, width * block)) -> Any:
+            return x.transpose((0, 2, 1, 3)).reshape(size)
+
+        check(lambda x, s=spread: s(x) * 2, lambda x, s=spread: s(x) * 2, shape, target=target)
+        check(spread, spread, shape, target=target)
+
+
 def test_results_do_not_depend_on_threads() -> None:
     x = np.random.default_rng(0).normal(size=(3, 70000)).astype(np.float32)
     g = st.Graph("g")
