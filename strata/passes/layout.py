@@ -77,7 +77,7 @@ def _is_known(node: Node) -> bool:
     if not all(isinstance(d, int) for d in (*shape, op.groups)) or 0 in shape:
         return False
     joined = op.groups == 1 and shape[1] < JOINED and op.dilation[-1] == 1 == op.input_dilation[-1]
-    return dim_prod(shape[2:-1] if joined else shape[2:]) <= MOST_TAPS
+    return max(dim_prod(shape[2:-1] if joined else shape[2:]), shape[-1]) <= MOST_TAPS
 
 
 def _is_served(node: Node) -> bool:

@@ -37,7 +37,7 @@ from strata.lir import Spacing, Step
 
 SUMS = "sums"  # stands for the finished sums in an epilogue
 WHOLE_WORD = 4  # bytes of x that a dot product takes at once: those of one tap
-MOST_RUNS = 128  # runs of a pixel that its code is unrolled over
+MOST_RUNS = 128  # runs of a pixel, and taps of a run, that its code is unrolled over
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,7 @@ def plan_convolution_kernel(found: ConvKernel, name: str, target: Target) -> Con
         return None
     if not all(isinstance(s, int) for s in found.b.spacing.strides):
         return None
-    if window.runs(found.channels, found.groups) > MOST_RUNS or 0 in found.out.shape:
+    if max(window.runs(found.channels, found.groups), window.kernel[-1]) > MOST_RUNS or 0 in found.out.shape:
         return None
     if last != 1 and found.x.shape[-1] != 1:
         return None

@@ -320,3 +320,19 @@ def test_filters_of_one_signal(taps: int, stride: int, is_symbolic: bool, rng: n
         again = Session("cpu", threads=threads).compile(g)
         again.set_param("w", weights)
         np.testing.assert_array_equal(again.run(x=signal)[0], y)
+
+
+def test_long_lines_of_taps_are_not_unrolled(rng: np.random.Generator) -> None:
+    """Code is written out for every tap of a line: a filter of hundreds of them is another template's."""
+    for taps, stride, is_template in (((16, 16), (16, 16), True), ((1, 100), (1, 9), True), ((1, 256), (1, 9), False)):
+        g = Graph("conv")
+        x, w = g.input("x", (1, 1, 16, 400)), g.param("w", (8, 1, *taps))
+        g.outputs(ops.conv2d(x, w, stride=stride))
+        values = {"w": normal(rng, 8, 1, *taps)}
+        made = compiled(g, values)
+        assert bool(templates(made)) == is_template
+        given = normal(rng, 1, 1, 16, 400)
+        expected = torch.nn.functional.conv2d(
+            torch.from_numpy(given.astype(np.float64)), torch.from_numpy(values["w"].astype(np.float64)), stride=stride
+        )
+        np.testing.assert_allclose(made.run(x=given)[0], expected.numpy(), rtol=1e-4, atol=1e-4)
