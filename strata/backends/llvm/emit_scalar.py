@@ -127,12 +127,27 @@ def _safe_divisor(call: Call) -> tuple[str, str, str]:
     return f.select(type_, bad, constant(type_, 1), call.b), zero, wraps
 
 
+def _quotient(call: Call, divisor: str) -> str:
+    """Of whole numbers, towards 0. Processors divide them one by one, but floats in vectors: twice the bits of a number
+    and more are enough, since no quotient is nearer to the next whole number than one part of the divisor."""
+    f, type_, bits = call.f, call.type, bits_of(call.type)
+    signed = call.dtype.kind == "int"
+    is_number = not call.b.startswith("%")  # then it is a multiplication
+    if call.lanes == 1 or bits > 32 or is_number:
+        return f.binary("sdiv" if signed else "udiv", type_, call.a, divisor)
+    real = with_element(type_, "float" if bits <= 16 else "double")
+    a, b = (f.convert("sitofp" if signed else "uitofp", type_, v, real) for v in (call.a, divisor))
+    whole = with_element(type_, "i32")
+    made = f.convert("fptosi" if signed or bits < 32 else "fptoui", real, f.binary("fdiv", real, a, b), whole)
+    return made if bits == 32 else f.convert("trunc", whole, made, type_)
+
+
 def _truncdiv(call: Call) -> Parts:
     f, type_ = call.f, call.type
     if call.dtype.is_float:
         return (f.intrinsic("trunc", type_, f.binary("fdiv", type_, call.a, call.b)),)
     divisor, zero, _ = _safe_divisor(call)
-    quotient = f.binary("sdiv" if call.dtype.kind == "int" else "udiv", type_, call.a, divisor)
+    quotient = _quotient(call, divisor)
     return (f.select(type_, zero, constant(type_, 0), quotient),)
 
 
@@ -141,7 +156,7 @@ def _rem(call: Call) -> Parts:
     if call.dtype.is_float:
         return (vector_math.fmod(Math(f, type_, call.target), call.a, call.b),)
     divisor, zero, wraps = _safe_divisor(call)
-    left = f.binary("srem" if call.dtype.kind == "int" else "urem", type_, call.a, divisor)
+    left = f.binary("sub", type_, call.a, f.binary("mul", type_, _quotient(call, divisor), divisor))
     none = f.binary("or", with_element(type_, "i1"), zero, wraps)
     return (f.select(type_, none, constant(type_, 0), left),)
 
@@ -153,7 +168,7 @@ def _floordiv(call: Call) -> Parts:
     if call.dtype.kind == "uint":
         return _truncdiv(call)
     divisor, zero, _ = _safe_divisor(call)
-    quotient = f.binary("sdiv", type_, call.a, divisor)
+    quotient = _quotient(call, divisor)
     left = f.binary("sub", type_, call.a, f.binary("mul", type_, quotient, divisor))
     adjust = _signs_differ(call, left)
     lower = f.binary("add", type_, quotient, f.convert("sext", with_element(type_, "i1"), adjust, type_))

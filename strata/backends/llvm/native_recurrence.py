@@ -49,6 +49,7 @@ class Recurrence:
     state: Callable[[int], list[tuple[str, str]]]
     step: Step
     reverse: bool = False
+    emit_whole_rows: Callable[[Module, Target], None] | None = None  # a kernel "whole_rows" for few rows in one piece
 
     @property
     def can_tile(self) -> bool:
@@ -67,6 +68,8 @@ class Recurrence:
         if self.can_tile:
             self._emit_tiles(module, self.tile(target), target)
         self._emit_rows(module, "rows_single", 1, target, together=True)
+        if self.emit_whole_rows is not None:
+            self.emit_whole_rows(module, target)
 
     def _emit_rows(self, module: Module, name: str, lanes: int, target: Target, *, together: bool) -> None:
         """Blocks of `lanes` rows. Arguments: arrays, length, distance of elements, rows, blocks of an outer row."""
@@ -187,12 +190,15 @@ class Recurrence:
             if self.can_tile and inner == 1 and rows >= square and length >= square:
                 slots = [*arrays, *number_slots(length, inner, rows, 1)]
                 return Planned([Call("rows_tiled", slots, -(-rows // square))])
+            if self.emit_whole_rows is not None and inner == 1:
+                return Planned([Call("whole_rows", [*arrays, *number_slots(length, inner, rows, 1)], rows)])
             if rows >= GATHERED_ROWS:
                 slots = [*arrays, *number_slots(length, inner, rows, 1)]
                 return Planned([Call("rows_gathered", slots, -(-rows // GATHERED_ROWS))])
             return Planned([Call("rows_single", [*arrays, *number_slots(length, inner, inner, inner)], rows)])
 
         names = ("rows_wide", "rows", "rows_gathered", "rows_single", *(("rows_tiled",) if self.can_tile else ()))
+        names += ("whole_rows",) if self.emit_whole_rows is not None else ()
         key = f"recurrence {self.name} {self.inputs} {self.reverse}"
         return NativeOp(key, lambda module: self.emit(module, target), names, plan)
 
@@ -306,7 +312,53 @@ def _running_extremum(node: Node, target: Target) -> NativeOp:
         type_, ids = register_type(dtype, lanes), vector("i64", lanes)
         return [(type_, constant(type_, 0)), (ids, constant(ids, 0))]
 
-    made = Recurrence(op.name, (dtype,), (dtype, i64), state, step)
+    def emit_whole_rows(module: Module, target: Target) -> None:
+        """Vectors without a new extremum, as most are, store the old one; in others it goes element by element."""
+        f = kernel(module, "whole_rows")
+        source, values, places, length, _inner, _rows, _blocks = arguments(f, "pppiiii")
+        lanes = target.lanes(register_bytes(dtype))
+        type_, ids = register_type(dtype, lanes), vector("i64", lanes)
+        one = register_type(dtype)
+
+        def row(point: str, _: list[str]) -> None:
+            base = f.mul(point, length)
+
+            def by_element(i: str, carried: list[str]) -> list[str]:
+                at = f.add(base, i)
+                after, out = step(f, target, 1, i, carried, [load_element(f, dtype, source, at, 1, target)])
+                store_element(f, dtype, out[0], values, at, 1, target)
+                store_element(f, i64, out[1], places, at, 1, target)
+                return after
+
+            def some(i: str, carried: list[str]) -> list[str]:
+                best, place = carried
+                at = f.add(base, i)
+                (x,) = load_element(f, dtype, source, at, lanes, target)
+                better = f.compare(predicate.replace("o", "u"), type_, x, f.splat(type_, best))
+                found = f.call("i1", f"llvm.vector.reduce.or.v{lanes}i1", (vector("i1", lanes), better))
+                if dtype.is_float:  # all numbers are beside NaN, which stays
+                    found = f.binary("and", "i1", found, f.compare("ord", one, best, best))
+                found = f.binary("or", "i1", found, f.compare("eq", "i64", i, 0))
+
+                def same() -> list[str]:
+                    store_element(f, dtype, (f.splat(type_, best),), values, at, lanes, target)
+                    store_element(f, i64, (f.splat(ids, place),), places, at, lanes, target)
+                    return [best, place]
+
+                def each() -> list[str]:
+                    start = list(zip((one, "i64"), carried, strict=True))
+                    return f.loop(i, f.add(i, lanes), 1, start, by_element)
+
+                return f.if_(found, each, same, (one, "i64"))
+
+            whole = f.round_down(length, lanes)
+            carried = f.loop(0, whole, lanes, state(1), some)
+            f.loop(whole, length, 1, list(zip((one, "i64"), carried, strict=True)), by_element)
+
+        f.loop("%begin", "%end", 1, (), row)
+        f.ret()
+
+    made = Recurrence(op.name, (dtype,), (dtype, i64), state, step, emit_whole_rows=emit_whole_rows)
     return made.native(target, node.types[0].shape, op.axis)  # type: ignore[attr-defined]
 
 

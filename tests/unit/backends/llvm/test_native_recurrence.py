@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -50,6 +51,28 @@ def test_running_extremum(native: Any, shape: tuple[int, ...], axis: int, dtype:
     np.testing.assert_array_equal(values, best.accumulate(x, axis))
     np.testing.assert_array_equal(np.take_along_axis(x, ids, axis), values)
     np.testing.assert_array_equal(np.diff(ids, axis=axis) >= 0, True)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16, np.int8, np.int32, np.uint64])
+@pytest.mark.parametrize("length", [1, 15, 16, 333])
+def test_extrema_of_few_rows(native: Any, length: int, dtype: Any) -> None:
+    """Rising and falling rows, equal numbers, NaN first and later, infinities: places are those of the first best."""
+    rng = np.random.default_rng(1)
+    x = np.abs(rng.standard_normal((5, length)) * 9)
+    x[0], x[1], x[2] = np.sort(x[0]), -np.sort(-x[1]), 3
+    if np.dtype(dtype).kind in "fV":
+        x[3, length // 2], x[4, 0], x[0, 0] = np.nan, np.nan, -np.inf
+    x = x.astype(dtype)
+    for name in ("cummax", "cummin"):
+        values, ids = native(lambda v, name=name: METHODS[name](v, 1), x)
+        wide = x.astype(np.float64)
+        best = (np.maximum if name == "cummax" else np.minimum).accumulate(wide, 1)
+        first = [
+            [np.nonzero((row == b) | ((row != row) & (b != b)))[0][0] for b in line]
+            for row, line in zip(wide, best, strict=True)
+        ]
+        np.testing.assert_array_equal(values.astype(np.float64), best)
+        np.testing.assert_array_equal(ids, first)
 
 
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)

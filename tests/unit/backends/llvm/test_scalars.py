@@ -236,3 +236,27 @@ def _exactly(values: np.ndarray, dtype: DType) -> np.ndarray:
     exact = (near == values) | np.isnan(values)
     odd = (down.view(np.uint32) | np.uint32(1)).view(np.float32)
     return np.where(exact, near, odd).astype(dtype.np)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", INTS, ids=str)
+def test_division_of_whole_numbers(dtype: DType, target: str) -> None:
+    """All bytes; of wider types the ends, numbers of all sizes, multiples and their neighbours."""
+    rng = np.random.default_rng(0)
+    low, high = (int(v) for v in (np.iinfo(dtype.np).min, np.iinfo(dtype.np).max))
+    ends = list(range(low, high + 1)) if dtype.bits == 8 else [low, low + 1, high, high - 1, 0, 1, 2, 3, 7, high // 2]
+    ends += [-1, -2, -7] if low < 0 and dtype.bits > 8 else []
+    a, b = (v.ravel() for v in np.meshgrid(np.array(ends, dtype.np), np.array(ends, dtype.np)))
+    shifts = rng.integers(0, dtype.bits, (2, 5000)).astype(dtype.np)
+    any_size = rng.integers(low, high, (2, 5000), dtype.np, endpoint=True) >> shifts
+    factor, other = rng.integers(1, 1 << (dtype.bits // 2 - 1), (2, 5000)).astype(dtype.np)
+    beside = factor * other + rng.integers(0, 2, 5000).astype(dtype.np) - (1 if low < 0 else 0)
+    x = np.concatenate([a, any_size[0], beside]).astype(dtype.np)
+    y = np.concatenate([b, any_size[1], other]).astype(dtype.np)
+    x, y = x[y != 0], y[y != 0]
+    for name, wanted in (("floordiv", np.floor_divide), ("mod", np.remainder), ("rem", np.fmod)):
+        k = KernelBuilder("k")
+        u, v = (k.input(n, dtype[x.size,]) for n in "xy")
+        k.output("z", dtype[x.size,], lambda ix, u=u, v=v, name=name: apply(name, u[ix[0]], v[ix[0]]))
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(compile_kernel(k.build(), Target.named(target))(x, y)[0], wanted(x, y))
