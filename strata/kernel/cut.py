@@ -23,7 +23,7 @@ from strata.kernel.windows import unroll_windows
 _COMPARISONS = {"lt": 0, "ge": 0, "le": 1, "gt": 1}  # what is added to the place of equality where the answer changes
 _MOST_PARTS = 64
 _GROWTH = 4  # times the nodes of the kernel that its parts may have together
-_FEW_NODES = 256  # that any kernel's parts may have
+_FEW_NODES = 1024  # that any kernel's parts may have
 _ENOUGH = 32  # points of shared loops that are handed out to threads
 _SMALL = 1 << 13  # elements that one thread writes
 _SHORT = 64  # elements of a part of a row

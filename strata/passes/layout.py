@@ -37,6 +37,7 @@ from strata.passes.widen import widen_convolutions
 KEPT = "conv_backward_weight+pool_prod+pool_sum+resize_axis+resize_nearest_2x"
 MOST_TAPS = 128  # kernels with more are gradients of weights, or filters: another algorithm's business
 JOINED = 16  # channels below which all taps along the last axis are read as one
+VECTOR, FEW_PIXELS, FITTING = 16, 128, 1.1  # lanes; pixels of a small map; lanes that they may take for one pixel
 FEWEST_OUTPUTS = 4  # of a group: below, most lanes of a vector along channels would be idle
 MANY_CHANNELS = 8  # of which even one output is worth it
 FEW_CHANNELS = 4  # of which all taps of some pixels are gathered into a panel
@@ -152,13 +153,21 @@ SERVED: dict[str, Callable[[Node], bool]] = {
 
 
 def _is_matrix_product(node: Node) -> bool:
-    """A point-wise convolution is a product of matrices in either order; converting would only cost."""
+    """A point-wise convolution is a product of matrices in either order; converting would only cost.
+
+    But pixels of small maps fill vectors badly: 49 take four of 16, while any number of outputs fits."""
     if node.op.name != "conv" or not node.inputs[0].dtype.is_float:
         return False
     op: Any = node.op
     pads = all(p == (0, 0) for p in op.padding)
     plain = all(v == 1 for values in (op.stride, op.input_dilation) for v in values)
-    return pads and plain and op.groups == 1 and all(d == 1 for d in node.inputs[1].shape[2:])
+    if not (pads and plain and op.groups == 1 and all(d == 1 for d in node.inputs[1].shape[2:])):
+        return False
+    pixels = dim_prod(node.inputs[0].shape[2:])
+    wide = all(isinstance(d, int) and d >= VECTOR for d in node.inputs[1].shape[:2])
+    if not isinstance(pixels, int) or not 1 < pixels < FEW_PIXELS or not wide:
+        return True
+    return -(-pixels // VECTOR) * VECTOR <= FITTING * pixels
 
 
 class _Layouts:

@@ -31,6 +31,7 @@ def test_a_backend_that_groups_runs_no_patterns():
         "simplify",
         "fold",
         "find_attention",
+        "separate_pools",
         "decompose",
         "simplify",
         "share_matmul",
@@ -55,7 +56,8 @@ def test_claims_gate_patterns():
 
 
 def test_without_fusion():
-    assert spelled((), fusion=False) == ["simplify", "fold", "decompose", "simplify", "fold", "split_barriers"]
+    taken_apart = ["separate_pools", "decompose"]
+    assert spelled((), fusion=False) == ["simplify", "fold", *taken_apart, "simplify", "fold", "split_barriers"]
 
 
 def test_options_bring_passes():
