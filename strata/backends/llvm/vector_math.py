@@ -48,6 +48,12 @@ _LOG = {
          0.15388837982487807, 0.13210295347045856, 0.13604517062769542),
 }  # fmt: skip
 _LOG2_E = {32: (1.4426950216293335, 1.925963033500117e-08), 64: (1.4426950408889634, 2.0355273740931033e-17)}
+# what of it is left behind ⅔, divided by s²; and ⅔ in two words
+_LOG_TAIL = (
+    0.39999999999999997, 0.28571428571435653, 0.22222222218511686, 0.18181818921642132, 0.1538454308470165,
+    0.1333715833861458, 0.11653266543585238, 0.12192267677956177,
+)  # fmt: skip
+_TWO_THIRDS = 0.6666666666666666, 3.700743415417188e-17
 # (2ʳ - 1) / r to 39 bits, |r| ≤ ½
 _EXP2_SHORT = (
     0.6931471805568324, 0.24022650695888503, 0.055504109063258665, 0.00961812913523614, 0.0013333478473685416,
@@ -315,13 +321,16 @@ def atanh(m: Math, x: str) -> str:
 
 
 def power(m: Math, x: str, y: str) -> str:
-    """f32 through f64, where a plain product of logarithms is accurate enough; f64 by the C library."""
+    """f32 through f64, where a plain product of logarithms is accurate enough; f64 with logarithms of two words."""
+    f = m.f
     if m.bits == 64:
-        return library("pow", m, x, y)
-    f, wide = m.f, m.doubled()
-    exponent = wide.mul(_log2_short(wide, f.convert("fpext", m.type, m.abs(x), wide.type)),
-                        f.convert("fpext", m.type, y, wide.type))  # fmt: skip
-    magnitude = f.convert("fptrunc", wide.type, _exp2_short(wide, exponent), m.type)
+        if not m.target.has_fma:
+            return library("pow", m, x, y)
+        magnitude = _power_in_two_words(m, m.abs(x), y)
+    else:
+        wide = m.doubled()
+        a, b = (f.convert("fpext", m.type, v, wide.type) for v in (m.abs(x), y))
+        magnitude = f.convert("fptrunc", wide.type, _exp2_short(wide, wide.mul(_log2_short(wide, a), b)), m.type)
     whole = m.test("oeq", f.intrinsic("trunc", m.type, y), y)
     half = m.mul(y, m.c(0.5))
     odd = f.binary("and", m.flag, whole, m.test("one", f.intrinsic("trunc", m.type, half), half))
@@ -333,6 +342,43 @@ def power(m: Math, x: str, y: str) -> str:
     # (-1) ** ±inf is 1
     unit = f.binary("and", m.flag, m.test("oeq", m.abs(x), m.c(1.0)), m.test("oeq", m.abs(y), m.c(_INF)))
     return m.select(f.binary("or", m.flag, is_one, unit), m.c(1.0), signed)
+
+
+def _product(m: Math, a: tuple[str, str], b: tuple[str, str]) -> tuple[str, str]:
+    """Of two numbers of two words each."""
+    high = m.mul(a[0], b[0])
+    return high, m.fma(a[1], b[0], m.fma(a[0], b[1], m.fma(a[0], b[0], m.neg(high))))
+
+
+def _sum(m: Math, large: str, b: tuple[str, str]) -> tuple[str, str]:
+    """Of a number that is 0 or not smaller than the other, which has two words."""
+    high = m.add(large, b[0])
+    return high, m.add(m.sub(b[0], m.sub(high, large)), b[1])
+
+
+def _power_in_two_words(m: Math, x: str, y: str) -> str:
+    """xʸ of f64, x not negative: log2 x to 63 bits, as s (2 + s² (⅔ + …)) with s = f / (2 + f)."""
+    k, f = _reduce_log(m, x)
+    below, below_rest = _sum(m, m.c(2.0), (f, m.c(0.0)))
+    s = m.div(f, below)
+    rest = m.fma(m.neg(s), below_rest, m.fma(m.neg(s), below, f))
+    both = s, m.div(rest, below)
+    z = _product(m, both, both)
+    tail = m.fma(z[0], m.polynomial(z[0], _LOG_TAIL), m.c(_TWO_THIRDS[1]))
+    inner = _product(m, z, _sum(m, m.c(_TWO_THIRDS[0]), (tail, m.c(0.0))))
+    natural = _product(m, both, _sum(m, m.c(2.0), inner))
+    high, low = (m.c(part) for part in _LOG2_E[64])
+    log = _sum(m, k, _product(m, natural, (high, low)))
+    exponent = m.mul(_log_specials(m, x, log[0]), y)
+    usual = m.test("olt", m.abs(exponent), m.c(1100.0))
+    lost = m.fma(log[1], y, m.fma(log[0], y, m.neg(exponent)))
+    lost = m.select(usual, lost, m.c(0.0))  # of infinities it is NaN
+    inside = m.at_most(m.at_least(exponent, -1100.0), 1100.0)
+    shifted = m.add(inside, m.c(MAGIC[64]))
+    n = m.sub(shifted, m.c(MAGIC[64]))
+    r = m.mul(m.add(m.sub(inside, n), lost), m.c(math.log(2)))
+    q = m.fma(m.mul(r, r), m.polynomial(r, _EXPM1[64]), r)
+    return _scale(m, m.add(q, m.c(1.0)), n, m.integer("sub", m.as_bits(shifted), m.as_bits(m.c(MAGIC[64]))))
 
 
 def _log2_short(m: Math, x: str) -> str:
