@@ -1,7 +1,8 @@
 """Which version of this package runs: digests of its folders, worked out once for each state of their files.
 
-What a file holds is told by its size and the time of its last change, as Python tells it for the modules that it has
-compiled. A digest of what files hold is then kept in the store, and a later process reads none of them.
+What a file holds is told by its size and two times: of the last change that it claims, as Python tells it for the
+modules that it has compiled, and that the system noted, since files of many packages and images all claim the same. A
+digest of what files hold is then kept in the store, and a later process reads none of them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def last_change() -> float:
 def _sources() -> tuple[Mapping[str, str], float]:
     """Digests by folder, and the time of the last change."""
     files = sorted(_files(PACKAGE))
-    newest = max((change for _, _, change in files), default=0) / 1e9
+    newest = max((change for _, _, change, _ in files), default=0) / 1e9
     if time.time() - newest < SETTLED_SECONDS:
         return _digests(files), newest
     key = digest("sources", PACKAGE, json.dumps(files))
@@ -47,20 +48,20 @@ def _sources() -> tuple[Mapping[str, str], float]:
     return kept, newest
 
 
-def _files(folder: str) -> Iterator[tuple[str, int, int]]:
-    """Modules below a folder: path, size, and time of change in nanoseconds."""
+def _files(folder: str) -> Iterator[tuple[str, int, int, int]]:
+    """Modules below a folder: path, size, and times of change in nanoseconds, claimed and noted."""
     with os.scandir(folder) as found:
         for entry in found:
             if entry.name.endswith(".py"):
                 state = entry.stat()
-                yield entry.path, state.st_size, state.st_mtime_ns
+                yield entry.path, state.st_size, state.st_mtime_ns, state.st_ctime_ns
             elif "." not in entry.name and entry.name != "__pycache__" and entry.is_dir():
                 yield from _files(entry.path)
 
 
-def _digests(files: list[tuple[str, int, int]]) -> dict[str, str]:
+def _digests(files: list[tuple[str, int, int, int]]) -> dict[str, str]:
     parts: dict[str, list[bytes]] = {}
-    for path, _, _ in files:
+    for path, *_ in files:
         name = os.path.relpath(path, PACKAGE)
         parts.setdefault(name.split(os.sep)[0], []).extend((name.encode(), Path(path).read_bytes()))
     return {folder: digest(*held) for folder, held in parts.items()}

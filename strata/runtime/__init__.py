@@ -17,7 +17,7 @@ from strata.runtime.pipeline import CompilePipeline, CompileResult, TrainingResu
 from strata.runtime.profile import Profile
 from strata.runtime.rows import row_obstacles
 from strata.runtime.session import Session
-from strata.runtime.stored import code_version, read_plan, write_plan
+from strata.runtime.stored import DAMAGED, code_version, read_plan, write_plan
 from strata.runtime.templates import DynamicDimCompileCache, ModelCompilePipeline
 from strata.runtime.tracing import Tracer, trace
 from strata.runtime.variant import CompilationMode, ModelComponent, ModelVariant, Phase

@@ -10,14 +10,13 @@ from typing import Any
 from strata.cache import DiskStore, digest
 from strata.config import config, logger
 from strata.core import Target
-from strata.errors import StrataError
 from strata.lir import Lir
 from strata.mir import Graph, parse
 from strata.runtime.compiled import CompiledGraph
 from strata.runtime.options import CompileOptions
 from strata.runtime.pipeline import CompilePipeline, CompileResult
 from strata.runtime.session import Session
-from strata.runtime.stored import code_version, graph_digest, read_plan, write_plan
+from strata.runtime.stored import DAMAGED, code_version, graph_digest, read_plan, write_plan
 from strata.runtime.templates import specialized
 from strata.runtime.variant import binding_key
 
@@ -48,7 +47,7 @@ class AotCache:
             _, target, length = head.decode().split(" ")
             text = rest[: int(length)].decode()
             return read_plan(rest[int(length) :], None, lambda: parse(text), Target.named(target))
-        except (StrataError, ValueError, KeyError, IndexError, TypeError) as error:
+        except DAMAGED as error:
             logger.warning("the plan %r in %s cannot be read: %s", key, self.root, error)
             return None
 

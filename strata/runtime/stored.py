@@ -40,6 +40,8 @@ FORMAT = 2
 MOST_CONSTANT_BYTES = 64 << 20  # of constants that the program does not have itself; larger plans are made anew
 WORTH_SECONDS = 0.02  # plans that are made faster than this are not kept: writing one safely takes about as long
 COMPILER = ("core", "kernel", "mir", "ops", "passes", "lir", "backends", "runtime")  # folders that decide a plan
+# what reading an entry raises that says other things than its writer would
+DAMAGED = (StrataError, ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError)
 _STARTED = time.time()
 _TYPE = re.compile(r"(\w+)\[(.*)\]\Z", re.DOTALL)
 
@@ -85,7 +87,7 @@ def _read_stored(key: str, graph: Graph, make: Planner) -> Lir | None:
         return None
     try:
         return read_plan(payload, graph, lambda: make().graph)
-    except (StrataError, ValueError, KeyError, IndexError, TypeError) as error:
+    except DAMAGED as error:
         logger.warning("a stored plan of %r cannot be read and is made again: %s", graph.name, error)
         return None
 

@@ -17,7 +17,6 @@ import numpy as np
 from strata.cache import default_store, digest, version_of
 from strata.config import logger
 from strata.core import Dim, Symbol, parse_dim, symbols
-from strata.errors import StrataError
 from strata.io.onnx.comparisons import COMPARISONS
 from strata.io.onnx.dtypes import NUMBER, in_graphs, numpy_dtype
 from strata.io.onnx.file import ModelFile
@@ -26,11 +25,10 @@ from strata.io.onnx.items import NOTHING, Nothing
 from strata.io.onnx.plans import Declared, Plan, Port, Shapes
 from strata.lir import SizeCheck, size_checks
 from strata.mir import Graph
-from strata.runtime import CompiledGraph, Session, StoredArray, code_version, read_plan, write_plan
+from strata.runtime import DAMAGED, CompiledGraph, Session, StoredArray, code_version, read_plan, write_plan
 
 FORMAT = 1
 MOST_BYTES = 16 << 20  # of arrays in an entry; a model that makes more while it is read is read again
-BAD = (StrataError, ValueError, KeyError, IndexError, TypeError, OverflowError)  # what damaged entries raise
 Array = np.ndarray | StoredArray
 
 
@@ -87,7 +85,7 @@ def _read(key: str | None, read: Callable[[bytes], Any]) -> Any:
         return None
     try:
         return read(payload)
-    except BAD as error:
+    except DAMAGED as error:
         logger.warning("a stored ONNX model cannot be read and is made again: %s", error)
         return None
 

@@ -73,3 +73,15 @@ def test_what_changed_a_moment_ago_is_not_trusted(package: Path) -> None:
     (package / "io/c.py").write_text("# io/d.py\n")  # of the same size
     _date(package, time.time())
     assert _versions() != before
+
+
+def test_files_that_all_claim_one_time(package: Path) -> None:
+    """As images and packages have them that are built to be equal in every bit."""
+    _date(package, 315532800)
+    before = _versions()
+    time.sleep(0.02)  # clocks of file systems tick
+    (package / "io/c.py").write_text("# io/d.py\n")  # of the same size
+    _date(package, 315532800)
+    after = _versions()
+    assert after[0] == before[0]
+    assert after[1] != before[1]

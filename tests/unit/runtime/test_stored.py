@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,3 +157,25 @@ def test_warm_start_is_fast(tmp_path) -> None:
     assert times[0][0] < 1.5
     assert not times[0][1]
     assert min(s for s, hit in times[1:] if hit) < 0.060
+
+
+def test_entries_that_say_something_else_raise_what_is_expected(rng: np.random.Generator) -> None:
+    g = network()
+    data = write_plan(CompilePipeline("cpu").compile(g).lir, g)
+    assert data is not None
+    line, _, rest = data.partition(b"\n")
+    others = (None, 0, -1, 10**30, "", "x", [], {}, [1], {"a": 1}, 1.5, True, "f32[", "((((")
+    for i in range(400):
+        head = json.loads(line)
+        part: Any = head
+        for _ in range(int(rng.integers(1, 5))):  # walk down, and change what is there
+            keys = list(part) if isinstance(part, dict) else range(len(part))
+            key = keys[int(rng.integers(len(keys)))]
+            if not isinstance(part[key], dict | list) or not part[key]:
+                break
+            last, part = part, part[key]
+        else:
+            part = last
+        part[key] = others[i % len(others)]
+        with suppress(*stored.DAMAGED):
+            read_plan(json.dumps(head).encode() + b"\n" + rest, g, lambda: g)
