@@ -17,7 +17,6 @@ from strata.ops.frontend import Operand, promoted
 if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder, View
 
-NUMERIC = "numeric"
 Partial = Value | int | None  # None: no derivative; 1 and -1 need no multiplication
 
 

@@ -148,10 +148,6 @@ def runner(graph: Graph, *, wide: bool) -> Callable[[Sequence[np.ndarray]], tupl
     return run
 
 
-def types_of(values: Sequence[Value]) -> list[TensorType]:
-    return [x.type for x in values]
-
-
 def used(candidates: Sequence[Value], results: Sequence[Value]) -> list[bool]:
     """Which of the candidates the results depend on."""
     reached = {x for node in toposort(results) for x in node.inputs} | set(results)

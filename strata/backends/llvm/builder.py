@@ -70,13 +70,6 @@ def constant(type_: str, value: float) -> str:
     return text if element == type_ else f"splat ({element} {text})"
 
 
-def bits_constant(type_: str, bits: int) -> str:
-    """A float constant given by its bit pattern."""
-    element = element_of(type_)
-    raw = {"float": "<f", "double": "<d"}[element]
-    return constant(type_, struct.unpack(raw, bits.to_bytes(bits_of(element) // 8, "little"))[0])
-
-
 def vector_constant(element: str, values: Sequence[float | int]) -> str:
     return "<" + ", ".join(f"{element} {_scalar_constant(element, v)}" for v in values) + ">"
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from strata.backends.llvm.builder import Function, Module, Value
 from strata.backends.llvm.conv import Window
 from strata.backends.llvm.conv_first import Planes, emit_planes, plan_planes
-from strata.backends.llvm.conv_steps import SUMS, ConvKernel, find_sliding
+from strata.backends.llvm.conv_steps import SUMS, ConvKernel, SlidingPlan, find_sliding
 from strata.backends.llvm.emit_values import Context
 from strata.backends.llvm.gemm_finish import Site
 from strata.backends.llvm.gemm_pack import PACK_SLOTS
@@ -24,20 +23,10 @@ def find_planes(kernel: Kernel, step: Step) -> ConvKernel | None:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanesPlan:
-    """The template chosen for such a convolution, and the arguments that its two kernels take; as MatrixPlan."""
+class PlanesPlan(SlidingPlan):
+    """The template of such a convolution, and the arguments that its two kernels take."""
 
-    matrix: ConvKernel
     convolution: Planes
-    name: str
-
-    @property
-    def spec(self) -> Any:
-        return self.convolution.product
-
-    @property
-    def pack_name(self) -> str:
-        return f"{self.name}_pack"
 
     @property
     def layout(self) -> str:

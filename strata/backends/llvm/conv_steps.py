@@ -167,11 +167,11 @@ def _epilogue(kernel: Kernel, store: Store, sums: Expr) -> Kernel | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvPlan:
-    """The template chosen for a convolution, and the arguments that its two kernels take; as MatrixPlan."""
+class SlidingPlan:
+    """The template chosen for a step that slides a window; as MatrixPlan."""
 
     matrix: ConvKernel
-    convolution: Convolution | Winograd
+    convolution: Any
     name: str
 
     @property
@@ -181,6 +181,13 @@ class ConvPlan:
     @property
     def pack_name(self) -> str:
         return f"{self.name}_pack"
+
+
+@dataclass(frozen=True, slots=True)
+class ConvPlan(SlidingPlan):
+    """The template of a convolution, and the arguments that its two kernels take."""
+
+    convolution: Convolution | Winograd
 
     @property
     def layout(self) -> str:

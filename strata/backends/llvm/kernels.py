@@ -111,11 +111,6 @@ _loaded: OrderedDict[Any, Future[Piece]] = OrderedDict()  # by identity
 _loaded_lock = new_lock()
 
 
-def native_kernel(kernel: Kernel, target: Target, step: Step | None = None) -> NativeKernel:
-    """The machine code of the kernel of a step; equal kernels are compiled once per process."""
-    return as_kernel(native_pieces([kernel_source(kernel, target, step)], target)[0])
-
-
 def as_kernel(piece: Piece) -> NativeKernel:
     assert piece.usage is not None
     return NativeKernel(piece.code, piece.usage)

@@ -399,7 +399,3 @@ class _Epilogue(FinishedSums):
         self.first[m.columns] = site.column
         for axis, index in zip(m.batch, site.batch, strict=True):
             self.first[axis] = index
-
-
-def without_name(kernel: Kernel) -> Kernel:
-    return replace(kernel, name="kernel")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from strata.backends.llvm.builder import Function, constant, integer_of, lanes_of, suffix, vector, with_element
+from strata.backends.llvm.builder import Function, constant, integer_of, lanes_of, suffix, vector
 from strata.core import DType, Target
 
 Parts = tuple[str, ...]  # one register per component: two for complex numbers
@@ -258,7 +258,3 @@ def scatter(f: Function, type_: str, value: str, pointers: str, align: int, mask
     lanes = type_[1 : type_.index(" ")]
     arguments = ((type_, value), (f"<{lanes} x ptr>", f"align {align} {pointers}"), (f"<{lanes} x i1>", mask))
     f.call("void", f"llvm.masked.scatter.{suffix(type_)}.v{lanes}p0", *arguments)
-
-
-def mask_type(type_: str) -> str:
-    return with_element(type_, "i1")

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from strata.core import ALL_DTYPES, DType, as_dtype
+from strata.core import ALL_DTYPES
 from strata.errors import FileError
 
 FLOAT, STRING, INT64 = 1, 8, 7
@@ -48,7 +48,3 @@ def largest(dtype: np.dtype[Any]) -> float:
 def in_graphs(dtype: np.dtype[Any]) -> bool:
     """Whether graphs have this element type; arrays of others stay on the host."""
     return dtype in _GRAPH
-
-
-def graph_dtype(number: int) -> DType:
-    return as_dtype(numpy_dtype(number))

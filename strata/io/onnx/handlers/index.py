@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import as_dtype
 from strata.io.onnx.catalogue import ops
 from strata.io.onnx.dtypes import in_graphs
 from strata.io.onnx.items import Sizes
@@ -137,7 +136,3 @@ def array_feature_extractor(n: NodeView) -> Any:
         return n.array(0)[..., ids]
     taken = ops.take(n[0], ids, n.ndim(0) - 1)
     return ops.reshape(taken, (1, *taken.shape)) if taken.ndim == 1 else taken
-
-
-def as_kind(x: Value, dtype: Any) -> Value:
-    return ops.cast(x, as_dtype(dtype))
