@@ -97,6 +97,7 @@ FAMILIES = (
     "softmax",
     "solve",
     "sorting",
+    "special",
     "spectral",
     "subscript",
     "windows",

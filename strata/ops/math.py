@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from strata.core import f16, f32, f64, i32
-from strata.errors import LowerError
+from strata.core import f16, f32, i32
 from strata.mir import METHODS, Sample, Value, constant, draw, function, op
 from strata.ops.elementwise import Elementwise, Partial
 from strata.ops.frontend import Operand, as_value, to_inexact
@@ -365,49 +364,6 @@ class Erf(Math):
         return k.erf(x)
 
 
-@op("lgamma")
-class Lgamma(Math):
-    """Logarithm of the absolute value of the gamma function."""
-
-    domain = (0.4, 4.0)
-
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        from scipy.special import gammaln
-
-        return gammaln(x)
-
-    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
-        return (digamma(x),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.lgamma(x)
-
-
-@op("polygamma")
-class Polygamma(Math):
-    """The order-th derivative of digamma; order 0 is digamma itself."""
-
-    order: int
-
-    domain = (0.4, 4.0)
-
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        from scipy.special import digamma as digamma_of
-        from scipy.special import polygamma
-
-        return digamma_of(x) if self.order == 0 else polygamma(self.order, x)
-
-    def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
-        return (Polygamma(self.order + 1)(x),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return polygamma_series(k, self.order, x)
-
-    @classmethod
-    def samples(cls) -> list[Sample]:
-        return [Sample(draw(f32[3, 4], 0.4, 4.0), order=0), Sample(draw(f32[5], 0.4, 4.0), order=1)]
-
-
 @op("sigmoid")
 class Sigmoid(Math):
     """1 / (1 + e ** -x), without overflow."""
@@ -508,39 +464,10 @@ class Silu(Math):
         return x * k.sigmoid(x)
 
 
-def polygamma_series(k: KernelBuilder, order: int, x: Expr) -> Expr:
-    """The order-th derivative of digamma.
-
-    Recurrence up to an argument above 8, then the asymptotic series; reflection below 0. The series ends with
-    the term of B_14: below 1e-13 relative there.
-    """
-    if order > 1:
-        k_name = f"polygamma of order {order}"
-        raise LowerError(f"{k_name} has no kernel; orders 0 and 1 have", code="L120")
-    wide = x.cast(f64)
-
-    def c(value: float) -> Expr:
-        return k.const(value, f64)
-
-    shift, total = 8, c(0.0)
-    for i in range(shift):
-        step = wide + c(float(i))
-        total = total + (c(-1.0) / step if order == 0 else c(1.0) / (step * step))
-    y = wide + c(float(shift))
-    inverse = c(1.0) / y
-    square = inverse * inverse
-    bernoulli = [1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6]
-    series = c(0.0)
-    for n, b in reversed(list(enumerate(bernoulli, 1))):
-        series = square * (c(-b / (2 * n) if order == 0 else b) + series)
-    tail = k.log(y) - c(0.5) * inverse + series if order == 0 else inverse + c(0.5) * square + inverse * series
-    return (total + tail).cast(x.dtype)
-
-
 # ------------------------------------------------------------------------------------------------------------ functions
 
 
-def _float_function(cls: type[Math], *aliases: str) -> Any:
+def float_function(cls: type[Math], *aliases: str) -> Any:
     def apply(x: Operand) -> Value:
         return cls()(to_inexact(as_value(x)))
 
@@ -549,48 +476,35 @@ def _float_function(cls: type[Math], *aliases: str) -> Any:
     return function(*aliases)(apply)
 
 
-exp = _float_function(Exp)
-exp2 = _float_function(Exp2)
-expm1 = _float_function(Expm1)
-log = _float_function(Log)
-log2 = _float_function(Log2)
-log1p = _float_function(Log1p)
-sqrt = _float_function(Sqrt)
-rsqrt = _float_function(Rsqrt)
-sin = _float_function(Sin)
-cos = _float_function(Cos)
-tan = _float_function(Tan)
-asin = _float_function(Asin, "arcsin")
-acos = _float_function(Acos, "arccos")
-atan = _float_function(Atan, "arctan")
-sinh = _float_function(Sinh)
-cosh = _float_function(Cosh)
-tanh = _float_function(Tanh)
-asinh = _float_function(Asinh, "arcsinh")
-acosh = _float_function(Acosh, "arccosh")
-atanh = _float_function(Atanh, "arctanh")
-erf = _float_function(Erf)
-lgamma = _float_function(Lgamma)
-sigmoid = _float_function(Sigmoid)
-silu = _float_function(Silu, "swish")
-
-
-@function()
-def digamma(x: Operand) -> Value:
-    """The derivative of lgamma."""
-    return Polygamma(0)(to_inexact(as_value(x)))
+exp = float_function(Exp)
+exp2 = float_function(Exp2)
+expm1 = float_function(Expm1)
+log = float_function(Log)
+log2 = float_function(Log2)
+log1p = float_function(Log1p)
+sqrt = float_function(Sqrt)
+rsqrt = float_function(Rsqrt)
+sin = float_function(Sin)
+cos = float_function(Cos)
+tan = float_function(Tan)
+asin = float_function(Asin, "arcsin")
+acos = float_function(Acos, "arccos")
+atan = float_function(Atan, "arctan")
+sinh = float_function(Sinh)
+cosh = float_function(Cosh)
+tanh = float_function(Tanh)
+asinh = float_function(Asinh, "arcsinh")
+acosh = float_function(Acosh, "arccosh")
+atanh = float_function(Atanh, "arctanh")
+erf = float_function(Erf)
+sigmoid = float_function(Sigmoid)
+silu = float_function(Silu, "swish")
 
 
 @function()
 def log10(x: Operand) -> Value:
     """Logarithm to base 10."""
     return log(x) * (1 / math.log(10.0))
-
-
-@function()
-def erfc(x: Operand) -> Value:
-    """1 - erf(x)."""
-    return 1.0 - erf(x)
 
 
 @function()

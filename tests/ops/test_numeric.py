@@ -5,11 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy import special
 
+import strata as st
 from strata import ops
 from strata.core import f32
 from strata.errors import DTypeError, OptionError
-from strata.mir import placeholder
+from strata.mir import REGISTRY, Graph, placeholder
+from strata.runtime import Session
 from tests.ops.evaluation import gradients, leaf, run
 
 RNG = np.random.default_rng(0)
@@ -115,3 +118,24 @@ def test_copysign() -> None:
 def test_mistakes() -> None:
     with pytest.raises(DTypeError, match="does not take f32"):
         ops.gcd(leaf("x", np.float32([1])), leaf("y", np.float32([1])))
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_special_functions_far_out_and_below_zero(device: str, dtype: str) -> None:
+    x = np.array([-20.5, -7.75, -3.3, -1.0, -0.5, -1e-3, 0.1, 0.5, 1, 2, 3, 5, 6, 8, 9], dtype)
+    graph = Graph("special")
+    v = graph.input("x", x.shape, dtype)
+    first = graph.outputs(v.erfc(), v.digamma(), v.lgamma(), REGISTRY["polygamma"](order=1)(v))
+    found = Session(device).compile(first).run(x=x)
+    wide = x.astype("f8")
+    wanted = (special.erfc(wide), special.digamma(wide), special.gammaln(wide), special.polygamma(1, wide))
+    for got, want in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=3e-6 if dtype == "f4" else 1e-12, atol=0)
+
+
+def test_erfc_has_the_derivative_of_minus_erf() -> None:
+    x = np.array([-1.0, 0.3, 4.0], "f4")
+    np.testing.assert_allclose(
+        st.grad(lambda x: st.erfc(x).sum())(x).numpy(), -2 / np.sqrt(np.pi) * np.exp(-(x * x)), rtol=1e-6
+    )
