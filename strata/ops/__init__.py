@@ -54,6 +54,7 @@ FAMILIES = (
     "complex",
     "conv",
     "conv_filled",
+    "conv_functions",
     "conv_last",
     "cumulative",
     "custom",

@@ -9,7 +9,7 @@ from strata import ops
 from strata.core import TensorType, f32, f64, sym
 from strata.errors import OptionError, ShapeError
 from strata.mir import Value, constant, evaluate_values, placeholder, pullback
-from strata.ops.conv import (
+from strata.ops.conv_functions import (
     conv,
     conv1d,
     conv2d,
