@@ -40,7 +40,7 @@ def cut_stores(kernel: Kernel) -> tuple[Kernel, ...]:
     uniform = all(s.axes == axes for s in kernel.stores)
     if not axes or not uniform or any(isinstance(n, (Reduce, Scan)) for n in nodes):
         return (kernel,)
-    regions = list(_regions(_opened(kernel).stores, 0))
+    regions = list(_regions(kernel, kernel.stores, 0))
     grown = sum(len(postorder(e for s in region for e in (*s.index, s.value))) for region in regions)
     if len(regions) == 1 or len(regions) > _MOST_PARTS or grown > max(_FEW_NODES, _GROWTH * len(nodes)):
         return (kernel,)
@@ -52,20 +52,8 @@ def cut_stores(kernel: Kernel) -> tuple[Kernel, ...]:
     )
 
 
-def _opened(kernel: Kernel) -> Kernel:
-    """The kernel with two axes for each one whose quotient or remainder is in a condition."""
-    for _ in range(8):
-        conditions = [n for n in postorder(kernel.roots) if isinstance(n, Scalar) and n.name in _COMPARISONS]
-        axes = {a for s in kernel.stores for a in s.axes}
-        found = next(((axis, by) for axis, by in divisions(conditions) if axis in axes), None)
-        if found is None:
-            break
-        kernel = split_store_axis(kernel, *found)
-    return kernel
-
-
-def _regions(stores: Region, at: int) -> Iterator[Region]:
-    """The stores in parts along the axes from one on; a part is looked at anew for what is left of its conditions."""
+def _regions(kernel: Kernel, stores: Region, at: int) -> Iterator[Region]:
+    """Stores in parts along the axes from one on; a part is looked at anew for what is left of its conditions."""
     axes = stores[0].axes
     for number in range(at, len(axes)):
         axis = axes[number]
@@ -73,9 +61,26 @@ def _regions(stores: Region, at: int) -> Iterator[Region]:
         if points and not (number == len(axes) - 1 and _breaks_lines(stores, points)):
             for part, (start, end) in enumerate(pairwise([0, *points, axis.extent])):
                 mark = f"{chr(97 + part % 26)}{part // 26 or ''}"
-                yield from _regions(tuple(_part(s, axis, start, end, mark) for s in stores), number + 1)
+                yield from _regions(kernel, tuple(_part(s, axis, start, end, mark) for s in stores), number + 1)
             return
-    yield stores
+    opened = _opened(kernel, stores)
+    if opened is stores:
+        yield stores
+    else:
+        yield from _regions(kernel, opened, 0)
+
+
+def _opened(kernel: Kernel, stores: Region) -> Region:
+    """Stores with two axes for one whose quotient or remainder is in a condition."""
+    conditions = [
+        n
+        for n in postorder(e for s in stores for e in (*s.index, s.value))
+        if isinstance(n, Scalar) and n.name in _COMPARISONS
+    ]
+    for axis, by in divisions(conditions):
+        if axis in stores[0].axes and by != axis.extent:
+            return split_store_axis(replace(kernel, stores=stores), axis, by).stores
+    return stores
 
 
 def _breaks_lines(stores: Region, points: Sequence[Dim]) -> bool:
