@@ -223,6 +223,7 @@ def bounds(x: Dim) -> tuple[int, int | None]:
     return (0 if lo is None else lo), hi
 
 
+@lru_cache(maxsize=4096)  # long sizes have the same parts many times
 def _interval(x: Dim) -> tuple[int | None, int | None]:
     if isinstance(x, int):
         return x, x
@@ -372,10 +373,14 @@ def dim_max(a: Dim, b: Dim) -> Dim:
 
 
 def dim_prod(dims: Iterable[Dim]) -> Dim:
-    result: Dim = 1
+    numbers: int = 1
+    rest: Dim | None = None
     for d in dims:
-        result = result * d
-    return result
+        if not isinstance(d, SymExpr):
+            numbers *= d
+        else:
+            rest = d if rest is None else rest * d
+    return numbers if rest is None else rest * numbers
 
 
 def symbols(x: Dim) -> dict[str, Symbol]:

@@ -324,6 +324,7 @@ class Kernel:
     stores: tuple[Store, ...]
     schedule: str = ""
     _text: str = field(init=False, default="", repr=False, compare=False)  # once it has been written
+    _symbols: dict[str, Symbol] | None = field(init=False, default=None, repr=False, compare=False)
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -351,6 +352,11 @@ class Kernel:
 
     def symbols(self) -> dict[str, Symbol]:
         """The symbolic sizes, in the order of their names, so that every form of a kernel takes them alike."""
+        if self._symbols is None:
+            object.__setattr__(self, "_symbols", dict(sorted(self._found_symbols().items())))
+        return dict(self._symbols or {})
+
+    def _found_symbols(self) -> dict[str, Symbol]:
         found: dict[str, Symbol] = {}
         for buffer in self.buffers:
             found |= buffer.type.symbols()
@@ -363,7 +369,7 @@ class Kernel:
                     found |= symbols(dim)
                 case Axis(_, extent):
                     found |= symbols(extent)
-        return dict(sorted(found.items()))
+        return found
 
     @property
     def signature(self) -> str:

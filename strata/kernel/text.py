@@ -163,6 +163,7 @@ class StoredKernel(Kernel):
         made = StoredKernel.__new__(StoredKernel)
         object.__setattr__(made, "name", head[1])
         object.__setattr__(made, "_text", text)
+        object.__setattr__(made, "_symbols", None)
         return made
 
     def __getattr__(self, name: str) -> Any:  # of a field that was not read yet

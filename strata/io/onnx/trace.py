@@ -430,7 +430,7 @@ class Tracer:
 
     def _require_possible(self, node: Any, x: Value) -> None:
         """Refuse what is out of all proportion to the model before anything is allocated for it."""
-        size = dim_prod(x.shape)
+        size = x.type.size
         most = min(MOST_ELEMENTS, max(1 << 24, GROWTH * self._held))
         if x.ndim > MOST_AXES or (isinstance(size, int) and size > most):
             raise FileError(f"node {_label(node)} would give {x.type}", code="F506")
