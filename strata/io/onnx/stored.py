@@ -181,6 +181,7 @@ class _Reader:
             raise ValueError("another format")
         self._file = file
         self._known = _known(self.head["symbols"])
+        self._equal: dict[tuple[Any, Any], np.ndarray] = {}
 
     def stored(self, session: Session, graph: Callable[[Shapes], Graph]) -> StoredPlan:
         head = self.head
@@ -200,8 +201,20 @@ class _Reader:
         checks = [SizeCheck(str(op), self._dim(a), self._dim(b), None, spreads is True) for op, a, b, spreads in rows]
         compiled = session.compile_stored(lir, tuple(checks), graph)
         for name, row in self.head["params"].items():
-            compiled.set_param(name, self._array(row))
+            compiled.set_param(name, self._param(row))
         return compiled
+
+    def _param(self, row: Sequence[Any]) -> Array:
+        """An array that nobody writes to: those of equal elements are parts of one, as long as the longest so far."""
+        if row[0] != "full":
+            return self._array(row)
+        _, number, dims, data = row
+        count = int(np.prod(dims, dtype=np.int64))
+        known = self._equal.get((number, data))
+        if known is None or known.size < count:
+            known = self._equal[number, data] = np.asarray(self._array(["full", number, [count], data]))
+            known.flags.writeable = False
+        return known[:count].reshape(dims)
 
     def _dim(self, text: str) -> Dim:
         return parse_dim(text, self._known)

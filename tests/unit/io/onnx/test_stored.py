@@ -314,3 +314,28 @@ def test_shapes_that_fit_more_sizes_come_first() -> None:
     found = list(forms([port_], {"x": np.zeros((1, 3, 64, 64), np.float32)}))
     by32 = sym("h_by32") * 32, sym("w_by32") * 32
     assert [shapes["x"][2:] for shapes in found] == [(h, w), by32, (h, h), (by32[0], by32[0]), (64, w), (64, h)]
+
+
+def test_weights_of_equal_elements_are_one_array(tmp_path) -> None:
+    """Of any sizes, in any order; results stay the caller's own."""
+    from onnx import numpy_helper
+
+    quarter = numpy_helper.from_array(np.array([0.25], np.float32))
+    made = [node("ConstantOfShape", [f"s{i}"], [f"w{i}"], value=quarter) for i in range(3)]
+    shapes = {"s0": np.array([4, 3]), "s1": np.array([3, 9]), "s2": np.array([9, 2])}
+    nodes = [
+        *made,
+        node("MatMul", ["x", "w0"], ["a"]),
+        node("MatMul", ["a", "w1"], ["b"]),
+        node("MatMul", ["b", "w2"], ["y"]),
+    ]
+    path = tmp_path / "equal.onnx"
+    path.write_bytes(
+        model(nodes, [port("x", ("n", 4))], [port("y", ("n", 2))], initializers=shapes).SerializeToString()
+    )
+    x = np.arange(20, dtype=np.float32).reshape(5, 4)
+    expected = x @ np.full((4, 3), 0.25) @ np.full((3, 9), 0.25) @ np.full((9, 2), 0.25)
+    for _ in range(2):  # made, then read back
+        (y,) = load(path).run(x=x)
+        np.testing.assert_allclose(y, expected, rtol=1e-6)
+        y[...] = 0
