@@ -114,17 +114,6 @@ out:
   ret i64 %index
 }}
 
-; a worker that was woken may go anywhere, once it has done its first work: until then nobody should wait for it
-define internal void @free_again(i1 %placed, ptr %place) nounwind {{
-entry:
-  br i1 %placed, label %free, label %out
-free:
-  call void @go_anywhere(ptr %place)
-  br label %out
-out:
-  ret void
-}}
-
 define ptr @pool_worker(ptr %pool) nounwind {{
 entry:
   %pjob = getelementptr i8, ptr %pool, i64 {_JOB}
@@ -140,7 +129,6 @@ idle:
   br label %look
 look:
   %rounds = phi i32 [ 0, %idle ], [ %more, %again ], [ 0, %awake ], [ %rounds, %enter ]
-  %placed = phi i1 [ false, %idle ], [ %placed, %again ], [ true, %awake ], [ %placed, %enter ]
   %word = load atomic i32, ptr %pool seq_cst, align 4
   %openbit = and i32 %word, 32768
   %open = icmp ne i32 %openbit, 0
@@ -161,7 +149,7 @@ run:
   %job = load ptr, ptr %pjob, align 8
   call void @take_chunks(ptr %job)
   %left = atomicrmw sub ptr %pool, i32 1 seq_cst
-  call void @free_again(i1 %placed, ptr %place)
+  call void @free_again(ptr %place, i64 %index)
   br label %idle
 nothing:
   %stop = load atomic i32, ptr %pstop monotonic, align 4

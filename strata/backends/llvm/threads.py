@@ -10,6 +10,7 @@ MASK_WORDS = 16  # processors that a mask can name, in words of 64
 MOST_PLACED = 8  # workers; more processors than that always leave an idle one to be found
 STATES = 1 + MOST_PLACED + MASK_WORDS  # words before the states of workers; see wait_functions
 WAKER = STATES + MOST_PLACED
+BARRED = WAKER + 1
 
 _GETTID_CALL = {"x86_64": 186, "aarch64": 178, "amd64": 186, "arm64": 178}
 _AFFINITY_CALL = {"x86_64": 203, "aarch64": 122, "amd64": 203, "arm64": 122}
@@ -34,7 +35,8 @@ def wait_functions() -> str:
     as much time as waking; and a worker that has done its first work may go anywhere again. All take the address of:
     the number of workers (0: leave them alone), their thread numbers, the processors allowed (MASK_WORDS words), for
     each worker 0 while it is awake, the processor that it is barred from plus 1, or -1; the last waker's processor
-    plus 1.
+    plus 1; for each worker whether it has been barred since it was last freed. That is told after the fact, by
+    whoever did it, so that a worker which is awake sooner than its waker thinks is freed after its next work.
     """
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
@@ -44,7 +46,13 @@ def wait_functions() -> str:
     head = f"{declared}\ndefine internal void @pause() alwaysinline nounwind {{ {pause} ret void }}\n"
     if sys.platform == "linux" and machine in _FUTEX_CALL:
         placing = _PLACING.replace("NUMBER", str(_AFFINITY_CALL[machine])).replace("COUNT", str(MASK_WORDS))
-        for word, value in (("ROOM", MOST_PLACED), ("LIMIT", 64 * MASK_WORDS), ("STATES", STATES), ("WAKER", WAKER)):
+        for word, value in (
+            ("ROOM", MOST_PLACED),
+            ("LIMIT", 64 * MASK_WORDS),
+            ("STATES", STATES),
+            ("WAKER", WAKER),
+            ("BARRED", BARRED),
+        ):
             placing = placing.replace(word, str(value))
         return head + _FUTEX.replace("NUMBER", str(_FUTEX_CALL[machine])) + placing
     return head + _PORTABLE
@@ -153,9 +161,16 @@ each:
   %elsewhere = icmp ne i64 %state, %here
   %a = and i1 %real, %asleep
   %b = and i1 %a, %elsewhere
-  br i1 %b, label %set, label %next
+  br i1 %b, label %claim, label %next
+claim:
+  %swap = cmpxchg ptr %pstate, i64 %state, i64 %here seq_cst seq_cst
+  %still = extractvalue { i64, i1 } %swap, 1
+  br i1 %still, label %set, label %next
 set:
   %r = call i64 (i64, ...) @syscall(i64 NUMBER, i64 %tid, i64 128, ptr %mask)
+  %n = add i64 %t, BARRED
+  %pbarred = getelementptr i64, ptr %place, i64 %n
+  store atomic i64 1, ptr %pbarred seq_cst, align 8
   br label %next
 next:
   %t2 = add i64 %t, 1
@@ -186,12 +201,16 @@ copy:
   %any = call i1 @all_but(ptr %place, i64 %cpu, ptr %mask)
   br i1 %any, label %bar, label %free
 bar:
+  %n0 = add i64 %index, BARRED
+  %n = sub i64 %n0, 1
+  %pbarred = getelementptr i64, ptr %place, i64 %n
+  store atomic i64 1, ptr %pbarred seq_cst, align 8
   %r = call i64 (i64, ...) @syscall(i64 NUMBER, i64 0, i64 128, ptr %mask)
-  store atomic i64 %waker, ptr %pstate monotonic, align 8
+  store atomic i64 %waker, ptr %pstate seq_cst, align 8
   br label %out
 free:
   call void @go_anywhere(ptr %place)
-  store atomic i64 -1, ptr %pstate monotonic, align 8
+  store atomic i64 -1, ptr %pstate seq_cst, align 8
   br label %out
 out:
   ret void
@@ -205,7 +224,26 @@ mark:
   %s0 = add i64 %index, STATES
   %s = sub i64 %s0, 1
   %pstate = getelementptr i64, ptr %place, i64 %s
-  store atomic i64 0, ptr %pstate monotonic, align 8
+  store atomic i64 0, ptr %pstate seq_cst, align 8
+  br label %out
+out:
+  ret void
+}
+; a worker that was barred may go anywhere, once it has done some work: until then nobody should wait for it
+define internal void @free_again(ptr %place, i64 %index) nounwind {
+entry:
+  %listed = icmp ne i64 %index, 0
+  br i1 %listed, label %look, label %out
+look:
+  %n0 = add i64 %index, BARRED
+  %n = sub i64 %n0, 1
+  %pbarred = getelementptr i64, ptr %place, i64 %n
+  %barred = load atomic i64, ptr %pbarred monotonic, align 8
+  %is = icmp ne i64 %barred, 0
+  br i1 %is, label %free, label %out
+free:
+  store atomic i64 0, ptr %pbarred seq_cst, align 8
+  call void @go_anywhere(ptr %place)
   br label %out
 out:
   ret void
@@ -235,6 +273,9 @@ define internal void @step_aside(ptr %place, i64 %index) nounwind {
   ret void
 }
 define internal void @stand_up(ptr %place, i64 %index) nounwind {
+  ret void
+}
+define internal void @free_again(ptr %place, i64 %index) nounwind {
   ret void
 }
 declare i32 @usleep(i32)
