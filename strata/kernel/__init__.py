@@ -30,6 +30,7 @@ from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, m
 from strata.kernel.normalize import address, normalize
 from strata.kernel.scalars import SCALARS, ScalarFunction
 from strata.kernel.schedule import (
+    Delay,
     Exchange,
     NonTemporal,
     Parallel,

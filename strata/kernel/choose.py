@@ -14,6 +14,7 @@ from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, k
 from strata.kernel.scalars import SCALARS
 from strata.kernel.schedule import (
     Action,
+    Delay,
     Exchange,
     Loop,
     NonTemporal,
@@ -59,6 +60,8 @@ _STREAM_BLOCK = 1024, 128  # points of a transpose that one thread does at a tim
 _NEAR_BLOCK = 256, 32  # the same where caches hold all of it
 _EXCHANGED_STEPS = 8  # rows that are added up before their sum joins the running one in memory
 _EXCHANGED_LEAST = 256  # columns of a chunk
+_DELAYED_NEAR = 8 << 10  # bytes of a row that is read again while the next one is read: a part of the nearest cache
+_DELAYED_BYTES = 64 << 10  # the longest row of which two are kept
 _ROW_BYTES = 256 << 10  # the longest row kept on a thread's stack
 
 
@@ -104,8 +107,9 @@ class _Chooser:
         ahead = self._rows_ahead(chain, vectorised, numbers) or (
             [] if streams else self._next_rows(staged, chain, numbers)
         )
+        delay = self._delayed(chain, vectorised, numbers) if any(isinstance(a, NonTemporal) for a in streams) else []
         followed = {a.buffer for a in ahead}
-        streams = [*(a for a in streams if not isinstance(a, Prefetch) or a.buffer not in followed), *ahead]
+        streams = [*(a for a in streams if not isinstance(a, Prefetch) or a.buffer not in followed), *delay, *ahead]
         if chain:
             points = prod(_guess(loop.axis.extent) for loop in chain)
             each = max(cost / max(1, points), 1e-3)
@@ -164,6 +168,29 @@ class _Chooser:
                         if large and places[buffer] == 1 and _in_order(load, order):
                             asked.append(Prefetch(buffer.name, numbers[id(loop)], ahead, 2 if ahead else 1))
         return asked
+
+    def _delayed(self, chain: list[MapLoop], vectorised: frozenset[int], numbers: dict[int, int]) -> list[Delay]:
+        """Results that wait for memory while nothing is computed are stored beside a loop of the next row."""
+        *before, last = [s for s in chain[-1].body.steps if not isinstance(s, Compute)] if chain else [None]
+        if not before or not isinstance(last, MapLoop) or chain[-1].body.steps[-1] is not last:
+            return []
+        store = self._goes_past(last)
+        length = last.axis.extent
+        loads = [n for n in _values(last) if isinstance(n, Load)]
+        plain = all(isinstance(a, Axis) for n in loads for a in linear(n.index[0]).terms)
+        floats = all(n.dtype.is_float for n in _values(last) if isinstance(n, (Scalar, Reduce)))
+        if store is None or not _lines_up(store, last.axis) or not plain or not floats or not isinstance(length, int):
+            return []
+        inner = [s for s in before if isinstance(s, ReduceLoop) and s.axis is last.axis and id(s) in vectorised]
+        if not inner or len(inner) < len(before):
+            return []
+        beside = max(inner, key=self._scalar_cost)
+        if self._scalar_cost(beside) <= _LIGHT:
+            beside = inner[0]  # which reads from memory: reads and writes are under way together
+            if len(_rows_of(inner, chain[-1].axis)) > 1 or length * store.buffer.dtype.itemsize > _DELAYED_NEAR:
+                return []
+        fits = length % self._width(beside) == 0 and length * 8 <= _DELAYED_BYTES
+        return [Delay(numbers[id(last)], numbers[id(beside)])] if fits else []
 
     def _rows_ahead(self, chain: list[MapLoop], vectorised: frozenset[int], numbers: dict[int, int]) -> list[Prefetch]:
         """Rows of large buffers that several loops go through: all but the first find them in a cache. Where those have

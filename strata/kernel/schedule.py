@@ -11,6 +11,7 @@ Loops are numbered in the order in which a nest prints them. A schedule is a tup
     exchange 0 by 8          the reduction inside vector loop 0 goes around it, 8 of its steps at a time, its running
                              values in a row buffer: sums of columns
     stage 3                  loop 3 keeps values that later loops over its axis need again in a row buffer
+    delay 3 beside 2         what loop 3, the last of a row, stores is stored while loop 2 works on the next row
     nontemporal out          stores to `out` bypass the caches
     prefetch x along 1       loop 1 asks for the elements of `x` that come a block later, along several streams at once
     prefetch x along 2 ahead 1024
@@ -90,6 +91,15 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class Delay:
+    loop: int
+    beside: int
+
+    def __str__(self) -> str:
+        return f"delay {self.loop} beside {self.beside}"
+
+
+@dataclass(frozen=True, slots=True)
 class NonTemporal:
     buffer: str
 
@@ -109,7 +119,7 @@ class Prefetch:
         return f"prefetch {self.buffer} along {self.loop}{far}"
 
 
-Action = Parallel | Vectorise | Tile | Exchange | Stage | NonTemporal | Prefetch
+Action = Parallel | Vectorise | Tile | Exchange | Stage | Delay | NonTemporal | Prefetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +144,10 @@ class Schedule:
 
     def stages(self, loop: int) -> bool:
         return any(isinstance(a, Stage) and a.loop == loop for a in self.actions)
+
+    def delay(self, loop: int) -> Delay | None:
+        """Where a loop is done if not in its place."""
+        return next((a for a in self.actions if isinstance(a, Delay) and a.loop == loop), None)
 
     def is_nontemporal(self, buffer: str) -> bool:
         return any(isinstance(a, NonTemporal) and a.buffer == buffer for a in self.actions)
@@ -162,6 +176,7 @@ _ACTIONS = (
     ),
     (re.compile(r"exchange (\d+) by (\d+)\Z"), lambda m: Exchange(int(m[1]), int(m[2]))),
     (re.compile(r"stage (\d+)\Z"), lambda m: Stage(int(m[1]))),
+    (re.compile(r"delay (\d+) beside (\d+)\Z"), lambda m: Delay(int(m[1]), int(m[2]))),
     (re.compile(r"nontemporal (\w+)\Z"), lambda m: NonTemporal(m[1])),
     (
         re.compile(r"prefetch (\w+) along (\d+)(?: ahead (\d+)(?: to ([12]))?)?\Z"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from strata.backends.llvm.builder import Module, Value
+from strata.backends.llvm.emit_delay import Delayed
 from strata.backends.llvm.emit_loops import Segment
 from strata.backends.llvm.emit_tiles import Tiles
 from strata.backends.llvm.registers import register_type
@@ -16,6 +17,8 @@ from strata.core import Dim, Target, bounds, dim_prod
 from strata.kernel import (
     Block,
     Compute,
+    Delay,
+    Expr,
     Kernel,
     MapLoop,
     ReduceLoop,
@@ -32,16 +35,18 @@ _LINE = 64  # bytes of a cache line
 
 def emit_kernel(module: Module, kernel: Kernel, nest: Block, schedule: Schedule, target: Target) -> str:
     """Adds the function of a kernel to a module and returns its name."""
-    _Emitter(module, kernel, nest, schedule, target).emit()
+    Emitter(module, kernel, nest, schedule, target).emit()
     return kernel.name
 
 
-class _Emitter(Tiles):
+class Emitter(Tiles):
     """The function of one kernel: its loops, around the values that they compute."""
 
     def __init__(self, module: Module, kernel: Kernel, nest: Block, schedule: Schedule, target: Target) -> None:
         parameters = (("ptr noalias readonly", "arguments"), ("i64", "begin"), ("i64", "end"))
         self.nest, self.schedule = nest, schedule
+        self.beside = {}
+        self.turn_of_row: Value = 0  # which of two row buffers is filled
         self.numbers = number_loops(nest)
         self.start(module.function(kernel.name, parameters), kernel, target)
 
@@ -150,6 +155,11 @@ class _Emitter(Tiles):
             self._scan(loop, low, high)
             return
         if lanes == 1 or self.context.axis is not None:
+            last = loop.body.steps[-1] if loop.body.steps else None
+            delay = self.schedule.delay(self.numbers[id(last)]) if isinstance(last, MapLoop) else None
+            if delay is not None and isinstance(last, MapLoop):
+                Delayed(self, loop, last, delay.beside).emit(low, high)
+                return
             self._serial(loop.axis, low, high, (), self._running_block(loop.body))
             return
         if self.schedule.exchanged(self.numbers[id(loop)]):
@@ -194,12 +204,19 @@ class _Emitter(Tiles):
         length = bounds(loop.axis.extent)[1]
         assert length is not None, "only bounded rows are staged"
         for node in nodes:
-            if node not in self.rows:
+            if node not in self.memory:
                 # a masked last step stores a whole register
                 size = length + self.target.vector_bytes
-                self.rows[node] = loop.axis, self.f.alloca(register_type(node.dtype), size)
+                rows = 2 if any(isinstance(a, Delay) for a in self.schedule.actions) else 1
+                self.memory[node] = self.f.alloca(register_type(node.dtype), rows * size), size
                 self.fillers.setdefault(id(loop), set()).add(node)
+            self.rows[node] = loop.axis, self.row_buffer(node, self.turn_of_row)
         self.filling = frozenset(self.fillers.get(id(loop), ()))
+
+    def row_buffer(self, node: Expr, turn: Value) -> str:
+        """The first or the second buffer of a staged value."""
+        memory, size = self.memory[node]
+        return self.f.address(register_type(node.dtype), memory, self.f.mul(turn, size))
 
 
 def points(kernel: Kernel, nest: Block, schedule: Schedule) -> Dim:

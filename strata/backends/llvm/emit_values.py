@@ -85,6 +85,7 @@ class Values:
         self.pointers: dict[str, str] = {}
         self.sizes: dict[str, Value] = {}
         self.rows: dict[Expr, tuple[Axis, str]] = {}  # row buffers of staged values
+        self.memory: dict[Expr, tuple[str, int]] = {}  # where row buffers are, and elements from one to the next
         self.fillers: dict[int, set[Expr]] = {}  # id of a loop -> the staged values that it computes
         self.filling: frozenset[Expr] = frozenset()  # the staged values that the current loop computes
         self.tiles: dict[Expr, list[Parts]] = {}  # turned loads, by step of the tiled loop

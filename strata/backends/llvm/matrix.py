@@ -15,7 +15,7 @@ from typing import Any
 
 from strata.backends.llvm.builder import Module
 from strata.backends.llvm.contract import Contraction, ceil_div, may_stay_in_rows, plan_contraction
-from strata.backends.llvm.emit import _Emitter
+from strata.backends.llvm.emit import Emitter
 from strata.backends.llvm.emit_values import Context
 from strata.backends.llvm.gemm import emit_contraction
 from strata.backends.llvm.gemm_arith import convert
@@ -356,7 +356,7 @@ def emit_matrix(module: Module, plan: MatrixPlan) -> tuple[str, str]:
     return plan.name, plan.pack_name
 
 
-class FinishedSums(_Emitter):
+class FinishedSums(Emitter):
     """The expression around a reduction, evaluated on a row of finished sums."""
 
     def begin(self, site: Site, kernel: Kernel, sums: Expr, symbols: Sequence[str]) -> None:

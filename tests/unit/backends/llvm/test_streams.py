@@ -13,6 +13,7 @@ from strata.backends.llvm.compile import compile_kernel, lower
 from strata.backends.llvm.pool import default_pool
 from strata.core import Target, TensorType, bf16, c64, f32, f64, i8, i32, sym
 from strata.kernel import (
+    Delay,
     Exchange,
     KernelBuilder,
     NonTemporal,
@@ -46,6 +47,9 @@ def test_text_of_the_actions() -> None:
     assert str(schedule) == text
     assert schedule.asks(2) == [Prefetch("in0", 2, 1024), Prefetch("in1", 2, 4096, cache=2)]
     assert not schedule.streams("in0", 2)
+    assert str(parse_schedule("delay 3 beside 2")) == "delay 3 beside 2"
+    assert parse_schedule("delay 3 beside 2").delay(3) == Delay(3, 2)
+    assert parse_schedule("delay 3 beside 2").delay(2) is None
 
 
 def test_large_results_go_past_the_caches_and_small_ones_do_not() -> None:
@@ -114,11 +118,58 @@ def _residual(rows: Any, columns: int) -> Any:
     return k.build()
 
 
-def _centred(rows: int, columns: int) -> Any:
+def _centred(rows: Any, columns: int) -> Any:
     k = KernelBuilder("centred")
     x = k.input("x", f32[rows, columns])
     k.output("z", f32[rows, columns], lambda ix: x[ix] - k.reduce("sum", columns, lambda j: x[ix[0], j]))
     return k.build()
+
+
+def test_results_are_stored_beside_work_on_the_next_row() -> None:
+    """Of a softmax, beside the exponentials; of light loops, beside the one that reads, while caches hold two rows."""
+    rows = 4 * Target.host().l3_bytes // 4
+    assert actions(samples.softmax(rows // 1024, 1024), Delay) == [Delay(3, 2)]
+    assert actions(samples.softmax(rows // 1000, 1000), Delay) == []  # no whole lines
+    assert actions(samples.softmax(256, 1024), Delay) == []
+    assert actions(samples.layernorm(rows // 1024, 1024), Delay) == []  # two rows are read
+    for columns, wanted in ((1024, [Delay(2, 1)]), (4096, [])):
+        light = lower(_centred(rows // columns, columns), Target.host()).schedule
+        assert [a for a in light.actions if isinstance(a, Delay)] == wanted
+
+
+DELAYED: dict[str, Any] = {
+    "softmax": (lambda columns: samples.softmax(ROWS, columns).kernel, 1, "stage 2; nontemporal y", 3, 2),
+    "residual": (lambda columns: _residual(ROWS, columns), 2, "stage 1; nontemporal z", 3, 1),
+    "centred": (lambda columns: _centred(ROWS, columns), 1, "nontemporal z", 2, 1),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("columns", [64, 320])
+@pytest.mark.parametrize("name", DELAYED)
+def test_delayed_rows_at_any_place(name: str, columns: int, target: str) -> None:
+    """Whatever the distance from what is read to what is stored, and however rows are handed out: the same bits."""
+    make, inputs, past, last, beside = DELAYED[name]
+    vectors = "; ".join(f"vectorise {n} by 32" for n in range(1, last + 1))
+    text = f"parallel 1 grain 2; {vectors}; {past}"
+    plain = compile_kernel(make(columns), Target.named(target), parse_schedule(text))
+    native = compile_kernel(
+        make(columns), Target.named(target), parse_schedule(f"{text}; delay {last} beside {beside}")
+    )
+    for rows, apart in ((1, 0), (2, 64), (3, 4), (7, 256), (6, 2048), (7, 4032), (5, 512)):
+        rng = np.random.default_rng(rows)
+        arrays = [rng.standard_normal((rows, columns)).astype(np.float32) for _ in range(inputs)]
+        (wanted,) = plain(*arrays)
+        memory = np.zeros(wanted.size + 2048, np.float32)
+        start = (arrays[0].ctypes.data // 64 * 64 + 4 * columns + apart - memory.ctypes.data) % 4096 // 4
+        out = memory[start : start + wanted.size]
+        block = native.arguments([*arrays, out], {"R": rows})
+        for grain, threads in ((1, 1), (rows, 1), (3, 2)):
+            out[:] = 0
+            default_pool().parallel(native.address, ctypes.addressof(block), rows, grain, threads)
+            assert out.tobytes() == wanted.tobytes()
+        out[:] = 0
+        assert not memory.any()
 
 
 def test_rows_that_meet_are_kept() -> None:
