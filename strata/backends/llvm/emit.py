@@ -157,7 +157,7 @@ class Emitter(Tiles):
         if lanes == 1 or self.context.axis is not None:
             last = loop.body.steps[-1] if loop.body.steps else None
             delay = self.schedule.delay(self.numbers[id(last)]) if isinstance(last, MapLoop) else None
-            if delay is not None and isinstance(last, MapLoop):
+            if isinstance(last, MapLoop) and delay is not None and self._can_wait(last, delay.beside):
                 Delayed(self, loop, last, delay.beside).emit(low, high)
                 return
             self._serial(loop.axis, low, high, (), self._running_block(loop.body))
@@ -168,6 +168,13 @@ class Emitter(Tiles):
         number = self.numbers[id(loop)]
         for segment in self._aligned_segments(loop, low, high, lanes):
             self._vector(loop.axis, segment, (), self._running_block(loop.body), number)
+
+    def _can_wait(self, loop: MapLoop, number: int) -> bool:
+        """Whether a loop stores past the caches, and the steps of another over its axis leave none of it over."""
+        extent, lanes = loop.axis.extent, self.schedule.lanes(number)
+        stores = [s.store.buffer.name for s in loop.body.steps if isinstance(s, StoreStep)]
+        past = len(stores) == 1 and self.schedule.is_nontemporal(stores[0])
+        return past and isinstance(extent, int) and lanes > 1 and extent % lanes == 0
 
     def _aligned_segments(self, loop: MapLoop, low: Value, high: Value, lanes: int) -> list[Segment]:
         """Segments of a map; before a store past the caches, a first one up to the start of a cache line."""

@@ -145,7 +145,7 @@ DELAYED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("columns", [64, 320])
+@pytest.mark.parametrize("columns", [64, 320, 336, 100])  # the last two leave some of a step over: nothing is delayed
 @pytest.mark.parametrize("name", DELAYED)
 def test_delayed_rows_at_any_place(name: str, columns: int, target: str) -> None:
     """Whatever the distance from what is read to what is stored, and however rows are handed out: the same bits."""
