@@ -60,7 +60,6 @@ _STREAM_BLOCK = 1024, 128  # points of a transpose that one thread does at a tim
 _NEAR_BLOCK = 256, 32  # the same where caches hold all of it
 _EXCHANGED_STEPS = 8  # rows that are added up before their sum joins the running one in memory
 _EXCHANGED_LEAST = 256  # columns of a chunk
-_DELAYED_NEAR = 8 << 10  # bytes of a row that is read again while the next one is read: a part of the nearest cache
 _DELAYED_BYTES = 64 << 10  # the longest row of which two are kept
 _ROW_BYTES = 256 << 10  # the longest row kept on a thread's stack
 
@@ -170,7 +169,7 @@ class _Chooser:
         return asked
 
     def _delayed(self, chain: list[MapLoop], vectorised: frozenset[int], numbers: dict[int, int]) -> list[Delay]:
-        """Results that wait for memory while nothing is computed are stored beside a loop of the next row."""
+        """Results that wait for memory while nothing is computed are stored beside the dearest loop of the next row."""
         *before, last = [s for s in chain[-1].body.steps if not isinstance(s, Compute)] if chain else [None]
         if not before or not isinstance(last, MapLoop) or chain[-1].body.steps[-1] is not last:
             return []
@@ -185,12 +184,9 @@ class _Chooser:
         if not inner or len(inner) < len(before):
             return []
         beside = max(inner, key=self._scalar_cost)
-        if self._scalar_cost(beside) <= _LIGHT:
-            beside = inner[0]  # which reads from memory: reads and writes are under way together
-            if len(_rows_of(inner, chain[-1].axis)) > 1 or length * store.buffer.dtype.itemsize > _DELAYED_NEAR:
-                return []
+        long = self._scalar_cost(beside) > _LIGHT  # else it reads from memory, and both have to wait
         fits = length % self._width(beside) == 0 and length * 8 <= _DELAYED_BYTES
-        return [Delay(numbers[id(last)], numbers[id(beside)])] if fits else []
+        return [Delay(numbers[id(last)], numbers[id(beside)])] if long and fits else []
 
     def _rows_ahead(self, chain: list[MapLoop], vectorised: frozenset[int], numbers: dict[int, int]) -> list[Prefetch]:
         """Rows of large buffers that several loops go through: all but the first find them in a cache. Where those have

@@ -126,15 +126,14 @@ def _centred(rows: Any, columns: int) -> Any:
 
 
 def test_results_are_stored_beside_work_on_the_next_row() -> None:
-    """Of a softmax, beside the exponentials; of light loops, beside the one that reads, while caches hold two rows."""
+    """Of a softmax, beside the exponentials; light loops wait for memory themselves."""
     rows = 4 * Target.host().l3_bytes // 4
     assert actions(samples.softmax(rows // 1024, 1024), Delay) == [Delay(3, 2)]
     assert actions(samples.softmax(rows // 1000, 1000), Delay) == []  # no whole lines
     assert actions(samples.softmax(256, 1024), Delay) == []
-    assert actions(samples.layernorm(rows // 1024, 1024), Delay) == []  # two rows are read
-    for columns, wanted in ((1024, [Delay(2, 1)]), (4096, [])):
-        light = lower(_centred(rows // columns, columns), Target.host()).schedule
-        assert [a for a in light.actions if isinstance(a, Delay)] == wanted
+    assert actions(samples.layernorm(rows // 1024, 1024), Delay) == []
+    light = lower(_centred(rows // 1024, 1024), Target.host()).schedule
+    assert [a for a in light.actions if isinstance(a, Delay)] == []
 
 
 DELAYED: dict[str, Any] = {
