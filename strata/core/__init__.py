@@ -22,6 +22,7 @@ from strata.core.dims import (
     sym,
     symbols,
 )
+from strata.core.dlpack import from_dlpack
 from strata.core.dtypes import (
     ALL_DTYPES,
     DType,

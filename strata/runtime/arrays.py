@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import TensorType, as_dtype, here
+from strata.core import TensorType, as_dtype, from_dlpack, here
 from strata.errors import DTypeError, OptionError, ShapeError, StrataError
 
 USABLE = 0x101  # flags of an array whose elements lie one after the other, each at a multiple of its size
@@ -46,9 +46,15 @@ def to_numpy(value: Any, name: str, what: str) -> np.ndarray:
     if isinstance(value, np.ndarray):
         return value
     try:
-        if not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
-            return np.from_dlpack(value)
-        array = np.asarray(value)
+        if not hasattr(value, "__dlpack__"):
+            array = np.asarray(value)
+        elif not hasattr(value, "__array__"):
+            return from_dlpack(value)
+        else:
+            try:
+                array = np.asarray(value)
+            except TypeError:  # elements that NumPy has no type for
+                return from_dlpack(value)
     except StrataError:
         raise
     except (TypeError, ValueError, RuntimeError, BufferError) as error:

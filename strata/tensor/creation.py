@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from strata import ops
-from strata.core import TensorType, as_dtype, check_shape, no_memory
+from strata.core import TensorType, as_dtype, check_shape, from_dlpack, no_memory
 from strata.errors import DTypeError
 from strata.mir import Value
 from strata.tensor.data import Handle, data_value, handle_value
@@ -48,13 +48,18 @@ def asarray(data: Any, dtype: Any = None, *, copy: bool | None = None) -> Tensor
 def _as_array(data: Any) -> np.ndarray:
     try:
         if hasattr(data, "__dlpack__") and not isinstance(data, (np.ndarray, np.generic)):
-            return np.from_dlpack(data)
+            return from_dlpack(data)
         array = np.asarray(data)
     except (ValueError, TypeError, BufferError, RuntimeError) as error:
-        raise DTypeError(f"a {type(data).__name__} cannot become a tensor: {error}", code="T207") from error
+        raise DTypeError(f"a {_kind(data)} cannot become a tensor: {error}", code="T207") from error
     if array.dtype.kind in "OUSMm":
-        raise DTypeError(f"a {type(data).__name__} cannot become a tensor: its elements are {array.dtype}", code="T207")
+        raise DTypeError(f"a {_kind(data)} cannot become a tensor: its elements are {array.dtype}", code="T207")
     return array
+
+
+def _kind(data: Any) -> str:
+    kind = type(data)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
 
 
 def empty(shape: Any, dtype: Any = "f32") -> Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 
 import strata.tensor as tensors
 from strata.core import as_dtype, f32, here, i64
+from strata.core import from_dlpack as dlpack_array
 from strata.errors import DTypeError, OptionError
 from strata.tensor import creation
 from strata.tensor.tensor import Tensor
@@ -45,7 +46,7 @@ def _plain(x: Any) -> Any:
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
     check_device(device)
-    array = np.from_dlpack(x, copy=copy) if copy is not None else np.from_dlpack(x)
+    array = np.from_dlpack(x, copy=copy) if copy is not None else dlpack_array(x)
     return creation.asarray(array)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import strata as st
-from strata.errors import DeviceError, OptionError
+from strata.errors import DeviceError, DTypeError, OptionError
 
 
 def address(array):
@@ -140,3 +140,21 @@ def test_notebooks_see_a_table():
     assert x._repr_html_() == "<code>f32[1, 2]</code><table><tr><td>1</td><td>2</td></tr></table>"
     assert "not computed yet" in (x + 1.0)._repr_html_()
     assert "<pre>" in st.tensor([1.0])._repr_html_()
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_element_types_of_dlpack_that_numpy_lacks(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    made = torch.linspace(-3, 3, 24).to(getattr(torch, kind)).reshape(2, 3, 4)
+    graph = st.Graph("wide")
+    graph.outputs(graph.input("x", (3, 2), kind).cast("f32"))
+    wide = st.Session("cpu").compile(graph)
+    for x in (made, made.permute(2, 0, 1), made[:, 1:, ::2], made[:0], made[0, 0, 0], made.expand(5, 2, 3, 4)):
+        found = st.asarray(x)
+        assert found.dtype == getattr(st, kind)
+        np.testing.assert_array_equal(found.cast("f32").numpy(), x.float().numpy())
+        np.testing.assert_array_equal(st.xp.from_dlpack(x).cast("f32").numpy(), x.float().numpy())
+    x = made[:, :, 1].T
+    np.testing.assert_array_equal(wide.run(x=x)[0], x.float().numpy())
+    with pytest.raises(DTypeError, match=r"a torch.Tensor cannot become a tensor"):
+        st.asarray(torch.ones(3, requires_grad=True))
