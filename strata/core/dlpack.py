@@ -61,5 +61,5 @@ def _copied(x: Any) -> np.ndarray | None:
     last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if strides else 0
     size = last + dtype.itemsize if strides else int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     memory = (ctypes.c_char * size).from_address(found.data + found.byte_offset)
-    raw = np.frombuffer(memory, np.uint8)
+    raw = np.frombuffer(memoryview(memory).cast("B"), np.uint8)
     return np.ndarray(shape, dtype, raw, strides=strides).copy()  # the capsule, which owns it, lives until here
