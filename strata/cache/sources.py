@@ -41,10 +41,14 @@ def _sources() -> tuple[Mapping[str, str], float]:
     if time.time() - newest < SETTLED_SECONDS:
         return _digests(files), newest
     key = digest("sources", PACKAGE, json.dumps(files))
-    kept = _read(default_store().get(key))
+    store = default_store()
+    kept = _read(store.get(key))
     if kept is None:
-        kept = _digests(files)
-        default_store().put(key, json.dumps(kept).encode(), {"kind": "sources"})
+        with store.making(key):  # another process may make it meanwhile
+            kept = _read(store.get(key))
+            if kept is None:
+                kept = _digests(files)
+                store.put(key, json.dumps(kept).encode(), {"kind": "sources"})
     return kept, newest
 
 

@@ -50,13 +50,14 @@ def test_threads_that_make_much() -> None:
 
 def test_an_import_ages_objects_and_leaves_the_collector_on() -> None:
     gc.enable()
+    frozen = gc.get_freeze_count()  # some versions of Python begin with a few; then nothing is moved
     assert modules.imported("json").__name__ == "json"
     cycle: list[object] = []
     cycle.append(cycle)
     modules.imported(next(n for n in ("colorsys", "sched", "filecmp", "fileinput") if n not in sys.modules))
     assert gc.isenabled()
-    assert any(x is cycle for x in gc.get_objects(generation=2))
-    assert gc.get_freeze_count() == 0
+    assert frozen or any(x is cycle for x in gc.get_objects(generation=2))
+    assert gc.get_freeze_count() == frozen
     with pytest.raises(ModuleNotFoundError):
         modules.imported("strata.no_such_module")
     assert gc.isenabled()

@@ -24,7 +24,6 @@ from strata.backends.llvm.entries import Head
 from strata.backends.llvm.matrix import emit_matrix, find_contraction, plan_matrix
 from strata.backends.llvm.parts import Split, split
 from strata.backends.llvm.usage import Loops, Product, Usage, read_usage
-from strata.cache import default_store
 from strata.config import config
 from strata.core import Target, available_threads, new_lock
 from strata.kernel import Kernel
@@ -130,9 +129,7 @@ class Batch:
             known.append(self._divided(source)[1])
         part, keys = known[0].parts[name], known[0].keys(self._target)
         head = Head("", (name,), {called: keys[called] for called in part.calls}, ()).to_line()
-        payload = head + self._object(part.text)
-        default_store().put(key, payload, self._about("part", name))  # two processes may both have made it
-        return payload
+        return jit.made(key, lambda: head + self._object(part.text), self._about("part", name))
 
     def _object(self, text: str) -> bytes:
         return self._once(text, lambda: jit.compile_text(text, self._target))

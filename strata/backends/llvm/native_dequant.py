@@ -44,8 +44,11 @@ LEVELS = 32767
 
 
 def _accepts(op: Op, types: Sequence[TensorType], target: Target) -> bool:
+    return reads_blocks(op, types[0], target)
+
+
+def reads_blocks(op: Op, x: TensorType, target: Target) -> bool:
     """f32 rows of at least 64, weights in a block format that is read here, a processor with products of pairs."""
-    x = types[0]
     form = op.scheme.kind.removeprefix("gguf_")  # type: ignore[attr-defined]
     able = target.has_avx2 and target.has_fma and target.has_f16c
     return able and form in FORMATS and x.dtype is f32 and x.shape[-1].__index__() >= LEAST_K

@@ -18,7 +18,7 @@ from typing import Any, Final
 from strata.backends.llvm.builder import Function, Module, Value, constant, vector, vector_constant
 from strata.backends.llvm.gemm_arith import convert
 from strata.backends.llvm.native import arguments, kernel, number_slots, numbers
-from strata.backends.llvm.native_dequant import MANY, emit_products
+from strata.backends.llvm.native_dequant import MANY, emit_products, reads_blocks
 from strata.backends.llvm.native_dequant_blocks import FORMATS
 from strata.backends.llvm.native_dequant_panel import GROUP, panel_rows
 from strata.backends.llvm.native_dequant_wide import STEPS, STREAMS, has_wide
@@ -39,15 +39,14 @@ _COUNTS: Final = ("n", "k", "slab", "parts", "quant_row", "side_row", "wide_quan
 
 
 def _accepts(op: Op, types: Sequence[TensorType], target: Target) -> bool:
-    """f32 rows; GGUF blocks where products of pairs are; other schemes with sides of 16 or 32 bits."""
+    """f32 rows; GGUF blocks as for a single matrix; other schemes with sides of 16 or 32 bits."""
     x, _, _, *sides = types
     scheme = op.scheme  # type: ignore[attr-defined]
     if x.dtype is not f32 or not op.n:  # type: ignore[attr-defined]
         return False
     if not scheme.is_gguf:
         return all(s.dtype in (f32, f16, bf16, u8) for s in sides)
-    able = target.has_avx2 and target.has_fma and target.has_f16c
-    return able and scheme.kind.removeprefix("gguf_") in FORMATS
+    return reads_blocks(op, x, target)
 
 
 @override("dequant_grouped_matmul", instead_of_parts=_accepts)
