@@ -70,11 +70,19 @@ def to_numpy(value: Any, name: str, what: str) -> np.ndarray:
 
 def kept_apart(arrays: list[np.ndarray], outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The inputs, copied where an output lies over them. Outputs that lie over each other are refused."""
-    for i, x in enumerate(outputs):
+    for i, y in enumerate(outputs):
         for j in range(i):
-            if np.may_share_memory(x, outputs[j]):
+            if _overlap(y, outputs[j]):
                 raise OptionError(f"outputs {j} and {i} lie over each other", code="O151", place=here())
-    return [x.copy() if any(np.may_share_memory(x, y) for y in outputs) else x for x in arrays]
+        for x in arrays:
+            if _overlap(x, y):
+                return [x.copy() if any(_overlap(x, y) for y in outputs) else x for x in arrays]
+    return arrays
+
+
+def _overlap(x: np.ndarray, y: np.ndarray) -> bool:
+    """Whether two arrays may share memory; two that have memory of their own do not, which is known at once."""
+    return (x is y or x.base is not None or y.base is not None) and np.may_share_memory(x, y)
 
 
 def check_output(number: int, kind: TensorType, array: Any) -> None:

@@ -197,7 +197,7 @@ class CompiledGraph:
 
         Nothing is allocated, except for inputs that an output lies over: they are copied first.
         """
-        if not isinstance(out, Sequence):
+        if type(out) is not list and not isinstance(out, Sequence):
             raise OptionError(f"run_into: out is a list of arrays, got {type(out).__name__}", code="O150", place=here())
         if self._is_special:
             with self._lock:
