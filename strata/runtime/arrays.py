@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from strata.core import TensorType, as_dtype, from_dlpack, here
 from strata.errors import DTypeError, OptionError, ShapeError, StrataError
 
+FEW = 4  # arrays that are compared with each other sooner than put in order
 USABLE = 0x101  # flags of an array whose elements lie one after the other, each at a multiple of its size
 
 
@@ -68,21 +69,61 @@ def to_numpy(value: Any, name: str, what: str) -> np.ndarray:
     return array
 
 
-def kept_apart(arrays: list[np.ndarray], outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The inputs, copied where an output lies over them. Outputs that lie over each other are refused."""
-    for i, y in enumerate(outputs):
-        for j in range(i):
-            if _overlap(y, outputs[j]):
-                raise OptionError(f"outputs {j} and {i} lie over each other", code="O151", place=here())
+def kept_apart(
+    arrays: list[np.ndarray], outputs: Sequence[np.ndarray], in_place: Callable[[int, int], bool]
+) -> list[np.ndarray]:
+    """The inputs, copied where an output lies over them. Outputs that lie over each other are refused.
+
+    An array that is both is left alone where in_place(input, output) says that the one is made by changing the other.
+    """
+    if len(outputs) == 1 and outputs[0].base is None:  # the call that has to be quick
         for x in arrays:
-            if _overlap(x, y):
-                return [x.copy() if any(_overlap(x, y) for y in outputs) else x for x in arrays]
-    return arrays
+            if x is outputs[0] or x.base is not None:
+                break
+        else:
+            return arrays
+    places: dict[int, int] = {}
+    views = False
+    for j, y in enumerate(outputs):
+        places[id(y)] = j
+        views = views or y.base is not None
+    same = []
+    for i, x in enumerate(arrays):
+        views = views or x.base is not None
+        if id(x) in places:
+            same.append(i)
+    if not views and len(places) == len(outputs):  # all have memory of their own: they are the same or apart
+        copied = {i for i in same if not in_place(i, places[id(arrays[i])])} if same else None
+        return [x.copy() if i in copied else x for i, x in enumerate(arrays)] if copied else arrays
+    copied = set()
+    for j, k in _overlaps([*outputs, *arrays], len(outputs)):
+        i = k - len(outputs)
+        if i < 0:
+            raise OptionError(f"outputs {j} and {k} lie over each other", code="O151", place=here())
+        if not (_same(arrays[i], outputs[j]) and in_place(i, j)):
+            copied.add(i)
+    return [x.copy() if i in copied else x for i, x in enumerate(arrays)] if copied else arrays
 
 
-def _overlap(x: np.ndarray, y: np.ndarray) -> bool:
-    """Whether two arrays may share memory; two that have memory of their own do not, which is known at once."""
-    return (x is y or x.base is not None or y.base is not None) and np.may_share_memory(x, y)
+def _same(x: np.ndarray, y: np.ndarray) -> bool:
+    return x is y or (_start(x) == _start(y) and x.nbytes == y.nbytes)
+
+
+def _start(x: np.ndarray) -> int:
+    return int(x.__array_interface__["data"][0])
+
+
+def _overlaps(arrays: Sequence[np.ndarray], first: int) -> Iterator[tuple[int, int]]:
+    """Pairs of contiguous arrays that share memory, by their places; one of them is among the first so many."""
+    if len(arrays) <= FEW:
+        for j in range(first):
+            yield from ((j, k) for k in range(j + 1, len(arrays)) if np.may_share_memory(arrays[j], arrays[k]))
+        return
+    open_: list[tuple[int, int]] = []  # end and place of arrays that may reach over the next one
+    for start, end, k in sorted((_start(x), _start(x) + x.nbytes, k) for k, x in enumerate(arrays) if x.nbytes):
+        open_ = [(e, j) for e, j in open_ if e > start]
+        yield from ((min(j, k), max(j, k)) for _, j in open_ if min(j, k) < first)
+        open_.append((end, k))
 
 
 def check_output(number: int, kind: TensorType, array: Any) -> None:

@@ -21,7 +21,7 @@ from strata.runtime.extent import Extents
 from strata.runtime.memory import RESULTS, MemoryReport
 from strata.runtime.observe import OBSERVERS, run_observed
 from strata.runtime.options import CompileOptions
-from strata.runtime.state import State
+from strata.runtime.state import State, updates_in_place
 
 if TYPE_CHECKING:
     from strata.runtime.profile import Profile
@@ -75,6 +75,7 @@ class CompiledGraph:
         self._extents: Extents | None = None
         self._is_special = False  # has state, or an active extent
         self._last: list[np.ndarray] = []  # what the last run with sizes gave; see Extents
+        self._in_place: dict[tuple[int, int], bool] = {}  # by input and output
         self._lock = new_rlock()
         self._again = again
         self._forms: dict[tuple[tuple[str, int], ...], CompiledGraph] = {}  # by symbols that are numbers in them
@@ -195,7 +196,8 @@ class CompiledGraph:
     def run_into(self, feeds: Mapping[str, Any], out: Sequence[np.ndarray]) -> None:
         """Run into arrays of the caller: contiguous, of the outputs' types.
 
-        Nothing is allocated, except for inputs that an output lies over: they are copied first.
+        Nothing is allocated, except for inputs that an output lies over: they are copied first, unless the plan makes
+        that output by changing that input, such as a cache.
         """
         if type(out) is not list and not isinstance(out, Sequence):
             raise OptionError(f"run_into: out is a list of arrays, got {type(out).__name__}", code="O150", place=here())
@@ -205,7 +207,7 @@ class CompiledGraph:
                 binding, makers = (_NO_SIZES, self._makers) if self._is_static else self.sized(arrays)
                 outputs = list(out)
                 self._check_outputs(outputs, binding, makers)
-                self._execute(kept_apart(arrays, outputs), outputs, binding)
+                self._execute(kept_apart(arrays, outputs, self._updates), outputs, binding)
                 if self._state is not None:
                     self._state.copy_from(outputs)
             return
@@ -222,11 +224,18 @@ class CompiledGraph:
             if type(array) is np.ndarray and array.dtype == dtype and array.shape == shape and array.flags.carray:
                 continue
             self._check_outputs(outputs, binding, makers)
-        arrays = kept_apart(arrays, outputs)
+        arrays = kept_apart(arrays, outputs, self._updates)
         if OBSERVERS:
             run_observed(self, arrays, outputs, binding, self._threads())
         else:
             self._run(arrays, outputs, binding, self._threads_option or config().num_threads)
+
+    def _updates(self, at: int, output: int) -> bool:
+        """Whether the plan makes an output by changing an input in place."""
+        found = self._in_place.get((at, output))
+        if found is None:
+            found = self._in_place[at, output] = updates_in_place(self._lir, self._inputs[at][0], output)
+        return found
 
     def _check_outputs(self, outputs: Sequence[np.ndarray], binding: Mapping[str, int], makers: Sequence[Any]) -> None:
         if len(outputs) != len(makers):

@@ -14,6 +14,7 @@ from strata.core import ALL_DTYPES, sym
 from strata.errors import DTypeError, OptionError, RunError, ShapeError, StrataError, UnknownNameError
 from strata.mir import Graph
 from strata.runtime import CompiledGraph, Session
+from strata.runtime.arrays import kept_apart
 
 
 def compiled(build, *, device: str = "cpu", **inputs) -> CompiledGraph:
@@ -161,6 +162,33 @@ def test_run_into_memory_of_an_input(shift: int) -> None:
     np.testing.assert_array_equal(twice, x * 2)
     with pytest.raises(OptionError, match="outputs 0 and 1 lie over each other"):
         c.run_into({"x": x}, [memory[:1000], memory[shift : 1000 + shift] if shift < 1000 else memory[:1000]])
+
+
+@pytest.mark.parametrize("of_their_own", [True, False])
+def test_run_into_caches_in_place(of_their_own: bool) -> None:
+    """A cache that the plan changes in place is not copied; where something reads what it was, it is."""
+    g = Graph("caches")
+    at, row = g.input("at", (), "i64"), g.input("row", (1, 3))
+    caches = [g.input(f"c{i}", (50, 3)) for i in range(3)]
+    made = [ops.dynamic_update_slice(c, row * float(i + 1), (at, 0)) for i, c in enumerate(caches)]
+    c = Session("cpu").compile(g.outputs(made[0].sum(), *made, caches[2] - made[2]))
+    assert [[c._updates(i, j) for j in (1, 2, 3)] for i in (2, 3)] == [[True, False, False], [False, True, False]]
+    memory = np.arange(451, dtype=np.float32)
+    held = [memory[1 + 150 * i : 151 + 150 * i].reshape(50, 3) for i in range(3)]
+    held = [a.copy() for a in held] if of_their_own else held
+    want = [a.copy() for a in held]
+    feeds = {"at": np.array(7), "row": np.ones((1, 3), np.float32), **{f"c{i}": a for i, a in enumerate(held)}}
+    total, away = np.empty((), np.float32), np.empty((50, 3), np.float32)
+    arrays, outputs = [feeds[n] for n, _ in c._inputs], [total, *held, away]
+    kept = kept_apart(arrays, outputs, c._updates)
+    assert [a is b for a, b in zip(arrays, kept, strict=True)] == [True, True, True, True, c._updates(4, 3)]
+    c.run_into(feeds, outputs)
+    for i, before in enumerate(want):
+        after = before.copy()
+        after[7] = i + 1
+        np.testing.assert_array_equal(held[i], after)
+    np.testing.assert_allclose(total, held[0].sum())
+    np.testing.assert_array_equal(away, want[2] - held[2])
 
 
 def test_results_are_never_shared() -> None:
