@@ -51,6 +51,10 @@ class Division(Arithmetic):
                 np.array([7, -7, 7, -7, 0, 1, np.nan], np.float32), np.array([2, 2, -2, -2, 3, 0, 1], np.float32),
                 grad=False,
             ),
+            Sample(
+                np.array([-1, 1, -0.0, -0.1, np.inf, -np.inf, 1], np.float32),
+                np.array([np.inf, -np.inf, -1, -1, 2, np.inf, 0.1], np.float32), grad=False,
+            ),
             Sample(np.array([7, -7, 7, -7, 6, 3]), np.array([2, 2, -2, -2, 3, 0]), grad=False),
             Sample(draw(u8[5], 0, 200), draw(u8[5], 1, 9), grad=False),
         ]  # fmt: skip
@@ -71,9 +75,7 @@ class FloorDivide(Division):
         return k.floordiv(x, y)
 
     def of_floats(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        # the remainder is exact, the quotient is not: floor(1 / 0.1) is 10, but 1 // 0.1 is 9
-        exact = k.round((x - k.mod(x, y)) / y)
-        return k.select(k.eq(y, k.const(0, y.dtype)), x / y, exact)
+        return k.floordiv(x, y)
 
 
 @op("remainder")

@@ -27,6 +27,23 @@ def test_floats_divide_as_in_python() -> None:
     np.testing.assert_array_equal(run(ops.fmod, A, B), [math.fmod(a, b) for a, b in zip(A, B, strict=True)])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_compiled_quotients_have_the_bits_of_numpy(dtype: type) -> None:
+    """Also at infinities, huge quotients, and in the sign of zero."""
+    edges = np.array([0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 0.1, -0.1, 3, -3], dtype)
+    bits = np.random.default_rng(1).integers(0, 256, (2, 20000 * np.dtype(dtype).itemsize), np.uint8).view(dtype)
+    x, y = np.hstack([np.array(np.meshgrid(edges, edges)).reshape(2, -1), bits])
+    g = Graph("divide")
+    a, b = (g.input(n, x.shape, x.dtype.name) for n in "ab")
+    c = Session("cpu").compile(g.outputs(a // b, a % b, ops.fmod(a, b)))
+    with np.errstate(all="ignore"):
+        wanted = np.floor_divide(x, y), np.remainder(x, y), np.fmod(x, y)
+    for got, want in zip(c.run(a=x, b=y), wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
+        known = ~np.isnan(want)
+        np.testing.assert_array_equal(np.signbit(got[known]), np.signbit(want[known]))
+
+
 @pytest.mark.parametrize("y", [-3, -1, 1, 2, 5])
 def test_integers_divide_as_in_python(y: int) -> None:
     np.testing.assert_array_equal(run(lambda x: x // y, INTS), [int(a) // y for a in INTS])
