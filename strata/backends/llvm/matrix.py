@@ -272,6 +272,9 @@ def plan_matrix(matrix: MatrixKernel, name: str, target: Target, *, is_fresh: bo
     """
     if matrix.a.dtype.is_complex or matrix.columns is None:
         return None
+    along = matrix.b.stride(matrix.inner) == 1 != matrix.b.stride(matrix.columns)
+    if is_fresh and matrix.rows is None and along and matrix.b.dtype.is_float:
+        return None  # one vector, and a matrix that is summed along its rows: loops read them where they lie
     m, n, k = (planned(matrix.extent(a)) for a in (matrix.rows, matrix.columns, matrix.inner))
     batch = 1
     for axis in matrix.batch:

@@ -58,3 +58,20 @@ def test_a_product_that_reads_its_factor_where_it_lies_does_not_pack_for_others(
     a, b = rng.standard_normal((2, 8, 8))
     c.set_param("w", b)
     np.testing.assert_allclose(c.run(x=a)[0], a.T @ a @ b, rtol=1e-12, atol=1e-12)
+
+
+def test_a_matrix_that_is_no_weight_is_not_packed_for_one_vector(rng: np.random.Generator) -> None:
+    for given in ("input", "param"):
+        g = Graph("vector")
+        a, v = getattr(g, given)("a", f32[37, 130]), g.input("v", f32[130])
+        g.outputs((a @ v) * 0.5 + 1.0)
+        c = Session("cpu").compile(g)
+        x, y = rng.standard_normal((37, 130)).astype("f"), rng.standard_normal(130).astype("f")
+        feeds = {"v": y}
+        if given == "input":
+            feeds["a"] = x
+        else:
+            c.set_param("a", x)
+        np.testing.assert_allclose(c.run(feeds)[0], x @ y * 0.5 + 1, rtol=1e-5, atol=1e-5)
+        kernels = c._executable.kernels.values()  # type: ignore[attr-defined]
+        assert any(k.product is not None and k.product.is_packed for k in kernels) == (given == "param")
