@@ -61,6 +61,10 @@ def test_every_public_name_is_on_the_page_of_names() -> None:
     assert missing == [], "run make docs"
 
 
+def test_the_page_of_names_says_what_docstrings_say() -> None:
+    assert (ROOT / "docs/api.md").read_text("utf-8") == DOCS["api_page"](), "run make docs"
+
+
 def test_every_command_is_on_the_page_of_commands() -> None:
     page = (ROOT / "docs/cli.md").read_text("utf-8")
     (commands,) = [a.choices for a in make_parser()._actions if a.dest == "command"]
