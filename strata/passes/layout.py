@@ -39,6 +39,7 @@ MOST_TAPS = 128  # kernels with more are gradients of weights, or filters: anoth
 JOINED = 16  # channels below which all taps along the last axis are read as one
 VECTOR, FEW_PIXELS, FITTING = 16, 128, 1.1  # lanes; pixels of a small map; lanes that they may take for one pixel
 FEWEST_OUTPUTS = 4  # of a group: below, most lanes of a vector along channels would be idle
+BESIDE = (2, 4, 8, 16)  # outputs of a group of no more channels, some of which fill a vector
 MANY_CHANNELS = 8  # of which even one output is worth it
 FEW_CHANNELS = 4  # of which all taps of some pixels are gathered into a panel
 MOST_GATHERED = 256  # products of a sum of such a convolution
@@ -91,7 +92,9 @@ def _is_served(node: Node) -> bool:
         return False
     if channels == 1 and outputs == op.groups and outputs > 1:  # depth-wise
         return True
-    return outputs >= FEWEST_OUTPUTS * op.groups or channels >= MANY_CHANNELS
+    group = outputs // op.groups
+    beside = op.groups > 1 and x.dtype.is_float and channels <= group and group in BESIDE
+    return beside or group >= FEWEST_OUTPUTS or channels >= MANY_CHANNELS
 
 
 def _stays(node: Node) -> bool:

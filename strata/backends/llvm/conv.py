@@ -77,7 +77,7 @@ class Convolution:
 
     `joined` says that a run holds all taps along the last axis. Arguments: `product.slots`, where a is x, m the output
     pixels of all images, n the outputs of one group, k taps times channels, a_row and a_k are 0 and 1, and batch 0
-    counts groups: batch0_a is `channels`, batch0_out n.
+    counts groups: batch0_a is `channels`, batch0_out n; where groups are `beside` each other, as plan_beside says.
     """
 
     product: Contraction
@@ -85,6 +85,9 @@ class Convolution:
     channels: int
     joined: bool
     fill: int = 0  # what x is in the padding
+    beside: int = 0  # groups whose outputs vectors run along, side by side; 0: groups are a batch
+    outputs: int = 0  # of one of those
+    pixel: int = 0  # elements from a pixel of x to the next where that is known, of groups side by side
 
     @property
     def run(self) -> int:
@@ -92,13 +95,25 @@ class Convolution:
         return self.channels * (self.window.kernel[-1] if self.joined else 1)
 
     @property
+    def zeros(self) -> int:
+        """Values outside x that are read together."""
+        return max(self.run, self.product.lanes if self.beside else 1)
+
+    @property
     def stack_bytes(self) -> int:
         copied = self.product.chunk_rows * self.product.a_runs * self.run if self.joined else 0
-        return self.product.stack_bytes + (copied + self.run) * self.product.a.itemsize
+        return self.product.stack_bytes + (copied + self.zeros) * self.product.a.itemsize
 
     def __str__(self) -> str:
         filled = f" fill {self.fill}" if self.fill else ""
-        return f"{self.window} channels {self.channels}{' joined' if self.joined else ''}{filled}; {self.product}"
+        kind = (
+            " joined"
+            if self.joined
+            else f" beside {self.beside}*{self.outputs} pixel {self.pixel}"
+            if self.beside
+            else ""
+        )
+        return f"{self.window} channels {self.channels}{kind}{filled}; {self.product}"
 
 
 def plan_convolution(
@@ -176,8 +191,8 @@ class ConvDriver(Driver):
         rows, runs = spec.product.chunk_rows, spec.product.a_runs
         self.table = f.alloca("ptr", rows * runs + AT_ONCE)
         self.copies = f.alloca(self.element, rows * runs * spec.run) if spec.joined else ""
-        self.zeros = f.alloca(self.element, max(1, spec.run))
-        f.loop(0, spec.run, 1, [], lambda i, _: self._clear(f.address(self.element, self.zeros, i)))
+        self.zeros = f.alloca(self.element, spec.zeros)
+        f.loop(0, spec.zeros, 1, [], lambda i, _: self._clear(f.address(self.element, self.zeros, i)))
         self.steps = self._steps()
 
     @property

@@ -2,7 +2,7 @@
 
 The kernel of a step says what is computed; the step keeps the `conv_last` that the one sum in it is, for its window.
 Pixels of all images are the rows of the contraction, outputs its columns, groups its batch. Weights are packed from
-where they lie, whatever the order of their axes; those of a depth-wise convolution become a line for each tap.
+where they lie, whatever the order of their axes; those of groups side by side become a line for each tap and channel.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from strata.backends.llvm.builder import Function, Module, Value
 from strata.backends.llvm.contract import Contraction
 from strata.backends.llvm.conv import Convolution, Window, emit_convolution, plan_convolution
-from strata.backends.llvm.conv_depthwise import emit_depthwise, plan_depthwise
+from strata.backends.llvm.conv_beside import emit_beside, fits_beside, plan_beside
 from strata.backends.llvm.conv_winograd import (
     TURNED,
     Winograd,
@@ -193,13 +193,18 @@ class ConvPlan(SlidingPlan):
     def layout(self) -> str:
         """Weights packed alike share one packed copy."""
         m = self.matrix
-        kind = "depthwise" if m.is_depthwise else self.spec.panels(m.b.dtype).name
+        kind = "lines" if self.is_beside else self.spec.panels(m.b.dtype).name
         kind += " winograd" if self.is_winograd else ""
         return f"conv {kind} {m.b.shape} {m.groups} {m.b.spacing}"
 
     @property
     def is_winograd(self) -> bool:
         return isinstance(self.convolution, Winograd)
+
+    @property
+    def is_beside(self) -> bool:
+        """Groups are side by side."""
+        return isinstance(self.convolution, Convolution) and self.convolution.beside > 0
 
     def _k(self) -> int:
         """Rows of the packed weights."""
@@ -212,11 +217,11 @@ class ConvPlan(SlidingPlan):
     def packed_elements(self) -> int:
         """Elements of the weights once packed."""
         m = self.matrix
-        return m.window.taps * m.groups if m.is_depthwise else m.groups * self._panel_size()
+        return self._k() * int(m.out.shape[-1]) if self.is_beside else m.groups * self._panel_size()
 
     def pack_points(self) -> int:
         m = self.matrix
-        return m.window.taps if m.is_depthwise else self.spec.panels(m.b.dtype).chunks(m.outputs, m.groups)
+        return self._k() if self.is_beside else self.spec.panels(m.b.dtype).chunks(m.outputs, m.groups)
 
     def k_stride(self) -> Dim | None:
         """The distance of one k to the next in the weights, where that is one number."""
@@ -243,7 +248,7 @@ class ConvPlan(SlidingPlan):
         """(kind, value) of each slot of the product."""
         m, spec = self.matrix, self.spec
         width = m.out.shape[-1]
-        grouped = not m.is_depthwise
+        grouped = not self.is_beside
         numbers: dict[str, Dim] = {
             "m": self._rows(), "n": m.outputs if grouped else width, "k": self._k(), "a_row": 0, "a_k": 1,
             "out_row": width, "out_column": 1, "batch0_extent": m.groups if grouped else 1,
@@ -261,9 +266,9 @@ class ConvPlan(SlidingPlan):
     def points(self) -> Dim:
         """Chunks of the product, as Contraction.chunk_count says."""
         m, spec = self.matrix, self.spec
-        columns = int(m.out.shape[-1]) if m.is_depthwise else m.outputs
+        columns = int(m.out.shape[-1]) if self.is_beside else m.outputs
         parts = -(-columns // (spec.panel_columns * spec.chunk_panels))
-        return ceil_div(self._rows(), spec.chunk_rows) * parts * (1 if m.is_depthwise else m.groups)
+        return ceil_div(self._rows(), spec.chunk_rows) * parts * (1 if self.is_beside else m.groups)
 
 
 def plan_convolution_kernel(found: ConvKernel, name: str, target: Target) -> ConvPlan | None:
@@ -298,8 +303,14 @@ def plan_convolution_kernel(found: ConvKernel, name: str, target: Target) -> Con
     target = _with_fitting_vectors(found, target)
     spec: Convolution | Winograd
     codes = {"weights": found.b.dtype, "fill": found.op.outside()}
-    if found.is_depthwise:
-        spec = plan_depthwise(pixels, found.groups, window, target, **fields, **codes)
+    if fits_beside(found.channels, found.outputs, found.groups, window, found.x.dtype, target):
+        pixel = found.x.spacing.strides[-2]
+        fields |= {
+            "channels": found.channels,
+            "outputs": found.outputs,
+            "pixel": pixel if isinstance(pixel, int) else 0,
+        }
+        spec = plan_beside(pixels, found.groups, window, target, **fields, **codes)
     elif _takes_winograd(found):
         del fields["dtype"], fields["width"]
         fields["m_exact"] = isinstance(found.tiles, int)
@@ -338,9 +349,9 @@ def emit_convolution_kernel(module: Module, plan: ConvPlan) -> tuple[str, str]:
     if isinstance(plan.convolution, Winograd):
         emit_winograd(module, plan.convolution, epilogue, plan.name)
         emit_pack_taps(module, plan.convolution, plan.pack_name, _taps_at(plan))
-    elif found.is_depthwise:
-        emit_depthwise(module, plan.convolution, epilogue, plan.name)
-        _emit_pack_taps(module, plan)
+    elif plan.is_beside:
+        emit_beside(module, plan.convolution, epilogue, plan.name)
+        _emit_pack_lines(module, plan)
     else:
         emit_convolution(module, plan.convolution, epilogue, plan.name)
         load = None if plan.k_stride() is not None else _weights_at(plan)
@@ -408,22 +419,22 @@ def _taps_at(plan: ConvPlan) -> Any:
     return load
 
 
-def _emit_pack_taps(module: Module, plan: ConvPlan) -> None:
-    """The packer of a depth-wise convolution: a line of channels for each tap."""
-    b, channels = plan.matrix.b, plan.matrix.groups
+def _emit_pack_lines(module: Module, plan: ConvPlan) -> None:
+    """The packer for groups side by side: a line of outputs for each tap and channel of a group."""
+    b, outputs = plan.matrix.b, int(plan.matrix.b.shape[-1])
     element, size = memory_type(b.dtype), b.dtype.itemsize
     f = module.function(plan.pack_name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
     source, packed = (f.load("ptr", f.address("i64", "%args", PACK_SLOTS.index(s)), 8) for s in ("source", "packed"))
 
     def tap(k: str, _: list[str]) -> None:
         row = f.address(element, source, _offset(f, k, plan))
-        line = f.address(element, packed, f.mul(k, channels))
+        line = f.address(element, packed, f.mul(k, outputs))
 
         def one(c: str, _: list[str]) -> None:
             value = f.load(element, f.address(element, row, f.mul(c, plan.matrix.weight_strides[-1])), size)
             f.store(element, value, f.address(element, line, c), size)
 
-        f.loop(0, channels, 1, [], one)
+        f.loop(0, outputs, 1, [], one)
 
     f.loop("%begin", "%end", 1, [], tap)
     f.ret()
@@ -469,7 +480,7 @@ class _Epilogue(FinishedSums):
         sums = next(e for e in postorder(found.epilogue.roots) if isinstance(e, Load) and e.buffer.name == SUMS)
         self.begin(site, found.epilogue, sums, tuple(found.kernel.symbols()))
         self.context = Context(places.last, site.lanes, site.mask) if site.lanes > 1 else Context()
-        group = f.mul(site.batch[0], found.outputs) if not found.is_depthwise and found.groups > 1 else 0
+        group = f.mul(site.batch[0], found.outputs) if not plan.is_beside and found.groups > 1 else 0
         column, row = f.add(site.column, group), site.row
         if places.outer and places.joined != 1:
             joined = self.size(places.joined)

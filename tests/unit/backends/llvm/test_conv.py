@@ -11,7 +11,7 @@ import pytest
 
 from strata.backends.llvm.builder import Module
 from strata.backends.llvm.conv import Convolution, Window, emit_convolution, plan_convolution
-from strata.backends.llvm.conv_depthwise import emit_depthwise, plan_depthwise
+from strata.backends.llvm.conv_beside import emit_beside, fits_beside, plan_beside
 from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
 from strata.backends.llvm.jit import Code, compile_and_load
 from strata.core import DType, Target, f32, f64, i8, u8
@@ -145,25 +145,26 @@ DEPTHWISE = [
 ]
 
 
-def run_depthwise(x: np.ndarray, w: np.ndarray, spec: Convolution, counts: tuple[int, ...], op: Conv) -> np.ndarray:
-    """x [N, C, *sizes] and w [C, 1, *kernel] through the channels-last kernel."""
-    channels, sizes, target = x.shape[1], x.shape[2:], spec.product.target
-    code = compile_and_load(module_text(Module(target.triple), spec), ["depthwise"], target)
+def run_beside(x: np.ndarray, w: np.ndarray, spec: Convolution, counts: tuple[int, ...], op: Conv) -> np.ndarray:
+    """x [N, C, *sizes] and w [O, C / groups, *kernel] through the channels-last kernel of groups side by side."""
+    outputs, sizes, target = len(w), x.shape[2:], spec.product.target
+    code = compile_and_load(module_text(Module(target.triple), spec), ["beside"], target)
     nhwc = np.ascontiguousarray(np.moveaxis(x, 1, -1))
-    weights = np.ascontiguousarray(w.reshape(channels, -1).T)
-    out = np.full((len(x), *counts, channels), 77, spec.product.out.np)
+    weights = np.ascontiguousarray(np.moveaxis(w.reshape(outputs, w.shape[1], -1), (2, 1), (0, 1)))
+    out = np.full((len(x), *counts, outputs), 77, spec.product.out.np)
     strides = [s // nhwc.itemsize for s in nhwc.strides]
     pixels = len(x) * int(np.prod(counts))
     values = dict(
-        a=nhwc.ctypes.data, b=weights.ctypes.data, out=out.ctypes.data, m=pixels, n=channels, k=len(weights),
-        a_row=0, a_k=1, out_row=channels, out_column=1, batch0_extent=1, batch0_a=0, batch0_b=0, batch0_out=0,
+        a=nhwc.ctypes.data, b=weights.ctypes.data, out=out.ctypes.data, m=pixels, n=outputs,
+        k=weights.shape[0] * weights.shape[1], a_row=0, a_k=1, out_row=outputs, out_column=1, batch0_extent=1,
+        batch0_a=0, batch0_b=0, batch0_out=0,
         x_image=strides[0],
     )  # fmt: skip
     for axis in range(len(sizes)):
         values |= {f"size{axis}": sizes[axis], f"count{axis}": counts[axis], f"low{axis}": op.padding[axis][0]}
         values[f"x{axis}"] = strides[axis + 1]
     block = np.array([values[s] for s in spec.product.slots], np.int64)
-    KERNEL(code.address("depthwise"))(block.ctypes.data, 0, spec.product.chunk_count(pixels, channels))
+    KERNEL(code.address("beside"))(block.ctypes.data, 0, spec.product.chunk_count(pixels, outputs))
     return np.moveaxis(out, -1, 1)
 
 
@@ -178,8 +179,8 @@ def test_depthwise(channels: int, dtype: DType) -> None:
         exact = op.numpy(x, w)
         counts = exact.shape[2:]
         window = Window(kernel, stride, dilation, spread)
-        spec = plan_depthwise(2 * int(np.prod(counts)), channels, window, HOST, dtype=dtype, width=counts[-1])
-        result = run_depthwise(x.astype(dtype.np), w.astype(dtype.np), spec, counts, op)
+        spec = plan_beside(2 * int(np.prod(counts)), channels, window, HOST, dtype=dtype, width=counts[-1])
+        result = run_beside(x.astype(dtype.np), w.astype(dtype.np), spec, counts, op)
         assert np.allclose(result, exact, atol=2e-4 if dtype is f32 else 1e-12)
 
 
@@ -196,13 +197,60 @@ def test_depthwise_codes(channels: int, target: Target, codes: DType, fill: int)
         w = rng.integers(-128, 128, (channels, 1, *kernel)).astype(np.int8)
         exact = op.numpy(x, w)
         counts = exact.shape[2:]
-        spec = plan_depthwise(
+        spec = plan_beside(
             2 * int(np.prod(counts)), channels, Window(kernel, stride, dilation, spread), target, dtype=codes,
             weights=i8, fill=fill, width=counts[-1],
         )  # fmt: skip
-        np.testing.assert_array_equal(run_depthwise(x, w, spec, counts, op), exact)
+        np.testing.assert_array_equal(run_beside(x, w, spec, counts, op), exact)
+
+
+GROUPS = [
+    # groups, channels and outputs of one
+    (8, 4, 4), (5, 4, 4), (3, 2, 2), (33, 2, 2), (6, 8, 8), (3, 16, 16), (7, 1, 2), (5, 1, 4), (9, 1, 16), (6, 2, 4),
+    (4, 3, 4), (3, 5, 8), (2, 24, 16), (3, 40, 8),
+]  # fmt: skip
+WINDOWS = [
+    # sizes, kernel, stride, padding, dilation, input dilation
+    ((7, 7), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1)),
+    ((9, 11), (5, 3), (2, 2), ((2, 2), (0, 3)), (1, 2), (1, 1)),
+    ((4, 5), (3, 3), (1, 1), ((2, 1), (1, 2)), (1, 1), (2, 3)),
+    ((6, 17), (1, 1), (1, 2), ((0, 0), (0, 0)), (1, 1), (1, 1)),
+    ((30,), (4,), (1,), ((3, 0),), (3,), (1,)),
+    ((3, 4, 5), (2, 1, 3), (1, 2, 1), ((0, 1), (0, 0), (1, 1)), (1, 1, 1), (1, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+@pytest.mark.parametrize("group", GROUPS, ids=str)
+def test_groups_side_by_side(group: tuple[int, int, int], dtype: DType, target: Target) -> None:
+    groups, channels, outputs = group
+    rng = np.random.default_rng(0)
+    for at, (sizes, kernel, stride, padding, dilation, spread) in enumerate(WINDOWS):
+        window = Window(kernel, stride, dilation, spread)
+        if not fits_beside(channels, outputs, groups, window, dtype, target):
+            continue
+        op = Conv(stride=stride, padding=padding, dilation=dilation, groups=groups, input_dilation=spread)
+        x = rng.standard_normal((2, groups * channels, *sizes))
+        w = rng.standard_normal((groups * outputs, channels, *kernel))
+        exact = op.numpy(x, w)
+        counts = exact.shape[2:]
+        spec = plan_beside(
+            2 * int(np.prod(counts)), groups, window, target, channels=channels, outputs=outputs, dtype=dtype,
+            width=counts[-1] if at % 2 else None, pixel=groups * channels if at % 3 else 0,
+        )  # fmt: skip
+        result = run_beside(x.astype(dtype.np), w.astype(dtype.np), spec, counts, op)
+        assert np.allclose(result, exact, atol=2e-4 if dtype is f32 else 1e-12), str(spec)
+
+
+def test_which_groups_are_side_by_side() -> None:
+    window = Window((3, 3), (1, 1), (1, 1), (1, 1))
+    wide, narrow = Target.named("avx512"), Target.named("baseline")
+    assert all(fits_beside(c, c, 8, window, f32, t) for c in (1, 2, 4, 8, 16) for t in (wide, narrow))
+    assert not any(fits_beside(*case, window, f32, wide) for case in ((4, 4, 1), (12, 12, 8), (32, 32, 4), (8, 4, 8)))
+    assert not fits_beside(4, 4, 8, window, i8, wide)
 
 
 def module_text(module: Module, spec: Convolution) -> str:
-    emit_depthwise(module, spec, None, "depthwise")
+    emit_beside(module, spec, None, "beside")
     return module.text()

@@ -59,6 +59,11 @@ CASES = [
     (1, 20, (1, 1), 8, (1, 1), {"padding": 1}),
     (3, 4, (3, 3), 130, (3, 3), {"padding": 2}),
     (2, 24, (9, 8), 1, (3, 3), {"padding": 1}),
+    (2, 20, (9, 8), 20, (3, 3), {"groups": 5, "padding": 1}),
+    (1, 12, (9, 10), 24, (3, 3), {"groups": 6, "padding": 1, "stride": 2}),
+    (2, 48, (7, 7), 48, (3, 3), {"groups": 3, "padding": 1}),
+    (1, 24, (11,), 24, (5,), {"groups": 3, "dilation": 2}),
+    (1, 6, (3, 4, 5), 6, (2, 2, 3), {"groups": 3, "padding": 1}),
     (1, 64, (9, 8), 3, (3, 3), {"padding": 1}),
 ]
 
@@ -143,7 +148,7 @@ def test_half_and_double(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize(
-    "case", [CASES[0], CASES[2], CASES[6], (2, 24, (9, 8), 24, (3, 3), {"groups": 24, "padding": 1})]
+    "case", [CASES[0], CASES[2], CASES[6], CASES[18], (2, 24, (9, 8), 24, (3, 3), {"groups": 24, "padding": 1})]
 )
 def test_narrow_floats_through_templates(case: tuple, dtype: str, rng: np.random.Generator) -> None:
     """Sums are rounded once, whatever the kind of convolution; a second one reads what the first has rounded."""
@@ -213,6 +218,7 @@ def small_net(x: Value, g: Graph) -> Value:
     y = ops.conv2d(x, g.param("a", (16, 3, 3, 3)), g.param("b", (16,)), stride=2, padding=1).relu()
     y = ops.max_pool2d(y, 3, stride=2, padding=1)
     z = ops.conv2d(y, g.param("d", (16, 1, 3, 3)), padding=1, groups=16).relu()
+    z = ops.conv2d(z, g.param("q", (16, 4, 3, 3)), padding=1, groups=4).relu()
     y = (ops.conv2d(z, g.param("p", (16, 16, 1, 1))) + y).relu()
     z = ops.avg_pool2d(y, 2, stride=2)
     return ops.mean(ops.concat([z, ops.max_pool2d(y, 2, stride=2)], axis=1), axis=(2, 3))
@@ -221,12 +227,13 @@ def small_net(x: Value, g: Graph) -> Value:
 def torch_net(x: Any, p: dict[str, Any]) -> Any:
     f = torch.nn.functional
     y = f.max_pool2d(f.conv2d(x, p["a"], p["b"], stride=2, padding=1).relu(), 3, stride=2, padding=1)
-    y = (f.conv2d(f.conv2d(y, p["d"], padding=1, groups=16).relu(), p["p"]) + y).relu()
+    z = f.conv2d(f.conv2d(y, p["d"], padding=1, groups=16).relu(), p["q"], padding=1, groups=4).relu()
+    y = (f.conv2d(z, p["p"]) + y).relu()
     return torch.cat([f.avg_pool2d(y, 2, stride=2), f.max_pool2d(y, 2, stride=2)], 1).mean((2, 3))
 
 
 def net_params(rng: np.random.Generator) -> dict[str, np.ndarray]:
-    shapes = {"a": (16, 3, 3, 3), "b": (16,), "d": (16, 1, 3, 3), "p": (16, 16, 1, 1)}
+    shapes = {"a": (16, 3, 3, 3), "b": (16,), "d": (16, 1, 3, 3), "q": (16, 4, 3, 3), "p": (16, 16, 1, 1)}
     return {n: normal(rng, *s) * 0.3 for n, s in shapes.items()}
 
 
@@ -269,7 +276,7 @@ def test_stored_plans_keep_their_convolutions(rng: np.random.Generator) -> None:
     assert [s.views for s in again.schedule] == [s.views for s in lir.schedule]
     before, after = ([find_convolution(s.kernel, s) is not None for s in p.schedule if s.kernel] for p in (lir, again))
     assert before == after
-    assert sum(after) == 3
+    assert sum(after) == 4
 
 
 # kernel counts

@@ -1,19 +1,22 @@
-"""Depth-wise convolution: every channel has its own taps, so vectors run along channels and nothing is packed.
+"""Depth-wise convolution, and others of narrow groups: vectors run along the outputs of all groups side by side.
 
-    x[image, *sizes, channel]   weights[tap, channel]   out[image, *counts, channel]
+    x[image, *sizes, channel]   weights[tap, channel of its group, output]   out[image, *counts, output]
 
 Chunks and the epilogue are those of strata.backends.llvm.conv. A tile is some neighbouring pixels of one output line.
-Its sums stay in registers while the lines of x below it are read: each vector of x once, for all pixels that see it
-through a tap. Lines that fall into the padding are left out; pixels that do are read from zeros.
+Its sums stay in registers while the lines of x below it are read, one channel of the groups after the other: each
+vector of x once, for all pixels that see it through a tap. Its lanes are that channel of the group that each output
+belongs to: with depth-wise groups the channels as they lie; with small groups the channels of a few groups, spread by a
+shuffle; where a group fills a vector, one value in all lanes. Lines that fall into the padding are left out; pixels
+that do are read from zeros.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from strata.backends.llvm.builder import Function, Module, Value, constant
+from strata.backends.llvm.builder import Function, Module, Value, constant, vector
 from strata.backends.llvm.contract import for_rows
 from strata.backends.llvm.conv import FEWEST_CHUNKS, ConvDriver, Convolution, Window, plan_convolution
 from strata.backends.llvm.gemm import Block, Chunk
@@ -24,16 +27,36 @@ from strata.backends.llvm.registers import memory_type
 from strata.core import DType, Target, f32
 
 MOST_PIXELS = 256  # of a chunk
-PANEL = 4  # vectors of channels that one call of a tile's function works on
+PANEL = 4  # vectors of outputs that one call of a tile's function works on
+PANEL_BYTES = 16 << 10  # weights that they may have: half of the first-level cache
+WIDEST = 16  # outputs of a group up to which a contraction by itself would fill too few vectors
+MOST_SPREAD = 64  # taps of a line times channels, of which shuffles are written out
 SHORT_EPILOGUE = 600  # characters of its text up to which an epilogue is written out for every pixel
 
 
-def plan_depthwise(
+def fits_beside(channels: int, outputs: int, groups: int, window: Window, dtype: DType, target: Target) -> bool:
+    """Whether groups of so many channels and outputs are better side by side than each a contraction."""
+    if groups == 1:
+        return False
+    if channels == 1 == outputs:
+        return True
+    lanes = target.lanes(dtype.accumulator.itemsize)
+    if not dtype.is_float or outputs > WIDEST:
+        return False
+    if outputs % lanes == 0:
+        return True
+    return lanes % outputs == 0 and channels <= outputs and channels * window.kernel[-1] <= MOST_SPREAD
+
+
+def plan_beside(
     pixels: int,
-    channels: int,
+    groups: int,
     window: Window,
     target: Target,
     *,
+    channels: int = 1,
+    outputs: int = 1,
+    pixel: int = 0,
     dtype: DType = f32,
     weights: DType | None = None,
     out: DType | None = None,
@@ -44,13 +67,18 @@ def plan_depthwise(
     epilogue_pointers: tuple[str, ...] = (),
     epilogue_numbers: tuple[str, ...] = (),
 ) -> Convolution:
-    """As plan_convolution; in the arguments, b is the weights, n the channels, k the taps, and batch 0 has extent 1."""
+    """As plan_convolution, for `channels` and `outputs` of one group; `pixel` is the distance of a pixel of x to the
+    next where it is known. In the arguments, b is the weights, n the outputs
+    of all groups, k taps times channels of a group, and batch 0 has extent 1."""
+    columns = groups * outputs
     spec = plan_convolution(
-        pixels, channels, channels, window, target, dtype=dtype, weights=weights, out=out, fill=fill, width=width,
+        pixels, columns, channels, window, target, dtype=dtype, weights=weights, out=out, fill=fill, width=width,
         epilogue=epilogue, epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
-    whole = -(-channels // spec.product.lanes)
-    vectors = next((v for v in range(min(PANEL, whole), 1, -1) if whole % v == 0), min(PANEL, whole))
+    whole = -(-columns // spec.product.lanes)
+    weight_bytes = window.taps * channels * spec.product.lanes * spec.product.b.itemsize
+    most = min(PANEL, whole) if channels == 1 else max(1, min(PANEL, whole, PANEL_BYTES // weight_bytes))
+    vectors = next((v for v in range(most, 1, -1) if whole % v == 0), most)
     heights = spec.product.heights
     # work is split by pixels alone: neighbouring tiles share lines of x
     rows = min(MOST_PIXELS, max(1, -(-pixels // (FEWEST_CHUNKS * heights[0]))) * heights[0])
@@ -60,22 +88,22 @@ def plan_depthwise(
     elif width and width % heights[0] == 0:
         heights = heights[:1]
     spec = replace(spec, product=replace(spec.product, a_runs=prod(window.kernel[:-1]), vectors=vectors))
-    panels = max(1, -(-channels // spec.product.panel_columns))
+    panels = max(1, -(-columns // spec.product.panel_columns))
     made = replace(spec.product, heights=heights, chunk_rows=rows, chunk_panels=panels)
-    return replace(spec, product=made, joined=False)
+    return replace(spec, product=made, joined=False, beside=groups, outputs=outputs, pixel=pixel)
 
 
-def emit_depthwise(module: Module, spec: Convolution, epilogue: Epilogue | None = None, name: str | None = None) -> str:
+def emit_beside(module: Module, spec: Convolution, epilogue: Epilogue | None = None, name: str | None = None) -> str:
     """Adds the kernel `void (ptr args, i64 begin, i64 end)` and returns its name."""
-    name = name or f"depthwise_{spec.product.name}"
+    name = name or f"beside_{spec.product.name}"
     f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
-    driver = _DepthwiseDriver(f, spec, name, epilogue)
+    driver = _BesideDriver(f, spec, name, epilogue)
     f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
     f.ret()
     return name
 
 
-class _DepthwiseDriver(ConvDriver):
+class _BesideDriver(ConvDriver):
     """The driver of a convolution, with lines of x in place of the table of addresses."""
 
     def __init__(self, f: Function, spec: Convolution, name: str, epilogue: Epilogue | None) -> None:
@@ -129,7 +157,7 @@ class _DepthwiseDriver(ConvDriver):
             f.store("ptr", line, f.address("ptr", self.table, index), 8)
 
     def _products(self, height: int) -> str:
-        """The function for tiles of a height: `columns` channels from `column` on, the first pixel being a `row`."""
+        """The function for tiles of a height: `columns` outputs from `column` on, the first pixel being a `row`."""
         module, spec, window = self.f.module, self.spec, self.window
         name = f"{self.name}_{height}"
         if module.has(name):
@@ -157,27 +185,43 @@ class _DepthwiseDriver(ConvDriver):
             tile.finish(sums, at, mask)
 
         f.loop(0, whole, spec.lanes, [], lambda at, _: some(None, at))
-        if self.conv.channels % spec.lanes:
+        if self.conv.beside * self.conv.outputs % spec.lanes:
             rest = f.sub("%columns", whole)
             f.if_(f.compare("sgt", "i64", rest, 0), lambda: some(mask_below(f, spec.lanes, rest), whole))
         f.ret()
         return name
 
 
+@dataclass(frozen=True, slots=True)
+class _Pixels:
+    """A line of x under a tile for a vector of outputs, and the weights of the first tap and channel."""
+
+    places: dict[int, str]  # of pixels that are seen, by how far behind the first they are
+    weights: str
+    mask: str | None
+
+
 class _Tile:
     """The pixels of a tile inside its function."""
 
-    def __init__(self, f: Function, driver: _DepthwiseDriver, height: int) -> None:
+    def __init__(self, f: Function, driver: _BesideDriver, height: int) -> None:
+        conv = driver.conv
+        self.channels, self.outputs, self.columns = conv.channels, conv.outputs, conv.beside * conv.outputs
         self.f, self.height, self.epilogue = f, height, driver.epilogue
         self.spec, self.window = driver.spec, driver.window
-        self.fill = driver.conv.fill
+        self.fill, self.pixel = conv.fill, conv.pixel
         sums = self.spec.accumulator  # what is loaded is converted at once: bytes are multiplied as words
         self.arithmetic = Arithmetic(sums, sums, sums, self.spec.target)
         site = self._site(0, 0, None)
         self.weights, self.out = site.pointer("b"), site.pointer("out")
         rank = self.window.rank
-        self.number = {n: site.number(n) for n in ("n", "out_row", f"size{rank - 1}", f"x{rank - 1}")}
+        self.number = {n: site.number(n) for n in ("out_row", f"size{rank - 1}", f"x{rank - 1}")}
         self.waiting = "" if self.is_short else f.alloca(memory_type(self.spec.accumulator), height * self.spec.lanes)
+
+    @property
+    def is_broadcast(self) -> bool:
+        """All outputs of a vector belong to one group."""
+        return self.outputs > 1 and self.outputs % self.spec.lanes == 0
 
     @property
     def is_short(self) -> bool:
@@ -188,57 +232,101 @@ class _Tile:
         return Site(self.f, self.spec, "%args", row, column, (0,), self.spec.lanes, mask)
 
     def sums(self, at: Value, mask: str | None, checked: bool) -> list[Value]:
-        """The sums of a vector of channels for all pixels."""
-        f, spec, window, height, arithmetic = self.f, self.spec, self.window, self.height, self.arithmetic
-        type_, lanes = arithmetic.type, spec.lanes
-        element, weight = memory_type(spec.a), memory_type(spec.b)
-        channel = f.add("%column", at)
-        apart = self.number["n"]
-        taps, stride, dilation = window.kernel[-1], window.stride[-1], window.dilation[-1]
-
-        def load(address: str, dtype: DType) -> str:
-            raw, align = memory_type(dtype, lanes), dtype.itemsize
-            value = f.load(raw, address, align) if mask is None else f.masked_load(raw, address, align, mask)
-            return convert(f, value, dtype, spec.accumulator, lanes, spec.target)
+        """The sums of a vector of outputs for all pixels."""
+        f, spec, height, type_ = self.f, self.spec, self.height, self.arithmetic.type
+        column = f.add("%column", at)
+        group = column if self.outputs == 1 else f.op(f"udiv i64 {column}, {self.outputs}")
+        first_channel = f.mul(group, self.channels)
 
         def line(index: str, sums: list[str]) -> list[Value]:
             start = f.load("ptr", f.address("ptr", "%lines", index), 8)
             present = f.compare("ne", "ptr", start, "null")
 
             def products() -> list[Value]:
-                totals: list[Value] = list(sums)
-                first_tap = f.mul(f.mul(index, taps), apart)
-                row = f.address(weight, f.address(weight, self.weights, first_tap), channel)
-                weights = [load(f.address(weight, row, f.mul(apart, tap)), spec.b) for tap in range(taps)]
-                base = f.address(element, start, channel)
-                for away in range((height - 1) * stride + (taps - 1) * dilation + 1):
-                    users = [(p, t) for p in range(height) for t in range(taps) if p * stride + t * dilation == away]
-                    if not users:
-                        continue
-                    place = self._pixel(base, away, checked)
-                    value = load(f.select("ptr", present, place, "%zeros") if self.fill else place, spec.a)
-                    for pixel, tap in users:
-                        totals[pixel] = arithmetic.step(f, value, weights[tap], str(totals[pixel]))
-                return totals
+                base = f.address(memory_type(spec.a), start, first_channel)
+                place = f.mul(index, self.window.kernel[-1] * self.channels * self.columns)
+                weights = f.address(memory_type(spec.b), self.weights, f.add(place, column))
+                pixels = _Pixels(self._places(base, present, checked), weights, mask)
+                if not self.is_broadcast:
+                    totals: list[Value] = list(sums)
+                    for channel in range(self.channels):
+                        totals = self._channel(pixels, channel, totals)
+                    return totals
+                start_values = [(type_, s) for s in sums]
+                return list(f.loop(0, self.channels, 1, start_values, lambda c, t: self._channel(pixels, c, list(t))))
 
             if self.fill:  # lines outside count, too
                 return products()
             return list(f.if_(present, products, lambda: list(sums), types=[type_] * height))
 
-        zero = "zeroinitializer" if lanes > 1 else constant(type_, 0)
-        return list(f.loop(0, prod(window.kernel[:-1]), 1, [(type_, zero)] * height, line))
+        zero = "zeroinitializer" if spec.lanes > 1 else constant(type_, 0)
+        return list(f.loop(0, prod(self.window.kernel[:-1]), 1, [(type_, zero)] * height, line))
 
-    def _pixel(self, base: str, away: int, checked: bool) -> str:
+    def _channel(self, pixels: _Pixels, channel: Value, totals: list[Value]) -> list[Value]:
+        """The products of one channel of the groups through the taps along a line, added to the sums."""
+        f, spec, window, height = self.f, self.spec, self.window, self.height
+        taps, stride, dilation = window.kernel[-1], window.stride[-1], window.dilation[-1]
+        line = f.address(memory_type(spec.b), pixels.weights, f.mul(channel, self.columns))
+        weights = []
+        for tap in range(taps):
+            place = f.address(memory_type(spec.b), line, tap * self.channels * self.columns)
+            weights.append(self._vector(place, spec.b, pixels.mask))
+        for away, place in pixels.places.items():
+            users = [(p, t) for p in range(height) for t in range(taps) if p * stride + t * dilation == away]
+            value = self._seen(place, channel, pixels.mask)
+            for pixel, tap in users:
+                totals[pixel] = self.arithmetic.step(f, value, weights[tap], str(totals[pixel]))
+        return totals
+
+    def _vector(self, address: str, dtype: DType, mask: str | None, lanes: int = 0) -> str:
+        f, lanes = self.f, lanes or self.spec.lanes
+        raw, align = memory_type(dtype, lanes), dtype.itemsize
+        value = f.load(raw, address, align) if mask is None else f.masked_load(raw, address, align, mask)
+        return convert(f, value, dtype, self.spec.accumulator, lanes, self.spec.target)
+
+    def _seen(self, place: str, channel: Value, mask: str | None) -> str:
+        """A channel of the groups of a vector of outputs, at a pixel."""
+        f, spec, lanes = self.f, self.spec, self.spec.lanes
+        if self.is_broadcast:
+            address = f.address(memory_type(spec.a), place, channel)
+            one = f.load(memory_type(spec.a), address, spec.a.itemsize)
+            return f.splat(self.arithmetic.type, convert(f, one, spec.a, spec.accumulator, 1, spec.target))
+        if self.outputs == 1:
+            return self._vector(place, spec.a, mask)
+        assert isinstance(channel, int)
+        read = lanes // self.outputs * self.channels
+        if mask is not None and read < lanes:  # lanes of the first outputs of groups
+            mask = f.shuffle(
+                vector("i1", lanes), mask, "poison", [i // self.channels * self.outputs for i in range(read)]
+            )
+        values = self._vector(place, spec.a, mask, read)
+        picks = [lane // self.outputs * self.channels + channel for lane in range(lanes)]
+        return f.shuffle(memory_type(spec.accumulator, read), values, "poison", picks)
+
+    def _places(self, base: str, present: str, checked: bool) -> dict[int, str]:
+        """Where the pixels of a line are that a tile sees; those outside x are zeros."""
+        f, window, element = self.f, self.window, memory_type(self.spec.a)
+        taps, stride, dilation = window.kernel[-1], window.stride[-1], window.dilation[-1]
+        seen = sorted({p * stride + t * dilation for p in range(self.height) for t in range(taps)})
+        apart: Value = self.pixel or self.number[f"x{window.rank - 1}"]
+        if not checked:
+            first = f.address(element, base, f.mul("%first", apart))
+            places = {away: f.address(element, first, f.mul(away, apart)) for away in seen}
+        else:
+            places = {away: self._checked_place(base, away, apart) for away in seen}
+        if not self.fill:
+            return places
+        return {away: f.select("ptr", present, place, "%zeros") for away, place in places.items()}
+
+    def _checked_place(self, base: str, away: int, apart: Value) -> str:
         """The address of the pixel so many columns behind the first, or of zeros."""
         f, element, spread = self.f, memory_type(self.spec.a), self.window.input_dilation[-1]
-        apart, size = (self.number[f"{n}{self.window.rank - 1}"] for n in ("x", "size"))
         at = index = f.add("%first", away)
-        if not checked:
-            return f.address(element, base, f.mul(index, apart))
         exact = "true"
         if spread > 1:
             index = f.op(f"sdiv i64 {at}, {spread}")
             exact = f.compare("eq", "i64", f.mul(index, spread), at)
+        size = self.number[f"size{self.window.rank - 1}"]
         inside = f.binary("and", "i1", exact, f.compare("ult", "i64", index, size))
         return f.select("ptr", inside, f.address(element, base, f.mul(index, apart)), "%zeros")
 
