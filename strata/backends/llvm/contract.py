@@ -31,7 +31,8 @@ class Contraction:
     `heights` are the rows of the micro-kernels, tallest first; unless the last is 1, only multiples can be served.
     `k_block` is how much of k is summed before the next column panel is taken, 0 for all of it. Meanwhile the sums wait
     on the stack, or, with `waits_in_output`, in the output, which then shares memory with no operand of the epilogue.
-    `streams` lists, for 1, 2, … rows, how many panels are read at once when a chunk has only so many rows.
+    `streams` lists, for 1, 2, … rows, how many panels are read at once when a chunk has only so many rows; 0 where the
+    tiles of `heights` do.
     """
 
     target: Target
@@ -120,6 +121,10 @@ class Contraction:
     def tile(self, rows: int, vectors: int | None = None, streams: int = 1) -> Tile:
         return Tile(rows, vectors or self.vectors, streams)
 
+    def fetches_ahead(self, rows: int) -> bool:
+        """Whether tiles of so many rows ask for B ahead of time."""
+        return rows * self.accumulator.itemsize >= PREFETCH_ROWS * self.b.itemsize
+
     @property
     def pointers(self) -> tuple[str, ...]:
         return (*_POINTERS, *self.epilogue_pointers)
@@ -151,8 +156,10 @@ class Contraction:
         count = dim_max((2 * least + cost) // (2 * cost), (chunks + MOST_CHUNKS // 2) // MOST_CHUNKS)
         count = dim_min(dim_max(count, 1), panels)
         even = ceil_div(panels, ceil_div(panels, count))
-        # a single row is read as several panels at once
+        # a single row may be read as several panels at once
         together = max(self.streams) if self.streams and not known_le(panels, 4) else 1
+        if together == 1:
+            return even
         step = dim_max(dim_min((2 - m) * together, together), 1)
         return dim_max((2 * even + step) // (2 * step), 1) * step
 
@@ -234,14 +241,21 @@ class TileRule:
 
 TILE_RULES: Final = (
     TileRule(
-        32, True, (8, 4, 2, 1), 3, (4, 4, 2, 2),
+        32, True, (8, 4, 2, 1), 3, (1, 1, 1, 1, 1, 1, 1),
         "24 sums, 3 of B and 1 of A: 28 registers. Eight rows at most: A is read in place, and more rows of a "
-        "power-of-two stride fall into one set of an 8-way cache (12x2: 101 GFLOP/s at 1024^3, 8x3: 114)",
+        "power-of-two stride fall into one set of an 8-way cache (12x2: 101 GFLOP/s at 1024^3, 8x3: 114). One row's "
+        "3 sums take 192 bytes in the 4 cycles of an addition, more than the second cache gives; a single stream "
+        "comes from memory as fast as several or faster (28.7 GB/s, 4 streams: 27.2)",
     ),
-    TileRule(16, True, (6, 4, 2, 1), 2, (4, 2), "12 sums, 2 of B, 1 of A: 15 of 16 registers"),
-    TileRule(16, False, (4, 2, 1), 2, (4, 2), "8 sums, 2 of B, 1 of A, and the products that are not fused"),
+    TileRule(16, True, (6, 4, 2, 1), 2, (4, 2, 1, 1, 1), "12 sums, 2 of B, 1 of A: 15 of 16 registers"),
+    TileRule(16, False, (4, 2, 1), 2, (4, 2, 1), "8 sums, 2 of B, 1 of A, and the products that are not fused"),
 )  # fmt: skip
-PREFETCH_BYTES: Final = 3072  # how far ahead B is fetched; 8 x 4096 x 4096: 86 -> 100 GFLOP/s, no cost elsewhere
+# how far ahead B is fetched into the second cache, in bytes as wide as the sums: from memory, 8 x 4096 x 4096 takes
+# 3.3 ms without, 2.7 with a third of it into the first cache, 2.45 with this; no cost where B is in a cache
+PREFETCH_BYTES: Final = 9216
+PREFETCH_ROWS: Final = 6  # with fewer rows for as many bytes, the core's own fetching is faster
+STREAMS: Final = 4  # panels at once that share the converting of A
+CONVERTED_ROWS: Final = 3  # so many rows of 16 bits are converted once, while they are packed, and not for every panel
 CHUNK_ROWS: Final = 96  # a panel of B comes from the third-level cache once for so many rows: 5 GB/s at full speed
 A_BLOCK_BYTES: Final = 96 << 10  # a packed block of A, on the stack
 SUMS_BYTES: Final = 96 << 10  # sums that wait on the stack
@@ -294,16 +308,19 @@ def plan_contraction(
     out = out or accumulator
     rule = next(r for r in TILE_RULES if target.vector_registers >= r.registers and target.has_fma >= r.has_fma)
     fewest = m if fewest_rows is None else min(fewest_rows, m)
+    streams = rule.streams
+    if a is not accumulator:
+        streams = tuple(min(STREAMS, rule.heights[0] // rows) for rows in range(1, rule.heights[0]))
     spec = Contraction(
         target, a, b or a, out, accumulator, is_complex, is_pair, heights=rule.heights, vectors=rule.vectors,
         tails=tuple(range(1, rule.vectors + 1)),
-        streams=rule.streams if fewest <= len(rule.streams) else (), batch_rank=batch_rank, unit_columns=unit_columns,
+        streams=streams if fewest <= len(streams) else (), batch_rank=batch_rank, unit_columns=unit_columns,
         waits_in_output=out is accumulator and unit_columns and not in_place and not is_pair, epilogue=epilogue,
         epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
-    spec = replace(spec, prefetch=PREFETCH_BYTES // (spec.panel_columns * spec.b.itemsize))
-    if a.is_float and a.bits == 16 and not is_open and fewest > len(rule.streams) and n > 2 * spec.panel_columns:
-        a_unit_k = False  # converted once, while it is packed, and not for every panel
+    spec = replace(spec, prefetch=PREFETCH_BYTES // (spec.panel_columns * accumulator.itemsize))
+    if a.is_float and a.bits == 16 and not is_open and fewest >= CONVERTED_ROWS and n > 2 * spec.panel_columns:
+        a_unit_k = False
     choose = _with_chunks if a_unit_k else _with_packed_chunks
     if is_open and a_unit_k and not is_complex:
         spec = replace(
@@ -312,7 +329,7 @@ def plan_contraction(
     else:
         spec = choose(spec, m, n, k, batch, max(fewest, 1))
     if m_exact:
-        spec = for_rows(spec, m)
+        spec = with_even_tiles(spec, m) if m <= spec.chunk_rows else for_rows(spec, m)
     if n_exact:
         tail = -(-(n % spec.panel_columns) // spec.lanes)
         spec = replace(spec, tails=(tail,) if tail else ())
@@ -340,6 +357,21 @@ def may_stay_in_rows(spec: Contraction, m: int, n: int, k: int) -> bool:
     return plain and whole and m <= ROWS_IN_PLACE and k * spec.panel_columns * spec.b.itemsize <= PANEL_IN_PLACE
 
 
+def with_even_tiles(spec: Contraction, m: int) -> Contraction:
+    """Tiles for the m rows of a single chunk: as few as it takes, nearly even, and the first hardly waits for B."""
+    tallest = spec.heights[0]
+    tiles = max(1, -(-m // tallest))
+    height = max(m, 1) if tiles == 1 else max(-(-m // tiles), 3 * tallest // 4)
+    last = m % height
+    streams = spec.streams[m - 1] if 0 < m <= len(spec.streams) else 0
+    return replace(
+        spec,
+        heights=(height, last) if last else (height,),
+        chunk_rows=tiles * height,
+        streams=(*(0 for _ in range(m - 1)), streams) if streams > 1 else (),
+    )
+
+
 def for_rows(spec: Contraction, m: int) -> Contraction:
     """Only the heights that m rows need."""
     needed = set()
@@ -349,7 +381,7 @@ def for_rows(spec: Contraction, m: int) -> Contraction:
             needed |= {height} if left >= height else set()
             left %= height
     heights = tuple(h for h in spec.heights if h in needed) or spec.heights[-1:]
-    return replace(spec, heights=heights, streams=spec.streams[:m] if m <= len(spec.streams) else ())
+    return replace(spec, heights=heights, streams=())
 
 
 def _with_chunks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: int) -> Contraction:

@@ -220,8 +220,8 @@ class Driver:
 
     def _micro(self, rows: int, vectors: int, streams: int = 1) -> Micro:
         spec = self.spec
-        prefetch = spec.prefetch if rows == spec.heights[0] and streams == 1 and vectors == spec.vectors else 0
-        return Micro(self.arithmetic, spec.tile(rows, vectors, streams), spec.layout, prefetch, spec.b_rows)
+        ahead = spec.prefetch if spec.fetches_ahead(rows) and streams == 1 and vectors == spec.vectors else 0
+        return Micro(self.arithmetic, spec.tile(rows, vectors, streams), spec.layout, ahead, spec.b_rows)
 
     def _pack_block(self, chunk: Chunk, block: Block) -> None:
         """A block of k of all rows: the tallest tiles together, the others one by one."""
@@ -352,6 +352,8 @@ class Driver:
         kernel: Value = "null"
         streams: Value = UNBOUNDED
         for rows, count in enumerate(spec.streams, 1):
+            if not count:
+                continue
             applies = f.compare("eq", "i64", chunk.rows, rows)
             name = "@" + self._micro(rows, spec.vectors, count).emit(f.module)
             kernel = f.select("ptr", applies, name, kernel)

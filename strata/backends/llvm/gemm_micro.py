@@ -58,7 +58,7 @@ class Micro:
     arithmetic: Arithmetic
     tile: Tile
     layout: Layout
-    prefetch: int = 0  # steps ahead in B; 0 leaves it to the processor
+    prefetch: int = 0  # steps ahead in B, into the second cache; 0 leaves it to the processor
     strided_b: bool = False  # B is a row-major matrix: one panel whose k's are `panel_stride` apart
 
     @property
@@ -209,7 +209,7 @@ class Micro:
                     for base in b_bases:
                         ahead = f.address("i8", base, f.mul(width, step + self.prefetch))
                         for line in range(0, tile.vectors * arithmetic.b_bytes, 64):
-                            f.prefetch(f.address("i8", ahead, line))
+                            f.prefetch(f.address("i8", ahead, line), locality=2)
                 b = [
                     arithmetic.load_b(f, f.address("i8", line, j * arithmetic.b_bytes))
                     for line in lines
