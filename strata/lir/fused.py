@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from strata.core import Dim, bounds, dim_prod
@@ -9,6 +10,7 @@ from strata.kernel import Axis, Expr, Kernel, KernelBuilder, Reduce, Scan, View,
 from strata.lir.traits import is_inline_constant, traits
 from strata.mir import Constant, Input, Node, Param, Value, as_tuple
 
+MAX_DEPTH = 96  # of inlined producers: bounds the depth of expression building
 TYPICAL_SIZE = 128  # stands in for a symbolic size without an upper bound when sizes are compared
 
 
@@ -52,14 +54,23 @@ class KernelOf:
         self.views: dict[Value, View] = {}
         self.makers: dict[Expr, Value] = {}
         self.stores: list[tuple[tuple[Expr, ...], Expr, Value]] = []
+        self.depth = 0  # of what was added last; above MAX_DEPTH, no expression was built
 
     def add(self, roots: list[Value]) -> None:
-        for node in self._inline_order(roots):
+        order = self._inline_order(roots)
+        for node in order:
             for value in node.outputs:
                 self.views[value] = self._view_of(value, node)
             self.group.nodes.append(node)
+        aligned = _aligned(order, roots)
+        self.depth = _depth(order, aligned)
+        if self.depth > MAX_DEPTH:
+            return
         for root in roots:
             axes = self.k.axes(root.shape)
+            for value in aligned:
+                if value.shape == root.shape:
+                    self.views[value][axes]  # remembered: no expression is built by deep recursion
             computed: Expr = self.views[root][axes]
             self.k.output(self._next_output(), root.type, lambda index, computed=computed: computed)  # type: ignore[misc]
             self.stores.append((axes, computed, root))
@@ -165,3 +176,22 @@ class KernelOf:
                 elif typical(dim_prod([a.extent for a in sized])) > typical(self.makers[e].type.size):
                     wrong[self.makers[e]] = "its reader, in other axes, would compute its rows again and again"
         return wrong if products & wrong.keys() else beside | wrong
+
+
+def _aligned(order: Sequence[Node], roots: Sequence[Value]) -> list[Value]:
+    """Values that roots read, element by element, at the very index of the root, producers first."""
+    found = set(roots)
+    for node in reversed(order):
+        if node.op.elementwise and len(node.types) == 1 and node.outputs[0] in found:
+            found.update(x for x in node.inputs if x.shape == node.types[0].shape)
+    return [value for node in order for value in node.outputs if value in found]
+
+
+def _depth(order: Sequence[Node], aligned: Sequence[Value]) -> int:
+    """The longest way through values that are not built one after the other."""
+    steps = set(aligned)
+    depth: dict[Value, int] = {}
+    for node in order:
+        below = max((1 if x in steps else 1 + depth[x] for x in node.inputs if x in depth), default=0)
+        depth.update(dict.fromkeys(node.outputs, below))
+    return max(depth.values(), default=0)

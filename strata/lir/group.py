@@ -20,14 +20,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from strata.core import f32
-from strata.lir.fused import Group, KernelOf, typical
+from strata.lir.fused import MAX_DEPTH, Group, KernelOf, typical
 from strata.lir.order import Costs, best_order
 from strata.lir.siblings import join_siblings
 from strata.lir.traits import STEP, Traits, has_kernel, is_inline_constant, is_leaf, traits
 from strata.lir.views import view_strides
 from strata.mir import Constant, Graph, Input, Node, Param, Value
 
-MAX_DEPTH = 96  # of inlined producers: bounds the size of one kernel and the depth of expression building
+MAX_OPS = 512  # of kernels that are joined: each joining builds both again
 CHEAP = 6  # cost of scalar functions below which computing again beats a store and a load
 MANY = 1 << 14  # elements of a reduction's result from which computing them in another order costs more than a copy
 LEARNED = 8  # numbers of a model that are read from memory, so that kernels that differ in them alone are one
@@ -381,7 +381,7 @@ class _Grouper:
                 merged = Group(list(producer.roots) + list(group.roots))
                 builder = KernelOf(self.stored, merged)
                 builder.add(merged.roots)
-                if builder.problems() or builder.contractions() > 1:
+                if builder.depth > MAX_DEPTH or builder.problems() or builder.contractions() > 1:
                     continue
                 merged.kernel = builder.k.build()
                 reach.replace(producer, group, merged)
@@ -406,7 +406,7 @@ class _Grouper:
             made = Group(kept)
             builder = KernelOf(self.stored - dropped, made)
             builder.add(kept)
-            if builder.problems():
+            if builder.depth > MAX_DEPTH or builder.problems():
                 continue
             group.roots, group.nodes, group.reads, group.kernel = kept, made.nodes, made.reads, builder.k.build()
             self.stored -= dropped
@@ -420,6 +420,8 @@ class _Grouper:
         if len({r.shape for r in roots}) != 1 or len({r in self.fixed for r in roots}) != 1:
             return False
         if any(self._traits(n).contracts for n in (*producer.nodes, *consumer.nodes)):
+            return False
+        if len(producer.nodes) + len(consumer.nodes) > MAX_OPS:
             return False
         return not reach.between(producer, consumer)
 

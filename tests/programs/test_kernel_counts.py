@@ -10,7 +10,7 @@ import pytest
 from strata import ops
 from strata.core import f32
 from strata.io import quantized_tensor
-from strata.mir import Graph
+from strata.mir import Graph, Value, evaluate
 from strata.models.decoder_config import DecoderConfig
 from strata.models.llama import LlamaGraph
 from strata.runtime import CompilePipeline, CompileResult, Session, assert_fused
@@ -201,6 +201,43 @@ def test_a_long_chain_is_linear() -> None:
 
     small, large = (calls(lambda n=n: compiled(chain(n))) for n in (400, 1600))
     assert large < 5 * small
+
+
+def turned(y: Value) -> Value:
+    return ops.flip(y, 0)
+
+
+LINKS: dict[str, Callable[[Value, Value, Value, int], Value]] = {
+    "arrays": lambda y, a, b, i: y * a + b,
+    "numbers": lambda y, a, b, i: y * (0.5 + i % 5 / 10) + i % 7,
+    "choices": lambda y, a, b, i: ops.where(y > b, y * a, y + a),
+    "rows": lambda y, a, b, i: y * 0.5 + a[0:1],
+    "turned": lambda y, a, b, i: turned(y * a + b),
+    "turned twice": lambda y, a, b, i: turned(turned(y) * a + turned(b)),
+}
+
+
+def chain_of(link: str, length: int) -> Graph:
+    g = Graph("chain")
+    x, a, b = (g.input(name, f32[6, 33]) for name in "xab")
+    y = x
+    for i in range(length):
+        y = LINKS[link](y, a, b, i)
+    return g.outputs(y, ops.sum(y * 2.0, axis=1))
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_chain_of_512_fused_steps_compiles_in_linear_time_and_is_right(link: str) -> None:
+    """Kernels that were joined are as deep as all of the chain: nothing may recurse along it, or build it anew."""
+    small, large = (calls(lambda n=n: compiled(chain_of(link, n))) for n in (128, 512))
+    assert large < 5 * small
+    graph = chain_of(link, 512)
+    run = Session("cpu").compile(graph)
+    assert len(run.lir.schedule) <= 24  # kernels of 96 ops would be 22
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.uniform(-0.9, 0.9, (6, 33)).astype(np.float32) for name in "xab"}
+    for got, want in zip(run.run(feeds), evaluate(graph, feeds, wide=True), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4)
 
 
 def layers_with_numbers(numbers: list[float], size: int = 64) -> Graph:
