@@ -47,6 +47,7 @@ _STREAM_CACHES = 2  # a core's own caches that a buffer must exceed to be read a
 _MASKED = 64  # bytes of vectors of processors whose lanes can be switched off
 _FOLLOWING = 64  # bytes of vectors of processors that are quick along one stream: they need no more than a hint
 _AHEAD = 4 << 10  # bytes from what is read to that hint
+_AHEAD_OF_PAST = 2560  # the same in loops that store past the caches; into the nearest cache
 _ROWS_AHEAD = 16 << 10  # bytes from a row that is worked on to the one that is asked for meanwhile
 _ROWS_LEAST = 2 << 10  # bytes of a row for which that pays
 _ROWS_SHARE = 16  # part of a core's own cache that rows between the two may take
@@ -140,15 +141,15 @@ class _Chooser:
     def _streams(
         self, nest: Block, vectorised: frozenset[int], numbers: dict[int, int], exchanged: MapLoop | None
     ) -> list[Action]:
-        """Large buffers: results that no cache holds go past the caches; else, what is read is asked for in time."""
+        """Large buffers: results that no cache holds go past the caches; what is read once is asked for in time, where
+        such results do not keep memory busy already."""
         loops = [(loop, around) for loop, around in _loops_with_outer(nest) if id(loop) in vectorised]
-        past: list[Action] = [
-            NonTemporal(store.buffer.name)
+        passing = {
+            id(loop): store
             for loop, _ in loops
             if isinstance(loop, MapLoop) and (store := self._goes_past(loop)) is not None
-        ]
-        if past:
-            return past
+        }
+        follows = self.machine.vector_bytes >= _FOLLOWING
         steps = [s for loop in walk_loops(nest) for s in loop.body.steps]
         places = Counter(s.node.buffer for s in steps if isinstance(s, Compute) and isinstance(s.node, Load))
         asked: list[Action] = []
@@ -157,16 +158,19 @@ class _Chooser:
             if loop is exchanged:
                 reduction = next(s for s in loop.body.steps if isinstance(s, ReduceLoop))
                 order, body = (*around, reduction, loop), reduction.body
+            if passing and not (follows and id(loop) in passing and self._scalar_cost(loop) > _LIGHT):
+                continue
             for step in body.steps:
                 match step:
                     case Compute(Load(buffer, _, _) as load):
                         # a row that is gone through several times has its own rhythm: asking ahead gets in its way
                         large = known_bytes(buffer) > _STREAM_CACHES * self.machine.cache_bytes
-                        follows = loop is not exchanged and self.machine.vector_bytes >= _FOLLOWING
-                        ahead = _AHEAD // buffer.dtype.itemsize if follows else 0
-                        if large and places[buffer] == 1 and _in_order(load, order):
-                            asked.append(Prefetch(buffer.name, numbers[id(loop)], ahead, 2 if ahead else 1))
-        return asked
+                        if not large or places[buffer] > 1 or not _in_order(load, order):
+                            continue
+                        far = _AHEAD_OF_PAST if passing else _AHEAD if follows and loop is not exchanged else 0
+                        cache = 1 if passing or not far else 2
+                        asked.append(Prefetch(buffer.name, numbers[id(loop)], far // buffer.dtype.itemsize, cache))
+        return [*(NonTemporal(store.buffer.name) for store in passing.values()), *asked]
 
     def _delayed(self, chain: list[MapLoop], vectorised: frozenset[int], numbers: dict[int, int]) -> list[Delay]:
         """Results that wait for memory while nothing is computed are stored beside the dearest loop of the next row."""

@@ -68,6 +68,19 @@ def test_large_sums_ask_ahead() -> None:
     assert actions(samples.reduction((64, 1024), (1,)), Prefetch) == []
 
 
+def test_work_on_what_goes_past_the_caches_asks_ahead() -> None:
+    """Where it takes longer than memory; copies keep memory busy as they are."""
+    rows = 4 * Target.host().l3_bytes // 4096
+    asked = [Prefetch("x", 1, 640)] if Target.host().vector_bytes == 64 else []
+    for name, wanted in (("gelu", asked), ("neg", [])):
+        k = KernelBuilder(name)
+        x, w = k.input("x", f32[rows, 1024]), k.input("w", f32[1024])
+        k.output("y", f32[rows, 1024], lambda ix, name=name, x=x, w=w: apply(name, x[ix] * w[ix[1]]))
+        schedule = lower(k.build(), Target.host()).schedule
+        assert [a for a in schedule.actions if isinstance(a, NonTemporal)] == [NonTemporal("y")]
+        assert [a for a in schedule.actions if isinstance(a, Prefetch)] == wanted
+
+
 def test_a_loop_with_work_to_do_asks_for_the_next_row() -> None:
     assert actions(samples.softmax(64, 1000), Prefetch) == [Prefetch("x", 2, 1000)]
     assert actions(samples.layernorm(64, 1000), Prefetch) == []
