@@ -5,6 +5,7 @@ Operands broadcast as in NumPy and have one dtype. An op states its partial deri
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -316,7 +317,10 @@ class Power(Arithmetic):
         return slope, METHODS["where"](positive, out * METHODS["log"](METHODS["where"](positive, x, one)), zero)
 
     def scalar(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        return k.pow(x, y)
+        from strata.kernel import Const
+
+        made = _power_by(k, x, float(y.value.real)) if isinstance(y, Const) and x.dtype.is_float else None
+        return k.pow(x, y) if made is None else made
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -325,6 +329,34 @@ class Power(Arithmetic):
             Sample(np.array([-2, -1, 0, 0, 3], np.float32), np.array([2, 3, 2, 0, -1], np.float32), grad=False),
             Sample(draw(i32[5], 0, 4), draw(i32[5], 0, 4), grad=False),
         ]  # fmt: skip
+
+
+def _power_by(k: KernelBuilder, x: Expr, exponent: float) -> Expr | None:
+    """x to a known exponent that needs no logarithm: at most 2 units in the last place off, in f64 at most 4."""
+    dtype, far = x.dtype, k.const(math.inf, x.dtype)
+    if exponent in (0.5, -0.5, 1.5):  # as of other powers, that of -0 is a positive one, and that of -inf not NaN
+        root = k.sqrt(x) + k.const(0, dtype)
+        made = {0.5: lambda: root, -0.5: lambda: k.const(1, dtype) / root, 1.5: lambda: x * root + k.const(0, dtype)}[
+            exponent
+        ]()
+        return k.select(k.eq(x, -far), k.const(0, dtype) if exponent < 0 else far, made)
+    if not exponent.is_integer() or abs(exponent) > 8 or (dtype is f64 and not -3 <= exponent <= 7):
+        return None
+    # products of what is rounded already: as many as the bounds allow, and more of them in the next wider type
+    wide = dtype if dtype is f64 or (dtype is f32 and -2 <= exponent <= 4) else f64 if dtype is f32 else f32
+    one, base = k.const(1, wide), x.cast(wide)
+    if exponent < 0 and wide is dtype:
+        base = one / base  # first: the power itself may be too large where its inverse is a denormal number
+    made = _product(one, base, abs(int(exponent)))
+    return (one / made if exponent < 0 and wide is not dtype else made).cast(dtype)
+
+
+def _product(one: Expr, base: Expr, count: int) -> Expr:
+    """base to a small whole power, by squares."""
+    if count < 2:
+        return base if count else one
+    half = _product(one, base, count // 2)
+    return half * half * base if count % 2 else half * half
 
 
 # ------------------------------------------------------------------------------------------------------------ functions

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 
-from strata.core import DType, f32, f64, i32, i64, u8, u64
+from strata.core import DType, f32, f64, i8, i32, u8, u16, u32, u64
 from strata.errors import OptionError
 from strata.mir import METHODS, Sample, Value, constant, draw, function, op
 from strata.ops.elementwise import Arithmetic, Elementwise, Partial
@@ -229,15 +229,25 @@ class BitwiseCount(Elementwise):
         return np.bitwise_count(x)
 
     def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        def word(value: int) -> Expr:
-            return k.const(value, u64)
+        if x.dtype.bits < 8:
+            x = k.cast(x, i8)
+        word = {8: u8, 16: u16, 32: u32, 64: u64}[x.dtype.bits]
+        bits = k.cast(k.abs(x) if x.dtype.is_signed else x, word)
 
-        bits = k.cast(k.abs(k.cast(x, i64)) if x.dtype.is_signed else x, u64)
-        # ones are added up in fields of 2, 4 and 8 bits; the product adds the bytes into the highest one
-        bits = bits - k.and_(k.shr(bits, word(1)), word(0x5555555555555555))
-        bits = k.and_(bits, word(0x3333333333333333)) + k.and_(k.shr(bits, word(2)), word(0x3333333333333333))
-        bits = k.and_(bits + k.shr(bits, word(4)), word(0x0F0F0F0F0F0F0F0F))
-        return k.cast(k.shr(bits * word(0x0101010101010101), word(56)), u8)
+        def fields(pattern: int) -> Expr:
+            return k.const(pattern * ((1 << word.bits) - 1) // 255, word)
+
+        def down(count: int) -> Expr:
+            return k.shr(bits, k.const(count, word))
+
+        # ones are added up in fields of 2, 4 and 8 bits, then the bytes
+        bits = bits - k.and_(down(1), fields(0x55))
+        bits = k.and_(bits, fields(0x33)) + k.and_(down(2), fields(0x33))
+        bits = k.and_(bits + down(4), fields(0x0F))
+        for count in (8, 16, 32):
+            if count < word.bits:
+                bits = bits + down(count)
+        return k.cast(k.and_(bits, k.const(0x7F, word)), u8)
 
     @classmethod
     def samples(cls) -> list[Sample]:

@@ -156,3 +156,52 @@ def test_erfc_has_the_derivative_of_minus_erf() -> None:
     np.testing.assert_allclose(
         st.grad(lambda x: st.erfc(x).sum())(x).numpy(), -2 / np.sqrt(np.pi) * np.exp(-(x * x)), rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 4, 5, 7, 8, -1, -2, -3, -4, -8, 0.5, -0.5, 1.5, 2.5])
+def test_known_exponents(exponent: float, dtype: type) -> None:
+    """Without logarithms where that is exact enough; signs of zeros, infinities and NaN as those of any power."""
+    edges = [
+        0,
+        -0.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1,
+        -1,
+        2,
+        -2,
+        1e-45,
+        1e-310,
+        -1e-310,
+        3e38,
+        -3e38,
+        2.0**-64,
+        2.0**64,
+        6e4,
+    ]
+    sizes = np.exp(RNG.uniform(-80, 80, 500)) * RNG.choice([-1, 1], 500)
+    with np.errstate(all="ignore"):
+        x = np.concatenate([edges, RNG.uniform(-5, 5, 500), sizes]).astype(dtype)
+        exact = np.power(x.astype(np.longdouble), np.longdouble(exponent))
+        wanted = exact.astype(dtype)
+    g = Graph("known")
+    g.outputs(ops.power(g.input("x", x.shape, x.dtype), float(exponent)))
+    (got,) = Session("cpu").compile(g).run(x=x)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(wanted))
+    np.testing.assert_array_equal(np.isinf(got), np.isinf(wanted))
+    zero = wanted == 0
+    np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(wanted[zero]))
+    finite = np.isfinite(wanted)
+    error = np.abs(got[finite] - exact[finite]) / np.spacing(np.abs(wanted[finite]))
+    assert error.max() <= (4 if dtype is np.float64 else 2)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, np.int64])
+def test_powers_of_whole_numbers(dtype: type) -> None:
+    """They wrap; turns end with the largest exponent, which may be in any place."""
+    x = RNG.integers(-7 if np.dtype(dtype).kind == "i" else 0, 8, 1000).astype(dtype)
+    y = RNG.integers(0, 5, 1000).astype(dtype)
+    y[[3, 500, 999]] = 63, 100, 31
+    np.testing.assert_array_equal(run(ops.power, x, y), x**y)

@@ -6,28 +6,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from strata.backends.llvm import vector_angles, vector_math, vector_normal
+from strata.backends.llvm import vector_angles, vector_logs, vector_math, vector_normal, vector_powers
 from strata.backends.llvm.builder import (
     Function,
     bits_of,
     constant,
-    element_of,
     integer_of,
-    lanes_of,
-    vector,
     with_element,
 )
+from strata.backends.llvm.emit_convert import convert
 from strata.backends.llvm.registers import (
     Parts,
     from_memory,
     memory_type,
     register_type,
-    round_through,
     to_memory,
 )
-from strata.backends.llvm.saturate import float_to_integer
 from strata.backends.llvm.vector_floats import Math
-from strata.core import DType, Target, bool_, f32
+from strata.core import DType, Target, bool_
 from strata.errors import CompileError
 
 
@@ -236,12 +232,12 @@ def _intrinsic(name: str) -> Emission:
 
 def _pow(call: Call) -> Parts:
     if call.dtype.is_float:
-        return (vector_math.power(Math(call.f, call.type, call.target), call.a, call.b),)
-    return (vector_math.integer_power(call.f, call.type, call.a, call.b, signed=call.dtype.kind == "int"),)
+        return (vector_powers.power(Math(call.f, call.type, call.target), call.a, call.b),)
+    return (vector_powers.integer_power(call.f, call.type, call.a, call.b, signed=call.dtype.kind == "int"),)
 
 
 def _gcd(call: Call) -> Parts:
-    return (vector_math.greatest_divisor(call.f, call.type, call.a, call.b, signed=call.dtype.kind == "int"),)
+    return (vector_powers.greatest_divisor(call.f, call.type, call.a, call.b, signed=call.dtype.kind == "int"),)
 
 
 def _rsqrt(call: Call) -> Parts:
@@ -366,78 +362,6 @@ def _cast(call: Call) -> Parts:
     return (convert(call.f, call.target, call.a, source.real, result, call.lanes),)
 
 
-def convert(f: Function, target: Target, x: str, source: DType, result: DType, lanes: int) -> str:
-    """One component from one real type to another."""
-    from_type, to_type = register_type(source, lanes), register_type(result, lanes)
-    if source is result:
-        return x
-    if result.is_bool:
-        return f.compare("une" if source.is_float else "ne", from_type, x, constant(from_type, 0))
-    if source.is_bool:
-        if result.is_float:
-            return f.select(to_type, x, constant(to_type, 1.0), constant(to_type, 0.0))
-        return f.convert("zext", from_type, x, to_type)
-    if source.is_float and result.is_float:
-        # f64 to a small float must not round twice: round to odd on the way to f32
-        if result is not f32 and from_type != to_type and bits_of(to_type) == 32:
-            x = _round_to_odd(f, from_type, x, to_type, target)
-        else:
-            x = _resize_float(f, from_type, x, to_type)
-        return round_through(f, result, x, lanes, target)
-    if source.is_float:
-        return float_to_integer(f, from_type, x, result, to_type)
-    if result.is_float:
-        name = "sitofp" if source.kind == "int" else "uitofp"
-        return round_through(f, result, f.convert(name, from_type, x, to_type), lanes, target)
-    return _resize_integer(f, source, from_type, x, result, to_type)
-
-
-def _resize_float(f: Function, from_type: str, x: str, to_type: str) -> str:
-    if from_type == to_type:
-        return x
-    return f.convert("fptrunc" if bits_of(to_type) < bits_of(from_type) else "fpext", from_type, x, to_type)
-
-
-def _round_to_odd(f: Function, from_type: str, x: str, to_type: str, target: Target) -> str:
-    if target.has_avx512 and lanes_of(from_type) >= 8:
-        return _round_to_odd_by_instruction(f, from_type, x, to_type)
-    near = f.convert("fptrunc", from_type, x, to_type)
-    back = f.convert("fpext", to_type, near, from_type)
-    exact = f.compare("ueq", from_type, back, x)
-    whole = integer_of(to_type)
-    bits = f.convert("bitcast", to_type, near, whole)
-    # towards zero when rounding went away from it, then set the last bit
-    away = f.compare("ogt", from_type, f.intrinsic("fabs", from_type, back), f.intrinsic("fabs", from_type, x))
-    down = f.binary("add", whole, bits, f.convert("sext", with_element(whole, "i1"), away, whole))
-    odd = f.binary("or", whole, down, constant(whole, 1))
-    return f.convert("bitcast", whole, f.select(whole, exact, bits, odd), to_type)
-
-
-def _round_to_odd_by_instruction(f: Function, from_type: str, x: str, to_type: str) -> str:
-    """Rounded towards zero; the last bit is set where that cut something off."""
-    if lanes_of(from_type) > 8:
-        half, made = (vector(element_of(t), lanes_of(t) // 2) for t in (from_type, to_type))
-        return f.by_halves(from_type, x, to_type, lambda part: _round_to_odd_by_instruction(f, half, part, made))
-    towards_zero = ((to_type, "zeroinitializer"), ("i8", -1), ("i32", 11))
-    cut = f.call(to_type, "llvm.x86.avx512.mask.cvtpd2ps.512", (from_type, x), *towards_zero)
-    inexact = f.compare("one", from_type, f.convert("fpext", to_type, cut, from_type), x)
-    whole = integer_of(to_type)
-    bits = f.convert("bitcast", to_type, cut, whole)
-    odd = f.binary("or", whole, bits, constant(whole, 1))
-    return f.convert("bitcast", whole, f.select(whole, inexact, odd, bits), to_type)
-
-
-def _resize_integer(f: Function, source: DType, from_type: str, x: str, result: DType, to_type: str) -> str:
-    if bits_of(to_type) < bits_of(from_type):
-        x = f.convert("trunc", from_type, x, to_type)
-    else:
-        x = f.convert("sext" if source.kind == "int" else "zext", from_type, x, to_type)
-    if result.bits == 4:
-        up = f.binary("shl", to_type, x, constant(to_type, 4))
-        x = f.binary("ashr" if result.kind == "int" else "lshr", to_type, up, constant(to_type, 4))
-    return x
-
-
 def _bitcast(call: Call) -> Parts:
     stored = to_memory(call.f, call.dtype, call.a, call.lanes, call.target)
     bits = call.f.convert("bitcast", memory_type(call.dtype, call.lanes), stored, memory_type(call.result, call.lanes))
@@ -542,9 +466,9 @@ _TABLE: Final[dict[str, Emission]] = {
     "exp": _math(vector_math.exp),
     "exp2": _math(vector_math.exp2),
     "expm1": _math(vector_math.expm1),
-    "log": _math(vector_math.log),
-    "log2": _math(vector_math.log2),
-    "log1p": _math(vector_math.log1p),
+    "log": _math(vector_logs.log),
+    "log2": _math(vector_logs.log2),
+    "log1p": _math(vector_logs.log1p),
     "sqrt": _intrinsic("sqrt"),
     "rsqrt": _rsqrt,
     "sin": _math(vector_angles.sin),
@@ -557,9 +481,9 @@ _TABLE: Final[dict[str, Emission]] = {
     "sinh": _math(vector_math.sinh),
     "cosh": _math(vector_math.cosh),
     "tanh": _math(vector_math.tanh),
-    "asinh": _math(vector_math.asinh),
-    "acosh": _math(vector_math.acosh),
-    "atanh": _math(vector_math.atanh),
+    "asinh": _math(vector_logs.asinh),
+    "acosh": _math(vector_logs.acosh),
+    "atanh": _math(vector_logs.atanh),
     "erf": _math(vector_normal.erf),
     "gelu": _math(vector_normal.gelu),
     "erfc": _math(vector_normal.erfc),

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from strata.backends.llvm import vector_math
+from strata.backends.llvm import vector_logs, vector_math
 from strata.backends.llvm.builder import Module, constant
 from strata.backends.llvm.lapack import routine, work_size
 from strata.backends.llvm.matrices import Matrices, Plan, lapack_op, stack_of
@@ -343,7 +343,7 @@ def _determinant(node: Node, target: Target) -> NativeOp:
                 flip = f.select(real, same, constant(real, 1.0), constant(real, -1.0))
                 if logarithm:
                     size_ = vector_math.hypot(math_, *pivot) if parts == 2 else math_.abs(pivot[0])
-                    total = f.binary("fadd", real, total, vector_math.log(math_, size_))
+                    total = f.binary("fadd", real, total, vector_logs.log(math_, size_))
                     pivot = [f.binary("fdiv", real, p, size_) for p in pivot]
                 return [*product(sign, [f.binary("fmul", real, p, flip) for p in pivot]), total]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from strata.backends.llvm import vector_math
+from strata.backends.llvm import vector_logs, vector_math
 from strata.backends.llvm.builder import Function, Module, Value, constant, vector, with_element
 from strata.backends.llvm.emit_scalar import Call as ScalarCall
 from strata.backends.llvm.emit_scalar import emit_scalar
@@ -376,7 +376,7 @@ def _log_cumsum_exp(node: Node, target: Target) -> NativeOp:
         high = f.select(type_, f.compare("ogt", type_, total, x), total, x)
         # equal numbers may both be infinite: their difference is 0
         gap = m.select(m.test("oeq", total, x), m.c(0.0), m.neg(m.abs(m.sub(total, x))))
-        after = m.add(high, vector_math.log1p(m, vector_math.exp(m, gap)))
+        after = m.add(high, vector_logs.log1p(m, vector_math.exp(m, gap)))
         after = m.select(m.test("uno", total, x), m.add(total, x), after)
         return [after], [(after,)]
 

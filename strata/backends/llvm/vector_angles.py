@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from strata.backends.llvm.builder import lanes_of, suffix
 from strata.backends.llvm.vector_floats import MAGIC, Math, library
-from strata.backends.llvm.vector_math import exp, hypot, log
+from strata.backends.llvm.vector_logs import log
+from strata.backends.llvm.vector_math import exp, hypot
 
 # (sin x - x) / x³ and (cos x - 1 + x²/2) / x⁴ as functions of x², |x| ≤ π/4
 _SIN = {

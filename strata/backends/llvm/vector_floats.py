@@ -150,17 +150,50 @@ class Math:
 
     def magnitude_at_most(self, a: str, limit: float) -> str:
         """min(|a|, limit) by one instruction, for types that have tables; the limit for NaN."""
+        return self._smaller_magnitude(a, limit, 0b1010)
+
+    def bounded(self, a: str, limit: float) -> str:
+        """The same with the sign of a."""
+        return self._smaller_magnitude(a, limit, 0b0010)
+
+    def _smaller_magnitude(self, a: str, limit: float, kind: int) -> str:
         f, lanes = self.f, lanes_of(self.type)
         if lanes > TABLE:
             half = replace(self, type=vector(element_of(self.type), lanes // 2))
-            parts = [range(lanes // 2), range(lanes // 2, lanes)]
-            low, high = (half.magnitude_at_most(f.shuffle(self.type, a, "poison", p), limit) for p in parts)
-            return f.shuffle(half.type, low, high, range(lanes))
-        kind = ("i32", "10")  # the smaller magnitude, without a sign
+            return f.by_halves(self.type, a, self.type, lambda part: half._smaller_magnitude(part, limit, kind))
         rest = ((self.type, "zeroinitializer"), ("i16", "-1"), ("i32", "4"))  # all lanes, rounding as it is set
-        return f.call(
-            self.type, "llvm.x86.avx512.mask.range.ps.512", (self.type, a), (self.type, self.c(limit)), kind, *rest
-        )
+        numbers = (self.type, a), (self.type, self.c(limit))
+        return f.call(self.type, "llvm.x86.avx512.mask.range.ps.512", *numbers, ("i32", kind), *rest)
+
+    def inverse_near(self, a: str) -> str:
+        """1 / a to 14 bits by one instruction, for types that have tables."""
+        return self._near("rcp14", a)
+
+    def inverse_root_near(self, a: str) -> str:
+        """1 / √a to 14 bits by one instruction, for types that have tables."""
+        return self._near("rsqrt14", a)
+
+    def _near(self, name: str, a: str) -> str:
+        f, lanes = self.f, lanes_of(self.type)
+        if lanes > TABLE:
+            half = replace(self, type=vector(element_of(self.type), lanes // 2))
+            return f.by_halves(self.type, a, self.type, lambda part: half._near(name, part))
+        rest = ((self.type, "zeroinitializer"), ("i16", "-1"))
+        return f.call(self.type, f"llvm.x86.avx512.{name}.ps.512", (self.type, a), *rest)
+
+    def scaled(self, a: str, n: str) -> str:
+        """a · 2ⁿ rounded once, n rounded down, by an instruction of AVX-512."""
+        lanes, f = lanes_of(self.type), self.f
+        if lanes * self.bits > 512:
+            half = replace(self, type=vector(element_of(self.type), lanes // 2))
+            parts = [range(lanes // 2), range(lanes // 2, lanes)]
+            low, high = (half.scaled(*(f.shuffle(self.type, v, "poison", picks) for v in (a, n))) for picks in parts)
+            return f.shuffle(half.type, low, high, range(lanes))
+        width, kind = lanes * self.bits, "ps" if self.bits == 32 else "pd"
+        rounding = (("i32", "4"),) if width == 512 else ()  # as the processor is set
+        mask = (f"i{max(8, lanes)}", "-1")
+        arguments = ((self.type, a), (self.type, n), (self.type, "zeroinitializer"), mask, *rounding)
+        return f.call(self.type, f"llvm.x86.avx512.mask.scalef.{kind}.{width}", *arguments)
 
     def look_up(self, place: str, numbers: Sequence[float]) -> str:
         """For each lane, the number at the place that the last four bits of its integer say."""

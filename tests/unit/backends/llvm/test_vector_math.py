@@ -132,3 +132,51 @@ def test_two_arguments(name: str, dtype: DType, target: str) -> None:
     finite = np.isfinite(got) & np.isfinite(wanted)
     error = np.abs(got[finite] - exact[finite]) / np.spacing(np.abs(wanted[finite]))
     assert error.max() <= (0.0 if is_exact else 2.0)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", [name for name in RANGES if name not in ("sin", "cos", "tan")])
+def test_numbers_of_all_sizes(name: str, target: str) -> None:
+    """Every 32749th number of f32, denormals and NaN among them, and the borders between ways to compute."""
+    bits = np.arange(5, 1 << 32, 32749, dtype=np.uint64).astype(np.uint32)
+    borders = np.array([0.25, 0.36, 0.5, 0.6, 0.75, 1, 1.0625, 1.5, 9, 10, 4096, 2**24, 2**64, 3.4e38], np.float32)
+    near = (borders.view(np.uint32)[:, None] + np.arange(-3, 4)).astype(np.uint32).ravel()
+    x = np.concatenate([bits, near, near ^ np.uint32(1 << 31)]).view(np.float32)
+    got = native(name, f32, target, x)
+    with np.errstate(all="ignore"):
+        exact = np.asarray(SCALARS[name].numpy(x.astype(np.float64)))
+        wanted = exact.astype(np.float32)
+    check_specials(x, got, wanted)
+    finite = np.isfinite(got) & np.isfinite(wanted)
+    error = np.abs(got[finite] - exact[finite]) / np.spacing(np.abs(wanted[finite]))
+    worst = int(error.argmax())
+    assert error[worst] <= 2.0, f"{error[worst]:.2f} ulp at {x[finite][worst]!r}"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_hard_powers(target: str) -> None:
+    """Results that are denormal or near overflow, bases near 1 with huge exponents, negative bases with whole ones."""
+    rng = np.random.default_rng(11)
+    count = 30000
+    anywhere = np.exp2(rng.uniform(-149, 128, count))
+    near_one = 1 + rng.uniform(-1, 1, count) * np.exp2(rng.uniform(-23, -1, count))
+    bases = np.concatenate([anywhere, near_one]).astype(np.float32)
+    bases = bases[bases != 1]
+    exponents = rng.uniform(-152, 129, bases.size) / np.log2(bases.astype(np.float64))
+    negative = -np.exp2(rng.uniform(-149, 128, count))
+    whole = rng.integers(-7, 8, count).astype(np.float64)
+    huge = np.array([2**24, 2**24 - 1, 1 - 2**24, 2**25 + 4, 1e30, -1e30])
+    units = np.repeat([-1.0, -0.99999994, -1.0000001, 1.0000001], huge.size)
+    x = np.concatenate([bases, negative, -rng.uniform(0, 9, count), units]).astype(np.float32)
+    y = np.concatenate([exponents, whole, whole, np.tile(huge, 4)]).astype(np.float32)
+    k = KernelBuilder("k")
+    a, b = (k.input(n, f32[sym("n")]) for n in "xy")
+    k.output("z", f32[sym("n")], lambda ix: apply("pow", a[ix[0]], b[ix[0]]))
+    (got,) = compile_kernel(k.build(), Target.named(target))(x, y)
+    with np.errstate(all="ignore"):
+        exact = np.power(x.astype(np.longdouble), y.astype(np.longdouble))
+        wanted = exact.astype(np.float32)
+    check_specials(x, got, wanted)
+    finite = np.isfinite(got) & np.isfinite(wanted)
+    error = np.abs(got[finite] - exact[finite]) / np.spacing(np.abs(wanted[finite]))
+    assert error.max() <= 2.0
