@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from strata.backends.llvm.builder import Function, Module, Value
@@ -13,7 +14,7 @@ from strata.backends.llvm.gemm_finish import Site
 from strata.backends.llvm.gemm_pack import PACK_SLOTS
 from strata.backends.llvm.matrix import FinishedSums, Slot, ceil_div, planned
 from strata.core import Dim, Target, dim_prod, divide_exactly, f32
-from strata.kernel import Axis, Kernel, Load, postorder
+from strata.kernel import Axis, Kernel, Load, Store, postorder
 from strata.lir import Step
 
 
@@ -137,22 +138,18 @@ def _copy(f: Function, source: str, to: str, sizes: list[int], strides: list[int
     f.loop(0, sizes[0], 1, [], one)
 
 
-class _Epilogue(FinishedSums):
-    """The epilogue of a convolution with channels first, evaluated on a line of finished sums."""
+class PlaneSums(FinishedSums):
+    """An epilogue in normal form, evaluated on a line of pixels of a plane."""
 
-    def __init__(self, site: Site, plan: PlanesPlan) -> None:
-        found, f = plan.matrix, site.f
-        kernel = found.epilogue
-        assert kernel is not None
-        sums = next(e for e in postorder(kernel.roots) if isinstance(e, Load) and e.buffer.name == SUMS)
-        self.begin(site, kernel, sums, tuple(found.kernel.symbols()))
-        (store,) = kernel.stores
+    def at_plane(self, store: Store, shape: Sequence[Dim], row: Value, column: Value, context: Context) -> None:
+        """Place its axes at a plane and a pixel of an output whose last two axes are planes."""
+        f = self.f
         *outer, last = store.axes
-        self.context = Context(last, site.lanes, site.mask) if site.lanes > 1 else Context()
-        rest, at = site.row, site.column
-        plane = dim_prod(found.out.shape[2:])
+        self.context = replace(context, axis=last) if context.lanes > 1 else Context()
+        rest, at = row, column
+        plane = dim_prod(shape[-2:])
         if last.extent != plane:
-            flat = f.add(f.mul(site.row, self.size(plane)), site.column)
+            flat = f.add(f.mul(row, self.size(plane)), column)
             rest, at = self._divided(flat, last) if outer else (0, flat)
         self.first[last] = at
         for axis in reversed(outer[1:]):
@@ -164,3 +161,15 @@ class _Epilogue(FinishedSums):
         f, extent = self.f, self.size(axis.extent)
         quotient = f.op(f"udiv i64 {value}, {extent}")
         return quotient, f.sub(value, f.mul(quotient, extent))
+
+
+class _Epilogue(PlaneSums):
+    """The epilogue of a convolution with channels first."""
+
+    def __init__(self, site: Site, plan: PlanesPlan) -> None:
+        found, kernel = plan.matrix, plan.matrix.epilogue
+        assert kernel is not None
+        sums = next(e for e in postorder(kernel.roots) if isinstance(e, Load) and e.buffer.name == SUMS)
+        self.begin(site, kernel, sums, tuple(found.kernel.symbols()))
+        context = Context(lanes=site.lanes, mask=site.mask)
+        self.at_plane(kernel.stores[0], found.out.shape, site.row, site.column, context)

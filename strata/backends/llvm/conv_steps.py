@@ -134,7 +134,7 @@ def find_sliding(kernel: Kernel, step: Step, *names: str) -> ConvKernel | None:
     if sides is None or not all(isinstance(d, int) for d in node.inputs[1].shape):
         return None
     x, w = (Read(e.buffer.name, v.dtype, v.shape, s) for v, e, s in zip(node.inputs, sides, step.views, strict=True))
-    return ConvKernel(kernel, _epilogue(kernel, store, sums[0]), node.op, x, w, store.buffer)
+    return ConvKernel(kernel, epilogue_of(kernel, store, sums[0]), node.op, x, w, store.buffer)
 
 
 def _loads_of_product(sums: Expr) -> tuple[Load, Load] | None:
@@ -150,7 +150,7 @@ def _loads_of_product(sums: Expr) -> tuple[Load, Load] | None:
     return loads[0][0], loads[1][0]
 
 
-def _epilogue(kernel: Kernel, store: Store, sums: Expr) -> Kernel | None:
+def epilogue_of(kernel: Kernel, store: Store, sums: Expr) -> Kernel | None:
     """The kernel with its sum as an input, in normal form; None where the sum is stored as it is."""
     if store.value is sums:
         return None

@@ -23,6 +23,7 @@ from strata.backends.llvm.emit import emit_kernel
 from strata.backends.llvm.entries import Head
 from strata.backends.llvm.matrix import emit_matrix, find_contraction, plan_matrix
 from strata.backends.llvm.parts import Split, split
+from strata.backends.llvm.pool_planes import emit_pool, plan_pool
 from strata.backends.llvm.usage import Loops, Product, Usage, read_usage
 from strata.config import config
 from strata.core import Target, available_threads, new_lock
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def emitted(kernel: Kernel, target: Target, step: Step | None, is_fresh: bool) -> tuple[Usage, Module]:
-    """A kernel as a convolution, a product of matrices, or loops."""
+    """A kernel as a convolution, a product of matrices, a pool, or loops."""
     module = Module(target.triple)
     convolution = convolution_plan(kernel, target, step) if step is not None else None
     if convolution is not None:
@@ -49,6 +50,10 @@ def emitted(kernel: Kernel, target: Target, step: Step | None, is_fresh: bool) -
     if matrix is not None:
         emit_matrix(module, matrix)
         return Product.of(matrix), module
+    pool = plan_pool(kernel, target) if not kernel.schedule else None
+    if pool is not None:
+        emit_pool(module, pool)
+        return pool.usage, module
     phases, scratch = lower_phases(kernel, target)
     for lowered in phases:
         emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)

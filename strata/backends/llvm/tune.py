@@ -20,6 +20,7 @@ from strata.backends.llvm.compile import NativeKernel, compile_kernel, lower, ma
 from strata.backends.llvm.kernels import code_key
 from strata.backends.llvm.matrix import find_contraction
 from strata.backends.llvm.pool import Pool, default_pool
+from strata.backends.llvm.pool_planes import plan_pool
 from strata.config import config
 from strata.core import Symbol, Target, available_threads, substitute
 from strata.errors import StrataError
@@ -59,7 +60,7 @@ class Found:
 def tuned(lir: Lir, target: Target, progress: Callable[[int, int], None] | None = None) -> Lir:
     """The plan with a schedule for every kernel that the search applies to; `progress(done, all)` is told."""
     steps = {s.name: s for s in reversed(lir.schedule)}
-    wanted = {name: k for name, k in lir.kernels.items() if can_tune(k, steps[name])}
+    wanted = {name: k for name, k in lir.kernels.items() if can_tune(k, steps[name], target)}
     made: dict[str, Kernel] = {}
     for at, (name, kernel) in enumerate(wanted.items()):
         if progress is not None:
@@ -71,9 +72,11 @@ def tuned(lir: Lir, target: Target, progress: Callable[[int, int], None] | None 
     return replace(lir, schedule=schedule)
 
 
-def can_tune(kernel: Kernel, step: Step) -> bool:
+def can_tune(kernel: Kernel, step: Step, target: Target) -> bool:
     """Whether a kernel is generated loops over arrays of its own, of a size that can be tried."""
     if kernel.schedule or step.updates or step.slides is not None or find_contraction(kernel):
+        return False
+    if plan_pool(kernel, target) is not None:
         return False
     if cut_stores(kernel) != (kernel,) or split_reductions(normalize(kernel)).scratch:  # several loops or kernels
         return False
