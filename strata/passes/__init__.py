@@ -21,6 +21,7 @@ from strata.passes.fuse_matmul import EPILOGUES, FuseMatMulBiasAct
 from strata.passes.fuse_norm_reshape import FuseRmsNormReshape
 from strata.passes.fuse_residual import FuseResidualLN, FuseResidualRmsNorm
 from strata.passes.fuse_swiglu import FuseSwiGLU, FuseSwiGLUDualMatmul
+from strata.passes.inline_scan import InlineScan
 from strata.passes.insert_quantize import CalibrationEntry, insert_q_dq
 from strata.passes.integer_products import IntegerProducts
 from strata.passes.layout import ChannelsLast

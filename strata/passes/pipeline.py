@@ -17,6 +17,7 @@ from strata.passes.fuse_matmul import FuseMatMulBiasAct
 from strata.passes.fuse_norm_reshape import FuseRmsNormReshape
 from strata.passes.fuse_residual import FuseResidualLN, FuseResidualRmsNorm
 from strata.passes.fuse_swiglu import FuseSwiGLU, FuseSwiGLUDualMatmul
+from strata.passes.inline_scan import InlineScan
 from strata.passes.integer_products import IntegerProducts
 from strata.passes.layout import ChannelsLast
 from strata.passes.precision import Precision
@@ -64,7 +65,7 @@ def default_passes(ctx: PassContext | None = None, choices: PassChoices | None =
     Patterns come before anything that takes ops apart, and before regions are marked: a region hides what is inside.
     """
     chosen = choices or PassChoices()
-    passes: list[Pass] = [Simplify(), Fold()]
+    passes: list[Pass] = [InlineScan(), Simplify(), Fold()]
     if ctx is not None and ctx.claimed("conv_last"):
         passes = [IntegerProducts(), *passes, Requantize()]  # first, while it can be seen which numbers are codes
     if chosen.drop_unused:

@@ -1,8 +1,8 @@
 """Graphs inside loops and branches, as programs that run in the workspace of the step that contains them.
 
 A body is compiled like any graph. Its parameters are the values that every turn of a loop sees: what depends on them
-alone, and their packed forms, are computed by a first program, once for all turns. Nothing is allocated while it
-runs.
+alone, and their packed forms, are computed by a first program, once for all turns. Where they are weights of the
+whole plan, that is done when these are set, and not in every run. Nothing is allocated while it runs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from strata.backends.llvm.arena import address_of
 from strata.backends.llvm.executable import COPY_BYTES, CpuBackend, CpuExecutable, copy_code
@@ -71,9 +73,34 @@ class Body(CpuExecutable):
         lir = plan(graph, backend.target, whole=backend.runs_whole, views=backend.reads_views)
         super().__init__(lir, backend.target)
         self.graph = graph
+        self._known = {b.name for b in self._outside if b.role == "constant"}  # values that stay from run to run
+        self._is_ready = False
+
+    @property
+    def held_params(self) -> frozenset[int]:
+        """The parameters that are read packed only."""
+        return frozenset(i for i, x in enumerate(self.lir.graph.params) if leaf_name(x) not in self._unpacked)
+
+    def hold(self, number: int, array: np.ndarray) -> None:
+        """The value of a parameter, where it stays the same from run to run."""
+        name = leaf_name(self.lir.graph.params[number])
+        self._known.add(name)
+        self._hold(name, array)
+        self._is_ready = False
+
+    def _compute_known(self) -> None:
+        """What depends on held parameters alone."""
+        if self._is_ready:
+            return
+        for at, step in self._prologue:
+            if self._known.issuperset(step.inputs):
+                self._compute_once(at, step)
+                self._known.update(step.outputs)
+        self._is_ready = True
 
     def bind_body(self, sizes: Sizes, start: int) -> BoundBody:
         """Programs and memory for given sizes, the memory from `start` on in a workspace."""
+        self._compute_known()
         placement = self.lir.placement(sizes)
         place = self._placed(placement.offsets)
         keep: list[Any] = []
@@ -93,8 +120,9 @@ class Body(CpuExecutable):
         table = layout.take(8 * regions)
         fixed: list[tuple[int, Slot]] = [(0, ("workspace", layout.take(placement.arena_size + need)))]
         for buffer in self._outside:
-            if buffer.role == "constant":
-                fixed.append((self._region[buffer.name], ("pointer", address_of(self._values[buffer.name]))))
+            if buffer.name in self._known:
+                if buffer.name in self._values:
+                    fixed.append((self._region[buffer.name], ("pointer", address_of(self._values[buffer.name]))))
             elif buffer.role == "weight":
                 count = int(substitute(buffer.type.nbytes, sizes))
                 fixed.append((self._region[buffer.name], ("workspace", layout.take(count))))
@@ -106,7 +134,7 @@ class Body(CpuExecutable):
                 assert isinstance(weight.product.packed_bytes, int)
                 fixed.append((region, ("workspace", layout.take(weight.product.packed_bytes))))
         fixed += [(self._context + i, (kind, 0)) for i, kind in enumerate(("pool", "threads", "status"))]
-        keep.append(self)
+        keep += [self, *self._values.values(), *(w.memory for w in self._packed)]  # a run may outlive the next `hold`
         return BoundBody(
             Program(tuple(once), regions).bind(self._functions, sizes),
             Program(tuple(steady), regions).bind(self._functions, sizes),
@@ -128,6 +156,8 @@ class Body(CpuExecutable):
         for name in (leaf_name(x) for x in self.lir.graph.params):
             steps += self._pack_steps(name, place)
         for at, step in self._prologue:
+            if self._known.issuperset(step.outputs):
+                continue
             made, size = self._steps_at(at, place, Argument(0, top), sizes, keep)
             need, steps = max(need, size + 64), steps + made
             for name in step.outputs:
@@ -137,7 +167,7 @@ class Body(CpuExecutable):
     def _pack_steps(self, source: str, place: Any) -> list[ProgramStep]:
         steps = []
         for i, weight in enumerate(self._packed):
-            if weight.source != source:
+            if weight.source != source or source in self._known:
                 continue
             product = weight.product
             native = next(

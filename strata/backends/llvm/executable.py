@@ -136,7 +136,9 @@ class CpuExecutable:
             self._region[n] if own else 0 for n, own in zip(lir.io.outputs, firsts, strict=True)
         )
         self._has_leaf_results = not all(firsts)
-        self._unpacked = unpacked_reads(lir, self._packed_product)
+        self._unpacked = unpacked_reads(
+            lir, self._packed_product, lambda at: self.native[at][0].held if at in self.native else ()
+        )
         for name, array in list(self._values.items()):
             self._hold(name, array)
         self._is_prepared = not self._prologue
@@ -364,6 +366,10 @@ class CpuExecutable:
     def _hold(self, name: str, array: np.ndarray) -> None:
         """Keep the value of a parameter, a constant or what was computed from them, packed where kernels want it so."""
         self._pack_for(name, array)
+        for at, (op, _) in self.native.items():
+            step = self.lir.schedule[at]
+            for i in [i for i, source in enumerate(step.inputs) if source == name] if op.hold is not None else ():
+                op.hold(i, array)  # type: ignore[misc]
         if name in self._unpacked:
             self._values[name] = array
 
@@ -373,17 +379,21 @@ class CpuExecutable:
             if self._is_prepared:
                 return
             for at, step in self._prologue:
-                arrays = [self._values[name] for name in step.inputs]
-                kinds = [self.lir.buffer(name).type for name in step.outputs]
-                if step.kernel is None and at not in self.native:
-                    results = list(run_op(step.nodes[0].op, step.operands(arrays, {}), kinds))
-                else:
-                    results = [np.empty(t.static_shape, t.dtype.np) for t in kinds]
-                    self._run_alone(at, arrays, results)
-                for name, result in zip(step.outputs, results, strict=True):
-                    self._hold(name, np.ascontiguousarray(result))
+                self._compute_once(at, step)
             self._bound.clear()
             self._is_prepared = True
+
+    def _compute_once(self, at: int, step: Step) -> None:
+        """Run a step of the prologue, and keep its results."""
+        arrays = [self._values[name] for name in step.inputs]
+        kinds = [self.lir.buffer(name).type for name in step.outputs]
+        if step.kernel is None and at not in self.native:
+            results = list(run_op(step.nodes[0].op, step.operands(arrays, {}), kinds))
+        else:
+            results = [np.empty(t.static_shape, t.dtype.np) for t in kinds]
+            self._run_alone(at, arrays, results)
+        for name, result in zip(step.outputs, results, strict=True):
+            self._hold(name, np.ascontiguousarray(result))
 
     def _run_alone(self, at: int, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         """One step on arrays, outside the program."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from strata.backends.llvm.program import Argument, Step
@@ -50,14 +50,20 @@ def product_arguments(
     return tuple(arguments)
 
 
-def unpacked_reads(lir: Lir, packed_product: Callable[[LirStep], Product | None]) -> set[str]:
-    """Buffers that are read as they are; of weights that are only read packed, no other form has to be kept."""
+def unpacked_reads(
+    lir: Lir, packed_product: Callable[[LirStep], Product | None], held: Callable[[int], Collection[int]]
+) -> set[str]:
+    """Buffers that are read as they are; of weights that are only read packed, no other form has to be kept.
+
+    `held` gives the numbers of the inputs that a step of one op keeps in its own form.
+    """
     names = {b.name for b in lir.buffers if b.role == "constant"} | set(lir.io.outputs)
-    for step in lir.schedule:
+    for at, step in enumerate(lir.schedule):
         names.update(source for _, source in step.updates)
         product = packed_product(step) if step.phase != "prologue" else None
         if product is None or step.kernel is None:
-            names.update(step.inputs)
+            own = held(at) if step.phase != "prologue" else ()
+            names.update(name for i, name in enumerate(step.inputs) if i not in own)
             continue
         buffers = dict(zip(step.kernel.input_names, step.inputs, strict=True))
         names.update(buffer for name, buffer in buffers.items() if name != product.factor or product.reads_factor)

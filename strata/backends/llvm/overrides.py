@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from strata.core import Target, TensorType
 from strata.lir import Spacing
 from strata.mir import Node, Op
@@ -51,12 +53,18 @@ class Planned:
 
 @dataclass(frozen=True, eq=False)
 class NativeOp:
-    """An op as machine code and a way to call it. `key` decides the code: equal keys share it."""
+    """An op as machine code and a way to call it. `key` decides the code: equal keys share it.
+
+    `hold` is told the values of inputs that stay the same from run to run, by number, before anything is planned; of
+    those that it keeps in a form of its own alone (`held`), the memory is not read.
+    """
 
     key: str
     emit: Callable[[Module], None]
     functions: tuple[str, ...]
     plan: Callable[[Sizes], Planned]
+    hold: Callable[[int, np.ndarray], None] | None = None
+    held: frozenset[int] = frozenset()
 
 
 Maker = Callable[[Node, Target], NativeOp | None]

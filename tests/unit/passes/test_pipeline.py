@@ -28,6 +28,7 @@ def spelled(claims, **choices) -> list[str]:
 
 def test_a_backend_that_groups_runs_no_patterns():
     assert spelled(()) == [
+        "inline_scan",
         "simplify",
         "fold",
         "find_attention",
@@ -56,8 +57,8 @@ def test_claims_gate_patterns():
 
 
 def test_without_fusion():
-    taken_apart = ["separate_pools", "decompose"]
-    assert spelled((), fusion=False) == ["simplify", "fold", *taken_apart, "simplify", "fold", "split_barriers"]
+    first, taken_apart = ["inline_scan", "simplify", "fold"], ["separate_pools", "decompose"]
+    assert spelled((), fusion=False) == [*first, *taken_apart, "simplify", "fold", "split_barriers"]
 
 
 def test_options_bring_passes():
