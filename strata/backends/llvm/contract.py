@@ -155,13 +155,14 @@ class Contraction:
         chunks = panels * batch * dim_max(ceil_div(m, self.chunk_rows), 1)
         count = dim_max((2 * least + cost) // (2 * cost), (chunks + MOST_CHUNKS // 2) // MOST_CHUNKS)
         count = dim_min(dim_max(count, 1), panels)
-        even = ceil_div(panels, ceil_div(panels, count))
+        parts = ceil_div(panels, count)
+        even = ceil_div(panels, parts + dim_min(parts - 1, 1) * (parts % 2))  # an even number of chunks, or one
         # a single row may be read as several panels at once
         together = max(self.streams) if self.streams and not known_le(panels, 4) else 1
         if together == 1:
             return even
         step = dim_max(dim_min((2 - m) * together, together), 1)
-        return dim_max((2 * even + step) // (2 * step), 1) * step
+        return dim_max(even // step, 1) * step
 
     def chunk_count(self, m: Dim, n: Dim, batch: Dim = 1, k: Dim = 1) -> Dim:
         """How many chunks there are; k matters for open sizes only."""
@@ -265,6 +266,8 @@ PACKED_ROWS: Final = 48  # rows of the smallest chunk that packs A
 ROWS_IN_PLACE: Final = 512  # rows up to which packing B is worth avoiding
 PANEL_IN_PLACE: Final = 256 << 10  # bytes of a panel that is read in place
 MOST_CHUNKS: Final = 64  # of a large product; more only repeat the reading of A
+FEW_CHUNKS: Final = 8  # up to which an uneven number of them leaves threads idle for long
+SOME_ALONE, ALONE = 1.05, 1.5  # time of a chunk some or all of whose panels are read one by one, to one of no such
 FLOPS, BYTES = 100e9, 30e9  # one core's arithmetic and reading, per second; what matters are ratios
 
 
@@ -397,8 +400,26 @@ def _with_chunks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: 
     wanted = max(CHUNK_SECONDS, total / MOST_CHUNKS)
     step = max(spec.streams, default=1) if fewest == 1 and panels > 4 else 1
     count = max(1, min(panels, round(wanted / cost)))
-    count = -(-panels // -(-panels // count))  # as even as the number of chunks allows
+    chunks = -(-panels // count)
+    if 1 < chunks <= FEW_CHUNKS and row_blocks * batch == 1:
+        return replace(spec, chunk_rows=rows, chunk_panels=_even_panels(panels, chunks, step))
+    count = -(-panels // chunks)  # as even as the number of chunks allows
     return replace(spec, chunk_rows=rows, chunk_panels=max(1, round(count / step)) * step)
+
+
+def _even_panels(panels: int, chunks: int, step: int) -> int:
+    """The panels of a chunk that keep two threads busy to the end, and four if possible.
+
+    There are to be that many chunks, to twice as many; `step` panels are best read at once.
+    """
+
+    def slowness(count: int) -> float:
+        made = -(-panels // count)
+        two, four = (-(-made // threads) * count * threads / panels for threads in (2, 4))
+        return two * math.sqrt(four) * (1 if count % step == 0 else SOME_ALONE if count > step else ALONE)
+
+    wanted = [-(-panels // n) for n in range(chunks, 2 * chunks + 1)]
+    return min([*wanted, *(max(count // step, 1) * step for count in wanted)], key=slowness)
 
 
 def _with_packed_chunks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: int) -> Contraction:

@@ -31,8 +31,10 @@ _STEPS_AHEAD: Final = 16  # steps of a program among which one for several threa
 _SPIN_ROUNDS: Final = 20_000  # about half a millisecond of looking for work before a worker sleeps
 
 _TEXT: Final = f"""
-; the job of a generation: kernel, arguments, points, grain, where to note times (or null), next chunk
-define internal void @take_chunks(ptr %job) nounwind {{
+; the job of a generation: kernel, arguments, points, grain, where to note times (or null), then how many chunks were
+; asked for: by the caller in the low half of a word, by workers in the high half. The caller (%mine) takes the first
+; chunks, workers take the last ones, until they meet: so each finds in its caches what it read and wrote a moment ago
+define internal void @take_chunks(ptr %job, i1 %mine) nounwind {{
 entry:
   %kernel = load ptr, ptr %job, align 8
   %p1 = getelementptr i8, ptr %job, i64 8
@@ -44,6 +46,10 @@ entry:
   %p4 = getelementptr i8, ptr %job, i64 32
   %trace = load ptr, ptr %p4, align 8
   %next = getelementptr i8, ptr %job, i64 64
+  %more_points = add i64 %points, %grain
+  %most = sub i64 %more_points, 1
+  %chunks = udiv i64 %most, %grain
+  %step = select i1 %mine, i64 1, i64 {1 << 32}
   %traced = icmp ne ptr %trace, null
   br i1 %traced, label %note, label %take
 note:
@@ -52,11 +58,17 @@ note:
 take:
   %start = phi i64 [ 0, %entry ], [ %t0, %note ], [ %start, %work ]
   %taken = phi i64 [ 0, %entry ], [ 0, %note ], [ %more, %work ]
-  %chunk = atomicrmw add ptr %next, i64 1 monotonic
-  %begin = mul i64 %chunk, %grain
-  %left = icmp slt i64 %begin, %points
+  %asked = atomicrmw add ptr %next, i64 %step monotonic
+  %front = and i64 %asked, {(1 << 32) - 1}
+  %back = lshr i64 %asked, 32
+  %both = add i64 %front, %back
+  %left = icmp slt i64 %both, %chunks
   br i1 %left, label %work, label %done
 work:
+  %behind = sub i64 %chunks, %back
+  %last = sub i64 %behind, 1
+  %chunk = select i1 %mine, i64 %front, i64 %last
+  %begin = mul i64 %chunk, %grain
   %stop = add i64 %begin, %grain
   %inside = icmp slt i64 %stop, %points
   %end = select i1 %inside, i64 %stop, i64 %points
@@ -147,7 +159,7 @@ enter:
   br i1 %in, label %run, label %look
 run:
   %job = load ptr, ptr %pjob, align 8
-  call void @take_chunks(ptr %job)
+  call void @take_chunks(ptr %job, i1 false)
   %left = atomicrmw sub ptr %pool, i32 1 seq_cst
   call void @free_again(ptr %place, i64 %index)
   br label %idle
@@ -222,6 +234,18 @@ out:
 define void @pool_parallel(ptr %pool, i64 %threads, ptr %kernel, ptr %arguments, i64 %points, i64 %grain) nounwind {{
 entry:
   %job = alloca [16 x i64], align 64
+  %ptrace = getelementptr i8, ptr %pool, i64 {_TRACE}
+  %trace = load ptr, ptr %ptrace, align 8
+  %one = icmp sle i64 %points, %grain
+  %some = icmp sgt i64 %points, 0
+  %unseen = icmp eq ptr %trace, null
+  %a = and i1 %one, %some
+  %plain = and i1 %a, %unseen
+  br i1 %plain, label %once, label %several
+once:
+  call void %kernel(ptr %arguments, i64 0, i64 %points)
+  ret void
+several:
   store ptr %kernel, ptr %job, align 8
   %j1 = getelementptr i8, ptr %job, i64 8
   store ptr %arguments, ptr %j1, align 8
@@ -229,13 +253,10 @@ entry:
   store i64 %points, ptr %j2, align 8
   %j3 = getelementptr i8, ptr %job, i64 24
   store i64 %grain, ptr %j3, align 8
-  %ptrace = getelementptr i8, ptr %pool, i64 {_TRACE}
-  %trace = load ptr, ptr %ptrace, align 8
   %j4 = getelementptr i8, ptr %job, i64 32
   store ptr %trace, ptr %j4, align 8
   %next = getelementptr i8, ptr %job, i64 64
   store i64 0, ptr %next, align 8
-  %one = icmp sle i64 %points, %grain
   %single = icmp sle i64 %threads, 1
   %serial = or i1 %one, %single
   br i1 %serial, label %alone, label %try
@@ -245,7 +266,7 @@ try:
   %mine = extractvalue {{ i32, i1 }} %locked, 1
   br i1 %mine, label %open, label %alone
 alone:
-  call void @take_chunks(ptr %job)
+  call void @take_chunks(ptr %job, i1 true)
   ret void
 open:
   %phelpers = getelementptr i8, ptr %pool, i64 {_HELPERS}
@@ -268,7 +289,7 @@ call:
   call void @call_workers(ptr %pool, i32 %h)
   br label %work
 work:
-  call void @take_chunks(ptr %job)
+  call void @take_chunks(ptr %job, i1 true)
   %closed = atomicrmw and ptr %pool, i32 -32769 seq_cst
   br label %wait
 wait:

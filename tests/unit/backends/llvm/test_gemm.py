@@ -171,6 +171,17 @@ def test_chunks_that_are_cut_when_rows_are_known(dtype: DType, target: Target) -
     check(run(batches, a, b), a, b, batches.out, batches.accumulator)
 
 
+@pytest.mark.parametrize("m", [1, 8])
+def test_few_chunks_keep_two_threads_busy(m: int) -> None:
+    for n, k in itertools.product((512, 768, 1000, 1024, 1536, 2048), (256, 512, 1024)):
+        spec = plan_contraction(m, n, k, HOST)
+        chunks = spec.chunk_count(m, n)
+        assert isinstance(chunks, int)
+        panels = -(-n // spec.panel_columns)
+        longest = -(-chunks // 2) * spec.chunk_panels  # of two threads
+        assert chunks == 1 or longest <= 1.35 * panels / 2, (n, k, chunks, spec.chunk_panels)
+
+
 def test_open_rows_make_as_many_chunks_as_exact_ones() -> None:
     """Within a factor of two, where a panel more or less to a chunk makes one, for few and many rows, thin and wide."""
     kinds = [HOST, Target.named("avx2"), Target.named("avx512")]

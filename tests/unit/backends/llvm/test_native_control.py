@@ -171,3 +171,95 @@ def test_python_in_the_body_keeps_the_loop_on_the_host() -> None:
     for row in rows:
         start = start / 2 + row
     np.testing.assert_allclose(got, np.exp(start), rtol=1e-5)
+
+
+def _loops(graph_of: Any, *values: Any) -> Any:
+    """A compiled graph of values by name: "h" and "xs" are inputs, others parameters."""
+    graph = Graph("loop")
+    leaves = [
+        graph.input(name, shape) if name in ("h", "xs") else graph.param(name, f32[tuple(shape)])
+        for name, shape in values
+    ]
+    graph.outputs(*graph_of(*leaves))
+    return Session("cpu").compile(graph)
+
+
+def test_weights_of_a_body_are_packed_when_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in every run, and no other form of them is kept; a new value counts from the next run on."""
+    from strata.backends.llvm.body import Body
+
+    t, bind, once = sym("t"), Body.bind_body, []
+
+    def watched(body: Body, *sizes: Any) -> Any:
+        bound = bind(body, *sizes)
+        once.append(bound.once.count)
+        return bound
+
+    monkeypatch.setattr(Body, "bind_body", watched)
+
+    def loop(h: Any, w: Any, xs: Any) -> Any:
+        last, ys = scan(_cell(w), h, xs)
+        return last, ys
+
+    compiled = _loops(loop, ("h", (2, 24)), ("w", (24, 24)), ("xs", (t, 2, 24)))
+    h = _draw(2, 24)
+    for seed in (1, 2):
+        w = _draw(24, 24, seed=seed) / 5
+        compiled.set_param("w", w)
+        for steps in (3, 1, 5):
+            xs, state = _draw(steps, 2, 24, seed=3), h
+            for row in xs:
+                state = np.tanh(state @ w + row)
+            np.testing.assert_allclose(compiled.run(h=h, xs=xs)[0], state, atol=1e-5)
+    assert once == [0] * 6
+    assert "w" not in compiled._executable.named_arrays([h, xs], compiled.run(h=h, xs=xs))
+
+
+def test_weights_and_inputs_that_meet_before_the_loop() -> None:
+    """What depends on weights alone is computed when they are set, what depends on an input too in each run."""
+
+    def loop(h: Any, a: Any, b: Any, xs: Any) -> Any:
+        def body(state: Any, x: Any) -> Any:
+            def inner(s: Any, _: Any) -> Any:
+                return METHODS["tanh"](METHODS["matmul"](s, METHODS["exp"](b))), s
+
+            mixed = METHODS["matmul"](state, METHODS["exp"](a)) + METHODS["matmul"](state, h * a)
+            again, _ = scan(inner, METHODS["tanh"](mixed + x), xs[:2])
+            return again, again
+
+        start = METHODS["zeros_like"](xs[0])
+        return scan(body, start, xs)
+
+    compiled = _loops(loop, ("h", (8, 8)), ("a", (8, 8)), ("b", (8, 8)), ("xs", (4, 3, 8)))
+    h, xs = _draw(8, 8) / 9, _draw(4, 3, 8)
+    for seed in (1, 2):
+        a, b = _draw(8, 8, seed=seed) / 9, _draw(8, 8, seed=seed + 5) / 9
+        compiled.set_param("a", a)
+        if seed == 1:
+            compiled.set_param("b", b)
+            kept = b
+        for factor in (1, 2):
+            state = np.zeros((3, 8), np.float32)
+            for row in xs:
+                state = np.tanh(state @ np.exp(a) + state @ (h * factor * a) + row)
+                for _ in range(2):
+                    state = np.tanh(state @ np.exp(kept))
+            np.testing.assert_allclose(compiled.run(h=h * factor, xs=xs)[0], state, atol=1e-5)
+
+
+def test_weights_of_a_while_loop() -> None:
+    def loop(h: Any, w: Any) -> Any:
+        def body(state: Any) -> Any:
+            x, n = state
+            return METHODS["tanh"](METHODS["matmul"](x, w)), n - 1.0
+
+        return while_loop(lambda s: s[1] > 0.0, body, (h[:1], h[0, 0] * 0.0 + 3.0))
+
+    compiled = _loops(loop, ("h", (2, 16)), ("w", (16, 16)))
+    for seed in (1, 2):
+        w, h = _draw(16, 16, seed=seed) / 4, _draw(2, 16)
+        compiled.set_param("w", w)
+        want = h[:1]
+        for _ in range(3):
+            want = np.tanh(want @ w)
+        np.testing.assert_allclose(compiled.run(h=h)[0], want, atol=1e-5)
