@@ -28,7 +28,7 @@ from strata.ops import (
     weight_to_first,
     weight_to_last,
 )
-from strata.passes.base import Pass, PassContext, register, with_results
+from strata.passes.base import Pass, PassContext, register, rewrite, with_results
 from strata.passes.decompose import Decompose
 from strata.passes.transposed_conv import as_plain, is_transposed
 from strata.passes.widen import widen_convolutions
@@ -42,6 +42,7 @@ FEWEST_OUTPUTS = 4  # of a group: below, most lanes of a vector along channels w
 BESIDE = (2, 4, 8, 16)  # outputs of a group of no more channels, some of which fill a vector
 MANY_CHANNELS = 8  # of which even one output is worth it
 FEW_CHANNELS = 4  # of which all taps of some pixels are gathered into a panel
+MOST_STRIDE = 8  # of such a convolution along a line
 MOST_GATHERED = 256  # products of a sum of such a convolution
 NARROW = 4  # pixels of a line below which vectors along it are mostly empty
 
@@ -64,7 +65,7 @@ class ChannelsLast(Pass):
         claimed = ctx.claimed(ConvFirst.name)
         alone = {id(n) for n in order if claimed and _stays(n) and _is_alone(n, wanted, users)}
         if not alone and not any(id(n) in wanted and not _is_matrix_product(n) for n in order):
-            return widen_convolutions(given, self.name)
+            return rewrite(widen_convolutions(given, self.name), _as_products, self.name)
         maker = _Layouts(wanted | alone, alone)
         for node in order:
             with origin_of(node, made_by=self.name):
@@ -99,18 +100,19 @@ def _is_served(node: Node) -> bool:
 
 def _stays(node: Node) -> bool:
     """Whether a convolution by itself is better with channels first: depth-wise, or of very few channels."""
-    if node.op.name != "conv" or node.inputs[0].dtype is not f32 or node.inputs[0].ndim != 4 or not _is_known(node):
+    if node.op.name != "conv" or node.inputs[0].dtype is not f32 or not _is_known(node):
         return False
     op: Any = node.op
     outputs, channels, *kernel = node.inputs[1].shape
     counts = [c for c in node.types[0].shape[2:] if isinstance(c, int)]
-    if op.stride[1] not in (1, 2) or op.input_dilation != (1, 1) or any(c < NARROW for c in counts):
+    if not all(d == 1 for d in op.input_dilation) or any(c < NARROW for c in counts):
         return False
     if _is_matrix_product(node) or dim_prod(kernel) == 1:
         return False
     if op.groups == 1:
-        return channels <= FEW_CHANNELS and channels * dim_prod(kernel) <= MOST_GATHERED
-    return channels == 1 and outputs == op.groups
+        fits = len(kernel) in (1, 2) and op.stride[-1] <= MOST_STRIDE
+        return fits and channels <= FEW_CHANNELS and channels * dim_prod(kernel) <= MOST_GATHERED
+    return channels == 1 and outputs == op.groups and len(kernel) == 2 and op.stride[1] <= 2
 
 
 def _users(order: Sequence[Node]) -> dict[int, list[Node]]:
@@ -156,7 +158,7 @@ SERVED: dict[str, Callable[[Node], bool]] = {
 
 
 def _is_matrix_product(node: Node) -> bool:
-    """A point-wise convolution is a product of matrices in either order; converting would only cost.
+    """A point-wise convolution is a product of matrices in either order, one a group; converting would only cost.
 
     But pixels of small maps fill vectors badly: 49 take four of 16, while any number of outputs fits."""
     if node.op.name != "conv" or not node.inputs[0].dtype.is_float:
@@ -164,13 +166,46 @@ def _is_matrix_product(node: Node) -> bool:
     op: Any = node.op
     pads = all(p == (0, 0) for p in op.padding)
     plain = all(v == 1 for values in (op.stride, op.input_dilation) for v in values)
-    if not (pads and plain and op.groups == 1 and all(d == 1 for d in node.inputs[1].shape[2:])):
+    if not (pads and plain and all(d == 1 for d in node.inputs[1].shape[2:])):
+        return False
+    if op.groups != 1 and not (_is_known(node) and _fewest(node) >= FEWEST_OUTPUTS):
         return False
     pixels = dim_prod(node.inputs[0].shape[2:])
     wide = all(isinstance(d, int) and d >= VECTOR for d in node.inputs[1].shape[:2])
     if not isinstance(pixels, int) or not 1 < pixels < FEW_PIXELS or not wide:
         return True
     return -(-pixels // VECTOR) * VECTOR <= FITTING * pixels
+
+
+def _fewest(node: Node) -> int:
+    """Channels or outputs of a group, whichever are fewer."""
+    outputs, channels = (int(d) for d in node.inputs[1].shape[:2])
+    return min(channels, outputs // int(node.op.static_fields()["groups"]))
+
+
+def _as_products(value: Value, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+    """A point-wise convolution of groups as a product of matrices for each of them."""
+    op: Any = value.node.op
+    if not _is_matrix_product(value.node) or op.groups == 1:
+        return None
+    x, w = inputs
+    outputs, channels = w.shape[:2]
+    rows = reshape(w, (op.groups, outputs // op.groups, channels))
+    planes = reshape(x, (x.shape[0], op.groups, channels, dim_prod(x.shape[2:])))
+    return [reshape(rows @ planes, value.shape)]
+
+
+def _on_planes(node: Node, x: Value, w: Value) -> Value:
+    """A convolution that keeps channels first; a line is a plane of one."""
+    op: Any = node.op
+    kept = ConvFirst(op.stride, op.padding, op.dilation, op.groups, op.input_dilation)
+    if x.ndim == 4:
+        return kept(x, w)
+    one: dict[str, Any] = {"stride": 1, "padding": (0, 0), "dilation": 1, "input_dilation": 1}
+    fields: dict[str, Any] = {k: (v, *getattr(kept, k)) for k, v in one.items()}
+    kept = replace(kept, **fields)
+    planes, taps = (reshape(v, (*v.shape[:2], 1, v.shape[2])) for v in (x, w))
+    return reshape(kept(planes, taps), node.types[0].shape)
 
 
 class _Layouts:
@@ -231,8 +266,7 @@ class _Layouts:
         x, w = node.inputs
         op: Any = node.op
         if id(node) in self.alone:
-            kept = ConvFirst(op.stride, op.padding, op.dilation, op.groups, op.input_dilation)
-            self._first[Value(node, 0)] = kept(self.first(x), self.first(w))
+            self._first[Value(node, 0)] = _on_planes(node, self.first(x), self.first(w))
             return True
         if is_transposed(node):
             return self._give(node, as_plain(node, self.last(x), self.first(w)))

@@ -10,11 +10,11 @@ are outputs, its columns the pixels of a plane. What lies in the padding is mask
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from strata.backends.llvm.builder import Function, Module, Value, constant, vector, vector_constant
+from strata.backends.llvm.builder import Function, Module, Value, constant, lanes_of, vector, vector_constant
 from strata.backends.llvm.contract import Contraction, plan_contraction
 from strata.backends.llvm.conv import Window
 from strata.backends.llvm.gemm_arith import Arithmetic, convert, mask_below
@@ -111,6 +111,20 @@ def emit_planes(module: Module, spec: Planes, epilogue: Epilogue | None = None, 
     return name
 
 
+def every(f: Function, type_: str, parts: Sequence[str], start: int) -> str:
+    """Of so many vectors next to each other, every so many-th element from one on."""
+    if len(parts) == 1:
+        return parts[0]
+    first, second, *rest = parts
+    lanes = lanes_of(type_)
+    places = range(start, start + lanes * len(parts), len(parts))
+    found = f.shuffle(type_, first, second, [at if at < 2 * lanes else 0 for at in places])
+    for number, part in enumerate(rest, 2):
+        picks = [lanes + at % lanes if at >= number * lanes else lane for lane, at in enumerate(places)]
+        found = f.shuffle(type_, found, part, picks)
+    return found
+
+
 class _Planes:
     """What both ways need: arguments, and lines of x."""
 
@@ -145,9 +159,9 @@ class _Planes:
         """Taps along a line by the vectors that they need, given from the position of the first tap on."""
         found: dict[tuple[int, ...], list[int]] = {}
         for tap in range(self.window.kernel[1]):
-            away = tap * self.window.dilation[1]
-            even = away & ~1
-            found.setdefault((away,) if self.window.stride[1] == 1 else (even, even + self.lanes), []).append(tap)
+            away, stride = tap * self.window.dilation[1], self.window.stride[1]
+            vectors = range(away - away % stride, away - away % stride + stride * self.lanes, self.lanes)
+            found.setdefault(tuple(vectors), []).append(tap)
         return found
 
     def masks(self, start: Value) -> dict[int, str]:
@@ -158,11 +172,8 @@ class _Planes:
     def seen(self, line: str, reads: tuple[int, ...], taps: list[int], masks: dict[int, str]) -> list[str]:
         """What the pixels of a vector see of a line, through taps that need the same vectors."""
         f = self.f
-        first, *rest = (f.masked_load(self.type, f.address("float", line, away), 4, masks[away]) for away in reads)
-        if not rest:
-            return [first]
-        odd = [tap * self.window.dilation[1] & 1 for tap in taps]
-        return [f.shuffle(self.type, first, rest[0], [2 * lane + o for lane in range(self.lanes)]) for o in odd]
+        parts = [f.masked_load(self.type, f.address("float", line, away), 4, masks[away]) for away in reads]
+        return [every(f, self.type, parts, tap * self.window.dilation[1] % len(parts)) for tap in taps]
 
 
 class _Depthwise(_Planes):

@@ -16,6 +16,7 @@ from typing import Final
 
 from strata.backends.llvm.accumulate import Accumulator
 from strata.backends.llvm.builder import Function, Module, Value, constant, vector, vector_constant
+from strata.backends.llvm.conv_first import every
 from strata.backends.llvm.conv_first_steps import PlaneSums
 from strata.backends.llvm.conv_steps import SUMS, epilogue_of
 from strata.backends.llvm.emit_values import Context, Values
@@ -313,20 +314,9 @@ class _Pool:
         for away in range(0, along.taps * along.dilation, along.dilation):
             over = away % along.stride
             parts = [read[away - over + part * self.lanes] for part in range(along.stride)]
-            seen = self._spread(parts, over) if along.stride > 1 else parts[0]
+            seen = every(f, self.type, parts, over)
             total = self._join(total, seen) if total else seen
         return total
-
-    def _spread(self, parts: list[str], over: int) -> str:
-        """Every element at a stride of as many vectors, from one on."""
-        lanes, stride = self.lanes, len(parts)
-        places = [stride * lane + over for lane in range(lanes)]
-        first, second, *rest = parts
-        found = self.f.shuffle(self.type, first, second, [at if at < 2 * lanes else 0 for at in places])
-        for number, part in enumerate(rest, 2):
-            picks = [lane if at < number * lanes else lanes + at % lanes for lane, at in enumerate(places)]
-            found = self.f.shuffle(self.type, found, part, picks)
-        return found
 
     def _put(self, value: str, plane: str, line: Value, at: str, mask: str) -> None:
         f, out = self.f, self.plan.out

@@ -64,6 +64,9 @@ CASES = [
     (2, 48, (7, 7), 48, (3, 3), {"groups": 3, "padding": 1}),
     (1, 24, (11,), 24, (5,), {"groups": 3, "dilation": 2}),
     (1, 6, (3, 4, 5), 6, (2, 2, 3), {"groups": 3, "padding": 1}),
+    (2, 1, (331,), 24, (10,), {"stride": 5}),
+    (1, 3, (40,), 7, (5,), {"padding": 2, "dilation": 2}),
+    (2, 3, (16, 36), 20, (4, 4), {"stride": 4}),
     (1, 64, (9, 8), 3, (3, 3), {"padding": 1}),
 ]
 
@@ -88,6 +91,35 @@ def test_against_torch(case: tuple, last: bool, rng: np.random.Generator) -> Non
     expected = getattr(torch.nn.functional, f"conv{rank}d")(*arrays, **options).relu().numpy()
     feed = np.ascontiguousarray(np.moveaxis(feeds["x"], 1, -1)) if last else feeds["x"]
     np.testing.assert_allclose(made.run(x=feed)[0], expected, rtol=2e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize(("dtype", "close"), [("f32", 2e-5), ("f64", 1e-12), ("f16", 2e-3), ("bf16", 2e-2)])
+@pytest.mark.parametrize(("groups", "channels", "outputs"), [(3, 24, 60), (2, 32, 16), (4, 20, 20)])
+def test_pointwise_groups_are_products(
+    groups: int, channels: int, outputs: int, dtype: str, close: float, rng: np.random.Generator
+) -> None:
+    """One by itself needs no transposes: a matrix product for each group, for any number of images and pixels."""
+    g = Graph("conv")
+    x = g.input("x", (sym("n", 1, 8), channels, sym("h", 1, 64), 9), dtype)
+    w, b = g.param("w", (outputs, channels // groups, 1, 1), dtype), g.param("b", (outputs,), dtype)
+    g.outputs(ops.conv2d(x, w, b, groups=groups).relu())
+    kind = as_dtype(dtype).np
+    params = {"w": normal(rng, outputs, channels // groups, 1, 1).astype(kind), "b": normal(rng, outputs).astype(kind)}
+    made = compiled(g, params)
+    names = [n.op.name for s in made.lir.schedule for n in s.nodes]
+    assert "matmul" in names
+    assert "transpose" not in names
+    for shape in ((1, channels, 12, 9), (3, channels, 1, 9)):
+        feed = normal(rng, *shape).astype(kind)
+        wide = [torch.from_numpy(a.astype(np.float64)) for a in (feed, params["w"], params["b"])]
+        expected = torch.nn.functional.conv2d(*wide, groups=groups).relu().numpy()
+        outs = []
+        for threads in (1, 2, 7):
+            out = np.empty(expected.shape, kind)
+            made._executable.run([feed], [out], {"n": shape[0], "h": shape[2]}, threads)
+            outs.append(out)
+        np.testing.assert_allclose(outs[0].astype(np.float64), expected, rtol=close, atol=close)
+        assert all(np.array_equal(outs[0], other) for other in outs[1:])
 
 
 TRANSPOSED = [
