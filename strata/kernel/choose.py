@@ -34,6 +34,8 @@ from strata.kernel.weave import SPREADS, combs
 
 _GUESS = 1024  # the extent of an axis of which nothing is known
 _SHORT_ROW = 32  # elements of an innermost loop that is not handed out on its own
+_WHOLE_ROW = 256  # the same, where a chunk has enough such rows to be handed out by rows
+_ROWS_OF_CHUNK = 16
 _CHUNK_COST = 1 << 13  # vector operations in one chunk: a microsecond or more, large against handing it out
 _AGAIN = 8  # part of a chunk's cost that may be spent on what every chunk does again
 _LANE_COST = 2.0  # one lane of an access that is not contiguous, in contiguous vector accesses
@@ -85,6 +87,7 @@ class _Chooser:
         self.kernel = kernel
         self.machine = machine
         self.kept: set[Expr] = set()  # values that a row buffer has
+        self.lanes = 1  # of the vector loop whose cost is estimated
 
     def choose(self, nest: Block) -> Schedule:
         numbers = number_loops(nest)
@@ -98,7 +101,7 @@ class _Chooser:
         tiled = self._tiled(chain)
         if tiled:
             return self._transpose(chain, tiled, numbers)
-        while len(chain) > 1 and _is_short(chain[-1].axis.extent):
+        while len(chain) > 1 and self._stays_whole(chain, cost):
             chain = chain[:-1]  # finding the place of each row in the range would cost more than the row
         staged = list(self._staged(nest, vectorised))
         self.kept = {n for first in staged for s in walk_loops(nest) if s is not first for n in row_values(first, s)}
@@ -131,6 +134,16 @@ class _Chooser:
             actions.append(Exchange(numbers[id(exchanged)], _EXCHANGED_STEPS))
         actions += [Stage(numbers[id(loop)]) for loop in staged]
         return Schedule((*actions, *streams))
+
+    def _stays_whole(self, chain: list[MapLoop], cost: float) -> bool:
+        """Whether the innermost loop is never handed out in parts: it is short, or a chunk has many turns of it."""
+        loop = chain[-1]
+        if _is_short(loop.axis.extent):
+            return True
+        if any(isinstance(s, (MapLoop, ReduceLoop)) for s in loop.body.steps) or not isinstance(loop.axis.extent, int):
+            return False
+        rows = prod(_guess(outer.axis.extent) for outer in chain[:-1])
+        return loop.axis.extent <= _WHOLE_ROW and _ROWS_OF_CHUNK * cost / max(1, rows) <= _CHUNK_COST
 
     # memory
 
@@ -326,7 +339,7 @@ class _Chooser:
         serial_cost = trips * (serial + 1)
         if vector is not None or not runs_in_vectors(loop):
             return serial_cost, picks
-        lanes = self._register_lanes(loop)
+        lanes = self.lanes = self._register_lanes(loop)
         body, _ = self._best(loop.body, loop.axis)
         if isinstance(loop, MapLoop):
             body += _PREFIX_COST * len(loop.scans)
@@ -349,13 +362,14 @@ class _Chooser:
         return 0.0
 
     def _access_cost(self, address: Expr, vector: Axis | None, itemsize: int) -> float:
-        if vector is None or vector not in address.free:
-            return 0.5
         form = linear(address)
+        found = float(sum(SCALARS[n.name].cost for n in postorder(form.terms) if isinstance(n, Scalar)))  # by its id
+        if vector is None or vector not in address.free:
+            return 0.5 + found
         others = any(vector in atom.free for atom in form.terms if atom is not vector)
         if not others and form.terms.get(vector) in (1, -1):
             return 1.0 if form.terms.get(vector) == 1 else 2.0
-        return _LANE_COST * max(1, self.machine.vector_bytes // max(4, itemsize))
+        return found + _LANE_COST * max(1, min(self.lanes, self.machine.vector_bytes // max(4, itemsize)))
 
     def _register_lanes(self, loop: Loop) -> int:
         return register_lanes(loop, self.machine)

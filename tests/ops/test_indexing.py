@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import strata as st
 from strata import ops
 from strata.core import f32, f64, i32, i64, sym
 from strata.errors import DTypeError, IndexRangeError, OptionError, ShapeError
@@ -234,3 +235,20 @@ def test_mistakes() -> None:
         ops.dynamic_slice(x, (0,), (1, 4))
     with pytest.raises(ShapeError, match=r"the table must be \[vocabulary, width\]"):
         ops.embedding(ids, placeholder("t", f32[3]))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.float64])
+@pytest.mark.parametrize("width", [1, 3, 4, 16, 31, 32, 33, 64, 100, 130, 257])
+def test_rows_of_all_widths(width: int, dtype: type) -> None:
+    """Whole registers, parts of one, and both; along the last axis by single elements. The same for any threads."""
+    rng = np.random.default_rng(width)
+    x = (rng.standard_normal((300, width)) * 50).astype(dtype)
+    rows, columns = rng.integers(-300, 300, 500), rng.integers(0, width, (300, 70)).astype(np.int32)
+    g = st.Graph("rows")
+    table, i, j = g.input("x", x.shape, x.dtype), g.input("i", rows.shape, "i64"), g.input("j", columns.shape, "i32")
+    g.outputs(st.ops.take(table, i, axis=0), st.ops.take_along_axis(table, j, axis=1))
+    for threads in (1, 2, 7):
+        compiled = st.Session("cpu").compile(g, st.CompileOptions(threads=threads))
+        taken, along = compiled.run(x=x, i=rows, j=columns)
+        np.testing.assert_array_equal(taken, x[rows])
+        np.testing.assert_array_equal(along, np.take_along_axis(x, columns.astype(np.int64), 1))

@@ -376,6 +376,10 @@ class Function:
         body: Callable[[str, list[str]], Sequence[Value] | None],
     ) -> list[str]:
         """`for i in range(low, high, step)` with carried values; body(i, values) -> next values. Returns the last."""
+        if isinstance(low, int) and isinstance(high, int) and isinstance(step, int) and low < high <= low + step:
+            results = list(body(str(low), [str(start) for _, start in carried]) or ())  # one turn
+            assert len(results) == len(carried), "a loop body returns one value for each carried one"
+            return [str(result) for result in results]
         head, inside, done = self.fresh("head"), self.fresh("body"), self.fresh("done")
         index, following = "%" + self.fresh("i"), "%" + self.fresh("i")
         names = ["%" + self.fresh("c") for _ in carried]

@@ -105,7 +105,8 @@ class Loops(Values):
         f = self.f
         single = min(lanes, self._single_lanes(loop))
         segments: list[Segment] = []
-        widths = [lanes] if self.target.has_avx512 or single == lanes else [lanes, single]
+        known = isinstance(low, int) and isinstance(high, int)
+        widths = [lanes] if (self.target.has_avx512 and not known) or single == lanes else [lanes, single]
         for width in widths:
             middle = f.add(low, f.round_down(f.sub(high, low), width))
             if middle != low:
