@@ -34,7 +34,7 @@ from strata.ops.custom import (
 )
 from strata.ops.elementwise import accepts
 from strata.ops.fft import fftfreq, hann_window, rfftfreq
-from strata.ops.indexing import CheckedIds, Indexed
+from strata.ops.indexing import CheckedIds, Indexed, id_error, may_be_empty
 from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loop
 from strata.ops.matmul import MatMul
 from strata.ops.movement import Slice, full, iota, ones, zeros

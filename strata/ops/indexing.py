@@ -1,8 +1,8 @@
 """Reading at positions computed at run time: gathers along an axis, by element and by coordinates.
 
-Ids are i32 or i64 in 0..n-1; with `wrap`, negative ids count from the end. The interpreter checks every id and raises
-IndexRangeError; kernels clamp an id that is out of range to the nearest valid one, unless `checked_ids` stands before
-them, which the setting `check_indices` puts there.
+Ids are i32 or i64 in 0..n-1; with `wrap`, negative ids count from the end. An id that is out of range becomes the
+nearest valid one; with the setting `check_indices` it is an IndexRangeError, from kernels (the pass of that name puts
+`checked_ids` before them) as from the interpreter. Ids of experts, labels and ids into an empty axis are always errors.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from strata.config import config
 from strata.core import (
     Dim,
     DType,
     TensorType,
     as_dtype,
     bool_,
+    bounds,
     broadcast_shapes,
     f16,
     f32,
@@ -29,7 +31,7 @@ from strata.core import (
     normalize_axis,
 )
 from strata.errors import DTypeError, IndexRangeError, OptionError, ShapeError
-from strata.mir import METHODS, Op, Sample, Value, draw, function, op
+from strata.mir import METHODS, Constant, Op, Sample, Value, draw, function, op
 from strata.ops.frontend import Operand, as_value
 from strata.ops.movement import broadcast_to, flatten, iota, reshape, transpose, zeros_like
 
@@ -42,13 +44,34 @@ Shape = tuple[Dim, ...]
 # ------------------------------------------------------------------------------------------------------------------ ids
 
 
-def check_ids(ids: np.ndarray, size: int, wrap: bool, what: str) -> np.ndarray:
-    """Ids as positions 0..size-1; the first id outside its range is an error."""
+def positions(ids: np.ndarray, size: int, wrap: bool, what: str) -> np.ndarray:
+    """Ids as positions 0..size-1: what `clamp_id` and `checked_ids` are to kernels."""
+    if config().check_indices or not size:
+        check_ids(ids, size, wrap, what)
+    at = ids.astype(np.int64)
+    return np.clip(np.where(at < 0, at + size, at) if wrap else at, 0, max(size - 1, 0))
+
+
+def check_ids(ids: np.ndarray, size: int, wrap: bool, what: str, kind: str = "id", allowed: int | None = None) -> None:
+    """The first id outside its range is an error, unless it is the one that is allowed; of kind `empty` only where
+    nothing is in range."""
+    if kind == "empty" and size:
+        return
     low = -size if wrap else 0
-    bad = (ids < low) | (ids >= size)
+    bad = ((ids < low) | (ids >= size)) & (True if allowed is None else ids != allowed)
     if bad.any():
-        raise IndexRangeError(f"{what}: id {ids[bad].flat[0]} is outside {low}..{size - 1}", code="I200")
-    return np.where(ids < 0, ids + size, ids).astype(np.int64)
+        place = int(np.flatnonzero(bad)[0])
+        raise id_error(what, kind, place, int(ids.flat[place]), low, size)
+
+
+def id_error(what: str, kind: str, place: int, number: int, low: int, size: int) -> IndexRangeError:
+    """The error for an id, an expert or a label at a flat place."""
+    match kind:
+        case "expert":
+            return IndexRangeError(f"{what}: row {place} asks for expert {number} of {size}", code="I220")
+        case "label":
+            return IndexRangeError(f"{what}: label {number} of row {place} is outside the {size} classes", code="I210")
+    return IndexRangeError(f"{what}: id {number} is outside {low}..{size - 1}", code="I200")
 
 
 def clamp_id(k: KernelBuilder, at: Expr, size: Dim, wrap: bool) -> Expr:
@@ -57,6 +80,16 @@ def clamp_id(k: KernelBuilder, at: Expr, size: Dim, wrap: bool) -> Expr:
     if wrap:
         position = k.select(k.lt(position, k.index(0)), position + n, position)
     return k.max(k.min(position, n - k.index(1)), k.index(0))
+
+
+def looked_up(k: KernelBuilder, table: View, index: tuple[Expr, ...], sizes: Sequence[Dim]) -> Expr:
+    """The element of a table at clamped positions; nothing is read where an axis of these sizes is empty."""
+    filled = k.all_of(*(k.lt(k.index(0), k.index(n)) for n in sizes if may_be_empty(n)))
+    return k.guard(filled, lambda: table[index], 0)
+
+
+def may_be_empty(size: Dim) -> bool:
+    return bounds(size)[0] == 0
 
 
 def as_ids(x: Any, what: str) -> Value:
@@ -75,11 +108,28 @@ def may_be_le(a: Dim, b: Dim) -> bool:
 
 
 class Indexed(Op):
-    """An op with ids as its second input."""
+    """An op with ids among its inputs."""
 
     dtypes: ClassVar[str | tuple[DType, ...]] = "any"
+    ids_at: ClassVar[int] = 1  # which input they are
+    ids_read: ClassVar[bool] = True  # what is scattered into an empty axis goes nowhere; reading from one is an error
+    ids_are: ClassVar[str] = "id"  # experts are always checked, not only where the setting asks for it
 
-    def id_sizes(self, x: TensorType, ids: TensorType) -> tuple[Dim, ...]:
+    def __call__(self, *inputs: Value) -> Any:
+        """Ids that are known already are checked at once, whatever the setting."""
+        made = super().__call__(*inputs)
+        ids = inputs[self.ids_at].node.op
+        if isinstance(ids, Constant):
+            self.check_known(ids.data.array, self.id_sizes(*(x.type for x in inputs)))
+        return made
+
+    def check_known(self, ids: np.ndarray, sizes: tuple[Dim, ...]) -> None:
+        for j, size in enumerate(sizes):
+            if isinstance(size, int):
+                some = ids if len(sizes) == 1 else ids[..., j]
+                check_ids(some, size, bool(getattr(self, "wrap", False)), self.name, self.ids_are)
+
+    def id_sizes(self, *types: TensorType) -> tuple[Dim, ...]:
         """The sizes of what ids count: of one axis, or of one for each place in the last axis of the ids."""
         raise NotImplementedError
 
@@ -129,9 +179,18 @@ class CheckedIds(Indexed):
     sizes: tuple[Dim, ...]
     wrap: bool
     what: str
+    kind: str = "id"  # or expert, or label; empty: an error only where the axis has no elements
+    allowed: int | None = None  # an id that may be out of range
 
     differentiable = False
     dtypes = (i32, i64)
+    ids_at = 0
+
+    def check_known(self, ids: np.ndarray, sizes: tuple[Dim, ...]) -> None:
+        """Folding does so."""
+
+    def id_sizes(self, *types: TensorType) -> tuple[Dim, ...]:
+        return self.sizes
 
     def infer(self, ids: TensorType) -> TensorType:
         self.require_ids(ids)
@@ -141,7 +200,8 @@ class CheckedIds(Indexed):
 
     def numpy(self, ids: np.ndarray) -> np.ndarray:
         for j, size in enumerate(self.sizes):
-            check_ids(ids if len(self.sizes) == 1 else ids[..., j], size.__index__(), self.wrap, self.what)
+            some = ids if len(self.sizes) == 1 else ids[..., j]
+            check_ids(some, size.__index__(), self.wrap, self.what, self.kind, self.allowed)
         return ids.copy()
 
     def vmap(self, ids: Value, *, batched: tuple[bool, ...], size: Dim) -> Value:
@@ -157,6 +217,9 @@ class CheckedIds(Indexed):
             Sample(draw(i32[2, 3], -4, 4), sizes=(4,), wrap=True, what="gather", grad=False),
             Sample(draw(i64[3, 2], 0, 3), sizes=(3, 4), wrap=False, what="gather_nd", grad=False),
             Sample(draw(i64[0], 0, 3), sizes=(3,), wrap=False, what="gather", grad=False),
+            Sample(
+                np.array([0, -9, 2]), sizes=(3,), wrap=False, what="nll_loss", kind="label", allowed=-9, grad=False
+            ),
         ]  # fmt: skip
 
 
@@ -175,11 +238,11 @@ class Gather(Indexed):
         self.require_axis(self.axis, table)
         return table.with_shape((*table.shape[: self.axis], *ids.shape, *table.shape[self.axis + 1 :]))
 
-    def id_sizes(self, x: TensorType, ids: TensorType) -> tuple[Dim, ...]:
-        return (x.shape[self.axis],)
+    def id_sizes(self, *types: TensorType) -> tuple[Dim, ...]:
+        return (types[0].shape[self.axis],)
 
     def numpy(self, table: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        return np.take(table, check_ids(ids, table.shape[self.axis], self.wrap, self.name), self.axis)
+        return np.take(table, positions(ids, table.shape[self.axis], self.wrap, self.name), self.axis)
 
     def jvp(self, table: Value, ids: Value, *, out: Value, dx: tuple[Value | None, ...]) -> Value | None:
         return None if dx[0] is None else self(dx[0], ids)
@@ -200,7 +263,7 @@ class Gather(Indexed):
         table, ids = inputs
         end = self.axis + len(ids.shape)
         row = clamp_id(k, ids[index[self.axis : end]], table.shape[self.axis], self.wrap)
-        return table[(*index[: self.axis], row, *index[end:])]
+        return looked_up(k, table, (*index[: self.axis], row, *index[end:]), [table.shape[self.axis]])
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -225,12 +288,12 @@ class GatherElements(Indexed):
         self.require_elements(x, ids, self.axis)
         return x.with_shape(ids.shape)
 
-    def id_sizes(self, x: TensorType, ids: TensorType) -> tuple[Dim, ...]:
-        return (x.shape[self.axis],)
+    def id_sizes(self, *types: TensorType) -> tuple[Dim, ...]:
+        return (types[0].shape[self.axis],)
 
     def numpy(self, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
         inside = x[tuple(slice(None) if a == self.axis else slice(n) for a, n in enumerate(ids.shape))]
-        return np.take_along_axis(inside, check_ids(ids, x.shape[self.axis], self.wrap, self.name), self.axis)
+        return np.take_along_axis(inside, positions(ids, x.shape[self.axis], self.wrap, self.name), self.axis)
 
     def jvp(self, x: Value, ids: Value, *, out: Value, dx: tuple[Value | None, ...]) -> Value | None:
         return None if dx[0] is None else self(dx[0], ids)
@@ -244,7 +307,7 @@ class GatherElements(Indexed):
     def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
         x, ids = inputs
         at = clamp_id(k, ids[index], x.shape[self.axis], self.wrap)
-        return x[(*index[: self.axis], at, *index[self.axis + 1 :])]
+        return looked_up(k, x, (*index[: self.axis], at, *index[self.axis + 1 :]), [x.shape[self.axis]])
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -268,7 +331,8 @@ class GatherND(Indexed):
         rows, rest = self.require_coordinates(table, ids, self.batch_dims)
         return table.with_shape((*table.shape[: self.batch_dims], *rows, *rest))
 
-    def id_sizes(self, x: TensorType, ids: TensorType) -> tuple[Dim, ...]:
+    def id_sizes(self, *types: TensorType) -> tuple[Dim, ...]:
+        x, ids = types[:2]
         return x.shape[self.batch_dims : self.batch_dims + ids.shape[-1].__index__()]
 
     def numpy(self, table: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -294,7 +358,8 @@ class GatherND(Indexed):
         coordinates = [
             clamp_id(k, ids[(*row, k.index(j))], table.shape[self.batch_dims + j], self.wrap) for j in range(count)
         ]
-        return table[(*row[: self.batch_dims], *coordinates, *rest)]
+        sizes = table.shape[self.batch_dims : self.batch_dims + count]
+        return looked_up(k, table, (*row[: self.batch_dims], *coordinates, *rest), sizes)
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -316,7 +381,7 @@ def coordinate_rows(shape: Sequence[int], ids: np.ndarray, batch_dims: int, wrap
         position = position * shape[a] + ramp
     for j in range(ids.shape[-1]):
         size = shape[batch_dims + j]
-        position = position * size + check_ids(ids[..., j], size, wrap, what)
+        position = position * size + positions(ids[..., j], size, wrap, what)
     return position
 
 

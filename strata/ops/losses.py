@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from strata.core import Dim, TensorType, f32, f64, i32, i64, normalize_axis
-from strata.errors import IndexRangeError, OptionError, ShapeError
+from strata.errors import OptionError, ShapeError
 from strata.mir import Op, Sample, Value, constant, function, op
 from strata.ops.activation import log_sigmoid, softplus
 from strata.ops.elementwise import maximum
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
+from strata.ops.indexing import CheckedIds, check_ids
 from strata.ops.logic import cast, equal, not_equal, where
 from strata.ops.math import exp, log, sqrt
 from strata.ops.movement import broadcast_to, insert_axis, iota, moveaxis, ones_like
@@ -17,6 +18,8 @@ from strata.ops.norm_gradients import same_sizes
 from strata.ops.reduce import count_of, mean, sum_
 from strata.ops.rounding import abs_
 from strata.ops.softmax import LogSoftmax, LogSumExp, Softmax, widened
+
+_NAME = "softmax_cross_entropy_with_logits"
 
 
 class CrossEntropy(Op):
@@ -46,11 +49,7 @@ class CrossEntropy(Op):
     def np_labels(self, logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Labels with 0 for ignored rows, and which rows count; a label outside the classes is an error."""
         kept = np.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
-        wrong = kept & ((labels < 0) | (labels >= logits.shape[-1]))
-        if wrong.any():
-            at = tuple(int(i) for i in np.argwhere(wrong)[0])
-            message = f"{self.name}: label {labels[at]} at {at} is outside the {logits.shape[-1]} classes"
-            raise IndexRangeError(message, code="I210")
+        check_ids(labels, logits.shape[-1], False, _NAME, "label", self.ignore_index)
         return np.where(kept, labels, 0), kept
 
     def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim) -> Value:
@@ -75,6 +74,7 @@ class SoftmaxCrossEntropyWithLogits(CrossEntropy):
 
     def decompose(self, logits: Value, labels: Value) -> Value:
         wide = widened(logits)
+        labels = checked_labels(logits, labels, self.ignore_index, _NAME)
         loss = LogSumExp(wide.ndim - 1)(wide) - sum_(where(is_label(logits, labels), wide, 0.0), -1)
         kept = self.kept(labels)
         return cast(loss if kept is None else where(kept, loss, 0.0), logits.dtype)
@@ -116,6 +116,7 @@ class SoftmaxCrossEntropyBackward(CrossEntropy):
 
     def decompose(self, logits: Value, labels: Value, dl: Value) -> Value:
         wide = widened(logits)
+        labels = checked_labels(logits, labels, self.ignore_index, _NAME)
         p = Softmax(wide.ndim - 1)(wide)
         slope = where(is_label(logits, labels), p - 1.0, p)
         kept = self.kept(labels)
@@ -132,11 +133,15 @@ class SoftmaxCrossEntropyBackward(CrossEntropy):
         ]
 
 
+def checked_labels(logits: Value, labels: Value, ignore_index: int | None, what: str) -> Value:
+    """Labels as they are, in i32 or i64; one that is neither a class nor to be ignored is an error of the run."""
+    signed = labels if labels.dtype in (i32, i64) else cast(labels, i64)
+    return CheckedIds((logits.shape[-1],), False, what, "label", ignore_index)(signed)
+
+
 def is_label(logits: Value, labels: Value) -> Value:
     """True at the class of each row's label."""
-    dtype = labels.dtype if labels.dtype.bits >= 32 else i32
-    classes = iota((logits.shape[-1],), dtype=dtype)
-    return equal(classes, insert_axis(cast(labels, dtype), -1))
+    return equal(iota((logits.shape[-1],), dtype=labels.dtype), insert_axis(labels, -1))
 
 
 # ------------------------------------------------------------------------------------------------------------ functions
@@ -155,9 +160,9 @@ def _reduced(loss: Value, reduction: str, what: str, count: Value | None = None)
 
 
 def _ids(labels: Operand) -> Value:
-    """Labels as integers; floats are truncated."""
+    """Labels as i32 or i64; floats are truncated."""
     value = as_value(labels)
-    return value if value.dtype.is_int else cast(value, i64)
+    return value if value.dtype in (i32, i64) else cast(value, i64)
 
 
 def _pair(x: Operand, y: Operand, what: str) -> tuple[Value, Value]:
@@ -214,7 +219,7 @@ def cross_entropy(
         counted = not_equal(labels, constant(ignore_index, labels.dtype))
         return _reduced(loss, reduction, "cross_entropy", sum_(cast(counted, loss.dtype)))
     log_p = LogSoftmax(rows.ndim - 1)(rows)
-    loss, total = _nll(log_p, labels, weight, ignore_index)
+    loss, total = _nll(log_p, labels, weight, ignore_index, _NAME)
     if label_smoothing > 0.0:
         factors = 1.0 if weight is None else cast(as_value(weight), log_p.dtype)
         spread = -sum_(log_p * factors, -1) / count_of(log_p, (log_p.ndim - 1,), log_p.dtype)
@@ -234,8 +239,11 @@ def _with_probabilities(rows: Value, target: Value, weight: Operand | None, redu
     return _reduced(-sum_(where(equal(y, 0.0), 0.0, y * log_p), -1), reduction, "cross_entropy")
 
 
-def _nll(log_p: Value, labels: Value, weight: Operand | None, ignore_index: int | None) -> tuple[Value, Value]:
+def _nll(
+    log_p: Value, labels: Value, weight: Operand | None, ignore_index: int | None, what: str
+) -> tuple[Value, Value]:
     """-log_p[label] times the weight of the label for each row, and the sum of those weights."""
+    labels = checked_labels(log_p, labels, ignore_index, what)
     chosen = is_label(log_p, labels)
     factor = ones_like(labels, log_p.dtype)
     if weight is not None:
@@ -264,7 +272,7 @@ def nll_loss(
         raise ShapeError(
             f"nll_loss: labels {labels.type} do not have one element for each row of {x.type}", code="S238"
         )
-    loss, total = _nll(rows, labels, weight, ignore_index)
+    loss, total = _nll(rows, labels, weight, ignore_index, "nll_loss")
     return _reduced(loss, reduction, "nll_loss", total)
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strata.core import Dim, TensorType, f16, f32, f64, i32, i64
-from strata.errors import IndexRangeError, OptionError
-from strata.mir import Op, Sample, Value, constant, draw, function, op
+from strata.errors import OptionError
+from strata.mir import Sample, Value, constant, draw, function, op
 from strata.ops.attention import same_size
 from strata.ops.dequant import DequantWeights, used_sides
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
-from strata.ops.indexing import as_ids, clamp_id, one_hot, take_along_axis
+from strata.ops.indexing import Indexed, as_ids, check_ids, clamp_id, one_hot, take_along_axis
 from strata.ops.logic import cast
 from strata.ops.math import sigmoid
 from strata.ops.movement import broadcast_to, dim_size, insert_axis, iota, reshape, swapaxes
@@ -25,10 +25,14 @@ if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder, View
 
 
-class Grouped(Op):
+class Grouped(Indexed):
     """What the grouped products share: rows with an expert id each."""
 
-    def check_ids(self, rows: TensorType, ids: TensorType) -> None:
+    dtypes = "float"
+    ids_at = 2
+    ids_are = "expert"
+
+    def require_rows(self, rows: TensorType, ids: TensorType) -> None:
         self.require_dtype(ids.dtype in (i32, i64), f"expert ids must be i32 or i64, got {ids}", code="D226")
         ok = rows.ndim == 2 and ids.ndim == 1 and same_size(ids.shape[0], rows.shape[0])
         self.require(ok, f"rows [M, K] and ids [M] are {rows} and {ids}", code="S280")
@@ -36,9 +40,7 @@ class Grouped(Op):
 
 def rows_by_expert(ids: np.ndarray, experts: int, what: str) -> list[np.ndarray]:
     """The row numbers of each expert, in order: a stable counting sort."""
-    bad = np.flatnonzero((ids < 0) | (ids >= experts))
-    if len(bad):
-        raise IndexRangeError(f"{what}: row {bad[0]} asks for expert {ids[bad[0]]} of {experts}", code="I220")
+    check_ids(ids, experts, False, what, "expert")
     order = np.argsort(ids, kind="stable")
     return np.split(order, np.cumsum(np.bincount(ids, minlength=experts))[:-1]) if experts else []
 
@@ -47,12 +49,16 @@ def rows_by_expert(ids: np.ndarray, experts: int, what: str) -> list[np.ndarray]
 class GroupedMatMul(Grouped):
     """y[i] = x[i] · W[ids[i]] for x [M, K], W [E, K, N], ids [M]."""
 
+    def id_sizes(self, *types: TensorType) -> tuple[Dim, ...]:
+        return (types[1].shape[0],)
+
     def infer(self, x: TensorType, w: TensorType, ids: TensorType) -> TensorType:
-        self.check_ids(x, ids)
+        self.require_rows(x, ids)
         self.require_dtype(
             x.dtype is w.dtype and x.dtype.is_float, f"x and w must be equal floats, {x} and {w}", code="D103"
         )
         self.require(w.ndim == 3 and same_size(w.shape[1], x.shape[1]), f"w [E, K, N] for x {x} is {w}", code="S281")
+        self.require(w.shape[0] != 0 or x.shape[0] == 0, f"there are rows {x} and no experts, {w}", code="S281")
         return x.with_shape((x.shape[0], w.shape[2]))
 
     def numpy(self, x: np.ndarray, w: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -101,8 +107,11 @@ class GroupedOuter(Grouped):
 
     experts: Dim
 
+    def id_sizes(self, *types: TensorType) -> tuple[Dim, ...]:
+        return (self.experts,)
+
     def infer(self, x: TensorType, y: TensorType, ids: TensorType) -> TensorType:
-        self.check_ids(x, ids)
+        self.require_rows(x, ids)
         self.require_dtype(
             x.dtype is y.dtype and x.dtype.is_float, f"operands must be equal floats, {x} and {y}", code="D103"
         )
@@ -174,8 +183,11 @@ class DequantGroupedMatMul(Grouped):
         self.require(whole, f"{codes} does not hold whole {self.scheme} matrices [{k}, {self.n}]", code="S282")
         return DequantWeights(self.scheme, k, self.n, total // slab)
 
+    def id_sizes(self, *types: TensorType) -> tuple[Dim, ...]:
+        return (self.weights(*types[:2]).experts,)
+
     def infer(self, x: TensorType, codes: TensorType, ids: TensorType, *sides: TensorType) -> TensorType:
-        self.check_ids(x, ids)
+        self.require_rows(x, ids)
         self.require_dtype(x.dtype.is_float, f"x must be a float, got {x}", code="D104")
         self.weights(x, codes).infer(codes, *sides)
         return x.with_shape((x.shape[0], self.n))

@@ -25,11 +25,11 @@ from strata.ops.indexing import (
     aligned,
     as_ids,
     as_rows,
-    check_ids,
     clamp_id,
     coordinate_rows,
     gather_elements,
     move_group,
+    positions,
     spread,
 )
 from strata.ops.movement import broadcast_to, flatten, iota, narrow, ones_like, reshape, zeros, zeros_like
@@ -47,6 +47,8 @@ class Scatter(Indexed):
 
     reduction: str
     wrap: bool
+
+    ids_read = False
 
     def require_reduction(self, x: TensorType, updates: TensorType) -> None:
         known = self.reduction in REDUCTIONS
@@ -136,12 +138,14 @@ class ScatterElements(Scatter):
         self.require_reduction(x, updates)
         return x
 
-    def id_sizes(self, x: TensorType, ids: TensorType) -> tuple[Dim, ...]:
-        return (x.shape[self.axis],)
+    def id_sizes(self, *types: TensorType) -> tuple[Dim, ...]:
+        return (types[0].shape[self.axis],)
 
     def numpy(self, x: np.ndarray, ids: np.ndarray, updates: np.ndarray) -> np.ndarray:
+        if not x.size:
+            return x.copy()
         index: list[np.ndarray] = list(np.indices(ids.shape, sparse=True))
-        index[self.axis] = check_ids(ids, x.shape[self.axis], self.wrap, self.name)
+        index[self.axis] = positions(ids, x.shape[self.axis], self.wrap, self.name)
         out = x.copy()
         if self.reduction == "none":
             out[tuple(index)] = updates
@@ -212,10 +216,13 @@ class ScatterND(Scatter):
         self.require_reduction(x, updates)
         return x
 
-    def id_sizes(self, x: TensorType, ids: TensorType) -> tuple[Dim, ...]:
+    def id_sizes(self, *types: TensorType) -> tuple[Dim, ...]:
+        x, ids = types[:2]
         return x.shape[self.batch_dims : self.batch_dims + ids.shape[-1].__index__()]
 
     def numpy(self, x: np.ndarray, ids: np.ndarray, updates: np.ndarray) -> np.ndarray:
+        if not x.size:
+            return x.copy()
         rows = coordinate_rows(x.shape, ids, self.batch_dims, self.wrap, self.name)
         out = as_rows(x, self.batch_dims + ids.shape[-1]).copy()
         if self.reduction == "none":
@@ -351,6 +358,7 @@ class ScatterAdd(Indexed):
     wrap: bool
 
     dtypes = "numeric"
+    ids_read = False
 
     def infer(self, updates: TensorType, ids: TensorType) -> TensorType:
         self.require_ids(ids)
@@ -361,13 +369,14 @@ class ScatterAdd(Indexed):
         self.require(fits, f"updates {updates} do not begin with the shape of ids {ids}", code="S209")
         return updates.with_shape((self.rows, *updates.shape[ids.ndim :]))
 
-    def id_sizes(self, x: TensorType, ids: TensorType) -> tuple[Dim, ...]:
+    def id_sizes(self, *types: TensorType) -> tuple[Dim, ...]:
         return (self.rows,)
 
     def numpy(self, updates: np.ndarray, ids: np.ndarray) -> np.ndarray:
         rows = self.rows.__index__()
         out = np.zeros((rows, *updates.shape[ids.ndim :]), updates.dtype)
-        np.add.at(out, check_ids(ids, rows, self.wrap, self.name), updates)
+        if out.size:
+            np.add.at(out, positions(ids, rows, self.wrap, self.name), updates)
         return out
 
     def jvp(self, updates: Value, ids: Value, *, out: Value, dx: tuple[Value | None, ...]) -> Value | None:

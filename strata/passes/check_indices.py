@@ -1,4 +1,5 @@
-"""Ids are checked before they are used: the setting `check_indices`."""
+"""Ids are checked before they are used: those of experts, or into an axis that may be empty, always, others with the
+setting `check_indices`."""
 
 from __future__ import annotations
 
@@ -7,15 +8,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from strata.mir import Graph, Value, as_tuple
-from strata.ops import CheckedIds, Indexed
+from strata.ops import CheckedIds, Indexed, may_be_empty
 from strata.passes.base import Pass, PassContext, register, rewrite
 
 
 @register
 @dataclass(frozen=True)
 class CheckIndices(Pass):
-    """Put `checked_ids` before every gather and scatter, so that an id out of range is an error, not clamped."""
+    """Put `checked_ids` before every gather and scatter, so that an id out of range is an error, not clamped; with
+    `every=false` only before ops whose ids are always checked."""
 
+    every: bool = True
     name: ClassVar[str] = "check_indices"
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
@@ -23,10 +26,15 @@ class CheckIndices(Pass):
 
     def _checked(self, out: Value, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         op = out.node.op
-        if not isinstance(op, Indexed) or isinstance(op, CheckedIds) or isinstance(inputs[1].node.op, CheckedIds):
+        if not isinstance(op, Indexed) or isinstance(op, CheckedIds):
             return None
-        sizes = op.id_sizes(inputs[0].type, inputs[1].type)
-        if not sizes:  # coordinates of length 0 name the whole
+        ids = inputs[op.ids_at]
+        if isinstance(ids.node.op, CheckedIds):
             return None
-        wrap: bool = op.wrap  # type: ignore[attr-defined]  # a field of each of them, in its own place
-        return as_tuple(op(inputs[0], CheckedIds(sizes, wrap, op.name)(inputs[1]), *inputs[2:]))
+        sizes = op.id_sizes(*(x.type for x in inputs))
+        kind = op.ids_are if self.every or op.ids_are == "expert" else "empty"
+        needed = kind != "empty" or (op.ids_read and any(map(may_be_empty, sizes)))
+        if not sizes or not needed or ids.type.size == 0:  # coordinates of length 0 name the whole
+            return None
+        checked = CheckedIds(sizes, bool(getattr(op, "wrap", False)), op.name, kind)(ids)
+        return as_tuple(op(*inputs[: op.ids_at], checked, *inputs[op.ids_at + 1 :]))

@@ -79,10 +79,7 @@ def default_passes(ctx: PassContext | None = None, choices: PassChoices | None =
         passes.append(Precision(chosen.precision))
     if ctx is not None and ctx.claimed("conv_last"):
         passes.append(ChannelsLast())
-    passes += [SeparatePools(), Decompose()]
-    if chosen.check_indices:
-        passes.append(CheckIndices())
-    passes.append(Simplify())
+    passes += [SeparatePools(), Decompose(), CheckIndices(every=chosen.check_indices), Simplify()]
     if chosen.fusion:
         passes.append(ShareMatMul())
     passes += [Fold(), SplitBarriers()]

@@ -8,6 +8,7 @@ import torch
 
 import strata as st
 from strata import ops
+from strata.config import using
 from strata.core import f32, f64, i32, i64, sym
 from strata.errors import DTypeError, IndexRangeError, OptionError, ShapeError
 from strata.mir import Graph, Value, batch, evaluate, evaluate_values, placeholder, pullback
@@ -71,14 +72,17 @@ def test_float_ids_are_truncated() -> None:
 
 
 @pytest.mark.parametrize("wrap", [False, True])
-def test_ids_outside_their_axis_are_an_error_in_the_interpreter(wrap: bool) -> None:
+def test_ids_outside_their_axis_are_clamped_or_an_error_in_the_interpreter_too(wrap: bool) -> None:
     """W21."""
     table = np.arange(4.0)
-    for bad in ([4], [-5], [] if wrap else [-1]):
-        if not bad:
-            continue
-        with pytest.raises(IndexRangeError, match=f"id {bad[0]} is outside"):
-            run(lambda t, i: ops.gather(t, i, wrap=wrap), table, np.array(bad))
+    for bad in [4, -5] if wrap else [4, -5, -1]:
+        np.testing.assert_array_equal(
+            run(lambda t, i: ops.gather(t, i, wrap=wrap), table, np.array([bad])), [3 if bad > 0 else 0]
+        )
+        with using(check_indices=True), pytest.raises(IndexRangeError, match=f"id {bad} is outside"):
+            run(lambda t, i: ops.gather(t, i, wrap=wrap), table, np.array([bad]))
+        with pytest.raises(IndexRangeError, match=f"id {bad} is outside"):  # known when the graph is made
+            run(lambda t, bad=bad: ops.gather(t, np.array([bad]), wrap=wrap), table)
     if wrap:
         np.testing.assert_array_equal(run(lambda t, i: ops.gather(t, i, wrap=True), table, np.array([-1, -4])), [3, 0])
 

@@ -10,6 +10,7 @@ from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, overr
 from strata.backends.llvm.status import OUT_OF_RANGE, code_of
 from strata.core import Target
 from strata.mir import Node
+from strata.ops import CheckedIds
 
 _HEAD = 6  # arguments before the sizes
 
@@ -17,21 +18,26 @@ _HEAD = 6  # arguments before the sizes
 @override("checked_ids", whole=True)
 def _checked_ids(node: Node, target: Target) -> NativeOp:
     ids, op = node.inputs[0], node.op
-    sizes, wrap, what = op.sizes, op.wrap, op.what  # type: ignore[attr-defined]
+    assert isinstance(op, CheckedIds)
+    sizes, wrap, allowed = op.sizes, op.wrap, op.allowed
     width = ids.dtype.itemsize
 
     def emit(module: Module) -> None:
         """Arguments: ids, where they go, status, their number, code, the number of sizes, sizes…"""
         f = kernel(module, "check_ids")
         source, to, status, count, code, axes = arguments(f, "pppiii")
+        only = f.load("i64", f.address("i64", "%arguments", _HEAD), 8) if len(sizes) == 1 else None
 
         def one(i: str, _: list[str]) -> None:
             given = f.load(f"i{8 * width}", f.address(f"i{8 * width}", source, i), width)
             at = given if width == 8 else f.op(f"sext i32 {given} to i64")
-            which = f.op(f"srem i64 {i}, {axes}")
-            size = f.load("i64", f.address("i64", "%arguments", f.add(which, _HEAD)), 8)
+            size = only or f.load("i64", f.address("i64", "%arguments", f.add(f.op(f"srem i64 {i}, {axes}"), _HEAD)), 8)
             low = f.sub(0, size) if wrap else "0"
             bad = f.binary("or", "i1", f.compare("slt", "i64", at, low), f.compare("sge", "i64", at, size))
+            if op.kind == "empty":
+                bad = f.compare("eq", "i64", size, 0)
+            if allowed is not None:
+                bad = f.binary("and", "i1", bad, f.compare("ne", "i64", at, allowed))
             free = f.compare("eq", "i64", f.load("i64", status, 8), 0)
 
             def report() -> None:
@@ -46,7 +52,9 @@ def _checked_ids(node: Node, target: Target) -> NativeOp:
 
     def plan(known: Sizes) -> Planned:
         count = math.prod(numbers(ids.shape, known))
-        head = number_slots(count, code_of(what, OUT_OF_RANGE), len(sizes), *numbers(sizes, known))
+        head = number_slots(count, code_of(op.what, OUT_OF_RANGE[op.kind]), len(sizes), *numbers(sizes, known))
         return Planned([Call("check_ids", [("input", 0), ("output", 0), ("status", 0), *head])])
 
-    return NativeOp(f"checked_ids {width} {wrap}", emit, ("check_ids",), plan)
+    return NativeOp(
+        f"checked_ids {width} {wrap} {allowed} {op.kind == 'empty'} {len(sizes) == 1}", emit, ("check_ids",), plan
+    )

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from strata.errors import IndexRangeError, RunError, StrataError
+from strata.errors import RunError, StrataError
+from strata.ops import id_error
 
 WORDS: Final = 16
 MAX_AXES: Final = WORDS - 4
@@ -22,9 +23,12 @@ _MESSAGES: Final = {
 }
 _OPS: Final = (
     "solve", "triangular_solve", "cholesky", "svd", "eigh", "det", "gather", "gather_elements", "gather_nd",
-    "scatter_elements", "scatter_nd", "scatter_add",
+    "scatter_elements", "scatter_nd", "scatter_add", "grouped_matmul", "grouped_outer", "dequant_grouped_matmul",
+    "softmax_cross_entropy_with_logits", "nll_loss",
 )  # fmt: skip
-SINGULAR, NOT_POSITIVE, DIVERGED, OUT_OF_RANGE = 1, 2, 3, 4
+SINGULAR, NOT_POSITIVE, DIVERGED = 1, 2, 3
+_IDS: Final = {4: "id", 5: "expert", 6: "label", 7: "empty"}
+OUT_OF_RANGE: Final = {kind: code for code, kind in _IDS.items()}
 
 
 def code_of(op: str, kind: int) -> int:
@@ -35,9 +39,8 @@ def code_of(op: str, kind: int) -> int:
 def failure(words: Sequence[int]) -> StrataError:
     """The error that status words stand for."""
     code, flat, number, axes = words[:4]
-    if code % 16 == OUT_OF_RANGE:
-        low, size = words[3:5]
-        return IndexRangeError(f"{_OPS[code // 16]}: id {number} is outside {low}..{size - 1}", code="I200")
+    if code % 16 in _IDS:
+        return id_error(_OPS[code // 16], _IDS[code % 16], flat, number, *words[3:5])
     sizes = words[4 : 4 + axes]
     at: list[int] = []
     for size in reversed(sizes):

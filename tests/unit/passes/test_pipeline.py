@@ -34,6 +34,7 @@ def test_a_backend_that_groups_runs_no_patterns():
         "find_attention",
         "separate_pools",
         "decompose",
+        "check_indices",
         "simplify",
         "share_matmul",
         "fold",
@@ -57,7 +58,7 @@ def test_claims_gate_patterns():
 
 
 def test_without_fusion():
-    first, taken_apart = ["inline_scan", "simplify", "fold"], ["separate_pools", "decompose"]
+    first, taken_apart = ["inline_scan", "simplify", "fold"], ["separate_pools", "decompose", "check_indices"]
     assert spelled((), fusion=False) == [*first, *taken_apart, "simplify", "fold", "split_barriers"]
 
 

@@ -9,10 +9,11 @@ import pytest
 
 import strata as st
 from strata.config import using
-from strata.errors import IndexRangeError
+from strata.errors import IndexRangeError, ShapeError
 from strata.mir import Value
 
 Build = Any
+CROSS = "softmax_cross_entropy_with_logits"
 BAD = np.array([1, 7, -9])
 CASES: dict[str, tuple[Build, Any, str]] = {
     "gather": (lambda x, i: x.gather(i), BAD, "gather: id 7 is outside 0..4"),
@@ -51,11 +52,87 @@ def test_an_id_out_of_range_is_an_error(name: str, dtype: str, device: str) -> N
     np.testing.assert_array_equal(out, expected)
 
 
-def test_without_the_setting_an_id_is_clamped() -> None:
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_without_the_setting_an_id_is_clamped(device: str) -> None:
     build, ids, _ = CASES["gather"]
     x = np.arange(15, dtype="f4").reshape(5, 3)
-    (out,) = st.Session("cpu").compile(graph(build, ids.shape)).run(x=x, i=ids)
+    (out,) = st.Session(device).compile(graph(build, ids.shape)).run(x=x, i=ids)
     np.testing.assert_array_equal(out, x[[1, 4, 0]] * 2)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_and_the_interpreter_clamp_alike(name: str) -> None:
+    build, ids, _ = CASES[name]
+    feeds = {"x": np.arange(15, dtype="f4").reshape(5, 3), "i": ids}
+    made = graph(build, ids.shape)
+    for got, want in zip(st.Session("cpu").compile(made).run(feeds), st.evaluate(made, feeds), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("size", [0, st.sym("n", 0, 8)], ids=["empty", "symbolic"])
+@pytest.mark.parametrize("name", ["gather", "gather_elements", "gather_nd"])
+def test_an_id_into_an_empty_axis_is_always_an_error(name: str, size: Any, device: str) -> None:
+    """There is nothing to clamp it to, and nothing outside the table may be read."""
+    g = st.Graph("ids")
+    x, i = g.input("x", (size, 3)), g.input("i", (2, 1), "i64")
+    g.outputs(getattr(x, name)(i) + 1.0)
+    feeds = {"x": np.zeros((0, 3), "f4"), "i": np.array([[0], [4]])}
+    made = st.Session(device).compile(g)
+    with pytest.raises(IndexRangeError, match=f"{name}: id 0 is outside 0..-1"):
+        made.run(feeds)
+    if size != 0 and name == "gather":
+        feeds["x"] = np.arange(6, dtype="f4").reshape(2, 3)
+        np.testing.assert_array_equal(made.run(feeds)[0], feeds["x"][[[0], [1]]] + 1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("size", [0, st.sym("n", 0, 8)], ids=["empty", "symbolic"])
+def test_what_is_scattered_into_an_empty_axis_goes_nowhere(size: Any, device: str) -> None:
+    g = st.Graph("ids")
+    x, i, u = g.input("x", (size, 3)), g.input("i", (2, 1), "i64"), g.input("u", (2, 3))
+    g.outputs(x.scatter_elements(i, u[:, :1]), x.scatter_nd(i, u), st.ops.scatter_add(u, i.reshape((2,)), size))
+    feeds = {"x": np.zeros((0, 3), "f4"), "i": np.array([[0], [4]]), "u": np.ones((2, 3), "f4")}
+    assert [out.shape for out in st.Session(device).compile(g).run(feeds)] == [(0, 3)] * 3
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", ["i64", "i32", "u8"])
+@pytest.mark.parametrize(
+    "loss", [st.ops.cross_entropy, st.ops.nll_loss, st.ops.softmax_cross_entropy_with_logits], ids=lambda f: f.__name__
+)
+def test_a_label_outside_the_classes_is_always_an_error(loss: Any, dtype: str, device: str) -> None:
+    g = st.Graph("labels")
+    x, labels = g.input("x", (2, 2, 3)), g.input("labels", (2, 2), dtype)
+    g.outputs(loss(x, labels, ignore_index=156, **({"axis": -1} if loss.__name__ != CROSS else {})))
+    made = st.Session(device).compile(g)
+    feeds = {"x": np.ones((2, 2, 3), "f4"), "labels": np.array([[0, 156], [2, 1]], g.inputs[1].dtype.np)}
+    assert np.isfinite(made.run(feeds)[0]).all()
+    feeds["labels"][1, 0] = 3
+    with pytest.raises(IndexRangeError, match="label 3 of row 2 is outside the 3 classes"):
+        made.run(feeds)
+
+
+def test_the_gradient_refuses_a_label_too() -> None:
+    g = st.Graph("labels")
+    x, labels = g.input("x", (2, 3)), g.input("labels", (2,), "i64")
+    g.outputs(st.ops.cross_entropy(x, labels))
+    made = st.Session("cpu").compile(st.transforms.grad(g, wrt=["x"]))
+    assert sum(s.label == "checked_ids" for s in made.lir.schedule) == 1  # one check for both directions
+    with pytest.raises(IndexRangeError, match="label -1 of row 1 is outside the 3 classes"):
+        made.run(x=np.ones((2, 3), "f4"), labels=np.array([0, -1]), d_output=np.float32(1))
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_an_expert_that_does_not_exist_is_always_an_error(device: str) -> None:
+    g = st.Graph("experts")
+    x, w, ids = g.input("x", (2, 4)), g.input("w", (3, 4, 5)), g.input("ids", (2,), "i64")
+    g.outputs(st.ops.grouped_matmul(x, w, ids))
+    made = st.Session(device).compile(g)
+    with pytest.raises(IndexRangeError, match="grouped_matmul: row 1 asks for expert 3 of 3"):
+        made.run(x=np.ones((2, 4), "f4"), w=np.ones((3, 4, 5), "f4"), ids=np.array([2, 3]))
+    with pytest.raises(ShapeError, match="no experts"):
+        st.ops.grouped_matmul(x, st.Graph("empty").input("w", (0, 4, 5)), ids)
 
 
 def test_symbolic_sizes_and_loops_are_checked() -> None:
