@@ -8,6 +8,7 @@ narrower than f32 are kept in f32 until all updates are in.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,11 +28,13 @@ from strata.backends.llvm.native import (
 )
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, Slot, override
 from strata.backends.llvm.registers import SMALL, Parts, memory_type
-from strata.core import DType, Target, f32
+from strata.core import DType, Shape, Target, f32
 from strata.mir import Node
 from strata.mir import Value as MirValue
 
 COLUMN_BLOCKS = 8  # at most: ids are read once by each
+LEAST_BLOCK = 64  # columns: fewer cost less than their ids
+FEW = 4  # elements of a short row that go together
 LINES = 256  # neighbouring lines that one point of a scatter by elements takes
 CHUNK = 1 << 15  # elements that one point of a copy or conversion takes
 KINDS = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}
@@ -46,6 +49,7 @@ class _Scatter:
     reduction: str
     wrap: bool
     coordinates: int
+    width: int  # of rows, where it is known and small, else 0
     target: Target
 
     @property
@@ -55,11 +59,16 @@ class _Scatter:
 
     @property
     def key(self) -> str:
-        return f"scatter {self.dtype} {self.ids} {self.reduction} {self.wrap} {self.coordinates}"
+        return f"scatter {self.dtype} {self.ids} {self.reduction} {self.wrap} {self.coordinates} {self.width}"
 
     @property
     def lanes(self) -> int:
         return self.target.lanes(max(4, self.dtype.itemsize))
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Elements of a row that go together, the most first."""
+        return tuple(lanes for lanes in (self.lanes, FEW, 1) if lanes <= self.lanes)
 
     def position(self, f: Function, ids: Value, index: Value, size: Value) -> Value:
         """An id as a position inside its axis, whatever its value."""
@@ -95,26 +104,37 @@ class _Scatter:
             batch, part = f.binary("udiv", "i64", p, blocks), f.binary("urem", "i64", p, blocks)
             first = f.mul(part, block)
             last = f.smin(f.add(first, block), width)
-            wide = f.add(first, f.round_down(f.sub(last, first), self.lanes))
 
-            def one(i: str, _: list[str]) -> None:
+            def place(i: str) -> tuple[Value, Value]:
+                """Which row an update goes to, and which update it is."""
                 number = f.add(f.mul(batch, count), i)
                 row: Value = f.mul(batch, rows)
                 for c, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
                     at = self.position(f, ids, f.add(f.mul(number, self.coordinates), c), size)
-                    row = f.add(row, f.mul(at, stride))
-                to, source = f.mul(row, width), f.mul(number, width)
+                    row = f.add(row, at if self.coordinates == 1 else f.mul(at, stride))
+                return row, number
 
-                def columns(lanes: int, low: Value, high: Value) -> None:
-                    def move(j: str, _: list[str]) -> None:
+            def known(i: str, _: list[str]) -> None:
+                row, number = place(i)
+                to, source, at = f.mul(row, self.width), f.mul(number, self.width), 0
+                for lanes in self.steps:
+                    while at + lanes <= self.width:
+                        self.combine(f, out, f.add(to, at), updates, f.add(source, at), lanes)
+                        at += lanes
+
+            def one(i: str, _: list[str]) -> None:
+                row, number = place(i)
+                to, source, low = f.mul(row, width), f.mul(number, width), first
+                for lanes in self.steps:
+                    high = f.add(low, f.round_down(f.sub(last, low), lanes))
+
+                    def move(j: str, _: list[str], lanes: int = lanes) -> None:
                         self.combine(f, out, f.add(to, j), updates, f.add(source, j), lanes)
 
                     f.loop(low, high, lanes, (), move)
+                    low = high
 
-                columns(self.lanes, first, wide)
-                columns(1, wide, last)
-
-            f.loop(0, count, 1, (), one)
+            f.loop(0, count, 1, (), known if self.width else one)
 
         f.loop("%begin", "%end", 1, (), point)
         f.ret()
@@ -137,6 +157,10 @@ class _Scatter:
             first = f.mul(part, LINES)
             last = f.smin(f.add(first, LINES), post)
 
+            def last_axis(j: str, _: list[str]) -> None:
+                source = f.add(f.mul(line, n), j)
+                self.combine(f, out, f.add(base, self.position(f, ids, source, size)), updates, source, 1)
+
             def along(j: str, _: list[str]) -> None:
                 row = f.mul(f.add(f.mul(line, n), j), post)
 
@@ -148,7 +172,9 @@ class _Scatter:
 
                 f.loop(first, last, 1, (), one)
 
-            f.loop(0, n, 1, (), along)
+            plain = f.compare("eq", "ptr", after, "null")
+            is_last = f.binary("and", "i1", f.compare("eq", "i64", f.smax(post, behind), 1), plain)
+            f.if_(is_last, lambda: _each(f, n, last_axis), lambda: _each(f, n, along))
 
         f.loop("%begin", "%end", 1, (), point)
         f.ret()
@@ -214,7 +240,7 @@ class _Scatter:
     ) -> list[Call]:
         if batches * count * width == 0:
             return []
-        block = -(-width // COLUMN_BLOCKS)
+        block = max(-(-width // COLUMN_BLOCKS), LEAST_BLOCK)
         block = -(-block // self.lanes) * self.lanes
         blocks = -(-width // block)
         strides = [math.prod(sizes[c + 1 :]) for c in range(len(sizes))]
@@ -228,14 +254,25 @@ class _Scatter:
         return [Call("rows", slots, batches * blocks)]
 
 
+def _each(f: Function, count: Value, body: Callable[[str, list[str]], None]) -> None:
+    f.loop(0, count, 1, (), body)
+
+
 def _joined(f: Function, kind: str, dtype: DType, lanes: int, old: Parts, new: Parts, target: Target) -> Parts:
     return emit_scalar.combine(f, kind, dtype, lanes, old, new, target)
+
+
+def _small(shape: Shape) -> int:
+    """The number of elements of a known shape of few, else 0."""
+    width = math.prod(d for d in shape if isinstance(d, int))
+    return width if width <= LEAST_BLOCK and all(isinstance(d, int) for d in shape) else 0
 
 
 @override("scatter_add", whole=True)
 def _scatter_add(node: Node, target: Target) -> NativeOp:
     updates, ids = node.inputs
-    made = _Scatter(updates.dtype, ids.dtype, "add", node.op.wrap, 1, target)  # type: ignore[attr-defined]
+    width = _small(updates.shape[ids.ndim :])
+    made = _Scatter(updates.dtype, ids.dtype, "add", node.op.wrap, 1, width, target)  # type: ignore[attr-defined]
 
     def into(sizes: Sizes, out: Slot) -> list[Call]:
         rows, *rest = numbers(node.types[0].shape, sizes)
@@ -249,7 +286,8 @@ def _scatter_nd(node: Node, target: Target) -> NativeOp:
     x, ids, _ = node.inputs
     op = node.op
     batch, count = op.batch_dims, int(ids.shape[-1])  # type: ignore[attr-defined]
-    made = _Scatter(x.dtype, ids.dtype, op.reduction, op.wrap, count, target)  # type: ignore[attr-defined]
+    width = _small(x.shape[batch + count :])
+    made = _Scatter(x.dtype, ids.dtype, op.reduction, op.wrap, count, width, target)  # type: ignore[attr-defined]
 
     def into(sizes: Sizes, out: Slot) -> list[Call]:
         shape, places = numbers(x.shape, sizes), numbers(ids.shape, sizes)
@@ -265,7 +303,7 @@ def _scatter_elements(node: Node, target: Target) -> NativeOp:
     x, ids, _ = node.inputs
     op = node.op
     axis = op.axis  # type: ignore[attr-defined]
-    made = _Scatter(x.dtype, ids.dtype, op.reduction, op.wrap, 1, target)  # type: ignore[attr-defined]
+    made = _Scatter(x.dtype, ids.dtype, op.reduction, op.wrap, 1, 0, target)  # type: ignore[attr-defined]
 
     def into(sizes: Sizes, out: Slot) -> list[Call]:
         shape, places = numbers(x.shape, sizes), numbers(ids.shape, sizes)

@@ -15,7 +15,17 @@ UFUNCS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimu
 
 
 @pytest.mark.parametrize(
-    ("rows", "count", "width"), [(10, 1000, 1), (50, 300, 7), (3000, 200, 64), (7, 40, 1000), (5, 0, 3)]
+    ("rows", "count", "width"),
+    [
+        (10, 1000, 1),
+        (50, 300, 7),
+        (90, 300, 4),
+        (90, 300, 37),
+        (3000, 200, 64),
+        (90, 300, 100),
+        (7, 40, 1000),
+        (5, 0, 3),
+    ],
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.complex64])
 def test_scatter_add(native: Any, rows: int, count: int, width: int, dtype: Any) -> None:
@@ -25,6 +35,22 @@ def test_scatter_add(native: Any, rows: int, count: int, width: int, dtype: Any)
     want = np.zeros((rows, width), dtype)
     np.add.at(want, ids, updates)
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("width", [1, 3, 4, 21, 64, 65, 130])
+def test_rows_without_and_with_a_known_width(native: Any, width: int) -> None:
+    rng = np.random.default_rng(0)
+    x, updates = rng.standard_normal((2, 40, width)), rng.standard_normal((70, width))
+    ids = np.stack([rng.integers(0, 2, 70), rng.integers(0, 40, 70)], 1)
+    want = x.copy()
+    np.maximum.at(want, tuple(ids.T), updates)
+
+    def make(a: Any, i: Any, u: Any) -> Any:
+        return METHODS["scatter_nd"](a, i, u, reduction="max")
+
+    for spec in (None, ((2, 40, sym("w")), ids.shape, (70, sym("w")))):
+        (got,) = native(make, x, ids, updates, shapes=spec)
+        np.testing.assert_array_equal(got, want)
 
 
 def test_sums_of_half_are_kept_in_single(native: Any) -> None:
