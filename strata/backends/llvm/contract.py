@@ -54,7 +54,8 @@ class Contraction:
     chunk_panels: int = 8
     is_open: bool = False  # the panels of a chunk are an argument
     streams: tuple[int, ...] = ()
-    prefetch: int = 0
+    prefetch: int = 0  # steps that tall tiles ask for B ahead
+    is_far: bool = False  # B comes from memory: a row or two ask for it ahead too
     batch_rank: int = 0
     unit_columns: bool = True  # the output's columns are next to each other
     epilogue: str = ""  # its text; "" stores the sums
@@ -121,9 +122,13 @@ class Contraction:
     def tile(self, rows: int, vectors: int | None = None, streams: int = 1) -> Tile:
         return Tile(rows, vectors or self.vectors, streams)
 
-    def fetches_ahead(self, rows: int) -> bool:
-        """Whether tiles of so many rows ask for B ahead of time."""
-        return rows * self.accumulator.itemsize >= PREFETCH_ROWS * self.b.itemsize
+    def ahead(self, rows: int, streams: int) -> int:
+        """Steps that tiles of so many rows ask for B ahead of time."""
+        if rows * self.accumulator.itemsize >= PREFETCH_ROWS * self.b.itemsize:
+            return self.prefetch if streams == 1 else 0
+        if not self.is_far or rows > len(FAR_BYTES):
+            return 0
+        return FAR_BYTES[rows - 1] // (streams * self.vectors * self.arithmetic.b_bytes)
 
     @property
     def pointers(self) -> tuple[str, ...]:
@@ -211,6 +216,7 @@ class Contraction:
         ]
         parts += [f"streams {_slashed(self.streams)}"] if self.streams else []
         parts += [f"prefetch {self.prefetch}"] if self.prefetch else []
+        parts += ["far"] if self.is_far else []
         parts += ["complex"] if self.is_complex else []
         parts += ["pair"] if self.is_pair else []
         parts += [] if self.unit_columns else ["scattered columns"]
@@ -254,7 +260,8 @@ TILE_RULES: Final = (
 # how far ahead B is fetched into the second cache, in bytes as wide as the sums: from memory, 8 x 4096 x 4096 takes
 # 3.3 ms without, 2.7 with a third of it into the first cache, 2.45 with this; no cost where B is in a cache
 PREFETCH_BYTES: Final = 9216
-PREFETCH_ROWS: Final = 6  # with fewer rows for as many bytes, the core's own fetching is faster
+PREFETCH_ROWS: Final = 6  # with fewer rows for as many bytes, the core's own fetching is faster,
+FAR_BYTES: Final = (4608, 3072)  # except for one and two rows: 64 MB at 38 and 35 GB/s; without, at 30 and 32
 STREAMS: Final = 4  # panels at once that share the converting of A
 CONVERTED_ROWS: Final = 3  # so many rows of 16 bits are converted once, while they are packed, and not for every panel
 CHUNK_ROWS: Final = 96  # a panel of B comes from the third-level cache once for so many rows: 5 GB/s at full speed
@@ -321,7 +328,11 @@ def plan_contraction(
         waits_in_output=out is accumulator and unit_columns and not in_place and not is_pair, epilogue=epilogue,
         epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
-    spec = replace(spec, prefetch=PREFETCH_BYTES // (spec.panel_columns * accumulator.itemsize))
+    spec = replace(
+        spec,
+        prefetch=PREFETCH_BYTES // (spec.panel_columns * accumulator.itemsize),
+        is_far=batch * n * k * spec.b.itemsize * spec.matrices > target.l3_bytes,
+    )
     if a.is_float and a.bits == 16 and not is_open and fewest >= CONVERTED_ROWS and n > 2 * spec.panel_columns:
         a_unit_k = False
     choose = _with_chunks if a_unit_k else _with_packed_chunks

@@ -14,7 +14,7 @@ import numpy as np
 from strata.backends.llvm.archive import CpuArchive
 from strata.backends.llvm.arena import Arena, ArenaPool, address_of
 from strata.backends.llvm.calls import IS_DIRECT, Call
-from strata.backends.llvm.kernel_steps import loop_steps, product_arguments, unpacked_reads
+from strata.backends.llvm.kernel_steps import bytes_read, loop_steps, product_arguments, unpacked_reads
 from strata.backends.llvm.kernels import (
     COPY_BYTES,
     as_kernel,
@@ -185,10 +185,11 @@ class CpuExecutable:
         native = self.kernels[step.name]
         buffers = dict(zip(step.kernel.input_names, step.inputs, strict=True))  # type: ignore[union-attr]
         buffers |= dict(zip(step.kernel.output_names, step.outputs, strict=True))  # type: ignore[union-attr]
+        reads = bytes_read(self.lir, step, native.product)
         if native.product is None:
             assert native.loops is not None
             places = {name: place(buffer) for name, buffer in buffers.items()}
-            steps = loop_steps(step.name, native.loops, places, workspace)
+            steps = loop_steps(step.name, native.loops, places, workspace, reads)
             self._functions |= {s.kernel: native.address(f) for s, f in zip(steps, native.loops.functions, strict=True)}
             return steps
         product = native.product
@@ -201,7 +202,7 @@ class CpuExecutable:
             slots = product_arguments(product.pack_arguments, place, buffers, packed, product)
             steps.append(ProgramStep(f"{step.name}_pack", slots, product.pack_points, 1))
         slots = product_arguments(product.arguments, place, buffers, packed, product)
-        steps.append(ProgramStep(step.name, slots, product.points, 1))
+        steps.append(ProgramStep(step.name, slots, product.points, 1, reads))
         return steps
 
     def workspace_of(self, step: Step) -> Dim:
@@ -293,7 +294,7 @@ class CpuExecutable:
             self._functions["copy"] = copy_code(self.target).address("copy")
             count = substitute(self.lir.buffer(source).type.nbytes, sizes)
             arguments = (place(source), place(made), Argument(None, count))
-            steps.append(ProgramStep("copy", arguments, (count + COPY_BYTES - 1) // COPY_BYTES, 1))
+            steps.append(ProgramStep("copy", arguments, (count + COPY_BYTES - 1) // COPY_BYTES, 1, count))
         return steps
 
     def _bind(self, binding: Mapping[str, int]) -> _Bound:

@@ -220,7 +220,7 @@ class Driver:
 
     def _micro(self, rows: int, vectors: int, streams: int = 1) -> Micro:
         spec = self.spec
-        ahead = spec.prefetch if spec.fetches_ahead(rows) and streams == 1 and vectors == spec.vectors else 0
+        ahead = spec.ahead(rows, streams) if vectors == spec.vectors else 0
         return Micro(self.arithmetic, spec.tile(rows, vectors, streams), spec.layout, ahead, spec.b_rows)
 
     def _pack_block(self, chunk: Chunk, block: Block) -> None:

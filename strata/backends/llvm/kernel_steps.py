@@ -5,14 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from strata.backends.llvm.program import Argument, Step
+from strata.backends.llvm.program import Argument, Step, held_in_part
 from strata.backends.llvm.usage import Loops, Product
-from strata.core import Dim, SymExpr
+from strata.core import Dim, SymExpr, bounds
 from strata.lir import Lir
 from strata.lir import Step as LirStep
 
 
-def loop_steps(name: str, loops: Loops, places: Mapping[str, Argument], workspace: Argument | None) -> list[Step]:
+def bytes_read(lir: Lir, step: LirStep, product: Product | None) -> Dim:
+    """How many bytes a kernel reads, a packed factor as it lies packed; 0 where they are few for all sizes."""
+    assert step.kernel is not None
+    packed = product.factor if product is not None and product.is_packed else None
+    names = {b for name, b in zip(step.kernel.input_names, step.inputs, strict=True) if name != packed}
+    total: Dim = product.packed_bytes if product is not None else 0
+    for name in sorted(names):
+        total = total + lir.buffer(name).type.nbytes
+    most = bounds(total)[1]
+    return total if most is None or most > held_in_part() else 0
+
+
+def loop_steps(
+    name: str, loops: Loops, places: Mapping[str, Argument], workspace: Argument | None, reads: Dim
+) -> list[Step]:
     """Generated loops, and before them those that fill their scratch memory; in the order of `loops.functions`."""
     known = dict(places)
     for number, (piece, _) in enumerate(loops.scratch):
@@ -21,7 +35,7 @@ def loop_steps(name: str, loops: Loops, places: Mapping[str, Argument], workspac
     steps = []
     for function, part in zip(loops.functions, (*loops.before, loops), strict=True):
         arguments = [known[b] for b in part.buffers] + [Argument(None, _symbol(s)) for s in part.symbols]
-        steps.append(Step(name + function.removeprefix("kernel"), tuple(arguments), part.points, part.grain))
+        steps.append(Step(name + function.removeprefix("kernel"), tuple(arguments), part.points, part.grain, reads))
     return steps
 
 

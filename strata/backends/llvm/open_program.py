@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.backends.llvm.program import Argument, BoundProgram
+from strata.backends.llvm.program import Argument, BoundProgram, held_in_part
 from strata.backends.llvm.program import Step as ProgramStep
+from strata.backends.llvm.walker import STEP_WORDS
 from strata.core import Atom, Dim, Symbol, SymExpr, symbols
 from strata.lir import Placement
 
@@ -88,6 +89,7 @@ class OpenSteps:
     functions: np.ndarray  # addresses
     points: np.ndarray
     grains: np.ndarray
+    reads: np.ndarray
     counts: np.ndarray  # of arguments
     regions: np.ndarray  # of all arguments
     offsets: np.ndarray
@@ -108,6 +110,7 @@ def open_steps(
         column([functions[s.kernel] for s in steps]),
         column([numbers.add(s.points) for s in steps]),
         column([s.grain for s in steps]),
+        column([numbers.add(s.reads) for s in steps]),
         column([len(s.arguments) for s in steps]),
         column(
             [-1 if a.region is None else 0 if low else a.region for a, low in zip(arguments, is_scratch, strict=True)]
@@ -119,17 +122,17 @@ def open_steps(
 
 def closed(parts: Sequence[OpenSteps], values: np.ndarray, bases: np.ndarray) -> BoundProgram:
     """The program for the values of its numbers and the offsets of its scratch buffers."""
-    functions, points, grains, counts, regions, offsets, base = (
+    functions, points, grains, reads, counts, regions, offsets, base = (
         np.concatenate([getattr(p, name) for p in parts])
-        for name in ("functions", "points", "grains", "counts", "regions", "offsets", "bases")
+        for name in ("functions", "points", "grains", "reads", "counts", "regions", "offsets", "bases")
     )
     rows = len(functions)
-    first = 2 + 5 * rows
+    first = 2 + STEP_WORDS * rows
     words = np.empty(first + 2 * len(regions), np.int64)
     words[0], words[1] = rows, max(1, int(counts.max(initial=1)))
-    table = words[2:first].reshape(rows, 5)
+    table = words[2:first].reshape(rows, STEP_WORDS)
     table[:, 0], table[:, 1], table[:, 2], table[:, 3] = functions, np.maximum(values[points], 0), grains, counts
-    table[:, 4] = first + 2 * (np.cumsum(counts) - counts)
+    table[:, 4], table[:, 5] = first + 2 * (np.cumsum(counts) - counts), values[reads] > held_in_part()
     pairs = words[first:].reshape(-1, 2)
     pairs[:, 0], pairs[:, 1] = regions, values[offsets] + bases[base]
     memory = (ctypes.c_int64 * len(words)).from_buffer_copy(words.data)
@@ -182,7 +185,8 @@ class OpenProgram:
                 steps, size = executable._native_steps(at, place, Argument(0, placement.arena_size), sizes, keep)
                 need = max(need, size + 64)
                 native = open_steps(steps, executable._functions, extra, {})
-                part = replace(native, points=native.points + len(values), offsets=native.offsets + len(values))
+                behind = {name: getattr(native, name) + len(values) for name in ("points", "reads", "offsets")}
+                part = replace(native, **behind)
             ranges[at] = rows, rows + len(part.functions)
             rows += len(part.functions)
             parts.append(part)

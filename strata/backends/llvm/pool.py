@@ -22,18 +22,21 @@ from strata.backends.llvm.threads import (
     clock_functions,
     wait_functions,
 )
+from strata.backends.llvm.walker import STEP_WORDS, walker_text
 from strata.config import logger
 from strata.core import Target, available_threads, new_lock
 
 # Offsets into the pool's memory; a cache line each, so that spinning readers do not disturb writers.
 _JOB, _SLEEPERS, _SPIN, _LOCK, _STOP, _HELPERS, _TRACE, _PLACE, _BYTES = 64, 128, 192, 256, 320, 384, 448, 512, 4096
+_TURN: Final = _TRACE + 8  # beside a word that is as seldom written
 _STEPS_AHEAD: Final = 16  # steps of a program among which one for several threads is worth calling them at once
 _SPIN_ROUNDS: Final = 20_000  # about half a millisecond of looking for work before a worker sleeps
 
 _TEXT: Final = f"""
-; the job of a generation: kernel, arguments, points, grain, where to note times (or null), then how many chunks were
-; asked for: by the caller in the low half of a word, by workers in the high half. The caller (%mine) takes the first
-; chunks, workers take the last ones, until they meet: so each finds in its caches what it read and wrote a moment ago
+; the job of a generation: kernel, arguments, points, grain, where to note times (or null), where it turns (or 0), then
+; how many chunks were asked for: by the caller in the low half of a word, by workers in the high half. The caller
+; (%mine) takes the first chunks, workers take the last ones, until they meet: so each finds in its caches what it read
+; and wrote a moment ago. Turned, they begin where they would meet and end with the first and the last chunk
 define internal void @take_chunks(ptr %job, i1 %mine) nounwind {{
 entry:
   %kernel = load ptr, ptr %job, align 8
@@ -45,6 +48,9 @@ entry:
   %grain = load i64, ptr %p3, align 8
   %p4 = getelementptr i8, ptr %job, i64 32
   %trace = load ptr, ptr %p4, align 8
+  %p5 = getelementptr i8, ptr %job, i64 40
+  %middle = load i64, ptr %p5, align 8
+  %turned = icmp ne i64 %middle, 0
   %next = getelementptr i8, ptr %job, i64 64
   %more_points = add i64 %points, %grain
   %most = sub i64 %more_points, 1
@@ -67,7 +73,13 @@ take:
 work:
   %behind = sub i64 %chunks, %back
   %last = sub i64 %behind, 1
-  %chunk = select i1 %mine, i64 %front, i64 %last
+  %place = select i1 %mine, i64 %front, i64 %last
+  %from = sub i64 %middle, %place
+  %inward = sub i64 %from, 1
+  %over = icmp slt i64 %inward, 0
+  %around = add i64 %inward, %chunks
+  %mirrored = select i1 %over, i64 %around, i64 %inward
+  %chunk = select i1 %turned, i64 %mirrored, i64 %place
   %begin = mul i64 %chunk, %grain
   %stop = add i64 %begin, %grain
   %inside = icmp slt i64 %stop, %points
@@ -214,8 +226,8 @@ look:
   br i1 %more, label %step, label %out
 step:
   %s2 = add i64 %s, 1
-  %s5 = mul i64 %s, 5
-  %at = add i64 %s5, 3
+  %row = mul i64 %s, {STEP_WORDS}
+  %at = add i64 %row, 3
   %ppoints = getelementptr i64, ptr %program, i64 %at
   %points = load i64, ptr %ppoints, align 8
   %pgrain = getelementptr i64, ptr %ppoints, i64 1
@@ -231,7 +243,9 @@ out:
   ret void
 }}
 
-define void @pool_parallel(ptr %pool, i64 %threads, ptr %kernel, ptr %arguments, i64 %points, i64 %grain) nounwind {{
+define void @pool_parallel(
+  ptr %pool, i64 %threads, ptr %kernel, ptr %arguments, i64 %points, i64 %grain, i64 %middle
+) nounwind {{
 entry:
   %job = alloca [16 x i64], align 64
   %ptrace = getelementptr i8, ptr %pool, i64 {_TRACE}
@@ -255,6 +269,8 @@ several:
   store i64 %grain, ptr %j3, align 8
   %j4 = getelementptr i8, ptr %job, i64 32
   store ptr %trace, ptr %j4, align 8
+  %j5 = getelementptr i8, ptr %job, i64 40
+  store i64 %middle, ptr %j5, align 8
   %next = getelementptr i8, ptr %job, i64 64
   store i64 0, ptr %next, align 8
   %single = icmp sle i64 %threads, 1
@@ -313,122 +329,6 @@ done:
   ret void
 }}
 
-; a program: count of steps, then per step: kernel, points, grain, arguments, first argument (a word index);
-; an argument is (region, offset): regions[region] + offset, or the offset alone where the region is negative
-define void @program_run(ptr %program, ptr %regions, ptr %pool, i64 %threads, i64 %first, i64 %last) nounwind {{
-entry:
-  %pmost = getelementptr i64, ptr %program, i64 1
-  %most = load i64, ptr %pmost, align 8
-  %block = alloca i64, i64 %most, align 64
-  call void @call_for_steps(ptr %pool, i64 %threads, ptr %program, i64 %first, i64 %last)
-  br label %head
-head:
-  %s = phi i64 [ %first, %entry ], [ %s2, %go ]
-  %some = icmp slt i64 %s, %last
-  br i1 %some, label %step, label %end
-step:
-  %s5 = mul i64 %s, 5
-  %at = add i64 %s5, 2
-  %row = getelementptr i64, ptr %program, i64 %at
-  %kernel = load ptr, ptr %row, align 8
-  %q1 = getelementptr i64, ptr %row, i64 1
-  %points = load i64, ptr %q1, align 8
-  %q2 = getelementptr i64, ptr %row, i64 2
-  %grain = load i64, ptr %q2, align 8
-  %q3 = getelementptr i64, ptr %row, i64 3
-  %count = load i64, ptr %q3, align 8
-  %q4 = getelementptr i64, ptr %row, i64 4
-  %start = load i64, ptr %q4, align 8
-  %list = getelementptr i64, ptr %program, i64 %start
-  br label %fill
-fill:
-  %i = phi i64 [ 0, %step ], [ %i2, %put ]
-  %fewer = icmp slt i64 %i, %count
-  br i1 %fewer, label %one, label %go
-one:
-  %i2x = mul i64 %i, 2
-  %pr = getelementptr i64, ptr %list, i64 %i2x
-  %region = load i64, ptr %pr, align 8
-  %po = getelementptr i64, ptr %pr, i64 1
-  %offset = load i64, ptr %po, align 8
-  %literal = icmp slt i64 %region, 0
-  br i1 %literal, label %put, label %read
-read:
-  %pb = getelementptr i64, ptr %regions, i64 %region
-  %base = load i64, ptr %pb, align 8
-  %sum = add i64 %base, %offset
-  br label %put
-put:
-  %value = phi i64 [ %offset, %one ], [ %sum, %read ]
-  %slot = getelementptr i64, ptr %block, i64 %i
-  store i64 %value, ptr %slot, align 8
-  %i2 = add i64 %i, 1
-  br label %fill
-go:
-  call void @pool_parallel(ptr %pool, i64 %threads, ptr %kernel, ptr %block, i64 %points, i64 %grain)
-  %s2 = add i64 %s, 1
-  br label %head
-end:
-  ret void
-}}
-
-; a call in one block of words: program, regions, pool, threads, first step, last step, then twice (inputs, outputs):
-; a list object, the number of its items, the offset of its item pointer; then the offset of the data pointer in an
-; array object; last the regions that the data pointers go to
-define void @program_enter(ptr %call) nounwind {{
-entry:
-  %program = load ptr, ptr %call, align 8
-  %c1 = getelementptr i64, ptr %call, i64 1
-  %regions = load ptr, ptr %c1, align 8
-  %c2 = getelementptr i64, ptr %call, i64 2
-  %pool = load ptr, ptr %c2, align 8
-  %c3 = getelementptr i64, ptr %call, i64 3
-  %threads = load i64, ptr %c3, align 8
-  %c4 = getelementptr i64, ptr %call, i64 4
-  %first = load i64, ptr %c4, align 8
-  %c5 = getelementptr i64, ptr %call, i64 5
-  %last = load i64, ptr %c5, align 8
-  %c6 = getelementptr i64, ptr %call, i64 6
-  %c9 = getelementptr i64, ptr %call, i64 9
-  %c12 = getelementptr i64, ptr %call, i64 12
-  %offset = load i64, ptr %c12, align 8
-  %where = getelementptr i64, ptr %call, i64 13
-  %rest = call ptr @place_arrays(ptr %c6, i64 %offset, ptr %where, ptr %regions)
-  %none = call ptr @place_arrays(ptr %c9, i64 %offset, ptr %rest, ptr %regions)
-  call void @program_run(ptr %program, ptr %regions, ptr %pool, i64 %threads, i64 %first, i64 %last)
-  ret void
-}}
-
-define internal ptr @place_arrays(ptr %list, i64 %offset, ptr %where, ptr %regions) nounwind {{
-entry:
-  %object = load ptr, ptr %list, align 8
-  %l1 = getelementptr i64, ptr %list, i64 1
-  %count = load i64, ptr %l1, align 8
-  %l2 = getelementptr i64, ptr %list, i64 2
-  %inside = load i64, ptr %l2, align 8
-  %pitems = getelementptr i8, ptr %object, i64 %inside
-  %items = load ptr, ptr %pitems, align 8
-  br label %head
-head:
-  %i = phi i64 [ 0, %entry ], [ %i2, %array ]
-  %more = icmp slt i64 %i, %count
-  br i1 %more, label %array, label %done
-array:
-  %pr = getelementptr i64, ptr %where, i64 %i
-  %region = load i64, ptr %pr, align 8
-  %po = getelementptr ptr, ptr %items, i64 %i
-  %one = load ptr, ptr %po, align 8
-  %field = getelementptr i8, ptr %one, i64 %offset
-  %data = load i64, ptr %field, align 8
-  %slot = getelementptr i64, ptr %regions, i64 %region
-  store i64 %data, ptr %slot, align 8
-  %i2 = add i64 %i, 1
-  br label %head
-done:
-  %rest = getelementptr i64, ptr %where, i64 %count
-  ret ptr %rest
-}}
-
 define void @nothing(ptr %arguments, i64 %begin, i64 %end) nounwind {{
   ret void
 }}
@@ -439,7 +339,7 @@ _EXPORTS: Final = ("pool_worker", "pool_parallel", "program_run", "program_enter
 def native_code() -> jit.Code:
     """The pool and the program walker, loaded once per process; the same code for all processors of a kind."""
     target = Target.named("neon" if Target.host().has("neon") else "baseline")
-    text = f'target triple = "{target.triple}"\n{wait_functions()}{clock_functions()}{_TEXT}'
+    text = f'target triple = "{target.triple}"\n{wait_functions()}{clock_functions()}{_TEXT}{walker_text(_TURN)}'
     return jit.stored_text(text, _EXPORTS, target)
 
 
@@ -456,7 +356,7 @@ class Pool:
         self.default_threads = available_threads()
         code = native_code()
         self._parallel = ctypes.CFUNCTYPE(
-            None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
+            None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 3
         )(code.address("pool_parallel"))
         self._worker = code.address("pool_worker")
         self._reset()
@@ -485,7 +385,7 @@ class Pool:
     def parallel(self, kernel: int, arguments: int, points: int, grain: int, threads: int | None = None) -> None:
         """Runs a native kernel `void (ptr arguments, i64 begin, i64 end)` over all points, `grain` at a time."""
         count = self.ensure(threads or self.default_threads)
-        self._parallel(self.address, count, kernel, arguments, points, grain)
+        self._parallel(self.address, count, kernel, arguments, points, grain, 0)
 
     def note_times(self, events: Any | None) -> None:
         """Have threads note when they work, in words: count, capacity, then (thread, begin, end, chunks) each."""
@@ -499,7 +399,7 @@ class Pool:
             self._word(_STOP).value = 1
             # an empty generation changes the word that sleepers wait on, and wakes them all
             everyone = len(self._workers) + 1
-            self._parallel(self.address, everyone, native_code().address("nothing"), None, everyone, 1)
+            self._parallel(self.address, everyone, native_code().address("nothing"), None, everyone, 1, 0)
             workers, self._workers = self._workers, []
             self.workers = 0
             for worker in workers:

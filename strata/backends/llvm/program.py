@@ -15,7 +15,8 @@ from functools import cache
 from typing import Any
 
 from strata.backends.llvm.pool import Pool, default_pool, native_code
-from strata.core import Dim, substitute
+from strata.backends.llvm.walker import STEP_WORDS
+from strata.core import Dim, Target, substitute
 from strata.errors import CompileError, RunError
 
 
@@ -29,12 +30,18 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One kernel over a number of points, `grain` at a time; `kernel` names an entry of the program's functions."""
+    """One kernel over a number of points, `grain` at a time; `kernel` names an entry of the program's functions.
+
+    `reads` is how many bytes it goes through. Where a cache holds only a part of them, the step turns: it takes its
+    chunks in the order opposite to that of the step before it of which that is true, which may be its own last run. 0
+    says that the caller is always to begin with the first chunk.
+    """
 
     kernel: str
     arguments: tuple[Argument, ...]
     points: Dim
     grain: int = 1
+    reads: Dim = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +75,24 @@ class Program:
             for argument in step.arguments:
                 offset = _number(argument.offset, sizes or {}, step.kernel)
                 arguments += [-1 if argument.region is None else argument.region, offset]
-            rows.append([functions[step.kernel], points, step.grain, len(step.arguments), at])
+            turns = _number(step.reads, sizes or {}, step.kernel) > held_in_part()
+            rows.append([functions[step.kernel], points, step.grain, len(step.arguments), at, int(turns)])
         numbers.append(len(rows))
-        base = 2 + 5 * len(rows)
+        base = 2 + STEP_WORDS * len(rows)
         most = max((row[3] for row in rows), default=1)
         words = [len(rows), max(1, most)]
         for row in rows:
-            words += [*row[:4], base + row[4]]
+            words += [*row[:4], base + row[4], row[5]]
         words += arguments
         return BoundProgram(self, (ctypes.c_int64 * len(words))(*words), tuple(numbers))
+
+
+def held_in_part() -> int:
+    """Bytes of which the last cache drops most before they are read again in the same order.
+
+    Of fewer, a part is still there: a cache does not just drop what was used longest ago.
+    """
+    return 2 * Target.host().l3_bytes
 
 
 def _number(dim: Dim, sizes: Mapping[str, int], kernel: str) -> int:

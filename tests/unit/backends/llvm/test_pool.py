@@ -6,18 +6,27 @@ import ctypes
 import os
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
-from strata.backends.llvm import Argument, Pool, Program, Step, region_table
+import strata.backends.llvm.program as program_module
+import strata.ops as functions_of_ops
+from strata.backends.llvm import Argument, Pool, Program, Step, kernel_steps, open_program, region_table
+from strata.backends.llvm.builder import Module
 from strata.backends.llvm.compile import compile_kernel
+from strata.backends.llvm.jit import compile_and_load
 from strata.backends.llvm.pool import _SPIN, native_code
-from strata.core import sym
+from strata.backends.llvm.program import BoundProgram, held_in_part
+from strata.core import Dim, Target, sym
 from strata.errors import CompileError, RunError
+from strata.mir import Graph
+from strata.runtime import CompileOptions, Session
 from tests.unit.kernel import samples
 
 ROWS = sym("R")
+ops: Any = functions_of_ops
 
 
 def softmax_program() -> tuple[Program, dict[str, int]]:
@@ -63,6 +72,96 @@ def test_ranges_of_steps() -> None:
     assert not held[2].any()
     bound.run(regions, first=1, last=2)
     np.testing.assert_allclose(held[2], expected(held[0]), rtol=1e-5)
+
+
+def order_program(points: Dim, grain: int, reads: tuple[Dim, ...]) -> tuple[Program, dict[str, int]]:
+    """Steps that note in region 1 + step, for each point, how many chunks were taken before its own."""
+    module = Module(Target.host().triple)
+    f = module.function("note", [("ptr", "args"), ("i64", "begin"), ("i64", "end")])
+    counter, places = (f.load("ptr", f.address("i64", "%args", i), 8) for i in range(2))
+    number = f.op(f"atomicrmw add ptr {counter}, i64 1 seq_cst")
+    f.loop("%begin", "%end", 1, [], lambda i, _: f.store("i64", number, f.address("i64", places, i), 8))
+    f.ret()
+    code = compile_and_load(module.text(), ["note"], Target.host())
+    KEEP.append(code)
+    steps = [Step("note", (Argument(0, 8 * i), Argument(1 + i)), points, grain, r) for i, r in enumerate(reads)]
+    return Program(tuple(steps), 1 + len(reads)), {"note": code.address("note")}
+
+
+def orders(bound: BoundProgram, points: int, steps: int, pool: Pool, threads: int) -> list[list[int]]:
+    counters = np.zeros(steps, np.int64)
+    noted = [np.full(points, -1) for _ in range(steps)]
+    bound.run(region_table([a.ctypes.data for a in (counters, *noted)]), threads=threads, pool=pool)
+    return [n.tolist() for n in noted]
+
+
+def test_steps_that_read_more_than_a_cache_holds_turn() -> None:
+    """One after the other they go from the first chunk to the last and from the last to the first; others never."""
+    far, pool = held_in_part() + 1, Pool()
+    program, functions = order_program(10, 3, (far, 0, far, far - 1, far))
+    bound = program.bind(functions)
+    forward, backward = [0, 0, 0, 1, 1, 1, 2, 2, 2, 3], [3, 3, 3, 2, 2, 2, 1, 1, 1, 0]
+    first = orders(bound, 10, 5, pool, 1)
+    assert first == [backward, forward, forward, forward, backward]
+    assert orders(bound, 10, 5, pool, 1) == [forward, forward, backward, forward, forward]
+    single, functions = order_program(2, 5, (far,))
+    assert orders(single.bind(functions), 2, 1, pool, 1) == [[0, 0]]
+    open_, functions = order_program(sym("P", 1), 1, (far // 100 * sym("P", 1),))
+    for count in (101, 5):
+        held = [np.zeros(1, np.int64), np.full(count, -1)]
+        regions = region_table([a.ctypes.data for a in held])
+        bound = open_.bind(functions, {"P": count})
+        bound.run(regions, threads=1, pool=pool)
+        bound.run(regions, threads=1, pool=pool)
+        turned = held[1][0] == 2 * count - 1 or held[1][-1] == count
+        assert turned == (count > 5)
+
+
+@pytest.mark.parametrize("threads", [2, 7])
+def test_turning_steps_take_every_chunk_once(threads: int) -> None:
+    far, pool = held_in_part() + 1, Pool()
+    program, functions = order_program(1000, 7, (far, far))
+    bound = program.bind(functions)
+    wrong: list[object] = []
+
+    def call() -> None:
+        for _ in range(20):
+            for noted in orders(bound, 1000, 2, pool, threads):
+                chunks = [noted[i : i + 7] for i in range(0, 1000, 7)]
+                if any(len(set(c)) != 1 for c in chunks) or sorted(c[0] for c in chunks) != list(range(143)):
+                    wrong.append(noted)
+
+    callers = [threading.Thread(target=call) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(30)
+    assert not wrong
+    pool.stop()
+
+
+@pytest.mark.parametrize("rows", [300, sym("M", 1, 400)], ids=["fixed", "open"])
+def test_turning_changes_no_bit(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product, a reduction, a row kernel and a copy, twice in a row, on 1, 2 and 7 threads."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((300, 257)).astype(np.float32)
+    w = rng.standard_normal((257, 700)).astype(np.float32)
+
+    def results(threads: int) -> list[np.ndarray]:
+        g = Graph("g")
+        given = g.input("x", (rows, 257))
+        y = given @ g.param("w", (257, 700))
+        g.outputs(y, ops.softmax(y, axis=-1), ops.sum(ops.exp(y), axis=0), ops.transpose(given))
+        compiled = Session("cpu").compile(g, CompileOptions(threads=threads))
+        compiled.set_param("w", w)
+        return [np.asarray(r) for _ in range(2) for r in compiled.run(x=x)]
+
+    wanted = results(1)
+    for module in (program_module, kernel_steps, open_program):
+        monkeypatch.setattr(module, "held_in_part", lambda: 1)
+    for threads in (1, 2, 7):
+        for found, want in zip(results(threads), wanted, strict=True):
+            assert (found == want).all()
 
 
 def test_concurrent_callers() -> None:
