@@ -32,6 +32,8 @@ SIGNATURES = 256  # sets of input shapes whose plan is remembered
 SYMBOLIC_PLANS = 16
 WORTH_SECONDS = 0.02  # of reading; less is not worth an entry of the store
 
+_Quick = tuple[CompiledGraph, tuple[str, ...] | None]  # with the inputs that it takes, where these are not all
+
 
 class OnnxModel:
     """`m.run(x=array)` gives a tuple of arrays, one for each output. Safe to call from many threads."""
@@ -53,6 +55,7 @@ class OnnxModel:
         self._plans: list[Plan] = []  # with symbolic sizes
         self._by_signature: OrderedDict[Any, Plan | None] = OrderedDict()  # None: run in segments
         self._assumed: set[str] = set()  # inputs whose elements some plan depends on
+        self._quick: dict[Any, _Quick] = {}  # for arrays as they are, by what `_quick_key` says
         self.why_not_symbolic: list[str] = []
 
     def _declare(self) -> None:
@@ -64,6 +67,7 @@ class OnnxModel:
             declared = self.program.declared()
             self._is_kept = key is not None and self.program.decides_all
         self.inputs, self.optional_inputs, self.outputs = declared.inputs, declared.optional_inputs, declared.outputs
+        self._dtypes = {p.name: p.dtype for p in self.inputs if p.kind == "tensor"}
 
     @property
     def program(self) -> Program:
@@ -95,16 +99,17 @@ class OnnxModel:
     @located
     def run(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> tuple[Any, ...]:
         """Run on arrays by input name: a tuple of arrays, one for each output (lists for sequences)."""
-        arrays = self._checked({**(feeds or {}), **named})
-        key = self._signature(arrays)
-        with self._lock:
-            plan = self._by_signature.get(key)
-            if key not in self._by_signature:
-                plan = next((p for p in self._plans if p.fits(arrays)), None) or self._made(arrays)
-                if plan is not None:
-                    self._remember(self._signature(arrays), plan)
+        given = named if feeds is None else {**feeds, **named}
+        quick = self._quick.get(self._quick_key(given))
+        if quick is None:
+            arrays = self._checked(given)
+            key, plan = self._plan_for(arrays)
         try:
+            if quick is not None:
+                compiled, names = quick
+                return compiled.run(given if names is None else {name: given[name] for name in names})
             if plan is not None:
+                self._remember_quick(arrays, plan)
                 return tuple(plan.run(arrays))
             keep = partial(self._kept, arrays, time.perf_counter(), False)
             results, plan = self._reading.run_sized(key, arrays, keep)
@@ -118,6 +123,39 @@ class OnnxModel:
             raise RunError(f"the model does not fit these inputs: {error}", place=here()) from error
 
     __call__ = run
+
+    def _plan_for(self, arrays: dict[str, Any]) -> tuple[Any, Plan | None]:
+        """What decides the plan of a run, and the plan, made if need be; None where it depends on all sizes."""
+        key = self._signature(arrays)
+        with self._lock:
+            plan = self._by_signature.get(key)
+            if key not in self._by_signature:
+                plan = next((p for p in self._plans if p.fits(arrays)), None) or self._made(arrays)
+                if plan is not None:
+                    self._remember(self._signature(arrays), plan)
+        return key, plan
+
+    def _quick_key(self, given: Mapping[str, Any]) -> Any:
+        """Names, shapes and elements that plans depend on; None where not all are arrays of the declared types."""
+        dtypes = self._dtypes
+        for name, x in given.items():
+            if type(x) is not np.ndarray or x.dtype != dtypes.get(name):
+                return None
+        shapes = [x.shape for x in given.values()]
+        if not self._assumed:
+            return (*given, *shapes)
+        return *given, *shapes, *[given[name].tobytes() for name in sorted(self._assumed) if name in given]
+
+    def _remember_quick(self, arrays: Mapping[str, Any], plan: Plan) -> None:
+        """Runs that need nothing but the compiled graph go there directly from then on."""
+        compiled, key = plan.compiled, self._quick_key(arrays)
+        if key is None or compiled is None or not compiled.inputs.keys() <= arrays.keys():
+            return
+        if all(type(x) is int and x == i for i, x in enumerate(plan.outputs)):
+            names = None if len(compiled.inputs) == len(arrays) else tuple(compiled.inputs)
+            quick = self._quick if len(self._quick) < SIGNATURES else {}
+            quick[key] = compiled, names
+            self._quick = quick
 
     def _remember(self, key: Any, plan: Plan | None) -> None:
         with self._lock:

@@ -281,3 +281,40 @@ def test_backend_interface() -> None:
     proto = model([node("Neg", ["x"], ["y"])], [port("x", [2])], [port("y", [2])])
     np.testing.assert_array_equal(StrataBackend.run_model(proto, [x])[0], -x)
     np.testing.assert_array_equal(StrataBackend.prepare(proto).run({"x": x})[0], -x)
+
+
+def test_runs_alike_go_a_short_way_and_others_do_not(device: str) -> None:
+    """The second run on arrays of a shape skips the search for a plan; what it would refuse is still refused."""
+    proto = model(
+        [node("Sub", ["x", "y"], ["d"]), node("Neg", ["x"], ["n"])],
+        [port("x", ["n"]), port("y", ["n"])],
+        [port("d", ["n"]), port("n", ["n"])],
+    )
+    m = load(proto, device=device)
+    x, y = np.arange(3, dtype=np.float32), np.ones(3, np.float32)
+    for feeds in ({"x": x, "y": y}, {"y": y, "x": x}, {"x": x[::-1], "y": y}, {"x": [0.0, 1.0], "y": [1.0, 1.0]}):
+        for _ in range(3):
+            d, n = m.run(feeds)
+            np.testing.assert_array_equal(d, np.asarray(feeds["x"]) - np.asarray(feeds["y"]))
+            np.testing.assert_array_equal(n, -np.asarray(feeds["x"]))
+    with pytest.raises(DTypeError, match="x: float32"):
+        m.run(x=x.astype(np.float64), y=y)
+    with pytest.raises(ShapeError):
+        m.run(x=x[:2], y=np.ones(4, np.float32))
+    with pytest.raises(UnknownNameError, match="missing"):
+        m.run(x=x)
+    with pytest.raises(UnknownNameError, match="has no input"):
+        m.run(x=x, y=y, z=y)
+
+
+def test_elements_that_decide_are_looked_at_in_each_run(device: str) -> None:
+    proto = model(
+        [node("Reshape", ["x", "shape"], ["y"])],
+        [port("x", ["n", 4]), port("shape", [2], INT64)],
+        [port("y", None)],
+    )
+    m = load(proto, device=device)
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for shape in ([4, 3], [4, 3], [2, 6], [4, 3], [6, 2], [6, 2], [2, 6]):
+        (y,) = m.run(x=x, shape=np.array(shape))
+        np.testing.assert_array_equal(y, x.reshape(shape))
