@@ -101,6 +101,8 @@ def builder(treedef: TreeDef) -> Callable[[Iterator[Any]], Any]:
             return children
         case "tuple":
             return lambda leaves: tuple(children(leaves))
+        case "dict" if all(c.kind == "leaf" for c in treedef.children):
+            return lambda leaves: dict(zip(keys, leaves))  # takes as many leaves as there are keys
         case "dict":
             return lambda leaves: dict(zip(keys, children(leaves), strict=True))
     assert cls is not None

@@ -1,7 +1,7 @@
 """The runtime: sessions, compiled graphs, options, devices, caches, bundles, traces."""
 
 from strata.runtime.aot import AotCache
-from strata.runtime.arrays import StoredArray
+from strata.runtime.arrays import USABLE, StoredArray
 from strata.runtime.bundle import inspect_bundle, load_compiled
 from strata.runtime.caches import BucketedCompileCache, CompileCache, pad_rows, slice_rows
 from strata.runtime.compiled import CompiledGraph

@@ -21,11 +21,14 @@ from strata.tensor.data import Handle
 from strata.tensor.general import General
 from strata.tensor.outline import is_traced
 from strata.tensor.realize import realize_values
+from strata.tensor.repeat import Repeat, UnlikeError
 from strata.tensor.signature import outline_arguments
 from strata.tensor.tensor import Tensor
 from strata.tensor.variant import Bucket, Explanation, Variant
 
 ON_MISS = ("error", "bucket", "interpret", "compile")
+REPEATS = 3  # calls that a call is compared with before its signature is looked up
+MOST_REPEATS = 8  # calls of one variant that are kept for it, over time
 DEFAULT_VARIANTS = 64  # of a function without max_variants; the one that was not used for longest is dropped
 
 
@@ -69,9 +72,14 @@ class Jitted:
         self._sharing: OrderedDict[Any, Variant | None] = (
             OrderedDict()
         )  # other signatures: on a shared program, or plain
+        self._repeats: tuple[Repeat, ...] = ()  # the calls that others are compared with first
         self._lock = new_rlock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for repeat in self._repeats:
+            inputs = repeat.inputs(args, kwargs) if repeat.settings is config() else None
+            if inputs is not None:
+                return repeat.variant.run_ready(*inputs)
         call = self._call(args, kwargs)
         pending = None in call.handles
         if pending and any(is_traced(v) for v in call.values):
@@ -85,11 +93,26 @@ class Jitted:
             if not isinstance(found, Variant):
                 return found[0]
             variant = found
-        elif self.max_variants is not None or len(self.variants) > DEFAULT_VARIANTS // 2:
+        elif len(self.variants) > (1 if self.max_variants is not None else DEFAULT_VARIANTS // 2):
             with self._lock:
                 if call.key in self.variants:
                     self.variants.move_to_end(call.key)
+        elif not pending and variant.repeats < MOST_REPEATS and variant.takes_arrays:
+            self._expect(call, variant)
         return variant.run(realize_values(call.values) if pending else call.handles)  # type: ignore[arg-type]
+
+    def _expect(self, call: _Call, variant: Variant) -> None:
+        """Calls like this one are to be recognised without a signature."""
+        variant.repeats += 1
+        static = {i % len(call.args) for i in self.static_argnums}
+        try:
+            made = Repeat(call.args, call.kwargs, static, call.key[1], config(), variant)
+        except UnlikeError:
+            variant.repeats = MOST_REPEATS
+            return
+        with self._lock:
+            if any(v is variant for v in self.variants.values()):
+                self._repeats = (made, *self._repeats[: REPEATS - 1])
 
     def _known(self, key: Any) -> Variant | None:
         return self.variants.get(key) or self._sharing.get(key)
@@ -166,6 +189,7 @@ class Jitted:
     def clear(self) -> None:
         """Forget all variants."""
         with self._lock:
+            self._repeats = ()
             self.variants.clear()
             self._sharing.clear()
             self.buckets.clear()
@@ -299,6 +323,7 @@ class Jitted:
         )  # fmt: skip
 
     def _miss(self, call: _Call) -> Variant | tuple[Any]:
+        self._repeats = ()  # a variant may have to go
         types: dict[TensorType, TensorType] = {}  # equal types become one object: the next call is then found sooner
         shape, kinds, *rest = call.key
         call.key = (shape, tuple([types.setdefault(t, t) for t in kinds]), *rest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, wraps
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -47,6 +47,18 @@ class Tensor:
         """A tensor that is what a handle holds. It becomes a value of graphs when it is used in one."""
         made = cls.__new__(cls)
         made._value, made._handle = None, handle
+        return made
+
+    @classmethod
+    def results(cls, arrays: Iterable[np.ndarray], kinds: Iterable[TensorType]) -> list[Tensor]:
+        """Tensors of arrays that nobody has seen yet: in every call of a jitted function, so all in one loop."""
+        new: Any = object.__new__
+        made = []
+        for array, kind in zip(arrays, kinds, strict=True):
+            handle, tensor = new(Handle), new(cls)
+            handle._array, handle.type, handle.binding, handle.is_own = array, kind, None, True
+            tensor._value, tensor._handle = None, handle
+            made.append(tensor)
         return made
 
     @property

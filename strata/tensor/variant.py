@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,38 +44,60 @@ class Variant:
     takes: dict[int, int] | None = None  # outputs, and the donated inputs that they are written over
     rebuild: Callable[[Iterator[Any]], Any] | None = None  # puts results into the structure
     runs: int = 0
+    repeats: int = 0  # how often a call was kept to compare others with
     _lock: Any = field(default_factory=new_lock)
 
     def run(self, handles: Sequence[Handle]) -> Any:
         compiled = self.compiled or self.compile()
         feeds = self.renamed({n: h.array for n, h in zip(self.names, handles, strict=True)})
-        if self.donated:
-            made = self._run_over(compiled, feeds, handles)
-        else:
-            made = compiled.run(feeds)
-        self.runs += 1
-        return self.restore([Handle(a, kind, is_own=True) for a, kind in zip(made, self.kinds, strict=True)])
+        try:
+            made = compiled.run_over(feeds, self._over(compiled, handles))
+        finally:
+            self._release(handles)
+        return self._finished(made)
 
-    def _run_over(
-        self, compiled: CompiledGraph, feeds: dict[str, np.ndarray], handles: Sequence[Handle]
-    ) -> Sequence[np.ndarray]:
+    def run_ready(self, arrays: list[np.ndarray], handles: Sequence[Handle]) -> Any:
+        """The same for arrays that the program takes as they are, in its order."""
+        compiled = self.compiled
+        assert compiled is not None
+        if not self.donated:
+            return self._finished(compiled.run_ready(arrays))
+        try:
+            made = compiled.run_ready(arrays, self._over(compiled, handles))
+        finally:
+            self._release(handles)
+        return self._finished(made)
+
+    @property
+    def takes_arrays(self) -> bool:
+        """Whether its program has exactly its inputs, in order: `run_ready` can be used."""
+        return self.compiled is not None and self.shared is None and tuple(self.compiled.inputs) == self.names
+
+    def _finished(self, made: Sequence[np.ndarray]) -> Any:
+        self.runs += 1
+        return self.restore(Tensor.results(made, self.kinds))
+
+    def _over(self, compiled: CompiledGraph, handles: Sequence[Handle]) -> dict[int, np.ndarray]:
         """Results go where donated arguments lie, as far as the plan reads those before it writes.
 
         Only memory that nobody else has seen is written over, and none that is an argument twice.
         """
+        if not self.donated:
+            return {}
         if self.takes is None:
             self.takes = self._pairs(compiled)
-        once = len(set(handles)) == len(handles)
+        counts = Counter(handles) if len(set(handles)) != len(handles) else None
         over = {}
         for output, i in self.takes.items():
             handle = handles[i]
-            if handle.is_own and (once or handles.count(handle) == 1):
+            if handle.is_own and (counts is None or counts[handle] == 1):
                 over[output] = handle.array
-        try:
-            return compiled.run_over(feeds, over)
-        finally:
-            for i in self.donated:
-                handles[i].release()
+        return over
+
+    def _release(self, handles: Sequence[Handle]) -> None:
+        """Donated arguments are given up, whatever happened."""
+        for i in self.donated:
+            handles[i].release()
 
     def _pairs(self, compiled: CompiledGraph) -> dict[int, int]:
         """Outputs, and the donated inputs that they take over."""
@@ -97,13 +119,14 @@ class Variant:
             return feeds
         return {self.shared[n]: a for n, a in (feeds | self.captured).items() if n in self.shared}
 
-    def restore(self, handles: Sequence[Handle]) -> Any:
+    def restore(self, results: Sequence[Tensor]) -> Any:
+        """Results in the structure that the function gave."""
         if self.rebuild is None:
             self.rebuild = builder(self.structure)
-        tensors = iter([Tensor.of(h) for h in handles])
+        tensors = iter(results)
         if not self.fixed:
             return self.rebuild(tensors)
-        count = len(handles) + len(self.fixed)
+        count = len(results) + len(self.fixed)
         return self.rebuild(iter([self.fixed[i] if i in self.fixed else next(tensors) for i in range(count)]))
 
     def compile(self) -> CompiledGraph:
