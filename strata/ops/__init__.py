@@ -22,6 +22,7 @@ from strata.ops.conv_last import (
     weight_to_first,
     weight_to_last,
 )
+from strata.ops.creation import full, iota, ones, zeros
 from strata.ops.custom import (
     Custom,
     CustomFn,
@@ -37,7 +38,7 @@ from strata.ops.fft import fftfreq, hann_window, rfftfreq
 from strata.ops.indexing import CheckedIds, Indexed, id_error, may_be_empty
 from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loop
 from strata.ops.matmul import MatMul
-from strata.ops.movement import Slice, full, iota, ones, zeros
+from strata.ops.movement import Slice
 from strata.ops.pruning import prune
 from strata.ops.remat import Barrier, Checkpoint, Fence, checkpoint
 from strata.ops.rope import RopeScaling, rope_frequencies, rope_tables
@@ -56,6 +57,7 @@ FAMILIES = (
     "conv_filled",
     "conv_functions",
     "conv_last",
+    "creation",
     "cumulative",
     "custom",
     "dequant",

@@ -23,22 +23,10 @@ from strata.core import (
 )
 from strata.errors import OptionError, ShapeError
 from strata.mir import METHODS, Value, constant, function
+from strata.ops.creation import dim_size, iota, zeros
 from strata.ops.frontend import Operand, as_value, promoted
 from strata.ops.indexing import Gather
-from strata.ops.movement import (
-    Pad,
-    Slice,
-    broadcast_to,
-    concat,
-    dim_size,
-    flatten,
-    flip,
-    insert_axis,
-    iota,
-    narrow,
-    reshape,
-    zeros,
-)
+from strata.ops.movement import Pad, Slice, broadcast_to, concat, flatten, flip, insert_axis, narrow, reshape
 
 PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 Numbers = int | float

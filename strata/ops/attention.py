@@ -25,11 +25,12 @@ from strata.core import (
 )
 from strata.errors import OptionError
 from strata.mir import Op, Sample, Value, constant, draw, op
+from strata.ops.creation import dim_size, iota, zeros
 from strata.ops.elementwise import unbroadcast
 from strata.ops.logic import cast, logical_and, logical_not, logical_or, where
 from strata.ops.math import tanh
 from strata.ops.matmul import MatMul
-from strata.ops.movement import broadcast_to, dim_size, insert_axis, iota, reshape, swapaxes, transpose, zeros
+from strata.ops.movement import broadcast_to, insert_axis, reshape, swapaxes, transpose
 from strata.ops.reduce import reduce_sum, sum_
 from strata.ops.softmax import softmax
 

@@ -10,9 +10,10 @@ from strata.core import Dim, DType, bool_, divide_exactly, i32, i64
 from strata.errors import DTypeError, OptionError, ShapeError
 from strata.mir import Value, constant, function
 from strata.ops.attention import LAYOUTS, Attention, AttentionBackward
+from strata.ops.creation import dim_size, iota
 from strata.ops.frontend import Operand, as_value, promoted
 from strata.ops.logic import cast, logical_and, where
-from strata.ops.movement import broadcast_to, dim_size, iota, reshape
+from strata.ops.movement import broadcast_to, reshape
 
 
 def _infer_layout(q: Value, num_heads: int | None, what: str) -> str:

@@ -10,10 +10,11 @@ import numpy as np
 from strata.core import Dim, TensorType, bool_, f64, flatten, located, unflatten
 from strata.errors import OptionError, ShapeError
 from strata.mir import Graph, Op, Sample, Value, batch_values, op, placeholder, pullback, pushforward
+from strata.ops.creation import zeros_like
 from strata.ops.elementwise import lift
 from strata.ops.frontend import as_value
 from strata.ops.logic import to_bool, where
-from strata.ops.movement import broadcast_to, zeros_like
+from strata.ops.movement import broadcast_to
 from strata.ops.tracing import Traced, is_wide, make_graph, narrowed, numbered, run_graph, trace_body
 
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from strata.core import Dim, TensorType, broadcast_shapes, f32, f64, i32, i64, normalize_axis
 from strata.mir import METHODS, Op, Sample, UnaryOp, Value, constant, draw, function, op
+from strata.ops.creation import zeros_like
 from strata.ops.elementwise import accepts
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
-from strata.ops.movement import Pad, broadcast_to, flatten, narrow, zeros_like
+from strata.ops.movement import Pad, broadcast_to, flatten, narrow
 from strata.ops.reduce import _summable as summable
 
 if TYPE_CHECKING:

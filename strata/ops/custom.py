@@ -30,7 +30,8 @@ from strata.mir import (
     pushforward,
     toposort,
 )
-from strata.ops.movement import broadcast_to, zeros_like
+from strata.ops.creation import zeros_like
+from strata.ops.movement import broadcast_to
 from strata.ops.scanning import Scan
 from strata.ops.tracing import is_wide, make_graph, narrowed, run_graph
 

@@ -10,12 +10,13 @@ from strata.core import Dim, DType, TensorType, bf16, dim_prod, f8e4m3, f8e5m2, 
 from strata.errors import OptionError, ShapeError, StrataError
 from strata.mir import Op, Sample, Value, function, op, pullback, pushforward
 from strata.ops.attention import same_shape
+from strata.ops.creation import ones_like, zeros_like
 from strata.ops.frontend import Operand, as_value, to_inexact
 from strata.ops.gguf_blocks import block_format
 from strata.ops.gguf_kernels import block_element
 from strata.ops.logic import cast, stop_gradient
 from strata.ops.matmul import MatMul
-from strata.ops.movement import broadcast_to, insert_axis, narrow, ones_like, reshape, zeros_like
+from strata.ops.movement import broadcast_to, insert_axis, narrow, reshape
 from strata.ops.schemes import FP4, Scheme, as_scheme, side_dtype
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from strata.core import Dim, TensorType, c64, dim_min, f32, f64, known_le
 from strata.errors import MissingRuleError, OptionError, RunError, ShapeError
 from strata.mir import METHODS, Sample, Value, function, op
 from strata.ops.complex import make_complex
+from strata.ops.creation import zeros_like
 from strata.ops.frontend import Operand
 from strata.ops.matmul import MatMul, adjoint
-from strata.ops.movement import concat, insert_axis, narrow, swapaxes, zeros_like
+from strata.ops.movement import concat, insert_axis, narrow, swapaxes
 from strata.ops.solve import (
     MatrixOp,
     TriangularSolve,

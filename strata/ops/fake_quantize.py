@@ -12,11 +12,12 @@ from strata.core import Dim, TensorType, f16, f32, f64, normalize_axis
 from strata.errors import OptionError
 from strata.mir import Op, Sample, Value, constant, draw, function, op
 from strata.ops.attention import same_shape
+from strata.ops.creation import zeros_like
 from strata.ops.elementwise import maximum
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.logic import cast, where
 from strata.ops.math import sqrt, tanh
-from strata.ops.movement import broadcast_to, reshape, zeros_like
+from strata.ops.movement import broadcast_to, reshape
 from strata.ops.numeric import clip
 from strata.ops.quantize import round_half_away, rounded
 from strata.ops.reduce import count_of, max_, reduce_sum

@@ -16,9 +16,10 @@ from strata.core import Dim, DType, SymExpr, TensorType, c64, c128, f32, f64, fl
 from strata.errors import DTypeError, OptionError, ShapeError
 from strata.mir import METHODS, Sample, UnaryOp, Value, constant, function, op
 from strata.ops.complex import Conj, MakeComplex, Real
+from strata.ops.creation import dim_size
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.logic import cast
-from strata.ops.movement import concat, dim_size, flip, moveaxis, narrow, pad_constant, reshape
+from strata.ops.movement import concat, flip, moveaxis, narrow, pad_constant, reshape
 
 SCALES = ("one", "by_n", "ortho")
 SHORT = 1024  # real numbers whose bins come from half a transform

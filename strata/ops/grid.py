@@ -14,8 +14,9 @@ import numpy as np
 from strata.core import Dim, dim_prod, i64
 from strata.errors import OptionError, ShapeError
 from strata.mir import METHODS, Value, constant, function
+from strata.ops.creation import iota
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
-from strata.ops.movement import broadcast_to, iota, moveaxis, narrow, reshape, stack, transpose
+from strata.ops.movement import broadcast_to, moveaxis, narrow, reshape, stack, transpose
 
 Tap = tuple[Value, Value]  # an index that is inside, and a weight that is 0 where the true index is not
 

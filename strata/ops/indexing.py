@@ -32,8 +32,9 @@ from strata.core import (
 )
 from strata.errors import DTypeError, IndexRangeError, OptionError, ShapeError
 from strata.mir import METHODS, Constant, Op, Sample, Value, draw, function, op
+from strata.ops.creation import iota, zeros_like
 from strata.ops.frontend import Operand, as_value
-from strata.ops.movement import broadcast_to, flatten, iota, reshape, transpose, zeros_like
+from strata.ops.movement import broadcast_to, flatten, reshape, transpose
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder, View

@@ -10,12 +10,13 @@ import numpy as np
 from strata.core import TensorType, bool_, c64, f32, f64, i64, normalize_axis
 from strata.errors import OptionError, ShapeError
 from strata.mir import METHODS, Sample, Value, constant, function, op
+from strata.ops.creation import zeros
 from strata.ops.cumulative import Cumprod
 from strata.ops.factorize import Svd, svdvals
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.logic import cast, where
 from strata.ops.matmul import MatMul, adjoint
-from strata.ops.movement import broadcast_to, insert_axis, moveaxis, reshape, zeros
+from strata.ops.movement import broadcast_to, insert_axis, moveaxis, reshape
 from strata.ops.reduce import ReduceSum
 from strata.ops.solve import (
     MatrixOp,

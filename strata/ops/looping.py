@@ -12,10 +12,11 @@ from strata.core import Dim, SymExpr, TensorType, bool_, f64, flatten, i64, loca
 from strata.errors import MissingRuleError, OptionError, ShapeError
 from strata.mir import Graph, Op, Sample, Value, batch_values, op, placeholder, pullback_once, pushforward
 from strata.ops.branching import Cond, branch_graphs, merged_captures
+from strata.ops.creation import zeros_like
 from strata.ops.elementwise import lift
 from strata.ops.frontend import as_value
 from strata.ops.logic import to_bool, where
-from strata.ops.movement import broadcast_to, concat, insert_axis, narrow, reshape, zeros_like
+from strata.ops.movement import broadcast_to, concat, insert_axis, narrow, reshape
 from strata.ops.reduce import all_, any_
 from strata.ops.scanning import Scan, segment_ends
 from strata.ops.tracing import is_wide, make_graph, narrowed, numbered, runner, trace_body

@@ -8,12 +8,13 @@ from strata.core import Dim, TensorType, f32, f64, i32, i64, normalize_axis
 from strata.errors import OptionError, ShapeError
 from strata.mir import Op, Sample, Value, constant, function, op
 from strata.ops.activation import log_sigmoid, softplus
+from strata.ops.creation import iota, ones_like
 from strata.ops.elementwise import maximum
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.indexing import CheckedIds, check_ids
 from strata.ops.logic import cast, equal, not_equal, where
 from strata.ops.math import exp, log, sqrt
-from strata.ops.movement import broadcast_to, insert_axis, iota, moveaxis, ones_like
+from strata.ops.movement import broadcast_to, insert_axis, moveaxis
 from strata.ops.norm_gradients import same_sizes
 from strata.ops.reduce import count_of, mean, sum_
 from strata.ops.rounding import abs_

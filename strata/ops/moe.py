@@ -10,12 +10,13 @@ from strata.core import Dim, TensorType, f16, f32, f64, i32, i64
 from strata.errors import OptionError
 from strata.mir import Sample, Value, constant, draw, function, op
 from strata.ops.attention import same_size
+from strata.ops.creation import dim_size, iota
 from strata.ops.dequant import DequantWeights, used_sides
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.indexing import Indexed, as_ids, check_ids, clamp_id, one_hot, take_along_axis
 from strata.ops.logic import cast
 from strata.ops.math import sigmoid
-from strata.ops.movement import broadcast_to, dim_size, insert_axis, iota, reshape, swapaxes
+from strata.ops.movement import broadcast_to, insert_axis, reshape, swapaxes
 from strata.ops.reduce import mean, sum_
 from strata.ops.schemes import Scheme, as_scheme
 from strata.ops.softmax import softmax

@@ -13,9 +13,10 @@ import numpy as np
 from strata.core import Dim, TensorType, bool_, f16, f32, f64, i32, i64, show_shape
 from strata.errors import DTypeError, ShapeError
 from strata.mir import METHODS, Op, Sample, Value, constant, draw, function, op
+from strata.ops.creation import iota, zeros, zeros_like
 from strata.ops.frontend import Operand, as_value, full_shape
 from strata.ops.indexing import GatherND, may_be_le, spread
-from strata.ops.movement import iota, reshape, stack, transpose, zeros, zeros_like
+from strata.ops.movement import reshape, stack, transpose
 from strata.ops.scattering import ScatterND
 
 if TYPE_CHECKING:

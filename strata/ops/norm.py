@@ -21,11 +21,12 @@ from strata.core import (
 )
 from strata.errors import OptionError, ShapeError
 from strata.mir import Op, Sample, Value, draw, function, op
+from strata.ops.creation import ones, zeros
 from strata.ops.elementwise import maximum
 from strata.ops.frontend import Operand, as_value, to_inexact
 from strata.ops.logic import cast
 from strata.ops.math import rsqrt, sqrt
-from strata.ops.movement import narrow, ones, pad_constant, reshape, zeros
+from strata.ops.movement import narrow, pad_constant, reshape
 from strata.ops.norm_gradients import (
     AxesNorm,
     BatchNormInferenceBackwardBeta,

@@ -10,11 +10,11 @@ import numpy as np
 from strata.core import DType, f32, f64, i8, i32, u8, u16, u32, u64
 from strata.errors import OptionError
 from strata.mir import METHODS, Sample, Value, constant, draw, function, op
+from strata.ops.creation import ones_like
 from strata.ops.elementwise import Arithmetic, Elementwise, Partial
 from strata.ops.elementwise import _numbers as numbers
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.logic import Predicate
-from strata.ops.movement import ones_like
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder

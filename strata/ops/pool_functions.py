@@ -13,8 +13,9 @@ import numpy as np
 from strata.core import Dim, SymExpr, dim_min, dim_prod, floordiv, i64
 from strata.errors import OptionError, ShapeError
 from strata.mir import METHODS, Value, constant, function
+from strata.ops.creation import iota, ones, zeros
 from strata.ops.frontend import Operand, as_value, to_inexact
-from strata.ops.movement import concat, iota, moveaxis, narrow, ones, reshape, zeros
+from strata.ops.movement import concat, moveaxis, narrow, reshape
 from strata.ops.pool import PoolBackward, PoolIndex, PoolMax, PoolMin, PoolProd, PoolSum
 from strata.ops.windows import Pairs, Sizes, extent_of, padding_pairs, per_axis, same_padding, window_count
 

@@ -15,12 +15,13 @@ from strata.core import Dim, DType, TensorType, as_dtype, bf16, f16, f32, f64, i
 from strata.errors import DTypeError, OptionError
 from strata.mir import Op, Sample, Value, constant, function, op
 from strata.ops.attention import same_shape
+from strata.ops.creation import zeros_like
 from strata.ops.elementwise import maximum
 from strata.ops.frontend import Operand, as_value, full_shape, promoted
 from strata.ops.indexing import take
 from strata.ops.logic import cast, where
 from strata.ops.math import cos, log, sqrt
-from strata.ops.movement import broadcast_to, narrow, reshape, stack, zeros_like
+from strata.ops.movement import broadcast_to, narrow, reshape, stack
 from strata.ops.sorting import argmax, argsort
 
 if TYPE_CHECKING:

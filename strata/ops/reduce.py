@@ -10,9 +10,10 @@ import numpy as np
 from strata.core import Dim, DType, SymExpr, TensorType, bool_, dim_prod, f32, f64, i32, i64, normalize_axes, u64
 from strata.errors import ShapeError
 from strata.mir import METHODS, Sample, UnaryOp, Value, constant, draw, function, op
+from strata.ops.creation import dim_size
 from strata.ops.elementwise import accepts
 from strata.ops.frontend import Operand, as_value, to_inexact
-from strata.ops.movement import broadcast_to, dim_size, reshape
+from strata.ops.movement import broadcast_to, reshape
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder, View

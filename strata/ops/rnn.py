@@ -15,9 +15,10 @@ from strata.core import Dim, floordiv, i64
 from strata.errors import OptionError, ShapeError
 from strata.mir import METHODS, Value, constant, function
 from strata.ops.activation import hard_sigmoid
+from strata.ops.creation import iota, zeros
 from strata.ops.frontend import Operand, as_value, promoted
 from strata.ops.looping import scan
-from strata.ops.movement import concat, iota, moveaxis, narrow, reshape, split, stack, swapaxes, zeros
+from strata.ops.movement import concat, moveaxis, narrow, reshape, split, stack, swapaxes
 
 Activation = Callable[[Value], Value]
 State = tuple[Value, ...]

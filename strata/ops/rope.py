@@ -12,10 +12,11 @@ from strata.core import Dim, DType, TensorType, as_dtype, divide_exactly, f16, f
 from strata.errors import OptionError, ShapeError
 from strata.mir import Op, Sample, UnaryOp, Value, constant, function, op
 from strata.ops.attention import LAYOUTS, same_shape
+from strata.ops.creation import iota
 from strata.ops.frontend import Operand, as_value
 from strata.ops.indexing import take
 from strata.ops.logic import cast
-from strata.ops.movement import broadcast_to, concat, insert_axis, iota, narrow, reshape, stack
+from strata.ops.movement import broadcast_to, concat, insert_axis, narrow, reshape, stack
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder, View

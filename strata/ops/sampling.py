@@ -8,12 +8,13 @@ from strata.core import Dim, TensorType, f32, i64, known_le, u32
 from strata.errors import OptionError, RunError
 from strata.mir import Op, Sample, Value, constant, draw, function, op
 from strata.ops.attention import same_shape
+from strata.ops.creation import iota
 from strata.ops.cumulative import cumsum
 from strata.ops.frontend import Operand, as_value, to_inexact
 from strata.ops.indexing import take_along_axis
 from strata.ops.logic import cast, logical_and, where
 from strata.ops.math import exp
-from strata.ops.movement import broadcast_to, insert_axis, iota, reshape
+from strata.ops.movement import broadcast_to, insert_axis, reshape
 from strata.ops.random import RandomBits, philox4x32
 from strata.ops.reduce import max_, sum_
 from strata.ops.sorting import argmax, argsort, topk

@@ -15,7 +15,8 @@ import numpy as np
 from strata.core import Dim, SymExpr, TensorType, bool_, f64, floordiv, i64, known_le
 from strata.errors import OptionError
 from strata.mir import Graph, Op, Sample, Value, batch_values, op, placeholder, pullback, pushforward
-from strata.ops.movement import broadcast_to, concat, moveaxis, narrow, reshape, zeros_like
+from strata.ops.creation import zeros_like
+from strata.ops.movement import broadcast_to, concat, moveaxis, narrow, reshape
 from strata.ops.tracing import is_wide, make_graph, narrowed, numbered, runner, used
 
 Run = tuple[Dim, int, Dim]  # the first step, how many segments, and how many steps in each

@@ -14,6 +14,7 @@ import numpy as np
 from strata.core import Dim, TensorType, bool_, dim_prod, f16, f32, f64, i32, i64, normalize_axis, show_shape
 from strata.errors import OptionError
 from strata.mir import METHODS, Constant, Sample, Value, constant, draw, function, op
+from strata.ops.creation import iota, ones_like, zeros, zeros_like
 from strata.ops.cumulative import LinearRecurrence, conjugate, shifted
 from strata.ops.elementwise import accepts
 from strata.ops.frontend import Operand, as_value, promoted
@@ -32,7 +33,7 @@ from strata.ops.indexing import (
     positions,
     spread,
 )
-from strata.ops.movement import broadcast_to, flatten, iota, narrow, ones_like, reshape, zeros, zeros_like
+from strata.ops.movement import broadcast_to, flatten, narrow, reshape
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder, View

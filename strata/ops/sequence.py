@@ -13,10 +13,11 @@ import numpy as np
 from strata.core import Dim, TensorType, f16, f32
 from strata.mir import Op, Sample, Value, draw, function, op, placeholder
 from strata.ops.attention import same_shape
+from strata.ops.creation import zeros
 from strata.ops.frontend import Operand, promoted
 from strata.ops.logic import cast
 from strata.ops.math import exp
-from strata.ops.movement import broadcast_to, insert_axis, moveaxis, reshape, zeros
+from strata.ops.movement import broadcast_to, insert_axis, moveaxis, reshape
 from strata.ops.reduce import sum_
 from strata.ops.scanning import Scan
 from strata.ops.tracing import make_graph

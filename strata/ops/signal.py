@@ -9,9 +9,10 @@ import numpy as np
 from strata.core import Dim, f32, known_le
 from strata.errors import OptionError, ShapeError
 from strata.mir import METHODS, Value, constant, function
+from strata.ops.creation import ones
 from strata.ops.fft import frames
 from strata.ops.frontend import Operand, as_value, to_inexact
-from strata.ops.movement import narrow, ones, reshape, stack, swapaxes
+from strata.ops.movement import narrow, reshape, stack, swapaxes
 from strata.ops.windows import FoldWindows
 
 

@@ -9,11 +9,12 @@ import numpy as np
 from strata.core import Dim, DType, TensorType, broadcast_shapes, c64, c128, f32, f64, i64
 from strata.errors import RunError, ShapeError
 from strata.mir import METHODS, Op, Sample, UnaryOp, Value, as_tuple, constant, function, op, placeholder, pullback
+from strata.ops.creation import iota
 from strata.ops.elementwise import lift, unbroadcast
 from strata.ops.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.logic import cast, where
 from strata.ops.matmul import MatMul, adjoint
-from strata.ops.movement import Slice, broadcast_to, insert_axis, iota, reshape, swapaxes
+from strata.ops.movement import Slice, broadcast_to, insert_axis, reshape, swapaxes
 
 LINALG_DTYPES = (f32, f64, c64, c128)
 

@@ -12,10 +12,11 @@ import numpy as np
 from strata.core import Dim, TensorType, bool_, f16, f32, f64, i32, i64, known_le, normalize_axis
 from strata.errors import OptionError
 from strata.mir import METHODS, Op, Sample, UnaryOp, Value, draw, function, op
+from strata.ops.creation import zeros_like
 from strata.ops.elementwise import accepts
 from strata.ops.frontend import Operand, as_value, promoted
 from strata.ops.indexing import GatherElements, spread
-from strata.ops.movement import flatten, insert_axis, reshape, zeros_like
+from strata.ops.movement import flatten, insert_axis, reshape
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder, View

@@ -16,20 +16,10 @@ import numpy as np
 from strata.core import Dim, SymExpr, bool_, broadcast_shapes, dim_max, dim_min, dim_prod, floordiv, i64, known_le
 from strata.errors import DTypeError, IndexRangeError, OptionError, SymbolError, TraceError
 from strata.mir import METHODS, Value, constant, function
+from strata.ops.creation import iota, ones
 from strata.ops.frontend import Operand, as_value
 from strata.ops.indexing import Gather, GatherND, move_group
-from strata.ops.movement import (
-    Flip,
-    Pad,
-    Slice,
-    broadcast_to,
-    insert_axis,
-    iota,
-    ones,
-    reshape,
-    stack,
-    transpose,
-)
+from strata.ops.movement import Flip, Pad, Slice, broadcast_to, insert_axis, reshape, stack, transpose
 from strata.ops.scattering import ScatterND
 
 UPDATES = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}

@@ -28,8 +28,8 @@ POLICIES: dict[str, dict[str, DType]] = {
 _FAMILIES = {
     "reduction": ("norm", "norm_gradients", "softmax", "reduce", "cumulative", "losses", "sampling", "sequence",
                   "moving_window"),
-    "data": ("movement", "indexing", "scattering", "sorting", "subscript", "arrange", "rope", "pool", "resize", "grid",
-             "branching", "looping", "scanning", "logic", "remat"),
+    "data": ("movement", "creation", "indexing", "scattering", "sorting", "subscript", "arrange", "rope", "pool",
+             "resize", "grid", "branching", "looping", "scanning", "logic", "remat"),
 }  # fmt: skip
 _CATEGORY_OF_FAMILY = {family: category for category, families in _FAMILIES.items() for family in families}
 
