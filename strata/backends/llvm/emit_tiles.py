@@ -7,15 +7,16 @@ first and last squares of a row or column may be partly outside, and take the la
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 
 from strata.backends.llvm.builder import Value, vector, vector_constant
 from strata.backends.llvm.emit_reduce import Reductions
 from strata.backends.llvm.emit_values import Context
-from strata.backends.llvm.registers import Parts, memory_type, register_type
+from strata.backends.llvm.registers import Parts, memory_type, register_bytes, register_type
 from strata.kernel import Block, Buffer, Compute, Expr, Load, MapLoop, Store, StoreStep, Tile, linear, turns
 
 _LINE = 64  # bytes of a cache line
+_LANE = 16  # bytes within which processors move elements most quickly
 _AHEAD = 2  # squares from one that is turned to the one that is asked for
 
 
@@ -191,18 +192,62 @@ class _Squares:
 
 
 def _interleaved(squares: _Squares, node: Load, rows: list[Parts]) -> list[Parts]:
-    """Rows of a square into columns, by as many rounds as its size has bits."""
+    """Rows of a square into columns, by as many rounds as its size has bits: see `turning_rounds`."""
     f, by = squares.f, squares.by
     type_ = register_type(node.dtype, by)
-    low = [lane // 2 + (lane % 2) * by for lane in range(by)]
-    high = [by // 2 + pick for pick in low]
-    count = by
-    while count > 1:
-        half = by // 2
-        rows = [
-            tuple(f.shuffle(type_, a, b, picks) for a, b in zip(rows[n], rows[n + half], strict=True))
-            for n in range(half)
-            for picks in (low, high)
+    for distance, picks in turning_rounds(by, register_bytes(node.dtype)):
+        made = list(rows)
+        for first in range(by):
+            if not first & distance:
+                pair = list(zip(rows[first], rows[first + distance], strict=True))
+                for at, pick in zip((first, first + distance), picks, strict=True):
+                    made[at] = tuple(f.shuffle(type_, a, b, pick) for a, b in pair)
+        rows = made
+    return [rows[at] for at in _places(by, register_bytes(node.dtype))]
+
+
+@cache
+def turning_rounds(by: int, itemsize: int) -> tuple[tuple[int, tuple[tuple[int, ...], tuple[int, ...]]], ...]:
+    """Each round joins registers that are a distance apart, and says what the first and the second of them become:
+    picks of the elements of both. Processors do each in one instruction, as elements move within 16 bytes, or all 16 at
+    once:
+
+        a0 a1 a2 a3, b0 b1 b2 b3  ->  a0 b0 a1 b1, a2 b2 a3 b3      the halves of each 16 bytes, in turns
+        A0 A1 A2 A3, B0 B1 B2 B3  ->  A0 A2 B0 B2, A1 A3 B1 B3      every other 16 bytes
+    """
+    run = min(by, max(1, _LANE // itemsize))
+    rounds: list[tuple[int, tuple[tuple[int, ...], tuple[int, ...]]]] = []
+    step = 1
+    while step < run:  # pieces of `step` elements from the first and the second half of each run
+        rounds.append((step, (_turns(by, run, step, 0), _turns(by, run, step, run // 2))))
+        step *= 2
+    while step < by:
+        rounds.append((step, (_every_other(by, run, 0), _every_other(by, run, run))))
+        step *= 2
+    return tuple(rounds)
+
+
+def _turns(by: int, run: int, step: int, half: int) -> tuple[int, ...]:
+    pieces = [
+        (start + half + at, other)
+        for start in range(0, by, run)
+        for at in range(0, run // 2, step)
+        for other in (0, by)
+    ]
+    return tuple(other + first + at for first, other in pieces for at in range(step))
+
+
+def _every_other(by: int, run: int, first: int) -> tuple[int, ...]:
+    return tuple(start + at for start in range(first, 2 * by, 2 * run) for at in range(run))
+
+
+@cache
+def _places(by: int, itemsize: int) -> tuple[int, ...]:
+    """Where the rounds leave each column."""
+    names = [[(row, column) for column in range(by)] for row in range(by)]
+    for distance, picks in turning_rounds(by, itemsize):
+        names = [
+            [(names[at & ~distance] + names[at | distance])[pick] for pick in picks[bool(at & distance)]]
+            for at in range(by)
         ]
-        count //= 2
-    return rows
+    return tuple(names.index([(row, column) for row in range(by)]) for column in range(by))

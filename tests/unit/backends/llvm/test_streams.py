@@ -89,7 +89,7 @@ def test_a_loop_with_work_to_do_asks_for_the_next_row() -> None:
 def test_loops_that_find_their_rows_in_a_cache_ask_for_rows_to_come() -> None:
     """Where they have much to do, or where there are several rows; short rows and rows that fill a cache are left."""
     rows = 16 * Target.host().l2_bytes
-    ahead = lambda n: -(-16384 // (4 * n)) * n
+    ahead = lambda n: -(-8192 // (4 * n)) * n
     for columns in (768, 1000, 4097):
         asked = actions(samples.softmax(rows // (4 * columns), columns), Prefetch)
         assert asked == [Prefetch("x", 2, ahead(columns), 2)]
