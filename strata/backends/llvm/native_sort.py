@@ -1,4 +1,4 @@
-"""sort, argsort and topk along any axis, and search in sorted numbers.
+"""sort, argsort and topk along any axis.
 
 Rows are turned into unsigned integers with the order of their elements (see `sorter`), put in order in a workspace,
 and written back: elements for sort, positions for argsort, the best ones of both for topk.
@@ -7,7 +7,7 @@ and written back: elements for sort, positions for argsort, the best ones of bot
 from __future__ import annotations
 
 from strata.backends.llvm.builder import Function, Module, Value, constant, vector
-from strata.backends.llvm.native import arguments, around, kernel, number_slots, numbers, while_loop
+from strata.backends.llvm.native import arguments, around, kernel, number_slots, while_loop
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, override
 from strata.backends.llvm.sort_network import LONGEST, emit_groups, network_lanes
 from strata.backends.llvm.sorter import Layout, emit_sort, from_key, key_bits, order_key
@@ -347,46 +347,3 @@ def _argsort(node: Node, target: Target) -> NativeOp:
 @override("topk")
 def _topk(node: Node, target: Target) -> NativeOp:
     return _ordered(node, target, "topk", node.op.largest)  # type: ignore[attr-defined]
-
-
-@override("searchsorted", whole=True)
-def _searchsorted(node: Node, target: Target) -> NativeOp:
-    """A binary search for each number. -0 and 0 are equal, NaN is the largest."""
-    table, x = node.inputs
-    right = node.op.right  # type: ignore[attr-defined]
-
-    def emit(module: Module) -> None:
-        f = kernel(module, "search")
-        sorted_, wanted, out, n, per_batch = arguments(f, "pppii")
-        work = _Rows(f, x.dtype, Layout.of(x.dtype, with_position=True), False)
-
-        def one(point: str, _: list[str]) -> None:
-            row = f.address(work.raw, sorted_, f.mul(f.binary("udiv", "i64", point, per_batch), n))
-            key = work.key(work.read(wanted, point, 1), 1)
-
-            def halve(state: list[str]) -> list[Value]:
-                low, high = state
-                middle = f.binary("lshr", "i64", f.add(low, high), 1)
-                here = work.key(work.read(row, middle, 1), 1)
-                before = f.compare("ule" if right else "ult", work.raw, here, key)
-                return [f.select("i64", before, f.add(middle, 1), low), f.select("i64", before, high, middle)]
-
-            found, _end = while_loop(f, (("i64", 0), ("i64", n)), lambda s: f.compare("slt", "i64", *s), halve)
-            f.store("i64", found, f.address("i64", out, point), 8)
-
-        f.loop("%begin", "%end", 1, (), one)
-        f.ret()
-
-    def plan(sizes: Sizes) -> Planned:
-        *batch, n = numbers(table.shape, sizes)
-        shape = numbers(x.shape, sizes)
-        per_batch = 1
-        for size in shape[len(batch) :]:
-            per_batch *= size
-        count = per_batch
-        for size in batch:
-            count *= size
-        slots = [("input", 0), ("input", 1), ("output", 0), *number_slots(n, max(per_batch, 1))]
-        return Planned([Call("search", slots, count, 512)])
-
-    return NativeOp(f"search {x.dtype} {right}", emit, ("search",), plan)

@@ -90,7 +90,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "native_recurrence": ("cummax", "cummin", "linear_recurrence", "logcumsumexp"),
     "native_rfft": ("irfft", "rfft"),
     "native_scatter": ("scatter_add", "scatter_elements", "scatter_nd"),
-    "native_sort": ("argsort", "searchsorted", "sort", "topk"),
+    "native_search": ("searchsorted",),
+    "native_sort": ("argsort", "sort", "topk"),
 }  # fmt: skip
 _FAMILY_OF = {name: family for family, names in FAMILIES.items() for name in names}
 

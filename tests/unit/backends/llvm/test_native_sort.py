@@ -122,3 +122,21 @@ def test_searchsorted(native: Any, side: str) -> None:
     x = np.concatenate([rng.standard_normal(700).round(2), [np.inf, -np.inf, -0.0, 0.0]]).astype(np.float32)
     (got,) = native(lambda a, b: METHODS["searchsorted"](a, b, side), numbers, x)
     np.testing.assert_array_equal(got, np.searchsorted(numbers, x, side))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.int32, np.int64, np.float16])
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 16, 17, 1000])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_search_in_tables_of_all_lengths(native: Any, side: str, n: int, dtype: Any) -> None:
+    """Whole registers of numbers and single ones; equal elements, -0 and 0, NaN and infinities; rows of their own."""
+    rng = np.random.default_rng(n)
+    special = [0.0, -0.0, np.nan, np.inf, -np.inf] if np.dtype(dtype).kind == "f" else [0, -100, 100]
+    table = np.concatenate([rng.integers(-60, 60, max(0, n - 4)), special])[-n:] if n else np.zeros(0)
+    table = np.sort(table.astype(dtype))
+    x = np.concatenate([special, rng.integers(-70, 70, 70) / 2, table[:5]]).astype(dtype)
+    (got,) = native(lambda a, b: METHODS["searchsorted"](a, b, side), table, x)
+    np.testing.assert_array_equal(got, np.searchsorted(table, x, side))  # type: ignore[call-overload]
+    rows, wanted = np.stack([table, table]), np.stack([x, x[::-1]])
+    (got,) = native(lambda a, b: METHODS["searchsorted"](a, b, side), rows, wanted)
+    expected = np.stack([np.searchsorted(table, w, side) for w in wanted])  # type: ignore[call-overload]
+    np.testing.assert_array_equal(got, expected)
