@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from strata.backends.llvm import vector_angles, vector_logs, vector_math, vector_normal, vector_powers
+from strata.backends.llvm import vector_angles, vector_gamma, vector_logs, vector_math, vector_normal, vector_powers
 from strata.backends.llvm.builder import (
     Function,
     bits_of,
@@ -487,7 +487,7 @@ _TABLE: Final[dict[str, Emission]] = {
     "erf": _math(vector_normal.erf),
     "gelu": _math(vector_normal.gelu),
     "erfc": _math(vector_normal.erfc),
-    "lgamma": _math(vector_math.lgamma),
+    "lgamma": _math(vector_gamma.lgamma),
     "sigmoid": _math(vector_math.sigmoid),
     "floor": _intrinsic("floor"),
     "ceil": _intrinsic("ceil"),

@@ -1,6 +1,6 @@
 """Elementary functions as straight-line vector code, for f32 and f64 and any number of lanes: exponentials and
 remainders. Logarithms are in vector_logs, powers in vector_powers, angles in vector_angles, the error function in
-vector_normal.
+vector_normal, the gamma function in vector_gamma.
 
 Bounds, in units in the last place, as measured by tests/unit/backends/llvm/test_vector_math.py: f32 at most 2, f64 at
 most 4. Zeros keep their sign, denormals are exact in and out, infinities and NaN give what NumPy gives. Functions that
@@ -27,8 +27,8 @@ EXPM1 = {
          2.5106274733573296e-08, 2.0915442297780116e-09),
 }  # fmt: skip
 # (e^r - 1) / r on |r| ≤ ln2 / 32, for exponentials with a table of 2^(k/16)
-_EXP_NEAR = (1.0, 0.5000146624343743, 0.16666959914371368)
-_EXP2_NEAR = tuple(c * math.log(2) ** (i + 1) for i, c in enumerate(_EXP_NEAR))  # and (2ʳ - 1) / r on |r| ≤ 1 / 32
+EXP_NEAR = (1.0, 0.5000146624343743, 0.16666959914371368)
+_EXP2_NEAR = tuple(c * math.log(2) ** (i + 1) for i, c in enumerate(EXP_NEAR))  # and (2ʳ - 1) / r on |r| ≤ 1 / 32
 _EXP2_LEAST: Final = -160.0  # 0 in f32
 POWERS = tuple(2.0 ** (k / 16) for k in range(16))
 # (tanh x - x) / x³ in x², |x| ≤ 0.6
@@ -40,7 +40,7 @@ _SINH = {
          2.505210836405804e-08, 1.6059048396350562e-10, 7.646625361656657e-13, 2.8445264169895285e-15),
 }  # fmt: skip
 
-_LN2 = {32: (0.693359375, -0.00021219444005469057), 64: (0.6931471675634384, 1.2996506893889889e-08)}
+LN2 = {32: (0.693359375, -0.00021219444005469057), 64: (0.6931471675634384, 1.2996506893889889e-08)}
 _EXP_LIMITS = {32: (-104.0, 88.8), 64: (-746.0, 710.0)}
 
 
@@ -52,7 +52,7 @@ def reduce_exp(m: Math, x: str) -> tuple[str, str, str]:
     shifted = m.fma(x, m.c(1 / math.log(2)), m.c(MAGIC[m.bits]))
     n = m.sub(shifted, m.c(MAGIC[m.bits]))
     whole = m.integer("sub", m.as_bits(shifted), m.as_bits(m.c(MAGIC[m.bits])))
-    high, low = _LN2[m.bits]
+    high, low = LN2[m.bits]
     r = m.fma(n, m.c(-low), m.fma(n, m.c(-high), x))
     return n, whole, m.fma(m.mul(r, r), m.polynomial(r, EXPM1[m.bits]), r)
 
@@ -70,10 +70,10 @@ def _exp_by_table(m: Math, x: str) -> str:
     magic = m.c(MAGIC[m.bits] / len(POWERS))
     shifted = m.fma(x, m.c(1 / math.log(2)), magic)
     n = m.sub(shifted, magic)
-    high, low = _LN2[m.bits]
+    high, low = LN2[m.bits]
     r = m.fma(n, m.c(-low), m.fma(n, m.c(-high), x))
     power = m.look_up(m.as_bits(shifted), POWERS)
-    return m.scaled(m.fma(m.mul(power, r), m.polynomial(r, _EXP_NEAR), power), n)
+    return m.scaled(m.fma(m.mul(power, r), m.polynomial(r, EXP_NEAR), power), n)
 
 
 def exp(m: Math, x: str) -> str:
@@ -196,10 +196,6 @@ def cosh(m: Math, x: str) -> str:
 
 
 # the rest
-
-
-def lgamma(m: Math, x: str) -> str:
-    return library("lgamma", m, x)
 
 
 def fmod(m: Math, x: str, y: str) -> str:

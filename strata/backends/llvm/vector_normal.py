@@ -1,4 +1,4 @@
-"""The error function and what is made of it, as straight-line vector code for f32; f64 by the C library.
+"""The error function and what is made of it, as straight-line vector code; its complement in f64 by the C library.
 
 Coefficients are Chebyshev interpolants (weighted least maximum for _ERF_LARGE) made with 50 digits."""
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 
 from strata.backends.llvm.vector_floats import MAGIC, MANTISSA, TABLE, Math, library
-from strata.backends.llvm.vector_math import reduce_exp
+from strata.backends.llvm.vector_math import EXP_NEAR, LN2, POWERS, reduce_exp
 
 # (erf x - x) / x in x², |x| ≤ 0.96; and (-log erfc x - x) / x in x from there to 3.95
 _ERF_SMALL = (
@@ -109,6 +109,57 @@ _NORMAL_TABLES = (
     ),
 )  # fmt: skip
 
+# e^(x²) erfc x around sixteen places c, a column a power of x - c, by the last bit pairs of exponent and mantissa of
+# x + 1; at c it is near to a number of f32
+_ERFC_PLACES = (
+    1.2496000528335571, 1.75068998336792, 2.2507400512695312, 2.749685049057007, 3.500380039215088,
+    4.4994001388549805, 5.500269889831543, 6.50167989730835, 8.0, 10.001720428466797, 10.0, 10.0, 0.12493500113487244,
+    0.3745400011539459, 0.6246525049209595, 0.8747624754905701,
+)  # fmt: skip
+_ERFC_TABLES = (
+    (
+        0.36790645122528076, 0.2848818898200989, 0.23102179169654846, 0.1936820149421692, 0.15527795255184174,
+        0.12250041216611862, 0.10095741599798203, 0.08578399568796158, 0.06998516619205475, 0.056131429970264435, 0.0,
+        0.0, 0.8732810020446777, 0.6861397624015808, 0.5569641590118408, 0.46438661217689514,
+    ),
+    (
+        -0.2089073359966278, -0.13089942932128906, -0.08843916654586792, -0.0632500872015953, -0.041315481066703796,
+        -0.026022424921393394, -0.017793096601963043, -0.012899006716907024, -0.008616508916020393,
+        -0.0055574276484549046, 0.0, 0.0, -0.9101724624633789, -0.6144055724143982, -0.4325610399246216,
+        -0.31592321395874023,
+    ),
+    (
+        0.1068558543920517, 0.05571756511926651, 0.031968213617801666, 0.019764214754104614, 0.010658088140189648,
+        0.005415113642811775, 0.0030905839521437883, 0.001918783294968307, 0.001053103362210095,
+        0.0005475932266563177, 0.0, 0.0, 0.7595686316490173, 0.45602041482925415, 0.28676390647888184,
+        0.18802876770496368,
+    ),
+    (
+        -0.05025055631995201, -0.02223605290055275, -0.010991127230226994, -0.005936427041888237,
+        -0.0026717877481132746, -0.0011050499742850661, -0.0005293530412018299, -0.000282455439446494,
+        -0.00012777361553162336, -5.369899736251682e-05, 0.0, 0.0, -0.5435097813606262, -0.29573550820350647,
+        -0.1689542680978775, -0.10096120089292526,
+    ),
+    (
+        0.022028304636478424, 0.008394090458750725, 0.0036146449856460094, 0.001719704014249146,
+        0.0006523077609017491, 0.00022138746862765402, 8.945774607127532e-05, 4.116400668863207e-05,
+        1.5395584341604263e-05, 5.241823600954376e-06, 0.0, 0.0, 0.34582817554473877, 0.1726074516773224,
+        0.09059703350067139, 0.04987074434757233,
+    ),
+    (
+        -0.009215646423399448, -0.0030490835197269917, -0.0011518517276272178, -0.00048572500236332417,
+        -0.00015851686475798488, -4.418956450535916e-05, -1.5074937437020708e-05, -5.984546532999957e-06,
+        -1.8819838487615925e-06, -5.165198331269494e-07, 0.0, 0.0, -0.2013794332742691, -0.0929403305053711,
+        -0.045157309621572495, -0.023034706711769104,
+    ),
+    (
+        0.003602457931265235, 0.0010437683667987585, 0.0003515183925628662, 0.00013866742665413767,
+        3.69106674042996e-05, 8.5452875282499e-06, 2.4848495741025545e-06, 8.444338845947641e-07,
+        2.239129770487125e-07, 4.987225921126992e-08, 0.0, 0.0, 0.10754785686731339, 0.04699244722723961,
+        0.021573524922132492, 0.009311667643487453,
+    ),
+)  # fmt: skip
+
 
 def erf(m: Math, x: str) -> str:
     if m.bits == 64:
@@ -174,4 +225,27 @@ def _gelu_by_table(m: Math, x: str) -> str:
 
 
 def erfc(m: Math, x: str) -> str:
-    return library("erfc", m, x)
+    return _erfc_by_table(m, x) if m.has_tables else library("erfc", m, x)
+
+
+def _erfc_by_table(m: Math, x: str) -> str:
+    """e^(-x²) as in exp, with what squaring lost, times a short polynomial around the nearest of sixteen places."""
+    a = m.at_most(m.abs(x), 10.5)  # of which it is 0
+    place = m.integer("lshr", m.as_bits(m.add(a, m.c(1.0))), m.i(MANTISSA[32] - 2))
+    far = m.sub(a, m.look_up(place, _ERFC_PLACES))
+    start, *rest = (m.look_up(place, column) for column in _ERFC_TABLES)
+    near = rest.pop()
+    while rest:
+        near = m.fma(near, far, rest.pop())
+    near = m.mul(near, far)
+    square = m.mul(a, a)
+    lost = m.fma(a, a, m.neg(square))
+    magic = m.c(MAGIC[32] / len(POWERS))
+    shifted = m.fma(square, m.c(-1 / math.log(2)), magic)
+    n = m.sub(shifted, magic)
+    high, low = LN2[32]
+    r = m.sub(m.fma(n, m.c(-low), m.fma(n, m.c(-high), m.neg(square))), lost)
+    power = m.look_up(m.as_bits(shifted), POWERS)
+    more = m.mul(m.mul(power, r), m.polynomial(r, EXP_NEAR))
+    made = m.scaled(m.fma(power, start, m.fma(power, near, m.mul(more, m.add(start, near)))), n)
+    return m.select(m.test("olt", x, m.c(0.0)), m.sub(m.c(2.0), made), made)
