@@ -16,6 +16,8 @@ _NOT_THE_USER = (  # ours; imports and decorators, which stand between the user 
     _PACKAGE, os.path.dirname(importlib.__file__) + os.sep, contextlib.__file__, functools.__file__, "<",
 )  # fmt: skip
 
+_MOST_KEPT = 4096  # files, and lines, that are remembered
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -37,13 +39,31 @@ class Place:
         return f"{self.short}    {self.text}" if self.text else self.short
 
 
+class _Users(dict[str, bool]):
+    """Whether a file is the user's; each is looked at once."""
+
+    def __missing__(self, file: str) -> bool:
+        if len(self) >= _MOST_KEPT:
+            self.clear()
+        self[file] = found = not file.startswith(_NOT_THE_USER)
+        return found
+
+
+_is_users = _Users()
+
+
+@functools.lru_cache(_MOST_KEPT)
+def _place(file: str, line: int) -> Place:
+    return Place(file, line)
+
+
 def here() -> Place | None:
     """The innermost line outside the strata package that led to this call."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_NOT_THE_USER):
-            return Place(file, frame.f_lineno)
+        if _is_users[file]:
+            return _place(file, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return None
 

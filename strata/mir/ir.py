@@ -341,7 +341,7 @@ def make_node(op: Op, inputs: Sequence[Value]) -> Node:
     for x in inputs:
         if not isinstance(x, Value):
             raise TraceError(f"{op.name}: expected a graph value, got {type(x).__name__}", code="T110", place=here())
-    key = (op, *((id(x.node), x.index) for x in inputs))
+    key = (op, *[(id(x.node), x.index) for x in inputs])
     node = _INTERNED.get(key)
     if node is not None:
         return node

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
-from strata.core import Dim, TensorType, as_dtype
+from strata.core import Dim, DType, TensorType, as_dtype
 from strata.mir.ir import METHODS, Leaf, Op, Value, op
 
 
@@ -82,8 +83,16 @@ class Constant(Op):
         return METHODS["broadcast_to"](self(), (size, *self.infer().shape))
 
 
+@lru_cache(1024, typed=True)
+def _number(number: float, dtype: DType) -> Constant:
+    """The constant of a Python number."""
+    return Constant(Literal(np.asarray(number).astype(dtype.np)))
+
+
 def constant(data: Any, dtype: Any = None) -> Value:
     """A constant value from anything NumPy can read. Python floats become f32 and ints i64 unless a dtype is given."""
+    if type(data) in (int, float) and type(dtype) is DType and data:  # not for 0.0, which is equal to -0.0
+        return _number(data, dtype)()
     if dtype is None and not isinstance(data, (np.ndarray, np.generic)):
         probe = np.asarray(data)
         dtype = {"f": "f32", "c": "c64", "i": "i64", "b": "bool"}.get(probe.dtype.kind)

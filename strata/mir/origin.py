@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from strata.core import Place, here
@@ -48,8 +49,13 @@ def origin_of(node: Node, made_by: str | None = None) -> origin:
     return origin(known.place, known.block, made_by or known.made_by)
 
 
+@lru_cache(4096)
+def _at(place: Place | None) -> Origin:
+    return Origin(place=place)
+
+
 def current_origin() -> Origin:
     known = _origin.get()
     if known is None:
-        return Origin(place=here())
+        return _at(here())
     return known if known.place is not None else replace(known, place=here())

@@ -38,7 +38,10 @@ class Elementwise(Op):
                 self.require_dtype(False, f"operands differ in dtype, {types[0]} and {t}", code="D103")
         if not accepts(self.allowed, dtype):
             self.require_dtype(False, f"does not take {dtype}, only {self.allowed} types", code="D104")
-        return TensorType(self.result_dtype(dtype), broadcast_shapes(*(t.shape for t in types), what=self.name))
+        first, made = types[0], self.result_dtype(dtype)
+        if made is dtype and all(not t.shape or t.shape == first.shape for t in types):  # as it mostly is
+            return first
+        return TensorType(made, broadcast_shapes(*(t.shape for t in types), what=self.name))
 
     def result_dtype(self, dtype: DType) -> DType:
         return dtype

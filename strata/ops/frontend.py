@@ -65,6 +65,13 @@ def _meet_weak(dtype: DType, x: Scalar) -> DType:
 
 def promoted(*operands: Any) -> tuple[Value, ...]:
     """The operands as values of one dtype."""
+    if len(operands) == 2:  # the usual cases, without a detour
+        x, y = operands
+        if type(x) is Value:
+            if type(y) is Value and x.dtype is y.dtype:
+                return operands
+            if type(y) in (int, float) and _meet_weak(x.dtype, y) is x.dtype:
+                return x, constant(y, x.dtype)
     dtype = common_dtype(operands)
     return tuple(METHODS["cast"](as_value(x, dtype if is_weak(x) else None), dtype) for x in operands)
 
