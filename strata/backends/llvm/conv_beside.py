@@ -27,8 +27,8 @@ from strata.backends.llvm.registers import memory_type
 from strata.core import DType, Target, f32
 
 MOST_PIXELS = 256  # of a chunk
-PANEL = 4  # vectors of outputs that one call of a tile's function works on
-PANEL_BYTES = 16 << 10  # weights that they may have: half of the first-level cache
+PANEL = 4  # vectors of outputs that one call of a tile's function works on, of depth-wise groups
+WIDE_PANEL = 16  # of others, whose weights come from the second-level cache in any case
 WIDEST = 16  # outputs of a group up to which a contraction by itself would fill too few vectors
 MOST_SPREAD = 64  # taps of a line times channels, of which shuffles are written out
 SHORT_EPILOGUE = 600  # characters of its text up to which an epilogue is written out for every pixel
@@ -76,8 +76,7 @@ def plan_beside(
         epilogue=epilogue, epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
     whole = -(-columns // spec.product.lanes)
-    weight_bytes = window.taps * channels * spec.product.lanes * spec.product.b.itemsize
-    most = min(PANEL, whole) if channels == 1 else max(1, min(PANEL, whole, PANEL_BYTES // weight_bytes))
+    most = min(PANEL if channels == 1 else WIDE_PANEL, whole)
     vectors = next((v for v in range(most, 1, -1) if whole % v == 0), most)
     heights = spec.product.heights
     # work is split by pixels alone: neighbouring tiles share lines of x
