@@ -584,7 +584,7 @@ def _check(table: Any, regions: int) -> None:
 
 
 def _is_kept_matrix(buffer: Buffer) -> bool:
-    return buffer.role in KEPT and buffer.type.ndim > 1
+    return buffer.role in KEPT and sum(d != 1 for d in buffer.type.shape) > 1
 
 
 def _input_index(step: Step, kernel_buffer: str) -> int:

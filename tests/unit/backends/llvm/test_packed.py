@@ -75,3 +75,21 @@ def test_a_matrix_that_is_no_weight_is_not_packed_for_one_vector(rng: np.random.
         np.testing.assert_allclose(c.run(feeds)[0], x @ y * 0.5 + 1, rtol=1e-5, atol=1e-5)
         kernels = c._executable.kernels.values()  # type: ignore[attr-defined]
         assert any(k.product is not None and k.product.is_packed for k in kernels) == (given == "param")
+
+
+def test_a_vector_that_stays_is_no_matrix_to_pack_for(rng: np.random.Generator) -> None:
+    """A point-wise convolution to one output reads its image where it lies; images of a batch get the same bits."""
+    w, images = rng.standard_normal((1, 70, 1, 1)).astype("f"), rng.standard_normal((5, 70, 8, 18)).astype("f")
+    found = []
+    for count in (1, 5):
+        g = Graph("conv")
+        g.outputs(g.input("x", (count, 70, 8, 18)).conv2d(g.param("w", w.shape)).relu())
+        c = Session("cpu").compile(g)
+        c.set_param("w", w)
+        (y,) = c.run(x=images[:count])
+        expected = np.maximum(np.einsum("nkhw,k->nhw", images[:count], w.reshape(70)), 0)
+        np.testing.assert_allclose(y[:, 0], expected, rtol=1e-4, atol=1e-4)
+        kernels = c._executable.kernels.values()  # type: ignore[attr-defined]
+        assert not any(k.product is not None and k.product.is_packed for k in kernels)
+        found.append(y[0])
+    np.testing.assert_array_equal(*found)
