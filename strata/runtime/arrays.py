@@ -30,7 +30,7 @@ def read_array(name: str, kind: TensorType, value: Any, what: str) -> np.ndarray
     """The value as a contiguous array of the declared type, without a copy where that is possible."""
     array = to_numpy(value, name, what)
     is_python = isinstance(value, (bool, int, float, complex, list, tuple))
-    if array.dtype != kind.dtype.np and not is_python:
+    if array.dtype != kind.dtype.np and not _converts(array.dtype, kind.dtype.np, is_python):
         raise DTypeError(f"{what} {name!r} is {kind}, got {describe(array)}", code="D102", place=here())
     fits = len(array.shape) == kind.ndim and all(
         not isinstance(d, int) or d == n for d, n in zip(kind.shape, array.shape, strict=True)
@@ -40,6 +40,16 @@ def read_array(name: str, kind: TensorType, value: Any, what: str) -> np.ndarray
     if array.flags.num & USABLE == USABLE and array.dtype == kind.dtype.np:
         return array
     return np.array(array, kind.dtype.np, order="C").reshape(array.shape)
+
+
+def _converts(given: np.dtype, declared: np.dtype, is_python: bool) -> bool:
+    """Numbers of Python become what is declared unless a part of them would be lost; others only change byte order."""
+    if not is_python:
+        return given.newbyteorder("=") == declared
+    kinds = "biufc"
+    return (
+        given.kind not in kinds or kinds.find(given.kind) <= max(2, kinds.find(declared.kind)) or declared.kind == "V"
+    )
 
 
 def to_numpy(value: Any, name: str, what: str) -> np.ndarray:
@@ -142,4 +152,5 @@ def check_output(number: int, kind: TensorType, array: Any) -> None:
 
 def describe(array: np.ndarray) -> str:
     """`f32[2, 3]`"""
-    return f"{as_dtype(array.dtype)}{list(array.shape)}"
+    order = "" if array.dtype.isnative else " of another byte order"
+    return f"{as_dtype(array.dtype)}{list(array.shape)}{order}"

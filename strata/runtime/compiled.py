@@ -153,7 +153,7 @@ class CompiledGraph:
 
     def run(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> tuple[np.ndarray, ...]:
         """Run on arrays by input name; returns new arrays."""
-        given = named if feeds is None else {**feeds, **named} if named else feeds
+        given = named if feeds is None else {**self._by_name(feeds), **named} if named else feeds
         if self._is_special:
             return self._run_specially(given)
         arrays = self._arrays(given)
@@ -278,8 +278,12 @@ class CompiledGraph:
                 f"parameter {name!r} : {self._params[name]} has no value yet: use set_param", code="N114", place=here()
             )
         arrays: list[np.ndarray] = []
+        try:
+            find = given.get
+        except AttributeError:
+            find = self._by_name(given).get
         for name, dtype, shape in self._fast:
-            value = given.get(name)
+            value = find(name)
             if (
                 type(value) is np.ndarray
                 and value.dtype == dtype
@@ -292,6 +296,15 @@ class CompiledGraph:
         if len(given) != len(arrays):
             self._refuse_extra(given)
         return arrays
+
+    def _by_name(self, given: Any) -> Mapping[str, Any]:
+        if hasattr(given, "get"):
+            return given
+        name = self._inputs[0][0] if self._inputs else "x"
+        raise OptionError(
+            f"{self.name!r} takes its inputs by name, got {type(given).__name__}", code="O152", place=here(),
+            fix=f"run({name}=array), or run({{{name!r}: array}})",
+        )  # fmt: skip
 
     def _read(self, name: str, value: Any, at: int) -> np.ndarray:
         kind = self._inputs[at][1]
@@ -369,7 +382,7 @@ class CompiledGraph:
 
     def _filled(self, given: Mapping[str, Any]) -> list[np.ndarray]:
         """Arrays for all inputs: what is not given comes from the state."""
-        return self._arrays(given if self._state is None else {**self._state.values, **given})
+        return self._arrays(given if self._state is None else {**self._state.values, **self._by_name(given)})
 
     def _execute(self, arrays: list[np.ndarray], outputs: list[np.ndarray], binding: Mapping[str, int]) -> None:
         if self._extents is not None and self._extents.active and self._extents.run(arrays, outputs, self._threads()):

@@ -20,8 +20,8 @@ class State:
     def __init__(self, lir: Lir, inputs: Mapping[str, TensorType], outputs: Sequence[TensorType]) -> None:
         self._lir, self._inputs, self._outputs = lir, inputs, outputs
         self.values: dict[str, np.ndarray] = {}
-        self._feeds: dict[int, str] = {}  # input, by the output that it takes its next value from
-        self._in_place: dict[int, int] = {}  # place of the input, by the output that the plan makes by changing it
+        self._feeds: dict[str, int] = {}  # by input, the output that it takes its next value from
+        self._in_place: dict[str, int] = {}  # by input whose output the plan makes by changing it, the input's place
 
     @property
     def is_used(self) -> bool:
@@ -43,35 +43,39 @@ class State:
 
     def feed(self, name: str, output: int | None) -> None:
         kind = self._kind(name)
-        self._feeds = {i: n for i, n in self._feeds.items() if n != name}
-        self._in_place = {i: at for i, at in self._in_place.items() if i in self._feeds}
         if output is None:
+            self._feeds.pop(name, None)
+            self._in_place.pop(name, None)
             return
-        if not 0 <= output < len(self._outputs):
+        if not isinstance(output, int) or not 0 <= output < len(self._outputs):
             raise OptionError(
-                f"there is no output {output}: {self._lir.name!r} has {len(self._outputs)}", code="O401", place=here()
+                f"there is no output {output!r}: {self._lir.name!r} has {len(self._outputs)}", code="O401", place=here()
             )
         made = self._outputs[output]
         if made.dtype is not kind.dtype or not _can_follow(kind, made):
             raise ShapeError(
                 f"input {name!r} is {kind}, which output {output} : {made} cannot become", code="S401", place=here()
             )
-        self._feeds[output] = name
+        self._feeds[name] = output
+        self._in_place.pop(name, None)
         if made == kind and updates_in_place(self._lir, name, output):
-            self._in_place[output] = list(self._inputs).index(name)
+            self._in_place[name] = list(self._inputs).index(name)
 
     def place(self, arrays: Sequence[np.ndarray], outputs: list[np.ndarray]) -> list[np.ndarray]:
         """The arrays to write: outputs that the plan makes by changing a kept value go where that value is."""
-        for i, at in self._in_place.items():
-            kept = self.values.get(self._feeds[i])
+        for name, at in self._in_place.items():
+            kept = self.values.get(name)
             if kept is arrays[at]:  # not where the caller gave an array of his own for this run
-                outputs[i] = kept
+                outputs[self._feeds[name]] = kept
         return outputs
 
     def take(self, outputs: list[np.ndarray]) -> tuple[np.ndarray, ...]:
         """After a run: what is fed back becomes the kept value. Returns what the caller gets."""
         given = list(outputs)
-        for i, name in self._feeds.items():
+        for name, i in self._feeds.items():
+            if given[i] is not outputs[i]:  # it feeds another input, too
+                self.values[name] = outputs[i].copy()
+                continue
             self.values[name] = outputs[i]
             view = outputs[i].view()
             view.flags.writeable = False
@@ -80,7 +84,7 @@ class State:
 
     def copy_from(self, outputs: Sequence[np.ndarray]) -> None:
         """After a run into arrays of the caller: what is fed back is copied from them."""
-        for i, name in self._feeds.items():
+        for name, i in self._feeds.items():
             self.values[name] = outputs[i].copy()
 
     def copy(self) -> State:

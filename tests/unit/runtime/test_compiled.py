@@ -251,6 +251,30 @@ def test_feeds_are_checked() -> None:
         c.feed("s", 0)
     with pytest.raises(OptionError, match="no output 2"):
         c.feed("s", 2)
+    c.feed("s", 1)
+    c.bind("s", np.ones(3, np.float32))
+    with pytest.raises(OptionError, match="no output '1'"):
+        c.feed("s", "1")  # type: ignore[arg-type]
+    c.run(x=np.ones(2, np.float32))
+    np.testing.assert_array_equal(c.read("s"), [2, 2, 2])  # what was refused has changed nothing
+
+
+@pytest.mark.parametrize("into", [False, True])
+def test_one_output_feeds_two_inputs(into: bool) -> None:
+    g = Graph("two")
+    a, b, x = (g.input(name, (3,)) for name in "abx")
+    c = Session("cpu").compile(g.outputs(a - b, ops.dynamic_update_slice(a, x[:1], [0]) + b * 0.0))
+    for name in "ab":
+        c.bind(name, np.ones(3, np.float32))
+        c.feed(name, 1)
+    for i in range(3):
+        feeds = {"x": np.full(3, i, np.float32)}
+        if into:
+            c.run_into(feeds, [np.empty(3, np.float32) for _ in range(2)])
+        else:
+            c.run(feeds)
+        np.testing.assert_array_equal(c.read("a"), [i, 1, 1])
+        np.testing.assert_array_equal(c.read("b"), [i, 1, 1])
 
 
 def cache_step(length: int = 64) -> Graph:
@@ -432,3 +456,27 @@ def test_watch_blames_the_maker_of_an_infinity() -> None:
         c.run(x=np.ones(2, np.float32), m=mask)
     with st.watch_finite(), pytest.raises(RunError, match="exp makes an infinity"):
         c.run(x=np.ones(2, np.float32), m=mask)
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_arrays_of_another_byte_order_are_read(device: str) -> None:
+    g = st.Graph("swapped")
+    x, w = g.input("x", (3, 4)), g.param("w", (4,))
+    c = st.Session(device).compile(g.outputs(x * w))
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    c.set_param("w", np.arange(4).astype(np.dtype(np.float32).newbyteorder()))
+    (out,) = c.run(x=values.astype(values.dtype.newbyteorder()))
+    np.testing.assert_array_equal(out, values * np.arange(4))
+    with pytest.raises(st.errors.DTypeError, match="of another byte order"):
+        c.run_into({"x": values}, out=[np.empty((3, 4), values.dtype.newbyteorder())])
+
+
+def test_numbers_of_python_lose_nothing() -> None:
+    g = st.Graph("numbers")
+    i, f = g.input("i", (2,), "i64"), g.input("f", (2,))
+    c = st.Session("cpu").compile(g.outputs(i + 1, f * 2))
+    assert [out.tolist() for out in c.run(i=[1, True], f=[1, 2.5])] == [[2, 2], [2.0, 5.0]]
+    with pytest.raises(st.errors.DTypeError, match=r"input 'i' is i64\[2\], got f64\[2\]"):
+        c.run(i=[1.5, 2], f=[1, 2])
+    with pytest.raises(st.errors.DTypeError, match=r"input 'f' is f32\[2\], got c128\[2\]"):
+        c.run(i=[1, 2], f=[1j, 2])
