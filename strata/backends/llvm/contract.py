@@ -157,7 +157,7 @@ class Contraction:
         row = 2 / FLOPS  # seconds for one element of B; reading it takes as long as so many rows
         least = int(CHUNK_SECONDS / (row * self.panel_columns * self.matrices))
         cost = dim_max(k, 1) * dim_max(dim_min(m, self.chunk_rows), round(self.b.itemsize / BYTES / row))
-        chunks = panels * batch * dim_max(ceil_div(m, self.chunk_rows), 1)
+        chunks = panels * batch * dim_max(self.row_blocks(m), 1)
         count = dim_max((2 * least + cost) // (2 * cost), (chunks + MOST_CHUNKS // 2) // MOST_CHUNKS)
         count = dim_min(dim_max(count, 1), panels)
         parts = ceil_div(panels, count)
@@ -172,7 +172,11 @@ class Contraction:
     def chunk_count(self, m: Dim, n: Dim, batch: Dim = 1, k: Dim = 1) -> Dim:
         """How many chunks there are; k matters for open sizes only."""
         columns = self.panels_of_chunk(m, n, k, batch) * self.panel_columns
-        return batch * ceil_div(m, self.chunk_rows) * ceil_div(n * self.parts, columns)
+        return batch * self.row_blocks(m) * ceil_div(n * self.parts, columns)
+
+    def row_blocks(self, m: Dim) -> Dim:
+        """Blocks of rows; where chunks are cut when m is known, an even number of them."""
+        return blocks_of_rows(m, self.chunk_rows) if self.is_open else ceil_div(m, self.chunk_rows)
 
     @property
     def matrices(self) -> int:
@@ -228,6 +232,14 @@ class Contraction:
 
 def ceil_div(value: Dim, unit: Dim) -> Dim:
     return (value + (unit - 1)) // unit
+
+
+def blocks_of_rows(m: Dim, most: int) -> Dim:
+    """Blocks that m rows are cut into: where they are few, an even number of them, as two threads share them evenly."""
+    count = ceil_div(m, most)
+    is_several = dim_min(dim_max(count - 1, 0), 1)
+    is_few = dim_min(dim_max(FEW_CHUNKS + 1 - count, 0), 1)
+    return count + (count % 2) * is_several * is_few
 
 
 def _slashed(numbers: tuple[int, ...]) -> str:
@@ -335,13 +347,14 @@ def plan_contraction(
     )
     if a.is_float and a.bits == 16 and not is_open and fewest >= CONVERTED_ROWS and n > 2 * spec.panel_columns:
         a_unit_k = False
-    choose = _with_chunks if a_unit_k else _with_packed_chunks
     if is_open and a_unit_k and not is_complex:
         spec = replace(
             spec, is_open=True, chunk_rows=min(CHUNK_ROWS, -(-max(m, 1) // rule.heights[0]) * rule.heights[0])
         )
+    elif a_unit_k:
+        spec = _with_chunks(spec, m, n, k, batch, max(fewest, 1), m_exact)
     else:
-        spec = choose(spec, m, n, k, batch, max(fewest, 1))
+        spec = _with_packed_chunks(spec, m, n, k, batch)
     if m_exact:
         spec = with_even_tiles(spec, m) if m <= spec.chunk_rows else for_rows(spec, m)
     if n_exact:
@@ -398,10 +411,27 @@ def for_rows(spec: Contraction, m: int) -> Contraction:
     return replace(spec, heights=heights, streams=())
 
 
-def _with_chunks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: int) -> Contraction:
+def _with_chunks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: int, is_exact: bool) -> Contraction:
     """Even blocks of rows, and as many panels as make a chunk worth its handing out."""
+    blocks = {max(1, -(-m // CHUNK_ROWS))}
+    if is_exact and batch == 1:
+        blocks.add(max(1, int(blocks_of_rows(m, CHUNK_ROWS))))
+    made = [_with_blocks(spec, m, n, k, batch, fewest, count) for count in sorted(blocks)]
+    return min(made, key=lambda one: _slower_half(one, m, n) if len(made) > 1 else 0)
+
+
+def _slower_half(spec: Contraction, m: int, n: int) -> float:
+    """The work of the slower one of two threads that go through the chunks from both ends."""
+    rows, columns = spec.chunk_rows, spec.chunk_panels * spec.panel_columns
+    halves = []
+    for row in range(0, m, rows):
+        height = min(rows, m - row)
+        halves += [row * n + height * min(column, n) for column in range(columns, n + columns, columns)]
+    return min(max(half, m * n - half) for half in halves) if halves else 0
+
+
+def _with_blocks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: int, row_blocks: int) -> Contraction:
     height = spec.heights[0]
-    row_blocks = max(1, -(-m // CHUNK_ROWS))
     rows = -(-max(1, -(-m // row_blocks)) // height) * height
     panels = max(1, -(-n // spec.panel_columns))
     served = min(rows, fewest)
@@ -433,7 +463,7 @@ def _even_panels(panels: int, chunks: int, step: int) -> int:
     return min([*wanted, *(max(count // step, 1) * step for count in wanted)], key=slowness)
 
 
-def _with_packed_chunks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: int) -> Contraction:
+def _with_packed_chunks(spec: Contraction, m: int, n: int, k: int, batch: int) -> Contraction:
     """Each chunk packs its rows of A: wide chunks pack less, many chunks keep all threads busy to the end."""
     height, panels = spec.heights[0], max(1, -(-n // spec.panel_columns))
     work = 2 * m * panels * spec.panel_columns * k * batch / FLOPS

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from strata.backends.llvm.builder import Function, Module, Value
-from strata.backends.llvm.contract import UNBOUNDED, Contraction
+from strata.backends.llvm.contract import FEW_CHUNKS, UNBOUNDED, Contraction
 from strata.backends.llvm.gemm_finish import Epilogue, emit_finish
 from strata.backends.llvm.gemm_micro import Micro, call_micro
 from strata.backends.llvm.registers import memory_type
@@ -78,7 +78,7 @@ class Driver:
         self.b_elements = f.mul(self.packed_k, f.round_down(f.add(self.n, spec.lanes - 1), spec.lanes))
         self.chunk_panels: Value = self.number["chunk_panels"] if spec.is_open else spec.chunk_panels
         self.column_blocks = self._ceil(self.n, f.mul(self.chunk_panels, spec.panel_columns))
-        self.row_blocks = self._ceil(self.m, spec.chunk_rows)
+        self.row_blocks = self._row_blocks()
         self.block_rows = self._block_rows()
         self.block_length, self.blocks = self._k_blocks()
 
@@ -118,6 +118,15 @@ class Driver:
         count = f.smax(self._ceil(self.k, spec.k_block), 1)
         length = f.op(f"udiv i64 {f.sub(f.add(self.k, count), 1)}, {count}")
         return f.round_down(f.add(length, 7), 8), count  # k_block is a multiple of 8
+
+    def _row_blocks(self) -> Value:
+        """As `spec.row_blocks` says."""
+        f, count = self.f, self._ceil(self.m, self.spec.chunk_rows)
+        if not self.spec.is_open:
+            return count
+        is_several, is_few = f.compare("ugt", "i64", count, 1), f.compare("ule", "i64", count, FEW_CHUNKS)
+        odd = f.binary("and", "i64", count, 1)
+        return f.add(count, f.select("i64", f.binary("and", "i1", is_several, is_few), odd, 0))
 
     def _block_rows(self) -> Value:
         """Rows of a chunk: all blocks but the last have the same, and as many tiles as it takes to be nearly even."""

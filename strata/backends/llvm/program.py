@@ -92,7 +92,7 @@ def held_in_part() -> int:
 
     Of fewer, a part is still there: a cache does not just drop what was used longest ago.
     """
-    return 2 * Target.host().l3_bytes
+    return 5 * Target.host().l3_bytes // 2
 
 
 def _number(dim: Dim, sizes: Mapping[str, int], kernel: str) -> int:

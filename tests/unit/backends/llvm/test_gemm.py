@@ -15,7 +15,7 @@ from strata.backends.llvm.contract_run import run, vector_type
 from strata.backends.llvm.gemm_arith import convert
 from strata.backends.llvm.gemm_finish import Site
 from strata.backends.llvm.matrix import find_contraction
-from strata.core import DType, Target, bf16, c64, c128, f16, f32, f64, i8, i32, u8
+from strata.core import DType, Target, bf16, c64, c128, f16, f32, f64, i8, i32, substitute, sym, u8
 from strata.errors import DTypeError, ShapeError
 from strata.mir import Graph
 from strata.runtime import CompilePipeline, Session
@@ -160,8 +160,8 @@ def test_chunks_that_pack_a_are_wide_but_enough_for_all_threads() -> None:
 @pytest.mark.parametrize("dtype", [f32, f64, bf16, i8], ids=str)
 def test_chunks_that_are_cut_when_rows_are_known(dtype: DType, target: Target) -> None:
     """One kernel for all numbers of rows: values, and the bits of kernels for each number of them."""
-    spec = plan_contraction(300, 130, 70, target, a=dtype, fewest_rows=1, is_open=True)
-    for m in (0, 1, 2, 3, 4, 5, 8, 17, 95, 96, 97, 100, 193, 300):
+    spec = plan_contraction(1000, 130, 70, target, a=dtype, fewest_rows=1, is_open=True)
+    for m in (0, 1, 2, 3, 4, 5, 8, 17, 95, 96, 97, 100, 193, 300, 385, 577, 769):
         a, b = draw((m, 70), dtype), draw((70, 130), dtype, 1)
         result = run(spec, a, b)
         check(result, a, b, spec.out, spec.accumulator)
@@ -194,6 +194,22 @@ def test_open_rows_make_as_many_chunks_as_exact_ones() -> None:
             together = max(spec.streams)
             few = m > 1 or n <= 4 * spec.panel_columns
             assert few or spec.panels_of_chunk(m, n, k, batch) % together == 0
+
+
+@pytest.mark.parametrize("target", [HOST, *map(Target.named, ("baseline", "avx2", "avx512"))], ids=str)
+def test_blocks_of_rows_are_even(target: Target) -> None:
+    """Few of them are an even number, known ahead or when rows are known; all have rows."""
+    size = sym("m", 1)
+    spec = plan_contraction(4096, 300, 64, target, fewest_rows=1, is_open=True)
+    count, height = spec.row_blocks(size), spec.heights[0]
+    for m in (*range(1, 1200), 2000, 4095, 4096):
+        blocks = spec.row_blocks(m)
+        assert isinstance(blocks, int)
+        assert blocks == substitute(count, {"m": m})
+        assert blocks % 2 == 0 or blocks == 1 or blocks > 8
+        rows = min(-(-m // (blocks * height)) * height, spec.chunk_rows)
+        assert (blocks - 1) * rows < m <= blocks * rows
+    assert plan_contraction(256, 256, 256, target, m_exact=True, n_exact=True).row_blocks(256) == 4
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)
