@@ -3,6 +3,7 @@
 from strata.kernel.algebra import Linear, linear
 from strata.kernel.build import Index, KernelBuilder, View
 from strata.kernel.choose import Machine, choose_schedule
+from strata.kernel.columns import columns_first
 from strata.kernel.cut import cut_stores
 from strata.kernel.interp import identity, interpret
 from strata.kernel.ir import (

@@ -22,6 +22,7 @@ from strata.kernel import (
     Schedule,
     as_bits,
     choose_schedule,
+    columns_first,
     cut_stores,
     make_nest,
     normalize,
@@ -64,7 +65,7 @@ def lower(kernel: Kernel, target: Target, schedule: Schedule | None = None) -> L
 
 
 def _lowered(normal: Kernel, target: Target, schedule: Schedule | None = None) -> Lowered:
-    normal = unroll_short_rows(as_bits(normal))
+    normal = columns_first(unroll_short_rows(as_bits(normal)))
     nest = make_nest(normal)
     chosen = schedule or choose_schedule(normal, nest, machine_of(target))
     return Lowered(normal, nest, chosen, points(normal, nest, chosen))
