@@ -214,8 +214,10 @@ class Emitter(Tiles):
             if node not in self.memory:
                 # a masked last step stores a whole register
                 size = length + self.target.vector_bytes
-                rows = 2 if any(isinstance(a, Delay) for a in self.schedule.actions) else 1
-                self.memory[node] = self.f.alloca(register_type(node.dtype), rows * size), size
+                # a row that is stored beside this very loop makes way for the next one step by step
+                two = any(isinstance(a, Delay) and a.beside != self.numbers[id(loop)] for a in self.schedule.actions)
+                memory = self.f.alloca(register_type(node.dtype), 2 * size if two else size)
+                self.memory[node] = memory, size if two else 0
                 self.fillers.setdefault(id(loop), set()).add(node)
             self.rows[node] = loop.axis, self.row_buffer(node, self.turn_of_row)
         self.filling = frozenset(self.fillers.get(id(loop), ()))

@@ -5,8 +5,11 @@ nothing. The first row is done without a row before it, and the last is stored o
 
     row 0:  max, sum        row 1:  max, sum + store row 0        …        store row n - 1
 
+What the loop keeps for the last one is in one row buffer: at each step, the row before is taken out and the new one put
+in. Two of them, with the rows that are read, would leave little of the nearest cache to what all rows share.
+
 Processors take a load for one of what has just been stored where both are as far from the start of a page, and wait.
-Where that would happen all along the row, the row before is stored from another column on.
+Where that would happen all along the row and nothing is kept, the row before is stored from another column on.
 """
 
 from __future__ import annotations
@@ -55,6 +58,8 @@ class Delayed:
     def _shift(self, low: Value) -> Value:
         """Columns from those that a row works on to those of the row before that are stored beside them."""
         e, f = self.emitter, self.emitter.f
+        if e.schedule.stages(self.number):
+            return 0
         load = next((n for n in self._loads() if linear(n.index[0]).terms.get(self.last.axis) == 1), None)
         if load is None:
             return 0
@@ -103,11 +108,11 @@ class Delayed:
         with e._scope(self.rows.axis):
             e.first[self.rows.axis] = index
             if before is not None:
-                e.beside = {self.number: lambda: self._beside(index, before)}
+                e.beside, e.replaced = {self.number: lambda: self._beside(index, before)}, {}
             steps = self.rows.body.steps
             for at, step in enumerate(steps[:-1]):
                 e._step(step, steps[at + 1 :])
-            e.beside = {}
+            e.beside, e.replaced = {}, None
             return [part for node in self.kept for part in e.value(node)]
 
     @contextmanager
@@ -124,11 +129,16 @@ class Delayed:
         e.filling, e.rows = filling, rows
 
     def _beside(self, index: Value, before: list[str]) -> None:
+        """Stores the row before, as far as a step of the loop has just taken its place."""
         e, f, axis = self.emitter, self.emitter.f, self.last.axis
-        column = f.add(e.first[axis], self.shift)
-        beyond = f.compare("sge", "i64", column, e.size(axis.extent))
-        column = f.sub(column, f.select("i64", beyond, str(e.size(axis.extent)), "0"))
+        taken = {node: parts for node, parts in (e.replaced or {}).items() if node in e.filling}
+        column: Value = e.first[axis]
+        if self.shift != 0:
+            column = f.add(column, self.shift)
+            beyond = f.compare("sge", "i64", column, e.size(axis.extent))
+            column = f.sub(column, f.select("i64", beyond, str(e.size(axis.extent)), "0"))
         with self._row(f.sub(index, 1), before, f.sub(1, e.turn_of_row)), e._scope(axis):
             e.first[axis] = column
+            e.values |= taken
             e.context = replace(e.context, past=self.store.buffer.name)
             e.block(self.last.body)

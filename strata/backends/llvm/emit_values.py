@@ -85,9 +85,12 @@ class Values:
         self.pointers: dict[str, str] = {}
         self.sizes: dict[str, Value] = {}
         self.rows: dict[Expr, tuple[Axis, str]] = {}  # row buffers of staged values
-        self.memory: dict[Expr, tuple[str, int]] = {}  # where row buffers are, and elements from one to the next
+        self.memory: dict[
+            Expr, tuple[str, int]
+        ] = {}  # where row buffers are, and elements from one to the next; 0 where there is one
         self.fillers: dict[int, set[Expr]] = {}  # id of a loop -> the staged values that it computes
         self.filling: frozenset[Expr] = frozenset()  # the staged values that the current loop computes
+        self.replaced: dict[Expr, Parts] | None = None  # what row buffers had where the current step fills them
         self.tiles: dict[Expr, list[Parts]] = {}  # turned loads, by step of the tiled loop
         self.turn = 0
         self.running: dict[Scan, tuple[Accumulator, Parts]] = {}
@@ -202,8 +205,11 @@ class Values:
         made = self._compute(node, lanes)
         if node in self.filling:
             axis, pointer = self.rows[node]
+            type_, align = register_type(node.dtype, lanes), register_bytes(node.dtype)
             address = self.f.address(register_type(node.dtype), pointer, self.first[axis])
-            self.f.store(register_type(node.dtype, lanes), made[0], address, register_bytes(node.dtype))
+            if self.replaced is not None:
+                self.replaced[node] = (self.f.load(type_, address, align),)
+            self.f.store(type_, made[0], address, align)
         return made
 
     def _compute(self, node: Expr, lanes: int) -> Parts:

@@ -131,6 +131,21 @@ def _residual(rows: Any, columns: int) -> Any:
     return k.build()
 
 
+def _weighted(rows: Any, columns: int) -> Any:
+    """x + y times its softmax: two loops keep what the last one needs."""
+    k = KernelBuilder("weighted")
+    x, y = k.input("x", f32[rows, columns]), k.input("y", f32[rows, columns])
+
+    def value(index: Any) -> Any:
+        row = lambda j: x[index[0], j] + y[index[0], j]
+        top = k.reduce("max", columns, row)
+        total = k.reduce("sum", columns, lambda j: apply("exp", row(j) - top))
+        return row(index[1]) * (apply("exp", row(index[1]) - top) / total)
+
+    k.output("z", f32[rows, columns], value)
+    return k.build()
+
+
 def _centred(rows: Any, columns: int) -> Any:
     k = KernelBuilder("centred")
     x = k.input("x", f32[rows, columns])
@@ -152,6 +167,7 @@ def test_results_are_stored_beside_work_on_the_next_row() -> None:
 DELAYED: dict[str, Any] = {
     "softmax": (lambda columns: samples.softmax(ROWS, columns).kernel, 1, "stage 2; nontemporal y", 3, 2),
     "residual": (lambda columns: _residual(ROWS, columns), 2, "stage 1; nontemporal z", 3, 1),
+    "weighted": (lambda columns: _weighted(ROWS, columns), 2, "stage 1; stage 2; nontemporal z", 3, 2),
     "centred": (lambda columns: _centred(ROWS, columns), 1, "nontemporal z", 2, 1),
 }
 
