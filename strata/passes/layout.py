@@ -35,6 +35,7 @@ from strata.passes.widen import widen_convolutions
 
 # compositions that lose their axes when taken apart
 KEPT = "conv_backward_weight+pool_prod+pool_sum+resize_axis+resize_nearest_2x"
+MOST_FOLLOWED = 8  # ops that are done again with channels last, rather than their result turned around
 MOST_TAPS = 128  # kernels with more are gradients of weights, or filters: another algorithm's business
 JOINED = 16  # channels below which all taps along the last axis are read as one
 VECTOR, FEW_PIXELS, FITTING = 16, 128, 1.1  # lanes; pixels of a small map; lanes that they may take for one pixel
@@ -233,8 +234,20 @@ class _Layouts:
     def last(self, x: Value) -> Value:
         """A value [N, C, *sizes] as [N, *sizes, C]."""
         if x not in self._last:
-            self._last[x] = _swap(self.first(x), to_last(x.ndim - 2))
+            made = self._made_last(x) if self._follows(x) else _swap(self.first(x), to_last(x.ndim - 2))
+            self._last[x] = made
         return self._last[x]
+
+    def _follows(self, x: Value, depth: int = 0) -> bool:
+        """Whether a value comes element by element from others that have channels last already."""
+        node = x.node
+        if not node.op.elementwise or len(node.types) > 1 or depth == MOST_FOLLOWED:
+            return False
+        whole = [y for y in node.inputs if y.shape == x.shape]
+        return bool(whole) and all(y in self._last or self._follows(y, depth + 1) for y in whole)
+
+    def _made_last(self, x: Value) -> Value:
+        return as_tuple(x.node.op(*(self._operand(y, x.ndim) for y in x.node.inputs)))[0]
 
     def add(self, node: Node) -> None:
         """The node in the new graph, in the form that its inputs suggest."""
