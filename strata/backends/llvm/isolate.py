@@ -16,6 +16,7 @@ from strata.core import Target
 from strata.errors import CompileError
 
 SECONDS = 120  # for one module
+TRIES = 3  # to start a process
 _INTRINSIC = re.compile(r"@llvm\.(\w+)([\w.]*)")
 _WORDS = {word: re.compile(rf"\b{word}\b") for word in ("asm", "vscale")}  # assembly, vectors of unknown length
 # instructions of one kind of processor that the emitters use, and the features that have them
@@ -27,6 +28,8 @@ KNOWN: Final[dict[str, tuple[str, ...]]] = {
     "x86.vgf2p8affineqb.512": ("gfni", "avx512f"),
     "x86.avx512.permvar.sf.512": ("avx512f",),
     "x86.avx512.mask.range.ps.512": ("avx512dq",),
+    "x86.avx512.rcp14.ps.512": ("avx512f",),
+    "x86.avx512.rsqrt14.ps.512": ("avx512f",),
     "x86.avx512.vpdpbusd.256": ("avx512vnni", "avx512vl"),
     "x86.avx512.vpdpbusd.512": ("avx512vnni",),
     **{
@@ -67,22 +70,30 @@ def is_unusual(text: str, target: Target) -> bool:
 
 def isolated_object(text: str, target: Target, level: int) -> bytes:
     """The object file of a module, made in another process; CompileError where LLVM gave up."""
-    try:
-        child = Child(is_heard=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise CompileError(f"no process could be started to compile unusual code: {error}", code="C122") from None
+    for _ in range(TRIES):
+        try:
+            is_good, made = _answer(text, target, level)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise CompileError(f"no process could be started to compile unusual code: {error}", code="C122") from None
+        except Died as death:
+            if death.said or death.was_ready:
+                raise CompileError(f"LLVM has no code for {target.name}: {_reason(death.said)}", code="C122") from None
+            continue  # it was stopped before it began, as by a system that was asleep
+        if is_good:
+            return made
+        raise CompileError(f"LLVM has no code for {target.name}: {_reason(made)}", code="C122")
+    raise CompileError(f"no process that compiles unusual code was ready, {TRIES} times", code="C122")
+
+
+def _answer(text: str, target: Target, level: int) -> tuple[bool, bytes]:
+    child = Child(is_heard=True)
     limit = threading.Timer(SECONDS, child.process.kill)
     limit.start()
     try:
-        is_good, made = child.object_code(text, target, level)
-    except Died as death:
-        is_good, made = False, death.said
+        return child.object_code(text, target, level)
     finally:
         limit.cancel()
         child.close()
-    if is_good:
-        return made
-    raise CompileError(f"LLVM has no code for {target.name}: {_reason(made)}", code="C122")
 
 
 def _reason(output: bytes) -> str:

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 import strata
-from strata.backends.llvm import jit, kernels
+from strata.backends.llvm import isolate, jit, kernels
 from strata.backends.llvm.arena import Arena
 from strata.backends.llvm.builder import Module
+from strata.backends.llvm.child import Died
 from strata.backends.llvm.isolate import KNOWN, is_unusual
 from strata.backends.llvm.overrides import NativeOp, Planned
 from strata.backends.llvm.parts import split
@@ -380,3 +381,23 @@ def test_lost_part_is_made_again(tmp_path: Path) -> None:
             assert stored_by(piece.code, "f") == 42
             assert key in store
             del piece
+
+
+def test_a_process_that_never_became_ready_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that was asleep may have taken longer than a start may take; the module is not to blame."""
+    deaths = [Died(was_ready=False), Died(was_ready=False)]
+    real = isolate.Child.object_code
+
+    def sleepy(child: isolate.Child, *given: Any) -> tuple[bool, bytes]:
+        if deaths:
+            raise deaths.pop()
+        return real(child, *given)
+
+    monkeypatch.setattr(isolate.Child, "object_code", sleepy)
+    assert isolate.isolated_object(plain(3), HOST, 2) == jit.compile_text(plain(3), HOST)
+    deaths += [Died(was_ready=False)] * isolate.TRIES
+    with pytest.raises(CompileError, match="was ready, 3 times"):
+        isolate.isolated_object(plain(3), HOST, 2)
+    deaths.append(Died(was_ready=True, said=b"LLVM ERROR: Cannot select: something"))
+    with pytest.raises(CompileError, match="LLVM has no code for host: Cannot select: something"):
+        isolate.isolated_object(plain(3), HOST, 2)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.backends.llvm.compile import compile_kernel
+from strata.backends.llvm.compile import compile_kernel, emit_text, lower
+from strata.backends.llvm.isolate import is_unusual
 from strata.core import (
     ALL_DTYPES,
     DType,
@@ -33,7 +34,7 @@ from strata.core import (
     u32,
     u64,
 )  # fmt: skip
-from strata.kernel import SCALARS, KernelBuilder, apply, interpret
+from strata.kernel import SCALARS, Kernel, KernelBuilder, apply, interpret
 
 FLOATS = (f8e4m3, f8e5m2, bf16, f16, f32, f64)
 INTS = (i8, i16, i32, i64, u8, u16, u32, u64)
@@ -107,15 +108,32 @@ def inputs(name: str, dtype: DType, count: int, length: int = 1003) -> list[Any]
     return made
 
 
-def run(name: str, dtype: DType, target: str) -> tuple[Any, Any]:
-    function = SCALARS[name]
+def kernel_of(name: str, dtype: DType, arrays: list[Any]) -> Kernel:
     k = KernelBuilder("k")
-    arrays = inputs(name, dtype, function.arity)
     views = [k.input(f"x{n}", dtype[len(a),]) for n, a in enumerate(arrays)]
     result = apply(name, *(v[k.axes((len(arrays[0]),))[0]] for v in views)).dtype
     k.output("y", result[len(arrays[0]),], lambda ix: apply(name, *(v[ix[0]] for v in views)))
-    kernel = k.build()
+    return k.build()
+
+
+def run(name: str, dtype: DType, target: str) -> tuple[Any, Any]:
+    arrays = inputs(name, dtype, SCALARS[name].arity)
+    kernel = kernel_of(name, dtype, arrays)
     return compile_kernel(kernel, Target.named(target))(*arrays)[0], interpret(kernel, arrays)[0]
+
+
+@pytest.mark.parametrize("target", ["host", "avx512", "avx2", "baseline"])
+def test_no_function_needs_a_process_of_its_own(target: str) -> None:
+    """Instructions that are not known to be there would take one: give `isolate.KNOWN` the features that they need."""
+    level = Target.named(target)
+    if level.triple != Target.host().triple:
+        return  # everything is unusual there
+    strange = set[str]()
+    for name, dtype in CASES:
+        kernel = kernel_of(name, dtype, inputs(name, dtype, SCALARS[name].arity))
+        if is_unusual(emit_text([lower(kernel, level)], level), level):
+            strange.add(f"{name} of {dtype}")
+    assert not strange
 
 
 def compare(got: Any, wanted: Any, size: float = 1e-2) -> None:
