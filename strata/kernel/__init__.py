@@ -48,6 +48,7 @@ from strata.kernel.schedule import (
     walk_loops,
 )
 from strata.kernel.search import Changes, Limits, Trial, search
+from strata.kernel.short_sums import unroll_short_reductions
 from strata.kernel.split import Phases, split_reductions
 from strata.kernel.text import StoredKernel, parse_kernel, show_kernel
 from strata.kernel.verify import verify_kernel

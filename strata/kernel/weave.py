@@ -17,7 +17,8 @@ from strata.kernel.ir import Axis, Const, Kernel, Load, Reduce, Scan, Store, pos
 from strata.kernel.normalize import divisions, split_store_axis
 
 MOST_TEETH = 8
-SPREADS = (2, 3, 4)  # elements from one lane to the next that whole registers are loaded for
+SPREADS = (2, 3, 4, 5, 6, 7, 8)  # elements from one lane to the next that whole registers are loaded for
+_EVEN = (0, 1, 2, 3, 4)  # the same, of several loads whose results are woven together
 _LONG = 16  # points of the loop around a short row
 
 
@@ -64,7 +65,7 @@ def _is_even(load: Load, outer: Axis, inner: Axis) -> bool:
     """Whether a load is contiguous along the outer axis, or nearly, or does not depend on it."""
     terms = linear(load.index[0]).terms
     plain = all(isinstance(atom, Axis) for atom in terms if outer in atom.free or inner in atom.free)
-    return plain and terms.get(outer, 0) in (0, 1, *SPREADS) and load.where is None
+    return plain and terms.get(outer, 0) in _EVEN and load.where is None
 
 
 def _tooth(store: Store, j: int) -> Store:

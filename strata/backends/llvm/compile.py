@@ -28,6 +28,7 @@ from strata.kernel import (
     normalize,
     parse_schedule,
     split_reductions,
+    unroll_short_reductions,
     unroll_short_rows,
 )
 
@@ -65,7 +66,7 @@ def lower(kernel: Kernel, target: Target, schedule: Schedule | None = None) -> L
 
 
 def _lowered(normal: Kernel, target: Target, schedule: Schedule | None = None) -> Lowered:
-    normal = columns_first(unroll_short_rows(as_bits(normal)))
+    normal = columns_first(unroll_short_rows(unroll_short_reductions(as_bits(normal))))
     nest = make_nest(normal)
     chosen = schedule or choose_schedule(normal, nest, machine_of(target))
     return Lowered(normal, nest, chosen, points(normal, nest, chosen))

@@ -288,7 +288,7 @@ class Values:
             return self._load_contiguous(node, lanes)
         if stride == -1:
             return self._load_backwards(node, lanes)
-        if stride in SPREADS and node.where is None and not node.dtype.is_complex:
+        if stride is not None and stride in SPREADS and node.where is None and not node.dtype.is_complex:
             return self._load_spread(node, lanes, stride)
         if lanes == 1 or (stride == 0 and (node.where is None or self.context.lanes_of(node.where) == 1)):
             return self._load_one(node)

@@ -310,7 +310,7 @@ def _ordered(node: Node, target: Target, what: str, descending: bool) -> NativeO
         side_by_side = inner if inner > 1 else outer
         very_few = what == "topk" and k <= VERY_FEW and k * FEW < n
         row_by_row = very_few and inner == 1 and n >= max(k * MUCH_LONGER, 128)
-        if together <= n <= LONGEST.get(layout.bits, 0) and side_by_side >= together and not row_by_row:
+        if 2 <= n <= LONGEST.get(layout.bits, 0) and side_by_side >= together and not row_by_row:
             per_outer = -(-side_by_side // together)
             groups = per_outer * (outer if inner > 1 else 1)
             slots, bytes_ = min(groups, SLOTS), n * together * layout.size

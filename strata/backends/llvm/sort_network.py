@@ -8,9 +8,13 @@ starts early enough to be full; rows that two groups sort get equal values.
 
 from __future__ import annotations
 
-from strata.backends.llvm.builder import Function, Module, Value, constant, vector
+from collections.abc import Sequence
+from functools import partial
+
+from strata.backends.llvm.builder import Function, Module, Value, constant, vector, vector_constant
 from strata.backends.llvm.fft import transposed
 from strata.backends.llvm.native import arguments, kernel, while_loop
+from strata.backends.llvm.registers import Parts, gather, scatter
 from strata.backends.llvm.sorter import Layout, from_key, key_bits, order_key
 from strata.core import DType, Target
 
@@ -22,6 +26,8 @@ LONGEST = {
     128: 512,
 }  # rows for which the network beats sorting row by row, by bits
 UNROLL = 4
+BLOCK = 8  # elements that are put in order in registers
+LAST = 4  # the first of the distances that are done in one pass
 
 
 def network_lanes(layout: Layout, target: Target) -> int:
@@ -37,65 +43,167 @@ def _lane_type(layout: Layout) -> str:
     return f"i{min(layout.bits, 64)}"
 
 
+def merge_pairs(length: int) -> list[tuple[int, int]]:
+    """The exchanges that put a power of two of elements in order."""
+    pairs, p = [], 1
+    while p < length:
+        k = p
+        while k:
+            starts = range(0 if k == p else k, length - k, 2 * k)
+            pairs += [
+                (j + i, j + i + k) for j in starts for i in range(k) if (j + i) // (2 * p) == (j + i + k) // (2 * p)
+            ]
+            k //= 2
+        p *= 2
+    return pairs
+
+
+class _Network:
+    """Emits exchanges of elements, which are one vector or two: in registers, or where they lie."""
+
+    def __init__(self, f: Function, layout: Layout, lanes: int) -> None:
+        self.f, self.words, self.lanes = f, _words(layout), lanes
+        self.align = 8 if self.words == 2 else layout.align
+        self.type = vector(_lane_type(layout), lanes)
+
+    def load(self, at: Value) -> Parts:
+        return tuple(self.f.load(self.type, cell, self.align) for cell in self._cells(at))
+
+    def store(self, element: Parts, at: Value) -> None:
+        for part, cell in zip(element, self._cells(at), strict=True):
+            self.f.store(self.type, part, cell, self.align)
+
+    def _cells(self, at: Value) -> list[str]:
+        start = self.f.address(self.type, "%rows", self.f.mul(at, self.words))
+        return [self.f.address(self.type, start, word) if word else start for word in range(self.words)]
+
+    def sorted(self, x: Parts, y: Parts) -> tuple[Parts, Parts]:
+        f, type_ = self.f, self.type
+        if self.words == 1:
+            return (f.intrinsic("umin", type_, x[0], y[0]),), (f.intrinsic("umax", type_, x[0], y[0]),)
+        flag = vector("i1", self.lanes)
+        behind = f.binary("and", flag, f.compare("eq", type_, x[0], y[0]), f.compare("ugt", type_, x[1], y[1]))
+        turn = f.binary("or", flag, f.compare("ugt", type_, x[0], y[0]), behind)
+        pairs = list(zip(x, y, strict=True))
+        low, high = (tuple(f.select(type_, turn, *pair[::way]) for pair in pairs) for way in (-1, 1))
+        return low, high
+
+    def exchange(self, low: Value, high: Value) -> None:
+        for element, at in zip(self.sorted(self.load(low), self.load(high)), (low, high), strict=True):
+            self.store(element, at)
+
+    def sort_block(self, start: Value) -> None:
+        """BLOCK elements, in registers."""
+        places = [self.f.add(start, i) for i in range(BLOCK)]
+        elements = [self.load(at) for at in places]
+        for i, j in merge_pairs(BLOCK):
+            elements[i], elements[j] = self.sorted(elements[i], elements[j])
+        for element, at in zip(elements, places, strict=True):
+            self.store(element, at)
+
+    def at_distance(self, start: Value, count: Value, k: Value) -> None:
+        """Pairs (start + i, start + i + k)."""
+        f = self.f
+        whole = f.round_down(count, UNROLL)
+
+        def four(i: str, _: list[str]) -> None:
+            for u in range(UNROLL):
+                at = f.add(f.add(start, i), u)
+                self.exchange(at, f.add(at, k))
+
+        def one(i: str, _: list[str]) -> None:
+            at = f.add(start, i)
+            self.exchange(at, f.add(at, k))
+
+        f.loop(0, whole, UNROLL, (), four)
+        f.loop(whole, count, 1, (), one)
+
+    def at_last_distances(self, base: Value, count: Value) -> None:
+        """Distances 4, 2 and 1 in one pass: pairs of a distance k start at k, 3k, 5k …, so each pass is k behind the
+        one before it, and three elements wait for the next eight."""
+        f, n = self.f, 2 * LAST
+
+        def flat(elements: Sequence[Parts]) -> list[Value]:
+            return [part for element in elements for part in element]
+
+        def element(values: Sequence[str], at: int) -> Parts:
+            return tuple(values[at * self.words : (at + 1) * self.words])
+
+        def window(i: str, waiting: list[str]) -> list[Value]:
+            e = [element(waiting, j) for j in range(3)] + [self.load(f.add(i, j)) for j in range(n)]
+            for low, high in _WINDOW:
+                e[low], e[high] = self.sorted(e[low], e[high])
+            for j in range(n):
+                self.store(e[j], f.add(i, j - 3))
+            return flat(e[n:])
+
+        first, end = f.add(base, LAST), f.add(base, count)
+        whole = f.add(first, f.round_down(f.sub(count, LAST), n))
+        carried = [(self.type, part) for part in flat([self.load(f.add(base, j)) for j in range(1, 4)])]
+        waiting = f.loop(first, whole, n, carried, window)
+        for j in range(3):
+            self.store(element(waiting, j), f.add(whole, j - 3))
+        for low, high in (*_WINDOW, (8, 9)):  # what is left, where there is any, and the pair that waits for no more
+            places = f.add(whole, low - 3), f.add(whole, high - 3)
+            f.if_(f.compare("slt", "i64", places[1], end), partial(self.exchange, *places))
+
+
+# exchanges of three elements that wait and eight that come, at distances 4, 2 and 1
+_WINDOW = (
+    *((j, j + 4) for j in range(3, 7)),
+    *((j, j + 2) for j in (1, 2, 5, 6)),
+    *((j, j + 1) for j in (0, 2, 4, 6)),
+)
+
+
 def emit_network(module: Module, layout: Layout, lanes: int) -> str:
-    """Adds `void network(ptr rows, i64 n)`."""
+    """Adds `void network(ptr rows, i64 n)`: blocks in registers, then pairs of blocks merged, and pairs of those."""
     name = f"network_{layout.bits}"
     if module.has(name):
         return name
-    type_, words = vector(_lane_type(layout), lanes), _words(layout)
     f = module.function(name, (("ptr", "rows"), ("i64", "n")), linkage="internal")
+    work = _Network(f, layout, lanes)
+    f.loop(0, f.round_down("%n", BLOCK), BLOCK, (), lambda start, _: work.sort_block(start))
 
-    def exchange(low: Value, gap: Value) -> None:
-        cells = [f.address(type_, "%rows", f.mul(at, words)) for at in (low, f.add(low, gap))]
-        if words == 2:
-            exchange_pairs(cells)
-            return
-        a, b = (f.load(type_, cell, layout.align) for cell in cells)
-        f.store(type_, f.intrinsic("umin", type_, a, b), cells[0], layout.align)
-        f.store(type_, f.intrinsic("umax", type_, a, b), cells[1], layout.align)
+    def merge_all(low: Value, first: int, last: int | None, distances_until: int) -> None:
+        """Runs of p, 2p, 4p … elements from a place on, until there is one; distances as far down as is said."""
 
-    def exchange_pairs(cells: list[str]) -> None:
-        seconds = [f.address(type_, cell, 1) for cell in cells]
-        (a, b), (i, j) = ([f.load(type_, cell, 8) for cell in pair] for pair in (cells, seconds))
-        flag = vector("i1", lanes)
-        behind = f.binary("and", flag, f.compare("eq", type_, a, b), f.compare("ugt", type_, i, j))
-        turn = f.binary("or", flag, f.compare("ugt", type_, a, b), behind)
-        for pair, (x, y) in ((cells, (a, b)), (seconds, (i, j))):
-            f.store(type_, f.select(type_, turn, y, x), pair[0], 8)
-            f.store(type_, f.select(type_, turn, x, y), pair[1], 8)
+        def phase(state: list[str]) -> list[Value]:
+            (p,) = state
+            double = f.mul(p, 2)
 
-    def phase(state: list[str]) -> list[Value]:
-        (p,) = state
-        block = f.mul(p, 2)
+            def block(b: str, _: list[str]) -> None:
+                count = f.smin(double, f.sub("%n", b))
 
-        def distance(inner: list[str]) -> list[Value]:
-            (k,) = inner
-            start = f.select("i64", f.compare("eq", "i64", k, p), 0, k)
+                def merge() -> None:
+                    work.at_distance(b, f.sub(count, p), p)
 
-            def run(j: str, _: list[str]) -> None:
-                other = f.add(j, k)
-                inside = f.compare("ne", "i64", f.binary("and", "i64", other, f.sub(block, 1)), 0)
+                    def distance(inner: list[str]) -> list[Value]:
+                        (k,) = inner
 
-                def each() -> None:
-                    count = f.smin(k, f.sub("%n", other))
-                    whole = f.round_down(count, UNROLL)
+                        def run(j: str, _: list[str]) -> None:
+                            work.at_distance(f.add(b, j), f.smin(k, f.sub(f.sub(count, j), k)), k)
 
-                    def four(i: str, _: list[str]) -> None:
-                        for u in range(UNROLL):
-                            exchange(f.add(f.add(j, i), u), k)
+                        f.loop(k, f.sub(count, k), f.mul(k, 2), (), run)
+                        return [f.binary("lshr", "i64", k, 1)]
 
-                    f.loop(0, whole, UNROLL, (), four)
-                    f.loop(whole, count, 1, (), lambda i, _: exchange(f.add(j, i), k))
+                    half = f.binary("lshr", "i64", p, 1)
+                    while_loop(f, [("i64", half)], lambda s: f.compare("sge", "i64", s[0], distances_until), distance)
+                    if distances_until > 1:
+                        work.at_last_distances(b, count)
 
-                f.if_(inside, each)
+                f.if_(f.compare("sgt", "i64", count, p), merge)
 
-            f.loop(start, f.sub("%n", k), f.mul(k, 2), (), run)
-            return [f.binary("lshr", "i64", k, 1)]
+            f.loop(low, "%n", double, (), block)
+            return [double]
 
-        while_loop(f, [("i64", p)], lambda s: f.compare("sgt", "i64", s[0], 0), distance)
-        return [block]
+        def more(state: list[str]) -> str:
+            return f.compare("slt", "i64", state[0], "%n" if last is None else last)
 
-    while_loop(f, [("i64", 1)], lambda s: f.compare("slt", "i64", s[0], "%n"), phase)
+        while_loop(f, [("i64", first)], more, phase)
+
+    merge_all(f.round_down("%n", BLOCK), 1, BLOCK, 1)  # the last few
+    merge_all(0, BLOCK, None, 2 * LAST)
     f.ret()
     return name
 
@@ -152,7 +260,21 @@ class _Group:
 
             self._tiles(n, tile)
 
-        f.if_(even, rows, columns)
+        def short() -> None:
+            def one(i: str, _: list[str]) -> None:
+                pointers = self._across(self.raw, source, n, i)
+                everywhere = constant(vector("i1", lanes), 1)
+                self.put(gather(f, self.raws, pointers, self.dtype.itemsize, everywhere), planes, i)
+
+            f.loop(0, n, 1, (), one)
+
+        f.if_(even, rows, lambda: f.if_(f.compare("slt", "i64", n, lanes), short, columns) and None)
+
+    def _across(self, element: str, base: Value, n: Value, i: Value) -> str:
+        """Addresses of the element i of each row; rows have n of them."""
+        f, index = self.f, vector("i64", self.lanes)
+        starts = f.binary("mul", index, vector_constant("i64", range(self.lanes)), f.splat(index, n))
+        return f.op(f"getelementptr {element}, ptr {base}, {index} {f.binary('add', index, starts, f.splat(index, i))}")
 
     def store(self, planes: Value, to: Value, n: Value, inner: Value, even: Value) -> None:
         f, lanes = self.f, self.lanes
@@ -173,7 +295,14 @@ class _Group:
 
             self._tiles(n, tile)
 
-        f.if_(even, rows, columns)
+        def short() -> None:
+            def one(i: str, _: list[str]) -> None:
+                everywhere = constant(vector("i1", lanes), 1)
+                scatter(f, type_, self.get(planes, i), self._across(element, to, n, i), align, everywhere)
+
+            f.loop(0, n, 1, (), one)
+
+        f.if_(even, rows, lambda: f.if_(f.compare("slt", "i64", n, lanes), short, columns) and None)
 
     def _tiles(self, n: Value, tile) -> None:  # type: ignore[no-untyped-def]
         """Squares of elements and lanes; the last one starts early enough to be full."""

@@ -140,3 +140,20 @@ def test_search_in_tables_of_all_lengths(native: Any, side: str, n: int, dtype: 
     (got,) = native(lambda a, b: METHODS["searchsorted"](a, b, side), rows, wanted)
     expected = np.stack([np.searchsorted(table, w, side) for w in wanted])  # type: ignore[call-overload]
     np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.int16])
+@pytest.mark.parametrize("low", [2, 20, 40, 60, 120, 250])
+def test_networks_of_all_lengths(native: Any, low: int, dtype: Any) -> None:
+    """Rows of zeros and ones, whose order any wrong exchange would show, and of numbers; behind each other and side by
+    side."""
+    rng = np.random.default_rng(low)
+    for n in range(low, low + 20):
+        bits = rng.random((67, n)) < rng.random((67, 1))
+        x = np.where(rng.random((67, 1)) < 0.5, bits, rng.integers(-n, n, (67, n))).astype(dtype)
+        (rows,) = native(lambda a: METHODS["sort"](a, axis=1), x, threads=(2,))
+        np.testing.assert_array_equal(rows, np.sort(x, 1))
+        (places,) = native(lambda a: METHODS["argsort"](a, axis=1), x, threads=(2,))
+        np.testing.assert_array_equal(places, np.argsort(x, 1, kind="stable"))
+        (columns,) = native(lambda a: METHODS["sort"](a, axis=0), np.ascontiguousarray(x.T), threads=(2,))
+        np.testing.assert_array_equal(columns, np.sort(x.T, 0))
