@@ -104,6 +104,20 @@ class PatternGraph:
         test = ops.sum(x) > 0.0
         return ops.cond(test, lambda a: ops.exp(a * 0.3), ops.sin, x)
 
+    def recurrence(self, x: Value) -> Value:
+        """A cell over the rows, or over the first of them alone."""
+        n = self.width()
+        w, u = self.weight(int(x.shape[-1]), n), self.weight(n, n)
+        rows = ops.transpose(x, (1, 0, 2))
+        rows = ops.narrow(rows, 0, 0, 1) if self.rng.integers(2) else rows
+
+        def cell(state: Value, row: Value) -> tuple[Value, Value]:
+            made = ops.tanh(row @ w + state @ u)
+            return made, made
+
+        _, states = ops.scan(cell, ops.zeros((self.shape[0], n)), rows)
+        return ops.broadcast_to(ops.transpose(states, (1, 0, 2)), (*self.shape, n))
+
     def update(self, x: Value) -> Value:
         """Rows of one value written into another."""
         rows = int(self.rng.integers(1, self.shape[1] + 1))
@@ -139,7 +153,7 @@ class PatternGraph:
     def build(self, length: int = 6) -> tuple[Graph, dict[str, np.ndarray]]:
         steps = (
             self.dense, self.projections, self.gate, self.residual, self.flat_norm, self.attention, self.branch,
-            self.update, self.parts, self.broadcast, self.folded,
+            self.recurrence, self.update, self.parts, self.broadcast, self.folded,
         )  # fmt: skip
         for _ in range(length):
             self.pool.append(steps[int(self.rng.integers(len(steps)))](self.some()))

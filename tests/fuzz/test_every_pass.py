@@ -14,8 +14,8 @@ from tests.fuzz.pattern_graphs import pattern_graph
 from tests.fuzz.test_random_graphs import TOLERANCE, random_graph
 
 EVERY = (
-    "integer_products", "simplify", "fold", "requantize", "drop_unused", "lower_control_flow", "find_attention",
-    "fuse_attention_block",
+    "integer_products", "inline_scan", "simplify", "fold", "requantize", "drop_unused", "lower_control_flow",
+    "find_attention", "fuse_attention_block",
     "fuse_matmul_bias_act{acts=gelu+silu+relu+tanh+exp}", "fuse_residual_layer_norm", "fuse_residual_rms_norm",
     "fuse_rms_norm_reshape", "fuse_swiglu_dual", "share_matmul", "fuse_swiglu", "layout", "legalize_broadcast",
     "merge_fake_quantize", "separate_pools", "decompose", "check_indices",

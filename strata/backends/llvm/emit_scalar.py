@@ -22,7 +22,7 @@ from strata.backends.llvm.registers import (
     register_type,
     to_memory,
 )
-from strata.backends.llvm.vector_floats import Math
+from strata.backends.llvm.vector_floats import Math, in_registers
 from strata.core import DType, Target, bool_
 from strata.errors import CompileError
 
@@ -150,7 +150,7 @@ def _truncdiv(call: Call) -> Parts:
 def _rem(call: Call) -> Parts:
     f, type_ = call.f, call.type
     if call.dtype.is_float:
-        return (vector_math.fmod(Math(f, type_, call.target), call.a, call.b),)
+        return (in_registers(vector_math.fmod)(Math(f, type_, call.target), call.a, call.b),)
     divisor, zero, wraps = _safe_divisor(call)
     left = f.binary("sub", type_, call.a, f.binary("mul", type_, _quotient(call, divisor), divisor))
     none = f.binary("or", with_element(type_, "i1"), zero, wraps)
@@ -160,7 +160,7 @@ def _rem(call: Call) -> Parts:
 def _floordiv(call: Call) -> Parts:
     f, type_ = call.f, call.type
     if call.dtype.is_float:
-        return (vector_math.floor_divide(Math(f, type_, call.target), call.a, call.b),)
+        return (in_registers(vector_math.floor_divide)(Math(f, type_, call.target), call.a, call.b),)
     if call.dtype.kind == "uint":
         return _truncdiv(call)
     divisor, zero, _ = _safe_divisor(call)
@@ -180,7 +180,7 @@ def _signs_differ(call: Call, left: str) -> str:
 def _mod(call: Call) -> Parts:
     f, type_ = call.f, call.type
     if call.dtype.is_float:
-        return (vector_math.python_mod(Math(f, type_, call.target), call.a, call.b),)
+        return (in_registers(vector_math.python_mod)(Math(f, type_, call.target), call.a, call.b),)
     if call.dtype.kind == "uint":
         return _rem(call)
     (left,) = _rem(call)
@@ -218,11 +218,11 @@ def _min_max(name: str) -> Emission:
 
 
 def _math(function: Callable[[Math, str], str]) -> Emission:
-    return lambda call: (function(Math(call.f, call.type, call.target), call.a),)
+    return lambda call: (in_registers(function)(Math(call.f, call.type, call.target), call.a),)
 
 
 def _math2(function: Callable[[Math, str, str], str]) -> Emission:
-    return lambda call: (function(Math(call.f, call.type, call.target), call.a, call.b),)
+    return lambda call: (in_registers(function)(Math(call.f, call.type, call.target), call.a, call.b),)
 
 
 def _intrinsic(name: str) -> Emission:
@@ -232,7 +232,7 @@ def _intrinsic(name: str) -> Emission:
 
 def _pow(call: Call) -> Parts:
     if call.dtype.is_float:
-        return (vector_powers.power(Math(call.f, call.type, call.target), call.a, call.b),)
+        return (in_registers(vector_powers.power)(Math(call.f, call.type, call.target), call.a, call.b),)
     return (vector_powers.integer_power(call.f, call.type, call.a, call.b, signed=call.dtype.kind == "int"),)
 
 
@@ -410,7 +410,7 @@ def _complex_div(call: Call) -> Parts:
 
 
 def _complex_abs(call: Call) -> Parts:
-    return (vector_math.hypot(Math(call.f, call.type, call.target), *call.args[0]),)
+    return (in_registers(vector_math.hypot)(Math(call.f, call.type, call.target), *call.args[0]),)
 
 
 def _complex_equal(predicate: str, join: str) -> Emission:
@@ -436,7 +436,7 @@ def _conj(call: Call) -> Parts:
 
 
 def _complex_math(function: Callable[[Math, str, str], tuple[str, str]]) -> Emission:
-    return lambda call: function(Math(call.f, call.type, call.target), *call.args[0])
+    return lambda call: in_registers(function)(Math(call.f, call.type, call.target), *call.args[0])
 
 
 def _part(at: int) -> Emission:

@@ -67,13 +67,15 @@ def _reduce_turn(m: Math, x: str) -> tuple[str, str]:
 
 
 def _turning(m: Math, x: str, name: str, make: Callable[[str, str], str]) -> str:
-    """make(quadrant, what is left); arguments too large for three words of π go to the C library, all lanes."""
+    """make(quadrant, what is left); arguments too large for three words of π go to the C library. Others in the same
+    register keep the bits that they have without them."""
     f = m.f
+    near = make(*_reduce_turn(m, x))
     large = m.test("ogt", m.abs(x), m.c(_TURN_LIMIT[m.bits]))
+    some = large
     if lanes_of(m.type) > 1:
-        large = f.call("i1", f"llvm.vector.reduce.or.{suffix(m.flag)}", (m.flag, large))
-
-    return f.if_(large, lambda: [library(name, m, x)], lambda: [make(*_reduce_turn(m, x))], (m.type,))[0]
+        some = f.call("i1", f"llvm.vector.reduce.or.{suffix(m.flag)}", (m.flag, large))
+    return f.if_(some, lambda: [m.select(large, library(name, m, x), near)], lambda: [near], (m.type,))[0]
 
 
 def _sine_and_cosine(m: Math, r: str) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from strata.backends.llvm.builder import (
     Function,
@@ -21,6 +21,7 @@ from strata.backends.llvm.builder import (
 from strata.core import Target
 
 TABLE: Final = 16  # numbers that one register of a table holds
+_REGISTER: Final = 512  # bits of such a register
 BIAS: Final = {32: 127, 64: 1023}
 MANTISSA: Final = {32: 23, 64: 52}
 MAGIC: Final = {32: 12582912.0, 64: 6755399441055744.0}  # 1.5 * 2^(mantissa bits): adding it rounds to an integer
@@ -33,6 +34,7 @@ class Math:
     f: Function
     type: str
     target: Target
+    meant: int = 0  # lanes whose results are used, where others are only there to fill a register
 
     @property
     def bits(self) -> int:
@@ -207,6 +209,31 @@ class Math:
         return f.call(self.type, "llvm.x86.avx512.permvar.sf.512", (self.type, table), (self.whole, place))
 
 
+def in_registers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function computed on whole registers of AVX-512, whose tables and instructions narrower types do not have: so
+    that one element gives the bits that it gives beside others."""
+
+    def call(m: Math, *args: str) -> Any:
+        lanes, whole = lanes_of(m.type), _REGISTER // m.bits
+        if not m.target.has_avx512 or lanes >= whole:
+            return function(m, *args)
+        f, element = m.f, element_of(m.type)
+        wide = replace(m, type=vector(element, whole), meant=lanes)
+
+        def spread(a: str) -> str:
+            picks = [lane % lanes for lane in range(whole)]
+            return f.splat(wide.type, a) if lanes == 1 else f.shuffle(m.type, a, "poison", picks)
+
+        def first(a: str) -> str:
+            return f.extract(wide.type, a, 0) if lanes == 1 else f.shuffle(wide.type, a, "poison", range(lanes))
+
+        made = function(wide, *map(spread, args))
+        return tuple(map(first, made)) if isinstance(made, tuple) else first(made)
+
+    call.__doc__ = function.__doc__
+    return call
+
+
 def in_double(function: Callable[..., str]) -> Callable[..., str]:
     """A function computed in f64 whatever it is called with: for f32 the result is then rounded once."""
 
@@ -222,16 +249,18 @@ def in_double(function: Callable[..., str]) -> Callable[..., str]:
 
 
 def library(name: str, m: Math, *args: str) -> str:
-    """A function of the C library, lane by lane, in f64."""
+    """A function of the C library, lane by lane, in f64; lanes that are not meant have the result of the first."""
     wide = m.doubled()
     inputs = [m.f.convert("fpext", m.type, a, wide.type) if m.bits == 32 else a for a in args]
     lanes = lanes_of(m.type)
     if lanes == 1:
         result = m.f.call("double", name, *(("double", a) for a in inputs))
     else:
-        result = "poison"
-        for lane in range(lanes):
+        meant, result = m.meant or lanes, "poison"
+        for lane in range(meant):
             scalars = [m.f.extract(wide.type, a, lane) for a in inputs]
             one = m.f.call("double", name, *(("double", a) for a in scalars))
             result = m.f.insert(wide.type, result, one, lane)
+        if meant < lanes:
+            result = m.f.shuffle(wide.type, result, "poison", [lane if lane < meant else 0 for lane in range(lanes)])
     return m.f.convert("fptrunc", wide.type, result, m.type) if m.bits == 32 else result

@@ -237,7 +237,7 @@ def test_summary_line():
     assert report.kernels == 3
     assert report.matmul_before == 3
     assert report.attention == 0
-    assert [p.name for p in report.passes][:3] == ["integer_products", "simplify", "fold"]
+    assert [p.name for p in report.passes][:4] == ["integer_products", "inline_scan", "simplify", "fold"]
     with pytest.raises(AttributeError):
         _ = report.convolutions
 

@@ -25,7 +25,8 @@ def compiled(
     session.backend = CpuBackend(target)
     made = session.compile(g, CompileOptions(threads=threads))
     made.set_param("w", w)
-    assert [s.kernel for s in made.lir.schedule] == [None]  # one step, and not a loop
+    steps = [(s.label, s.kernel) for s in made.lir.schedule]
+    assert steps == [("checked_ids", None), ("grouped_matmul", None)]  # one step after the check, and not a loop
     assert not made.host_steps
     return made
 
@@ -74,5 +75,6 @@ def test_threads_and_company_change_nothing(rng: np.random.Generator) -> None:
 def test_few_rows_are_left_to_loops(rng: np.random.Generator) -> None:
     g = Graph("grouped")
     g.outputs(ops.grouped_matmul(g.input("x", (2, 8)), g.input("w", (3, 8, 4)), g.input("ids", (2,), "i64")))
-    (step,) = Session("cpu").compile(g).lir.schedule
-    assert step.kernel is not None
+    check, product = Session("cpu").compile(g).lir.schedule
+    assert check.label == "checked_ids"
+    assert product.kernel is not None

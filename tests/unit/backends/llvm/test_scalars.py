@@ -34,7 +34,7 @@ from strata.core import (
     u32,
     u64,
 )  # fmt: skip
-from strata.kernel import SCALARS, Kernel, KernelBuilder, apply, interpret
+from strata.kernel import SCALARS, Kernel, KernelBuilder, Schedule, Vectorise, apply, interpret
 
 FLOATS = (f8e4m3, f8e5m2, bf16, f16, f32, f64)
 INTS = (i8, i16, i32, i64, u8, u16, u32, u64)
@@ -157,6 +157,21 @@ ALL_CASES = [(t, n, d) for t in TARGETS for n, d in CASES if t == "host" or d in
 def test_function(name: str, dtype: DType, target: str) -> None:
     got, wanted = run(name, dtype, target)
     compare(got, wanted, SIZES.get(name, 1e-2))
+
+
+WIDTHS = [(t, n, d) for t in TARGETS for n, d in CASES if d in (f32, f64, c64) and (t == "host" or d is f32)]
+
+
+@pytest.mark.parametrize(("target", "name", "dtype"), WIDTHS, ids=[f"{n}-{d}-{t}" for t, n, d in WIDTHS])
+def test_bits_do_not_depend_on_the_width_of_vectors(name: str, dtype: DType, target: str) -> None:
+    arrays = inputs(name, dtype, SCALARS[name].arity)
+    kernel = kernel_of(name, dtype, arrays)
+    widths = [Schedule(()), *(Schedule((Vectorise(0, lanes),)) for lanes in (2, 4, 16, 64))]
+    (first, *others) = (compile_kernel(kernel, Target.named(target), way)(*arrays)[0] for way in widths)
+    for other in others:
+        equal = (other == first) | ((other != other) & (first != first))  # any NaN
+        assert equal.all(), (other[~equal], first[~equal])
+        np.testing.assert_array_equal(np.signbit(other.real[equal]), np.signbit(first.real[equal]))
 
 
 @pytest.mark.parametrize("target", TARGETS)
