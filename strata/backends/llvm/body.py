@@ -8,7 +8,7 @@ whole plan, that is done when these are set, and not in every run. Nothing is al
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from strata.mir import Graph, leaf_name
 from strata.passes import PassChoices, PassContext, default_passes, run_passes
 
 ALIGN = 64
+FINER = 5  # chunks of loops in a turn, for one of loops that run alone
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class BoundBody:
         return head + [slot for region, value in pairs for slot in (("number", region), value)]
 
 
-def make_body(graph: Graph, constant: Collection[int], target: Target) -> Body:
-    """A graph whose inputs with these numbers stay the same from turn to turn."""
+def make_body(graph: Graph, constant: Collection[int], target: Target, *, in_loop: bool = True) -> Body:
+    """A graph whose inputs with these numbers stay the same from turn to turn; a branch is no loop."""
     made = Graph(graph.name)
     values = []
     for i, (name, x) in enumerate(zip(graph.input_names, graph.inputs, strict=True)):
@@ -63,15 +64,16 @@ def make_body(graph: Graph, constant: Collection[int], target: Target) -> Body:
     context = PassContext(target, backend.takes, verify_each=False)
     passes = default_passes(choices=PassChoices(check_indices=config().check_indices))
     optimized, _ = run_passes(passes, made, context)
-    return Body(optimized, backend)
+    return Body(optimized, backend, in_loop)
 
 
 class Body(CpuExecutable):
     """A graph compiled to run inside a step."""
 
-    def __init__(self, graph: Graph, backend: CpuBackend) -> None:
+    def __init__(self, graph: Graph, backend: CpuBackend, in_loop: bool) -> None:
         lir = plan(graph, backend.target, whole=backend.runs_whole, views=backend.reads_views)
-        super().__init__(lir, backend.target)
+        super().__init__(lir, backend.target, in_loop=in_loop)
+        self._in_loop = in_loop
         self.graph = graph
         self._known = {b.name for b in self._outside if b.role == "constant"}  # values that stay from run to run
         self._is_ready = False
@@ -114,7 +116,8 @@ class Body(CpuExecutable):
         for at, step in enumerate(self.lir.schedule):
             if step.phase != "prologue":
                 made, size = self._steps_at(at, place, Argument(0, placement.arena_size), sizes, keep)
-                need, steady = max(need, size), steady + made
+                finer = self._in_loop and at not in self.native
+                need, steady = max(need, size), steady + (list(map(_finer, made)) if finer else made)
         steady += [self._result_copy(self.lir.io.outputs[i], results[i], place, sizes) for i in copies]
         layout = _Layout(start)
         table = layout.take(8 * regions)
@@ -186,6 +189,12 @@ class Body(CpuExecutable):
         return ProgramStep(
             "copy", (place(name), Argument(region, 0), Argument(None, count)), -(-count // COPY_BYTES), 1
         )
+
+
+def _finer(step: ProgramStep) -> ProgramStep:
+    """In a loop no thread falls asleep, so that less work is worth handing out: points, or whole vectors of them."""
+    fine = max(1, step.grain // FINER)
+    return replace(step, grain=fine - fine % ALIGN if fine >= ALIGN else fine)
 
 
 class _Layout:

@@ -24,6 +24,9 @@ _BATCH: Final = ("extent", "a", "b", "out")
 UNBOUNDED: Final = 1 << 30
 
 
+CHUNK_SECONDS: Final = 12e-6  # the least work worth handing out
+
+
 @dataclass(frozen=True, slots=True)
 class Contraction:
     """One matrix product, ready to be emitted.
@@ -52,6 +55,7 @@ class Contraction:
     waits_in_output: bool = True
     chunk_rows: int = 96
     chunk_panels: int = 8
+    chunk_seconds: float = CHUNK_SECONDS  # what a chunk is to take at least
     is_open: bool = False  # the panels of a chunk are an argument
     streams: tuple[int, ...] = ()
     prefetch: int = 0  # steps that tall tiles ask for B ahead
@@ -155,7 +159,7 @@ class Contraction:
             return self.chunk_panels
         panels = dim_max(ceil_div(n, self.panel_columns), 1)
         row = 2 / FLOPS  # seconds for one element of B; reading it takes as long as so many rows
-        least = int(CHUNK_SECONDS / (row * self.panel_columns * self.matrices))
+        least = int(self.chunk_seconds / (row * self.panel_columns * self.matrices))
         cost = dim_max(k, 1) * dim_max(dim_min(m, self.chunk_rows), round(self.b.itemsize / BYTES / row))
         chunks = panels * batch * dim_max(self.row_blocks(m), 1)
         count = dim_max((2 * least + cost) // (2 * cost), (chunks + MOST_CHUNKS // 2) // MOST_CHUNKS)
@@ -279,7 +283,7 @@ CONVERTED_ROWS: Final = 3  # so many rows of 16 bits are converted once, while t
 CHUNK_ROWS: Final = 96  # a panel of B comes from the third-level cache once for so many rows: 5 GB/s at full speed
 A_BLOCK_BYTES: Final = 96 << 10  # a packed block of A, on the stack
 SUMS_BYTES: Final = 96 << 10  # sums that wait on the stack
-CHUNK_SECONDS: Final = 12e-6  # the least work worth handing out
+LOOP_CHUNK_SECONDS: Final = 2.5e-6  # the same in a loop: its turns follow each other, so that no thread falls asleep
 PACK_SECONDS: Final = 0.15e-9  # to pack one element of A
 PACKED_ROWS: Final = 48  # rows of the smallest chunk that packs A
 ROWS_IN_PLACE: Final = 512  # rows up to which packing B is worth avoiding
@@ -310,6 +314,7 @@ def plan_contraction(
     unit_columns: bool = True,
     in_place: bool = False,
     is_pair: bool = False,
+    chunk_seconds: float = CHUNK_SECONDS,
     epilogue: str = "",
     epilogue_pointers: tuple[str, ...] = (),
     epilogue_numbers: tuple[str, ...] = (),
@@ -317,9 +322,9 @@ def plan_contraction(
     """Tiles, blocks and chunks for sizes, or for their upper bounds where they are symbolic.
 
     `fewest_rows` is the least m to serve well (m itself unless given); with `is_open`, chunks are cut when m is known,
-    where A can be read in place; `m_exact` and `n_exact` leave out code that
-    other sizes would need; `a_unit_k` says that A's rows are contiguous in k; `in_place`, that an epilogue operand
-    may share memory with the output; `is_pair`, that there are two B's.
+    where A can be read in place; `m_exact` and `n_exact` leave out code that other sizes would need; `a_unit_k` says
+    that A's rows are contiguous in k; `in_place`, that an epilogue operand may share memory with the output; `is_pair`,
+    that there are two B's; `chunk_seconds` is the least that a chunk takes.
     """
     if min(m, n, k, batch) < 0:
         raise ShapeError(f"matmul: negative size in m={m}, n={n}, k={k}, batch={batch}", code="S103")
@@ -338,7 +343,7 @@ def plan_contraction(
         tails=tuple(range(1, rule.vectors + 1)),
         streams=streams if fewest <= len(streams) else (), batch_rank=batch_rank, unit_columns=unit_columns,
         waits_in_output=out is accumulator and unit_columns and not in_place and not is_pair, epilogue=epilogue,
-        epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
+        chunk_seconds=chunk_seconds, epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
     spec = replace(
         spec,
@@ -438,7 +443,7 @@ def _with_blocks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: 
     elements = spec.panel_columns * k * spec.matrices
     cost = max(2 * served * elements / FLOPS, spec.b.itemsize * elements / BYTES) + 1e-9
     total = cost * panels * batch * max(1, -(-fewest // rows))
-    wanted = max(CHUNK_SECONDS, total / MOST_CHUNKS)
+    wanted = max(spec.chunk_seconds, total / MOST_CHUNKS)
     step = max(spec.streams, default=1) if fewest == 1 and panels > 4 else 1
     count = max(1, min(panels, round(wanted / cost)))
     chunks = -(-panels // count)
@@ -476,7 +481,7 @@ def _with_packed_chunks(spec: Contraction, m: int, n: int, k: int, batch: int) -
             seconds = work + m * k * batch * -(-panels // wide) * PACK_SECONDS
             if count > MOST_CHUNKS and count > batch:
                 break
-            if seconds / count < CHUNK_SECONDS and count > batch:
+            if seconds / count < spec.chunk_seconds and count > batch:
                 break
             uneven = math.prod(-(-count // threads) * threads / count for threads in (2, 4, 8)) ** (1 / 3)
             if seconds * uneven < best * 0.99:

@@ -92,7 +92,7 @@ class CpuBackend:
 class CpuExecutable:
     """A plan on the CPU. Regions: the arena, buffers outside it, packed weights, then pool, threads and status."""
 
-    def __init__(self, lir: Lir, target: Target) -> None:
+    def __init__(self, lir: Lir, target: Target, *, in_loop: bool = False) -> None:
         self.lir, self.target = lir, target
         steps = {s.name: s for s in reversed(lir.schedule)}
         ops = {
@@ -101,7 +101,10 @@ class CpuExecutable:
             if step.kernel is None and (made := native_op(step.nodes[0], target, step.views)) is not None
         }
         kept = {s.name for s in lir.schedule if any(_is_kept_matrix(lir.buffer(x)) for x in s.inputs)}
-        sources = [kernel_source(k, target, steps[name], is_fresh=name not in kept) for name, k in lir.kernels.items()]
+        sources = [
+            kernel_source(k, target, steps[name], is_fresh=name not in kept, in_loop=in_loop)
+            for name, k in lir.kernels.items()
+        ]
         pieces = native_pieces([*sources, *(op_source(op, target) for op in ops.values())], target)
         self.kernels = {name: as_kernel(p) for name, p in zip(lir.kernels, pieces, strict=False)}
         codes = [p.code for p in pieces[len(sources) :]]

@@ -69,18 +69,22 @@ class Piece:
     usage: Usage | None
 
 
-def kernel_source(kernel: Kernel, target: Target, step: Step | None = None, *, is_fresh: bool = False) -> Source:
+def kernel_source(
+    kernel: Kernel, target: Target, step: Step | None = None, *, is_fresh: bool = False, in_loop: bool = False
+) -> Source:
     """The source of the kernel of a step; fresh where none of the matrices that it reads stays from run to run."""
     anonymous = kernel.renamed("kernel")
     kind = "" if step is None or not step.has_slides else f"slides {config().winograd}"
     if is_fresh and kernel.has_reductions:
         kind += " fresh"
+    if in_loop and kernel.has_reductions:
+        kind += " loop"
     text = show_kernel(anonymous)
 
     def make() -> tuple[str, Module]:
         from strata.backends.llvm.making import emitted
 
-        usage, module = emitted(anonymous, target, step, is_fresh)
+        usage, module = emitted(anonymous, target, step, is_fresh, in_loop)
         return usage.to_text(), module
 
     return Source((text, target.key, kind), lambda: code_key(f"kernel {kind}", text, target), make, (), text)

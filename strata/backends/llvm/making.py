@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from strata.backends.llvm.kernels import Source
 
 
-def emitted(kernel: Kernel, target: Target, step: Step | None, is_fresh: bool) -> tuple[Usage, Module]:
+def emitted(
+    kernel: Kernel, target: Target, step: Step | None, is_fresh: bool, in_loop: bool = False
+) -> tuple[Usage, Module]:
     """A kernel as a convolution, a product of matrices, a pool, or loops."""
     module = Module(target.triple)
     convolution = convolution_plan(kernel, target, step) if step is not None else None
@@ -46,7 +48,7 @@ def emitted(kernel: Kernel, target: Target, step: Step | None, is_fresh: bool) -
         emit_planes_kernel(module, planes)
         return Product.of(planes), module
     found = find_contraction(kernel) if not kernel.schedule else None
-    matrix = plan_matrix(found, kernel.name, target, is_fresh=is_fresh) if found is not None else None
+    matrix = plan_matrix(found, kernel.name, target, is_fresh=is_fresh, in_loop=in_loop) if found is not None else None
     if matrix is not None:
         emit_matrix(module, matrix)
         return Product.of(matrix), module

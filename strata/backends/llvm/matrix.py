@@ -14,7 +14,14 @@ from itertools import pairwise
 from typing import Any
 
 from strata.backends.llvm.builder import Module
-from strata.backends.llvm.contract import Contraction, ceil_div, may_stay_in_rows, plan_contraction
+from strata.backends.llvm.contract import (
+    CHUNK_SECONDS,
+    LOOP_CHUNK_SECONDS,
+    Contraction,
+    ceil_div,
+    may_stay_in_rows,
+    plan_contraction,
+)
 from strata.backends.llvm.emit import Emitter
 from strata.backends.llvm.emit_values import Context
 from strata.backends.llvm.gemm import emit_contraction
@@ -265,10 +272,13 @@ class MatrixPlan:
         return m.extent(m.rows), m.extent(m.columns), m.inner.extent, dim_prod([a.extent for a in m.batch])
 
 
-def plan_matrix(matrix: MatrixKernel, name: str, target: Target, *, is_fresh: bool = False) -> MatrixPlan | None:
+def plan_matrix(
+    matrix: MatrixKernel, name: str, target: Target, *, is_fresh: bool = False, in_loop: bool = False
+) -> MatrixPlan | None:
     """Choose the template's parameters for the sizes of a kernel, or for their upper bounds.
 
-    Where B is fresh in every run, packing it once for all runs is not an option, and it may be read in place.
+    Where B is fresh in every run, packing it once for all runs is not an option, and it may be read in place. In a
+    loop, smaller pieces are worth handing out.
     """
     if matrix.a.dtype.is_complex or matrix.columns is None:
         return None
@@ -295,6 +305,7 @@ def plan_matrix(matrix: MatrixKernel, name: str, target: Target, *, is_fresh: bo
             a_unit_k=matrix.a.stride(matrix.inner) == 1, unit_columns=matrix.out.stride(matrix.columns) == 1,
             in_place=in_place, is_pair=matrix.second is not None, is_open=not m_exact, m_exact=m_exact,
             n_exact=isinstance(matrix.extent(matrix.columns), int),
+            chunk_seconds=LOOP_CHUNK_SECONDS if in_loop else CHUNK_SECONDS,
             epilogue="" if plain else repr(value),
             epilogue_pointers=() if plain else tuple(f"p_{b}" for b in loads),
             epilogue_numbers=tuple(f"size_{i}" for i in range(len(matrix.kernel.symbols()))),

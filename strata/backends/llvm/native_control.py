@@ -198,9 +198,9 @@ def _emit_cond(module: Module) -> None:
     f.ret()
 
 
-def _native_bodies(graphs: list[tuple[Graph, range]], target: Target) -> list[Body] | None:
+def _native_bodies(graphs: list[tuple[Graph, range]], target: Target, *, in_loop: bool = True) -> list[Body] | None:
     """Bodies of graphs and the inputs that stay the same; None where one has a step that runs in Python."""
-    bodies = [make_body(graph, constant, target) for graph, constant in graphs]
+    bodies = [make_body(graph, constant, target, in_loop=in_loop) for graph, constant in graphs]
     return None if any(b.host_steps for b in bodies) else bodies
 
 
@@ -302,7 +302,8 @@ def _while(node: Node, target: Target) -> NativeOp | None:
 @override("cond")
 def _cond(node: Node, target: Target) -> NativeOp | None:
     op = node.op
-    made = _native_bodies([(op.then, range(0)), (op.orelse, range(0))], target)  # type: ignore[attr-defined]
+    branches = [(op.then, range(0)), (op.orelse, range(0))]  # type: ignore[attr-defined]
+    made = _native_bodies(branches, target, in_loop=False)
     if made is None:
         return None
 

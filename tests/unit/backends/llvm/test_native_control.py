@@ -263,3 +263,24 @@ def test_weights_of_a_while_loop() -> None:
         for _ in range(3):
             want = np.tanh(want @ w)
         np.testing.assert_allclose(compiled.run(h=h)[0], want, atol=1e-5)
+
+
+def test_small_steps_of_a_loop_are_shared_by_threads(native: Any) -> None:
+    """Threads do not fall asleep between turns: less work than elsewhere is worth handing out, with the same bits."""
+    from strata.backends.llvm.body import make_body
+    from strata.core import Target
+
+    graph = Graph("body")
+    h, w = graph.input("h", f32[8, 64]), graph.input("w", f32[64, 256])
+    graph.outputs(METHODS["tanh"](METHODS["matmul"](h, w)))
+    host = Target.host()
+    chunks = [
+        next(k.product.points for k in make_body(graph, (1,), host, in_loop=in_loop).kernels.values() if k.product)
+        for in_loop in (True, False)
+    ]
+    assert chunks[0] > chunks[1] == 1
+    h0, w0, xs = _draw(8, 64), _draw(64, 64) / 8, _draw(5, 8, 64)
+    last, _ = native(lambda a, b, c: scan(_cell(b), a, c), h0, w0, xs, threads=(1, 2, 7))
+    for row in xs:
+        h0 = np.tanh(h0 @ w0 + row)
+    np.testing.assert_allclose(last, h0, atol=1e-5)
