@@ -9,7 +9,7 @@ from __future__ import annotations
 from strata.backends.llvm.builder import Function, Module, Value, constant, vector
 from strata.backends.llvm.native import arguments, around, kernel, number_slots, while_loop
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, override
-from strata.backends.llvm.sort_network import LONGEST, emit_groups, network_lanes
+from strata.backends.llvm.sort_network import LONGEST, emit_groups, network_lanes, network_longest
 from strata.backends.llvm.sorter import Layout, emit_sort, from_key, key_bits, order_key
 from strata.core import DType, Target
 from strata.errors import RunError
@@ -310,7 +310,7 @@ def _ordered(node: Node, target: Target, what: str, descending: bool) -> NativeO
         side_by_side = inner if inner > 1 else outer
         very_few = what == "topk" and k <= VERY_FEW and k * FEW < n
         row_by_row = very_few and inner == 1 and n >= max(k * MUCH_LONGER, 128)
-        if 2 <= n <= LONGEST.get(layout.bits, 0) and side_by_side >= together and not row_by_row:
+        if 2 <= n <= network_longest(layout, target) and side_by_side >= together and not row_by_row:
             per_outer = -(-side_by_side // together)
             groups = per_outer * (outer if inner > 1 else 1)
             slots, bytes_ = min(groups, SLOTS), n * together * layout.size

@@ -18,13 +18,8 @@ from strata.backends.llvm.registers import Parts, gather, scatter
 from strata.backends.llvm.sorter import Layout, from_key, key_bits, order_key
 from strata.core import DType, Target
 
-LONGEST = {
-    8: 1024,
-    16: 2048,
-    32: 2048,
-    64: 1024,
-    128: 512,
-}  # rows for which the network beats sorting row by row, by bits
+# rows for which the network beats sorting row by row, by bits, with vectors of 64 bytes; and workspace stays small
+LONGEST = {8: 2048, 16: 4096, 32: 4096, 64: 4096, 128: 2048}
 UNROLL = 4
 BLOCK = 8  # elements that are put in order in registers
 LAST = 4  # the first of the distances that are done in one pass
@@ -32,6 +27,11 @@ LAST = 4  # the first of the distances that are done in one pass
 
 def network_lanes(layout: Layout, target: Target) -> int:
     return target.lanes(min(max(layout.size, 4), 8))
+
+
+def network_longest(layout: Layout, target: Target) -> int:
+    """The longest row that the network takes; 0 where there is none for the layout."""
+    return LONGEST.get(layout.bits, 0) * target.vector_bytes // 64
 
 
 def _words(layout: Layout) -> int:
