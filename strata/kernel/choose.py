@@ -59,6 +59,8 @@ _STREAM_ROW = 3 << 10  # bytes of a row that is worth its own start and end past
 _STREAM_LINES = 1 << 8  # the same of one that begins and ends with a cache line
 _LINE = 64  # bytes of a cache line
 _SQUARE = 16  # the widest square that is turned in registers
+_LEAST_SQUARE = 4  # the narrowest
+_SQUARES_LEAST = 1 << 14  # points that are turned in one chunk
 _STREAM_BLOCK = 1024, 128  # points of a transpose that one thread does at a time: long runs to read and to write
 _NEAR_BLOCK = 256, 32  # the same where caches hold all of it
 _EXCHANGED_STEPS = 8  # rows that are added up before their sum joins the running one in memory
@@ -262,8 +264,9 @@ class _Chooser:
         large = self._traffic() > _STREAM_CACHES * self.machine.cache_bytes
         rows, columns = _STREAM_BLOCK if large else _NEAR_BLOCK
         loads = [n for n in _values(inner) if isinstance(n, Load) and turns(n, outer.axis, inner.axis)]
+        points = min(rows, _guess(outer.axis.extent)) * min(columns, _guess(inner.axis.extent))
         actions: list[Action] = [
-            Parallel(len(chain), 1),
+            Parallel(len(chain), max(1, _SQUARES_LEAST // points)),
             Vectorise(numbers[id(inner)], by),
             Tile(numbers[id(outer)], by, rows, columns),
         ]
@@ -274,15 +277,19 @@ class _Chooser:
         return Schedule(tuple(actions))
 
     def _tiled(self, chain: list[MapLoop]) -> int:
-        """Lanes of a transpose: the innermost loop reads along the loop around it. 0 where there is none."""
+        """Lanes of a transpose: the innermost loop reads along the loop around it. 0 where there is none, or where half
+        of its squares would be outside."""
         if len(chain) < 2 or any(isinstance(s, (MapLoop, ReduceLoop)) for s in chain[-1].body.steps):
             return 0
         outer, inner = chain[-2:]
         nodes = list(_values(inner))
         turned = [n for n in nodes if isinstance(n, Load) and turns(n, outer.axis, inner.axis)]
         lanes = min(_SQUARE, self._register_lanes(inner))
-        small = [a.extent for a in (outer.axis, inner.axis) if isinstance(a.extent, int) and a.extent < lanes]
-        return lanes if turned and not small and self._scalar_cost(inner) <= 16 and lanes >= 4 else 0
+        known = [a.extent for a in (outer.axis, inner.axis) if isinstance(a.extent, int)]
+        while any(lanes > extent for extent in known):
+            lanes //= 2
+        worth = turned and lanes >= _LEAST_SQUARE and self._scalar_cost(inner) <= 16
+        return lanes if worth and 2 * prod(known) >= prod(-(-n // lanes) * lanes for n in known) else 0
 
     def _exchanges(self, loop: MapLoop, vectorised: frozenset[int]) -> bool:
         """Whether the elements of a vector loop lie in rows that its only reduction strides over."""

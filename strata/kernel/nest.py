@@ -28,7 +28,7 @@ from strata.kernel.ir import (
     postorder,
 )
 
-_SQUARE = 16  # points along an axis that make it worth turning squares of it
+_SQUARE = 4  # points along an axis that make it worth turning squares of it
 _FAR = 4 << 20  # bytes of a result that does not stay in a core's own cache
 
 

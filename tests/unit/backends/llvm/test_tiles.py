@@ -38,6 +38,18 @@ def test_which_kernels_are_turned() -> None:
     assert tile_of(samples.transpose((500, 3), (1, 0))) is None  # too narrow for a square
 
 
+def test_narrow_transposes_have_narrow_squares() -> None:
+    def width(shape: tuple[int, ...], order: tuple[int, ...]) -> int:
+        tile = lower(samples.transpose(shape, order).kernel, Target.named("avx512")).schedule.tile
+        return tile.by if tile is not None else 0
+
+    assert width((500, 9), (1, 0)) == 8
+    assert width((8, 64, 64, 32), (3, 2, 1, 0)) == 8
+    assert width((12, 32, 64, 64), (3, 2, 1, 0)) == 8
+    assert width((32, 32, 32, 4), (3, 2, 1, 0)) == 4
+    assert width((5, 6, 7, 8, 9), (4, 3, 2, 1, 0)) == 0  # most of every square would be outside
+
+
 def test_large_transposes_go_past_the_caches() -> None:
     rows = 4 * Target.host().l3_bytes // 4096
     schedule = lower(samples.transpose((rows, 1024), (1, 0)).kernel, Target.host()).schedule
@@ -52,11 +64,15 @@ def test_squares_at_any_place(dtype: Any, past: str, target: str) -> None:
     k = KernelBuilder("turn")
     x = k.input("x", dtype[ROWS, COLUMNS])
     k.output("y", dtype[COLUMNS, ROWS], lambda ix: x[ix[1], ix[0]])
-    by = max(4, min(16, Target.named(target).vector_bytes // max(4, dtype.itemsize)))
-    schedule = parse_schedule(
-        f"parallel 2 grain 1; vectorise 1 by {by}; tile 0 by {by} blocks 32 x 64; prefetch x along 0{past}"
-    )
-    native = compile_kernel(k.build(), Target.named(target), schedule)
+    widest = max(4, min(16, Target.named(target).vector_bytes // max(4, dtype.itemsize)))
+    for by in dict.fromkeys((widest, max(4, widest // 2), 4)):
+        schedule = parse_schedule(
+            f"parallel 2 grain 1; vectorise 1 by {by}; tile 0 by {by} blocks 32 x 64; prefetch x along 0{past}"
+        )
+        _check_squares(compile_kernel(k.build(), Target.named(target), schedule), dtype)
+
+
+def _check_squares(native: Any, dtype: Any) -> None:
     rng = np.random.default_rng(0)
     for rows, columns, shift in [(r, c, s) for r in SIZES for c in SIZES for s in (0, 1, 5)]:
         source = np.zeros(rows * columns + shift, dtype.np)[shift:]
@@ -117,7 +133,7 @@ def test_squares_with_values_of_rows_and_columns(target: str) -> None:
 
 
 @pytest.mark.parametrize("order", [(2, 1, 0), (0, 2, 1), (2, 0, 1), (1, 2, 0), (1, 0, 2)])
-@pytest.mark.parametrize("shape", [(17, 20, 33), (64, 2, 31), (2, 40, 16), (40, 40, 3)])
+@pytest.mark.parametrize("shape", [(17, 20, 33), (64, 2, 31), (2, 40, 16), (40, 40, 3), (8, 30, 7), (4, 5, 12)])
 def test_every_order_of_three_axes(shape: tuple[int, ...], order: tuple[int, ...]) -> None:
     sample = samples.transpose(shape, order)
     (array,) = sample.arrays({})
