@@ -133,10 +133,11 @@ def expm1(m: Math, x: str) -> str:
 
 
 def sigmoid(m: Math, x: str) -> str:
-    e = exp(m, m.neg(m.abs(x)))
+    e = (exp_below if m.has_tables else exp)(m, m.neg(m.abs(x)))
     top = m.select(m.test("olt", x, m.c(0.0)), e, m.c(1.0))
     whole = m.add(e, m.c(1.0))
-    inverse = m.div(m.c(1.0), whole)
+    # what it is off by is in the rest, and the square of that is too little to be seen
+    inverse = m.inverse_near(whole) if m.has_tables else m.div(m.c(1.0), whole)
     quotient = m.mul(top, inverse)
     lost = m.sub(e, m.sub(whole, m.c(1.0)))
     rest = m.fma(m.neg(quotient), lost, m.fma(m.neg(quotient), whole, top))
