@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,8 @@ def _plain(thing: Any) -> str:
 def _signature(thing: Any, *, skip_self: bool = False) -> str:
     if inspect.ismodule(thing):
         return ""
+    if inspect.isclass(thing) and issubclass(thing, Enum):
+        return "(value)"  # what Python itself says of it changes from version to version
     try:
         signature = inspect.signature(thing)
     except (TypeError, ValueError):
