@@ -88,7 +88,8 @@ def plan_planes_kernel(found: ConvKernel, name: str, target: Target) -> PlanesPl
         text = repr(found.epilogue.stores[0].value)
     images, _, height, width = (planned(d) for d in found.out.shape)
     window = Window((kernel[0], kernel[1]), found.op.stride, found.op.dilation, found.op.input_dilation)
-    if target.splits_vectors and 0 < width % target.lanes(4) <= target.lanes(4) // 2:
+    lines = int(found.op.groups) > 1  # panels of pixels go on from line to line
+    if lines and target.splits_vectors and 0 < width % target.lanes(4) <= target.lanes(4) // 2:
         target = replace(target, vector_bytes=target.vector_bytes // 2)  # as fast, and fewer idle lanes
     spec = plan_planes(
         images, outputs, channels, (height, width), window, target, groups=int(found.op.groups), out=found.out.dtype,

@@ -4,8 +4,9 @@
 
 A tile is one vector of pixels of a few neighbouring lines. Of every line of the input below it, what its pixels see
 along the line becomes one register; windows join those of their lines. So each element joins in once for all the lines
-of a tile, and the order, first along lines and then across, does not depend on tiles. What lies in the padding is the
-value that changes nothing. Kernels are found by what they compute: one such reduction, with anything behind it.
+of a tile. Where windows share no lines, these are joined first. Neither order depends on tiles. What lies in the
+padding is the value that changes nothing. Kernels are found by what they compute: one such reduction, with anything
+behind it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from strata.core import Dim, Target, dim_prod, f32
 from strata.kernel import Axis, Buffer, Const, Expr, Kernel, Load, Reduce, Scalar, Scan, identity, linear, postorder
 
 LINES: Final = (8, 4, 2, 1)  # of tiles
-MOST_STRIDE: Final = 4  # along a line: vectors that one is picked from
+MOST_STRIDE: Final = 8  # along a line: vectors that one is picked from
 MOST_TAPS: Final = 8  # along a line: more are read faster one axis after the other
 CHUNK_PIXELS: Final = 8 << 10  # that are worth handing out
 FEWEST_CHUNKS: Final = 16
@@ -75,6 +76,11 @@ class PoolPlan:
         return self.kernel.stores[0].buffer
 
     @property
+    def is_down_first(self) -> bool:
+        """Windows share no lines: those of each are joined before anything is picked along them."""
+        return self.down.stride >= self.down.taps
+
+    @property
     def usage(self) -> Loops:
         """How its machine code is called."""
         buffers = tuple(b.name for b in self.kernel.buffers)
@@ -102,7 +108,7 @@ def plan_pool(kernel: Kernel, target: Target) -> PoolPlan | None:
     missing = [a for a in pooled.axes if a not in (*windows[0], *windows[1]) and a.extent != 1]
     if down is None or along is None or missing or set(windows[0]) & set(windows[1]):
         return None
-    few = planned(store.buffer.shape[-1]) < NARROW
+    few = planned(store.buffer.shape[-1]) < NARROW or (along.stride > 4 and down.stride < down.taps)
     plain = down.taps == 1 and load.where is None  # loops do as well
     if few or plain or along.stride > MOST_STRIDE or max(down.taps, along.taps) > MOST_TAPS:
         return None
@@ -289,27 +295,33 @@ class _Pool:
         """The windows of a vector of pixels, of neighbouring lines."""
         f, down = self.f, self.plan.down
         first = f.add(f.mul(line, down.stride), self.top)
-        result: list[str] = [""] * count
+        result: list[dict[int, str]] = [{} for _ in range(count)]
         for away, users in down.seen(count).items():
             y = f.add(first, away)
             place = f.address("float", source, f.add(f.mul(y, self.width), start))
             inside = f.compare("ult", "i64", y, self.height)
-            row = self._along(f.select("ptr", inside, place, self.outside), masks)
-            for place_of_window, _ in users:
-                before = result[place_of_window]
-                result[place_of_window] = self._join(before, row) if before else row
-        return result
+            row = self._read(f.select("ptr", inside, place, self.outside), masks)
+            if not self.plan.is_down_first:
+                row = {0: self._along(row)}
+            for window, _ in users:
+                before = result[window]
+                result[window] = {at: self._join(before[at], v) if before else v for at, v in row.items()}
+        return [self._along(r) if self.plan.is_down_first else r[0] for r in result]
+
+    def _read(self, place: str, masks: dict[int, str]) -> dict[int, str]:
+        """The vectors of a line that pixels see."""
+        f = self.f
+        return {
+            away: f.masked_load(self.type, f.address("float", place, away), 4, mask, self.nothing)
+            for away, mask in masks.items()
+        }
 
     def _join(self, a: str, b: str) -> str:
         return self.joins.join((a,), (b,), self.lanes)[0]
 
-    def _along(self, place: str, masks: dict[int, str]) -> str:
+    def _along(self, read: dict[int, str]) -> str:
         """What the pixels of a vector see of a line, joined."""
         f, along = self.f, self.plan.along
-        read = {
-            away: f.masked_load(self.type, f.address("float", place, away), 4, mask, self.nothing)
-            for away, mask in masks.items()
-        }
         total = ""
         for away in range(0, along.taps * along.dilation, along.dilation):
             over = away % along.stride
