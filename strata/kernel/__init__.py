@@ -25,6 +25,7 @@ from strata.kernel.ir import (
     rebuild,
     substitute_axes,
 )
+from strata.kernel.legal import check_schedule
 from strata.kernel.moves import as_bits
 from strata.kernel.nans import is_below, need_no_nan
 from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, make_nest

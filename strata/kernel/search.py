@@ -14,6 +14,8 @@ from strata.kernel.ir import Kernel
 from strata.kernel.nest import Block, ReduceLoop
 from strata.kernel.schedule import (
     Action,
+    Delay,
+    Exchange,
     Loop,
     NonTemporal,
     Parallel,
@@ -140,7 +142,8 @@ class Changes:
             if not runs_in_vectors(loop) or schedule.lanes(number) > 1 or not 1 < lanes <= self._extent(loop):
                 continue
             near = self.inside[number] | {n for n, inner in self.inside.items() if number in inner}
-            kept = [a for a in schedule.actions if not (isinstance(a, (Vectorise, Stage)) and (a.loop in near))]
+            tied = (Vectorise, Stage, Exchange, Delay)  # to the vectors of their loop
+            kept = [a for a in schedule.actions if not (isinstance(a, tied) and a.loop in near)]
             yield self._fitted(Schedule((*kept, Vectorise(number, lanes))))
 
     def _fitted(self, schedule: Schedule) -> Schedule:

@@ -21,6 +21,7 @@ from strata.kernel import (
     Machine,
     Schedule,
     as_bits,
+    check_schedule,
     choose_schedule,
     columns_first,
     cut_stores,
@@ -68,6 +69,8 @@ def lower(kernel: Kernel, target: Target, schedule: Schedule | None = None) -> L
 def _lowered(normal: Kernel, target: Target, schedule: Schedule | None = None) -> Lowered:
     normal = columns_first(unroll_short_rows(unroll_short_reductions(as_bits(normal))))
     nest = make_nest(normal)
+    if schedule is not None:
+        check_schedule(schedule, normal, nest)
     chosen = schedule or choose_schedule(normal, nest, machine_of(target))
     return Lowered(normal, nest, chosen, points(normal, nest, chosen))
 

@@ -1,0 +1,126 @@
+"""Which schedules fit a nest: what a person, a file or a search wrote is refused where no code would be right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from strata.core import bounds
+from strata.errors import CompileError
+from strata.kernel.choose import runs_in_vectors
+from strata.kernel.ir import Kernel
+from strata.kernel.nest import Block, MapLoop, ReduceLoop
+from strata.kernel.schedule import (
+    Action,
+    Delay,
+    Exchange,
+    Loop,
+    NonTemporal,
+    Parallel,
+    Prefetch,
+    Schedule,
+    Stage,
+    Tile,
+    Vectorise,
+    number_loops,
+    parallel_chain,
+    walk_loops,
+)
+
+_MOST_LANES = 1024
+_MOST = 1 << 48  # of counts that become numbers of the code
+_ROW_ELEMENTS = 1 << 17  # of a row kept on a thread's stack
+
+
+def check_schedule(schedule: Schedule, kernel: Kernel, nest: Block) -> None:
+    """CompileError for the first action that does not fit a normalized kernel and its nest."""
+    fits = _Fits(schedule, kernel, nest)
+    seen: set[object] = set()
+    for action in schedule.actions:
+        reason = fits(action)
+        place = type(action), None if isinstance(action, (Parallel, Tile, NonTemporal)) else action.loop
+        if reason is None and place in seen and not isinstance(action, (NonTemporal, Prefetch)):
+            reason = "there is another one before it"
+        if reason is not None:
+            raise CompileError(f"kernel {kernel.name}: `{action}` does not fit: {reason}", code="C142")
+        seen.add(place)
+
+
+def _is_power(count: int) -> bool:
+    return 1 <= count <= _MOST_LANES and not count & (count - 1)
+
+
+class _Fits:
+    """Says of each action why it does not fit; None where it does."""
+
+    def __init__(self, schedule: Schedule, kernel: Kernel, nest: Block) -> None:
+        self.schedule, self.kernel = schedule, kernel
+        self.loops: list[Loop] = list(walk_loops(nest))
+        self.numbers = number_loops(nest)
+        self.chain = parallel_chain(nest)
+
+    def __call__(self, action: Action) -> str | None:
+        if isinstance(action, (Vectorise, Tile, Exchange, Stage, Delay, Prefetch)) and action.loop >= len(self.loops):
+            return f"there are {len(self.loops)} loops"
+        rules: dict[type, Callable[..., str | None]] = {
+            Parallel: self._parallel, Vectorise: self._vectorise, Tile: self._tile, Exchange: self._exchange,
+            Stage: self._stage, Delay: self._delay, NonTemporal: self._past, Prefetch: self._prefetch,
+        }  # fmt: skip
+        return rules[type(action)](action)
+
+    def _parallel(self, action: Parallel) -> str | None:
+        if action.loops > len(self.chain):
+            return f"{len(self.chain)} loops can be handed out"
+        return None if 1 <= action.grain < _MOST else "a grain is a positive number"
+
+    def _vectorise(self, action: Vectorise) -> str | None:
+        if not _is_power(action.lanes):
+            return f"lanes are a power of two up to {_MOST_LANES}"
+        return None if runs_in_vectors(self.loops[action.loop]) else "the points of this loop come one after the other"
+
+    def _tile(self, action: Tile) -> str | None:
+        handed = self.chain[: self.schedule.parallel.loops]
+        if len(handed) < 2 or self.numbers[id(handed[-2])] != action.loop:
+            return "it is not the last but one of the loops that are handed out"
+        inner = handed[-1]
+        if any(isinstance(s, (MapLoop, ReduceLoop)) for s in inner.body.steps):
+            return "there are loops inside the square"
+        if action.by < 2 or self.schedule.lanes(self.numbers[id(inner)]) != action.by:
+            return "the loop inside it does not run in vectors of this length"
+        most = _MOST if action.rows >= action.by and action.columns >= action.by else 0
+        return None if max(action.rows, action.columns) < most else "a block holds a square or more"
+
+    def _exchange(self, action: Exchange) -> str | None:
+        loop = self.loops[action.loop]
+        inner = [s for s in loop.body.steps if isinstance(s, (MapLoop, ReduceLoop))]
+        if not isinstance(loop, MapLoop) or self.schedule.lanes(action.loop) < 2:
+            return "it is no loop over elements that runs in vectors"
+        if len(inner) != 1 or not isinstance(inner[0], ReduceLoop):
+            return "it has no reduction inside, or more"
+        if any(isinstance(s, (MapLoop, ReduceLoop)) for s in inner[0].body.steps):
+            return "there are loops inside the reduction"
+        if any(r.body.dtype.is_bool for r in inner[0].reduces):
+            return "truth values are reduced"
+        return None if _is_power(action.by) else "steps are a power of two"
+
+    def _stage(self, action: Stage) -> str | None:
+        loop = self.loops[action.loop]
+        if not isinstance(loop, ReduceLoop):
+            return "it is no reduction"
+        high = bounds(loop.axis.extent)[1]
+        return None if high is not None and high <= _ROW_ELEMENTS else "its rows are too long to be kept"
+
+    def _delay(self, action: Delay) -> str | None:
+        last, beside = self.loops[action.loop], self.loops[min(action.beside, len(self.loops) - 1)]
+        rows = next((x for x in self.loops if last in x.body.steps), None)
+        if not isinstance(last, MapLoop) or rows is None or rows.body.steps[-1] is not last:
+            return "it is not the last loop of a row"
+        inside = isinstance(beside, ReduceLoop) and beside in rows.body.steps and beside.axis is last.axis
+        return None if inside else "the loop beside it is no reduction over the same row"
+
+    def _past(self, action: NonTemporal) -> str | None:
+        return None if action.buffer in [b.name for b in self.kernel.outputs] else "it is no output"
+
+    def _prefetch(self, action: Prefetch) -> str | None:
+        if action.buffer not in [b.name for b in self.kernel.buffers]:
+            return "there is no such buffer"
+        return None if action.ahead < _MOST else "that is too far ahead"
