@@ -26,7 +26,7 @@ logger = logging.getLogger("strata")
 logger.addHandler(logging.NullHandler())  # silent unless the application, or STRATA_LOG, says otherwise
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
-_DEVICE = re.compile(r"[a-z][a-z0-9_]*(:\d+)?")
+_DEVICE = re.compile(r"[a-z][a-z0-9_]*(:[a-z0-9_]+)?")
 _KEY = {"key": True}  # marks a field that changes generated code
 
 
@@ -70,7 +70,8 @@ class Config:
     num_threads: int | None = None
     """Worker threads; None follows the affinity mask and the container's CPU quota. Never changes a result."""
     device: str = "cpu"
-    """Where programs run that do not say: a backend's name, and `:index` for one of several devices."""
+    """Where programs run that do not say: a backend's name, and `:index` for one of several devices, or `:avx2` and the
+    like for code that needs no more than that instruction set."""
     log_level: str | None = None
     """Level of the "strata" logger; None leaves logging as the application set it up."""
     verify: bool = True
@@ -137,7 +138,9 @@ def _check_optional_count(name: str, value: object) -> int | None:
 
 def _check_device(name: str, value: object) -> str:
     if not isinstance(value, str) or not _DEVICE.fullmatch(value):
-        raise ConfigError(f"{name} is a backend's name such as 'cpu' or 'cuda:0', got {value!r}", code="G102")
+        raise ConfigError(
+            f"{name} is a backend's name such as 'cpu', 'cpu:avx2' or 'cuda:0', got {value!r}", code="G102"
+        )
     return value
 
 

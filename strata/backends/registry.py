@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from strata.backends.base import Backend
-from strata.core import here, new_lock
+from strata.core import Target, here, new_lock
 from strata.errors import DeviceError, OptionError
 from strata.mir import near
 from strata.modules import imported
@@ -20,6 +20,7 @@ _NEEDS = {  # what devices of these kinds run on, when they are there
     "xla": "pip install 'strata[xla]'",
 }
 _made: dict[str, Backend] = {}
+_levels: dict[str, Backend] = {}  # of the processor, for instruction sets by name: `cpu:avx2`
 _lock = new_lock()
 
 
@@ -38,8 +39,12 @@ def known_backends() -> list[str]:
 
 
 def backend_for(name: str) -> Backend:
-    """The backend of a device name, `cuda:1` included."""
-    kind = name.partition(":")[0]
+    """The backend of a device name, `cuda:1` and `cpu:avx2` included."""
+    if not isinstance(name, str):
+        raise DeviceError(f"a device is given by its name, got {name!r}", code="E101", place=here())
+    kind, _, part = name.partition(":")
+    if kind == "cpu" and part and not part.isdecimal():
+        return _cpu_for(part)
     with _lock:
         if kind in _made:
             return _made[kind]
@@ -55,3 +60,13 @@ def backend_for(name: str) -> Backend:
         backend: Any = getattr(imported(module), attribute)()
         _made[kind] = backend
         return backend
+
+
+def _cpu_for(level: str) -> Backend:
+    """The processor, with code that needs no more than one of the known instruction sets."""
+    target = Target.named(level)
+    with _lock:
+        if f"cpu:{level}" not in _levels:
+            module, attribute = _BUILT_IN["cpu"]
+            _levels[f"cpu:{level}"] = getattr(imported(module), attribute)(target)
+        return _levels[f"cpu:{level}"]

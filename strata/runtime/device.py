@@ -7,12 +7,15 @@ from typing import Any
 
 from strata.backends import backend_for, known_backends
 from strata.core import here
-from strata.errors import DeviceError, OptionError
+from strata.errors import CompileError, DeviceError, OptionError
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A place to run: `cpu`, `cuda:0`, `wgpu`, `xla`, `reference`. Making one that is not there is an error."""
+    """A place to run: `cpu`, `cuda:0`, `wgpu`, `xla`, `reference`. Making one that is not there is an error.
+
+    `cpu:avx2`, `cpu:avx512`, `cpu:neon` and `cpu:baseline` are the processor with code for that instruction set.
+    """
 
     name: str
 
@@ -21,7 +24,7 @@ class Device:
             raise OptionError(f"a device is given by its name, got {self.name!r}", code="O405", place=here())
         try:
             backend_for(self.name)
-        except DeviceError as error:
+        except (CompileError, DeviceError) as error:
             error.place = error.place or here()
             raise
 
@@ -33,7 +36,7 @@ class Device:
     @property
     def index(self) -> int:
         number = self.name.partition(":")[2]
-        return int(number) if number else 0
+        return int(number) if number.isdecimal() else 0
 
     @property
     def backend(self) -> Any:

@@ -111,7 +111,7 @@ def test_unknown_variable_is_told(caplog: pytest.LogCaptureFixture) -> None:
         ("STRATA_NUM_THREADS", "-2", "num_threads is a whole number of at least 1, got '-2'"),
         ("STRATA_NUM_THREADS", "two", "num_threads is a whole number of at least 1, got 'two'"),
         ("STRATA_NUM_THREADS", "2.5", "num_threads is a whole number of at least 1, got '2.5'"),
-        ("STRATA_DEVICE", "CPU 0", "device is a backend's name such as 'cpu' or 'cuda:0', got 'CPU 0'"),
+        ("STRATA_DEVICE", "CPU 0", "device is a backend's name such as 'cpu', 'cpu:avx2' or 'cuda:0', got 'CPU 0'"),
         ("STRATA_LOG", "loud", "log_level is one of debug, info, warning, error, critical, got 'loud'"),
         ("STRATA_CACHE_DIR", __file__, f"cache_dir is a directory, and {__file__!r} is not one"),
     ],

@@ -34,8 +34,8 @@ from strata.backends.llvm.program import Step as ProgramStep
 from strata.backends.llvm.status import WORDS, failure
 from strata.backends.llvm.usage import Product
 from strata.config import config
-from strata.core import Dim, Target, TensorType, available_threads, new_lock, substitute
-from strata.errors import SymbolError
+from strata.core import Dim, Target, TensorType, available_threads, here, new_lock, substitute
+from strata.errors import DeviceError, SymbolError
 from strata.lir import Buffer, Lir, Placement, Step
 from strata.mir import Graph, Node, Op, run_op
 
@@ -46,7 +46,7 @@ KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay fro
 
 
 class CpuBackend:
-    """Generated machine code on the processor of this process."""
+    """Generated machine code on the processor of this process; plans and bundles also for other processors."""
 
     name = "cpu"
     claims = frozenset(
@@ -79,6 +79,7 @@ class CpuBackend:
         """The plan with schedules that were searched for on this processor."""
         from strata.backends.llvm.tune import tuned
 
+        self._require_host()
         return tuned(lir, self.target, progress)
 
     def expecting(self, graph: Graph) -> AbstractContextManager[None]:
@@ -86,7 +87,12 @@ class CpuBackend:
         return many(len(graph.nodes()) // NODES_A_MODULE, available_threads(config().num_threads))
 
     def compile(self, lir: Lir) -> CpuExecutable:
+        self._require_host()
         return CpuExecutable(lir, self.target)
+
+    def _require_host(self) -> None:
+        if self._target is not None and not self._target.runs_on(Target.host()):
+            raise DeviceError(f"this processor lacks instructions of {self._target}", code="E102", place=here())
 
 
 class CpuExecutable:

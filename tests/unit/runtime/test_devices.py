@@ -105,3 +105,38 @@ def test_options_of_a_session_hold_and_can_be_overridden() -> None:
     assert len(s.compile(g, fusion=True).lir.schedule) == 1
     with pytest.raises(OptionError):
         s.compile(g, fussion=True)
+
+
+def small_graph() -> Graph:
+    g = Graph("small")
+    x, w = g.input("x", (5, 33)), g.param("w", (33, 7))
+    return g.outputs(ops.softmax(ops.gelu(x @ w), axis=-1), ops.cumsum(x, axis=1), ops.sort(x, axis=1))
+
+
+@pytest.mark.parametrize("level", ["baseline", "avx2", "avx512", "neon", "host"])
+def test_a_processor_with_fewer_instructions_is_a_device(level: str) -> None:
+    graph, rng = small_graph(), np.random.default_rng(0)
+    feeds = {"x": rng.standard_normal((5, 33)).astype("f4"), "w": rng.standard_normal((33, 7)).astype("f4")}
+    assert str(st.CompilePipeline(f"cpu:{level}").compile(graph).lir.target) == level
+    device = Device(f"cpu:{level}")
+    assert (device.kind, device.index) == ("cpu", 0)
+    session = Session(device)
+    if not st.Target.named(level).runs_on(st.Target.host()):
+        with pytest.raises(DeviceError, match="lacks instructions"):
+            session.compile(graph)
+        return
+    compiled = session.compile(graph)
+    compiled.set_param("w", feeds["w"])
+    for got, want in zip(compiled.run(x=feeds["x"]), st.evaluate(graph, feeds, wide=True), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    with st.config.using(device=f"cpu:{level}"):
+        assert (st.ones((2,)) * 7.0 + 1.5).tolist() == [8.5, 8.5]
+
+
+def test_an_unknown_instruction_set_is_refused() -> None:
+    for make in (Device, Session, st.CompilePipeline):
+        with pytest.raises(st.errors.CompileError, match="'sse9' is not an instruction set"):
+            make("cpu:sse9")
+    for bad in (None, 3):
+        with pytest.raises(DeviceError, match="given by its name"):
+            st.CompilePipeline(bad)  # type: ignore[arg-type]
