@@ -27,7 +27,7 @@ operand came from; a fix, only when it is sure to work.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from strata.places import Place, passed
 
@@ -52,6 +52,7 @@ class StrataError(Exception):
         self.place = place
         self.operands = tuple(operands)
         self.fix = fix
+        self.applied: tuple[Any, Any] | None = None  # the op that refused its inputs, and their types
 
     def rename(self, operation: str, is_operation: Callable[[str], bool]) -> None:
         """Let the message name the operation that the user called, rather than the one it became."""

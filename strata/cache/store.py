@@ -164,7 +164,6 @@ class DiskStore:
             return
         path = self.root / "locks" / key
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
             handle = self._acquire(path)
         except OSError as error:
             self._give_up(error)
@@ -186,7 +185,11 @@ class DiskStore:
         deadline = time.monotonic() + LOCK_SECONDS
         pause = 0.001
         while time.monotonic() < deadline:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:  # the first lock of all
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                continue
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -352,6 +352,7 @@ def make_node(op: Op, inputs: Sequence[Value]) -> Node:
             error.place = current_origin().place
         if not error.operands:
             error.operands = tuple(describe_operand(x) for x in inputs)
+        error.applied = op, tuple(x.type for x in inputs)
         raise
     node = Node(op, tuple(inputs), types, current_origin())
     return _INTERNED.setdefault(key, node)

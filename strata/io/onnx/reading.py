@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import TensorType, as_dtype
-from strata.errors import DTypeError, LowerError, OptionError, ShapeError
+from strata.core import SymExpr, TensorType, as_dtype, symbols
+from strata.errors import DTypeError, LowerError, OptionError, ShapeError, StrataError
 from strata.io.onnx.dtypes import in_graphs
 from strata.io.onnx.frames import Prefix
 from strata.io.onnx.handlers import register
@@ -20,7 +20,7 @@ from strata.io.onnx.plans import Plan, Port, Shapes, bind_shapes, forms, samples
 from strata.io.onnx.program import Program, read_program
 from strata.io.onnx.registry import known_ops, reads
 from strata.io.onnx.trace import NeedsData, Tracer
-from strata.mir import Graph, Value
+from strata.mir import Graph, Op, Value
 from strata.runtime import CompiledGraph, Session
 
 __all__ = ["Reading", "known_ops", "read_program", "reads"]
@@ -60,7 +60,10 @@ class Reading:
 
     def symbolic_plan(self, arrays: Mapping[str, Any], keep: Keep, why_not: list[str]) -> Plan | None:
         """The most general graph that serves these arrays, if there is one with a symbolic size."""
+        failed: tuple[Shapes, Any] | None = None  # the last form that was tried, and the op that refused its inputs
         for shapes in forms(self.inputs, arrays):
+            if failed is not None and _fails_again(*failed, shapes):
+                continue
             try:
                 tracer = Tracer(self.program, hints=bind_shapes(shapes, arrays), samples=samples(arrays))
                 leaves = {
@@ -72,6 +75,7 @@ class Reading:
                 return None
             except (ShapeError, OptionError, LowerError, DTypeError) as error:
                 why_not.append(str(error))
+                failed = shapes, error.applied  # not the error, which holds on to all that was read
         return None
 
     def graph_again(self, shapes: Shapes, arrays: Mapping[str, Any]) -> Graph:
@@ -204,6 +208,22 @@ def _template(items: Sequence[Item], tracer: Tracer, values: list[Value]) -> lis
         return len(values) - 1
 
     return [template(x) for x in items]
+
+
+def _fails_again(before: Shapes, applied: tuple[Op, Sequence[TensorType]] | None, shapes: Shapes) -> bool:
+    """Whether the op that refused its inputs in one form refuses them in another, too: nobody has to read up to it."""
+    if applied is None:
+        return False
+    pairs = [(d, new) for name, dims in before.items() for d, new in zip(dims, shapes[name], strict=True) if d != new]
+    changed = {str(d): new for d, new in pairs if isinstance(d, SymExpr) and [str(d)] == [*symbols(d)]}
+    if len(changed) != len(dict.fromkeys(d for d, _ in pairs)):
+        return False
+    op, types = applied
+    try:
+        op.bind(changed).infer_types([t.bind(changed) for t in types])
+    except StrataError:
+        return True
+    return False
 
 
 def _type(port: Port) -> TensorType:

@@ -318,3 +318,37 @@ def test_elements_that_decide_are_looked_at_in_each_run(device: str) -> None:
     for shape in ([4, 3], [4, 3], [2, 6], [4, 3], [6, 2], [6, 2], [2, 6]):
         (y,) = m.run(x=x, shape=np.array(shape))
         np.testing.assert_array_equal(y, x.reshape(shape))
+
+
+def test_forms_that_must_fail_again_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A height that is no multiple of 32 stays open in the second form: the op that refused it would refuse again."""
+    from strata.io.onnx.reading import Reading
+
+    trace, tried = Reading._trace, []
+
+    def watched(self: Reading, tracer: Any, leaves: Any) -> Any:
+        tried.append(str(leaves["x"].type))
+        return trace(self, tracer, leaves)
+
+    monkeypatch.setattr(Reading, "_trace", watched)
+    proto = model(
+        [
+            node("MaxPool", ["x"], ["p"], kernel_shape=[3, 1], strides=[3, 1]),
+            node("Shape", ["x"], ["sizes"]),
+            node("Gather", ["sizes", "first"], ["n"], axis=0),
+            node("Gather", ["sizes", "last"], ["w"], axis=0),
+            node("Concat", ["n", "middle", "w"], ["flat"], axis=0),
+            node("Reshape", ["p", "flat"], ["y"]),
+        ],
+        [port("x", ["n", 4, "h", "w"])],
+        [port("y", None)],
+        initializers={"first": np.array([0]), "last": np.array([3]), "middle": np.array([4, 1])},
+    )
+    m = load(proto, device="cpu")
+    for n, w in ((2, 64), (1, 32), (2, 5)):
+        x = np.random.default_rng(w).standard_normal((n, 4, 3, w)).astype(np.float32)
+        (y,) = m.run(x=x)
+        np.testing.assert_array_equal(y, x.max(2).reshape(n, 4, 1, w))
+    assert tried[0] == "f32[n, 4, h, w]"
+    assert len(tried) > 1
+    assert not any("32*" in shape for shape in tried)
