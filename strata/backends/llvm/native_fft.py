@@ -93,6 +93,13 @@ def _emit_product(module: Module, form: Transform) -> None:
     f.ret()
 
 
+def emit_transforms(module: Module, form: Transform) -> None:
+    """What the calls of a planner need."""
+    form.emit(module)
+    _emit_groups(module, form)
+    _emit_product(module, form)
+
+
 # lengths
 
 
@@ -171,7 +178,9 @@ def _split(n: int) -> tuple[int, int] | None:
     return best
 
 
-class _Planner:
+class Planner:
+    """Collects the calls of transforms and the memory between them."""
+
     def __init__(self, form: Transform) -> None:
         self.form, self.real = form, form.dtype.real.np.name
         self.calls: list[Call] = []
@@ -241,19 +250,14 @@ def _fft(node: Node, target: Target) -> NativeOp:
     op = node.op
     form = Transform(x.dtype, target)
 
-    def emit(module: Module) -> None:
-        form.emit(module)
-        _emit_groups(module, form)
-        _emit_product(module, form)
-
     def plan(sizes: Sizes) -> Planned:
         *batch, n = numbers(x.shape, sizes)
         rows = math.prod(batch)
         if rows == 0:
             return Planned(())
-        made = _Planner(form)
+        made = Planner(form)
         scale = {"one": 1.0, "by_n": 1.0 / n, "ortho": 1.0 / math.sqrt(n)}[op.scale]  # type: ignore[attr-defined]
         made.transform(("input", 0), ("output", 0), rows, n, op.inverse, scale)  # type: ignore[attr-defined]
         return Planned(made.calls, made.top)
 
-    return NativeOp(f"fft {x.dtype}", emit, ("groups", "product"), plan)
+    return NativeOp(f"fft {x.dtype}", lambda module: emit_transforms(module, form), ("groups", "product"), plan)

@@ -1,7 +1,8 @@
 """Transforms of real sequences, two in each lane: one as the real parts of a complex sequence, one as its imaginary.
 
 The bins of both come out of one complex transform, since those of real numbers are their own mirrored conjugates. This
-is for lengths that `fft` takes in one go; others stay compositions of a complex transform.
+is for lengths that `fft` takes in one go; longer ones are in `native_rfft_long`, others stay compositions of a complex
+transform.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from strata.backends.llvm.builder import Function, Module, Value, constant
 from strata.backends.llvm.fft import Complex, Transform, transposed
 from strata.backends.llvm.native import arguments, fill_zero, kernel, number_slots, numbers
 from strata.backends.llvm.native_fft import LARGEST_PRIME, SLOTS, factors_of, stage_tables
+from strata.backends.llvm.native_rfft_long import long_real
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, Slot, override
 from strata.core import Dim, DType, Target, TensorType, c64, c128
 from strata.mir import Node, Op
@@ -277,15 +279,27 @@ def _in_one_go(op: Op, types: Sequence[TensorType], target: Target) -> bool:
     return n * form.plane_bytes <= target.l2_bytes and enough
 
 
-@override("rfft", "irfft", instead_of_parts=_in_one_go)
+def _by_halves(op: Op, types: Sequence[TensorType]) -> bool:
+    """Whether the sequence is as good as half as many complex numbers."""
+    n = _length(op, types)
+    return isinstance(n, int) and n % 2 == 0 and n > SHORT
+
+
+def _is_whole(op: Op, types: Sequence[TensorType], target: Target) -> bool:
+    return _in_one_go(op, types, target) or _by_halves(op, types)
+
+
+@override("rfft", "irfft", instead_of_parts=_is_whole)
 def _real(node: Node, target: Target) -> NativeOp | None:
     (x,) = node.inputs
     op, inverse = node.op, node.op.name == "irfft"
-    if not _in_one_go(op, [x.type], target):
+    if not _is_whole(op, [x.type], target):
         return None
     form = _form(x.dtype, target)
     n = _length(op, [x.type])
     assert isinstance(n, int)
+    if not _in_one_go(op, [x.type], target):
+        return long_real(node, form, n)
 
     def plan(sizes: Sizes) -> Planned:
         rows = math.prod(numbers(x.shape[:-1], sizes))

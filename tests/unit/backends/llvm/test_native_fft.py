@@ -94,3 +94,20 @@ def test_symbolic_sizes(native: Any) -> None:
     for shape in ((1, 6), (40, 96), (2, 1009)):
         x = _draw(shape, np.complex128)
         _close(native(METHODS["fft"], x, shapes=[(rows, n)], threads=(2,))[0], np.fft.fft(x))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(130,), (2, 258), (1000,), (3, 1022), (2, 2018), (1, 2, 6006), (40000,), (1 << 17,)])
+@pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
+def test_few_long_real_sequences(native: Any, shape: tuple[int, ...], dtype: Any, norm: str) -> None:
+    """As half as many complex numbers: powers of two, odd halves, large primes; several chunks of bins; and back. What
+    the imaginary parts of the first and the last bin are does not matter."""
+    x = np.random.default_rng(shape[-1]).standard_normal(shape)
+    bins = np.fft.rfft(x, norm=norm)  # type: ignore[call-overload]
+    close = 3e-6 if dtype == np.float32 else 1e-14
+    (got,) = native(lambda a: METHODS["rfft"](a, norm=norm), x.astype(dtype))
+    assert np.abs(got - bins).max() <= close * np.abs(bins).max()
+    bins[..., [0, -1]] += 0.5j
+    given = bins.astype(np.complex64 if dtype == np.float32 else np.complex128)
+    (back,) = native(lambda a: METHODS["irfft"](a, shape[-1], norm=norm), given)
+    assert np.abs(back - x).max() <= close * np.abs(x).max()
