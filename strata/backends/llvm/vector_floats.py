@@ -167,6 +167,16 @@ class Math:
         numbers = (self.type, a), (self.type, self.c(limit))
         return f.call(self.type, "llvm.x86.avx512.mask.range.ps.512", *numbers, ("i32", kind), *rest)
 
+    def below(self, a: str, limit: float) -> str:
+        """min(a, limit) by one instruction that stays as it is, for types that have tables; the limit for NaN, and for
+        zeros of either sign."""
+        f, lanes = self.f, lanes_of(self.type)
+        if lanes > TABLE:
+            half = replace(self, type=vector(element_of(self.type), lanes // 2))
+            return f.by_halves(self.type, a, self.type, lambda part: half.below(part, limit))
+        numbers = (self.type, a), (self.type, self.c(limit))
+        return f.call(self.type, "llvm.x86.avx512.min.ps.512", *numbers, ("i32", "4"))
+
     def inverse_near(self, a: str) -> str:
         """1 / a to 14 bits by one instruction, for types that have tables."""
         return self._near("rcp14", a)

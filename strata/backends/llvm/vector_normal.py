@@ -220,7 +220,7 @@ def _gelu_by_table(m: Math, x: str) -> str:
     *rest, value = (m.look_up(place, column) for column in _NORMAL_TABLES)
     while rest:
         value = m.fma(value, r, rest.pop())
-    above = m.sub(x, m.select(m.test("olt", x, m.c(0.0)), x, m.c(0.0)))  # NaN for -inf, as 0 times it is
+    above = m.sub(x, m.below(x, 0.0))  # NaN for -inf, as 0 times it is
     return m.fma(value, a, above)
 
 
