@@ -1,24 +1,31 @@
-"""Kernels that only move elements do so as integers of their size: nothing is decoded, rounded or encoded."""
+"""Kernels that only move elements, choose among them or change their signs do so as integers of their size: nothing is
+decoded, rounded or encoded."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from strata.core import DType, u8, u16, u64
-from strata.kernel.ir import Buffer, Expr, Kernel, Load, Store, load, postorder
+import numpy as np
+
+from strata.core import DType, bf16, f16, u8, u16, u64
+from strata.kernel.ir import Buffer, Const, Expr, Kernel, Load, Scalar, Store, apply, load, postorder
+
+_SIGNED = (f16, bf16)  # types of which -x is x with another sign bit, whatever x is
 
 
 def as_bits(kernel: Kernel) -> Kernel:
     """The kernel with integers in place of the types that have another form in registers than in memory."""
     moved: dict[Buffer, Buffer] = {}
     for store in kernel.stores:
-        value, kind = store.value, _bits(store.buffer.dtype)
-        if kind is not None and isinstance(value, Load) and value.dtype is store.buffer.dtype:
-            moved |= {b: replace(b, dtype=kind) for b in (value.buffer, store.buffer)}
+        kind = _bits(store.buffer.dtype)
+        if kind is not None and _is_moved(store.value, store.buffer.dtype):
+            buffers = {n.buffer for n in _elements(store.value) if isinstance(n, Load)} | {store.buffer}
+            moved |= {b: replace(b, dtype=kind) for b in buffers}
     for store in kernel.stores:
-        plain = isinstance(store.value, Load)
-        roots: tuple[Expr, ...] = (*store.index, *(store.value.inputs if plain else (store.value,)))
-        read = {n.buffer for n in postorder(roots) if isinstance(n, Load)}
+        plain = store.buffer in moved and _is_moved(store.value, store.buffer.dtype)
+        others = _others(store.value) if plain else (store.value,)
+        read = {n.buffer for n in postorder((*store.index, *others)) if isinstance(n, Load)}
         if (read & moved.keys()) or (store.buffer in moved and not plain):
             return kernel  # an element is computed with somewhere
     if not moved:
@@ -34,9 +41,68 @@ def as_bits(kernel: Kernel) -> Kernel:
 def _moved(store: Store, moved: dict[Buffer, Buffer]) -> Store:
     if store.buffer not in moved:
         return store
-    value = store.value
-    assert isinstance(value, Load)
-    return replace(store, buffer=moved[store.buffer], value=load(moved[value.buffer], value.index, value.where))
+    return replace(store, buffer=moved[store.buffer], value=_integer(store.value, moved))
+
+
+def _is_moved(value: Expr, dtype: DType) -> bool:
+    """Whether a value is an element of memory, one of several, or one with another sign."""
+    if value.dtype is not dtype:
+        return False
+    match value:
+        case Load():
+            return True
+        case Const():
+            return dtype in _SIGNED
+        case Scalar("select", (_, a, b)):
+            return dtype in _SIGNED and _is_moved(a, dtype) and _is_moved(b, dtype)
+        case Scalar("neg" | "abs" | "copysign", args):
+            return dtype in _SIGNED and all(_is_moved(a, dtype) for a in args)
+    return False
+
+
+def _elements(value: Expr) -> Iterator[Expr]:
+    """Loads and numbers that a moved value may be."""
+    match value:
+        case Scalar("select", (_, a, b)):
+            yield from _elements(a)
+            yield from _elements(b)
+        case Scalar(_, args):
+            for a in args:
+                yield from _elements(a)
+        case _:
+            yield value
+
+
+def _others(value: Expr) -> Iterator[Expr]:
+    """What decides which element a moved value is: indices and conditions."""
+    match value:
+        case Scalar("select", (condition, a, b)):
+            yield condition
+            yield from _others(a)
+            yield from _others(b)
+        case Scalar(_, args):
+            for a in args:
+                yield from _others(a)
+        case _:
+            yield from value.inputs
+
+
+def _integer(value: Expr, moved: dict[Buffer, Buffer]) -> Expr:
+    """The bits of a moved value."""
+    match value:
+        case Load(buffer, index, where):
+            return load(moved[buffer], index, where)
+        case Const(number, dtype):
+            return Const(int(np.asarray(number).astype(dtype.np).view(np.uint16)), u16)
+        case Scalar("select", (condition, a, b)):
+            return apply("select", condition, _integer(a, moved), _integer(b, moved))
+    assert isinstance(value, Scalar)
+    a, *more = (_integer(x, moved) for x in value.args)
+    sign, rest = Const(1 << 15, u16), Const((1 << 15) - 1, u16)
+    if value.name == "neg":
+        return apply("xor", a, sign)
+    size = apply("and", a, rest)
+    return apply("or", size, apply("and", more[0], sign)) if more else size
 
 
 def _bits(dtype: DType) -> DType | None:
