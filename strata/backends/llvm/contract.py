@@ -77,7 +77,7 @@ class Contraction:
         assert not (self.a_runs and self.k_block)
         assert not (self.is_complex and self.epilogue)
         assert not self.is_pair or (self.epilogue and not self.waits_in_output and not self.a_runs)
-        assert not self.b_rows or not (self.is_pair or self.is_complex or self.streams or self.a_runs)
+        assert not self.b_rows or not (self.is_pair or self.is_complex or self.a_runs)
         assert not self.is_open or not (self.k_block or self.a_runs or self.is_complex)
 
     @property
@@ -128,6 +128,8 @@ class Contraction:
 
     def ahead(self, rows: int, streams: int) -> int:
         """Steps that tiles of so many rows ask for B ahead of time."""
+        if self.b_rows and self.k_block:
+            return self.prefetch
         if rows * self.accumulator.itemsize >= PREFETCH_ROWS * self.b.itemsize:
             return self.prefetch if streams == 1 else 0
         if not self.is_far or rows > len(FAR_BYTES):
@@ -288,6 +290,8 @@ PACK_SECONDS: Final = 0.15e-9  # to pack one element of A
 PACKED_ROWS: Final = 48  # rows of the smallest chunk that packs A
 ROWS_IN_PLACE: Final = 512  # rows up to which packing B is worth avoiding
 PANEL_IN_PLACE: Final = 256 << 10  # bytes of a panel that is read in place
+ROW_PIECE: Final = 8 << 10  # bytes of a row that is read in place, at least, where it is that long
+PANELS_IN_PLACE: Final = 2  # that are read at once then: 32 x 512 x 512 takes 0.87 ms, with 4 panels 0.92, 8: 2.1
 MOST_CHUNKS: Final = 64  # of a large product; more only repeat the reading of A
 FEW_CHUNKS: Final = 8  # up to which an uneven number of them leaves threads idle for long
 SOME_ALONE, ALONE = 1.05, 1.5  # time of a chunk some or all of whose panels are read one by one, to one of no such
@@ -333,7 +337,7 @@ def plan_contraction(
         a, b, out, accumulator, n, k = a.real, a.real, a.real, a.real, 2 * n, 2 * k
     accumulator = accumulator or a.accumulator
     out = out or accumulator
-    rule = next(r for r in TILE_RULES if target.vector_registers >= r.registers and target.has_fma >= r.has_fma)
+    rule = _tile_rule(target)
     fewest = m if fewest_rows is None else min(fewest_rows, m)
     streams = rule.streams
     if a is not accumulator:
@@ -378,15 +382,39 @@ def plan_contraction(
     return replace(spec, a_packed=True, k_block=block, streams=(), chunk_panels=min(spec.chunk_panels, panels))
 
 
-def may_stay_in_rows(spec: Contraction, m: int, n: int, k: int) -> bool:
-    """Whether a product is as fast with a B that is not packed, whose rows are contiguous.
+def _tile_rule(target: Target) -> TileRule:
+    return next(r for r in TILE_RULES if target.vector_registers >= r.registers and target.has_fma >= r.has_fma)
+
+
+def in_rows(spec: Contraction, m: int, n: int, k: int, batch: int = 1) -> Contraction | None:
+    """The product with a B that is not packed, whose rows are contiguous, where that is as fast.
 
     Packing takes about as long as multiplying five rows. A panel of rows that lie apart comes from the second-level
-    cache, however often it is read; the last vector of a row must not reach beyond it.
+    cache, however often it is read. The last vector of a row may begin in the panel before, but not before the row.
     """
-    plain = spec.b is spec.accumulator and spec.arithmetic.group == 1
-    whole = n % spec.lanes == 0 and not (spec.is_pair or spec.is_complex)
-    return plain and whole and m <= ROWS_IN_PLACE and k * spec.panel_columns * spec.b.itemsize <= PANEL_IN_PLACE
+    last = -(-(n % spec.panel_columns) // spec.lanes) * spec.lanes
+    if spec.b is not spec.accumulator or spec.arithmetic.group > 1 or spec.is_pair or spec.is_complex or n < last:
+        return None
+    if 0 < m <= spec.heights[0] and not (spec.a_packed or spec.is_open):
+        return _few_in_rows(spec, m, n, k, batch)
+    if m <= ROWS_IN_PLACE and k * spec.panel_columns * spec.b.itemsize <= PANEL_IN_PLACE:
+        return replace(spec, b_rows=True, streams=())
+    return None
+
+
+def _few_in_rows(spec: Contraction, m: int, n: int, k: int, batch: int) -> Contraction:
+    """All of B is read once: eight of its rows side by side, the next eight asked for meanwhile."""
+    streams = min(PANELS_IN_PLACE, _tile_rule(spec.target).heights[0] // m)
+    panels, row_bytes = max(1, -(-n // spec.panel_columns)), n * spec.b.itemsize
+    chunks = max(row_bytes // ROW_PIECE, 2 if batch == 1 else 1)
+    chunks = max(1, min(chunks, panels, round(k * row_bytes / BYTES / spec.chunk_seconds)))
+    wide = -(-panels // chunks)
+    if not spec.waits_in_output:
+        wide = min(wide, max(1, SUMS_BYTES // (m * spec.panel_columns * spec.accumulator.itemsize)))
+    return replace(
+        spec, b_rows=True, chunk_panels=wide, k_block=8, prefetch=8,
+        streams=(*(0 for _ in range(m - 1)), streams) if streams > 1 else (),
+    )  # fmt: skip
 
 
 def with_even_tiles(spec: Contraction, m: int) -> Contraction:

@@ -90,8 +90,7 @@ class Driver:
     def chunk(self, index: str) -> None:
         chunk = self._decode(index)
         self._prepare(chunk)
-        start = self._few_rows(chunk)
-        self._k_loop(lambda block: self._panels(chunk, block, start))
+        self._k_loop(lambda block: self._panels(chunk, block, self._few_rows(chunk, block)))
 
     def _prepare(self, chunk: Chunk) -> None:
         """What a chunk needs before its first product."""
@@ -272,6 +271,10 @@ class Driver:
         b = self._b_panel(chunk, block, panel, f.mul(vectors, spec.lanes))
         column = f.mul(panel, spec.panel_columns)
         columns = f.select("i64", is_tail, chunk.tail, spec.panel_columns)
+        spare: Value = 0  # columns before the tail that are summed with it: its last vector ends with the row
+        if spec.b_rows:
+            spare = f.sub(f.mul(vectors, spec.lanes), columns)
+            b = f.address(memory_type(spec.b), b, f.sub(0, spare))
         # full panels may keep their sums in the output; the tail's output is narrower than its sums
         if spec.stores_directly:
             in_output = f.binary("xor", "i1", is_tail, "true")
@@ -291,7 +294,8 @@ class Driver:
                 apart = number["b_k"] if spec.b_rows else 0
                 call_micro(f, kernel, a, self.a_stride, b_panel, apart, c, stride, block.length, block.resume)
             ready = is_tail if spec.stores_directly else "true"
-            self._finish(chunk, block, ready, sums, stride, row, column, height, columns)
+            wanted = f.address(memory_type(spec.accumulator), sums, spare) if spec.b_rows else sums
+            self._finish(chunk, block, ready, wanted, stride, row, column, height, columns)
 
         self._row_tiles(chunk, tile)
 
@@ -352,12 +356,11 @@ class Driver:
 
     # few rows
 
-    def _few_rows(self, chunk: Chunk) -> Value:
+    def _few_rows(self, chunk: Chunk, block: Block) -> Value:
         """With few rows, reading B is what takes time: several panels at once. Returns the first panel left over."""
         f, spec, number = self.f, self.spec, self.number
         if not spec.streams:
             return chunk.first_panel
-        whole = Block(0, self.k, 0, "true")
         kernel: Value = "null"
         streams: Value = UNBOUNDED
         for rows, count in enumerate(spec.streams, 1):
@@ -370,17 +373,29 @@ class Driver:
         available = f.smax(f.sub(chunk.full_panels, chunk.first_panel), 0)
         end = f.add(chunk.first_panel, f.mul(f.op(f"udiv i64 {available}, {streams}"), streams))
         width = f.mul(streams, spec.panel_columns)
+        apart = number["b_k"] if spec.b_rows else f.mul(self.packed_k, spec.panel_columns)
 
         def some(panel: str, _: list[str]) -> None:
             column = f.mul(panel, spec.panel_columns)
             out = f.address(memory_type(spec.out), chunk.out, column)
-            sums, stride = (out, number["out_row"]) if spec.stores_directly else (self.sums, width)
-            b = self._b_panel(chunk, whole, panel, 0)
-            apart = f.mul(self.packed_k, spec.panel_columns)
+            sums, stride = self._few_sums(chunk, panel, out, width)
+            b, a = self._b_panel(chunk, block, panel, spec.panel_columns), self._a_tile(chunk, block, 0)
             for b_panel, c in self._each(b, sums):
-                call_micro(f, kernel, chunk.a, number["a_row"], b_panel, apart, c, stride, self.k, 0)
+                call_micro(f, kernel, a, number["a_row"], b_panel, apart, c, stride, block.length, block.resume)
             if not spec.stores_directly:
-                self._finish(chunk, whole, "true", sums, stride, 0, column, chunk.rows, width)
+                self._finish(chunk, block, "true", sums, stride, 0, column, chunk.rows, width)
 
         f.loop(chunk.first_panel, end, streams, [], some)
         return end
+
+    def _few_sums(self, chunk: Chunk, panel: Value, out: str, width: Value) -> tuple[str, Value]:
+        """Where the sums of several panels are kept, and how far apart their rows are."""
+        f, spec = self.f, self.spec
+        if spec.stores_directly:
+            return out, self.number["out_row"]
+        if not spec.k_block:
+            return self.sums, width
+        if not spec.waits_in_output:
+            return self._own_sums(chunk, 0, panel), spec.sums_columns
+        several = f.compare("sgt", "i64", self.blocks, 1)
+        return f.select("ptr", several, out, self.sums), f.select("i64", several, self.number["out_row"], width)

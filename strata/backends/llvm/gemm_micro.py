@@ -59,7 +59,7 @@ class Micro:
     tile: Tile
     layout: Layout
     prefetch: int = 0  # steps ahead in B, into the second cache; 0 leaves it to the processor
-    strided_b: bool = False  # B is a row-major matrix: one panel whose k's are `panel_stride` apart
+    strided_b: bool = False  # B is a row-major matrix: panels side by side, whose k's are `panel_stride` apart
 
     @property
     def unroll(self) -> int:
@@ -143,7 +143,7 @@ class Micro:
     def _plain_body(self, f: Function) -> _Body:
         arithmetic, tile = self.arithmetic, self.tile
         panel_bytes = f.mul("%panel_stride", arithmetic.b.itemsize)
-        apart = 0 if self.strided_b else panel_bytes
+        apart = tile.vectors * arithmetic.b_bytes if self.strided_b else panel_bytes
         panels = [f.address("i8", "%b", f.mul(s, apart)) for s in range(tile.streams)]
         row_address = self._row_address(f)
         step_bytes: Value = arithmetic.a_bytes * (tile.rows if self.layout == "packed" else 1)

@@ -19,7 +19,7 @@ from strata.backends.llvm.contract import (
     LOOP_CHUNK_SECONDS,
     Contraction,
     ceil_div,
-    may_stay_in_rows,
+    in_rows,
     plan_contraction,
 )
 from strata.backends.llvm.emit import Emitter
@@ -315,8 +315,9 @@ def plan_matrix(
     if not plain:
         spec = replace(spec, beside_output=_beside_output(matrix))
     is_row = matrix.b.stride(matrix.columns) == 1 and isinstance(matrix.extent(matrix.columns), int)
-    if is_fresh and is_row and may_stay_in_rows(spec, m, n, k):
-        return MatrixPlan(matrix, replace(spec, b_rows=True, streams=()), name)
+    placed = in_rows(spec, m, n, k, batch) if is_fresh and is_row else None
+    if placed is not None:
+        return MatrixPlan(matrix, placed, name)
     plan = MatrixPlan(matrix, spec, name)
     return plan if plan.packs_in_one_go() else None
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import strata.ops as functions
-from strata.backends.llvm.contract import Contraction, may_stay_in_rows, plan_contraction
+from strata.backends.llvm.contract import Contraction, in_rows, plan_contraction
 from strata.backends.llvm.contract_run import run, vector_type
 from strata.backends.llvm.gemm_arith import convert
 from strata.backends.llvm.gemm_finish import Site
@@ -68,7 +68,8 @@ def test_b_in_rows_gives_the_same_bits(target: Target, dtype: DType, a_unit_k: b
     for m, n, k in itertools.product((1, 2, 7, 16, 33, 100), (16, 48, 96, 112, 400), (1, 40, 130)):
         spec = plan_contraction(m, n, k, target, a=dtype, a_unit_k=a_unit_k, fewest_rows=1, n_exact=True)
         spec = replace(spec, chunk_rows=24, chunk_panels=2, streams=())
-        assert may_stay_in_rows(spec, m, n, k)
+        placed = in_rows(spec, m, n, k)
+        assert placed is not None
         a = draw((m, k), dtype) if a_unit_k else draw((k, m), dtype).T
         wide = draw((k, n + 5), dtype, 1)
         for b in (np.ascontiguousarray(wide[:, :n]), wide[:, 3 : n + 3]):
@@ -85,15 +86,58 @@ def test_b_in_rows_of_batches() -> None:
         check(result, a, factor, f32, f32)
 
 
-def test_only_whole_vectors_of_short_products_stay_in_rows() -> None:
+def test_short_products_stay_in_rows() -> None:
     spec = plan_contraction(64, 96, 40, HOST)
-    assert may_stay_in_rows(spec, 64, 96, 40)
-    assert not may_stay_in_rows(spec, 64, 97, 40)  # the last vector would reach beyond the matrix
-    assert not may_stay_in_rows(spec, 4096, 96, 40)  # packing is small beside the product
-    assert not may_stay_in_rows(plan_contraction(64, 96, 40, HOST, a=bf16), 64, 96, 40)  # has to be converted
+    assert in_rows(spec, 64, 96, 40) == replace(spec, b_rows=True, streams=())
+    assert in_rows(spec, 64, 97, 40) is not None  # the last vector begins before the last panel
+    assert in_rows(spec, 64, spec.lanes - 1, 40) is None  # it would begin before the row
+    assert in_rows(spec, 4096, 96, 40) is None  # packing is small beside the product
+    assert in_rows(spec, 64, 96, 40000) is None  # no cache holds a panel
+    few = in_rows(plan_contraction(3, 96, 40000, HOST, m_exact=True), 3, 96, 40000)
+    assert few is not None  # all of B is read once
+    assert few.k_block == 8
+    half = plan_contraction(64, 96, 40, HOST, a=bf16)
+    assert in_rows(half, 64, 96, 40) is None  # has to be converted
 
 
-@pytest.mark.parametrize("shape", [(1, 32, 20), (10, 512, 128), (128, 48, 10), (37, 100, 8), (5, 16, 0)])
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+@pytest.mark.parametrize("kind", ["plain", "epilogue", "in place"])
+def test_few_rows_with_b_in_rows(kind: str, dtype: DType, target: Target) -> None:
+    """Eight rows of B at a time, sums in the output or on the stack, tails that overlap: the bits of a packed B."""
+
+    def double(site: Site, sums: str) -> str:
+        return site.f.binary("fadd", vector_type(site), sums, sums)
+
+    epilogue, text = (None, "") if kind == "plain" else (double, "double")
+    for m in (1, 2, 3, 5, 8):
+        for n, k in itertools.product((16, 48, 67, 100, 192, 401), (0, 1, 8, 23, 64)):
+            spec = plan_contraction(
+                m, n, k, target, a=dtype, m_exact=True, in_place=kind == "in place", epilogue=text
+            )  # fmt: skip
+            placed = in_rows(replace(spec, chunk_panels=2), m, n, k)
+            assert placed is not None
+            a, wide = draw((m, k), dtype), draw((k, n + 5), dtype, 1)
+            for b in (np.ascontiguousarray(wide[:, :n]), wide[:, 3 : n + 3]):
+                result = run(replace(placed, chunk_panels=3), a, b, epilogue=epilogue)
+                assert (result == run(replace(spec, chunk_panels=2), a, b, epilogue=epilogue)).all()
+            check(result / (1 if epilogue is None else 2), a, b, dtype, dtype)
+
+
+def test_few_rows_with_b_in_rows_of_batches() -> None:
+    a, b = draw((2, 3, 2, 70), f32), draw((2, 3, 70, 130), f32, 1)
+    spec = plan_contraction(2, 130, 70, HOST, batch=6, batch_rank=2, m_exact=True, n_exact=True)
+    placed = in_rows(spec, 2, 130, 70, 6)
+    assert placed is not None
+    for factor in (b, b[:1], b[:, :1], b[:, ::-1]):
+        result = run(placed, a, factor)
+        check(result, a, factor, f32, f32)
+        assert (result == run(spec, a, factor)).all()
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 32, 20), (1, 1000, 90), (4, 333, 70), (10, 512, 128), (128, 48, 10), (37, 100, 8), (5, 16, 0)]
+)
 @pytest.mark.parametrize("form", ["plain", "transposed", "epilogue", "batches", "shared"])
 def test_factors_that_change_and_factors_that_stay(form: str, shape: tuple[int, int, int]) -> None:
     """A second factor that is an input is read in place where it can be, a parameter is packed: equal bits."""
