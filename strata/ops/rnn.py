@@ -86,10 +86,11 @@ class Weights:
 
 @dataclass(frozen=True)
 class Cell:
-    """A step's formula and its options."""
+    """A step's formula and its options. `order` says which part of the weights each gate is, where not in ours."""
 
     kind: str
     functions: Sequence[Activation]
+    order: tuple[int, ...] = ()
     clip: float | None = None
     input_forget: bool = False
     linear_before_reset: bool = False
@@ -113,7 +114,8 @@ class Cell:
     def _lstm(self, x: Value, state: State, weights: Weights) -> State:
         f, g, h = self.functions
         hidden, cell = state
-        i, o, forget, c = split(x + _affine(hidden, weights.r, weights.r_bias), 4, 1)
+        parts = split(x + _affine(hidden, weights.r, weights.r_bias), 4, 1)
+        i, o, forget, c = (parts[at] for at in self.order or range(4))
         peephole = None if weights.peephole is None else split(weights.peephole, 3)
 
         def gate(value: Value, memory: Value, which: int) -> Value:
@@ -131,14 +133,19 @@ class Cell:
         f, g = self.functions
         (hidden,) = state
         size = hidden.shape[1]
-        r_gates, r_new = narrow(weights.r, 0, 0, size * 2), narrow(weights.r, 0, size * 2, size)
-        bias_gates = None if weights.r_bias is None else narrow(weights.r_bias, 0, 0, size * 2)
-        bias_new = None if weights.r_bias is None else narrow(weights.r_bias, 0, size * 2, size)
-        gates = f(self._clipped(narrow(x, 1, 0, size * 2) + _affine(hidden, r_gates, bias_gates)))
-        update, reset = split(gates, 2, 1)
-        x_new = narrow(x, 1, size * 2, size)
+        x_gates, x_new = narrow(x, 1, 0, size * 2), narrow(x, 1, size * 2, size)
         if self.linear_before_reset:
-            candidate = x_new + reset * _affine(hidden, r_new, bias_new)
+            shares = _affine(hidden, weights.r, weights.r_bias)
+            gates, new = narrow(shares, 1, 0, size * 2), narrow(shares, 1, size * 2, size)
+        else:
+            r_gates, r_new = narrow(weights.r, 0, 0, size * 2), narrow(weights.r, 0, size * 2, size)
+            bias_gates = None if weights.r_bias is None else narrow(weights.r_bias, 0, 0, size * 2)
+            bias_new = None if weights.r_bias is None else narrow(weights.r_bias, 0, size * 2, size)
+            gates = _affine(hidden, r_gates, bias_gates)
+        parts = split(self._clipped(x_gates + gates), 2, 1)
+        update, reset = (f(parts[at]) for at in self.order[:2] or range(2))
+        if self.linear_before_reset:
+            candidate = x_new + reset * new
         else:
             candidate = x_new + _affine(reset * hidden, r_new, bias_new)
         return ((1.0 - update) * g(self._clipped(candidate)) + update * hidden,)
@@ -324,13 +331,7 @@ def onnx_lstm(
 
 # ---------------------------------------------------------------------------------------------------------------- torch
 
-_TORCH_ORDER = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2), "rnn": (0,)}  # torch's i, f, g, o and r, z, n in our order
-
-
-def _reordered(x: Value, kind: str) -> Value:
-    order = _TORCH_ORDER[kind]
-    parts = split(x, len(order), 0)
-    return concat([parts[i] for i in order], 0)
+_TORCH_ORDER = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}  # our i, o, f, c and z, r, n in torch's i, f, g, o and r, z, n
 
 
 def _torch(
@@ -377,11 +378,9 @@ def _torch(
         for side in range(directions):
             at = layer * directions + side
             group = values[at * each : (at + 1) * each]
-            biases = [_reordered(v, cell.kind) for v in group[2:4]] if has_biases else [None, None]
-            weights = Weights(
-                _reordered(group[0], cell.kind), _reordered(group[1], cell.kind), biases[0], biases[1],
-                projection=group[-1] if proj_size else None,
-            )  # fmt: skip
+            biases = group[2:4] if has_biases else [None, None]
+            projection = group[-1] if proj_size else None
+            weights = Weights(group[0], group[1], biases[0], biases[1], projection=projection)
             held = tuple(_pick(start, at) for start in starts)
             out, last = run_layer(cell, value, held, weights, alive, reverse=side == 1)
             outs.append(out)
@@ -416,7 +415,7 @@ def lstm(
 
     `lengths` gives each sequence its own end, as a packed sequence does.
     """
-    cell = Cell("lstm", _named("sigmoid", "tanh", "tanh"))
+    cell = Cell("lstm", _named("sigmoid", "tanh", "tanh"), _TORCH_ORDER["lstm"])
     states = (None, None) if state is None else state
     out, last = _torch(
         "lstm", cell, x, states, params, bias, num_layers, bidirectional, batch_first, lengths, proj_size
@@ -437,7 +436,7 @@ def gru(
     lengths: Operand | None = None,
 ) -> tuple[Value, Value]:
     """torch's GRU: (output, h); parameters and `lengths` as in lstm."""
-    cell = Cell("gru", _named("sigmoid", "tanh"), linear_before_reset=True)
+    cell = Cell("gru", _named("sigmoid", "tanh"), _TORCH_ORDER["gru"], linear_before_reset=True)
     out, last = _torch("gru", cell, x, [state], params, bias, num_layers, bidirectional, batch_first, lengths)
     return out, last[0]
 

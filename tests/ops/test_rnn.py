@@ -176,3 +176,15 @@ def test_mistakes() -> None:
         ops.onnx_gru(x, w, r)
     with pytest.raises(OptionError, match="parameters"):
         ops.lstm(x, None, [w])
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_parameters_in_torch_order_are_read_where_they_lie(kind: str, steps: int) -> None:
+    """Gates are picked from the products, not the rows of weights put into another order in each run."""
+    import strata as st
+    from strata import nn
+
+    step = st.jit(lambda m, x: m(x))
+    kernels = step.explain(getattr(nn, kind)(16, 16), np.zeros((steps, 2, 16), np.float32)).kernels
+    assert not [k for k in kernels if "concat" in k]
