@@ -8,7 +8,9 @@ the kernel itself the reduction goes over the parts and over the few terms that 
     parts[p] = sum of x[p * 15616 + i] over i in 15616        for p in 64
     y = sum of parts[p] over p in 64 + sum of x[999424 + i] over i in 579
 
-Of an argmax, a part leaves the place of its best; the first of those with the best value is the place of all.
+Of an argmax, a part leaves the place of its best; the first of those with the best value is the place of all. Of
+narrow integers, whose places are wider than they are, a part leaves its best only, and the first part with the best of
+all is looked through again.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from strata.kernel.ir import (
 from strata.kernel.windows import JOINS
 
 _PLACES = {"argmax": "gt", "argmin": "lt"}
+_BEST = {"argmax": "max", "argmin": "min"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Limits:
     far_columns: int = 4096
     far_rows: int = 64  # of a part, at least
     part_bytes: int = 128 << 10
+    short_part_bytes: int = 16 << 10  # of a part that is looked through again
     parts: int = 64
     open_parts: int = 16  # of a reduction whose number of terms is not known
 
@@ -146,7 +150,8 @@ def _split_of(node: Reduce, limits: Limits) -> _Split | None:
         return None
     run = _RUN if along else 1
     least = limits.far_rows if far and lines // limits.columns >= limits.lines else 2 * run
-    parts = min(terms * node.body.dtype.itemsize // limits.part_bytes, limits.parts, axis.extent // least)
+    part_bytes = limits.short_part_bytes if _looks_again(node) else limits.part_bytes
+    parts = min(terms * node.body.dtype.itemsize // part_bytes, limits.parts, axis.extent // least)
     if parts < 2:
         return None
     length = axis.extent // (parts * run) * run
@@ -173,10 +178,21 @@ def _parted(
         first = part * size(split.length)
         at = substitute_axes((reduce.body,), {axis: first + term})[reduce.body]
         made: Expr = Reduce(reduce.kind, (term,), at)
+        if _looks_again(reduce):
+            buffer = replace(buffer, dtype=reduce.body.dtype)
+            stores.append(Store(buffer, axes, (place,), Reduce(_BEST[reduce.kind], (term,), at)))
+            start = Reduce(reduce.kind, (part,), Load(buffer, (place,))) * size(split.length)
+            again = Axis(f"{axis.name}_a", split.length)
+            found = start + Reduce(reduce.kind, (again,), _value_at(reduce, start + again))
+            change[reduce] = _with_the_rest(reduce, found, split, rest)
+        elif reduce.kind in _PLACES:
+            stores.append(Store(buffer, axes, (place,), first + made))
+            places = Load(buffer, (place,))
+            best = Reduce(reduce.kind, (part,), _value_at(reduce, places))
+            found = substitute_axes((places,), {part: best})[places]
+            change[reduce] = _with_the_rest(reduce, found, split, rest)
         buffers.append(buffer)
         if reduce.kind in _PLACES:
-            stores.append(Store(buffer, axes, (place,), first + made))
-            change[reduce] = _place_of_all(reduce, Load(buffer, (place,)), part, split, rest)
             continue
         stores.append(Store(buffer, axes, (place,), made))
         whole: Expr = Reduce(reduce.kind, (part,), Load(buffer, (place,)))
@@ -188,20 +204,22 @@ def _parted(
     return Kernel(name, kernel.inputs, tuple(buffers), tuple(stores)), change
 
 
-def _place_of_all(reduce: Reduce, places: Expr, part: Axis, split: _Split, rest: Axis) -> Expr:
-    """The first of the best: `places` are those of the parts, then come the terms that are left."""
+def _looks_again(node: Reduce) -> bool:
+    return node.kind in _PLACES and node.body.dtype.is_int and node.body.dtype.itemsize <= 2
+
+
+def _value_at(reduce: Reduce, place: Expr) -> Expr:
     (axis,) = reduce.axes
+    return substitute_axes((reduce.body,), {axis: place})[reduce.body]
 
-    def value_at(place: Expr) -> Expr:
-        return substitute_axes((reduce.body,), {axis: place})[reduce.body]
 
-    best = Reduce(reduce.kind, (part,), value_at(places))
-    found = substitute_axes((places,), {part: best})[places]
+def _with_the_rest(reduce: Reduce, found: Expr, split: _Split, rest: Axis) -> Expr:
+    """The first of the best: one that was found in the parts, or one of the terms that are left."""
     if split.rest == 0:
         return found
     first = size(split.parts * split.length)
-    left = first + Reduce(reduce.kind, (rest,), value_at(first + rest))
-    mine, other = value_at(found), value_at(left)
+    left = first + Reduce(reduce.kind, (rest,), _value_at(reduce, first + rest))
+    mine, other = _value_at(reduce, found), _value_at(reduce, left)
     better = apply(_PLACES[reduce.kind], other, mine)
     if reduce.body.dtype.is_float:
         new = apply("and", apply("isnan", other), apply("not", apply("isnan", mine)))

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.core import DType, bool_, f32, f64, i32, sym
+from strata.core import DType, bool_, f32, f64, i8, i16, i32, sym, u8
 from strata.kernel import Kernel, KernelBuilder, Phases, interpret, normalize, show_kernel, split_reductions
 from strata.kernel.split import Limits
 from tests.unit.kernel import samples
 
-SMALL = Limits(terms=200, lines=4, columns=64, part_bytes=256, parts=4, open_parts=2)
+SMALL = Limits(terms=200, lines=4, columns=64, part_bytes=256, short_part_bytes=64, parts=4, open_parts=2)
 
 
 def run(phases: Phases, arrays: list[Any], sizes: dict[str, int]) -> list[Any]:
@@ -122,14 +122,14 @@ def test_a_scan_and_a_place_in_an_open_number_stay_whole() -> None:
 
 
 @pytest.mark.parametrize("kind", ["argmax", "argmin"])
-@pytest.mark.parametrize("dtype", [f32, i32])
+@pytest.mark.parametrize("dtype", [f32, i32, i8, u8, i16])
 @pytest.mark.parametrize("length", [300, 1000, 1024, 1007])
 def test_places(length: int, dtype: DType, kind: str) -> None:
     """The first of the best, in any part or behind them; NaN is best."""
     kernel = samples.reduction((length,), (0,), kind, dtype).kernel
     rng = np.random.default_rng(0)
-    array = rng.integers(-9, 9, length).astype(dtype.np)
-    best = dtype.np.type(99 if kind == "argmax" else -99)
+    array = rng.integers(10, 20, length).astype(dtype.np)
+    best = dtype.np.type(99 if kind == "argmax" else 0)
     check(kernel, [array], {}, 2)
     check(kernel, [np.full(length, 3, dtype.np)], {}, 2)
     for places in ([0], [length - 1], [length // 2, length - 1], [17, length // 2]):
