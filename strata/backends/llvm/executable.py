@@ -113,10 +113,9 @@ class CpuExecutable:
         ]
         pieces = native_pieces([*sources, *(op_source(op, target) for op in ops.values())], target)
         self.kernels = {name: as_kernel(p) for name, p in zip(lir.kernels, pieces, strict=False)}
-        codes = [p.code for p in pieces[len(sources) :]]
-        self.native = {
-            at: (op, code) for (at, op), code in zip(ops.items(), codes, strict=True)
-        }  # hand-written, by step
+        # hand-written, by step
+        self.native = {at: (op, p.code) for (at, op), p in zip(ops.items(), pieces[len(sources) :], strict=True)}
+        self._holdings = {at: op.holding for at, op in ops.items() if op.holding is not None}
         self._outside = [b for b in lir.buffers if b.role != "scratch"]
         self._region = {b.name: i + 1 for i, b in enumerate(self._outside)}
         self._values: dict[str, np.ndarray] = {
@@ -145,9 +144,8 @@ class CpuExecutable:
             self._region[n] if own else 0 for n, own in zip(lir.io.outputs, firsts, strict=True)
         )
         self._has_leaf_results = not all(firsts)
-        self._unpacked = unpacked_reads(
-            lir, self._packed_product, lambda at: self.native[at][0].held if at in self.native else ()
-        )
+        held = {at: holding.held for at, holding in self._holdings.items()}
+        self._unpacked = unpacked_reads(lir, self._packed_product, held)
         for name, array in list(self._values.items()):
             self._hold(name, array)
         self._is_prepared = not self._prologue
@@ -225,7 +223,7 @@ class CpuExecutable:
     @property
     def packed_bytes(self) -> int:
         """Of weights in the order that kernels read them."""
-        return self._packed.held_bytes
+        return self._packed.held_bytes + sum(holding.packed_bytes() for holding in self._holdings.values())
 
     @property
     def host_steps(self) -> list[str]:
@@ -376,10 +374,10 @@ class CpuExecutable:
     def _hold(self, name: str, array: np.ndarray) -> None:
         """Keep the value of a parameter, a constant or what was computed from them, packed where kernels want it so."""
         self._pack_for(name, array)
-        for at, (op, _) in self.native.items():
-            step = self.lir.schedule[at]
-            for i in [i for i, source in enumerate(step.inputs) if source == name] if op.hold is not None else ():
-                op.hold(i, array)  # type: ignore[misc]
+        for at, holding in self._holdings.items():
+            for i, source in enumerate(self.lir.schedule[at].inputs):
+                if source == name:
+                    holding.hold(i, array)
         if name in self._unpacked:
             self._values[name] = array
 

@@ -65,18 +65,18 @@ def product_arguments(
 
 
 def unpacked_reads(
-    lir: Lir, packed_product: Callable[[LirStep], Product | None], held: Callable[[int], Collection[int]]
+    lir: Lir, packed_product: Callable[[LirStep], Product | None], held: Mapping[int, Collection[int]]
 ) -> set[str]:
     """Buffers that are read as they are; of weights that are only read packed, no other form has to be kept.
 
-    `held` gives the numbers of the inputs that a step of one op keeps in its own form.
+    `held` has the numbers of the inputs that a step of one op keeps in its own form, by the number of the step.
     """
     names = {b.name for b in lir.buffers if b.role == "constant"} | set(lir.io.outputs)
     for at, step in enumerate(lir.schedule):
         names.update(source for _, source in step.updates)
         product = packed_product(step) if step.phase != "prologue" else None
         if product is None or step.kernel is None:
-            own = held(at) if step.phase != "prologue" else ()
+            own = held.get(at, ()) if step.phase != "prologue" else ()
             names.update(name for i, name in enumerate(step.inputs) if i not in own)
             continue
         buffers = dict(zip(step.kernel.input_names, step.inputs, strict=True))

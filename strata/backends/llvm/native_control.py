@@ -9,14 +9,13 @@ result, so nothing is copied. All counts are arguments: one piece of code serves
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from strata.backends.llvm.body import Body, BoundBody, layout_from, make_body
 from strata.backends.llvm.builder import Function, Module, Value
 from strata.backends.llvm.native import arguments, copy, kernel, number_slots, numbers, while_loop
-from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, Slot, override
+from strata.backends.llvm.overrides import Call, Holding, NativeOp, Planned, Sizes, Slot, override
 from strata.backends.llvm.pool import native_code
 from strata.core import Dim, Target
 from strata.mir import Graph, Node
@@ -204,15 +203,16 @@ def _native_bodies(graphs: list[tuple[Graph, range]], target: Target, *, in_loop
     return None if any(b.host_steps for b in bodies) else bodies
 
 
-def _holding(bodies: list[Body], first: int) -> tuple[Callable[[int, np.ndarray], None], frozenset[int]]:
-    """What to do with inputs that stay from run to run, where the parameters of bodies begin at input `first`."""
+def _holding(bodies: list[Body], first: int) -> Holding:
+    """For bodies whose parameters begin at input `first`."""
 
     def hold(number: int, array: np.ndarray) -> None:
         for body in bodies:
             if 0 <= number - first < len(body.lir.graph.params):
                 body.hold(number - first, array)
 
-    return hold, frozenset.intersection(*(frozenset(first + i for i in body.held_params) for body in bodies))
+    held = frozenset.intersection(*(frozenset(first + i for i in body.held_params) for body in bodies))
+    return Holding(hold, held, lambda: sum(body.packed_bytes for body in bodies))
 
 
 def _bytes(shape: tuple[Dim, ...], itemsize: int, sizes: Sizes) -> int:
@@ -258,8 +258,7 @@ def _scan(node: Node, target: Target) -> NativeOp | None:
         slots = [*_head(), *bound.slots(fixed), *number_slots(length, carries, len(rows)), *records]
         return Planned([Call("scan", slots)], layout.top, (bound, body))
 
-    hold, held = _holding(made, carries) if varies else (None, frozenset())
-    return NativeOp("scan", _emit_scan, ("scan",), plan, hold, held)
+    return NativeOp("scan", _emit_scan, ("scan",), plan, _holding(made, carries) if varies else None)
 
 
 @override("while")
@@ -295,8 +294,7 @@ def _while(node: Node, target: Target) -> NativeOp | None:
         slots += [("number", NO_LIMIT if limit is None else limit), flag, ("number", carries), *records]
         return Planned([Call("while", slots)], layout.top, (asked, turned, made))
 
-    hold, held = _holding(made, carries) if carries else (None, frozenset())
-    return NativeOp("while", _emit_while, ("while",), plan, hold, held)
+    return NativeOp("while", _emit_while, ("while",), plan, _holding(made, carries) if carries else None)
 
 
 @override("cond")

@@ -52,19 +52,27 @@ class Planned:
 
 
 @dataclass(frozen=True, eq=False)
-class NativeOp:
-    """An op as machine code and a way to call it. `key` decides the code: equal keys share it.
+class Holding:
+    """What an op does with inputs that stay the same from run to run: it keeps them in a form of its own.
 
-    `hold` is told the values of inputs that stay the same from run to run, by number, before anything is planned; of
-    those that it keeps in a form of its own alone (`held`), the memory is not read.
+    `hold` is told their values, by number, before anything is planned. Of those that are only read in the op's own form
+    (`held`), no other is needed.
     """
+
+    hold: Callable[[int, np.ndarray], None]
+    held: frozenset[int]
+    packed_bytes: Callable[[], int]
+
+
+@dataclass(frozen=True, eq=False)
+class NativeOp:
+    """An op as machine code and a way to call it. `key` decides the code: equal keys share it."""
 
     key: str
     emit: Callable[[Module], None]
     functions: tuple[str, ...]
     plan: Callable[[Sizes], Planned]
-    hold: Callable[[int, np.ndarray], None] | None = None
-    held: frozenset[int] = frozenset()
+    holding: Holding | None = None
 
 
 Maker = Callable[[Node, Target], NativeOp | None]

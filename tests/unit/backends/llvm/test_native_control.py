@@ -212,6 +212,7 @@ def test_weights_of_a_body_are_packed_when_they_are_set(monkeypatch: pytest.Monk
                 state = np.tanh(state @ w + row)
             np.testing.assert_allclose(compiled.run(h=h, xs=xs)[0], state, atol=1e-5)
     assert once == [0] * 6
+    assert compiled._executable.packed_bytes >= w.nbytes
     assert "w" not in compiled._executable.named_arrays([h, xs], compiled.run(h=h, xs=xs))
 
 
