@@ -175,7 +175,17 @@ class KernelOf:
                     wrong[self.makers[e]] = "its rows are not the leading axes of its reader"
                 elif typical(dim_prod([a.extent for a in sized])) > typical(self.makers[e].type.size):
                     wrong[self.makers[e]] = "its reader, in other axes, would compute its rows again and again"
+        wrong |= self._crossing_scans()
         return wrong if products & wrong.keys() else beside | wrong
+
+    def _crossing_scans(self) -> dict[Value, str]:
+        """Running reductions along several axes: one loop cannot go along all of them."""
+        scans = [e for e in postorder([value for _, value, _ in self.stores]) if isinstance(e, Scan)]
+        if len({e.position for e in scans}) < 2:
+            return {}
+        makers = {self.makers[e]: "another value of the kernel runs along another axis" for e in scans}
+        own = set(self.group.roots)
+        return {maker: why for maker, why in makers.items() if maker not in own} or makers
 
 
 def _aligned(order: Sequence[Node], roots: Sequence[Value]) -> list[Value]:

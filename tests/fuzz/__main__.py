@@ -7,6 +7,7 @@ import time
 import traceback
 
 from tests.fuzz.test_every_pass import check_every_pass, check_precision
+from tests.fuzz.test_mixed_graphs import check_mixed
 from tests.fuzz.test_random_graphs import check_everything
 
 
@@ -26,6 +27,7 @@ def main() -> int:
             check_everything(seed)
             check_every_pass(seed)
             check_precision(seed)
+            check_mixed(seed)
         except Exception:  # noqa: BLE001 - every failure counts, whatever it is
             failed.append(seed)
             print(f"seed {seed}: repeat with --seed {seed} --count 1", flush=True)
