@@ -49,17 +49,23 @@ def power(m: Math, x: str, y: str) -> str:
     if m.bits == 64:
         if not m.target.has_fma:
             return library("pow", m, x, y)
-        return _with_specials(m, x, y, _power_in_two_words(m, m.abs(x), y))
+        return _with_rare_specials(m, x, y, _power_in_two_words(m, m.abs(x), y))
     if m.has_tables:
-        made = _power_by_table(m, m.abs(x), y)
-        plain = f.binary("and", m.flag, m.test("ogt", x, m.c(0.0)), m.test("olt", x, m.c(_INF)))
-        plain = f.binary("and", m.flag, plain, m.test("olt", m.abs(y), m.c(_INF)))
-        all_plain = f.call("i1", f"llvm.vector.reduce.and.{suffix(m.flag)}", (m.flag, plain))
-        return f.if_(all_plain, lambda: [made], lambda: [_with_specials(m, x, y, made)], (m.type,))[0]
+        return _with_rare_specials(m, x, y, _power_by_table(m, m.abs(x), y))
     wide = m.doubled()
     a, b = (f.convert("fpext", m.type, v, wide.type) for v in (m.abs(x), y))
     magnitude = f.convert("fptrunc", wide.type, _exp2_short(wide, wide.mul(_log2_short(wide, a), b)), m.type)
     return _with_specials(m, x, y, magnitude)
+
+
+def _with_rare_specials(m: Math, x: str, y: str, magnitude: str) -> str:
+    """The same as `_with_specials`, skipped where all bases are positive and all numbers finite."""
+    f = m.f
+    plain = f.binary("and", m.flag, m.test("ogt", x, m.c(0.0)), m.test("olt", x, m.c(_INF)))
+    plain = f.binary("and", m.flag, plain, m.test("olt", m.abs(y), m.c(_INF)))
+    if lanes_of(m.type) > 1:
+        plain = f.call("i1", f"llvm.vector.reduce.and.{suffix(m.flag)}", (m.flag, plain))
+    return f.if_(plain, lambda: [magnitude], lambda: [_with_specials(m, x, y, magnitude)], (m.type,))[0]
 
 
 def _with_specials(m: Math, x: str, y: str, magnitude: str) -> str:
@@ -131,9 +137,10 @@ def _power_in_two_words(m: Math, x: str, y: str) -> str:
     """xʸ of f64, x not negative: log2 x to 63 bits, as s (2 + s² (⅔ + …)) with s = f / (2 + f)."""
     k, f = reduce_log(m, x)
     below, below_rest = _sum(m, m.c(2.0), (f, m.c(0.0)))
-    s = m.div(f, below)
+    inverse = m.div(m.c(1.0), below)
+    s = m.mul(f, inverse)
     rest = m.fma(m.neg(s), below_rest, m.fma(m.neg(s), below, f))
-    both = s, m.div(rest, below)
+    both = s, m.mul(rest, inverse)
     z = _product(m, both, both)
     tail = m.fma(z[0], m.polynomial(z[0], _LOG_TAIL), m.c(_TWO_THIRDS[1]))
     inner = _product(m, z, _sum(m, m.c(_TWO_THIRDS[0]), (tail, m.c(0.0))))
