@@ -1,4 +1,4 @@
-"""The error function and what is made of it, as straight-line vector code; its complement in f64 by the C library.
+"""The error function and what is made of it, as straight-line vector code.
 
 Coefficients are Chebyshev interpolants (weighted least maximum for _ERF_LARGE) made with 50 digits."""
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 
 from strata.backends.llvm.vector_floats import MAGIC, MANTISSA, TABLE, Math, library
-from strata.backends.llvm.vector_math import EXP_NEAR, LN2, POWERS, reduce_exp
+from strata.backends.llvm.vector_math import EXP_NEAR, LN2, POWERS, reduce_exp, scale_by
 
 # (erf x - x) / x in x², |x| ≤ 0.96; and (-log erfc x - x) / x in x from there to 3.95
 _ERF_SMALL = (
@@ -159,6 +159,15 @@ _ERFC_TABLES = (
         0.021573524922132492, 0.009311667643487453,
     ),
 )  # fmt: skip
+# (1 + 2x) e^(x²) erfc x in (x - 4) / (x + 4), from 0 to 27.5
+_ERFC_64 = (
+    1.2329951186255526, -0.13962111684056286, 0.015379652102620996, 0.06809705425473468, -0.10103906603636773,
+    0.0937328349968727, -0.06633036581115447, 0.03716751556148306, -0.016197734063710445, 0.005031969762284736,
+    -0.0007577733091379332, -0.00019925552619520982, 0.00015062210715057866, -2.440316536962711e-05,
+    -1.1224436722701745e-05, 5.718019430428633e-06, 3.00822697160671e-07, -8.355403600708081e-07,
+    6.309931892048124e-08, 1.1579545491817747e-07, -7.770852409868655e-09, -1.387063343675277e-08,
+    -1.8822551750393533e-09,
+)  # fmt: skip
 
 
 def erf(m: Math, x: str) -> str:
@@ -225,7 +234,24 @@ def _gelu_by_table(m: Math, x: str) -> str:
 
 
 def erfc(m: Math, x: str) -> str:
-    return _erfc_by_table(m, x) if m.has_tables else library("erfc", m, x)
+    if m.has_tables:
+        return _erfc_by_table(m, x)
+    return _erfc_in_double(m, x) if m.bits == 64 and m.target.has_fma else library("erfc", m, x)
+
+
+def _erfc_in_double(m: Math, x: str) -> str:
+    """e^(-x²), with what squaring lost, times a polynomial over 1 + 2x; near 0, 1 - erf x."""
+    a = m.at_most(m.abs(x), 27.5)  # of which it is 0
+    t = m.div(m.sub(a, m.c(4.0)), m.add(a, m.c(4.0)))
+    near = m.div(m.polynomial(t, _ERFC_64), m.fma(a, m.c(2.0), m.c(1.0)))
+    square = m.mul(a, a)
+    lost = m.fma(a, a, m.neg(square))
+    n, whole, q = reduce_exp(m, m.neg(square))
+    more = m.fma(m.neg(lost), m.add(q, m.c(1.0)), q)
+    made = scale_by(m, m.fma(near, more, near), n, whole)
+    made = m.select(m.test("olt", x, m.c(0.0)), m.sub(m.c(2.0), made), made)
+    small = m.sub(m.c(1.0), m.fma(m.polynomial(m.mul(x, x), _ERF_SMALL_64), x, x))
+    return m.select(m.test("olt", a, m.c(0.5)), small, made)
 
 
 def _erfc_by_table(m: Math, x: str) -> str:
