@@ -21,7 +21,7 @@ from strata.backends.llvm.conv_steps import (
 )
 from strata.backends.llvm.emit import emit_kernel
 from strata.backends.llvm.entries import Head
-from strata.backends.llvm.matrix import emit_matrix, find_contraction, plan_matrix
+from strata.backends.llvm.matrix import emit_matrix, few_rows_inside, find_contraction, plan_matrix, reads_along
 from strata.backends.llvm.parts import Split, split
 from strata.backends.llvm.pool_planes import emit_pool, plan_pool
 from strata.backends.llvm.usage import Loops, Product, Usage, read_usage
@@ -52,6 +52,8 @@ def emitted(
     if matrix is not None:
         emit_matrix(module, matrix)
         return Product.of(matrix), module
+    if found is not None and is_fresh and found.rows is not None and reads_along(found):
+        kernel = few_rows_inside(found)
     pool = plan_pool(kernel, target) if not kernel.schedule else None
     if pool is not None:
         emit_pool(module, pool)

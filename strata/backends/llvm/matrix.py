@@ -34,6 +34,7 @@ from strata.kernel import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, linear
 
 # an argument: ("buffer", (name, bytes)), ("packed", ""), ("symbol", name) or ("number", size)
 Slot = tuple[str, Any]
+ROWS_ALONG = 4  # rows for which a matrix that lies transposed is not worth its packing
 UNBOUNDED_ROWS = 4096  # rows to plan for when their number has no upper bound
 
 
@@ -282,9 +283,8 @@ def plan_matrix(
     """
     if matrix.a.dtype.is_complex or matrix.columns is None:
         return None
-    along = matrix.b.stride(matrix.inner) == 1 != matrix.b.stride(matrix.columns)
-    if is_fresh and matrix.rows is None and along and matrix.b.dtype.is_float:
-        return None  # one vector, and a matrix that is summed along its rows: loops read them where they lie
+    if is_fresh and reads_along(matrix):
+        return None
     m, n, k = (planned(matrix.extent(a)) for a in (matrix.rows, matrix.columns, matrix.inner))
     batch = 1
     for axis in matrix.batch:
@@ -320,6 +320,21 @@ def plan_matrix(
         return MatrixPlan(matrix, placed, name)
     plan = MatrixPlan(matrix, spec, name)
     return plan if plan.packs_in_one_go() else None
+
+
+def reads_along(matrix: MatrixKernel) -> bool:
+    """A few vectors, and a matrix that is summed along its rows: loops read them where they lie."""
+    rows = matrix.extent(matrix.rows)
+    along = matrix.columns is not None and matrix.b.stride(matrix.inner) == 1 != matrix.b.stride(matrix.columns)
+    return along and isinstance(rows, int) and rows <= ROWS_ALONG and matrix.b.dtype.is_float
+
+
+def few_rows_inside(matrix: MatrixKernel) -> Kernel:
+    """The kernel with its few rows in the innermost loop, so that the matrix is read once."""
+    (store,) = matrix.kernel.stores
+    assert matrix.rows is not None
+    axes = (*(a for a in store.axes if a is not matrix.rows), matrix.rows)
+    return replace(matrix.kernel, stores=(replace(store, axes=axes),))
 
 
 def _beside_output(matrix: MatrixKernel) -> tuple[str, ...]:

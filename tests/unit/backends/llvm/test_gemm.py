@@ -18,7 +18,7 @@ from strata.backends.llvm.matrix import find_contraction
 from strata.core import DType, Target, bf16, c64, c128, f16, f32, f64, i8, i32, substitute, sym, u8
 from strata.errors import DTypeError, ShapeError
 from strata.mir import Graph
-from strata.runtime import CompilePipeline, Session
+from strata.runtime import CompileOptions, CompilePipeline, Session
 
 ops: Any = functions
 SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 64, 100)
@@ -508,3 +508,26 @@ def test_products_of_one_row_are_contractions(m: int, turned: bool) -> None:
     (step,) = CompilePipeline("cpu").compile(g).lir.schedule
     assert step.kernel is not None
     assert find_contraction(step.kernel) is not None
+
+
+@pytest.mark.parametrize("dtype", [f32, f64, bf16, f16], ids=str)
+@pytest.mark.parametrize("form", ["plain", "epilogue", "batches", "shared"])
+def test_few_rows_times_a_matrix_that_lies_transposed(form: str, dtype: DType) -> None:
+    """It is read along its rows, once for all rows of the other: values, equal bits on 1, 2 and 7 threads."""
+    lead = (3,) if form in ("batches", "shared") else ()
+    for m, n, k in ((1, 70, 300), (2, 1, 40), (3, 130, 257), (4, 65, 1), (4, 300, 0), (5, 40, 100)):
+        x, w = draw((*lead, m, k), dtype), draw((*(lead if form == "batches" else ()), n, k), dtype, 1)
+        results = []
+        for threads in (1, 2, 7):
+            g = Graph("g")
+            y = g.input("x", dtype[x.shape]) @ ops.swapaxes(g.input("w", dtype[w.shape]), -1, -2)
+            g.outputs(ops.relu(y + 1.0) if form == "epilogue" else y)
+            (found,) = Session("cpu").compile(g, CompileOptions(threads=threads)).run(x=x, w=w)
+            results.append(np.asarray(found))
+        exact, size = expected(x, np.swapaxes(w, -1, -2))
+        bound = EPSILON["f64" if dtype is f64 else "f32"] * max(k, 1) * size
+        if form == "epilogue":
+            exact = np.maximum(exact + 1, 0)
+        bound = bound + 2 * EPSILON[dtype.name] * (np.abs(exact) + 2)
+        assert (np.abs(results[0].astype(np.float64) - exact) <= bound).all()
+        assert all((r == results[0]).all() for r in results)
