@@ -28,6 +28,7 @@ KNOWN: Final[dict[str, tuple[str, ...]]] = {
     "x86.vgf2p8affineqb.512": ("gfni", "avx512f"),
     "x86.avx512.permvar.sf.512": ("avx512f",),
     "x86.avx512.mask.range.ps.512": ("avx512dq",),
+    "x86.avx512.min.ps.512": ("avx512f",),
     "x86.avx512.rcp14.ps.512": ("avx512f",),
     "x86.avx512.rsqrt14.ps.512": ("avx512f",),
     "x86.avx512.vpdpbusd.256": ("avx512vnni", "avx512vl"),
