@@ -13,6 +13,7 @@ from strata.backends.llvm.builder import Function, Value, constant, vector, vect
 from strata.backends.llvm.emit_scalar import Call, emit_scalar
 from strata.backends.llvm.registers import (
     Parts,
+    columns_of,
     component_bytes,
     deinterleave,
     from_memory,
@@ -46,6 +47,7 @@ from strata.kernel import (
     is_below,
     linear,
     need_no_nan,
+    postorder,
 )
 
 _LINE = 64  # bytes of a cache line
@@ -82,6 +84,7 @@ class Values:
         self.values: dict[Expr, Parts] = {}  # registers of the current context
         self.first: dict[Expr, Value] = {}  # i64 values at the first lane, for addresses
         self.wide: dict[tuple[Expr, int], Parts] = {}
+        self.loads: dict[tuple[object, ...], Load] | None = None  # by buffer and index, when somebody asks
         self.pointers: dict[str, str] = {}
         self.sizes: dict[str, Value] = {}
         self.rows: dict[Expr, tuple[Axis, str]] = {}  # row buffers of staged values
@@ -334,6 +337,14 @@ class Values:
         """Elements that are a few apart, from whole registers; nothing behind the last element is read."""
         f, first, element = self.f, self.at_first(node.index[0]), memory_type(node.dtype)
         type_, align, mask = vector(element, lanes), component_bytes(node.dtype), self.context.mask
+        row = self._whole_row(node, stride) if mask is None else None
+        if row is not None:
+            start, place = row
+            if (start, -lanes) not in self.wide:
+                pointer = self._pointer(node.buffer, self.at_first(start.index[0]))
+                whole = [f.load(type_, f.address(element, pointer, r * lanes), align) for r in range(stride)]
+                self.wide[start, -lanes] = columns_of(f, type_, whole)
+            return (from_memory(f, node.dtype, self.wide[start, -lanes][place], lanes, self.target),)
         starts = [r * lanes for r in range(stride)]
         if mask is None:
             starts[-1] = (lanes - 1) * stride + 1 - lanes  # it ends with the last element
@@ -352,6 +363,18 @@ class Values:
             register = min(lane * stride // lanes, stride - 1)
             places.append((register, lane * stride - starts[register]))
         return (from_memory(f, node.dtype, picked(f, type_, loaded, places), lanes, self.target),)
+
+    def _whole_row(self, node: Load, stride: int) -> tuple[Load, int] | None:
+        """The load at the start of a row and the place of this one in it, where every element of the row is loaded."""
+        form = linear(node.index[0])
+        if not isinstance(form.constant, int) or stride & (stride - 1):
+            return None
+        place = form.constant % stride
+        if self.loads is None:
+            found = [n for n in postorder(self.kernel.roots) if isinstance(n, Load) and n.where is None]
+            self.loads = {_spot(n, 0): n for n in found}
+        row = [self.loads.get(_spot(node, j - place)) for j in range(stride)]
+        return (row[0], place) if row[0] is not None and None not in row else None
 
     def _ask_for(self, buffer: Buffer, index: Value, lanes: int, cache: int) -> None:
         """Have elements from a place on brought to a cache of the core."""
@@ -493,6 +516,12 @@ class Values:
             f.store(type_, value, pointer, min(_LINE, count * align), nontemporal=True)
         else:
             f.store(type_, value, pointer, align)
+
+
+def _spot(load: Load, further: int) -> tuple[object, ...]:
+    """Where a load reads, or some elements further, for comparisons."""
+    form = linear(load.index[0])
+    return load.buffer, frozenset(form.terms.items()), form.constant + further
 
 
 def _is_index(node: Expr) -> bool:

@@ -243,6 +243,18 @@ def woven(f: Function, type_: str, registers: Sequence[str]) -> list[str]:
     return made
 
 
+def columns_of(f: Function, type_: str, registers: Sequence[str]) -> tuple[str, ...]:
+    """Lanes that are as far apart as there are registers, which are a power of two: the reverse of `woven`."""
+    if len(registers) == 1:
+        return tuple(registers)
+    pairs = list(zip(registers[::2], registers[1::2], strict=True))
+    even, odd = (
+        columns_of(f, type_, [f.shuffle(type_, a, b, range(part, 2 * lanes_of(type_), 2)) for a, b in pairs])
+        for part in range(2)
+    )
+    return tuple(column for both in zip(even, odd, strict=True) for column in both)
+
+
 def gather(f: Function, type_: str, pointers: str, align: int, mask: str) -> str:
     """A load per lane through a vector of addresses; lanes that are masked out give 0 and are not read."""
     lanes = type_[1 : type_.index(" ")]
