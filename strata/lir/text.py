@@ -124,8 +124,9 @@ def _sections(text: str) -> dict[str, list[str]]:
             lines = []
     if lines or len(found.get("lir", [])) != 1 or len(found.get("mir", [])) != 1:
         raise ParseError(
-            "a plan's text has one `lir`, its kernels and one `mir`, each ending in a line `}`", code="P122"
-        )
+            "a plan's text has one `lir`, its kernels and one `mir`, each ending in a line `}`", code="P122",
+            fix="strata.lir.show_module(plan), where str(plan) shows the steps only",
+        )  # fmt: skip
     return found
 
 
