@@ -272,8 +272,9 @@ def mean(x: Operand, axis: Axes = None, keepdims: bool = False) -> Value:
     axes = normalize_axes(axis, value.ndim, "mean")
     if 0 in [value.shape[a] for a in axes]:
         raise ShapeError(f"mean: an axis of {value.type} is empty, and an empty mean has no value", code="S124")
-    total = _reduce(ReduceSum, value, axes, keepdims, "mean")
-    return total / count_of(value, axes, value.dtype)
+    wide = value.dtype.accumulator  # in which neither the sum nor the count of a long row is too large
+    total = _reduce(ReduceSum, METHODS["cast"](value, wide), axes, keepdims, "mean")
+    return METHODS["cast"](total / count_of(value, axes, wide), value.dtype)
 
 
 @function()
@@ -281,13 +282,16 @@ def var(x: Operand, axis: Axes = None, keepdims: bool = False, correction: float
     """Variance over axes by two passes; `correction` is subtracted from the count."""
     value = to_inexact(as_value(x))
     axes = normalize_axes(axis, value.ndim, "var")
-    centred = value - mean(value, axes, keepdims=True)
+    wide = METHODS["cast"](value, value.dtype.accumulator)
+    centred = wide - mean(wide, axes, keepdims=True)
     square = METHODS["abs"](centred) if value.dtype.is_complex else centred
     total = _reduce(ReduceSum, square * square, axes, keepdims, "var")
-    return total / (count_of(value, axes, total.dtype) - correction)
+    return METHODS["cast"](total / (count_of(value, axes, total.dtype) - correction), value.dtype.real)
 
 
 @function()
 def std(x: Operand, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Value:
     """Standard deviation over axes."""
-    return METHODS["sqrt"](var(x, axis, keepdims, correction))
+    value = to_inexact(as_value(x))
+    spread = var(METHODS["cast"](value, value.dtype.accumulator), axis, keepdims, correction)
+    return METHODS["cast"](METHODS["sqrt"](spread), value.dtype.real)

@@ -12,7 +12,7 @@ from strata import ops
 from strata.core import f32
 from strata.errors import DTypeError, OptionError
 from strata.mir import REGISTRY, Graph, placeholder
-from strata.runtime import Session
+from strata.runtime import CompileOptions, Session
 from tests.ops.evaluation import gradients, leaf, run
 
 RNG = np.random.default_rng(0)
@@ -205,3 +205,20 @@ def test_powers_of_whole_numbers(dtype: type) -> None:
     y = RNG.integers(0, 5, 1000).astype(dtype)
     y[[3, 500, 999]] = 63, 100, 31
     np.testing.assert_array_equal(run(ops.power, x, y), x**y)
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("fusion", [True, False])
+def test_means_of_narrow_floats_do_not_overflow(device: str, fusion: bool) -> None:
+    """Neither the sum of a row nor the number of its elements is a number of f16."""
+    g = Graph("narrow")
+    x, long = g.input("x", (3, 1000), "f16"), g.input("long", (70_000,), "f16")
+    made = [ops.mean(x, axis=1), ops.var(x, axis=1), ops.std(x * 8.0, axis=1), ops.mean(long)]
+    compiled = Session(device).compile(g.outputs(*made), CompileOptions(fusion=fusion))
+    rows = np.where(np.arange(3000).reshape(3, 1000) % 2, 104.0, 96.0).astype(np.float16)
+    mean, var, std, one = compiled.run(x=rows, long=np.ones(70_000, np.float16))
+    assert (mean.dtype, var.dtype, std.dtype) == (np.float16,) * 3
+    np.testing.assert_array_equal(mean, [100] * 3)
+    np.testing.assert_array_equal(var, [16] * 3)
+    np.testing.assert_array_equal(std, [32] * 3)
+    assert float(one) == 1.0
