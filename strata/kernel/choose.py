@@ -49,7 +49,8 @@ _STREAM_CACHES = 2  # a core's own caches that a buffer must exceed to be read a
 _MASKED = 64  # bytes of vectors of processors whose lanes can be switched off
 _FOLLOWING = 64  # bytes of vectors of processors that are quick along one stream: they need no more than a hint
 _AHEAD = 4 << 10  # bytes from what is read to that hint
-_AHEAD_OF_PAST = 2560  # the same in loops that store past the caches; into the nearest cache
+_AHEAD_OF_PAST = 2 << 10  # the same in loops that store past the caches, of several streams
+_AHEAD_OF_WORK = 2560  # and in those of them that take longer than memory does; into the nearest cache
 _ROWS_AHEAD = 8 << 10  # bytes from a row that is worked on to the one that is asked for meanwhile
 _ROWS_LEAST = 2 << 10  # bytes of a row for which that pays
 _ROWS_SHARE = 16  # part of a core's own cache that rows between the two may take
@@ -156,8 +157,7 @@ class _Chooser:
     def _streams(
         self, nest: Block, vectorised: frozenset[int], numbers: dict[int, int], exchanged: MapLoop | None
     ) -> list[Action]:
-        """Large buffers: results that no cache holds go past the caches; what is read once is asked for in time, where
-        such results do not keep memory busy already."""
+        """Large buffers: results that no cache holds go past the caches; what is read once is asked for in time."""
         loops = [(loop, around) for loop, around in _loops_with_outer(nest) if id(loop) in vectorised]
         passing = {
             id(loop): store
@@ -173,18 +173,19 @@ class _Chooser:
             if loop is exchanged:
                 reduction = next(s for s in loop.body.steps if isinstance(s, ReduceLoop))
                 order, body = (*around, reduction, loop), reduction.body
-            if passing and not (follows and id(loop) in passing and self._scalar_cost(loop) > _LIGHT):
-                continue
-            for step in body.steps:
-                match step:
-                    case Compute(Load(buffer, _, _) as load):
-                        # a row that is gone through several times has its own rhythm: asking ahead gets in its way
-                        large = known_bytes(buffer) > _STREAM_CACHES * self.machine.cache_bytes
-                        if not large or places[buffer] > 1 or not _in_order(load, order):
-                            continue
-                        far = _AHEAD_OF_PAST if passing else _AHEAD if follows and loop is not exchanged else 0
-                        cache = 1 if passing or not far else 2
-                        asked.append(Prefetch(buffer.name, numbers[id(loop)], far // buffer.dtype.itemsize, cache))
+            loads = [s.node for s in body.steps if isinstance(s, Compute) and isinstance(s.node, Load)]
+            # a row that is gone through several times has its own rhythm: asking ahead gets in its way
+            once = [n.buffer for n in loads if places[n.buffer] == 1 and _in_order(n, order)]
+            large = [b for b in once if known_bytes(b) > _STREAM_CACHES * self.machine.cache_bytes]
+            far, cache = (_AHEAD, 2) if follows and loop is not exchanged else (0, 1)
+            if passing and self._scalar_cost(loop) > _LIGHT:
+                far, cache = _AHEAD_OF_WORK, 1
+            elif passing:
+                far, cache = _AHEAD_OF_PAST, 2
+                large = large if len(large) > 1 else []  # one alone is as quick as it can be
+            if not passing or (follows and id(loop) in passing):
+                number = numbers[id(loop)]
+                asked += [Prefetch(b.name, number, far // b.dtype.itemsize, cache) for b in large]
         return [*(NonTemporal(store.buffer.name) for store in passing.values()), *asked]
 
     def _delayed(self, chain: list[MapLoop], vectorised: frozenset[int], numbers: dict[int, int]) -> list[Delay]:

@@ -68,17 +68,22 @@ def test_large_sums_ask_ahead() -> None:
     assert actions(samples.reduction((64, 1024), (1,)), Prefetch) == []
 
 
-def test_work_on_what_goes_past_the_caches_asks_ahead() -> None:
-    """Where it takes longer than memory; copies keep memory busy as they are."""
+def test_what_is_read_beside_stores_past_the_caches_is_asked_for() -> None:
+    """Where work on it takes longer than memory, and where there are several streams; one alone is quick enough."""
     rows = 4 * Target.host().l3_bytes // 4096
-    asked = [Prefetch("x", 1, 640)] if Target.host().vector_bytes == 64 else []
-    for name, wanted in (("gelu", asked), ("neg", [])):
+    wide = Target.host().vector_bytes == 64
+    forms: dict[str, tuple[Any, list[Prefetch]]] = {
+        "work": (lambda x, y, w: apply("gelu", x * w), [Prefetch("x", 1, 640)]),
+        "one": (lambda x, y, w: x * w, []),
+        "two": (lambda x, y, w: x * w + y, [Prefetch("x", 1, 512, 2), Prefetch("y", 1, 512, 2)]),
+    }
+    for name, (form, wanted) in forms.items():
         k = KernelBuilder(name)
-        x, w = k.input("x", f32[rows, 1024]), k.input("w", f32[1024])
-        k.output("y", f32[rows, 1024], lambda ix, name=name, x=x, w=w: apply(name, x[ix] * w[ix[1]]))
+        x, y, w = k.input("x", f32[rows, 1024]), k.input("y", f32[rows, 1024]), k.input("w", f32[1024])
+        k.output("z", f32[rows, 1024], lambda ix, form=form, x=x, y=y, w=w: form(x[ix], y[ix], w[ix[1]]))
         schedule = lower(k.build(), Target.host()).schedule
-        assert [a for a in schedule.actions if isinstance(a, NonTemporal)] == [NonTemporal("y")]
-        assert [a for a in schedule.actions if isinstance(a, Prefetch)] == wanted
+        assert [a for a in schedule.actions if isinstance(a, NonTemporal)] == [NonTemporal("z")]
+        assert [a for a in schedule.actions if isinstance(a, Prefetch)] == (wanted if wide else [])
 
 
 def test_a_loop_with_work_to_do_asks_for_the_next_row() -> None:
