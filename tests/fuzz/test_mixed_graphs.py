@@ -45,6 +45,8 @@ def test_mixed_types(seed: int) -> None:
     check_mixed(seed)
 
 
-def test_a_seed_that_failed_once() -> None:
-    """Running sums along two axes in one kernel."""
-    check_mixed(1024)
+@pytest.mark.parametrize("seed", [1024, 530, 223, 975])
+def test_seeds_that_failed_once(seed: int) -> None:
+    """Running sums along two axes in one kernel; those that are the same for all lanes of a last step; single elements
+    at the end of rows that are stored as bytes."""
+    check_mixed(seed)

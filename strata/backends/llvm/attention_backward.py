@@ -20,7 +20,6 @@ from strata.backends.llvm import vector_math
 from strata.backends.llvm.attention import DROPPED, OUTSIDE, AttentionSpec, pack_matrix
 from strata.backends.llvm.attention_rows import RowScores
 from strata.backends.llvm.builder import Function, Module, Value, constant
-from strata.backends.llvm.gemm_arith import mask_below
 from strata.backends.llvm.gemm_micro import TileSet, call_micro
 
 _POINTERS: Final = ("q", "k", "v", "dy", "dq", "dk", "dv", "work", "mask", "offset")
@@ -197,7 +196,7 @@ class _Backward(RowScores):
                 if d < whole:
                     value = f.load(self.type, place, self.size)
                 else:
-                    value = f.masked_load(self.type, place, self.size, mask_below(f, spec.lanes, dim - whole))
+                    value = f.masked_load(self.type, place, self.size, f.mask_below(spec.lanes, dim - whole))
                 f.store(self.type, value, f.address(self.element, to, d), self.size)
 
         f.loop(0, rows, 1, [], one)
@@ -222,7 +221,7 @@ class _Backward(RowScores):
     def _masked_score(self, raw: str, j: Value, position: Value, start: Value, count: Value, mask_row: str) -> str:
         f, lanes = self.f, self.spec.lanes
         score = self._final_score(raw, f.add(start, j), position, mask_row)
-        inside = mask_below(f, lanes, f.smin(f.sub(count, j), lanes))
+        inside = f.mask_below(lanes, f.smin(f.sub(count, j), lanes))
         return f.select(self.type, inside, score, constant(self.type, OUTSIDE))
 
     def _mask_of(self, mask: str, i: Value) -> str:
@@ -350,5 +349,5 @@ class _Backward(RowScores):
         f.loop(0, whole, spec.lanes, [], lambda d, _: f.store(
             self.type, value(d), f.address(self.element, to, d), self.size))  # fmt: skip
         if whole < dim:
-            inside = mask_below(f, spec.lanes, dim - whole)
+            inside = f.mask_below(spec.lanes, dim - whole)
             f.masked_store(self.type, value(whole), f.address(self.element, to, whole), self.size, inside)

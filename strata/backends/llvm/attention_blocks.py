@@ -14,7 +14,7 @@ from typing import Final
 from strata.backends.llvm import vector_math
 from strata.backends.llvm.attention import DROPPED, OUTSIDE, Attend, AttentionSpec, pack_matrix
 from strata.backends.llvm.builder import Function, Module, Typed, Value, constant, vector, vector_constant
-from strata.backends.llvm.gemm_arith import Arithmetic, convert, mask_below
+from strata.backends.llvm.gemm_arith import Arithmetic, convert
 from strata.backends.llvm.gemm_micro import call_micro
 from strata.backends.llvm.registers import memory_type
 from strata.core import DType, bool_
@@ -96,7 +96,7 @@ class Block(Attend):
 
         def one(column: str, carried: list[str]) -> list[Value]:
             low = f.compare("ole", self.type, self._load(self.highest, column), self.dropped)
-            inside = mask_below(f, lanes, f.smin(f.sub(rows, column), lanes))
+            inside = f.mask_below(lanes, f.smin(f.sub(rows, column), lanes))
             lost = f.binary("and", vector("i1", lanes), low, inside)
             return [f.binary("or", "i1", carried[0], self._any(lost))]
 
@@ -331,7 +331,7 @@ class Block(Attend):
 
             f.loop(0, whole, spec.lanes, [], lambda d, _: f.store(kept, value(d), f.address(place, to, d), size))
             if whole < spec.value_dim:
-                inside = mask_below(f, spec.lanes, spec.value_dim - whole)
+                inside = f.mask_below(spec.lanes, spec.value_dim - whole)
                 f.masked_store(kept, value(whole), f.address(place, to, whole), size, inside)
 
         f.loop(0, rows, 1, [], one)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from strata.backends.llvm import vector_math
 from strata.backends.llvm.attention import DROPPED, OUTSIDE, SLOTS, Attend, AttentionSpec
 from strata.backends.llvm.builder import Function, Value, constant, vector, vector_constant
-from strata.backends.llvm.gemm_arith import convert, mask_below
+from strata.backends.llvm.gemm_arith import convert
 from strata.backends.llvm.gemm_micro import call_micro
 from strata.backends.llvm.registers import memory_type
 
@@ -156,7 +156,7 @@ class RowScores(Attend):
         whole = f.round_down(count, lanes)
         values = f.loop(0, whole, lanes, start, lambda j, carried: body(j, carried, None))
         types = [type_ for type_, _ in start]
-        inside = mask_below(f, lanes, f.sub(count, whole))
+        inside = f.mask_below(lanes, f.sub(count, whole))
         return f.if_(
             f.compare("sgt", "i64", count, whole),
             lambda: body(whole, values, inside),
@@ -210,7 +210,7 @@ class RowScores(Attend):
         f, spec, dtype = self.f, self.spec, self._mask_dtype()
         type_ = memory_type(dtype, spec.lanes)
         if spec.mask_spans_keys:
-            inside = mask_below(f, spec.lanes, f.smin(f.sub(self.keys, key), spec.lanes))
+            inside = f.mask_below(spec.lanes, f.smin(f.sub(self.keys, key), spec.lanes))
             address = f.address(memory_type(dtype), mask_row, key)
             values = f.masked_load(type_, address, dtype.itemsize, inside)
         else:
@@ -237,5 +237,5 @@ class RowScores(Attend):
         size = spec.dtype.itemsize
         f.loop(0, whole, spec.lanes, [], lambda d, _: f.store(kept, value(d), f.address(place, out, d), size))
         if whole < spec.value_dim:
-            inside = mask_below(f, spec.lanes, spec.value_dim - whole)
+            inside = f.mask_below(spec.lanes, spec.value_dim - whole)
             f.masked_store(kept, value(whole), f.address(place, out, whole), size, inside)

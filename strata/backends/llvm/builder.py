@@ -70,6 +70,12 @@ def constant(type_: str, value: float) -> str:
     return text if element == type_ else f"splat ({element} {text})"
 
 
+def _only_lane(mask: Value) -> int | None:
+    """The one lane that is set in a mask which is written out."""
+    lanes = str(mask).strip("<>").split(", ") if str(mask).startswith("<i1") else []
+    return lanes.index("i1 true") if lanes.count("i1 true") == 1 else None
+
+
 def vector_constant(element: str, values: Sequence[float | int]) -> str:
     return "<" + ", ".join(f"{element} {_scalar_constant(element, v)}" for v in values) + ">"
 
@@ -255,15 +261,32 @@ class Function:
         tail = ", !nontemporal !{i32 1}" if nontemporal else ""
         self.statement(f"store {type_} {value}, ptr {address}, align {align}{tail}")
 
+    def mask_below(self, lanes: int, count: Value) -> str:
+        """Lanes whose number is less than `count`."""
+        if isinstance(count, int):
+            return vector_constant("i1", [lane < count for lane in range(lanes)])
+        word = vector("i32", lanes)
+        limit = self.splat(word, self.convert("trunc", "i64", count, "i32"))
+        return self.compare("slt", word, vector_constant("i32", range(lanes)), limit)
+
+    # A mask that is known to have one lane: LLVM 22 would store all bytes of what was narrowed to the element type.
+
     def masked_load(
         self, type_: str, address: Value, align: int, mask: Value, otherwise: str = "zeroinitializer"
     ) -> str:
         lanes = lanes_of(type_)
+        if (lane := _only_lane(mask)) is not None:
+            element = element_of(type_)
+            return self.insert(type_, otherwise, self.load(element, self.address(element, address, lane), align), lane)
         arguments = (("ptr", f"align {align} {address}"), (f"<{lanes} x i1>", mask), (type_, otherwise))
         return self.call(type_, f"llvm.masked.load.{suffix(type_)}.p0", *arguments)
 
     def masked_store(self, type_: str, value: Value, address: Value, align: int, mask: Value) -> None:
         lanes = lanes_of(type_)
+        if (lane := _only_lane(mask)) is not None:
+            element = element_of(type_)
+            self.store(element, self.extract(type_, value, lane), self.address(element, address, lane), align)
+            return
         arguments = ((type_, value), ("ptr", f"align {align} {address}"), (f"<{lanes} x i1>", mask))
         self.call("void", f"llvm.masked.store.{suffix(type_)}.p0", *arguments)
 

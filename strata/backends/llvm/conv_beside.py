@@ -20,7 +20,7 @@ from strata.backends.llvm.builder import Function, Module, Value, constant, vect
 from strata.backends.llvm.contract import for_rows
 from strata.backends.llvm.conv import FEWEST_CHUNKS, ConvDriver, Convolution, Window, plan_convolution
 from strata.backends.llvm.gemm import Block, Chunk
-from strata.backends.llvm.gemm_arith import Arithmetic, convert, mask_below
+from strata.backends.llvm.gemm_arith import Arithmetic, convert
 from strata.backends.llvm.gemm_finish import Epilogue, Site
 from strata.backends.llvm.native import while_loop
 from strata.backends.llvm.registers import memory_type
@@ -186,7 +186,7 @@ class _BesideDriver(ConvDriver):
         f.loop(0, whole, spec.lanes, [], lambda at, _: some(None, at))
         if self.conv.beside * self.conv.outputs % spec.lanes:
             rest = f.sub("%columns", whole)
-            f.if_(f.compare("sgt", "i64", rest, 0), lambda: some(mask_below(f, spec.lanes, rest), whole))
+            f.if_(f.compare("sgt", "i64", rest, 0), lambda: some(f.mask_below(spec.lanes, rest), whole))
         f.ret()
         return name
 

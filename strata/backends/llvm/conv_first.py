@@ -17,7 +17,7 @@ from typing import Final
 from strata.backends.llvm.builder import Function, Module, Value, constant, lanes_of, vector, vector_constant
 from strata.backends.llvm.contract import Contraction, plan_contraction
 from strata.backends.llvm.conv import Window
-from strata.backends.llvm.gemm_arith import Arithmetic, convert, mask_below
+from strata.backends.llvm.gemm_arith import Arithmetic, convert
 from strata.backends.llvm.gemm_finish import Epilogue, Site, emit_finish
 from strata.backends.llvm.gemm_micro import TileSet, call_micro
 from strata.backends.llvm.native import while_loop
@@ -207,7 +207,7 @@ class _Depthwise(_Planes):
         whole = f.round_down(width, self.lanes)
         f.loop(0, whole, self.lanes, [], lambda at, _: self._column(plane, x, weights, at, None, top, bottom))
         rest = f.sub(width, whole)
-        mask = mask_below(f, self.lanes, rest)
+        mask = f.mask_below(self.lanes, rest)
         f.if_(f.compare("sgt", "i64", rest, 0), lambda: self._column(plane, x, weights, whole, mask, top, bottom))
 
     def _column(
@@ -354,7 +354,7 @@ class _Panels(_Planes):
         def vectors(i: str, _: list[str]) -> None:
             start = f.add(left, f.mul(i, window.stride[1]))
             column = f.add(done, i)
-            room = mask_below(f, self.lanes, f.sub(columns, column))
+            room = f.mask_below(self.lanes, f.sub(columns, column))
             masks = self.masks(start)
 
             def channel(c: str, _: list[str]) -> None:

@@ -10,7 +10,7 @@ from math import prod
 
 from strata.backends.llvm.builder import Module, Value
 from strata.backends.llvm.conv_gradient_pixels import Geometry, Pixels
-from strata.backends.llvm.gemm_arith import Arithmetic, convert, mask_below
+from strata.backends.llvm.gemm_arith import Arithmetic, convert
 from strata.backends.llvm.native import kernel
 from strata.backends.llvm.registers import memory_type
 from strata.core import DType, Target
@@ -48,7 +48,7 @@ class _Sums:
             if self.channels % lanes == 0:
                 all_taps(None)
             else:
-                mask = mask_below(f, lanes, f.sub(self.channels, channel))
+                mask = f.mask_below(lanes, f.sub(self.channels, channel))
                 f.if_(full, lambda: all_taps(None), lambda: all_taps(mask))
 
         f.loop("%begin", "%end", 1, [], point)

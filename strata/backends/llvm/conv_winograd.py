@@ -19,7 +19,6 @@ from strata.backends.llvm.builder import Function, Module, Value, constant
 from strata.backends.llvm.contract import BYTES, FLOPS, Contraction, for_rows, plan_contraction
 from strata.backends.llvm.conv import Window
 from strata.backends.llvm.gemm import Chunk, Driver
-from strata.backends.llvm.gemm_arith import mask_below
 from strata.backends.llvm.gemm_finish import Epilogue, emit_finish
 from strata.backends.llvm.gemm_micro import call_micro
 from strata.backends.llvm.gemm_pack import PACK_SLOTS
@@ -375,7 +374,7 @@ def _over_vectors(f: Function, count: Value, lanes: int, body: Callable[[Value, 
     f.loop(0, whole, lanes, [], lambda at, _: body(at, None))
     if lanes > 1:
         rest = f.sub(count, whole)
-        f.if_(f.compare("sgt", "i64", rest, 0), lambda: body(whole, mask_below(f, lanes, rest)))
+        f.if_(f.compare("sgt", "i64", rest, 0), lambda: body(whole, f.mask_below(lanes, rest)))
 
 
 def emit_pack_taps(module: Module, spec: Winograd, name: str, load: Load) -> str:

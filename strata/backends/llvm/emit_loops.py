@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from strata.backends.llvm.builder import Value, vector, vector_constant
+from strata.backends.llvm.builder import Value
 from strata.backends.llvm.emit_values import Context, Values
 from strata.backends.llvm.registers import register_bytes
 from strata.kernel import Axis, Block, Compute, Expr, Load, MapLoop, ReduceLoop, StoreStep, linear, walk_loops
@@ -81,10 +81,9 @@ class Loops(Values):
                 self.first[axis] = index
                 mask = None
                 if segment.masked:
-                    ids = vector("i32", segment.lanes)
-                    left = f.op(f"trunc i64 {f.smin(f.sub(segment.high, index), segment.lanes)} to i32")
-                    iota = vector_constant("i32", range(segment.lanes))
-                    mask = f.compare("ult", ids, iota, f.splat(ids, left))
+                    known = isinstance(segment.low, int) and isinstance(segment.high, int)  # then it is one turn
+                    left = f.sub(segment.high, segment.low if known else index)
+                    mask = f.mask_below(segment.lanes, f.smin(left, segment.lanes))
                 self.context = Context(axis, segment.lanes, mask, number, segment.past)
                 for asked in self.schedule.asks(
                     number

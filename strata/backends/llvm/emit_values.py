@@ -135,7 +135,8 @@ class Values:
         accumulator, state = self.running[scan]
         if self.context.axis is scan.axis and lanes > 1:
             return self._advance_lanes(scan, lanes)
-        following = tuple(accumulator.step(state, self.widened(scan.body, lanes), lanes, self.context.mask))
+        mask = self.context.mask if lanes > 1 else None  # one state for all lanes is always needed
+        following = tuple(accumulator.step(state, self.widened(scan.body, lanes), lanes, mask))
         self.running[scan] = accumulator, following
         return state if scan.exclusive else following
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from strata.backends.llvm.builder import Function, Value, constant, element_of, vector, vector_constant
+from strata.backends.llvm.builder import Function, Value, constant, element_of, vector
 from strata.backends.llvm.registers import from_memory, memory_type, register_type, to_memory
 from strata.core import DType, Target, i8, i32, u8
 from strata.errors import DTypeError
@@ -39,13 +39,6 @@ def _cast(source: DType, to: DType, from_type: str, to_type: str) -> str:
     if to.bits < source.bits:
         return "trunc"
     return "sext" if source.is_signed else "zext"
-
-
-def mask_below(f: Function, lanes: int, count: Value) -> str:
-    """Lanes whose number is less than `count`."""
-    word = vector("i32", lanes)
-    limit = f.convert("trunc", "i64", count, "i32")
-    return f.compare("slt", word, vector_constant("i32", range(lanes)), f.splat(word, limit))
 
 
 @dataclass(frozen=True, slots=True)

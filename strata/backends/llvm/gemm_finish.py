@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from strata.backends.llvm.builder import Function, Module, Value
 from strata.backends.llvm.contract import Contraction
-from strata.backends.llvm.gemm_arith import convert, mask_below
+from strata.backends.llvm.gemm_arith import convert
 from strata.backends.llvm.registers import memory_type
 from strata.core import DType
 
@@ -101,7 +101,7 @@ def emit_finish(module: Module, spec: Contraction, name: str, epilogue: Epilogue
         f.loop(0, whole, lanes, [], lambda at, _: put(sums_row, out_base, row, at, None))
         if lanes > 1:
             partial = f.compare("sgt", "i64", rest, 0)
-            f.if_(partial, lambda: put(sums_row, out_base, row, whole, mask_below(f, lanes, rest)))
+            f.if_(partial, lambda: put(sums_row, out_base, row, whole, f.mask_below(lanes, rest)))
 
     f.loop(0, "%rows", 1, [], one_row)
     f.ret()

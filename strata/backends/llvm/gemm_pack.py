@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strata.backends.llvm.builder import Function, Module, Value, vector
-from strata.backends.llvm.gemm_arith import convert, mask_below
+from strata.backends.llvm.gemm_arith import convert
 from strata.backends.llvm.registers import memory_type
 from strata.core import DType, Target
 
@@ -199,7 +199,7 @@ class _Packer:
             f.loop(0, self.k, 1, [], lambda k, _: self._put(k, value(k, mask)))
 
         full = f.compare("sge", "i64", self.left, lanes)
-        f.if_(full, lambda: all_k(None), lambda: all_k(mask_below(f, lanes, self.left)))
+        f.if_(full, lambda: all_k(None), lambda: all_k(f.mask_below(lanes, self.left)))
 
     def _along_columns(self) -> None:
         f, panels = self.f, self.panels

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from strata.backends.llvm.builder import Function, Module, Value, vector
-from strata.backends.llvm.gemm_arith import Arithmetic, mask_below
+from strata.backends.llvm.gemm_arith import Arithmetic
 from strata.backends.llvm.gemm_micro import Micro, Tile, TileSet, call_micro
 from strata.backends.llvm.native import arguments, copy, fill_zero, kernel, number_slots, numbers
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, override
@@ -249,7 +249,7 @@ class Multiply:
         """Rows of a block as panels; columns that the matrix does not have are zero."""
         f, type_ = self.f, vector(self.element, self.lanes)
         places = range(0, self.columns, self.lanes)
-        inside = [mask_below(f, self.lanes, f.smin(f.smax(f.sub(left, at), 0), self.lanes)) for at in places]
+        inside = [f.mask_below(self.lanes, f.smin(f.smax(f.sub(left, at), 0), self.lanes)) for at in places]
         lines = self.columns * self.size // 64
 
         def one(k: str, _: list[str]) -> None:

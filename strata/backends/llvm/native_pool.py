@@ -14,7 +14,6 @@ from math import prod
 from typing import Any
 
 from strata.backends.llvm.builder import Function, Module, Value, constant, with_element
-from strata.backends.llvm.gemm_arith import mask_below
 from strata.backends.llvm.native import arguments, fill_zero, kernel, numbers
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, Slot, override
 from strata.backends.llvm.registers import memory_type
@@ -133,7 +132,7 @@ class _Emitter:
         share = f.mul(number, self.channels)
 
         def channel(c: str, _: list[str]) -> None:
-            mask = mask_below(f, spec.lanes, f.sub(count, c)) if spec.lanes > 1 else None
+            mask = f.mask_below(spec.lanes, f.sub(count, c)) if spec.lanes > 1 else None
 
             def work(mask: str | None) -> None:
                 shared = self._load(dy, f.add(share, c), mask)

@@ -21,7 +21,6 @@ from strata.backends.llvm.conv_first import every
 from strata.backends.llvm.conv_first_steps import PlaneSums
 from strata.backends.llvm.conv_steps import SUMS, epilogue_of
 from strata.backends.llvm.emit_values import Context, Values
-from strata.backends.llvm.gemm_arith import mask_below
 from strata.backends.llvm.matrix import planned
 from strata.backends.llvm.registers import memory_type, to_memory
 from strata.backends.llvm.usage import Loops
@@ -261,7 +260,7 @@ class _Pool:
         source = f.address("float", self.pointers[self.plan.source.name], f.mul(plane, f.mul(self.height, self.width)))
 
         def column(at: str, _: list[str]) -> None:
-            mask = mask_below(f, self.lanes, f.sub(self.columns, at))
+            mask = f.mask_below(self.lanes, f.sub(self.columns, at))
             start = f.add(f.mul(at, self.plan.along.stride), self.left)
             masks = {away: self._inside(f.add(start, away)) for away in self._reads()}
             y: Value = top

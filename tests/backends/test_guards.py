@@ -1,0 +1,46 @@
+"""Results end where they end: what lies before and behind the array of a result stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata import ops
+from strata.mir import Graph, Value
+from strata.runtime import CompileOptions, Session
+
+AROUND = 128  # elements before and behind
+MADE: dict[str, Callable[[Value], Value]] = {
+    "narrowed": lambda x: ops.cast(x, "u8"),
+    "running": lambda x: ops.cast(ops.cumsum(x, axis=2), "u8"),
+    "compared": lambda x: ops.greater(x, x * 2),
+    "sorted": lambda x: ops.cast(ops.argsort(x, axis=2), "i16"),
+    "rounded": lambda x: ops.cast(ops.cast(x, "f32") * 0.5, "f16"),
+    "turned": lambda x: ops.cast(ops.transpose(x, (2, 0, 1)), "i8"),
+    "added up": lambda x: ops.cast(ops.sum(x, axis=1), "i32"),
+}
+
+
+@pytest.mark.parametrize("source", ["u8", "i32", "i64"])
+@pytest.mark.parametrize("name", MADE)
+def test_nothing_is_written_beside_results(name: str, source: str) -> None:
+    rng = np.random.default_rng(0)
+    for length in (1, 2, 7, 9, 15, 16, 17, 18, 31, 33, 65, 129):
+        graph = Graph("guarded")
+        x = graph.input("x", (2, 3, length), source)
+        y = MADE[name](x)
+        graph.outputs(y)
+        values = rng.integers(0, 9, (2, 3, length)).astype(x.dtype.np)
+        for fusion in (True, False):
+            compiled = Session("cpu").compile(graph, CompileOptions(fusion=fusion))
+            count = int(np.prod(y.shape))
+            memory = np.full(count + 2 * AROUND, 1, y.dtype.np)
+            result: Any = memory[AROUND : AROUND + count].reshape(y.shape)
+            compiled.run_into({"x": values}, [result])
+            (wanted,) = compiled.run(x=values)
+            np.testing.assert_array_equal(result, wanted)
+            assert (memory[:AROUND] == 1).all(), length
+            assert (memory[AROUND + count :] == 1).all(), length
