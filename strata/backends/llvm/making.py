@@ -22,7 +22,7 @@ from strata.backends.llvm.conv_steps import (
 from strata.backends.llvm.emit import emit_kernel
 from strata.backends.llvm.entries import Head
 from strata.backends.llvm.matrix import emit_matrix, few_rows_inside, find_contraction, plan_matrix, reads_along
-from strata.backends.llvm.parts import Split, split
+from strata.backends.llvm.parts import INNER, Split, split
 from strata.backends.llvm.pool_planes import emit_pool, plan_pool
 from strata.backends.llvm.usage import Loops, Product, Usage, read_usage
 from strata.config import config
@@ -138,10 +138,10 @@ class Batch:
             known.append(self._divided(source)[1])
         part, keys = known[0].parts[name], known[0].keys(self._target)
         head = Head("", (name,), {called: keys[called] for called in part.calls}, ()).to_line()
-        return jit.made(key, lambda: head + self._object(part.text), self._about("part", name))
+        return jit.made(key, lambda: head + self._object(part.text, INNER), self._about("part", name))
 
-    def _object(self, text: str) -> bytes:
-        return self._once(text, lambda: jit.compile_text(text, self._target))
+    def _object(self, text: str, level: int = 2) -> bytes:
+        return self._once(text, lambda: jit.compile_text(text, self._target, level=level))
 
     def _about(self, kind: str, text: str) -> dict[str, str]:
         return {"kind": kind, "text": text[:4000], "target": self._target.key, "made by": jit.VERSION}

@@ -18,6 +18,7 @@ from strata.cache import digest
 from strata.core import Target
 
 _NAME = re.compile(r"@([\w.$-]+)")
+INNER = 3  # the level of optimisation of parts: most are inner loops
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Split:
         found: dict[str, str] = {}
         for name, part in self.parts.items():
             calls = [f"{called} {found[called]}" for called in part.calls]
-            found[name] = digest("part", name, part.text, *calls, target.key, jit.VERSION)
+            found[name] = digest("part", name, part.text, *calls, target.key, f"{jit.VERSION} level {INNER}")
         return found
 
 

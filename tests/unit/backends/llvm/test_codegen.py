@@ -153,7 +153,9 @@ def test_equal_texts_are_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path
     native_code()  # what runs kernels is compiled with the first ones
     compiled: list[str] = []
     real = jit.compile_text
-    monkeypatch.setattr(jit, "compile_text", lambda text, target: compiled.append(text) or real(text, target))
+    monkeypatch.setattr(
+        jit, "compile_text", lambda text, *more, **named: compiled.append(text) or real(text, *more, **named)
+    )
 
     def op(name: str, number: int) -> NativeOp:
         def emit(module: Any) -> None:

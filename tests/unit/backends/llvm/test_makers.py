@@ -15,6 +15,7 @@ import pytest
 from strata.backends.llvm import child, jit, makers
 from strata.backends.llvm.child import Died
 from strata.backends.llvm.codegen import object_code
+from strata.backends.llvm.parts import INNER
 from strata.core import Target
 from strata.errors import CompileError
 
@@ -38,6 +39,20 @@ def test_the_same_code() -> None:
         assert makers.current() is there
     assert makers.current() is None
     assert all(each.process.returncode is not None for each in there._all)
+
+
+def test_inner_loops_are_the_same_code_wherever_they_are_made() -> None:
+    address = "getelementptr i64, ptr"
+    loop = (
+        "define void @k(ptr %x, i64 %n) {\nentry:\n  br label %l\nl:\n"
+        "  %i = phi i64 [ 0, %entry ], [ %j, %l ]\n  %m = mul i64 %i, 3\n"
+        f"  %p = {address} %x, i64 %m\n  %v = load i64, ptr %p\n  %q = {address} %x, i64 %i\n  store i64 %v, ptr %q\n"
+        "  %j = add i64 %i, 7\n  %c = icmp slt i64 %j, %n\n  br i1 %c, label %l, label %e\ne:\n  ret void\n}\n"
+    )
+    with makers.many(100, 1):
+        plain = jit.compile_text(loop, HOST)
+        assert jit.compile_text(loop, HOST, level=INNER) == object_code(loop, HOST, INNER) != plain
+        assert jit.compile_text(loop, HOST) == plain
 
 
 def test_few_modules_need_no_process() -> None:
