@@ -12,6 +12,7 @@ import strata as st
 from strata.backends.llvm.compile import compile_kernel, lower
 from strata.backends.llvm.pool import default_pool
 from strata.core import Target, TensorType, bf16, c64, f32, f64, i8, i32, sym
+from strata.errors import CompileError
 from strata.kernel import (
     Delay,
     Exchange,
@@ -119,6 +120,16 @@ def test_rows_that_are_asked_for(columns: int, target: str) -> None:
     plain = compile_kernel(_residual(ROWS, columns), Target.named(target), parse_schedule(text.partition("; stage")[0]))
     a, b = (np.random.default_rng(i).standard_normal((7, columns)).astype(np.float32) for i in range(2))
     np.testing.assert_array_equal(native(a, b)[0], plain(a, b)[0])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_of_one_element_have_no_loop_to_ask_for(target: str) -> None:
+    """Their sums are written out: a schedule for loops inside is refused, and the chosen one is right."""
+    kernel = _residual(ROWS, 1)
+    with pytest.raises(CompileError, match="there are 1 loops"):
+        compile_kernel(kernel, Target.named(target), parse_schedule("parallel 1 grain 2; vectorise 1 by 32"))
+    a, b = (np.random.default_rng(i).standard_normal((7, 1)).astype(np.float32) for i in range(2))
+    np.testing.assert_array_equal(compile_kernel(kernel, Target.named(target))(a, b)[0], interpret(kernel, [a, b])[0])
 
 
 def _residual(rows: Any, columns: int) -> Any:
