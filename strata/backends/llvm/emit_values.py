@@ -348,7 +348,7 @@ class Values:
             return (from_memory(f, node.dtype, self.wide[start, -lanes][place], lanes, self.target),)
         starts = [r * lanes for r in range(stride)]
         if mask is None:
-            starts[-1] = (lanes - 1) * stride + 1 - lanes  # it ends with the last element
+            starts = [min(at, (lanes - 1) * (stride - 1)) for at in starts]  # none ends behind the last element
         loaded = []
         for at in starts:
             pointer = self._pointer(node.buffer, f.add(first, at))
