@@ -45,6 +45,9 @@ MANY_CHANNELS = 8  # of which even one output is worth it
 FEW_CHANNELS = 4  # of which all taps of some pixels are gathered into a panel
 MOST_STRIDE = 8  # of such a convolution along a line
 MOST_GATHERED = 256  # products of a sum of such a convolution
+MOST_ALONG = 512  # where lines of pixels fill vectors,
+MOST_IN_VOLUME = 1024  # and in three dimensions
+IDLE = 1.05  # lanes that a line may take for one pixel then
 NARROW = 4  # pixels of a line below which vectors along it are mostly empty
 
 
@@ -105,15 +108,26 @@ def _stays(node: Node) -> bool:
         return False
     op: Any = node.op
     outputs, channels, *kernel = node.inputs[1].shape
-    counts = [c for c in node.types[0].shape[2:] if isinstance(c, int)]
+    counts = [c for c in node.types[0].shape[-1 if op.groups == 1 else 2 :] if isinstance(c, int)]
     if not all(d == 1 for d in op.input_dilation) or any(c < NARROW for c in counts):
         return False
     if _is_matrix_product(node) or dim_prod(kernel) == 1:
         return False
     if op.groups == 1:
-        fits = len(kernel) in (1, 2) and op.stride[-1] <= MOST_STRIDE
-        return fits and channels <= FEW_CHANNELS and channels * dim_prod(kernel) <= MOST_GATHERED
+        return channels <= FEW_CHANNELS and op.stride[-1] <= MOST_STRIDE and _fits_lines(node)
     return channels == 1 and outputs == op.groups and len(kernel) == 2 and op.stride[1] <= 2
+
+
+def _fits_lines(node: Node) -> bool:
+    """Whether taps of few channels are better seen along lines: of planes, or of volumes whose lines fill vectors."""
+    op: Any = node.op
+    _, channels, *kernel = node.inputs[1].shape
+    products, width = channels * dim_prod(kernel), node.types[0].shape[-1]
+    if len(kernel) <= 2 and products <= MOST_GATHERED:
+        return True
+    lanes, most = VECTOR // 2, MOST_ALONG if len(kernel) <= 2 else MOST_IN_VOLUME
+    filled = isinstance(width, int) and -(-width // lanes) * lanes <= IDLE * width
+    return filled and products <= most and len(kernel) <= 3 and channels * dim_prod(kernel[:-1]) * op.stride[-1] <= 256
 
 
 def _users(order: Sequence[Node]) -> dict[int, list[Node]]:
@@ -200,7 +214,7 @@ def _on_planes(node: Node, x: Value, w: Value) -> Value:
     """A convolution that keeps channels first; a line is a plane of one."""
     op: Any = node.op
     kept = ConvFirst(op.stride, op.padding, op.dilation, op.groups, op.input_dilation)
-    if x.ndim == 4:
+    if x.ndim != 3:
         return kept(x, w)
     one: dict[str, Any] = {"stride": 1, "padding": (0, 0), "dilation": 1, "input_dilation": 1}
     fields: dict[str, Any] = {k: (v, *getattr(kept, k)) for k, v in one.items()}

@@ -4,8 +4,9 @@
 
 Vectors run along the pixels of a line. Depth-wise: the sums of a few lines stay in registers while the lines of x below
 them are read, each vector once for all taps that see it. Few channels: the values that some pixels see become a panel,
-[channel and tap, pixel], which all outputs multiply by the micro-kernels of every contraction. Rows of the contraction
-are outputs, its columns the pixels of a plane. What lies in the padding is masked out.
+[channel and tap, pixel], which all outputs multiply by the micro-kernels of every contraction (where lines are short:
+others are the business of conv_lines). Rows of the contraction are outputs, its columns the pixels of a plane. What
+lies in the padding is masked out.
 """
 
 from __future__ import annotations
@@ -125,15 +126,15 @@ def every(f: Function, type_: str, parts: Sequence[str], start: int) -> str:
     return found
 
 
-class _Planes:
-    """What both ways need: arguments, and lines of x."""
+class PlaneDriver:
+    """What all ways need: arguments, and where lines of x end."""
 
-    def __init__(self, f: Function, spec: Planes) -> None:
-        self.f, self.spec, self.product, self.window = f, spec, spec.product, spec.window
-        site = Site(f, spec.product, "%args", 0, 0, (), 1, None)
+    def __init__(self, f: Function, product: Contraction, window: Window) -> None:
+        self.f, self.product, self.window = f, product, window
+        site = Site(f, product, "%args", 0, 0, (), 1, None)
         self.x, self.weights, self.out = (site.pointer(p) for p in ("a", "b", "out"))
-        self.number = {n: site.number(n) for n in spec.product.numbers}
-        self.lanes = spec.product.lanes
+        self.number = {n: site.number(n) for n in product.numbers}
+        self.lanes = product.lanes
         self.type = memory_type(f32, self.lanes)
 
     def chunk(self, index: str) -> None:
@@ -154,6 +155,14 @@ class _Planes:
         limit = f.splat(word, f.convert("trunc", "i64", size, "i32"))
         at = f.binary("add", word, first, vector_constant("i32", range(self.lanes)))
         return f.compare("ult", word, at, limit)
+
+
+class _Planes(PlaneDriver):
+    """What both ways here need: lines of x, tap by tap."""
+
+    def __init__(self, f: Function, spec: Planes) -> None:
+        super().__init__(f, spec.product, spec.window)
+        self.spec = spec
 
     def reads(self) -> dict[tuple[int, ...], list[int]]:
         """Taps along a line by the vectors that they need, given from the position of the first tap on."""

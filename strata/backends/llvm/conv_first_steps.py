@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from strata.backends.llvm.builder import Function, Module, Value
 from strata.backends.llvm.conv import Window
 from strata.backends.llvm.conv_first import Planes, emit_planes, plan_planes
+from strata.backends.llvm.conv_lines import Lines, emit_lines, plan_lines
 from strata.backends.llvm.conv_steps import SUMS, ConvKernel, SlidingPlan, find_sliding
 from strata.backends.llvm.emit_values import Context
 from strata.backends.llvm.gemm_finish import Site
@@ -27,7 +28,7 @@ def find_planes(kernel: Kernel, step: Step) -> ConvKernel | None:
 class PlanesPlan(SlidingPlan):
     """The template of such a convolution, and the arguments that its two kernels take."""
 
-    convolution: Planes
+    convolution: Planes | Lines
 
     @property
     def layout(self) -> str:
@@ -55,7 +56,7 @@ class PlanesPlan(SlidingPlan):
             "m": self._rows(), "n": pixels, "k": self.convolution.k, "a_row": 0, "a_k": 1, "out_row": pixels,
             "out_column": 1, "x_image": strides[0], "x_channel": strides[1],
         }  # fmt: skip
-        for axis in range(2):
+        for axis in range(self.convolution.window.rank):
             numbers |= {f"size{axis}": m.x.shape[axis + 2], f"count{axis}": m.out.shape[axis + 2]}
             numbers |= {f"low{axis}": m.op.padding[axis][0], f"x{axis}": strides[axis + 2]}
         return m.slots(spec, numbers)
@@ -63,6 +64,9 @@ class PlanesPlan(SlidingPlan):
     def points(self) -> Dim:
         """Chunks."""
         m, conv = self.matrix, self.convolution
+        if isinstance(conv, Lines):
+            *front, height, width = m.out.shape[2:]
+            return dim_prod([m.out.shape[0], *front, ceil_div(height, conv.lines), ceil_div(width, conv.columns)])
         if conv.is_depthwise:
             return ceil_div(self._rows(), conv.planes) * ceil_div(m.out.shape[2], conv.lines)
         return m.out.shape[0] * ceil_div(
@@ -73,7 +77,7 @@ class PlanesPlan(SlidingPlan):
 def plan_planes_kernel(found: ConvKernel, name: str, target: Target) -> PlanesPlan | None:
     """The template and its parameters for the sizes of a kernel, or for their upper bounds; None where none fits."""
     outputs, channels, *kernel = (int(d) for d in found.b.shape)
-    if found.x.dtype is not f32 or len(kernel) != 2 or 0 in found.out.shape:
+    if found.x.dtype is not f32 or 0 in found.out.shape:
         return None
     if not all(isinstance(s, int) for s in found.b.spacing.strides):
         return None
@@ -86,23 +90,37 @@ def plan_planes_kernel(found: ConvKernel, name: str, target: Target) -> PlanesPl
         by_line = divide_exactly(axes[-1].extent, dim_prod(found.out.shape[2:])) is None
         pointers = tuple(f"p_{b.name}" for b in found.epilogue.inputs if b.name != SUMS)
         text = repr(found.epilogue.stores[0].value)
-    images, _, height, width = (planned(d) for d in found.out.shape)
-    window = Window((kernel[0], kernel[1]), found.op.stride, found.op.dilation, found.op.input_dilation)
-    lines = int(found.op.groups) > 1  # panels of pixels go on from line to line
-    if lines and target.splits_vectors and 0 < width % target.lanes(4) <= target.lanes(4) // 2:
+    images, _, *counts = (planned(d) for d in found.out.shape)
+    window = Window(tuple(kernel), found.op.stride, found.op.dilation, found.op.input_dilation)
+    fields: dict[str, Any] = {
+        "out": found.out.dtype, "epilogue": text, "epilogue_pointers": pointers,
+        "epilogue_numbers": tuple(f"size_{i}" for i in range(len(found.kernel.symbols()))),
+    }  # fmt: skip
+    groups = int(found.op.groups)
+    if groups == 1:
+        exact = isinstance(found.out.shape[-1], int)
+        lines = plan_lines(images, outputs, channels, tuple(counts), window, target, width_exact=exact, **fields)
+        if lines is not None:
+            return PlanesPlan(found, lines, name)
+    if len(kernel) != 2:
+        return None
+    height, width = counts
+    # panels of pixels go on from line to line; lines of groups end in idle lanes
+    if groups > 1 and target.splits_vectors and 0 < width % target.lanes(4) <= target.lanes(4) // 2:
         target = replace(target, vector_bytes=target.vector_bytes // 2)  # as fast, and fewer idle lanes
     spec = plan_planes(
-        images, outputs, channels, (height, width), window, target, groups=int(found.op.groups), out=found.out.dtype,
-        by_line=by_line, epilogue=text, epilogue_pointers=pointers,
-        epilogue_numbers=tuple(f"size_{i}" for i in range(len(found.kernel.symbols()))),
-    )  # fmt: skip
+        images, outputs, channels, (height, width), window, target, groups=groups, by_line=by_line, **fields
+    )
     return PlanesPlan(found, spec, name)
 
 
 def emit_planes_kernel(module: Module, plan: PlanesPlan) -> tuple[str, str]:
     """Adds the packer and the convolution to a module; returns their names."""
     epilogue = None if plan.matrix.epilogue is None else lambda site, sums: _Epilogue(site, plan).finish(sums)
-    emit_planes(module, plan.convolution, epilogue, plan.name)
+    if isinstance(plan.convolution, Lines):
+        emit_lines(module, plan.convolution, epilogue, plan.name)
+    else:
+        emit_planes(module, plan.convolution, epilogue, plan.name)
     _emit_pack_rows(module, plan)
     return plan.name, plan.pack_name
 
@@ -142,13 +160,12 @@ def _copy(f: Function, source: str, to: str, sizes: list[int], strides: list[int
 class PlaneSums(FinishedSums):
     """An epilogue in normal form, evaluated on a line of pixels of a plane."""
 
-    def at_plane(self, store: Store, shape: Sequence[Dim], row: Value, column: Value, context: Context) -> None:
-        """Place its axes at a plane and a pixel of an output whose last two axes are planes."""
+    def at_plane(self, store: Store, plane: Dim, row: Value, column: Value, context: Context) -> None:
+        """Place its axes at a pixel of a plane, given the pixels of all planes of the output."""
         f = self.f
         *outer, last = store.axes
         self.context = replace(context, axis=last) if context.lanes > 1 else Context()
         rest, at = row, column
-        plane = dim_prod(shape[-2:])
         if last.extent != plane:
             flat = f.add(f.mul(row, self.size(plane)), column)
             rest, at = self._divided(flat, last) if outer else (0, flat)
@@ -173,4 +190,4 @@ class _Epilogue(PlaneSums):
         sums = next(e for e in postorder(kernel.roots) if isinstance(e, Load) and e.buffer.name == SUMS)
         self.begin(site, kernel, sums, tuple(found.kernel.symbols()))
         context = Context(lanes=site.lanes, mask=site.mask)
-        self.at_plane(kernel.stores[0], found.out.shape, site.row, site.column, context)
+        self.at_plane(kernel.stores[0], dim_prod(found.out.shape[2:]), site.row, site.column, context)

@@ -41,6 +41,13 @@ def _cast(source: DType, to: DType, from_type: str, to_type: str) -> str:
     return "sext" if source.is_signed else "zext"
 
 
+def multiply_add(f: Function, type_: str, a: Value, b: Value, total: Value, target: Target) -> str:
+    """total + a * b of floats, rounded once where the processor can."""
+    if target.has_fma:
+        return f.fma(type_, a, b, total)
+    return f.binary("fadd", type_, total, f.binary("fmul", type_, a, b))
+
+
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
     """Element types of one contraction: of A and B in memory as the micro-kernel reads them, and of the sums."""
@@ -135,9 +142,7 @@ class Arithmetic:
             return f.binary("add", self.type, total, f.call(self.type, _PAIR_DOT[self.lanes], (pairs, a), (pairs, b)))
         if not self.accumulator.is_float:
             return f.binary("add", self.type, total, f.binary("mul", self.type, a, b))
-        if self.target.has_fma:
-            return f.fma(self.type, a, b, total)
-        return f.binary("fadd", self.type, total, f.binary("fmul", self.type, a, b))
+        return multiply_add(f, self.type, a, b, total, self.target)
 
     def shift_step(self, f: Function, b: str, total: str) -> str:
         """The sum of B's values, for `unshift`."""

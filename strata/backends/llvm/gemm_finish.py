@@ -8,8 +8,8 @@ the epilogue's code exists once per kernel, whatever number of tile shapes the k
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from strata.backends.llvm.builder import Function, Module, Value
 from strata.backends.llvm.contract import Contraction
@@ -106,6 +106,38 @@ def emit_finish(module: Module, spec: Contraction, name: str, epilogue: Epilogue
     f.loop(0, "%rows", 1, [], one_row)
     f.ret()
     return name
+
+
+def put_sums(site: Site, rows: Sequence[Sequence[str]], epilogue: Epilogue | None, columns: Value) -> None:
+    """A tile of sums from registers through the epilogue to the output: rows of neighbouring vectors from a site on.
+
+    The last vector has lanes outside the output where the tile has fewer columns than lanes."""
+    f, spec, lanes = site.f, site.spec, site.lanes
+    assert spec.unit_columns
+    element, size = memory_type(spec.out), spec.out.itemsize
+    out, out_row = site.pointer("out"), site.number("out_row")
+
+    def put(last: str | None) -> None:
+        for i, row in enumerate(rows):
+            at_row = f.add(site.row, i)
+            base = f.address(element, out, f.mul(at_row, out_row))
+            for j, sums in enumerate(row):
+                mask = last if j == len(row) - 1 else None
+                here = replace(site, row=at_row, column=f.add(site.column, j * lanes), mask=mask)
+                value = (
+                    epilogue(here, sums)
+                    if epilogue
+                    else convert(f, sums, spec.accumulator, spec.out, lanes, spec.target)
+                )
+                place = f.address(element, base, here.column)
+                if mask is None:
+                    f.store(memory_type(spec.out, lanes), value, place, size)
+                else:
+                    f.masked_store(memory_type(spec.out, lanes), value, place, size, mask)
+
+    before = (len(rows[0]) - 1) * lanes
+    is_whole = f.compare("sge", "i64", columns, before + lanes)
+    f.if_(is_whole, lambda: put(None), lambda: put(f.mask_below(lanes, f.sub(columns, before))))
 
 
 def _scattered(f: Function, spec: Contraction, column: Value, stride: Value) -> Value:

@@ -201,7 +201,7 @@ class _Finished(PlaneSums):
         self.start(pool.f, epilogue, pool.plan.target)
         self.pointers, self.sizes = dict(pool.pointers), dict(pool.sizes)
         (store,) = epilogue.stores
-        self.at_plane(store, pool.plan.out.shape, plane, column, Context(lanes=pool.lanes, mask=mask))
+        self.at_plane(store, dim_prod(pool.plan.out.shape[-2:]), plane, column, Context(lanes=pool.lanes, mask=mask))
 
     def finished(self, value: str) -> str:
         """The values to store."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import strata.ops as functions
 from strata.backends.llvm.builder import Module
 from strata.backends.llvm.conv import Window
 from strata.backends.llvm.conv_first import Planes, emit_planes, plan_planes
+from strata.backends.llvm.conv_lines import Lines, emit_lines, plan_lines
 from strata.backends.llvm.jit import compile_and_load
 from strata.backends.llvm.making import planes_plan
 from strata.core import Target, sym
@@ -45,7 +47,8 @@ CASES = [
 
 def exact(case: tuple, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     *_, stride, padding, dilation, groups = case
-    op = Conv(stride=stride, padding=padding, dilation=dilation, groups=groups, input_dilation=(1, 1))
+    one = (1,) * len(stride)
+    op = Conv(stride=stride, padding=padding, dilation=dilation, groups=groups, input_dilation=one)
     return op.numpy(x.astype(np.float64), w.astype(np.float64))
 
 
@@ -55,35 +58,41 @@ def arrays(case: tuple, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
     return x, rng.standard_normal((outputs, channels // groups, *kernel)).astype(np.float32)
 
 
-def run_kernel(case: tuple, x: np.ndarray, w: np.ndarray, counts: tuple[int, int], spec: Planes) -> np.ndarray:
+def run_kernel(case: tuple, x: np.ndarray, w: np.ndarray, counts: tuple[int, ...], spec: Planes | Lines) -> np.ndarray:
     """All chunks, the last one first."""
     target = spec.product.target
     module = Module(target.triple)
     code = compile_and_load(module_text(module, spec), ["conv"], target)
     out = np.full((x.shape[0], w.shape[0], *counts), 77, np.float32)
-    pixels, strides = counts[0] * counts[1], [s // 4 for s in x.strides]
+    pixels, strides = math.prod(counts), [s // 4 for s in x.strides]
     rows = x.shape[0] * w.shape[0]
     values: dict[str, int] = dict(
         a=x.ctypes.data, b=w.ctypes.data, out=out.ctypes.data, m=rows, n=pixels, k=spec.k, a_row=0, a_k=1,
         out_row=pixels, out_column=1, x_image=strides[0], x_channel=strides[1],
     )  # fmt: skip
-    for axis in range(2):
+    for axis in range(len(counts)):
         values |= {f"size{axis}": x.shape[axis + 2], f"count{axis}": counts[axis], f"low{axis}": case[6][axis][0]}
         values[f"x{axis}"] = strides[axis + 2]
     block = np.array([values[s] for s in spec.product.slots], np.int64)
-    panels = spec.product.panel_columns * spec.product.chunk_panels
-    points = (
-        -(-rows // spec.planes) * -(-counts[0] // spec.lines)
-        if spec.is_depthwise
-        else x.shape[0] * -(-pixels // panels)
-    )
-    for chunk in reversed(range(points)):
+    for chunk in reversed(range(chunks(spec, x.shape[0], rows, counts))):
         KERNEL(code.address("conv"))(block.ctypes.data, chunk, chunk + 1)
     return out
 
 
-def module_text(module: Module, spec: Planes) -> str:
-    emit_planes(module, spec, None, "conv")
+def chunks(spec: Planes | Lines, images: int, rows: int, counts: tuple[int, ...]) -> int:
+    if isinstance(spec, Lines):
+        *front, height, width = counts
+        return math.prod([images, *front, -(-height // spec.lines), -(-width // spec.columns)])
+    if spec.is_depthwise:
+        return -(-rows // spec.planes) * -(-counts[0] // spec.lines)
+    return images * -(-math.prod(counts) // (spec.product.panel_columns * spec.product.chunk_panels))
+
+
+def module_text(module: Module, spec: Planes | Lines) -> str:
+    if isinstance(spec, Lines):
+        emit_lines(module, spec, None, "conv")
+    else:
+        emit_planes(module, spec, None, "conv")
     return module.text()
 
 
@@ -99,6 +108,48 @@ def test_kernel(case: tuple, target: Target, rng: np.random.Generator) -> None:
         spec = plan_planes(planned[0], outputs, channels // groups, planned[1], window, target, groups=groups)
         assert spec.stack_bytes < 128 << 10
         np.testing.assert_allclose(run_kernel(case, x, w, counts, spec), expected, rtol=1e-5, atol=1e-4)
+
+
+LONG_LINES = [
+    # images, channels, sizes, outputs, kernel, stride, padding, dilation, groups
+    (1, 3, (33, 95), 20, (7, 7), (2, 2), ((3, 3), (3, 3)), (1, 1), 1),
+    (2, 1, (6, 64), 7, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 1),
+    (1, 4, (9, 60), 1, (3, 3), (1, 1), ((0, 2), (0, 0)), (1, 2), 1),
+    (2, 3, (17, 225), 12, (4, 4), (4, 4), ((0, 0), (0, 0)), (1, 1), 1),
+    (1, 1, (1, 20000), 9, (1, 10), (1, 5), ((0, 0), (2, 1)), (1, 1), 1),
+    (1, 2, (5, 150), 17, (2, 3), (1, 3), ((1, 0), (4, 2)), (1, 7), 1),
+    (1, 2, (30, 333), 5, (5, 9), (3, 8), ((-1, 3), (4, -2)), (2, 1), 1),
+    (2, 3, (5, 9, 47), 10, (3, 5, 5), (1, 2, 2), ((1, 1), (2, 2), (2, 2)), (1, 1, 1), 1),
+    (1, 1, (7, 6, 24), 4, (3, 3, 3), (2, 1, 1), ((2, 0), (1, 1), (1, 1)), (2, 1, 1), 1),
+    (1, 2, (2, 2, 5), 3, (2, 2, 2), (1, 1, 1), ((0, 0), (0, 0), (0, 0)), (1, 1, 1), 1),
+]
+
+
+@pytest.mark.parametrize("target", LEVELS, ids=str)
+@pytest.mark.parametrize("case", LONG_LINES, ids=[f"case{i}" for i in range(len(LONG_LINES))])
+def test_lines(case: tuple, target: Target, rng: np.random.Generator) -> None:
+    images, channels, _, outputs, kernel, stride, _, dilation, _ = case
+    x, w = arrays(case, rng)
+    expected = exact(case, x, w)
+    counts = expected.shape[2:]
+    window = Window(kernel, stride, dilation, (1,) * len(stride))
+    more = (8, (*(9 for _ in counts[:-2]), 100, 4096))
+    for (planned, sizes), is_exact in (((images, counts), True), ((images, counts), False), (more, False)):
+        spec = plan_lines(planned, outputs, channels, sizes, window, target, width_exact=is_exact)
+        if spec is None:  # panels of pixels leave fewer lanes idle
+            lanes = target.lanes(4)
+            assert len(counts) == 2
+            assert -(-sizes[-1] // lanes) * lanes > 1.05 * sizes[-1]
+            continue
+        assert spec.stack_bytes < 128 << 10
+        np.testing.assert_allclose(run_kernel(case, x, w, counts, spec), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_lines_that_leave_lanes_idle_are_not_taken() -> None:
+    window = Window((3, 3), (1, 1), (1, 1), (1, 1))
+    target = Target.named("avx512")
+    for width, fits in ((112, True), (150, False), (28, False), (30, False), (31, True)):
+        assert (plan_lines(1, 8, 3, (9, width), window, target) is not None) == fits
 
 
 # in programs
@@ -117,42 +168,66 @@ def options(case: tuple) -> dict[str, Any]:
     return {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if min(c[2]) > 6], ids=str)
+@pytest.mark.parametrize("case", [c for c in (*CASES, *LONG_LINES) if min(c[2]) > 10 - 2 * len(c[2])], ids=str)
 def test_program(case: tuple, rng: np.random.Generator) -> None:
     x, w = arrays(case, rng)
     b = rng.standard_normal(w.shape[0]).astype(np.float32)
     g = Graph("conv")
     given = g.input("x", x.shape)
-    g.outputs(ops.conv2d(given, g.param("w", w.shape), g.param("b", b.shape), **options(case)).relu())
+    g.outputs(ops.conv(given, g.param("w", w.shape), g.param("b", b.shape), **options(case)).relu())
     made = Session("cpu").compile(g)
     assert is_kept(made)
     made.set_params({"w": w, "b": b})
-    expected = np.maximum(exact(case, x, w) + b.reshape(-1, 1, 1), 0)
+    expected = np.maximum(exact(case, x, w) + b.reshape(-1, *(1 for _ in case[2])), 0)
     np.testing.assert_allclose(made.run(x=x)[0], expected, rtol=1e-5, atol=1e-4)
 
 
 EPILOGUES = ("none", "residual", "image", "line", "column", "pixel", "cast", "silu")
 
 
-@pytest.mark.parametrize("kind", EPILOGUES)
-@pytest.mark.parametrize("groups", [1, 3])
-def test_epilogue(kind: str, groups: int, rng: np.random.Generator) -> None:
-    g = Graph(kind)
-    shapes = {"x": (2, 3, 9, 21), "w": (3, 3 // groups, 3, 3), "r": (2, 3, 9, 21), "image": (2, 3, 1, 1)}
-    shapes |= {"line": (9, 1), "column": (21,), "pixel": (2, 1, 9, 21)}
-    feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
-    values = {n: g.input(n, s) for n, s in shapes.items()}
-    y: Any = ops.conv2d(values["x"], values["w"], padding=1, groups=groups)
-    expected = exact((1, 3, (9, 21), 3, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups), feeds["x"], feeds["w"])
+def with_epilogue(kind: str, y: Any, expected: np.ndarray, values: dict[str, Any], feeds: dict) -> tuple:
     match kind:
         case "residual":
-            y, expected = (y + values["r"]).relu(), np.maximum(expected + feeds["r"], 0)
+            return (y + values["r"]).relu(), np.maximum(expected + feeds["r"], 0)
         case "silu":
-            y, expected = y * y.sigmoid(), expected / (1 + np.exp(-expected))
+            return y * y.sigmoid(), expected / (1 + np.exp(-expected))
         case "cast":
-            y, expected = (y * 4.0).cast("i32"), np.trunc(expected * 4)
+            return (y * 4.0).cast("i32"), np.trunc(expected * 4)
         case "image" | "line" | "column" | "pixel":
-            y, expected = y * values[kind], expected * feeds[kind]
+            return y * values[kind], expected * feeds[kind]
+    return y, expected
+
+
+@pytest.mark.parametrize("kind", EPILOGUES)
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("width", [21, 24, 47])  # panels of pixels; lines that end in half a vector; a masked one
+def test_epilogue(kind: str, groups: int, width: int, rng: np.random.Generator) -> None:
+    g = Graph(kind)
+    shapes = {"x": (2, 3, 9, width), "w": (3, 3 // groups, 3, 3), "r": (2, 3, 9, width), "image": (2, 3, 1, 1)}
+    shapes |= {"line": (9, 1), "column": (width,), "pixel": (2, 1, 9, width)}
+    feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    values = {n: g.input(n, s) for n, s in shapes.items()}
+    sums = exact((1, 3, (9, width), 3, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups), feeds["x"], feeds["w"])
+    y, expected = with_epilogue(
+        kind, ops.conv2d(values["x"], values["w"], padding=1, groups=groups), sums, values, feeds
+    )
+    g.outputs(y)
+    made = Session("cpu").compile(g)
+    assert is_kept(made)
+    found = made.run(**{n: feeds[n] for n in g.input_names})[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1 if kind == "cast" else 1e-4)
+
+
+@pytest.mark.parametrize("kind", EPILOGUES)
+def test_epilogue_of_volumes(kind: str, rng: np.random.Generator) -> None:
+    g = Graph(kind)
+    shapes = {"x": (2, 3, 4, 5, 31), "w": (10, 3, 3, 3, 3), "r": (2, 10, 4, 5, 31), "image": (2, 10, 1, 1, 1)}
+    shapes |= {"line": (4, 5, 1), "column": (31,), "pixel": (2, 1, 4, 5, 31)}
+    feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    values = {n: g.input(n, s) for n, s in shapes.items()}
+    same = ((1, 1),) * 3
+    sums = exact((2, 3, (4, 5, 31), 10, (3, 3, 3), (1,) * 3, same, (1,) * 3, 1), feeds["x"], feeds["w"])
+    y, expected = with_epilogue(kind, ops.conv3d(values["x"], values["w"], padding=1), sums, values, feeds)
     g.outputs(y)
     made = Session("cpu").compile(g)
     assert is_kept(made)
