@@ -1,4 +1,4 @@
 """Backends: a folder each. The registry imports one only when a device asks for it."""
 
-from strata.backends.base import Backend, CodeArchive, Executable
+from strata.backends.base import Backend, CodeArchive, Executable, Quick
 from strata.backends.registry import backend_for, known_backends, register_backend

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from strata.core import Target, TensorType
@@ -26,6 +26,19 @@ class Executable(Protocol):
         self, inputs: Sequence[Any], outputs: Sequence[Any], binding: Mapping[str, int], threads: int | None
     ) -> None:
         """Fill the output arrays. Inputs are in the order of the plan's io, contiguous and of the declared types."""
+
+
+class Quick(Protocol):
+    """Optional part of an executable, its `quick`: a short way into a plan of fixed sizes that runs again and again."""
+
+    asked: int | None
+    """The number of threads that `enter` is for; None for the default, another number while there is no entry."""
+
+    enter: Callable[[Any], tuple[Any, ...] | None]
+    """Takes a dict, or a list in the order of the plan's io; None where the caller has to go the long way."""
+
+    def learn(self, executable: Any, inputs: Sequence[Any], outputs: Sequence[Any], asked: int | None) -> None:
+        """Told of a run that went the long way, with name, dtype and shape of its inputs; may keep its outputs."""
 
 
 class Backend(Protocol):

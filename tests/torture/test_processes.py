@@ -110,7 +110,7 @@ g = Graph("g")
 c = Session("cpu").compile(g.outputs(ops.exp(g.input("x", (1 << 20,)))))
 before = len(os.listdir("/proc/self/task"))
 c.run(x=np.ones(1 << 20, np.float32))
-print(len(os.listdir("/proc/self/task")) - before, c._executable._threads)
+print(len(os.listdir("/proc/self/task")) - before, c._executable.threads)
 """
 
 

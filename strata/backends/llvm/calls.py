@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from strata.backends.llvm.arena import DATA_FIELD, HAS_DATA_FIELD, Arena, address_of
+from strata.backends.llvm.arena import DATA_FIELD, Arena, address_of
 from strata.backends.llvm.pool import Pool, native_code
 from strata.backends.llvm.program import BoundProgram
+from strata.backends.llvm.python_objects import LIST_ITEMS
 from strata.backends.llvm.status import WORDS
 
 _INPUTS, _OUTPUTS = 6, 9  # words of a block that hold the lists of a run; see program_enter
-LIST_ITEMS = object.__basicsize__ + ctypes.sizeof(ctypes.c_ssize_t)  # from a list object to the pointer to its items
-
-
-def _reads_lists() -> bool:
-    """Whether list and array objects are laid out as native code expects: it then needs no help to find the data."""
-    probe = [np.empty(2), np.arange(5)[2:]]
-    items = ctypes.c_ssize_t.from_address(id(probe) + LIST_ITEMS).value
-    word = ctypes.sizeof(ctypes.c_ssize_t)
-    return HAS_DATA_FIELD and [ctypes.c_ssize_t.from_address(items + word * i).value for i in (0, 1)] == [
-        *map(id, probe)
-    ]
-
-
-IS_DIRECT = sys.implementation.name == "cpython" and _reads_lists()
 
 
 class Call:
     """A region table, with words for a status behind it, and the block that native code is entered with."""
 
-    __slots__ = ("_address", "_enter", "_words", "arena", "regions", "table", "threads")
+    __slots__ = ("_address", "_enter", "_words", "arena", "regions", "steps", "table", "threads")
 
     def __init__(
         self,
@@ -51,8 +37,8 @@ class Call:
         self.table = (ctypes.c_int64 * (unused + 1))(*addresses)
         self.table[self.regions - 3] = pool.address
         self.table[self.regions - 1] = ctypes.addressof(self.table) + 8 * self.regions
-        steps = (program.address, program.count) if program is not None else (0, 0)
-        words = [steps[0], ctypes.addressof(self.table), pool.address, 0, 0, steps[1]]
+        self.steps = (program.address, program.count) if program is not None else (0, 0)
+        words = [self.steps[0], ctypes.addressof(self.table), pool.address, 0, 0, self.steps[1]]
         words += [0, len(inputs), LIST_ITEMS, 0, len(outputs), LIST_ITEMS, DATA_FIELD]
         words += [*inputs, *(region or unused for region in outputs)]
         self._words = (ctypes.c_int64 * len(words))(*words)

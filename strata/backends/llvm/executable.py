@@ -13,7 +13,7 @@ import numpy as np
 
 from strata.backends.llvm.archive import CpuArchive
 from strata.backends.llvm.arena import Arena, ArenaPool, address_of
-from strata.backends.llvm.calls import IS_DIRECT, Call
+from strata.backends.llvm.calls import Call
 from strata.backends.llvm.kernel_steps import bytes_read, loop_steps, product_arguments, unpacked_reads
 from strata.backends.llvm.kernels import (
     COPY_BYTES,
@@ -31,7 +31,9 @@ from strata.backends.llvm.packed import PackedWeights
 from strata.backends.llvm.pool import default_pool
 from strata.backends.llvm.program import Argument, BoundProgram, Program
 from strata.backends.llvm.program import Step as ProgramStep
-from strata.backends.llvm.status import WORDS, failure
+from strata.backends.llvm.python_objects import IS_DIRECT
+from strata.backends.llvm.quick import Quick
+from strata.backends.llvm.status import WORDS, check
 from strata.backends.llvm.usage import Product
 from strata.config import config
 from strata.core import Dim, Target, TensorType, available_threads, here, new_lock, substitute
@@ -131,10 +133,11 @@ class CpuExecutable:
         self._fixed: Placement | None = None  # for all sizes
         self._is_placed = False
         self._open: OpenProgram | None = None
-        self._only: _Bound | None = None  # the program of a plan without symbols
+        self.only: _Bound | None = None  # the program of a plan without symbols
+        self.quick = Quick()
         self._lock = new_lock()
         self.pool = default_pool()
-        self._threads = available_threads(config().num_threads)
+        self.threads = available_threads(config().num_threads)
         self.input_regions = tuple(self._region[buffer] for _, buffer in lir.io.inputs)
         firsts = [
             name not in lir.io.outputs[:i] and lir.buffer(name).role == "result"
@@ -143,7 +146,7 @@ class CpuExecutable:
         self.output_regions = tuple(
             self._region[n] if own else 0 for n, own in zip(lir.io.outputs, firsts, strict=True)
         )
-        self._has_leaf_results = not all(firsts)
+        self.has_leaf_results = not all(firsts)
         held = {at: holding.held for at, holding in self._holdings.items()}
         self._unpacked = unpacked_reads(lir, self._packed_product, held)
         for name, array in list(self._values.items()):
@@ -368,7 +371,8 @@ class CpuExecutable:
         with self._lock:
             self._hold(name, array)
             self._bound.clear()  # they hold the addresses of weights
-            self._only = None
+            self.only = None
+            self.quick.forget()
             self._is_prepared = not self._prologue
 
     def _hold(self, name: str, array: np.ndarray) -> None:
@@ -419,9 +423,9 @@ class CpuExecutable:
         for name, array in arrays.items():
             addresses[self._region[name]] = address_of(array)
         table = (ctypes.c_int64 * (regions + WORDS))(memory.address, *addresses[1:])
-        self._set_context(table, regions, self._threads)
+        self._set_context(table, regions, self.threads)
         Program(tuple(steps), regions).bind(self._functions).run(table)
-        _check(table, regions)
+        check(table, regions)
 
     def _set_context(self, table: Any, regions: int, threads: int) -> None:
         """What native ops may ask for: the pool, how many threads to use, and words to report a failure in."""
@@ -445,7 +449,7 @@ class CpuExecutable:
         binding: Mapping[str, int],
         threads: int | None = None,
     ) -> None:
-        bound = self._only or self.bound_for(binding)
+        bound = self.only or self.bound_for(binding)
         try:
             call = bound.free.pop()  # a list: popping is atomic, so callers never share a call
         except IndexError:
@@ -454,7 +458,7 @@ class CpuExecutable:
         if arena is None:
             arena = self.arenas.take(bound.arena)
             call.set_arena(arena)
-        count = threads or self._threads
+        count = threads or self.threads
         if count != call.threads:
             call.set_threads(count)
         if count > 1 and self.pool.workers < count - 1:
@@ -468,8 +472,8 @@ class CpuExecutable:
             call.place(self.output_regions, outputs)
             self._run_segments(call.table, bound, arena, inputs, outputs, binding, count)
         if self.native:
-            _check(call.table, call.regions)
-        if self._has_leaf_results:
+            check(call.table, call.regions)
+        if self.has_leaf_results:
             self.finish(inputs, outputs)
         if self._is_dynamic:
             call.arena = None
@@ -535,11 +539,11 @@ class CpuExecutable:
     def check(self, call: Call) -> None:
         """Raise what native ops reported."""
         if self.native:
-            _check(call.table, call.regions)
+            check(call.table, call.regions)
 
     def finish(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         """Results that are inputs, parameters or constants, and results given twice."""
-        if not self._has_leaf_results:
+        if not self.has_leaf_results:
             return
         values = self.named_arrays(inputs, outputs)
         for name, array in zip(self.lir.io.outputs, outputs, strict=True):
@@ -560,7 +564,7 @@ class CpuExecutable:
                 if len(self._bound) > BOUND_LIMIT:
                     self._bound.popitem(last=False)
             if not self._is_dynamic and self._is_prepared:
-                self._only = self._bound[key]
+                self.only = self._bound[key]
             return self._bound[key]
 
 
@@ -583,11 +587,6 @@ class _Bound:
     keep: list[Any]  # tables that native ops read, and the arrays behind the addresses
     ranges: dict[int, tuple[int, int]]  # steps of the program that an entry of the schedule became
     is_direct: bool  # one native call does it all
-
-
-def _check(table: Any, regions: int) -> None:
-    if table[regions]:
-        raise failure(table[regions : regions + WORDS])
 
 
 def _is_kept_matrix(buffer: Buffer) -> bool:

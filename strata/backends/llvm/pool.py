@@ -13,8 +13,10 @@ import ctypes
 import os
 import threading
 from typing import Any, Final
+from weakref import WeakSet
 
 from strata.backends.llvm import jit
+from strata.backends.llvm.quick_call import quick_text
 from strata.backends.llvm.threads import (
     MASK_WORDS,
     MOST_PLACED,
@@ -333,13 +335,14 @@ define void @nothing(ptr %arguments, i64 %begin, i64 %end) nounwind {{
   ret void
 }}
 """
-_EXPORTS: Final = ("pool_worker", "pool_parallel", "program_run", "program_enter", "nothing")
+_EXPORTS: Final = ("pool_worker", "pool_parallel", "program_run", "program_enter", "quick_call", "nothing")
 
 
 def native_code() -> jit.Code:
     """The pool and the program walker, loaded once per process; the same code for all processors of a kind."""
     target = Target.named("neon" if Target.host().has("neon") else "baseline")
-    text = f'target triple = "{target.triple}"\n{wait_functions()}{clock_functions()}{_TEXT}{walker_text(_TURN)}'
+    text = f'target triple = "{target.triple}"\n{wait_functions()}{clock_functions()}{_TEXT}'
+    text += walker_text(_TURN) + quick_text()
     return jit.stored_text(text, _EXPORTS, target)
 
 
@@ -353,6 +356,7 @@ class Pool:
         self._workers: list[Any] = []
         self.workers = 0  # threads started so far, without the callers'
         self._is_refused = False  # the system has no more threads for us
+        self.users: WeakSet[Any] = WeakSet()  # those who rely on the workers that there are; told to `forget` them
         self.default_threads = available_threads()
         code = native_code()
         self._parallel = ctypes.CFUNCTYPE(
@@ -401,7 +405,7 @@ class Pool:
             everyone = len(self._workers) + 1
             self._parallel(self.address, everyone, native_code().address("nothing"), None, everyone, 1, 0)
             workers, self._workers = self._workers, []
-            self.workers = 0
+            self._lose_workers()
             for worker in workers:
                 _join(worker)
             self._allow(0)
@@ -428,9 +432,14 @@ class Pool:
     def _forget(self) -> None:
         """In a forked child there are no workers."""
         self._workers = []
-        self.workers = 0
+        self._lose_workers()
         self._is_refused = False
         self._reset()
+
+    def _lose_workers(self) -> None:
+        self.workers = 0
+        for user in list(self.users):
+            user.forget()
 
     def _start(self) -> Any:
         if _pthread_create is None:

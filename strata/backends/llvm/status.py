@@ -8,7 +8,7 @@ range.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from strata.errors import RunError, StrataError
 from strata.ops import id_error
@@ -34,6 +34,12 @@ OUT_OF_RANGE: Final = {kind: code for code, kind in _IDS.items()}
 def code_of(op: str, kind: int) -> int:
     """The first status word of an op that fails in one of the ways above."""
     return kind + 16 * _OPS.index(op)
+
+
+def check(table: Any, regions: int) -> None:
+    """Raise what the words behind a region table tell of."""
+    if table[regions]:
+        raise failure(table[regions : regions + WORDS])
 
 
 def failure(words: Sequence[int]) -> StrataError:
