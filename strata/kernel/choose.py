@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 from strata.core import Dim, bounds
@@ -66,7 +67,13 @@ _STREAM_BLOCK = 1024, 128  # points of a transpose that one thread does at a tim
 _NEAR_BLOCK = 256, 32  # the same where caches hold all of it
 _EXCHANGED_STEPS = 8  # rows that are added up before their sum joins the running one in memory
 _EXCHANGED_LEAST = 256  # columns of a chunk
-_DELAYED_BYTES = 64 << 10  # the longest row of which two are kept
+_DELAYED_BYTES = 64 << 10  # the longest row of which several are kept
+_WOVEN_REGISTERS = 32  # vector registers of processors that do all loops of a row as one
+_WOVEN_BYTES = 64 << 10  # that they read of several rows and of what all rows share, if none of it is kept
+_WOVEN_AHEAD = 6 << 10  # bytes from what such a loop reads to what it asks for, into the second cache
+_WOVEN_APART = (
+    1 << 10
+)  # bytes by which it asks further ahead in each next buffer: lines as far into each are in one bank
 _ROW_BYTES = 256 << 10  # the longest row kept on a thread's stack
 
 
@@ -91,6 +98,7 @@ class _Chooser:
         self.machine = machine
         self.kept: set[Expr] = set()  # values that a row buffer has
         self.lanes = 1  # of the vector loop whose cost is estimated
+        self.widths: dict[int, int] = {}  # of loops that are woven together
 
     def choose(self, nest: Block) -> Schedule:
         numbers = number_loops(nest)
@@ -114,6 +122,7 @@ class _Chooser:
             [] if streams else self._next_rows(staged, chain, numbers)
         )
         delay = self._delayed(chain, vectorised, numbers) if any(isinstance(a, NonTemporal) for a in streams) else []
+        ahead = self._woven(chain, numbers) if self.widths else ahead
         followed = {a.buffer for a in ahead}
         streams = [*(a for a in streams if not isinstance(a, Prefetch) or a.buffer not in followed), *delay, *ahead]
         if chain:
@@ -132,7 +141,7 @@ class _Chooser:
             actions.append(Parallel(len(chain), max(unit, grain - grain % unit)))
         for loop in walk_loops(nest):
             if id(loop) in vectorised:
-                actions.append(Vectorise(numbers[id(loop)], self._width(loop)))
+                actions.append(Vectorise(numbers[id(loop)], self.widths.get(id(loop)) or self._width(loop)))
         if exchanged is not None:
             actions.append(Exchange(numbers[id(exchanged)], _EXCHANGED_STEPS))
         actions += [Stage(numbers[id(loop)]) for loop in staged]
@@ -189,24 +198,48 @@ class _Chooser:
         return [*(NonTemporal(store.buffer.name) for store in passing.values()), *asked]
 
     def _delayed(self, chain: list[MapLoop], vectorised: frozenset[int], numbers: dict[int, int]) -> list[Delay]:
-        """Results that wait for memory while nothing is computed are stored beside the dearest loop of the next row."""
-        *before, last = [s for s in chain[-1].body.steps if not isinstance(s, Compute)] if chain else [None]
-        if not before or not isinstance(last, MapLoop) or chain[-1].body.steps[-1] is not last:
+        """Rows whose results go past the caches are woven together: their loops are one, each a row behind the one
+        before. Where registers are few, results alone are stored beside the dearest loop of the next row."""
+        loops = [s for s in chain[-1].body.steps if isinstance(s, (MapLoop, ReduceLoop))] if chain else []
+        last = loops[-1] if loops else None
+        if not isinstance(last, MapLoop) or last.scans or chain[-1].body.steps[-1] is not last:
             return []
         store = self._goes_past(last)
         length = last.axis.extent
         loads = [n for n in _values(last) if isinstance(n, Load)]
         plain = all(isinstance(a, Axis) for n in loads for a in linear(n.index[0]).terms)
-        floats = all(n.dtype.is_float for n in _values(last) if isinstance(n, (Scalar, Reduce)))
-        if store is None or not _lines_up(store, last.axis) or not plain or not floats or not isinstance(length, int):
+        if store is None or not _lines_up(store, last.axis) or not plain or not isinstance(length, int):
             return []
-        inner = [s for s in before if isinstance(s, ReduceLoop) and s.axis is last.axis and id(s) in vectorised]
-        if not inner or len(inner) < len(before):
+        inner = [s for s in loops if isinstance(s, ReduceLoop) and s.axis is last.axis and id(s) in vectorised]
+        if not inner or len(inner) < len(loops) - 1 or length * 8 > _DELAYED_BYTES:
             return []
+        nested = any(isinstance(s, (MapLoop, ReduceLoop)) for loop in loops for s in loop.body.steps)
+        if self.machine.vector_registers >= _WOVEN_REGISTERS and not nested:
+            width = min(map(self._width, loops))
+            while length % width:
+                width //= 2
+            staged = any(n in self.kept for loop in loops for n in _values(loop))
+            read = [n for loop in loops for n in _values(loop) if isinstance(n, Load) and last.axis in n.free]
+            near = staged or length * sum(n.dtype.itemsize for n in read) <= _WOVEN_BYTES
+            if near and width >= max(map(self._register_lanes, loops)):
+                self.widths = {id(loop): width for loop in loops}
+                return [Delay(numbers[id(b)], numbers[id(a)]) for a, b in pairwise(loops)]
         beside = max(inner, key=self._scalar_cost)
         long = self._scalar_cost(beside) > _LIGHT  # else it reads from memory, and both have to wait
-        fits = length % self._width(beside) == 0 and length * 8 <= _DELAYED_BYTES
-        return [Delay(numbers[id(last)], numbers[id(beside)])] if long and fits else []
+        return [Delay(numbers[id(last)], numbers[id(beside)])] if long and length % self._width(beside) == 0 else []
+
+    def _woven(self, chain: list[MapLoop], numbers: dict[int, int]) -> list[Prefetch]:
+        """What rows that are woven together read of large buffers is asked for by the first of their loops."""
+        loops = [s for s in chain[-1].body.steps if isinstance(s, (MapLoop, ReduceLoop)) and id(s) in self.widths]
+        length, least = _guess(loops[0].axis.extent), self.widths[id(loops[0])]
+        rows = _rows_of(loops, chain[-1].axis).items()
+        large = [(b, *found) for b, found in rows if known_bytes(b) > _STREAM_CACHES * self.machine.cache_bytes]
+        asked: list[Prefetch] = []
+        for number, (buffer, behind, step) in enumerate(large):
+            ahead = (_WOVEN_AHEAD + number * _WOVEN_APART) // buffer.dtype.itemsize
+            ahead = ahead if step == length else -(-ahead // length) * step  # whole rows where others lie between them
+            asked.append(Prefetch(buffer.name, numbers[id(loops[0])], max(ahead - behind * step, least), 2))
+        return asked
 
     def _rows_ahead(self, chain: list[MapLoop], vectorised: frozenset[int], numbers: dict[int, int]) -> list[Prefetch]:
         """Rows of large buffers that several loops go through: all but the first find them in a cache. Where those have

@@ -110,12 +110,24 @@ class _Fits:
         return None if high is not None and high <= _ROW_ELEMENTS else "its rows are too long to be kept"
 
     def _delay(self, action: Delay) -> str | None:
-        last, beside = self.loops[action.loop], self.loops[min(action.beside, len(self.loops) - 1)]
-        rows = next((x for x in self.loops if last in x.body.steps), None)
-        if not isinstance(last, MapLoop) or rows is None or rows.body.steps[-1] is not last:
-            return "it is not the last loop of a row"
-        inside = isinstance(beside, ReduceLoop) and beside in rows.body.steps and beside.axis is last.axis
-        return None if inside else "the loop beside it is no reduction over the same row"
+        late, beside = self.loops[action.loop], self.loops[min(action.beside, len(self.loops) - 1)]
+        rows = next((x for x in self.loops if late in x.body.steps), None)
+        after = [s for s in rows.body.steps if isinstance(s, (MapLoop, ReduceLoop))] if rows is not None else []
+        at = next((at for at, s in enumerate(after) if s is late), 0)
+        last = after[-1] if after else None
+        if rows is None or not isinstance(last, MapLoop) or rows.body.steps[-1] is not last:
+            return "it is in no row that ends with a loop over elements"
+        if last.scans:
+            return "the last loop of the row goes through it in order"
+        if not isinstance(beside, ReduceLoop) or beside not in after[:at] or beside.axis is not late.axis:
+            return "the loop beside it is no reduction over the same row before it"
+        if any(self.schedule.delay(self.numbers[id(s)]) is None for s in after[at:]):
+            return "a loop after it is not delayed"
+        before = self.schedule.delay(self.numbers[id(after[at - 1])]) is not None
+        if (before or self.schedule.delay(action.beside) is not None) and beside is not after[at - 1]:
+            return "the loop before it is delayed, and it is not beside that one"
+        same = self.schedule.lanes(action.loop) == self.schedule.lanes(action.beside)
+        return None if same or late is last else "the two do not run in vectors of the same length"
 
     def _past(self, action: NonTemporal) -> str | None:
         return None if action.buffer in [b.name for b in self.kernel.outputs] else "it is no output"

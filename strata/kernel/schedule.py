@@ -11,7 +11,9 @@ Loops are numbered in the order in which a nest prints them. A schedule is a tup
     exchange 0 by 8          the reduction inside vector loop 0 goes around it, 8 of its steps at a time, its running
                              values in a row buffer: sums of columns
     stage 3                  loop 3 keeps values that later loops over its axis need again in a row buffer
-    delay 3 beside 2         what loop 3, the last of a row, stores is stored while loop 2 works on the next row
+    delay 3 beside 2         loop 3, the last of a row, is done together with loop 2 of the next row
+    delay 2 beside 1; delay 3 beside 2
+                             all three are one loop: over a row, the one before it, and the one before that
     nontemporal out          stores to `out` bypass the caches
     prefetch x along 1       loop 1 asks for the elements of `x` that come a block later, along several streams at once
     prefetch x along 2 ahead 1024
@@ -148,6 +150,16 @@ class Schedule:
     def delay(self, loop: int) -> Delay | None:
         """Where a loop is done if not in its place."""
         return next((a for a in self.actions if isinstance(a, Delay) and a.loop == loop), None)
+
+    def host(self, loop: int) -> int:
+        """The loop that a loop is done together with, which is in its place."""
+        delay = self.delay(loop)
+        return loop if delay is None else self.host(delay.beside)
+
+    def rows_behind(self, loop: int) -> int:
+        """How many rows a loop is behind those that are."""
+        delay = self.delay(loop)
+        return 0 if delay is None else 1 + self.rows_behind(delay.beside)
 
     def is_nontemporal(self, buffer: str) -> bool:
         return any(isinstance(a, NonTemporal) and a.buffer == buffer for a in self.actions)

@@ -123,13 +123,15 @@ class Changes:
         return max((schedule.lanes(self.numbers[id(loop)]) for loop in self.chain[:loops]), default=1)
 
     def _widths(self, schedule: Schedule) -> Iterator[Schedule]:
+        """Other vectors of a loop, and of those that are done together with it."""
         for action in schedule.actions:
-            if isinstance(action, Vectorise):
-                loop = self.loops[action.loop]
-                lanes = register_lanes(loop, self.machine)
-                for width in (action.lanes * 2, action.lanes // 2):
-                    if lanes <= width <= min(_MOST_REGISTERS * lanes, self._extent(loop)):
-                        yield self._fitted(_swap(schedule, action, Vectorise(action.loop, width)))
+            if not isinstance(action, Vectorise) or schedule.delay(action.loop) is not None:
+                continue
+            loop = self.loops[action.loop]
+            lanes = register_lanes(loop, self.machine)
+            for width in (action.lanes * 2, action.lanes // 2):
+                if lanes <= width <= min(_MOST_REGISTERS * lanes, self._extent(loop)):
+                    yield self._fitted(_with_width(schedule, action.loop, width))
 
     def _extent(self, loop: Loop) -> int:
         high = bounds(loop.axis.extent)[1]
@@ -174,6 +176,14 @@ class Changes:
                 yield Schedule(tuple(a for a in schedule.actions if a != action))
             elif (bounds(buffer.type.nbytes)[1] or 0) >= self.machine.cache_bytes:
                 yield Schedule((*schedule.actions, action))
+
+
+def _with_width(schedule: Schedule, host: int, lanes: int) -> Schedule:
+    """With other vectors of a loop and of those that are done together with it."""
+    along = {a for a in schedule.actions if isinstance(a, Vectorise) and schedule.host(a.loop) == host}
+    return Schedule(
+        tuple(Vectorise(a.loop, lanes) if isinstance(a, Vectorise) and a in along else a for a in schedule.actions)
+    )
 
 
 def _swap(schedule: Schedule, old: Action, new: Action) -> Schedule:

@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from strata.backends.llvm.builder import Module, Value
-from strata.backends.llvm.emit_delay import Delayed
+from strata.backends.llvm.emit_delay import delayed
 from strata.backends.llvm.emit_loops import Segment
 from strata.backends.llvm.emit_tiles import Tiles
+from strata.backends.llvm.emit_values import Ring
 from strata.backends.llvm.registers import register_type
 from strata.core import Dim, Target, bounds, dim_prod
 from strata.kernel import (
     Block,
     Compute,
-    Delay,
     Expr,
     Kernel,
     MapLoop,
@@ -45,8 +45,7 @@ class Emitter(Tiles):
     def __init__(self, module: Module, kernel: Kernel, nest: Block, schedule: Schedule, target: Target) -> None:
         parameters = (("ptr noalias readonly", "arguments"), ("i64", "begin"), ("i64", "end"))
         self.nest, self.schedule = nest, schedule
-        self.beside = {}
-        self.turn_of_row: Value = 0  # which of two row buffers is filled
+        self.turn_of_row: Value = 0  # rows from the first of a chunk: which of its row buffers it has
         self.numbers = number_loops(nest)
         self.start(module.function(kernel.name, parameters), kernel, target)
 
@@ -155,12 +154,11 @@ class Emitter(Tiles):
             self._scan(loop, low, high)
             return
         if lanes == 1 or self.context.axis is not None:
-            last = loop.body.steps[-1] if loop.body.steps else None
-            delay = self.schedule.delay(self.numbers[id(last)]) if isinstance(last, MapLoop) else None
-            if isinstance(last, MapLoop) and delay is not None and self._can_wait(last, delay.beside):
-                Delayed(self, loop, last, delay.beside).emit(low, high)
-                return
-            self._serial(loop.axis, low, high, (), self._running_block(loop.body))
+            woven = delayed(self, loop)
+            if woven is not None:
+                woven.emit(low, high)
+            else:
+                self._serial(loop.axis, low, high, (), self._running_block(loop.body))
             return
         if self.schedule.exchanged(self.numbers[id(loop)]):
             self._exchange(loop, low, high)
@@ -168,13 +166,6 @@ class Emitter(Tiles):
         number = self.numbers[id(loop)]
         for segment in self._aligned_segments(loop, low, high, lanes):
             self._vector(loop.axis, segment, (), self._running_block(loop.body), number)
-
-    def _can_wait(self, loop: MapLoop, number: int) -> bool:
-        """Whether a loop stores past the caches, and the steps of another over its axis leave none of it over."""
-        extent, lanes = loop.axis.extent, self.schedule.lanes(number)
-        stores = [s.store.buffer.name for s in loop.body.steps if isinstance(s, StoreStep)]
-        past = len(stores) == 1 and self.schedule.is_nontemporal(stores[0])
-        return past and isinstance(extent, int) and lanes > 1 and extent % lanes == 0
 
     def _aligned_segments(self, loop: MapLoop, low: Value, high: Value, lanes: int) -> list[Segment]:
         """Segments of a map; before a store past the caches, a first one up to the start of a cache line."""
@@ -207,25 +198,35 @@ class Emitter(Tiles):
         """Row buffers for what a reduction computes and later loops need again."""
         if not self.schedule.stages(self.numbers[id(loop)]) or self.context.axis is not None:
             return
-        nodes = [n for step in later if isinstance(step, (MapLoop, ReduceLoop)) for n in row_values(loop, step)]
+        nodes = [n for step in later for n in _kept_for(loop, step)]
         length = bounds(loop.axis.extent)[1]
         assert length is not None, "only bounded rows are staged"
         for node in nodes:
             if node not in self.memory:
-                # a masked last step stores a whole register
-                size = length + self.target.vector_bytes
-                # a row that is stored beside this very loop makes way for the next one step by step
-                two = any(isinstance(a, Delay) and a.beside != self.numbers[id(loop)] for a in self.schedule.actions)
-                memory = self.f.alloca(register_type(node.dtype), 2 * size if two else size)
-                self.memory[node] = memory, size if two else 0
+                size = length + self.target.vector_bytes  # a masked last step stores a whole register
+                turns = self._turns(loop, [s for s in later if node in _kept_for(loop, s)])
+                self.memory[node] = Ring(self.f.alloca(register_type(node.dtype), turns * size), size, turns)
                 self.fillers.setdefault(id(loop), set()).add(node)
             self.rows[node] = loop.axis, self.row_buffer(node, self.turn_of_row)
         self.filling = frozenset(self.fillers.get(id(loop), ()))
 
+    def _turns(self, loop: ReduceLoop, later: Sequence[object]) -> int:
+        """Row buffers of a value that a loop keeps: for the rows between it and the last loop that needs the value.
+        Where that one goes along with it, its row makes way for the next one step by step."""
+        mine, others = self.numbers[id(loop)], [self.numbers[id(s)] for s in later]
+        rows = max(self.schedule.rows_behind(n) for n in others) - self.schedule.rows_behind(mine)
+        along = all(self.schedule.host(n) == self.schedule.host(mine) for n in others)
+        return max(1, rows if along else rows + 1)
+
     def row_buffer(self, node: Expr, turn: Value) -> str:
-        """The first or the second buffer of a staged value."""
-        memory, size = self.memory[node]
-        return self.f.address(register_type(node.dtype), memory, self.f.mul(turn, size))
+        """The buffer that a row has for a staged value."""
+        f, ring = self.f, self.memory[node]
+        slot = turn % ring.turns if isinstance(turn, int) else f.op(f"urem i64 {turn}, {ring.turns}")
+        return f.address(register_type(node.dtype), ring.start, f.mul(slot if ring.turns > 1 else 0, ring.size))
+
+
+def _kept_for(loop: ReduceLoop, step: object) -> list[Expr]:
+    return row_values(loop, step) if isinstance(step, (MapLoop, ReduceLoop)) else []
 
 
 def points(kernel: Kernel, nest: Block, schedule: Schedule) -> Dim:

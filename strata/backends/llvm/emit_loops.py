@@ -28,7 +28,6 @@ class Loops(Values):
 
     nest: Block
     numbers: dict[int, int]  # id of a loop -> its number in schedules
-    beside: dict[int, Callable[[], None]]  # number of a vector loop -> what else is done at each of its steps
 
     def _followed(self, buffer: str, axis: Axis) -> Load | None:
         """The load that reads elements of a buffer one after the other along an axis, in whichever loop it is."""
@@ -92,10 +91,7 @@ class Loops(Values):
                     if load is not None:
                         ahead = f.add(self.at_first(load.index[0]), asked.ahead)
                         self._ask_for(load.buffer, ahead, segment.lanes, asked.cache)
-                following = body(values)
-                if number in self.beside:
-                    self.beside[number]()
-                return following
+                return body(values)
 
         return f.loop(segment.low, segment.high, segment.lanes, carried, inside)
 

@@ -40,7 +40,7 @@ class Reductions(Loops):
 
         def body(values: list[str]) -> list[Value]:
             before = self.running
-            shares = _shares(accumulators, values)
+            shares = dealt(accumulators, values)
             self.running = dict(zip(loop.scans, zip(accumulators, shares, strict=True), strict=True))
             self.block(loop.body)
             following = [part for scan in loop.scans for part in self.running[scan][1]]
@@ -66,13 +66,13 @@ class Reductions(Loops):
             self.scan_lanes = width
 
             def body(values: list[str]) -> list[Value]:
-                shares = _shares(accumulators, values)
+                shares = dealt(accumulators, values)
                 self.running = dict(zip(loop.scans, zip(accumulators, shares, strict=True), strict=True))
                 self.block(loop.body)
                 return [part for scan in loop.scans for part in self.running[scan][1]]
 
             final = self._vector(loop.axis, segment, carried, body, self.numbers[id(loop)])
-            states = _shares(accumulators, final)
+            states = dealt(accumulators, final)
         self.running, self.scan_lanes = before, 0
 
     def _in_every_lane(self, accumulator: Accumulator, state: Parts, have: int, want: int) -> Parts:
@@ -121,7 +121,7 @@ class Reductions(Loops):
             return self._serial(loop.axis, low, end, state, body)
 
         final = self._in_blocks(loop, accumulators, widths, (0, high), carried, 1, run)
-        return [a.finish(p, n) for a, p, n in zip(accumulators, _shares(accumulators, final), widths, strict=True)]
+        return [a.finish(p, n) for a, p, n in zip(accumulators, dealt(accumulators, final), widths, strict=True)]
 
     def _reducing(self, loop: ReduceLoop, accumulators: list[Accumulator], segment: Segment) -> RunRange:
         """Runs a part of a vector reduction's range."""
@@ -150,17 +150,15 @@ class Reductions(Loops):
         run: RunRange,
     ) -> list[str]:
         """Long float sums block by block, each from zero, so that rounding grows with the blocks and not the terms."""
-        most = bounds(loop.axis.extent)[1]
         block = step * _BLOCK_STEPS
-        long = step > 0 and (most is None or most > 4 * block)
-        if not long or not any(map(_is_rounded, accumulators)):
+        if not is_long(loop, accumulators, step):
             return run(*ends, carried)
 
         def one(start: str, totals: list[str]) -> list[Value]:
             fresh = [c for a, n in zip(accumulators, widths, strict=True) for c in a.start(n)]
             stop = self.f.smin(self.f.add(start, block), ends[1])
-            made = _shares(accumulators, run(start, stop, fresh))
-            olds = _shares(accumulators, totals)
+            made = dealt(accumulators, run(start, stop, fresh))
+            olds = dealt(accumulators, totals)
             joined = [a.join(o, m, n) for a, o, m, n in zip(accumulators, olds, made, widths, strict=True)]
             return [part for parts in joined for part in parts]
 
@@ -173,7 +171,7 @@ class Reductions(Loops):
         self.block(loop.body)
         following: list[Value] = []
         for reduce, accumulator, width, state in zip(
-            loop.reduces, accumulators, widths, _shares(accumulators, values), strict=True
+            loop.reduces, accumulators, widths, dealt(accumulators, values), strict=True
         ):
             mask = self.context.mask if width > 1 else None
             if accumulator.is_argument:
@@ -202,7 +200,7 @@ class Reductions(Loops):
             run = self._reducing(loop, accumulators, segment)
             ends = segment.low, segment.high
             final = self._in_blocks(loop, accumulators, widths, ends, carried, 0 if segment.masked else n, run)
-            current, width = _shares(accumulators, final), n
+            current, width = dealt(accumulators, final), n
         if not current:
             current, width = [tuple(str(v) for _, v in a.start(1)) for a in accumulators], 1
         return [a.finish(a.narrow(s, width, 1), 1) for a, s in zip(accumulators, current, strict=True)]
@@ -233,7 +231,7 @@ class Reductions(Loops):
                     values = [
                         str(v) for v in self._accumulate(reduction, accumulators, [n] * len(accumulators), values)
                     ]
-            running.join(start, _shares(accumulators, values))
+            running.join(start, dealt(accumulators, values))
 
         def finish(start: Value) -> None:
             self.block(before)
@@ -289,7 +287,7 @@ class _Row:
         """Of the columns at the place, of a block that begins at `start`."""
         f, lanes = self.loops.f, self.loops.context.lanes
         pairs = zip(self.types, self._places(start), strict=True)
-        return _shares(self.accumulators, [f.load(vector(t, lanes), p, bits_of(t) // 8) for t, p in pairs])
+        return dealt(self.accumulators, [f.load(vector(t, lanes), p, bits_of(t) // 8) for t, p in pairs])
 
     def _set(self, start: Value, states: Sequence[Parts]) -> None:
         f, lanes = self.loops.f, self.loops.context.lanes
@@ -307,13 +305,20 @@ class _Row:
         self._set(start, [a.join(o, m, lanes) for a, o, m in zip(self.accumulators, mine, others, strict=True)])
 
 
-def _shares(accumulators: list[Accumulator], values: Sequence[str]) -> list[Parts]:
+def dealt(accumulators: list[Accumulator], values: Sequence[str]) -> list[Parts]:
     """Loop-carried values dealt out to the accumulators they belong to."""
     result, at = [], 0
     for accumulator in accumulators:
         result.append(tuple(values[at : at + accumulator.parts]))
         at += accumulator.parts
     return result
+
+
+def is_long(loop: ReduceLoop, accumulators: list[Accumulator], step: int) -> bool:
+    """Whether a reduction that takes so many points at once is done block by block."""
+    most = bounds(loop.axis.extent)[1]
+    long = step > 0 and (most is None or most > 4 * step * _BLOCK_STEPS)
+    return long and any(map(_is_rounded, accumulators))
 
 
 def _is_rounded(accumulator: Accumulator) -> bool:

@@ -71,6 +71,15 @@ class Context:
         return self.lanes if self.axis is not None and self.axis in node.free else 1
 
 
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Row buffers of a value, which rows have in turns: where they are, elements from one to the next, how many."""
+
+    start: str
+    size: int
+    turns: int
+
+
 class Values:
     """What a place in a kernel knows: registers by expression, pointers, sizes, and the vector loop around it."""
 
@@ -88,9 +97,7 @@ class Values:
         self.pointers: dict[str, str] = {}
         self.sizes: dict[str, Value] = {}
         self.rows: dict[Expr, tuple[Axis, str]] = {}  # row buffers of staged values
-        self.memory: dict[
-            Expr, tuple[str, int]
-        ] = {}  # where row buffers are, and elements from one to the next; 0 where there is one
+        self.memory: dict[Expr, Ring] = {}  # where row buffers are
         self.fillers: dict[int, set[Expr]] = {}  # id of a loop -> the staged values that it computes
         self.filling: frozenset[Expr] = frozenset()  # the staged values that the current loop computes
         self.replaced: dict[Expr, Parts] | None = None  # what row buffers had where the current step fills them

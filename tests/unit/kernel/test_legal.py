@@ -42,7 +42,32 @@ TURNED = """kernel @turned(x: f32[40, 50]) -> y: f32[50, 40] {
   store y[i, j] = %0 over i, j
 }
 """
-TEXTS = {"rows": ROWS, "columns": COLUMNS, "turned": TURNED}
+NORMS = """kernel @norms(x: f32[64, 48]) -> y: f32[64, 48] {
+  axis i in 64
+  axis j in 48
+  axis r in 48
+  %0 = x[i, r]
+  %1 = mul(%0, %0)
+  %2 = sum %1 over r
+  %3 = div(%1, %2)
+  %4 = sum %3 over r
+  %5 = x[i, j]
+  %6 = div(%5, %4)
+  store y[i, j] = %6 over i, j
+}
+"""
+RUNNING = """kernel @running(x: f32[64, 48]) -> y: f32[64, 48] {
+  axis i in 64
+  axis j in 48
+  axis r in 48
+  %0 = x[i, r]
+  %1 = sum %0 over r
+  %2 = div(%0, %1)
+  %3 = scan sum %2 over r through j
+  store y[i, j] = %3 over i, j
+}
+"""
+TEXTS = {"rows": ROWS, "columns": COLUMNS, "turned": TURNED, "norms": NORMS, "running": RUNNING}
 REFUSED = {
     "rows: parallel 1 grain 0": "a grain is a positive number",
     "rows: parallel 9 grain 4": "1 loops can be handed out",
@@ -60,14 +85,22 @@ REFUSED = {
     "columns: vectorise 0 by 16; exchange 0 by 3": "steps are a power of two",
     "turned: vectorise 1 by 8; exchange 1 by 8": "no reduction inside",
     "rows: stage 2": "it is no reduction",
-    "rows: delay 1 beside 2": "not the last loop of a row",
+    "rows: delay 0 beside 1": "in no row that ends with a loop",
+    "rows: delay 1 beside 2": "no reduction over the same row",
     "rows: delay 2 beside 9": "no reduction over the same row",
+    "norms: delay 2 beside 1": "a loop after it is not delayed",
+    "norms: delay 3 beside 1; delay 2 beside 1": "the loop before it is delayed",
+    "norms: delay 2 beside 2; delay 3 beside 2": "no reduction over the same row",
+    "norms: vectorise 1 by 8; vectorise 2 by 16; delay 2 beside 1; delay 3 beside 2": "vectors of the same length",
+    "running: delay 2 beside 1": "goes through it in order",
     "rows: nontemporal x": "it is no output",
     "rows: prefetch z along 1": "there is no such buffer",
 }
 TAKEN = (
     "rows: ",
     "rows: parallel 1 grain 3; vectorise 1 by 4; vectorise 2 by 64; stage 1; nontemporal y; delay 2 beside 1",
+    "norms: vectorise 1 by 8; vectorise 2 by 8; vectorise 3 by 8; nontemporal y; delay 2 beside 1; delay 3 beside 2",
+    "norms: vectorise 1 by 16; vectorise 2 by 8; vectorise 3 by 8; nontemporal y; delay 3 beside 1",
     "rows: vectorise 0 by 8",
     "rows: prefetch x along 1 ahead 100000000000",
     "columns: parallel 1 grain 37; vectorise 0 by 16; exchange 0 by 4",

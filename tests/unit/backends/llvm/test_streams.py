@@ -11,7 +11,7 @@ import pytest
 import strata as st
 from strata.backends.llvm.compile import compile_kernel, lower
 from strata.backends.llvm.pool import default_pool
-from strata.core import Target, TensorType, bf16, c64, f32, f64, i8, i32, sym
+from strata.core import DType, Target, TensorType, bf16, c64, f16, f32, f64, i8, i32, sym
 from strata.errors import CompileError
 from strata.kernel import (
     Delay,
@@ -24,6 +24,7 @@ from strata.kernel import (
     apply,
     interpret,
     parse_schedule,
+    walk_loops,
 )
 from tests.unit.kernel import samples
 
@@ -132,59 +133,131 @@ def test_rows_of_one_element_have_no_loop_to_ask_for(target: str) -> None:
     np.testing.assert_array_equal(compile_kernel(kernel, Target.named(target))(a, b)[0], interpret(kernel, [a, b])[0])
 
 
-def _residual(rows: Any, columns: int) -> Any:
-    """(x + y less its mean) over its spread."""
-    k = KernelBuilder("residual")
-    x, y = k.input("x", f32[rows, columns]), k.input("y", f32[rows, columns])
+def _rows_kernel(name: str, rows: Any, columns: int, dtype: DType, inputs: int, value: Any) -> Any:
+    """A kernel over rows of x, or of x + y; `value` makes an element from the builder, the row and the column."""
+    k = KernelBuilder(name)
+    views = [k.input(n, dtype[rows, columns]) for n in ("x", "y")[:inputs]]
 
-    def value(index: Any) -> Any:
-        row = lambda j: x[index[0], j] + y[index[0], j]
+    def element(index: Any) -> Any:
+        def row(j: Any) -> Any:
+            first, *others = (k.accumulate(v[index[0], j]) for v in views)
+            return first + others[0] if others else first
+
+        return k.cast(value(k, row, index[1]), dtype)
+
+    k.output("z", dtype[rows, columns], element)
+    return k.build()
+
+
+def _residual(rows: Any, columns: int, dtype: DType = f32) -> Any:
+    """(x + y less its mean) over its spread."""
+
+    def value(k: KernelBuilder, row: Any, column: Any) -> Any:
         mean = k.reduce("sum", columns, row) / float(columns)
         spread = k.reduce("sum", columns, lambda j: (row(j) - mean) * (row(j) - mean))
-        return (row(index[1]) - mean) / spread
+        return (row(column) - mean) / spread
 
-    k.output("z", f32[rows, columns], value)
-    return k.build()
+    return _rows_kernel("residual", rows, columns, dtype, 2, value)
 
 
-def _weighted(rows: Any, columns: int) -> Any:
-    """x + y times its softmax: two loops keep what the last one needs."""
-    k = KernelBuilder("weighted")
-    x, y = k.input("x", f32[rows, columns]), k.input("y", f32[rows, columns])
+def _spread(rows: Any, columns: int, dtype: DType = f32) -> Any:
+    """The same of one array: nothing is worth keeping."""
 
-    def value(index: Any) -> Any:
-        row = lambda j: x[index[0], j] + y[index[0], j]
+    def value(k: KernelBuilder, row: Any, column: Any) -> Any:
+        mean = k.reduce("sum", columns, row) / float(columns)
+        return (row(column) - mean) / k.reduce("sum", columns, lambda j: (row(j) - mean) * (row(j) - mean))
+
+    return _rows_kernel("spread", rows, columns, dtype, 1, value)
+
+
+def _softmax(rows: Any, columns: int, dtype: DType = f32) -> Any:
+    def value(k: KernelBuilder, row: Any, column: Any) -> Any:
         top = k.reduce("max", columns, row)
         total = k.reduce("sum", columns, lambda j: apply("exp", row(j) - top))
-        return row(index[1]) * (apply("exp", row(index[1]) - top) / total)
+        return apply("exp", row(column) - top) / total
 
-    k.output("z", f32[rows, columns], value)
-    return k.build()
-
-
-def _centred(rows: Any, columns: int) -> Any:
-    k = KernelBuilder("centred")
-    x = k.input("x", f32[rows, columns])
-    k.output("z", f32[rows, columns], lambda ix: x[ix] - k.reduce("sum", columns, lambda j: x[ix[0], j]))
-    return k.build()
+    return _rows_kernel("softmax", rows, columns, dtype, 1, value)
 
 
-def test_results_are_stored_beside_work_on_the_next_row() -> None:
-    """Of a softmax, beside the exponentials; light loops wait for memory themselves."""
-    rows = 4 * Target.host().l3_bytes // 4
-    assert actions(samples.softmax(rows // 1024, 1024), Delay) == [Delay(3, 2)]
+def _weighted(rows: Any, columns: int, dtype: DType = f32) -> Any:
+    """x + y times its softmax: two loops keep what the last one needs."""
+
+    def value(k: KernelBuilder, row: Any, column: Any) -> Any:
+        top = k.reduce("max", columns, row)
+        total = k.reduce("sum", columns, lambda j: apply("exp", row(j) - top))
+        return row(column) * (apply("exp", row(column) - top) / total)
+
+    return _rows_kernel("weighted", rows, columns, dtype, 2, value)
+
+
+def _four(rows: Any, columns: int, dtype: DType = f32) -> Any:
+    """Three reductions, each after the one before it."""
+
+    def value(k: KernelBuilder, row: Any, column: Any) -> Any:
+        top = k.reduce("max", columns, row)
+        near = k.reduce("sum", columns, lambda j: apply("abs", row(j) - top)) + 1.0
+        total = k.reduce("sum", columns, lambda j: (row(j) - top) * (row(j) - top) / near)
+        return row(column) * near + total
+
+    return _rows_kernel("four", rows, columns, dtype, 2, value)
+
+
+def _centred(rows: Any, columns: int, dtype: DType = f32) -> Any:
+    return _rows_kernel(
+        "centred", rows, columns, dtype, 1, lambda k, row, column: row(column) - k.reduce("sum", columns, row)
+    )
+
+
+def test_rows_whose_results_go_past_the_caches_are_woven_together() -> None:
+    """All of their loops, in vectors of one length, where registers are many; else the last beside dear work."""
+    rows, wide = 4 * Target.host().l3_bytes // 4, Target.host().vector_registers >= 32
+    everything = [Delay(2, 1), Delay(3, 2)] if wide else []
+    assert actions(samples.softmax(rows // 1024, 1024), Delay) == (everything or [Delay(3, 2)])
+    assert actions(samples.softmax(rows // 1024, 1024), Delay, Target.named("avx2")) == [Delay(3, 2)]
     assert actions(samples.softmax(rows // 1000, 1000), Delay) == []  # no whole lines
     assert actions(samples.softmax(256, 1024), Delay) == []
-    assert actions(samples.layernorm(rows // 1024, 1024), Delay) == []
-    light = lower(_centred(rows // 1024, 1024), Target.host()).schedule
-    assert [a for a in light.actions if isinstance(a, Delay)] == []
+    assert actions(samples.layernorm(rows // 1024, 1024), Delay) == everything
+    assert actions(samples.layernorm(rows // 1024, 1024), Delay, Target.named("avx2")) == []
+    for columns in (16, 48, 80, 1040, 8192):
+        schedule = lower(samples.layernorm(rows // columns, columns).kernel, Target.host()).schedule
+        delays = [a for a in schedule.actions if isinstance(a, Delay)]
+        assert not delays or len({schedule.lanes(n) for n in (1, 2, 3)}) == 1
+    for columns, woven in ((1024, wide), (8192, wide), (16384, False)):  # rows of which the caches hold few
+        light = lower(_centred(rows // columns, columns), Target.host()).schedule
+        assert [a for a in light.actions if isinstance(a, Delay)] == ([Delay(2, 1)] if woven else [])
+    light = lower(_spread(rows // 8192, 8192), Target.host()).schedule
+    assert not [a for a in light.actions if isinstance(a, Delay)]
 
 
-DELAYED: dict[str, Any] = {
-    "softmax": (lambda columns: samples.softmax(ROWS, columns).kernel, 1, "stage 2; nontemporal y", 3, 2),
-    "residual": (lambda columns: _residual(ROWS, columns), 2, "stage 1; nontemporal z", 3, 1),
-    "weighted": (lambda columns: _weighted(ROWS, columns), 2, "stage 1; stage 2; nontemporal z", 3, 2),
-    "centred": (lambda columns: _centred(ROWS, columns), 1, "nontemporal z", 2, 1),
+def test_woven_rows_are_asked_for_by_their_first_loop() -> None:
+    """In each buffer a little further ahead; what a later loop reads, as much nearer as that loop is behind."""
+    if Target.host().vector_registers < 32:
+        pytest.skip("rows are woven together where registers are many")
+    rows = 4 * Target.host().l3_bytes // 4096
+    assert actions(samples.softmax(rows, 1024), Prefetch) == [Prefetch("x", 1, 1536, 2)]
+    wanted = [Prefetch("x", 1, 1536, 2), Prefetch("residual", 1, 1792, 2)]
+    assert actions(samples.layernorm(rows, 1024), Prefetch) == wanted
+    k = KernelBuilder("gated")
+    x, y = k.input("x", f32[2 * rows, 512]), k.input("y", f32[2 * rows, 512])
+    k.output("z", f32[2 * rows, 512], lambda ix: y[ix] * k.reduce("sum", 512, lambda j: x[ix[0], j]))
+    schedule = lower(k.build(), Target.host()).schedule
+    asked = [a for a in schedule.actions if isinstance(a, Prefetch)]
+    assert asked == [Prefetch("x", 1, 1536, 2), Prefetch("y", 1, 1792 - 512, 2)]
+
+
+_ALL = "delay 2 beside 1; delay 3 beside 2"
+DELAYED: dict[str, Any] = {  # a kernel, how many inputs it has, and what is done to its loops
+    "softmax": (lambda c, t: _softmax(ROWS, c, t), 1, "stage 2; nontemporal z; delay 3 beside 2"),
+    "softmax woven": (lambda c, t: _softmax(ROWS, c, t), 1, f"stage 2; nontemporal z; {_ALL}"),
+    "softmax from anew": (lambda c, t: _softmax(ROWS, c, t), 1, f"nontemporal z; {_ALL}"),
+    "residual": (lambda c, t: _residual(ROWS, c, t), 2, "stage 1; nontemporal z; delay 3 beside 1"),
+    "residual woven": (lambda c, t: _residual(ROWS, c, t), 2, f"stage 1; nontemporal z; {_ALL}"),
+    "weighted": (lambda c, t: _weighted(ROWS, c, t), 2, "stage 1; stage 2; nontemporal z; delay 3 beside 2"),
+    "weighted woven": (lambda c, t: _weighted(ROWS, c, t), 2, f"stage 1; stage 2; nontemporal z; {_ALL}"),
+    "centred": (lambda c, t: _centred(ROWS, c, t), 1, "nontemporal z; delay 2 beside 1"),
+    "spread": (lambda c, t: _spread(ROWS, c, t), 1, f"nontemporal z; {_ALL}"),
+    "four loops": (lambda c, t: _four(ROWS, c, t), 2, f"stage 1; nontemporal z; {_ALL}; delay 4 beside 3"),
+    "four, two": (lambda c, t: _four(ROWS, c, t), 2, "stage 1; nontemporal z; delay 3 beside 1; delay 4 beside 3"),
 }
 
 
@@ -193,27 +266,65 @@ DELAYED: dict[str, Any] = {
 @pytest.mark.parametrize("name", DELAYED)
 def test_delayed_rows_at_any_place(name: str, columns: int, target: str) -> None:
     """Whatever the distance from what is read to what is stored, and however rows are handed out: the same bits."""
-    make, inputs, past, last, beside = DELAYED[name]
-    vectors = "; ".join(f"vectorise {n} by 32" for n in range(1, last + 1))
-    text = f"parallel 1 grain 2; {vectors}; {past}"
-    plain = compile_kernel(make(columns), Target.named(target), parse_schedule(text))
-    native = compile_kernel(
-        make(columns), Target.named(target), parse_schedule(f"{text}; delay {last} beside {beside}")
-    )
+    _check_delayed(name, columns, target, f32)
+
+
+@pytest.mark.parametrize("dtype", [f64, f16, bf16], ids=str)
+@pytest.mark.parametrize("name", [n for n in DELAYED if "woven" in n or "four" in n])
+def test_delayed_rows_of_any_type(name: str, dtype: DType) -> None:
+    _check_delayed(name, 128, "host", dtype)
+
+
+def _check_delayed(name: str, columns: int, target: str, dtype: DType) -> None:
+    make, inputs, actions = DELAYED[name]
+    kernel = make(columns, dtype)
+    loops = len(list(walk_loops(lower(kernel, Target.named(target)).nest)))
+    text = "; ".join(["parallel 1 grain 2", *(f"vectorise {n} by 32" for n in range(1, loops))])
+    at_once = [a for a in actions.split("; ") if not a.startswith("delay")]
+    plain = compile_kernel(kernel, Target.named(target), parse_schedule("; ".join([text, *at_once])))
+    native = compile_kernel(kernel, Target.named(target), parse_schedule(f"{text}; {actions}"))
     for rows, apart in ((1, 0), (2, 64), (3, 4), (7, 256), (6, 2048), (7, 4032), (5, 512)):
         rng = np.random.default_rng(rows)
-        arrays = [rng.standard_normal((rows, columns)).astype(np.float32) for _ in range(inputs)]
+        arrays = [(3 * rng.standard_normal((rows, columns))).astype(dtype.np) for _ in range(inputs)]
         (wanted,) = plain(*arrays)
-        memory = np.zeros(wanted.size + 2048, np.float32)
-        start = (arrays[0].ctypes.data // 64 * 64 + 4 * columns + apart - memory.ctypes.data) % 4096 // 4
-        out = memory[start : start + wanted.size]
+        memory = np.zeros(wanted.nbytes + 8192, np.uint8)
+        place = arrays[0].ctypes.data // 64 * 64 + dtype.itemsize * columns + max(apart, dtype.itemsize * bool(apart))
+        start = (place - memory.ctypes.data) % 4096
+        out = memory[start : start + wanted.nbytes]
         block = native.arguments([*arrays, out], {"R": rows})
-        for grain, threads in ((1, 1), (rows, 1), (3, 2)):
+        for grain, threads in ((1, 1), (rows, 1), (3, 2), (4, 7)):
             out[:] = 0
             default_pool().parallel(native.address, ctypes.addressof(block), rows, grain, threads)
             assert out.tobytes() == wanted.tobytes()
         out[:] = 0
         assert not memory.any()
+
+
+def test_values_of_other_types_wait_for_their_row() -> None:
+    """Places, numbers of two parts, truth values and one number of a row, which later loops of it need."""
+    k = KernelBuilder("mixed")
+    x, c, s = k.input("x", f32[ROWS, 64]), k.input("c", c64[ROWS, 64]), k.input("s", f32[ROWS])
+
+    def value(index: Any) -> Any:
+        at = k.reduce("argmax", 64, lambda j: x[index[0], j])
+        total = k.reduce("sum", 64, lambda j: c[index[0], j])
+        near = k.reduce("sum", 64, lambda j: c[index[0], j] * k.cast(apply("lt", j, at), c64) - total)
+        return c[index] * total + near * k.cast(s[index[0]], c64)
+
+    k.output("z", c64[ROWS, 64], value)
+    kernel = k.build()
+    loops = len(list(walk_loops(lower(kernel, Target.host()).nest)))
+    vectors = "; ".join(f"vectorise {n} by 16" for n in range(1, loops))
+    delays = "; ".join(f"delay {n} beside {n - 1}" for n in range(2, loops))
+    native = compile_kernel(kernel, None, parse_schedule(f"parallel 1 grain 9; {vectors}; nontemporal z; {delays}"))
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((9, 64)).astype(np.float32), rng.standard_normal((2, 9, 64)).astype(np.float32)
+    arrays = [a, (b[0] + 1j * b[1]).astype(np.complex64), rng.standard_normal(9).astype(np.float32)]
+    memory = np.zeros(9 * 64 + 8, np.complex64)
+    out = memory[-memory.ctypes.data % 64 // 8 :][: 9 * 64].reshape(9, 64)
+    block = native.arguments([*arrays, out], {"R": 9})
+    default_pool().parallel(native.address, ctypes.addressof(block), 9, 9, 1)
+    np.testing.assert_allclose(out, interpret(kernel, arrays)[0], rtol=1e-4, atol=1e-4)
 
 
 def test_rows_that_meet_are_kept() -> None:
