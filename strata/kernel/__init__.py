@@ -1,10 +1,12 @@
 """Kernel IR: scalar expressions over index spaces, with a builder, a verifier, text and a NumPy interpreter."""
 
+from strata.kernel.access import NOT_READ, check_access, contained, is_plain, numbered_reads
 from strata.kernel.algebra import Linear, linear
 from strata.kernel.build import Index, KernelBuilder, View
 from strata.kernel.choose import Machine, choose_schedule
 from strata.kernel.columns import columns_first
 from strata.kernel.cut import cut_stores
+from strata.kernel.inline import element, with_batch, with_names, with_sizes
 from strata.kernel.interp import identity, interpret
 from strata.kernel.ir import (
     REDUCTIONS,
@@ -25,7 +27,7 @@ from strata.kernel.ir import (
     rebuild,
     substitute_axes,
 )
-from strata.kernel.legal import check_schedule
+from strata.kernel.legal import check_own_schedule, check_schedule, loops_of
 from strata.kernel.moves import as_bits
 from strata.kernel.nans import is_below, need_no_nan
 from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, make_nest

@@ -32,6 +32,7 @@ def interpret(kernel: Kernel, inputs: Sequence[Array], sizes: Mapping[str, int] 
             continue
         value = np.broadcast_to(machine.over(store.value, axes), shape)
         index = tuple(np.broadcast_to(machine.over(i, axes), shape) for i in store.index)
+        machine.require_inside(store.value, index, outputs[store.buffer.name].shape)
         outputs[store.buffer.name][index] = value
     return [outputs[b.name] for b in kernel.outputs]
 
@@ -89,15 +90,21 @@ class _Machine:
         array = self.buffers[node.buffer.name]
         index = [np.broadcast_to(self.over(i, free), full) for i in node.index]
         if node.where is None:
-            for i, extent in zip(index, array.shape, strict=True):
-                if i.size and (i.min() < 0 or i.max() >= extent):
-                    raise RunError(f"{node!r}: index outside 0..{extent - 1}", code="X111")
+            self.require_inside(node, index, array.shape)
             return np.asarray(array[tuple(index)]) if index else np.broadcast_to(array, full)
         where = np.broadcast_to(self.over(node.where, free), full)
-        if array.size == 0:
-            return np.zeros(full, array.dtype)
         inside = tuple(np.where(where, i, 0) for i in index)
+        if array.size == 0:
+            self.require_inside(node, [i[where] for i in inside], array.shape)
+            return np.zeros(full, array.dtype)
+        self.require_inside(node, inside, array.shape)
         return np.where(where, array[inside], np.zeros((), array.dtype)).astype(array.dtype)
+
+    def require_inside(self, node: Expr, index: Sequence[Array], shape: Sequence[int]) -> None:
+        for i, extent in zip(index, shape, strict=True):
+            if i.size and (i.min() < 0 or i.max() >= extent):
+                bad = i[(i < 0) | (i >= extent)].flat[0]
+                raise RunError(f"{node!r}: index {bad} is outside 0..{extent - 1}", code="X111")
 
     def _scalar(self, name: str, dtype: DType, args: list[Array]) -> Array:
         match name:
@@ -122,6 +129,7 @@ class _Machine:
         running = scan_array(node.kind, body, node.exclusive, node.dtype)
         where = {a: np.arange(self.size(a.extent)).reshape([-1 if b is a else 1 for b in free]) for a in outer}
         position = np.broadcast_to(self.over(node.position, free), full)
+        self.require_inside(node, [position], [length])
         return np.asarray(running[(*(np.broadcast_to(where[a], full) for a in outer), position)])
 
 

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from strata.core import bounds
 from strata.errors import CompileError
 from strata.kernel.choose import runs_in_vectors
+from strata.kernel.columns import columns_first
 from strata.kernel.ir import Kernel
-from strata.kernel.nest import Block, MapLoop, ReduceLoop
+from strata.kernel.moves import as_bits
+from strata.kernel.nest import Block, MapLoop, ReduceLoop, make_nest
+from strata.kernel.normalize import normalize
 from strata.kernel.schedule import (
     Action,
     Delay,
@@ -23,12 +26,27 @@ from strata.kernel.schedule import (
     Vectorise,
     number_loops,
     parallel_chain,
+    parse_schedule,
     walk_loops,
 )
+from strata.kernel.short_sums import unroll_short_reductions
+from strata.kernel.weave import unroll_short_rows
 
 _MOST_LANES = 1024
 _MOST = 1 << 48  # of counts that become numbers of the code
 _ROW_ELEMENTS = 1 << 17  # of a row kept on a thread's stack
+
+
+def loops_of(normal: Kernel) -> tuple[Kernel, Block]:
+    """A normalized kernel in the form that code is made from, and its nest, whose loops schedules are about."""
+    ready = columns_first(unroll_short_rows(unroll_short_reductions(as_bits(normal))))
+    return ready, make_nest(ready)
+
+
+def check_own_schedule(kernel: Kernel) -> None:
+    """CompileError where the schedule that a kernel's text has does not fit it."""
+    if kernel.schedule:
+        check_schedule(parse_schedule(kernel.schedule), *loops_of(normalize(kernel)))
 
 
 def check_schedule(schedule: Schedule, kernel: Kernel, nest: Block) -> None:

@@ -26,6 +26,14 @@ class ScalarFunction:
     result: str
     numpy: Callable[..., Array]
     cost: int = 1  # rough instructions in one vector register, for schedule choices
+    kinds: str = "f"  # of numbers that it takes: f(loats), i(ntegers), b(ools), c(omplex numbers)
+
+    def takes(self, dtype: DType) -> bool:
+        """Whether it is defined for numbers of a type; those of four bits are only stored, cast and chosen."""
+        if dtype.is_int and dtype.bits < 8:
+            return "4" in self.kinds
+        kind = "b" if dtype.is_bool else "i" if dtype.is_int else "c" if dtype.is_complex else "f"
+        return kind in self.kinds
 
     def result_dtype(self, dtypes: tuple[DType, ...], given: DType | None) -> DType:
         match self.result:
@@ -209,18 +217,38 @@ def _rows() -> list[ScalarFunction]:
         ("isinf", 1, _integers_too(np.isinf, _false)), ("isfinite", 1, _integers_too(np.isfinite, _true)),
         ("signbit", 1, lambda x: x < 0 if np.asarray(x).dtype.kind in "iu" else np.signbit(x)),
     ]  # fmt: skip
-    rows = [ScalarFunction(name, arity, "same", _quiet(function), cost) for name, arity, function, cost in same]
-    rows += [ScalarFunction(name, arity, "bool", _quiet(function)) for name, arity, function in tests]
+    rows = [
+        ScalarFunction(name, arity, "same", _quiet(function), cost, _KINDS.get(name, "f"))
+        for name, arity, function, cost in same
+    ]
     rows += [
-        ScalarFunction("abs", 1, "real", _quiet(np.abs)),
-        ScalarFunction("real", 1, "real", np.real),
-        ScalarFunction("imag", 1, "real", np.imag),
+        ScalarFunction(name, arity, "bool", _quiet(function), kinds=_KINDS.get(name, "f"))
+        for name, arity, function in tests
+    ]
+    rows += [
+        ScalarFunction("abs", 1, "real", _quiet(np.abs), kinds="fic"),
+        ScalarFunction("real", 1, "real", np.real, kinds="c"),
+        ScalarFunction("imag", 1, "real", np.imag, kinds="c"),
         ScalarFunction("complex", 2, "complex", _complex),
-        ScalarFunction("select", 3, "second", np.where),
-        ScalarFunction("cast", 1, "given", lambda x: x),  # the target type is the node's: see interp
-        ScalarFunction("bitcast", 1, "given", lambda x: x),
+        ScalarFunction("select", 3, "second", np.where, kinds="fibc4"),
+        ScalarFunction("cast", 1, "given", lambda x: x, kinds="fibc4"),  # the target type is the node's: see interp
+        ScalarFunction("bitcast", 1, "given", lambda x: x, kinds="fi"),
     ]
     return rows
+
+
+_KINDS: Final = {  # of functions that take more than floats, or others
+    **dict.fromkeys(("add", "sub", "mul", "neg"), "fic"),
+    **dict.fromkeys(("div", "exp", "log", "sqrt"), "fc"),
+    **dict.fromkeys(("floordiv", "truncdiv", "mod", "rem", "pow", "sign", "fma", "signbit"), "fi"),
+    **dict.fromkeys(("floor", "ceil", "trunc", "round", "isinf", "isfinite"), "fi"),
+    **dict.fromkeys(("min", "max", "lt", "le", "gt", "ge"), "fib"),
+    **dict.fromkeys(("eq", "ne"), "fibc"),
+    **dict.fromkeys(("and", "or", "xor", "not"), "ib"),
+    **dict.fromkeys(("shl", "shr", "gcd"), "i"),
+    "isnan": "fic",
+    "conj": "c",
+}
 
 
 SCALARS: Final[dict[str, ScalarFunction]] = {row.name: row for row in _rows()}

@@ -16,13 +16,13 @@ kernel @softmax(x: f32[R, 8]) -> y: f32[R, 8] {
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from strata.core import Dim, Symbol, as_dtype, i64, parse_dim, sym
-from strata.errors import ParseError
+from strata.core import Dim, DType, Symbol, as_dtype, i64, parse_dim, sym, symbols
+from strata.errors import DTypeError, OptionError, ParseError
 from strata.kernel.ir import (
     REDUCTIONS,
     Axis,
@@ -129,8 +129,8 @@ def _show_number(value: object, dtype: str) -> str:
     return f"{value!r}:{dtype}".replace("(", "").replace(")", "")
 
 
-_HEAD = re.compile(r"kernel @([\w.]+)\((.*)\) -> (.*) \{\Z")
-_BUFFER = re.compile(r"(\w[\w.]*): (\w+)\[([^\]]*)\]")
+_HEAD = re.compile(r"kernel @([\w.]+)\((.*)\) -> (.*) \{\Z", re.ASCII)
+_BUFFER = re.compile(r"(\w[\w.]*): (\w+)\[([^\]]*)\]", re.ASCII)
 _SIZE = re.compile(r"size ([\w.]+) in (\d+)\.\.(\d*)\Z")
 _AXIS = re.compile(r"axis ([\w.]+) in (.+)\Z")
 _SCHEDULE = re.compile(r"schedule (.+)\Z")
@@ -141,6 +141,7 @@ _SCAN = re.compile(r"scan (\w+) (\S+) over ([\w.]+) (before|through) (.+)\Z")
 _CALL = re.compile(r"(\w+)(?:\.(\w+))?\((.*)\)\Z")
 _STORE = re.compile(r"store (\w[\w.]*)\[([^\]]*)\] = (\S+)(?: over (.+))?\Z")
 _NUMBER = re.compile(r"(.+):(\w+)\Z")
+_MOST_DIGITS = 400  # of a number: the largest of the floats, written out, has 309
 _REDUCES = re.compile(rf"= (?:{'|'.join(REDUCTIONS)}) \S+ over ")
 
 
@@ -212,7 +213,7 @@ def _parts(kernel: Kernel) -> tuple[Any, ...]:
 
 class _Parser:
     def __init__(self, text: str) -> None:
-        self.lines = [line.split("#")[0].strip() for line in text.strip().splitlines()]
+        self.lines = [line.split("#")[0].strip() for line in text.strip().split("\n")]
         self.symbols: dict[str, Symbol] = {}
         self.axes: dict[str, Axis] = {}
         self.buffers: dict[str, Buffer] = {}
@@ -225,31 +226,67 @@ class _Parser:
         return ParseError(f"kernel text, line {self.at + 1}: {reason}", code="P121", operands=(self.lines[self.at],))
 
     def kernel(self) -> Kernel:
-        head = _HEAD.match(self.lines[0])
+        self._require_short_numbers()
+        try:
+            return self._kernel()
+        except (ParseError, OptionError, DTypeError) as error:  # of a size, an element type or a schedule in a line
+            if error.code == "P121":
+                raise
+            raise self.fail(error.summary) from None
+        except RecursionError:
+            raise self.fail("a size is nested too deeply") from None
+
+    def _require_short_numbers(self) -> None:
+        for at, line in enumerate(self.lines):
+            if re.search(rf"\d{{{_MOST_DIGITS}}}", line):
+                self.at = at
+                raise self.fail(f"a number has {_MOST_DIGITS} digits or more")
+
+    def _kernel(self) -> Kernel:
+        told = [at for at, line in enumerate(self.lines) if line] or [0]
+        first, last = told[0], told[-1]
+        self.at = first
+        head = _HEAD.match(self.lines[first])
         if not head:
             raise self.fail("expected `kernel @name(inputs) -> outputs {`")
-        if self.lines[-1] != "}":
-            self.at = len(self.lines) - 1
+        if self.lines[last] != "}":
+            self.at = last
             raise self.fail("expected `}`")
-        body = self.lines[1:-1]
-        for self.at, line in enumerate(body, 1):
+        body = self.lines[first + 1 : last]
+        for self.at, line in enumerate(body, first + 1):
             match = _SIZE.match(line)
             if match:
+                self._require_new(match[1], self.symbols, "size")
                 made = sym(match[1], int(match[2]), int(match[3]) if match[3] else None)
                 self.symbols[match[1]] = next(a for m, _ in made.terms for a in m if isinstance(a, Symbol))
-        self.at = 0
+        self.at = first
         inputs, outputs = self._buffers(head[2]), self._buffers(head[3])
-        for self.at, line in enumerate(body, 1):
+        for self.at, line in enumerate(body, first + 1):
             if line and not _SIZE.match(line):
                 self._line(line)
         return Kernel(head[1], inputs, outputs, tuple(self.stores), self.schedule)
 
+    def _require_new(self, name: str, known: Mapping[str, object], what: str) -> None:
+        if name in known:
+            raise self.fail(f"a second {what} is called {name!r}")
+
     def _dim(self, text: str) -> Dim:
-        return parse_dim(text, self.symbols)
+        made = parse_dim(text, self.symbols)
+        unknown = [name for name in symbols(made) if name not in self.symbols]
+        if unknown:
+            raise self.fail(f"no size is called {unknown[0]!r}: add `size {unknown[0]} in 1..`")
+        if isinstance(made, int) and made < 0:
+            raise self.fail(f"{made} is not a size")
+        return made
 
     def _buffers(self, text: str) -> tuple[Buffer, ...]:
         made = []
-        for name, dtype, shape in _BUFFER.findall(text):
+        for part in _split(text):
+            match = _BUFFER.fullmatch(part)
+            if not match:
+                raise self.fail(f"expected `name: type[sizes]`, found {part!r}")
+            name, dtype, shape = match.groups()
+            self._require_new(name, self.buffers, "buffer")
             extents = tuple(self._dim(part) for part in _split(shape))
             self.buffers[name] = Buffer(name, as_dtype(dtype), extents)
             made.append(self.buffers[name])
@@ -258,15 +295,23 @@ class _Parser:
     def _line(self, line: str) -> None:
         if match := _AXIS.match(line):
             name = match[1]
+            self._require_new(name, self.axes, "axis")
             base = re.sub(r"\.\d+\Z", "", name)
-            self.axes[name] = Axis(base, self._dim(match[2]))
+            made = Axis(base, self._dim(match[2]))
+            twin = next((n for n, a in self.axes.items() if a is made), None)
+            if twin is not None:
+                raise self.fail(f"{name} and {twin} have one name and one extent: they are one axis")
+            self.axes[name] = made
         elif match := _VALUE.match(line):
+            self._require_new(f"%{match[1]}", self.values, "value")
             self.values[f"%{match[1]}"] = self._value(match[2])
         elif match := _STORE.match(line):
             axes = tuple(self._axis(a) for a in _split(match[4] or ""))
             index = tuple(self._operand(i) for i in _split(match[2]))
             self.stores.append(Store(self._buffer(match[1]), axes, index, self._operand(match[3])))
         elif match := _SCHEDULE.match(line):
+            if self.schedule:
+                raise self.fail("there is a schedule already")
             self.schedule = str(parse_schedule(match[1]))
         else:
             raise self.fail("expected size, axis, schedule, a value or store")
@@ -286,6 +331,10 @@ class _Parser:
             function = SCALARS[match[1]]
             if len(args) != function.arity:
                 raise self.fail(f"{match[1]} takes {function.arity} arguments, got {len(args)}")
+            if given is None and function.result == "given":
+                raise self.fail(f"{match[1]} needs a type: {match[1]}.f32(…)")
+            if given is not None and function.result != "given":
+                raise self.fail(f"{match[1]} takes no type, got {given}")
             return Scalar(match[1], args, function.result_dtype(tuple(a.dtype for a in args), given))
         if match := _LOAD.match(text):
             where = self._operand(match[3]) if match[3] else None
@@ -310,14 +359,20 @@ class _Parser:
         if text in ("true", "false"):
             return Const(text == "true", as_dtype("bool"))
         if re.fullmatch(r"-?\d+", text):
-            return Const(int(text), i64)
+            return self._number(text, i64)
         if match := _NUMBER.match(text):
-            dtype = as_dtype(match[2])
-            value = complex(match[1]) if dtype.is_complex else int(match[1]) if dtype.is_int else float(match[1])
-            return Const(np.asarray(value), dtype)
+            return self._number(match[1], as_dtype(match[2]))
         if text.startswith("(") and text.endswith(")"):
-            return Size(self._dim(text[1:-1]))
+            return Size(parse_dim(text[1:-1], self.symbols))
         raise self.fail(f"{text!r} is not a value")
+
+    def _number(self, text: str, dtype: DType) -> Expr:
+        try:
+            value = complex(text) if dtype.is_complex else int(text) if dtype.is_int else float(text)
+            with np.errstate(all="ignore"):  # a float that is too large for its type is infinite
+                return Const(np.asarray(value), dtype)
+        except (ValueError, OverflowError):
+            raise self.fail(f"{text!r} is not a number of type {dtype}") from None
 
 
 def _split(text: str) -> list[str]:

@@ -24,6 +24,7 @@ class Group:
     kernel: Kernel | None = None  # None: a host step
     updates: dict[Value, Value] = field(default_factory=dict)  # roots that start as another value, and that value
     sources: list[Value] = field(default_factory=list)  # of a step of one op: what each input is read from
+    is_closed: bool = False  # the kernel of an op that is not to be part of another
 
     @property
     def read_values(self) -> list[Value]:
@@ -32,7 +33,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        names = [n.op.name for n in self.nodes]
+        names = [n.op.called for n in self.nodes]
         return " + ".join(dict.fromkeys(names)) if len(names) < 12 else f"{names[0]} … {names[-1]} ({len(names)} ops)"
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strata.core import f32
+from strata.kernel import Kernel
 from strata.lir.fused import MAX_DEPTH, Group, KernelOf, typical
 from strata.lir.order import Costs, best_order
 from strata.lir.siblings import join_siblings
@@ -176,7 +177,7 @@ class _Grouper:
         for user in users:
             reading = self._traits(user)
             if not reading.lowers and id(user) not in self.reads_views:
-                return f"{user.op.name} is a step of its own"
+                return f"{user.op.called} is a step of its own"
             if reading.updates and user.inputs[0] == value:
                 return f"{user.op.name} changes it in place"
             in_place = reading.contracts or id(user) in self.reads_views
@@ -344,6 +345,12 @@ class _Grouper:
         group = Group(list(roots))
         if not self._traits(node).lowers:
             group.nodes = [node]
+            group.kernel = self._own_kernel(node)
+            if group.kernel is not None:
+                group.is_closed = True
+                group.reads, group.roots = list(node.inputs), list(node.outputs)
+                self.stored.update(node.outputs)
+                return group, {}
             group.sources = [self._base(x) if id(node) in self.reads_views else x for x in node.inputs]
             group.reads = list(dict.fromkeys(group.sources))
             group.roots = list(node.outputs)
@@ -358,6 +365,9 @@ class _Grouper:
         if not wrong:
             group.kernel = builder.k.build()
         return group, wrong
+
+    def _own_kernel(self, node: Node) -> Kernel | None:
+        return None if id(node) in self.whole else node.op.own_kernel(*(x.type for x in node.inputs))
 
     def _base(self, x: Value) -> Value:
         """The stored value or leaf that a view starts from."""
@@ -400,7 +410,7 @@ class _Grouper:
         read |= {x for g in groups for x in g.updates.values()} | self.results
         for group in groups:
             kept = [r for r in group.roots if r in read]
-            if group.kernel is None or not kept or len(kept) == len(group.roots):
+            if group.kernel is None or group.is_closed or not kept or len(kept) == len(group.roots):
                 continue
             dropped = set(group.roots) - set(kept)
             made = Group(kept)
@@ -415,6 +425,8 @@ class _Grouper:
 
     def _can_share(self, producer: Group, consumer: Group, reach: _Reach) -> bool:
         if producer.kernel is None or consumer.kernel is None or producer.updates or consumer.updates:
+            return False
+        if producer.is_closed or consumer.is_closed:
             return False
         roots = (*producer.roots, *consumer.roots)
         if len({r.shape for r in roots}) != 1 or len({r in self.fixed for r in roots}) != 1:

@@ -41,6 +41,8 @@ def join_siblings(order: list[Group], stored: set[Value], fixed: set[Value]) -> 
 
 def _joined(first: Group, second: Group, stored: set[Value], readers: dict[Value, int]) -> Group | None:
     """Both as one kernel, where that is sound and worth it."""
+    if first.is_closed or second.is_closed:
+        return None
     if first.kernel is None or second.kernel is None or len(first.roots) + len(second.roots) > MOST_ROOTS:
         return None
     shared = [x for x in first.reads if x in second.reads and not isinstance(x.node.op, (Input, Param, Constant))]

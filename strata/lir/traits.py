@@ -40,7 +40,7 @@ def traits(node: Node) -> Traits:
 
 
 def _probe(node: Node) -> Traits:
-    if not has_kernel(node.op):
+    if not has_kernel(node.op) or node.op.own_kernel(*(x.type for x in node.inputs)) is not None:
         return STEP
     k = KernelBuilder("probe")
     inputs = [k.input(f"in{i}", x.type) for i, x in enumerate(node.inputs)]

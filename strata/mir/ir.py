@@ -30,7 +30,7 @@ from strata.errors import (
 from strata.mir.origin import Origin, current_origin
 
 if TYPE_CHECKING:
-    from strata.kernel import Expr, KernelBuilder
+    from strata.kernel import Expr, Kernel, KernelBuilder
 
 OpT = TypeVar("OpT", bound="type[Op]")
 FnT = TypeVar("FnT", bound=Callable[..., Any])
@@ -115,6 +115,15 @@ class Op:
         `inputs` are the others. Such an op is a step of its own, and needs no copy where the first is not used again.
         """
         self.missing("lower_into")
+
+    def own_kernel(self, *types: TensorType) -> Kernel | None:
+        """For an op with `lower` that is not to be part of another kernel, for inputs of these types: its own."""
+        return None
+
+    @property
+    def called(self) -> str:
+        """The op in reports: a user's own has a name of its own."""
+        return self.name
 
     @classmethod
     def samples(cls) -> list[Any]:

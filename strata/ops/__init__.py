@@ -33,6 +33,7 @@ from strata.ops.custom import (
     extensions,
     require_no_traced_captures,
 )
+from strata.ops.custom_kernel import CustomKernel, kernel_text
 from strata.ops.elementwise import accepts
 from strata.ops.fft import fftfreq, hann_window, rfftfreq
 from strata.ops.indexing import CheckedIds, Indexed, id_error, may_be_empty
@@ -60,6 +61,7 @@ FAMILIES = (
     "creation",
     "cumulative",
     "custom",
+    "custom_kernel",
     "dequant",
     "einsum",
     "elementwise",

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from strata.mir import Graph, Value, as_tuple
-from strata.ops import CheckedIds, Indexed, may_be_empty
+from strata.ops import CheckedIds, CustomKernel, Indexed, may_be_empty
 from strata.passes.base import Pass, PassContext, register, rewrite
 
 
 @register
 @dataclass(frozen=True)
 class CheckIndices(Pass):
-    """Put `checked_ids` before every gather and scatter, so that an id out of range is an error, not clamped; with
-    `every=false` only before ops whose ids are always checked."""
+    """Put `checked_ids` before every gather and scatter, and before what a user's kernel reads at computed places, so
+    that an id out of range is an error, not clamped; with `every=false` only before ops that always check."""
 
     every: bool = True
     name: ClassVar[str] = "check_indices"
@@ -26,6 +26,8 @@ class CheckIndices(Pass):
 
     def _checked(self, out: Value, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         op = out.node.op
+        if isinstance(op, CustomKernel):
+            return op.with_checks(*inputs) if self.every else None
         if not isinstance(op, Indexed) or isinstance(op, CheckedIds):
             return None
         ids = inputs[op.ids_at]

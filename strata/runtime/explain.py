@@ -92,8 +92,8 @@ def explain_plan(lir: Lir, fusion: FusionReport) -> Explanation:
         memory = "known when the sizes are: " + ", ".join(sorted(lir.symbols))
     cuts = tuple(
         CutLine(
-            c.producer.op.name,
-            c.consumer.op.name if c.consumer is not None else None,
+            c.producer.op.called,
+            c.consumer.op.called if c.consumer is not None else None,
             c.reason,
             c.producer.origin.place,
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from strata.mir import METHODS, near
 from strata.tensor import random
-from strata.tensor.control import checkpoint, cond, custom_jvp, custom_op, custom_vjp, scan, while_loop
+from strata.tensor.control import checkpoint, cond, custom_jvp, custom_vjp, scan, while_loop
 from strata.tensor.creation import (
     arange,
     asarray,
@@ -27,6 +27,7 @@ from strata.tensor.creation import (
     tri,
     zeros,
 )
+from strata.tensor.custom import custom_op
 from strata.tensor.functional import grad, hvp, jacfwd, jacrev, jvp, value_and_grad, vjp, vmap
 from strata.tensor.jit import Jitted, jit
 from strata.tensor.plan import Plan

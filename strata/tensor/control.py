@@ -11,7 +11,7 @@ from strata import ops
 from strata.core import flatten, here, tree_map, unflatten
 from strata.errors import OptionError, ShapeError
 from strata.mir import Value, placeholder
-from strata.ops import CustomFn, Extension, extensions, make_graph, numbered, trace_body, zeros
+from strata.ops import CustomFn, make_graph, numbered, trace_body, zeros
 from strata.tensor.functional import value_of, values_of
 from strata.tensor.tensor import Tensor, lowered
 
@@ -20,7 +20,7 @@ def _tree_values(tree: Any, what: str) -> Any:
     return tree_map(lambda x: value_of(x, what), tree)
 
 
-def _tree_tensors(tree: Any) -> Any:
+def tree_tensors(tree: Any) -> Any:
     return tree_map(lambda v: Tensor(v) if isinstance(v, Value) else v, tree)
 
 
@@ -45,7 +45,7 @@ def scan(
         reverse=reverse,
         checkpoints=checkpoints,
     )
-    return _tree_tensors(carry), _tree_tensors(ys)
+    return tree_tensors(carry), tree_tensors(ys)
 
 
 def cond(predicate: Any, then: Callable[..., Any], orelse: Callable[..., Any], *args: Any) -> Any:
@@ -53,12 +53,12 @@ def cond(predicate: Any, then: Callable[..., Any], orelse: Callable[..., Any], *
     if not callable(then) or not callable(orelse):
         raise OptionError("cond: takes a predicate, two functions and their arguments", code="O251", place=here())
     values = _tree_values(list(args), "cond")
-    return _tree_tensors(ops.cond(value_of(predicate, "cond"), lowered(then), lowered(orelse), *values))
+    return tree_tensors(ops.cond(value_of(predicate, "cond"), lowered(then), lowered(orelse), *values))
 
 
 def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, max_iter: int | None = None) -> Any:
     """body(body(…body(init))) as long as cond(state) is true; reverse-mode derivatives need `max_iter`."""
-    return _tree_tensors(ops.while_loop(lowered(cond), lowered(body), _tree_values(init, "while_loop"), max_iter))
+    return tree_tensors(ops.while_loop(lowered(cond), lowered(body), _tree_values(init, "while_loop"), max_iter))
 
 
 def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,7 +67,7 @@ def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(fn, updated=())
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         inner = ops.checkpoint(lowered(lambda *given: fn(*given, **kwargs)))
-        return _tree_tensors(inner(*_tree_values(list(args), "checkpoint")))
+        return tree_tensors(inner(*_tree_values(list(args), "checkpoint")))
 
     return checkpointed
 
@@ -119,7 +119,7 @@ class CustomDerivative:
         finally:
             self._in_rule.reset(token)
         outs = CustomFn(forward, backward, tangent)(*values, *traced.captures)
-        return _tree_tensors(traced.restore(outs))
+        return tree_tensors(traced.restore(outs))
 
     @property
     def _name(self) -> str:
@@ -130,10 +130,10 @@ class CustomDerivative:
 
     def _backward_graph(self, traced: Any, leaves: Any, structure: Any) -> Any:
         assert self.backward is not None
-        args = _tree_tensors(unflatten(structure, traced.inputs))
+        args = tree_tensors(unflatten(structure, traced.inputs))
         outs = [placeholder("out", r.type) for r in traced.results]
         cts = [placeholder("ct", r.type) for r in traced.results]
-        given = self.backward(tuple(args), _tree_tensors(traced.restore(outs)), _tree_tensors(traced.restore(cts)))
+        given = self.backward(tuple(args), tree_tensors(traced.restore(outs)), tree_tensors(traced.restore(cts)))
         found = _one_each(given, args, structure, f"{self._name}: the backward rule")
         results = [
             zeros(x.shape, x.dtype) if g is None else g
@@ -148,7 +148,7 @@ class CustomDerivative:
     def _tangent_graph(self, traced: Any, leaves: Any, structure: Any) -> Any:
         assert self.tangent is not None
         tangents = [placeholder("t", v.type) for v in traced.inputs]
-        args, directions = (_tree_tensors(unflatten(structure, v)) for v in (traced.inputs, tangents))
+        args, directions = (tree_tensors(unflatten(structure, v)) for v in (traced.inputs, tangents))
         pair = self.tangent(tuple(args), tuple(directions))
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise OptionError(f"{self._name}: the tangent rule must return (out, tangent)", code="T215", place=here())
@@ -194,52 +194,3 @@ def custom_vjp(fn: Callable[..., Any]) -> CustomDerivative:
 def custom_jvp(fn: Callable[..., Any]) -> CustomDerivative:
     """A function whose tangent is set by `fn.defjvp(...)`."""
     return CustomDerivative(fn)
-
-
-def custom_op(
-    fn: Callable[..., Any] | None = None,
-    *,
-    name: str | None = None,
-    infer: Callable[..., Any] | None = None,
-    vjp: Callable[..., Any] | None = None,
-    jvp: Callable[..., Any] | None = None,
-    vmap: Callable[..., Any] | None = None,
-    differentiable: bool = True,
-) -> Any:
-    """An op that runs a Python function of NumPy arrays.
-
-    `infer(*types)` gives the type of the result, or a tuple of them; without it the result is like the first argument.
-    `vjp(*tensors, out=, ct=)` gives a cotangent or None for each argument, `jvp(*tensors, out=, dx=)` the tangent.
-    """
-
-    def decorate(execute: Callable[..., Any]) -> Callable[..., Any]:
-        label = name or str(getattr(execute, "__name__", "custom"))
-        extension = Extension(
-            label,
-            infer=lambda *types, attrs: types[0] if infer is None else infer(*types),
-            execute=lambda *arrays, attrs: execute(*arrays),  # noqa: PLW0108 - attrs is dropped
-            vjp=None if vjp is None else _tensor_rule(vjp),
-            jvp=None if jvp is None else _tensor_rule(jvp),
-            vmap=None if vmap is None else _tensor_rule(vmap),
-            differentiable=differentiable,
-        )
-        extensions().register(extension)
-
-        @wraps(execute, updated=())
-        def apply(*args: Any) -> Any:
-            outs = ops.Custom(extension)(*(value_of(a, label) for a in args))
-            return Tensor(outs[0]) if len(outs) == 1 else tuple(Tensor(v) for v in outs)
-
-        return apply
-
-    return decorate if fn is None else decorate(fn)
-
-
-def _tensor_rule(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule of tensors as one of graph values; `attrs` is not for these ops."""
-    inner = lowered(rule)
-
-    def apply(*inputs: Any, attrs: Any = None, **named: Any) -> Any:
-        return inner(*inputs, **{k: _tree_tensors(v) for k, v in named.items()})
-
-    return apply

@@ -271,6 +271,9 @@ def check_dtypes(cls: type[Op], sample: Sample) -> None:
 
 def lower_alone(op: Op, types: Sequence[TensorType]) -> Kernel:
     """The kernel of one op on buffers."""
+    own = op.own_kernel(*types)
+    if own is not None:
+        return own
     k = KernelBuilder(op.name)
     inputs = [k.input(f"in{i}", t) for i, t in enumerate(types)]
     outs = as_tuple(op.infer(*types))

@@ -20,17 +20,13 @@ from strata.kernel import (
     Kernel,
     Machine,
     Schedule,
-    as_bits,
     check_schedule,
     choose_schedule,
-    columns_first,
     cut_stores,
-    make_nest,
+    loops_of,
     normalize,
     parse_schedule,
     split_reductions,
-    unroll_short_reductions,
-    unroll_short_rows,
 )
 
 
@@ -67,8 +63,7 @@ def lower(kernel: Kernel, target: Target, schedule: Schedule | None = None) -> L
 
 
 def _lowered(normal: Kernel, target: Target, schedule: Schedule | None = None) -> Lowered:
-    normal = columns_first(unroll_short_rows(unroll_short_reductions(as_bits(normal))))
-    nest = make_nest(normal)
+    normal, nest = loops_of(normal)
     if schedule is not None:
         check_schedule(schedule, normal, nest)
     chosen = schedule or choose_schedule(normal, nest, machine_of(target))
