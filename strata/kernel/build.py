@@ -37,6 +37,7 @@ from strata.kernel.ir import (
     load,
     size,
 )
+from strata.kernel.picks import picked
 from strata.kernel.scalars import SCALARS
 
 Index = tuple[Expr, ...]
@@ -192,7 +193,9 @@ class KernelBuilder:
         axes = tuple(Axis(f"r{self._depth}{chr(97 + n)}", extent) for n, extent in enumerate(spans))
         self._depth += 1
         try:
-            return Reduce(kind, axes, body(*axes))
+            value = body(*axes)
+            term = picked(axes, value) if kind == "sum" else None
+            return Reduce(kind, axes, value) if term is None else term
         finally:
             self._depth -= 1
 

@@ -15,7 +15,7 @@ from math import prod
 
 from strata.core import Dim, i64, known_le
 from strata.kernel.algebra import linear
-from strata.kernel.ir import Axis, Expr, Kernel, Reduce, Scalar, Scan, Store, postorder, size, substitute_axes
+from strata.kernel.ir import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder, size, substitute_axes
 from strata.kernel.nest import known_bytes
 from strata.kernel.normalize import divisions, split_store_axis
 from strata.kernel.windows import unroll_windows
@@ -84,8 +84,15 @@ def _opened(kernel: Kernel, stores: Region) -> Region:
 
 
 def _breaks_lines(stores: Region, points: Sequence[Dim]) -> bool:
-    """Whether short parts of rows would be written apart from the rest of cache lines that go past the caches."""
-    row = stores[0].axes[-1].extent
+    """Whether short parts of rows would be written apart from the rest of cache lines that go past the caches.
+
+    Only where every part reads elements in their order, of at least four bytes: others, under masks, cost more than
+    lines in two pieces."""
+    axis = stores[0].axes[-1]
+    row = axis.extent
+    masked = [n for n in postorder(s.value for s in stores) if isinstance(n, Load) and n.where is not None]
+    if any(n.dtype.itemsize < 4 or linear(n.index[-1]).terms.get(axis) != 1 for n in masked):
+        return False
     ends = [0, *points, row]
     short = not known_le(row, _SHORT) and any(known_le(b - a, _SHORT - 1) for a, b in pairwise(ends))
     return short and any(known_bytes(s.buffer) >= _FAR for s in stores)

@@ -31,6 +31,17 @@ class Accumulator:
         return self.kind in ("argmax", "argmin")
 
     @property
+    def ends_early(self) -> bool:
+        """Whether one value can decide the result."""
+        return self.kind in ("any", "all")
+
+    def may_change(self, state: str, lanes: int) -> str:
+        """Whether no value so far has decided it, as an i1."""
+        type_ = f"i{lanes}"
+        bits = self.f.convert("bitcast", vector("i1", lanes), state, type_) if lanes > 1 else state
+        return self.f.compare("eq", type_, bits, 0 if self.kind == "any" else -1)
+
+    @property
     def parts(self) -> int:
         """Registers carried."""
         return 2 if self.is_argument or self.dtype.is_complex else 1

@@ -8,6 +8,7 @@ from dataclasses import replace
 from strata.backends.llvm.accumulate import Accumulator
 from strata.backends.llvm.builder import Value, bits_of, vector, vector_constant
 from strata.backends.llvm.emit_loops import Loops, Segment
+from strata.backends.llvm.native import while_loop
 from strata.backends.llvm.registers import Parts, register_type
 from strata.core import DType, bounds, i32, i64
 from strata.kernel import Axis, Block, Expr, MapLoop, ReduceLoop, Scalar
@@ -149,8 +150,11 @@ class Reductions(Loops):
         step: int,
         run: RunRange,
     ) -> list[str]:
-        """Long float sums block by block, each from zero, so that rounding grows with the blocks and not the terms."""
+        """Long float sums block by block, each from zero, so that rounding grows with the blocks and not the terms.
+        Whether any or all are true is known after the first that decides it."""
         block = step * _BLOCK_STEPS
+        if step > 1 and len(accumulators) == 1 and accumulators[0].ends_early and not self.filling:
+            return self._until_decided(accumulators[0], widths[0], ends, carried, step, run)
         if not is_long(loop, accumulators, step):
             return run(*ends, carried)
 
@@ -163,6 +167,25 @@ class Reductions(Loops):
             return [part for parts in joined for part in parts]
 
         return self.f.loop(*ends, block, carried, one)
+
+    def _until_decided(
+        self, accumulator: Accumulator, width: int, ends: tuple[Value, Value], carried: Sequence[tuple[str, Value]],
+        step: int, run: RunRange,
+    ) -> list[str]:  # fmt: skip
+        """A block after the other, each twice as long as the last, while the result may still change."""
+        f, (low, high) = self.f, ends
+
+        def undecided(values: list[str]) -> str:
+            left = f.compare("slt", "i64", values[0], high)
+            return f.binary("and", "i1", left, accumulator.may_change(values[2], width))
+
+        def block(values: list[str]) -> Sequence[Value]:
+            start, length, *state = values
+            stop = f.smin(f.add(start, length), high)
+            longer = f.smin(f.mul(length, 2), step * _BLOCK_STEPS)
+            return [stop, longer, *run(start, stop, accumulator.typed(state, width))]
+
+        return while_loop(f, [("i64", low), ("i64", step), *carried], undecided, block)[2:]
 
     def _accumulate(
         self, loop: ReduceLoop, accumulators: list[Accumulator], widths: list[int], values: Sequence[str]

@@ -10,7 +10,7 @@ import pytest
 
 import strata as st
 from strata.core import Target
-from strata.kernel import Kernel, Load, cut_stores, postorder
+from strata.kernel import Kernel, Load, cut_stores, normalize, postorder
 
 TARGETS = [name for name in ("host", "avx2", "baseline") if Target.named(name).runs_on(Target.host())]
 
@@ -145,3 +145,18 @@ def test_on_every_target(target: str) -> None:
     x = np.random.default_rng(0).normal(size=(40, 37)).astype(np.float32)
     (got,) = compile_kernel(part, Target.named(target))(x)
     np.testing.assert_array_equal(got, np.pad(x, ((2, 1), (3, 4)), "reflect"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [("reflect", "f32"), ("edge", "f32"), ("symmetric", "f64"), ("constant", "u8")]
+)
+def test_long_borders_are_plain_loops_where_masks_cost_more(mode: Any, dtype: str) -> None:
+    widths = ((2, 1), (3, 5))
+    rows = 2300 if dtype == "f32" else 1200 if dtype == "f64" else 9000
+
+    def build(x: Any) -> Any:
+        return st.ops.pad(x, widths, mode)
+
+    (kernel,) = kernels(build, (rows, 1000), dtype=dtype)
+    assert all(map(is_plain, cut_stores(normalize(kernel))))
+    check(build, lambda x: np.pad(x, widths, mode), (rows, 1000), dtype=dtype)
