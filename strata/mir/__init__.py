@@ -16,6 +16,7 @@ from strata.mir.ir import (
     arity,
     as_tuple,
     describe_operand,
+    field_symbols,
     function,
     make_node,
     near,

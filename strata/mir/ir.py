@@ -125,6 +125,10 @@ class Op:
         """The op in reports: a user's own has a name of its own."""
         return self.name
 
+    def spread_shapes(self, *inputs: Any) -> Sequence[tuple[Sequence[Dim], Sequence[Dim]]]:
+        """Shapes of operands that are broadcast, with those they are broadcast to; element-wise ops need not say."""
+        return ()
+
     @classmethod
     def samples(cls) -> list[Any]:
         return []

@@ -7,6 +7,7 @@ the plain average of V and never NaN; a bias below -1e9 (such as -inf) drops too
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,6 +151,17 @@ class AttentionFamily(Op):
             self.require(
                 fits, f"the offset {offset} must have one number, or one for each of {sizes.batch} rows", code="S265"
             )
+
+    def spread_shapes(self, *inputs: TensorType) -> list[tuple[Sequence[Dim], Sequence[Dim]]]:
+        q, k, v, *rest = inputs
+        sizes = self.sizes(q, k, v)
+        found: list[tuple[Sequence[Dim], Sequence[Dim]]] = []
+        extra = rest[len(rest) - (self.mask != "none") - self.has_offset :]
+        if self.mask != "none":
+            found.append((extra[0].shape, (sizes.batch, self.num_heads, sizes.queries, sizes.keys)))
+        if self.has_offset:
+            found.append((extra[-1].shape, (sizes.batch,)))
+        return found
 
     # ------------------------------------------------------------------------------------------------- graph building
 

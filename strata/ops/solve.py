@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -135,6 +136,10 @@ class LinearSolve(Op):
         )
         batch = broadcast_shapes(a.shape[:-2], b.shape[:-2], what=self.name)
         return b.with_shape([*batch, *b.shape[-2:]])
+
+    def spread_shapes(self, *inputs: TensorType) -> list[tuple[Sequence[Dim], Sequence[Dim]]]:
+        batch = self.infer(*inputs).shape[:-2]
+        return [(t.shape[:-2], batch) for t in inputs]
 
     def vmap(self, a: Value, b: Value, *, batched: tuple[bool, ...], size: Dim) -> Value:
         rank = max(v.ndim - flag for v, flag in zip((a, b), batched, strict=True))

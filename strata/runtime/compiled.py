@@ -14,7 +14,7 @@ from strata.backends import Executable, Quick
 from strata.config import config
 from strata.core import here, new_rlock
 from strata.errors import OptionError, UnknownNameError
-from strata.lir import Lir, SizeCheck, Spread, check_sizes, size_checks
+from strata.lir import Lir, RuleCheck, SizeCheck, Spread, check_sizes, size_checks
 from strata.mir import Graph, infer_binding, leaf_name, near
 from strata.runtime.arrays import USABLE, StoredArray, check_output, kept_apart, read_array
 from strata.runtime.extent import Extents
@@ -46,7 +46,7 @@ class CompiledGraph:
         source: Graph | None = None,
         device: str = "cpu",
         replan: Callable[[], Lir] | None = None,
-        checks: tuple[SizeCheck, ...] | None = None,
+        checks: tuple[SizeCheck | RuleCheck, ...] | None = None,
         again: Callable[[Mapping[str, int]], CompiledGraph] | None = None,
     ) -> None:
         """`replan` makes the whole plan where `lir`, read from a cache, has only what running needs.

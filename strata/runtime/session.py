@@ -12,7 +12,7 @@ from strata.backends import backend_for
 from strata.config import config
 from strata.core import located
 from strata.errors import OptionError
-from strata.lir import Lir, SizeCheck
+from strata.lir import Lir, RuleCheck, SizeCheck
 from strata.mir import Graph
 from strata.modules import making_much
 from strata.runtime.compiled import CompiledGraph
@@ -68,7 +68,9 @@ class Session:
             executable = self.backend.compile(lir)
         return CompiledGraph(lir, executable, options or self.options, source=source, device=self.device)
 
-    def compile_stored(self, lir: Lir, checks: tuple[SizeCheck, ...], graph: Callable[[], Graph]) -> CompiledGraph:
+    def compile_stored(
+        self, lir: Lir, checks: tuple[SizeCheck | RuleCheck, ...], graph: Callable[[], Graph]
+    ) -> CompiledGraph:
         """Machine code for a plan that was read back; `graph` makes the program again, for explanations."""
         with phase("code"):
             executable = self.backend.compile(lir)

@@ -21,13 +21,12 @@ from strata.config import config, logger
 from strata.core import Dim, Symbol, Target, TensorType, as_dtype, parse_dim
 from strata.errors import FileError, StrataError
 from strata.kernel import StoredKernel, show_kernel
-from strata.lir import Buffer, Io, Lir, Spacing, Step
+from strata.lir import Buffer, Io, Lir, Spacing, Step, node_text
 from strata.mir import (
     Constant,
     Graph,
     Input,
     Literal,
-    Node,
     Param,
     Value,
     leaf_name,
@@ -159,7 +158,7 @@ def write_plan(lir: Lir, source: Graph | None = None) -> bytes | None:
             s.name, s.inputs, s.outputs, s.label, s.phase, s.updates,
             None if s.kernel is None else number(texts, show_kernel(s.kernel)),
             None if (kept := s.slides if s.kernel is not None else s.nodes[0]) is None
-            else number(nodes, _node_text(kept)),
+            else number(nodes, node_text(kept)),
             None if s.views is None else [[str(v.start), [str(d) for d in v.strides]] for v in s.views],
         ]
         for s in lir.schedule
@@ -179,14 +178,6 @@ def write_plan(lir: Lir, source: Graph | None = None) -> bytes | None:
         "constants": constants,
     }
     return json.dumps(head).encode() + b"\n" + b"".join(blobs)
-
-
-def _node_text(node: Node) -> str:
-    """One op as the text of a graph that applies it to inputs."""
-    graph = Graph("op")
-    inputs = [graph.input(f"x{i}", x.type) for i, x in enumerate(node.inputs)]
-    made = node.op(*inputs)
-    return str(graph.outputs(*(made if isinstance(made, tuple) else (made,))))
 
 
 def _source_constants(source: Graph | None) -> dict[Literal, int]:

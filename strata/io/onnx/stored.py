@@ -23,11 +23,11 @@ from strata.io.onnx.file import ModelFile
 from strata.io.onnx.frames import Guard
 from strata.io.onnx.items import NOTHING, Nothing
 from strata.io.onnx.plans import Declared, Plan, Port, Shapes
-from strata.lir import SizeCheck, size_checks
+from strata.lir import RuleCheck, SizeCheck, size_checks
 from strata.mir import Graph
 from strata.runtime import DAMAGED, CompiledGraph, Session, StoredArray, code_version, read_plan, write_plan
 
-FORMAT = 1
+FORMAT = 2
 MOST_BYTES = 16 << 20  # of arrays in an entry; a model that makes more while it is read is read again
 Array = np.ndarray | StoredArray
 
@@ -117,8 +117,10 @@ def write_stored(
     code = b""
     if plan.compiled is not None:
         checks = size_checks(plan.compiled.source)
-        head["checks"] = [[c.op, str(c.left), str(c.right), c.spreads] for c in checks]
-        dims += [d for c in checks for d in (c.left, c.right)]
+        sizes = [c for c in checks if isinstance(c, SizeCheck)]
+        head["checks"] = [[c.op, str(c.left), str(c.right), c.spreads] for c in sizes]
+        head["rules"] = [c.to_text() for c in checks if isinstance(c, RuleCheck)]
+        dims += [d for c in sizes for d in (c.left, c.right)]
         code = write_plan(plan.compiled.lir) or b""
     if writer.size + len(code) > MOST_BYTES or any(g.test.__name__ not in COMPARISONS for g in plan.guards):
         return None
@@ -199,7 +201,8 @@ class _Reader:
         lir = read_plan(self._rest[:size], None, graph)
         rows = self.head["checks"]
         checks = [SizeCheck(str(op), self._dim(a), self._dim(b), None, spreads is True) for op, a, b, spreads in rows]
-        compiled = session.compile_stored(lir, tuple(checks), graph)
+        rules = [RuleCheck(str(text)) for text in self.head["rules"]]
+        compiled = session.compile_stored(lir, (*checks, *rules), graph)
         for name, row in self.head["params"].items():
             compiled.set_param(name, self._param(row))
         return compiled

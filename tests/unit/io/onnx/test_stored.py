@@ -17,7 +17,7 @@ pytest.importorskip("onnx", reason="ONNX models need the package onnx")
 from strata.cache import default_store
 from strata.config import using
 from strata.core import sym
-from strata.errors import FileError
+from strata.errors import FileError, ShapeError
 from strata.io.onnx import load, reads
 from strata.io.onnx import model as importer
 from strata.io.onnx.file import BLOCK, ModelFile
@@ -95,6 +95,21 @@ def test_a_stored_model_is_not_read(
         np.testing.assert_allclose(again.run(x=wide)[0], expected(wide, weights), rtol=1e-4, atol=1e-4)
         assert len(traced) == count
         assert again.is_symbolic
+
+
+def test_sizes_that_an_op_cannot_take_are_refused(traced: list[Any], tmp_path: Path) -> None:
+    nodes = [node("Exp", ["x"], ["e"]), node("TopK", ["e", "k"], ["y", "at"], axis=0)]
+    proto = model(nodes, [port("x", ["N"])], [port("y", [5])], initializers={"k": np.array([5], np.int64)})
+    path = tmp_path / "best.onnx"
+    path.write_bytes(proto.SerializeToString())
+    x = np.arange(7, dtype=np.float32) / 8
+    for _ in range(2):
+        loaded = load(path)
+        np.testing.assert_allclose(loaded.run(x=x)[0], np.exp(x)[:1:-1], rtol=1e-6)
+        count = len(traced)
+        with pytest.raises(ShapeError, match="k = 5 elements"):
+            loaded.run(x=x[:4])
+    assert len(traced) == count  # of the first model
 
 
 def test_another_process_imports_nothing_of_onnx(rng: np.random.Generator, tmp_path: Path, store: Path) -> None:
