@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strata.backends.llvm import emit_scalar
-from strata.backends.llvm.builder import Function, Module, Value
+from strata.backends.llvm.builder import Function, Module, Value, constant, vector
 from strata.backends.llvm.native import (
     arguments,
     around,
@@ -70,13 +70,42 @@ class _Scatter:
         """Elements of a row that go together, the most first."""
         return tuple(lanes for lanes in (self.lanes, FEW, 1) if lanes <= self.lanes)
 
-    def position(self, f: Function, ids: Value, index: Value, size: Value) -> Value:
-        """An id as a position inside its axis, whatever its value."""
-        raw = f.load(memory_type(self.ids), f.address(memory_type(self.ids), ids, index), self.ids.itemsize)
-        at: Value = f.convert("sext", memory_type(self.ids), raw, "i64")
+    @property
+    def together(self) -> int:
+        """Ids that are looked at together."""
+        lanes = self.target.lanes(8)
+        return lanes if lanes >= FEW else 1
+
+    def positions(self, f: Function, ids: Value, index: Value, size: Value, count: int = 1) -> list[str]:
+        """Ids as positions inside their axis, whatever their values."""
+        element = memory_type(self.ids)
+        kind, wide = vector(element, count), vector("i64", count)
+        at = f.load(kind, f.address(element, ids, index), self.ids.itemsize)
+        if element != "i64":
+            at = f.convert("sext", kind, at, wide)
+        zero = constant(wide, 0)
         if self.wrap:
-            at = f.select("i64", f.compare("slt", "i64", at, 0), f.add(at, size), at)
-        return f.smax(f.smin(at, f.sub(size, 1)), 0)
+            behind = f.binary("add", wide, at, f.splat(wide, size))
+            at = f.select(wide, f.compare("slt", wide, at, zero), behind, at)
+        at = f.intrinsic("smin", wide, at, f.splat(wide, f.sub(size, 1)))
+        at = f.intrinsic("smax", wide, at, zero)
+        return [f.extract(wide, at, i) for i in range(count)] if count > 1 else [at]
+
+    def each(
+        self, f: Function, ids: Value, start: Value, span: tuple[Value, Value], size: Value,
+        body: Callable[[Value, Value], None],
+    ) -> None:  # fmt: skip
+        """body(i, position of ids[start + i]) for each i of a span, in order."""
+        low, high = span
+        for count in dict.fromkeys((self.together, 1)):
+
+            def some(i: str, _: list[str], count: int = count) -> None:
+                for k, at in enumerate(self.positions(f, ids, f.add(start, i), size, count)):
+                    body(f.add(i, k), at)
+
+            end = high if count == 1 else f.add(low, f.round_down(f.sub(high, low), count))
+            f.loop(low, end, count, (), some)
+            low = end
 
     def combine(self, f: Function, out: Value, at: Value, updates: Value, source: Value, lanes: int) -> None:
         new = load_element(f, self.dtype, updates, source, lanes, self.target)
@@ -110,12 +139,14 @@ class _Scatter:
                 number = f.add(f.mul(batch, count), i)
                 row: Value = f.mul(batch, rows)
                 for c, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
-                    at = self.position(f, ids, f.add(f.mul(number, self.coordinates), c), size)
+                    (at,) = self.positions(f, ids, f.add(f.mul(number, self.coordinates), c), size)
                     row = f.add(row, at if self.coordinates == 1 else f.mul(at, stride))
                 return row, number
 
             def known(i: str, _: list[str]) -> None:
-                row, number = place(i)
+                move_known(*place(i))
+
+            def move_known(row: Value, number: Value) -> None:
                 to, source, at = f.mul(row, self.width), f.mul(number, self.width), 0
                 for lanes in self.steps:
                     while at + lanes <= self.width:
@@ -134,7 +165,12 @@ class _Scatter:
                     f.loop(low, high, lanes, (), move)
                     low = high
 
-            f.loop(0, count, 1, (), known if self.width else one)
+            if self.width and self.coordinates == 1:
+                before, first_row = f.mul(batch, count), f.mul(batch, rows)
+                span, (size,) = (0, count), sizes
+                self.each(f, ids, before, span, size, lambda i, at: move_known(f.add(first_row, at), f.add(before, i)))
+            else:
+                f.loop(0, count, 1, (), known if self.width else one)
 
         f.loop("%begin", "%end", 1, (), point)
         f.ret()
@@ -157,24 +193,26 @@ class _Scatter:
             first = f.mul(part, LINES)
             last = f.smin(f.add(first, LINES), post)
 
-            def last_axis(j: str, _: list[str]) -> None:
-                source = f.add(f.mul(line, n), j)
-                self.combine(f, out, f.add(base, self.position(f, ids, source, size)), updates, source, 1)
+            def last_axis() -> None:
+                row = f.mul(line, n)
+
+                def one(j: Value, at: Value) -> None:
+                    self.combine(f, out, f.add(base, at), updates, f.add(row, j), 1)
+
+                self.each(f, ids, row, (0, n), size, one)
 
             def along(j: str, _: list[str]) -> None:
                 row = f.mul(f.add(f.mul(line, n), j), post)
 
-                def one(q: str, _: list[str]) -> None:
-                    source = f.add(row, q)
-                    at = self.position(f, ids, source, size)
+                def one(q: Value, at: Value) -> None:
                     to = f.add(f.add(base, f.mul(at, behind)), start(after, q, q))
-                    self.combine(f, out, to, updates, source, 1)
+                    self.combine(f, out, to, updates, f.add(row, q), 1)
 
-                f.loop(first, last, 1, (), one)
+                self.each(f, ids, row, (first, last), size, one)
 
             plain = f.compare("eq", "ptr", after, "null")
             is_last = f.binary("and", "i1", f.compare("eq", "i64", f.smax(post, behind), 1), plain)
-            f.if_(is_last, lambda: _each(f, n, last_axis), lambda: _each(f, n, along))
+            f.if_(is_last, last_axis, lambda: f.loop(0, n, 1, (), along))
 
         f.loop("%begin", "%end", 1, (), point)
         f.ret()
@@ -252,10 +290,6 @@ class _Scatter:
             *number_slots(count, width, math.prod(sizes), blocks, block, *pairs),
         ]
         return [Call("rows", slots, batches * blocks)]
-
-
-def _each(f: Function, count: Value, body: Callable[[str, list[str]], None]) -> None:
-    f.loop(0, count, 1, (), body)
 
 
 def _joined(f: Function, kind: str, dtype: DType, lanes: int, old: Parts, new: Parts, target: Target) -> Parts:

@@ -109,3 +109,27 @@ def test_symbolic_sizes(native: Any) -> None:
         updates, ids = np.ones((count, 3), np.float32), np.arange(count) % 5
         (got,) = native(lambda u, i: METHODS["scatter_add"](u, i, 5), updates, ids, shapes=[(n, 3), (n,)], threads=(2,))
         np.testing.assert_array_equal(got[:, 0], np.bincount(ids, minlength=5))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 37])
+@pytest.mark.parametrize("wrap", [False, True])
+def test_ids_from_the_end_and_outside(native: Any, wrap: bool, count: int, dtype: Any) -> None:
+    """Ids that are looked at together and those that are left over; outside, they are the nearest row."""
+    rng = np.random.default_rng(count)
+    ids = rng.integers(-14, 20, count).astype(dtype)
+    rows = np.clip(np.where(ids < 0, ids + 12, ids) if wrap else ids, 0, 11)
+    for width in ((), (3,)):
+        updates = rng.standard_normal((count, *width))
+        (got,) = native(lambda u, i: METHODS["scatter_add"](u, i, 12, wrap=wrap), updates, ids)
+        want = np.zeros((12, *width))
+        np.add.at(want, rows, updates)
+        np.testing.assert_array_equal(got, want)
+    x, updates = rng.standard_normal((5, 12)), rng.standard_normal((5, count))
+    many = np.stack([np.roll(ids, n) for n in range(5)])
+    (got,) = native(
+        lambda a, i, u: METHODS["scatter_elements"](a, i, u, 1, reduction="add", wrap=wrap), x, many, updates
+    )
+    want = x.copy()
+    np.add.at(want, (np.arange(5)[:, None], np.stack([np.roll(rows, n) for n in range(5)])), updates)
+    np.testing.assert_array_equal(got, want)
