@@ -69,11 +69,9 @@ _EXCHANGED_STEPS = 8  # rows that are added up before their sum joins the runnin
 _EXCHANGED_LEAST = 256  # columns of a chunk
 _DELAYED_BYTES = 64 << 10  # the longest row of which several are kept
 _WOVEN_REGISTERS = 32  # vector registers of processors that do all loops of a row as one
-_WOVEN_BYTES = 64 << 10  # that they read of several rows and of what all rows share, if none of it is kept
-_WOVEN_AHEAD = 6 << 10  # bytes from what such a loop reads to what it asks for, into the second cache
-_WOVEN_APART = (
-    1 << 10
-)  # bytes by which it asks further ahead in each next buffer: lines as far into each are in one bank
+_WOVEN_WIDTH = 2  # registers of such a loop: there is enough to be done side by side
+_WOVEN_AHEAD = (10 << 10, 2 << 10)  # bytes from what it reads to what it asks for: into the second cache, the nearest
+_WOVEN_APART = 1 << 10  # bytes that it is further ahead in each next buffer: banks of memory serve one at a time
 _ROW_BYTES = 256 << 10  # the longest row kept on a thread's stack
 
 
@@ -215,13 +213,11 @@ class _Chooser:
             return []
         nested = any(isinstance(s, (MapLoop, ReduceLoop)) for loop in loops for s in loop.body.steps)
         if self.machine.vector_registers >= _WOVEN_REGISTERS and not nested:
-            width = min(map(self._width, loops))
+            lanes = max(map(self._register_lanes, loops))
+            width = min(_WOVEN_WIDTH * lanes, *map(self._width, loops))
             while length % width:
                 width //= 2
-            staged = any(n in self.kept for loop in loops for n in _values(loop))
-            read = [n for loop in loops for n in _values(loop) if isinstance(n, Load) and last.axis in n.free]
-            near = staged or length * sum(n.dtype.itemsize for n in read) <= _WOVEN_BYTES
-            if near and width >= max(map(self._register_lanes, loops)):
+            if width >= lanes:
                 self.widths = {id(loop): width for loop in loops}
                 return [Delay(numbers[id(b)], numbers[id(a)]) for a, b in pairwise(loops)]
         beside = max(inner, key=self._scalar_cost)
@@ -229,16 +225,17 @@ class _Chooser:
         return [Delay(numbers[id(last)], numbers[id(beside)])] if long and length % self._width(beside) == 0 else []
 
     def _woven(self, chain: list[MapLoop], numbers: dict[int, int]) -> list[Prefetch]:
-        """What rows that are woven together read of large buffers is asked for by the first of their loops."""
+        """What woven rows read of large buffers is asked for twice: in time for memory, and for the second cache."""
         loops = [s for s in chain[-1].body.steps if isinstance(s, (MapLoop, ReduceLoop)) and id(s) in self.widths]
-        length, least = _guess(loops[0].axis.extent), self.widths[id(loops[0])]
+        length = _guess(loops[0].axis.extent)
         rows = _rows_of(loops, chain[-1].axis).items()
         large = [(b, *found) for b, found in rows if known_bytes(b) > _STREAM_CACHES * self.machine.cache_bytes]
         asked: list[Prefetch] = []
-        for number, (buffer, behind, step) in enumerate(large):
-            ahead = (_WOVEN_AHEAD + number * _WOVEN_APART) // buffer.dtype.itemsize
-            ahead = ahead if step == length else -(-ahead // length) * step  # whole rows where others lie between them
-            asked.append(Prefetch(buffer.name, numbers[id(loops[0])], max(ahead - behind * step, least), 2))
+        for number, (buffer, first, step) in enumerate(large):
+            far, near = ((n + number * _WOVEN_APART) // buffer.dtype.itemsize for n in _WOVEN_AHEAD)
+            far = far if step == length else -(-far // length) * step  # whole rows where others lie between them
+            loop = numbers[id(loops[first])]
+            asked += [Prefetch(buffer.name, loop, far, 2), Prefetch(buffer.name, loop, near)]
         return asked
 
     def _rows_ahead(self, chain: list[MapLoop], vectorised: frozenset[int], numbers: dict[int, int]) -> list[Prefetch]:

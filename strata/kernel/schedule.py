@@ -13,7 +13,8 @@ Loops are numbered in the order in which a nest prints them. A schedule is a tup
     stage 3                  loop 3 keeps values that later loops over its axis need again in a row buffer
     delay 3 beside 2         loop 3, the last of a row, is done together with loop 2 of the next row
     delay 2 beside 1; delay 3 beside 2
-                             all three are one loop: over a row, the one before it, and the one before that
+                             all three are one loop: over a row, the one before it, and the one before that. What loop 2
+                             asks for is further on in its own row
     nontemporal out          stores to `out` bypass the caches
     prefetch x along 1       loop 1 asks for the elements of `x` that come a block later, along several streams at once
     prefetch x along 2 ahead 1024

@@ -196,6 +196,8 @@ class Delayed:
             for stage, loop in enumerate(self.loops):
                 mine = values[len(following) :][: counts[stage]]
                 with self._beside(rows[stage], buffers[stage]):
+                    if stage:
+                        e._ask(self.axis, e.numbers[id(loop)])
                     e.wide |= {(n, lanes): self._in_all_lanes(n, parts) for n, parts in splats[stage].items()}
                     if isinstance(loop, ReduceLoop):
                         following += e._accumulate(loop, accumulators[stage], [lanes] * len(accumulators[stage]), mine)

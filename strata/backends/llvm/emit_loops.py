@@ -84,16 +84,19 @@ class Loops(Values):
                     left = f.sub(segment.high, segment.low if known else index)
                     mask = f.mask_below(segment.lanes, f.smin(left, segment.lanes))
                 self.context = Context(axis, segment.lanes, mask, number, segment.past)
-                for asked in self.schedule.asks(
-                    number
-                ):  # at the ends of a row too: a line that is left out has to be waited for
-                    load = self._followed(asked.buffer, axis)
-                    if load is not None:
-                        ahead = f.add(self.at_first(load.index[0]), asked.ahead)
-                        self._ask_for(load.buffer, ahead, segment.lanes, asked.cache)
+                self._ask(axis, number)
                 return body(values)
 
         return f.loop(segment.low, segment.high, segment.lanes, carried, inside)
+
+    def _ask(self, axis: Axis, number: int) -> None:
+        """Ask for what comes a fixed way behind the place of a vector loop; at the ends of a row too: a line that is
+        left out has to be waited for."""
+        for asked in self.schedule.asks(number):
+            load = self._followed(asked.buffer, axis)
+            if load is not None:
+                ahead = self.f.add(self.at_first(load.index[0]), asked.ahead)
+                self._ask_for(load.buffer, ahead, self.context.lanes, asked.cache)
 
     def _segments(self, loop: MapLoop | ReduceLoop, low: Value, high: Value, lanes: int) -> list[Segment]:
         """The range by whole steps, then what is left: masked where that is cheap, else by ones."""
