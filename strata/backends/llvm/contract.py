@@ -53,6 +53,7 @@ class Contraction:
     a_runs: int = 0  # runs of k in a row of A that are found through a table of addresses; 0: A is a matrix
     k_block: int = 0
     waits_in_output: bool = True
+    ends_in_registers: bool = False  # whole tiles of the tallest height go through the epilogue from there
     chunk_rows: int = 96
     chunk_panels: int = 8
     chunk_seconds: float = CHUNK_SECONDS  # what a chunk is to take at least
@@ -78,6 +79,7 @@ class Contraction:
         assert not (self.is_complex and self.epilogue)
         assert not self.is_pair or (self.epilogue and not self.waits_in_output and not self.a_runs)
         assert not self.b_rows or not (self.is_pair or self.is_complex or self.a_runs)
+        assert not self.ends_in_registers or not (self.k_block or self.is_pair or self.is_complex)
         assert not self.is_open or not (self.k_block or self.a_runs or self.is_complex)
 
     @property
@@ -227,6 +229,7 @@ class Contraction:
         parts += [f"streams {_slashed(self.streams)}"] if self.streams else []
         parts += [f"prefetch {self.prefetch}"] if self.prefetch else []
         parts += ["far"] if self.is_far else []
+        parts += ["ends in registers"] if self.ends_in_registers else []
         parts += ["complex"] if self.is_complex else []
         parts += ["pair"] if self.is_pair else []
         parts += [] if self.unit_columns else ["scattered columns"]
@@ -292,6 +295,8 @@ ROWS_IN_PLACE: Final = 512  # rows up to which packing B is worth avoiding
 PANEL_IN_PLACE: Final = 256 << 10  # bytes of a panel that is read in place
 ROW_PIECE: Final = 8 << 10  # bytes of a row that is read in place, at least, where it is that long
 PANELS_IN_PLACE: Final = 2  # that are read at once then: 32 x 512 x 512 takes 0.87 ms, with 4 panels 0.92, 8: 2.1
+SHORT_EPILOGUE: Final = 600  # characters of its text up to which an epilogue may be written out for every vector
+FEW_PRODUCTS: Final = 256  # of a sum, up to which that is worth the code
 MOST_CHUNKS: Final = 64  # of a large product; more only repeat the reading of A
 FEW_CHUNKS: Final = 8  # up to which an uneven number of them leaves threads idle for long
 SOME_ALONE, ALONE = 1.05, 1.5  # time of a chunk some or all of whose panels are read one by one, to one of no such
@@ -382,6 +387,13 @@ def plan_contraction(
     return replace(spec, a_packed=True, k_block=block, streams=(), chunk_panels=min(spec.chunk_panels, panels))
 
 
+def with_ending(spec: Contraction, k: int) -> Contraction:
+    """Sums of few products are not stored and loaded again before a short epilogue: that takes about 8 more steps."""
+    short = 0 < len(spec.epilogue) <= SHORT_EPILOGUE and k <= FEW_PRODUCTS
+    plain = spec.unit_columns and not (spec.k_block or spec.is_pair or spec.is_complex)
+    return replace(spec, ends_in_registers=short and plain)
+
+
 def _tile_rule(target: Target) -> TileRule:
     return next(r for r in TILE_RULES if target.vector_registers >= r.registers and target.has_fma >= r.has_fma)
 
@@ -412,7 +424,7 @@ def _few_in_rows(spec: Contraction, m: int, n: int, k: int, batch: int) -> Contr
     if not spec.waits_in_output:
         wide = min(wide, max(1, SUMS_BYTES // (m * spec.panel_columns * spec.accumulator.itemsize)))
     return replace(
-        spec, b_rows=True, chunk_panels=wide, k_block=8, prefetch=8,
+        spec, b_rows=True, chunk_panels=wide, k_block=8, prefetch=8, ends_in_registers=False,
         streams=(*(0 for _ in range(m - 1)), streams) if streams > 1 else (),
     )  # fmt: skip
 

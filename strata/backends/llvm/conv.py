@@ -11,21 +11,26 @@ that of codes. Runs that cross the border are copied. Groups are a batch axis of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from itertools import product as cartesian
 from math import prod
 from typing import Final
 
 from strata.backends.llvm.builder import Function, Module, Value, constant, vector, vector_constant
-from strata.backends.llvm.contract import Contraction, for_rows, plan_contraction
+from strata.backends.llvm.contract import Contraction, for_rows, plan_contraction, with_ending
 from strata.backends.llvm.gemm import Block, Chunk, Driver
 from strata.backends.llvm.gemm_finish import Epilogue, emit_finish
 from strata.backends.llvm.registers import memory_type
 from strata.core import DType, Target, f32
 
 TABLE_BYTES: Final = 96 << 10  # of a chunk's addresses and copied runs, on the stack
-FEWEST_CHUNKS: Final = 16
+FEWEST_CHUNKS: Final = 32  # with 16, the last one of two threads works alone for a twentieth of the time
 AT_ONCE: Final = 8  # pixels whose addresses are made together
+WORTH: Final = 0.97  # time of uneven tiles, to that of even ones
+LONGEST_CUT: Final = 128  # pixels of a line that may be cut into uneven tiles
+FEW_ROWS: Final = 4  # a tile of fewer takes as long: it waits for weights
 SHORT_RUN: Final = 16  # channels below which the taps of a row are joined: the loop over one tap's would hardly turn
 
 
@@ -88,6 +93,7 @@ class Convolution:
     beside: int = 0  # groups whose outputs vectors run along, side by side; 0: groups are a batch
     outputs: int = 0  # of one of those
     pixel: int = 0  # elements from a pixel of x to the next where that is known, of groups side by side
+    line: tuple[int, ...] = ()  # tiles that every line is cut into, where they are uneven
 
     @property
     def run(self) -> int:
@@ -113,6 +119,7 @@ class Convolution:
             if self.beside
             else ""
         )
+        kind += f" line {self.line}" if self.line else ""
         return f"{self.window} channels {self.channels}{kind}{filled}; {self.product}"
 
 
@@ -129,6 +136,7 @@ def plan_convolution(
     fill: int = 0,
     groups: int = 1,
     width: int | None = None,
+    edges: tuple[int, int] | None = None,
     m_exact: bool = False,
     n_exact: bool = True,
     epilogue: str = "",
@@ -138,13 +146,18 @@ def plan_convolution(
     """`pixels` of the output, all images counted, or their upper bound; `outputs` and `channels` of one group.
 
     `width` is the output's last count where it is known: tiles that end with its rows leave out runs above and below.
+    `edges` are the padding before that axis and its size in x where they are known: taps that are far apart are left
+    out where tiles end with what they see.
     `m_exact` and `n_exact` say that there will be no other pixels and outputs.
     """
     spec = plan_contraction(
         pixels, outputs, window.taps * channels, target, a=dtype, b=weights, out=out, batch=groups, batch_rank=1,
         n_exact=n_exact, epilogue=epilogue, epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
-    if width:
+    line = line_tiles(width, edges, window, spec.heights[0]) if width and edges and not fill and m_exact else ()
+    if line:
+        spec = replace(spec, heights=tuple(sorted(set(line), reverse=True)))
+    elif width:
         height = next((h for h in range(spec.heights[0], spec.heights[0] // 2, -1) if width % h == 0), spec.heights[0])
         spec = replace(spec, heights=(height, *(h for h in spec.heights[1:] if h < height)))
     height = spec.heights[0]
@@ -152,13 +165,43 @@ def plan_convolution(
     per_row = runs * (8 + (window.kernel[-1] * channels * dtype.itemsize if joined else 0))
     most = max(height, TABLE_BYTES // per_row // height * height)
     rows = -(-min(spec.chunk_rows, most) // height) * height
+    if line:
+        rows = max(1, rows // sum(line)) * sum(line)
     panels = panels_of_chunk(spec, pixels, outputs, rows, groups)
     spec = replace(
         spec, a_runs=runs, streams=(), chunk_rows=rows, chunk_panels=panels, load_numbers=window.numbers,
     )  # fmt: skip
-    if m_exact:
+    if m_exact and not line:
         spec = for_rows(spec, pixels)
-    return Convolution(spec, window, channels, joined, fill)
+    spec = with_ending(spec, window.taps * channels)
+    return Convolution(spec, window, channels, joined, fill, line=line)
+
+
+def line_tiles(width: int, edges: tuple[int, int], window: Window, tallest: int) -> tuple[int, ...]:
+    """Tiles of a line that end where taps begin or cease to see x; none where even ones are as fast."""
+    if width > LONGEST_CUT or window.dilation[-1] == 1 or window.input_dilation[-1] > 1:
+        return ()
+    low, size = edges
+
+    def seen(x: int) -> frozenset[int]:
+        at = x * window.stride[-1] - low
+        return frozenset(t for t in range(window.kernel[-1]) if 0 <= at + t * window.dilation[-1] < size)
+
+    def cost(tiles: tuple[int, ...]) -> int:
+        total = begin = 0
+        for height in tiles:
+            total += max(height, FEW_ROWS) * len(frozenset().union(*map(seen, range(begin, begin + height))))
+            begin += height
+        return total
+
+    ends = [x for x in range(1, width) if seen(x) != seen(x - 1)]
+    cut: list[int] = []
+    for begin, end in pairwise((0, *ends, width)):
+        count = -(-(end - begin) // tallest)
+        cut += [(i + 1) * (end - begin) // count - i * (end - begin) // count for i in range(count)]
+    even = -(-width // tallest)
+    plain = tuple((i + 1) * width // even - i * width // even for i in range(even))
+    return tuple(cut) if cost(tuple(cut)) <= WORTH * cost(plain) else ()
 
 
 def panels_of_chunk(spec: Contraction, pixels: int, outputs: int, rows: int, groups: int = 1) -> int:
@@ -175,7 +218,7 @@ def emit_convolution(
     name = name or f"conv_{spec.product.name}"
     finish = emit_finish(module, spec.product, f"{name}_finish", epilogue)
     f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
-    driver = ConvDriver(f, spec, finish)
+    driver = ConvDriver(f, spec, finish, epilogue)
     f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
     f.ret()
     return name
@@ -184,8 +227,8 @@ def emit_convolution(
 class ConvDriver(Driver):
     """The driver of a contraction, with a table of addresses in place of A."""
 
-    def __init__(self, f: Function, spec: Convolution, finish: str) -> None:
-        super().__init__(f, spec.product, finish)
+    def __init__(self, f: Function, spec: Convolution, finish: str, epilogue: Epilogue | None = None) -> None:
+        super().__init__(f, spec.product, finish, epilogue)
         self.conv, self.window = spec, spec.window
         self.element = memory_type(spec.product.a)
         rows, runs = spec.product.chunk_rows, spec.product.a_runs
@@ -204,6 +247,19 @@ class ConvDriver(Driver):
 
     def _a_tile(self, chunk: Chunk, block: Block | None, row: Value) -> str:
         return self.f.address("ptr", self.table, self.f.mul(row, self.spec.a_runs))
+
+    def _row_tiles(self, chunk: Chunk, body: Callable[[Value, Value], None], skipped: Value = 0) -> None:
+        if not self.conv.line:
+            super()._row_tiles(chunk, body, skipped)
+            return
+
+        def one(row: str, _: list[str]) -> None:
+            before = 0
+            for height in self.conv.line:
+                body(self.f.add(row, before), height)
+                before += height
+
+        self.f.loop(0, chunk.rows, sum(self.conv.line), [], one)
 
     def _prepare(self, chunk: Chunk) -> None:
         self._row_tiles(chunk, lambda row, height: self._addresses_of_tile(chunk, row, height))

@@ -17,8 +17,8 @@ from itertools import product
 from math import prod
 
 from strata.backends.llvm.builder import Function, Module, Value, constant, vector
-from strata.backends.llvm.contract import for_rows
-from strata.backends.llvm.conv import FEWEST_CHUNKS, ConvDriver, Convolution, Window, plan_convolution
+from strata.backends.llvm.contract import SHORT_EPILOGUE, for_rows
+from strata.backends.llvm.conv import ConvDriver, Convolution, Window, plan_convolution
 from strata.backends.llvm.gemm import Block, Chunk
 from strata.backends.llvm.gemm_arith import Arithmetic, convert
 from strata.backends.llvm.gemm_finish import Epilogue, Site
@@ -27,11 +27,11 @@ from strata.backends.llvm.registers import memory_type
 from strata.core import DType, Target, f32
 
 MOST_PIXELS = 256  # of a chunk
+FEWEST_CHUNKS = 16
 PANEL = 4  # vectors of outputs that one call of a tile's function works on, of depth-wise groups
 WIDE_PANEL = 16  # of others, whose weights come from the second-level cache in any case
 WIDEST = 16  # outputs of a group up to which a contraction by itself would fill too few vectors
 MOST_SPREAD = 64  # taps of a line times channels, of which shuffles are written out
-SHORT_EPILOGUE = 600  # characters of its text up to which an epilogue is written out for every pixel
 
 
 def fits_beside(channels: int, outputs: int, groups: int, window: Window, dtype: DType, target: Target) -> bool:
@@ -88,7 +88,7 @@ def plan_beside(
         heights = heights[:1]
     spec = replace(spec, product=replace(spec.product, a_runs=prod(window.kernel[:-1]), vectors=vectors))
     panels = max(1, -(-columns // spec.product.panel_columns))
-    made = replace(spec.product, heights=heights, chunk_rows=rows, chunk_panels=panels)
+    made = replace(spec.product, heights=heights, chunk_rows=rows, chunk_panels=panels, ends_in_registers=False)
     return replace(spec, product=made, joined=False, beside=groups, outputs=outputs, pixel=pixel)
 
 
@@ -106,8 +106,8 @@ class _BesideDriver(ConvDriver):
     """The driver of a convolution, with lines of x in place of the table of addresses."""
 
     def __init__(self, f: Function, spec: Convolution, name: str, epilogue: Epilogue | None) -> None:
-        super().__init__(f, spec, "")
-        self.name, self.epilogue = name, epilogue
+        super().__init__(f, spec, "", epilogue)
+        self.name = name
 
     def _prepare(self, chunk: Chunk) -> None:
         """Lines are found tile by tile."""

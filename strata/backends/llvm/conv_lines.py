@@ -17,7 +17,7 @@ from math import prod
 from typing import Final
 
 from strata.backends.llvm.builder import Function, Module, Value, constant
-from strata.backends.llvm.contract import Contraction, plan_contraction, with_even_tiles
+from strata.backends.llvm.contract import SHORT_EPILOGUE, Contraction, plan_contraction, with_even_tiles
 from strata.backends.llvm.conv import Window
 from strata.backends.llvm.conv_first import PlaneDriver, every
 from strata.backends.llvm.gemm_arith import multiply_add
@@ -32,7 +32,6 @@ MOST_LINES: Final = 8  # of a chunk
 MOST_COLUMNS: Final = 2048
 FEWEST_CHUNKS: Final = 16
 IDLE: Final = 1.05  # lanes of a line that may be counted for each pixel
-SHORT_EPILOGUE: Final = 600  # characters of its text up to which an epilogue is written out for every vector
 LINE: Final = 64  # bytes of a cache line
 
 

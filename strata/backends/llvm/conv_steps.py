@@ -316,9 +316,15 @@ def plan_convolution_kernel(found: ConvKernel, name: str, target: Target) -> Con
         fields["m_exact"] = isinstance(found.tiles, int)
         spec = plan_winograd(planned(found.tiles), found.outputs, found.channels, window, target, **fields)
     else:
-        fields |= codes | {"groups": found.groups}
+        fields |= codes | {"groups": found.groups, "edges": _edges(found)}
         spec = plan_convolution(pixels, found.outputs, found.channels, window, target, **fields)
     return ConvPlan(found, spec, name)
+
+
+def _edges(found: ConvKernel) -> tuple[int, int] | None:
+    """The padding before the last axis and its size, where they are known."""
+    low, size = found.op.padding[-1][0], found.x.shape[-2]
+    return (low, size) if isinstance(low, int) and isinstance(size, int) else None
 
 
 def _takes_winograd(found: ConvKernel) -> bool:

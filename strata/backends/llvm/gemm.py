@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from strata.backends.llvm.builder import Function, Module, Value
 from strata.backends.llvm.contract import FEW_CHUNKS, UNBOUNDED, Contraction
-from strata.backends.llvm.gemm_finish import Epilogue, emit_finish
+from strata.backends.llvm.gemm_finish import Epilogue, Site, emit_finish, put_sums
 from strata.backends.llvm.gemm_micro import Micro, call_micro
 from strata.backends.llvm.registers import memory_type
 
@@ -28,7 +28,7 @@ def emit_contraction(
     name = name or spec.name
     finish = emit_finish(module, spec, f"{name}_finish", epilogue)
     f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
-    driver = Driver(f, spec, finish)
+    driver = Driver(f, spec, finish, epilogue)
     f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
     f.ret()
     return name
@@ -63,8 +63,8 @@ class Block:
 class Driver:
     """Emits the loops of one kernel into `f`."""
 
-    def __init__(self, f: Function, spec: Contraction, finish: str) -> None:
-        self.f, self.spec, self.finish = f, spec, finish
+    def __init__(self, f: Function, spec: Contraction, finish: str, epilogue: Epilogue | None = None) -> None:
+        self.f, self.spec, self.finish, self.epilogue = f, spec, finish, epilogue
         self.arithmetic = spec.arithmetic
         self.pointer = {p: f.load("ptr", f.address("i64", "%args", spec.slot(p)), 8) for p in ("a", "b", "out")}
         self.number = {n: self._number(n) for n in spec.numbers}
@@ -286,8 +286,25 @@ class Driver:
 
         def tile(row: Value, height: Value) -> None:
             out = f.address(memory_type(spec.out), chunk.out, f.add(f.mul(row, number["out_row"]), column))
+            if not spec.ends_in_registers:
+                through_memory(row, height, out)
+                return
+            is_tall = f.compare("eq", "i64", height, spec.heights[0])
+            whole = f.binary("and", "i1", is_tall, f.binary("xor", "i1", is_tail, "true"))
+            f.if_(
+                whole,
+                lambda: self._ended(chunk, block, row, b, column, out),
+                lambda: through_memory(row, height, out),
+            )
+
+        def through_memory(row: Value, height: Value, out: str) -> None:
             sums = f.select("ptr", in_output, out, self._own_sums(chunk, row, panel))
-            kernel = self._by_height(f.sub(chunk.rows, row), "ptr", kernels)
+            known = isinstance(height, int)
+            kernel = (
+                kernels[spec.heights.index(height)]
+                if known
+                else self._by_height(f.sub(chunk.rows, row), "ptr", kernels)
+            )
             a = self._a_tile(chunk, block, row)
             self._fetch_operands(block, out, height)
             for b_panel, c in self._each(b, sums):
@@ -298,6 +315,26 @@ class Driver:
             self._finish(chunk, block, ready, wanted, stride, row, column, height, columns)
 
         self._row_tiles(chunk, tile)
+
+    def _ended(self, chunk: Chunk, block: Block, row: Value, b: str, column: Value, out: str) -> None:
+        """A whole tile of the tallest height: from the products through the epilogue to the output."""
+        f, spec = self.f, self.spec
+        micro = self._micro(spec.heights[0], spec.vectors)
+        name = f"{self.finish}_{micro.name}"
+        places = ["row", "column", *(f"batch{axis}" for axis in range(spec.batch_rank))]
+
+        def end(g: Function, rows: list[list[str]]) -> None:
+            batch = tuple(f"%batch{axis}" for axis in range(spec.batch_rank))
+            put_sums(Site(g, spec, "%args", "%row", "%column", batch, spec.lanes, None), rows, self.epilogue, None)
+
+        if not f.module.has(name):
+            micro.emit_ended(f.module, name, [("ptr noalias", "args"), *(("i64", p) for p in places)], end)
+        self._fetch_operands(block, out, spec.heights[0])
+        f.call(
+            "void", name, ("ptr", self._a_tile(chunk, block, row)), ("i64", self.a_stride), ("ptr", b),
+            ("i64", self.number["b_k"] if spec.b_rows else 0), ("i64", block.length), ("ptr", "%args"),
+            *(("i64", n) for n in (f.add(chunk.row, row), column, *chunk.batch)),
+        )  # fmt: skip
 
     def _each(self, b: str, sums: str) -> list[tuple[str, str]]:
         """For each B, where its panel is and where its sums go."""

@@ -108,14 +108,16 @@ def emit_finish(module: Module, spec: Contraction, name: str, epilogue: Epilogue
     return name
 
 
-def put_sums(site: Site, rows: Sequence[Sequence[str]], epilogue: Epilogue | None, columns: Value) -> None:
+def put_sums(site: Site, rows: Sequence[Sequence[str]], epilogue: Epilogue | None, columns: Value | None) -> None:
     """A tile of sums from registers through the epilogue to the output: rows of neighbouring vectors from a site on.
 
-    The last vector has lanes outside the output where the tile has fewer columns than lanes."""
+    Where `columns` are given, the last vector has lanes outside the output if those are fewer."""
     f, spec, lanes = site.f, site.spec, site.lanes
     assert spec.unit_columns
     element, size = memory_type(spec.out), spec.out.itemsize
     out, out_row = site.pointer("out"), site.number("out_row")
+    for axis, index in enumerate(site.batch):
+        out = f.address(element, out, f.mul(index, site.number(f"batch{axis}_out")))
 
     def put(last: str | None) -> None:
         for i, row in enumerate(rows):
@@ -135,6 +137,9 @@ def put_sums(site: Site, rows: Sequence[Sequence[str]], epilogue: Epilogue | Non
                 else:
                     f.masked_store(memory_type(spec.out, lanes), value, place, size, mask)
 
+    if columns is None:
+        put(None)
+        return
     before = (len(rows[0]) - 1) * lanes
     is_whole = f.compare("sge", "i64", columns, before + lanes)
     f.if_(is_whole, lambda: put(None), lambda: put(f.mask_below(lanes, f.sub(columns, before))))

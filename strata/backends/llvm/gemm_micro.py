@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from strata.backends.llvm.builder import Function, Module, Typed, Value
 from strata.backends.llvm.gemm_arith import Arithmetic
@@ -19,6 +19,9 @@ from strata.backends.llvm.gemm_arith import Arithmetic
 _Body = Callable[[Value, list[str], int, "Value | None"], list[Value]]
 # address(step index) -> (step within the turn, row) -> where a row's values are
 _Rows = Callable[[Value], Callable[[int, int], str]]
+
+
+_OPERANDS: Final = (("ptr noalias", "a"), ("i64", "a_stride"), ("ptr noalias", "b"), ("i64", "panel_stride"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +83,41 @@ class Micro:
 
     def _emit(self, module: Module) -> None:
         arithmetic, tile = self.arithmetic, self.tile
-        parameters = [
-            ("ptr noalias", "a"), ("i64", "a_stride"), ("ptr noalias", "b"), ("i64", "panel_stride"),
-            ("ptr noalias", "c"), ("i64", "c_stride"), ("i64", "k"), ("i64", "resume"),
-        ]  # fmt: skip
+        parameters = [*_OPERANDS, ("ptr noalias", "c"), ("i64", "c_stride"), ("i64", "k"), ("i64", "resume")]
         f = module.function(self.name, parameters, attributes="nounwind noinline", linkage="internal")
         row_bytes = f.mul("%c_stride", arithmetic.size)
         rows = [f.address("i8", "%c", f.mul(i, row_bytes)) for i in range(tile.rows)]
-        start = self._initial(f, rows)
+        sums = self._sums(f, self._initial(f, rows))
+        for (row, place), value in zip(self._places(), sums, strict=True):
+            f.store(arithmetic.type, value, f.address("i8", rows[row], place), arithmetic.size)
+        f.ret()
+
+    def emit_ended(
+        self,
+        module: Module,
+        name: str,
+        parameters: Sequence[tuple[str, str]],
+        end: Callable[[Function, list[list[str]]], None],
+    ) -> None:
+        """Adds a function of A, B, k and more parameters that gives all sums, row by row, to `end` in registers."""
+        every = [*_OPERANDS, ("i64", "k"), *parameters]
+        f = module.function(name, every, attributes="nounwind noinline", linkage="internal")
+        sums = self._sums(f, [(self.arithmetic.type, "zeroinitializer")] * self.tile.sums)
+        across = self.tile.across
+        end(f, [sums[row * across : (row + 1) * across] for row in range(self.tile.rows)])
+        f.ret()
+
+    def _sums(self, f: Function, start: list[Typed]) -> list[str]:
+        """All sums, each from its start on."""
+        arithmetic, tile = self.arithmetic, self.tile
         if arithmetic.is_shifted:
-            start += [(arithmetic.type, "zeroinitializer")] * tile.across
+            start = start + [(arithmetic.type, "zeroinitializer")] * tile.across
         plain = self.layout != "pointers"
         sums = self._all_steps(f, start, "%k", self._plain_body(f)) if plain else self._runs(f, start)
         if arithmetic.is_shifted:
             b_sums = sums[tile.sums :]
             sums = [arithmetic.unshift(f, s, b_sums[i % tile.across]) for i, s in enumerate(sums[: tile.sums])]
-        for (row, place), value in zip(self._places(), sums, strict=True):
-            f.store(arithmetic.type, value, f.address("i8", rows[row], place), arithmetic.size)
-        f.ret()
+        return sums
 
     def _places(self) -> list[tuple[int, int]]:
         """(row, byte offset in the row) of each sum."""

@@ -21,6 +21,7 @@ from strata.backends.llvm.contract import (
     ceil_div,
     in_rows,
     plan_contraction,
+    with_ending,
 )
 from strata.backends.llvm.emit import Emitter
 from strata.backends.llvm.emit_values import Context
@@ -313,7 +314,7 @@ def plan_matrix(
     except (AssertionError, StopIteration):
         return None
     if not plain:
-        spec = replace(spec, beside_output=_beside_output(matrix))
+        spec = with_ending(replace(spec, beside_output=_beside_output(matrix)), k)
     is_row = matrix.b.stride(matrix.columns) == 1 and isinstance(matrix.extent(matrix.columns), int)
     placed = in_rows(spec, m, n, k, batch) if is_fresh and is_row else None
     if placed is not None:

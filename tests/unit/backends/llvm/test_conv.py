@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from strata.backends.llvm.builder import Module
-from strata.backends.llvm.conv import Convolution, Window, emit_convolution, plan_convolution
+from strata.backends.llvm.conv import Convolution, Window, emit_convolution, line_tiles, plan_convolution
 from strata.backends.llvm.conv_beside import emit_beside, fits_beside, plan_beside
 from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
 from strata.backends.llvm.jit import Code, compile_and_load
@@ -99,6 +99,50 @@ def test_against_the_op(case: tuple, dtype: DType) -> None:
         )  # fmt: skip
         result = run(x.astype(dtype.np), w.astype(dtype.np), op, spec, exact.shape[2:], dtype)
         assert np.allclose(result, exact, atol=2e-4 if dtype is f32 else 1e-12)
+
+
+APART = [
+    # width, kernel, stride, padding, dilation
+    (28, 3, 1, (12, 12), 12),
+    (28, 3, 1, (6, 6), 6),
+    (30, 3, 1, (18, 18), 18),
+    (20, 5, 1, (8, 8), 4),
+    (33, 3, 2, (7, 9), 8),
+    (9, 3, 1, (9, 9), 9),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize("apart", APART, ids=str)
+def test_taps_far_apart(apart: tuple, target: Target) -> None:
+    """Tiles end where taps begin or cease to see x."""
+    size, taps, stride, padding, dilation = apart
+    rng = np.random.default_rng(0)
+    op = Conv(stride=(1, stride), padding=((1, 1), padding), dilation=(1, dilation), groups=1, input_dilation=(1, 1))
+    window = Window((3, taps), (1, stride), (1, dilation), (1, 1))
+    x, w = rng.standard_normal((2, 20, 5, size)), rng.standard_normal((50, 20, 3, taps))
+    exact = op.numpy(x, w)
+    results = []
+    for edges in ((padding[0], size), None):
+        spec = plan_convolution(
+            2 * int(np.prod(exact.shape[2:])), 50, 20, window, target, width=exact.shape[-1], edges=edges, m_exact=True
+        )
+        if spec.line:
+            assert edges
+            assert sum(spec.line) == exact.shape[-1]
+            assert f"line {spec.line}" in str(spec)
+        results.append(run(x.astype(np.float32), w.astype(np.float32), op, spec, exact.shape[2:], f32))
+        assert np.allclose(results[-1], exact, atol=2e-4)
+    assert np.array_equal(*results)
+
+
+def test_which_lines_are_cut() -> None:
+    def cut(width: int, low: int, dilation: int, taps: int = 3) -> tuple[int, ...]:
+        return line_tiles(width, (low, width), Window((3, taps), (1, 1), (1, dilation), (1, 1)), 8)
+
+    assert cut(28, 12, 12) == (6, 6, 4, 6, 6)
+    assert cut(28, 6, 6) == (6, 8, 8, 6)
+    assert cut(28, 1, 1) == cut(28, 2, 2) == cut(4000, 9, 9) == ()
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c[1] // c[-1] % 4 == 0], ids=str)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import strata.ops as functions
-from strata.backends.llvm.contract import Contraction, in_rows, plan_contraction
+from strata.backends.llvm.contract import Contraction, in_rows, plan_contraction, with_ending
 from strata.backends.llvm.contract_run import run, vector_type
 from strata.backends.llvm.gemm_arith import convert
 from strata.backends.llvm.gemm_finish import Site
@@ -428,9 +428,54 @@ def test_epilogue(out: DType, target: Target) -> None:
         a, b, bias, residual = draw((m, k), f32), draw((k, n), f32, 1), draw((n,), f32, 2), draw((m, n), f32, 3)
         operands = {"bias": bias.ctypes.data, "residual": residual.ctypes.data, "residual_row": n}
         exact = np.maximum(a.astype(np.float64) @ b + bias + residual, 0)
-        for one in (spec, replace(spec, a_packed=True, k_block=16, streams=(), chunk_rows=8)):
-            result = run(one, a, b, epilogue=bias_relu_residual, operands=operands).astype(np.float64)
-            assert np.allclose(result, exact, rtol=EPSILON[out.name] * 4, atol=1e-4)
+        ended = with_ending(spec, k)
+        assert ended.ends_in_registers
+        results = []
+        for one in (spec, ended, replace(spec, a_packed=True, k_block=16, streams=(), chunk_rows=8)):
+            results.append(run(one, a, b, epilogue=bias_relu_residual, operands=operands).astype(np.float64))
+            assert np.allclose(results[-1], exact, rtol=EPSILON[out.name] * 4, atol=1e-4)
+        assert np.array_equal(results[0], results[1])
+
+
+def test_which_sums_go_through_their_epilogue_in_registers() -> None:
+    plain = plan_contraction(64, 256, 64, HOST)
+    assert not with_ending(plain, 64).ends_in_registers
+    spec = replace(plain, epilogue="relu(x)")
+    assert with_ending(spec, 64).ends_in_registers
+    assert "ends in registers" in str(with_ending(spec, 64))
+    assert not with_ending(spec, 1024).ends_in_registers
+    assert not with_ending(replace(spec, epilogue="x" * 1000), 64).ends_in_registers
+    assert not with_ending(replace(spec, k_block=16), 64).ends_in_registers
+
+
+@pytest.mark.parametrize("kind", ["bias", "residual", "cast", "scaled rows"])
+@pytest.mark.parametrize("shape", [(2, 3, 40, 20, 100), (1, 1, 8, 64, 48), (3, 1, 17, 5, 49)])
+def test_short_sums_of_batches_with_epilogues(kind: str, shape: tuple[int, ...]) -> None:
+    """From registers through the epilogue: every batch, tails in rows and columns, operands beside the output."""
+    n, h, rows, k, columns = shape
+    g = Graph(kind)
+    shapes = {"a": (n, h, rows, k), "b": (n, h, k, columns), "bias": (columns,), "r": (n, h, rows, columns)}
+    shapes |= {"s": (n, h, rows, 1)}
+    values = {name: g.input(name, s) for name, s in shapes.items()}
+    feeds = {name: draw(s, f32, i) for i, (name, s) in enumerate(shapes.items())}
+    y: Any = values["a"] @ values["b"]
+    exact = feeds["a"].astype(np.float64) @ feeds["b"]
+    match kind:
+        case "bias":
+            y, exact = (y + values["bias"]).relu(), np.maximum(exact + feeds["bias"], 0)
+        case "residual":
+            y, exact = y * 2.0 + values["r"], exact * 2 + feeds["r"]
+        case "cast":
+            y, exact = (y * 4.0).cast("i32"), np.trunc(exact * 4)
+        case "scaled rows":
+            y, exact = y * values["s"], exact * feeds["s"]
+    g.outputs(y)
+    made = Session("cpu").compile(g)
+    found = [np.empty(exact.shape, np.int32 if kind == "cast" else np.float32) for _ in range(3)]
+    for threads, out in zip((1, 2, 7), found, strict=True):
+        made._executable.run([feeds[name] for name in g.input_names], [out], {}, threads)
+        np.testing.assert_array_equal(out, found[0])
+    np.testing.assert_allclose(found[0], exact, rtol=1e-5, atol=1 if kind == "cast" else 1e-4)
 
 
 def test_epilogue_may_overwrite_its_operand() -> None:
