@@ -60,11 +60,15 @@ _LEAST_CHUNKS = 32  # of a kernel that goes through much memory
 _STREAM_ROW = 3 << 10  # bytes of a row that is worth its own start and end past the caches
 _STREAM_LINES = 1 << 8  # the same of one that begins and ends with a cache line
 _LINE = 64  # bytes of a cache line
+_MANY_REGISTERS = 32
 _SQUARE = 16  # the widest square that is turned in registers
 _LEAST_SQUARE = 4  # the narrowest
 _SQUARES_LEAST = 1 << 14  # points that are turned in one chunk
-_STREAM_BLOCK = 1024, 128  # points of a transpose that one thread does at a time: long runs to read and to write
-_NEAR_BLOCK = 256, 32  # the same where caches hold all of it
+_TURNED_BLOCK = 256, 512, 2 << 10  # of a transpose: bytes to read in a row; rows to read, or bytes to write, if fewer
+_NEAR_BLOCK = 256, 32  # points of one that caches hold
+_NEAR_HINT = 2 * _LINE  # bytes ahead that it asks for
+_TURNED_ROW = 2 << 10  # bytes of rows along which hints are given
+_STREAM_TURNED = 4 << 20  # bytes that a chunk of such blocks reads and writes: the first of them waits for memory
 _EXCHANGED_STEPS = 8  # rows that are added up before their sum joins the running one in memory
 _EXCHANGED_LEAST = 256  # columns of a chunk
 _DELAYED_BYTES = 64 << 10  # the longest row of which several are kept
@@ -274,8 +278,9 @@ class _Chooser:
                     asked.append(Prefetch(load.buffer.name, numbers[id(loop)], row))
         return list(dict.fromkeys(asked))
 
-    def _goes_past(self, loop: MapLoop) -> Store | None:
-        """The store of a loop that should bypass the caches: of a large result, in long runs that cost little."""
+    def _goes_past(self, loop: MapLoop, around: MapLoop | None = None) -> Store | None:
+        """The store of a loop that should bypass the caches: of a large result, in long runs that cost little. Rows
+        that follow each other along the loop around it are one run."""
         stores = [s.store for s in loop.body.steps if isinstance(s, StoreStep)]
         if len(stores) != 1:
             return None
@@ -284,28 +289,60 @@ class _Chooser:
         plain = terms.get(loop.axis) == 1 and not any(loop.axis in a.free for a in terms if a is not loop.axis)
         beyond = 2 * known_bytes(store.buffer) >= last and 2 * self._traffic() >= 3 * last
         lines = _lines_up(store, loop.axis)
-        long = _guess(loop.axis.extent) * store.buffer.dtype.itemsize >= (_STREAM_LINES if lines else _STREAM_ROW)
+        run = _guess(loop.axis.extent) * store.buffer.dtype.itemsize
+        if around is not None and terms.get(around.axis) == loop.axis.extent:
+            run *= _guess(around.axis.extent)
+        long = run >= (_STREAM_LINES if lines else _STREAM_ROW)
         most = _DEAR if lines else _LIGHT
         return store if plain and long and beyond and self._scalar_cost(loop) <= most else None
 
     def _transpose(self, chain: list[MapLoop], by: int, numbers: dict[int, int]) -> Schedule:
-        """Squares of the two innermost loops, in blocks that a core's own cache holds."""
+        """Squares of the two innermost loops, in blocks that a core's own cache holds more than twice.
+
+        A block is asked for while the one before it is turned, row by row. Where it has whole rows of the result, which
+        then is written from one end to the other, memory does better with hints along long rows that are read; so do
+        caches that hold all of it."""
         outer, inner = chain[-2:]
-        past = self._goes_past(inner)
-        large = self._traffic() > _STREAM_CACHES * self.machine.cache_bytes
-        rows, columns = _STREAM_BLOCK if large else _NEAR_BLOCK
+        past = self._goes_past(inner, outer)
         loads = [n for n in _values(inner) if isinstance(n, Load) and turns(n, outer.axis, inner.axis)]
-        points = min(rows, _guess(outer.axis.extent)) * min(columns, _guess(inner.axis.extent))
+        size = max(n.buffer.dtype.itemsize for n in loads)
+        read, most, written = _TURNED_BLOCK
+        columns = max(by, min(most, written // size))
+        rows, ahead = max(by, read // size), 0
+        large = self._traffic() > _STREAM_CACHES * self.machine.cache_bytes
+        if not large:
+            (rows, columns), ahead = _NEAR_BLOCK, _NEAR_HINT // size
+        elif _guess(inner.axis.extent) <= columns and _guess(outer.axis.extent) * size >= _TURNED_ROW:
+            ahead = rows
+            rows *= columns // _guess(inner.axis.extent)  # the fewer there are, the more of each
+        rows = min(rows, -(-_guess(outer.axis.extent) // by) * by)
+        points = rows * min(columns, _guess(inner.axis.extent))
+        grain = _SQUARES_LEAST // points
+        if large:
+            each = 2 * points * size
+            grain = max(grain, min(_STREAM_TURNED // each, self._traffic() // (each * _LEAST_CHUNKS)))
         actions: list[Action] = [
-            Parallel(len(chain), max(1, _SQUARES_LEAST // points)),
-            Vectorise(numbers[id(inner)], by),
+            Parallel(len(chain), max(1, grain)),
+            Vectorise(numbers[id(inner)], self._squares(past, outer, inner, by)),
             Tile(numbers[id(outer)], by, rows, columns),
         ]
         if past is not None:
             actions.append(NonTemporal(past.buffer.name))
         names = dict.fromkeys(n.buffer.name for n in loads)
-        actions += [Prefetch(name, numbers[id(outer)]) for name in names]
+        actions += [Prefetch(name, numbers[id(outer)], ahead, 2 if ahead else 1) for name in names]
         return Schedule(tuple(actions))
+
+    def _squares(self, store: Store | None, outer: MapLoop, inner: MapLoop, by: int) -> int:
+        """Lanes of squares that are turned side by side: those that write two lines past the caches, or one where they
+        are small, or where rows that are read are short."""
+        wide = self.machine.vector_registers >= _MANY_REGISTERS
+        if store is None or not wide or not _lines_up(store, inner.axis):
+            return by
+        lanes, size = by, store.buffer.dtype.itemsize
+        most = 2 * _LINE if by * size >= _LINE and _guess(outer.axis.extent) * size >= _TURNED_ROW else _LINE
+        while lanes * size < most and 2 * lanes <= _guess(inner.axis.extent):
+            lanes *= 2
+        return lanes
 
     def _tiled(self, chain: list[MapLoop]) -> int:
         """Lanes of a transpose: the innermost loop reads along the loop around it. 0 where there is none, or where half
@@ -426,7 +463,9 @@ class _Chooser:
         lanes = self._register_lanes(loop)
         nodes, cost = list(_values(loop)), self._scalar_cost(loop)
         live = sum(isinstance(n, (Load, Reduce)) for n in nodes)
-        chains = cost >= _CHAIN and live <= 3 and self.machine.vector_registers >= 32  # of steps that wait for another
+        chains = (
+            cost >= _CHAIN and live <= 3 and self.machine.vector_registers >= _MANY_REGISTERS
+        )  # of steps that wait for another
         registers = 2 if cost <= _DEAR and live <= 12 else 1
         if (cost <= _LIGHT and live <= 6) or (chains and cost <= _DEAR):
             registers = 4

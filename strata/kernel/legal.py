@@ -102,8 +102,8 @@ class _Fits:
         inner = handed[-1]
         if any(isinstance(s, (MapLoop, ReduceLoop)) for s in inner.body.steps):
             return "there are loops inside the square"
-        if action.by < 2 or self.schedule.lanes(self.numbers[id(inner)]) != action.by:
-            return "the loop inside it does not run in vectors of this length"
+        if action.by < 2 or self.schedule.lanes(self.numbers[id(inner)]) % action.by:
+            return "the loop inside it does not run in vectors of this length, or of some times it"
         most = _MOST if action.rows >= action.by and action.columns >= action.by else 0
         return None if max(action.rows, action.columns) < most else "a block holds a square or more"
 

@@ -6,8 +6,9 @@ Loops are numbered in the order in which a nest prints them. A schedule is a tup
     vectorise 1 by 32        loop 1 runs 32 points at once, whatever number of registers that takes
     tile 0 by 16 blocks 512 x 256
                              loop 0 goes 16 points at a time around the vector loop inside it, and turns loads that are
-                             contiguous along loop 0 by shuffles: transposes. What is handed out to threads are
-                             blocks of 512 points of loop 0 and 256 of the loop inside it
+                             contiguous along loop 0 by shuffles: transposes. The vectors are 16 lanes or some times as
+                             many, of squares side by side. What is handed out to threads are blocks of 512 points of
+                             loop 0 and 256 of the loop inside it; `prefetch` along loop 0 asks for the next block
     exchange 0 by 8          the reduction inside vector loop 0 goes around it, 8 of its steps at a time, its running
                              values in a row buffer: sums of columns
     stage 3                  loop 3 keeps values that later loops over its axis need again in a row buffer
@@ -71,9 +72,9 @@ class Tile:
         return f"tile {self.loop} by {self.by} blocks {self.rows} x {self.columns}"
 
     def blocks(self, rows: Dim, columns: Dim) -> tuple[Dim, Dim]:
-        """How many blocks each way; the first may begin before the first point, so that the others lie in lines."""
-        over = self.by - 2  # a part of a square before the first point, and the last block that is not whole
-        return (rows + over + self.rows) // self.rows, (columns + over + self.columns) // self.columns
+        """How many blocks each way. They may begin before the first point, so that they lie in lines: the last one
+        then has a part of a square more."""
+        return (rows + self.rows - 1) // self.rows, (columns + self.columns - 1) // self.columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,6 +294,10 @@ class Function:
         arguments = (("ptr", address), ("i32", int(write)), ("i32", locality), ("i32", 1))
         self.call("void", "llvm.prefetch.p0", *arguments)
 
+    def keep_order(self) -> None:
+        """Reads and hints that come before it stay before it. LLVM gathers hints at the end of a block."""
+        self.statement('call void asm sideeffect "", "~{memory}"()')
+
     def alloca(self, element: str, count: int = 1, align: int = 64) -> str:
         """Stack memory for the whole call, whatever loop asks for it."""
         name = "%" + self.fresh("stack")

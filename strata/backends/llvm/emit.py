@@ -47,7 +47,9 @@ class Emitter(Tiles):
         self.nest, self.schedule = nest, schedule
         self.turn_of_row: Value = 0  # rows from the first of a chunk: which of its row buffers it has
         self.numbers = number_loops(nest)
-        self.start(module.function(kernel.name, parameters), kernel, target)
+        # registers of squares may have to wait on the stack, in lines of their own
+        attributes = f"nounwind alignstack({target.vector_bytes})" if schedule.tile is not None else "nounwind"
+        self.start(module.function(kernel.name, parameters, attributes=attributes), kernel, target)
 
     def emit(self) -> None:
         f = self.f

@@ -65,9 +65,10 @@ def test_squares_at_any_place(dtype: Any, past: str, target: str) -> None:
     x = k.input("x", dtype[ROWS, COLUMNS])
     k.output("y", dtype[COLUMNS, ROWS], lambda ix: x[ix[1], ix[0]])
     widest = max(4, min(16, Target.named(target).vector_bytes // max(4, dtype.itemsize)))
-    for by in dict.fromkeys((widest, max(4, widest // 2), 4)):
+    for by, wide, asks in ((widest, 1, ""), (widest, 2, " ahead 32 to 2"), (max(4, widest // 2), 1, ""), (4, 4, "")):
         schedule = parse_schedule(
-            f"parallel 2 grain 1; vectorise 1 by {by}; tile 0 by {by} blocks 32 x 64; prefetch x along 0{past}"
+            f"parallel 2 grain 1; vectorise 1 by {by * wide}; tile 0 by {by} blocks 32 x 64; "
+            f"prefetch x along 0{asks}{past}"
         )
         _check_squares(compile_kernel(k.build(), Target.named(target), schedule), dtype)
 
@@ -89,17 +90,20 @@ def _check_squares(native: Any, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_whole_lines_past_the_caches(target: str) -> None:
+@pytest.mark.parametrize("shape", [(96, 70), (96, 128), (1024, 70)])  # rows that are short, and long ones
+@pytest.mark.parametrize("wide", [1, 2])
+def test_whole_lines_past_the_caches(target: str, shape: tuple[int, int], wide: int) -> None:
     """Rows of whole lines, at the start of a line and elsewhere."""
     k = KernelBuilder("turn")
-    x = k.input("x", f32[96, 70])
-    k.output("y", f32[70, 96], lambda ix: x[ix[1], ix[0]])
+    x = k.input("x", f32[shape])
+    k.output("y", f32[shape[::-1]], lambda ix: x[ix[1], ix[0]])
     by = Target.named(target).lanes(4)
     schedule = parse_schedule(
-        f"parallel 2 grain 1; vectorise 1 by {by}; tile 0 by {by} blocks 32 x 32; prefetch x along 0; nontemporal y"
+        f"parallel 2 grain 1; vectorise 1 by {by * wide}; tile 0 by {by} blocks 32 x 32; prefetch x along 0; "
+        "nontemporal y"
     )
     native = compile_kernel(k.build(), Target.named(target), schedule)
-    source = np.random.default_rng(0).standard_normal((96, 70)).astype(np.float32)
+    source = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     for shift in range(17):
         memory = np.zeros(source.size + 64, np.float32)
         out = memory[shift : shift + source.size]
@@ -108,6 +112,47 @@ def test_whole_lines_past_the_caches(target: str) -> None:
         assert out.tobytes() == source.T.tobytes()
         assert not memory[:shift].any()
         assert not memory[shift + source.size :].any()
+
+
+def test_blocks_of_large_transposes() -> None:
+    """Pieces of rows are asked for block by block; where blocks have whole rows of the result, along the rows."""
+    avx512 = Target.named("avx512")
+
+    def chosen(*shape: int) -> str:
+        order = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
+        return str(lower(samples.transpose(shape, order).kernel, avx512).schedule)
+
+    rows = 2 * max(avx512.l3_bytes, 32 << 20) // 4096
+    whole = "vectorise 1 by 32; tile 0 by 16 blocks 64 x 512; nontemporal y; prefetch x along 0"
+    assert chosen(rows, 1024).endswith(whole)
+    assert chosen(rows, 1000).endswith(whole)
+    assert chosen(1000, 4 * rows).endswith(whole.replace("by 32", "by 16"))  # rows of the result are no whole lines
+    assert chosen(32 * rows, 32).endswith(whole.replace("by 32", "by 16").replace("64 x", "32 x"))
+    along = "vectorise 1 by 32; tile 0 by 16 blocks 512 x 512; nontemporal y; prefetch x along 0 ahead 64 to 2"
+    assert chosen(64, 16 * rows).endswith(along)
+    near = "vectorise 1 by 16; tile 0 by 16 blocks 256 x 32; prefetch x along 0 ahead 32 to 2"
+    assert chosen(128, 1024).endswith(near)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(3, 40, 130), (2, 130, 40), (5, 16, 16), (4, 33, 50), (7, 100, 20)])
+@pytest.mark.parametrize("asks", ["", " ahead 16 to 2"])
+def test_blocks_of_several_matrices(shape: tuple[int, ...], asks: str, target: str) -> None:
+    """The block after the last one of a matrix is the first one of the next."""
+    k = KernelBuilder("turn")
+    batch, rows, columns = shape
+    x = k.input("x", f32[shape])
+    k.output("y", f32[batch, columns, rows], lambda ix: x[ix[0], ix[2], ix[1]] * 2)
+    by = Target.named(target).lanes(4)
+    schedule = parse_schedule(
+        f"parallel 3 grain 1; vectorise 2 by {by}; tile 1 by {by} blocks {2 * by} x 32; prefetch x along 1{asks}"
+    )
+    native = compile_kernel(k.build(), Target.named(target), schedule)
+    array = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    wanted = np.ascontiguousarray(array.transpose(0, 2, 1) * 2)
+    for threads in (1, 2, 7):
+        (got,) = native.run([array], threads=threads)
+        assert got.tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("target", TARGETS)
