@@ -50,7 +50,7 @@ _STREAM_CACHES = 2  # a core's own caches that a buffer must exceed to be read a
 _MASKED = 64  # bytes of vectors of processors whose lanes can be switched off
 _FOLLOWING = 64  # bytes of vectors of processors that are quick along one stream: they need no more than a hint
 _AHEAD = 4 << 10  # bytes from what is read to that hint
-_AHEAD_OF_PAST = 2 << 10  # the same in loops that store past the caches, of several streams
+_AHEAD_OF_PAST = 2 << 10  # the same in loops that store past the caches; a stream alone comes into the nearest one
 _AHEAD_OF_WORK = 2560  # and in those of them that take longer than memory does; into the nearest cache
 _ROWS_AHEAD = 8 << 10  # bytes from a row that is worked on to the one that is asked for meanwhile
 _ROWS_LEAST = 2 << 10  # bytes of a row for which that pays
@@ -192,8 +192,7 @@ class _Chooser:
             if passing and self._scalar_cost(loop) > _LIGHT:
                 far, cache = _AHEAD_OF_WORK, 1
             elif passing:
-                far, cache = _AHEAD_OF_PAST, 2
-                large = large if len(large) > 1 else []  # one alone is as quick as it can be
+                far, cache = _AHEAD_OF_PAST, 1 if len(large) == 1 else 2
             if not passing or (follows and id(loop) in passing):
                 number = numbers[id(loop)]
                 asked += [Prefetch(b.name, number, far // b.dtype.itemsize, cache) for b in large]
