@@ -10,7 +10,7 @@ import pytest
 
 import strata as st
 from strata import ops
-from strata.core import ALL_DTYPES, sym
+from strata.core import ALL_DTYPES, as_dtype, sym
 from strata.errors import DTypeError, OptionError, RunError, ShapeError, StrataError, UnknownNameError
 from strata.mir import Graph
 from strata.runtime import CompiledGraph, Session
@@ -150,6 +150,19 @@ def test_run_into_checks_and_fills() -> None:
         c.run_into(feeds, [np.empty(4), outs[1]])
     with pytest.raises(OptionError, match="out is a list of arrays, got NoneType"):
         c.run_into(feeds, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("dtype", "shift"), [("f32", 1), ("f32", 2), ("f64", 4), ("c64", 4), ("c128", 8), ("i64", 3)])
+def test_results_lie_at_multiples_of_their_size(dtype: str, shift: int) -> None:
+    """Large ones are stored in whole cache lines, which elements between two places never reach."""
+    count, kind = 3 << 20, as_dtype(dtype).np
+    c = compiled(lambda x: x + x, x=((count,), dtype))
+    memory = np.zeros(count * kind.itemsize + 64, np.uint8)
+    x = np.ndarray(count, kind, memory, shift)
+    x[...] = np.arange(count)
+    with pytest.raises(ShapeError, match="no multiple of its elements' size"):
+        c.run_into({"x": x}, [np.ndarray(count, kind, memory.copy(), shift)])
+    np.testing.assert_array_equal(c.run(x=x)[0], x + x)  # inputs may lie anywhere
 
 
 @pytest.mark.parametrize("shift", [0, 1, 500, 999, 1000])
