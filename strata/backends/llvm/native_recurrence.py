@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from strata.backends.llvm import vector_logs, vector_math
-from strata.backends.llvm.builder import Function, Module, Value, constant, vector, with_element
+from strata.backends.llvm.builder import Function, Module, Value, constant, vector, vector_constant, with_element
 from strata.backends.llvm.emit_scalar import Call as ScalarCall
 from strata.backends.llvm.emit_scalar import emit_scalar
 from strata.backends.llvm.fft import transposed
@@ -384,5 +384,45 @@ def _log_cumsum_exp(node: Node, target: Target) -> NativeOp:
         type_ = register_type(dtype, lanes)
         return [(type_, constant(type_, float("-inf")))]
 
-    made = Recurrence("logcumsumexp", (dtype,), (dtype,), state, step)
+    def emit_whole_rows(module: Module, target: Target) -> None:
+        """A register at a time: rounds double the runs of lanes that are done, then all take in what came before."""
+        f = kernel(module, "whole_rows")
+        source, sums, length, _inner, _rows, _blocks = arguments(f, "ppiiii")
+        lanes = target.lanes(register_bytes(dtype))
+        type_, one = register_type(dtype, lanes), register_type(dtype)
+
+        def joined(width: int, before: str, x: str) -> str:
+            return step(f, target, width, 0, [before], [(x,)])[0][0]
+
+        def row(point: str, _: list[str]) -> None:
+            base = f.mul(point, length)
+
+            def some(i: str, carried: list[str]) -> list[str]:
+                at = f.add(base, i)
+                (x,) = load_element(f, dtype, source, at, lanes, target)
+                by = 1
+                while by < lanes:
+                    last = f.shuffle(type_, x, "poison", [n - n % (2 * by) + by - 1 for n in range(lanes)])
+                    upper = vector_constant("i1", [int(n % (2 * by) >= by) for n in range(lanes)])
+                    x = f.select(type_, upper, joined(lanes, last, x), x)
+                    by *= 2
+                x = joined(lanes, f.splat(type_, carried[0]), x)
+                store_element(f, dtype, (x,), sums, at, lanes, target)
+                return [f.extract(type_, x, lanes - 1)]
+
+            def by_element(i: str, carried: list[str]) -> list[str]:
+                at = f.add(base, i)
+                (x,) = load_element(f, dtype, source, at, 1, target)
+                after = joined(1, carried[0], x)
+                store_element(f, dtype, (after,), sums, at, 1, target)
+                return [after]
+
+            whole = f.round_down(length, lanes)
+            carried = f.loop(0, whole, lanes, state(1), some)
+            f.loop(whole, length, 1, [(one, carried[0])], by_element)
+
+        f.loop("%begin", "%end", 1, (), row)
+        f.ret()
+
+    made = Recurrence("logcumsumexp", (dtype,), (dtype,), state, step, emit_whole_rows=emit_whole_rows)
     return made.native(target, kind.shape, node.op.axis)  # type: ignore[attr-defined]

@@ -96,3 +96,22 @@ def test_gcd(native: Any) -> None:
     for dtype in (np.int64, np.uint8, np.int32):
         a, b = (rng.integers(0, 120, 999).astype(dtype) for _ in range(2))
         np.testing.assert_array_equal(native(METHODS["gcd"], a, b)[0], np.gcd(a, b))
+
+
+@pytest.mark.parametrize("length", [1, 3, 8, 16, 17, 33, 1000, 70_001])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_logcumsumexp_of_one_long_row(native: Any, length: int, dtype: Any) -> None:
+    """Heights that differ by more than an exponential can hold, equal ones, infinities and NaN, wherever they lie."""
+    rng = np.random.default_rng(length)
+    rise = np.repeat(rng.uniform(-2000, 2000, -(-length // 5)), 5)[:length]
+    rows = [rng.standard_normal(length), rise, np.sort(rise), np.sort(rise)[::-1], np.zeros(length)]
+    for fill in (np.inf, -np.inf, np.nan):
+        rows.append(np.where(rng.random(length) < 0.1, fill, rng.standard_normal(length)))
+    for row in rows:
+        x = row.astype(dtype)
+        (got,) = native(lambda v: METHODS["logcumsumexp"](v, 0), x)
+        with np.errstate(invalid="ignore"):
+            want = np.logaddexp.accumulate(x.astype(np.float64))
+        np.testing.assert_allclose(
+            got, want, rtol=3e-6 if dtype == np.float32 else 1e-13, atol=1e-5 if dtype == np.float32 else 1e-12
+        )
