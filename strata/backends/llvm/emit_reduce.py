@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from strata.backends.llvm.accumulate import Accumulator
-from strata.backends.llvm.builder import Value, bits_of, vector, vector_constant
+from strata.backends.llvm.builder import Function, Value, bits_of, constant, vector, vector_constant
 from strata.backends.llvm.emit_loops import Loops, Segment
 from strata.backends.llvm.native import while_loop
 from strata.backends.llvm.registers import Parts, register_type
@@ -15,6 +15,7 @@ from strata.kernel import Axis, Block, Expr, MapLoop, ReduceLoop, Scalar
 
 RunRange = Callable[[Value, Value, Sequence[tuple[str, Value]]], list[str]]
 _EXCHANGE_BYTES = 16 << 10  # of running values in memory: half of the nearest cache
+_SCAN_STEPS = 256  # registers of a running sum that start from zero
 _BLOCK_STEPS = 256  # terms that one lane adds up before they join the total
 
 
@@ -54,27 +55,66 @@ class Reductions(Loops):
         """The same in vectors: carried are the values before a step, in every lane of one register."""
         accumulators = [Accumulator(self.f, s.kind, s.dtype, self.target) for s in loop.scans]
         single = min(lanes, self._single_lanes(loop))
-        states = [tuple(v for _, v in a.start(single)) for a in accumulators]
-        before, width = self.running, single
+        most = bounds(loop.axis.extent)[1]
+        block = single * _SCAN_STEPS
+        long = most is None or most > 4 * block
+        in_blocks = long and all(_is_rounded(a) and not a.dtype.is_complex for a in accumulators)
+        starts = [tuple(v for _, v in a.start(single)) for a in accumulators]
+        states, width = starts * 2 if in_blocks else starts, single  # in blocks: the sum before, and what it lacks
+        before = self.running
         for segment in self._aligned_segments(loop, low, high, lanes):
             following = min(segment.lanes, single)
             if following != width:
-                pairs = zip(accumulators, states, strict=True)
+                pairs = zip(accumulators * 2, states, strict=False)
                 states = [self._in_every_lane(a, s, width, following) for a, s in pairs]
                 width = following
-            carried = [c for a, s in zip(accumulators, states, strict=True) for c in a.typed(s, width)]
-
+            carried = [c for a, s in zip(accumulators * 2, states, strict=False) for c in a.typed(s, width)]
             self.scan_lanes = width
-
-            def body(values: list[str]) -> list[Value]:
-                shares = dealt(accumulators, values)
-                self.running = dict(zip(loop.scans, zip(accumulators, shares, strict=True), strict=True))
-                self.block(loop.body)
-                return [part for scan in loop.scans for part in self.running[scan][1]]
-
-            final = self._vector(loop.axis, segment, carried, body, self.numbers[id(loop)])
-            states = dealt(accumulators, final)
+            run = self._scanning(loop, accumulators, segment)
+            if in_blocks:
+                final = self._scan_blocks(loop, accumulators, width, segment, block, carried, run)
+                states = dealt(accumulators * 2, final)
+            else:
+                states = dealt(accumulators, run(segment.low, segment.high, carried))
         self.running, self.scan_lanes = before, 0
+
+    def _scanning(self, loop: MapLoop, accumulators: list[Accumulator], segment: Segment) -> RunRange:
+        """Runs a part of a vector scan's range."""
+
+        def body(values: list[str]) -> list[Value]:
+            shares = dealt(accumulators, values)
+            self.running = dict(zip(loop.scans, zip(accumulators, shares, strict=True), strict=True))
+            self.block(loop.body)
+            return [part for scan in loop.scans for part in self.running[scan][1]]
+
+        def run(low: Value, high: Value, state: Sequence[tuple[str, Value]]) -> list[str]:
+            part = replace(segment, low=low, high=high)
+            return self._vector(loop.axis, part, state, body, self.numbers[id(loop)])
+
+        return run
+
+    def _scan_blocks(
+        self, loop: MapLoop, accumulators: list[Accumulator], width: int, segment: Segment, block: int,
+        carried: Sequence[tuple[str, Value]], run: RunRange,
+    ) -> list[str]:  # fmt: skip
+        """Long running sums block by block, each from zero; what the sum of the blocks before lacks goes along, so that
+        rounding does not grow with their number."""
+        f = self.f
+
+        def one(start: str, values: list[str]) -> list[Value]:
+            bases, lacks = values[: len(accumulators)], values[len(accumulators) :]
+            self.scan_bases = {scan: (base,) for scan, base in zip(loop.scans, bases, strict=True)}
+            fresh = [c for a in accumulators for c in a.start(width)]
+            stop = f.smin(f.add(start, block), segment.high)
+            sums = run(start, stop, fresh)
+            self.scan_bases = {}
+            joined = [
+                _with_rest(f, type_, base, f.binary("fadd", type_, made, lack))
+                for (type_, _), base, lack, made in zip(fresh, bases, lacks, sums, strict=True)
+            ]
+            return [total for total, _ in joined] + [rest for _, rest in joined]
+
+        return f.loop(segment.low, segment.high, block, carried, one)
 
     def _in_every_lane(self, accumulator: Accumulator, state: Parts, have: int, want: int) -> Parts:
         """A state that is the same in every lane, in another number of them; one of the numbers is 1."""
@@ -292,6 +332,15 @@ class Reductions(Loops):
             each(lambda: finish(start))
 
         f.loop(low, high, columns, (), columns_from)
+
+
+def _with_rest(f: Function, type_: str, a: str, b: str) -> tuple[str, str]:
+    """a + b as it is rounded, and what was lost by that (Knuth); nothing where there is no number."""
+    total = f.binary("fadd", type_, a, b)
+    of_b = f.binary("fsub", type_, total, a)
+    of_a = f.binary("fsub", type_, total, of_b)
+    lost = f.binary("fadd", type_, f.binary("fsub", type_, a, of_a), f.binary("fsub", type_, b, of_b))
+    return total, f.select(type_, f.compare("ord", type_, lost, lost), lost, constant(type_, 0.0))
 
 
 class _Row:

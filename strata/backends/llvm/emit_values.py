@@ -105,6 +105,7 @@ class Values:
         self.turn = 0
         self.running: dict[Scan, tuple[Accumulator, Parts]] = {}
         self.scan_lanes = 0  # of the state of running reductions along the vector loop
+        self.scan_bases: dict[Scan, Parts] = {}  # what came before the block that a running sum is in
         self.dummy = ""
 
     # sizes
@@ -145,7 +146,8 @@ class Values:
         mask = self.context.mask if lanes > 1 else None  # one state for all lanes is always needed
         following = tuple(accumulator.step(state, self.widened(scan.body, lanes), lanes, mask))
         self.running[scan] = accumulator, following
-        return state if scan.exclusive else following
+        made, base = state if scan.exclusive else following, self.scan_bases.get(scan)
+        return made if base is None else accumulator.join(base, made, lanes)
 
     def _advance_lanes(self, scan: Scan, lanes: int) -> Parts:
         """A running reduction over the lanes of its own loop, one register after the other."""
@@ -161,7 +163,9 @@ class Values:
             typed = accumulator.typed(value, lanes)
             part = value if width == lanes else tuple(f.shuffle(t, v, "poison", picks) for t, v in typed)
             local, whole = accumulator.prefix(part, width, exclusive=scan.exclusive)
-            found.append(accumulator.join(state, local, width))
+            made = accumulator.join(state, local, width)
+            base = self.scan_bases.get(scan)
+            found.append(made if base is None else accumulator.join(base, made, width))
             state = accumulator.join(state, whole, width)
         self.running[scan] = accumulator, state
         while len(found) > 1:  # side by side again

@@ -149,3 +149,31 @@ def test_what_is_not_joined_over_lanes() -> None:
     flags = np.random.default_rng(0).integers(0, 9, (5, 50)) == 0
     (got,) = compile_kernel(k.build())(flags)
     np.testing.assert_array_equal(got, np.logical_or.accumulate(flags, axis=1))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [f32, f64])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_long_running_sums_do_not_drift(target: str, dtype: DType, reverse: bool, exclusive: bool) -> None:
+    """Of equal terms each rounds alike: no more than half a unit in the last place for each step of a block."""
+    compiled = compile_kernel(running("sum", dtype, reverse=reverse, exclusive=exclusive), Target.named(target))
+    for length in (4096, 4097, 300_001):
+        x = np.full((1, length), 0.1, dtype.np)
+        (got,) = compiled(x)
+        count = np.arange(length) + (0 if exclusive else 1)
+        want = float(x[0, 0]) * count
+        np.testing.assert_allclose(got[0, ::-1] if reverse else got[0], want, rtol=128 * float(np.finfo(dtype.np).eps))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("fill", [np.inf, -np.inf, np.nan, 3e38])
+def test_long_running_sums_without_end(target: str, fill: float) -> None:
+    compiled = compile_kernel(running("sum", f32), Target.named(target))
+    for places in ((5,), (4096,), (9000, 20_000), (30_000,)):
+        x = np.ones((2, 30_001), np.float32)
+        x[0, list(places)] = fill
+        (got,) = compiled(x)
+        with np.errstate(over="ignore", invalid="ignore"):
+            want = np.cumsum(x, axis=1)
+        np.testing.assert_allclose(got, want, rtol=1e-5)
