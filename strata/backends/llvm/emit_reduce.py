@@ -38,7 +38,7 @@ class Reductions(Loops):
             return
         accumulators = [Accumulator(self.f, s.kind, s.dtype, self.target) for s in loop.scans]
         widths = [self.context.lanes_of(s) for s in loop.scans]
-        carried = [c for a, n in zip(accumulators, widths, strict=True) for c in a.start(n)]
+        starts = [c for a, n in zip(accumulators, widths, strict=True) for c in a.start(n)]
 
         def body(values: list[str]) -> list[Value]:
             before = self.running
@@ -49,33 +49,37 @@ class Reductions(Loops):
             self.running = before
             return list(following)
 
-        self._serial(loop.axis, low, high, carried, body)
+        def run(first: Value, end: Value, state: Sequence[tuple[str, Value]]) -> list[str]:
+            return self._serial(loop.axis, first, end, state, body)
+
+        if _goes_in_blocks(loop, accumulators, _SCAN_STEPS):
+            self._scan_blocks(loop, (low, high), _SCAN_STEPS, starts, starts * 2, run)
+        else:
+            run(low, high, starts)
 
     def _vector_scan(self, loop: MapLoop, low: Value, high: Value, lanes: int) -> None:
         """The same in vectors: carried are the values before a step, in every lane of one register."""
         accumulators = [Accumulator(self.f, s.kind, s.dtype, self.target) for s in loop.scans]
         single = min(lanes, self._single_lanes(loop))
-        most = bounds(loop.axis.extent)[1]
         block = single * _SCAN_STEPS
-        long = most is None or most > 4 * block
-        in_blocks = long and all(_is_rounded(a) and not a.dtype.is_complex for a in accumulators)
-        starts = [tuple(v for _, v in a.start(single)) for a in accumulators]
-        states, width = starts * 2 if in_blocks else starts, single  # in blocks: the sum before, and what it lacks
+        in_blocks = _goes_in_blocks(loop, accumulators, block)
+        carriers = accumulators * 2 if in_blocks else accumulators  # in blocks: the sum before, and what it lacks
+        states, width = [tuple(v for _, v in a.start(single)) for a in carriers], single
         before = self.running
         for segment in self._aligned_segments(loop, low, high, lanes):
             following = min(segment.lanes, single)
             if following != width:
-                pairs = zip(accumulators * 2, states, strict=False)
+                pairs = zip(carriers, states, strict=True)
                 states = [self._in_every_lane(a, s, width, following) for a, s in pairs]
                 width = following
-            carried = [c for a, s in zip(accumulators * 2, states, strict=False) for c in a.typed(s, width)]
+            carried = [c for a, s in zip(carriers, states, strict=True) for c in a.typed(s, width)]
             self.scan_lanes = width
-            run = self._scanning(loop, accumulators, segment)
+            run, ends = self._scanning(loop, accumulators, segment), (segment.low, segment.high)
             if in_blocks:
-                final = self._scan_blocks(loop, accumulators, width, segment, block, carried, run)
-                states = dealt(accumulators * 2, final)
+                starts = [c for a in accumulators for c in a.start(width)]
+                states = dealt(carriers, self._scan_blocks(loop, ends, block, starts, carried, run))
             else:
-                states = dealt(accumulators, run(segment.low, segment.high, carried))
+                states = dealt(carriers, run(*ends, carried))
         self.running, self.scan_lanes = before, 0
 
     def _scanning(self, loop: MapLoop, accumulators: list[Accumulator], segment: Segment) -> RunRange:
@@ -94,27 +98,26 @@ class Reductions(Loops):
         return run
 
     def _scan_blocks(
-        self, loop: MapLoop, accumulators: list[Accumulator], width: int, segment: Segment, block: int,
+        self, loop: MapLoop, ends: tuple[Value, Value], block: int, starts: Sequence[tuple[str, Value]],
         carried: Sequence[tuple[str, Value]], run: RunRange,
     ) -> list[str]:  # fmt: skip
         """Long running sums block by block, each from zero; what the sum of the blocks before lacks goes along, so that
         rounding does not grow with their number."""
         f = self.f
 
-        def one(start: str, values: list[str]) -> list[Value]:
-            bases, lacks = values[: len(accumulators)], values[len(accumulators) :]
-            self.scan_bases = {scan: (base,) for scan, base in zip(loop.scans, bases, strict=True)}
-            fresh = [c for a in accumulators for c in a.start(width)]
-            stop = f.smin(f.add(start, block), segment.high)
-            sums = run(start, stop, fresh)
-            self.scan_bases = {}
+        def one(first: str, values: list[str]) -> list[Value]:
+            bases, lacks = values[: len(starts)], values[len(starts) :]
+            outside = self.scan_bases
+            self.scan_bases = outside | {scan: (base,) for scan, base in zip(loop.scans, bases, strict=True)}
+            sums = run(first, f.smin(f.add(first, block), ends[1]), starts)
+            self.scan_bases = outside
             joined = [
                 _with_rest(f, type_, base, f.binary("fadd", type_, made, lack))
-                for (type_, _), base, lack, made in zip(fresh, bases, lacks, sums, strict=True)
+                for (type_, _), base, lack, made in zip(starts, bases, lacks, sums, strict=True)
             ]
             return [total for total, _ in joined] + [rest for _, rest in joined]
 
-        return f.loop(segment.low, segment.high, block, carried, one)
+        return f.loop(*ends, block, carried, one)
 
     def _in_every_lane(self, accumulator: Accumulator, state: Parts, have: int, want: int) -> Parts:
         """A state that is the same in every lane, in another number of them; one of the numbers is 1."""
@@ -332,6 +335,13 @@ class Reductions(Loops):
             each(lambda: finish(start))
 
         f.loop(low, high, columns, (), columns_from)
+
+
+def _goes_in_blocks(loop: MapLoop, accumulators: list[Accumulator], block: int) -> bool:
+    """Whether all that runs along a loop are long sums of real numbers."""
+    most = bounds(loop.axis.extent)[1]
+    plain = all(_is_rounded(a) and not a.dtype.is_complex for a in accumulators)
+    return plain and (most is None or most > 4 * block)
 
 
 def _with_rest(f: Function, type_: str, a: str, b: str) -> tuple[str, str]:

@@ -177,3 +177,17 @@ def test_long_running_sums_without_end(target: str, fill: float) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
             want = np.cumsum(x, axis=1)
         np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [1, 3, 16, 70])
+def test_long_columns_do_not_drift(columns: int) -> None:
+    k = KernelBuilder("columns")
+    x = k.input("x", f32[50_000, columns])
+    k.output(
+        "y",
+        f32[50_000, columns],
+        lambda index: k.scan("sum", 50_000, lambda j: x[j, index[1]], index[0]),
+    )
+    given = np.full((50_000, columns), 0.1, np.float32) * np.arange(1, columns + 1, dtype=np.float32)
+    (got,) = compile_kernel(k.build(), Target.host())(given)
+    np.testing.assert_allclose(got, given[0].astype(np.float64) * np.arange(1, 50_001)[:, None], rtol=1.6e-5)
