@@ -122,7 +122,7 @@ def as_dtype(x: Any) -> DType:
         return x
     try:
         return _lookup(x)
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, ValueError, SyntaxError):  # NumPy reads texts with commas and counts
         known = ", ".join(t.name for t in ALL_DTYPES)
         raise DTypeError(f"{x!r} is not an element type; known: {known}", code="D101") from None
 

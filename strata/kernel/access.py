@@ -299,6 +299,8 @@ def _check_scans(kernel: Kernel, store: Store) -> None:
             ways = [e for a in store.axes if a.extent == extent for e in (a, size(extent - 1) - a)]
             if node.position not in ways:
                 raise _broken(kernel, f"{describe(node)} is not read along an axis of its store, of its extent")
+            if node.position.free & node.body.free:
+                raise _broken(kernel, f"{describe(node)} depends on the axis along which it is read")
 
 
 def _nesting(kernel: Kernel) -> int:

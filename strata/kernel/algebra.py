@@ -77,6 +77,8 @@ def _recombine(terms: dict[ir.Expr, Dim], constant: Dim) -> Linear:
             continue
         x, divisor = atom.args
         by = linear(divisor)
+        if by.is_constant and not is_divisor(by.constant):
+            continue
         quotient = divide(x, by.constant) if by.is_constant else ir.Scalar("floordiv", (x, divisor), i64)
         parts = linear(quotient)
         if parts.constant == 0 and len(parts.terms) == 1:

@@ -310,6 +310,8 @@ def _straighten_scans(kernel: Kernel) -> Kernel:
             return node
         if not isinstance(node.position, Axis) or node.position.extent != node.axis.extent:
             raise LowerError(f"{describe(node)} is not read along an axis of its store", code="L120")
+        if node.position in node.body.free and node.position is not node.axis:
+            raise LowerError(f"{describe(node)} depends on the axis along which it is read", code="L120")
         body = substitute_axes((node.body,), {node.axis: node.position})[node.body]
         return Scan(node.kind, node.position, body, node.position, node.exclusive)
 

@@ -182,18 +182,18 @@ class Schedule:
 
 
 _ACTIONS = (
-    (re.compile(r"parallel (\d+) grain (\d+)\Z"), lambda m: Parallel(int(m[1]), int(m[2]))),
-    (re.compile(r"vectorise (\d+) by (\d+)\Z"), lambda m: Vectorise(int(m[1]), int(m[2]))),
+    (re.compile(r"parallel (\d{1,18}) grain (\d{1,18})\Z"), lambda m: Parallel(int(m[1]), int(m[2]))),
+    (re.compile(r"vectorise (\d{1,18}) by (\d{1,18})\Z"), lambda m: Vectorise(int(m[1]), int(m[2]))),
     (
-        re.compile(r"tile (\d+) by (\d+) blocks (\d+) x (\d+)\Z"),
+        re.compile(r"tile (\d{1,18}) by (\d{1,18}) blocks (\d{1,18}) x (\d{1,18})\Z"),
         lambda m: Tile(int(m[1]), int(m[2]), int(m[3]), int(m[4])),
     ),
-    (re.compile(r"exchange (\d+) by (\d+)\Z"), lambda m: Exchange(int(m[1]), int(m[2]))),
-    (re.compile(r"stage (\d+)\Z"), lambda m: Stage(int(m[1]))),
-    (re.compile(r"delay (\d+) beside (\d+)\Z"), lambda m: Delay(int(m[1]), int(m[2]))),
-    (re.compile(r"nontemporal (\w+)\Z"), lambda m: NonTemporal(m[1])),
+    (re.compile(r"exchange (\d{1,18}) by (\d{1,18})\Z"), lambda m: Exchange(int(m[1]), int(m[2]))),
+    (re.compile(r"stage (\d{1,18})\Z"), lambda m: Stage(int(m[1]))),
+    (re.compile(r"delay (\d{1,18}) beside (\d{1,18})\Z"), lambda m: Delay(int(m[1]), int(m[2]))),
+    (re.compile(r"nontemporal ([\w.]+)\Z"), lambda m: NonTemporal(m[1])),
     (
-        re.compile(r"prefetch (\w+) along (\d+)(?: ahead (\d+)(?: to ([12]))?)?\Z"),
+        re.compile(r"prefetch ([\w.]+) along (\d{1,18})(?: ahead (\d{1,18})(?: to ([12]))?)?\Z"),
         lambda m: Prefetch(m[1], int(m[2]), int(m[3] or 0), int(m[4] or 1)),
     ),
 )
