@@ -43,7 +43,7 @@ def main() -> None:
     layer = st.Session("cpu").compile(g)
     took = (time.perf_counter() - start) * 1e3
     print(f"\nthe plan (LIR), made and compiled in {took:.0f} ms: one kernel, no scratch memory\n")
-    print(layer.lir)
+    print(layer.lir.summary())
 
     rng = np.random.default_rng(0)
     w = rng.standard_normal((256, 1024), np.float32) / 16

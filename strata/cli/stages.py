@@ -71,7 +71,7 @@ def _stage(graph: Graph, stage: str, device: str, passes: str | None) -> str:
         return str(optimized)
     lir = pipe.plan(optimized)
     if stage == "plan":
-        return str(lir)
+        return lir.summary()
     return "\n".join(show_kernel(k) for k in lir.kernels.values()) if stage == "kernels" else lir.memory_report()
 
 

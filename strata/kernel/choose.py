@@ -384,7 +384,7 @@ class _Chooser:
         for at, step in enumerate(block.steps):
             if isinstance(step, (MapLoop, ReduceLoop)):
                 yield from self._staged(step.body, vectorised)
-            if isinstance(step, ReduceLoop) and id(step) in vectorised and _row_bytes(step.axis) <= _ROW_BYTES:
+            if isinstance(step, ReduceLoop) and id(step) in vectorised and row_is_kept(step.axis):
                 later = [s for s in block.steps[at + 1 :] if id(s) in vectorised]
                 if any(row_values(step, s) for s in later if isinstance(s, (MapLoop, ReduceLoop))):
                     yield step
@@ -591,6 +591,7 @@ def _guess(extent: Dim) -> int:
     return max(low, _GUESS if high is None else min(high, _GUESS))
 
 
-def _row_bytes(axis: Axis) -> int:
+def row_is_kept(axis: Axis) -> bool:
+    """Whether a row along an axis is short enough to be kept on a thread's stack, in elements of any type."""
     high = bounds(axis.extent)[1]
-    return _ROW_BYTES + 1 if high is None else high * 8
+    return high is not None and high * 8 <= _ROW_BYTES

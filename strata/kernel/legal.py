@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from strata.core import bounds
 from strata.errors import CompileError
-from strata.kernel.choose import runs_in_vectors
+from strata.kernel.choose import row_is_kept, runs_in_vectors
 from strata.kernel.columns import columns_first
 from strata.kernel.ir import Kernel
 from strata.kernel.moves import as_bits
@@ -34,7 +33,6 @@ from strata.kernel.weave import unroll_short_rows
 
 _MOST_LANES = 1024
 _MOST = 1 << 48  # of counts that become numbers of the code
-_ROW_ELEMENTS = 1 << 17  # of a row kept on a thread's stack
 
 
 def loops_of(normal: Kernel) -> tuple[Kernel, Block]:
@@ -124,8 +122,7 @@ class _Fits:
         loop = self.loops[action.loop]
         if not isinstance(loop, ReduceLoop):
             return "it is no reduction"
-        high = bounds(loop.axis.extent)[1]
-        return None if high is not None and high <= _ROW_ELEMENTS else "its rows are too long to be kept"
+        return None if row_is_kept(loop.axis) else "its rows are too long to be kept"
 
     def _delay(self, action: Delay) -> str | None:
         late, beside = self.loops[action.loop], self.loops[min(action.beside, len(self.loops) - 1)]

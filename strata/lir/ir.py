@@ -182,7 +182,7 @@ class Lir:
     def fingerprint(self) -> str:
         """A hash of all that can change the code: plan, kernels, graph, constants, target, options, version."""
         digest = hashlib.sha256()
-        parts = [str(self), str(self.graph), self.target.key, self.made_with]
+        parts = [self.summary(), str(self.graph), self.target.key, self.made_with]
         parts += [f"{s.phase} {s.views}" for s in self.schedule]
         parts += [show_kernel(k) for k in self.kernels.values()]
         for part in parts:
@@ -192,16 +192,21 @@ class Lir:
         return digest.hexdigest()
 
     def __eq__(self, other: object) -> bool:
-        from strata.lir.text import show_module
-
         if not isinstance(other, Lir):
             return NotImplemented
-        return self is other or (self.target == other.target and show_module(self) == show_module(other))
+        return self is other or (self.target == other.target and str(self) == str(other))
 
     def __hash__(self) -> int:
         return hash((self.graph.name, len(self.schedule)))
 
-    def __str__(self) -> str:
+    def summary(self) -> str:
+        """Buffers and steps, without the kernels and the graph."""
         from strata.lir.text import show
 
         return show(self)
+
+    def __str__(self) -> str:
+        """All that the plan is, as text that reads back: `strata.parse(str(plan)) == plan`."""
+        from strata.lir.text import show_module
+
+        return show_module(self)

@@ -9,8 +9,8 @@
       return out0
     }
 
-The module is the plan with, behind each step, its phase and the nodes of the graph that it computes, then the kernels
-and the graph: all that a plan is, `parse_module(show_module(lir))` being the same plan again.
+That is `lir.summary()`. `str(lir)`, the module, has behind each step its phase and the nodes of the graph that it
+computes, then the kernels and the graph: all that a plan is, `parse_module(show_module(lir))` being the same again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from strata.errors import ParseError
 from strata.kernel import Kernel, parse_kernel, show_kernel
 from strata.lir.ir import Buffer, Io, Lir, Step
 from strata.lir.views import Spacing
-from strata.mir import REGISTRY, Constant, Graph, Node, Parser, leaf_name, parse
+from strata.mir import REGISTRY, Constant, Graph, Literal, Node, Parser, leaf_name, parse
 
 # ---------------------------------------------------------------------------------------------------------------- print
 
@@ -38,10 +38,14 @@ def show(lir: Lir) -> str:
 
 def show_module(lir: Lir) -> str:
     """The plan with everything it refers to."""
-    number = {id(n): i for i, n in enumerate(lir.graph.nodes())}
-    arrays = {id(n.op.data.array): i for i, n in enumerate(lir.graph.nodes()) if isinstance(n.op, Constant)}
-    sources = [f" node {arrays[id(lir.constants[int(b.key)])]}" if b.role == "constant" else "" for b in lir.buffers]  # type: ignore[arg-type]
-    steps = [f"{_step(s)}{_detail(s, number)}  # {s.label}" for s in lir.schedule]
+    nodes = lir.graph.nodes()
+    arrays = {n.op.data: i for i, n in reversed(list(enumerate(nodes))) if isinstance(n.op, Constant)}
+    sources = [
+        f" node {arrays[Literal(lir.constants[int(b.key)])]}" if b.role == "constant" and b.key is not None else ""
+        for b in lir.buffers
+    ]
+    numbers = _Numbers(nodes)
+    steps = [f"{_step(s)}{_detail(s, numbers)}  # {s.label}" for s in lir.schedule]
     kernels = [show_kernel(k) for k in lir.kernels.values()]
     return "\n\n".join([_plan_text(lir, steps, sources), *kernels, str(lir.graph)]) + "\n"
 
@@ -78,14 +82,30 @@ def _step(s: Step) -> str:
     return f"{kind} {s.name}({_list(s.inputs)}) -> {made}"
 
 
-def _detail(s: Step, number: Mapping[int, int]) -> str:
-    nodes = " ".join(str(number[id(n)]) for n in s.nodes)
+class _Numbers:
+    """The place of a node in the graph; of one that was read from a store, that of its like."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._places = {id(n): i for i, n in enumerate(nodes)}
+        self._alike = {_kind(n): i for i, n in reversed(list(enumerate(nodes)))}
+
+    def __call__(self, node: Node) -> int:
+        place = self._places.get(id(node))
+        return self._alike[_kind(node)] if place is None else place
+
+
+def _kind(node: Node) -> tuple[object, ...]:
+    return node.op, node.types, tuple(x.type for x in node.inputs)
+
+
+def _detail(s: Step, numbers: _Numbers) -> str:
+    nodes = " ".join(str(numbers(n)) for n in s.nodes)
     views = (
         ""
         if s.views is None
         else " views " + "; ".join(f"{v.start} by {' | '.join(map(str, v.strides))}" for v in s.views)
     )
-    return f" {s.phase} nodes {nodes}{views}"
+    return f" {s.phase} nodes {nodes}".rstrip() + views
 
 
 # ----------------------------------------------------------------------------------------------------------------- read
@@ -100,7 +120,7 @@ _BUFFER = re.compile(
 )
 _STEP = re.compile(
     rf"(?P<kind>run|host) (?P<name>\w+)\((?P<inputs>{_NAMES})\) -> (?P<outputs>(?:{_MADE}(?:, {_MADE})*)?) "
-    r"(?P<phase>[a-z]+) nodes (?P<nodes>[\d ]*?)(?: views (?P<views>.*))?\Z"
+    r"(?P<phase>[a-z]+) nodes ?(?P<nodes>[\d ]*?)(?: views (?P<views>.*))?\Z"
 )
 
 
@@ -125,7 +145,7 @@ def _sections(text: str) -> dict[str, list[str]]:
     if lines or len(found.get("lir", [])) != 1 or len(found.get("mir", [])) != 1:
         raise ParseError(
             "a plan's text has one `lir`, its kernels and one `mir`, each ending in a line `}`", code="P122",
-            fix="strata.lir.show_module(plan), where str(plan) shows the steps only",
+            fix="str(plan), which has them all; plan.summary() shows the steps only",
         )  # fmt: skip
     return found
 

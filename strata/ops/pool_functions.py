@@ -166,16 +166,18 @@ def avg_pool(
     name: str = "avg_pool",
 ) -> Value:
     """The mean of each window; padding counts as zeros when `count_include_pad`, what `ceil_mode` adds never does."""
-    value = to_inexact(as_value(x))
+    given_value = to_inexact(as_value(x))
+    value = METHODS["cast"](given_value, given_value.dtype.accumulator)  # the sum of a window may be too large for f16
     fields, given = pool_fields(value, kernel_size, stride, padding, dilation, ceil_mode, rank, name)
     total = PoolSum(*fields)(value)
     if divisor_override is not None:
         if divisor_override == 0:
             raise OptionError(f"{name}: divisor_override must not be 0", code="O244")
-        return total / constant(divisor_override, value.dtype)
+        return METHODS["cast"](total / constant(divisor_override, value.dtype), given_value.dtype)
     sizes = value.shape[value.ndim - len(fields[0]) :]
     counted = given if count_include_pad else ((0, 0),) * len(given)
-    return total / METHODS["cast"](_cells(sizes, fields, counted), value.dtype)
+    mean = total / METHODS["cast"](_cells(sizes, fields, counted), value.dtype)
+    return METHODS["cast"](mean, given_value.dtype)
 
 
 def _cells(sizes: Sequence[Dim], fields: Fields, counted: Pairs) -> Value:
@@ -216,9 +218,10 @@ def lp_pool(
     name: str = "lp_pool",
 ) -> Value:
     """(Σ |x|ᵖ)^(1/p) of each window; its derivative is 0 where a window is all zeros."""
-    value = to_inexact(as_value(x))
+    given = to_inexact(as_value(x))
+    value = METHODS["cast"](given, given.dtype.accumulator)  # a square may be too large for f16
     fields, _ = pool_fields(value, kernel_size, stride, padding, dilation, ceil_mode, rank, name)
-    return _lp_norm(value, float(norm_type), PoolSum(*fields), name)
+    return METHODS["cast"](_lp_norm(value, float(norm_type), PoolSum(*fields), name), given.dtype)
 
 
 def _lp_norm(x: Value, p: float, total: Any, what: str) -> Value:
@@ -339,9 +342,11 @@ def global_max_pool(x: Operand) -> Value:
 @function()
 def global_lp_pool(x: Operand, p: float = 2) -> Value:
     """The p-norm of each channel's image, sizes kept as 1."""
-    value = to_inexact(as_value(x))
+    given = to_inexact(as_value(x))
+    value = METHODS["cast"](given, given.dtype.accumulator)
     axes = _spatial(value, "global_lp_pool")
-    return _lp_norm(value, float(p), lambda v: METHODS["sum"](v, axes, keepdims=True), "global_lp_pool")
+    norm = _lp_norm(value, float(p), lambda v: METHODS["sum"](v, axes, keepdims=True), "global_lp_pool")
+    return METHODS["cast"](norm, given.dtype)
 
 
 # ------------------------------------------------------------------------------------------------------- adaptive pools

@@ -141,7 +141,7 @@ class Plan:
             return "an empty plan: its tensors have their arrays already"
         lir = self._compiled.lir
         cuts = "\n".join(f"not fused: {c.producer.op.name}, {c.reason}" for c in lir.cuts)
-        return f"{lir}\n{cuts}{chr(10) if cuts else ''}{self._compiled.memory}"
+        return f"{lir.summary()}\n{cuts}{chr(10) if cuts else ''}{self._compiled.memory}"
 
     def __repr__(self) -> str:
         return f"<Plan of {len(self._outputs)} outputs, {len(self.kernels)} steps>"

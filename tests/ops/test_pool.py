@@ -9,6 +9,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
+import strata as st
 from strata import ops
 from strata.core import TensorType, f32, sym
 from strata.errors import OptionError, ShapeError
@@ -255,3 +256,20 @@ def test_mistakes(call, error: type[Exception], code: str) -> None:
     with pytest.raises(error) as caught:
         call(placeholder("x", f32[1, 1, 4, 4]))
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_sums_of_windows_do_not_overflow(dtype: str, device: str) -> None:
+    """Means and norms of half precision are taken in f32, on every device."""
+    g = st.Graph("g")
+    x = g.input("x", (1, 2, 16, 16), dtype)
+    g.outputs(
+        x.avg_pool2d(8), x.avg_pool2d(8, padding=2, count_include_pad=False), x.avg_pool2d(8, divisor_override=64),
+        x.lp_pool2d(2, 4), x.global_lp_pool(2), x.global_avg_pool(),
+    )  # fmt: skip
+    data = np.full((1, 2, 16, 16), 2048, np.float32).astype(x.dtype.np)
+    results = st.Session(device).compile(g).run(x=data)
+    for got, want in zip(results, (2048, 2048, 2048, 8192, 32768, 2048), strict=True):
+        assert got.dtype == x.dtype.np
+        np.testing.assert_array_equal(got.astype(np.float32), want)

@@ -37,6 +37,8 @@ PROGRAMS = list(programs())
 def test_round_trip(graph):
     lir = CompilePipeline("cpu").compile(graph).lir
     text = show_module(lir)
+    assert str(lir) == text
+    assert st.parse(str(lir)) == lir
     again = parse_module(text)
     verify_plan(again)
     assert show_module(again) == text
