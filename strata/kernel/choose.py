@@ -74,8 +74,9 @@ _EXCHANGED_LEAST = 256  # columns of a chunk
 _DELAYED_BYTES = 64 << 10  # the longest row of which several are kept
 _WOVEN_REGISTERS = 32  # vector registers of processors that do all loops of a row as one
 _WOVEN_WIDTH = 2  # registers of such a loop: there is enough to be done side by side
-_WOVEN_AHEAD = (10 << 10, 2 << 10)  # bytes from what it reads to what it asks for: into the second cache, the nearest
-_WOVEN_APART = 1 << 10  # bytes that it is further ahead in each next buffer: banks of memory serve one at a time
+_WOVEN_AHEAD = 9 << 10  # bytes from what it reads to what it asks for, into the second cache
+_WOVEN_APART = 3 << 10  # bytes that it is further ahead in each next buffer: a bank of memory serves one at a time
+_WOVEN_NEAR = 2 << 10  # bytes from what it reads to what it asks for again, into the nearest cache
 _ROW_BYTES = 256 << 10  # the longest row kept on a thread's stack
 
 
@@ -235,9 +236,10 @@ class _Chooser:
         large = [(b, *found) for b, found in rows if known_bytes(b) > _STREAM_CACHES * self.machine.cache_bytes]
         asked: list[Prefetch] = []
         for number, (buffer, first, step) in enumerate(large):
-            far, near = ((n + number * _WOVEN_APART) // buffer.dtype.itemsize for n in _WOVEN_AHEAD)
+            far = (_WOVEN_AHEAD + number * _WOVEN_APART) // buffer.dtype.itemsize
             far = far if step == length else -(-far // length) * step  # whole rows where others lie between them
             loop = numbers[id(loops[first])]
+            near = _WOVEN_NEAR // buffer.dtype.itemsize
             asked += [Prefetch(buffer.name, loop, far, 2), Prefetch(buffer.name, loop, near)]
         return asked
 

@@ -13,7 +13,7 @@ from strata.backends.llvm.emit_delay import delayed
 from strata.backends.llvm.emit_loops import Segment
 from strata.backends.llvm.emit_tiles import Tiles
 from strata.backends.llvm.emit_values import Ring
-from strata.backends.llvm.registers import register_type
+from strata.backends.llvm.registers import register_bytes, register_type
 from strata.core import Dim, Target, bounds, dim_prod
 from strata.kernel import (
     Block,
@@ -200,17 +200,23 @@ class Emitter(Tiles):
         """Row buffers for what a reduction computes and later loops need again."""
         if not self.schedule.stages(self.numbers[id(loop)]) or self.context.axis is not None:
             return
-        nodes = [n for step in later for n in _kept_for(loop, step)]
-        length = bounds(loop.axis.extent)[1]
-        assert length is not None, "only bounded rows are staged"
-        for node in nodes:
-            if node not in self.memory:
-                size = length + self.target.vector_bytes  # a masked last step stores a whole register
-                turns = self._turns(loop, [s for s in later if node in _kept_for(loop, s)])
-                self.memory[node] = Ring(self.f.alloca(register_type(node.dtype), turns * size), size, turns)
-                self.fillers.setdefault(id(loop), set()).add(node)
+        self.reserve(loop, later)
+        for node in (n for step in later for n in _kept_for(loop, step)):
             self.rows[node] = loop.axis, self.row_buffer(node, self.turn_of_row)
         self.filling = frozenset(self.fillers.get(id(loop), ()))
+
+    def reserve(self, loop: ReduceLoop, later: Sequence[object], room: int = 0) -> list[Expr]:
+        """Memory for what a loop keeps and no loop before it does, with so many bytes more. Returns what that is."""
+        length = bounds(loop.axis.extent)[1]
+        assert length is not None, "only bounded rows are staged"
+        made = dict.fromkeys(n for step in later for n in _kept_for(loop, step) if n not in self.memory)
+        for node in made:
+            size = length + self.target.vector_bytes  # a masked last step stores a whole register
+            turns = self._turns(loop, [s for s in later if node in _kept_for(loop, s)])
+            count = turns * size + room // register_bytes(node.dtype)
+            self.memory[node] = Ring(self.f.alloca(register_type(node.dtype), count), size, turns)
+            self.fillers.setdefault(id(loop), set()).add(node)
+        return list(made)
 
     def _turns(self, loop: ReduceLoop, later: Sequence[object]) -> int:
         """Row buffers of a value that a loop keeps: for the rows between it and the last loop that needs the value.

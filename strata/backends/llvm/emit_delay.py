@@ -12,7 +12,8 @@ What is kept of a row is in a ring of row buffers: where the last loop that need
 it, it makes way for the new row step by step.
 
 Processors take a load for one of what has just been stored where both are as far from the start of a page, and wait.
-Where that would happen all along the row and nothing is kept, the row is stored from another column on.
+So row buffers are put half a page from what is loaded, and where results would be stored right before it and nothing is
+kept, they are stored from another column on.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class Delayed:
         self.kept = [self._kept(stage) for stage in range(1, len(self.stages))]
         self.lanes = emitter.schedule.lanes(self.number)
         self.low: Value = 0
+        self.shift: Value = 0
 
     def _kept(self, stage: int) -> list[Expr]:
         """What a stage and later ones need of earlier ones, but for values along the row."""
@@ -98,7 +100,11 @@ class Delayed:
         over = f.binary("and", "i64", self._place(self.store, low), str(_LINE - 1))
         lines = f.compare("eq", "i64", over, 0)
         many = f.compare("sgt", "i64", f.sub(high, low), self.behind)
-        self.shift = self._shift()
+        nodes = [s.node for s in self.loops[0].body.steps if isinstance(s, Compute)]
+        load = next((n for n in nodes if isinstance(n, Load) and linear(n.index[0]).terms.get(self.axis) == 1), None)
+        if load is not None:
+            self._place_buffers(self._place(load, low))
+            self.shift = self._shift(self._place(load, low))
         f.if_(f.binary("and", "i1", lines, many), lambda: self._woven(high), lambda: self._plain(high))
 
     def _place(self, node: Load | Store, row: Value) -> str:
@@ -108,14 +114,24 @@ class Delayed:
             e.first[self.rows.axis], e.first[self.axis] = row, 0
             return f.op(f"ptrtoint ptr {e._pointer(node.buffer, e.at_first(node.index[0]))} to i64")
 
-    def _shift(self) -> Value:
+    def _place_buffers(self, loaded: str) -> None:
+        """Put row buffers half a page from what is loaded."""
+        e, f = self.emitter, self.emitter.f
+        for loop in (s for s in self.rows.body.steps if isinstance(s, ReduceLoop)):
+            if e.schedule.stages(e.numbers[id(loop)]):
+                for node in e.reserve(loop, self._after(loop), room=_PAGE):
+                    ring = e.memory[node]
+                    place = f.op(f"ptrtoint ptr {ring.start} to i64")
+                    away = f.sub(f.add(loaded, _PAGE // 2), place)
+                    start = f.address("i8", ring.start, f.binary("and", "i64", str(away), str(_PAGE - _LINE)))
+                    e.memory[node] = replace(ring, start=start)
+
+    def _shift(self, loaded: str) -> Value:
         """Columns from those that a row is read at to those that another is stored at meanwhile."""
         e, f = self.emitter, self.emitter.f
-        nodes = [s.node for s in self.loops[0].body.steps if isinstance(s, Compute)]
-        load = next((n for n in nodes if isinstance(n, Load) and linear(n.index[0]).terms.get(self.axis) == 1), None)
-        if load is None or any(e.schedule.stages(e.numbers[id(loop)]) for loop in self.loops):
+        if any(e.schedule.stages(e.numbers[id(loop)]) for loop in self.loops):
             return 0
-        stored, loaded = self._place(self.store, f.sub(self.low, self.behind)), self._place(load, self.low)
+        stored = self._place(self.store, f.sub(self.low, self.behind))
         ahead = f.binary("and", "i64", str(f.sub(stored, loaded)), str(_PAGE - 1))
         close = f.compare("ule", "i64", ahead, _NEAR)
         extent = self.axis.extent
@@ -151,9 +167,14 @@ class Delayed:
 
     def _alone(self, row: _Row, end: int) -> list[str]:
         """One row from its stage on, loop by loop, up to another stage. Returns what it leaves to that one."""
+        e = self.emitter
         with self._names(row, self._buffers(row)):
             for step in (s for steps in self.stages[row.stage : end] for s in steps):
-                self.emitter._step(step, self._after(step))
+                if step is self.loops[-1]:  # whole steps from the start of a cache line on
+                    whole = Segment(0, e.size(self.axis.extent), self.lanes, False, self.store.buffer.name)
+                    e._vector(self.axis, whole, (), e._running_block(step.body), e.numbers[id(step)])
+                else:
+                    e._step(step, self._after(step))
             return self._left(end)
 
     def _after(self, step: Step) -> Sequence[Step]:
