@@ -32,6 +32,18 @@ FEWEST_CHUNKS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Border:
+    """An axis of x: the padding before it, its size, and how many outputs there are along it."""
+
+    low: int
+    size: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.low}+{self.size}->{self.count}"
+
+
+@dataclass(frozen=True, slots=True)
 class Planes:
     """A convolution, ready to be emitted; `channels` are those of one group, `groups` is 1 or the number of channels.
 
@@ -48,6 +60,7 @@ class Planes:
     lines: int
     heights: tuple[int, ...]  # lines of depth-wise tiles
     by_line: bool  # the epilogue takes no pixels of two lines at once
+    borders: tuple[Border, ...] = ()  # of x down and along, where they are known and a plane is one tile
 
     @property
     def is_depthwise(self) -> bool:
@@ -65,6 +78,7 @@ class Planes:
 
     def __str__(self) -> str:
         kind = f"depth-wise {self.planes} planes {self.lines} lines" if self.is_depthwise else "panels of pixels"
+        kind += "".join(f" {border}" for border in self.borders)
         return f"channels first {self.window} channels {self.channels} groups {self.groups} {kind}; {self.product}"
 
 
@@ -79,11 +93,12 @@ def plan_planes(
     groups: int = 1,
     out: DType = f32,
     by_line: bool = False,
+    borders: tuple[Border, ...] = (),
     epilogue: str = "",
     epilogue_pointers: tuple[str, ...] = (),
     epilogue_numbers: tuple[str, ...] = (),
 ) -> Planes:
-    """For sizes, or for their upper bounds."""
+    """For sizes, or for their upper bounds; `borders` where they are known."""
     height, width = counts
     spec = plan_contraction(
         outputs, height * width, channels * window.taps, target, out=out, epilogue=epilogue,
@@ -98,7 +113,10 @@ def plan_planes(
         spec, streams=(), prefetch=0, chunk_rows=spec.heights[0], chunk_panels=panels,
         load_numbers=(*window.numbers, "x_channel"),
     )  # fmt: skip
-    return Planes(spec, window, channels, outputs, groups, planes, max(1, lines), heights, by_line)
+    is_tile = height <= LINES[0] and width <= spec.lanes and lines >= height
+    is_tile = is_tile and (window.stride[1] == 1 or all(b.size <= 2 * spec.lanes for b in borders))
+    known = borders if is_tile and outputs == groups and channels == 1 else ()
+    return Planes(spec, window, channels, outputs, groups, planes, max(1, lines), heights, by_line, known)
 
 
 def emit_planes(module: Module, spec: Planes, epilogue: Epilogue | None = None, name: str | None = None) -> str:
@@ -106,7 +124,10 @@ def emit_planes(module: Module, spec: Planes, epilogue: Epilogue | None = None, 
     name = name or f"planes_{spec.product.name}"
     finish = "" if spec.is_depthwise else emit_finish(module, spec.product, f"{name}_finish", epilogue)
     f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
-    driver = _Depthwise(f, spec, epilogue) if spec.is_depthwise else _Panels(f, spec, finish)
+    if spec.is_depthwise:
+        driver: _Planes = (_Tiles if spec.borders else _Depthwise)(f, spec, epilogue)
+    else:
+        driver = _Panels(f, spec, finish)
     f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
     f.ret()
     return name
@@ -282,6 +303,76 @@ class _Depthwise(_Planes):
             f.store(type_, value, place, out.itemsize)
         else:
             f.masked_store(type_, value, place, out.itemsize, mask)
+
+
+class _Tiles(_Depthwise):
+    """Planes that are one tile each: what the padding takes is known."""
+
+    def chunk(self, index: str) -> None:
+        f, number = self.f, self.number
+        first = f.mul(index, self.spec.planes)
+        f.loop(first, f.smin(f.add(first, self.spec.planes), number["m"]), 1, [], lambda plane, _: self._tile(plane))
+
+    def _tile(self, plane: str) -> None:
+        f, number, (down, along) = self.f, self.number, self.spec.borders
+        image, channel = self.divided(plane, self.spec.groups)
+        offset = f.add(f.mul(image, number["x_image"]), f.mul(channel, number["x_channel"]))
+        x = f.address("float", self.x, offset)
+        weights = f.address("float", self.weights, f.mul(channel, self.spec.k))
+        sums, rows = [constant(self.type, 0)] * down.count, self._rows()
+        lines = {y: f.address("float", x, f.mul(y, number["x0"])) for y in rows}
+        # steps of more than one: a line is in registers, and every tap picks its own
+        kept = {y: self._line(line) for y, line in lines.items()} if self.window.stride[1] > 1 else {}
+        for taps in self.reads().values():  # in the order in which other planes are summed
+            scale = {(t, tap): self._weight(weights, t, tap) for t in range(self.window.kernel[0]) for tap in taps}
+            for y, users in rows.items():
+                for tap in taps:
+                    value = self._picked(kept[y], tap) if kept else self._at(lines[y], tap)
+                    for line, t in users:
+                        sums[line] = self.arithmetic.step(f, value, scale[t, tap], sums[line])
+        mask = f.mask_below(self.lanes, along.count) if along.count < self.lanes else None
+        for line, value in enumerate(sums):
+            self._put(value, plane, line, 0, mask)
+
+    def _rows(self) -> dict[int, list[tuple[int, int]]]:
+        """The lines of x that are seen, and for each the lines of the output that see it through which taps."""
+        down, window = self.spec.borders[0], self.window
+        found: dict[int, list[tuple[int, int]]] = {}
+        for line in range(down.count):
+            for tap in range(window.kernel[0]):
+                y = line * window.stride[0] + tap * window.dilation[0] - down.low
+                if 0 <= y < down.size:
+                    found.setdefault(y, []).append((line, tap))
+        return dict(sorted(found.items()))
+
+    def _places(self, tap: int) -> list[int]:
+        """The elements of a line that the pixels see through a tap; -1 for those outside."""
+        along, window = self.spec.borders[1], self.window
+        places = [x * window.stride[1] + tap * window.dilation[1] - along.low for x in range(self.lanes)]
+        return [at if 0 <= at < along.size and x < along.count else -1 for x, at in enumerate(places)]
+
+    def _at(self, line: str, tap: int) -> str:
+        """Neighbouring elements, read where they are."""
+        f, places = self.f, self._places(tap)
+        inside = [at >= 0 for at in places]
+        if not any(inside):
+            return constant(self.type, 0)
+        first = next(at - x for x, at in enumerate(places) if at >= 0)
+        place = f.address("float", line, first)
+        if all(inside):
+            return f.load(self.type, place, 4)
+        return f.masked_load(self.type, place, 4, vector_constant("i1", inside))
+
+    def _line(self, line: str) -> str:
+        """All of a line, as one or two vectors together."""
+        f, size = self.f, self.spec.borders[1].size
+        type_ = memory_type(f32, 2 * self.lanes)
+        return f.masked_load(type_, line, 4, f.mask_below(2 * self.lanes, size))
+
+    def _picked(self, line: str, tap: int) -> str:
+        wide = 2 * self.lanes
+        picks = [at if at >= 0 else wide for at in self._places(tap)]
+        return self.f.shuffle(memory_type(f32, wide), line, "zeroinitializer", picks)
 
 
 class _Panels(_Planes):

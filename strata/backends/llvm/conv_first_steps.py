@@ -7,7 +7,7 @@ from typing import Any
 
 from strata.backends.llvm.builder import Function, Module, Value
 from strata.backends.llvm.conv import Window
-from strata.backends.llvm.conv_first import Planes, emit_planes, plan_planes
+from strata.backends.llvm.conv_first import Border, Planes, emit_planes, plan_planes
 from strata.backends.llvm.conv_lines import Lines, emit_lines, plan_lines
 from strata.backends.llvm.conv_steps import SUMS, ConvKernel, SlidingPlan, find_sliding
 from strata.backends.llvm.emit_values import Context
@@ -109,9 +109,21 @@ def plan_planes_kernel(found: ConvKernel, name: str, target: Target) -> PlanesPl
     if groups > 1 and target.splits_vectors and 0 < width % target.lanes(4) <= target.lanes(4) // 2:
         target = replace(target, vector_bytes=target.vector_bytes // 2)  # as fast, and fewer idle lanes
     spec = plan_planes(
-        images, outputs, channels, (height, width), window, target, groups=groups, by_line=by_line, **fields
-    )
+        images, outputs, channels, (height, width), window, target, groups=groups, by_line=by_line,
+        borders=_borders(found), **fields,
+    )  # fmt: skip
     return PlanesPlan(found, spec, name)
+
+
+def _borders(found: ConvKernel) -> tuple[Border, ...]:
+    """Of both axes of planes, where all is known."""
+    axes = zip(found.op.padding, found.x.shape[2:], found.out.shape[2:], strict=True)
+    made = [Border(low, size, count) for (low, _), size, count in axes if is_known(low, size, count)]
+    return tuple(made) if len(made) == 2 else ()
+
+
+def is_known(*sizes: Dim) -> bool:
+    return all(isinstance(size, int) for size in sizes)
 
 
 def emit_planes_kernel(module: Module, plan: PlanesPlan) -> tuple[str, str]:

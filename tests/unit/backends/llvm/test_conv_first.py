@@ -12,7 +12,7 @@ import pytest
 import strata.ops as functions
 from strata.backends.llvm.builder import Module
 from strata.backends.llvm.conv import Window
-from strata.backends.llvm.conv_first import Planes, emit_planes, plan_planes
+from strata.backends.llvm.conv_first import Border, Planes, emit_planes, plan_planes
 from strata.backends.llvm.conv_lines import Lines, emit_lines, plan_lines
 from strata.backends.llvm.jit import compile_and_load
 from strata.backends.llvm.making import planes_plan
@@ -108,6 +108,61 @@ def test_kernel(case: tuple, target: Target, rng: np.random.Generator) -> None:
         spec = plan_planes(planned[0], outputs, channels // groups, planned[1], window, target, groups=groups)
         assert spec.stack_bytes < 128 << 10
         np.testing.assert_allclose(run_kernel(case, x, w, counts, spec), expected, rtol=1e-5, atol=1e-4)
+
+
+SMALL = [
+    # images, channels, sizes, outputs, kernel, stride, padding, dilation, groups
+    (1, 20, (7, 7), 20, (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), 20),
+    (2, 9, (7, 7), 9, (5, 5), (1, 1), ((2, 2), (2, 2)), (1, 1), 9),
+    (1, 17, (14, 14), 17, (5, 5), (2, 2), ((2, 2), (2, 2)), (1, 1), 17),
+    (3, 4, (8, 8), 4, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 4),
+    (1, 5, (9, 6), 5, (3, 4), (2, 1), ((3, 2), (-1, 2)), (1, 2), 5),
+    (2, 3, (5, 7), 3, (2, 3), (1, 2), ((4, 4), (5, 5)), (2, 1), 3),
+    (1, 2, (1, 1), 2, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 2),
+]
+
+
+@pytest.mark.parametrize("target", LEVELS, ids=str)
+@pytest.mark.parametrize("case", SMALL, ids=[f"case{i}" for i in range(len(SMALL))])
+def test_planes_of_one_tile(case: tuple, target: Target, rng: np.random.Generator) -> None:
+    """Borders that are known give the bits that others give."""
+    images, _, sizes, outputs, kernel, stride, padding, dilation, groups = case
+    x, w = arrays(case, rng)
+    expected = exact(case, x, w)
+    counts = expected.shape[2:]
+    window = Window(kernel, stride, dilation, (1, 1))
+    borders = tuple(Border(low, size, n) for (low, _), size, n in zip(padding, sizes, counts, strict=True))
+    results = []
+    for known in (borders, ()):
+        spec = plan_planes(images, outputs, 1, counts, window, target, groups=groups, borders=known)
+        assert not spec.borders or f" {borders[0]}" in str(spec)
+        results.append(run_kernel(case, x, w, counts, spec))
+        np.testing.assert_allclose(results[-1], expected, rtol=1e-5, atol=1e-4)
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("case", [c for c in SMALL if min(c[2]) > 6], ids=str)
+@pytest.mark.parametrize("kind", ["relu", "silu", "residual"])
+def test_program_of_planes_of_one_tile(case: tuple, kind: str, rng: np.random.Generator) -> None:
+    x, w = arrays(case, rng)
+    sums = exact(case, x, w)
+    r = rng.standard_normal(sums.shape).astype(np.float32)
+    g = Graph("conv")
+    given, residual = g.input("x", x.shape), g.input("r", r.shape)
+    y: Any = ops.conv2d(given, g.param("w", w.shape), **options(case))
+    match kind:
+        case "relu":
+            y, expected = y.relu() + residual.mean(), np.maximum(sums, 0) + r.mean(dtype=np.float64)
+        case "silu":
+            y, expected = y * y.sigmoid() + residual, sums / (1 + np.exp(-sums)) + r
+        case _:
+            y, expected = (y + residual).relu(), np.maximum(sums + r, 0)
+    g.outputs(y)
+    made = Session("cpu").compile(g)
+    made.set_params({"w": w})
+    steps = [s for s in made.lir.schedule if s.kernel is not None and s.slides is not None]
+    assert [planes_plan(s.kernel, made.lir.target, s).convolution.borders != () for s in steps] == [True]
+    np.testing.assert_allclose(made.run(x=x, r=r)[0], expected, rtol=1e-5, atol=1e-4)
 
 
 LONG_LINES = [
