@@ -91,7 +91,8 @@ def _breaks_lines(stores: Region, points: Sequence[Dim]) -> bool:
     axis = stores[0].axes[-1]
     row = axis.extent
     masked = [n for n in postorder(s.value for s in stores) if isinstance(n, Load) and n.where is not None]
-    if any(n.dtype.itemsize < 4 or linear(n.index[-1]).terms.get(axis) != 1 for n in masked):
+    in_order = (n.index and linear(n.index[-1]).terms.get(axis) == 1 for n in masked)
+    if not all(in_order) or any(n.dtype.itemsize < 4 for n in masked):
         return False
     ends = [0, *points, row]
     short = not known_le(row, _SHORT) and any(known_le(b - a, _SHORT - 1) for a, b in pairwise(ends))

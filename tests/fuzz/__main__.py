@@ -33,7 +33,7 @@ def main() -> int:
         except Exception:  # noqa: BLE001 - every failure counts, whatever it is
             failed.append(seed)
             print(f"seed {seed}: repeat with --seed {seed} --count 1", flush=True)
-            traceback.print_exc(limit=3)
+            traceback.print_exc(limit=-5)  # the innermost calls
     seconds = time.monotonic() - start
     print(f"{options.count} graphs, {len(failed)} failures in {seconds:.0f} s{f': {failed}' if failed else ''}")
     return bool(failed)

@@ -113,6 +113,18 @@ def test_arithmetic_around_a_join() -> None:
     check(build, lambda x, y: np.concatenate([x * 2, y + 1], 1) * 3, (50, 33), (50, 31))
 
 
+def test_a_number_without_axes_in_a_join() -> None:
+    def build(x: Any, y: Any) -> Any:
+        return st.ops.concat([x, y.reshape((1,))], 0)
+
+    check(build, lambda x, y: np.concatenate([x, y.reshape(1)]), (50,), ())
+    check(
+        lambda x: st.ops.pad(x.expand((40, 60)), ((0, 0), (1, 2))),
+        lambda x: np.pad(np.full((40, 60), x), ((0, 0), (1, 2))),
+        (),
+    )
+
+
 def test_transposed_join() -> None:
     check(
         lambda x, y: st.ops.concat([x, y], 0).transpose((2, 1, 0)),
