@@ -117,13 +117,12 @@ def plan_planes_kernel(found: ConvKernel, name: str, target: Target) -> PlanesPl
 
 def _borders(found: ConvKernel) -> tuple[Border, ...]:
     """Of both axes of planes, where all is known."""
-    axes = zip(found.op.padding, found.x.shape[2:], found.out.shape[2:], strict=True)
-    made = [Border(low, size, count) for (low, _), size, count in axes if is_known(low, size, count)]
-    return tuple(made) if len(made) == 2 else ()
-
-
-def is_known(*sizes: Dim) -> bool:
-    return all(isinstance(size, int) for size in sizes)
+    made = []
+    for (low, _), size, count in zip(found.op.padding, found.x.shape[2:], found.out.shape[2:], strict=True):
+        if not (isinstance(low, int) and isinstance(size, int) and isinstance(count, int)):
+            return ()
+        made.append(Border(low, size, count))
+    return tuple(made)
 
 
 def emit_planes_kernel(module: Module, plan: PlanesPlan) -> tuple[str, str]:
