@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
 from strata.core import Dim, bounds
 from strata.kernel.algebra import linear
-from strata.kernel.ir import Axis, Buffer, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder
+from strata.kernel.ir import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder
 from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, known_bytes
+from strata.kernel.runs import in_order, lines_up, loops_with_outer, rows_of
 from strata.kernel.scalars import SCALARS
 from strata.kernel.schedule import (
     Action,
@@ -102,6 +103,7 @@ class _Chooser:
         self.kept: set[Expr] = set()  # values that a row buffer has
         self.lanes = 1  # of the vector loop whose cost is estimated
         self.widths: dict[int, int] = {}  # of loops that are woven together
+        self.end_of_rows: Loop | None = None  # the last loop of rows that might be
 
     def choose(self, nest: Block) -> Schedule:
         numbers = number_loops(nest)
@@ -117,6 +119,8 @@ class _Chooser:
             return self._transpose(chain, tiled, numbers)
         while len(chain) > 1 and self._stays_whole(chain, cost):
             chain = chain[:-1]  # finding the place of each row in the range would cost more than the row
+        if chain and self.machine.vector_registers >= _WOVEN_REGISTERS:
+            self.end_of_rows = next((s for s in chain[-1].body.steps[-1:] if isinstance(s, MapLoop)), None)
         staged = list(self._staged(nest, vectorised))
         self.kept = {n for first in staged for s in walk_loops(nest) if s is not first for n in row_values(first, s)}
         exchanged = chain[-1] if chain and self._exchanges(chain[-1], vectorised) else None
@@ -170,11 +174,9 @@ class _Chooser:
         self, nest: Block, vectorised: frozenset[int], numbers: dict[int, int], exchanged: MapLoop | None
     ) -> list[Action]:
         """Large buffers: results that no cache holds go past the caches; what is read once is asked for in time."""
-        loops = [(loop, around) for loop, around in _loops_with_outer(nest) if id(loop) in vectorised]
+        loops = [(loop, around) for loop, around in loops_with_outer(nest) if id(loop) in vectorised]
         passing = {
-            id(loop): store
-            for loop, _ in loops
-            if isinstance(loop, MapLoop) and (store := self._goes_past(loop)) is not None
+            id(loop): stores for loop, _ in loops if isinstance(loop, MapLoop) and (stores := self._going_past(loop))
         }
         follows = self.machine.vector_bytes >= _FOLLOWING
         steps = [s for loop in walk_loops(nest) for s in loop.body.steps]
@@ -187,7 +189,7 @@ class _Chooser:
                 order, body = (*around, reduction, loop), reduction.body
             loads = [s.node for s in body.steps if isinstance(s, Compute) and isinstance(s.node, Load)]
             # a row that is gone through several times has its own rhythm: asking ahead gets in its way
-            once = [n.buffer for n in loads if places[n.buffer] == 1 and _in_order(n, order)]
+            once = [n.buffer for n in loads if places[n.buffer] == 1 and in_order(n, order)]
             large = [b for b in once if known_bytes(b) > _STREAM_CACHES * self.machine.cache_bytes]
             far, cache = (_AHEAD, 2) if follows and loop is not exchanged else (0, 1)
             if passing and self._scalar_cost(loop) > _LIGHT:
@@ -197,7 +199,7 @@ class _Chooser:
             if not passing or (follows and id(loop) in passing):
                 number = numbers[id(loop)]
                 asked += [Prefetch(b.name, number, far // b.dtype.itemsize, cache) for b in large]
-        return [*(NonTemporal(store.buffer.name) for store in passing.values()), *asked]
+        return [*(NonTemporal(s.buffer.name) for stores in passing.values() for s in stores), *asked]
 
     def _delayed(self, chain: list[MapLoop], vectorised: frozenset[int], numbers: dict[int, int]) -> list[Delay]:
         """Rows whose results go past the caches are woven together: their loops are one, each a row behind the one
@@ -206,11 +208,12 @@ class _Chooser:
         last = loops[-1] if loops else None
         if not isinstance(last, MapLoop) or last.scans or chain[-1].body.steps[-1] is not last:
             return []
-        store = self._goes_past(last)
+        stores = self._going_past(last)
         length = last.axis.extent
         loads = [n for n in _values(last) if isinstance(n, Load)]
         plain = all(isinstance(a, Axis) for n in loads for a in linear(n.index[0]).terms)
-        if store is None or not _lines_up(store, last.axis) or not plain or not isinstance(length, int):
+        lines = bool(stores) and all(lines_up(s, last.axis) for s in stores)
+        if not lines or not plain or not isinstance(length, int):
             return []
         inner = [s for s in loops if isinstance(s, ReduceLoop) and s.axis is last.axis and id(s) in vectorised]
         if not inner or len(inner) < len(loops) - 1 or length * 8 > _DELAYED_BYTES:
@@ -232,7 +235,7 @@ class _Chooser:
         """What woven rows read of large buffers is asked for twice: in time for memory, and for the second cache."""
         loops = [s for s in chain[-1].body.steps if isinstance(s, (MapLoop, ReduceLoop)) and id(s) in self.widths]
         length = _guess(loops[0].axis.extent)
-        rows = _rows_of(loops, chain[-1].axis).items()
+        rows = rows_of(loops, chain[-1].axis).items()
         large = [(b, *found) for b, found in rows if known_bytes(b) > _STREAM_CACHES * self.machine.cache_bytes]
         asked: list[Prefetch] = []
         for number, (buffer, first, step) in enumerate(large):
@@ -253,7 +256,7 @@ class _Chooser:
         most = self.machine.cache_bytes // _ROWS_SHARE
         large = {
             buffer: (loops[at + 1 :], step)
-            for buffer, (at, step) in _rows_of(loops, chain[-1].axis).items()
+            for buffer, (at, step) in rows_of(loops, chain[-1].axis).items()
             if _ROWS_LEAST <= step * buffer.dtype.itemsize <= most
             and known_bytes(buffer) > _STREAM_CACHES * self.machine.cache_bytes
         }
@@ -279,23 +282,27 @@ class _Chooser:
                     asked.append(Prefetch(load.buffer.name, numbers[id(loop)], row))
         return list(dict.fromkeys(asked))
 
-    def _goes_past(self, loop: MapLoop, around: MapLoop | None = None) -> Store | None:
-        """The store of a loop that should bypass the caches: of a large result, in long runs that cost little. Rows
-        that follow each other along the loop around it are one run."""
+    def _going_past(self, loop: MapLoop, around: MapLoop | None = None) -> list[Store]:
+        """The stores of a loop that should bypass the caches: one alone, or all at the end of woven rows."""
         stores = [s.store for s in loop.body.steps if isinstance(s, StoreStep)]
-        if len(stores) != 1:
-            return None
-        store, last = stores[0], self.machine.last_cache_bytes
+        together = loop is self.end_of_rows and all(lines_up(s, loop.axis) for s in stores)
+        one_by_one = len(stores) == 1 or together
+        return stores if one_by_one and all(self._goes_past(s, loop, around) for s in stores) else []
+
+    def _goes_past(self, store: Store, loop: MapLoop, around: MapLoop | None) -> bool:
+        """Whether a result is large, and stored in long runs that cost little. Rows that follow each other along the
+        loop around are one run."""
+        last = self.machine.last_cache_bytes
         terms = linear(store.index[0]).terms
         plain = terms.get(loop.axis) == 1 and not any(loop.axis in a.free for a in terms if a is not loop.axis)
         beyond = 2 * known_bytes(store.buffer) >= last and 2 * self._traffic() >= 3 * last
-        lines = _lines_up(store, loop.axis)
+        lines = lines_up(store, loop.axis)
         run = _guess(loop.axis.extent) * store.buffer.dtype.itemsize
         if around is not None and terms.get(around.axis) == loop.axis.extent:
             run *= _guess(around.axis.extent)
         long = run >= (_STREAM_LINES if lines else _STREAM_ROW)
         most = _DEAR if lines else _LIGHT
-        return store if plain and long and beyond and self._scalar_cost(loop) <= most else None
+        return plain and long and beyond and self._scalar_cost(loop) <= most
 
     def _transpose(self, chain: list[MapLoop], by: int, numbers: dict[int, int]) -> Schedule:
         """Squares of the two innermost loops, in blocks that a core's own cache holds more than twice.
@@ -304,7 +311,7 @@ class _Chooser:
         then is written from one end to the other, memory does better with hints along long rows that are read; so do
         caches that hold all of it."""
         outer, inner = chain[-2:]
-        past = self._goes_past(inner, outer)
+        past = next(iter(self._going_past(inner, outer)), None)
         loads = [n for n in _values(inner) if isinstance(n, Load) and turns(n, outer.axis, inner.axis)]
         size = max(n.buffer.dtype.itemsize for n in loads)
         read, most, written = _TURNED_BLOCK
@@ -337,7 +344,7 @@ class _Chooser:
         """Lanes of squares that are turned side by side: those that write two lines past the caches, or one where they
         are small, or where rows that are read are short."""
         wide = self.machine.vector_registers >= _MANY_REGISTERS
-        if store is None or not wide or not _lines_up(store, inner.axis):
+        if store is None or not wide or not lines_up(store, inner.axis):
             return by
         lanes, size = by, store.buffer.dtype.itemsize
         most = 2 * _LINE if by * size >= _LINE and _guess(outer.axis.extent) * size >= _TURNED_ROW else _LINE
@@ -531,48 +538,6 @@ def _spread(address: Expr, axis: Axis) -> int:
 def _spreads(loop: Loop) -> bool:
     """Whether a loop loads elements that are a few apart."""
     return any(isinstance(n, Load) and _spread(n.index[0], loop.axis) for n in _values(loop))
-
-
-def _loops_with_outer(block: Block, around: tuple[Loop, ...] = ()) -> Iterator[tuple[Loop, tuple[Loop, ...]]]:
-    for step in block.steps:
-        if isinstance(step, (MapLoop, ReduceLoop)):
-            yield step, around
-            yield from _loops_with_outer(step.body, (*around, step))
-
-
-def _rows_of(loops: Sequence[Loop], outer: Axis) -> dict[Buffer, tuple[int, int]]:
-    """Buffers that loops read along their axis, a row for each point of an outer one: the first that does, and the
-    elements from row to row."""
-    found: dict[Buffer, tuple[int, int]] = {}
-    for at, loop in enumerate(loops):
-        for step in loop.body.steps:
-            if isinstance(step, Compute) and isinstance(step.node, Load) and step.node.where is None:
-                terms = linear(step.node.index[0]).terms
-                row = terms.get(outer)
-                plain = all(isinstance(atom, Axis) for atom in terms) and terms.get(loop.axis) == 1
-                if plain and isinstance(row, int) and row > 1:
-                    found.setdefault(step.node.buffer, (at, row))
-    return found
-
-
-def _in_order(load: Load, loops: tuple[Loop, ...]) -> bool:
-    """Whether the loops, innermost last, visit the elements one after the other."""
-    terms = linear(load.index[0]).terms
-    expected: Dim = 1
-    for loop in reversed(loops):
-        if loop.axis not in terms:
-            continue
-        if terms[loop.axis] != expected:
-            return False
-        expected = expected * loop.axis.extent
-    return load.where is None and loops[-1].axis in terms and all(isinstance(atom, Axis) for atom in terms)
-
-
-def _lines_up(store: Store, axis: Axis) -> bool:
-    """Whether all rows of a result along an axis begin and end where cache lines do, if the first one begins there."""
-    form, item = linear(store.index[0]), store.buffer.dtype.itemsize
-    steps = [axis.extent, form.constant, *(step for atom, step in form.terms.items() if atom is not axis)]
-    return all(isinstance(step, int) and step * item % _LINE == 0 for step in steps)
 
 
 def _bytes(node: Expr) -> int:

@@ -186,7 +186,7 @@ class Emitter(Tiles):
         self._ask_for_end(pointer, past.buffer.dtype.itemsize, f.sub(high, low))
         masked = self.target.has_avx512
         head = Segment(low, start, min(lanes, self._single_lanes(loop)) if masked else 1, masked)
-        return [head, *(replace(s, past=past.buffer.name) for s in self._segments(loop, start, high, lanes))]
+        return [head, *(replace(s, past=(past.buffer.name,)) for s in self._segments(loop, start, high, lanes))]
 
     def _ask_for_end(self, pointer: str, itemsize: int, count: Value) -> None:
         """Have the last line of a row brought in while the others are stored past the caches, if the next row has a

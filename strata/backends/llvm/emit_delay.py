@@ -57,7 +57,7 @@ def delayed(emitter: Emitter, rows: MapLoop) -> Delayed | None:
     if not late or late[-1] is not last or not isinstance(last, MapLoop):
         return None
     stores = [s.store for s in last.body.steps if isinstance(s, StoreStep)]
-    past = len(stores) == 1 and schedule.is_nontemporal(stores[0].buffer.name)
+    past = bool(stores) and all(schedule.is_nontemporal(s.buffer.name) for s in stores)
     number = schedule.host(numbers[id(last)])
     extent, lanes = last.axis.extent, schedule.lanes(number)
     if not past or not isinstance(extent, int) or lanes == 1 or extent % lanes:
@@ -81,7 +81,8 @@ class Delayed:
         cuts = [0, *(steps.index(loop) for loop in loops[1:]), len(steps)]
         self.stages: list[Sequence[Step]] = [steps[a:b] for a, b in pairwise(cuts)]
         self.behind = len(loops) - 1
-        self.store = next(s.store for s in loops[-1].body.steps if isinstance(s, StoreStep))
+        self.stores = [s.store for s in loops[-1].body.steps if isinstance(s, StoreStep)]
+        self.past = tuple(s.buffer.name for s in self.stores)
         self.kept = [self._kept(stage) for stage in range(1, len(self.stages))]
         self.lanes = emitter.schedule.lanes(self.number)
         self.low: Value = 0
@@ -97,8 +98,10 @@ class Delayed:
         """Rows that do not begin with a cache line, and chunks of few rows, are done one after the other."""
         f = self.emitter.f
         self.low = low
-        over = f.binary("and", "i64", self._place(self.store, low), str(_LINE - 1))
-        lines = f.compare("eq", "i64", over, 0)
+        together = "0"
+        for store in self.stores:
+            together = f.binary("or", "i64", together, self._place(store, low))
+        lines = f.compare("eq", "i64", f.binary("and", "i64", together, str(_LINE - 1)), 0)
         many = f.compare("sgt", "i64", f.sub(high, low), self.behind)
         nodes = [s.node for s in self.loops[0].body.steps if isinstance(s, Compute)]
         load = next((n for n in nodes if isinstance(n, Load) and linear(n.index[0]).terms.get(self.axis) == 1), None)
@@ -131,9 +134,11 @@ class Delayed:
         e, f = self.emitter, self.emitter.f
         if any(e.schedule.stages(e.numbers[id(loop)]) for loop in self.loops):
             return 0
-        stored = self._place(self.store, f.sub(self.low, self.behind))
-        ahead = f.binary("and", "i64", str(f.sub(stored, loaded)), str(_PAGE - 1))
-        close = f.compare("ule", "i64", ahead, _NEAR)
+        close = "false"
+        for store in self.stores:
+            stored = self._place(store, f.sub(self.low, self.behind))
+            ahead = f.binary("and", "i64", str(f.sub(stored, loaded)), str(_PAGE - 1))
+            close = f.binary("or", "i1", close, f.compare("ule", "i64", ahead, _NEAR))
         extent = self.axis.extent
         assert isinstance(extent, int), "only rows of known lengths are delayed"
         return f.select("i64", close, str(min(_APART, extent // 2) // self.lanes * self.lanes), "0")
@@ -171,7 +176,7 @@ class Delayed:
         with self._names(row, self._buffers(row)):
             for step in (s for steps in self.stages[row.stage : end] for s in steps):
                 if step is self.loops[-1]:  # whole steps from the start of a cache line on
-                    whole = Segment(0, e.size(self.axis.extent), self.lanes, False, self.store.buffer.name)
+                    whole = Segment(0, e.size(self.axis.extent), self.lanes, False, self.past)
                     e._vector(self.axis, whole, (), e._running_block(step.body), e.numbers[id(step)])
                 else:
                     e._step(step, self._after(step))
@@ -267,7 +272,7 @@ class Delayed:
                 beyond = f.compare("sge", "i64", column, extent)
                 column = f.sub(column, f.select("i64", beyond, str(extent), "0"))
             e.first[self.axis] = column
-            e.context = replace(e.context, past=self.store.buffer.name) if is_last else e.context
+            e.context = replace(e.context, past=self.past) if is_last else e.context
             yield
 
     def _splats(self, row: _Row) -> dict[Expr, Parts]:

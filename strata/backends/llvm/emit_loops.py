@@ -20,7 +20,7 @@ class Segment:
     high: Value
     lanes: int
     masked: bool
-    past: str = ""  # the buffer that it stores to past the caches, from the start of a cache line on
+    past: tuple[str, ...] = ()  # the buffers that it stores to past the caches, from the start of a cache line on
 
 
 class Loops(Values):

@@ -204,7 +204,7 @@ class _Squares:
         with tiles._scope(self.outer.axis, self.inner.axis):
             tiles.first[self.outer.axis], tiles.first[self.inner.axis] = i, j
             tiles.tiles = {n: self._turned(n, None, None) for n in self.turned}
-            past = self.past.buffer.name if self.past is not None else ""
+            past = (self.past.buffer.name,) if self.past is not None else ()
             tiles.context = Context(self.inner.axis, self.wide, None, tiles.numbers[id(self.inner)], past)
             for turn in range(self.by):
                 self._row(i, turn)

@@ -65,7 +65,7 @@ class Context:
     lanes: int = 1
     mask: str | None = None
     loop: int = -1
-    past: str = ""
+    past: tuple[str, ...] = ()
 
     def lanes_of(self, node: Expr) -> int:
         return self.lanes if self.axis is not None and self.axis in node.free else 1
@@ -478,7 +478,7 @@ class Values:
         if stride is not None and stride in (0, 1):
             pointer = self._pointer(store.buffer, self.at_first(address))
             mask = self.context.mask if lanes > 1 else None
-            self._write(dtype, stored, pointer, lanes, mask, past=store.buffer.name == self.context.past)
+            self._write(dtype, stored, pointer, lanes, mask, past=store.buffer.name in self.context.past)
             return
         if stride == -1:
             pointer = self._pointer(store.buffer, f.sub(self.at_first(address), lanes - 1))

@@ -326,6 +326,60 @@ def test_rows_that_are_woven_by_the_rules(columns: int, rows: int) -> None:
             np.testing.assert_allclose(a.astype(np.float64), b, rtol=tolerance, atol=tolerance)
 
 
+def _sum_and_norm(rows: Any, columns: int) -> Any:
+    """x + y, and that less its mean over its spread."""
+    k = KernelBuilder("results")
+    x, y = k.input("x", f32[rows, columns]), k.input("y", f32[rows, columns])
+    total = k.view(f32[rows, columns], lambda ix: x[ix] + y[ix])
+
+    def value(index: Any) -> Any:
+        mean = k.reduce("sum", columns, lambda j: total[index[0], j]) / float(columns)
+        spread = k.reduce("sum", columns, lambda j: (total[index[0], j] - mean) * (total[index[0], j] - mean))
+        return (total[index] - mean) / spread
+
+    k.output("s", f32[rows, columns], lambda ix: total[ix])
+    k.output("z", f32[rows, columns], value)
+    return k.build()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("stage", ["stage 1; ", ""])
+def test_woven_rows_with_several_results(stage: str, target: str) -> None:
+    """Where all begin with a cache line; else rows are done one after the other. The same bits."""
+    columns, rows = 320, 11
+    text = f"parallel 1 grain 4; vectorise 1 by 32; vectorise 2 by 32; vectorise 3 by 32; {stage}nontemporal s"
+    kernel = _sum_and_norm(ROWS, columns)
+    plain = compile_kernel(kernel, Target.named(target), parse_schedule(text))
+    native = compile_kernel(kernel, Target.named(target), parse_schedule(f"{text}; nontemporal z; {_ALL}"))
+    arrays = [np.random.default_rng(i).standard_normal((rows, columns)).astype(np.float32) for i in range(2)]
+    wanted = plain(*arrays)
+    for places in ((0, 0), (0, 64), (64, 4), (4, 0), (512, 1024), (4032, 64)):
+        memory = [_at_a_line((rows * columns + 2048,), np.float32) for _ in places]
+        outputs = [m[place // 4 :][: rows * columns] for m, place in zip(memory, places, strict=True)]
+        block = native.arguments([*arrays, *outputs], {"R": rows})
+        for grain, threads in ((rows, 1), (4, 2), (2, 7)):
+            for m in memory:
+                m[:] = 0
+            default_pool().parallel(native.address, ctypes.addressof(block), rows, grain, threads)
+            assert [a.tobytes() for a in outputs] == [a.tobytes() for a in wanted]
+            assert all(np.count_nonzero(m) == np.count_nonzero(a) for m, a in zip(memory, wanted, strict=True))
+
+
+def test_several_results_of_a_row_go_past_the_caches_where_rows_are_woven() -> None:
+    rows, wide = 4 * Target.host().l3_bytes // 4096, Target.host().vector_registers >= 32
+    for target, past in ((Target.host(), wide), (Target.named("avx2"), False)):
+        schedule = lower(_sum_and_norm(rows, 1024), target).schedule
+        found = [a for a in schedule.actions if isinstance(a, (NonTemporal, Delay))]
+        assert found == ([NonTemporal("s"), NonTemporal("z"), Delay(2, 1), Delay(3, 2)] if past else [])
+    uneven = lower(_sum_and_norm(rows, 1000), Target.host()).schedule
+    assert not [a for a in uneven.actions if isinstance(a, (NonTemporal, Delay))]
+    k = KernelBuilder("two")  # no rows: each would have to begin with a line
+    x = k.input("x", f32[rows, 1024])
+    k.output("s", f32[rows, 1024], lambda ix: x[ix] + 1.0)
+    k.output("z", f32[rows, 1024], lambda ix: x[ix] * 2.0)
+    assert not [a for a in lower(k.build(), Target.host()).schedule.actions if isinstance(a, NonTemporal)]
+
+
 def _at_a_line(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     memory = np.zeros(np.prod(shape) * np.dtype(dtype).itemsize + 64, np.uint8)
     start = -memory.ctypes.data % 64
