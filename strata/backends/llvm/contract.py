@@ -108,7 +108,8 @@ class Contraction:
     @property
     def stores_directly(self) -> bool:
         """Full tiles go from registers to the output."""
-        return not self.epilogue and self.out is self.accumulator and self.unit_columns
+        waits = self.k_block and not self.waits_in_output
+        return not (self.epilogue or waits) and self.out is self.accumulator and self.unit_columns
 
     def element(self, component: DType) -> DType:
         """The type of an element of a matrix whose components have a type."""
@@ -294,9 +295,11 @@ PACKED_ROWS: Final = 48  # rows of the smallest chunk that packs A
 ROWS_IN_PLACE: Final = 512  # rows up to which packing B is worth avoiding
 PANEL_IN_PLACE: Final = 256 << 10  # bytes of a panel that is read in place
 ROW_PIECE: Final = 8 << 10  # bytes of a row that is read in place, at least, where it is that long
-PANELS_IN_PLACE: Final = 2  # that are read at once then: 32 x 512 x 512 takes 0.87 ms, with 4 panels 0.92, 8: 2.1
 SHORT_EPILOGUE: Final = 600  # characters of its text up to which an epilogue may be written out for every vector
 FEW_PRODUCTS: Final = 256  # of a sum, up to which that is worth the code
+PANELS_IN_PLACE: Final = 4  # that few rows of A read at once, of
+B_ROWS_IN_PLACE: Final = 32  # rows of B: 1 x 1024 x 1024 takes 64 µs, with 8 rows and 2 panels 70; 8 x 1024 x 1024: 175, 225
+FAR_ROWS_IN_PLACE: Final = 8  # that come from memory: 64 MB in 2.4 ms, with 32 rows in 2.9
 MOST_CHUNKS: Final = 64  # of a large product; more only repeat the reading of A
 FEW_CHUNKS: Final = 8  # up to which an uneven number of them leaves threads idle for long
 SOME_ALONE, ALONE = 1.05, 1.5  # time of a chunk some or all of whose panels are read one by one, to one of no such
@@ -415,17 +418,19 @@ def in_rows(spec: Contraction, m: int, n: int, k: int, batch: int = 1) -> Contra
 
 
 def _few_in_rows(spec: Contraction, m: int, n: int, k: int, batch: int) -> Contraction:
-    """All of B is read once: eight of its rows side by side, the next eight asked for meanwhile."""
+    """All of B is read once: some of its rows side by side, the next ones asked for meanwhile.
+
+    The sums wait on the stack: in the output, threads would take lines at the ends of their columns from each other.
+    """
     streams = min(PANELS_IN_PLACE, _tile_rule(spec.target).heights[0] // m)
     panels, row_bytes = max(1, -(-n // spec.panel_columns)), n * spec.b.itemsize
     chunks = max(row_bytes // ROW_PIECE, 2 if batch == 1 else 1)
     chunks = max(1, min(chunks, panels, round(k * row_bytes / BYTES / spec.chunk_seconds)))
-    wide = -(-panels // chunks)
-    if not spec.waits_in_output:
-        wide = min(wide, max(1, SUMS_BYTES // (m * spec.panel_columns * spec.accumulator.itemsize)))
+    most = max(1, SUMS_BYTES // (m * spec.panel_columns * spec.accumulator.itemsize))
     return replace(
-        spec, b_rows=True, chunk_panels=wide, k_block=8, prefetch=8, ends_in_registers=False,
-        streams=(*(0 for _ in range(m - 1)), streams) if streams > 1 else (),
+        spec, b_rows=True, chunk_panels=min(-(-panels // chunks), most), waits_in_output=False, ends_in_registers=False,
+        k_block=FAR_ROWS_IN_PLACE if spec.is_far else B_ROWS_IN_PLACE,
+        prefetch=8, streams=(*(0 for _ in range(m - 1)), streams) if streams > 1 else (),
     )  # fmt: skip
 
 
