@@ -8,13 +8,15 @@ arguments of the code. Its text is complete: equal texts (and epilogues) give eq
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Final
 
 from strata.backends.llvm.gemm_arith import Arithmetic
 from strata.backends.llvm.gemm_micro import Layout, Tile
-from strata.backends.llvm.gemm_pack import Panels, TilePacker
+from strata.backends.llvm.gemm_pack import Panels
+from strata.backends.llvm.gemm_tiles import TilePacker
 from strata.core import Dim, DType, Target, c64, c128, dim_max, dim_min, f32, f64, known_le
 from strata.errors import ShapeError
 
@@ -45,6 +47,7 @@ class Contraction:
     accumulator: DType = f32
     is_complex: bool = False  # the types above are those of one component
     is_pair: bool = False  # two products of one A: the packed B holds both matrices, the epilogue takes both sums
+    by_twos: bool = True  # bf16 may be multiplied and summed in pairs of k's
     heights: tuple[int, ...] = (6, 4, 2, 1)
     vectors: int = 2
     tails: tuple[int, ...] = (1, 2)  # vectors that the last, narrower panel can have
@@ -56,6 +59,7 @@ class Contraction:
     ends_in_registers: bool = False  # whole tiles of the tallest height go through the epilogue from there
     chunk_rows: int = 96
     chunk_panels: int = 8
+    columns_first: bool = False  # chunks go down the rows of their columns, then to the next columns
     chunk_seconds: float = CHUNK_SECONDS  # what a chunk is to take at least
     is_open: bool = False  # the panels of a chunk are an argument
     streams: tuple[int, ...] = ()
@@ -85,7 +89,7 @@ class Contraction:
     @property
     def arithmetic(self) -> Arithmetic:
         """Element types inside the micro-kernel: a packed A is already converted, except for the byte dot."""
-        arithmetic = Arithmetic(self.a, self.b, self.accumulator, self.target)
+        arithmetic = Arithmetic(self.a, self.b, self.accumulator, self.target, self.by_twos)
         return replace(arithmetic, a=self.accumulator) if self.a_packed and arithmetic.group == 1 else arithmetic
 
     @property
@@ -100,6 +104,11 @@ class Contraction:
     @property
     def lanes(self) -> int:
         return self.arithmetic.lanes
+
+    @property
+    def flops(self) -> float:
+        """What one core computes in a second."""
+        return FLOPS * self.arithmetic.group
 
     @property
     def panel_columns(self) -> int:
@@ -118,7 +127,8 @@ class Contraction:
     def panels(self, source: DType | None = None) -> Panels:
         """How B is packed, from elements of `source`."""
         source = source or self.element(self.b)
-        return Panels(source, self.b, self.lanes, self.vectors, self.arithmetic.group, self.target)
+        arithmetic = self.arithmetic
+        return Panels(source, self.b, self.lanes, self.vectors, arithmetic.group, self.target, arithmetic.head)
 
     @property
     def tile_packer(self) -> TilePacker:
@@ -163,7 +173,7 @@ class Contraction:
         if not self.is_open:
             return self.chunk_panels
         panels = dim_max(ceil_div(n, self.panel_columns), 1)
-        row = 2 / FLOPS  # seconds for one element of B; reading it takes as long as so many rows
+        row = 2 / self.flops  # seconds for one element of B; reading it takes as long as so many rows
         least = int(self.chunk_seconds / (row * self.panel_columns * self.matrices))
         cost = dim_max(k, 1) * dim_max(dim_min(m, self.chunk_rows), round(self.b.itemsize / BYTES / row))
         chunks = panels * batch * dim_max(self.row_blocks(m), 1)
@@ -233,6 +243,8 @@ class Contraction:
         parts += ["ends in registers"] if self.ends_in_registers else []
         parts += ["complex"] if self.is_complex else []
         parts += ["pair"] if self.is_pair else []
+        parts += [] if self.by_twos else ["single k"]
+        parts += ["columns first"] if self.columns_first else []
         parts += [] if self.unit_columns else ["scattered columns"]
         operands = ", ".join((*self.epilogue_pointers, *self.epilogue_numbers))
         parts += [f"epilogue({operands}) {{{self.epilogue}}}"] if self.epilogue else []
@@ -286,7 +298,8 @@ PREFETCH_ROWS: Final = 6  # with fewer rows for as many bytes, the core's own fe
 FAR_BYTES: Final = (4608, 3072)  # except for one and two rows: 64 MB at 38 and 35 GB/s; without, at 30 and 32
 STREAMS: Final = 4  # panels at once that share the converting of A
 CONVERTED_ROWS: Final = 3  # so many rows of 16 bits are converted once, while they are packed, and not for every panel
-CHUNK_ROWS: Final = 96  # a panel of B comes from the third-level cache once for so many rows: 5 GB/s at full speed
+CHUNK_ROWS: Final = 64  # a panel of B comes from the third-level cache once for so many rows: 7 GB/s at full speed
+OPEN_ROWS: Final = 96  # the same where m is open: so many tiles that an even number of blocks leaves none of them empty
 A_BLOCK_BYTES: Final = 96 << 10  # a packed block of A, on the stack
 SUMS_BYTES: Final = 96 << 10  # sums that wait on the stack
 LOOP_CHUNK_SECONDS: Final = 2.5e-6  # the same in a loop: its turns follow each other, so that no thread falls asleep
@@ -298,10 +311,14 @@ ROW_PIECE: Final = 8 << 10  # bytes of a row that is read in place, at least, wh
 SHORT_EPILOGUE: Final = 600  # characters of its text up to which an epilogue may be written out for every vector
 FEW_PRODUCTS: Final = 256  # of a sum, up to which that is worth the code
 PANELS_IN_PLACE: Final = 4  # that few rows of A read at once, of
-B_ROWS_IN_PLACE: Final = 32  # rows of B: 1 x 1024 x 1024 takes 64 µs, with 8 rows and 2 panels 70; 8 x 1024 x 1024: 175, 225
-FAR_ROWS_IN_PLACE: Final = 8  # that come from memory: 64 MB in 2.4 ms, with 32 rows in 2.9
-MOST_CHUNKS: Final = 64  # of a large product; more only repeat the reading of A
+B_ROWS_IN_PLACE: Final = (
+    32  # rows of B: 1 x 1024 x 1024 takes 64 µs, with 8 rows and 2 panels 70; 8 x 1024 x 1024: 175, 225
+)
+FAR_ROWS_IN_PLACE, FAR_PANELS_IN_PLACE = 8, 2  # that come from memory: 64 MB in 2.4 ms, with 32 rows in 2.9
+MOST_CHUNKS: Final = 256  # of a large product: sixteen threads end together, and A is read from the second cache
 FEW_CHUNKS: Final = 8  # up to which an uneven number of them leaves threads idle for long
+REPEATED: Final = 0.002  # so much longer takes a product for each block of rows more, or with narrower panels
+NARROW_PANELS: Final = 4  # up to so many panels, narrower ones are tried
 SOME_ALONE, ALONE = 1.05, 1.5  # time of a chunk some or all of whose panels are read one by one, to one of no such
 FLOPS, BYTES = 100e9, 30e9  # one core's arithmetic and reading, per second; what matters are ratios
 
@@ -351,7 +368,7 @@ def plan_contraction(
     if a is not accumulator:
         streams = tuple(min(STREAMS, rule.heights[0] // rows) for rows in range(1, rule.heights[0]))
     spec = Contraction(
-        target, a, b or a, out, accumulator, is_complex, is_pair, heights=rule.heights, vectors=rule.vectors,
+        target, a, b or a, out, accumulator, is_complex, is_pair, k > 1, heights=rule.heights, vectors=rule.vectors,
         tails=tuple(range(1, rule.vectors + 1)),
         streams=streams if fewest <= len(streams) else (), batch_rank=batch_rank, unit_columns=unit_columns,
         waits_in_output=out is accumulator and unit_columns and not in_place and not is_pair, epilogue=epilogue,
@@ -362,11 +379,12 @@ def plan_contraction(
         prefetch=PREFETCH_BYTES // (spec.panel_columns * accumulator.itemsize),
         is_far=batch * n * k * spec.b.itemsize * spec.matrices > target.l3_bytes,
     )
-    if a.is_float and a.bits == 16 and not is_open and fewest >= CONVERTED_ROWS and n > 2 * spec.panel_columns:
+    converts = a.is_float and a.bits == 16 and spec.arithmetic.group == 1
+    if converts and not is_open and fewest >= CONVERTED_ROWS and n > 2 * spec.panel_columns:
         a_unit_k = False
     if is_open and a_unit_k and not is_complex:
         spec = replace(
-            spec, is_open=True, chunk_rows=min(CHUNK_ROWS, -(-max(m, 1) // rule.heights[0]) * rule.heights[0])
+            spec, is_open=True, chunk_rows=min(OPEN_ROWS, -(-max(m, 1) // rule.heights[0]) * rule.heights[0])
         )
     elif a_unit_k:
         spec = _with_chunks(spec, m, n, k, batch, max(fewest, 1), m_exact)
@@ -422,13 +440,15 @@ def _few_in_rows(spec: Contraction, m: int, n: int, k: int, batch: int) -> Contr
 
     The sums wait on the stack: in the output, threads would take lines at the ends of their columns from each other.
     """
-    streams = min(PANELS_IN_PLACE, _tile_rule(spec.target).heights[0] // m)
+    most = FAR_PANELS_IN_PLACE if spec.is_far else PANELS_IN_PLACE
+    streams = min(most, _tile_rule(spec.target).heights[0] // m)
     panels, row_bytes = max(1, -(-n // spec.panel_columns)), n * spec.b.itemsize
     chunks = max(row_bytes // ROW_PIECE, 2 if batch == 1 else 1)
     chunks = max(1, min(chunks, panels, round(k * row_bytes / BYTES / spec.chunk_seconds)))
-    most = max(1, SUMS_BYTES // (m * spec.panel_columns * spec.accumulator.itemsize))
+    waiting = max(1, SUMS_BYTES // (m * spec.panel_columns * spec.accumulator.itemsize))
     return replace(
-        spec, b_rows=True, chunk_panels=min(-(-panels // chunks), most), waits_in_output=False, ends_in_registers=False,
+        spec, b_rows=True, chunk_panels=min(-(-panels // chunks), waiting), waits_in_output=False,
+        ends_in_registers=False,
         k_block=FAR_ROWS_IN_PLACE if spec.is_far else B_ROWS_IN_PLACE,
         prefetch=8, streams=(*(0 for _ in range(m - 1)), streams) if streams > 1 else (),
     )  # fmt: skip
@@ -463,21 +483,37 @@ def for_rows(spec: Contraction, m: int) -> Contraction:
 
 def _with_chunks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: int, is_exact: bool) -> Contraction:
     """Even blocks of rows, and as many panels as make a chunk worth its handing out."""
-    blocks = {max(1, -(-m // CHUNK_ROWS))}
-    if is_exact and batch == 1:
-        blocks.add(max(1, int(blocks_of_rows(m, CHUNK_ROWS))))
+    fewest_blocks = max(1, -(-m // CHUNK_ROWS))
+    if not is_exact or batch > 1:
+        return _with_blocks(spec, m, n, k, batch, fewest, fewest_blocks)
+    most = min(m // spec.heights[0], int(2.0 * m * n * k / spec.flops / spec.chunk_seconds))
+    blocks = {fewest_blocks, max(1, int(blocks_of_rows(m, CHUNK_ROWS)))}
+    blocks |= {b for b in (*range(fewest_blocks, fewest_blocks + 6), 2 * fewest_blocks) if b <= most}
     made = [_with_blocks(spec, m, n, k, batch, fewest, count) for count in sorted(blocks)]
-    return min(made, key=lambda one: _slower_half(one, m, n) if len(made) > 1 else 0)
+    if m <= spec.heights[0] and spec.panel_columns < n <= NARROW_PANELS * spec.panel_columns:
+        made += [_with_blocks(_narrower(spec), m, n, k, batch, fewest, 1)]
+    # reading B once more, or narrower panels, has to be worth it
+    return min(made, key=lambda one: _slower_half(one, m, n) * (1 + REPEATED * made.index(one)))
+
+
+def _narrower(spec: Contraction) -> Contraction:
+    """Panels of one vector less."""
+    vectors = spec.vectors - 1
+    ahead = spec.prefetch * spec.vectors // vectors
+    return replace(spec, vectors=vectors, tails=tuple(range(1, vectors + 1)), prefetch=ahead)
 
 
 def _slower_half(spec: Contraction, m: int, n: int) -> float:
     """The work of the slower one of two threads that go through the chunks from both ends."""
-    rows, columns = spec.chunk_rows, spec.chunk_panels * spec.panel_columns
-    halves = []
-    for row in range(0, m, rows):
-        height = min(rows, m - row)
-        halves += [row * n + height * min(column, n) for column in range(columns, n + columns, columns)]
-    return min(max(half, m * n - half) for half in halves) if halves else 0
+    rows, columns, lanes = spec.chunk_rows, spec.chunk_panels * spec.panel_columns, spec.lanes
+    whole = -(-n // lanes) * lanes  # what is past the end is multiplied too
+    work = [
+        (min(column + columns, whole) - column) * min(rows, m - row)
+        for row in range(0, m, rows)
+        for column in range(0, whole, columns)
+    ]
+    halves = itertools.accumulate(work)
+    return min((max(half, m * whole - half) for half in halves), default=0)
 
 
 def _with_blocks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: int, row_blocks: int) -> Contraction:
@@ -486,7 +522,7 @@ def _with_blocks(spec: Contraction, m: int, n: int, k: int, batch: int, fewest: 
     panels = max(1, -(-n // spec.panel_columns))
     served = min(rows, fewest)
     elements = spec.panel_columns * k * spec.matrices
-    cost = max(2 * served * elements / FLOPS, spec.b.itemsize * elements / BYTES) + 1e-9
+    cost = max(2 * served * elements / spec.flops, spec.b.itemsize * elements / BYTES) + 1e-9
     total = cost * panels * batch * max(1, -(-fewest // rows))
     wanted = max(spec.chunk_seconds, total / MOST_CHUNKS)
     step = max(spec.streams, default=1) if fewest == 1 and panels > 4 else 1
@@ -516,7 +552,7 @@ def _even_panels(panels: int, chunks: int, step: int) -> int:
 def _with_packed_chunks(spec: Contraction, m: int, n: int, k: int, batch: int) -> Contraction:
     """Each chunk packs its rows of A: wide chunks pack less, many chunks keep all threads busy to the end."""
     height, panels = spec.heights[0], max(1, -(-n // spec.panel_columns))
-    work = 2 * m * panels * spec.panel_columns * k * batch / FLOPS
+    work = 2 * m * panels * spec.panel_columns * k * batch / spec.flops
     best, choice = math.inf, spec
     for row_blocks in range(max(1, -(-m // CHUNK_ROWS)), max(1, -(-m // PACKED_ROWS)) + 1):
         rows = -(-max(1, -(-m // row_blocks)) // height) * height
@@ -528,7 +564,7 @@ def _with_packed_chunks(spec: Contraction, m: int, n: int, k: int, batch: int) -
                 break
             if seconds / count < spec.chunk_seconds and count > batch:
                 break
-            uneven = math.prod(-(-count // threads) * threads / count for threads in (2, 4, 8)) ** (1 / 3)
+            uneven = math.prod(-(-count // threads) * threads / count for threads in (2, 4, 8, 16)) ** (1 / 4)
             if seconds * uneven < best * 0.99:
                 best, choice = seconds * uneven, replace(spec, chunk_rows=rows, chunk_panels=wide)
     return choice

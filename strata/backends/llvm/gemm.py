@@ -74,7 +74,7 @@ class Driver:
         self.a_block = f.alloca(a_element, spec.chunk_rows * spec.k_block) if spec.a_packed else ""
         self.m, self.n, self.k = (self.number[x] for x in "mnk")
         group = self.arithmetic.group
-        self.packed_k = f.round_down(f.add(self.k, group - 1), group)
+        self.packed_k = f.add(f.round_down(f.add(self.k, group - 1), group), self.arithmetic.head)
         self.b_elements = f.mul(self.packed_k, f.round_down(f.add(self.n, spec.lanes - 1), spec.lanes))
         self.chunk_panels: Value = self.number["chunk_panels"] if spec.is_open else spec.chunk_panels
         self.column_blocks = self._ceil(self.n, f.mul(self.chunk_panels, spec.panel_columns))
@@ -138,10 +138,14 @@ class Driver:
 
     def _decode(self, index: str) -> Chunk:
         f, spec, number = self.f, self.spec, self.number
-        rest = f.op(f"udiv i64 {index}, {self.column_blocks}")
-        column_block = f.sub(index, f.mul(rest, self.column_blocks))
-        flat = f.op(f"udiv i64 {rest}, {self.row_blocks}")
-        row = f.mul(f.sub(rest, f.mul(flat, self.row_blocks)), self.block_rows)
+        counts = [self.column_blocks, self.row_blocks]
+        rest, places = index, []
+        for count in reversed(counts) if spec.columns_first else counts:
+            outer = f.op(f"udiv i64 {rest}, {count}")
+            places.append(f.sub(rest, f.mul(outer, count)))
+            rest = outer
+        column_block, row_block = reversed(places) if spec.columns_first else places
+        flat, row = rest, f.mul(row_block, self.block_rows)
         pointer = dict(self.pointer)
         types = {"a": memory_type(spec.a), "b": memory_type(spec.b), "out": memory_type(spec.out)}
         batch: list[Value] = []
@@ -260,7 +264,8 @@ class Driver:
         if spec.b_rows:
             place = f.add(f.mul(panel, spec.panel_columns), f.mul(block.start, self.number["b_k"]))
             return f.address(memory_type(spec.b), chunk.b, place)
-        offset = f.add(f.mul(f.mul(panel, spec.panel_columns), self.packed_k), f.mul(block.start, columns))
+        start = f.add(block.start, self.arithmetic.head)
+        offset = f.add(f.mul(f.mul(panel, spec.panel_columns), self.packed_k), f.mul(start, columns))
         return f.address(memory_type(spec.b), chunk.b, offset)
 
     def _panel(self, chunk: Chunk, block: Block, panel: Value) -> None:

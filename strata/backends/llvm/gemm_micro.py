@@ -2,8 +2,9 @@
 
     void micro(ptr a, i64 a_stride, ptr b, i64 panel_stride, ptr c, i64 c_stride, i64 k, i64 resume)
 
-C is a buffer of the accumulator's type. The sums start at zero, or at what C holds when `resume` is not 0, and each one
-takes its products in order of k. A block of k can therefore end anywhere without a change in a bit of the result.
+C is a buffer of the accumulator's type. The sums start at zero (or what the head of a panel says), or at what C holds
+when `resume` is not 0, and each one takes its products in order of k. A block of k can therefore end anywhere without a
+change in a bit of the result.
 """
 
 from __future__ import annotations
@@ -102,22 +103,15 @@ class Micro:
         """Adds a function of A, B, k and more parameters that gives all sums, row by row, to `end` in registers."""
         every = [*_OPERANDS, ("i64", "k"), *parameters]
         f = module.function(name, every, attributes="nounwind noinline", linkage="internal")
-        sums = self._sums(f, [(self.arithmetic.type, "zeroinitializer")] * self.tile.sums)
+        sums = self._sums(f, [(self.arithmetic.type, value) for value in self._begun(f)])
         across = self.tile.across
         end(f, [sums[row * across : (row + 1) * across] for row in range(self.tile.rows)])
         f.ret()
 
     def _sums(self, f: Function, start: list[Typed]) -> list[str]:
         """All sums, each from its start on."""
-        arithmetic, tile = self.arithmetic, self.tile
-        if arithmetic.is_shifted:
-            start = start + [(arithmetic.type, "zeroinitializer")] * tile.across
         plain = self.layout != "pointers"
-        sums = self._all_steps(f, start, "%k", self._plain_body(f)) if plain else self._runs(f, start)
-        if arithmetic.is_shifted:
-            b_sums = sums[tile.sums :]
-            sums = [arithmetic.unshift(f, s, b_sums[i % tile.across]) for i, s in enumerate(sums[: tile.sums])]
-        return sums
+        return self._all_steps(f, start, "%k", self._plain_body(f)) if plain else self._runs(f, start)
 
     def _places(self) -> list[tuple[int, int]]:
         """(row, byte offset in the row) of each sum."""
@@ -131,10 +125,26 @@ class Micro:
             return [f.load(type_, f.address("i8", rows[row], place), size) for row, place in self._places()]
 
         count = self.tile.sums
-        values = f.if_(
-            f.compare("ne", "i64", "%resume", 0), resumed, lambda: ["zeroinitializer"] * count, types=[type_] * count
-        )
+        values = f.if_(f.compare("ne", "i64", "%resume", 0), resumed, lambda: self._begun(f), types=[type_] * count)
         return [(type_, value) for value in values]
+
+    def _begun(self, f: Function) -> list[Value]:
+        """What sums start at: zero, or what the heads of the panels say."""
+        arithmetic, vectors = self.arithmetic, self.tile.vectors
+        if not arithmetic.head:
+            return ["zeroinitializer"] * self.tile.sums
+        step = arithmetic.lanes * arithmetic.size
+        heads = [f.address("i8", panel, -vectors * step) for panel in self._panels(f)]
+        first = [f.load(arithmetic.type, f.address("i8", h, v * step), 1) for h in heads for v in range(vectors)]
+        return [*first] * self.tile.rows
+
+    def _panels(self, f: Function) -> list[str]:
+        """Where the panels start that are read side by side."""
+        arithmetic, tile = self.arithmetic, self.tile
+        apart: Value = tile.vectors * arithmetic.b_bytes
+        if not self.strided_b:
+            apart = f.mul("%panel_stride", arithmetic.b.itemsize)
+        return [f.address("i8", "%b", f.mul(s, apart)) for s in range(tile.streams)]
 
     def _runs(self, f: Function, start: list[Typed]) -> list[str]:
         """All runs of A, each over its part of B; a run is whole groups."""
@@ -155,16 +165,32 @@ class Micro:
                 body = self._body(f, [panel], addresses)
                 return list(self._all_steps(f, [(arithmetic.type, c) for c in carried], "%a_stride", body))
 
+            def zero() -> list[Value]:
+                return self._run_of_zeros(f, panel, carried) if arithmetic.head else list(carried)
+
             present = f.compare("ne", "ptr", rows[0], "null")
-            return list(f.if_(present, whole, lambda: list(carried), types=[type_ for type_, _ in start]))
+            return list(f.if_(present, whole, zero, types=[type_ for type_, _ in start]))
 
         return f.loop(0, count, 1, start, one)
 
+    def _run_of_zeros(self, f: Function, panel: str, carried: list[str]) -> list[Value]:
+        """What the head of a panel takes off for a run, though its rows are zero, is added again."""
+        arithmetic, vectors = self.arithmetic, self.tile.vectors
+        step_bytes = vectors * arithmetic.b_bytes
+
+        def add(step: str, sums: list[str]) -> list[Value]:
+            line = f.address("i8", panel, f.mul(step, step_bytes))
+            b = [arithmetic.load_b(f, f.address("i8", line, j * arithmetic.b_bytes)) for j in range(vectors)]
+            return [arithmetic.shift_step(f, x, total) for x, total in zip(b, sums, strict=True)]
+
+        start = [(arithmetic.type, "zeroinitializer")] * vectors
+        b_sums = f.loop(0, f.op(f"udiv i64 %a_stride, {arithmetic.group}"), 1, start, add)
+        taken = [arithmetic.start(f, total) for total in b_sums]
+        return [f.binary("sub", arithmetic.type, c, taken[i % vectors]) for i, c in enumerate(carried)]
+
     def _plain_body(self, f: Function) -> _Body:
         arithmetic, tile = self.arithmetic, self.tile
-        panel_bytes = f.mul("%panel_stride", arithmetic.b.itemsize)
-        apart = tile.vectors * arithmetic.b_bytes if self.strided_b else panel_bytes
-        panels = [f.address("i8", "%b", f.mul(s, apart)) for s in range(tile.streams)]
+        panels = self._panels(f)
         row_address = self._row_address(f)
         step_bytes: Value = arithmetic.a_bytes * (tile.rows if self.layout == "packed" else 1)
         if self.layout == "columns":
@@ -175,7 +201,8 @@ class Micro:
             base = f.address("i8", "%a", f.mul(index, step_bytes))
             return lambda step, row: row_address(base, step, row)
 
-        return self._body(f, panels, addresses, panel_bytes if self.strided_b else None)
+        apart = f.mul("%panel_stride", arithmetic.b.itemsize) if self.strided_b else None
+        return self._body(f, panels, addresses, apart)
 
     def _all_steps(self, f: Function, start: list[Typed], k: Value, body: _Body) -> list[str]:
         group, type_ = self.arithmetic.group, self.arithmetic.type
@@ -222,7 +249,7 @@ class Micro:
         def body(index: Value, carried: list[str], steps: int, valid: Value | None) -> list[Value]:
             a_address = addresses(index)
             b_bases = [f.address("i8", panel, f.mul(index, width)) for panel in panels]
-            totals, b_sums = carried[: tile.sums], carried[tile.sums :]
+            totals = list(carried)
             for step in range(steps):
                 lines = [f.address("i8", base, f.mul(width, step)) for base in b_bases]
                 if self.prefetch:
@@ -235,13 +262,12 @@ class Micro:
                     for line in lines
                     for j in range(tile.vectors)
                 ]
-                b_sums = [arithmetic.shift_step(f, x, total) for x, total in zip(b, b_sums, strict=False)]
                 for row in range(tile.rows):
                     a = arithmetic.load_a(f, a_address(step, row), None if padded else valid)
                     for j, value in enumerate(b):
                         at = row * len(b) + j
                         totals[at] = arithmetic.step(f, a, value, totals[at])
-            return [*totals, *b_sums]
+            return list(totals)
 
         return body
 

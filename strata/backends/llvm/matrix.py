@@ -193,13 +193,7 @@ class MatrixPlan:
 
     def panel_size(self) -> Dim:
         panels = self.spec.panels(self.matrix.b.dtype)
-        n, k = self.matrix.extent(self.matrix.columns), self.matrix.inner.extent
-        return (
-            ceil_div(k * panels.parts, panels.group)
-            * panels.group
-            * ceil_div(n * panels.parts, panels.lanes)
-            * panels.lanes
-        )
+        return panels.size(self.matrix.extent(self.matrix.columns), self.matrix.inner.extent)
 
     def _b_batch(self) -> list[Axis]:
         return [a for a in self.matrix.batch if a in self.matrix.b.strides]
@@ -319,6 +313,8 @@ def plan_matrix(
     placed = in_rows(spec, m, n, k, batch) if is_fresh and is_row else None
     if placed is not None:
         return MatrixPlan(matrix, placed, name)
+    if is_fresh:  # each thread multiplies by what it has packed itself
+        spec = replace(spec, columns_first=True)
     plan = MatrixPlan(matrix, spec, name)
     return plan if plan.packs_in_one_go() else None
 
