@@ -59,6 +59,7 @@ class Contraction:
     ends_in_registers: bool = False  # whole tiles of the tallest height go through the epilogue from there
     chunk_rows: int = 96
     chunk_panels: int = 8
+    joined: int = 1  # neighbouring chunks, of the only block of rows, that are computed in one pass
     columns_first: bool = False  # chunks go down the rows of their columns, then to the next columns
     chunk_seconds: float = CHUNK_SECONDS  # what a chunk is to take at least
     is_open: bool = False  # the panels of a chunk are an argument
@@ -219,7 +220,7 @@ class Contraction:
     @property
     def sums_columns(self) -> int:
         on_stack = self.k_block and not self.waits_in_output
-        return self.panel_columns * (self.chunk_panels if on_stack else 1)
+        return self.panel_columns * (self.chunk_panels * self.joined if on_stack else 1)
 
     @property
     def name(self) -> str:
@@ -245,11 +246,24 @@ class Contraction:
         parts += ["pair"] if self.is_pair else []
         parts += [] if self.by_twos else ["single k"]
         parts += ["columns first"] if self.columns_first else []
+        parts += [f"joins {self.joined}"] if self.joined > 1 else []
         parts += [] if self.unit_columns else ["scattered columns"]
         operands = ", ".join((*self.epilogue_pointers, *self.epilogue_numbers))
         parts += [f"epilogue({operands}) {{{self.epilogue}}}"] if self.epilogue else []
         parts += [f"ahead {', '.join(self.beside_output)}"] if self.beside_output else []
         return "; ".join(parts)
+
+
+def even_grain(points: int, seconds: float, most: float) -> int:
+    """How many points of so many seconds are handed out together: at most some work at once, and even halves of all."""
+
+    def slower_half(grain: int) -> float:
+        pieces = -(-points // grain)
+        return min(-(-pieces // 2) * grain, points) * seconds + pieces * HAND_SECONDS
+
+    if points * seconds <= most:
+        return points
+    return min(range(1, max(1, min(int(most / max(seconds, 1e-9)), points)) + 1), key=slower_half)
 
 
 def ceil_div(value: Dim, unit: Dim) -> Dim:
@@ -302,12 +316,13 @@ CHUNK_ROWS: Final = 64  # a panel of B comes from the third-level cache once for
 OPEN_ROWS: Final = 96  # the same where m is open: so many tiles that an even number of blocks leaves none of them empty
 A_BLOCK_BYTES: Final = 96 << 10  # a packed block of A, on the stack
 SUMS_BYTES: Final = 96 << 10  # sums that wait on the stack
+HAND_SECONDS: Final = 0.1e-6  # to hand out a piece of work
 LOOP_CHUNK_SECONDS: Final = 2.5e-6  # the same in a loop: its turns follow each other, so that no thread falls asleep
 PACK_SECONDS: Final = 0.15e-9  # to pack one element of A
 PACKED_ROWS: Final = 48  # rows of the smallest chunk that packs A
 ROWS_IN_PLACE: Final = 512  # rows up to which packing B is worth avoiding
 PANEL_IN_PLACE: Final = 256 << 10  # bytes of a panel that is read in place
-ROW_PIECE: Final = 8 << 10  # bytes of a row that is read in place, at least, where it is that long
+ROW_PIECE: Final = 2 << 10  # bytes of a row that is read in place, at least; few threads take several pieces at once
 SHORT_EPILOGUE: Final = 600  # characters of its text up to which an epilogue may be written out for every vector
 FEW_PRODUCTS: Final = 256  # of a sum, up to which that is worth the code
 PANELS_IN_PLACE: Final = 4  # that few rows of A read at once, of
@@ -441,15 +456,16 @@ def _few_in_rows(spec: Contraction, m: int, n: int, k: int, batch: int) -> Contr
     The sums wait on the stack: in the output, threads would take lines at the ends of their columns from each other.
     """
     most = FAR_PANELS_IN_PLACE if spec.is_far else PANELS_IN_PLACE
-    streams = min(most, _tile_rule(spec.target).heights[0] // m)
+    streams = min(most, _tile_rule(spec.target).heights[0] // m, n // spec.panel_columns)
     panels, row_bytes = max(1, -(-n // spec.panel_columns)), n * spec.b.itemsize
-    chunks = max(row_bytes // ROW_PIECE, 2 if batch == 1 else 1)
+    chunks = max(row_bytes // ROW_PIECE, 2) if batch == 1 else max(row_bytes // (4 * ROW_PIECE), 1)
     chunks = max(1, min(chunks, panels, round(k * row_bytes / BYTES / spec.chunk_seconds)))
+    chunks = max(chunks // 2 * 2, 1)
     waiting = max(1, SUMS_BYTES // (m * spec.panel_columns * spec.accumulator.itemsize))
+    wide = min(-(-panels // chunks), waiting)
     return replace(
-        spec, b_rows=True, chunk_panels=min(-(-panels // chunks), waiting), waits_in_output=False,
-        ends_in_registers=False,
-        k_block=FAR_ROWS_IN_PLACE if spec.is_far else B_ROWS_IN_PLACE,
+        spec, b_rows=True, chunk_panels=wide, joined=waiting // wide if spec.batch_rank == 0 else 1,
+        waits_in_output=False, ends_in_registers=False, k_block=FAR_ROWS_IN_PLACE if spec.is_far else B_ROWS_IN_PLACE,
         prefetch=8, streams=(*(0 for _ in range(m - 1)), streams) if streams > 1 else (),
     )  # fmt: skip
 

@@ -210,9 +210,9 @@ class CpuExecutable:
         if region is None and product.is_packed:
             self._functions[f"{step.name}_pack"] = native.address("kernel_pack")
             slots = product_arguments(product.pack_arguments, place, buffers, packed, product)
-            steps.append(ProgramStep(f"{step.name}_pack", slots, product.pack_points, 1))
+            steps.append(ProgramStep(f"{step.name}_pack", slots, product.pack_points, product.grains[0]))
         slots = product_arguments(product.arguments, place, buffers, packed, product)
-        steps.append(ProgramStep(step.name, slots, product.points, 1, reads))
+        steps.append(ProgramStep(step.name, slots, product.points, product.grain(self.threads), reads))
         return steps
 
     def workspace_of(self, step: Step) -> Dim:

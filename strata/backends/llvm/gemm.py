@@ -29,7 +29,10 @@ def emit_contraction(
     finish = emit_finish(module, spec, f"{name}_finish", epilogue)
     f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
     driver = Driver(f, spec, finish, epilogue)
-    f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
+    if spec.joined == 1:
+        f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
+    else:
+        f.loop("%begin", "%end", spec.joined, [], lambda chunk, _: driver.chunks(chunk, f.sub("%end", chunk)))
     f.ret()
     return name
 
@@ -88,7 +91,13 @@ class Driver:
         return self.number["a_row"]
 
     def chunk(self, index: str) -> None:
-        chunk = self._decode(index)
+        self._compute(self._decode(index))
+
+    def chunks(self, index: str, left: Value) -> None:
+        """Chunks from one on, as many as are left and fit into one pass."""
+        self._compute(self._decode(index, self.f.smin(left, self.spec.joined)))
+
+    def _compute(self, chunk: Chunk) -> None:
         self._prepare(chunk)
         self._k_loop(lambda block: self._panels(chunk, block, self._few_rows(chunk, block)))
 
@@ -136,7 +145,7 @@ class Driver:
         rows = f.op(f"udiv i64 {f.sub(f.add(self.m, count), 1)}, {count}")
         return f.smin(f.mul(self._ceil(rows, height), height), spec.chunk_rows)
 
-    def _decode(self, index: str) -> Chunk:
+    def _decode(self, index: str, joined: Value = 1) -> Chunk:
         f, spec, number = self.f, self.spec, self.number
         counts = [self.column_blocks, self.row_blocks]
         rest, places = index, []
@@ -157,7 +166,7 @@ class Driver:
                 offset = f.mul(batch[0], number[f"batch{axis}_{operand}"])
                 pointer[operand] = f.address(type_, pointer[operand], offset)
         first = f.mul(column_block, self.chunk_panels)
-        end = f.add(first, self.chunk_panels)
+        end = f.add(first, f.mul(self.chunk_panels, joined))
         whole = f.op(f"udiv i64 {self.n}, {spec.panel_columns}")
         left = f.sub(self.n, f.mul(whole, spec.panel_columns))
         has_tail = f.compare("sgt", "i64", end, whole)

@@ -66,8 +66,14 @@ class Panels:
         group = (f"x{self.group}" if self.group > 1 else "") + ("_head" if self.head else "")
         return f"pack_{self.source}_{self.packed}_{self.lanes}x{self.vectors}{group}"
 
-    def size(self, n: Dim, k: Dim) -> Dim:
+    def size(self, n: int, k: int) -> int:
         """Packed elements of one matrix of `n` by `k` source elements."""
+        elements = self.elements(n, k)
+        assert isinstance(elements, int)
+        return elements
+
+    def elements(self, n: Dim, k: Dim) -> Dim:
+        """The same for sizes that may be symbols."""
         groups = (k * self.parts + (self.group - 1)) // self.group
         vectors = (n * self.parts + (self.lanes - 1)) // self.lanes
         return (groups * self.group + self.head) * vectors * self.lanes

@@ -51,7 +51,7 @@ def emitted(
     matrix = plan_matrix(found, kernel.name, target, is_fresh=is_fresh, in_loop=in_loop) if found is not None else None
     if matrix is not None:
         emit_matrix(module, matrix)
-        return Product.of(matrix), module
+        return replace(Product.of(matrix), grains=matrix.grains(), joined=matrix.spec.joined), module
     if found is not None and is_fresh and found.rows is not None and reads_along(found):
         kernel = few_rows_inside(found)
     pool = plan_pool(kernel, target) if not kernel.schedule else None

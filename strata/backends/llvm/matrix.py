@@ -15,10 +15,13 @@ from typing import Any
 
 from strata.backends.llvm.builder import Module
 from strata.backends.llvm.contract import (
+    BYTES,
     CHUNK_SECONDS,
     LOOP_CHUNK_SECONDS,
+    PACK_SECONDS,
     Contraction,
     ceil_div,
+    even_grain,
     in_rows,
     plan_contraction,
     with_ending,
@@ -193,7 +196,7 @@ class MatrixPlan:
 
     def panel_size(self) -> Dim:
         panels = self.spec.panels(self.matrix.b.dtype)
-        return panels.size(self.matrix.extent(self.matrix.columns), self.matrix.inner.extent)
+        return panels.elements(self.matrix.extent(self.matrix.columns), self.matrix.inner.extent)
 
     def _b_batch(self) -> list[Axis]:
         return [a for a in self.matrix.batch if a in self.matrix.b.strides]
@@ -261,6 +264,20 @@ class MatrixPlan:
         """Chunks of the product, as Contraction.chunk_count says."""
         m, n, k, batch = self._extents()
         return self.spec.chunk_count(m, n, batch, k)
+
+    def grains(self) -> tuple[int, int]:
+        """Panels to pack, and chunks to multiply, that are handed out together: short ones are not worth it alone."""
+        sizes = (*self._extents(), self.points(), self.pack_points(), self.pack_count())
+        numbers = [size for size in sizes if isinstance(size, int) and size > 0]
+        if len(numbers) < len(sizes):
+            return 1, 1
+        m, n, k, batch, points, panels, matrices = numbers
+        spec = self.spec
+        seconds = max(2.0 * m * n * k * batch / spec.flops, matrices * n * k * spec.b.itemsize / BYTES)
+        most = spec.chunk_seconds / 3
+        return even_grain(panels, PACK_SECONDS * k * spec.panel_columns, most), even_grain(
+            points, seconds / points, most
+        )
 
     def _extents(self) -> tuple[Dim, Dim, Dim, Dim]:
         """Rows, columns, the inner extent and the batches."""

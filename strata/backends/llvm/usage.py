@@ -73,6 +73,16 @@ class Product:
     points: Dim
     symbols: tuple[Symbol, ...]
     reads_factor: bool  # as it is, too: elsewhere than in the sum
+    grains: tuple[int, int] = (1, 1)  # points of packing and of multiplying that are handed out together
+    joined: int = (
+        1  # points that may be handed out together where there are few threads: they are then done in one pass
+    )
+
+    def grain(self, threads: int) -> int:
+        """Points of the product that are handed out together; which do not change a bit of its results."""
+        if self.joined == 1 or not isinstance(self.points, int):
+            return self.grains[1]
+        return max(1, min(self.joined, -(-self.points // threads)))
 
     @property
     def is_packed(self) -> bool:
@@ -103,7 +113,8 @@ class Product:
         words = [
             _sizes(self.symbols), self.factor, self.itemsize, self.layout, sizes.add(self.packed_elements),
             [_written_slot(s, sizes) for s in self.pack_arguments], sizes.add(self.pack_points),
-            [_written_slot(s, sizes) for s in self.arguments], sizes.add(self.points), self.reads_factor,
+            [_written_slot(s, sizes) for s in self.arguments], sizes.add(self.points), self.reads_factor, self.grains,
+            self.joined,
         ]  # fmt: skip
         return json.dumps(["product", sizes.rows, *words])
 
@@ -117,10 +128,12 @@ def read_usage(text: str) -> Usage:
     size = SizeReader(rows)
     if kind == "loops":
         return _read_loops(size, *words)
-    symbols, factor, itemsize, layout, elements, pack, pack_points, arguments, points, reads_factor = words
+    symbols, factor, itemsize, layout, elements, pack, pack_points, arguments, points, reads_factor, *grains = words
+    (pack_grain, grain), joined = grains
     return Product(
         factor, itemsize, layout, size(elements), tuple(_read_slot(s, size) for s in pack), size(pack_points),
         tuple(_read_slot(s, size) for s in arguments), size(points), _read_symbols(symbols), reads_factor is True,
+        (pack_grain, grain), joined,
     )  # fmt: skip
 
 

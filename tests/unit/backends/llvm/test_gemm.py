@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import strata.ops as functions
-from strata.backends.llvm.contract import Contraction, in_rows, plan_contraction, with_ending
+from strata.backends.llvm.contract import Contraction, even_grain, in_rows, plan_contraction, with_ending
 from strata.backends.llvm.contract_run import run, vector_type
 from strata.backends.llvm.gemm_arith import convert
 from strata.backends.llvm.gemm_finish import Site
@@ -134,6 +134,43 @@ def test_few_rows_with_b_in_rows_of_batches() -> None:
         result = run(placed, a, factor)
         check(result, a, factor, f32, f32)
         assert (result == run(spec, a, factor)).all()
+
+
+@pytest.mark.parametrize("m", [1, 3, 8])
+def test_pieces_of_rows_in_place_are_joined(m: int) -> None:
+    """Sixteen threads have a piece each; two take several at once, in one pass, and the bits are the same."""
+    spec = in_rows(plan_contraction(m, 4096, 4096, HOST, m_exact=True, n_exact=True), m, 4096, 4096)
+    assert spec is not None
+    assert spec.chunk_count(m, 4096) == 8
+    assert spec.joined >= 4
+    n, k = 3 * 48 * 7 + 5, 70
+    wide = replace(spec, chunk_panels=3)
+    a, b = draw((m, k), f32), draw((k, n), f32, 1)
+    results = [run(one, a, b, split=split) for one in (wide, replace(wide, joined=2)) for split in (1, 2, 3, 5, 100)]
+    check(results[0], a, b, f32, f32)
+    assert all((r == results[0]).all() for r in results)
+
+
+def test_short_chunks_are_handed_out_together() -> None:
+    assert even_grain(64, 0.6e-6, 4e-6) == 4  # sixteen pieces of 2.4 µs
+    assert even_grain(1, 1.0, 4e-6) == even_grain(24, 12e-6, 4e-6) == 1
+    assert even_grain(8, 0.1e-6, 4e-6) == 8  # not worth a second thread
+    for points, each in itertools.product((2, 3, 12, 63, 64, 100, 1000), (0.1e-6, 0.5e-6, 1e-6, 3e-6)):
+        grain = even_grain(points, each, 4e-6)
+        assert grain * each <= 4.1e-6
+        half = ((points + grain - 1) // grain + 1) // 2 * grain
+        assert points * each <= 4e-6 or half * each <= points * each / 2 + 4e-6
+
+
+def test_fresh_products_on_sixteen_threads() -> None:
+    """How many pieces a program has for a number of threads."""
+    g = Graph("products")
+    x, w = g.input("x", (1, 4096)), g.input("w", (4096, 4096))
+    g.outputs(x @ w)
+    executable: Any = Session("cpu").compile(g)._executable
+    (native,) = executable.kernels.values()
+    product = native.product
+    assert [-(-product.points // product.grain(threads)) for threads in (1, 2, 4, 16)] == [1, 2, 4, 8]
 
 
 @pytest.mark.parametrize(
