@@ -66,14 +66,20 @@ def scale_by(m: Math, x: str, n: str, whole: str) -> str:
 
 
 def _exp_by_table(m: Math, x: str) -> str:
-    """eˣ = 2ⁿ · 2^(k/16) · eʳ; both n + k/16, which the scaling rounds down, and k come from one addition."""
+    power, step, near, n = _near_power(m, x)
+    return m.scaled(m.fma(step, near, power), n)
+
+
+def _near_power(m: Math, x: str) -> tuple[str, str, str, str]:
+    """eˣ = 2ⁿ · 2^(k/16) · eʳ as the power of 2^(1/16), two factors of what is to be added to it, and n. Both n + k/16,
+    which the scaling rounds down, and k come from one addition."""
     magic = m.c(MAGIC[m.bits] / len(POWERS))
     shifted = m.fma(x, m.c(1 / math.log(2)), magic)
     n = m.sub(shifted, magic)
     high, low = LN2[m.bits]
     r = m.fma(n, m.c(-low), m.fma(n, m.c(-high), x))
     power = m.look_up(m.as_bits(shifted), POWERS)
-    return m.scaled(m.fma(m.mul(power, r), m.polynomial(r, EXP_NEAR), power), n)
+    return power, m.mul(power, r), m.polynomial(r, EXP_NEAR), n
 
 
 def exp(m: Math, x: str) -> str:
@@ -132,16 +138,33 @@ def expm1(m: Math, x: str) -> str:
     return m.copysign(m.add(half, half), x)
 
 
+def _exp_in_parts(m: Math, x: str) -> tuple[str, str]:
+    """eˣ of numbers that are not above 0, and what its last sum lost when it was rounded."""
+    inside = m.at_least(x, _EXP_LIMITS[m.bits][0])
+    if m.has_tables:
+        power, step, factor, n = _near_power(m, inside)
+        near = m.mul(step, factor)
+        made = m.add(power, near)
+        return m.scaled(made, n), m.scaled(m.sub(near, m.sub(made, power)), n)
+    n, whole, q = reduce_exp(m, inside)
+    made = m.add(q, m.c(1.0))
+    lost = m.sub(q, m.sub(made, m.c(1.0)))
+    return scale_by(m, made, n, whole), scale_by(m, lost, n, whole)
+
+
 def sigmoid(m: Math, x: str) -> str:
-    e = (exp_below if m.has_tables else exp)(m, m.neg(m.abs(x)))
-    top = m.select(m.test("olt", x, m.c(0.0)), e, m.c(1.0))
+    """1 / (1 + e⁻ˣ), or eˣ / (1 + eˣ) below 0. There a place of the result may be half of one of eˣ: what that lost is
+    counted."""
+    e, low = _exp_in_parts(m, m.neg(m.abs(x)))
+    negative = m.test("olt", x, m.c(0.0))
+    top = m.select(negative, e, m.c(1.0))
     whole = m.add(e, m.c(1.0))
     # what it is off by is in the rest, and the square of that is too little to be seen
     inverse = m.inverse_near(whole) if m.has_tables else m.div(m.c(1.0), whole)
     quotient = m.mul(top, inverse)
-    lost = m.sub(e, m.sub(whole, m.c(1.0)))
+    lost = m.add(m.sub(e, m.sub(whole, m.c(1.0))), low)
     rest = m.fma(m.neg(quotient), lost, m.fma(m.neg(quotient), whole, top))
-    return m.fma(rest, inverse, quotient)
+    return m.fma(m.add(rest, m.select(negative, low, m.c(0.0))), inverse, quotient)
 
 
 def tanh(m: Math, x: str) -> str:

@@ -62,6 +62,20 @@ def test_single(name: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["sigmoid", "tanh", "exp", "erf"])
+def test_single_densely(name: str, target: str) -> None:
+    """Every 127th number between 2^-7 and 88: errors peak where few random numbers are, as below a power of two."""
+    ends = np.float32([2.0**-7, 88]).view(np.uint32)
+    x = np.arange(ends[0], ends[1], 127, np.uint32).view(np.float32)
+    x = np.concatenate([x, -x])
+    exact = np.asarray(SCALARS[name].numpy(x.astype(np.float64)))
+    wanted = np.maximum(np.abs(exact), np.finfo(np.float32).tiny).astype(np.float32)  # below it, a place has one size
+    error = np.abs(native(name, f32, target, x) - exact) / np.spacing(wanted)
+    worst = int(error.argmax())
+    assert error[worst] <= 2.0, f"{error[worst]:.2f} ulp at {x[worst]!r}"
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_gelu(target: str) -> None:
     """x Φ(x) is as exact as on the positive side: where Φ is small, it is a small difference."""
     rng = np.random.default_rng(3)
