@@ -24,6 +24,9 @@ TABLE: Final = 16  # numbers that one register of a table holds
 _REGISTER: Final = 512  # bits of such a register
 BIAS: Final = {32: 127, 64: 1023}
 MANTISSA: Final = {32: 23, 64: 52}
+# four bits for each kind of number, from the last on: a quiet NaN, another one, 0, 1, -inf, inf, negative, positive. 1
+# answers with the number itself, 2 and 3 with NaN, 8 with 0
+_NOT_NEGATIVE: Final = 0x18131122
 MAGIC: Final = {32: 12582912.0, 64: 6755399441055744.0}  # 1.5 * 2^(mantissa bits): adding it rounds to an integer
 
 
@@ -167,15 +170,16 @@ class Math:
         numbers = (self.type, a), (self.type, self.c(limit))
         return f.call(self.type, "llvm.x86.avx512.mask.range.ps.512", *numbers, ("i32", kind), *rest)
 
-    def below(self, a: str, limit: float) -> str:
-        """min(a, limit) by one instruction that stays as it is, for types that have tables; the limit for NaN, and for
-        zeros of either sign."""
+    def not_negative(self, a: str) -> str:
+        """max(a, 0) by one instruction, for types that have tables; zeros and NaN as they are, NaN for -inf."""
         f, lanes = self.f, lanes_of(self.type)
         if lanes > TABLE:
             half = replace(self, type=vector(element_of(self.type), lanes // 2))
-            return f.by_halves(self.type, a, self.type, lambda part: half.below(part, limit))
-        numbers = (self.type, a), (self.type, self.c(limit))
-        return f.call(self.type, "llvm.x86.avx512.min.ps.512", *numbers, ("i32", "4"))
+            return f.by_halves(self.type, a, self.type, half.not_negative)
+        answers = constant(self.whole, _NOT_NEGATIVE)
+        numbers = (self.type, "zeroinitializer"), (self.type, a), (self.whole, answers)
+        rest = ("i32", "0"), ("i16", "-1"), ("i32", "4")  # no exceptions, all lanes, rounding as it is set
+        return f.call(self.type, "llvm.x86.avx512.mask.fixupimm.ps.512", *numbers, *rest)
 
     def inverse_near(self, a: str) -> str:
         """1 / a to 14 bits by one instruction, for types that have tables."""
