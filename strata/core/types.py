@@ -81,6 +81,8 @@ class TensorType:
 def check_shape(shape: Iterable[object]) -> Shape:
     """A shape as a tuple of ints and symbolic sizes; anything else is an error."""
     result: list[Dim] = []
+    if not isinstance(shape, Iterable):
+        raise ShapeError(f"{shape!r} is not a shape: a shape is a tuple of sizes", code="S101")
     for d in shape:
         if isinstance(d, SymExpr):
             result.append(d)

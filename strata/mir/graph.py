@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from strata.core import Dim, Symbol, TensorType, as_dtype, check_shape, here, located
-from strata.errors import OptionError, ShapeError, TraceError, UnknownNameError
+from strata.core import Dim, Symbol, SymExpr, TensorType, as_dtype, check_shape, here, located
+from strata.errors import OptionError, ShapeError, SymbolError, TraceError, UnknownNameError
 from strata.mir.ir import Node, Op, Value, field_symbols, make_node, near
 from strata.mir.leaves import Input, Param, constant, fresh_scope, leaf_name
 from strata.mir.origin import origin_of
@@ -19,6 +19,8 @@ class Graph:
     """
 
     def __init__(self, name: str = "main") -> None:
+        if not isinstance(name, str):
+            raise OptionError(f"{name!r} is not a name for a graph", code="O112", place=here())
         self.name = name
         self.scope = fresh_scope()
         self.inputs: tuple[Value, ...] = ()
@@ -135,6 +137,9 @@ class Graph:
             raise UnknownNameError(
                 f"graph {self.name!r} has no symbolic size {name!r}{near(name, self.symbols())}", code="N113"
             )
+        for name, size in binding.items():
+            if isinstance(size, bool) or not (isinstance(size, SymExpr) or hasattr(size, "__index__")):
+                raise SymbolError(f"graph {self.name!r}: the size {name} cannot be {size!r}", code="S153", place=here())
         result = Graph(self.name)
         known: dict[Value, Value] = {}
         for x in self.inputs:

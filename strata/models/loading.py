@@ -19,6 +19,8 @@ def load(
     `context` bounds the tokens that a text generator plans for. `adapter` is a folder with a LoRA adapter, whose
     changes are merged into the weights; with `merge=False`, and where weights are quantised, they are kept apart.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise FileError(f"load: {path!r} is not a path", code="F148")
     place = Path(path)
     if place.is_dir():
         return imported("strata.models.families").load_folder(place, device, context, _adapter(adapter), merge)

@@ -30,6 +30,8 @@ def save(
 ) -> None:
     """Write a bundle. The code of a level runs on every processor that has its instructions."""
     archive = _archive(compiled.device)
+    if levels is not None and not isinstance(levels, (list, tuple)):
+        raise OptionError(f"save: levels are a list of names, got {levels!r}", code="O411", place=here())
     chosen = list(levels) if levels is not None else list(archive.levels)
     unknown = next((level for level in chosen if level not in archive.levels), None)
     if unknown is not None or not chosen:

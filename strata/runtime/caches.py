@@ -36,6 +36,8 @@ class CompileCache:
 
     def get_or_compile(self, key: Hashable, build: Build, options: CompileOptions | None = None) -> CompiledGraph:
         """The graph of a key; `build()` gives the program and runs on a miss only. Its parameters stay with it."""
+        if not callable(build):
+            raise OptionError(f"get_or_compile: build is a function, got {build!r}", code="O412", place=here())
         chosen = options or self.session.options
         return self._entries.get_or_make((key, chosen.key), lambda: self.session.compile(build(), chosen))
 
@@ -193,7 +195,10 @@ class BucketedCompileCache:
 
 
 def _checked_ranges(ranges: Sequence[range | tuple[int, int]]) -> list[range]:
-    made = [r if isinstance(r, range) else range(*r) for r in ranges]
+    try:
+        made = [r if isinstance(r, range) else range(*r) for r in ranges]
+    except TypeError:
+        raise OptionError(f"buckets are ranges of keys, got {ranges!r}", code="O407", place=here()) from None
     if not made:
         raise OptionError("a bucketed cache needs at least one bucket", code="O407", place=here())
     for i, r in enumerate(made):

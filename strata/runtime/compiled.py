@@ -147,6 +147,11 @@ class CompiledGraph:
                 self._extents.set_param(name, array)
 
     def set_params(self, values: Mapping[str, Any]) -> None:
+        """Set several parameters."""
+        if not hasattr(values, "items"):
+            raise OptionError(
+                f"{self.name!r} takes its parameters by name, got {type(values).__name__}", code="O152", place=here()
+            )
         for name, value in values.items():
             self.set_param(name, value)
 
@@ -154,7 +159,7 @@ class CompiledGraph:
 
     def run(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> tuple[np.ndarray, ...]:
         """Run on arrays by input name; returns new arrays."""
-        given = named if feeds is None else {**self._by_name(feeds), **named} if named else feeds
+        given = named if feeds is None else self._together(feeds, named) if named else feeds
         if self._is_special:
             return self._run_specially(given)
         quick, threads = self._quick, self._threads_option or config().num_threads
@@ -323,6 +328,15 @@ class CompiledGraph:
             f"{self.name!r} takes its inputs by name, got {type(given).__name__}", code="O152", place=here(),
             fix=f"run({name}=array), or run({{{name!r}: array}})",
         )  # fmt: skip
+
+    def _together(self, feeds: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Inputs of a mapping and of keywords."""
+        twice = next((name for name in self._by_name(feeds) if name in named), None)
+        if twice is not None:
+            raise OptionError(
+                f"{self.name!r}: input {twice!r} is given in the mapping and as a keyword", code="O152", place=here()
+            )
+        return {**feeds, **named}
 
     def _read(self, name: str, value: Any, at: int) -> np.ndarray:
         kind = self._inputs[at][1]

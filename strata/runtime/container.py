@@ -30,6 +30,8 @@ Part = bytes | memoryview
 
 def write_container(path: str | os.PathLike[str], about: Mapping[str, Any], parts: Mapping[str, Part]) -> None:
     """Write all parts, or leave what was there before."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise FileError(f"{path!r} is not a path", code="F403", place=here())
     table: list[list[Any]] = []
     at = 0
     for name, data in parts.items():
@@ -62,6 +64,8 @@ class Container:
     """A file that was written by `write_container`, mapped. Parts are checked when they are first read."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise FileError(f"{path!r} is not a path", code="F404", place=here())
         self.path = str(path)
         try:
             with open(path, "rb") as file:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.backends import backend_for
-from strata.core import Dim, bounds, here
+from strata.core import Dim, bounds, here, located
 from strata.errors import CompileError, DeviceError
 from strata.mir import Graph, Leaf, Node
 from strata.runtime.device import devices
-from strata.runtime.dispatch import dispatch_report
+from strata.runtime.dispatch import as_graph, dispatch_report
 from strata.runtime.profile import measured_machine
 
 
@@ -83,6 +83,7 @@ def _bytes(dim: Dim) -> int:
     return high if high is not None else 64
 
 
+@located
 def pick_device(
     graph: Any,
     models: Mapping[str, CostModel] | Sequence[str] | None = None,
@@ -90,7 +91,7 @@ def pick_device(
     exclude: Sequence[str] = ("reference",),
 ) -> str:
     """The device with the least estimated time among those that can run all of the graph, and hold it."""
-    program: Graph = graph if isinstance(graph, Graph) else graph.lower()
+    program = as_graph(graph)
     if isinstance(models, Mapping):
         known = dict(models)
     else:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.backends import Backend, backend_for
-from strata.core import Place, TensorType
-from strata.errors import CompileError
+from strata.core import Place, TensorType, located
+from strata.errors import CompileError, OptionError
 from strata.mir import REGISTRY, Constant, Graph, Leaf, Node, Op, as_tuple, near, placeholder, toposort
 from strata.passes import PassContext, default_passes, run_passes
 from strata.runtime.options import CompileOptions
@@ -165,11 +165,23 @@ def _nearest(node: Node, backend: Backend) -> str:
     return f"of its family there are {', '.join(taken[:4])}" if taken else 'Session("cpu") runs it'
 
 
+def as_graph(program: Any) -> Graph:
+    """A graph from a graph or an HIR module."""
+    if not isinstance(program, Graph) and (isinstance(program, str) or not hasattr(program, "lower")):
+        raise OptionError(
+            f"compile takes a graph or a module of blocks, got {type(program).__name__}", code="O412",
+            fix="st.parse(text)" if isinstance(program, str) else None,
+        )  # fmt: skip
+    made: Graph = program if isinstance(program, Graph) else program.lower()
+    return made
+
+
+@located
 def dispatch_report(program: Any, device: str = "cpu", options: CompileOptions | None = None) -> DispatchReport:
     """How each op of a graph (or an HIR module) runs on a device, found by running the passes; compiles no kernel."""
     chosen = options or CompileOptions()
     backend = backend_for(device)
-    graph: Graph = program if isinstance(program, Graph) else program.lower()
+    graph = as_graph(program)
     takes = policy_takes(backend, chosen)
     ctx = PassContext(backend.target, takes, claims_of(backend), chosen.exact, verify_each=False)
     after, _ = run_passes(default_passes(ctx, chosen.choices(tuple(getattr(backend, "epilogues", ())))), graph, ctx)

@@ -72,6 +72,10 @@ class CompileOptions:
             raise OptionError(
                 f"compile option fusion is True, False or FusionLimits(...), got {self.fusion!r}", code="O144"
             )
+        for name in ("assert_fusion_clean", "deterministic", "exact", "control_flow", "rematerialize", "drop_unused"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"compile option {name} is True or False, got {getattr(self, name)!r}", code="O144")
+        self._check_binding()
         for name in ("memory_limit", "threads"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
@@ -83,6 +87,17 @@ class CompileOptions:
             raise OptionError(f"compile options: {both[0]!r} is in force_common and in force_native", code="O144")
         if self.passes is not None:
             parse_passes(self.passes)
+
+    def _check_binding(self) -> None:
+        if self.dim_binding is None:
+            return
+        if not isinstance(self.dim_binding, Mapping):
+            raise OptionError(
+                f"compile option dim_binding maps names of sizes to sizes, got {self.dim_binding!r}", code="O144"
+            )
+        for name, size in self.dim_binding.items():
+            if isinstance(size, bool) or not hasattr(size, "__index__") or size < 0:
+                raise OptionError(f"compile option dim_binding: {name} cannot be {size!r}", code="O144")
 
     @property
     def key(self) -> str:

@@ -18,7 +18,7 @@ from strata.errors import LowerError, MemoryLimitError, OptionError, TraceError
 from strata.lir import Lir, plan, show_module, verify_plan
 from strata.mir import Graph
 from strata.passes import Pass, PassContext, PassRecord, default_passes, parse_passes, run_passes
-from strata.runtime.dispatch import DispatchReport, claims_of, legalize, policy_takes, report_of
+from strata.runtime.dispatch import DispatchReport, as_graph, claims_of, legalize, policy_takes, report_of
 from strata.runtime.explain import Explanation, explain_plan
 from strata.runtime.fusion import FusionReport, analyze
 from strata.runtime.options import CompileOptions
@@ -52,6 +52,7 @@ class CompileResult:
     def dynamic_symbols(self) -> tuple[str, ...]:
         return tuple(sorted(self.lir.symbols))
 
+    @located
     @located
     def specialize(self, binding: Mapping[str, Dim]) -> CompileResult:
         """The same program for fixed sizes: shapes are inferred and planned again. Symbols left out stay symbols."""
@@ -116,24 +117,23 @@ class CompilePipeline:
             raise TraceError(
                 f"{type(program).__name__} is planned already: compile the graph it was made from", code="T230"
             )
-        if not isinstance(program, Graph) and (isinstance(program, str) or not hasattr(program, "lower")):
-            raise OptionError(
-                f"compile takes a graph or a module of blocks, got {type(program).__name__}", code="O412",
-                fix="st.parse(text)" if isinstance(program, str) else None,
-            )  # fmt: skip
-        graph: Graph = program if isinstance(program, Graph) else program.lower()
+        graph = as_graph(program)
         if not graph.results:
             raise LowerError(f"graph {graph.name!r} has no outputs", code="L202", fix="g.outputs(...)")
         return graph.bind(self.options.dim_binding) if self.options.dim_binding else graph
 
+    @located
     def optimize(self, graph: Graph) -> tuple[Graph, FusionReport]:
         """Run the passes and check that the backend can run what is left."""
+        graph = as_graph(graph)
         made, records = run_passes(self.passes, graph, self.context)
         legalize(made, self.backend, self.options)
         return made, analyze(graph, made, tuple(records), claims_of(self.backend), self._epilogues)
 
+    @located
     def plan(self, graph: Graph) -> Lir:
         """Kernels, schedule and memory of an optimised graph."""
+        graph = as_graph(graph)
         backend, options = self.backend, self.options
         made_with = f"strata {_version()} format {FORMAT}; {options.key}; {config().key_fields()}; {backend.name}"
         lir = plan(

@@ -10,7 +10,7 @@ from typing import Any
 
 from strata.backends import backend_for
 from strata.config import config
-from strata.core import located
+from strata.core import here, located
 from strata.errors import OptionError
 from strata.lir import Lir, RuleCheck, SizeCheck
 from strata.mir import Graph
@@ -103,6 +103,10 @@ class Session:
 
     def _merged(self, options: CompileOptions | None, changes: dict[str, Any]) -> CompileOptions:
         """Options of a compile over the session's: what was not given there comes from here."""
+        if options is not None and not isinstance(options, CompileOptions):
+            raise OptionError(
+                f"options are CompileOptions(...), got {type(options).__name__}", code="O403", place=here()
+            )
         chosen = self.options if options is None else options
         if options is not None and options.precision is None and self.options.precision is not None:
             chosen = replace(options, precision=self.options.precision)

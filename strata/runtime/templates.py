@@ -40,7 +40,7 @@ class DynamicDimCompileCache:
     ) -> None:
         self.session = Session(device, options)
         self._templates: Entries[CompileResult] = Entries(TEMPLATES)
-        self._entries: Entries[CompiledGraph] = Entries(capacity, policy)
+        self._entries: Entries[tuple[CompiledGraph, dict[str, int]]] = Entries(capacity, policy)
 
     def ensure_template(
         self, build: Build, options: CompileOptions | None = None, model: str = _DEFAULT
@@ -74,7 +74,19 @@ class DynamicDimCompileCache:
             template = self.ensure_template(build_hir, chosen, model)
             return self.session.compile_lir(specialized(template, binding), chosen)
 
-        return self._entries.get_or_make((model, key, chosen.key), make)
+        return self._entry((model, key, chosen.key), binding, make)
+
+    def _entry(
+        self, name: tuple[str, Hashable, str], binding: Mapping[str, int], make: Callable[[], CompiledGraph]
+    ) -> CompiledGraph:
+        """An entry; its key stands for one set of sizes."""
+        made, sizes = self._entries.get_or_make(name, lambda: (make(), dict(binding)))
+        if sizes != dict(binding):
+            raise OptionError(
+                f"the key {name[1]!r} is of an executable for {sizes}, asked for {dict(binding)}", code="O414",
+                place=here(), fix="a key for each set of sizes, such as (batch << 32) | seq",
+            )  # fmt: skip
+        return made
 
     def get_or_specialize_aot(
         self,
@@ -93,7 +105,7 @@ class DynamicDimCompileCache:
                 disk_base, binding, self.session.device, lambda: self.ensure_template(build_hir, chosen), chosen
             )
 
-        return self._entries.get_or_make((_DEFAULT, key, chosen.key), make)
+        return self._entry((_DEFAULT, key, chosen.key), binding, make)
 
     def contains(self, key: Hashable, options: CompileOptions | None = None, model: str = _DEFAULT) -> bool:
         return (model, key, (options or self.session.options).key) in self._entries

@@ -56,8 +56,8 @@ class Jitted:
             raise OptionError(
                 f"jit: on_miss is one of {', '.join(ON_MISS)}, got {on_miss!r}", code="T217", place=here()
             )
-        if max_variants is not None and max_variants < 1:
-            raise OptionError(f"jit: max_variants is {max_variants}", code="T217", place=here())
+        if max_variants is not None and (not isinstance(max_variants, int) or max_variants < 1):
+            raise OptionError(f"jit: max_variants is {max_variants!r}", code="T217", place=here())
         update_wrapper(self, fn, updated=())
         self.fn = fn
         self.static_argnums = tuple(static_argnums)

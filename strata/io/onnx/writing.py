@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from onnx import helper, numpy_helper
 
-from strata.core import Dim, SymExpr, flatten, located, symbols
-from strata.errors import LowerError, OptionError, UnknownNameError
+from strata.core import Dim, SymExpr, flatten, here, located, symbols
+from strata.errors import FileError, LowerError, OptionError, UnknownNameError
 from strata.io.onnx.dtypes import NUMBER
 from strata.mir import Constant, Graph, Leaf, Node, Value, as_tuple, fresh_scope, leaf_name, placeholder, toposort
 from strata.tensor import Tensor, asarray
@@ -41,7 +41,10 @@ def export(
     graph = _as_graph(program, examples)
     model = Exporter(graph, {name: np.asarray(x) for name, x in (params or {}).items()}, opset).model()
     if path is not None:
-        Path(path).write_bytes(model.SerializeToString())
+        try:
+            Path(path).write_bytes(model.SerializeToString())
+        except OSError as error:
+            raise FileError(f"{str(path)!r} cannot be written: {error.strerror}", code="F500", place=here()) from None
     return model
 
 

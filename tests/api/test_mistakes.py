@@ -1,0 +1,173 @@
+"""Every public name, called with what it cannot take: a StrataError that names the caller's line, on each device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strata as st
+from strata.errors import DeviceError, OptionError, StrataError
+
+X, W, K = np.ones((5, 4), "f4"), np.ones((4, 2), "f4"), np.zeros(3, "f4")
+A = st.ones((2, 3))
+
+
+def graph() -> st.Graph:
+    g = st.Graph("g")
+    x = g.input("x", (st.sym("seq", 1, 16), 4))
+    g.outputs(x @ g.param("w", (4, 2)), g.input("kv", (3,)) + 1.0)
+    return g
+
+
+def module() -> Any:
+    m = st.hir.Module("f")
+    x = m.input("x", (st.sym("batch", 1, 8), 4), "f32")
+    m.outputs(m.linear(x, m.param("w", (4, 4), "f32")))
+    return m
+
+
+CALLS: dict[str, Any] = {
+    "tensor of a text": lambda: st.tensor("abc"),
+    "ragged list": lambda: st.tensor([[1, 2], [3]]),
+    "size that is no number": lambda: st.empty((float("nan"),)),
+    "half a size": lambda: st.ones((2.5,)),
+    "more than memory": lambda: st.ones((1 << 62, 1 << 62)).numpy(),
+    "variable without a range": lambda: st.Variable("N", 5, 4),
+    "variable out of range": lambda: st.Variable("N", 1, 4).bind(9),
+    "key of a text": lambda: st.random.key("x"),  # type: ignore[arg-type]
+    "jit of a number": lambda: st.jit(3),  # type: ignore[call-overload]
+    "jit variants": lambda: st.jit(lambda x: x, max_variants="a"),  # type: ignore[call-overload]
+    "jit on a miss": lambda: st.jit(lambda x: x, on_miss="what"),
+    "grad of many": lambda: st.grad(lambda x: x)(A),
+    "grad of no argument": lambda: st.grad(lambda x: x.sum(), argnums=3)(A),
+    "vmap of different lengths": lambda: st.vmap(lambda a, b: a + b)(st.ones((3,)), st.ones((4,))),
+    "scan without a pair": lambda: st.scan(lambda c, x: c, st.tensor(0.0), st.arange(3.0)),  # type: ignore[arg-type]
+    "scan of two lengths": lambda: st.scan(lambda c, x: (c, c), st.tensor(0.0), st.arange(3.0), length=5),
+    "cond of several": lambda: st.cond(st.tensor([True, False]), lambda: 1, lambda: 2),
+    "graph name": lambda: st.Graph(3),  # type: ignore[arg-type]
+    "graph input twice": lambda: graph().input("x", (1,)),
+    "graph input shape": lambda: st.Graph("q").input("a", 3.5),  # type: ignore[arg-type]
+    "graph input size": lambda: st.Graph("q").input("a", (-1,)),
+    "graph output": lambda: st.Graph("q").outputs(3),  # type: ignore[arg-type]
+    "graph without outputs": lambda: st.Session("reference").compile(st.Graph("empty")),
+    "parse of nothing": lambda: st.parse(""),
+    "parse of a number": lambda: st.parse(3),  # type: ignore[arg-type]
+    "module fusion": lambda: st.hir.Module("f", fusion="x"),
+    "pipeline of a number": lambda: st.CompilePipeline("cpu").compile(3),
+    "optimize of a number": lambda: st.CompilePipeline("cpu").optimize(3),  # type: ignore[arg-type]
+    "plan of a number": lambda: st.CompilePipeline("cpu").plan(3),  # type: ignore[arg-type]
+    "inspect of a number": lambda: st.CompilePipeline("cpu").inspect(3),
+    "unknown symbol": lambda: st.CompilePipeline("cpu").compile(graph()).specialize({"nope": 1}),
+    "symbol that is a text": lambda: st.CompilePipeline("cpu").compile(graph()).specialize({"seq": "a"}),  # type: ignore[dict-item]
+    "half a symbol": lambda: st.CompilePipeline("cpu").compile(graph()).specialize({"seq": 2.5}),  # type: ignore[dict-item]
+    "symbol out of range": lambda: st.CompilePipeline("cpu").compile(graph()).specialize({"seq": 99}),
+    "unknown op to force": lambda: st.CompileOptions(force_common=("nope",)),
+    "tune": lambda: st.CompileOptions(tune="x"),
+    "memory limit": lambda: st.CompileOptions(memory_limit=-1),
+    "binding": lambda: st.CompileOptions(dim_binding=3),  # type: ignore[arg-type]
+    "negative binding": lambda: st.CompileOptions(dim_binding={"a": -1}),
+    "flag": lambda: st.CompileOptions(deterministic="x"),  # type: ignore[arg-type]
+    "grad of an unknown input": lambda: st.transforms.grad(graph(), wrt=["nope"]),
+    "report of a number": lambda: st.dispatch_report(3, "cpu"),
+    "device of a number": lambda: st.pick_device(3),
+    "backend without methods": lambda: st.register_backend("x", 3),  # type: ignore[arg-type]
+    "backend without a name": lambda: st.register_backend("a b", st.Device("reference").backend),
+    "load of a number": lambda: st.load(3),
+    "load of nothing": lambda: st.load("no-such-file.onnx"),
+    "bundle of a number": lambda: st.load_compiled(3),  # type: ignore[arg-type]
+    "export of a number": lambda: st.onnx.export(3, "x.onnx"),
+    "export to nowhere": lambda: st.onnx.export(graph(), "no/such/folder/x.onnx"),
+    "cache of nothing": lambda: st.CompileCache("cpu", 0),
+    "cache policy": lambda: st.CompileCache("cpu", 4, policy="x"),
+    "cache without a function": lambda: st.CompileCache("reference", 4).get_or_compile("z", 3),  # type: ignore[arg-type]
+    "no buckets": lambda: st.BucketedCompileCache("cpu", []),
+    "buckets of a number": lambda: st.BucketedCompileCache("cpu", 3),  # type: ignore[arg-type]
+    "buckets that overlap": lambda: st.BucketedCompileCache("cpu", [range(1, 16), range(8, 32)]),
+    "trace to nowhere": lambda: st.trace("no/such/folder/run.json").__enter__(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_mistake_is_named_with_its_line(name: str) -> None:
+    refused(CALLS[name])
+
+
+def refused(call: Any) -> StrataError:
+    with pytest.raises(StrataError) as caught:
+        call()
+    assert "test_mistakes.py:" in str(caught.value), f"no line of the caller in {caught.value}"
+    return caught.value
+
+
+RUNS: dict[str, Any] = {
+    "nothing": lambda c: c.run(),
+    "an input less": lambda c: c.run(x=X),
+    "an input more": lambda c: c.run(x=X, kv=K, z=X),
+    "an input twice": lambda c: c.run({"x": X}, x=X, kv=K),
+    "no mapping": lambda c: c.run(3),
+    "another shape": lambda c: c.run(x=X[:, :3], kv=K),
+    "another dtype": lambda c: c.run(x=X.astype("c8"), kv=K),
+    "a size out of range": lambda c: c.run(x=np.ones((99, 4), "f4"), kv=K),
+    "a text": lambda c: c.run(x="a", kv=K),
+    "None": lambda c: c.run(x=None, kv=K),
+    "unknown parameter": lambda c: c.set_param("nope", W),
+    "shape of a parameter": lambda c: c.set_param("w", W.T),
+    "parameters of a number": lambda c: c.set_params(3),
+    "one result too few": lambda c: c.run_into({"x": X, "kv": K}, out=[np.zeros((5, 2), "f4")]),
+    "dtype of a result": lambda c: c.run_into({"x": X, "kv": K}, out=[np.zeros((5, 2)), np.zeros(3, "f4")]),
+    "results of a number": lambda c: c.run_into({"x": X, "kv": K}, out=3),
+    "unknown state": lambda c: c.bind("nope", K),
+    "state that is not bound": lambda c: c.read("kv"),
+    "feed of no output": lambda c: c.feed("kv", output=9),
+    "feed of another shape": lambda c: c.feed("kv", output=0),
+    "unknown extent": lambda c: c.set_active_extent("nope", 2),
+    "extent out of range": lambda c: c.set_active_extent("seq", 99),
+    "half an extent": lambda c: c.set_active_extent("seq", 2.5),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("name", RUNS)
+def test_mistakes_with_a_compiled_graph(name: str, device: str) -> None:
+    c = st.Session(device).compile(graph())
+    c.set_param("w", W)
+    refused(lambda: RUNS[name](c))
+    np.testing.assert_array_equal(c.run(x=X, kv=K)[0], X @ W)
+
+
+def test_mistakes_with_bundles(tmp_path: Path) -> None:
+    c = st.Session("cpu").compile(graph())
+    for call in (
+        lambda: c.save(3), lambda: c.save(tmp_path / "no/such/x"), lambda: c.save(tmp_path / "x", levels=["zork"]),
+        lambda: c.save(tmp_path / "x", levels=[]), lambda: c.save(tmp_path / "x", levels="avx2"),
+        lambda: c.save(tmp_path / "x", levels=3), lambda: st.Session("reference").compile(graph()).save(tmp_path / "x"),
+    ):  # fmt: skip
+        refused(call)
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_key_is_for_one_set_of_sizes() -> None:
+    cache = st.DynamicDimCompileCache("reference", 4)
+    made = cache.get_or_specialize("k", {"batch": 2}, module)
+    assert cache.get_or_specialize("k", {"batch": 2}, module) is made
+    assert isinstance(refused(lambda: cache.get_or_specialize("k", {"batch": 3}, module)), OptionError)
+
+
+@pytest.mark.parametrize("name", ["cuda:0", "cuda", "wgpu", "xla"])
+def test_a_device_that_is_not_there_says_what_to_install(name: str) -> None:
+    kind = name.partition(":")[0]
+    for call in (
+        lambda: st.Device(name), lambda: st.Session(name), lambda: st.dispatch_report(graph(), name),
+        lambda: st.CompilePipeline(name), lambda: st.CompileCache(name, 4), lambda: st.ModelCompilePipeline(name),
+    ):  # fmt: skip
+        error = refused(call)
+        assert isinstance(error, DeviceError)
+        assert f"strata[{kind}]" in str(error)
+
+
+@pytest.mark.parametrize("name", ["zork", "", None, 3, "cpu:zork", "cpu:-1"])
+def test_no_such_device(name: Any) -> None:
+    refused(lambda: st.Device(name))
