@@ -115,7 +115,7 @@ class Reductions(Loops):
                 _with_rest(f, type_, base, f.binary("fadd", type_, made, lack))
                 for (type_, _), base, lack, made in zip(starts, bases, lacks, sums, strict=True)
             ]
-            return [total for total, _ in joined] + [rest for _, rest in joined]
+            return [*(total for total, _ in joined), *(rest for _, rest in joined)]
 
         return f.loop(*ends, block, carried, one)
 

@@ -21,7 +21,7 @@ from strata.backends.llvm.conv_steps import (
 )
 from strata.backends.llvm.emit import emit_kernel
 from strata.backends.llvm.entries import Head
-from strata.backends.llvm.matrix import emit_matrix, few_rows_inside, find_contraction, plan_matrix, reads_along
+from strata.backends.llvm.matrix import emit_matrix, few_rows_together, find_contraction, plan_matrix, reads_along
 from strata.backends.llvm.parts import INNER, Split, split
 from strata.backends.llvm.pool_planes import emit_pool, plan_pool
 from strata.backends.llvm.usage import Loops, Product, Usage, read_usage
@@ -53,7 +53,7 @@ def emitted(
         emit_matrix(module, matrix)
         return replace(Product.of(matrix), grains=matrix.grains(), joined=matrix.spec.joined), module
     if found is not None and is_fresh and found.rows is not None and reads_along(found):
-        kernel = few_rows_inside(found)
+        kernel = few_rows_together(found, target)
     pool = plan_pool(kernel, target) if not kernel.schedule else None
     if pool is not None:
         emit_pool(module, pool)

@@ -33,12 +33,26 @@ from strata.backends.llvm.gemm_arith import convert
 from strata.backends.llvm.gemm_finish import Site
 from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
 from strata.backends.llvm.registers import from_memory, to_memory
-from strata.core import Dim, DType, Target, bounds, dim_prod, i8, u8
-from strata.kernel import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, linear, normalize, postorder
+from strata.core import Dim, DType, Target, bounds, dim_prod, i8, i64, u8
+from strata.kernel import (
+    Axis,
+    Const,
+    Expr,
+    Kernel,
+    Load,
+    Reduce,
+    Scalar,
+    Scan,
+    linear,
+    normalize,
+    postorder,
+    substitute_axes,
+)
 
 # an argument: ("buffer", (name, bytes)), ("packed", ""), ("symbol", name) or ("number", size)
 Slot = tuple[str, Any]
-ROWS_ALONG = 4  # rows for which a matrix that lies transposed is not worth its packing
+ROWS_ALONG = 12  # rows for which a matrix that lies transposed is not worth its packing
+COLUMNS_ALONG = 8  # at most, of such a matrix, are read beside each other
 UNBOUNDED_ROWS = 4096  # rows to plan for when their number has no upper bound
 
 
@@ -343,12 +357,28 @@ def reads_along(matrix: MatrixKernel) -> bool:
     return along and isinstance(rows, int) and rows <= ROWS_ALONG and matrix.b.dtype.is_float
 
 
-def few_rows_inside(matrix: MatrixKernel) -> Kernel:
-    """The kernel with its few rows in the innermost loop, so that the matrix is read once."""
+def few_rows_together(matrix: MatrixKernel, target: Target) -> Kernel:
+    """The kernel with its few rows, and as many columns as there are registers for sums, in one loop: what it reads of
+    both factors is used several times."""
     (store,) = matrix.kernel.stores
     assert matrix.rows is not None
-    axes = (*(a for a in store.axes if a is not matrix.rows), matrix.rows)
-    return replace(matrix.kernel, stores=(replace(store, axes=axes),))
+    assert matrix.columns is not None
+    rows, columns = matrix.rows.extent, matrix.columns.extent
+    assert isinstance(rows, int)
+    most = max(1, (3 * target.vector_registers // 4) // rows)
+    beside = 1
+    if isinstance(columns, int):
+        beside = next(n for n in range(min(most, COLUMNS_ALONG), 0, -1) if columns % n == 0)
+    group = Axis(f"{matrix.columns.name}g", columns // beside)
+    axes = (*(a for a in store.axes if a not in (matrix.rows, matrix.columns)), group)
+    stores = []
+    for row in range(rows):
+        for column in range(beside):
+            places: dict[Axis, Expr] = {matrix.rows: Const(row, i64), matrix.columns: group * beside + column}
+            done = substitute_axes((*store.index, store.value), places)
+            index = tuple(done[i] for i in store.index)
+            stores.append(replace(store, axes=axes, index=index, value=done[store.value]))
+    return replace(matrix.kernel, stores=tuple(stores))
 
 
 def _beside_output(matrix: MatrixKernel) -> tuple[str, ...]:

@@ -657,7 +657,17 @@ def test_products_of_one_row_are_contractions(m: int, turned: bool) -> None:
 def test_few_rows_times_a_matrix_that_lies_transposed(form: str, dtype: DType) -> None:
     """It is read along its rows, once for all rows of the other: values, equal bits on 1, 2 and 7 threads."""
     lead = (3,) if form in ("batches", "shared") else ()
-    for m, n, k in ((1, 70, 300), (2, 1, 40), (3, 130, 257), (4, 65, 1), (4, 300, 0), (5, 40, 100)):
+    shapes = (
+        (1, 70, 300),
+        (2, 1, 40),
+        (3, 130, 257),
+        (4, 65, 1),
+        (4, 300, 0),
+        (5, 40, 100),
+        (6, 128, 300),
+        (7, 66, 40),
+    )
+    for m, n, k in (*shapes, (8, 129, 513), (9, 12, 64), (12, 64, 1100), (13, 64, 100)):
         x, w = draw((*lead, m, k), dtype), draw((*(lead if form == "batches" else ()), n, k), dtype, 1)
         results = []
         for threads in (1, 2, 7):
@@ -673,3 +683,18 @@ def test_few_rows_times_a_matrix_that_lies_transposed(form: str, dtype: DType) -
         bound = bound + 2 * EPSILON[dtype.name] * (np.abs(exact) + 2)
         assert (np.abs(results[0].astype(np.float64) - exact) <= bound).all()
         assert all((r == results[0]).all() for r in results)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:avx2", "cpu:baseline"])
+def test_few_rows_times_a_transposed_matrix_of_open_sizes(device: str) -> None:
+    n, k = sym("n"), sym("k")
+    g = Graph("g")
+    g.outputs(g.input("x", f32[6, k]) @ ops.transpose(g.input("w", f32[n, k])))
+    compiled = Session(device).compile(g)
+    for columns, inner in ((1, 1), (7, 33), (64, 300), (130, 17)):
+        x, w = draw((6, inner), f32), draw((columns, inner), f32, 1)
+        check(np.asarray(compiled.run(x=x, w=w)[0]), x, w.T, f32, f32)
+    g = Graph("g")
+    g.outputs(g.input("x", f32[5, 300]) @ ops.transpose(g.input("w", f32[36, 300])))
+    x, w = draw((5, 300), f32), draw((36, 300), f32, 1)
+    check(np.asarray(Session(device).compile(g).run(x=x, w=w)[0]), x, w.T, f32, f32)
