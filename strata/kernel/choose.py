@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
-from strata.core import Dim, bounds
+from strata.core import Dim, bounds, i64
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder
 from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, known_bytes
@@ -497,9 +497,22 @@ def runs_in_vectors(loop: Loop) -> bool:
 
 
 def register_lanes(loop: Loop, machine: Machine) -> int:
-    """Elements of the widest type computed in a loop that fill one register."""
-    widest = max((_bytes(n) for n in _values(loop)), default=4)
+    """Elements of the widest type computed in a loop that fill one register. Places are counted in one register for
+    all lanes: what is added up to find an element takes none."""
+    values = list(_values(loop))
+    places = {n for n in values if _is_place(n)}
+    used = {x for n in values if n not in places and isinstance(n, (Scalar, Reduce, Scan)) for x in n.inputs}
+    stored = {
+        s.store.value for inner in (loop, *walk_loops(loop.body)) for s in inner.body.steps if isinstance(s, StoreStep)
+    }
+    widest = max((_bytes(n) for n in values if n not in places or n in used or n in stored), default=4)
     return max(1, machine.vector_bytes // widest)
+
+
+def _is_place(node: Expr) -> bool:
+    """A sum of axes and multiples of them."""
+    is_sum = isinstance(node, Scalar) and node.dtype is i64 and node.name in ("add", "sub", "mul")
+    return is_sum and all(isinstance(atom, Axis) for atom in linear(node).terms)
 
 
 def _values(loop: Loop) -> Iterator[Expr]:

@@ -21,6 +21,7 @@ from strata.backends.llvm import isolate, jit, kernels
 from strata.backends.llvm.arena import Arena
 from strata.backends.llvm.builder import Module
 from strata.backends.llvm.child import Died
+from strata.backends.llvm.compile import lower
 from strata.backends.llvm.isolate import KNOWN, is_unusual
 from strata.backends.llvm.overrides import NativeOp, Planned
 from strata.backends.llvm.parts import split
@@ -403,3 +404,17 @@ def test_a_process_that_never_became_ready_is_started_again(monkeypatch: pytest.
     deaths.append(Died(was_ready=True, said=b"LLVM ERROR: Cannot select: something"))
     with pytest.raises(CompileError, match="LLVM has no code for host: Cannot select: something"):
         isolate.isolated_object(plain(3), HOST, 2)
+
+
+def test_places_of_a_batch_take_no_lanes() -> None:
+    """The best of dear values over rows of a batch: vectors run along the rows, as they do without a batch."""
+    g = Graph("best")
+    x = g.input("x", (sym("N", 1, None), 50, 128))
+    g.outputs(x.tanh().max(axis=1))
+    made = Session("cpu").compile(g)
+    (step,) = [s for s in made.lir.schedule if s.kernel is not None]
+    schedule = lower(step.kernel, made.lir.target).schedule
+    assert schedule.lanes(1) > 1 == schedule.lanes(2)
+    for images in (1, 3):
+        feed = np.random.default_rng(0).standard_normal((images, 50, 128)).astype(np.float32)
+        np.testing.assert_allclose(made.run(x=feed)[0], np.tanh(feed).max(axis=1), rtol=1e-6)
