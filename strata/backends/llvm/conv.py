@@ -137,6 +137,7 @@ def plan_convolution(
     groups: int = 1,
     width: int | None = None,
     edges: tuple[int, int] | None = None,
+    fewest: int | None = None,
     m_exact: bool = False,
     n_exact: bool = True,
     epilogue: str = "",
@@ -148,7 +149,8 @@ def plan_convolution(
     `width` is the output's last count where it is known: tiles that end with its rows leave out runs above and below.
     `edges` are the padding before that axis and its size in x where they are known: taps that are far apart are left
     out where tiles end with what they see.
-    `m_exact` and `n_exact` say that there will be no other pixels and outputs.
+    `fewest` pixels are to keep threads busy, too (all of them unless given). `m_exact` and `n_exact` say that there
+    will be no other pixels and outputs.
     """
     spec = plan_contraction(
         pixels, outputs, window.taps * channels, target, a=dtype, b=weights, out=out, batch=groups, batch_rank=1,
@@ -167,7 +169,7 @@ def plan_convolution(
     rows = -(-min(spec.chunk_rows, most) // height) * height
     if line:
         rows = max(1, rows // sum(line)) * sum(line)
-    panels = panels_of_chunk(spec, pixels, outputs, rows, groups)
+    panels = panels_of_chunk(spec, pixels if fewest is None else min(fewest, pixels), outputs, rows, groups)
     spec = replace(
         spec, a_runs=runs, streams=(), chunk_rows=rows, chunk_panels=panels, load_numbers=window.numbers,
     )  # fmt: skip

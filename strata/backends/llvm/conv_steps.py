@@ -30,13 +30,14 @@ from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
 from strata.backends.llvm.matrix import FinishedSums, Slot, ceil_div, planned, template_slots
 from strata.backends.llvm.registers import memory_type
 from strata.config import config
-from strata.core import Dim, DType, Target, dim_prod, divide_exactly, f32, f64, i8, u8
+from strata.core import Dim, DType, Target, bounds, dim_prod, divide_exactly, f32, f64, i8, u8
 from strata.core import f16 as f16_type
 from strata.kernel import Axis, Buffer, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, normalize, postorder, rebuild
 from strata.lir import Spacing, Step
 
 SUMS = "sums"  # stands for the finished sums in an epilogue
 WHOLE_WORD = 4  # bytes of x that a dot product takes at once: those of one tap
+FEWEST_PIXELS = 256  # that chunks are cut for, where there may be any number
 MOST_RUNS = 128  # runs of a pixel, and taps of a run, that its code is unrolled over
 
 
@@ -316,7 +317,8 @@ def plan_convolution_kernel(found: ConvKernel, name: str, target: Target) -> Con
         fields["m_exact"] = isinstance(found.tiles, int)
         spec = plan_winograd(planned(found.tiles), found.outputs, found.channels, window, target, **fields)
     else:
-        fields |= codes | {"groups": found.groups, "edges": _edges(found)}
+        fewest = max(bounds(found.pixels)[0] or 0, FEWEST_PIXELS)
+        fields |= codes | {"groups": found.groups, "edges": _edges(found), "fewest": fewest}
         spec = plan_convolution(pixels, found.outputs, found.channels, window, target, **fields)
     return ConvPlan(found, spec, name)
 

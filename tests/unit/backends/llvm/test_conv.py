@@ -136,6 +136,13 @@ def test_taps_far_apart(apart: tuple, target: Target) -> None:
     assert np.array_equal(*results)
 
 
+def test_few_images_keep_threads_busy_where_there_may_be_many() -> None:
+    window = Window((5, 1), (1, 1), (1, 1), (1, 1))
+    many = plan_convolution(100_000, 512, 256, window, HOST).product
+    few = plan_convolution(100_000, 512, 256, window, HOST, fewest=508).product
+    assert few.chunk_count(508, 512) >= 32 > many.chunk_count(508, 512)
+
+
 def test_which_lines_are_cut() -> None:
     def cut(width: int, low: int, dilation: int, taps: int = 3) -> tuple[int, ...]:
         return line_tiles(width, (low, width), Window((3, taps), (1, 1), (1, dilation), (1, 1)), 8)
