@@ -62,7 +62,7 @@ _STREAM_ROW = 3 << 10  # bytes of a row that is worth its own start and end past
 _STREAM_LINES = 1 << 8  # the same of one that begins and ends with a cache line
 _LINE = 64  # bytes of a cache line
 _MANY_REGISTERS = 32
-_SQUARE = 16  # the widest square that is turned in registers
+_SQUARE = 16  # the widest square that is turned in registers; twice as wide where there are many
 _LEAST_SQUARE = 4  # the narrowest
 _SQUARES_LEAST = 1 << 14  # points that are turned in one chunk
 _TURNED_BLOCK = 256, 512, 2 << 10  # of a transpose: bytes to read in a row; rows to read, or bytes to write, if fewer
@@ -360,12 +360,17 @@ class _Chooser:
         outer, inner = chain[-2:]
         nodes = list(_values(inner))
         turned = [n for n in nodes if isinstance(n, Load) and turns(n, outer.axis, inner.axis)]
-        lanes = min(_SQUARE, self._register_lanes(inner))
+        widest = 2 * _SQUARE if self.machine.vector_registers >= _MANY_REGISTERS else _SQUARE
+        lanes = min(widest, self._register_lanes(inner))
         known = [a.extent for a in (outer.axis, inner.axis) if isinstance(a.extent, int)]
-        while any(lanes > extent for extent in known):
+
+        def is_filled() -> bool:
+            return 2 * prod(known) >= prod(-(-n // lanes) * lanes for n in known)
+
+        while any(lanes > extent for extent in known) or (lanes > _SQUARE and not is_filled()):
             lanes //= 2
         worth = turned and lanes >= _LEAST_SQUARE and self._scalar_cost(inner) <= 16
-        return lanes if worth and 2 * prod(known) >= prod(-(-n // lanes) * lanes for n in known) else 0
+        return lanes if worth and is_filled() else 0
 
     def _exchanges(self, loop: MapLoop, vectorised: frozenset[int]) -> bool:
         """Whether the elements of a vector loop lie in rows that its only reduction strides over."""

@@ -44,10 +44,24 @@ def test_narrow_transposes_have_narrow_squares() -> None:
         return tile.by if tile is not None else 0
 
     assert width((500, 9), (1, 0)) == 8
+    assert width((500, 300), (1, 0)) == 16
     assert width((8, 64, 64, 32), (3, 2, 1, 0)) == 8
     assert width((12, 32, 64, 64), (3, 2, 1, 0)) == 8
     assert width((32, 32, 32, 4), (3, 2, 1, 0)) == 4
     assert width((5, 6, 7, 8, 9), (4, 3, 2, 1, 0)) == 0  # most of every square would be outside
+
+
+def test_small_elements_have_wide_squares() -> None:
+    def width(dtype: Any, rows: int, columns: int) -> int:
+        k = KernelBuilder("turn")
+        x = k.input("x", dtype[rows, columns])
+        k.output("y", dtype[columns, rows], lambda ix: x[ix[1], ix[0]])
+        tile = lower(k.build(), Target.named("avx512")).schedule.tile
+        return tile.by if tile is not None else 0
+
+    assert [width(t, 300, 500) for t in (u8, f16, f32, f64)] == [32, 32, 16, 8]
+    assert [width(t, 40, 40) for t in (u8, f16, f32)] == [16, 16, 16]  # wide ones would be half outside
+    assert width(u8, 20, 300) == 16
 
 
 def test_large_transposes_go_past_the_caches() -> None:
@@ -64,7 +78,8 @@ def test_squares_at_any_place(dtype: Any, past: str, target: str) -> None:
     k = KernelBuilder("turn")
     x = k.input("x", dtype[ROWS, COLUMNS])
     k.output("y", dtype[COLUMNS, ROWS], lambda ix: x[ix[1], ix[0]])
-    widest = max(4, min(16, Target.named(target).vector_bytes // max(4, dtype.itemsize)))
+    size = Target.named(target).vector_bytes
+    widest = max(4, min(32 if size == 64 else 16, size // dtype.itemsize))
     for by, wide, asks in ((widest, 1, ""), (widest, 2, " ahead 32 to 2"), (max(4, widest // 2), 1, ""), (4, 4, "")):
         schedule = parse_schedule(
             f"parallel 2 grain 1; vectorise 1 by {by * wide}; tile 0 by {by} blocks 32 x 64; "
