@@ -2,15 +2,18 @@
 
 The numbers are those of the specification that the compiler was written to: pipeline 1-12, pattern fusion 13-31,
 element-wise regions 32-39, reports and gating 40-46, legalisation and dispatch 47-56, cleanup, precision and
-quantisation 57-66, memory, plans and symbolic sizes 67-78.
+quantisation 57-66, memory, plans and symbolic sizes 67-78, derivatives 79-88, runtime 89-102, 109, 110 and 114-116.
+The others are helpers of servers (routers, paged caches, schedulers, collectives), which this package does not have.
 """
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import strata as st
 from strata import ops
 from strata.core import f32, sym
 from strata.errors import OptionError, ParseError, ShapeError, TraceError, UnknownNameError
@@ -115,6 +118,58 @@ SHOWN: dict[int, list[tuple[str, str] | str]] = {
 }  # fmt: skip
 
 
+OPS, GRAPHS, COMPILED = "ops/test_", "unit/transforms/test_graphs.py", "unit/runtime/test_compiled.py"
+EXTENT, GENERATED, SUITE = "unit/runtime/test_extent.py", "ops/test_generated.py", "backends/test_cpu.py"
+
+SHOWN |= {
+    79: [(GENERATED, "test_rule"), (GRAPHS, "test_80_hvp_of_attention_norm_and_mlp_equals_finite_differences")],
+    80: [(f"{OPS}attention.py", "test_case_83_backward_agrees_with_torch"), (GENERATED, "test_rule"),
+         (SUITE, "test_sample")],
+    81: [(GRAPHS, "test_80_hvp_of_a_sum_of_squares"),
+         (GRAPHS, "test_80_hvp_of_attention_norm_and_mlp_equals_finite_differences")],
+    82: [(f"{OPS}linalg.py", "test_cases_24_25_gradient_of_the_sum"),
+         (f"{OPS}linalg.py", "test_cases_27_28_29_tangents"), (HERE, "test_the_jacobian_of_a_solve_is_the_inverse")],
+    83: [(f"{OPS}fft.py", "test_one_axis_equals_numpy"), (f"{OPS}fft.py", "test_several_axes_equal_numpy"),
+         (f"{OPS}fft.py", "test_case_77_vjp_is_the_inverse_transform")],
+    84: [(f"{OPS}custom.py", "test_an_op_that_runs_user_code"),
+         (f"{OPS}custom.py", "test_attributes_outputs_and_dtypes_of_user_ops"),
+         ("unit/tensor/test_custom_op.py", "test_kernels_compute_what_they_say")],
+    85: [("ops/test_decompositions.py", "test_decomposition_equals_numpy"),
+         (HERE, "test_the_gradient_of_rms_norm_equals_that_of_its_formula")],
+    86: [(f"{OPS}sequence.py", "test_case_5_selective_scan_equals_the_naive_recurrence"),
+         (f"{OPS}sequence.py", "test_case_78_delta_rule_equals_the_scalar_recurrence")],
+    87: [(GENERATED, "test_rule"), (f"{OPS}linalg.py", "test_case_43_vmap_over_both")],
+    88: [(GENERATED, "test_rule"), (GRAPHS, "test_105_vmap_aligns_ranks_and_negative_axes")],
+    89: [(COMPILED, "test_matmul_bias_gelu_end_to_end")],
+    90: [(COMPILED, "test_half_precision_params_inputs_and_outputs")],
+    91: [(COMPILED, "test_scalar_and_last_axis_broadcast_in_a_chain")],
+    92: [(CACHES, "test_one_compile_a_key_and_a_limit"), (CACHES, "test_least_recently_used_goes_first")],
+    93: [(CACHES, "test_buckets_compile_lazily_for_their_largest_key"), (CACHES, "test_buckets_are_checked")],
+    94: [(CACHES, "test_pad_and_slice_rows")],
+    95: [(CACHES, "test_run_padded_pads_and_slices"), (CACHES, "test_run_padded_takes_rows_of_any_shape_and_dtype")],
+    96: [(CACHES, "test_ladders"), (CACHES, "test_ladder_finds_the_next_power")],
+    97: [(EXTENT, "test_tail_of_an_activation_stays"), (EXTENT, "test_tail_of_an_addition_stays"),
+         (EXTENT, "test_attention_limits_queries_and_keys"), (EXTENT, "test_graphs_that_mix_places_run_in_full")],
+    98: [(CACHES, "test_dynamic_cache_builds_once"), ("api/test_mistakes.py", "test_one_key_is_for_one_set_of_sizes")],
+    99: [(CACHES, "test_pipeline_of_a_model_step_by_step")],
+    100: [(CACHES, "test_components_work_on_a_fresh_pipeline")],
+    101: [(CACHES, "test_aot_round_trip"), (CACHES, "test_aot_specialisation_hits_and_heals"),
+          (CACHES, "test_another_process_hits")],
+    102: [("unit/runtime/test_tracing.py", "test_trace_has_compiles_runs_and_kernels"),
+          ("unit/runtime/test_tracing.py", "test_tracing_costs_nothing_when_off")],
+    109: [(f"{OPS}gguf_blocks.py", "test_case_73_hand_made_blocks"),
+          (f"{OPS}dequant.py", "test_case_74_product_equals_decoding_first"),
+          (f"{OPS}moe.py", "test_case_74_quantised_experts")],
+    110: [("api/test_mistakes.py", "test_a_device_that_is_not_there_says_what_to_install"),
+          ("api/test_mistakes.py", "test_no_such_device"), (SUITE, "test_sample")],
+    114: [(HERE, "test_scale_and_softcap_change_attention_as_the_formula_says")],
+    115: [(HERE, "test_draws_follow_the_softmax_and_differ_from_run_to_run"),
+          (f"{OPS}sampling.py", "test_greedy_needs_no_key")],
+    116: [(f"{OPS}gguf_blocks.py", "test_case_73_hand_made_blocks"),
+          (f"{OPS}gguf_blocks.py", "test_case_103_decoders_equal_the_gguf_package_bit_for_bit")],
+}  # fmt: skip
+
+
 JIT, SCHEDULE, TENSOR_PLAN = (f"unit/tensor/test_{n}.py" for n in ("jit", "schedule", "plan"))
 
 # the acceptance list of lazy tensors and kernels
@@ -135,7 +190,7 @@ LAZY: dict[int, list[tuple[str, str] | str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("number", range(1, 79))
+@pytest.mark.parametrize("number", [*range(1, 103), 109, 110, 114, 115, 116])
 def test_every_behaviour_is_shown(number: int) -> None:
     check_shown(SHOWN[number])
 
@@ -337,3 +392,57 @@ def test_a_declared_shape_that_is_wrong_is_reported() -> None:
         parse(text.format("f32[5]"))
     with pytest.raises(ShapeError):
         Graph("g").input("x", f32[4]).reshape((3, 2))
+
+
+def test_the_jacobian_of_a_solve_is_the_inverse() -> None:
+    a = np.random.default_rng(0).normal(size=(4, 4)) + 4 * np.eye(4)
+    jacobian = st.jacfwd(lambda b: st.solve(st.tensor(a), b))(st.tensor(np.ones(4)))
+    np.testing.assert_allclose(jacobian.numpy(), np.linalg.inv(a), rtol=1e-10, atol=1e-12)
+
+
+def test_the_gradient_of_rms_norm_equals_that_of_its_formula() -> None:
+    rng = np.random.default_rng(1)
+    x, w, ct = st.tensor(rng.normal(size=(3, 7))), st.tensor(rng.normal(size=7)), st.tensor(rng.normal(size=(3, 7)))
+
+    def formula(x: Any, w: Any) -> Any:
+        return x / (st.mean(x * x, axis=-1, keepdims=True) + 1e-5) ** 0.5 * w
+
+    for at in (0, 1):
+        fused = st.grad(lambda x, w: (st.rms_norm(x, w, eps=1e-5) * ct).sum(), argnums=at)(x, w)
+        plain = st.grad(lambda x, w: (formula(x, w) * ct).sum(), argnums=at)(x, w)
+        np.testing.assert_allclose(fused.numpy(), plain.numpy(), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_scale_and_softcap_change_attention_as_the_formula_says(device: str) -> None:
+    rng = np.random.default_rng(2)
+    q, k, v = (rng.normal(size=(1, 2, 9, 16)).astype(np.float32) for _ in range(3))
+    seen = []
+    for scale, softcap in ((0.25, 0.0), (1.0, 0.0), (0.25, 2.0)):
+        g = Graph("attention")
+        values = [g.input(name, (1, 2, 9, 16)) for name in "qkv"]
+        g.outputs(ops.attention(*values, num_heads=2, layout="bhsd", scale=scale, softcap=softcap or None))
+        (out,) = Session(device).compile(g).run(q=q, k=k, v=v)
+        scores = np.einsum("bhid,bhjd->bhij", q.astype(np.float64), k) * scale
+        scores = softcap * np.tanh(scores / softcap) if softcap else scores
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        np.testing.assert_allclose(out, weights @ v, rtol=1e-4, atol=1e-5)
+        seen.append(out)
+    assert not np.allclose(seen[0], seen[1])
+    assert not np.allclose(seen[0], seen[2])
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_draws_follow_the_softmax_and_differ_from_run_to_run(device: str) -> None:
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
+    count = 4000
+    g = Graph("draws")
+    key = g.input("key", (2,), "u32")
+    g.outputs(ops.sample(ops.broadcast_to(g.input("logits", (4,)), (count, 4)), key))
+    compiled = Session(device).compile(g)
+    keys = [np.asarray(st.random.key(n)) for n in (0, 1)]
+    first, second = (compiled.run(logits=logits, key=k)[0] for k in keys)
+    np.testing.assert_array_equal(compiled.run(logits=logits, key=keys[0])[0], first)
+    assert (first != second).any()
+    np.testing.assert_allclose(np.bincount(first, minlength=4) / count, np.exp(logits), atol=0.03)
