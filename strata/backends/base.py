@@ -64,9 +64,12 @@ class Backend(Protocol):
 class CodeArchive(Protocol):
     """Optional part of a backend, its `archive`: machine code of plans that can be kept in a bundle."""
 
+    known: tuple[str, ...]
+    """Names of all targets that code can be made for."""
+
     @property
     def levels(self) -> tuple[str, ...]:
-        """Names of targets, from the least to the most demanding."""
+        """Names of targets of this machine's kind, from the least to the most demanding."""
 
     @property
     def version(self) -> str:

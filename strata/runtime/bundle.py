@@ -33,10 +33,10 @@ def save(
     if levels is not None and not isinstance(levels, (list, tuple)):
         raise OptionError(f"save: levels are a list of names, got {levels!r}", code="O411", place=here())
     chosen = list(levels) if levels is not None else list(archive.levels)
-    unknown = next((level for level in chosen if level not in archive.levels), None)
+    unknown = next((level for level in chosen if level not in archive.known), None)
     if unknown is not None or not chosen:
         raise OptionError(
-            f"save: levels are among {', '.join(archive.levels)}, got {unknown or chosen!r}", code="O411", place=here()
+            f"save: levels are among {', '.join(archive.known)}, got {unknown or chosen!r}", code="O411", place=here()
         )
     pipeline = CompilePipeline(compiled.device, compiled.options)
     graph = pipeline.lower(compiled.source)

@@ -487,7 +487,8 @@ class CompiledGraph:
     def save(self, path: str | os.PathLike[str], *, weights: bool = True, levels: Sequence[str] | None = None) -> None:
         """Write an ahead-of-time bundle; `strata.load_compiled` reads it without compiling.
 
-        `levels` names instruction sets to hold code for: by default baseline, avx2 and avx512 (or neon).
+        `levels` names instruction sets to hold code for: by default baseline, avx2 and avx512 (or neon). Code for
+        another kind of processor can be made, too: it is for one that runs the same system.
         """
         from strata.runtime.bundle import save
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class CpuArchive:
     """Levels of instruction sets, from the least to the most, and the code of a plan for each."""
 
+    known = ("baseline", "avx2", "avx512", "neon")  # code for another kind of processor can be made, not loaded
+
     @property
     def levels(self) -> tuple[str, ...]:
         return ("neon",) if Target.host().has("neon") else ("baseline", "avx2", "avx512")
@@ -30,12 +32,12 @@ class CpuArchive:
     def record(self, lir: Lir) -> dict[str, bytes]:
         """The machine code that the plan runs with, by key."""
         from strata.backends.llvm.executable import CpuExecutable
+        from strata.backends.llvm.isolate import one_process
 
-        with jit.recording() as codes:
+        with jit.recording() as codes, jit.elsewhere(), one_process():
             CpuExecutable(lir, lir.target)
-            if any(s.updates for s in lir.schedule):
-                jit.note(copy_code(lir.target))
-            jit.note(native_code())
+            jit.note(copy_code(lir.target))  # bodies of loops want it, too
+            jit.note(native_code(lir.target))
         return codes
 
     def load(self, lir: Lir, codes: Mapping[str, bytes]) -> CpuExecutable:
@@ -43,4 +45,5 @@ class CpuArchive:
         from strata.backends.llvm.executable import CpuExecutable
 
         with jit.bundled(codes):
+            copy_code(lir.target)  # wanted when a program is bound to its sizes, which is later
             return CpuExecutable(lir, lir.target)

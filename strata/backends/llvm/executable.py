@@ -149,8 +149,9 @@ class CpuExecutable:
         self.has_leaf_results = not all(firsts)
         held = {at: holding.held for at, holding in self._holdings.items()}
         self._unpacked = unpacked_reads(lir, self._packed_product, held)
-        for name, array in list(self._values.items()):
-            self._hold(name, array)
+        if target.triple == Target.host().triple:  # else its code is only kept, and cannot pack anything here
+            for name, array in list(self._values.items()):
+                self._hold(name, array)
         self._is_prepared = not self._prologue
 
     # building the program

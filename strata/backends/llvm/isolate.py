@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final
 
 from strata.backends.llvm.child import Child, Died
-from strata.core import Target
+from strata.core import Target, new_lock
 from strata.errors import CompileError
 
 SECONDS = 120  # for one module
@@ -86,15 +89,50 @@ def isolated_object(text: str, target: Target, level: int) -> bytes:
     raise CompileError(f"no process that compiles unusual code was ready, {TRIES} times", code="C122")
 
 
-def _answer(text: str, target: Target, level: int) -> tuple[bool, bytes]:
-    child = Child(is_heard=True)
-    limit = threading.Timer(SECONDS, child.process.kill)
-    limit.start()
+class _Kept:
+    """A process that compiles one module after the other, as long as it lives."""
+
+    def __init__(self) -> None:
+        self.lock = new_lock()
+        self.child: Child | None = None
+
+    def close(self) -> None:
+        if self.child is not None:
+            self.child.close()
+            self.child = None
+
+
+_kept: ContextVar[_Kept | None] = ContextVar("strata_kept_process", default=None)
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Modules compiled inside share a process: most of the time of a single one goes into its start."""
+    kept = _Kept()
+    token = _kept.set(kept)
     try:
-        return child.object_code(text, target, level)
+        yield
     finally:
-        limit.cancel()
-        child.close()
+        _kept.reset(token)
+        with kept.lock:
+            kept.close()
+
+
+def _answer(text: str, target: Target, level: int) -> tuple[bool, bytes]:
+    kept = _kept.get() or _Kept()
+    with kept.lock:
+        child = kept.child = kept.child or Child(is_heard=True)
+        limit = threading.Timer(SECONDS, child.process.kill)
+        limit.start()
+        is_alive = False
+        try:
+            answer = child.object_code(text, target, level)
+            is_alive = kept is _kept.get()
+            return answer
+        finally:
+            limit.cancel()
+            if not is_alive:
+                kept.close()
 
 
 def _reason(output: bytes) -> str:

@@ -96,6 +96,8 @@ def load(object_code: bytes, names: Sequence[str], key: str = "", parts: Mapping
     """Links object code into the process and exports the named functions. `parts` are code that it calls, by name."""
     called = {name: part.address(name) for name, part in (parts or {}).items()}
     kept = tuple((parts or {}).values())
+    if _elsewhere.get() and machine_of_object(object_code) not in ("", Target.host().triple.partition("-")[0]):
+        return Code(object_code, dict.fromkeys(names, 0), tuple(names), key, parts=kept)
     linked = link(object_code, names, called)
     if linked is not None:
         return Code(object_code, linked, tuple(names), key, parts=kept)
@@ -176,6 +178,34 @@ def recording() -> Iterator[dict[str, bytes]]:
         yield record
     finally:
         _record.reset(token)
+
+
+_elsewhere: ContextVar[bool] = ContextVar("strata_code_elsewhere", default=False)
+
+
+@contextmanager
+def elsewhere() -> Iterator[None]:
+    """Code for another kind of processor is made inside, to be kept and not loaded: its functions have no address."""
+    token = _elsewhere.set(True)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(token)
+
+
+_MACHINES = {  # where the three kinds of object files say what they are for
+    (b"\x7fELF", 18, b"\x3e\x00"): "x86_64", (b"\x7fELF", 18, b"\xb7\x00"): "aarch64",
+    (b"\xcf\xfa\xed\xfe", 4, b"\x07\x00\x00\x01"): "x86_64", (b"\xcf\xfa\xed\xfe", 4, b"\x0c\x00\x00\x01"): "aarch64",
+    (b"", 0, b"\x64\x86"): "x86_64", (b"", 0, b"\x64\xaa"): "aarch64",
+}  # fmt: skip
+
+
+def machine_of_object(data: bytes) -> str:
+    """The kind of processor that object code is for; nothing where it is not known."""
+    for (magic, at, mark), machine in _MACHINES.items():
+        if data.startswith(magic) and data[at : at + len(mark)] == mark:
+            return machine
+    return ""
 
 
 @contextmanager

@@ -338,10 +338,11 @@ define void @nothing(ptr %arguments, i64 %begin, i64 %end) nounwind {{
 _EXPORTS: Final = ("pool_worker", "pool_parallel", "program_run", "program_enter", "quick_call", "nothing")
 
 
-def native_code() -> jit.Code:
+def native_code(of: Target | None = None) -> jit.Code:
     """The pool and the program walker, loaded once per process; the same code for all processors of a kind."""
-    target = Target.named("neon" if Target.host().has("neon") else "baseline")
-    text = f'target triple = "{target.triple}"\n{wait_functions()}{clock_functions()}{_TEXT}'
+    target = Target.named("neon" if (of or Target.host()).has("neon") else "baseline")
+    machine = target.triple.partition("-")[0]
+    text = f'target triple = "{target.triple}"\n{wait_functions(machine)}{clock_functions(machine)}{_TEXT}'
     text += walker_text(_TURN) + quick_text()
     return jit.stored_text(text, _EXPORTS, target)
 

@@ -26,7 +26,10 @@ def allowed_processors() -> list[int]:
     return words if mask < 1 << 64 * MASK_WORDS else []
 
 
-def wait_functions() -> str:
+_MACHINE = platform.machine().lower()
+
+
+def wait_functions(machine: str = _MACHINE) -> str:
     """LLVM text of pause, sleep_while(word, value), wake(word, count), give_way, and of where workers may run.
 
     A sleeper is often woken on the processor of its waker, where it waits until the waker's time is up, although
@@ -38,7 +41,6 @@ def wait_functions() -> str:
     plus 1; for each worker whether it has been barred since it was last freed. That is told after the fact, by
     whoever did it, so that a worker which is awake sooner than its waker thinks is freed after its next work.
     """
-    machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
         pause, declared = "call void @llvm.x86.sse2.pause()", "declare void @llvm.x86.sse2.pause()"
     else:
@@ -58,9 +60,8 @@ def wait_functions() -> str:
     return head + _PORTABLE
 
 
-def clock_functions() -> str:
+def clock_functions(machine: str = _MACHINE) -> str:
     """LLVM text of now(), as time.perf_counter_ns counts, and thread_number(); both 0 where unknown."""
-    machine = platform.machine().lower()
     if sys.platform == "linux" and machine in _GETTID_CALL:
         return _CLOCK.replace("NUMBER", str(_GETTID_CALL[machine]))
     return (

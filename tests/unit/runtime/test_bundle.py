@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 import strata as st
 from strata import ops
 from strata.backends.llvm import jit
+from strata.backends.llvm.archive import CpuArchive
 from strata.core import Dim, Target, sym
 from strata.errors import FileError, OptionError, UnknownNameError
 from strata.mir import Graph
@@ -146,3 +149,90 @@ def test_state_updates_travel(tmp_path) -> None:
     loaded = st.load_compiled(tmp_path / "m.strata")
     (out,) = loaded.run(new=np.ones((1, 4), np.float32), cache=np.zeros((8, 4), np.float32), at=np.int64(3))
     np.testing.assert_array_equal(out.sum(axis=1), [0, 0, 0, 4, 0, 0, 0, 0])
+
+
+def other_kind() -> str:
+    return "baseline" if Target.host().has("neon") else "neon"
+
+
+def mixed() -> st.Graph:
+    """Loops, a product, a sort, an update and a loop of the program."""
+    g = st.Graph("mixed")
+    x, w = g.input("x", (st.sym("n", 1, 64), 32)), g.param("w", (32, 64))
+    _, sums = st.ops.scan(lambda carry, row: (carry + row, carry), g.input("s", (32,)), x)
+    table = g.input("t", (8, 32)).scatter_elements(g.input("i", (2, 32), "i64"), x.sum(axis=0).broadcast_to((2, 32)))
+    return g.outputs((x @ w).gelu().softmax(axis=-1), st.ops.sort(x, axis=-1), sums, table)
+
+
+def feeds() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x, s, t = (rng.standard_normal(shape).astype(np.float32) for shape in ((5, 32), (32,), (8, 32)))
+    return {"x": x, "s": s, "t": t, "i": np.arange(64).reshape(2, 32) % 2}
+
+
+def test_code_for_another_kind_of_processor(tmp_path: Path) -> None:
+    c = st.Session("cpu").compile(mixed())
+    c.set_param("w", np.ones((32, 64), np.float32))
+    c.save(tmp_path / "m.strata", levels=[other_kind(), CpuArchive().levels[0]])
+    file = Container(tmp_path / "m.strata")
+    assert file.about["levels"][0] == other_kind()
+    machines: Counter[str] = Counter()
+    for name in file.names:
+        if name.startswith("code "):
+            data = bytes(file.read(name))
+            machines[jit.machine_of_object(data[max(data.find(b"\x7fELF"), 0) :])] += 1
+    assert min(machines["aarch64"], machines["x86_64"]) > 4
+    for got, want in zip(st.load_compiled(tmp_path / "m.strata").run(feeds()), c.run(feeds()), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_bundle_for_others_only_is_compiled_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    c = st.Session("cpu").compile(mixed())
+    c.set_param("w", np.ones((32, 64), np.float32))
+    c.save(tmp_path / "m.strata", levels=[other_kind()])
+    with caplog.at_level("WARNING", "strata"):
+        again = st.load_compiled(tmp_path / "m.strata")
+    assert "this processor has other instructions" in caplog.text
+    for got, want in zip(again.run(feeds()), c.run(feeds()), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+MADE_ELSEWHERE = """
+import sys, numpy as np, strata as st
+from strata.backends.llvm import jit
+from strata.config import using
+from tests.unit.runtime.test_bundle import feeds, mixed
+with using(cache_dir=sys.argv[2]):
+    if sys.argv[3] == "save":  # as if this processor could not run what it makes
+        made = st.Session("cpu:baseline").compile(mixed())
+        made.set_param("w", np.ones((32, 64), np.float32))
+        jit.machine_of_object = lambda data: "another"
+        from strata.backends.llvm import kernels
+        kernels._loaded.clear()
+        made.save(sys.argv[1], levels=["baseline"])
+    else:
+        def refuse(*args, **options):
+            raise AssertionError("compiled again")
+        jit.compile_text = refuse
+        again = st.load_compiled(sys.argv[1])
+        assert again.lir.target.name == "baseline", again.lir.target
+        r = st.Session("reference").compile(mixed())
+        r.set_param("w", np.ones((32, 64), np.float32))
+        for got, want in zip(again.run(feeds()), r.run(feeds()), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+        print("right")
+"""
+
+
+@pytest.mark.skipif(Target.host().has("neon"), reason="made for the other kind, which is x86 there")
+def test_code_that_was_never_loaded_is_complete(tmp_path: Path) -> None:
+    """What is recorded without an address is all that a processor of that kind needs."""
+    said = ""
+    for step in ("save", "load"):
+        ran = subprocess.run(
+            [sys.executable, "-c", MADE_ELSEWHERE, str(tmp_path / "m.strata"), str(tmp_path / step), step],
+            capture_output=True, text=True, cwd=Path(__file__).parents[3], check=False,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stderr[-2000:]
+        said = ran.stdout
+    assert said.strip() == "right"
