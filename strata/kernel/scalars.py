@@ -203,7 +203,7 @@ def _rows() -> list[ScalarFunction]:
         ("atan2", 2, _wide(np.arctan2), 40), ("sinh", 1, _wide(np.sinh), 40), ("cosh", 1, _wide(np.cosh), 40),
         ("tanh", 1, _wide(np.tanh), 25), ("asinh", 1, _wide(np.arcsinh), 40), ("acosh", 1, _wide(np.arccosh), 40),
         ("atanh", 1, _wide(np.arctanh), 40), ("erf", 1, _wide(_special("erf")), 30), ("gelu", 1, _wide(_gelu), 24),
-        ("erfc", 1, _wide(_special("erfc")), 45), ("lgamma", 1, _wide(_lgamma), 80), ("sigmoid", 1, _sigmoid, 20),
+        ("erfc", 1, _wide(_special("erfc")), 45), ("lgamma", 1, _wide(_lgamma), 80), ("sigmoid", 1, _sigmoid, 24),
         ("floor", 1, _integers_too(np.floor, _same), 1), ("ceil", 1, _integers_too(np.ceil, _same), 1),
         ("trunc", 1, _integers_too(np.trunc, _same), 1), ("round", 1, _integers_too(np.rint, _same), 1),
         ("sign", 1, _sign, 4), ("copysign", 2, np.copysign, 2), ("conj", 1, np.conj, 1),

@@ -12,6 +12,7 @@ Coefficients are Chebyshev interpolants made with 50 digits, rounded to f64."""
 from __future__ import annotations
 
 import math
+import struct
 from typing import Final
 
 from strata.backends.llvm.builder import lanes_of, suffix
@@ -31,6 +32,8 @@ EXP_NEAR = (1.0, 0.5000146624343743, 0.16666959914371368)
 _EXP2_NEAR = tuple(c * math.log(2) ** (i + 1) for i, c in enumerate(EXP_NEAR))  # and (2ʳ - 1) / r on |r| ≤ 1 / 32
 _EXP2_LEAST: Final = -160.0  # 0 in f32
 POWERS = tuple(2.0 ** (k / 16) for k in range(16))
+_ROUNDED = tuple(struct.unpack("f", struct.pack("f", power))[0] for power in POWERS)
+_POWERS_LOST = tuple(math.log1p((p - r) / r) for p, r in zip(POWERS, _ROUNDED, strict=True))  # by their rounding to f32
 # (tanh x - x) / x³ in x², |x| ≤ 0.6
 _TANH = (-0.3333333033273155, 0.13332915366987452, -0.053873948848643334, 0.02111095904951479, -0.006269119719649729)
 # (sinh x - x) / x³ in x², |x| ≤ 1
@@ -65,21 +68,19 @@ def scale_by(m: Math, x: str, n: str, whole: str) -> str:
     return m.mul(m.mul(x, m.power_of_two(half)), m.power_of_two(m.integer("sub", whole, half)))
 
 
-def _exp_by_table(m: Math, x: str) -> str:
-    power, step, near, n = _near_power(m, x)
-    return m.scaled(m.fma(step, near, power), n)
+def _exp_by_table(m: Math, x: str, *, exact: bool = False) -> str:
+    """eˣ = 2ⁿ · 2^(k/16) · eʳ; both n + k/16, which the scaling rounds down, and k come from one addition.
 
-
-def _near_power(m: Math, x: str) -> tuple[str, str, str, str]:
-    """eˣ = 2ⁿ · 2^(k/16) · eʳ as the power of 2^(1/16), two factors of what is to be added to it, and n. Both n + k/16,
-    which the scaling rounds down, and k come from one addition."""
+    If exact, the rounding of the powers of 2^(1/16) is counted: 0.6 in place of 1 ulp at most."""
     magic = m.c(MAGIC[m.bits] / len(POWERS))
     shifted = m.fma(x, m.c(1 / math.log(2)), magic)
     n = m.sub(shifted, magic)
     high, low = LN2[m.bits]
     r = m.fma(n, m.c(-low), m.fma(n, m.c(-high), x))
     power = m.look_up(m.as_bits(shifted), POWERS)
-    return power, m.mul(power, r), m.polynomial(r, EXP_NEAR), n
+    if exact:
+        r = m.add(r, m.look_up(m.as_bits(shifted), _POWERS_LOST))
+    return m.scaled(m.fma(m.mul(power, r), m.polynomial(r, EXP_NEAR), power), n)
 
 
 def exp(m: Math, x: str) -> str:
@@ -138,33 +139,28 @@ def expm1(m: Math, x: str) -> str:
     return m.copysign(m.add(half, half), x)
 
 
-def _exp_in_parts(m: Math, x: str) -> tuple[str, str]:
-    """eˣ of numbers that are not above 0, and what its last sum lost when it was rounded."""
-    inside = m.at_least(x, _EXP_LIMITS[m.bits][0])
-    if m.has_tables:
-        power, step, factor, n = _near_power(m, inside)
-        near = m.mul(step, factor)
-        made = m.add(power, near)
-        return m.scaled(made, n), m.scaled(m.sub(near, m.sub(made, power)), n)
-    n, whole, q = reduce_exp(m, inside)
-    made = m.add(q, m.c(1.0))
-    lost = m.sub(q, m.sub(made, m.c(1.0)))
-    return scale_by(m, made, n, whole), scale_by(m, lost, n, whole)
-
-
 def sigmoid(m: Math, x: str) -> str:
-    """1 / (1 + e⁻ˣ), or eˣ / (1 + eˣ) below 0. There a place of the result may be half of one of eˣ: what that lost is
-    counted."""
-    e, low = _exp_in_parts(m, m.neg(m.abs(x)))
+    """1 / (1 + e⁻ˣ), or eˣ / (1 + eˣ) below 0. There a place of the result may be half of one of eˣ, which has to be
+    more exact than elsewhere."""
+    inside = m.at_least(m.neg(m.abs(x)), _EXP_LIMITS[m.bits][0])
     negative = m.test("olt", x, m.c(0.0))
+    low = None
+    if m.has_tables:
+        e = _exp_by_table(m, inside, exact=True)
+    else:
+        n, whole, q = reduce_exp(m, inside)
+        made = m.add(q, m.c(1.0))
+        e = scale_by(m, made, n, whole)
+        if not m.target.has_fma:  # then q is less exact, and what the sum lost is counted
+            low = m.select(negative, scale_by(m, m.sub(q, m.sub(made, m.c(1.0))), n, whole), m.c(0.0))
     top = m.select(negative, e, m.c(1.0))
-    whole = m.add(e, m.c(1.0))
+    below = m.add(e, m.c(1.0))
     # what it is off by is in the rest, and the square of that is too little to be seen
-    inverse = m.inverse_near(whole) if m.has_tables else m.div(m.c(1.0), whole)
+    inverse = m.inverse_near(below) if m.has_tables else m.div(m.c(1.0), below)
     quotient = m.mul(top, inverse)
-    lost = m.add(m.sub(e, m.sub(whole, m.c(1.0))), low)
-    rest = m.fma(m.neg(quotient), lost, m.fma(m.neg(quotient), whole, top))
-    return m.fma(m.add(rest, m.select(negative, low, m.c(0.0))), inverse, quotient)
+    lost = m.sub(e, m.sub(below, m.c(1.0)))
+    rest = m.fma(m.neg(quotient), lost, m.fma(m.neg(quotient), below, top))
+    return m.fma(rest if low is None else m.add(rest, low), inverse, quotient)
 
 
 def tanh(m: Math, x: str) -> str:
