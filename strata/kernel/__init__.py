@@ -43,6 +43,7 @@ from strata.kernel.schedule import (
     Stage,
     Tile,
     Vectorise,
+    followed_place,
     number_loops,
     parallel_chain,
     parse_schedule,

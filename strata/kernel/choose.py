@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -26,6 +26,7 @@ from strata.kernel.schedule import (
     Stage,
     Tile,
     Vectorise,
+    followed_place,
     number_loops,
     parallel_chain,
     row_values,
@@ -199,7 +200,26 @@ class _Chooser:
             if not passing or (follows and id(loop) in passing):
                 number = numbers[id(loop)]
                 asked += [Prefetch(b.name, number, far // b.dtype.itemsize, cache) for b in large]
+            asked += [
+                Prefetch(n.buffer.name, numbers[id(loop)], ahead, 1)
+                for n in loads
+                if places[n.buffer] == 1 and (ahead := self._picked_rows_ahead(n, order))
+            ]
         return [*(NonTemporal(s.buffer.name) for stores in passing.values() for s in stores), *asked]
+
+    def _picked_rows_ahead(self, load: Load, order: Sequence[Loop]) -> int:
+        """How far ahead a loop asks for rows of a large buffer from which it picks about as many elements as they have,
+        in an order that no processor guesses; 0 where it does not."""
+        if len(order) < 2 or known_bytes(load.buffer) <= _STREAM_CACHES * self.machine.cache_bytes:
+            return 0
+        (*_, rows, picks), terms = order, linear(load.index[0]).terms
+        row, count, itemsize = terms.get(rows.axis), picks.axis.extent, load.buffer.dtype.itemsize
+        if terms.get(picks.axis) or load.where is not None or followed_place(load, picks.axis) is None:
+            return 0
+        if not isinstance(row, int) or not isinstance(count, int) or not row <= 2 * count <= 4 * row:
+            return 0
+        near = row * itemsize * _ROWS_SHARE <= self.machine.cache_bytes
+        return -(-_ROWS_AHEAD // (row * itemsize)) * row if near else 0
 
     def _delayed(self, chain: list[MapLoop], vectorised: frozenset[int], numbers: dict[int, int]) -> list[Delay]:
         """Rows whose results go past the caches are woven together: their loops are one, each a row behind the one

@@ -4,7 +4,8 @@
     y[16 o + i, j] = x[16 o + i, t[j]]  over o in 112, j in 28, i in 16
 
 Vectors run along columns in either order. In the second, what the table says, and all that is computed from it, stays
-in registers while rows go by: resizing an image by any factor, for one."""
+in registers while rows go by: resizing an image by any factor, for one. Where elements are only moved, from memory that
+no cache holds, rows one after the other are better: they can be asked for in time."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ from dataclasses import replace
 from strata.core import divide_exactly
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Expr, Kernel, Load, Reduce, Scan, postorder
+from strata.kernel.nest import known_bytes
 from strata.kernel.normalize import split_store_axis
 
 _ROWS = (16, 24, 12, 20, 28, 14, 18, 10, 8)  # that go by, the best first: fewer than what is handed out to threads
 _FEWEST_COLUMNS = 8
+_FAR = 4 << 20  # bytes that no core's own cache holds
 _NEAR = 128 << 10  # bytes of rows that go by: a part of any core's own cache
 
 
@@ -37,6 +40,8 @@ def columns_first(kernel: Kernel) -> Kernel:
         return kernel
     if not all(_is_near(n, rows, by) for n in gathers):
         return kernel
+    if any(n in gathers and _is_far(n, rows) for n in (s.value for s in kernel.stores) if isinstance(n, Load)):
+        return kernel
     made = split_store_axis(kernel, rows, by)
     *lead, outer, inner, last = made.stores[0].axes
     return replace(made, stores=tuple(replace(s, axes=(*lead, outer, last, inner)) for s in made.stores))
@@ -46,6 +51,11 @@ def _is_near(load: Load, rows: Axis, by: int) -> bool:
     """Whether a cache holds what is read of the rows that go by."""
     step = linear(load.index[0]).terms.get(rows, 0)
     return isinstance(step, int) and abs(step) * by * load.dtype.itemsize <= _NEAR
+
+
+def _is_far(load: Load, rows: Axis) -> bool:
+    """Whether rows one after the other are read of what no cache holds."""
+    return known_bytes(load.buffer) >= _FAR and rows in linear(load.index[0]).terms
 
 
 def _looked_up(load: Load, columns: Axis) -> list[Expr]:

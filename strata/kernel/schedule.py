@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from strata.core import Dim
 from strata.errors import ParseError
 from strata.kernel.algebra import linear
-from strata.kernel.ir import Axis, Expr, Load, Scalar
+from strata.kernel.ir import Axis, Expr, Load, Scalar, size
 from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop
 from strata.kernel.scalars import SCALARS
 
@@ -274,3 +274,18 @@ def turns(load: Load, outer: Axis, inner: Axis) -> bool:
     terms = linear(load.index[0]).terms
     plain = all(atom is outer or not (atom.free & {outer, inner}) for atom in terms if atom is not inner)
     return plain and load.where is None and terms.get(outer) == 1 and terms.get(inner, 0) not in (0, 1)
+
+
+def followed_place(load: Load, axis: Axis) -> Expr | None:
+    """Where a load along an axis reads, or, where it picks elements of rows by ids, the same place of their row."""
+    form = linear(load.index[0])
+    if form.terms.get(axis) == 1:
+        return load.index[0]
+    picked = [atom for atom in form.terms if axis in atom.free]
+    if len(picked) != 1 or picked[0] is axis or form.terms[picked[0]] != 1:
+        return None
+    place = size(form.constant) + axis
+    for atom, step in form.terms.items():
+        if atom is not picked[0]:
+            place = place + atom * size(step)
+    return place

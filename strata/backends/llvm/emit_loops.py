@@ -9,7 +9,19 @@ from dataclasses import dataclass
 from strata.backends.llvm.builder import Value
 from strata.backends.llvm.emit_values import Context, Values
 from strata.backends.llvm.registers import register_bytes
-from strata.kernel import Axis, Block, Compute, Expr, Load, MapLoop, ReduceLoop, StoreStep, linear, walk_loops
+from strata.kernel import (
+    Axis,
+    Block,
+    Buffer,
+    Compute,
+    Expr,
+    Load,
+    MapLoop,
+    ReduceLoop,
+    StoreStep,
+    followed_place,
+    walk_loops,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +41,12 @@ class Loops(Values):
     nest: Block
     numbers: dict[int, int]  # id of a loop -> its number in schedules
 
-    def _followed(self, buffer: str, axis: Axis) -> Load | None:
-        """The load that reads elements of a buffer one after the other along an axis, in whichever loop it is."""
+    def _followed(self, buffer: str, axis: Axis) -> tuple[Buffer, Expr] | None:
+        """A buffer whose elements are read one after the other along an axis, or picked row by row, in whichever loop
+        that is, and where."""
         steps = (s for loop in walk_loops(self.nest) for s in loop.body.steps if isinstance(s, Compute))
         loads = (s.node for s in steps if isinstance(s.node, Load) and s.node.buffer.name == buffer)
-        return next((n for n in loads if linear(n.index[0]).terms.get(axis) == 1), None)
+        return next(((n.buffer, place) for n in loads if (place := followed_place(n, axis)) is not None), None)
 
     @contextmanager
     def _scope(self, *axes: Axis) -> Iterator[None]:
@@ -93,10 +106,11 @@ class Loops(Values):
         """Ask for what comes a fixed way behind the place of a vector loop; at the ends of a row too: a line that is
         left out has to be waited for."""
         for asked in self.schedule.asks(number):
-            load = self._followed(asked.buffer, axis)
-            if load is not None:
-                ahead = self.f.add(self.at_first(load.index[0]), asked.ahead)
-                self._ask_for(load.buffer, ahead, self.context.lanes, asked.cache)
+            followed = self._followed(asked.buffer, axis)
+            if followed is not None:
+                buffer, place = followed
+                ahead = self.f.add(self.at_first(place), asked.ahead)
+                self._ask_for(buffer, ahead, self.context.lanes, asked.cache)
 
     def _segments(self, loop: MapLoop | ReduceLoop, low: Value, high: Value, lanes: int) -> list[Segment]:
         """The range by whole steps, then what is left: masked where that is cheap, else by ones."""

@@ -9,9 +9,9 @@ import pytest
 
 import strata as st
 import strata.ops as functions
-from strata.backends.llvm.compile import compile_kernel
+from strata.backends.llvm.compile import compile_kernel, lower
 from strata.core import Target, sym
-from strata.kernel import Kernel, columns_first, interpret, normalize
+from strata.kernel import Kernel, Prefetch, columns_first, interpret, normalize
 
 torch = pytest.importorskip("torch")
 ops: Any = functions
@@ -65,3 +65,25 @@ def test_rows_of_a_size_that_is_not_known(rng: np.random.Generator) -> None:
         data = rng.standard_normal((images, 16, 24, 40)).astype("f")
         expected = torch.nn.functional.interpolate(torch.from_numpy(data).double(), size=(11, 17), mode="bilinear")
         np.testing.assert_allclose(c.run(x=data)[0], expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("columns", [100, 256, 511])
+def test_rows_of_much_memory_are_asked_for_before_elements_are_picked(by_row: bool, columns: int) -> None:
+    g = st.Graph("g")
+    rows = 20_000
+    x, t = g.input("x", (rows, 256)), g.input("t", (rows, columns) if by_row else (columns,), "i64")
+    g.outputs(ops.take_along_axis(x, t, 1) if by_row else ops.take(x, t, axis=1))
+    compiled = st.Session("cpu").compile(g)
+    (kernel,) = compiled.lir.kernels.values()
+    assert extents(kernel) == [rows, columns]
+    hints = [a for a in lower(kernel, Target.named("host")).schedule.actions if isinstance(a, Prefetch)]
+    picked = [a for a in hints if a.buffer == kernel.input_names[-1]]
+    assert [a.ahead % 256 for a in picked] == ([0] if columns >= 128 else [])  # of too few elements, no whole row
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((rows, 256)).astype("f4")
+    ids = rng.integers(-256, 256, (rows, columns) if by_row else (columns,))
+    want = np.take_along_axis(a, ids, 1) if by_row else a[:, ids]
+    for threads in (1, 2, 7):
+        with st.config.using(num_threads=threads):
+            np.testing.assert_array_equal(compiled.run(x=a, t=ids)[0], want)
