@@ -46,7 +46,9 @@ KNOWN: Final[dict[str, tuple[str, ...]]] = {
     "x86.avx512bf16.mask.cvtneps2bf16.128": ("avx512bf16", "avx512vl"),
     "x86.avx512bf16.cvtneps2bf16.256": ("avx512bf16", "avx512vl"),
     "x86.avx512bf16.cvtneps2bf16.512": ("avx512bf16",),
+    "x86.avx512bf16.dpbf16ps.512": ("avx512bf16",),
     "x86.avx512.mask.cvtpd2ps.512": ("avx512f",),
+    "x86.avx512.mask.fixupimm.ps.512": ("avx512f",),
     "aarch64.hint": ("neon",),
 }
 # the other families are plain arithmetic and memory, which LLVM splits until the target has it
