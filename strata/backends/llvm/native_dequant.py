@@ -116,11 +116,16 @@ def emit_quantize(module: Module, form: Format, step: Step | None = None) -> Non
 
     def group(i: str, _: list[str]) -> None:
         parts = _behind_the_end(f, x, i, groups, whole) if step else _parts(f, x, i)
-        sizes = [f.intrinsic("fabs", FLOATS, p) for p in parts]
-        high = sizes[0]
-        for s in sizes[1:]:
-            high = f.select(FLOATS, f.compare("ogt", FLOATS, high, s), high, s)
-        most = f.fold_lanes(FLOATS, high, lambda t, a, b: f.select(t, f.compare("ogt", t, a, b), a, b))
+        # as bits, where a NaN is larger than all numbers: it must not be lost
+        bits = [f.convert("bitcast", FLOATS, p, WORDS) for p in parts]
+        high, *others = [f.binary("and", WORDS, b, constant(WORDS, 0x7FFFFFFF)) for b in bits]
+        for other in others:
+            high = f.select(WORDS, f.compare("ugt", WORDS, high, other), high, other)
+        largest = f.fold_lanes(WORDS, high, lambda t, a, b: f.select(t, f.compare("ugt", t, a, b), a, b))
+        most = f.convert("bitcast", "i32", largest, "float")
+        # no whole number stands for what is not finite: then all are 0, and the scale makes the sum NaN
+        finite = f.compare("ult", "i32", largest, str(0x7F800000))
+        parts = [f.select(FLOATS, finite, p, constant(FLOATS, 0), uniform=True) for p in parts]
         scale = f.binary("fmul", "float", most, constant("float", 1 / levels))
         some = f.compare("ogt", "float", scale, constant("float", 1e-35))
         rate = f.binary("fdiv", "float", constant("float", levels), most)

@@ -12,6 +12,7 @@ from strata.backends.llvm.native_dequant_wide import STEPS
 from strata.core import Target, sym
 from strata.mir import Graph
 from strata.ops import schemes
+from strata.ops.dequant import quantize_weights
 from strata.runtime import CompiledGraph, CompileOptions, Session
 
 KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2k", "q3k", "q4k", "q5k", "q6k", "q8k")
@@ -102,3 +103,27 @@ def test_rows_of_zeros_and_outliers(rng: np.random.Generator) -> None:
     assert (found[0] == 0).all()
     for i in (1, 2):
         assert np.linalg.norm(found[i] - wanted[i]) <= 1e-4 * np.linalg.norm(wanted[i])
+
+
+@pytest.mark.parametrize("level", ["host", "avx2", "baseline"])
+@pytest.mark.parametrize("scheme", ["gguf_q4_0", "gguf_q8_0", "gguf_q4k", "gguf_q6k", "gguf_q8k"])
+@pytest.mark.parametrize("rows", [1, 4, 17])
+def test_what_is_not_finite_is_never_lost(rows: int, scheme: str, level: str) -> None:
+    """Rows become whole numbers with a scale: one that has a NaN or an infinity gives no numbers, others stay as is."""
+    if not Target.named(level).runs_on(Target.host()):
+        pytest.skip("this processor lacks the instructions")
+    rng = np.random.default_rng(rows)
+    (codes,) = quantize_weights(rng.standard_normal((512, 48)).astype(np.float32), scheme)
+    graph = Graph("g")
+    x, w = graph.input("x", (rows, 512)), graph.input("w", codes.shape, "u8")
+    compiled = Session(f"cpu:{level}").compile(graph.outputs(ops.dequant_matmul(x, w, scheme=scheme)))
+    plain = rng.standard_normal((rows, 512)).astype(np.float32)
+    (wanted,) = compiled.run(x=plain, w=codes)
+    assert np.isfinite(wanted).all()
+    for value in (np.nan, -np.nan, np.inf, -np.inf):
+        for at in (0, 5, 8, 31, 32, 300, 511):  # every lane of the first group's registers, and other groups
+            broken = plain.copy()
+            broken[0, at] = value
+            (got,) = compiled.run(x=broken, w=codes)
+            assert not np.isfinite(got[0]).any(), (value, at)
+            np.testing.assert_array_equal(got[1:], wanted[1:])
