@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from strata.backends.llvm.gemm_arith import Arithmetic
-from strata.backends.llvm.gemm_micro import Layout, Tile
+from strata.backends.llvm.gemm_micro import Layout
 from strata.backends.llvm.gemm_pack import Panels
 from strata.backends.llvm.gemm_tiles import TilePacker
 from strata.core import Dim, DType, Target, c64, c128, dim_max, dim_min, f32, f64, known_le
@@ -51,6 +51,7 @@ class Contraction:
     heights: tuple[int, ...] = (6, 4, 2, 1)
     vectors: int = 2
     tails: tuple[int, ...] = (1, 2)  # vectors that the last, narrower panel can have
+    half_tail: bool = False  # half of its last vector is enough; there is one tail then
     b_rows: bool = False  # B is read where it lies, a row of columns for each k; otherwise it is packed
     a_packed: bool = False
     a_runs: int = 0  # runs of k in a row of A that are found through a table of addresses; 0: A is a matrix
@@ -75,6 +76,7 @@ class Contraction:
     load_numbers: tuple[str, ...] = ()  # sizes that only the addresses of A need
 
     def __post_init__(self) -> None:
+        assert not self.half_tail or len(self.tails) == 1
         assert list(self.heights) == sorted(self.heights, reverse=True)
         assert self.k_block % 8 == 0
         assert self.k_block or not self.a_packed
@@ -136,9 +138,6 @@ class Contraction:
         """How A is packed."""
         arithmetic = self.arithmetic
         return TilePacker(self.element(self.a), arithmetic.a, arithmetic.group, self.target)
-
-    def tile(self, rows: int, vectors: int | None = None, streams: int = 1) -> Tile:
-        return Tile(rows, vectors or self.vectors, streams)
 
     def ahead(self, rows: int, streams: int) -> int:
         """Steps that tiles of so many rows ask for B ahead of time."""
@@ -231,7 +230,8 @@ class Contraction:
     def __str__(self) -> str:
         parts = [
             f"contract {self.a} * {self.b} -> {self.accumulator} -> {self.out}",
-            f"tile {_slashed(self.heights)} x {self.lanes}*{self.vectors} tails {_slashed(self.tails) or 'none'}",
+            f"tile {_slashed(self.heights)} x {self.lanes}*{self.vectors} tails {_slashed(self.tails) or 'none'}"
+            + (" half" if self.half_tail else ""),
             f"a {self.layout}" + (f" {self.a_runs} runs" if self.a_runs else ""),
             *(["b rows"] if self.b_rows else []),
             f"k_block {self.k_block or 'all'}" + ("" if self.waits_in_output else " on stack"),
@@ -432,6 +432,16 @@ def with_ending(spec: Contraction, k: int) -> Contraction:
 
 def _tile_rule(target: Target) -> TileRule:
     return next(r for r in TILE_RULES if target.vector_registers >= r.registers and target.has_fma >= r.has_fma)
+
+
+def with_half_tail(spec: Contraction, n: int) -> Contraction:
+    """For exactly n columns: where the processor computes whole vectors in halves, one half of the last may do."""
+    left = n % spec.panel_columns
+    plain = spec.a is spec.b is spec.accumulator and spec.accumulator.is_float and not (spec.is_complex or spec.a_runs)
+    is_enough = 0 < left % spec.lanes <= spec.lanes // 2
+    if not (plain and is_enough and spec.target.splits_vectors and len(spec.tails) == 1):
+        return spec
+    return replace(spec, half_tail=True)
 
 
 def in_rows(spec: Contraction, m: int, n: int, k: int, batch: int = 1) -> Contraction | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from strata.backends.llvm.builder import Function, Module, Value
 from strata.backends.llvm.contract import FEW_CHUNKS, UNBOUNDED, Contraction
 from strata.backends.llvm.gemm_finish import Epilogue, Site, emit_finish, put_sums
-from strata.backends.llvm.gemm_micro import Micro, call_micro
+from strata.backends.llvm.gemm_micro import Micro, Tile, call_micro
 from strata.backends.llvm.registers import memory_type
 
 LINE = 64  # bytes that come from memory together
@@ -239,10 +239,10 @@ class Driver:
             result = self.f.select(type_, self.f.compare("sge", "i64", left, height), choice, result)
         return result
 
-    def _micro(self, rows: int, vectors: int, streams: int = 1) -> Micro:
+    def _micro(self, rows: int, vectors: int, streams: int = 1, *, is_half: bool = False) -> Micro:
         spec = self.spec
-        ahead = spec.ahead(rows, streams) if vectors == spec.vectors else 0
-        return Micro(self.arithmetic, spec.tile(rows, vectors, streams), spec.layout, ahead, spec.b_rows)
+        ahead = spec.ahead(rows, streams) if vectors == spec.vectors and not is_half else 0
+        return Micro(self.arithmetic, Tile(rows, vectors, streams, is_half), spec.layout, ahead, spec.b_rows)
 
     def _pack_block(self, chunk: Chunk, block: Block) -> None:
         """A block of k of all rows: the tallest tiles together, the others one by one."""
@@ -281,13 +281,16 @@ class Driver:
         f, spec, number = self.f, self.spec, self.number
         is_tail = f.compare("eq", "i64", panel, chunk.full_panels)
         vectors = f.select("i64", is_tail, self._ceil(chunk.tail, spec.lanes), spec.vectors)
-        kernels = [self._by_vectors(vectors, height) for height in spec.heights]
+        kernels = [self._by_vectors(vectors, height, is_tail) for height in spec.heights]
         b = self._b_panel(chunk, block, panel, f.mul(vectors, spec.lanes))
         column = f.mul(panel, spec.panel_columns)
         columns = f.select("i64", is_tail, chunk.tail, spec.panel_columns)
         spare: Value = 0  # columns before the tail that are summed with it: its last vector ends with the row
         if spec.b_rows:
-            spare = f.sub(f.mul(vectors, spec.lanes), columns)
+            computed = f.mul(vectors, spec.lanes)
+            if spec.half_tail:
+                computed = f.sub(computed, f.select("i64", is_tail, spec.lanes // 2, 0))
+            spare = f.sub(computed, columns)
             b = f.address(memory_type(spec.b), b, f.sub(0, spare))
         # full panels may keep their sums in the output; the tail's output is narrower than its sums
         if spec.stores_directly:
@@ -375,9 +378,15 @@ class Driver:
 
         f.if_(block.is_last, lambda: f.loop(0, height, 1, [], one_row))
 
-    def _by_vectors(self, vectors: Value, height: int) -> Value:
+    def _by_vectors(self, vectors: Value, height: int, is_tail: str = "false") -> Value:
         """The micro-kernel of a height for a panel of so many vectors."""
         f, spec = self.f, self.spec
+        if spec.half_tail:
+            whole, half = (
+                "@" + self._micro(height, count, is_half=is_half).emit(f.module)
+                for count, is_half in ((spec.vectors, False), (spec.tails[0], True))
+            )
+            return f.select("ptr", is_tail, half, whole)
         result: Value = "@" + self._micro(height, spec.vectors).emit(f.module)
         for count in spec.tails:
             if count < spec.vectors:

@@ -10,7 +10,7 @@ change in a bit of the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from strata.backends.llvm.builder import Function, Module, Typed, Value
@@ -32,9 +32,11 @@ class Tile:
     rows: int
     vectors: int
     streams: int = 1
+    is_half: bool = False  # the last vector is half as wide; there is one panel then
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.vectors}" + (f"x{self.streams}" if self.streams > 1 else "")
+        tail = "_half" if self.is_half else f"x{self.streams}" if self.streams > 1 else ""
+        return f"{self.rows}x{self.vectors}{tail}"
 
     @property
     def across(self) -> int:
@@ -89,8 +91,8 @@ class Micro:
         row_bytes = f.mul("%c_stride", arithmetic.size)
         rows = [f.address("i8", "%c", f.mul(i, row_bytes)) for i in range(tile.rows)]
         sums = self._sums(f, self._initial(f, rows))
-        for (row, place), value in zip(self._places(), sums, strict=True):
-            f.store(arithmetic.type, value, f.address("i8", rows[row], place), arithmetic.size)
+        for (row, place, type_), value in zip(self._places(), sums, strict=True):
+            f.store(type_, value, f.address("i8", rows[row], place), arithmetic.size)
         f.ret()
 
     def emit_ended(
@@ -113,20 +115,27 @@ class Micro:
         plain = self.layout != "pointers"
         return self._all_steps(f, start, "%k", self._plain_body(f)) if plain else self._runs(f, start)
 
-    def _places(self) -> list[tuple[int, int]]:
-        """(row, byte offset in the row) of each sum."""
-        step = self.arithmetic.lanes * self.arithmetic.size
-        return [(row, column * step) for row in range(self.tile.rows) for column in range(self.tile.across)]
+    def _at(self, column: int) -> Arithmetic:
+        """What is computed for a vector of columns."""
+        if not self.tile.is_half or column < self.tile.across - 1:
+            return self.arithmetic
+        target = self.arithmetic.target
+        return replace(self.arithmetic, target=replace(target, vector_bytes=target.vector_bytes // 2))
+
+    def _places(self) -> list[tuple[int, int, str]]:
+        """(row, byte offset in the row, type) of each sum."""
+        step, columns = self.arithmetic.lanes * self.arithmetic.size, range(self.tile.across)
+        return [(row, column * step, self._at(column).type) for row in range(self.tile.rows) for column in columns]
 
     def _initial(self, f: Function, rows: list[str]) -> list[Typed]:
-        type_, size = self.arithmetic.type, self.arithmetic.size
+        size, places = self.arithmetic.size, self._places()
+        types = [type_ for _, _, type_ in places]
 
         def resumed() -> list[Value]:
-            return [f.load(type_, f.address("i8", rows[row], place), size) for row, place in self._places()]
+            return [f.load(type_, f.address("i8", rows[row], place), size) for row, place, type_ in places]
 
-        count = self.tile.sums
-        values = f.if_(f.compare("ne", "i64", "%resume", 0), resumed, lambda: self._begun(f), types=[type_] * count)
-        return [(type_, value) for value in values]
+        values = f.if_(f.compare("ne", "i64", "%resume", 0), resumed, lambda: self._begun(f), types=types)
+        return list(zip(types, values, strict=True))
 
     def _begun(self, f: Function) -> list[Value]:
         """What sums start at: zero, or what the heads of the panels say."""
@@ -163,7 +172,8 @@ class Micro:
 
             def whole() -> list[Value]:
                 body = self._body(f, [panel], addresses)
-                return list(self._all_steps(f, [(arithmetic.type, c) for c in carried], "%a_stride", body))
+                current: list[Typed] = [(type_, c) for (type_, _), c in zip(start, carried, strict=True)]
+                return list(self._all_steps(f, current, "%a_stride", body))
 
             def zero() -> list[Value]:
                 return self._run_of_zeros(f, panel, carried) if arithmetic.head else list(carried)
@@ -205,16 +215,16 @@ class Micro:
         return self._body(f, panels, addresses, apart)
 
     def _all_steps(self, f: Function, start: list[Typed], k: Value, body: _Body) -> list[str]:
-        group, type_ = self.arithmetic.group, self.arithmetic.type
+        group, types = self.arithmetic.group, [type_ for type_, _ in start]
         steps: Value = k if group == 1 else f.op(f"udiv i64 {k}, {group}")
         unrolled = f.round_down(steps, self.unroll)
         values = f.loop(0, unrolled, self.unroll, start, lambda i, carried: body(i, carried, self.unroll, None))
         if self.unroll > 1:
-            start = [(type_, v) for v in values]
+            start = list(zip(types, values, strict=True))
             values = f.loop(unrolled, steps, 1, start, lambda i, carried: body(i, carried, 1, None))
         if group > 1:
             left = f.sub(k, f.mul(steps, group))
-            start = [(type_, v) for v in values]
+            start = list(zip(types, values, strict=True))
             end = f.add(steps, f.op(f"udiv i64 {f.add(left, group - 1)}, {group}"))
             values = f.loop(steps, end, 1, start, lambda i, carried: body(i, carried, 1, left))
         return values
@@ -258,15 +268,16 @@ class Micro:
                         for line in range(0, tile.vectors * arithmetic.b_bytes, 64):
                             f.prefetch(f.address("i8", ahead, line), locality=2)
                 b = [
-                    arithmetic.load_b(f, f.address("i8", line, j * arithmetic.b_bytes))
-                    for line in lines
+                    self._at(stream * tile.vectors + j).load_b(f, f.address("i8", line, j * arithmetic.b_bytes))
+                    for stream, line in enumerate(lines)
                     for j in range(tile.vectors)
                 ]
                 for row in range(tile.rows):
                     a = arithmetic.load_a(f, a_address(step, row), None if padded else valid)
                     for j, value in enumerate(b):
-                        at = row * len(b) + j
-                        totals[at] = arithmetic.step(f, a, value, totals[at])
+                        at, used = row * len(b) + j, self._at(j)
+                        mine = a if used is arithmetic else f.shuffle(arithmetic.type, a, "poison", range(used.lanes))
+                        totals[at] = used.step(f, mine, value, totals[at])
             return list(totals)
 
         return body

@@ -25,6 +25,7 @@ from strata.backends.llvm.contract import (
     in_rows,
     plan_contraction,
     with_ending,
+    with_half_tail,
 )
 from strata.backends.llvm.emit import Emitter
 from strata.backends.llvm.emit_values import Context
@@ -340,6 +341,8 @@ def plan_matrix(
         return None
     if not plain:
         spec = with_ending(replace(spec, beside_output=_beside_output(matrix)), k)
+    if isinstance(matrix.extent(matrix.columns), int):
+        spec = with_half_tail(spec, n)
     is_row = matrix.b.stride(matrix.columns) == 1 and isinstance(matrix.extent(matrix.columns), int)
     placed = in_rows(spec, m, n, k, batch) if is_fresh and is_row else None
     if placed is not None:

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 import strata.ops as functions
-from strata.backends.llvm.contract import Contraction, even_grain, in_rows, plan_contraction, with_ending
+from strata.backends.llvm.contract import (
+    Contraction,
+    even_grain,
+    in_rows,
+    plan_contraction,
+    with_ending,
+    with_half_tail,
+)
 from strata.backends.llvm.contract_run import run, vector_type
 from strata.backends.llvm.gemm_arith import convert
 from strata.backends.llvm.gemm_finish import Site
@@ -149,6 +156,37 @@ def test_pieces_of_rows_in_place_are_joined(m: int) -> None:
     results = [run(one, a, b, split=split) for one in (wide, replace(wide, joined=2)) for split in (1, 2, 3, 5, 100)]
     check(results[0], a, b, f32, f32)
     assert all((r == results[0]).all() for r in results)
+
+
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+def test_half_of_the_last_vector(dtype: DType) -> None:
+    """Where half a vector holds the last columns, only that half is computed: packed, in rows, and with an epilogue."""
+
+    def double(site: Site, sums: str) -> str:
+        return site.f.binary("fadd", vector_type(site), sums, sums)
+
+    target = replace(HOST, splits_vectors=True)
+    lanes = plan_contraction(1, 1, 1, target, a=dtype).lanes
+    for m, left, k in itertools.product((1, 3, 8, 20), (1, lanes // 2, lanes + 1, 2 * lanes + 3), (0, 37)):
+        for n in (left, 9 * lanes + left):
+            plain = plan_contraction(m, n, k, target, a=dtype, m_exact=True, n_exact=True)
+            spec = with_half_tail(plain, n)
+            assert spec.half_tail or not 0 < n % plain.panel_columns % lanes <= lanes // 2
+            a, wide = draw((m, k), dtype), draw((k, n + 5), dtype, 1)
+            b = np.ascontiguousarray(wide[:, :n])
+            result = run(spec, a, b)
+            check(result, a, b, dtype, dtype)
+            assert (result == run(plain, a, b)).all()
+            placed = in_rows(spec, m, n, k)
+            if placed is not None:
+                assert (result == run(placed, a, b)).all()
+                assert (result == run(placed, a, wide[:, :n])).all()
+            twice = with_half_tail(replace(plain, epilogue="double"), n)
+            assert (2 * result == run(twice, a, b, epilogue=double)).all()
+    assert not with_half_tail(plan_contraction(8, 40, 8, target, a=bf16, n_exact=True), 40).half_tail
+    assert not with_half_tail(
+        plan_contraction(8, 41, 8, replace(HOST, splits_vectors=False), n_exact=True), 41
+    ).half_tail
 
 
 def test_short_chunks_are_handed_out_together() -> None:
