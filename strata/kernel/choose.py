@@ -363,8 +363,7 @@ class _Chooser:
     def _squares(self, store: Store | None, outer: MapLoop, inner: MapLoop, by: int) -> int:
         """Lanes of squares that are turned side by side: those that write two lines past the caches, or one where they
         are small, or where rows that are read are short."""
-        wide = self.machine.vector_registers >= _MANY_REGISTERS
-        if store is None or not wide or not lines_up(store, inner.axis):
+        if store is None or not lines_up(store, inner.axis):
             return by
         lanes, size = by, store.buffer.dtype.itemsize
         most = 2 * _LINE if by * size >= _LINE and _guess(outer.axis.extent) * size >= _TURNED_ROW else _LINE

@@ -133,14 +133,14 @@ def test_blocks_of_large_transposes() -> None:
     """Pieces of rows are asked for block by block; where blocks have whole rows of the result, along the rows."""
     avx512 = Target.named("avx512")
 
-    def chosen(*shape: int) -> str:
-        order = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
-        return str(lower(samples.transpose(shape, order).kernel, avx512).schedule)
+    def chosen(*shape: int, target: Target = avx512) -> str:
+        return str(lower(samples.transpose(shape, (1, 0)).kernel, target).schedule)
 
     rows = 2 * max(avx512.l3_bytes, 32 << 20) // 4096
     whole = "vectorise 1 by 32; tile 0 by 16 blocks 64 x 512; nontemporal y; prefetch x along 0"
     assert chosen(rows, 1024).endswith(whole)
     assert chosen(rows, 1000).endswith(whole)
+    assert whole.replace("by 16", "by 8").replace("by 32", "by 16") in chosen(rows, 1024, target=Target.named("avx2"))
     assert chosen(1000, 4 * rows).endswith(whole.replace("by 32", "by 16"))  # rows of the result are no whole lines
     assert chosen(32 * rows, 32).endswith(whole.replace("by 32", "by 16").replace("64 x", "32 x"))
     along = "vectorise 1 by 32; tile 0 by 16 blocks 512 x 512; nontemporal y; prefetch x along 0 ahead 64 to 2"
