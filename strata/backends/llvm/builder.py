@@ -296,7 +296,7 @@ class Function:
 
     def keep_order(self) -> None:
         """Reads and hints that come before it stay before it. LLVM gathers hints at the end of a block."""
-        self.statement('call void asm sideeffect "", "~{memory}"()')
+        self.statement('fence syncscope("singlethread") seq_cst')  # no instruction
 
     def alloca(self, element: str, count: int = 1, align: int = 64) -> str:
         """Stack memory for the whole call, whatever loop asks for it."""
