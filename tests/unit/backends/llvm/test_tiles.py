@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import strata as st
-from strata.backends.llvm.compile import compile_kernel, lower
+from strata.backends.llvm.compile import compile_kernel, emit_text, lower
+from strata.backends.llvm.isolate import is_unusual
 from strata.backends.llvm.pool import default_pool
 from strata.core import Target, bf16, bool_, c64, f16, f32, f64, i8, i32, substitute, sym, u8
 from strata.kernel import KernelBuilder, NonTemporal, Tile, interpret, parse_schedule
@@ -62,6 +63,14 @@ def test_small_elements_have_wide_squares() -> None:
     assert [width(t, 300, 500) for t in (u8, f16, f32, f64)] == [32, 32, 16, 8]
     assert [width(t, 40, 40) for t in (u8, f16, f32)] == [16, 16, 16]  # wide ones would be half outside
     assert width(u8, 20, 300) == 16
+
+
+@pytest.mark.parametrize("name", ["host", "avx512", "avx2", "baseline", "neon"])
+def test_code_of_transposes_is_made_in_this_process(name: str) -> None:
+    target = Target.named(name)
+    made = lower(samples.transpose((4096, 4096), (1, 0)).kernel, target)
+    assert made.schedule.tile is not None
+    assert not is_unusual(emit_text([made], target), target)
 
 
 def test_large_transposes_go_past_the_caches() -> None:
