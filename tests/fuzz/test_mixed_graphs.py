@@ -5,7 +5,7 @@ import pytest
 
 from strata.config import using
 from strata.core import bf16, f16
-from strata.mir import evaluate
+from strata.mir import Value, evaluate, toposort
 from strata.runtime import CompileOptions, Session
 from tests.fuzz.mixed_graphs import mixed_graph
 
@@ -29,7 +29,7 @@ def check_mixed(seed: int) -> None:
                 assert np.isfinite(got.astype(np.float64)).all(), note
             elif x.dtype.is_float:
                 scale = max(1.0, float(np.max(np.abs(want), initial=0.0)))
-                close = CLOSE[x.dtype.itemsize]
+                close = CLOSE[_narrowest(x)]
                 np.testing.assert_allclose(got, want, rtol=close, atol=close * scale, err_msg=note)
             else:
                 np.testing.assert_array_equal(got, want, err_msg=note)
@@ -38,6 +38,12 @@ def check_mixed(seed: int) -> None:
             with using(num_threads=7):
                 for a, b in zip(results, compiled.run(feeds), strict=True):
                     np.testing.assert_array_equal(a, b, err_msg=note)
+
+
+def _narrowest(result: Value) -> int:
+    """Bytes of the narrowest float that a result is made of."""
+    made_of = [x.dtype for node in toposort([result]) for x in node.outputs]
+    return min(dtype.itemsize for dtype in made_of if dtype.is_float)
 
 
 @pytest.mark.parametrize("seed", range(40))
