@@ -65,7 +65,7 @@ def test_small_elements_have_wide_squares() -> None:
     assert width(u8, 20, 300) == 16
 
 
-@pytest.mark.parametrize("name", ["host", "avx512", "avx2", "baseline", "neon"])
+@pytest.mark.parametrize("name", TARGETS)
 def test_code_of_transposes_is_made_in_this_process(name: str) -> None:
     target = Target.named(name)
     made = lower(samples.transpose((4096, 4096), (1, 0)).kernel, target)
