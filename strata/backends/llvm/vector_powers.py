@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from strata.backends.llvm.builder import Function, Value, constant, lanes_of, suffix, with_element
+from strata.backends.llvm.builder import (
+    Function,
+    Value,
+    bits_of,
+    constant,
+    element_of,
+    lanes_of,
+    suffix,
+    with_element,
+)
 from strata.backends.llvm.native import while_loop
 from strata.backends.llvm.vector_floats import MAGIC, Math, library
 from strata.backends.llvm.vector_logs import LOG, LOG2_E, log_specials, reduce_log
@@ -214,25 +223,31 @@ def any_lane(f: Function, type_: str, flags: str) -> str:
 
 
 def greatest_divisor(f: Function, type_: str, x: str, y: str, *, signed: bool) -> str:
-    """Euclid's algorithm, as many turns as the slowest lane needs."""
+    """Euclid's algorithm, lane by lane: no processor divides whole numbers in vectors, and each needs its own turns."""
     if signed:  # the magnitudes, read as unsigned
         x, y = (f.call(type_, f"llvm.abs.{suffix(type_)}", (type_, v), ("i1", "false")) for v in (x, y))
-    head, turn, done = f.fresh("head"), f.fresh("turn"), f.fresh("done")
-    before, a, b = f.block, "%" + f.fresh("a"), "%" + f.fresh("b")
-    next_a, next_b = "%" + f.fresh("a"), "%" + f.fresh("b")
-    f.branch(head)
-    f.label(head)
-    f.statement(f"{a} = phi {type_} [ {x}, %{before} ], [ {next_a}, %{turn} ]")
-    f.statement(f"{b} = phi {type_} [ {y}, %{before} ], [ {next_b}, %{turn} ]")
-    ended = f.compare("eq", type_, b, constant(type_, 0))
-    flag = with_element(type_, "i1")
-    lanes = lanes_of(type_)
-    all_ended = ended if lanes == 1 else f.call("i1", f"llvm.vector.reduce.and.v{lanes}i1", (flag, ended))
-    f.branch_if(all_ended, done, turn)
-    f.label(turn)
-    rest = f.binary("urem", type_, a, f.select(type_, ended, constant(type_, 1), b))
-    f.statement(f"{next_a} = select {flag} {ended}, {type_} {a}, {type_} {b}")
-    f.statement(f"{next_b} = select {flag} {ended}, {type_} {b}, {type_} {rest}")
-    f.branch(head)
-    f.label(done)
-    return a
+    lanes, element = lanes_of(type_), element_of(type_)
+    if lanes == 1:
+        return _euclid(f, element, x, y)
+    size = bits_of(element) // 8
+    xs, ys = (f.alloca(element, lanes) for _ in range(2))
+    f.store(type_, x, xs, size)
+    f.store(type_, y, ys, size)
+
+    def one(lane: str, _: list[str]) -> None:
+        place = f.address(element, xs, lane)
+        b = f.load(element, f.address(element, ys, lane), size)
+        f.store(element, _euclid(f, element, f.load(element, place, size), b), place, size)
+
+    f.loop(0, lanes, 1, (), one)
+    return f.load(type_, xs, size)
+
+
+def _euclid(f: Function, type_: str, x: str, y: str) -> str:
+    def left(state: list[str]) -> str:
+        return f.compare("ne", type_, state[1], 0)
+
+    def turn(state: list[str]) -> list[Value]:
+        return [state[1], f.binary("urem", type_, *state)]
+
+    return while_loop(f, [(type_, x), (type_, y)], left, turn)[0]
