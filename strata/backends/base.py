@@ -35,7 +35,11 @@ class Quick(Protocol):
     """The number of threads that `enter` is for; None for the default, another number while there is no entry."""
 
     enter: Callable[[Any], tuple[Any, ...] | None]
-    """Takes a dict, or a list in the order of the plan's io; None where the caller has to go the long way."""
+    """Takes a dict, or a list in the order of the plan's io, or a tuple of either and a list of arrays for the results;
+    gives the results, or None where the caller has to go the long way."""
+
+    def wants(self, asked: int | None) -> bool:
+        """Whether it has to learn of a run on so many threads."""
 
     def learn(self, executable: Any, inputs: Sequence[Any], outputs: Sequence[Any], asked: int | None) -> None:
         """Told of a run that went the long way, with name, dtype and shape of its inputs; may keep its outputs."""

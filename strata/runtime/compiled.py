@@ -163,7 +163,7 @@ class CompiledGraph:
         if self._is_special:
             return self._run_specially(given)
         quick, threads = self._quick, self._threads_option or config().num_threads
-        if quick is not None and quick.asked == threads and not OBSERVERS:
+        if quick is not None and quick.asked == threads and type(given) is dict and not OBSERVERS:
             made = quick.enter(given)
             if made is not None:
                 return made
@@ -245,6 +245,10 @@ class CompiledGraph:
                 if self._state is not None:
                     self._state.copy_from(outputs)
             return
+        quick, threads = self._quick, self._threads_option or config().num_threads
+        is_quick = quick is not None and quick.asked == threads and type(feeds) is dict and not OBSERVERS
+        if is_quick and quick.enter((feeds, out)) is not None:  # type: ignore[union-attr]
+            return
         arrays = self._arrays(feeds)
         outputs = list(out)
         try:
@@ -262,9 +266,11 @@ class CompiledGraph:
             self._check_outputs(outputs, binding, makers)
         arrays = kept_apart(arrays, outputs, self._updates)
         if OBSERVERS:
-            run_observed(self, arrays, outputs, binding, self._threads())
-        else:
-            self._run(arrays, outputs, binding, self._threads_option or config().num_threads)
+            run_observed(self, arrays, outputs, binding, threads)
+            return
+        self._run(arrays, outputs, binding, threads)
+        if quick is not None and self._is_static and quick.wants(threads):
+            quick.learn(self._executable, self._fast, [make(shape, dtype) for make, shape, dtype in makers], threads)
 
     def _updates(self, at: int, output: int) -> bool:
         """Whether the plan makes an output by changing an input in place."""

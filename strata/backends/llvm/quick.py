@@ -10,6 +10,7 @@ computes the same or says what is wrong.
 from __future__ import annotations
 
 import ctypes
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -47,7 +48,8 @@ Inputs = Sequence[tuple[str, "np.dtype[Any]", Any]]  # name, dtype, shape
 
 
 class Quick:
-    """What a program is entered by, on as many threads as are `asked` for; it takes a dict, or a list in order."""
+    """What a program is entered by, on as many threads as are `asked` for; it takes a dict, or a list in order, or a
+    tuple of either and a list of arrays for the results."""
 
     __slots__ = ("__weakref__", "_is_given_up", "_kept", "_misses", "_runs", "_seen", "_turn", "_words", "asked",
                  "enter")  # fmt: skip
@@ -63,6 +65,10 @@ class Quick:
     def forget(self) -> None:
         """As if the program had not run yet."""
         self.asked, self.enter, self._kept = NOT_READY, _leave, []
+
+    def wants(self, asked: int | None) -> bool:
+        """Whether `learn` would make the entry now."""
+        return self.asked != asked and not self._is_given_up
 
     def learn(
         self, executable: CpuExecutable, inputs: Inputs, outputs: Sequence[np.ndarray], asked: int | None
@@ -137,7 +143,7 @@ def _block(
     program, steps = call.steps
     status = table + 8 * call.regions if executable.native else 0
     words = [table, program, executable.pool.address, call.threads, steps, status, 0, 0, len(inputs), len(outputs)]
-    words += [id(dict), id(np.ndarray), id(list), id(None), *map(_address, FUNCTIONS)]
+    words += [id(dict), id(np.ndarray), id(list), id(tuple), id(None), *map(_address, FUNCTIONS)]
     shapes = [*(shape for _, _, shape in inputs), *(a.shape for a in outputs)]
     first = len(words) + INPUT_WORDS * len(inputs) + OUTPUT_WORDS * len(outputs)
     block = np.zeros(first + sum(map(len, shapes)), np.int64)
@@ -145,11 +151,12 @@ def _block(
     keep: list[Any] = []
     for (name, dtype, shape), region in zip(inputs, executable.input_regions, strict=True):
         keep += [name, dtype]
-        words += [id(name), id(dtype), len(shape), table + 8 * region, sizes]
+        words += [id(name), id(dtype), len(shape), table + 8 * region, sizes, dtype.itemsize * math.prod(shape)]
         sizes += 8 * len(shape)
     for array, region in zip(outputs, executable.output_regions, strict=True):
         keep.append(array.dtype)
-        words += [id(array.dtype), array.ndim, table + 8 * region, sizes, array.flags.num, *[0] * (2 * TURNS)]
+        words += [id(array.dtype), array.ndim, table + 8 * region, sizes, array.flags.num, array.nbytes]
+        words += [0] * (2 * TURNS)
         sizes += 8 * array.ndim
     block[:] = [*words, *(d for shape in shapes for d in shape)]
     return block, keep

@@ -6,10 +6,12 @@ Its first argument is a tuple that owns all it needs, whose first item is an arr
     status                                    where it tells what went wrong, or 0 where nothing can
     busy, hits                                whether somebody is inside, and how often it came to an end
     inputs, outputs                           how many
-    dict, ndarray, list, None                 objects of Python, then functions of it
-    for each input                            name, dtype, axes, where its address goes, where its sizes are
-    for each output                           dtype, axes, where its address goes, where its sizes are, its flags, then
-                                              for each kept result the object and the address of its data
+    dict, ndarray, list, tuple, None          objects of Python, then functions of it
+    for each input                            name, dtype, axes, where its address goes, where its sizes are, its bytes
+    for each output                           dtype, axes, where its address goes, where its sizes are, its flags, its
+                                              bytes, then for each kept result the object and the address of its data
+
+Its second argument is a dict of arrays, or a list; or a tuple of either and a list of arrays that results go into.
 """
 
 from __future__ import annotations
@@ -25,14 +27,15 @@ FUNCTIONS: Final = (
 )  # fmt: skip
 FIELDS: Final = (
     "regions", "program", "pool", "threads", "steps", "status", "busy", "hits", "inputs", "outputs", "dict", "ndarray",
-    "list", "none", *FUNCTIONS,
+    "list", "tuple", "none", *FUNCTIONS,
 )  # fmt: skip  # words of a block
 HITS: Final = FIELDS.index("hits")
 USABLE: Final = 0x101  # flags of an array whose elements lie one after the other, each at a multiple of its size
+WRITABLE: Final = USABLE | 0x400
 MOST_ARRAYS: Final = 16  # inputs, and outputs
 TURNS: Final = 2  # results that are kept of each kind: callers often drop the last one when they have the next
-INPUT_WORDS: Final = 5
-KEPT_AT: Final = 5  # words of an output before those of kept results
+INPUT_WORDS: Final = 6
+KEPT_AT: Final = 6  # words of an output before those of kept results
 OUTPUT_WORDS: Final = KEPT_AT + 2 * TURNS
 
 
@@ -41,8 +44,9 @@ def quick_text() -> str:
     numbers = {name.upper(): 8 * i for i, name in enumerate(FIELDS)} | {
         "ITEMS": objects.TUPLE_ITEMS, "DATA": DATA_FIELD, "NDIM": objects.NDIM, "DIMS": objects.DIMS,
         "DTYPE": objects.DTYPE, "FLAGS": objects.FLAGS, "WATCHERS": objects.WATCHERS, "COUNT": objects.COUNT,
-        "LISTED": objects.LIST_ITEMS, "USABLE": USABLE, "MOST": MOST_ARRAYS, "RECORDS": 8 * len(FIELDS),
-        "INSIZE": 8 * INPUT_WORDS, "OUTSIZE": 8 * OUTPUT_WORDS, "KEPT": 8 * KEPT_AT,
+        "LISTED": objects.LIST_ITEMS, "USABLE": USABLE, "WRITABLE": WRITABLE, "BYTES": 40, "MOST": MOST_ARRAYS,
+        "SECOND": objects.TUPLE_ITEMS + objects.WORD, "RECORDS": 8 * len(FIELDS), "INSIZE": 8 * INPUT_WORDS,
+        "OUTSIZE": 8 * OUTPUT_WORDS, "KEPT": 8 * KEPT_AT,
     }  # fmt: skip
     text = _TEXT
     for name, value in numbers.items():
@@ -141,7 +145,36 @@ found:
 none:
   ret i64 0
 }
-define ptr @quick_call(ptr %self, ptr %given) nounwind {
+; whether memory lies outside of that of arrays, whose bytes are in records
+define internal i1 @apart(ptr %data, i64 %bytes, ptr %arrays, i64 %count, ptr %records, i64 %step) nounwind {
+entry:
+  %begin = ptrtoint ptr %data to i64
+  %end = add i64 %begin, %bytes
+  br label %head
+head:
+  %i = phi i64 [ 0, %entry ], [ %i2, %look ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %look, label %yes
+look:
+  %p = getelementptr ptr, ptr %arrays, i64 %i
+  %array = load ptr, ptr %p, align 8
+  %other = call ptr @field(ptr %array, i64 <DATA>)
+  %moved = mul i64 %i, %step
+  %record = getelementptr i8, ptr %records, i64 %moved
+  %length = call i64 @number(ptr %record, i64 <BYTES>)
+  %from = ptrtoint ptr %other to i64
+  %to = add i64 %from, %length
+  %i2 = add i64 %i, 1
+  %before = icmp sle i64 %end, %from
+  %behind = icmp sle i64 %to, %begin
+  %clear = or i1 %before, %behind
+  br i1 %clear, label %head, label %no
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}
+define ptr @quick_call(ptr %self, ptr %argument) nounwind {
 entry:
   %held = alloca ptr, i64 <MOST>, align 8
   %made = alloca ptr, i64 <MOST>, align 8
@@ -160,10 +193,27 @@ entry:
   %records = getelementptr i8, ptr %w, i64 <RECORDS>
   %inbytes = mul i64 %inputs, <INSIZE>
   %results = getelementptr i8, ptr %records, i64 %inbytes
-  %type = call ptr @field(ptr %given, i64 8)
+  %tuple_type = call ptr @field(ptr %w, i64 <TUPLE>)
   %idle = icmp eq i64 %busy, 0
-  br i1 %idle, label %kind, label %long
+  br i1 %idle, label %whole, label %long
+whole:
+  %argument_type = call ptr @field(ptr %argument, i64 8)
+  %is_pair = icmp eq ptr %argument_type, %tuple_type
+  br i1 %is_pair, label %pair, label %kind
+pair:
+  %pair_size = call i64 @number(ptr %argument, i64 <COUNT>)
+  %is_two = icmp eq i64 %pair_size, 2
+  br i1 %is_two, label %halves, label %long
+halves:
+  %feeds = call ptr @field(ptr %argument, i64 <ITEMS>)
+  %second = call ptr @field(ptr %argument, i64 <SECOND>)
+  %second_type = call ptr @field(ptr %second, i64 8)
+  %is_list = icmp eq ptr %second_type, %list
+  br i1 %is_list, label %kind, label %long
 kind:
+  %given = phi ptr [ %argument, %whole ], [ %feeds, %halves ]
+  %into = phi ptr [ null, %whole ], [ %second, %halves ]
+  %type = call ptr @field(ptr %given, i64 8)
   %named = icmp eq ptr %type, %dict
   br i1 %named, label %size_named, label %kind2
 kind2:
@@ -217,7 +267,7 @@ look_at:
 checks:
   %k = phi i64 [ 0, %look_at ], [ %k2, %placed ]
   %known = icmp slt i64 %k, %inputs
-  br i1 %known, label %check, label %results_of
+  br i1 %known, label %check, label %places
 check:
   %kmoved = mul i64 %k, <INSIZE>
   %record = getelementptr i8, ptr %records, i64 %kmoved
@@ -244,18 +294,53 @@ placed:
   %k2 = add i64 %k, 1
   br label %checks
 
+places:
+  %theirs = icmp ne ptr %into, null
+  br i1 %theirs, label %count_theirs, label %results_of
+count_theirs:
+  %theirs_size = call i64 @number(ptr %into, i64 <COUNT>)
+  %all_there = icmp eq i64 %theirs_size, %outputs
+  br i1 %all_there, label %results_of, label %undo
 results_of:
-  %j = phi i64 [ 0, %checks ], [ %j2, %chosen ]
+  %j = phi i64 [ 0, %places ], [ 0, %count_theirs ], [ %j2, %chosen ]
   %rmoved = mul i64 %j, <OUTSIZE>
   %result = getelementptr i8, ptr %results, i64 %rmoved
   %left = icmp slt i64 %j, %outputs
   br i1 %left, label %result_of, label %gather
 result_of:
+  br i1 %theirs, label %their, label %kept
+kept:
   %at = call i64 @free_result(ptr %result)
   %have = icmp ne i64 %at, 0
+  %kept_object = call ptr @field(ptr %result, i64 %at)
   br i1 %have, label %chosen, label %unmake
+their:
+  %their_items = call ptr @field(ptr %into, i64 <LISTED>)
+  %ptheir = getelementptr ptr, ptr %their_items, i64 %j
+  %their_object = load ptr, ptr %ptheir, align 8
+  %their_class = call ptr @field(ptr %their_object, i64 8)
+  %their_plain = icmp eq ptr %their_class, %ndarray
+  br i1 %their_plain, label %their_flags, label %unmake
+their_flags:
+  %their_bits = call i64 @half(ptr %their_object, i64 <FLAGS>)
+  %their_laid = and i64 %their_bits, <WRITABLE>
+  %their_good = icmp eq i64 %their_laid, <WRITABLE>
+  br i1 %their_good, label %their_type, label %unmake
+their_type:
+  %their_dtype = call ptr @field(ptr %result, i64 0)
+  %their_axes = call i64 @number(ptr %result, i64 8)
+  %their_sizes = call ptr @field(ptr %result, i64 24)
+  %their_fit = call i1 @fits(ptr %their_object, ptr %their_dtype, i64 %their_axes, ptr %their_sizes)
+  br i1 %their_fit, label %their_place, label %unmake
+their_place:
+  %their_data = call ptr @field(ptr %their_object, i64 <DATA>)
+  %their_bytes = call i64 @number(ptr %result, i64 <BYTES>)
+  %off_inputs = call i1 @apart(ptr %their_data, i64 %their_bytes, ptr %held, i64 %inputs, ptr %records, i64 <INSIZE>)
+  %off_others = call i1 @apart(ptr %their_data, i64 %their_bytes, ptr %made, i64 %j, ptr %results, i64 <OUTSIZE>)
+  %off_all = and i1 %off_inputs, %off_others
+  br i1 %off_all, label %chosen, label %unmake
 chosen:
-  %object = call ptr @field(ptr %result, i64 %at)
+  %object = phi ptr [ %kept_object, %kept ], [ %their_object, %their_place ]
   call void %hold(ptr %object)
   %pmade = getelementptr ptr, ptr %made, i64 %j
   store ptr %object, ptr %pmade, align 8
@@ -323,7 +408,7 @@ unmake:
   br label %undo
 undo:
   %taken = phi i64 [ %i, %value ], [ %inputs, %look_at ], [ %inputs, %check ], [ %inputs, %laid ], [ %inputs, %typed ],
-                   [ %inputs, %unmake ], [ %inputs, %refuse ]
+                   [ %inputs, %count_theirs ], [ %inputs, %unmake ], [ %inputs, %refuse ]
   call void @let_go(ptr %held, i64 %taken, ptr %drop)
   br label %long
 long:

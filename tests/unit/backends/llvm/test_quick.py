@@ -303,3 +303,60 @@ def test_long_results_are_not_kept(rng):
     for _ in range(4):
         _check(compiled.run(feeds), feeds)
     assert compiled._quick.asked == NOT_READY
+
+
+def test_results_into_arrays_of_the_caller(rng):
+    compiled = _program()
+    out = [np.empty((6, 5), np.float32) for _ in range(2)]
+    for _ in range(short.FIRST_RUNS + 1):
+        compiled.run_into(_arrays(rng), out)
+    quick = compiled._quick
+    before = _hits(quick)
+    for _ in range(5):
+        feeds = _arrays(rng)
+        compiled.run_into(feeds, out)
+        _check(out, feeds)
+        _check(compiled.run(feeds), feeds)
+    assert _hits(quick) == before + 10
+    counts = [sys.getrefcount(a) for a in (*out, *feeds.values())]
+    for _ in range(50):
+        compiled.run_into(feeds, out)
+    assert [sys.getrefcount(a) for a in (*out, *feeds.values())] == counts
+
+
+def test_arrays_of_the_caller_that_need_a_closer_look(rng):
+    compiled = _program()
+    feeds = _arrays(rng)
+    quick = _ready(compiled, feeds)
+    before = _hits(quick)
+    good = [np.empty((6, 5), np.float32) for _ in range(2)]
+    wide = np.empty((6, 10), np.float32)
+    locked = np.empty((6, 5), np.float32)
+    locked.flags.writeable = False
+    bad = ([good[0]], [*good, good[0]], [good[0], good[0]], [good[0], wide[:, ::2]], [good[0], locked])
+    bad += ([good[0], good[1].astype("f8")], [good[0], np.empty((5, 6), "f4")], [good[0], good[1].tolist()])
+    memory = np.empty(50, np.float32)
+    bad += ([memory[:30].reshape(6, 5), memory[20:].reshape(6, 5)],)
+    for out in bad:
+        with pytest.raises(st.errors.StrataError):
+            compiled.run_into(feeds, out)
+    assert _hits(quick) == before
+    # over an input: it is copied first
+    x = feeds["x"].copy()
+    compiled.run_into({"x": x, "y": feeds["y"]}, [x, good[1]])
+    _check([x, good[1]], feeds)
+    part = np.empty(60, np.float32)
+    part[3:33] = feeds["x"].reshape(-1)
+    compiled.run_into({"x": part[3:33].reshape(6, 5), "y": feeds["y"]}, [part[5:35].reshape(6, 5), good[1]])
+    _check([part[5:35].reshape(6, 5), good[1]], feeds)
+    assert _hits(quick) == before
+    compiled.run_into(feeds, [memory[:30].reshape(6, 5), good[1]])
+    _check([memory[:30].reshape(6, 5), good[1]], feeds)
+    compiled.run_into(feeds, tuple(good))
+    _check(good, feeds)
+    assert _hits(quick) == before + 1
+    for wrong in ((feeds, good), [feeds["x"], feeds["y"]]):
+        with pytest.raises(st.errors.OptionError, match="by name"):
+            compiled.run(wrong)
+        with pytest.raises(st.errors.OptionError, match="by name"):
+            compiled.run_into(wrong, good)
