@@ -9,7 +9,7 @@ import traceback
 from tests.fuzz.test_every_pass import check_every_pass, check_precision
 from tests.fuzz.test_mixed_graphs import check_mixed
 from tests.fuzz.test_random_graphs import check_everything
-from tests.fuzz.test_sized_ops import check_sized
+from tests.fuzz.test_sized_ops import check_gradients, check_sized
 
 
 def main() -> int:
@@ -30,6 +30,7 @@ def main() -> int:
             check_precision(seed)
             check_mixed(seed)
             check_sized(seed)
+            check_gradients(seed)
         except Exception:  # noqa: BLE001 - every failure counts, whatever it is
             failed.append(seed)
             print(f"seed {seed}: repeat with --seed {seed} --count 1", flush=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from strata import ops as functions
 from strata.core import DType, as_dtype, bf16, bool_, c64, f16, f32, f64, i8, i16, i32, i64, sym, u8
-from strata.mir import Graph, Value
+from strata.mir import Graph, Value, constant, pullback
 from strata.ops.dequant import quantize_weights
 
 ops: Any = functions
@@ -97,7 +97,7 @@ class SizedOps:
         lead = batch if self.chance() else ()
         x_turned, w_turned = self.chance(3), self.chance(3)
         x = self.leaf((*batch, k, m) if x_turned else (*batch, m, k), dtype)
-        w = self.leaf((*lead, n, k) if w_turned else (*lead, k, n), dtype, weight=True, open_=False)
+        w = self.leaf((*lead, n, k) if w_turned else (*lead, k, n), dtype, weight=not lead, open_=bool(lead))
         x = ops.swapaxes(x, -1, -2) if x_turned else x
         w = ops.swapaxes(w, -1, -2) if w_turned else w
         y = ops.matmul(x, w)
@@ -405,27 +405,37 @@ class SizedOps:
         x = self.leaf((m, k), self.pick(f32, f32, f16, bf16))
         return ops.dequant_matmul(x, *[self.given(s, weight=True) for s in stored], scheme=name)
 
-    def build(self) -> tuple[Graph, dict[str, np.ndarray]]:
+    def values(self) -> list[Value]:
+        """The results of one family."""
         families = (
             self.product, self.product, self.convolution, self.convolution, self.pool, self.pool_gradient, self.resize,
             self.order, self.order, self.running, self.reduction, self.rows, self.moved, self.moved, self.stepped,
             self.looked_up, self.transform, self.recurrence, self.attended, self.coded,
         )  # fmt: skip
-        made = self.pick(*families)()
-        flat: list[Value] = []
+        return _flat(self.pick(*families)())
 
-        def gather(part: Any) -> None:
-            if isinstance(part, (tuple, list)):
-                for inner in part:
-                    gather(inner)
-            else:
-                flat.append(part)
 
-        gather(made)
-        used = {name for name in self.feeds if self.graph.leaf(name) is not None}
-        return self.graph.outputs(*flat), {n: a for n, a in self.feeds.items() if n in used}
+def _flat(made: Any) -> list[Value]:
+    return [x for part in made for x in _flat(part)] if isinstance(made, (tuple, list)) else [made]
 
 
 def sized_ops(seed: int) -> tuple[Graph, dict[str, np.ndarray]]:
     """A random graph, and what to feed it."""
-    return SizedOps(seed).build()
+    drawn = SizedOps(seed)
+    return drawn.graph.outputs(*drawn.values()), drawn.feeds
+
+
+def sized_gradients(seed: int) -> tuple[Graph, dict[str, np.ndarray]] | None:
+    """Cotangents of the floats that a random graph takes; None where it has none, or narrow ones, which step.
+
+    Those of the results do not depend on them: large results, rounded, would give others.
+    """
+    drawn = SizedOps(seed)
+    drawn.is_symbolic = False  # whether a symbol beside a number is summed over depends on its size
+    outputs = [x for x in drawn.values() if x.dtype.is_float]
+    inputs = [x for x in map(drawn.graph.leaf, drawn.feeds) if x.dtype.is_float]
+    if not outputs or not inputs or drawn.is_special or any(x.dtype in (f16, bf16) for x in (*outputs, *inputs)):
+        return None
+    given = [constant(drawn.rng.standard_normal(x.shape).astype(x.dtype.np)) for x in outputs]
+    made = [x for x in pullback(outputs, given, inputs) if x is not None]
+    return (drawn.graph.outputs(*made), drawn.feeds) if made else None
