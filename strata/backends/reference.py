@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from strata.core import Target, TensorType
+from strata.core import Target, TensorType, here
+from strata.errors import OutOfMemoryError, StrataError
 from strata.lir import Lir
 from strata.mir import Node, Op, evaluate
 
@@ -53,5 +54,9 @@ class ReferenceExecutable:
         threads: int | None = None,
     ) -> None:
         feeds = dict(self._params) | {name: a for (name, _), a in zip(self.lir.io.inputs, inputs, strict=True)}
-        for out, result in zip(outputs, evaluate(self.lir.graph, feeds), strict=True):
+        try:
+            results = evaluate(self.lir.graph, feeds)
+        except MemoryError as error:
+            raise error if isinstance(error, StrataError) else OutOfMemoryError(f"{error}", place=here()) from None
+        for out, result in zip(outputs, results, strict=True):
             out[...] = result

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from strata.core import TensorType, as_dtype, from_dlpack, here
-from strata.errors import DTypeError, OptionError, ShapeError, StrataError
+from strata.errors import DTypeError, OptionError, OutOfMemoryError, ShapeError, StrataError
 
 FEW = 4  # arrays that are compared with each other sooner than put in order
 USABLE = 0x101  # flags of an array whose elements lie one after the other, each at a multiple of its size
@@ -39,7 +39,10 @@ def read_array(name: str, kind: TensorType, value: Any, what: str) -> np.ndarray
         raise ShapeError(f"{what} {name!r} is {kind}, got {describe(array)}", code="S107", place=here())
     if array.flags.num & USABLE == USABLE and array.dtype == kind.dtype.np:
         return array
-    return np.array(array, kind.dtype.np, order="C").reshape(array.shape)
+    try:
+        return np.array(array, kind.dtype.np, order="C").reshape(array.shape)
+    except MemoryError as error:
+        raise OutOfMemoryError(f"{what} {name!r} must be copied: {error}", code="X121", place=here()) from None
 
 
 def _converts(given: np.dtype, declared: np.dtype, is_python: bool) -> bool:

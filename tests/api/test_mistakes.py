@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import strata as st
-from strata.errors import DeviceError, OptionError, StrataError
+from strata.errors import DeviceError, OptionError, OutOfMemoryError, StrataError
 
 X, W, K = np.ones((5, 4), "f4"), np.ones((4, 2), "f4"), np.zeros(3, "f4")
 A = st.ones((2, 3))
@@ -171,3 +171,28 @@ def test_a_device_that_is_not_there_says_what_to_install(name: str) -> None:
 @pytest.mark.parametrize("name", ["zork", "", None, 3, "cpu:zork", "cpu:-1"])
 def test_no_such_device(name: Any) -> None:
     refused(lambda: st.Device(name))
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_what_memory_does_not_hold_is_an_error(device: str) -> None:
+    """Scratch memory, a result, and the copy of an input that does not lie in order."""
+    row, column = np.ones((1, 1 << 22), "f4"), np.ones((1 << 20, 1), "f4")
+
+    def scratch() -> Any:
+        g = st.Graph("g")
+        x, y = g.input("x", column.shape), g.input("y", row.shape)
+        g.outputs(st.ops.sort(x + y, axis=0).sum())
+        return st.Session(device).compile(g).run(x=column, y=row)
+
+    def result() -> Any:
+        g = st.Graph("g")
+        g.outputs(g.input("x", (1,)).broadcast_to((1 << 44,)) + 1.0)
+        return st.Session(device).compile(g).run(x=np.ones(1, "f4"))
+
+    def copied() -> Any:
+        g = st.Graph("g")
+        g.outputs(g.input("x", (1 << 40,)).sum())
+        return st.Session(device).compile(g).run(x=np.broadcast_to(np.float32(1), (1 << 40,)))
+
+    for call in (scratch, result, copied):
+        assert isinstance(refused(call), OutOfMemoryError)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from strata.backends.llvm.builder import Module
 from strata.backends.llvm.emit import emit_kernel, points
 from strata.backends.llvm.pool import Pool, default_pool
 from strata.core import Dim, SymExpr, Target, substitute
+from strata.errors import RunError
 from strata.kernel import (
     Block,
     Buffer,
@@ -85,6 +87,15 @@ class NativeKernel:
     address: int
     text: str
 
+    def _check_count(self, inputs: Sequence[Any]) -> None:
+        kernel = self.original
+        ranks = [len(b.shape) for b in kernel.inputs]
+        if ranks != [np.ndim(a) for a in inputs]:
+            given = ", ".join(f"{np.asarray(a).dtype}{list(np.shape(a))}" for a in inputs) or "nothing"
+            raise RunError(
+                f"kernel {kernel.name}: takes {', '.join(map(str, kernel.inputs))}, got {given}", code="X112"
+            )
+
     def arguments(self, arrays: Sequence[Any], sizes: Mapping[str, int]) -> Any:
         """The argument block: pointers, then sizes."""
         values = [a.ctypes.data for a in arrays] + [sizes[name] for name in self.lowered.kernel.symbols()]
@@ -104,8 +115,15 @@ class NativeKernel:
         grain: int | None = None,
     ) -> list[Any]:
         """Runs on NumPy arrays, chunks handed out by the pool."""
+        self._check_count(inputs)
         known = bind_sizes(self.original, inputs, sizes)
         arrays = [np.ascontiguousarray(a) for a in inputs]
+        for buffer, array in zip(self.original.inputs, arrays, strict=True):
+            shape = tuple(_number(d, known) for d in buffer.shape)
+            if array.dtype != buffer.dtype.np or (array.shape != shape and array.size != prod(shape)):
+                raise RunError(
+                    f"kernel {self.original.name}: {buffer} is given {array.dtype}{list(array.shape)}", code="X112"
+                )
         outputs = [np.empty([_number(d, known) for d in b.shape], b.dtype.np) for b in self.original.outputs]
         block = self.arguments([*arrays, *outputs], known)
         total = _number(self.lowered.points, known)
