@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from strata.core import Dim, dim_prod, divide_exactly, i64
 from strata.errors import LowerError
-from strata.kernel.algebra import linear, strided
+from strata.kernel.algebra import is_divisor, linear, strided
 from strata.kernel.interp import identity
 from strata.kernel.ir import (
     Axis,
@@ -183,7 +183,9 @@ def divisions(roots: Iterable[Expr]) -> list[tuple[Axis, Dim]]:
         if isinstance(node, Scalar) and node.name in ("floordiv", "mod") and node.dtype is i64:
             axis, divisor = node.args
             by = linear(divisor)
-            if isinstance(axis, Axis) and by.is_constant and divide_exactly(axis.extent, by.constant) is not None:
+            if not by.is_constant or not is_divisor(by.constant):
+                continue
+            if isinstance(axis, Axis) and divide_exactly(axis.extent, by.constant) is not None:
                 found.append((axis, by.constant))
     return found
 

@@ -120,6 +120,18 @@ def test_a_remainder_by_zero_is_zero() -> None:
     np.testing.assert_array_equal(st.custom_op(text)(np.arange(8)).numpy(), np.arange(8))
 
 
+def test_an_axis_is_not_split_by_a_negative_number() -> None:
+    text = """kernel @k(x: f32[48]) -> y: f32[48] {
+  axis i in 48
+  %0 = floordiv(i, -2)
+  %1 = add(%0, 24)
+  %2 = x[%1]
+  store y[i] = %2 over i
+}"""
+    x = np.arange(48, dtype=np.float32)
+    np.testing.assert_array_equal(st.custom_op(text)(x).numpy(), x[np.arange(48) // -2 + 24])
+
+
 def test_strange_names_of_types_are_refused() -> None:
     for name in ("032", "f4,f4", "3i4", "(2,)f4", "<", ""):
         with pytest.raises(DTypeError):
