@@ -30,6 +30,7 @@ from strata.backends.llvm.registers import (
 from strata.backends.llvm.vector_floats import Math
 from strata.backends.llvm.vector_math import exp_below
 from strata.core import Atom, Dim, DType, Symbol, SymExpr, Target
+from strata.errors import CompileError
 from strata.kernel import (
     SPREADS,
     Axis,
@@ -253,6 +254,8 @@ class Values:
         return Math(self.f, register_type(node.dtype, lanes), self.target)
 
     def _axis(self, axis: Axis, lanes: int) -> Parts:
+        if axis not in self.first:
+            raise CompileError(f"axis {axis.name} is used outside the loop over it", code="C130")
         first = self.first[axis]
         if lanes == 1:
             return (str(first),)
