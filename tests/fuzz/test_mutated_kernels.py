@@ -132,6 +132,11 @@ def test_an_axis_is_not_split_by_a_negative_number() -> None:
     np.testing.assert_array_equal(st.custom_op(text)(x).numpy(), x[np.arange(48) // -2 + 24])
 
 
+def test_a_buffer_that_two_loops_read_at_places_of_their_own() -> None:
+    """What is asked for ahead is a place of this loop, not that of the other reduction along the same axis."""
+    assert run(1, 300_226)["equal"] == 1
+
+
 def test_strange_names_of_types_are_refused() -> None:
     for name in ("032", "f4,f4", "3i4", "(2,)f4", "<", ""):
         with pytest.raises(DTypeError):

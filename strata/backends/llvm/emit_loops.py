@@ -43,10 +43,11 @@ class Loops(Values):
 
     def _followed(self, buffer: str, axis: Axis) -> tuple[Buffer, Expr] | None:
         """A buffer whose elements are read one after the other along an axis, or picked row by row, in whichever loop
-        that is, and where."""
+        that is, and where: a place that the loops around this one have."""
         steps = (s for loop in walk_loops(self.nest) for s in loop.body.steps if isinstance(s, Compute))
         loads = (s.node for s in steps if isinstance(s.node, Load) and s.node.buffer.name == buffer)
-        return next(((n.buffer, place) for n in loads if (place := followed_place(n, axis)) is not None), None)
+        places = ((n.buffer, place) for n in loads if (place := followed_place(n, axis)) is not None)
+        return next(((b, place) for b, place in places if place.free <= self.first.keys()), None)
 
     @contextmanager
     def _scope(self, *axes: Axis) -> Iterator[None]:
