@@ -62,7 +62,7 @@ _LEAST_CHUNKS = 32  # of a kernel that goes through much memory
 _STREAM_ROW = 3 << 10  # bytes of a row that is worth its own start and end past the caches
 _STREAM_LINES = 1 << 8  # the same of one that begins and ends with a cache line
 _LINE = 64  # bytes of a cache line
-_MANY_REGISTERS = 32
+_MANY_REGISTERS = 32  # of vectors: enough to do all loops of a row as one, and to turn wide squares
 _SQUARE = 16  # the widest square that is turned in registers; twice as wide where there are many
 _LEAST_SQUARE = 4  # the narrowest
 _SQUARES_LEAST = 1 << 14  # points that are turned in one chunk
@@ -74,7 +74,6 @@ _STREAM_TURNED = 4 << 20  # bytes that a chunk of such blocks reads and writes: 
 _EXCHANGED_STEPS = 8  # rows that are added up before their sum joins the running one in memory
 _EXCHANGED_LEAST = 256  # columns of a chunk
 _DELAYED_BYTES = 128 << 10  # the longest row of which several are kept
-_WOVEN_REGISTERS = 32  # vector registers of processors that do all loops of a row as one
 _WOVEN_WIDTH = 2  # registers of such a loop: there is enough to be done side by side
 _WOVEN_AHEAD = 9 << 10  # bytes from what it reads to what it asks for, into the second cache
 _WOVEN_APART = 3 << 10  # bytes that it is further ahead in each next buffer: a bank of memory serves one at a time
@@ -120,7 +119,7 @@ class _Chooser:
             return self._transpose(chain, tiled, numbers)
         while len(chain) > 1 and self._stays_whole(chain, cost):
             chain = chain[:-1]  # finding the place of each row in the range would cost more than the row
-        if chain and self.machine.vector_registers >= _WOVEN_REGISTERS:
+        if chain and self.machine.vector_registers >= _MANY_REGISTERS:
             self.end_of_rows = next((s for s in chain[-1].body.steps[-1:] if isinstance(s, MapLoop)), None)
         staged = list(self._staged(nest, vectorised))
         self.kept = {n for first in staged for s in walk_loops(nest) if s is not first for n in row_values(first, s)}
@@ -239,7 +238,7 @@ class _Chooser:
         if not inner or len(inner) < len(loops) - 1 or length * 8 > _DELAYED_BYTES:
             return []
         nested = any(isinstance(s, (MapLoop, ReduceLoop)) for loop in loops for s in loop.body.steps)
-        if self.machine.vector_registers >= _WOVEN_REGISTERS and not nested:
+        if self.machine.vector_registers >= _MANY_REGISTERS and not nested:
             lanes = max(map(self._register_lanes, loops))
             width = min(_WOVEN_WIDTH * lanes, *map(self._width, loops))
             while length % width:

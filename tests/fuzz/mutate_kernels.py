@@ -317,8 +317,8 @@ def _jumps(kernel: Kernel) -> bool:
     return _INEXACT.search(text) is not None and any(f"= {name}" in text for name in _STEPS)
 
 
-def run(count: int, seed: int, *, target: str = "host", log: Path | None = None, ends: bool = False) -> Counter[str]:
-    """Tries mutants; the text of the one that fails is part of the error. One that hangs `ends` the process."""
+def run(count: int, seed: int, *, target: str = "host", log: Path | None = None) -> Counter[str]:
+    """Tries mutants; the text of the one that fails is part of the error."""
     found: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder, using(cache_dir=folder), np.errstate(all="ignore"):
         for n in range(seed, seed + count):
@@ -326,8 +326,7 @@ def run(count: int, seed: int, *, target: str = "host", log: Path | None = None,
             text = mutant(random_)
             if log is not None:
                 log.write_text(f"seed {n}\n{text}", "utf-8")
-            if ends:
-                faulthandler.dump_traceback_later(HANGS, exit=True)
+            faulthandler.dump_traceback_later(HANGS, exit=True)
             try:
                 found[check(text, random_, target)] += 1
             except Exception as error:
@@ -351,7 +350,7 @@ def main() -> int:
         step = min(100, end - at)
         for seed in range(at, at + step) if failed else (at,):
             try:
-                total += run(1 if failed else step, seed, target=options.target, log=options.log, ends=True)
+                total += run(1 if failed else step, seed, target=options.target, log=options.log)
             except AssertionError:
                 failed += 1
                 traceback.print_exc(limit=4)
