@@ -20,7 +20,7 @@ class Handle:
     has room for the largest sizes while they are not bound.
     """
 
-    __slots__ = ("__weakref__", "_array", "binding", "is_own", "type")
+    __slots__ = ("__weakref__", "_array", "binding", "is_own", "is_shared", "type")
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class Handle:
         self.type = TensorType(as_dtype(array.dtype), array.shape) if kind is None else kind
         self.binding = binding
         self.is_own = is_own  # nobody else has seen the array: no other handle, view or program has its memory
+        self.is_shared = False  # an expression is remembered to have this array: it is not for writing
 
     @property
     def array(self) -> np.ndarray:
@@ -50,9 +51,22 @@ class Handle:
         base = array.base
         return base if isinstance(base, np.ndarray) and not self.type.is_static else array
 
+    def for_writing(self) -> np.ndarray:
+        """The array, copied first if something that is not to change has its memory too."""
+        if self.is_shared or not self.array.flags.writeable:
+            shape = self.array.shape
+            self._array = self.storage.copy().reshape(-1)[: self.array.size].reshape(shape)
+            self.is_shared = False
+        self.is_own = False
+        return self.array
+
     def rebind(self, array: np.ndarray, binding: Mapping[str, int] | None) -> None:
         """Other sizes, and the array that they give."""
         self._array, self.binding = array, binding
+
+    @property
+    def is_released(self) -> bool:
+        return self._array is None
 
     def release(self) -> None:
         """Give the array up: whoever asks for it gets an error."""
@@ -92,12 +106,23 @@ def handle_value(handle: Handle) -> Value:
     return Value(Node(Data(handle), (), (handle.type,), _NOWHERE), 0)
 
 
+def apart(handle: Handle) -> Handle:
+    """A handle of its own for the array of an expression: equal expressions are one value, tensors are not.
+
+    What happens to the tensor, that it is given up or written to, does not happen to the expression.
+    """
+    made = Handle(handle.array, handle.type, handle.binding)
+    made.is_shared = True
+    return made
+
+
 def handle_of(x: Value) -> Handle | None:
     """The storage behind a value: of a leaf, or of an expression that has been realized."""
     if type(x.node.op) is Data:
         return x.node.op.handle
     known: Any = _realized.get(x.node) if _realized else None
-    return None if known is None else known.get(x.index)
+    found: Handle | None = None if known is None else known.get(x.index)
+    return None if found is None or found.is_released else found  # what was given up is computed anew
 
 
 def remember(x: Value, handle: Handle) -> None:

@@ -23,7 +23,7 @@ from strata.tensor.outline import is_traced
 from strata.tensor.realize import realize_values
 from strata.tensor.repeat import Repeat, UnlikeError
 from strata.tensor.signature import outline_arguments
-from strata.tensor.tensor import Tensor
+from strata.tensor.tensor import Tensor, realize_tensors
 from strata.tensor.variant import Bucket, Explanation, Variant
 
 ON_MISS = ("error", "bucket", "interpret", "compile")
@@ -99,7 +99,7 @@ class Jitted:
                     self.variants.move_to_end(call.key)
         elif not pending and variant.repeats < MOST_REPEATS and variant.takes_arrays:
             self._expect(call, variant)
-        return variant.run(realize_values(call.values) if pending else call.handles)  # type: ignore[arg-type]
+        return variant.run(realize_tensors(call.tensors) if pending else call.handles)  # type: ignore[arg-type]
 
     def _expect(self, call: _Call, variant: Variant) -> None:
         """Calls like this one are to be recognised without a signature."""
@@ -399,7 +399,7 @@ class _Call:
     leaves: list[Any]
     dynamic: list[int]  # leaves that are inputs of the graph
     tensors: list[Tensor]  # those leaves
-    handles: list[Handle | None]  # where they are, None for what is not computed yet
+    handles: list[Handle | None]  # where they are, None for what has no memory of its own yet
     key: Any
 
     @property

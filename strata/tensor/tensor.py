@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, wraps
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,7 +13,7 @@ import strata.ops  # noqa: F401 - fills METHODS
 from strata.core import Dim, DType, TensorType, f32, flatten, here, tree_map
 from strata.errors import DeviceError, OptionError, ShapeError, SymbolError, TraceError
 from strata.mir import METHODS, REGISTRY, Value, constant, near
-from strata.tensor.data import Data, Handle, data_value, handle_of, handle_value
+from strata.tensor.data import Data, Handle, apart, data_value, handle_of, handle_value
 from strata.tensor.outline import is_traced
 from strata.tensor.plan import Plan
 from strata.tensor.realize import realize_value, realize_values
@@ -57,6 +57,7 @@ class Tensor:
         for array, kind in zip(arrays, kinds, strict=True):
             handle, tensor = new(Handle), new(cls)
             handle._array, handle.type, handle.binding, handle.is_own = array, kind, None, True
+            handle.is_shared = False
             tensor._value, tensor._handle = None, handle
             made.append(tensor)
         return made
@@ -75,8 +76,19 @@ class Tensor:
 
     @property
     def _held(self) -> Handle | None:
-        """Where its elements are, if it has been computed."""
-        return self._handle or handle_of(self.value)
+        """Where its elements are, if they are kept for this tensor; those of an expression are for all equal ones."""
+        if self._handle is not None:
+            return self._handle
+        op = self.value.node.op
+        return op.handle if type(op) is Data else None
+
+    def _hold(self, handle: Handle) -> Handle:
+        """Be what the handle of the tensor's value holds; the expression can be forgotten."""
+        if self._held is None:
+            self.value = handle_value(apart(handle))
+        held = self._held
+        assert held is not None
+        return held
 
     # ------------------------------------------------------------------------------------------------------------ type
 
@@ -115,7 +127,7 @@ class Tensor:
 
     @property
     def is_realized(self) -> bool:
-        return self._held is not None
+        return self._held is not None or handle_of(self.value) is not None
 
     # ---------------------------------------------------------------------------------------------------------- values
 
@@ -130,12 +142,12 @@ class Tensor:
 
     def data(self, **sizes: int) -> np.ndarray:
         """The memory of a realized tensor, for writing; of a tensor with symbolic sizes, the part that `sizes` use."""
-        handle = self._held
-        if handle is None:
+        if not self.is_realized:
             raise OptionError(f"data: {self.type} has no memory yet", code="T222", place=here(), fix="x.realize()")
-        handle.is_own = False
+        handle = self._hold(realize_value(self.value))
+        array = handle.for_writing()
         if handle.type.is_static:
-            return handle.array
+            return array
         return bound_view(handle.storage, handle.type, {**(handle.binding or {}), **sizes})
 
     def numpy(self) -> np.ndarray:
@@ -156,9 +168,7 @@ class Tensor:
     def _array(self) -> np.ndarray:
         handle = self._handle
         if handle is None:
-            handle = realize_value(self.value)
-            if type(self.value.node.op) is not Data:
-                self.value = handle_value(handle)  # the expression can be forgotten
+            handle = self._hold(realize_value(self.value))
         if handle.binding is None and not handle.type.is_static:
             raise SymbolError(
                 f"the tensor cannot be computed while its size {next(iter(handle.type.symbols()))} has no value",
@@ -365,10 +375,13 @@ class Tensor:
 def realize(*trees: Any) -> Any:
     """Compute tensors (any pytrees of them) together; each becomes its array. Returns what was given."""
     tensors = [x for x in flatten(list(trees))[0] if isinstance(x, Tensor)]
-    for tensor, handle in zip(tensors, realize_values([t.value for t in tensors]), strict=True):
-        if not isinstance(tensor.value.node.op, Data):
-            tensor.value = handle_value(handle)  # the expression can be forgotten
+    realize_tensors(tensors)
     return trees[0] if len(trees) == 1 else trees
+
+
+def realize_tensors(tensors: Sequence[Tensor]) -> list[Handle]:
+    """Compute tensors together: each has its array from here on, in a handle of its own."""
+    return [t._hold(h) for t, h in zip(tensors, realize_values([t.value for t in tensors]), strict=True)]
 
 
 def _as_value(x: Any) -> Value:

@@ -197,3 +197,55 @@ def test_a_tensor_given_twice_is_not_written_over() -> None:
     first, second = step(x, x)
     assert first.numpy().tolist() == [1, 2, 3, 4, 5, 6]
     assert second.numpy().tolist() == [0, 4, 6, 6, 4, 0]
+
+
+def test_an_expression_outlives_a_donated_tensor_that_is_equal() -> None:
+    """Equal expressions are one value, and a constant is the same one everywhere: giving up a tensor is not theirs."""
+    step = st.jit(lambda x: x + 1.0, donate_argnums=(0,))
+    x = st.tensor([1.0, 2.0, 3.0])
+    first, second, third = x * 3.0, x * 3.0, st.asarray((x * 3.0).value)
+    late = second + 1.0
+    for _ in range(3):  # by its signature, then as a call like the one before
+        step(x * 3.0)
+    step(first)
+    with pytest.raises(RunError, match="donated"):
+        first.numpy()
+    third.realize()
+    step(third)
+    assert late.tolist() == [4.0, 7.0, 10.0]
+    assert second.tolist() == [3.0, 6.0, 9.0]
+    number = st.full((), 0.25)
+    step(number)
+    with pytest.raises(RunError, match="donated"):
+        number.numpy()
+    again = st.full((), 0.25).realize()
+    step(again)
+    assert st.full((), 0.25).item() == 0.25
+    assert (x * st.full((), 0.25)).tolist() == [0.25, 0.5, 0.75]
+
+
+def test_a_planned_tensor_that_is_donated_does_not_take_its_expression_along() -> None:
+    x = st.tensor([1.0, 2.0])
+    planned, other = x * 5.0, x * 5.0
+    planned.prepare().execute()
+    st.jit(lambda x: x + 1.0, donate_argnums=(0,))(planned)
+    assert other.tolist() == [5.0, 10.0]
+
+
+def test_writing_to_a_tensor_does_not_write_to_equal_expressions() -> None:
+    x = st.tensor([1.0, 2.0])
+    first, second = x + 6.0, x + 6.0
+    late = second * 2.0
+    first.realize().data()[:] = 0.0
+    first.data()[0] = 1.0
+    assert first.tolist() == [1.0, 0.0]
+    assert second.tolist() == [7.0, 8.0]
+    assert late.tolist() == [14.0, 16.0]
+    number = st.full((), 2.5).realize()
+    number.data()[...] = 9.0
+    assert number.item() == 9.0
+    assert (x * 2.5).tolist() == [2.5, 5.0]
+    zeros = st.zeros((3,)).realize()
+    zeros.data()[0] = 1.0
+    assert zeros.tolist() == [1.0, 0.0, 0.0]
+    assert st.zeros((3,)).tolist() == [0.0, 0.0, 0.0]
