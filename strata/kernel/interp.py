@@ -15,8 +15,15 @@ from strata.kernel.scalars import SCALARS, bitcast_array, cast_array
 Array = Any
 
 
-def interpret(kernel: Kernel, inputs: Sequence[Array], sizes: Mapping[str, int] | None = None) -> list[Array]:
-    """Runs a kernel on arrays and returns its outputs. Sizes that are not given are read off the inputs."""
+def interpret(
+    kernel: Kernel,
+    inputs: Sequence[Array],
+    sizes: Mapping[str, int] | None = None,
+    start: Sequence[Array] | None = None,
+) -> list[Array]:
+    """Runs a kernel on arrays and returns its outputs, which are zeros, or copies of `start`, where nothing is stored.
+
+    Sizes that are not given are read off the inputs."""
     bound = dict(sizes or {})
     for buffer, array in zip(kernel.inputs, inputs, strict=True):
         for extent, actual in zip(buffer.shape, np.shape(array), strict=True):
@@ -25,6 +32,8 @@ def interpret(kernel: Kernel, inputs: Sequence[Array], sizes: Mapping[str, int] 
     known = {b.name: np.asarray(a) for b, a in zip(kernel.inputs, inputs, strict=True)}
     machine = _Machine(known, bound)
     outputs = {b.name: np.zeros([machine.size(d) for d in b.shape], b.dtype.np) for b in kernel.outputs}
+    if start is not None:
+        outputs = {b.name: np.array(a) for b, a in zip(kernel.outputs, start, strict=True)}
     for store in kernel.stores:
         axes = tuple(sorted(store.axes, key=lambda a: a.name))
         shape = tuple(machine.size(a.extent) for a in axes)
