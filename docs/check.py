@@ -142,6 +142,7 @@ SECTIONS = {
     "strata.runtime": "Compiling and running",
     "strata.models": "Models", "strata.core": "Types", "strata.config": "Settings", "strata.backends": "Devices",
 }  # fmt: skip
+NAMESPACES = {"serving": "Serving"}  # modules whose names are on the page, too
 
 
 def api_page() -> str:
@@ -158,6 +159,10 @@ def api_page() -> str:
             continue
         parts.append(f"## {SECTIONS.get(module, module)}\n")
         parts += [_entry(name, getattr(strata, name), table[name][1]) for name in by_module[module]]
+    for name, title in NAMESPACES.items():
+        module = importlib.import_module(f"strata.{name}")
+        parts.append(f"## {title}: `strata.{name}`\n")
+        parts += [_entry(n, getattr(module, n), n) for n in module.__all__]
     parts.append("## Modules\n")
     rows = []
     for name in strata._MODULES:

@@ -7,18 +7,21 @@ from strata.models.loading import load
 
 if TYPE_CHECKING:
     from strata.models.base import Model
+    from strata.models.cached import PAGE
     from strata.models.embed import Encoder
     from strata.models.generate import Decoder, State
     from strata.models.ocr import Line, TextReader
     from strata.models.sampling import Sampler
+    from strata.models.speech import Speech
     from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer
 
 _PLACES = {
     "Model": "base", "Encoder": "embed", "Decoder": "generate", "State": "generate", "Line": "ocr", "TextReader": "ocr",
-    "Sampler": "sampling", "Tokenizer": "tokenizer", "folder_tokenizer": "tokenizer", "gguf_tokenizer": "tokenizer",
+    "PAGE": "cached", "Sampler": "sampling", "Speech": "speech", "Tokenizer": "tokenizer",
+    "folder_tokenizer": "tokenizer", "gguf_tokenizer": "tokenizer",
 }  # fmt: skip
-__all__ = ["Decoder", "Encoder", "Line", "Model", "Sampler", "State", "TextReader", "Tokenizer", "folder_tokenizer",
-           "gguf_tokenizer", "load"]  # fmt: skip
+__all__ = ["PAGE", "Decoder", "Encoder", "Line", "Model", "Sampler", "Speech", "State", "TextReader", "Tokenizer",
+           "folder_tokenizer", "gguf_tokenizer", "load"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

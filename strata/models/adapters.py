@@ -96,6 +96,19 @@ def turned_rows(adapter: Adapter, heads: Mapping[str, int]) -> Adapter:
     return Adapter(changes, adapter.replaced)
 
 
+def _is_turned(weights: Weights, name: str, change: LowRank) -> bool:
+    """Whether a product is stored [in, out], as in GPT-2; one that the change does not fit is refused."""
+    found = weights.get(f"{name}.weight")
+    if found is None:
+        raise FileError(f"adapter: it changes {name!r}, which the model does not have", code="F142")
+    size = (change.b.shape[0], change.a.shape[1])
+    if tuple(found.shape) not in (size, size[::-1]):
+        raise FileError(
+            f"adapter: the change of {name!r} is {list(size)}, the weight is {list(found.shape)}", code="F142"
+        )
+    return tuple(found.shape) != size
+
+
 def apply_adapter(
     weights: Weights, adapter: Adapter, *, merge: bool
 ) -> tuple[dict[str, np.ndarray | GgufTensor], dict[str, LowRank]]:
@@ -103,15 +116,8 @@ def apply_adapter(
     made = {**weights, **adapter.replaced}
     apart: dict[str, LowRank] = {}
     for name, change in adapter.changes.items():
-        found = made.get(f"{name}.weight")
-        if found is None:
-            raise FileError(f"adapter: it changes {name!r}, which the model does not have", code="F142")
-        size = (change.b.shape[0], change.a.shape[1])
-        turned = tuple(found.shape) == size[::-1] and tuple(found.shape) != size  # GPT-2 stores [in, out]
-        if tuple(found.shape) not in (size, size[::-1]):
-            raise FileError(
-                f"adapter: the change of {name!r} is {list(size)}, the weight is {list(found.shape)}", code="F142"
-            )
+        turned = _is_turned(made, name, change)
+        found = made[f"{name}.weight"]
         if not merge or (isinstance(found, GgufTensor) and not found.is_plain):
             apart[name] = change
             continue
@@ -119,3 +125,55 @@ def apply_adapter(
         matrix = change.matrix()
         made[f"{name}.weight"] = whole.astype(np.float32) + (matrix.T if turned else matrix)
     return made, apart
+
+
+class AdapterSet:
+    """Adapters by name, of which one at a time is used: a graph has room for the largest change of each product.
+
+    `blank` is what the graph is built with; `values` are the parameters that make it one adapter, or none.
+    """
+
+    def __init__(self, adapters: Mapping[str, Adapter]) -> None:
+        self._adapters = dict(adapters)
+        self.active: str | None = None
+        self.blank: dict[str, LowRank] = {}
+        for name, adapter in adapters.items():
+            if adapter.replaced:
+                raise FileError(
+                    f"adapter: {name!r} replaces {next(iter(adapter.replaced))!r} as a whole, and cannot be put in and "
+                    "out", code="F142",
+                )  # fmt: skip
+            for product, change in adapter.changes.items():
+                a, b = change.a, change.b
+                known = self.blank.get(product)
+                rank = max(a.shape[0], known.a.shape[0] if known else 0)
+                if known and (known.a.shape[1], known.b.shape[0]) != (a.shape[1], b.shape[0]):
+                    raise FileError(f"adapter: {name!r} changes {product!r} of another size", code="F142")
+                zero = np.float32(0)
+                self.blank[product] = LowRank(
+                    np.broadcast_to(zero, (rank, a.shape[1])), np.broadcast_to(zero, (b.shape[0], rank)), 1.0
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._adapters)
+
+    def check(self, weights: Weights, bound: Mapping[str, Any]) -> None:
+        """Refuse changes of what the model does not have, or does not multiply with."""
+        for name, change in self.blank.items():
+            _is_turned(weights, name, change)
+            if f"{name}.lora_A" not in bound:
+                raise FileError(f"adapter: it changes {name!r}, which is no product of the model", code="F142")
+
+    def values(self) -> dict[str, np.ndarray]:
+        """The parameters of the active adapter; zeros where it changes nothing."""
+        changes = self._adapters[self.active].changes if self.active is not None else {}
+        found: dict[str, np.ndarray] = {}
+        for name, room in self.blank.items():
+            a, b = np.zeros(room.a.shape, np.float32), np.zeros(room.b.shape, np.float32)
+            if name in changes:
+                change = changes[name]
+                rank = change.a.shape[0]
+                a[:rank], b[:, :rank] = change.a, change.b.astype(np.float32) * np.float32(change.scale)
+            found[f"{name}.lora_A"], found[f"{name}.lora_B"] = a, b
+        return found

@@ -3,16 +3,22 @@
 Inputs are the new tokens, how many came before them, and a cache of keys and of values for each layer; results are the
 logits and the caches with the new rows written. Passing one array for a cache's input and its result writes in place.
 Sequences of different lengths go through a ragged graph: they end at the same row of their caches, and `unused` says
-how many rows each leaves free before its first token.
+how many rows each leaves free before its first token. In a paged graph the keys and values of all sequences lie in
+pools of pages, a table for each sequence says which pages are its own, and the results are the new rows alone: whoever
+keeps the pools writes them to their pages.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from strata.core import f32, i32, i64, sym
 from strata.mir import Value, constant
 from strata.models.weights import Builder, Weights, ops
+
+PAGE: Final = 16  # tokens of a page; results do not depend on where a prompt is cut if it is cut between pages
+Layout = Literal["plain", "ragged", "paged"]  # of the caches: one length for all, ends in common, or pages
 
 
 @dataclass(frozen=True)
@@ -33,25 +39,29 @@ class CachedGraph(Builder):
     """A decoder under construction. `every` gives logits of every new token instead of the last one's."""
 
     def __init__(
-        self, name: str, weights: Weights, sizes: CacheSizes, length: int, *, every: bool, ragged: bool = False
+        self, name: str, weights: Weights, sizes: CacheSizes, length: int, *, every: bool, layout: Layout = "plain"
     ) -> None:
         super().__init__(name, weights)
         self.sizes, self.every = sizes, every
-        self.batch, self.count, self.capacity = sym("B", 1), sym("S", 1, length), sym("C", 1)
+        paged = layout == "paged"
+        self.batch, self.count, self.capacity = sym("B", 1), sym("S", 1, length), sym("P" if paged else "C", 1)
         self.ids = self.graph.input("input_ids", (self.batch, self.count), i32)
-        self.past = self.graph.input("past", (1,), i64)
-        self.unused = self.graph.input("unused", (self.batch,), i64) if ragged else None
-        shape = (self.batch, self.capacity, sizes.width)
+        self.past = self.graph.input("past", (self.batch if paged else 1,), i64)
+        self.unused = self.graph.input("unused", (self.batch,), i64) if layout == "ragged" else None
+        self.table = self.graph.input("table", (self.batch, sym("N", 1)), i64) if paged else None
+        shape = (self.capacity, PAGE, sizes.width) if paged else (self.batch, self.capacity, sizes.width)
         self.caches = [
             [self.graph.input(f"{kind}{i}", shape, f32) for kind in ("keys", "values")] for i in range(sizes.layers)
         ]
-        self.start = ops.reshape(self.past, ())
         self._updated: dict[int, list[Value]] = {}
 
     @property
     def positions(self) -> Value:
-        """Of the new tokens, i64[S]; in a ragged graph, i64[B, S]."""
-        rows = ops.iota((self.count,), 0, i64) + self.start
+        """Of the new tokens, i64[S]; in a ragged or paged graph, i64[B, S]."""
+        rows = ops.iota((self.count,), 0, i64)
+        if self.table is not None:
+            return ops.reshape(rows, (1, self.count)) + ops.reshape(self.past, (self.batch, 1))
+        rows = rows + ops.reshape(self.past, ())
         if self.unused is None:
             return rows
         return ops.reshape(rows, (1, self.count)) - ops.reshape(self.unused, (self.batch, 1))
@@ -69,18 +79,29 @@ class CachedGraph(Builder):
         softcap: float | None = None,
     ) -> Value:  # fmt: skip
         """Attention of the new tokens to themselves and to what came before; their keys and values enter the caches."""
-        zero = constant(0, i64)
-        keys, values = (
-            ops.dynamic_update_slice(cache, new, [zero, self.start, zero])
-            for cache, new in zip(self.caches[layer], (k, v), strict=True)
-        )
-        self._updated[layer] = [keys, values]
+        keys, values = (self._written(cache, new) for cache, new in zip(self.caches[layer], (k, v), strict=True))
+        self._updated[layer] = [keys, values] if self.table is None else [k, v]
         used = self.used
         masks, kind = ([], {}) if used is None else ([used], {"mask_kind": "custom"})
         return ops.attention(
             q, keys, values, *masks, num_heads=self.sizes.heads, kv_heads=self.sizes.kv_heads, layout="bsd",
             causal=True, offset=self.past, window=window, scale=scale, softcap=softcap, **kind,
         )  # fmt: skip
+
+    def _written(self, cache: Value, new: Value) -> Value:
+        """Rows of keys or values from the first on, with the new ones in their places."""
+        if self.table is None:
+            zero = constant(0, i64)
+            return ops.dynamic_update_slice(cache, new, [zero, ops.reshape(self.past, ()), zero])
+        count = self.table.shape[1] * PAGE
+        old = ops.reshape(ops.take(cache, self.table, axis=0), (self.batch, count, self.sizes.width))
+        behind = ops.reshape(ops.iota((count,), 0, i64), (1, count)) - ops.reshape(self.past, (self.batch, 1))
+        # rows behind the last new one repeat it: no query reads them
+        at = ops.clip(behind, 0, ops.dim_size(self.count - 1)) + ops.reshape(
+            ops.iota((self.batch,), 0, i64) * ops.dim_size(self.count), (self.batch, 1)
+        )
+        rows = ops.reshape(new, (self.batch * self.count, self.sizes.width))
+        return ops.where(ops.reshape(behind < 0, (self.batch, count, 1)), old, ops.take(rows, at, axis=0))
 
     def asked(self, x: Value) -> Value:
         """The rows [B, S, H] that logits are wanted of: all, or the last."""

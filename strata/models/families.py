@@ -11,6 +11,7 @@ from strata.io import load_gguf
 from strata.models import decoder_config
 from strata.models.adapters import PREFIXES, Adapter, LowRank, apply_adapter, turned_rows
 from strata.models.bert import BertConfig
+from strata.models.cached import Layout
 from strata.models.embed import Encoder
 from strata.models.generate import Decoder
 from strata.models.gpt2 import Gpt2Config, Gpt2Graph
@@ -31,8 +32,8 @@ def _decoder(
         weights, apart = apply_adapter(weights, adapter, merge=merge)
     make: Callable[..., Any] = Gpt2Graph if isinstance(config, Gpt2Config) else LlamaGraph
 
-    def build(length: int, *, every: bool, ragged: bool = False) -> Any:
-        graph = make(config, weights, length, every=every, ragged=ragged)
+    def build(length: int, *, every: bool, layout: Layout = "plain") -> Any:
+        graph = make(config, weights, length, every=every, layout=layout)
         graph.changes = apart
         return graph
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from strata.errors import OptionError
+from strata.errors import OptionError, UnknownNameError
+from strata.models.adapters import AdapterSet, load_adapter, turned_rows
 from strata.models.base import Model, compile_built
+from strata.models.cached import Layout
 from strata.models.sampling import Sampler
+from strata.models.speech import said
 from strata.models.tokenizer import Tokenizer
 from strata.runtime import CompiledGraph
 
@@ -55,7 +59,8 @@ class Decoder(Model):
         self._build = build
         self._make_tokenizer = tokenizer
         self._tokenizer: Tokenizer | None = None
-        self._graphs: dict[tuple[bool, bool], CompiledGraph] = {}
+        self._graphs: dict[tuple[bool, Layout], CompiledGraph] = {}
+        self._adapters: AdapterSet | None = None
 
     outputs = ("logits",)
 
@@ -73,13 +78,42 @@ class Decoder(Model):
     def inputs(self) -> dict[str, str]:
         return {"input_ids": "i32[B, S]"}
 
-    def graph_for(self, *, every: bool, ragged: bool = False) -> CompiledGraph:
-        """The compiled graph: of the last token's logits, or of every token's; of one length, or ragged."""
-        key = every, ragged
+    def graph_for(self, *, every: bool, layout: Layout = "plain") -> CompiledGraph:
+        """The compiled graph: of the last token's logits, or of every token's; with caches of this layout."""
+        key = every, layout
         if key not in self._graphs:
-            kinds = {"ragged": True} if ragged else {}
-            self._graphs[key] = compile_built(self._build(self.context, every=every, **kinds).build(), self.device)
+            kinds = {} if layout == "plain" else {"layout": layout}
+            builder = self._build(self.context, every=every, **kinds)
+            if self._adapters is not None:
+                builder.changes = self._adapters.blank
+            builder.build()
+            if self._adapters is not None:
+                self._adapters.check(builder.weights, builder.bound)
+                builder.bound |= self._adapters.values()
+            self._graphs[key] = compile_built(builder, self.device)
         return self._graphs[key]
+
+    def adapted(self, adapters: Mapping[str, str | os.PathLike[str]]) -> Decoder:
+        """This model with LoRA adapters, folders by name, of which `use_adapter` chooses one at a time."""
+        found = {name: load_adapter(folder) for name, folder in adapters.items()}
+        if getattr(self.config, "interleaved", False):
+            heads = {"q_proj": self.config.heads, "k_proj": self.config.kv_heads}
+            found = {name: turned_rows(adapter, heads) for name, adapter in found.items()}
+        made = Decoder(self.config, self._build, lambda: self.tokenizer, device=self.device, context=self.context)
+        made._adapters = AdapterSet(found)
+        return made
+
+    def use_adapter(self, name: str | None) -> None:
+        """Answer as this adapter from now on; None is the model itself."""
+        known = self._adapters
+        if known is None or (name is not None and name not in known.names):
+            names = ", ".join(known.names) if known is not None else "none"
+            raise UnknownNameError(f"there is no adapter {name!r}; there are {names}", code="N600")
+        if name != known.active:
+            known.active = name
+            values = known.values()
+            for graph in self._graphs.values():
+                graph.set_params(values)
 
     # ------------------------------------------------------------------------------------------------------ one step
 
@@ -105,7 +139,7 @@ class Decoder(Model):
         feeds = {"input_ids": ids, "past": np.array([state.length], np.int64), **state.feeds}
         if state.unused is not None:
             feeds["unused"] = state.unused
-        graph = self.graph_for(every=every, ragged=state.unused is not None)
+        graph = self.graph_for(every=every, layout="plain" if state.unused is None else "ragged")
         graph.run_into(feeds, [logits, *state.caches])
         state.length += count
         return logits
@@ -216,8 +250,7 @@ class Decoder(Model):
             for kept, token in zip(tokens, row, strict=True):
                 if token is not None:
                     kept.append(token)
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        return ["".join(until_stop(spoken(iter(ids), self.tokenizer), stops)) for ids in tokens]
+        return ["".join(said(ids, self.tokenizer, stop)) for ids in tokens]
 
     def generate(
         self, prompt: Prompt, *, max_tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
@@ -235,55 +268,10 @@ class Decoder(Model):
         )
         ends = self.tokenizer.eos
         chosen = self.tokens(self.prompt_ids(prompt), max_tokens, sampler, ends)
-        pieces = until_stop(spoken(chosen, self.tokenizer), (stop,) if isinstance(stop, str) else tuple(stop))
+        pieces = said(chosen, self.tokenizer, stop)
         return pieces if stream else "".join(pieces)
 
 
 def _whole(rows: int) -> int:
     """A power of two, so that near lengths share a plan."""
     return 1 << max(rows - 1, 1).bit_length()
-
-
-def spoken(tokens: Iterator[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """The text of tokens as it grows: a piece is held back while it ends inside a character."""
-    kept: list[int] = []
-    start = 0  # of the tokens that the next piece is decoded with: one piece before it, as spaces depend on neighbours
-    shown = ""
-    for token in tokens:
-        kept.append(token)
-        text = tokenizer.decode(kept[start:])
-        if text.endswith("\ufffd"):
-            continue
-        piece = text[len(shown) :]
-        if piece:
-            yield piece
-        if len(kept) - start > 16:
-            start = len(kept) - 4
-            shown = tokenizer.decode(kept[start:])
-        else:
-            shown = text
-    tail = tokenizer.decode(kept[start:])[len(shown) :]
-    if tail:
-        yield tail
-
-
-def until_stop(pieces: Iterator[str], stops: tuple[str, ...]) -> Iterator[str]:
-    """Pieces up to the first stop string; what may be its beginning is held back."""
-    stops = tuple(s for s in stops if s)
-    if not stops:
-        yield from pieces
-        return
-    held = ""
-    for piece in pieces:
-        held += piece
-        places = [held.find(s) for s in stops if s in held]
-        if places:
-            if min(places):
-                yield held[: min(places)]
-            return
-        risky = max((n for s in stops for n in range(1, len(s)) if held.endswith(s[:n])), default=0)
-        if len(held) > risky:
-            yield held[: len(held) - risky]
-            held = held[len(held) - risky :]
-    if held:
-        yield held

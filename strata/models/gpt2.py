@@ -7,7 +7,7 @@ from typing import Any
 
 from strata.errors import FileError
 from strata.mir import Value
-from strata.models.cached import CachedGraph, CacheSizes
+from strata.models.cached import CachedGraph, CacheSizes, Layout
 from strata.models.weights import Weights, ops, without_prefix
 
 
@@ -53,11 +53,11 @@ class Gpt2Graph(CachedGraph):
     """Builds the graph of a GPT-2. Its matrices are stored [in, out]."""
 
     def __init__(
-        self, config: Gpt2Config, weights: Weights, length: int, *, every: bool = False, ragged: bool = False
+        self, config: Gpt2Config, weights: Weights, length: int, *, every: bool = False, layout: Layout = "plain"
     ) -> None:
         sizes = CacheSizes(config.layers, config.heads, config.heads, config.head_dim)
         plain = without_prefix(weights, ("transformer.",))
-        super().__init__("decoder", plain, sizes, length, every=every, ragged=ragged)
+        super().__init__("decoder", plain, sizes, length, every=every, layout=layout)
         self.config = config
 
     def layer(self, x: Value, number: int) -> Value:

@@ -10,7 +10,7 @@ import numpy as np
 from strata.core import f32
 from strata.io import GgufTensor
 from strata.mir import Value
-from strata.models.cached import CachedGraph, CacheSizes
+from strata.models.cached import CachedGraph, CacheSizes, Layout
 from strata.models.decoder_config import DecoderConfig
 from strata.models.weights import Weights, ops, without_prefix
 
@@ -48,10 +48,10 @@ class LlamaGraph(CachedGraph):
     """Builds the graph of a decoder."""
 
     def __init__(
-        self, config: DecoderConfig, weights: Weights, length: int, *, every: bool = False, ragged: bool = False
+        self, config: DecoderConfig, weights: Weights, length: int, *, every: bool = False, layout: Layout = "plain"
     ) -> None:
         sizes = CacheSizes(config.layers, config.heads, config.kv_heads, config.head_dim)
-        super().__init__("decoder", weights, sizes, length, every=every, ragged=ragged)
+        super().__init__("decoder", weights, sizes, length, every=every, layout=layout)
         self.config = config
         self.tables = {False: self._rope_tables("rope", config.rope, length)}
         self.tables[True] = (

@@ -36,6 +36,7 @@ ORDER = (
     ("io",),
     ("nn",),
     ("models",),
+    ("serving",),
     ("testing",),
     ("cli",),
     ("",),

@@ -1,0 +1,135 @@
+"""Keys and values in pages: a pool that lends them, a table for each sequence, and the arrays that hold them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from strata.errors import OptionError
+from strata.models import PAGE, Decoder
+
+
+class PagePool:
+    """Numbers of pages, lent lowest first. A page has room for `tokens` tokens and is `size` bytes long."""
+
+    def __init__(self, pages: int, *, tokens: int = PAGE, size: int = 0) -> None:
+        if pages < 1 or tokens < 1 or size < 0:
+            raise OptionError(f"pages: {pages} pages of {tokens} tokens and {size} bytes make no pool", code="O600")
+        self.pages, self.tokens, self.size = pages, tokens, size
+        self._free = list(range(pages))  # a heap
+        self._lent: set[int] = set()
+
+    @property
+    def free(self) -> int:
+        """Pages that can be lent."""
+        return len(self._free)
+
+    def take(self) -> int | None:
+        """The lowest free page; None when there is none."""
+        if not self._free:
+            return None
+        page = heapq.heappop(self._free)
+        self._lent.add(page)
+        return page
+
+    def give_back(self, pages: Iterable[int]) -> None:
+        """Pages that nobody reads any more."""
+        for page in pages:
+            if page not in self._lent:
+                raise OptionError(f"pages: {page} is given back and was not lent", code="O601")
+            self._lent.remove(page)
+            heapq.heappush(self._free, page)
+
+    def offset(self, page: int) -> int:
+        """Where a page begins, in bytes."""
+        if not 0 <= page < self.pages:
+            raise OptionError(f"pages: {page} is none of {self.pages} pages", code="O601")
+        return page * self.size
+
+
+class PageTable:
+    """The pages of one sequence, in order, of which `length` tokens are in use."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self.pool = pool
+        self.pages: list[int] = []
+        self.length = 0
+
+    @property
+    def capacity(self) -> int:
+        return len(self.pages) * self.pool.tokens
+
+    def reserve(self, tokens: int) -> bool:
+        """Make room for so many tokens in all; without enough free pages nothing is taken, and the answer is False."""
+        missing = -(-(tokens - self.capacity) // self.pool.tokens)
+        if missing > self.pool.free:
+            return False
+        for _ in range(missing):
+            page = self.pool.take()
+            assert page is not None
+            self.pages.append(page)
+        return True
+
+    def page_of(self, token: int) -> int:
+        """The page that a token lies in."""
+        if not 0 <= token < self.capacity:
+            raise OptionError(f"pages: token {token} is outside of a table for {self.capacity}", code="O601")
+        return self.pages[token // self.pool.tokens]
+
+    def rows(self, start: int, count: int) -> np.ndarray:
+        """Where tokens lie among all rows of all pages, i64[count]."""
+        at = np.arange(start, start + count)
+        return np.asarray(self.pages, np.int64)[at // self.pool.tokens] * self.pool.tokens + at % self.pool.tokens
+
+    def release(self) -> None:
+        """Give all pages back."""
+        self.pool.give_back(self.pages)
+        self.pages, self.length = [], 0
+
+
+def page_bytes(model: Decoder) -> int:
+    """Of the keys and values of one page, in all layers."""
+    c = model.config
+    return PAGE * c.layers * 2 * c.kv_heads * c.head_dim * 4
+
+
+class PagedCache:
+    """The keys and values of many sequences of one model, and the step that reads and extends them."""
+
+    def __init__(self, model: Decoder, pages: int) -> None:
+        self.model = model
+        self.pool = PagePool(pages, size=page_bytes(model))
+        c = model.config
+        shape = (pages, PAGE, c.kv_heads * c.head_dim)
+        names = [f"{kind}{i}" for i in range(c.layers) for kind in ("keys", "values")]
+        self._pools = {name: np.zeros(shape, np.float32) for name in names}
+
+    def table(self) -> PageTable:
+        """Of a new sequence."""
+        return PageTable(self.pool)
+
+    def step(self, tables: Sequence[PageTable], ids: np.ndarray) -> np.ndarray:
+        """Logits f32[B, V] after new tokens i32[B, S], which enter the sequences of these tables."""
+        count = ids.shape[1]
+        short = next((t for t in tables if t.length + count > t.capacity), None)
+        if short is not None:
+            raise OptionError(
+                f"pages: {short.length} tokens and {count} more do not fit a table for {short.capacity}", code="O602",
+                fix="table.reserve(tokens)",
+            )  # fmt: skip
+        past = np.array([t.length for t in tables], np.int64)
+        longest = -(-int(past.max() + count) // PAGE)
+        pages = np.zeros((len(tables), longest), np.int64)  # page 0 stands where a table is shorter, and is not read
+        for row, table in zip(pages, tables, strict=True):
+            used = min(len(table.pages), longest)
+            row[:used] = table.pages[:used]
+        graph = self.model.graph_for(every=False, layout="paged")
+        logits, *new = graph.run({"input_ids": ids, "past": past, "table": pages, **self._pools})
+        at = np.concatenate([t.rows(t.length, count) for t in tables])
+        for cache, rows in zip(self._pools.values(), new, strict=True):
+            cache.reshape(-1, cache.shape[2])[at] = rows.reshape(len(at), -1)
+        for table in tables:
+            table.length += count
+        return logits
