@@ -23,10 +23,13 @@ _LEVELS: Final = {
 }
 # features of the host worth generating code for; the rest of what the processor reports is left out, so that a
 # target's text (and with it every cache key) depends only on what can change the code
-_KNOWN: Final = frozenset((
-    *_AVX512, "neon", "fp-armv8", "avx512vnni", "avx512bf16", "avx512vbmi", "gfni", "avxvnni",
-    "amx-tile", "amx-int8", "amx-bf16", "avx512fp16", "dotprod", "fullfp16", "bf16", "i8mm",
-))  # fmt: skip
+_KNOWN: Final = {
+    "x86_64": frozenset((
+        *_AVX512, "avx512vnni", "avx512bf16", "avx512vbmi", "gfni", "avxvnni",
+        "amx-tile", "amx-int8", "amx-bf16", "avx512fp16",
+    )),
+    "aarch64": frozenset(("neon", "fp-armv8", "dotprod", "fullfp16", "bf16", "i8mm")),
+}  # fmt: skip
 _LINUX_NAMES: Final = {
     "sse4_1": "sse4.1", "sse4_2": "sse4.2", "pni": "sse3", "bmi1": "bmi", "abm": "lzcnt", "avx512_vnni": "avx512vnni",
     "avx512_bf16": "avx512bf16", "avx512_vbmi": "avx512vbmi", "avx_vnni": "avxvnni", "amx_tile": "amx-tile",
@@ -121,7 +124,7 @@ class Target:
 @cache
 def _host() -> Target:
     machine = _machine()
-    reported = _host_features()
+    reported = _host_features() & _KNOWN.get(machine, frozenset())  # an emulator shows what its own host reports
     if machine == "aarch64":
         level = "neon"
         reported |= {"neon", "fp-armv8"}
@@ -132,7 +135,8 @@ def _host() -> Target:
     else:
         level = "baseline"
     cpu, base, vector_bytes, registers = _LEVELS[level]
-    extra = tuple(sorted(f for f in reported & _KNOWN if f not in base)) if level != "baseline" else ()
+    cpu = cpu if machine in _KNOWN else "generic"
+    extra = tuple(sorted(f for f in reported if f not in base)) if level != "baseline" else ()
     l1, l2, l3 = _cache_sizes()
     splits = level == "avx512" and _splits_vectors()
     return Target("host", _triple(machine), cpu, (*base, *extra), vector_bytes, registers, l1, l2, l3, 64, splits)
