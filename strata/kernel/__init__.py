@@ -4,6 +4,7 @@ from strata.kernel.access import NOT_READ, check_access, contained, is_plain, nu
 from strata.kernel.algebra import Linear, linear
 from strata.kernel.build import Index, KernelBuilder, View
 from strata.kernel.choose import Machine, choose_schedule
+from strata.kernel.codes import Code, code_of
 from strata.kernel.columns import columns_first
 from strata.kernel.cut import cut_stores
 from strata.kernel.inline import element, with_batch, with_names, with_sizes

@@ -102,8 +102,9 @@ class Convolution:
 
     @property
     def zeros(self) -> int:
-        """Values outside x that are read together."""
-        return max(self.run, self.product.lanes if self.beside else 1)
+        """Values outside x that are read together, in whole registers."""
+        least, whole = max(self.run, self.product.lanes if self.beside else 1), self.product.lanes
+        return -(-least // whole) * whole
 
     @property
     def stack_bytes(self) -> int:
@@ -237,7 +238,7 @@ class ConvDriver(Driver):
         self.table = f.alloca("ptr", rows * runs + AT_ONCE)
         self.copies = f.alloca(self.element, rows * runs * spec.run) if spec.joined else ""
         self.zeros = f.alloca(self.element, spec.zeros)
-        f.loop(0, spec.zeros, 1, [], lambda i, _: self._clear(f.address(self.element, self.zeros, i)))
+        f.loop(0, spec.zeros, spec.product.lanes, [], lambda i, _: self._clear(f.address(self.element, self.zeros, i)))
         self.steps = self._steps()
 
     @property
@@ -245,7 +246,8 @@ class ConvDriver(Driver):
         return self.conv.run
 
     def _clear(self, place: str) -> None:
-        self.f.store(self.element, constant(self.element, self.conv.fill), place, self.spec.a.itemsize)
+        type_ = vector(self.element, self.spec.lanes)
+        self.f.store(type_, constant(type_, self.conv.fill), place, self.spec.a.itemsize)
 
     def _a_tile(self, chunk: Chunk, block: Block | None, row: Value) -> str:
         return self.f.address("ptr", self.table, self.f.mul(row, self.spec.a_runs))

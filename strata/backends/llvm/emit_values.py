@@ -27,6 +27,7 @@ from strata.backends.llvm.registers import (
     to_memory,
     woven,
 )
+from strata.backends.llvm.saturate import rounded_to_code
 from strata.backends.llvm.vector_floats import Math
 from strata.backends.llvm.vector_math import exp_below
 from strata.core import Atom, Dim, DType, Symbol, SymExpr, Target
@@ -45,6 +46,7 @@ from strata.kernel import (
     Schedule,
     Size,
     Store,
+    code_of,
     is_below,
     linear,
     need_no_nan,
@@ -240,6 +242,8 @@ class Values:
                 return self._load(node, lanes)
             case Scalar("exp", (x,)) if is_below(x) and (math := self._math(node, lanes)).has_tables:
                 return (exp_below(math, self.widened(x, lanes)[0]),)
+            case Scalar("cast") if lanes > 1 and (code := code_of(node)) is not None:
+                return (rounded_to_code(self.f, code, self.widened(code.x, lanes)[0], lanes),)
             case Scalar(name, args):
                 made = tuple(self.widened(a, lanes) for a in args)
                 dtypes = tuple(a.dtype for a in args)

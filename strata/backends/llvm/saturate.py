@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
-from strata.backends.llvm.builder import Function, bits_of, constant, lanes_of, suffix, with_element
+from strata.backends.llvm.builder import Function, bits_of, constant, lanes_of, suffix, vector, with_element
 from strata.core import DType
+from strata.kernel import Code
 
 
 def float_to_integer(f: Function, from_type: str, x: str, result: DType, to_type: str) -> str:
@@ -30,6 +31,24 @@ def float_to_integer(f: Function, from_type: str, x: str, result: DType, to_type
         above = f.compare("ogt", from_type, x, constant(from_type, most))
         made = f.select(whole, above, constant(whole, high), made)
     return made if whole == to_type else f.convert("trunc", whole, made, to_type)
+
+
+def rounded_to_code(f: Function, code: Code, x: str, lanes: int) -> str:
+    """A code, or the float that it becomes, from x in registers of f32: kept within bounds, then rounded to an integer
+    by one instruction."""
+    real, whole = vector("float", lanes), vector("i32", lanes)
+    least, most = (constant(real, float(bound)) for bound in code.bounds)
+    kept = f.select(real, f.compare("ogt", real, x, least), x, least)  # and NaN the least
+    kept = f.select(real, f.compare("olt", real, kept, most), kept, most)
+    made = f.call(whole, f"llvm.lrint.{suffix(whole)}.{suffix(real)}", (real, kept))
+    if code.dtype.kind == "int":
+        made = f.select(whole, f.compare("ord", real, x, x), made, constant(whole, -code.shift))
+    shift = code.shift - (code.back or 0)
+    if shift:
+        made = f.binary("add", whole, made, constant(whole, shift))
+    if code.back is not None:
+        return f.convert("sitofp", whole, made, real)
+    return f.convert("trunc", whole, made, vector(f"i{code.dtype.bits}", lanes))
 
 
 def _largest(type_: str, high: int) -> float:
