@@ -20,12 +20,13 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from strata.core import Dim, DType, Shape, Symbol, TensorType, bool_, dim_prod, i64, symbols
+from strata.core import Dim, DType, Shape, Symbol, TensorType, bool_, dim_prod, i64, new_rlock, symbols
 from strata.kernel.scalars import SCALARS
 
 REDUCTIONS: Final = ("sum", "prod", "max", "min", "all", "any", "argmax", "argmin")
 
 _nodes: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
+_first = new_rlock()  # of several threads that make the same node, one is first
 _NO_AXES: Final[frozenset[Axis]] = frozenset()
 Node = TypeVar("Node", bound="Expr")
 
@@ -157,7 +158,8 @@ class Expr:
 
 
 def _intern(cls: type[Node], key: tuple[Any, ...], dtype: DType, free: frozenset[Axis], **fields: Any) -> Node:
-    found = _nodes.get((cls, *key))
+    place = (cls, *key)
+    found = _nodes.get(place)
     if found is not None:
         return found  # type: ignore[return-value]
     node = object.__new__(cls)
@@ -165,8 +167,8 @@ def _intern(cls: type[Node], key: tuple[Any, ...], dtype: DType, free: frozenset
     node.free = free
     for name, value in fields.items():
         setattr(node, name, value)
-    _nodes[(cls, *key)] = node
-    return node
+    with _first:
+        return _nodes.setdefault(place, node)  # type: ignore[return-value]
 
 
 class Const(Expr):

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from strata.core import Dim, DType, Symbol, SymExpr, TensorType, here, substitute, symbols
+from strata.core import Dim, DType, Symbol, SymExpr, TensorType, here, new_rlock, substitute, symbols
 from strata.errors import (
     DTypeError,
     MissingRuleError,
@@ -341,6 +341,7 @@ class Node:
 
 
 _INTERNED: WeakValueDictionary[Any, Node] = WeakValueDictionary()
+_first = new_rlock()  # of several threads that make the same node, one is first
 _serials = itertools.count()
 
 
@@ -368,7 +369,8 @@ def make_node(op: Op, inputs: Sequence[Value]) -> Node:
         error.applied = op, tuple(x.type for x in inputs)
         raise
     node = Node(op, tuple(inputs), types, current_origin())
-    return _INTERNED.setdefault(key, node)
+    with _first:
+        return _INTERNED.setdefault(key, node)
 
 
 def describe_operand(x: Value) -> str:

@@ -43,7 +43,7 @@ class Literal:
 
     def __init__(self, array: np.ndarray) -> None:
         array = np.ascontiguousarray(array).reshape(array.shape)
-        if array.flags.writeable:
+        if _may_change(array):
             array = array.copy()
             array.flags.writeable = False
         self.array = array
@@ -63,6 +63,15 @@ class Literal:
 
     def __repr__(self) -> str:
         return f"Literal({self.array.dtype}, {self.array.shape})"
+
+
+def _may_change(array: Any) -> bool:
+    """Whether somebody can write to the memory: an array that is read-only may be a view of one that is not."""
+    while isinstance(array, np.ndarray):
+        if array.flags.writeable:
+            return True
+        array = array.base
+    return False
 
 
 @op("constant")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -481,14 +480,24 @@ class CompiledGraph:
 
     def clone(self) -> CompiledGraph:
         """Another one with the same code and the same parameters, and state of its own."""
+        made = object.__new__(type(self))
         with self._lock:
-            made = copy(self)
+            made.__dict__.update(self.__dict__)
         made._state = self._state.copy() if self._state is not None else None
         made._extents = None
         made._lock = new_rlock()
         made._last = []
         made._note_special()
         return made
+
+    __copy__ = clone
+
+    def __reduce__(self) -> NoReturn:
+        """Deep copies and pickles: code, memory and threads are of this process."""
+        raise OptionError(
+            f"{self.name!r} is a compiled graph, which cannot be pickled or copied deeply", code="O153", place=here(),
+            fix="compiled.save(path) and st.load_compiled(path), or compiled.clone()",
+        )  # fmt: skip
 
     def save(self, path: str | os.PathLike[str], *, weights: bool = True, levels: Sequence[str] | None = None) -> None:
         """Write an ahead-of-time bundle; `strata.load_compiled` reads it without compiling.

@@ -26,23 +26,24 @@ def tensor(data: Any, dtype: Any = None) -> Tensor:
 def asarray(data: Any, dtype: Any = None, *, copy: bool | None = None) -> Tensor:
     """A tensor of anything array-like, sharing memory where it can: `__dlpack__`, `__array__`, buffers, lists."""
     if isinstance(data, Tensor):
-        return data if dtype is None else Tensor(data.value.cast(dtype))
+        made = data if dtype is None else Tensor(data.value.cast(dtype))
+        return made.__copy__() if copy else made
     if isinstance(data, Value):
         return Tensor(data)
     if isinstance(data, (list, tuple)) and any(isinstance(x, Tensor) for x in data):
         stacked: Tensor = lifted(ops.stack)([asarray(x) for x in data])
         return stacked if dtype is None else Tensor(stacked.value.cast(dtype))
-    array = _as_array(data)
+    array = given = _as_array(data)
     if dtype is None and not hasattr(data, "dtype"):
         dtype = PYTHON_DTYPES.get(array.dtype.kind)
     if dtype is not None:
         array = array.astype(as_dtype(dtype).np, copy=False)
     as_dtype(array.dtype)
-    if copy and isinstance(data, np.ndarray) and np.shares_memory(array, data):
+    if copy and array is given:  # what was converted is a copy already
         array = array.copy()
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    return Tensor(data_value(array))
+    return Tensor(data_value(array, is_open=array is given and not isinstance(data, (list, tuple))))
 
 
 def _as_array(data: Any) -> np.ndarray:

@@ -20,7 +20,7 @@ class Handle:
     has room for the largest sizes while they are not bound.
     """
 
-    __slots__ = ("__weakref__", "_array", "binding", "is_own", "is_shared", "type")
+    __slots__ = ("__weakref__", "_array", "binding", "is_open", "is_own", "is_shared", "type")
 
     def __init__(
         self,
@@ -29,12 +29,14 @@ class Handle:
         binding: Mapping[str, int] | None = None,
         *,
         is_own: bool = False,
+        is_open: bool = False,
     ) -> None:
         self._array: np.ndarray | None = array
         self.type = TensorType(as_dtype(array.dtype), array.shape) if kind is None else kind
         self.binding = binding
         self.is_own = is_own  # nobody else has seen the array: no other handle, view or program has its memory
-        self.is_shared = False  # an expression is remembered to have this array: it is not for writing
+        self.is_open = is_open  # somebody outside can write to the array
+        self.is_shared = False  # an expression or a program keeps this array: it is not for writing
 
     @property
     def array(self) -> np.ndarray:
@@ -57,8 +59,24 @@ class Handle:
             shape = self.array.shape
             self._array = self.storage.copy().reshape(-1)[: self.array.size].reshape(shape)
             self.is_shared = False
-        self.is_own = False
+        self.is_own, self.is_open = False, True
         return self.array
+
+    def for_keeping(self) -> np.ndarray:
+        """The array as it is now and stays, whatever happens to the tensor; copied only if others may write to it."""
+        array = self.array
+        if self.is_open:
+            return array.copy()
+        self.is_shared, self.is_own = True, False
+        return array
+
+    def copied(self) -> Handle:
+        """The same elements in memory of their own."""
+        made = Handle(self.array, self.type, self.binding)
+        made.is_shared = True
+        made.for_writing()
+        made.is_own, made.is_open = True, False
+        return made
 
     def rebind(self, array: np.ndarray, binding: Mapping[str, int] | None) -> None:
         """Other sizes, and the array that they give."""
@@ -96,9 +114,9 @@ _NOWHERE = Origin()
 _realized: WeakKeyDictionary[Node, dict[int, Handle]] = WeakKeyDictionary()
 
 
-def data_value(array: np.ndarray) -> Value:
-    """A value that is this array; no copy is made."""
-    return handle_value(Handle(array))
+def data_value(array: np.ndarray, *, is_open: bool = False) -> Value:
+    """A value that is this array; no copy is made. It is open if somebody else can write to it."""
+    return handle_value(Handle(array, is_open=is_open))
 
 
 def handle_value(handle: Handle) -> Value:

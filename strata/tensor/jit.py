@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import update_wrapper
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from strata.tensor.general import General
 from strata.tensor.outline import is_traced
 from strata.tensor.realize import realize_values
 from strata.tensor.repeat import Repeat, UnlikeError
-from strata.tensor.signature import outline_arguments
+from strata.tensor.signature import exact, outline_arguments
 from strata.tensor.tensor import Tensor, realize_tensors
 from strata.tensor.variant import Bucket, Explanation, Variant
 
@@ -40,6 +42,7 @@ class Jitted:
     """
 
     __name__: str
+    __qualname__: str  # of the function, once there is one
 
     def __init__(
         self,
@@ -101,6 +104,14 @@ class Jitted:
             self._expect(call, variant)
         return variant.run(realize_tensors(call.tensors) if pending else call.handles)  # type: ignore[arg-type]
 
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        """As an attribute of a class it is a method, like any function."""
+        return self if owner is None else MethodType(self, owner)
+
+    def __reduce__(self) -> str:
+        """In pickles and copies it is what it is called, like any function."""
+        return self.__qualname__
+
     def _expect(self, call: _Call, variant: Variant) -> None:
         """Calls like this one are to be recognised without a signature."""
         variant.repeats += 1
@@ -122,6 +133,13 @@ class Jitted:
         args, kwargs = self._arguments(call, call.tensors)
         result = self.fn(*args, **kwargs)
         return tree_map(lambda x: asarray(x) if _is_dynamic(x) else x, result)
+
+    def _interpreted(self, call: _Call) -> Any:
+        """The same at once: like a program's, results are in memory of their own, whatever happens to the arguments."""
+        given = {x.value for x in call.tensors}
+        result = tree_map(lambda x: copy(x) if isinstance(x, Tensor) and x.value in given else x, self._plainly(call))
+        realize_tensors([x for x in flatten(result)[0] if isinstance(x, Tensor) and not is_traced(x.value)])
+        return result
 
     def _arguments(self, call: _Call, tensors: Sequence[Tensor]) -> Any:
         """The arguments with these tensors in place of those that were given, as `(args, kwargs)`."""
@@ -153,7 +171,9 @@ class Jitted:
         fixed: tuple[Any, ...] = ()
         if len(dynamic) != len(leaves):
             among = set(dynamic)
-            fixed = tuple((i, type(x), x) for i, x in enumerate(leaves) if i not in among)
+            fixed = tuple(
+                (i, exact(x.value if type(x) is _Static else x)) for i, x in enumerate(leaves) if i not in among
+            )
         where = (settings.device, settings.code_settings)
         types = tuple([x.type if h is None else h.type for x, h in zip(tensors, handles, strict=True)])
         return _Call(args, kwargs, given, leaves, dynamic, tensors, handles, (shape, types, fixed, where))
@@ -212,8 +232,8 @@ class Jitted:
         return tuple(found)
 
     def _unhashable(self, call: _Call) -> TraceError:
-        bad = next((x for _, _, x in call.key[2] if not _hashable(x)), None)
-        bad = bad.value if isinstance(bad, _Static) else bad
+        fixed = [x.value if isinstance(x, _Static) else x for x in call.leaves if not _is_dynamic(x)]
+        bad = next((x for x in fixed if not _hashable(x)), None)
         return TraceError(
             f"jit: a {type(bad).__name__} argument is neither a tensor nor hashable, which a signature needs",
             code="T220", place=here(),
@@ -250,7 +270,7 @@ class Jitted:
             if general.key not in self.buckets and self._is_full(len(self.buckets)):
                 if self.on_miss == "interpret":
                     self._keep(call, None)
-                    return (self._plainly(call),)
+                    return (self._interpreted(call),)
                 if self.on_miss == "error":
                     raise self._beyond(call)
                 if self.on_miss == "bucket":
@@ -278,7 +298,7 @@ class Jitted:
         if general is not None and general.key not in self.buckets:
             if self.on_miss == "bucket" and not self._has_room():
                 self._keep(call, None)
-                return (self._plainly(call),)
+                return (self._interpreted(call),)
             self._note(call)
         variant.share(self.buckets, general)
         return variant
@@ -328,7 +348,7 @@ class Jitted:
         shape, kinds, *rest = call.key
         call.key = (shape, tuple([types.setdefault(t, t) for t in kinds]), *rest)
         if call.key in self._sharing:
-            return (self._plainly(call),)
+            return (self._interpreted(call),)
         if self.ranges:
             found = self._miss_in_buckets(call)
             if found is not None:
@@ -338,7 +358,7 @@ class Jitted:
     def _miss_alone(self, call: _Call) -> Variant | tuple[Any]:
         full = self._is_full(len(self.variants))
         if full and self.on_miss == "interpret":
-            return (self._plainly(call),)
+            return (self._interpreted(call),)
         if full and self.on_miss == "error":
             raise self._beyond(call)
         variant = self._trace(call)
@@ -380,8 +400,7 @@ class Jitted:
         captured = {}
         for i, (value, handle) in enumerate(zip(captures, realize_values(captures), strict=True)):
             table[value] = graph.param(f"k{i}", value.type)
-            captured[f"k{i}"] = handle.array
-            handle.is_own = False  # the program keeps it
+            captured[f"k{i}"] = handle.for_keeping()
         fixed = {i: x for i, x in enumerate(outs) if not _is_dynamic(x)}
         graph.outputs(*substitute_values(tensors, table))
         types = {t: t for t in call.key[1]}
@@ -415,12 +434,6 @@ class _Static:
 
     def __init__(self, value: Any) -> None:
         self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Static) and type(other.value) is type(self.value) and other.value == self.value
-
-    def __hash__(self) -> int:
-        return hash(self.value)
 
 
 def _is_static(x: Any) -> bool:

@@ -6,7 +6,7 @@ output, and no graph is touched. Symbolic sizes are given to `execute` by name a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from strata.core import Dim, here
 from strata.errors import OptionError, SymbolError, UnknownNameError
 from strata.mir import Value, near
 from strata.runtime import CompiledGraph, Profile, Session
-from strata.tensor.data import Handle, handle_of, handle_value, remember
+from strata.tensor.data import Handle, handle_of, handle_value
 from strata.tensor.outline import outline
 from strata.tensor.storage import bound_view, capacity, slices
 from strata.tensor.variable import check_range
@@ -36,7 +36,10 @@ class KernelInfo:
 
 
 class Plan:
-    """Made by `Tensor.prepare` and `st.prepare`. The tensors belong to it: they show what the last run computed."""
+    """Made by `Tensor.prepare` and `st.prepare`. The tensors belong to it: they show what the last run computed.
+
+    Before the first run that is zeros. Other tensors never have the plan's memory, equal expressions included.
+    """
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         settings = config()
@@ -50,10 +53,16 @@ class Plan:
         self._limits: dict[str, tuple[int, int | None]] = {}
         if pending:
             self._prepare(pending, settings)
-        self._outputs = [handle_of(t.value) for t in tensors]
-        for tensor, handle in zip(tensors, self._outputs, strict=True):
-            assert handle is not None
-            tensor.value = handle_value(handle)
+        self._outputs = [self._output(t, dict(zip(pending, self._handles, strict=True))) for t in tensors]
+
+    def _output(self, tensor: Any, made: Mapping[Value, Handle]) -> Handle:
+        """Where a tensor is from now on: in the plan's memory, which equal expressions elsewhere know nothing of."""
+        handle = made.get(tensor.value)
+        if handle is None:
+            found: Handle = tensor._hold(handle_of(tensor.value))
+            return found
+        tensor.value = handle_value(handle)
+        return handle
 
     def _prepare(self, pending: list[Value], settings: Config) -> None:
         plan = outline(pending)
@@ -70,11 +79,11 @@ class Plan:
         self._compiled = Session(settings.device).compile(graph)
         self._leaves = plan.leaves
         for value in pending:
-            buffer = np.empty(capacity(value.type), value.dtype.np)
-            handle = Handle(bound_view(buffer, value.type, self.variables), value.type, dict(self.variables) or None)
+            buffer = np.zeros(capacity(value.type), value.dtype.np)  # until the first run there is nothing else to show
+            view = bound_view(buffer, value.type, self.variables)
+            handle = Handle(view, value.type, dict(self.variables) or None, is_open=True)
             self._buffers.append(buffer)
             self._handles.append(handle)
-            remember(value, handle)
 
     def execute(self, **variables: int) -> Plan:
         """Run. Values of variables are checked before anything changes, and kept for the runs that follow."""
@@ -107,9 +116,7 @@ class Plan:
         """What the last run computed for the i-th tensor: the plan's own memory, written again by the next run."""
         if not -len(self._outputs) <= i < len(self._outputs):
             raise OptionError(f"output: the plan has {len(self._outputs)} outputs, not {i}", code="O150", place=here())
-        handle = self._outputs[i]
-        assert handle is not None
-        return handle.array
+        return self._outputs[i].array
 
     @property
     def outputs(self) -> tuple[np.ndarray, ...]:

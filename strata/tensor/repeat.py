@@ -8,6 +8,7 @@ not computed yet, is left to the signature.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from math import copysign
 from operator import itemgetter
 from typing import Any
 
@@ -17,6 +18,7 @@ from strata.config import Config
 from strata.core import TensorType
 from strata.runtime import USABLE
 from strata.tensor.data import Handle
+from strata.tensor.signature import exact
 from strata.tensor.tensor import Tensor
 
 FIXED = (bool, int, float, str, type(None))  # leaves other than tensors and arrays that are compared
@@ -31,7 +33,18 @@ class UnlikeError(Exception):
 class Repeat:
     """The arguments of a call, to compare others with."""
 
-    __slots__ = ("_arrays", "_count", "_fixed", "_keywords", "_kinds", "_takers", "_types", "settings", "variant")
+    __slots__ = (
+        "_arrays",
+        "_count",
+        "_fixed",
+        "_keywords",
+        "_kinds",
+        "_takers",
+        "_types",
+        "_zeros",
+        "settings",
+        "variant",
+    )
 
     def __init__(
         self,
@@ -48,6 +61,7 @@ class Repeat:
         leaves = self._leaves(args, kwargs) or []
         self._count, self._types = len(leaves), [type(x) for x in leaves]
         self._fixed = [(i, x) for i, x in enumerate(leaves) if type(x) in FIXED]
+        self._zeros = [(i, copysign(1.0, x)) for i, x in self._fixed if type(x) is float and not x]
         inputs = [x for x in leaves if type(x) not in FIXED]
         if any(type(x) not in (Tensor, np.ndarray) for x in inputs) or not all(k.is_static for k in kinds):
             raise UnlikeError
@@ -77,6 +91,9 @@ class Repeat:
         if self._fixed:
             for i, value in self._fixed:
                 if leaves[i] != value:
+                    return None
+            for i, sign in self._zeros:
+                if copysign(1.0, leaves[i]) != sign:
                     return None
             leaves = [x for x in leaves if type(x) not in FIXED]
         handles = self._mixed(leaves) if self._arrays else [x._handle or x._held for x in leaves]
@@ -149,13 +166,19 @@ def _sequence_taker(kind: Any, items: list[Any]) -> Taker:
 def _object_taker(tree: Any) -> Taker:
     kind = type(tree)
     keys, items, fixed = tree.__tree_flatten__()
-    parts = _parts(items)
+    parts, known = _parts(items), exact(fixed)
+    types = [type(v) for _, v in fixed]
+    plain = all(t in FIXED and (t is not float or v) for t, (_, v) in zip(types, fixed, strict=True))
 
     def take(tree: Any, leaves: list[Any]) -> bool:
         if type(tree) is not kind:
             return False
         found, items, static = tree.__tree_flatten__()
-        return found == keys and static == fixed and parts(items, leaves)
+        if found != keys or static != fixed:
+            return False
+        if static is not fixed and ([type(v) for _, v in static] != types if plain else exact(static) != known):
+            return False
+        return parts(items, leaves)
 
     return take
 

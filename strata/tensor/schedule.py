@@ -131,12 +131,18 @@ def run_values(roots: Sequence[Value]) -> tuple[list[np.ndarray], dict[str, int]
         compiled = _consider(program, plan, roots, settings)
     if compiled is None:
         COUNTS.interpreted += 1
-        made = program.interpreter.run(arrays)
-        for leaf in plan.leaves:
-            if leaf.is_own and any(np.may_share_memory(leaf.array, a) for a in made):
-                leaf.is_own = False  # NumPy has made a view of it
-        return made, {}
+        return _apart(program.interpreter.run(arrays), arrays), {}
     return list(compiled.run({f"d{i}": a for i, a in enumerate(arrays)})), {}
+
+
+def _apart(made: list[np.ndarray], given: list[np.ndarray]) -> list[np.ndarray]:
+    """Results, each in memory of its own, as a compiled program has them: NumPy also makes views."""
+    for i, array in enumerate(made):
+        others = (*given, *made[:i], *made[i + 1 :])
+        is_view = array.base is not None or any(array is x for x in others)
+        if is_view and any(np.may_share_memory(array, x) for x in others):
+            made[i] = array.copy()
+    return made
 
 
 def _make(plan: Outline, roots: Sequence[Value], settings: Config) -> Program:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -57,7 +57,7 @@ class Tensor:
         for array, kind in zip(arrays, kinds, strict=True):
             handle, tensor = new(Handle), new(cls)
             handle._array, handle.type, handle.binding, handle.is_own = array, kind, None, True
-            handle.is_shared = False
+            handle.is_open = handle.is_shared = False
             tensor._value, tensor._handle = None, handle
             made.append(tensor)
         return made
@@ -191,10 +191,12 @@ class Tensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """The memory itself, without a copy. Whoever takes it can write to it: tensors take it that nobody does."""
+        """The memory itself, without a copy: who takes it may write to it, so no other tensor has it from here on."""
         array = self._array()
         if copy:
             array = array.copy()
+        elif array.flags.writeable:
+            array = self._hold(realize_value(self.value)).for_writing()
         elif not array.flags.writeable and (max_version is None or max_version < (1, 0)):
             array = array.copy()  # the old protocol has no way to say that memory is read-only
         options: dict[str, Any] = {} if max_version is None else {"max_version": max_version}
@@ -246,12 +248,15 @@ class Tensor:
             raise OptionError(f"a {self.type} tensor is not an index", code="O269", place=here())
         return int(self)
 
-    def _need_number(self, what: str, fix: str | None = None) -> None:
+    def _need_value(self, what: str, fix: str | None = None) -> None:
         if is_traced(self.value):
             raise TraceError(
                 f"{what} of a {self.type} tensor that has no value while its function is traced",
                 code="T206", place=here(), fix=fix,
             )  # fmt: skip
+
+    def _need_number(self, what: str, fix: str | None = None) -> None:
+        self._need_value(what, fix)
         if self.size != 1:
             raise ShapeError(f"{what} needs one element, {self.type} has {self.size}", code="S354", place=here())
 
@@ -267,10 +272,19 @@ class Tensor:
         return format(self.item(), spec) if spec and self.size == 1 else format(str(self), spec)
 
     def __copy__(self) -> Tensor:
-        return self
+        """A tensor that is the same now; what is written to one of them is not written to the other."""
+        held = self._held
+        return Tensor(self.value) if held is None else Tensor.of(held.copied())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        return self  # tensors never change
+        return self.__copy__()
+
+    def __reduce__(self) -> Any:
+        """Pickles hold the elements, not the expression."""
+        self._need_value("pickle")
+        self._array()
+        held = self._hold(realize_value(self.value))
+        return _restored, (held.array, held.type, held.binding)
 
     def __repr__(self) -> str:
         if self.is_realized:
@@ -369,7 +383,12 @@ class Tensor:
         return id(self)
 
     def __pos__(self) -> Tensor:
-        return self
+        return self.__copy__()
+
+
+def _restored(array: np.ndarray, kind: TensorType, binding: Mapping[str, int] | None) -> Tensor:
+    """A tensor out of a pickle."""
+    return Tensor.of(Handle(array, kind, binding))
 
 
 def realize(*trees: Any) -> Any:
@@ -453,12 +472,12 @@ for _dunder, _method in {"neg": "negative", "abs": "abs", "invert": "bitwise_not
 
 # ------------------------------------------------------------------------------------------- between tensors and values
 
-LARGE = 64  # arrays with more elements become data, which is neither copied nor compared
+LARGE = 64  # arrays with more elements become data, which is not compared
 
 
 def operand(x: Any) -> Any:
-    """A large array as data rather than as a constant of the graph."""
-    return Tensor(data_value(x)) if isinstance(x, np.ndarray) and x.size > LARGE else x
+    """A large array as data rather than as a constant of the graph; like one, it is what the array is now."""
+    return Tensor(data_value(np.array(x))) if isinstance(x, np.ndarray) and x.size > LARGE else x
 
 
 def unwrap(x: Any) -> Any:

@@ -146,7 +146,7 @@ def test_a_realized_tensor_forgets_its_expression():
 
 def test_copies_formats_and_assignments():
     x = st.tensor([1.0, 2.0])
-    assert copy.deepcopy({"x": x})["x"] is x
+    assert copy.deepcopy({"x": x})["x"].tolist() == [1.0, 2.0]
     assert f"{x.sum():.2f}" == "3.00"
     np.testing.assert_array_equal(x.setitem(0, 5.0).numpy(), [5.0, 2.0])
     before = x * 10.0
