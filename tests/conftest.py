@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from strata.backends import registry
 from strata.testing import Case, check_case
 
 # The default run draws the same examples every time, so that a red test is red for everyone; `make fuzz` explores.
@@ -39,6 +41,16 @@ def seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where no package that devices of other kinds run on is installed."""
+    for name in [n for n in sys.modules if n.startswith("strata.backends.stablehlo.")]:
+        monkeypatch.delitem(sys.modules, name)  # they know the device already
+    monkeypatch.setitem(sys.modules, "jax", None)
+    made = registry._made
+    monkeypatch.setattr(registry, "_made", {name: backend for name, backend in made.items() if ":" not in name})
 
 
 @pytest.fixture

@@ -14,6 +14,9 @@ _BUILT_IN = {
     "cpu": ("strata.backends.llvm.executable", "CpuBackend"),
     "reference": ("strata.backends.reference", "ReferenceBackend"),
 }
+_OPTIONAL = {  # devices by number: `xla` is `xla:0`. A ModuleNotFoundError says that what they run on is missing
+    "xla": ("strata.backends.stablehlo.executable", "XlaBackend"),
+}
 _NEEDS = {  # what devices of these kinds run on, when they are there
     "cuda": "pip install 'strata[cuda]', on a machine with an NVIDIA GPU and its driver",
     "wgpu": "pip install 'strata[wgpu]', on a machine with Vulkan, Metal or DirectX 12",
@@ -35,7 +38,8 @@ def register_backend(name: str, backend: Backend) -> None:
 
 
 def known_backends() -> list[str]:
-    return sorted({*_BUILT_IN, *_made})
+    """Kinds of devices that there may be; those that need a package may turn out not to be there."""
+    return sorted({*_BUILT_IN, *_OPTIONAL, *(name.partition(":")[0] for name in _made)})
 
 
 def backend_for(name: str) -> Backend:
@@ -45,21 +49,38 @@ def backend_for(name: str) -> Backend:
     kind, _, part = name.partition(":")
     if kind == "cpu" and part and not part.isdecimal():
         return _cpu_for(part)
+    if kind in _OPTIONAL and kind not in _made and (part.isdecimal() or not part):
+        return _numbered(name, kind, int(part or 0))
     with _lock:
         if kind in _made:
             return _made[kind]
         if kind not in _BUILT_IN:
-            known = sorted({*_BUILT_IN, *_made})
-            hint = "" if kind in _NEEDS else near(kind, known)
-            raise DeviceError(
-                f"device {name!r} is not available; there are {', '.join(known)}{hint}",
-                code="E101",
-                fix=_NEEDS.get(kind),
-            )
+            raise _not_there(name)
         module, attribute = _BUILT_IN[kind]
         backend: Any = getattr(imported(module), attribute)()
         _made[kind] = backend
         return backend
+
+
+def _numbered(name: str, kind: str, number: int) -> Backend:
+    """One of several devices of a kind that runs on a package which may be missing."""
+    key = f"{kind}:{number}"
+    with _lock:
+        if key not in _made:
+            module, attribute = _OPTIONAL[kind]
+            try:
+                _made[key] = getattr(imported(module), attribute)(number)
+            except ModuleNotFoundError as error:
+                raise _not_there(name, f": {error}") from None
+        return _made[key]
+
+
+def _not_there(name: str, why: str | None = None) -> DeviceError:
+    kind = name.partition(":")[0]
+    if why is None:
+        known = sorted({*_BUILT_IN, *(k for k in _made if ":" not in k)})
+        why = f"; there are {', '.join(known)}{'' if kind in _NEEDS else near(kind, known)}"
+    return DeviceError(f"device {name!r} is not available{why}", code="E101", fix=_NEEDS.get(kind))
 
 
 def _cpu_for(level: str) -> Backend:

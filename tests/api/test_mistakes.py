@@ -156,7 +156,8 @@ def test_one_key_is_for_one_set_of_sizes() -> None:
     assert isinstance(refused(lambda: cache.get_or_specialize("k", {"batch": 3}, module)), OptionError)
 
 
-@pytest.mark.parametrize("name", ["cuda:0", "cuda", "wgpu", "xla"])
+@pytest.mark.usefixtures("without_packages")
+@pytest.mark.parametrize("name", ["cuda:0", "cuda", "wgpu", "xla", "xla:3"])
 def test_a_device_that_is_not_there_says_what_to_install(name: str) -> None:
     kind = name.partition(":")[0]
     for call in (

@@ -1,0 +1,141 @@
+"""A graph as a StableHLO module: ops by the table, by what they are composed of, or by their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from strata.backends.stablehlo import (  # noqa: F401 - they fill the table
+    contract,
+    control,
+    linalg,
+    movement,
+    ordering,
+    reducing,
+    spectral,
+    windows,
+)
+from strata.backends.stablehlo.build import Builder, Hlo, kind
+from strata.backends.stablehlo.kernels import lowered
+from strata.backends.stablehlo.table import RULES
+from strata.core import TensorType, bool_
+from strata.mir import Constant, Graph, Input, Op, Param, Value, as_tuple, placeholder, toposort
+
+INLINE = 1 << 16  # bytes of a constant from which it is an argument of its module, and no part of its text
+
+
+@dataclass
+class Text:
+    """A module: its text, and the values that it takes and gives, in order."""
+
+    text: str
+    takes: tuple[Value, ...]
+    gives: tuple[Value, ...]
+    is_checked: bool = False  # behind them it gives one boolean: whether the run is an error
+
+
+def is_native(op: Op) -> bool:
+    """Whether an op has a form inside a module, the bodies of loops and branches included."""
+    if op.name in RULES:
+        return all(_all_native(g) for g in op.static_fields().values() if isinstance(g, Graph))
+    return type(op).lower is not Op.lower
+
+
+def _all_native(graph: Graph) -> bool:
+    for node in toposort(graph.results):
+        if isinstance(node.op, (Input, Param)) or is_native(node.op):
+            continue
+        if not node.op.is_composition or not _all_native(_opened(node.op, [x.type for x in node.inputs])):
+            return False
+    return True
+
+
+def _opened(op: Op, types: Sequence[TensorType]) -> Graph:
+    """What an op is composed of, as a graph."""
+    graph = Graph(op.name)
+    inputs = [graph.input(f"x{i}", t) for i, t in enumerate(types)]
+    return graph.outputs(*as_tuple(op.decompose(*inputs)))
+
+
+class GraphWriter:
+    """Writes the nodes of graphs whose sizes are known."""
+
+    def __init__(self) -> None:
+        self.b = Builder()
+        self._failures: list[list[Hlo]] = [[]]  # of each block, the innermost last
+
+    def fail_if(self, bad: Hlo) -> None:
+        self._failures[-1].append(bad)
+
+    def inside(self, write: Callable[[], Sequence[Hlo]]) -> tuple[tuple[Hlo, ...], Hlo]:
+        self._failures.append([])
+        made = tuple(write())
+        return made, self.failed(self._failures.pop())
+
+    def failed(self, flags: Sequence[Hlo] | None = None) -> Hlo:
+        """Whether any of the flags is set; those of the outermost block by default."""
+        total = self.b.const(value=False, dtype=bool_)
+        for flag in self._failures[0] if flags is None else flags:
+            total = self.b.same("or", total, flag)
+        return total
+
+    @property
+    def may_fail(self) -> bool:
+        return bool(self._failures[0])
+
+    def graph(self, graph: Graph, inputs: Sequence[Hlo]) -> tuple[Hlo, ...]:
+        known = dict(zip((*graph.inputs, *graph.params), inputs, strict=True))
+        return self.values(graph.results, known)
+
+    def values(self, roots: Sequence[Value], known: dict[Value, Hlo]) -> tuple[Hlo, ...]:
+        """Values computed from known ones."""
+        table = dict(known)
+        for node in toposort(roots, known):
+            made = self.node(node.op, [table[x] for x in node.inputs])
+            for value, hlo in zip(node.outputs, made, strict=True):
+                table.setdefault(value, hlo)
+                expected = (value.type.dtype, value.type.static_shape)
+                assert (hlo.dtype, hlo.shape) == expected, f"{node.op.name}: {hlo} is not {value.type}"
+        return tuple(table[r] for r in roots)
+
+    def node(self, op: Op, inputs: Sequence[Hlo]) -> tuple[Hlo, ...]:
+        """One op."""
+        if op.name in RULES:
+            return as_tuple(RULES[op.name](self, op, inputs))
+        if type(op).lower is not Op.lower:
+            return lowered(self.b, op, inputs)
+        values = [placeholder(f"x{i}", TensorType(x.dtype, x.shape)) for i, x in enumerate(inputs)]
+        return self.values(as_tuple(op.decompose(*values)), dict(zip(values, inputs, strict=True)))
+
+
+def write_module(name: str, takes: Sequence[Value], gives: Sequence[Value]) -> Text:
+    """The module that computes values from others."""
+    writer = GraphWriter()
+    b = writer.b
+    formals = [b.fresh(x.type.dtype, x.type.static_shape) for x in takes]
+    results = writer.values(gives, dict(zip(takes, formals, strict=True)))
+    if writer.may_fail:
+        results += (writer.failed(),)
+    arguments = ", ".join(f"{x.name}: {kind(x)}" for x in formals)
+    kinds = ", ".join(kind(x) for x in results)
+    lines = [
+        f"module @{_symbol(name)} {{",
+        f"  func.func public @main({arguments}) -> ({kinds}) {{",
+        *b.lines,
+        f"    return {', '.join(x.name for x in results)} : {kinds}",
+        "  }",
+        "}",
+    ]
+    return Text("\n".join(lines) + "\n", tuple(takes), tuple(gives), writer.may_fail)
+
+
+def _symbol(name: str) -> str:
+    return "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in name) or "main"
+
+
+def large_constants(roots: Sequence[Value], stop: Sequence[Value]) -> list[Value]:
+    """Constants that are arguments of a module, for their size."""
+    return [
+        n.outputs[0] for n in toposort(roots, stop)
+        if isinstance(n.op, Constant) and n.op.data.array.nbytes > INLINE
+    ]  # fmt: skip

@@ -1,0 +1,92 @@
+"""Reductions, running reductions and the places of extremes, as StableHLO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from strata.backends.stablehlo.build import Builder, Hlo
+from strata.core import DType, bool_, f32, i64
+from strata.kernel import identity
+
+_BODIES = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum", "all": "and", "any": "or"}
+
+
+def wide(dtype: DType) -> DType:
+    """The type that sums and products of a type are kept in."""
+    return f32 if dtype.is_float and dtype.bits < 32 else dtype
+
+
+def reduce(b: Builder, kind: str, x: Hlo, axes: Sequence[int]) -> Hlo:
+    """Over axes, which are dropped. Half precision adds up in f32."""
+    if not axes:
+        return x
+    dtype = wide(x.dtype) if kind in ("sum", "prod") else x.dtype
+    body = combiner(b, kind)
+    start = b.const(identity(kind, dtype), dtype)
+    (made,) = b.reduce([b.convert(x, dtype)], [start], axes, lambda p, q: (body(p, q),))
+    return b.convert(made, x.dtype)
+
+
+def combiner(b: Builder, kind: str) -> Callable[[Hlo, Hlo], Hlo]:
+    return lambda p, q: b.same(_BODIES[kind], p, q)
+
+
+def running(b: Builder, kind: str, x: Hlo, axis: int, *, exclusive: bool = False, reverse: bool = False) -> Hlo:
+    """The reduction of all up to each place along an axis, without the place itself when exclusive."""
+    if x.size == 0:
+        return x
+    dtype = wide(x.dtype) if kind in ("sum", "prod") else x.dtype
+    start = b.const(identity(kind, dtype), dtype)
+    length = x.shape[axis]
+    window, padding = [1] * x.ndim, [(0, 0)] * x.ndim
+    window[axis] = length
+    given = b.convert(x, dtype)
+    if exclusive:  # one place earlier
+        low, high = [0] * x.ndim, [0] * x.ndim
+        low[axis], high[axis] = (-1, 1) if reverse else (1, -1)
+        given = b.pad(given, start, low, high)
+    padding[axis] = (0, length - 1) if reverse else (length - 1, 0)
+    ones = [1] * x.ndim
+    made = b.reduce_window(
+        given, start, combiner(b, kind), window=window, stride=ones, dilation=ones, padding=padding, shape=x.shape
+    )
+    return b.convert(made, x.dtype)
+
+
+def better(b: Builder, largest: bool, x: Hlo, y: Hlo) -> Hlo:
+    """Whether x is ahead of y: larger (smaller), or a NaN where y is none."""
+    ahead = b.compare("GT" if largest else "LT", x, y)
+    if not x.dtype.is_float:
+        return ahead
+    return b.same("or", ahead, b.same("and", b.compare("NE", x, x), b.compare("EQ", y, y)))
+
+
+def choose(b: Builder, largest: bool, last: bool) -> Callable[..., tuple[Hlo, Hlo]]:
+    """Of two values with their places the better one; at a tie the first (or the last), NaN being best of all."""
+
+    def body(x: Hlo, i: Hlo, y: Hlo, j: Hlo) -> tuple[Hlo, Hlo]:
+        x_ahead, y_ahead = better(b, largest, x, y), better(b, largest, y, x)
+        tie = b.compare("GT" if last else "LT", i, j)
+        take = b.same("or", x_ahead, b.same("and", b.same("not", y_ahead), tie))
+        return b.select(take, x, y), b.select(take, i, j)
+
+    return body
+
+
+def arg_reduce(b: Builder, largest: bool, x: Hlo, axis: int, *, last: bool = False) -> Hlo:
+    """Places of the largest (smallest) along an axis."""
+    shape = [n for a, n in enumerate(x.shape) if a != axis]
+    if x.size == 0:
+        return b.const(0, i64, shape)
+    if x.dtype.is_float and x.dtype.bits < 32:
+        x = b.convert(x, f32)
+    start = b.const(identity("max" if largest else "min", x.dtype), x.dtype)
+    nowhere = b.const(-1 if last else x.shape[axis], i64)  # behind every place at a tie with the start
+    body = choose(b, largest, last)
+    _, places = b.reduce([x, b.iota(i64, x.shape, axis)], [start, nowhere], [axis], body)
+    return places
+
+
+def truth(b: Builder, x: Hlo) -> Hlo:
+    """One boolean: whether all are true."""
+    return reduce(b, "all", x, range(x.ndim)) if x.ndim else b.convert(x, bool_)

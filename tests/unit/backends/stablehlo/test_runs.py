@@ -1,0 +1,158 @@
+"""The `xla` device: whole programs, symbols, parameters, errors and stages, against the oracle."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strata as st
+from strata import ops
+from strata.core import f32, i64
+from strata.errors import DeviceError, IndexRangeError, RunError
+from strata.mir import Graph, evaluate
+from strata.runtime import CompiledGraph, Session
+
+pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="the xla device runs on jax, which is not installed")
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def layer(rows: Any = 4) -> Graph:
+    g = Graph("layer")
+    x, w, b = g.input("x", (rows, 8)), g.param("w", (8, 16)), g.param("b", (16,))
+    return g.outputs(ops.gelu(x @ w + b))
+
+
+def check(compiled: CompiledGraph, graph: Graph, params: dict[str, Any], **feeds: Any) -> None:
+    for got, want in zip(compiled.run(feeds), evaluate(graph, {**params, **feeds}, wide=True), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+def test_a_layer_is_one_module() -> None:
+    graph, params = layer(), {"w": numbers(8, 16), "b": numbers(16, seed=1)}
+    compiled = Session("xla").compile(graph)
+    compiled.set_params(params)
+    check(compiled, graph, params, x=numbers(4, 8, seed=2))
+    check(compiled, graph, params, x=numbers(8, 8, seed=3)[::2])
+    params["b"] = numbers(16, seed=4)
+    compiled.set_param("b", params["b"])
+    check(compiled, graph, params, x=numbers(4, 8, seed=2))
+    assert compiled.host_steps == []
+
+
+def test_sizes_that_are_symbols() -> None:
+    graph, params = layer(st.sym("rows", 0, 64)), {"w": numbers(8, 16), "b": numbers(16, seed=1)}
+    compiled = Session("xla").compile(graph)
+    compiled.set_params(params)
+    for rows in (3, 1, 0, 3, 17):
+        check(compiled, graph, params, x=numbers(rows, 8, seed=rows))
+
+
+def test_ops_of_the_host_lie_between_modules() -> None:
+    g = Graph("between")
+    x = g.input("x", (3, 3), "f64")
+    w, v = ops.eigh(x @ ops.transpose(x, (1, 0)))
+    g.outputs(ops.exp(w) + 1.0, ops.abs(v) * 2.0, x * 3.0)
+    compiled = Session("xla").compile(g)
+    assert compiled.host_steps == ["eigh"]
+    given = np.random.default_rng(0).standard_normal((3, 3))
+    for got, want in zip(compiled.run(x=given), evaluate(g, {"x": given}), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-9)
+
+
+def test_results_that_are_inputs_or_constants() -> None:
+    g = Graph("leaves")
+    x, w = g.input("x", (2,)), g.param("w", (3,))
+    g.outputs(x, w, g.constant(np.arange(4.0)), x + 1.0, x)
+    compiled = Session("xla").compile(g)
+    compiled.set_param("w", np.ones(3, np.float32))
+    made = compiled.run(x=np.array([1, 2], np.float32))
+    for got, want in zip(made, ([1, 2], [1, 1, 1], [0, 1, 2, 3], [2, 3], [1, 2]), strict=True):
+        np.testing.assert_array_equal(got, want)
+    made[0][:] = 7  # results belong to the caller
+    np.testing.assert_array_equal(compiled.run(x=np.array([1, 2], np.float32))[4], [1, 2])
+
+
+def test_large_constants_are_no_part_of_the_text() -> None:
+    g = Graph("table")
+    table = np.random.default_rng(0).standard_normal((300, 100)).astype(np.float32)
+    g.outputs(ops.gather(g.constant(table), g.input("ids", i64[5]), axis=0))
+    compiled = Session("xla").compile(g)
+    ids = np.array([0, 299, 7, 7, 150])
+    np.testing.assert_array_equal(compiled.run(ids=ids)[0], table[ids])
+    assert len(compiled._executable.stablehlo()) < 10_000  # type: ignore[attr-defined]
+
+
+def test_errors_that_only_a_run_can_find() -> None:
+    g = Graph("singular")
+    g.outputs(ops.solve(g.input("a", (2, 2)), g.input("b", (2, 1))) * 2.0)
+    compiled = Session("xla").compile(g)
+    b = np.ones((2, 1), np.float32)
+    np.testing.assert_allclose(compiled.run(a=np.eye(2, dtype=np.float32), b=b)[0], 2 * b)
+    with pytest.raises(RunError, match="singular"):
+        compiled.run(a=np.ones((2, 2), np.float32), b=b)
+    g = Graph("indefinite")
+    x = g.input("x", f32[3, 2, 2])
+    _, rows = ops.scan(lambda c, row: (c, ops.cholesky(row)), g.constant(0.0), x)
+    g.outputs(rows)
+    good = np.stack([np.eye(2, dtype=np.float32)] * 3)
+    np.testing.assert_array_equal(Session("xla").compile(g).run(x=good)[0], good)
+    bad = good.copy()
+    bad[1] *= -1
+    with pytest.raises(RunError, match="positive definite"):
+        Session("xla").compile(g).run(x=bad)
+
+
+def test_ids_out_of_range() -> None:
+    g = Graph("ids")
+    x, w, ids = g.input("x", (3, 2)), g.input("w", (4, 2, 5)), g.input("ids", i64[3])
+    g.outputs(ops.grouped_matmul(x, w, ids))
+    compiled = Session("xla").compile(g)
+    feeds = {"x": numbers(3, 2), "w": numbers(4, 2, 5)}
+    check(compiled, g, {}, **feeds, ids=np.array([3, 0, 1]))
+    with pytest.raises(IndexRangeError, match="expert 4 of 4"):
+        compiled.run({**feeds, "ids": np.array([3, 0, 4])})
+
+
+def test_many_threads_share_a_program() -> None:
+    graph = layer(st.sym("rows", 1, 64))
+    compiled = Session("xla").compile(graph)
+    params = {"w": numbers(8, 16), "b": numbers(16, seed=1)}
+    compiled.set_params(params)
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for rows in (1, 2, 5, 2, 1):
+                check(compiled, graph, params, x=numbers(rows, 8, seed=seed + rows))
+        except BaseException as error:  # noqa: BLE001 - threads have nobody to raise to
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors
+
+
+def test_numbers_of_devices() -> None:
+    assert st.Device("xla:0").backend is st.Device("xla").backend
+    assert "xla" in st.devices()
+    with pytest.raises(DeviceError, match="'xla:99' is not available"):
+        st.Device("xla:99")
+
+
+def test_jax_is_imported_by_the_first_use() -> None:
+    code = (
+        "import sys, strata as st; assert 'jax' not in sys.modules; st.Device('cpu'); assert 'jax' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
