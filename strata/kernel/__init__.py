@@ -1,7 +1,7 @@
 """Kernel IR: scalar expressions over index spaces, with a builder, a verifier, text and a NumPy interpreter."""
 
 from strata.kernel.access import NOT_READ, check_access, contained, is_plain, numbered_reads
-from strata.kernel.algebra import Linear, linear
+from strata.kernel.algebra import Linear, interval, linear
 from strata.kernel.build import Index, KernelBuilder, View
 from strata.kernel.choose import Machine, choose_schedule
 from strata.kernel.codes import Code, code_of
@@ -54,6 +54,7 @@ from strata.kernel.schedule import (
 )
 from strata.kernel.search import Changes, Limits, Trial, search
 from strata.kernel.short_sums import unroll_short_reductions
+from strata.kernel.split import Limits as SplitLimits
 from strata.kernel.split import Phases, split_reductions
 from strata.kernel.text import StoredKernel, parse_kernel, show_kernel
 from strata.kernel.verify import verify_kernel

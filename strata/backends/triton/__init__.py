@@ -1,0 +1,1 @@
+"""Kernels as Triton programs: text by `render`, binaries by `compile`, and the `cuda` device that launches them."""

@@ -1,0 +1,61 @@
+"""The `cuda` backend: plans as Triton kernels on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strata.backends.offload import Driver, OffloadExecutable, Pool
+from strata.backends.triton.target import Gpu
+from strata.core import Target, TensorType
+from strata.errors import DeviceError
+from strata.lir import Lir
+from strata.mir import Node, Op
+
+
+class TritonBackend:
+    """Plans over a driver that runs Triton kernels."""
+
+    claims: frozenset[str] = frozenset()
+
+    def __init__(self, name: str, gpu: Gpu, driver: Driver) -> None:
+        self.name, self.gpu, self.driver = name, gpu, driver
+        self.pool = Pool(driver)
+
+    @property
+    def target(self) -> Target:
+        return self.gpu.target
+
+    def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
+        return type(op).lower is not Op.lower and op.has_rule("lower")
+
+    def reads_views(self, node: Node) -> bool:
+        return False
+
+    def runs_whole(self, node: Node) -> bool:
+        return any(v.type.dtype.is_complex for v in (*node.inputs,)) or any(t.dtype.is_complex for t in node.types)
+
+    def compile(self, lir: Lir) -> OffloadExecutable:
+        return OffloadExecutable(lir, self.driver, self.pool)
+
+
+def interpreted() -> TritonBackend:
+    """A backend whose kernels run in Triton's interpreter, for tests."""
+    from strata.backends.triton.interpreter import InterpreterDriver
+
+    driver: Any = InterpreterDriver()
+    return TritonBackend("triton_interpreter", Gpu.named("sm_90"), driver)
+
+
+def planned(gpu: Gpu) -> TritonBackend:
+    """A backend that only plans: for looking at kernels, and compiling them, where there is no GPU."""
+    return TritonBackend("triton_planned", gpu, _NoDevice())
+
+
+class _NoDevice:
+    """A driver that launches nothing."""
+
+    in_place = False
+
+    def __getattr__(self, name: str) -> Any:
+        raise DeviceError("these plans are only looked at: there is no device", code="E101")

@@ -1,0 +1,42 @@
+"""A slice of the shipped suite through Triton's interpreter and compiler, where `triton` is installed.
+
+It is 1 GB, so that the `dev` extra does not bring it. `tests/backends/triton_suite.py` says how to run all of it.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed: pip install triton (1 GB)"
+)
+ROOT = Path(__file__).parents[2]
+
+
+def suite(*arguments: str, interpreted: bool) -> str:
+    """Triton decides when it is imported whether it interprets, so that each of the two has a process of its own."""
+    settings = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.backends.triton_suite", *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, env=settings | ({"TRITON_INTERPRET": "1"} if interpreted else {}),
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_samples_in_the_interpreter() -> None:
+    report = suite("interpret", "--every", "12", interpreted=True)
+    assert re.search(r"^1\d\d samples in Triton's interpreter, 0 wrong", report, re.MULTILINE)
+
+
+@pytest.mark.parametrize("gpu", ["sm_80", "sm_90", "sm_100", "gfx942"])
+def test_kernels_compile(gpu: str) -> None:
+    names = ["matmul-0", "matmul-0-bf16", "softmax-0", "layer_norm-0", "conv-0", "cumsum-0", "gather-0", "gelu-0-f16"]
+    report = suite("compile", "--gpu", gpu, *names, interpreted=False)
+    assert re.search(rf"^\d+ programs for {gpu}, 0 rejected", report, re.MULTILINE)

@@ -1,0 +1,127 @@
+"""The shipped suite on Triton kernels without a GPU, as commands. `triton` has to be installed (1 GB, so that no extra
+of the tests brings it); no GPU, driver or torch is needed.
+
+    TRITON_INTERPRET=1 python -m tests.backends.triton_suite interpret          every sample of every op: 3 minutes
+    TRITON_INTERPRET=1 python -m tests.backends.triton_suite interpret --every 9 --first 4
+    python -m tests.backends.triton_suite compile --gpu sm_90                   every kernel of the suite: 15 minutes
+    python -m tests.backends.triton_suite compile --gpu gfx942 --every 40 softmax matmul
+
+`interpret` runs whole plans through Triton's interpreter and compares with the oracle. `compile` makes binaries, and
+says how many registers and bytes of stack (spills) the kernels of NVIDIA GPUs take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import struct
+import sys
+import time
+from collections.abc import Iterator
+
+import strata.ops  # noqa: F401 - fills the registry
+from strata.backends import register_backend
+from strata.backends.triton.backend import interpreted, planned
+from strata.backends.triton.compile import binary_of, compiled
+from strata.backends.triton.render import Program, render
+from strata.backends.triton.target import Gpu
+from strata.errors import StrataError
+from strata.runtime import CompilePipeline
+from strata.testing.backend_suite import Case, cases, run_case
+from strata.testing.check import build, single_op_graph, type_of
+
+
+def chosen(names: list[str], every: int, first: int) -> Iterator[Case]:
+    wanted = (c for c in cases() if not names or c.op.name in names or c.name in names)
+    for at, case in enumerate(wanted):
+        if at % every == first:
+            yield case
+
+
+def interpret(found: Iterator[Case]) -> int:
+    """Runs cases in the interpreter; gives how many fail."""
+    register_backend("triton_interpreter", interpreted())
+    total, bad, start = 0, 0, time.monotonic()
+    for case in found:
+        total += 1
+        try:
+            run_case("triton_interpreter", case)
+        except (StrataError, AssertionError) as error:
+            bad += 1
+            print(f"{case.name}: {type(error).__name__}: {error}", file=sys.stderr)
+    print(f"{total} samples in Triton's interpreter, {bad} wrong, {time.monotonic() - start:.0f} s")
+    return bad if total else 1
+
+
+def programs(case: Case) -> Iterator[Program]:
+    """Of the plan of a case."""
+    graph = single_op_graph(build(case.op, case.sample), [type_of(a) for a in case.arrays()])
+    for kernel in CompilePipeline("triton_planned").compile(graph).lir.kernels.values():
+        yield from render(kernel).programs
+
+
+def compile_all(found: Iterator[Case], gpu: Gpu) -> int:
+    """Compiles the kernels of cases, each text once; gives how many fail."""
+    register_backend("triton_planned", planned(gpu))
+    seen: set[str] = set()
+    bad, spilled, most, start = 0, 0, 0, time.monotonic()
+    for case in found:
+        for program in programs(case):
+            if program.text() in seen:
+                continue
+            seen.add(program.text())
+            try:
+                binary = binary_of(compiled(program, gpu), program, gpu)
+            except StrataError as error:
+                bad += 1
+                print(f"{case.name}: {error}: {error.__cause__}", file=sys.stderr)
+                continue
+            if gpu.kind == "cuda":
+                registers, stack = usage(binary.code, binary.entry)
+                most = max(most, registers)
+                spilled += stack > 0
+                if stack:
+                    print(f"{case.name}: {program.name}: {registers} registers, {stack} bytes of stack")
+    print(
+        f"{len(seen)} programs for {gpu}, {bad} rejected, {time.monotonic() - start:.0f} s"
+        + (f"; at most {most} registers, {spilled} with a stack" if gpu.kind == "cuda" else "")
+    )
+    return bad if seen else 1
+
+
+def usage(cubin: bytes, entry: str) -> tuple[int, int]:
+    """Registers of a thread and bytes of its stack: the high byte of a text section's info, and `.nv.info` entries."""
+    at, size, count, names_at = (
+        struct.unpack_from(kind, cubin, place)[0] for kind, place in (("<Q", 40), ("<H", 58), ("<H", 60), ("<H", 62))
+    )
+    heads = [struct.unpack_from("<IIQQQQIIQQ", cubin, at + n * size) for n in range(count)]
+    texts = heads[names_at]
+    names = [cubin[texts[4] + h[0] : cubin.index(b"\0", texts[4] + h[0])].decode() for h in heads]
+    registers, stack = 0, 0
+    for name, head in zip(names, heads, strict=True):
+        if name == f".text.{entry}":
+            registers = head[7] >> 24
+        if name == ".nv.info":
+            place, end = head[4], head[4] + head[5]
+            while place + 4 <= end:
+                form, what, length = struct.unpack_from("<BBH", cubin, place)
+                if (form, what) == (4, 0x11):  # of a function, the size of its frame
+                    stack = max(stack, struct.unpack_from("<I", cubin, place + 8)[0])
+                place += 4 + (length if form == 4 else 0)
+    return registers, stack
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("what", choices=["interpret", "compile"])
+    parser.add_argument("--gpu", default="sm_90")
+    parser.add_argument("--every", type=int, default=1, help="of every so many cases, one")
+    parser.add_argument("--first", type=int, default=0, help="which one")
+    parser.add_argument("names", nargs="*", help="ops or cases; all of them by default")
+    given = parser.parse_intermixed_args()
+    found = chosen(given.names, given.every, given.first)
+    bad = interpret(found) if given.what == "interpret" else compile_all(found, Gpu.named(given.gpu))
+    return min(bad, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
