@@ -48,7 +48,8 @@ def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where no package that devices of other kinds run on is installed."""
     for name in [n for n in sys.modules if n.startswith("strata.backends.stablehlo.")]:
         monkeypatch.delitem(sys.modules, name)  # they know the device already
-    monkeypatch.setitem(sys.modules, "jax", None)
+    for name in ("jax", "wgpu"):
+        monkeypatch.setitem(sys.modules, name, None)
     made = registry._made
     monkeypatch.setattr(registry, "_made", {name: backend for name, backend in made.items() if ":" not in name})
 

@@ -15,6 +15,7 @@ _BUILT_IN = {
     "reference": ("strata.backends.reference", "ReferenceBackend"),
 }
 _OPTIONAL = {  # devices by number: `xla` is `xla:0`. A ModuleNotFoundError says that what they run on is missing
+    "wgpu": ("strata.backends.wgsl.backend", "WgpuBackend"),
     "xla": ("strata.backends.stablehlo.executable", "XlaBackend"),
 }
 _NEEDS = {  # what devices of these kinds run on, when they are there

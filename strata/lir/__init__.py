@@ -8,6 +8,6 @@ from strata.lir.plan import plan
 from strata.lir.sizes import RuleCheck, SizeCheck, Spread, check_sizes, node_text, size_checks
 from strata.lir.takeover import may_take_over
 from strata.lir.text import parse_module, show, show_module
-from strata.lir.traits import Traits, traits
+from strata.lir.traits import Traits, has_kernel, traits
 from strata.lir.verify import verify_plan
 from strata.lir.views import Spacing, view_strides

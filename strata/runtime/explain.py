@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from strata.core import Place
@@ -52,6 +53,8 @@ class Explanation:
     cuts: tuple[CutLine, ...]
     fusion: FusionReport
     memory: str
+    code: Mapping[str, str] = field(default_factory=dict)
+    """The text that kernels became, by name, on devices whose code is text."""
 
     @property
     def kernel_count(self) -> int:
@@ -75,7 +78,11 @@ class Explanation:
             lines.append(f"  {cut.producer}{to}: {cut.reason}{_lines((cut.place,) if cut.place else ())}")
         lines += ["", "passes"]
         lines += [f"  {p.name}: {p.before} → {p.after} nodes, {p.seconds * 1e3:.1f} ms" for p in self.fusion.passes]
-        return "\n".join([*lines, "", "memory", *(f"  {line}" for line in self.memory.splitlines())])
+        lines += ["", "memory", *(f"  {line}" for line in self.memory.splitlines())]
+        if self.code:
+            lines += ["", "code (in full: `.code[name]`)"]
+            lines += [f"  {name}: {len(text.splitlines())} lines" for name, text in self.code.items()]
+        return "\n".join(lines)
 
 
 def _lines(places: tuple[Place, ...]) -> str:
@@ -84,7 +91,7 @@ def _lines(places: tuple[Place, ...]) -> str:
     return f"   [{'; '.join(shown)}{more}]" if shown else ""
 
 
-def explain_plan(lir: Lir, fusion: FusionReport) -> Explanation:
+def explain_plan(lir: Lir, fusion: FusionReport, code: Mapping[str, str] | None = None) -> Explanation:
     """The explanation of a plan."""
     try:
         memory = lir.memory_report()
@@ -99,7 +106,8 @@ def explain_plan(lir: Lir, fusion: FusionReport) -> Explanation:
         )
         for c in lir.cuts
     )
-    return Explanation(lir.name, tuple(_step(i, s) for i, s in enumerate(lir.schedule)), cuts, fusion, memory)
+    steps = tuple(_step(i, s) for i, s in enumerate(lir.schedule))
+    return Explanation(lir.name, steps, cuts, fusion, memory, dict(code or {}))
 
 
 def explain(compiled: CompiledGraph) -> Explanation:

@@ -60,7 +60,8 @@ class CompileResult:
 
     def explain(self) -> Explanation:
         """What was fused, what was not and why, memory and times."""
-        return explain_plan(self.lir, self.fusion)
+        sources = getattr(self.pipeline.backend, "sources", None)
+        return explain_plan(self.lir, self.fusion, sources(self.lir) if sources is not None else None)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,229 @@
+"""The one place that knows of wgpu: a device, its buffers, and shaders that are launched on them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from strata.backends.wgsl.bounds import MOST
+from strata.backends.wgsl.phases import phases_of
+from strata.backends.wgsl.render import Shader, render
+from strata.core import new_lock, substitute
+from strata.errors import CompileError, DeviceError, OutOfMemoryError, RunError
+from strata.kernel import Kernel, show_kernel
+from strata.modules import imported
+
+INSTALL = "pip install 'strata[wgpu]', on a machine with Vulkan, Metal or DirectX 12"
+SIDE = 65535  # workgroups along one dimension of a grid
+MOST_POINTS = (1 << 31) - (1 << 24)  # of a grid: those beyond the last must have numbers, too
+_BATCH = 64  # launches that are recorded before they are handed to the device
+_SIZES = 64  # tables of sizes that a shader keeps
+_WANTED = ("max-storage-buffers-per-shader-stage", "max-storage-buffer-binding-size", "max-buffer-size")
+
+
+@dataclass
+class Made:
+    """The shaders of a kernel, and the buffers between them."""
+
+    kernel: Kernel
+    shaders: tuple[Shader, ...]
+    scratch_buffers: tuple[Any, ...]
+    pipelines: list[Any] = field(default_factory=list)
+    tables: OrderedDict[tuple[int, tuple[int, ...]], Any] = field(default_factory=OrderedDict)
+
+    def scratch(self, sizes: Mapping[str, int]) -> list[int]:
+        counts = [substitute(b.type.nbytes, sizes) for b in self.scratch_buffers]
+        return [int(count) for count in counts if isinstance(count, int)]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(shader.text for shader in self.shaders)
+
+
+def open_device(number: int = 0) -> WgpuDriver:
+    """A driver for an adapter: the one that wgpu would choose, or one by its number.
+
+    A DeviceError says what is missing where there is none; ModuleNotFoundError is left to who asked."""
+    wgpu: Any = imported("wgpu")
+    try:
+        if not number:
+            adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
+        else:
+            adapter = dict(enumerate(wgpu.gpu.enumerate_adapters_sync())).get(number)
+    except Exception as error:  # noqa: BLE001 - wgpu raises RuntimeError, and its own classes, by version
+        raise DeviceError(f"device 'wgpu' is not available: {error}", code="E101", fix=INSTALL) from None
+    if adapter is None:
+        raise DeviceError(f"device 'wgpu:{number}' is not available: wgpu finds no such GPU", code="E101", fix=INSTALL)
+    return WgpuDriver(wgpu, adapter)
+
+
+class WgpuDriver:
+    """Runs shaders on a GPU. Launches are recorded, and handed over when something waits for them."""
+
+    in_place = False  # one dispatch must not bind a buffer for reading and for writing
+
+    def __init__(self, wgpu: Any, adapter: Any) -> None:
+        self._wgpu = wgpu
+        limits = {name: adapter.limits[name] for name in _WANTED if name in adapter.limits}
+        self._device = adapter.request_device_sync(required_limits=limits)
+        self.name = str(adapter.info.get("device", "GPU")) if hasattr(adapter.info, "get") else "GPU"
+        self.limits = {name: int(self._device.limits[name]) for name in _WANTED}
+        self.lock: AbstractContextManager[Any] = new_lock()
+        self._encoder: Any = None
+        self._recorded = 0
+        self._made: dict[str, Made] = {}
+        self._usage = (
+            wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST  # fmt: skip
+        )
+
+    # memory
+
+    def allocate(self, size: int) -> Any:
+        most = min(self.limits["max-storage-buffer-binding-size"], self.limits["max-buffer-size"])
+        if size > most:
+            raise OutOfMemoryError(
+                f"a buffer of {size:,} bytes: {self.name} binds {most:,} bytes at most (maxStorageBufferBindingSize)",
+                code="X121",
+            )
+        try:
+            return self._device.create_buffer(size=-(-size // 4) * 4, usage=self._usage)
+        except Exception as error:
+            if "emory" not in str(error):
+                raise
+            raise OutOfMemoryError(f"{size:,} bytes on {self.name}: {error}", code="X121") from None
+
+    def release(self, buffer: Any) -> None:
+        self._flush()
+        buffer.destroy()
+
+    def write(self, buffer: Any, array: np.ndarray) -> None:
+        if not array.nbytes:
+            return
+        self._flush()
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if data.size % 4:
+            data = np.concatenate([data, np.zeros(-data.size % 4, np.uint8)])
+        self._device.queue.write_buffer(buffer, 0, data)
+
+    def read(self, buffer: Any, array: np.ndarray) -> None:
+        if not array.nbytes:
+            return
+        self._flush()
+        data = np.frombuffer(self._device.queue.read_buffer(buffer, 0, -(-array.nbytes // 4) * 4), np.uint8)
+        array.reshape(-1).view(np.uint8)[...] = data[: array.nbytes]
+
+    def copy(self, source: Any, target: Any, size: int) -> None:
+        if size:
+            self._recorder().copy_buffer_to_buffer(source, 0, target, 0, -(-size // 4) * 4)
+
+    # kernels
+
+    def make(self, kernel: Kernel) -> Made:
+        key = show_kernel(kernel)
+        if key not in self._made:
+            phases = phases_of(kernel)
+            self._made[key] = Made(kernel, tuple(map(render, phases.kernels)), phases.scratch)
+        return self._made[key]
+
+    def _pipeline(self, shader: Shader) -> Any:
+        most = self.limits["max-storage-buffers-per-shader-stage"]
+        if len(shader.buffers) > most:
+            raise CompileError(
+                f"kernel {shader.name} reads and writes {len(shader.buffers)} buffers, {self.name} takes {most}",
+                code="C161",
+            )
+        try:
+            module = self._device.create_shader_module(code=shader.text)
+        except Exception as error:  # noqa: BLE001 - classes differ by version of wgpu
+            raise CompileError(f"kernel {shader.name}: {self.name} refuses its shader: {error}", code="C160") from None
+        kinds = self._wgpu.BufferBindingType
+        entries = [
+            {
+                "binding": number,
+                "visibility": self._wgpu.ShaderStage.COMPUTE,
+                "buffer": {"type": kinds.storage if name in shader.written else kinds.read_only_storage},
+            }
+            for number, name in enumerate(shader.buffers)
+        ]
+        if shader.sizes:
+            entries.append({
+                "binding": len(entries), "visibility": self._wgpu.ShaderStage.COMPUTE, "buffer": {"type": kinds.uniform}
+            })  # fmt: skip
+        layout = self._device.create_bind_group_layout(entries=entries)
+        whole = self._device.create_pipeline_layout(bind_group_layouts=[layout])
+        pipeline = self._device.create_compute_pipeline(layout=whole, compute={"module": module, "entry_point": "main"})
+        return pipeline, layout
+
+    def launch(self, made: Made, buffers: Sequence[Any], sizes: Mapping[str, int]) -> None:
+        if not made.pipelines:
+            made.pipelines = [self._pipeline(shader) for shader in made.shaders]
+        names = [*(b.name for b in made.kernel.buffers), *(b.name for b in made.scratch_buffers)]
+        known = dict(zip(names, buffers, strict=True))
+        for number, (shader, (pipeline, layout)) in enumerate(zip(made.shaders, made.pipelines, strict=True)):
+            values = [_number(d, sizes, shader.name) for d in shader.points]
+            for dim in shader.axes:
+                _number(dim, sizes, shader.name)
+            if prod(values) > MOST_POINTS:
+                raise OutOfMemoryError(
+                    f"kernel {shader.name} has {prod(values):,} points: shaders take {MOST_POINTS:,}"
+                )
+            groups = -(-prod(values) // shader.size)
+            if not groups:
+                continue
+            entries = [
+                {"binding": at, "resource": {"buffer": known[name], "offset": 0, "size": known[name].size}}
+                for at, name in enumerate(shader.buffers)
+            ]
+            if shader.sizes:
+                table = self._table(made, number, tuple(_number(d, sizes, shader.name) for d in shader.sizes))
+                entries.append(
+                    {"binding": len(entries), "resource": {"buffer": table, "offset": 0, "size": table.size}}
+                )
+            group = self._device.create_bind_group(layout=layout, entries=entries)
+            work = self._recorder().begin_compute_pass()
+            work.set_pipeline(pipeline)
+            work.set_bind_group(0, group)
+            work.dispatch_workgroups(min(groups, SIDE), -(-groups // SIDE))
+            work.end()
+            self._recorded += 1
+        if self._recorded >= _BATCH:
+            self._flush()
+
+    def _table(self, made: Made, number: int, values: tuple[int, ...]) -> Any:
+        """A buffer with the sizes of a launch; launches of the same sizes share it."""
+        key = number, values
+        if key not in made.tables:
+            data = np.zeros(-(-len(values) // 4) * 4, np.int32)
+            data[: len(values)] = values
+            made.tables[key] = self._device.create_buffer_with_data(data=data, usage=self._wgpu.BufferUsage.UNIFORM)
+            if len(made.tables) > _SIZES:
+                made.tables.popitem(last=False)
+        return made.tables[key]
+
+    def _recorder(self) -> Any:
+        if self._encoder is None:
+            self._encoder = self._device.create_command_encoder()
+        return self._encoder
+
+    def _flush(self) -> None:
+        if self._encoder is not None:
+            encoder, self._encoder, self._recorded = self._encoder, None, 0
+            self._device.queue.submit([encoder.finish()])
+
+    def finish(self) -> None:
+        self._flush()
+
+
+def _number(dim: Any, sizes: Mapping[str, int], name: str) -> int:
+    value = substitute(dim, sizes)
+    if not isinstance(value, int):
+        raise RunError(f"size {dim} is not known when kernel {name} runs", code="X110")
+    if value > MOST:
+        raise OutOfMemoryError(f"kernel {name} goes over {value:,} elements along {dim}: shaders take {MOST:,}")
+    return value

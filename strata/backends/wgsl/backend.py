@@ -1,0 +1,51 @@
+"""The `wgpu` backend: plans on a GPU, with kernels as WGSL compute shaders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from strata.backends.offload import OffloadExecutable, Pool
+from strata.backends.wgsl.adapter import WgpuDriver, open_device
+from strata.backends.wgsl.legal import can_lower
+from strata.backends.wgsl.phases import phases_of
+from strata.backends.wgsl.render import render
+from strata.core import Target, TensorType
+from strata.kernel import Kernel
+from strata.lir import Lir
+from strata.mir import Node, Op
+
+
+class WgpuBackend:
+    """Any GPU that wgpu reaches: `wgpu` is the one it would choose, `wgpu:1` the second of its list."""
+
+    name = "wgpu"
+
+    def __init__(self, number: int = 0) -> None:
+        self.driver: WgpuDriver = open_device(number)
+        self.pool = Pool(self.driver)
+
+    @property
+    def target(self) -> Target:
+        return Target("wgsl", "wgsl", "wgsl", (), 16, 16)
+
+    def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
+        return can_lower(op, tuple(types))
+
+    def reads_views(self, node: Node) -> bool:
+        return False
+
+    def runs_whole(self, node: Node) -> bool:
+        """Ops on types that shaders do not hold run on the host."""
+        return not can_lower(node.op, tuple(x.type for x in node.inputs))
+
+    def sources(self, lir: Lir) -> dict[str, str]:
+        """The shaders of a plan, by the name of the kernel."""
+        return {name: shader_text(kernel) for name, kernel in lir.kernels.items()}
+
+    def compile(self, lir: Lir) -> OffloadExecutable:
+        return OffloadExecutable(lir, self.driver, self.pool)
+
+
+def shader_text(kernel: Kernel) -> str:
+    """All shaders of a kernel, in the order in which they run."""
+    return "\n".join(render(phase).text for phase in phases_of(kernel).kernels)

@@ -1,0 +1,98 @@
+"""A kernel as the dispatches that compute it: reductions that every point would repeat are done before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from strata.core import i64
+from strata.kernel import (
+    Axis,
+    Buffer,
+    Const,
+    Expr,
+    Kernel,
+    Load,
+    MapLoop,
+    Phases,
+    Reduce,
+    SplitLimits,
+    Store,
+    StoreStep,
+    as_bits,
+    make_nest,
+    normalize,
+    postorder,
+    rebuild,
+    split_reductions,
+)
+
+LIMITS = SplitLimits(terms=1 << 15, lines=32, part_bytes=32 << 10, parts=128, open_parts=64)
+
+
+def phases_of(kernel: Kernel) -> Phases:
+    """Normalized kernels, to be dispatched one after the other, and the buffers between them."""
+    parted = split_reductions(as_bits(normalize(kernel)), LIMITS)
+    made: list[Kernel] = []
+    scratch = list(parted.scratch)
+    for phase in parted.kernels:
+        before, rest, buffers = _hoisted(phase, len(scratch))
+        scratch += buffers
+        for one in (*before, rest):
+            made += _apart(one)
+    return Phases(tuple(made), tuple(scratch))
+
+
+def _hoisted(kernel: Kernel, number: int) -> tuple[list[Kernel], Kernel, list[Buffer]]:
+    """Reductions that depend on no axis of the stores around them, computed once into a buffer of one element."""
+    if not any(s.axes for s in kernel.stores):
+        return [], kernel, []
+    nodes = postorder(kernel.roots)
+    inside: set[Expr] = set()  # nodes below a reduction, which are computed with it
+    for node in nodes:
+        if isinstance(node, Reduce) and not node.free:
+            inside.update(postorder((node.body,)))
+    found = [n for n in nodes if isinstance(n, Reduce) and not n.free and n not in inside]
+    if not found:
+        return [], kernel, []
+    buffers = [Buffer(f"whole{number + i}", node.dtype, (1,)) for i, node in enumerate(found)]
+    zero = Const(0, i64)
+    change: dict[Expr, Expr] = {n: Load(b, (zero,)) for n, b in zip(found, buffers, strict=True)}
+    stores = tuple(Store(b, (), (zero,), n) for n, b in zip(found, buffers, strict=True))
+    first = Kernel(f"{kernel.name}_whole", _read(stores, kernel.inputs), tuple(buffers), stores)
+    rest = _replaced(kernel, change)
+    return [first], replace(rest, inputs=_read(rest.stores, (*kernel.inputs, *buffers))), buffers
+
+
+def _read(stores: tuple[Store, ...], inputs: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+    used = {n.buffer for n in postorder([e for s in stores for e in (*s.index, s.value)]) if isinstance(n, Load)}
+    return tuple(b for b in inputs if b in used)
+
+
+def _replaced(kernel: Kernel, change: dict[Expr, Expr]) -> Kernel:
+    done: dict[Expr, Expr] = {}
+    for node in postorder(kernel.roots):
+        inputs = tuple(done[x] for x in node.inputs)
+        done[node] = change[node] if node in change else node if inputs == node.inputs else rebuild(node, inputs)
+    stores = tuple(replace(s, index=tuple(done[i] for i in s.index), value=done[s.value]) for s in kernel.stores)
+    return replace(kernel, stores=stores)
+
+
+def _apart(kernel: Kernel) -> list[Kernel]:
+    """Stores that share no loop, each with those that do, in a kernel of their own: a grid is over one space."""
+    roots = [s for s in make_nest(kernel).steps if isinstance(s, (MapLoop, StoreStep))]
+    if len(roots) < 2:
+        return [kernel]
+    groups: dict[Axis | None, list[Store]] = {}
+    for store in kernel.stores:
+        groups.setdefault(_outermost(store, roots), []).append(store)
+    made = []
+    for number, stores in enumerate(groups.values()):
+        part = tuple(stores)
+        written = {s.buffer for s in part}
+        outputs = tuple(b for b in kernel.outputs if b in written)
+        made.append(Kernel(f"{kernel.name}_{number}", _read(part, kernel.inputs), outputs, part))
+    return made
+
+
+def _outermost(store: Store, roots: list[MapLoop | StoreStep]) -> Axis | None:
+    return next((r.axis for r in roots if isinstance(r, MapLoop) and r.axis in store.axes), None)

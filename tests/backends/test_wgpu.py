@@ -1,0 +1,208 @@
+"""The shipped suite on the `wgpu` device, and programs on it against the processor. Skipped where there is no GPU.
+
+pytest tests/backends/test_wgpu.py               each op once: a minute on a software GPU
+pytest tests/backends/test_wgpu.py -m slow       every sample in every type
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import strata as st
+from strata import ops
+from strata.core import f32, f64, i64, sym, u8
+from strata.errors import DeviceError, OutOfMemoryError
+from strata.mir import Graph, evaluate
+from strata.testing.backend_suite import Case, cases, run_case
+
+try:
+    st.Device("wgpu")
+    MISSING = ""
+except DeviceError as error:
+    MISSING = str(error)
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+CASES = list(cases())
+FIRST = {case.op.name: case for case in reversed(CASES) if case.dtype is None}
+
+
+@pytest.mark.parametrize("case", FIRST.values(), ids=lambda c: c.name)
+def test_first_sample(case: Case) -> None:
+    run_case("wgpu", case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_sample(case: Case) -> None:
+    run_case("wgpu", case)
+
+
+def agrees(graph: Graph, feeds: dict[str, np.ndarray], tolerance: float = 2e-5) -> st.CompiledGraph:
+    """Compile for the device, compare two runs with each other and with the interpreter."""
+    compiled = st.Session("wgpu").compile(graph)
+    for name in graph.param_names:
+        compiled.set_param(name, feeds[name])
+    given = {name: feeds[name] for name in graph.input_names}
+    first, again = compiled.run(given), compiled.run(given)
+    for a, b, want in zip(first, again, evaluate(graph, feeds), strict=True):
+        np.testing.assert_array_equal(a, b)
+        scale = max(1.0, float(np.max(np.abs(want[np.isfinite(want)]), initial=0.0))) if want.dtype.kind == "f" else 1
+        np.testing.assert_allclose(a, want, rtol=tolerance, atol=tolerance * scale)
+    return compiled
+
+
+def test_a_layer(rng: np.random.Generator) -> None:
+    g = Graph("layer")
+    x, w, b = g.input("x", f32[33, 65]), g.param("w", f32[65, 70]), g.param("b", f32[70])
+    g.outputs(ops.gelu(x @ w + b))
+    feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("x", (33, 65)), ("w", (65, 70)), ("b", 70))}
+    assert agrees(g, feeds).host_steps == []
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (5, 64), (7, 300), (2, 5000), (1, 70000), (4000, 70)])
+def test_rows(shape: tuple[int, int], rng: np.random.Generator) -> None:
+    g = Graph("rows")
+    x = g.input("x", f32[shape])
+    g.outputs(x.softmax(-1), ops.layer_norm(x, g.input("w", f32[shape[1:]]), g.input("b", f32[shape[1:]])),
+              x.sum(), x.max(axis=1), x.mean(axis=0), ops.argmax(x, axis=1), ops.argmin(x, axis=0))  # fmt: skip
+    feeds = {"x": rng.standard_normal(shape).astype(np.float32)}
+    feeds |= {n: rng.standard_normal(shape[1:]).astype(np.float32) for n in ("w", "b")}
+    assert agrees(g, feeds).host_steps == []
+
+
+def test_a_grid_wider_than_one_dimension_takes(rng: np.random.Generator) -> None:
+    g = Graph("wide")
+    x = g.input("x", u8[5_000_001])
+    g.outputs(ops.cast(x, f32).sum(), x + x)
+    agrees(g, {"x": rng.integers(0, 255, 5_000_001).astype(np.uint8)})
+
+
+def test_neighbours_in_a_word_are_kept(rng: np.random.Generator) -> None:
+    """Every element of a byte is written by another invocation."""
+    g = Graph("bytes")
+    x = g.input("x", u8[1001, 3])
+    g.outputs(ops.transpose(x, (1, 0)), x > 100, ops.cast(x, st.int16), ops.flip(x, (0, 1)))
+    agrees(g, {"x": rng.integers(0, 255, (1001, 3)).astype(np.uint8)})
+
+
+def test_symbolic_sizes(rng: np.random.Generator) -> None:
+    n = sym("n", 0)
+    g = Graph("open")
+    x = g.input("x", f32[n, 40])
+    g.outputs(x.softmax(-1), ops.concat([x, x * 2.0], axis=0), ops.cumsum(x, axis=0), x.sum(axis=0),
+              ops.transpose(x, (1, 0)))  # fmt: skip
+    compiled = st.Session("wgpu").compile(g)
+    for rows in (3, 0, 1, 700):
+        feeds = {"x": rng.standard_normal((rows, 40)).astype(np.float32)}
+        for got, want in zip(compiled.run(feeds), evaluate(g, feeds), strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-4)
+
+
+def test_numbers_of_64_bits(rng: np.random.Generator) -> None:
+    g = Graph("wide")
+    x, y = g.input("x", i64[500]), g.input("y", i64[500])
+    g.outputs(x + y, x * y, x // y, x % y, ops.maximum(x, y), x < y, x.sum(), x.max(), ops.cast(x, f32),
+              ops.bitwise_left_shift(x, y % 70), ops.bitwise_right_shift(x, y % 70), ops.bitwise_xor(x, y))  # fmt: skip
+    x = rng.integers(-(2**63), 2**63 - 1, 500)
+    y = rng.integers(-(2**40), 2**40, 500) * rng.choice([1, 0, 1 << 20], 500)
+    compiled = agrees(g, {"x": x, "y": y})
+    assert compiled.host_steps == []
+
+
+SPECIAL = np.array(
+    [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3e38, -3e38, 1e-38, 1e-42, 88.8, -104.0, 2147483648.0],
+    np.float32,
+)
+
+
+@pytest.mark.parametrize("name", [
+    "exp", "expm1", "log", "log1p", "log2", "sqrt", "sin", "cos", "tanh", "erf", "sigmoid", "floor", "round", "sign",
+    "abs", "reciprocal", "isnan", "isinf", "isfinite", "square", "relu", "atan", "asin", "acosh",
+])  # fmt: skip
+def test_numbers_that_are_not_finite(name: str) -> None:
+    g = Graph(name)
+    g.outputs(getattr(ops, name)(g.input("x", f32[SPECIAL.shape])))
+    agrees(g, {"x": SPECIAL})
+
+
+@pytest.mark.parametrize("name", [
+    "add", "subtract", "multiply", "divide", "maximum", "minimum", "power", "floor_divide", "remainder", "equal",
+    "not_equal", "less", "greater_equal", "atan2", "copysign", "fmod",
+])  # fmt: skip
+def test_pairs_of_numbers_that_are_not_finite(name: str) -> None:
+    a, b = (x.reshape(-1) for x in np.meshgrid(SPECIAL, SPECIAL))
+    g = Graph(name)
+    g.outputs(getattr(ops, name)(g.input("x", f32[a.shape]), g.input("y", f32[a.shape])))
+    agrees(g, {"x": a, "y": b})
+
+
+def test_arithmetic_that_compilers_shorten() -> None:
+    g = Graph("shortened")
+    x = g.input("x", f32[SPECIAL.shape])
+    g.outputs(x - x, x / x, x * 0.0, 0.0 - x, ops.equal(x, x), ops.not_equal(x, x))
+    agrees(g, {"x": SPECIAL})
+
+
+def test_casts_saturate() -> None:
+    g = Graph("casts")
+    x = g.input("x", f32[SPECIAL.shape])
+    g.outputs(*(ops.cast(x * 3.0, t) for t in ("i8", "u8", "i16", "i32", "u32", "i64", "u64", "bool", "f16", "bf16",
+                                               "f8e4m3", "f8e5m2")))  # fmt: skip
+    compiled = st.Session("wgpu").compile(g)
+    for got, want in zip(compiled.run(x=SPECIAL), evaluate(g, {"x": SPECIAL}), strict=True):
+        wide = want.dtype if want.dtype.kind in "biu" else np.float64
+        np.testing.assert_array_equal(got.astype(wide), want.astype(wide), strict=True)
+
+
+def test_f64_is_left_to_the_host_and_reported(rng: np.random.Generator) -> None:
+    g = Graph("mixed")
+    x = g.input("x", f32[8, 8])
+    g.outputs(ops.cast(ops.exp(ops.cast(x, f64)), f32) @ x)
+    compiled = agrees(g, {"x": rng.standard_normal((8, 8)).astype(np.float32)})
+    assert set(compiled.host_steps) == {"cast", "exp"}
+    report = st.dispatch_report(g, "wgpu")
+    assert report.path("matmul") == "native"
+    assert report.path("exp") == "host"
+
+
+def test_a_buffer_beyond_the_limit_is_refused_by_name() -> None:
+    n = sym("n", 1)
+    g = Graph("large")
+    g.outputs(g.input("x", f32[n, 1]) + g.input("y", f32[1, n]))
+    compiled = st.Session("wgpu").compile(g)
+    arrays = np.ones(6000, np.float32)
+    with pytest.raises(OutOfMemoryError, match="maxStorageBufferBindingSize"):
+        compiled.run(x=arrays.reshape(-1, 1), y=arrays.reshape(1, -1))
+    (again,) = compiled.run(x=arrays[:3].reshape(-1, 1), y=arrays[:3].reshape(1, -1))
+    np.testing.assert_array_equal(again, np.full((3, 3), 2, np.float32))
+
+
+def test_shaders_can_be_read() -> None:
+    g = Graph("shown")
+    g.outputs(ops.exp(g.input("x", f32[4])))
+    page = st.Session("wgpu").compile(g).explain()
+    assert "@compute" in page.code["k0"]
+    assert "code" in str(page)
+
+
+def test_a_training_step_equals_the_processor(rng: np.random.Generator) -> None:
+    g = Graph("step")
+    x, y = g.input("x", f32[16, 12]), g.input("y", f32[16, 3])
+    w1, w2 = g.param("w1", f32[12, 20]), g.param("w2", f32[20, 3])
+    logits = ops.gelu(x @ w1) @ w2
+    g.outputs(-(ops.log_softmax(logits, axis=-1) * y).sum() / 16.0)
+    feeds = {n: (rng.standard_normal(s) * 0.3).astype(np.float32) for n, s in (("x", (16, 12)), ("w1", (12, 20)),
+                                                                             ("w2", (20, 3)))}  # fmt: skip
+    feeds["y"] = np.eye(3, dtype=np.float32)[rng.integers(0, 3, 16)]
+    step = st.transforms.grad_with_loss(g)
+    results = []
+    for device in ("cpu", "wgpu"):
+        compiled = st.Session(device).compile(step)
+        for name in step.param_names:
+            compiled.set_param(name, feeds[name])
+        given = {n: feeds[n] if n in feeds else np.ones((), np.float32) for n in step.input_names}
+        results.append(compiled.run(given))
+        assert compiled.host_steps == []
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
