@@ -132,6 +132,7 @@ def _generate(parser: Parser) -> None:
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1 is no limit (default)")
     parser.add_argument("--seed", type=int, help="of the choices at a temperature above 0")
     parser.add_argument("--context", type=_count, metavar="N", help="tokens to plan for")
+    parser.add_argument("--draft", metavar="MODEL", help="a smaller model with the same tokens, which makes it faster")
     _threads(parser)
     _json(parser)
 
