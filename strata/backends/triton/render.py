@@ -39,6 +39,7 @@ class Program:
     """One Triton function and how it is launched. `grid` and `sizes` are worked out when sizes are known."""
 
     name: str
+    kernel: Kernel  # normalized: what the function computes
     body: str
     helpers: frozenset[str]
     buffers: tuple[Buffer, ...]  # arguments in order: buffers, then sizes
@@ -159,6 +160,6 @@ def _program(emitter: Emitter, name: str, grid: Sequence[Dim]) -> Program:
     buffers = tuple(b for b in kernel.buffers if b.name in read or b.name in written)
     lines = [f"    {text} = {text}.to(tl.int64)" for text in emitter.sizes.values()] + emitter.lines
     return Program(
-        name, "\n".join(lines) + "\n", frozenset(emitter.helpers), buffers, tuple(emitter.sizes), tuple(grid),
+        name, kernel, "\n".join(lines) + "\n", frozenset(emitter.helpers), buffers, tuple(emitter.sizes), tuple(grid),
         emitter.schedule,
     )  # fmt: skip
