@@ -35,6 +35,7 @@ _EXPORTS = {
 }  # fmt: skip
 _RENAMED = {
     "onnx": ("strata.io", "onnx"),
+    "stablehlo": ("strata.io", "stablehlo"),
     "optim": ("strata.nn", "optim"),
     "xp": ("strata.tensor", "xp"),
     "float16": ("strata.core", "f16"),

@@ -184,7 +184,7 @@ def _trace(parser: Parser) -> None:
 def _inspect(parser: Parser) -> None:
     _model(parser, "a graph as text (.mir, - for standard input), model.onnx, model.gguf, .safetensors, or a folder")
     parser.add_argument(
-        "--stage", choices=("summary", "graph", "passes", "optimized", "plan", "kernels", "memory", "all"),
+        "--stage", choices=("summary", "graph", "passes", "optimized", "plan", "kernels", "memory", "stablehlo", "all"),
         help="default: all stages of a graph in text, a summary of a file",
     )  # fmt: skip
     parser.add_argument("--passes", metavar="P1,P2", help="passes to run instead of the default ones")
