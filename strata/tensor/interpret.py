@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import log2, sqrt
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ CALL = 2e-6  # an op, whatever its size
 ELEMENT = 1.2e-9  # an element read or written
 COMPOSED = 6.0  # a composition makes several passes over its arrays
 FLOP = 2.5e-11  # of a matrix product
+COMPARED = 4e-9  # an element that is put in order among two
+IN_ORDER = ("sort", "argsort", "topk", "searchsorted")  # ops that compare each element with a part of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,4 +137,8 @@ def _seconds(node: Node) -> float:
     if inner:
         rounds = getattr(node.op, "length", 1)
         return sum(seconds(g.nodes()) for g in inner) * (rounds if isinstance(rounds, int) else 1)
+    if node.op.name in IN_ORDER:
+        axis = node.op.static_fields().get("axis", -1)
+        row = (node.inputs[0].shape or (1,))[axis if isinstance(axis, int) else -1]
+        return CALL + COMPARED * max(*ins, outs) * log2(2 + (row if isinstance(row, int) else 0))
     return CALL + ELEMENT * (outs + sum(ins)) * (COMPOSED if node.op.is_composition else 1.0)
