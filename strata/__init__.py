@@ -59,8 +59,8 @@ _RENAMED = {
 }
 # `tensor` can be called, too.
 _MODULES = (
-    "cache", "config", "errors", "hir", "io", "models", "nn", "ops", "passes", "runtime", "serving", "tensor",
-    "testing", "transforms",
+    "cache", "config", "distributed", "errors", "hir", "io", "models", "nn", "ops", "passes", "runtime", "serving",
+    "tensor", "testing", "transforms",
 )  # fmt: skip
 _TABLE = {name: (module, name) for module, names in _EXPORTS.items() for name in names} | _RENAMED
 

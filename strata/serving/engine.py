@@ -105,11 +105,12 @@ class Engine:
         tokens = 4 * model.context if cache_tokens is None else cache_tokens
         self.model = model.adapted(adapters) if adapters else model
         self.cache = PagedCache(self.model, -(-tokens // PAGE))
+        self.adapters = tuple(adapters or ())
         self.limits = Limits(max_length=model.context, vocabulary=model.config.vocab)
         self.metrics = metrics or Metrics()
         self.limit = queue
         self._batcher = exact_batcher(max_tokens, max_requests)
-        self._waiting: AdapterQueue[Generation] = AdapterQueue(max_requests, known=tuple(adapters or ()))
+        self._waiting: AdapterQueue[Generation] = AdapterQueue(max_requests, known=self.adapters)
         self._reading: deque[Prefill[Generation]] = deque()
         self._running: list[Generation] = []
         self._served: list[Generation] = []  # those of both, and the one whose prompt is being read

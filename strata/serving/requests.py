@@ -12,7 +12,7 @@ MAX_TOKENS: Final = 256  # where a request does not say
 MOST_CHOICES: Final = 8
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 # what clients send along and no answer depends on
-IGNORED: Final = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "model")
+IGNORED: Final = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 # what is understood as long as it asks for nothing: its value then
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},), "logprobs": (False, 0), "echo": (False,),
@@ -59,6 +59,7 @@ class TextRequest:
     choices: int = 1
     stream: bool = False
     usage_in_stream: bool = False
+    model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class ChatRequest:
     choices: int = 1
     stream: bool = False
     usage_in_stream: bool = False
+    model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class EmbeddingRequest:
 
     texts: tuple[str, ...]
     base64: bool = False
+    model: str | None = None
 
 
 class _Body:
@@ -109,6 +112,12 @@ class _Body:
             raise wrong(f"{name} is true or false, got {_shown(found)}", name)
         return found
 
+    def name(self, name: str) -> str | None:
+        found = self._left.pop(name, None)
+        if found is not None and not isinstance(found, str):
+            raise wrong(f"{name} is a name, got {_shown(found)}", name)
+        return found
+
     def finish(self) -> None:
         for name, value in self._left.items():
             if name not in NEUTRAL:
@@ -133,9 +142,6 @@ def _options(body: _Body) -> Options:
     stops = (stop,) if isinstance(stop, str) else stop
     if not isinstance(stops, (list, tuple)) or not all(isinstance(s, str) and s for s in stops) or len(stops) > 16:
         raise wrong(f"stop is a string or a list of up to 16, got {_shown(stop)}", "stop")
-    adapter = body.any("adapter")
-    if adapter is not None and not isinstance(adapter, str):
-        raise wrong(f"adapter is a name, got {_shown(adapter)}", "adapter")
     seed = body.whole("seed", -1, -(2**63), 2**63 - 1) if "seed" in body._left else None
     top_p = body.number("top_p", 1.0, 0.0, 1.0)
     if top_p == 0:
@@ -143,8 +149,8 @@ def _options(body: _Body) -> Options:
     return Options(
         max_tokens=body.whole(name, MAX_TOKENS, 1, 1 << 24), temperature=body.number("temperature", 1.0, 0.0, 100.0),
         top_p=top_p, top_k=body.whole("top_k", 0, 0, 1 << 24), min_p=body.number("min_p", 0.0, 0.0, 1.0),
-        repetition_penalty=body.number("repetition_penalty", 1.0, 1e-3, 1e3), stop=tuple(stops), adapter=adapter,
-        seed=None if seed is None else seed % 2**63,
+        repetition_penalty=body.number("repetition_penalty", 1.0, 1e-3, 1e3), stop=tuple(stops),
+        adapter=body.name("adapter"), seed=None if seed is None else seed % 2**63,
     )  # fmt: skip
 
 
@@ -153,6 +159,11 @@ def _streaming(body: _Body) -> tuple[bool, bool]:
     if not isinstance(extra, Mapping) or not isinstance(extra.get("include_usage", False), bool):
         raise wrong(f"stream_options is an object, got {_shown(extra)}", "stream_options")
     return stream, bool(extra.get("include_usage", False))
+
+
+def _common(body: _Body) -> tuple[Options, int, bool, bool, str | None]:
+    """What requests for texts share."""
+    return _options(body), body.whole("n", 1, 1, MOST_CHOICES), *_streaming(body), body.name("model")
 
 
 def parse_text(body: Any) -> TextRequest:
@@ -171,7 +182,7 @@ def parse_text(body: Any) -> TextRequest:
             prompts.append(tuple(prompt))
         else:
             raise wrong(f"a prompt is a text or a list of token ids that is not empty, got {_shown(prompt)}", "prompt")
-    made = TextRequest(tuple(prompts), _options(fields), fields.whole("n", 1, 1, MOST_CHOICES), *_streaming(fields))
+    made = TextRequest(tuple(prompts), *_common(fields))
     fields.finish()
     return made
 
@@ -183,7 +194,7 @@ def parse_chat(body: Any) -> ChatRequest:
     if not isinstance(found, list) or not found:
         raise wrong(f"messages is a list of messages that is not empty, got {_shown(found)}", "messages")
     messages = tuple(_message(i, m) for i, m in enumerate(found))
-    made = ChatRequest(messages, _options(fields), fields.whole("n", 1, 1, MOST_CHOICES), *_streaming(fields))
+    made = ChatRequest(messages, *_common(fields))
     fields.finish()
     return made
 
@@ -213,8 +224,9 @@ def parse_embedding(body: Any) -> EmbeddingRequest:
     kind = fields.any("encoding_format", "float")
     if kind not in ("float", "base64"):
         raise wrong(f"encoding_format is float or base64, got {_shown(kind)}", "encoding_format")
+    made = EmbeddingRequest(tuple(texts), kind == "base64", fields.name("model"))
     fields.finish()
-    return EmbeddingRequest(tuple(texts), kind == "base64")
+    return made
 
 
 Request = TextRequest | ChatRequest | EmbeddingRequest

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import copy_context
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from threading import Condition, Lock, Thread
@@ -32,6 +33,7 @@ from strata.serving.requests import (
     PATHS,
     ChatRequest,
     EmbeddingRequest,
+    Request,
     TextRequest,
     parse_request,
     prompts_of,
@@ -90,7 +92,7 @@ class Service:
     def answer(self, path: str, body: Any) -> dict[str, Any]:
         """The whole answer to a request, also to one that asks for a stream."""
         start = time.perf_counter()
-        request = parse_request(path, body)
+        request = self._parsed(path, body)
         if isinstance(request, EmbeddingRequest):
             made = self._embedded(request)
         else:
@@ -104,10 +106,21 @@ class Service:
 
     def respond(self, path: str, body: Any) -> dict[str, Any] | Iterator[dict[str, Any]]:
         """The answer to a request; for one that asks for a stream, its parts as they come."""
-        request = parse_request(path, body)
+        request = self._parsed(path, body)
         if isinstance(request, EmbeddingRequest) or not request.stream:
             return self.answer(path, body)
         return self._streamed(path, body, request, self._submitted(request))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What requests may name as their model: the one that is served, and its adapters."""
+        return (self.name, *(self.engine.adapters if self.engine is not None else ()))
+
+    def _parsed(self, path: str, body: Any) -> Request:
+        request = parse_request(path, body)
+        if request.model is not None and request.model not in self.names:
+            raise Refused(404, f"there is no model {request.model!r}; there are {', '.join(self.names)}", field="model")
+        return request
 
     def _record(self, path: str, body: Any, answer: dict[str, Any], start: float) -> None:
         if self.recorder is not None:
@@ -119,11 +132,14 @@ class Service:
         """All that a request asks for is on its way, or nothing of it."""
         if self.engine is None:
             raise Refused(404, f"{self.name} makes no texts; /v1/embeddings gives vectors")
+        options = request.options
+        if request.model in self.engine.adapters and options.adapter is None:
+            options = replace(options, adapter=request.model)
         made: list[Generation] = []
         try:
             for prompt in prompts_of(request):
                 for choice in range(request.choices):
-                    made.append(self.engine.submit(prompt, **request.options.arguments(choice)))
+                    made.append(self.engine.submit(prompt, **options.arguments(choice)))
         except Exception:
             _end(made)
             raise

@@ -10,7 +10,7 @@ import numpy as np
 
 from strata.io import save_safetensors
 from strata.models import Decoder
-from strata.serving import Engine
+from strata.serving import Engine, Service
 
 
 def test_each_request_gets_its_adapter(
@@ -39,3 +39,9 @@ def test_each_request_gets_its_adapter(
     engine.run()
     assert [r.text() for r in requests] == wanted
     assert engine.metrics.snapshot()["counters"]["adapter_swaps"] == 6
+    service = Service(engine, name="base")
+    assert service.names == ("base", "fr", "de")
+    body = {"prompt": "prompt 3", "max_tokens": 8, "temperature": 0}
+    for model, adapter in (("de", None), ("base", "de"), (None, "de")):
+        found = service.answer("/v1/completions", {**body, "model": model, "adapter": adapter})
+        assert found["choices"][0]["text"] == wanted[3]

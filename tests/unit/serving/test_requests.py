@@ -35,7 +35,7 @@ def test_all_that_is_understood() -> None:
     )  # fmt: skip
     assert found == ChatRequest(
         ({"role": "system", "content": "be kind"}, {"role": "user", "content": "ab"}),
-        Options(7, 0.0, 0.5, 3, 0.1, 1.2, 9, ("x", "yz"), "fr"), 2, stream=True, usage_in_stream=True,
+        Options(7, 0.0, 0.5, 3, 0.1, 1.2, 9, ("x", "yz"), "fr"), 2, stream=True, usage_in_stream=True, model="m",
     )  # fmt: skip
     assert isinstance(found, ChatRequest)
     assert found.options.arguments(1)["seed"] == 10
@@ -66,6 +66,7 @@ def test_all_that_is_understood() -> None:
         (CHAT, {"messages": HELLO, "stop": [""]}, "stop", "stop is a string or a list of up to 16, got ['']"),
         (CHAT, {"messages": HELLO, "stop": 3}, "stop", "got 3"),
         (CHAT, {"messages": HELLO, "adapter": 3}, "adapter", "adapter is a name, got 3"),
+        (CHAT, {"messages": HELLO, "model": ["m"]}, "model", "model is a name, got ['m']"),
         (CHAT, {"messages": HELLO, "stream_options": 1}, "stream_options", "stream_options is an object, got 1"),
         (CHAT, {"messages": HELLO, "temprature": 1}, "temprature", "there is no field 'temprature'"),
         (CHAT, {"messages": HELLO, "presence_penalty": 1}, "presence_penalty", "presence_penalty = 1 is not supported"),

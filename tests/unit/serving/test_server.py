@@ -55,7 +55,7 @@ def events(server: Server, path: str, body: dict[str, Any]) -> list[Any]:
 
 def test_texts(server: Server, decoder: Make) -> None:
     model = decoder()
-    found = ask(server.url, TEXT, {"prompt": ["hello", "you"], "max_tokens": 5, "temperature": 0})
+    found = ask(server.url, TEXT, {"model": "tiny", "prompt": ["hello", "you"], "max_tokens": 5, "temperature": 0})
     assert [c["text"] for c in found["choices"]] == [model.generate(p, max_tokens=5) for p in ("hello", "you")]
     assert [c["index"] for c in found["choices"]] == [0, 1]
     assert {c["finish_reason"] for c in found["choices"]} == {"length"}
@@ -113,6 +113,7 @@ def test_many_at_once(server: Server, decoder: Make) -> None:
         (TEXT, {"prompt": "x", "colour": "red"}, 400, "there is no field 'colour'"),
         (TEXT, {"prompt": ["x", "y" * 161], "stream": True}, 400, "161 tokens"),
         (CHAT, {"messages": []}, 400, "messages is a list"),
+        (CHAT, {"messages": HELLO, "model": "gpt"}, 404, "there is no model 'gpt'; there are tiny"),
         (VECTORS, {"input": "x"}, 404, "tiny gives no vectors"),
         ("/v1/nothing", {}, 404, "POST /v1/nothing: there is nothing"),
     ],
