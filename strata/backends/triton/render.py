@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from strata.backends.triton.elements import pointer
-from strata.backends.triton.emit import Emitter, place_points, reads_along
+from strata.backends.triton.emit import Emitter, argument_names, place_points, reads_along
 from strata.backends.triton.prelude import prelude
 from strata.backends.triton.product import emit_contraction, find_contraction
 from strata.backends.triton.schedule import WHOLE_ROW, GpuSchedule, Lanes, Rows, choose_lanes, choose_rows, known
@@ -50,7 +50,8 @@ class Program:
     @property
     def signature(self) -> dict[str, str]:
         """Types of the arguments, by name."""
-        kinds = {b.name: pointer(b.dtype) for b in self.buffers}
+        names = argument_names(self.kernel.buffers)
+        kinds = {names[b.name]: pointer(b.dtype) for b in self.buffers}
         return kinds | {f"n{i}": "i64" for i in range(len(self.sizes))}
 
     def text(self, *, interpreted: bool = False) -> str:
