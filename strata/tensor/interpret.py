@@ -16,6 +16,7 @@ import numpy as np
 from strata.core import Place, as_dtype, static_prod
 from strata.errors import ShapeError, StrataError
 from strata.mir import Constant, Graph, Node, Op
+from strata.ops import Custom
 from strata.tensor.outline import Outline
 
 # Measured on one core of a server processor (AVX2, 3 GHz), rounded.
@@ -40,6 +41,7 @@ class Call:
     widen: tuple[Any, ...] | None  # a dtype to compute in for each input, or None; None: all stay as they are
     place: Place | None
     dead: tuple[int, ...]  # slots that nothing reads afterwards
+    is_foreign: bool  # a user's code, which may keep the arrays that it gives
 
 
 class Interpreter:
@@ -80,6 +82,8 @@ def _run(call: Call, table: list[Any]) -> None:
         if error.place is None:
             error.place = call.place
         raise
+    if call.is_foreign:
+        made = tuple(np.array(out) for out in made)
     if type(made) is not tuple:
         table[call.first] = _typed(call, made, 0)
     else:
@@ -108,7 +112,8 @@ def _call(node: Node, inputs: tuple[int, ...], first: int, dead: tuple[int, ...]
     shapes = tuple(t.static_shape for t in node.types)
     widen = tuple(_computable(x.dtype.np) for x in node.inputs)
     some = widen if any(w is not None for w in widen) else None
-    return Call(node.op, node.op.numpy, inputs, first, dtypes, shapes, some, node.origin.place, dead)
+    is_foreign = isinstance(node.op, Custom)
+    return Call(node.op, node.op.numpy, inputs, first, dtypes, shapes, some, node.origin.place, dead, is_foreign)
 
 
 def _computable(dtype: np.dtype[Any]) -> Any:
