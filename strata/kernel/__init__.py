@@ -26,6 +26,7 @@ from strata.kernel.ir import (
     describe,
     postorder,
     rebuild,
+    size,
     substitute_axes,
 )
 from strata.kernel.legal import check_own_schedule, check_schedule, loops_of

@@ -42,18 +42,17 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One kernel, one op on the host, or a module of many ops for a backend that takes graphs, over buffers."""
+    """One kernel, or one op on the host, over buffers."""
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     label: str
-    kernel: Kernel | None  # None: a host step, or a module
+    kernel: Kernel | None  # None: a host step
     nodes: tuple[Node, ...] = field(repr=False, default=())
     phase: str = "steady"
     updates: tuple[tuple[str, str], ...] = ()  # outputs, and what they start as: copied first, unless one memory
     views: tuple[Spacing, ...] | None = None  # where a step of one op, or a kernel's `slides`, reads its inputs
-    is_module: bool = False
 
     @property
     def read_buffers(self) -> tuple[str, ...]:

@@ -57,9 +57,8 @@ def devices() -> list[str]:
     found = []
     for name in known_backends():
         try:
-            backend = backend_for(name)
+            backend_for(name)
         except DeviceError:
             continue
-        numbers = range(getattr(backend, "count", 0))  # of a kind that there may be several of
-        found += [f"{name}:{i}" for i in numbers] or [name]
+        found.append(name)
     return found

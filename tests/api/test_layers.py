@@ -23,7 +23,7 @@ ORDER = (
     ("errors",),
     ("config",),
     ("core",),
-    ("cache", "distributed"),
+    ("cache",),
     ("kernel",),
     ("mir",),
     ("ops",),

@@ -6,6 +6,8 @@ pytest tests/backends/test_wgpu.py -m slow       every sample in every type
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ from strata.core import f32, f64, i64, sym, u8
 from strata.errors import DeviceError, OutOfMemoryError
 from strata.mir import Graph, evaluate
 from strata.testing.backend_suite import Case, cases, run_case
+from tests.fuzz.mixed_graphs import mixed_graph
 
 try:
     st.Device("wgpu")
@@ -69,6 +72,76 @@ def test_rows(shape: tuple[int, int], rng: np.random.Generator) -> None:
     feeds = {"x": rng.standard_normal(shape).astype(np.float32)}
     feeds |= {n: rng.standard_normal(shape[1:]).astype(np.float32) for n in ("w", "b")}
     assert agrees(g, feeds).host_steps == []
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(16, 16, 16), (33, 65, 70), (130, 40, 64), (64, 1, 64), (70, 300, 17)])
+def test_products_in_tiles(m: int, k: int, n: int, rng: np.random.Generator) -> None:
+    g = Graph("product")
+    x, w, b = g.input("x", f32[3, m, k]), g.input("w", f32[3, n, k]), g.input("b", f32[n])
+    g.outputs(ops.relu(x @ ops.transpose(w, (0, 2, 1)) + b), x[0] @ ops.transpose(w[1], (1, 0)))
+    feeds = {"x": rng.standard_normal((3, m, k)).astype(np.float32), "b": rng.standard_normal(n).astype(np.float32)}
+    agrees(g, feeds | {"w": rng.standard_normal((3, n, k)).astype(np.float32)})
+
+
+@pytest.mark.parametrize(("stride", "dilation", "groups"), [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)])
+def test_convolutions(stride: int, dilation: int, groups: int, rng: np.random.Generator) -> None:
+    g = Graph("conv")
+    x, w = g.input("x", f32[2, 8, 19, 23]), g.input("w", f32[18, 8 // groups, 3, 5])
+    padding = ((1, 1), (2, 0))
+    g.outputs(ops.conv(x, w, stride=(stride, 1), padding=padding, dilation=(1, dilation), groups=groups))
+    agrees(g, {"x": rng.standard_normal((2, 8, 19, 23)).astype(np.float32),
+               "w": rng.standard_normal((18, 8 // groups, 3, 5)).astype(np.float32)})  # fmt: skip
+
+
+def test_open_products(rng: np.random.Generator) -> None:
+    n = sym("n", 0)
+    g = Graph("open")
+    g.outputs(g.input("x", f32[n, 64]) @ g.input("w", f32[64, 80]), ops.transpose(g.input("y", f32[n, 20]), (1, 0))
+              @ g.input("z", f32[n, 30]))  # fmt: skip
+    compiled = st.Session("wgpu").compile(g)
+    for rows in (5, 0, 1, 64, 130):
+        feeds = {name: rng.standard_normal((rows, size)).astype(np.float32)
+                 for name, size in (("x", 64), ("y", 20), ("z", 30))}  # fmt: skip
+        feeds["w"] = rng.standard_normal((64, 80)).astype(np.float32)
+        for got, want in zip(compiled.run(feeds), evaluate(g, feeds), strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_graphs(seed: int) -> None:
+    graph, feeds = mixed_graph(seed)
+    for got, want in zip(st.Session("wgpu").compile(graph).run(feeds), evaluate(graph, feeds), strict=True):
+        wide = np.float64 if want.dtype.kind not in "biu" else want.dtype
+        scale = max(1.0, float(np.max(np.abs(want.astype(wide)), initial=0.0))) if want.dtype.kind not in "biu" else 1.0
+        close = {8: 1e-4, 4: 1e-4}.get(want.dtype.itemsize, 5e-2) if want.dtype.kind not in "biu" else 0.0
+        np.testing.assert_allclose(got.astype(wide), want.astype(wide), rtol=close, atol=close * scale)
+
+
+def test_an_onnx_model_equals_the_processor(rng: np.random.Generator) -> None:
+    """Convolutions, a norm, pooling and a classifier, with a batch whose size is open."""
+    pytest.importorskip("onnx", reason="ONNX models need the package onnx")
+    from strata.io.onnx import export, load
+
+    n = sym("n", 1)
+    g = Graph("net")
+    x = g.input("x", f32[n, 3, 16, 16])
+    weights = {"w1": (8, 3, 3, 3), "w2": (16, 8, 3, 3), "w3": (16, 10), "gain": (8,), "shift": (8,)}
+    w = {name: g.param(name, f32[shape]) for name, shape in weights.items()}
+    y = ops.relu(ops.conv(x, w["w1"], padding=((1, 1), (1, 1))))
+    y = y * ops.reshape(w["gain"], (1, 8, 1, 1)) + ops.reshape(w["shift"], (1, 8, 1, 1))
+    y = ops.relu(ops.conv(y, w["w2"], stride=(2, 2)))
+    g.outputs((y.mean(axis=(2, 3)) @ w["w3"]).softmax(-1))
+    params = {name: (rng.standard_normal(shape) * 0.3).astype(np.float32) for name, shape in weights.items()}
+    model = export(g, params=params)
+    on_cpu, on_gpu = load(model, device="cpu"), load(model, device="wgpu")
+    for batch in (1, 3):
+        array = rng.standard_normal((batch, 3, 16, 16)).astype(np.float32)
+        for a, b in zip(_results(on_cpu.run({"x": array})), _results(on_gpu.run({"x": array})), strict=True):
+            np.testing.assert_allclose(b, a, rtol=2e-5, atol=1e-6)
+
+
+def _results(found: Any) -> list[np.ndarray]:
+    return [np.asarray(x) for x in (found.values() if isinstance(found, dict) else found)]
 
 
 def test_a_grid_wider_than_one_dimension_takes(rng: np.random.Generator) -> None:

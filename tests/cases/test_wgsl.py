@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strata.backends.wgsl.phases import phases_of
-from strata.backends.wgsl.render import render
+from strata.backends.wgsl.backend import shader_text
 from strata.kernel import parse_kernel
 from strata.testing import Case, find_cases
 
@@ -16,7 +15,7 @@ CASES = find_cases(Path(__file__).parent / "wgsl", "*.txt")
 
 
 def shaders(case: Case) -> str:
-    return "\n".join(render(kernel).text for kernel in phases_of(parse_kernel(case.program)).kernels)
+    return shader_text(parse_kernel(case.program), halves="f16" in case.header.get("with", ""))
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)

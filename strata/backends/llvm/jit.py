@@ -224,9 +224,7 @@ def _engine() -> Any:
 
     from strata.backends.llvm.codegen import machine_for
 
-    host = Target.host()
-    # the older linker puts code and constants of an object anywhere, which can be further apart than ARM code reaches
-    engine = binding.create_lljit_compiler(machine_for(host, 2), use_jit_link=host.has("neon"))
+    engine = binding.create_lljit_compiler(machine_for(Target.host(), 2))
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))  # outlives all code, whatever the order of a shutdown is
     return engine
 

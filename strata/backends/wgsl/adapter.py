@@ -23,6 +23,7 @@ INSTALL = "pip install 'strata[wgpu]', on a machine with Vulkan, Metal or Direct
 SIDE = 65535  # workgroups along one dimension of a grid
 MOST_POINTS = (1 << 31) - (1 << 24)  # of a grid: those beyond the last must have numbers, too
 _BATCH = 64  # launches that are recorded before they are handed to the device
+_KERNELS = 4096  # kernels that a driver remembers; plans keep theirs
 _SIZES = 64  # tables of sizes that a shader keeps
 _WANTED = ("max-storage-buffers-per-shader-stage", "max-storage-buffer-binding-size", "max-buffer-size")
 
@@ -71,13 +72,15 @@ class WgpuDriver:
     def __init__(self, wgpu: Any, adapter: Any) -> None:
         self._wgpu = wgpu
         limits = {name: adapter.limits[name] for name in _WANTED if name in adapter.limits}
-        self._device = adapter.request_device_sync(required_limits=limits)
+        self.has_halves = "shader-f16" in adapter.features
+        features = ["shader-f16"] if self.has_halves else []
+        self._device = adapter.request_device_sync(required_limits=limits, required_features=features)
         self.name = str(adapter.info.get("device", "GPU")) if hasattr(adapter.info, "get") else "GPU"
         self.limits = {name: int(self._device.limits[name]) for name in _WANTED}
         self.lock: AbstractContextManager[Any] = new_lock()
         self._encoder: Any = None
         self._recorded = 0
-        self._made: dict[str, Made] = {}
+        self._made: OrderedDict[str, Made] = OrderedDict()
         self._usage = (
             wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST  # fmt: skip
         )
@@ -128,7 +131,10 @@ class WgpuDriver:
         key = show_kernel(kernel)
         if key not in self._made:
             phases = phases_of(kernel)
-            self._made[key] = Made(kernel, tuple(map(render, phases.kernels)), phases.scratch)
+            shaders = tuple(render(phase, halves=self.has_halves) for phase in phases.kernels)
+            self._made[key] = Made(kernel, shaders, phases.scratch)
+            if len(self._made) > _KERNELS:
+                self._made.popitem(last=False)
         return self._made[key]
 
     def _pipeline(self, shader: Shader) -> Any:
@@ -166,14 +172,14 @@ class WgpuDriver:
         names = [*(b.name for b in made.kernel.buffers), *(b.name for b in made.scratch_buffers)]
         known = dict(zip(names, buffers, strict=True))
         for number, (shader, (pipeline, layout)) in enumerate(zip(made.shaders, made.pipelines, strict=True)):
-            values = [_number(d, sizes, shader.name) for d in shader.points]
             for dim in shader.axes:
                 _number(dim, sizes, shader.name)
-            if prod(values) > MOST_POINTS:
-                raise OutOfMemoryError(
-                    f"kernel {shader.name} has {prod(values):,} points: shaders take {MOST_POINTS:,}"
-                )
-            groups = -(-prod(values) // shader.size)
+            groups = 1
+            for extents, each in shader.grid:
+                count = prod(_number(d, sizes, shader.name) for d in extents)
+                if count > MOST_POINTS:
+                    raise OutOfMemoryError(f"kernel {shader.name} has {count:,} points: shaders take {MOST_POINTS:,}")
+                groups *= -(-count // each)
             if not groups:
                 continue
             entries = [

@@ -40,12 +40,13 @@ class WgpuBackend:
 
     def sources(self, lir: Lir) -> dict[str, str]:
         """The shaders of a plan, by the name of the kernel."""
-        return {name: shader_text(kernel) for name, kernel in lir.kernels.items()}
+        halves = self.driver.has_halves
+        return {name: shader_text(kernel, halves=halves) for name, kernel in lir.kernels.items()}
 
     def compile(self, lir: Lir) -> OffloadExecutable:
         return OffloadExecutable(lir, self.driver, self.pool)
 
 
-def shader_text(kernel: Kernel) -> str:
-    """All shaders of a kernel, in the order in which they run."""
-    return "\n".join(render(phase).text for phase in phases_of(kernel).kernels)
+def shader_text(kernel: Kernel, *, halves: bool = False) -> str:
+    """All shaders of a kernel, in the order in which they run; with `halves`, for a GPU that has f16 in memory."""
+    return "\n".join(render(phase, halves=halves).text for phase in phases_of(kernel).kernels)

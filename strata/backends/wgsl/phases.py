@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from strata.backends.wgsl.tiles import find_product, flat_sums
 from strata.core import i64
 from strata.kernel import (
     Axis,
@@ -31,14 +32,19 @@ LIMITS = SplitLimits(terms=1 << 15, lines=32, part_bytes=32 << 10, parts=128, op
 
 def phases_of(kernel: Kernel) -> Phases:
     """Normalized kernels, to be dispatched one after the other, and the buffers between them."""
-    parted = split_reductions(as_bits(normalize(kernel)), LIMITS)
+    normal = as_bits(normalize(kernel))
+    flat = _flat_product(normal)
+    product = find_product(make_nest(flat))
+    if product is not None and product.fills_a_device:
+        return Phases((flat,))
+    parted = split_reductions(normal, LIMITS)
     made: list[Kernel] = []
     scratch = list(parted.scratch)
     for phase in parted.kernels:
         before, rest, buffers = _hoisted(phase, len(scratch))
         scratch += buffers
         for one in (*before, rest):
-            made += _apart(one)
+            made += [_flat_product(part) for part in _apart(one)]
     return Phases(tuple(made), tuple(scratch))
 
 
@@ -96,3 +102,9 @@ def _apart(kernel: Kernel) -> list[Kernel]:
 
 def _outermost(store: Store, roots: list[MapLoop | StoreStep]) -> Axis | None:
     return next((r.axis for r in roots if isinstance(r, MapLoop) and r.axis in store.axes), None)
+
+
+def _flat_product(kernel: Kernel) -> Kernel:
+    """The kernel with the terms of its sums counted through, where that makes it a product for tiles."""
+    flat = flat_sums(kernel)
+    return flat if flat is not kernel and find_product(make_nest(flat)) is not None else kernel

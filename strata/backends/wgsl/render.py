@@ -1,56 +1,18 @@
-"""A normalized kernel as the text of a compute shader: loops from its nest, values from the table, memory by words.
-
-Elements of fewer than 32 bits lie packed in words of memory. A store of one clears and sets its own bits of the word
-by two atomic operations, so that neighbours of other invocations stay as they are.
-"""
+"""A normalized kernel as the text of a compute shader, under the schedule that is chosen for it."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import assert_never
 
-from strata.backends.wgsl.bounds import Bounds
+from strata.backends.wgsl.body import ELEMENTS, Body
 from strata.backends.wgsl.library import needed
 from strata.backends.wgsl.schedule import Points, Rows, Schedule, choose
-from strata.backends.wgsl.values import (
-    JOINS,
-    TYPES,
-    bits_of,
-    convert,
-    fitted,
-    from_bits,
-    identity,
-    kind_of,
-    literal,
-    scalar,
-)
-from strata.core import Dim, DType, f32, i64
-from strata.kernel import (
-    Axis,
-    Block,
-    Buffer,
-    Compute,
-    Const,
-    Expr,
-    Kernel,
-    Load,
-    MapLoop,
-    Reduce,
-    ReduceLoop,
-    Scalar,
-    Scan,
-    Size,
-    Store,
-    StoreStep,
-    make_nest,
-    parallel_chain,
-)
+from strata.backends.wgsl.tiles import DEPTH, SIDE, Product, Tiles, find_product, runs_along
+from strata.backends.wgsl.values import TYPES, kind_of, literal, scalar
+from strata.core import Dim
+from strata.kernel import Axis, Block, Buffer, Expr, Kernel, MapLoop, ReduceLoop, make_nest, parallel_chain
 
-_OWN_NAMES = re.compile(r"(in|out|part|whole)\d+")
-_ELEMENTS = {"f32": "f32", "i32": "i32", "u32": "u32", "i64": "vec2<u32>", "u64": "vec2<u32>"}
 _SHARED = {"b": "u32", "i": "i32", "u": "u32", "f": "f32", "q": "vec2<u32>", "w": "vec2<u32>"}
 
 
@@ -64,58 +26,52 @@ class Shader:
     written: frozenset[str]
     sizes: tuple[Dim, ...]
     axes: tuple[Dim, ...]  # extents that must not be above the most
-    points: tuple[Dim, ...]  # extents of the loops that the grid is over
-    size: int  # points of a workgroup
-    schedule: Schedule
+    grid: tuple[tuple[tuple[Dim, ...], int], ...]  # extents of loops, and how many of their points a workgroup takes
+    schedule: Schedule | Tiles
 
 
-def render(kernel: Kernel) -> Shader:
-    """The shader of one phase."""
-    return _Renderer(kernel).run()
+def render(kernel: Kernel, *, halves: bool = False) -> Shader:
+    """The shader of one phase; with `halves`, for a GPU that has f16 in memory."""
+    return _Renderer(kernel, halves).run()
 
 
-class _Renderer:
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
+class _Renderer(Body):
+    def __init__(self, kernel: Kernel, halves: bool) -> None:
         self.nest = make_nest(kernel)
-        self.schedule = choose(self.nest)
-        self.bounds = Bounds(kernel.roots)
-        self.lines: list[str] = []
-        self.indent = 1
-        self.scopes: list[dict[Expr, str]] = [{}]
-        self.axes: dict[Axis, str] = {}
-        self.states: dict[Scan, str] = {}
-        self.sizes: dict[Dim, int] = {}
-        self.extents: dict[Dim, None] = {}
-        self.used: dict[str, Buffer] = {}
-        self.shared: dict[str, None] = {}
-        self.count = 0
-
-    # the shader
+        self.product = find_product(self.nest)
+        self.schedule: Schedule | Tiles = self.product.tiles if self.product is not None else choose(self.nest)
+        super().__init__(kernel, self.schedule.size, halves)
+        self.strips: list[str] = []  # declarations of memory that invocations share
 
     def run(self) -> Shader:
         chain = parallel_chain(self.nest)[: self.schedule.loops]
-        self._entry(chain)
-        block = self.nest
-        for loop in chain:
-            self._steps(block, loop)
-            block = loop.body
+        extents = tuple(loop.axis.extent for loop in chain)
         match self.schedule:
-            case Points():
-                self._block(block)
+            case Points(_, each):
+                grid: tuple[tuple[tuple[Dim, ...], int], ...] = ((extents, each),)
+                self._entry(chain)
+                self._block(self._before(chain))
             case Rows():
-                self._row(block)
+                grid = ((extents, 1),)
+                self._entry(chain)
+                self._row(self._before(chain))
+            case Tiles(_, each):
+                assert self.product is not None
+                grid = self._tiles(self.product, each, chain)
             case _:
                 assert_never(self.schedule)
         written = frozenset(s.buffer.name for s in self.kernel.stores)
         order = [b for b in self.kernel.buffers if b.name in self.used]
         body = "\n".join(self.lines)
         head = [f"// {self.kernel.signature}", f"// schedule: {self.schedule}"]
+        if any(map(self._is_half, order)):
+            head.append("enable f16;")
         head += [self._binding(n, b, written) for n, b in enumerate(order)]
         if self.sizes:
             rows = -(-len(self.sizes) // 4)
             head.append(f"@group(0) @binding({len(order)}) var<uniform> sizes: array<vec4<i32>, {rows}>;")
         head += [f"var<workgroup> shared_{k}: array<{_SHARED[k]}, {self.schedule.size}>;" for k in self.shared]
+        head += self.strips
         main = (
             f"@compute @workgroup_size({self.schedule.size})\n"
             "fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,\n"
@@ -123,18 +79,16 @@ class _Renderer:
             f"{body}\n}}\n"
         )
         text = "\n".join([*head, needed(body), main])
-        points = tuple(loop.axis.extent for loop in chain)
-        each = self.schedule.size if isinstance(self.schedule, Points) else 1
         return Shader(
             self.kernel.name, text, tuple(b.name for b in order), written, tuple(self.sizes), tuple(self.extents),
-            points, each, self.schedule,
+            grid, self.schedule,
         )  # fmt: skip
 
     def _binding(self, number: int, buffer: Buffer, written: frozenset[str]) -> str:
-        element = _ELEMENTS.get(buffer.dtype.name, "u32")
+        element = "f16" if self._is_half(buffer) else ELEMENTS.get(buffer.dtype.name, "u32")
         if buffer.name not in written:
             return f"@group(0) @binding({number}) var<storage, read> {self._memory(buffer)}: array<{element}>;"
-        element = element if buffer.dtype.itemsize >= 4 else "atomic<u32>"
+        element = "atomic<u32>" if self._is_packed(buffer) else element
         return f"@group(0) @binding({number}) var<storage, read_write> {self._memory(buffer)}: array<{element}>;"
 
     def _entry(self, chain: list[MapLoop]) -> None:
@@ -146,383 +100,93 @@ class _Renderer:
         )
         total = " * ".join(self._size(loop.axis.extent) for loop in chain) or "1"
         self._line(f"if (point >= {total}) {{ return; }}")
-        rest = "point"
-        for at in range(len(chain) - 1, -1, -1):
-            axis = chain[at].axis
-            name = self._name_axis(axis)
-            if at == 0:
-                self._line(f"let {name} = {rest};")
-            else:
-                extent = self._size(axis.extent)
-                self._line(f"let {name} = {rest} % {extent};")
-                self._line(f"let {name}_rest = {rest} / {extent};")
-                rest = f"{name}_rest"
+        self._unfold("point", tuple(loop.axis for loop in chain))
 
-    # lines and names
+    def _before(self, chain: list[MapLoop]) -> Block:
+        """What the blocks around compute, outermost first; gives the block inside."""
+        block = self.nest
+        for loop in chain:
+            for step in block.steps:
+                if step is not loop:
+                    self._step(step)
+            block = loop.body
+        return block
 
-    def _line(self, text: str) -> None:
-        self.lines.append("  " * self.indent + text)
+    # products
 
-    def _fresh(self, prefix: str = "v") -> str:
-        self.count += 1
-        return f"{prefix}{self.count}"
+    def _tiles(self, product: Product, each: int, chain: list[MapLoop]) -> tuple[tuple[tuple[Dim, ...], int], ...]:
+        side = SIDE * each
+        rows, columns = (" * ".join(self._size(a.extent) for a in axes) for axes in (product.rows, product.columns))
+        for name, total in (("rows", rows), ("columns", columns)):
+            self._line(f"let {name} = {total};")
+            self._line(f"let {name}_tiles = ({name} + {side - 1}) / {side};")
+        self._line("let number = i32(group.y * groups.x + group.x);")
+        self._line("let first_column = (number % columns_tiles) * " + f"{side};")
+        self._line(f"let first_row = (number / columns_tiles % rows_tiles) * {side};")
+        self._line("let batch = number / columns_tiles / rows_tiles;")
+        total = " * ".join(self._size(a.extent) for a in product.batch) or "1"
+        self._line(f"if (batch >= {total}) {{ return; }}")
+        self._unfold("batch", product.batch)
+        kind = kind_of(product.reduce.body.dtype)
+        zero = literal(0, kind)
+        self.strips += [f"var<workgroup> {n}: array<{TYPES[kind]}, {side * DEPTH}>;" for n in ("left", "right")]
+        names = {(i, j): self._fresh("acc") for i in range(each) for j in range(each)}
+        for name in names.values():
+            self._line(f"var {name}: {TYPES[kind]} = {zero};")
+        self._line(f"let down = i32(lane) / {SIDE};")
+        self._line(f"let along = i32(lane) % {SIDE};")
+        terms = self._size(product.axis.extent)
+        self.extents[product.axis.extent] = None
+        with self._scope(f"for (var start = 0; start < {terms}; start += {DEPTH})"):
+            self._strip("left", product.left, product.rows, product.axis, "row", side)
+            self._strip("right", product.right, product.columns, product.axis, "column", side)
+            self._line("workgroupBarrier();")
+            with self._scope(f"for (var term = 0; term < {DEPTH}; term += 1)"):
+                for i in range(each):
+                    self._line(f"let a{i} = left[term * {side} + down + {SIDE * i}];")
+                for j in range(each):
+                    self._line(f"let b{j} = right[term * {side} + along + {SIDE * j}];")
+                for (i, j), name in names.items():
+                    term = scalar("mul", kind, product.reduce.dtype, [f"a{i}", f"b{j}"])
+                    self._line(f"{name} = {scalar('add', kind, product.reduce.dtype, [name, term])};")
+            self._line("workgroupBarrier();")
+        for (i, j), name in names.items():
+            self._result(product, chain, i, j, name)
+        batch = tuple(a.extent for a in product.batch)
+        sides = [(tuple(a.extent for a in axes), side) for axes in (product.rows, product.columns)]
+        return ((batch, 1), *sides)
 
-    def _name_axis(self, axis: Axis) -> str:
-        self.extents[axis.extent] = None
-        self.axes[axis] = self._fresh(f"{axis.name}_")
-        return self.axes[axis]
-
-    def _memory(self, buffer: Buffer) -> str:
-        """What a buffer is called in the text: people may call theirs as WGSL calls something else."""
-        self.used[buffer.name] = buffer
-        if _OWN_NAMES.fullmatch(buffer.name):
-            return buffer.name
-        return f"buffer{self.kernel.buffers.index(buffer)}"
-
-    @contextmanager
-    def _scope(self, head: str) -> Iterator[None]:
-        self._line(head + " {")
-        self.indent += 1
-        self.scopes.append({})
-        yield
-        self.scopes.pop()
-        self.indent -= 1
-        self._line("}")
-
-    @contextmanager
-    def _loop(self, axis: Axis, *, lanes: bool = False) -> Iterator[None]:
-        """A loop over an axis; one that lanes share takes every so-manieth point."""
+    def _strip(self, name: str, factor: Expr, axes: tuple[Axis, ...], axis: Axis, what: str, side: int) -> None:
+        """Some terms of some rows (or columns) of a factor, into memory that is shared."""
         before = dict(self.axes)
-        variable = self._fresh(f"{axis.name}_")
-        extent = self._size(axis.extent)
-        self.extents[axis.extent] = None
-        self.axes[axis] = variable
-        start, step = ("i32(lane)", self.schedule.size) if lanes else ("0", 1)
-        with self._scope(f"for (var {variable} = {start}; {variable} < {extent}; {variable} += {step})"):
-            yield
+        with self._scope(f"for (var at = i32(lane); at < {side * DEPTH}; at += {self.schedule.size})"):
+            inner = f"at % {DEPTH}", f"at / {DEPTH}"
+            term, line = inner if runs_along(factor, axis) else (f"at / {side}", f"at % {side}")
+            self._line(f"let term = {term};")
+            self._line(f"let line = {line};")
+            kind = kind_of(factor.dtype)
+            value = self._fresh()
+            self._line(f"var {value}: {TYPES[kind]} = {literal(0, kind)};")
+            self._line(f"let {what} = first_{what} + line;")
+            self._line("let place = start + term;")
+            with self._scope(f"if ({what} < {what}s && place < {self._size(axis.extent)})"):
+                self._unfold(what, axes)
+                self.axes[axis] = "place"
+                self._line(f"{value} = {self._value(factor)};")
+            self._line(f"{name}[term * {side} + line] = {value};")
         self.axes = before
 
-    def _size(self, dim: Dim) -> str:
-        if isinstance(dim, int):
-            return str(dim)
-        at = self.sizes.setdefault(dim, len(self.sizes))
-        return f"sizes[{at // 4}][{at % 4}]"
-
-    # blocks
-
-    def _steps(self, block: Block, until: MapLoop) -> None:
-        """What a block computes before the loop that goes to the grid."""
-        for step in block.steps:
-            if step is until:
-                return
-            self._step(step)
-
-    def _block(self, block: Block) -> None:
-        for step in block.steps:
-            self._step(step)
-
-    def _step(self, step: Compute | ReduceLoop | MapLoop | StoreStep) -> None:
-        match step:
-            case Compute(node):
-                self._value(node)
-            case ReduceLoop():
-                self._reduce(step)
-            case MapLoop():
-                self._map(step)
-            case StoreStep(store):
-                self._store(store)
-            case _:
-                assert_never(step)
-
-    def _row(self, block: Block) -> None:
-        """A block whose loops the invocations of a workgroup share."""
-        for step in block.steps:
-            match step:
-                case ReduceLoop():
-                    self._reduce(step, lanes=True)
-                case MapLoop():
-                    self._map(step, lanes=True)
-                case StoreStep(store):
-                    with self._scope("if (lane == 0u)"):
-                        self._store(store)
-                case Compute(node):
-                    self._value(node)
-
-    def _map(self, loop: MapLoop, *, lanes: bool = False) -> None:
-        for scan in loop.scans:
-            name = self._fresh("state")
-            kind = self._scan_kind(scan)
-            self._line(f"var {name}: {TYPES[kind]} = {literal(identity(scan.kind, scan.dtype), kind)};")
-            self.states[scan] = name
-        with self._loop(loop.axis, lanes=lanes):
-            self._block(loop.body)
-
-    def _scan_kind(self, scan: Scan) -> str:
-        return kind_of(scan.dtype)
-
-    def _scan(self, scan: Scan) -> str:
-        state, kind = self.states[scan], self._scan_kind(scan)
-        wide = f32 if scan.dtype.is_float else scan.dtype
-        step = scalar(JOINS[scan.kind], kind, wide, [state, self._as(scan.body, kind)])
-        name = self._fresh()
-        read = f"let {name} = {fitted(state, scan.dtype)};"
-        lines = [read, f"{state} = {step};"]
-        for line in lines if scan.exclusive else lines[::-1]:
-            self._line(line)
-        return name
-
-    # reductions
-
-    def _reduce(self, loop: ReduceLoop, *, lanes: bool = False) -> None:
-        parts = {r: self._begin(r) for r in loop.reduces}
-        with self._loop(loop.axis, lanes=lanes):
-            self._block(loop.body)
-            for reduce, (value, place) in parts.items():
-                self._accumulate(reduce, value, place)
-        for reduce, (value, place) in parts.items():
-            if lanes:
-                self._share(reduce, value, place)
-            if place:
-                self.scopes[-1][reduce] = place
-            elif reduce.dtype.is_float and reduce.dtype.bits < 32:
-                name = self._fresh()
-                self._line(f"let {name} = {fitted(value, reduce.dtype)};")
-                self.scopes[-1][reduce] = name
-            else:
-                self.scopes[-1][reduce] = value
-
-    def _body_kind(self, reduce: Reduce) -> str:
-        """The class of registers that a reduction is kept in: in full, unless it is a place or a best one."""
-        return self._kind(reduce.body) if reduce.kind.startswith("arg") else kind_of(reduce.body.dtype)
-
-    def _begin(self, reduce: Reduce) -> tuple[str, str]:
-        kind, dtype = self._body_kind(reduce), reduce.body.dtype
-        start = identity(reduce.kind, dtype)
-        if dtype is i64 and kind == "i":
-            start = max(-(1 << 31), min((1 << 31) - 1, int(start)))
-        value = self._fresh("acc")
-        self._line(f"var {value}: {TYPES[kind]} = {literal(start, kind)};")
-        place = ""
-        if reduce.kind.startswith("arg"):
-            place = self._fresh("at")
-            self._line(f"var {place}: i32 = 0;")
-        return value, place
-
-    def _better(self, kind: str, reduce: Reduce, a: str, b: str) -> str:
-        best = reduce.kind.removeprefix("arg")
-        if kind == "f":
-            return f"better_{best}_f({a}, {b})"
-        return scalar("gt" if best == "max" else "lt", kind, reduce.body.dtype, [a, b])
-
-    def _accumulate(self, reduce: Reduce, value: str, place: str) -> None:
-        kind = self._body_kind(reduce)
-        body = self._as(reduce.body, kind)
-        if place:
-            with self._scope(f"if ({self._better(kind, reduce, body, value)})"):
-                self._line(f"{value} = {body};")
-                self._line(f"{place} = {self.axes[reduce.axes[0]]};")
-            return
-        self._line(f"{value} = {self._joined(reduce, value, body)};")
-
-    def _joined(self, reduce: Reduce, a: str, b: str) -> str:
-        wide = f32 if reduce.dtype.is_float else reduce.dtype
-        return scalar(JOINS[reduce.kind], self._body_kind(reduce), wide, [a, b])
-
-    def _share(self, reduce: Reduce, value: str, place: str) -> None:
-        """Join what the invocations of a workgroup have, by halves, and give the result to all of them."""
-        kind = self._body_kind(reduce)
-        self.shared[kind] = None
-        array = f"shared_{kind}"
-        if place:
-            self.shared["i"] = None
-        # places have an array of their own, unless the values are i32 as well: then those go to u32
-        values, places = (array, "shared_i") if kind != "i" else ("shared_u", "shared_i")
-        if place and kind == "i":
-            self.shared["u"] = None
-        half = self._fresh("half")
-        put, get = _through(kind, values)
-        self._line(f"{values}[lane] = {put.format(value)};")
-        if place:
-            self._line(f"{places}[lane] = {place};")
-        self._line("workgroupBarrier();")
-        with self._scope(f"for (var {half} = {self.schedule.size // 2}u; {half} > 0u; {half} = {half} / 2u)"):
-            with self._scope(f"if (lane < {half})"):
-                mine, other = get.format(f"{values}[lane]"), get.format(f"{values}[lane + {half}]")
-                if place:
-                    better = self._better(kind, reduce, "theirs", "mine")
-                    worse = self._better(kind, reduce, "mine", "theirs")
-                    self._line(f"let mine = {mine};")
-                    self._line(f"let theirs = {other};")
-                    same = f"!{worse} && {places}[lane + {half}] < {places}[lane]"
-                    with self._scope(f"if ({better} || ({same}))"):
-                        self._line(f"{values}[lane] = {values}[lane + {half}];")
-                        self._line(f"{places}[lane] = {places}[lane + {half}];")
-                else:
-                    self._line(f"{values}[lane] = {put.format(self._joined(reduce, mine, other))};")
-            self._line("workgroupBarrier();")
-        self._line(f"{value} = {get.format(f'{values}[0]')};")
-        if place:
-            self._line(f"{place} = {places}[0];")
-        self._line("workgroupBarrier();")
-
-    # values
-
-    def _kind(self, node: Expr) -> str:
-        """The class of registers that holds a value."""
-        if node.dtype is i64:
-            return "i" if self.bounds.fits(node) else "q"
-        return kind_of(node.dtype)
-
-    def _value(self, node: Expr) -> str:
-        """The text of a value, computed here if it is not known yet."""
-        match node:
-            case Const(value, _):
-                return literal(value, self._kind(node))
-            case Axis():
-                return self.axes[node]
-            case Size(dim):
-                return self._size(dim)
-        for scope in reversed(self.scopes):
-            if node in scope:
-                return scope[node]
-        match node:
-            case Load():
-                made = self._load(node)
-            case Scan():
-                made = self._scan(node)
-            case Scalar():
-                made = self._fresh()
-                text = self._scalar(node)
-                self._line(f"let {made} = {text};")
-            case _:
-                raise AssertionError(f"{node!r} is computed by a loop")
-        self.scopes[-1][node] = made
-        return made
-
-    def _as(self, node: Expr, kind: str) -> str:
-        """A value in registers of a class: i64 values come in two."""
-        text, own = self._value(node), self._kind(node)
-        if own == kind or node.dtype is not i64:
-            return text
-        return f"i64_of_i32({text})" if kind == "q" else f"bitcast<i32>({text}.x)"
-
-    def _scalar(self, node: Scalar) -> str:
-        kind = self._kind(node)
-        match node.name:
-            case "select":
-                condition, yes, no = node.args
-                return f"select({self._as(no, kind)}, {self._as(yes, kind)}, {self._value(condition)})"
-            case "cast":
-                (x,) = node.args
-                return convert(self._value(x), self._kind(x), kind, node.dtype)
-            case "bitcast":
-                (x,) = node.args
-                return from_bits(bits_of(self._as(x, kind_of(x.dtype)), x.dtype), node.dtype)
-        if node.args[0].dtype is i64:
-            return self._whole(node, kind)
-        own = kind_of(node.args[0].dtype)
-        special = self._unusual(node) if own == "f" else None
-        if special is not None:
-            return fitted(special, node.dtype)
-        text = scalar(node.name, own, node.dtype, [self._as(a, own) for a in node.args])
-        return text if kind == own or node.dtype.is_bool else convert(text, own, kind, node.dtype)
-
-    def _whole(self, node: Scalar, kind: str) -> str:
-        """A function of i64 values, in registers of 32 bits where that gives the same."""
-        small = all(self.bounds.fits(a) for a in node.args) and kind != "q"
-        own = "i" if small else "q"
-        args = [self._as(a, own) for a in node.args]
-        if small and node.name in ("floordiv", "mod") and self._is_plain(node):
-            return f"({args[0]} {'/' if node.name == 'floordiv' else '%'} {args[1]})"
-        text = scalar(node.name, own, node.dtype, args)
-        return f"bitcast<i32>({text}.x)" if own == "q" and kind == "i" else text
-
-    def _is_plain(self, node: Scalar) -> bool:
-        a, b = (self.bounds.range(x) for x in node.args)
-        return a is not None and b is not None and a[0] >= 0 and b[0] > 0
-
-    def _unusual(self, node: Scalar) -> str | None:
-        """Forms of arithmetic that compilers shorten as if no number were infinite or NaN."""
-        match node.name, node.args:
-            case "sub", (a, b) if a is b:
-                return f"sub_self({self._value(a)})"
-            case "div", (a, b) if a is b:
-                return f"div_self({self._value(a)})"
-            case "sub", (Const(0.0, _), b):
-                return f"sub_from_zero({self._value(b)})"
-            case "mul", (a, Const(0.0, _) as zero):
-                return f"mul_zero({self._value(a)}, {self._value(zero)})"
-            case "mul", (Const(0.0, _) as zero, b):
-                return f"mul_zero({self._value(b)}, {self._value(zero)})"
-        return None
-
-    # memory
-
-    def _address(self, node: Expr) -> str:
-        """An index modulo 2^32, which is all of it: buffers are not longer."""
-        match node:
-            case Const(value, _):
-                return literal(_wrapped(int(value.real)), "i")
-            case Scalar("add" | "sub" | "mul" as name, (a, b)) if node.dtype is i64 and not self._is_known(node):
-                sign = {"add": "+", "sub": "-", "mul": "*"}[name]
-                return f"({self._address(a)} {sign} {self._address(b)})"
-        return self._as(node, "i")
-
-    def _is_known(self, node: Expr) -> bool:
-        return any(node in scope for scope in self.scopes)
-
-    def _load(self, node: Load) -> str:
-        name, kind = self._fresh(), kind_of(node.dtype)
-        if node.where is None:
-            self._line(f"let {name} = {self._element(node.buffer, node.index[0])};")
-            return name
-        condition = self._value(node.where)
-        self._line(f"var {name}: {TYPES[kind]} = {literal(0, kind)};")
-        with self._scope(f"if ({condition})"):
-            self._line(f"{name} = {self._element(node.buffer, node.index[0])};")
-        return name
-
-    def _element(self, buffer: Buffer, index: Expr) -> str:
-        memory = self._memory(buffer)
-        at = self._address(index)
-        if buffer.dtype.itemsize >= 4:
-            return f"{memory}[{at}]"
-        place = self._fresh("at")
-        self._line(f"let {place} = {at};")
-        word, shift = _split(place, buffer.dtype)
-        mask = (1 << (8 * buffer.dtype.itemsize)) - 1
-        return from_bits(f"(({memory}[{word}] >> {shift}) & {mask}u)", buffer.dtype)
-
-    def _store(self, store: Store) -> None:
-        buffer, memory = store.buffer, self._memory(store.buffer)
-        value = self._as(store.value, kind_of(buffer.dtype))
-        at = self._address(store.index[0])
-        if buffer.dtype.itemsize >= 4:
-            self._line(f"{memory}[{at}] = {value};")
-            return
-        place = self._fresh("at")
-        self._line(f"let {place} = {at};")
-        word, shift = _split(place, buffer.dtype)
-        mask = (1 << (8 * buffer.dtype.itemsize)) - 1
-        self._line(f"atomicAnd(&{memory}[{word}], ~({mask}u << {shift}));")
-        self._line(f"atomicOr(&{memory}[{word}], {bits_of(value, buffer.dtype)} << {shift});")
-
-
-def _wrapped(value: int) -> int:
-    return (value + (1 << 31)) % (1 << 32) - (1 << 31)
-
-
-def _split(place: str, dtype: DType) -> tuple[str, str]:
-    """The word that an element lies in, and where in it."""
-    if dtype.itemsize == 1:
-        return f"{place} >> 2u", f"(u32({place} & 3) * 8u)"
-    return f"{place} >> 1u", f"(u32({place} & 1) * 16u)"
-
-
-def _through(kind: str, array: str) -> tuple[str, str]:
-    """How a value goes into an array that invocations share, and how it comes out."""
-    if kind == "b":
-        return "select(0u, 1u, {})", "({} != 0u)"
-    if kind == "i" and array == "shared_u":
-        return "bitcast<u32>({})", "bitcast<i32>({})"
-    return "{}", "{}"
+    def _result(self, product: Product, chain: list[MapLoop], i: int, j: int, name: str) -> None:
+        """Everything behind the sum, for one of the results of an invocation."""
+        before = dict(self.axes)
+        row, column = self._fresh("row"), self._fresh("column")
+        self._line(f"let {row} = first_row + down + {SIDE * i};")
+        self._line(f"let {column} = first_column + along + {SIDE * j};")
+        with self._scope(f"if ({row} < rows && {column} < columns)"):
+            self._unfold(row, product.rows)
+            self._unfold(column, product.columns)
+            self.scopes[-1][product.reduce] = name
+            for step in self._before(chain).steps:
+                if not isinstance(step, ReduceLoop):
+                    self._step(step)
+        self.axes = before
