@@ -35,6 +35,7 @@ _EXPORTS = {
 }  # fmt: skip
 _RENAMED = {
     "onnx": ("strata.io", "onnx"),
+    "stablehlo": ("strata.io", "stablehlo"),
     "optim": ("strata.nn", "optim"),
     "xp": ("strata.tensor", "xp"),
     "float16": ("strata.core", "f16"),
@@ -58,8 +59,8 @@ _RENAMED = {
 }
 # `tensor` can be called, too.
 _MODULES = (
-    "cache", "config", "errors", "hir", "io", "models", "nn", "ops", "passes", "runtime", "serving", "tensor",
-    "testing", "transforms",
+    "cache", "config", "distributed", "errors", "hir", "io", "models", "nn", "ops", "passes", "runtime", "serving",
+    "tensor", "testing", "transforms",
 )  # fmt: skip
 _TABLE = {name: (module, name) for module, names in _EXPORTS.items() for name in names} | _RENAMED
 

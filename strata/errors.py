@@ -7,6 +7,7 @@
     ├── IndexRangeError (IndexError)     I  an index outside its axis
     ├── UnknownNameError (KeyError)      N  an op, input, parameter, pass or option that does not exist
     ├── OptionError (ValueError)         O  an option or argument whose value makes no sense
+    │   └── RequestError                 O  a request to a server that cannot be answered
     ├── ParseError (ValueError)          P  IR text that cannot be read
     ├── VerifyError                      V  a graph, kernel or plan that breaks its own rules
     ├── MissingRuleError                 R  an op without the rule that a transform needs
@@ -94,6 +95,11 @@ class UnknownNameError(StrataError, KeyError):
 
 class OptionError(StrataError, ValueError):
     default_code = "O100"
+
+
+class RequestError(OptionError):
+    default_code = "O620"
+    field: str | None = None  # of the request, that is to blame
 
 
 class ParseError(StrataError, ValueError):

@@ -2,3 +2,4 @@
 
 from strata.backends.base import Backend, CodeArchive, Executable, Quick
 from strata.backends.registry import backend_for, known_backends, register_backend
+from strata.backends.texts import stablehlo_text

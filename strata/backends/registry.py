@@ -15,6 +15,7 @@ _BUILT_IN = {
     "reference": ("strata.backends.reference", "ReferenceBackend"),
 }
 _OPTIONAL = {  # devices by number: `xla` is `xla:0`. A ModuleNotFoundError says that what they run on is missing
+    "cuda": ("strata.backends.triton.backend", "CudaBackend"),
     "wgpu": ("strata.backends.wgsl.backend", "WgpuBackend"),
     "xla": ("strata.backends.stablehlo.executable", "XlaBackend"),
 }

@@ -43,6 +43,7 @@ def make_parser() -> Parser:
     _run(command("run", "run:run", "run a model or a graph on arrays"))
     _embed(command("embed", "text:embed", "vectors of texts, or their similarity"))
     _generate(command("generate", "text:generate", "text that follows a prompt, as it is made"))
+    _serve(command("serve", "serve:serve", "models over HTTP, in the form of OpenAI's interface"))
     _compile(command("compile", "compile:compile_", "a bundle that runs anywhere without compiling"))
     _inspect(command("inspect", "stages:inspect", "what is in a file; the text of every stage of a program"))
     _opt(command("opt", "stages:opt", "run passes: text in, text out"))
@@ -132,6 +133,28 @@ def _generate(parser: Parser) -> None:
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1 is no limit (default)")
     parser.add_argument("--seed", type=int, help="of the choices at a temperature above 0")
     parser.add_argument("--context", type=_count, metavar="N", help="tokens to plan for")
+    parser.add_argument("--draft", metavar="MODEL", help="a smaller model with the same tokens, which makes it faster")
+    _threads(parser)
+    _json(parser)
+
+
+def _serve(parser: Parser) -> None:
+    parser.add_argument(
+        "models", nargs="+", metavar="MODEL",
+        help="model.gguf or a folder with config.json: one that generates, one that embeds, or one of each",
+    )  # fmt: skip
+    parser.add_argument("--device", default="cpu", help="where to run (default: cpu)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
+    parser.add_argument("--name", help="what the model is called in answers (default: the name of its file)")
+    parser.add_argument("--context", type=_count, metavar="N", help="tokens that one request may have")
+    parser.add_argument("--cache-tokens", type=_count, metavar="N", help="tokens of all requests (default: 4 contexts)")
+    parser.add_argument("--max-requests", type=_count, default=16, metavar="N", help="served at once (default: 16)")
+    parser.add_argument("--queue", type=int, default=256, metavar="N", help="that may wait beyond those (default: 256)")
+    parser.add_argument(
+        "--adapter", action="append", default=[], metavar="NAME=FOLDER", help="a LoRA adapter that requests may name"
+    )
+    parser.add_argument("--record", metavar="FILE.jsonl", help="write requests and answers to the end of a file")
     _threads(parser)
     _json(parser)
 
@@ -161,7 +184,7 @@ def _trace(parser: Parser) -> None:
 def _inspect(parser: Parser) -> None:
     _model(parser, "a graph as text (.mir, - for standard input), model.onnx, model.gguf, .safetensors, or a folder")
     parser.add_argument(
-        "--stage", choices=("summary", "graph", "passes", "optimized", "plan", "kernels", "memory", "all"),
+        "--stage", choices=("summary", "graph", "passes", "optimized", "plan", "kernels", "memory", "stablehlo", "all"),
         help="default: all stages of a graph in text, a summary of a file",
     )  # fmt: skip
     parser.add_argument("--passes", metavar="P1,P2", help="passes to run instead of the default ones")

@@ -63,6 +63,10 @@ def _stage(graph: Graph, stage: str, device: str, passes: str | None) -> str:
         return pipe.inspect(graph)
     if stage == "graph":
         return str(graph)
+    if stage == "stablehlo":
+        from strata.io import stablehlo
+
+        return stablehlo.export(graph)
     if stage == "passes":
         _, records = run_passes(pipe.passes, graph, pipe.context)
         return "\n".join(f"{r.name}: {r.before} → {r.after} nodes, {r.seconds * 1e3:.2f} ms" for r in records)

@@ -53,13 +53,14 @@ def generate(options: Namespace) -> None:
     """Text that follows a prompt, printed as it is made."""
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     model = _load(options, "generate", context=options.context)
+    draft = _load(options, "generate", path=options.draft, context=options.context) if options.draft else None
     asked: Any = [{"role": "user", "content": prompt}] if options.chat else prompt
     pieces: list[str] = []
     with using(**({"num_threads": options.threads} if options.threads else {})):
         start = time.perf_counter()
         stream = model.generate(
             asked, max_tokens=options.max_tokens, temperature=options.temperature, top_k=options.top_k,
-            top_p=options.top_p, seed=options.seed, stream=True,
+            top_p=options.top_p, seed=options.seed, stream=True, draft=draft,
         )  # fmt: skip
         for piece in stream:
             pieces.append(piece)
@@ -72,13 +73,14 @@ def generate(options: Namespace) -> None:
         print()
 
 
-def _load(options: Namespace, method: str, **more: Any) -> Any:
+def _load(options: Namespace, method: str, *, path: str | None = None, **more: Any) -> Any:
     from strata.models import load
 
-    kind_of(options.model)  # says what is wrong with the path in the words of the command line
-    model = load(options.model, device=options.device, **{k: v for k, v in more.items() if v is not None})
+    path = path or options.model
+    kind_of(path)  # says what is wrong with the path in the words of the command line
+    model = load(path, device=options.device, **{k: v for k, v in more.items() if v is not None})
     if not hasattr(model, method):
-        raise Mistake(f"{options.model}: {type(model).__name__} does not {method}; strata run runs it on arrays")
+        raise Mistake(f"{path}: {type(model).__name__} does not {method}; strata run runs it on arrays")
     return model
 
 

@@ -32,6 +32,7 @@ from strata.core.dtypes import (
     bool_,
     c64,
     c128,
+    check_unmasked,
     f8e4m3,
     f8e5m2,
     f16,

@@ -172,3 +172,9 @@ def promote_all(dtypes: list[DType]) -> DType:
     for dtype in dtypes[1:]:
         result = promote(result, dtype)
     return result
+
+
+def check_unmasked(x: object) -> None:
+    """Refuse a masked array: what lies under the mask would count like any other number."""
+    if isinstance(x, np.ndarray) and type(x) is not np.ndarray and hasattr(x, "filled"):
+        raise DTypeError("a masked array has elements without a value", code="D108", fix="x.filled(0)")

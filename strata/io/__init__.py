@@ -1,4 +1,4 @@
-"""Files in and out: safetensors, GGUF, ONNX, images. Parsers are bounded, and nothing in a file is ever executed."""
+"""Files in and out: safetensors, GGUF, ONNX, StableHLO, images. Parsers are bounded, and nothing read is executed."""
 
 from importlib import import_module
 from typing import Any
@@ -10,11 +10,11 @@ from strata.io.safetensors import TensorFile, load_safetensors, save_safetensors
 
 
 def __getattr__(name: str) -> Any:
-    """Formats that need packages of their own are loaded when they are first used."""
-    if name == "onnx":
-        return import_module("strata.io.onnx")
+    """Formats that need much of their own are loaded when they are first used."""
+    if name in ("onnx", "stablehlo"):
+        return import_module(f"strata.io.{name}")
     raise AttributeError(f"strata.io has no name {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "onnx"})
+    return sorted({*globals(), "onnx", "stablehlo"})

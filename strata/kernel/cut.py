@@ -4,7 +4,8 @@
 
 Concatenations, paddings and rolls are written with conditions. As they stand, every element would read all sides under
 masks, and a masked read outside of its buffer is slow on processors that look at the page before the mask. Parts whose
-shared loops are too few to be handed out to threads become kernels of their own, which run one after the other."""
+shared loops are too few to be handed out to threads become kernels of their own, which run one after the other; so do
+parts that are transposes, each of which is turned in squares."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from strata.core import Dim, i64, known_le
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder, size, substitute_axes
 from strata.kernel.nest import known_bytes
-from strata.kernel.normalize import divisions, split_store_axis
+from strata.kernel.normalize import address, divisions, split_store_axis
 from strata.kernel.windows import unroll_windows
 
 _COMPARISONS = {"lt": 0, "ge": 0, "le": 1, "gt": 1}  # what is added to the place of equality where the answer changes
@@ -27,6 +28,8 @@ _FEW_NODES = 1024  # that any kernel's parts may have
 _ENOUGH = 32  # points of shared loops that are handed out to threads
 _SMALL = 1 << 13  # elements that one thread writes
 _SHORT = 64  # elements of a part of a row
+_TURNED = 1 << 10  # elements of a transpose that is worth a kernel of its own
+_SQUARE = 8  # rows of one
 _FAR = 8 << 20  # bytes of a result that may go past the caches
 
 Region = tuple[Store, ...]  # stores over the same axes
@@ -145,7 +148,14 @@ def _turning_point(node: Expr, axis: Axis) -> Dim | None:
 
 
 def _apart(regions: Sequence[Region], depth: int) -> Iterator[Sequence[Region]]:
-    """Regions that share a kernel: those of few elements, and those whose outer loops are the same and long."""
+    """Regions that share a kernel: those of few elements, and those whose outer loops are the same and long. One that
+    is a transpose has its own."""
+    if depth == 0 and any(_is_turned(region) for region in regions):
+        turned = [region for region in regions if _is_turned(region)]
+        yield from ([region] for region in turned)
+        regions = [region for region in regions if region not in turned]
+        if not regions:
+            return
     axes = [region[0].axes for region in regions]
     while all(len(a) > depth and a[depth] is axes[0][depth] for a in axes):
         depth += 1
@@ -159,6 +169,22 @@ def _apart(regions: Sequence[Region], depth: int) -> Iterator[Sequence[Region]]:
         by_axis.setdefault(region[0].axes[depth], []).append(region)
     for group in by_axis.values():
         yield from _apart(group, depth + 1)
+
+
+def _is_turned(region: Region) -> bool:
+    """Whether elements are written one after the other that are read from rows, along another axis than the last."""
+    if _points_of(region[0].axes) < _TURNED:
+        return False
+    for store in region:
+        *others, last = store.axes
+        if linear(address(store.index, store.buffer)).terms.get(last) != 1:
+            return False
+        loads = [n for n in postorder((store.value,)) if isinstance(n, Load)]
+        terms = [linear(address(n.index, n.buffer)).terms for n in loads]
+        long = [a for a in others if not isinstance(a.extent, int) or a.extent >= _SQUARE]
+        if not any(of.get(last, 0) not in (0, 1) and of.get(a) == 1 for of in terms for a in long):
+            return False
+    return True
 
 
 def _points_of(axes: Sequence[Axis]) -> int:

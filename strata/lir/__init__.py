@@ -6,6 +6,7 @@ from strata.lir.manifest import Binding, BindingManifest, manifest
 from strata.lir.memory import check_limit, memory_report, memory_svg, pack
 from strata.lir.plan import plan
 from strata.lir.sizes import RuleCheck, SizeCheck, Spread, check_sizes, node_text, size_checks
+from strata.lir.stages import Stage, plan_stages, stages_of
 from strata.lir.takeover import may_take_over
 from strata.lir.text import parse_module, show, show_module
 from strata.lir.traits import Traits, has_kernel, traits

@@ -25,7 +25,7 @@ from strata.lir.fused import MAX_DEPTH, Group, KernelOf, typical
 from strata.lir.order import Costs, best_order
 from strata.lir.siblings import join_siblings
 from strata.lir.traits import STEP, Traits, has_kernel, is_inline_constant, is_leaf, traits
-from strata.lir.views import view_strides
+from strata.lir.views import keeps_runs, view_strides
 from strata.mir import Constant, Graph, Input, Node, Param, Value
 
 MAX_OPS = 512  # of kernels that are joined: each joining builds both again
@@ -290,7 +290,7 @@ class _Grouper:
             if self._traits(node).contracts:
                 found[made] = node
             else:
-                behind = [found[x] for x in node.inputs if x in found and self._is_epilogue(node, x)]
+                behind = [found[x] for x in node.inputs if x in found and self._is_epilogue(node, x, found)]
                 if behind and len(node.types) == 1:
                     found[made] = behind[0]
             if made in found and found[made].op.name == "matmul" and found[made].inputs[1].ndim == 2:
@@ -327,13 +327,15 @@ class _Grouper:
             value = Value(user, 0)
         return found
 
-    def _is_epilogue(self, reader: Node, x: Value) -> bool:
+    def _is_epilogue(self, reader: Node, x: Value, products: Mapping[Value, Node] | None = None) -> bool:
         out = reader.types[0]
         if reader.op.elementwise:
             return out.shape == x.shape
         if id(reader) in self.halves:
             return True
-        return self._traits(reader).moves and out.size == x.type.size and x not in self.sliding
+        if not self._traits(reader).moves or out.size != x.type.size or x in self.sliding:
+            return False
+        return keeps_runs(Value(reader, 0), self.products if products is None else products)
 
     def _loads(self, node: Node) -> int:
         return len({x for x in node.inputs if not is_inline_constant(x.node)})

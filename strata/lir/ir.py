@@ -42,17 +42,18 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One kernel, or one op on the host, over buffers."""
+    """One kernel, one op on the host, or a module of many ops for a backend that takes graphs, over buffers."""
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     label: str
-    kernel: Kernel | None  # None: a host step
+    kernel: Kernel | None  # None: a host step, or a module
     nodes: tuple[Node, ...] = field(repr=False, default=())
     phase: str = "steady"
     updates: tuple[tuple[str, str], ...] = ()  # outputs, and what they start as: copied first, unless one memory
     views: tuple[Spacing, ...] | None = None  # where a step of one op, or a kernel's `slides`, reads its inputs
+    is_module: bool = False
 
     @property
     def read_buffers(self) -> tuple[str, ...]:

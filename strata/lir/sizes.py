@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from strata.core import Dim, Place, Symbol, substitute, symbols
 from strata.errors import StrataError, SymbolError
-from strata.mir import Graph, Node, as_tuple, field_symbols, parse
+from strata.mir import Graph, Node, as_tuple, field_symbols, is_operation, parse
 
 # sizes that a rule is tried with, for one symbol after the other: near the lower bound, unequal, and large
 _TRIED = ((0, 0, 0), (1, 1, 1), (7, 3, 5), (1021, 509, 2039), ((1 << 20) + 7, (1 << 20) + 13, (1 << 20) + 33))
@@ -53,11 +53,13 @@ class RuleCheck:
     def __init__(self, applied: Node | str) -> None:
         """A node, or its text from `to_text`, which is read when it is needed."""
         self._applied = applied
+        self._called = None if isinstance(applied, str) else called(applied)
 
     @property
     def node(self) -> Node:
         if isinstance(self._applied, str):
-            self._applied = parse(self._applied).results[0].node
+            graph = parse(self._applied)
+            self._applied, self._called = graph.results[0].node, graph.name
         return self._applied
 
     def to_text(self) -> str:
@@ -71,11 +73,14 @@ class RuleCheck:
             planned = tuple(t.bind(binding) for t in node.types)
         except StrataError as error:
             error.place = error.place or node.origin.place
+            error.rename(self._called or node.op.name, is_operation)
             raise
         if made != planned:
             texts = [", ".join(map(str, types)) for types in (made, planned)]
             raise SymbolError(
-                f"{node.op.name}: gives {texts[0]}, which must be {texts[1]}", code="S156", place=node.origin.place
+                f"{self._called or node.op.name}: gives {texts[0]}, which must be {texts[1]}",
+                code="S156",
+                place=node.origin.place,
             )
 
     def may_refuse(self) -> bool:
@@ -95,9 +100,14 @@ class RuleCheck:
         return False
 
 
+def called(node: Node) -> str:
+    """What the user called, if that is known; else the op that it became."""
+    return node.origin.called or node.op.name
+
+
 def node_text(node: Node) -> str:
-    """One op as the text of a graph that applies it to inputs."""
-    graph = Graph("op")
+    """One op as the text of a graph that applies it to inputs, named after what the user called."""
+    graph = Graph(called(node))
     inputs = [graph.input(f"x{i}", x.type) for i, x in enumerate(node.inputs)]
     return str(graph.outputs(*as_tuple(node.op(*inputs))))
 
@@ -137,7 +147,7 @@ def size_checks(graph: Graph) -> tuple[SizeCheck | RuleCheck, ...]:
         for left, right, spreads in _pairs(node):
             if left != right and not (isinstance(left, int) and isinstance(right, int)):
                 key = left, right, spreads
-                found.setdefault(key, SizeCheck(node.op.name, left, right, node.origin.place, spreads))
+                found.setdefault(key, SizeCheck(called(node), left, right, node.origin.place, spreads))
         if node.inputs and not _is_aligned(node):
             rules.setdefault((node.op, tuple(x.type for x in node.inputs)), RuleCheck(node))
     return *found.values(), *(rule for rule in rules.values() if rule.may_refuse())

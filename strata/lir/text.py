@@ -76,7 +76,7 @@ def _buffer(b: Buffer) -> str:
 
 
 def _step(s: Step) -> str:
-    kind = "run" if s.kernel is not None else "host"
+    kind = "run" if s.kernel is not None else "module" if s.is_module else "host"
     starts = dict(s.updates)
     made = ", ".join(_name(o) + (f" from {_name(starts[o])}" if o in starts else "") for o in s.outputs)
     return f"{kind} {s.name}({_list(s.inputs)}) -> {made}"
@@ -119,7 +119,7 @@ _BUFFER = re.compile(
     rf"(?: in (?P<alias>{_NAME}))?(?: node (?P<node>\d+))?\Z"
 )
 _STEP = re.compile(
-    rf"(?P<kind>run|host) (?P<name>\w+)\((?P<inputs>{_NAMES})\) -> (?P<outputs>(?:{_MADE}(?:, {_MADE})*)?) "
+    rf"(?P<kind>run|host|module) (?P<name>\w+)\((?P<inputs>{_NAMES})\) -> (?P<outputs>(?:{_MADE}(?:, {_MADE})*)?) "
     r"(?P<phase>[a-z]+) nodes ?(?P<nodes>[\d ]*?)(?: views (?P<views>.*))?\Z"
 )
 
@@ -217,7 +217,18 @@ class _Reader:
         outputs = tuple(_plain(name) for name, _ in made)
         updates = tuple((_plain(name), _plain(start)) for name, start in made if start)
         inputs = _names(match["inputs"])
-        return Step(match["name"], inputs, outputs, label, kernel, nodes, match["phase"], updates, views)
+        return Step(
+            match["name"],
+            inputs,
+            outputs,
+            label,
+            kernel,
+            nodes,
+            match["phase"],
+            updates,
+            views,
+            match["kind"] == "module",
+        )
 
     def _node(self, number: str) -> Node:
         if int(number) >= len(self.nodes):

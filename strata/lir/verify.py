@@ -73,7 +73,9 @@ def _check_types(lir: Lir, at: int, step: Step, known: dict[str, Buffer]) -> Non
     if step.kernel is None:
         kinds = [t for node in step.nodes for t in node.types]
         pairs = (
-            list(zip(step.outputs, [(t.dtype, t.shape) for t in kinds], strict=True)) if len(step.nodes) == 1 else []
+            []
+            if step.is_module or len(step.nodes) != 1
+            else list(zip(step.outputs, [(t.dtype, t.shape) for t in kinds], strict=True))
         )
     else:
         formal = [(b.dtype, b.shape) for b in (*step.kernel.inputs, *step.kernel.outputs)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from strata.core import Dim, divide_exactly, substitute
 from strata.lir.traits import traits
 from strata.mir import Constant, Input, Node, Param, Value
 
+RUN = 8  # elements side by side of a product that has been moved: fewer would leave most lanes of vectors empty
 VIEWS = ("transpose", "reshape", "broadcast_to", "slice", "fence")  # movements that can be read in place
 
 
@@ -70,6 +72,36 @@ def view_strides(value: Value, base: Value | None = None) -> Spacing | None:
     if shape and shape[-1] == 1:
         strides = (*strides[:-1], 1)  # never stepped along, and contiguous to those who ask
     return Spacing(start, strides)
+
+
+def keeps_runs(value: Value, products: Mapping[Value, Node]) -> bool:
+    """Whether the rows or the columns of a product lie one after the other where it has been moved to.
+
+    Where only a few elements do, as after a shuffle of pixels, the product would be many of a few columns each. What
+    is put between, or has sizes that are not known, is taken to lie well."""
+    if not all(isinstance(d, int) for d in value.shape) or 0 in value.shape:
+        return True
+    places = np.arange(min(RUN, prod(int(d) for d in value.shape)))
+    while not traits(value.node).contracts:
+        node, op = value.node, value.node.op
+        value = next((x for x in node.inputs if x in products), node.inputs[0])
+        shape = [int(d) for d in node.types[0].shape]
+        match op.name:
+            case "transpose":
+                at = np.unravel_index(places, shape)
+                back = dict(zip(op.perm, at, strict=True))  # type: ignore[attr-defined]
+                places = np.ravel_multi_index([back[p] for p in range(len(shape))], [int(d) for d in value.shape])
+            case "reshape" | "fence":
+                pass
+            case _ if not op.elementwise:
+                return True
+    if value.ndim < 2:
+        return True
+    rows, columns = int(value.shape[-2]), int(value.shape[-1])
+    for step, length in ((1, columns), (columns, rows)):
+        if np.array_equal(places[:length], places[0] + step * np.arange(min(length, len(places)))):
+            return True
+    return False
 
 
 def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

@@ -18,13 +18,14 @@ from strata.mir.ir import (
     describe_operand,
     field_symbols,
     function,
+    is_operation,
     make_node,
     near,
     next_serial,
     op,
 )
 from strata.mir.leaves import Constant, Input, Literal, Param, constant, fresh_scope, leaf_name, placeholder
-from strata.mir.origin import Origin, origin, origin_of
+from strata.mir.origin import Origin, current_origin, origin, origin_of
 from strata.mir.sample import Draw, Sample, draw
 from strata.mir.text import VALUE_TYPES, Parser, parse, show, show_field, show_name, show_where
 from strata.mir.verify import verify

@@ -27,7 +27,7 @@ from strata.errors import (
     UnknownNameError,
     VerifyError,
 )
-from strata.mir.origin import Origin, current_origin
+from strata.mir.origin import Origin, calling, current_origin
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, Kernel, KernelBuilder
@@ -530,13 +530,17 @@ def function(*names: str) -> Callable[[FnT], FnT]:
 
         @wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Any:
+            outermost = calling.set(public) if calling.get() is None else None
             try:
                 return fn(*args, **kwargs)
             except StrataError as error:
                 if error.place is None:
                     error.place = here()
-                error.rename(public, _is_operation)
+                error.rename(public, is_operation)
                 raise
+            finally:
+                if outermost is not None:
+                    calling.reset(outermost)
 
         for name in (public, *names):
             METHODS[name] = call
@@ -545,7 +549,8 @@ def function(*names: str) -> Callable[[FnT], FnT]:
     return wrap
 
 
-def _is_operation(name: str) -> bool:
+def is_operation(name: str) -> bool:
+    """Whether an op or a front-end function has this name."""
     return name in METHODS or name in REGISTRY
 
 

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from strata.core import Dim, DType, TensorType, as_dtype
+from strata.core import Dim, DType, TensorType, as_dtype, check_unmasked
+from strata.errors import DTypeError
 from strata.mir.ir import METHODS, Leaf, Op, Value, op
 
 
@@ -95,18 +96,32 @@ class Constant(Op):
 @lru_cache(1024, typed=True)
 def _number(number: float, dtype: DType) -> Constant:
     """The constant of a Python number."""
-    return Constant(Literal(np.asarray(number).astype(dtype.np)))
+    return Constant(Literal(_fitting(number, dtype)))
+
+
+def _fitting(number: float, dtype: DType) -> np.ndarray:
+    """One Python number as an array; a whole number is never wrapped around."""
+    try:
+        array = np.asarray(number).astype(dtype.np)
+    except OverflowError:
+        array = None
+    if array is None or (dtype.is_int and type(number) is int and int(array) != number):
+        raise DTypeError(f"{number} is not a number of {dtype}", code="D107")
+    return array
 
 
 def constant(data: Any, dtype: Any = None) -> Value:
     """A constant value from anything NumPy can read. Python floats become f32 and ints i64 unless a dtype is given."""
-    if type(data) in (int, float) and type(dtype) is DType and data:  # not for 0.0, which is equal to -0.0
+    if type(data) is int and dtype is not None:
+        return _number(data, as_dtype(dtype))()
+    if type(data) is float and type(dtype) is DType and data:  # not for 0.0, which is equal to -0.0
         return _number(data, dtype)()
     if dtype is None and not isinstance(data, (np.ndarray, np.generic)):
         probe = np.asarray(data)
         dtype = {"f": "f32", "c": "c64", "i": "i64", "b": "bool"}.get(probe.dtype.kind)
         array = probe
     else:
+        check_unmasked(data)
         array = np.asarray(data)
     if dtype is not None:
         array = array.astype(as_dtype(dtype).np)

@@ -14,6 +14,7 @@ from strata.models.adapters import AdapterSet, load_adapter, turned_rows
 from strata.models.base import Model, compile_built
 from strata.models.cached import Layout
 from strata.models.sampling import Sampler
+from strata.models.speculative import drafted_tokens
 from strata.models.speech import said
 from strata.models.tokenizer import Tokenizer
 from strata.runtime import CompiledGraph
@@ -85,6 +86,8 @@ class Decoder(Model):
             kinds = {} if layout == "plain" else {"layout": layout}
             builder = self._build(self.context, every=every, **kinds)
             if self._adapters is not None:
+                if builder.changes:
+                    raise OptionError("adapters: the model has one that is kept apart already", code="O611")
                 builder.changes = self._adapters.blank
             builder.build()
             if self._adapters is not None:
@@ -255,9 +258,14 @@ class Decoder(Model):
     def generate(
         self, prompt: Prompt, *, max_tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
         min_p: float = 0.0, repetition_penalty: float = 1.0, seed: int | None = None, stop: str | Sequence[str] = (),
-        stream: bool = False,
+        stream: bool = False, draft: Decoder | None = None, draft_tokens: int = 3,
     ) -> Any:  # fmt: skip
-        """Text that follows a prompt (a text, chat messages or ids); with `stream`, an iterator of its pieces."""
+        """Text that follows a prompt (a text, chat messages or ids); with `stream`, an iterator of its pieces.
+
+        `draft` is a smaller model with the same tokens: it drafts `draft_tokens` of them at a time, which this model
+        accepts or not, so that the text comes faster and is this model's own: the same at a temperature of 0, and of
+        the same distribution above.
+        """
         sampler = Sampler(
             temperature=temperature,
             top_k=top_k,
@@ -267,7 +275,11 @@ class Decoder(Model):
             seed=seed,
         )
         ends = self.tokenizer.eos
-        chosen = self.tokens(self.prompt_ids(prompt), max_tokens, sampler, ends)
+        ids = self.prompt_ids(prompt)
+        if draft is None:
+            chosen = self.tokens(ids, max_tokens, sampler, ends)
+        else:
+            chosen = drafted_tokens(self, draft, ids, max_tokens, sampler, count=draft_tokens, ends=ends)
         pieces = said(chosen, self.tokenizer, stop)
         return pieces if stream else "".join(pieces)
 

@@ -43,6 +43,27 @@ class Sampler:
 
     def choose(self, logits: np.ndarray, before: Sequence[int], numbers: np.random.Generator) -> int:
         """The next token after `before`, from logits f32[V]."""
+        logits, best = self._penalised(logits, before)
+        if self.temperature == 0:
+            return best
+        ids, weights = self._kept(logits, float(logits[best]))
+        running = np.cumsum(weights)
+        place = int(np.searchsorted(running, numbers.random() * running[-1], side="right"))
+        return int(ids[min(place, len(ids) - 1)])
+
+    def probabilities(self, logits: np.ndarray, before: Sequence[int]) -> np.ndarray:
+        """What `choose` draws from, f64[V]; all of it on one token at a temperature of 0."""
+        logits, best = self._penalised(logits, before)
+        found = np.zeros(len(logits))
+        if self.temperature == 0:
+            found[best] = 1.0
+            return found
+        ids, weights = self._kept(logits, float(logits[best]))
+        found[ids] = weights / weights.sum()
+        return found
+
+    def _penalised(self, logits: np.ndarray, before: Sequence[int]) -> tuple[np.ndarray, int]:
+        """Logits after the penalty, and the token with the largest."""
         if self.repetition_penalty != 1.0 and before:
             seen = np.unique(np.asarray(before))
             logits = logits.copy()
@@ -53,11 +74,10 @@ class Sampler:
             raise RunError(
                 f"generate: the logits have a NaN or an infinity, {logits[best]} at token {best}", code="X220"
             )
-        if self.temperature == 0:
-            return best
-        return self._draw(logits, float(logits[best]), numbers)
+        return logits, best
 
-    def _draw(self, logits: np.ndarray, high: float, numbers: np.random.Generator) -> int:
+    def _kept(self, logits: np.ndarray, high: float) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens that may be chosen, and their weights."""
         ids = np.arange(len(logits))
         if 0 < self.top_k < len(logits):
             ids = np.sort(np.argpartition(logits, -self.top_k)[-self.top_k :])
@@ -70,6 +90,4 @@ class Sampler:
             last = int(np.searchsorted(running, self.top_p * running[-1])) + 1
             order = np.sort(order[:last])
             ids, weights = ids[order], weights[order]
-        running = np.cumsum(weights)
-        place = int(np.searchsorted(running, numbers.random() * running[-1], side="right"))
-        return int(ids[min(place, len(ids) - 1)])
+        return ids, weights

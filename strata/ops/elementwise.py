@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from strata.core import Dim, DType, TensorType, broadcast_shapes, f32, f64, i32, i64
-from strata.errors import DTypeError
-from strata.mir import METHODS, Op, Sample, Value, constant, draw, function, op
+from strata.errors import DTypeError, SymbolError
+from strata.mir import METHODS, Op, Sample, Value, constant, current_origin, draw, function, op
 from strata.ops.frontend import Operand, promoted
 
 if TYPE_CHECKING:
@@ -139,6 +139,13 @@ def unbroadcast(x: Value, shape: tuple[Dim, ...]) -> Value:
     ):  # a partial of lower rank: spread it first
         return unbroadcast(METHODS["broadcast_to"](x, broadcast_shapes(x.shape, shape)), shape)
     lead = x.ndim - len(shape)
+    for d, wide in zip(shape, x.shape[lead:], strict=True):
+        if d not in (1, wide):
+            raise SymbolError(
+                f"the derivative with respect to an operand of {list(shape)}, used as {list(x.shape[lead:])}, is a sum "
+                f"where {d} is 1 and none where it is {wide}",
+                code="S158", place=current_origin().place, fix=f"declare the size {wide} in place of {d}, or 1",
+            )  # fmt: skip
     axes = [*range(lead)] + [lead + i for i, d in enumerate(shape) if d == 1 and x.shape[lead + i] != 1]
     return METHODS["reshape"](METHODS["reduce_sum"](x, tuple(axes)), shape) if axes else METHODS["reshape"](x, shape)
 

@@ -234,7 +234,8 @@ def scan(
 ) -> tuple[Any, Any]:
     """(carry, y) = body(carry, x) over the leading axis of `xs`: the last carry and all y, stacked. Any pytrees.
 
-    With `checkpoints` = K the backward pass keeps K carries instead of one a step and computes the others again.
+    With `checkpoints` = K the backward pass keeps K carries instead of one a step and computes the others again; 0,
+    like the number of steps, keeps them all.
     """
     carries, carry_structure = _values(init)
     rows, row_structure = _values(xs)

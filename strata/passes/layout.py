@@ -30,7 +30,7 @@ from strata.ops import (
 )
 from strata.passes.base import Pass, PassContext, register, rewrite, with_results
 from strata.passes.decompose import Decompose
-from strata.passes.transposed_conv import as_plain, is_transposed
+from strata.passes.transposed_conv import as_plain, as_product, is_product, is_transposed
 from strata.passes.widen import widen_convolutions
 
 # compositions that lose their axes when taken apart
@@ -103,9 +103,12 @@ def _is_served(node: Node) -> bool:
 
 
 def _stays(node: Node) -> bool:
-    """Whether a convolution by itself is better with channels first: depth-wise, or of very few channels."""
+    """Whether a convolution by itself is better with channels first: depth-wise, of very few channels, or a product of
+    matrices whose rows are planes of the result."""
     if node.op.name != "conv" or node.inputs[0].dtype is not f32 or not _is_known(node):
         return False
+    if is_product(node):
+        return _fills_vectors(dim_prod(node.inputs[0].shape[2:]))
     op: Any = node.op
     outputs, channels, *kernel = node.inputs[1].shape
     counts = [c for c in node.types[0].shape[-1 if op.groups == 1 else 2 :] if isinstance(c, int)]
@@ -187,7 +190,12 @@ def _is_matrix_product(node: Node) -> bool:
         return False
     pixels = dim_prod(node.inputs[0].shape[2:])
     wide = all(isinstance(d, int) and d >= VECTOR for d in node.inputs[1].shape[:2])
-    if not isinstance(pixels, int) or not 1 < pixels < FEW_PIXELS or not wide:
+    return not wide or pixels == 1 or _fills_vectors(pixels)
+
+
+def _fills_vectors(pixels: Dim) -> bool:
+    """Whether few lanes stay empty where vectors hold the pixels of a map."""
+    if not isinstance(pixels, int) or pixels >= FEW_PIXELS:
         return True
     return -(-pixels // VECTOR) * VECTOR <= FITTING * pixels
 
@@ -293,7 +301,8 @@ class _Layouts:
         x, w = node.inputs
         op: Any = node.op
         if id(node) in self.alone:
-            self._first[Value(node, 0)] = _on_planes(node, self.first(x), self.first(w))
+            convolved = as_product if is_product(node) else _on_planes
+            self._first[Value(node, 0)] = convolved(node, self.first(x), self.first(w))
             return True
         if is_transposed(node):
             return self._give(node, as_plain(node, self.last(x), self.first(w)))

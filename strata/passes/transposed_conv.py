@@ -2,8 +2,9 @@
 
 Along an axis with input dilation s, the output pixels q · s + r of one phase r see every s-th tap, from one on that
 depends on r alone. So a phase is a plain convolution with a part of the taps, and the result is its phases put between
-each other. Few outputs leave lanes of vectors empty: then all phases are one convolution of s times as many outputs,
-with zeros where a phase lacks a tap that another one has. Windows that do not overlap are the case of one tap each.
+each other. Phases may also share a convolution of s times as many outputs, with zeros where one lacks a tap that
+another one has: where windows do not overlap, so that each phase has one tap, and where few outputs would leave lanes
+of vectors empty. Those along the last axis then lie as they will in the result; others are moved past pixels.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from strata.core import Dim, divide_exactly
+from strata.core import Dim, dim_prod, divide_exactly
 from strata.mir import Node, Value, constant
 from strata.ops import ConvLast, Slice, broadcast_to, concat, pad_constant, reshape, stack, transpose, weight_to_last
 
 LANES = 16  # outputs that a vector along channels has
-APART = 1.1  # what a convolution for every phase costs beyond its products
+APART, MOVED = 1.1, 1.05  # what convolutions for every phase cost beyond their products, and phases that are moved
 MOST_PHASES = 64
 
 
@@ -56,21 +57,49 @@ def as_plain(node: Node, x: Value, w: Value) -> Value:
     op: Any = node.op
     counts = node.types[0].shape[2:]
     spread = op.input_dilation
-    axes = [_phases(s, low, int(k)) for s, (low, _), k in zip(spread, op.padding, w.shape[2:], strict=True)]
+    axes = _axes(op, w)
     quotients = [q for q in _quotients(node) if q is not None]
     outputs = int(w.shape[0])
-    apart = APART * _up(outputs) * prod(sum(p.taps for p in phases) for phases in axes)
-    together = _up(outputs * prod(spread)) * prod(_reach(phases) for phases in axes)
-    if op.groups == 1 and together <= apart:
-        made = _together(x, w, axes, quotients)
-    else:
-        made = _apart(op.groups, x, w, axes, quotients)
+    rank = len(counts)
+    ways = [rank] if op.groups != 1 else [rank - 1, *range(rank - 1), rank]
+    apart = min(ways, key=lambda way: _cost(outputs, axes, way))
+    made = _by_phases(op.groups, x, w, axes, quotients, apart)
     whole = [q * s for q, s in zip(quotients, spread, strict=True)]
     made = reshape(made, (x.shape[0], *whole, outputs))
     if whole == list(counts):
         return made
-    rank = len(counts)
     return Slice((0,) * (rank + 2), (x.shape[0], *counts, outputs), (1,) * (rank + 2))(made)
+
+
+def is_product(node: Node) -> bool:
+    """Whether such a convolution is a product of matrices: its windows lie side by side, so that each phase has one tap
+    and sees the pixels of x as they are."""
+    op: Any = node.op
+    if op.groups != 1 or not is_transposed(node):
+        return False
+    x, w = node.inputs
+    phases = [p for axis in _axes(op, w) for p in axis]
+    return all(p.taps == 1 and p.start == 0 for p in phases) and tuple(_quotients(node)) == x.shape[2:]
+
+
+def as_product(node: Node, x: Value, w: Value) -> Value:
+    """Such a convolution of x [N, C, *sizes] with w [O, C, *kernel], as [N, O, *sizes]."""
+    op: Any = node.op
+    rank, outputs, spread = x.ndim - 2, w.shape[0], op.input_dilation
+    taps = [reshape(_taps(w, phases, spread), (outputs, 1, w.shape[1])) for phases in product(*_axes(op, w))]
+    rows = reshape(concat(taps, 1), (outputs * len(taps), w.shape[1]))
+    made = rows @ reshape(x, (*x.shape[:2], dim_prod(x.shape[2:])))
+    apart = reshape(made, (x.shape[0], outputs, *spread, *x.shape[2:]))
+    between = transpose(apart, (0, 1, *(a for axis in range(2, rank + 2) for a in (axis + rank, axis))))
+    whole = reshape(between, (x.shape[0], outputs, *(q * s for q, s in zip(x.shape[2:], spread, strict=True))))
+    shape = node.types[0].shape
+    return whole if whole.shape == shape else Slice((0,) * (rank + 2), shape, (1,) * (rank + 2))(whole)
+
+
+def _axes(op: Any, w: Value) -> list[list[Phase]]:
+    """The phases of each axis."""
+    given = zip(op.input_dilation, op.padding, w.shape[2:], strict=True)
+    return [_phases(s, low, int(k)) for s, (low, _), k in given]
 
 
 def _phases(spread: int, low: int, kernel: int) -> list[Phase]:
@@ -84,6 +113,13 @@ def _phases(spread: int, low: int, kernel: int) -> list[Phase]:
 def _reach(phases: Sequence[Phase]) -> int:
     """Taps from the first to the last that any phase has."""
     return max(1, max(p.start + p.taps for p in phases) - min(p.start for p in phases))
+
+
+def _cost(outputs: int, axes: Sequence[Sequence[Phase]], apart: int) -> float:
+    """Products of a pixel where phases of so many axes, from the first on, have a convolution each."""
+    taps = prod(sum(p.taps for p in phases) for phases in axes[:apart]) * prod(_reach(p) for p in axes[apart:])
+    beyond = APART if apart == len(axes) else MOVED if apart < len(axes) - 1 else 1.0
+    return beyond * taps * _up(outputs * prod(len(phases) for phases in axes[apart:]))
 
 
 def _up(count: int) -> int:
@@ -106,23 +142,17 @@ def _plain(x: Value, taps: Value, groups: Any, starts: Sequence[int], counts: Se
     return ConvLast(ones, padding, ones, groups, ones)(x, transpose(taps, weight_to_last(rank)))
 
 
-def _apart(groups: Any, x: Value, w: Value, axes: Sequence[Sequence[Phase]], counts: Sequence[Dim]) -> Value:
-    """A convolution for every phase; the results as [N, q, r, q, r, …, O]."""
-    spread = [len(phases) for phases in axes]
-    shape = (x.shape[0], *counts, w.shape[0])
-    made: dict[tuple[int, ...], Value] = {}
-    for position in product(*map(range, spread)):
-        chosen = [phases[r] for phases, r in zip(axes, position, strict=True)]
-        if all(p.taps for p in chosen):
-            made[position] = _plain(x, _taps(w, chosen, spread), groups, [p.start for p in chosen], counts)
-        else:
-            made[position] = broadcast_to(constant(0, x.dtype), shape)
+def _by_phases(
+    groups: Any, x: Value, w: Value, axes: Sequence[Sequence[Phase]], counts: Sequence[Dim], apart: int
+) -> Value:
+    """A convolution for every phase of the first axes; the results as [N, q, r, q, r, …, O]."""
 
     def joined(position: tuple[int, ...]) -> Value:
         axis = len(position)
-        if axis == len(spread):
-            return made[position]
-        parts = [joined((*position, r)) for r in range(spread[axis])]
+        if axis == apart:
+            chosen = [[phases[r]] for phases, r in zip(axes, position, strict=False)]
+            return _together(groups, x, w, axes, [*chosen, *axes[apart:]], counts, apart)
+        parts = [joined((*position, r)) for r in range(len(axes[axis]))]
         return stack(parts, 2 + axis) if len(parts) > 1 else reshape(parts[0], _with_one(parts[0].shape, 2 + axis))
 
     return joined(())
@@ -132,23 +162,32 @@ def _with_one(shape: tuple[Any, ...], at: int) -> tuple[Any, ...]:
     return (*shape[:at], 1, *shape[at:])
 
 
-def _together(x: Value, w: Value, axes: Sequence[Sequence[Phase]], counts: Sequence[Dim]) -> Value:
-    """One convolution whose outputs are those of all phases, as [N, q, r, q, r, …, O]."""
-    spread = [len(phases) for phases in axes]
-    starts = [min(p.start for p in phases) for phases in axes]
-    reach = [_reach(phases) for phases in axes]
+def _together(
+    groups: Any,
+    x: Value,
+    w: Value,
+    axes: Sequence[Sequence[Phase]],
+    chosen: Sequence[Sequence[Phase]],
+    counts: Sequence[Dim],
+    apart: int,
+) -> Value:
+    """One convolution whose outputs are those of the chosen phases, as [N, q, …, q, r, q, r, …, O]: one phase of each
+    of the first axes, all of the others."""
+    spread, several = [len(phases) for phases in axes], [len(phases) for phases in chosen[apart:]]
+    starts = [min(p.start for p in phases) for phases in chosen]
+    reach = [_reach(phases) for phases in chosen]
     parts = []
-    for position in product(*map(range, spread)):
-        chosen = [phases[r] for phases, r in zip(axes, position, strict=True)]
-        before = [p.start - start for p, start in zip(chosen, starts, strict=True)]
-        if all(p.taps for p in chosen):
-            rest = [n - b - p.taps for n, b, p in zip(reach, before, chosen, strict=True)]
+    for phases in product(*chosen):
+        before = [p.start - start for p, start in zip(phases, starts, strict=True)]
+        if all(p.taps for p in phases):
+            rest = [n - b - p.taps for n, b, p in zip(reach, before, phases, strict=True)]
             borders = [(0, 0), (0, 0), *zip(before, rest, strict=True)]
-            parts.append(pad_constant(_taps(w, chosen, spread), borders))
+            taps = _taps(w, phases, spread)
+            parts.append(pad_constant(taps, borders) if any(map(any, borders)) else taps)
         else:
             parts.append(broadcast_to(constant(0, w.dtype), (*w.shape[:2], *reach)))
-    made = _plain(x, concat(parts, 0), 1, starts, counts)
-    apart = reshape(made, (x.shape[0], *counts, *spread, w.shape[0]))
+    made = _plain(x, concat(parts, 0) if len(parts) > 1 else parts[0], groups, starts, counts)
+    beside = reshape(made, (x.shape[0], *counts, *several, w.shape[0]))
     rank = len(counts)
-    between = [a for axis in range(1, rank + 1) for a in (axis, axis + rank)]
-    return transpose(apart, (0, *between, 2 * rank + 1))
+    between = [a for axis in range(apart, rank) for a in (1 + axis, 1 + rank + axis - apart)]
+    return transpose(beside, (0, *range(1, apart + 1), *between, 1 + rank + len(several)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import TensorType, as_dtype, from_dlpack, here
+from strata.core import TensorType, as_dtype, check_unmasked, from_dlpack, here
 from strata.errors import DTypeError, OptionError, OutOfMemoryError, ShapeError, StrataError
 
 FEW = 4  # arrays that are compared with each other sooner than put in order
@@ -58,6 +58,7 @@ def _converts(given: np.dtype, declared: np.dtype, is_python: bool) -> bool:
 def to_numpy(value: Any, name: str, what: str) -> np.ndarray:
     """NumPy's view of an array-like object."""
     if isinstance(value, np.ndarray):
+        check_unmasked(value)
         return value
     try:
         if not hasattr(value, "__dlpack__"):

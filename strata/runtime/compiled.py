@@ -516,6 +516,17 @@ class CompiledGraph:
         """Ops that run in Python rather than natively."""
         return list(self._executable.host_steps)
 
+    def stablehlo(self, **sizes: int) -> str:
+        """The StableHLO text that runs, on devices of that kind, for given sizes of the symbols."""
+        text = getattr(self._executable, "stablehlo", None)
+        if text is None:
+            raise OptionError(
+                f"{self.device} does not run StableHLO", code="O154", place=here(),
+                fix="st.stablehlo.export(graph), which is for any device",
+            )  # fmt: skip
+        made: str = text(sizes)
+        return made
+
     @property
     def memory(self) -> MemoryReport:
         """What the plan needs, and what is held now; `str` is the whole report."""

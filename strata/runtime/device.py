@@ -57,8 +57,9 @@ def devices() -> list[str]:
     found = []
     for name in known_backends():
         try:
-            backend_for(name)
+            backend = backend_for(name)
         except DeviceError:
             continue
-        found.append(name)
+        numbers = range(getattr(backend, "count", 0))  # of a kind that there may be several of
+        found += [f"{name}:{i}" for i in numbers] or [name]
     return found

@@ -15,7 +15,7 @@ from strata.backends import Backend, backend_for
 from strata.config import config
 from strata.core import Dim, located
 from strata.errors import LowerError, MemoryLimitError, OptionError, TraceError
-from strata.lir import Lir, plan, show_module, verify_plan
+from strata.lir import Lir, plan, plan_stages, show_module, verify_plan
 from strata.mir import Graph
 from strata.passes import Pass, PassContext, PassRecord, default_passes, parse_passes, run_passes
 from strata.runtime.dispatch import DispatchReport, as_graph, claims_of, legalize, policy_takes, report_of
@@ -137,7 +137,7 @@ class CompilePipeline:
         graph = as_graph(graph)
         backend, options = self.backend, self.options
         made_with = f"strata {_version()} format {FORMAT}; {options.key}; {config().key_fields()}; {backend.name}"
-        lir = plan(
+        lir = self._in_stages(graph, made_with) or plan(
             graph, backend.target, memory_limit=options.memory_limit, whole=backend.runs_whole,
             views=backend.reads_views, fuse=options.fusion is not False, made_with=made_with,
         )  # fmt: skip
@@ -146,6 +146,14 @@ class CompilePipeline:
         if config().verify:
             verify_plan(lir)
         return lir
+
+    def _in_stages(self, graph: Graph, made_with: str) -> Lir | None:
+        """The plan for a backend that takes graphs: it says which nodes are left for the host."""
+        on_host = getattr(self.backend, "runs_on_host", None)
+        if on_host is None:
+            return None
+        limit = self.options.memory_limit
+        return plan_stages(graph, self.backend.target, on_host, memory_limit=limit, made_with=made_with)
 
     def _tuned(self, lir: Lir) -> Lir:
         """Schedules by measuring: seconds a kernel the first time, so that a terminal shows how far it is."""
@@ -213,6 +221,8 @@ class CompilePipeline:
             ("LIR", _lir_header(lir) + "\n" + show_module(lir)),
             ("fusion", str(report)),
         ]
+        if hasattr(self.backend, "text_of") and not lir.symbols:
+            parts.append(("code", self.backend.text_of(lir)))
         return "\n".join(f"══ {title} ══\n{text}\n" for title, text in parts)
 
 

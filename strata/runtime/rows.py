@@ -48,6 +48,8 @@ def _type_obstacle(kind: TensorType, axis: str) -> str | None:
 def _step_obstacle(step: Step, axis: str, attention: bool) -> str | None:
     if step.kernel is not None:
         return _kernel_obstacle(step.kernel, axis)
+    if step.is_module:
+        return "a module is compiled for its sizes"
     (node,) = step.nodes
     kinds = [*(x.type for x in node.inputs), *node.types]
     if not any(_mentions(d, axis) for kind in kinds for d in kind.shape):

@@ -7,19 +7,38 @@ if TYPE_CHECKING:
     from strata.serving.adapters import AdapterQueue
     from strata.serving.batching import Batch, Batcher, Piece, Prefill
     from strata.serving.engine import Engine, Generation
+    from strata.serving.experts import ExpertPool, ExpertStore, Moves, affordable_experts, hit_counts, merged_mask
+    from strata.serving.limits import Limits
     from strata.serving.metrics import Histogram, Metrics
     from strata.serving.pages import PagedCache, PagePool, PageTable, page_bytes
+    from strata.serving.pipeline import Pipeline, schedule
+    from strata.serving.record import Record, Recorder, read_records, replay
+    from strata.serving.requests import ChatRequest, EmbeddingRequest, Options, TextRequest, parse_request
+    from strata.serving.server import Server, Service, ask
+    from strata.serving.weights import WeightRegistry
+    from strata.serving.workers import WorkerPool
 
 _PLACES = {
     "adapters": ("AdapterQueue",),
     "batching": ("Batch", "Batcher", "Piece", "Prefill"),
     "engine": ("Engine", "Generation"),
+    "experts": ("ExpertPool", "ExpertStore", "Moves", "affordable_experts", "hit_counts", "merged_mask"),
+    "limits": ("Limits",),
     "metrics": ("Histogram", "Metrics"),
     "pages": ("PagePool", "PageTable", "PagedCache", "page_bytes"),
+    "pipeline": ("Pipeline", "schedule"),
+    "record": ("Record", "Recorder", "read_records", "replay"),
+    "requests": ("ChatRequest", "EmbeddingRequest", "Options", "TextRequest", "parse_request"),
+    "server": ("Server", "Service", "ask"),
+    "weights": ("WeightRegistry",),
+    "workers": ("WorkerPool",),
 }
 _MODULE = {name: module for module, names in _PLACES.items() for name in names}
-__all__ = ["AdapterQueue", "Batch", "Batcher", "Engine", "Generation", "Histogram", "Metrics", "PagePool", "PageTable",
-           "PagedCache", "Piece", "Prefill", "page_bytes"]  # fmt: skip
+__all__ = ["AdapterQueue", "Batch", "Batcher", "ChatRequest", "EmbeddingRequest", "Engine", "ExpertPool",
+           "ExpertStore", "Generation", "Histogram", "Limits", "Metrics", "Moves", "Options", "PagePool",
+           "PageTable", "PagedCache", "Piece", "Pipeline", "Prefill", "Record", "Recorder", "Server", "Service",
+           "TextRequest", "WeightRegistry", "WorkerPool", "affordable_experts", "ask", "hit_counts", "merged_mask",
+           "page_bytes", "parse_request", "read_records", "replay", "schedule"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

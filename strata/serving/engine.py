@@ -13,6 +13,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import copy_context
 from threading import Condition, Lock, Thread
 from typing import Any, Self
 
@@ -22,6 +23,7 @@ from strata.errors import OptionError, RunError, StrataError
 from strata.models import PAGE, Decoder, Sampler, Speech
 from strata.serving.adapters import AdapterQueue
 from strata.serving.batching import Batch, Piece, Prefill, exact_batcher
+from strata.serving.limits import Limits
 from strata.serving.metrics import Metrics
 from strata.serving.pages import PagedCache, PageTable
 
@@ -103,12 +105,15 @@ class Engine:
         tokens = 4 * model.context if cache_tokens is None else cache_tokens
         self.model = model.adapted(adapters) if adapters else model
         self.cache = PagedCache(self.model, -(-tokens // PAGE))
+        self.adapters = tuple(adapters or ())
+        self.limits = Limits(max_length=model.context, vocabulary=model.config.vocab)
         self.metrics = metrics or Metrics()
         self.limit = queue
         self._batcher = exact_batcher(max_tokens, max_requests)
-        self._waiting: AdapterQueue[Generation] = AdapterQueue(max_requests, known=tuple(adapters or ()))
+        self._waiting: AdapterQueue[Generation] = AdapterQueue(max_requests, known=self.adapters)
         self._reading: deque[Prefill[Generation]] = deque()
         self._running: list[Generation] = []
+        self._served: list[Generation] = []  # those of both, and the one whose prompt is being read
         self._numbers = itertools.count(1)
         self._changed = Condition()  # guards all of the above
         self._stepping = Lock()
@@ -143,19 +148,10 @@ class Engine:
         return made
 
     def _check(self, request: Generation) -> None:
-        ids, vocab, context = request.prompt_ids, self.model.config.vocab, self.model.context
-        if not ids:
-            raise OptionError("generate: the prompt is empty", code="O266")
+        self.limits.check_ids(request.prompt_ids)
         if request.max_tokens < 1:
             raise OptionError(f"generate: max_tokens {request.max_tokens} is not positive", code="O606")
-        wrong = next((i for i in ids if not 0 <= i < vocab), None)
-        if wrong is not None:
-            raise OptionError(f"generate: token {wrong} is none of {vocab}", code="O606")
-        if len(ids) > context:
-            raise OptionError(
-                f"generate: {len(ids)} tokens are more than the context of {context}", code="O264",
-                fix="load(path, context=…)",
-            )  # fmt: skip
+        context = self.model.context
         rows, room = request.rows(context), self.cache.pool.pages * PAGE
         if rows > room:
             raise OptionError(
@@ -166,7 +162,7 @@ class Engine:
 
     @property
     def _active(self) -> int:
-        return len(self._reading) + len(self._running)
+        return len(self._served)
 
     def _cancel(self, request: Generation) -> None:
         with self._changed:
@@ -217,7 +213,7 @@ class Engine:
 
     def _next(self) -> Batch[Generation]:
         """Let requests in for which there is room, and say what the next step computes."""
-        for request in [g for g in (*self._running, *(p.item for p in self._reading)) if g.wants_end]:
+        for request in [g for g in self._served if g.wants_end]:
             self._finish(request, "cancelled")
         while (head := self._waiting.head()) is not None and self._active < self._batcher.max_entries:
             adapter, request = head
@@ -232,6 +228,7 @@ class Engine:
                 self.model.use_adapter(adapter)
                 self.metrics.count("adapter_swaps")
             request.table = table
+            self._served.append(request)
             self._reading.append(Prefill(request, len(request.prompt_ids)))
         self.metrics.set("waiting", len(self._waiting))
         self.metrics.set("active", self._active)
@@ -293,6 +290,7 @@ class Engine:
         request.error, request.finish_reason = error, reason
         if request.table is not None:
             request.table.release()
+        self._served = [g for g in self._served if g is not request]
         self._running = [g for g in self._running if g is not request]
         self._reading = deque(p for p in self._reading if p.item is not request)
         self.metrics.count(f"finished_{reason}")
@@ -305,7 +303,8 @@ class Engine:
         """Work in a thread from now on."""
         if self._thread is None:
             self._closing = False
-            self._thread = Thread(target=self._work, name="strata-engine", daemon=True)
+            settings = copy_context()  # such as the number of threads
+            self._thread = Thread(target=settings.run, args=(self._work,), name="strata-engine", daemon=True)
             self._thread.start()
 
     def close(self, *, drain: bool = True) -> None:
@@ -313,7 +312,7 @@ class Engine:
         with self._changed:
             self._closing = True
             if not drain:
-                for request in (*self._running, *(p.item for p in self._reading)):
+                for request in self._served:
                     request.wants_end = True
                 while self._waiting.head() is not None:
                     self._finish(self._waiting.pop(), "cancelled")
@@ -333,7 +332,7 @@ class Engine:
                     continue
             except Exception as error:  # noqa: BLE001 - whoever waits is told, and others can still come
                 with self._changed:
-                    for request in (*self._running, *(p.item for p in self._reading)):
+                    for request in list(self._served):
                         self._finish(request, "error", error)
             with self._changed:
                 if self._closing and not self._active and self._waiting.head() is None:

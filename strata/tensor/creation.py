@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from strata import ops
-from strata.core import TensorType, as_dtype, check_shape, from_dlpack, no_memory
+from strata.core import DType, TensorType, as_dtype, check_shape, check_unmasked, from_dlpack, no_memory
 from strata.errors import DTypeError
 from strata.mir import Value
 from strata.tensor.data import Handle, data_value, handle_value
@@ -33,6 +34,8 @@ def asarray(data: Any, dtype: Any = None, *, copy: bool | None = None) -> Tensor
     if isinstance(data, (list, tuple)) and any(isinstance(x, Tensor) for x in data):
         stacked: Tensor = lifted(ops.stack)([asarray(x) for x in data])
         return stacked if dtype is None else Tensor(stacked.value.cast(dtype))
+    if dtype is not None and as_dtype(dtype).is_int and isinstance(data, (int, list, tuple)):
+        return Tensor(data_value(_whole(data, as_dtype(dtype))))
     array = given = _as_array(data)
     if dtype is None and not hasattr(data, "dtype"):
         dtype = PYTHON_DTYPES.get(array.dtype.kind)
@@ -46,7 +49,22 @@ def asarray(data: Any, dtype: Any = None, *, copy: bool | None = None) -> Tensor
     return Tensor(data_value(array, is_open=array is given and not isinstance(data, (list, tuple))))
 
 
+def _whole(data: Any, dtype: DType) -> np.ndarray:
+    """Numbers of Python in an integer type: they are never wrapped around, and 64 bits are not read as floats."""
+    array = _as_array(data)
+    if array.dtype.kind == "f" and np.any(np.abs(array) > 1 << 53):
+        array = np.asarray(data, object)  # whole numbers of both signs that NumPy has no one type for
+    limits = np.iinfo if dtype.bits > 4 else ml_dtypes.iinfo
+    low, high = int(limits(dtype.np).min), int(limits(dtype.np).max)
+    if array.dtype.kind != "f":
+        lost = array[(array < low) | (array > high)]
+        if lost.size:
+            raise DTypeError(f"{lost[0]} is not a number of {dtype}", code="D107")
+    return array.astype(dtype.np, copy=False)
+
+
 def _as_array(data: Any) -> np.ndarray:
+    check_unmasked(data)
     try:
         if hasattr(data, "__dlpack__") and not isinstance(data, (np.ndarray, np.generic)):
             return from_dlpack(data)

@@ -33,9 +33,10 @@ def custom_op(
 ) -> Any:
     """An op from a Python function of NumPy arrays, from the text of a kernel (`strata.kernel`), or from a graph.
 
-    A function runs on the host. `infer(*types)` gives the type of its result, or a tuple of them; without it the result
-    is like the first argument. A kernel and a graph become part of the program that they are used in, and say their
-    types themselves; sizes that no argument of a kernel shows are keywords of the call: `f(x, N=8)`.
+    A function runs on the host; it reads its arrays during the call, and copies what it keeps. `infer(*types)` gives
+    the type of its result, or a tuple of them; without it the result is like the first argument. A kernel and a graph
+    become part of the program that they are used in, and say their types themselves; sizes that no argument of a kernel
+    shows are keywords of the call: `f(x, N=8)`.
     `vjp(*tensors, out=, ct=)` gives a cotangent or None for each argument, `jvp(*tensors, out=, dx=)` the tangent. For
     kernels and graphs both may be graphs, too, of the arguments, `primal_output` and `d_output`, or `tangent_0`, ….
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import log2, sqrt
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from strata.core import Place, as_dtype, static_prod
 from strata.errors import ShapeError, StrataError
 from strata.mir import Constant, Graph, Node, Op
+from strata.ops import Custom
 from strata.tensor.outline import Outline
 
 # Measured on one core of a server processor (AVX2, 3 GHz), rounded.
@@ -23,6 +24,8 @@ CALL = 2e-6  # an op, whatever its size
 ELEMENT = 1.2e-9  # an element read or written
 COMPOSED = 6.0  # a composition makes several passes over its arrays
 FLOP = 2.5e-11  # of a matrix product
+COMPARED = 4e-9  # an element that is put in order among two
+IN_ORDER = ("sort", "argsort", "topk", "searchsorted")  # ops that compare each element with a part of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class Call:
     widen: tuple[Any, ...] | None  # a dtype to compute in for each input, or None; None: all stay as they are
     place: Place | None
     dead: tuple[int, ...]  # slots that nothing reads afterwards
+    is_foreign: bool  # a user's code, which may keep the arrays that it gives
 
 
 class Interpreter:
@@ -78,6 +82,8 @@ def _run(call: Call, table: list[Any]) -> None:
         if error.place is None:
             error.place = call.place
         raise
+    if call.is_foreign:
+        made = tuple(np.array(out) for out in made)
     if type(made) is not tuple:
         table[call.first] = _typed(call, made, 0)
     else:
@@ -106,7 +112,8 @@ def _call(node: Node, inputs: tuple[int, ...], first: int, dead: tuple[int, ...]
     shapes = tuple(t.static_shape for t in node.types)
     widen = tuple(_computable(x.dtype.np) for x in node.inputs)
     some = widen if any(w is not None for w in widen) else None
-    return Call(node.op, node.op.numpy, inputs, first, dtypes, shapes, some, node.origin.place, dead)
+    is_foreign = isinstance(node.op, Custom)
+    return Call(node.op, node.op.numpy, inputs, first, dtypes, shapes, some, node.origin.place, dead, is_foreign)
 
 
 def _computable(dtype: np.dtype[Any]) -> Any:
@@ -135,4 +142,8 @@ def _seconds(node: Node) -> float:
     if inner:
         rounds = getattr(node.op, "length", 1)
         return sum(seconds(g.nodes()) for g in inner) * (rounds if isinstance(rounds, int) else 1)
+    if node.op.name in IN_ORDER:
+        axis = node.op.static_fields().get("axis", -1)
+        row = (node.inputs[0].shape or (1,))[axis if isinstance(axis, int) else -1]
+        return CALL + COMPARED * max(*ins, outs) * log2(2 + (row if isinstance(row, int) else 0))
     return CALL + ELEMENT * (outs + sum(ins)) * (COMPOSED if node.op.is_composition else 1.0)

@@ -23,7 +23,7 @@ from strata.tensor.data import Handle
 from strata.tensor.general import General
 from strata.tensor.outline import is_traced
 from strata.tensor.realize import realize_values
-from strata.tensor.repeat import Repeat, UnlikeError
+from strata.tensor.repeat import FIXED, Repeat, UnlikeError
 from strata.tensor.signature import exact, outline_arguments
 from strata.tensor.tensor import Tensor, realize_tensors
 from strata.tensor.variant import Bucket, Explanation, Variant
@@ -447,9 +447,9 @@ def _tensor(x: Any) -> Tensor:
 
 
 def _is_dynamic(x: Any) -> bool:
-    return isinstance(x, (Tensor, Value, np.ndarray, np.generic)) or (
-        hasattr(x, "__dlpack__") and not isinstance(x, (bool, int, float, complex, str))
-    )
+    if isinstance(x, (Tensor, Value, np.ndarray, np.generic)):
+        return True
+    return not isinstance(x, (type, *FIXED)) and (hasattr(x, "__dlpack__") or hasattr(x, "__array__"))
 
 
 def _rising(arg: int, axis: int, sizes: Sequence[int]) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 import strata.ops  # noqa: F401 - fills METHODS
-from strata.core import Dim, DType, TensorType, f32, flatten, here, tree_map
+from strata.core import Dim, DType, TensorType, check_unmasked, f32, flatten, here, tree_map
 from strata.errors import DeviceError, OptionError, ShapeError, SymbolError, TraceError
 from strata.mir import METHODS, REGISTRY, Value, constant, near
 from strata.tensor.data import Data, Handle, apart, data_value, handle_of, handle_value
@@ -211,6 +211,11 @@ class Tensor:
         """The buffer protocol (Python 3.12 and newer)."""
         return memoryview(self.numpy())  # type: ignore[arg-type]
 
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """NumPy's functions compute tensors and give arrays."""
+        given, named = tree_map(lambda x: x.numpy() if isinstance(x, Tensor) else x, [list(args), kwargs])
+        return function(*given, **named)
+
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
         if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
             raise OptionError(f"there is no Array API {api_version!r} here", code="O381", place=here())
@@ -393,7 +398,10 @@ def _restored(array: np.ndarray, kind: TensorType, binding: Mapping[str, int] | 
 
 def realize(*trees: Any) -> Any:
     """Compute tensors (any pytrees of them) together; each becomes its array. Returns what was given."""
-    tensors = [x for x in flatten(list(trees))[0] if isinstance(x, Tensor)]
+    leaves = flatten(list(trees))[0]
+    tensors = [x for x in leaves if isinstance(x, Tensor)]
+    if leaves and not tensors:
+        raise OptionError(f"realize: a {type(leaves[0]).__name__} is not a tensor", code="T208", place=here())
     realize_tensors(tensors)
     return trees[0] if len(trees) == 1 else trees
 
@@ -477,11 +485,14 @@ LARGE = 64  # arrays with more elements become data, which is not compared
 
 def operand(x: Any) -> Any:
     """A large array as data rather than as a constant of the graph; like one, it is what the array is now."""
-    return Tensor(data_value(np.array(x))) if isinstance(x, np.ndarray) and x.size > LARGE else x
+    if not isinstance(x, np.ndarray) or x.size <= LARGE:
+        return x
+    check_unmasked(x)
+    return Tensor(data_value(np.array(x)))
 
 
 def unwrap(x: Any) -> Any:
-    """Tensors as graph values, also inside lists, tuples, dicts and slices."""
+    """Tensors as graph values, also inside lists, tuples, generators, dicts and slices."""
     match x:
         case Tensor():
             return x.value
@@ -490,6 +501,8 @@ def unwrap(x: Any) -> Any:
             return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
         case dict():
             return {k: unwrap(v) for k, v in x.items()}
+        case Generator():
+            return [unwrap(v) for v in x]
         case slice():
             return slice(*(int(v) if isinstance(v, Tensor) else v for v in (x.start, x.stop, x.step)))
     return x

@@ -2,3 +2,4 @@
 
 from strata.testing.check import check_dtypes, check_op, checks_for, claimed_dtypes
 from strata.testing.golden import Case, check_case, find_cases, read_case
+from strata.testing.logits import LOOSE_F16, STRICT, Agreement, Tolerance, check_finite, compare_logits

@@ -23,7 +23,7 @@ ORDER = (
     ("errors",),
     ("config",),
     ("core",),
-    ("cache",),
+    ("cache", "distributed"),
     ("kernel",),
     ("mir",),
     ("ops",),

@@ -198,3 +198,90 @@ def test_what_memory_does_not_hold_is_an_error(device: str) -> None:
 
     for call in (scratch, result, copied):
         assert isinstance(refused(call), OutOfMemoryError)
+
+
+class Framed:
+    """What NumPy can read, and nothing else."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.array if dtype is None else self.array.astype(dtype)
+
+
+STRANGE: dict[str, Any] = {
+    "masked array": lambda: st.tensor(np.ma.array([1.0], mask=[True])),
+    "masked argument": lambda: st.jit(lambda x: x)(np.ma.array([1.0], mask=[True])),
+    "masked operand": lambda: A + np.ma.array([1.0, 2.0, 3.0], mask=[0, 1, 0]),
+    "large masked operand": lambda: st.zeros((99,)) + np.ma.array(np.ones(99), mask=np.ones(99)),
+    "objects": lambda: A + np.array([1, None, 2]),
+    "texts": lambda: A + np.array(["a", "b", "c"]),
+    "records": lambda: st.jit(lambda x: x)(np.zeros(3, [("a", "f4")])),
+    "dates": lambda: st.tensor(np.array(["2020-01-01"], "M8[D]")),
+    "long floats": lambda: A + np.ones(3, np.longdouble),
+    "number beyond 64 bits": lambda: st.tensor(1 << 70),
+    "operand beyond 64 bits": lambda: st.tensor([1, 2]) + (1 << 70),
+    "operand beyond its type": lambda: st.tensor([1], dtype="i8") + 300,
+    "negative operand of an unsigned type": lambda: st.tensor([1], dtype="u8") + -1,
+    "filled beyond its type": lambda: st.full((2,), 300, "i8"),
+    "list beyond its type": lambda: st.tensor([1, 300], dtype="i8"),
+    "negative list of an unsigned type": lambda: st.tensor((-1,), dtype="u32"),
+    "realize of a number": lambda: st.realize(3),
+    "realize of texts": lambda: st.realize({"a": "b"}),
+    "generator": lambda: st.tensor(i for i in range(3)),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_strange_data_is_refused(name: str) -> None:
+    refused(STRANGE[name])
+
+
+def test_data_of_any_layout_is_read() -> None:
+    """Byte order, order of axes, strides, alignment, subclasses, read-only memory, no elements, what NumPy can read."""
+    x = np.arange(24, dtype="f4").reshape(4, 6)
+    bytes_behind = np.frombuffer(b"\0" + x.tobytes(), "f4", 24, 1).reshape(4, 6)
+    given = [
+        x.astype(">f4"), np.asfortranarray(x), x[::-1, ::-1], x[:, ::2], bytes_behind, x.view(np.matrix), Framed(x),
+        np.broadcast_to(x[0], (4, 6)), x[:0], x[:, :0], np.repeat(x, 20, 0)[::-1].T, memoryview(x),
+    ]  # fmt: skip
+    double = st.jit(lambda x: x * 2.0)
+    for data in given:
+        want = np.asarray(data).astype("f4")
+        assert double(st.tensor(data)).numpy().tolist() == (want * 2).tolist()
+        assert (st.zeros(want.shape) + np.asarray(data)).numpy().tolist() == want.tolist()
+        if not isinstance(data, memoryview):
+            assert double(data).numpy().tolist() == (want * 2).tolist()
+        g = st.Graph("g")
+        g.outputs(g.input("x", want.shape) * 2.0)
+        assert st.Session("cpu").compile(g).run(x=data)[0].tolist() == (want * 2).tolist()
+
+
+def test_generators_of_tensors_are_lists() -> None:
+    rows = [st.tensor([float(i), 1.0]) for i in range(3)]
+    assert st.stack(r for r in rows).tolist() == [[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]]
+    assert st.concat(r for r in rows).tolist() == [0.0, 1.0, 1.0, 1.0, 2.0, 1.0]
+
+
+def test_functions_of_numpy_compute_tensors() -> None:
+    x = st.tensor([1.0, 2.0, 3.0])
+    assert np.sum(x) == 6.0
+    assert np.mean(x + 1.0) == 3.0
+    assert np.concatenate([x, x + 1.0]).tolist() == [1.0, 2.0, 3.0, 2.0, 3.0, 4.0]
+    assert np.linalg.norm(x * 0.0) == 0.0
+    with pytest.raises(StrataError, match="only traced"):
+        st.jit(np.sum)(x)
+
+
+def test_numbers_at_the_ends_of_their_types_fit() -> None:
+    for dtype, low, high in (
+        ("i8", -128, 127),
+        ("u8", 0, 255),
+        ("i64", -(1 << 63), (1 << 63) - 1),
+        ("u64", 0, (1 << 64) - 1),
+    ):
+        assert st.full((2,), high, dtype).tolist() == [high, high]
+        assert st.tensor([low, high], dtype=dtype).tolist() == [low, high]
+        assert (st.zeros((1,), dtype) + low).tolist() == [low]
+    assert (st.tensor([1.0]) + (1 << 70)).tolist() == [float(1 << 70)]

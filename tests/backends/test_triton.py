@@ -18,10 +18,10 @@ pytestmark = pytest.mark.skipif(
 ROOT = Path(__file__).parents[2]
 
 
-def suite(*arguments: str, interpreted: bool) -> str:
+def suite(*arguments: str, interpreted: bool, module: str = "triton_suite") -> str:
     """Triton decides when it is imported whether it interprets, so that each of the two has a process of its own."""
     settings = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.backends.triton_suite", *arguments]
+    command = [sys.executable, "-m", f"tests.backends.{module}", *arguments]
     done = subprocess.run(
         command, cwd=ROOT, env=settings | ({"TRITON_INTERPRET": "1"} if interpreted else {}),
         capture_output=True, text=True, timeout=300, check=False,
@@ -33,6 +33,11 @@ def suite(*arguments: str, interpreted: bool) -> str:
 def test_samples_in_the_interpreter() -> None:
     report = suite("interpret", "--every", "12", interpreted=True)
     assert re.search(r"^1\d\d samples in Triton's interpreter, 0 wrong", report, re.MULTILINE)
+
+
+def test_scalar_functions_on_awkward_numbers() -> None:
+    report = suite(interpreted=True, module="triton_scalars")
+    assert re.search(r"^9\d\d scalar functions in Triton's interpreter, 0 wrong", report, re.MULTILINE)
 
 
 @pytest.mark.parametrize("gpu", ["sm_80", "sm_90", "sm_100", "gfx942"])

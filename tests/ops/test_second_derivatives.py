@@ -1,11 +1,24 @@
-"""Second derivatives of activations, softmax, norms, losses and fused ops; and first ones in half precision."""
+"""Second derivatives of every op, by three ways; gradients in batches; and first ones in half precision."""
 
 import numpy as np
 import pytest
 
 import strata.ops  # noqa: F401 - fills the registry
 from strata.core import TensorType, as_dtype, bf16
-from strata.mir import REGISTRY, Op, Sample, constant, evaluate_values, placeholder, pullback, pushforward
+from strata.errors import RunError
+from strata.mir import (
+    REGISTRY,
+    Op,
+    Sample,
+    Value,
+    as_tuple,
+    batch,
+    constant,
+    evaluate_values,
+    placeholder,
+    pullback,
+    pushforward,
+)
 from strata.testing.check import directions, widened
 
 FAMILIES = [
@@ -13,6 +26,23 @@ FAMILIES = [
     for name in ("activation", "softmax", "norm", "norm_gradients", "losses", "fused", "fused_blocks")
 ]
 STEP = 1e-5
+BATCH = 3
+SINGULAR = "det-5"  # the derivative of its derivative needs an inverse
+
+
+def has_derivatives(sample: Sample) -> bool:
+    """Real inputs, and some."""
+    arrays = sample.arrays()
+    return sample.grad and all(a.size for a in arrays) and not any(a.dtype.kind == "c" for a in arrays)
+
+
+EVERY = [
+    pytest.param(cls, sample, id=f"{cls.name}-{i}")
+    for cls in REGISTRY.classes()
+    if cls.differentiable
+    for i, sample in enumerate(cls.samples())
+    if has_derivatives(sample) and f"{cls.name}-{i}" != SINGULAR
+]
 
 CASES = [
     pytest.param(cls, sample, id=f"{cls.name}-{i}")
@@ -66,3 +96,61 @@ def test_gradients_in_half_precision_have_their_dtype_and_nearly_their_value(cls
         (want,) = evaluate_values([e], dict(zip(exact_inputs, wide, strict=True)), {})
         scale = max(1.0, float(np.abs(want).max()))
         np.testing.assert_allclose(got.astype(np.float64), want, rtol=0.05, atol=0.05 * scale)
+
+
+def gradients_of(cls: type[Op], sample: Sample, arrays: list[np.ndarray]) -> tuple[list[Value], list[Value | None]]:
+    """Of a weighted sum of all outputs that are real numbers."""
+    inputs = [placeholder(f"x{i}", TensorType(as_dtype(a.dtype), a.shape)) for i, a in enumerate(arrays)]
+    outs = [x for x in as_tuple(cls(**sample.fields)(*inputs)) if x.dtype.is_float]
+    weights = [constant(np.cos(np.arange(x.type.size)).reshape(x.shape), x.dtype) for x in outs]
+    return inputs, list(pullback(outs, weights, inputs))
+
+
+@pytest.mark.parametrize(("cls", "sample"), EVERY)
+def test_hessian_products_are_the_same_forwards_backwards_and_by_differences(cls: type[Op], sample: Sample) -> None:
+    arrays = widened(sample.arrays())
+    moves = directions(arrays)
+    inputs, grads = gradients_of(cls, sample, arrays)
+    kept = [(x, g, t) for x, g, t in zip(inputs, grads, moves, strict=True) if g is not None and t is not None]
+    slopes, along = [g for _, g, _ in kept], [constant(t) for _, _, t in kept]
+    wrt = [x for x, _, _ in kept]
+    forward, backward = pushforward(slopes, wrt, along), pullback(slopes, along, wrt)
+
+    def at(step: float) -> tuple[np.ndarray, ...]:
+        moved = {x: a + step * t for x, a, t in zip(inputs, arrays, moves, strict=True) if x in wrt}
+        return evaluate_values(slopes, dict(zip(inputs, arrays, strict=True)) | moved, {})
+
+    known = dict(zip(inputs, arrays, strict=True))
+    for a, b, up, down in zip(forward, backward, at(STEP), at(-STEP), strict=True):
+        want = (up - down) / (2 * STEP)
+        first, second = (np.zeros_like(want) if p is None else evaluate_values([p], known, {})[0] for p in (a, b))
+        scale = max(1.0, float(np.abs(want).max()))
+        np.testing.assert_allclose(first, want, rtol=1e-5, atol=1e-5 * scale)
+        np.testing.assert_allclose(second, first, rtol=1e-8, atol=1e-9 * scale)
+
+
+def test_the_second_derivative_of_a_determinant_says_that_it_needs_an_inverse() -> None:
+    (sample,) = [s for i, s in enumerate(REGISTRY["det"].samples()) if f"det-{i}" == SINGULAR]
+    arrays = widened(sample.arrays())
+    (x,), (slope,) = gradients_of(REGISTRY["det"], sample, arrays)
+    assert slope is not None
+    (product,) = pushforward([slope], [x], [constant(np.ones(x.type.static_shape))])
+    assert product is not None
+    with pytest.raises(RunError, match="singular"):
+        evaluate_values([product], {x: arrays[0]}, {})
+
+
+@pytest.mark.parametrize(("cls", "sample"), EVERY)
+def test_gradients_in_a_batch_are_those_of_each_row(cls: type[Op], sample: Sample) -> None:
+    arrays = widened(sample.arrays())
+    moves = directions(arrays)
+    inputs, grads = gradients_of(cls, sample, arrays)
+    slopes = [g for g in grads if g is not None]
+    rows = [[a if t is None else a + 1e-3 * i * t for a, t in zip(arrays, moves, strict=True)] for i in range(BATCH)]
+    stacked = {x: placeholder(f"b{i}", TensorType(x.dtype, (BATCH, *x.shape))) for i, x in enumerate(inputs)}
+    given = {stacked[x]: np.stack([row[i] for row in rows]) for i, x in enumerate(inputs)}
+    together = evaluate_values(batch(slopes, stacked, BATCH), given, {})
+    for i, row in enumerate(rows):
+        alone = evaluate_values(slopes, dict(zip(inputs, row, strict=True)), {})
+        for got, want in zip(together, alone, strict=True):
+            np.testing.assert_allclose(got[i], want, rtol=1e-9, atol=1e-9 * max(1.0, float(np.abs(want).max())))

@@ -2,8 +2,8 @@
 
 The numbers are those of the specification that the compiler was written to: pipeline 1-12, pattern fusion 13-31,
 element-wise regions 32-39, reports and gating 40-46, legalisation and dispatch 47-56, cleanup, precision and
-quantisation 57-66, memory, plans and symbolic sizes 67-78, derivatives 79-88, runtime 89-102, 109, 110 and 114-116.
-The others are helpers of servers (routers, paged caches, schedulers, collectives), which this package does not have.
+quantisation 57-66, memory, plans and symbolic sizes 67-78, derivatives 79-88, runtime 89-102, serving 103-108 and
+111-113, files, devices and sampling 109, 110 and 114-116.
 """
 
 import ast
@@ -119,6 +119,8 @@ SHOWN: dict[int, list[tuple[str, str] | str]] = {
 
 
 OPS, GRAPHS, COMPILED = "ops/test_", "unit/transforms/test_graphs.py", "unit/runtime/test_compiled.py"
+SERVING, SPECULATIVE = "unit/serving/test_", "unit/models/test_speculative.py"
+COLLECTIVES = "unit/distributed/test_collectives.py"
 EXTENT, GENERATED, SUITE = "unit/runtime/test_extent.py", "ops/test_generated.py", "backends/test_cpu.py"
 
 SHOWN |= {
@@ -157,11 +159,44 @@ SHOWN |= {
           (CACHES, "test_another_process_hits")],
     102: [("unit/runtime/test_tracing.py", "test_trace_has_compiles_runs_and_kernels"),
           ("unit/runtime/test_tracing.py", "test_tracing_costs_nothing_when_off")],
+    103: [(f"{SERVING}requests.py", "test_defaults"), (f"{SERVING}requests.py", "test_all_that_is_understood"),
+          (f"{SERVING}requests.py", "test_mistakes"), (f"{SERVING}server.py", "test_chat_whole_and_in_parts")],
+    104: [(f"{SERVING}pages.py", "test_the_lowest_page_is_lent_first"),
+          (f"{SERVING}pages.py", "test_tables_find_tokens"),
+          (f"{SERVING}batching.py", "test_those_being_continued_come_first"),
+          (f"{SERVING}batching.py", "test_the_first_prompt_that_does_not_fit_is_cut"),
+          (f"{SERVING}batching.py", "test_at_most_so_many_sequences"),
+          (f"{SERVING}engine.py", "test_requests_give_what_they_give_alone"),
+          (f"{SERVING}engine.py", "test_logits_are_those_of_one_sequence")],
+    105: [(SPECULATIVE, "test_equal_distributions_accept_all_and_one_more"),
+          (SPECULATIVE, "test_what_is_said_follows_the_wanted_distribution"),
+          (SPECULATIVE, "test_disjoint_distributions_reject_and_are_still_right"),
+          (SPECULATIVE, "test_greedy_tokens_are_those_of_the_model_alone"),
+          (SPECULATIVE, "test_a_perfect_draft_gives_one_token_more_a_step"),
+          (SPECULATIVE, "test_draws_have_the_models_distribution")],
+    106: [(f"{SERVING}experts.py", "test_counts_of_ids"),
+          (f"{SERVING}experts.py", "test_those_asked_for_most_are_kept"),
+          (f"{SERVING}experts.py", "test_when_to_look_again"), (f"{SERVING}experts.py", "test_what_fits_into_memory"),
+          (f"{SERVING}experts.py", "test_masks_of_layers_and_of_all"),
+          (f"{SERVING}experts.py", "test_results_do_not_depend_on_who_is_at_hand")],
+    107: [(f"{SERVING}batching.py", "test_neighbours_with_one_adapter_go_together"),
+          (f"{SERVING}adapters.py", "test_each_request_gets_its_adapter")],
+    108: [(f"{SERVING}pipeline.py", "test_weights_are_kept_once"),
+          (f"{SERVING}pipeline.py", "test_what_is_pinned_stays")],
     109: [(f"{OPS}gguf_blocks.py", "test_case_73_hand_made_blocks"),
           (f"{OPS}dequant.py", "test_case_74_product_equals_decoding_first"),
           (f"{OPS}moe.py", "test_case_74_quantised_experts")],
     110: [("api/test_mistakes.py", "test_a_device_that_is_not_there_says_what_to_install"),
           ("api/test_mistakes.py", "test_no_such_device"), (SUITE, "test_sample")],
+    111: [(f"{SERVING}requests.py", "test_limits"), (f"{SERVING}counting.py", "test_workers_in_turn"),
+          (f"{SERVING}counting.py", "test_the_least_loaded_worker"), (f"{SERVING}counting.py", "test_buckets_double"),
+          (f"{SERVING}counting.py", "test_records_come_back_in_order"),
+          ("unit/testing/test_logits.py", "test_strict_and_loose"),
+          ("unit/testing/test_logits.py", "test_what_is_not_finite_is_an_error")],
+    112: [(f"{SERVING}pipeline.py", "test_orders"), (f"{SERVING}pipeline.py", "test_circles_are_named"),
+          (f"{SERVING}pipeline.py", "test_a_diamond_runs_each_stage_once")],
+    113: [(COLLECTIVES, "test_reductions_have_the_bits_of_a_loop"), (COLLECTIVES, "test_gathers_parts_and_broadcasts"),
+          (COLLECTIVES, "test_processes_on_loopback")],
     114: [(HERE, "test_scale_and_softcap_change_attention_as_the_formula_says")],
     115: [(HERE, "test_draws_follow_the_softmax_and_differ_from_run_to_run"),
           (f"{OPS}sampling.py", "test_greedy_needs_no_key")],
@@ -190,7 +225,7 @@ LAZY: dict[int, list[tuple[str, str] | str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [*range(1, 103), 109, 110, 114, 115, 116])
+@pytest.mark.parametrize("number", range(1, 117))
 def test_every_behaviour_is_shown(number: int) -> None:
     check_shown(SHOWN[number])
 

@@ -224,7 +224,9 @@ def _engine() -> Any:
 
     from strata.backends.llvm.codegen import machine_for
 
-    engine = binding.create_lljit_compiler(machine_for(Target.host(), 2))
+    host = Target.host()
+    # the older linker puts code and constants of an object anywhere, which can be further apart than ARM code reaches
+    engine = binding.create_lljit_compiler(machine_for(host, 2), use_jit_link=host.has("neon"))
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))  # outlives all code, whatever the order of a shutdown is
     return engine
 

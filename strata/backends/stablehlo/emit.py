@@ -19,7 +19,7 @@ from strata.backends.stablehlo.build import Builder, Hlo, kind
 from strata.backends.stablehlo.kernels import lowered
 from strata.backends.stablehlo.table import RULES
 from strata.core import TensorType, bool_
-from strata.mir import Constant, Graph, Input, Op, Param, Value, as_tuple, placeholder, toposort
+from strata.mir import Constant, Graph, Input, Op, Param, Value, as_tuple, leaf_name, placeholder, toposort
 
 INLINE = 1 << 16  # bytes of a constant from which it is an argument of its module, and no part of its text
 
@@ -108,13 +108,31 @@ class GraphWriter:
         return self.values(as_tuple(op.decompose(*values)), dict(zip(values, inputs, strict=True)))
 
 
-def write_module(name: str, takes: Sequence[Value], gives: Sequence[Value]) -> Text:
-    """The module that computes values from others."""
+def write_graph(graph: Graph) -> str:
+    """A whole graph as one module, all constants in its text, that gives its results and nothing else."""
+    return _module(graph.name, (*graph.inputs, *graph.params), graph.results, checked=False)[0]
+
+
+def write_module(name: str, reads: Sequence[Value], gives: Sequence[Value]) -> Text:
+    """The module that computes values from others. Constants among them are part of the text, unless they are large."""
+    takes = [x for x in reads if not isinstance(x.node.op, Constant) or x.node.op.data.array.nbytes > INLINE]
+    text, is_checked = _module(name, takes, gives, checked=True)
+    return Text(text, tuple(takes), tuple(gives), is_checked)
+
+
+def _module(name: str, takes: Sequence[Value], gives: Sequence[Value], *, checked: bool) -> tuple[str, bool]:
+    """The text, and whether it gives one boolean behind its results: that something in it is an error."""
     writer = GraphWriter()
     b = writer.b
-    formals = [b.fresh(x.type.dtype, x.type.static_shape) for x in takes]
+    formals: list[Hlo] = []
+    for x in takes:
+        wanted = _symbol(leaf_name(x)) if isinstance(x.node.op, (Input, Param)) else ""
+        free = wanted and not wanted[0].isdigit() and f"%{wanted}" not in {f.name for f in formals}
+        made = Hlo(f"%{wanted}", x.type.dtype, x.type.static_shape)
+        formals.append(made if free else b.fresh(x.type.dtype, x.type.static_shape))
     results = writer.values(gives, dict(zip(takes, formals, strict=True)))
-    if writer.may_fail:
+    is_checked = checked and writer.may_fail
+    if is_checked:
         results += (writer.failed(),)
     arguments = ", ".join(f"{x.name}: {kind(x)}" for x in formals)
     kinds = ", ".join(kind(x) for x in results)
@@ -126,16 +144,8 @@ def write_module(name: str, takes: Sequence[Value], gives: Sequence[Value]) -> T
         "  }",
         "}",
     ]
-    return Text("\n".join(lines) + "\n", tuple(takes), tuple(gives), writer.may_fail)
+    return "\n".join(lines) + "\n", is_checked
 
 
 def _symbol(name: str) -> str:
     return "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in name) or "main"
-
-
-def large_constants(roots: Sequence[Value], stop: Sequence[Value]) -> list[Value]:
-    """Constants that are arguments of a module, for their size."""
-    return [
-        n.outputs[0] for n in toposort(roots, stop)
-        if isinstance(n.op, Constant) and n.op.data.array.nbytes > INLINE
-    ]  # fmt: skip

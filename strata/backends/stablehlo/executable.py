@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from strata.backends.stablehlo.adapter import Client, client
-from strata.backends.stablehlo.emit import Text, is_native, large_constants, write_module
+from strata.backends.stablehlo.emit import Text, is_native, write_module
 from strata.core import Target, TensorType, new_lock
 from strata.errors import DeviceError
-from strata.lir import Lir
-from strata.mir import Constant, Graph, Input, Node, Op, Param, Value, evaluate_values, leaf_name, run_op
+from strata.lir import Lir, Stage, stages_of
+from strata.mir import Constant, Graph, Node, Op, Value, evaluate_values, leaf_name, run_op
 
 KEPT_SIZES = 32  # sets of sizes that an executable keeps modules for; each is a compile
 
@@ -41,24 +41,22 @@ class XlaBackend:
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
         return is_native(op)
 
+    def runs_on_host(self, node: Node) -> bool:
+        """Whether no module can hold a node."""
+        return not is_native(node.op)
+
     def reads_views(self, node: Node) -> bool:
         return False
 
     def runs_whole(self, node: Node) -> bool:
         return True
 
+    def text_of(self, lir: Lir) -> str:
+        """The modules of a plan of fixed sizes."""
+        return "\n".join(text.text for _, text in _written(lir.graph) if text is not None)
+
     def compile(self, lir: Lir) -> XlaExecutable:
         return XlaExecutable(lir, self.client, self.index)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Nodes that run together: as one module, or, each by itself, on the host."""
-
-    nodes: tuple[Node, ...]
-    takes: tuple[Value, ...]
-    gives: tuple[Value, ...]
-    is_host: bool
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class XlaExecutable:
     @property
     def host_steps(self) -> list[str]:
         """Ops that run in Python: no module can hold them."""
-        return [n.op.name for n in self.lir.graph.nodes() if not _is_leaf(n) and not is_native(n.op)]
+        return [s.name for s in self.lir.schedule if not s.is_module]
 
     def stablehlo(self, binding: Mapping[str, int] | None = None) -> str:
         """The text of the modules, for one set of sizes."""
@@ -112,7 +110,7 @@ class XlaExecutable:
             if text is None:
                 self._run_host(stage, values)
                 continue
-            results = self.client.run(loaded, [values[x] for x in stage.takes])
+            results = self.client.run(loaded, [values[x] for x in text.takes])
             if text.is_checked and self.client.take(results.pop()):
                 self._raise(stage, values)
             values.update(zip(stage.gives, results, strict=True))
@@ -121,7 +119,7 @@ class XlaExecutable:
 
     def _raise(self, stage: Stage, values: Mapping[Value, Any]) -> None:
         """A module says that something in it is an error: NumPy finds out which, and where it comes from."""
-        known = {x: self.client.take(values[x]) for x in stage.takes}
+        known = {x: self.client.take(values[x]) for x in stage.takes if not isinstance(x.node.op, Constant)}
         evaluate_values(stage.gives, known, {})
 
     def _run_host(self, stage: Stage, values: dict[Value, Any]) -> None:
@@ -144,50 +142,23 @@ class XlaExecutable:
 
     def _made(self, binding: Mapping[str, int]) -> _Program:
         graph = self.lir.graph.bind(binding) if binding else self.lir.graph
-        stages = split(graph)
-        names = [graph.name if i == 0 else f"{graph.name}_{i}" for i in range(len(stages))]
-        texts = [None if s.is_host else write_module(n, s.takes, s.gives) for n, s in zip(names, stages, strict=True)]
-        loaded = [
-            None if t is None else self.client.compile(t.text, self.index, n) for n, t in zip(names, texts, strict=True)
-        ]
+        written = _written(graph)
+        stages, texts = [s for s, _ in written], [t for _, t in written]
+        loaded = [None if t is None else self.client.compile(t.text, self.index, graph.name) for t in texts]
+        read = [x for t, s in zip(texts, stages, strict=True) for x in (s.takes if t is None else t.takes)]
         constants = {
             x: self.client.put(x.node.op.data.array, self.index)
-            for s in stages for x in s.takes if isinstance(x.node.op, Constant)
-        }  # fmt: skip
+            for x in (*read, *graph.results)
+            if isinstance(x.node.op, Constant)
+        }
         return _Program(graph, tuple(stages), tuple(texts), tuple(loaded), constants)
 
 
-def split(graph: Graph) -> list[Stage]:
-    """Stages in order: what comes before an op of the host, that op, what comes after it."""
-    level: dict[int, int] = {}
-    for node in graph.nodes():
-        below = max((level[id(x.node)] for x in node.inputs), default=0)
-        on_host = not _is_leaf(node) and not is_native(node.op)
-        level[id(node)] = below if _is_leaf(node) or below % 2 == on_host else below + 1
-    nodes = [n for n in graph.nodes() if not isinstance(n.op, (Input, Param))]
-    # constants belong to whoever reads them
-    last = max([level[id(n)] for n in nodes], default=0)
-    made = []
-    results = set(graph.results)
-    for number in range(last + 1):
-        own = tuple(n for n in nodes if level[id(n)] == number and not isinstance(n.op, Constant))
-        given = {x for n in own for x in n.outputs}
-        read_later = {x for n in nodes if level[id(n)] > number for x in n.inputs}
-        is_host = number % 2 == 1
-        gives = [x for n in own for x in n.outputs if x in read_later or x in results]
-        if number == last - last % 2:
-            gives += [x for x in results if isinstance(x.node.op, Constant)]
-        if not gives:
-            continue
-        reads = dict.fromkeys(x for n in own for x in n.inputs if x not in given)
-        if is_host:
-            takes = list(reads)
-        else:
-            stop = [x for x in reads if not isinstance(x.node.op, Constant)]
-            takes = [*stop, *large_constants(gives, stop)]
-        made.append(Stage(own, tuple(takes), tuple(dict.fromkeys(gives)), is_host))
+def _written(graph: Graph) -> list[tuple[Stage, Text | None]]:
+    """The stages of a graph with the text of each that is a module."""
+    stages = stages_of(graph, lambda node: not is_native(node.op))
+    made: list[tuple[Stage, Text | None]] = []
+    for at, stage in enumerate(stages):
+        name = f"{graph.name}_{at}" if len(stages) > 1 else graph.name
+        made.append((stage, None if stage.is_host else write_module(name, stage.takes, stage.gives)))
     return made
-
-
-def _is_leaf(node: Node) -> bool:
-    return isinstance(node.op, (Input, Param, Constant))

@@ -120,6 +120,8 @@ def _floordiv(b: Builder, x: Hlo, y: Hlo) -> Hlo:
             less = b.same("subtract", quotient, b.like(1, x))
             quotient = b.select(_differs_in_sign(b, rest, divisor), less, quotient)
         return _unless_zero(b, y, quotient)
+    if x.dtype is f32:
+        return b.convert(_floordiv(b, b.convert(x, f64), b.convert(y, f64)), f32)
     # from the remainder, as a rounded quotient may lie on the next whole number
     rest, plain = b.same("remainder", x, y), b.same("divide", x, y)
     quotient = b.same("divide", b.same("subtract", x, rest), y)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from strata.backends.offload import Driver, OffloadExecutable, Pool
+from strata.backends.triton.cuda import CudaDriver, count
+from strata.backends.triton.render import render
 from strata.backends.triton.target import Gpu
 from strata.core import Target, TensorType
 from strata.errors import DeviceError
@@ -35,8 +37,25 @@ class TritonBackend:
     def runs_whole(self, node: Node) -> bool:
         return any(v.type.dtype.is_complex for v in (*node.inputs,)) or any(t.dtype.is_complex for t in node.types)
 
+    def sources(self, lir: Lir) -> dict[str, str]:
+        """The text that kernels become, for `explain()`."""
+        return {name: str(render(kernel)) for name, kernel in lir.kernels.items()}
+
     def compile(self, lir: Lir) -> OffloadExecutable:
         return OffloadExecutable(lir, self.driver, self.pool)
+
+
+class CudaBackend(TritonBackend):
+    """NVIDIA GPUs, by number."""
+
+    def __init__(self, number: int = 0) -> None:
+        driver = CudaDriver(number)
+        super().__init__("cuda", driver.gpu, driver)
+
+    @property
+    def count(self) -> int:
+        """How many devices of this kind there are: `cuda:0` and on."""
+        return count()
 
 
 def interpreted() -> TritonBackend:

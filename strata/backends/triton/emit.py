@@ -9,11 +9,14 @@ sizes and block sizes only.
 
 from __future__ import annotations
 
+import keyword
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from strata.backends.triton.elements import is_small, literal, number, register
+from strata.backends.triton.prelude import is_prelude
 from strata.backends.triton.scalars import Call, decoded, emit_scalar, encoded
 from strata.backends.triton.schedule import Lanes, Rows, Tiles, known, power_of_two
 from strata.core import Dim, DType, bounds, dim_prod, i64, known_le
@@ -41,6 +44,8 @@ from strata.kernel import (
 )
 
 _NARROW = 1 << 31
+_TAKEN = frozenset(("tl", "triton", "range", "float", "tile", "batch"))
+_SIZE = re.compile(r"n\d+")  # sizes that are arguments
 _INDEX = frozenset(("add", "sub", "mul", "neg", "floordiv", "mod", "min", "max"))
 _DIVISIONS = frozenset(("floordiv", "mod", "truncdiv", "rem"))
 _NONE = 1 << 62  # a place that no argmax has
@@ -71,15 +76,20 @@ class Emitter:
     carries: dict[Scan, str] = field(default_factory=dict)
     depth: int = 1
     count: int = 0
+    arguments: dict[str, str] = field(init=False)
 
     # writing
 
     def write(self, line: str) -> None:
         self.lines.append("    " * self.depth + line)
 
+    def __post_init__(self) -> None:
+        self.arguments = argument_names(self.kernel.buffers)
+
     def fresh(self, prefix: str = "v") -> str:
         self.count += 1
-        return f"{prefix}{self.count}"
+        made = f"{prefix}{self.count}"
+        return self.fresh(prefix) if made in self.arguments.values() else made
 
     def name(self, text: str, prefix: str = "v") -> str:
         made = self.fresh(prefix)
@@ -236,7 +246,8 @@ class Emitter:
 
     def at(self, buffer: Buffer, index: Expr) -> str:
         place = self.value(index)
-        return buffer.name if place == "0" else f"{buffer.name} + {place}"
+        name = self.arguments[buffer.name]
+        return name if place == "0" else f"{name} + {place}"
 
     # steps
 
@@ -392,6 +403,19 @@ class Emitter:
         if node.kind in ("sum", "prod"):
             return f"tl.cum{node.kind}({block}, axis=1)"
         return f"{self.needs(f'scan_{node.kind}_' + ('float' if node.dtype.is_float else 'whole'))}({block})"
+
+
+def argument_names(buffers: Sequence[Buffer]) -> dict[str, str]:
+    """Buffers by the names that they have in the text, where some names mean something else already."""
+    names: dict[str, str] = {}
+    for buffer in buffers:
+        name = re.sub(r"\W", "_", buffer.name)
+        while keyword.iskeyword(name) or name in _TAKEN or _SIZE.fullmatch(name) or is_prelude(name):
+            name += "_"
+        while name in names.values():
+            name += "_"
+        names[buffer.name] = name
+    return names
 
 
 def running(dtype: DType) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ class InterpreterDriver:
             raise DeviceError(
                 "Triton's interpreter is off in this process", code="E101", place=here(), fix="TRITON_INTERPRET=1"
             )
-        self.lock = new_lock()
+        self.lock: AbstractContextManager[Any] = new_lock()
         self._made: dict[Kernel, Made] = {}
         self.launches: list[str] = []
 

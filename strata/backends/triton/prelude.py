@@ -10,14 +10,20 @@ Rounding to bf16 is an instruction on GPUs. The interpreter truncates instead, s
 from __future__ import annotations
 
 import re
+import struct
 from functools import cache
 from math import factorial, log, pi, sqrt
 from typing import Final
 
 
+def is_prelude(name: str) -> bool:
+    """Whether a name is that of a function here."""
+    return name in _table(interpreted=False)
+
+
 def prelude(names: set[str], *, interpreted: bool) -> str:
     """The texts of functions and of all that they call, each after those it calls."""
-    table = _table(interpreted)
+    table = _table(interpreted=interpreted)
     done: dict[str, str] = {}
 
     def add(name: str) -> None:
@@ -35,7 +41,7 @@ def prelude(names: set[str], *, interpreted: bool) -> str:
 
 
 @cache
-def _table(interpreted: bool) -> dict[str, str]:
+def _table(*, interpreted: bool) -> dict[str, str]:
     texts = [*_WHOLE, *_bits(interpreted), *_reductions(), *_dots(interpreted)]
     for name, bits in (("f32", 32), ("f64", 64)):
         texts += _floats(name, bits)
@@ -76,7 +82,7 @@ _WHOLE: Final = (
     return tl.where(x < 0, tl.ceil(x), tl.floor(x))
 """,
     """def sign(x):
-    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, tl.where(x == 0, 0.0, x))).to(x.dtype)
+    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x)).to(x.dtype)
 """,
 )
 
@@ -183,10 +189,14 @@ def _to_f8(name: str, *, mantissa: int, bias: int, top: float, over: str, nan: s
     half = (bits & 0x7FFFFFFF) + {(1 << (drop - 1)) - 1} + ((bits >> {drop}) & 1)
     high = (half >> {drop}) - {(127 - bias) << mantissa}
     made = tl.where(size < {2.0 ** (1 - bias)!r}, low, high)
-    made = tl.where(half.to(tl.float32, bitcast=True) >= {top!r}, {over}, made)
+    made = tl.where(half >= {_bits_of(top)}, {over}, made)
     made = tl.where(x != x, {nan}, made)
     return (made | ((bits >> 24) & 0x80)).to(tl.uint8)
 """
+
+
+def _bits_of(x: float) -> int:
+    return int.from_bytes(struct.pack("<f", x), "little")
 
 
 def _reductions() -> list[str]:
@@ -372,15 +382,20 @@ def _floats(name: str, bits: int) -> list[str]:
         f"""def gelu_{name}(x):
     return 0.5 * x * (1.0 + tl.erf(x * {sqrt(0.5)!r}))
 """,
+        # whole numbers of the divisor, times a power of two, are taken off 50 bits of the quotient at a time: exact
         f"""def rem_{name}(x, y):
-    a = x.to(tl.float64)
-    b = y.to(tl.float64)
-    q = trunc(a / b)
-    r = tl.fma(-q, b, a)
-    r = tl.where((r != 0) & ((r < 0) != (a < 0)), r + tl.where((r < 0) != (b < 0), b, -b), r)
-    r = tl.where(tl.abs(r) >= tl.abs(b), r - tl.where((r < 0) == (b < 0), b, -b), r)
-    r = tl.where((tl.abs(b) == float("inf")) & (tl.abs(a) < float("inf")), a, r)
-    return copysign_f64(r, a).to(x.dtype)
+    a = tl.abs(x).to(tl.float64)
+    b = tl.abs(y).to(tl.float64)
+    r = a + b * 0.0
+    for step in range({43 if wide else 6}):
+        ahead = (r.to(tl.int64, bitcast=True) >> 52) - (b.to(tl.int64, bitcast=True) >> 52) - 50
+        ahead = tl.where(ahead < 0, 0, tl.where(ahead > 1000, 1000, ahead))
+        s = b * ((ahead + 1023) << 52).to(tl.float64, bitcast=True)
+        r = tl.fma(-tl.floor(r / s), s, r)
+        r = tl.where(r < 0, r + s, r)
+        r = tl.where(r >= s, r - s, r)
+    r = tl.where((b == float("inf")) & (a < float("inf")), a, r)
+    return copysign_{name}(r.to(x.dtype), x)
 """,
         f"""def mod_{name}(x, y):
     r = rem_{name}(x, y)
@@ -407,7 +422,7 @@ def _floats(name: str, bits: int) -> list[str]:
     size = tl.exp2(b * tl.log2(a))
     whole = tl.floor(b) == b
     odd = whole & ((b - 2.0 * tl.floor(b * 0.5)) != 0.0) & (tl.abs(b) < 9007199254740992.0)
-    size = tl.where(a == 0, tl.where(b > 0, 0.0, float("inf")), size)
+    size = tl.where(a == 0, tl.where(b > 0, 0.0, tl.where(b < 0, float("inf"), b)), size)
     size = tl.where((b == 0) | ((a == 1) & (tl.abs(b) == float("inf"))) | (x == 1), 1.0, size)
     made = tl.where(signbit_{name}(x) & odd, -size, size)
     bad = (x < 0) & (whole == 0) & (a < float("inf"))
@@ -434,7 +449,7 @@ def _lgamma(name: str) -> str:
     tail = w * {_poly("w2", series)}
     big = tl.where(z == float("inf"), float("inf"), (z - 0.5) * tl.log(z) - z) + {0.5 * log(2 * pi)!r} + tail
     right = tl.where(far, big, big - tl.log(product))
-    part = given - tl.floor(given)
+    part = given - tl.floor(given + 0.5)
     mirrored = {log(pi)!r} - tl.log(tl.abs(tl.sin({pi!r} * part))) - right
     pole = (given <= 0) & (part == 0)
     made = tl.where(pole | (given == float("-inf")), float("inf"), tl.where(left, mirrored, right))

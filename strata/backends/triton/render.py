@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from strata.backends.triton.elements import pointer
-from strata.backends.triton.emit import Emitter, place_points, reads_along
+from strata.backends.triton.emit import Emitter, argument_names, place_points, reads_along
 from strata.backends.triton.prelude import prelude
 from strata.backends.triton.product import emit_contraction, find_contraction
 from strata.backends.triton.schedule import WHOLE_ROW, GpuSchedule, Lanes, Rows, choose_lanes, choose_rows, known
@@ -39,6 +39,7 @@ class Program:
     """One Triton function and how it is launched. `grid` and `sizes` are worked out when sizes are known."""
 
     name: str
+    kernel: Kernel  # normalized: what the function computes
     body: str
     helpers: frozenset[str]
     buffers: tuple[Buffer, ...]  # arguments in order: buffers, then sizes
@@ -49,7 +50,8 @@ class Program:
     @property
     def signature(self) -> dict[str, str]:
         """Types of the arguments, by name."""
-        kinds = {b.name: pointer(b.dtype) for b in self.buffers}
+        names = argument_names(self.kernel.buffers)
+        kinds = {names[b.name]: pointer(b.dtype) for b in self.buffers}
         return kinds | {f"n{i}": "i64" for i in range(len(self.sizes))}
 
     def text(self, *, interpreted: bool = False) -> str:
@@ -159,6 +161,6 @@ def _program(emitter: Emitter, name: str, grid: Sequence[Dim]) -> Program:
     buffers = tuple(b for b in kernel.buffers if b.name in read or b.name in written)
     lines = [f"    {text} = {text}.to(tl.int64)" for text in emitter.sizes.values()] + emitter.lines
     return Program(
-        name, "\n".join(lines) + "\n", frozenset(emitter.helpers), buffers, tuple(emitter.sizes), tuple(grid),
+        name, kernel, "\n".join(lines) + "\n", frozenset(emitter.helpers), buffers, tuple(emitter.sizes), tuple(grid),
         emitter.schedule,
     )  # fmt: skip

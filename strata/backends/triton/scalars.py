@@ -221,8 +221,7 @@ def _cast(call: Call) -> str:
     if source.is_float:
         return f"{call.needs(_saturation(source, result))}({call.a})"
     if result.bits == 4:
-        made = f"({call.a}.to(tl.int8) & 15)"
-        return f"{made}.to(tl.uint8)" if result.kind == "uint" else f"(({made} ^ 8) - 8)"
+        return decoded(f"({call.a}.to({memory(result)}) & 15)", result, call.needs)
     return f"{call.a}.to({register(result)})"
 
 
@@ -250,6 +249,8 @@ def decoded(value: str, dtype: DType, needs: Callable[[str], str]) -> str:
         return f"{needs(f'from_{dtype.name}')}({value})"
     if dtype.is_bool:
         return f"({value} != 0)"
+    if dtype.bits == 4:  # a byte whose upper half says nothing
+        return f"({value} & 15)" if dtype.kind == "uint" else f"((({value} & 15) ^ 8) - 8)"
     return value if register(dtype) == memory(dtype) else f"{value}.to({register(dtype)})"
 
 

@@ -183,15 +183,26 @@ class UniqueInverse(NamedTuple):
 
 def unique_all(x: Tensor, /) -> UniqueAll:
     array = x.numpy()
-    values, indices, inverse, counts = np.unique(
-        array, return_index=True, return_inverse=True, return_counts=True, equal_nan=False
-    )
+    if x.dtype.is_complex:  # which have no order here
+        found = np.unique(array, return_index=True, return_inverse=True, return_counts=True, equal_nan=False)
+        values, indices, inverse, counts = found
+    else:
+        order = argsort(x.reshape((-1,))).numpy()
+        numbers = array.reshape(-1)[order]
+        starts = _starts(numbers)
+        values, indices, counts = numbers[starts], order[starts], _lengths(starts)
+        inverse = np.empty(array.size, np.int64)
+        inverse[order] = np.cumsum(starts) - 1
     return UniqueAll(asarray(values), asarray(indices), asarray(inverse.reshape(array.shape)), asarray(counts))
 
 
 def unique_counts(x: Tensor, /) -> UniqueCounts:
-    found = unique_all(x)
-    return UniqueCounts(found.values, found.counts)
+    if x.dtype.is_complex:
+        found = unique_all(x)
+        return UniqueCounts(found.values, found.counts)
+    numbers = sort(x.reshape((-1,))).numpy()
+    starts = _starts(numbers)
+    return UniqueCounts(asarray(numbers[starts]), asarray(_lengths(starts)))
 
 
 def unique_inverse(x: Tensor, /) -> UniqueInverse:
@@ -200,4 +211,19 @@ def unique_inverse(x: Tensor, /) -> UniqueInverse:
 
 
 def unique_values(x: Tensor, /) -> Tensor:
-    return unique_all(x).values
+    if x.dtype.is_complex:
+        return unique_all(x).values
+    numbers = sort(x.reshape((-1,))).numpy()
+    return asarray(numbers[_starts(numbers)])
+
+
+def _starts(numbers: np.ndarray) -> np.ndarray:
+    """Where sorted numbers differ from those before them; every NaN does."""
+    found = np.ones(len(numbers), np.bool_)
+    np.not_equal(numbers[1:], numbers[:-1], out=found[1:])
+    return found
+
+
+def _lengths(starts: np.ndarray) -> np.ndarray:
+    """How many numbers there are from each start to the next."""
+    return np.diff(np.append(np.flatnonzero(starts), len(starts)))

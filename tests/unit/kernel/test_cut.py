@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import strata as st
+from strata.backends.llvm.compile import lower
 from strata.core import Target
 from strata.kernel import Kernel, Load, cut_stores, normalize, postorder
 
@@ -53,6 +54,21 @@ def test_joined_columns_share_the_loop_over_rows() -> None:
     (part,) = cut_stores(kernel)
     assert is_plain(part)
     assert len({s.axes[0] for s in part.stores}) == 1
+
+
+def test_transposes_side_by_side_are_turned_each() -> None:
+    """Rows of two images in turns, with channels first: neither could be turned in a loop that has both."""
+
+    def build(x: Any, y: Any) -> Any:
+        rows = st.ops.stack([x, y], 1)  # [8, 2, 16, 40]
+        return st.ops.transpose(st.ops.reshape(rows, (16, 16, 40)), (2, 0, 1))
+
+    (kernel,) = kernels(build, (8, 16, 40), (8, 16, 40))
+    parts = cut_stores(kernel)
+    assert len(parts) == 2
+    assert all(map(is_plain, parts))
+    assert all("tile" in str(lower(p, Target.named("avx512")).schedule) for p in parts)
+    check(build, lambda x, y: np.stack([x, y], 1).reshape(16, 16, 40).transpose(2, 0, 1), (8, 16, 40), (8, 16, 40))
 
 
 def test_sizes_that_are_not_known_are_cut_too() -> None:

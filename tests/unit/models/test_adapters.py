@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.errors import FileError
+from strata.errors import FileError, OptionError, UnknownNameError
 from strata.io import quantized_tensor, save_gguf, save_safetensors
 from strata.models import load
 from tests.unit.models.random_models import random_model, reference_logits
@@ -109,6 +109,14 @@ def test_quantised_weights_keep_changes_apart(tmp_path: Path, rng: np.random.Gen
     wanted = reference_logits(model, ids)
     found = load(tmp_path / "m.gguf", adapter=folder).run(input_ids=ids)["logits"]
     assert np.linalg.norm(found - wanted) <= 0.03 * np.linalg.norm(wanted)  # 8 bits
+    model = load(tmp_path / "m.gguf").adapted({"fr": folder})
+    plain = model.run(input_ids=ids)["logits"]
+    model.use_adapter("fr")
+    assert np.abs(model.run(input_ids=ids)["logits"] - found).max() <= 1e-5 * np.abs(found).max()
+    model.use_adapter(None)
+    assert np.array_equal(model.run(input_ids=ids)["logits"], plain)
+    with pytest.raises(OptionError, match="kept apart already"):
+        load(tmp_path / "m.gguf", adapter=folder).adapted({"fr": folder}).run(input_ids=ids)
 
 
 def test_mistakes_in_adapters_are_named(tmp_path: Path) -> None:
@@ -129,3 +137,41 @@ def test_mistakes_in_adapters_are_named(tmp_path: Path) -> None:
             load(tmp_path / "model", adapter=_write(tmp_path / "adapter", parts, **settings))
     with pytest.raises(FileError, match="cannot be read"):
         load(tmp_path / "model", adapter=tmp_path / "nowhere")
+
+
+def test_adapters_change_places(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Of other ranks and products, one at a time; without one, the model as it is."""
+    random_model(tmp_path / "model", "llama")
+    at = "base_model.model.model.layers.{}.{}.lora_{}.weight"
+
+    def parts(rank: int, sizes: dict[str, tuple[int, int]]) -> dict[str, np.ndarray]:
+        return {
+            at.format(layer, name, part): rng.standard_normal(shape).astype(np.float32) / 4
+            for layer in range(2)
+            for name, (n, k) in sizes.items()
+            for part, shape in (("A", (rank, k)), ("B", (n, rank)))
+        }
+
+    one = _write(tmp_path / "one", parts(4, {"self_attn.q_proj": (64, 64), "mlp.down_proj": (64, 96)}))
+    two = _write(tmp_path / "two", parts(7, {"self_attn.q_proj": (64, 64), "self_attn.k_proj": (32, 64)}), r=7)
+    model = load(tmp_path / "model", context=64).adapted({"one": one, "two": two})
+    ids = rng.integers(0, 128, (2, 30)).astype(np.int32)
+    seen = []
+    for name, folder in (("one", one), ("two", two), (None, None), ("one", one)):
+        model.use_adapter(name)
+        wanted = load(tmp_path / "model", context=64, adapter=folder).run(input_ids=ids)["logits"]
+        found = model.run(input_ids=ids)["logits"]
+        assert np.abs(found - wanted).max() <= 1e-4 * np.abs(wanted).max()
+        seen.append(found)
+    assert np.array_equal(seen[0], seen[3])
+    assert np.abs(seen[0] - seen[1]).max() > 1e-2
+    with pytest.raises(UnknownNameError, match="no adapter 'three'; there are one, two"):
+        model.use_adapter("three")
+    with pytest.raises(UnknownNameError, match="there are none"):
+        load(tmp_path / "model").use_adapter("one")
+    whole = {"base_model.model.lm_head.modules_to_save.weight": np.ones((128, 64), np.float32)}
+    with pytest.raises(FileError, match=r"replaces 'lm_head.weight' as a whole"):
+        load(tmp_path / "model").adapted({"one": _write(tmp_path / "three", whole)})
+    table = parts(2, {"input_layernorm": (64, 64)})
+    with pytest.raises(FileError, match="the weight is"):
+        load(tmp_path / "model").adapted({"one": _write(tmp_path / "three", table)}).run(input_ids=ids)

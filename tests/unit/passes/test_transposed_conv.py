@@ -26,6 +26,12 @@ CASES: list[dict[str, Any]] = [
     {"size": (4, 6), "kernel": (3, 4), "stride": (1, 2), "padding": (1, 1)},
     {"size": (3, 4, 2), "kernel": (2, 3, 2), "stride": 2, "outputs": 6},
     {"size": (6, 6), "kernel": (3, 3), "stride": 2, "dilation": 2},
+    {"size": (16, 9), "kernel": (2, 2), "stride": 2, "outputs": 5},
+    {"size": (16, 9), "kernel": (3, 2), "stride": (3, 2), "outputs": 16},
+    {"size": (4, 8, 5), "kernel": (2, 2, 2), "stride": 2, "outputs": 3},
+    {"size": (160,), "kernel": (8,), "stride": 8, "outputs": 3},
+    {"size": (12, 12), "kernel": (2, 2), "stride": 2, "output_padding": 1},
+    {"size": (12, 12), "kernel": (3, 2), "stride": 2, "outputs": 20},
 ]
 
 
@@ -96,6 +102,25 @@ def test_between_other_convolutions(rng: np.random.Generator) -> None:
     compiled = st.Session("cpu").compile(g)
     compiled.set_params(params)
     np.testing.assert_allclose(compiled.run(x=feed)[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kernel", "outputs"), [((2, 2), 16), ((3, 2), 24), ((2, 2, 2), 16)])
+def test_behind_a_convolution(kernel: tuple[int, ...], outputs: int, rng: np.random.Generator) -> None:
+    """Phases of the last axis share a convolution; rows of the result are turned for each of the others."""
+    g = st.Graph("g")
+    rank = len(kernel)
+    x = g.input("x", (2, 16, *(8, 12, 16)[:rank]))
+    w, v = g.param("w", (24, 16, *(3,) * rank)), g.param("v", (24, outputs, *kernel))
+    g.outputs(st.ops.conv_transpose(st.ops.conv(x, w, padding=1).relu(), v, stride=2))
+    feeds = {n: (rng.normal(size=t.shape) / 8).astype(np.float32) for n, t in (("x", x), ("w", w), ("v", v))}
+    (wanted,) = st.evaluate(g, feeds)
+    results = []
+    for threads in (1, 2, 7):
+        compiled = st.Session("cpu").compile(g, st.CompileOptions(threads=threads))
+        compiled.set_params({"w": feeds["w"], "v": feeds["v"]})
+        results.append(compiled.run(x=feeds["x"])[0])
+        np.testing.assert_allclose(results[-1], wanted, rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(results[-1], results[0])
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from strata import ops as functions
+from strata.config import using
 from strata.core import sym
 from strata.errors import ShapeError
 from strata.lir import RuleCheck, size_checks
 from strata.mir import Graph, Value, evaluate
-from strata.runtime import Session
+from strata.runtime import Session, stored
 from tests.backends.guard_pages import guarded
 
 ops: Any = functions
@@ -119,3 +121,30 @@ def test_rules_as_text() -> None:
     again.run({"N": 5, "M": 0})
     with pytest.raises(ShapeError, match="k = 5"):
         again.run({"N": 4, "M": 9})
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("getitem", lambda x: x[5]),
+        ("split", lambda x: ops.split(x, [2, x.shape[0] - 2])[0]),
+        ("pad", lambda x: ops.pad(x, ((-3, 0), (0, 0)))),
+        ("pad", lambda x: ops.pad(x, ((5, 5), (0, 0)), mode="reflect")),
+        ("diff", lambda x: ops.diff(x, n=4, axis=0)),
+        ("max_pool", lambda x: ops.max_pool(ops.reshape(x, (1, 4, x.shape[0])), (5,))),
+        ("topk", lambda x: ops.topk(x, 5, axis=0)[0]),
+    ],
+)
+def test_sizes_that_an_op_refuses_are_told_in_the_words_of_the_caller(
+    name: str, make: Callable[[Value], Value], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was called, not the op that it became; also where the plan is read from the store."""
+    monkeypatch.setattr(stored, "WORTH_SECONDS", 0.0)
+    g = Graph("g")
+    g.outputs(make(g.input("x", (sym("N", 1, 16), 4))))
+    with using(cache_dir=tmp_path):
+        for _ in range(2):
+            compiled = Session("cpu").compile(g)
+            compiled.run(x=np.ones((8, 4), np.float32))
+            with pytest.raises(ShapeError, match=f"^{name}: "):
+                compiled.run(x=np.ones((1, 4), np.float32))

@@ -142,8 +142,8 @@ def test_a_request_that_fails_fails_alone(decoder: Make, monkeypatch: pytest.Mon
 def test_mistakes(decoder: Make) -> None:
     engine = Engine(decoder(), cache_tokens=64, max_requests=1, queue=1)
     for wrong, message in (
-        (dict(prompt=""), "prompt is empty"), (dict(prompt=[1, 128]), "token 128 is none of 128"),
-        (dict(prompt="x" * 161), "161 tokens are more than the context of 160"),
+        (dict(prompt=""), "prompt is empty"), (dict(prompt=[1, 128]), "token 128 at place 1 is none of 128"),
+        (dict(prompt="x" * 161), "161 tokens are more than 160"),
         (dict(prompt="x" * 60), "a request of 160 tokens is larger than a cache of 64"),
         (dict(prompt="x", max_tokens=0), "max_tokens 0"), (dict(prompt="x", top_p=3.0), "top_p 3"),
     ):  # fmt: skip

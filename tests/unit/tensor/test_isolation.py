@@ -209,6 +209,59 @@ def test_memory_given_away_is_nobody_elses() -> None:
     assert third.tolist() == [8.0, 10.0]
 
 
+def test_code_of_users_neither_changes_its_arguments_nor_follows_its_results() -> None:
+    own = np.ones(4, "f")
+    writes = st.custom_op(lambda x: (x.fill(9.0), x)[1], name="writes_its_argument")
+    gives = st.custom_op(lambda x: own, name="gives_its_own")
+    same = st.custom_op(lambda x: x, name="gives_its_argument")
+    for call in (lambda f, x: f(x).realize(), lambda f, x: st.jit(f)(x)):
+        x = st.tensor(np.ones(4, "f"))
+        with pytest.raises(ValueError, match="read-only"):
+            call(writes, x)
+        assert x.tolist() == [1.0] * 4
+        made, shaped, given = call(gives, x), call(lambda x: gives(x).reshape((2, 2)), x), call(same, x)
+        own[:] = 5.0
+        x.data()[:] = 6.0
+        for y in (made, shaped, given):
+            assert y.numpy().ravel().tolist() == [1.0] * 4
+        own[:] = 1.0
+
+
+def test_an_error_in_code_of_users_leaves_everything_as_it_was() -> None:
+    """Through programs that call programs, in loops, and in threads."""
+    inner = st.jit(lambda x: x * 3.0)
+
+    def fail(x: np.ndarray) -> np.ndarray:
+        inner(x).numpy()
+        raise ZeroDivisionError("as planned")
+
+    fails = st.custom_op(fail, name="fails_as_planned")
+    works = st.custom_op(lambda x: inner(x).numpy() + 1.0, name="calls_a_program")
+    bad = st.jit(lambda x: (fails(x + 1.0) * 2.0).sum())
+    loop = st.jit(lambda x: st.scan(lambda c, r: (fails(c) + r, r), x[0], x)[0])
+    good = st.jit(lambda x: (works(x + 1.0) * 2.0).sum())
+    x = np.ones((5, 1000), "f")
+    want = good(x).item()
+    wrong: list[BaseException] = []
+
+    def mixed() -> None:
+        for _ in range(20):
+            try:
+                for fn in (bad, loop):
+                    with pytest.raises(ZeroDivisionError, match="as planned"):
+                        fn(x).numpy()
+                assert good(x).item() == want
+            except BaseException as error:  # noqa: BLE001 - shown below
+                wrong.append(error)
+
+    threads = [threading.Thread(target=mixed) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
 # ------------------------------------------------------------------------------------------------- signatures of calls
 
 

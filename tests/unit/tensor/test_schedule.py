@@ -201,3 +201,12 @@ def test_a_failed_run_leaves_the_tensor_as_it_was():
         y.numpy()
     assert not y.is_realized
     assert repr(y) == "Tensor(f32[1], add not computed yet)"
+
+
+@pytest.mark.parametrize("name", ["sort", "argsort"])
+def test_what_numpy_takes_long_for_is_compiled_at_once(name, counts):
+    x = np.random.default_rng(3).permutation(1 << 20).astype(np.float32)
+    np.testing.assert_array_equal(getattr(st, name)(st.asarray(x)).numpy(), getattr(np, name)(x))
+    assert (counts.compiled, counts.interpreted) == (1, 0)
+    np.testing.assert_array_equal(getattr(st, name)(st.asarray(x[:32])).numpy(), getattr(np, name)(x[:32]))
+    assert counts.compiled == 1

@@ -156,3 +156,34 @@ def test_jax_is_imported_by_the_first_use() -> None:
         "import sys, strata as st; assert 'jax' not in sys.modules; st.Device('cpu'); assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_plans_show_modules_and_what_lies_between() -> None:
+    g = Graph("between")
+    x = g.input("x", (3, 3), "f64")
+    w, v = ops.eigh(x @ x)
+    g.outputs(ops.exp(w) + 1.0, v * g.constant(np.arange(3.0)), g.constant(np.arange(2)), x)
+    compiled = Session("xla").compile(g)
+    lir = compiled.lir
+    lir.verify()
+    assert [(s.name, s.is_module) for s in lir.schedule] == [("module0", True), ("eigh", False), ("module2", True)]
+    assert st.parse(str(lir)) == lir
+    assert "eigh runs on the host" in str(compiled.explain())
+    assert compiled.stablehlo().count("func.func public @main") == 2
+
+
+def test_text_that_runs_is_shown() -> None:
+    compiled = Session("xla").compile(layer(st.sym("rows", 1, 64)))
+    assert "tensor<5x16xf32>" in compiled.stablehlo(rows=5)
+    assert "══ code ══" in st.CompilePipeline("xla").inspect(layer())
+    assert compiled.set_active_extent("rows", 3) is False
+    assert "compiled for its sizes" in compiled.explain_extent("rows")[0]
+
+
+def test_dispatch_names_every_path() -> None:
+    g = Graph("paths")
+    x = g.input("x", (4, 4))
+    g.outputs(ops.softmax(ops.gelu(x), axis=-1), *ops.svd(x))
+    report = st.dispatch_report(g, "xla")
+    assert {p.op: p.path for p in report.ops} == {"gelu": "native", "softmax": "decomposed", "svd": "host"}
+    assert report.compile_ready

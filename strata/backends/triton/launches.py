@@ -1,0 +1,65 @@
+"""Launches that are held back a little, so that a sequence that comes again is one graph.
+
+A run of a plan of fixed sizes makes the same launches on the same memory every time. They are collected until somebody
+needs their effect. A sequence that was done before is captured, and from then on launched as a whole; one that is new,
+or short, is done call by call. Two sequences are equal where kernels, grids, sizes and addresses are, so that nothing
+has to be said about sizes or buffers that change: those are other sequences.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SHORT = 3  # calls that are not worth a graph
+KEPT = 64  # graphs, and sequences that were seen once
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One launch or copy: what makes it equal to another, the buffers that it touches, and how to do it on a stream."""
+
+    key: Hashable
+    touches: frozenset[int]  # addresses
+    do: Callable[[Any], None]
+
+
+class Launches:
+    """Collects calls, and does them on a stream in their order."""
+
+    def __init__(self, stream: Any, capture: Callable[[Sequence[Call]], Callable[[], None]]) -> None:
+        self._stream, self._capture = stream, capture
+        self._waiting: list[Call] = []
+        self._seen: OrderedDict[Hashable, Callable[[], None] | None] = OrderedDict()  # None: seen once
+        self.replays = 0
+
+    def add(self, call: Call) -> None:
+        self._waiting.append(call)
+
+    def touches(self, address: int) -> bool:
+        """Whether a call that waits reads or writes a buffer."""
+        return any(address in call.touches for call in self._waiting)
+
+    def flush(self) -> None:
+        """Do all that waits."""
+        calls, self._waiting = self._waiting, []
+        if len(calls) <= SHORT:
+            for call in calls:
+                call.do(self._stream)
+            return
+        key = tuple(call.key for call in calls)
+        if key not in self._seen:
+            self._seen[key] = None
+            for call in calls:
+                call.do(self._stream)
+        else:
+            graph = self._seen[key]
+            if graph is None:
+                graph = self._seen[key] = self._capture(calls)
+            self._seen.move_to_end(key)
+            self.replays += 1
+            graph()
+        while len(self._seen) > KEPT:
+            self._seen.popitem(last=False)

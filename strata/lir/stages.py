@@ -1,0 +1,123 @@
+"""Plans for backends that take graphs: as few steps as can be, each a module of many ops, or one op of the host.
+
+What runs on the host cuts a graph: what it needs comes before it, what needs it behind. All else is one module, whose
+kernels and memory are the business of whoever compiles it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from strata.core import Target
+from strata.lir.group import Cut
+from strata.lir.ir import Buffer, Io, Lir, Step
+from strata.lir.memory import check_limit
+from strata.mir import Constant, Graph, Input, Node, Param, Value, leaf_name
+
+LABELLED = 6  # ops that the label of a module names
+
+OnHost = Callable[[Node], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A module, or one op of the host: its nodes without constants, what it reads, and what others read of it."""
+
+    nodes: tuple[Node, ...]
+    takes: tuple[Value, ...]
+    gives: tuple[Value, ...]
+    is_host: bool
+
+
+def stages_of(graph: Graph, on_host: OnHost) -> list[Stage]:
+    """The stages of a graph in an order in which they can run; even levels are modules, odd ones are of the host."""
+    level: dict[int, int] = {}
+    own: dict[int, list[Node]] = {}
+    for node in graph.nodes():
+        below = max((level[id(x.node)] for x in node.inputs), default=0)
+        if _is_leaf(node):
+            level[id(node)] = 0
+            continue
+        level[id(node)] = below + (below % 2 != on_host(node))
+        own.setdefault(level[id(node)], []).append(node)
+    parts: list[list[Node]] = []
+    for number in sorted(own):
+        parts += [[n] for n in own[number]] if number % 2 else [own[number]]
+    results = set(graph.results)
+    stages = []
+    for nodes in parts:
+        is_host = level[id(nodes[0])] % 2 == 1
+        inside = {id(n) for n in nodes}
+        read = {x for other in graph.nodes() if id(other) not in inside for x in other.inputs} | results
+        takes = dict.fromkeys(x for n in nodes for x in n.inputs if id(x.node) not in inside)
+        gives = [x for n in nodes for x in n.outputs if x in read or is_host]
+        stages.append(Stage(tuple(nodes), tuple(takes), tuple(gives), is_host))
+    return stages
+
+
+def plan_stages(
+    graph: Graph, target: Target, on_host: OnHost, *, memory_limit: int | None = None, made_with: str = ""
+) -> Lir:
+    """The plan of a graph in stages. Only what goes from one stage to another has a buffer."""
+    buffers: dict[Value, Buffer] = {}
+    for role, leaves in (("input", graph.inputs), ("param", graph.params)):
+        buffers |= {x: Buffer(leaf_name(x), x.type, role, leaf_name(x)) for x in leaves}
+    stages = stages_of(graph, on_host)
+    first = {x: i for i, x in reversed(list(enumerate(graph.results)))}
+    death = {x: at for at, stage in enumerate(stages) for x in stage.takes}
+    constants: list[np.ndarray] = []
+    needed = [x for s in stages if s.is_host for x in s.takes] + list(graph.results)
+    for x in dict.fromkeys(v for v in needed if isinstance(v.node.op, Constant)):
+        assert isinstance(x.node.op, Constant)
+        buffers[x] = Buffer(f"const{len(constants)}", x.type, "constant", len(constants))
+        constants.append(x.node.op.data.array)
+    scratch = 0
+    for at, stage in enumerate(stages):
+        for x in stage.gives:
+            if x in first:
+                buffers[x] = Buffer(f"out{first[x]}", x.type, "result", first[x])
+            else:
+                buffers[x] = Buffer(f"%{scratch}", x.type, "scratch", None, at, max(death.get(x, at), at))
+                scratch += 1
+    names = {x: b.name for x, b in buffers.items()}
+    io = Io(
+        tuple((leaf_name(x), names[x]) for x in graph.inputs), tuple((leaf_name(x), names[x]) for x in graph.params),
+        tuple(names[x] for x in graph.results),
+    )  # fmt: skip
+    steps = tuple(_step(at, stage, names) for at, stage in enumerate(stages))
+    lir = Lir(graph, target, tuple(buffers.values()), steps, io, tuple(constants), _cuts(stages), made_with)
+    check_limit(lir, memory_limit)
+    return lir
+
+
+def _step(at: int, stage: Stage, names: dict[Value, str]) -> Step:
+    outputs = tuple(names[x] for x in stage.gives)
+    inputs = tuple(names[x] for x in stage.takes if x in names)  # constants are part of a module
+    if stage.is_host:
+        (node,) = stage.nodes
+        return Step(node.op.name, inputs, outputs, node.op.name, None, stage.nodes)
+    return Step(f"module{at}", inputs, outputs, _label(stage.nodes), None, stage.nodes, is_module=True)
+
+
+def _label(nodes: tuple[Node, ...]) -> str:
+    shown = [n.op.called for n in nodes[:LABELLED]]
+    return " + ".join([*shown, f"{len(nodes) - LABELLED} more"] if len(nodes) > LABELLED else shown)
+
+
+def _cuts(stages: list[Stage]) -> tuple[Cut, ...]:
+    """Edges between stages."""
+    found = []
+    for stage in stages:
+        for x in stage.takes:
+            if not _is_leaf(x.node):
+                user = next(n for n in stage.nodes if x in n.inputs)
+                alone = user if stage.is_host else x.node
+                found.append(Cut(x.node, user, f"{alone.op.called} runs on the host"))
+    return tuple(found)
+
+
+def _is_leaf(node: Node) -> bool:
+    return isinstance(node.op, (Input, Param, Constant))

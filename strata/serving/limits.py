@@ -1,0 +1,57 @@
+"""Bounds on what a model is asked: checked before anything is computed, with one clear error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from strata.errors import RequestError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a server takes. None is no bound."""
+
+    max_length: int | None = None  # tokens of a sequence
+    max_batch: int | None = None  # sequences, texts or images of one request
+    vocabulary: int | None = None  # token ids are below it
+    image_sizes: tuple[int, int] | None = None  # the least and the most pixels of a side
+    channels: tuple[int, ...] | None = None  # of an image: any of these
+
+    def check_batch(self, count: int) -> None:
+        if count < 1:
+            raise _refused("nothing is asked for")
+        if self.max_batch is not None and count > self.max_batch:
+            raise _refused(f"{count} at once are more than {self.max_batch}")
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """The tokens of one sequence."""
+        if not len(ids):
+            raise _refused("the prompt is empty")
+        if self.max_length is not None and len(ids) > self.max_length:
+            raise _refused(f"{len(ids)} tokens are more than {self.max_length}")
+        if self.vocabulary is not None:
+            at = next((i for i, token in enumerate(ids) if not 0 <= token < self.vocabulary), None)
+            if at is not None:
+                raise _refused(f"token {ids[at]} at place {at} is none of {self.vocabulary}")
+
+    def check_image(self, image: Any) -> None:
+        """One image, [height, width] or [height, width, channels]."""
+        shape = np.shape(image)
+        if len(shape) not in (2, 3):
+            raise _refused(f"an image has two or three axes, got {list(shape)}")
+        height, width, channels = (*shape, 1)[:3]
+        if self.image_sizes is not None:
+            low, high = self.image_sizes
+            if not (low <= height <= high and low <= width <= high):
+                raise _refused(f"an image of {height} x {width} is not within {low} to {high} pixels a side")
+        if self.channels is not None and channels not in self.channels:
+            known = " or ".join(map(str, self.channels))
+            raise _refused(f"an image has {known} channels, got {channels}")
+
+
+def _refused(message: str) -> RequestError:
+    return RequestError(f"request: {message}", code="O621")

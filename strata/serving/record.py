@@ -1,0 +1,82 @@
+"""Requests and their answers, kept a line each as JSON, to be asked again: against a change, a crash or a complaint."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any, Self
+
+from strata.errors import FileError
+
+
+@dataclass(frozen=True)
+class Record:
+    """One request, the path it was sent to, and its answer."""
+
+    path: str
+    body: Any
+    answer: Any
+    seconds: float = 0.0
+
+
+class Recorder:
+    """Writes records to the end of a file, each whole as soon as it comes; from many threads."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - it is open as long as the recorder is used
+        self._lock = Lock()
+
+    def write(self, record: Record) -> None:
+        line = json.dumps(asdict(record), ensure_ascii=False, separators=(",", ":"))
+        with self._lock:
+            self._file.write(line + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
+    """The records of a file, in the order in which they were written."""
+    with Path(path).open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                found = json.loads(line)
+                yield Record(found["path"], found["body"], found["answer"], float(found.get("seconds", 0.0)))
+            except (ValueError, KeyError, TypeError) as error:
+                raise FileError(f"{path}: line {number} is no record: {error}", code="F620") from None
+
+
+def replay(
+    path: str | os.PathLike[str], answer: Callable[[str, Any], Any], *, same: Callable[[Any, Any], bool] | None = None
+) -> list[tuple[Record, Any]]:
+    """Ask all recorded requests again, in their order; gives those that are answered otherwise, with the new answer.
+
+    `answer(path, body)` asks, and `same(old, new)` compares, by default what was said and not when.
+    """
+    compare = same or (lambda old, new: told(old) == told(new))
+    found = []
+    for record in list(read_records(path)):  # asking may add to the file
+        new = answer(record.path, record.body)
+        if not compare(record.answer, new):
+            found.append((record, new))
+    return found
+
+
+def told(answer: Any) -> Any:
+    """An answer without what differs from one time to the next: its id and its date."""
+    if isinstance(answer, dict):
+        return {k: told(v) for k, v in answer.items() if k not in ("id", "created")}
+    return [told(v) for v in answer] if isinstance(answer, list) else answer

@@ -1,0 +1,36 @@
+"""Products whose elements are moved: with them where whole runs stay together, behind them where not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import strata as st
+from strata.backends.llvm.matrix import find_contraction
+from strata.mir import Graph
+
+
+@pytest.mark.parametrize("shape", [(64, 32, 48), (3, 64, 20, 48)])
+def test_pixels_that_are_shuffled_leave_a_product_whole(shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    """Columns that lie far from each other afterwards would make it many products of two."""
+    *lead, rows, inner, columns = shape
+    g = Graph("shuffled")
+    x, w = g.input("x", (*lead, inner, columns)), g.input("w", (rows, inner))
+    apart = (w @ x).reshape((*lead, rows // 4, 2, 2, 4, columns // 4))
+    n = len(lead)
+    order = (*range(n), n, n + 3, n + 1, n + 4, n + 2)
+    g.outputs(apart.transpose(order).reshape((*lead, rows // 4, 8, columns // 2)) + 1.0)
+    compiled = st.Session("cpu").compile(g, st.CompileOptions(threads=1))
+    (product, *_) = compiled.lir.kernels.values()
+    assert find_contraction(product) is not None
+    assert compiled.explain().kernel_count == 2
+    arrays = {k: rng.normal(size=v.shape).astype(np.float32) for k, v in (("x", x), ("w", w))}
+    (wanted,) = st.evaluate(g, arrays)
+    np.testing.assert_allclose(compiled.run(arrays)[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_heads_that_are_put_together_stay_with_their_product() -> None:
+    g = Graph("heads")
+    p, v = g.input("p", (2, 4, 16, 24)), g.input("v", (2, 4, 24, 8))
+    g.outputs((p @ v).transpose((0, 2, 1, 3)).reshape((2, 16, 32)))
+    assert st.Session("cpu").compile(g).explain().kernel_count == 1
