@@ -90,8 +90,8 @@ class _Grouper:
         self.position = {id(node): i for i, node in enumerate(self.order)}
         self.sliding: set[Value] = set()  # values that the epilogue of a convolution may compute
         for node in self.order:
-            ends = [x for x in node.inputs if x in self.sliding and x.shape == node.types[0].shape]
-            if (ends and node.op.elementwise) or (node.inputs and self._traits(node).slides):
+            ends = [x for x in node.inputs if x in self.sliding and _stays_in_place(node, x)]
+            if ends or (node.inputs and self._traits(node).slides):
                 self.sliding.update(node.outputs)
         self.halves: set[int] = set()  # slices: the two halves of a product, where they meet element by element
         self.products = self._find_products()
@@ -331,7 +331,7 @@ class _Grouper:
         out = reader.types[0]
         if reader.op.elementwise:
             return out.shape == x.shape
-        if id(reader) in self.halves:
+        if id(reader) in self.halves or (x in self.sliding and _stays_in_place(reader, x)):
             return True
         if not self._traits(reader).moves or out.size != x.type.size or x in self.sliding:
             return False
@@ -537,6 +537,14 @@ class _Reach:
         self.inputs[id(merged)] = self.inputs[id(producer)] | self.inputs[id(consumer)]
         for part in (producer, consumer):
             self.merged[id(part)] = id(merged)
+
+
+def _stays_in_place(node: Node, x: Value) -> bool:
+    """Whether a node computes from x element by element, or only adds and drops axes of size 1."""
+    out = node.types[0].shape
+    if node.op.elementwise:
+        return x.shape == out
+    return node.op.name == "reshape" and [d for d in x.shape if d != 1] == [d for d in out if d != 1]
 
 
 def _turns(node: Node) -> bool:

@@ -129,13 +129,16 @@ def find_sliding(kernel: Kernel, step: Step, *names: str) -> ConvKernel | None:
         return None
     (store,) = kernel.stores
     sums = [e for e in postorder([store.value]) if isinstance(e, (Reduce, Scan))]
-    if len(sums) != 1 or tuple(store.index) != tuple(store.axes) or store.buffer.shape != node.types[0].shape:
+    shape = node.types[0].shape  # of the result, but for axes of size 1
+    same = [d for d in store.buffer.shape if d != 1] == [d for d in shape if d != 1]
+    if len(sums) != 1 or tuple(store.index) != tuple(store.axes) or not same:
         return None
     sides = _loads_of_product(sums[0])
     if sides is None or not all(isinstance(d, int) for d in node.inputs[1].shape):
         return None
     x, w = (Read(e.buffer.name, v.dtype, v.shape, s) for v, e, s in zip(node.inputs, sides, step.views, strict=True))
-    return ConvKernel(kernel, epilogue_of(kernel, store, sums[0]), node.op, x, w, store.buffer)
+    out = replace(store.buffer, shape=shape)
+    return ConvKernel(kernel, epilogue_of(kernel, store, sums[0]), node.op, x, w, out)
 
 
 def _loads_of_product(sums: Expr) -> tuple[Load, Load] | None:

@@ -19,7 +19,7 @@ from strata.backends.llvm.making import planes_plan
 from strata.core import Target, sym
 from strata.mir import Graph
 from strata.ops.conv import Conv
-from strata.runtime import Session
+from strata.runtime import CompileOptions, Session
 
 HOST = Target.host()
 LEVELS = [t for t in map(Target.named, ("baseline", "avx2", "avx512", "host")) if t.runs_on(HOST)]
@@ -288,6 +288,45 @@ def test_epilogue_of_volumes(kind: str, rng: np.random.Generator) -> None:
     assert is_kept(made)
     found = made.run(**{n: feeds[n] for n in g.input_names})[0]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1 if kind == "cast" else 1e-4)
+
+
+@pytest.mark.parametrize("kind", ["none", "residual", "image", "column", "pixel", "cast", "silu"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_epilogue_of_lines(kind: str, channels: int, rng: np.random.Generator) -> None:
+    """A line is a plane of one; nothing is copied to have its axis dropped again."""
+    g = Graph(kind)
+    shapes = {"x": (2, channels, 203), "w": (10, channels, 10), "r": (2, 10, 39), "image": (2, 10, 1)}
+    shapes |= {"column": (39,), "pixel": (2, 1, 39)}
+    feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    values = {n: g.input(n, s) for n, s in shapes.items()}
+    sums = exact((2, channels, (203,), 10, (10,), (5,), ((0, 0),), (1,), 1), feeds["x"], feeds["w"])
+    y, expected = with_epilogue(kind, ops.conv1d(values["x"], values["w"], stride=5), sums, values, feeds)
+    g.outputs(y)
+    results = []
+    for threads in (1, 2, 7):
+        made = Session("cpu").compile(g, CompileOptions(threads=threads))
+        assert is_kept(made)
+        assert len(made.lir.schedule) == 1
+        results.append(made.run(**{n: feeds[n] for n in g.input_names})[0])
+        np.testing.assert_array_equal(results[-1], results[0])
+    np.testing.assert_allclose(results[0], expected, rtol=1e-5, atol=1 if kind == "cast" else 1e-4)
+
+
+def test_lines_of_any_length(rng: np.random.Generator) -> None:
+    w, b = rng.standard_normal((8, 2, 5)).astype(np.float32), rng.standard_normal(8).astype(np.float32)
+    g = Graph("lines")
+    n, length = sym("N", 0, 4), sym("T", 1, 500)
+    x, given, shift = g.input("x", (n, 2, length)), g.param("w", w.shape), g.param("b", b.shape)
+    y = ops.conv1d(x, given, shift, stride=2, padding=2)
+    g.outputs(y, ops.reshape(y.relu(), (n, 8, 1, y.shape[-1])))
+    made = Session("cpu").compile(g)
+    made.set_params({"w": w, "b": b})
+    for images, size in ((1, 1), (3, 64), (0, 7), (2, 500)):
+        feed = rng.standard_normal((images, 2, size)).astype(np.float32)
+        sums = exact((images, 2, (size,), 8, (5,), (2,), ((2, 2),), (1,), 1), feed, w) + b[:, None]
+        plain, positive = made.run(x=feed)
+        np.testing.assert_allclose(plain, sums, rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(positive, np.maximum(sums, 0)[:, :, None], rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("groups", [1, 4])
