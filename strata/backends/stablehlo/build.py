@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import DType, TensorType, bool_, i64
+from strata.core import DType, TensorType, bool_, i8, i64
 
 SHORT = 16  # numbers that are written one by one
 _ELEMENTS = {
@@ -71,7 +71,7 @@ def _literal(dtype: DType, data: bytes, shape: tuple[int, ...]) -> str:
         return _number(dtype, values[0])
     if values.size <= SHORT and len(shape) == 1 and not dtype.is_complex:
         return f"[{', '.join(_number(dtype, v) for v in values)}]"
-    return f'"0x{_packed(dtype, values).hex().upper()}"'
+    return f'"0x{data.hex().upper()}"'
 
 
 def _number(dtype: DType, value: Any) -> str:
@@ -88,13 +88,6 @@ def _number(dtype: DType, value: Any) -> str:
         if plain
         else ("-0.0" if np.signbit(plain) else "0.0")
     )
-
-
-def _packed(dtype: DType, values: np.ndarray) -> bytes:
-    """Bytes of an attribute: booleans are bits there, and numbers of four bits are bytes."""
-    if dtype.is_bool:
-        return np.packbits(values, bitorder="little").tobytes()
-    return values.astype(np.int8).tobytes() if dtype.bits == 4 else values.tobytes()
 
 
 class Builder:
@@ -178,6 +171,11 @@ class Builder:
         """An array."""
         if values.size and values.tobytes() == values.reshape(-1)[:1].tobytes() * values.size:
             return self._constant(dtype, values.shape, values.reshape(-1)[:1].tobytes())
+        if dtype.bits == 4:  # how these and booleans lie in the bytes of an attribute changes between versions
+            return self.convert(self.dense(values.astype(np.int8), i8), dtype)
+        if dtype.is_bool and (values.ndim != 1 or values.size > SHORT):
+            bits = self.dense(values.astype(np.int8), i8)
+            return self.compare("NE", bits, self.like(0, bits))
         return self._constant(dtype, values.shape, np.ascontiguousarray(values).tobytes())
 
     def _constant(self, dtype: DType, shape: tuple[int, ...], data: bytes) -> Hlo:

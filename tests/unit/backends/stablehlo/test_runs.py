@@ -13,7 +13,7 @@ import pytest
 
 import strata as st
 from strata import ops
-from strata.core import f32, i64
+from strata.core import ALL_DTYPES, DType, f32, i64
 from strata.errors import DeviceError, IndexRangeError, RunError
 from strata.mir import Graph, evaluate
 from strata.runtime import CompiledGraph, Session
@@ -79,6 +79,26 @@ def test_results_that_are_inputs_or_constants() -> None:
         np.testing.assert_array_equal(got, want)
     made[0][:] = 7  # results belong to the caller
     np.testing.assert_array_equal(compiled.run(x=np.array([1, 2], np.float32))[4], [1, 2])
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
+def test_constants_keep_their_bits(dtype: DType) -> None:
+    rng = np.random.default_rng(0)
+    g, made = Graph("constants"), []
+    for shape in ((), (0, 3), (1,), (7,), (3, 5), (2, 3, 9)):
+        raw = rng.integers(0, 256, (*shape, dtype.itemsize), np.uint8)
+        values = (raw[..., 0] & 1).astype(bool) if dtype.is_bool else raw[..., 0].astype(np.int8).astype(dtype.np)
+        if dtype.is_inexact and dtype.bits >= 16:
+            values = rng.standard_normal(shape).astype(dtype.np)
+        made += [values, np.broadcast_to(values.reshape(-1)[:1], (2, 2)) if values.size else values]
+    g.outputs(*(ops.reshape(g.constant(np.asarray(a)), (*a.shape, 1)) for a in made))
+    for got, want in zip(Session("xla").compile(g).run(), made, strict=True):
+        assert got.tobytes() == want.tobytes()
+    text = st.stablehlo.export(g)
+    from strata.backends.stablehlo.adapter import client
+
+    for got, want in zip(client().run(client().compile(text, 0, "c"), []), made, strict=True):
+        np.testing.assert_array_equal(client().take(got)[..., 0], want)
 
 
 def test_large_constants_are_no_part_of_the_text() -> None:
