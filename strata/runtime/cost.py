@@ -30,7 +30,8 @@ class CostModel:
 
 def cost_model(device: str) -> CostModel:
     """The backend's own model, or one measured or assumed for its kind."""
-    own = getattr(backend_for(device), "cost_model", None)
+    backend = backend_for(device)
+    own = getattr(backend, "cost_model", None)
     if own is not None:
         made: CostModel = own() if callable(own) else own
         return made
@@ -40,6 +41,8 @@ def cost_model(device: str) -> CostModel:
             return CostModel(device, machine.flops_per_second, machine.bytes_per_second, 1e-6, 2e-6)
         case "reference":  # NumPy op by op, with temporaries
             return CostModel(device, machine.flops_per_second / 8, machine.bytes_per_second / 4, 1e-5, 1e-4)
+        case _ if getattr(backend, "on_processor", False):  # another compiler's code, called through more layers
+            return CostModel(device, machine.flops_per_second / 2, machine.bytes_per_second / 2, 1e-5, 2e-4)
         case _:  # a device that we know nothing about: a small GPU behind a bus
             return CostModel(device, 2e12, 2e11, 1e-5, 5e-5, 1e10)
 

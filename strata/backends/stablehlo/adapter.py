@@ -58,7 +58,9 @@ class Client:
         sharding = self._jax.sharding.SingleDeviceSharding(place)
         with self._jax.enable_x64(True):  # of this thread: without it, 64 bits are silently cut to 32
             kind = self._jax.core.ShapedArray(array.shape, array.dtype)
-            return self._xla.batched_device_put(kind, sharding, [array], [place], True)
+            return self._guarded(
+                lambda: self._xla.batched_device_put(kind, sharding, [array], [place], True), "moving arrays"
+            )
 
     def run(self, executable: Any, arguments: Sequence[Any]) -> list[Any]:
         """The results, which may not be there yet."""

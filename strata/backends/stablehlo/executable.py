@@ -35,6 +35,11 @@ class XlaBackend:
         self.index = index
 
     @property
+    def on_processor(self) -> bool:
+        """Whether it runs where `cpu` does."""
+        return self.client.platform == "cpu"
+
+    @property
     def target(self) -> Target:
         return Target.named("baseline")
 
