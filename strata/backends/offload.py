@@ -125,10 +125,16 @@ def room_for(size: int) -> int:
 class OffloadExecutable:
     """A plan on a device. Runs take turns, as the device does them in one order anyway."""
 
-    def __init__(self, lir: Lir, driver: Driver, pool: Pool) -> None:
+    def __init__(
+        self, lir: Lir, driver: Driver, pool: Pool, own: Callable[[Step], Launchable | None] | None = None
+    ) -> None:
+        """`own` may have a launchable for a step of one op, over its inputs and outputs."""
         self.lir, self.driver, self.pool = lir, driver, pool
         with driver.lock:
-            self.made = {name: driver.make(kernel) for name, kernel in lir.kernels.items()}
+            kernels = {name: driver.make(kernel) for name, kernel in lir.kernels.items()}
+            self.made: list[Any] = [
+                kernels[s.name] if s.kernel is not None else own(s) if own is not None else None for s in lir.schedule
+            ]
         self._steps = [(at, s) for at, s in enumerate(lir.schedule) if s.phase != "prologue"]
         self._prologue = [(at, s) for at, s in enumerate(lir.schedule) if s.phase == "prologue"]
         self._on_host: dict[str, np.ndarray] = {
@@ -142,7 +148,7 @@ class OffloadExecutable:
     @property
     def host_steps(self) -> list[str]:
         """Ops that run in Python, on NumPy: the device has no kernel for them."""
-        return [s.name for s in self.lir.schedule if s.kernel is None]
+        return [s.name for s, made in zip(self.lir.schedule, self.made, strict=True) if made is None]
 
     def set_param(self, name: str, array: np.ndarray) -> None:
         with self.driver.lock:
@@ -236,10 +242,10 @@ class _Run:
 
     def step(self, at: int, step: Step) -> None:
         try:
-            if step.kernel is None:
+            if self.owner.made[at] is None:
                 self._on_host(step)
             else:
-                self._on_device(step, step.kernel)
+                self._on_device(step, self.owner.made[at])
         except StrataError as error:
             if error.place is None and step.nodes:
                 error.place = step.nodes[0].origin.place
@@ -253,8 +259,7 @@ class _Run:
         for name, result in zip(step.outputs, results, strict=True):
             self.hosted[name] = np.ascontiguousarray(result).reshape(np.shape(result))
 
-    def _on_device(self, step: Step, kernel: Kernel) -> None:
-        made = self.owner.made[step.name]
+    def _on_device(self, step: Step, made: Any) -> None:
         reads = [self.buffer(name) for name in step.inputs]
         starts = dict(step.updates)
         writes = []

@@ -159,6 +159,27 @@ def test_neighbours_in_a_word_are_kept(rng: np.random.Generator) -> None:
     agrees(g, {"x": rng.integers(0, 255, (1001, 3)).astype(np.uint8)})
 
 
+@pytest.mark.parametrize("dtype", ["f32", "i8", "i64", "f16"])
+def test_orders(dtype: str, rng: np.random.Generator) -> None:
+    """Many equal elements, NaN among them, along both axes."""
+    g = Graph("orders")
+    x = g.input("x", (70, 130), dtype)
+    for axis in (0, 1):
+        g.outputs(*g.results, ops.sort(x, axis=axis), ops.argsort(x, axis=axis, descending=True),
+                  *ops.topk(x, 5, axis=axis), *ops.topk(x, 3, axis=axis, largest=False), *ops.cummax(x, axis=axis),
+                  *ops.cummin(x, axis=axis))  # fmt: skip
+    array = rng.integers(-9, 9, (70, 130)).astype(x.dtype.np)
+    if x.dtype.is_float:
+        array[rng.integers(0, 70, 40), rng.integers(0, 130, 40)] = np.nan
+    assert agrees(g, {"x": array}).host_steps == []
+
+
+def test_rows_that_are_too_long_to_sort_by_ranks(rng: np.random.Generator) -> None:
+    g = Graph("long")
+    g.outputs(ops.sort(g.input("x", f32[9000])))
+    assert agrees(g, {"x": rng.standard_normal(9000).astype(np.float32)}).host_steps == ["sort"]
+
+
 def test_symbolic_sizes(rng: np.random.Generator) -> None:
     n = sym("n", 0)
     g = Graph("open")

@@ -16,7 +16,7 @@ from strata.backends.wgsl.phases import phases_of
 from strata.backends.wgsl.render import Shader, render
 from strata.core import new_lock, substitute
 from strata.errors import CompileError, DeviceError, OutOfMemoryError, RunError
-from strata.kernel import Kernel, show_kernel
+from strata.kernel import Kernel, Phases, show_kernel
 from strata.modules import imported
 
 INSTALL = "pip install 'strata[wgpu]', on a machine with Vulkan, Metal or DirectX 12"
@@ -130,12 +130,15 @@ class WgpuDriver:
     def make(self, kernel: Kernel) -> Made:
         key = show_kernel(kernel)
         if key not in self._made:
-            phases = phases_of(kernel)
-            shaders = tuple(render(phase, halves=self.has_halves) for phase in phases.kernels)
-            self._made[key] = Made(kernel, shaders, phases.scratch)
+            self._made[key] = self.make_phases(kernel, phases_of(kernel))
             if len(self._made) > _KERNELS:
                 self._made.popitem(last=False)
         return self._made[key]
+
+    def make_phases(self, kernel: Kernel, phases: Phases) -> Made:
+        """Normalized kernels that together compute what one with these buffers would."""
+        shaders = tuple(render(phase, halves=self.has_halves) for phase in phases.kernels)
+        return Made(kernel, shaders, phases.scratch)
 
     def _pipeline(self, shader: Shader) -> Any:
         most = self.limits["max-storage-buffers-per-shader-stage"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from strata.backends.offload import OffloadExecutable, Pool
-from strata.backends.wgsl.adapter import WgpuDriver, open_device
+from strata.backends.wgsl.adapter import Made, WgpuDriver, open_device
 from strata.backends.wgsl.legal import can_lower
-from strata.backends.wgsl.phases import phases_of
+from strata.backends.wgsl.overrides import is_plain, own_phases
+from strata.backends.wgsl.phases import phases_of, phases_of_all
 from strata.backends.wgsl.render import render
 from strata.core import Target, TensorType
 from strata.kernel import Kernel
-from strata.lir import Lir
+from strata.lir import Lir, Step
 from strata.mir import Node, Op
 
 
@@ -29,7 +30,7 @@ class WgpuBackend:
         return Target("wgsl", "wgsl", "wgsl", (), 16, 16)
 
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
-        return can_lower(op, tuple(types))
+        return can_lower(op, tuple(types)) or (bool(types) and own_phases(op, tuple(types)) is not None)
 
     def reads_views(self, node: Node) -> bool:
         return False
@@ -44,7 +45,15 @@ class WgpuBackend:
         return {name: shader_text(kernel, halves=halves) for name, kernel in lir.kernels.items()}
 
     def compile(self, lir: Lir) -> OffloadExecutable:
-        return OffloadExecutable(lir, self.driver, self.pool)
+        return OffloadExecutable(lir, self.driver, self.pool, self._own)
+
+    def _own(self, step: Step) -> Made | None:
+        """Shaders for a step of one op that has no lowering."""
+        (node,) = step.nodes
+        types = tuple(x.type for x in node.inputs)
+        plain = step.views is None or all(map(is_plain, step.views, types))
+        phases = own_phases(node.op, types) if plain else None
+        return self.driver.make_phases(*phases_of_all(phases)) if phases is not None else None
 
 
 def shader_text(kernel: Kernel, *, halves: bool = False) -> str:

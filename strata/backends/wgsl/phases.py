@@ -25,6 +25,7 @@ from strata.kernel import (
     postorder,
     rebuild,
     split_reductions,
+    with_names,
 )
 
 LIMITS = SplitLimits(terms=1 << 15, lines=32, part_bytes=32 << 10, parts=128, open_parts=64)
@@ -46,6 +47,23 @@ def phases_of(kernel: Kernel) -> Phases:
         for one in (*before, rest):
             made += [_flat_product(part) for part in _apart(one)]
     return Phases(tuple(made), tuple(scratch))
+
+
+def phases_of_all(given: Phases) -> tuple[Kernel, Phases]:
+    """The same for kernels that run one after the other, and a kernel with the buffers of them all."""
+    made: list[Kernel] = []
+    between = list(given.scratch)
+    for number, kernel in enumerate(given.kernels):
+        parts = phases_of(kernel)
+        names = {b.name: f"part{1000 * (number + 1) + n}" for n, b in enumerate(parts.scratch)}
+        for part in parts.kernels:
+            known = {b.name: names.get(b.name, b.name) for b in part.buffers}
+            made.append(with_names(part, known))
+        between += [replace(b, name=names[b.name]) for b in parts.scratch]
+    outer = {b.name for b in given.scratch}
+    written = [b for k in given.kernels for b in k.outputs if b.name not in outer]
+    read = {b.name: b for k in given.kernels for b in k.inputs if b.name not in outer and b not in written}
+    return Kernel("own", tuple(read.values()), tuple(written), ()), Phases(tuple(made), tuple(between))
 
 
 def _hoisted(kernel: Kernel, number: int) -> tuple[list[Kernel], Kernel, list[Buffer]]:

@@ -12,7 +12,7 @@ import pytest
 from strata.backends.offload import OffloadExecutable, Pool, room_for
 from strata.core import dim_prod, f32, i32, new_lock, substitute, sym
 from strata.errors import OutOfMemoryError
-from strata.kernel import Kernel, interpret
+from strata.kernel import Kernel, KernelBuilder, interpret
 from strata.lir import plan
 from strata.mir import Graph, Node, evaluate
 from strata.ops import (
@@ -176,6 +176,22 @@ def test_host_steps_are_named_and_cross_over_only_where_needed() -> None:
         np.testing.assert_allclose(one, want, rtol=1e-5)
     assert driver.log.count("write") == 2  # x, and what sin made
     assert driver.log.count("read") == 2  # what exp reads, and the sum
+
+
+def test_a_device_may_have_kernels_of_its_own_for_steps() -> None:
+    """A step of one op runs on the device where there is a launchable for it."""
+    g = Graph("own")
+    x = g.input("x", f32[4, 8])
+    g.outputs(exp(sin(x)))
+    k = KernelBuilder("sine")
+    given = k.input("in0", f32[4, 8])
+    k.output("out0", f32[4, 8], lambda index: k.sin(given[index]))
+    driver = NumpyDriver()
+    lir = plan(g, whole=lambda node: node.op.name == "sin")
+    made = OffloadExecutable(lir, driver, Pool(driver), lambda step: Made(k.build()) if step.name == "sin" else None)
+    assert made.host_steps == []
+    np.testing.assert_allclose(run(made, X)[0], np.exp(np.sin(X)), rtol=1e-6)
+    assert driver.log.count("launch") == 2
 
 
 def test_updates_start_from_what_they_change_and_leave_inputs_alone() -> None:
