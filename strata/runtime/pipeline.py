@@ -221,8 +221,8 @@ class CompilePipeline:
             ("LIR", _lir_header(lir) + "\n" + show_module(lir)),
             ("fusion", str(report)),
         ]
-        if hasattr(self.backend, "text_of") and not lir.symbols:
-            parts.append(("code", self.backend.text_of(lir)))
+        if hasattr(self.backend, "sources"):
+            parts += [(f"code {name}", text) for name, text in self.backend.sources(lir).items()]
         return "\n".join(f"══ {title} ══\n{text}\n" for title, text in parts)
 
 

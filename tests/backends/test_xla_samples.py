@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="the xla device
 TOGETHER = 16  # ops in one module: compiling one takes long, whatever is in it
 NAMES = [cls.name for cls in REGISTRY.classes() if cls.samples()]
 PARTS = [NAMES[i : i + TOGETHER] for i in range(0, len(NAMES), TOGETHER)]
-ON_THE_HOST = {"custom", "eigh", "qr", "svd"}  # and what is composed of them: no module can hold them
+ON_THE_HOST = {"custom", "eigh", "svd"}  # and what is composed of them: no module can hold them
 
 
 def check_together(some: Sequence[Case]) -> list[str]:

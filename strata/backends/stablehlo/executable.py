@@ -56,9 +56,11 @@ class XlaBackend:
     def runs_whole(self, node: Node) -> bool:
         return True
 
-    def text_of(self, lir: Lir) -> str:
-        """The modules of a plan of fixed sizes."""
-        return "\n".join(text.text for _, text in _written(lir.graph) if text is not None)
+    def sources(self, lir: Lir) -> dict[str, str]:
+        """The text of the modules of a plan, by name; none while sizes are open."""
+        if lir.symbols:
+            return {}
+        return {f"module{at}": text.text for at, (_, text) in enumerate(_written(lir.graph)) if text is not None}
 
     def compile(self, lir: Lir) -> XlaExecutable:
         return XlaExecutable(lir, self.client, self.index)

@@ -111,8 +111,7 @@ def _factored(b: Builder, x: Hlo) -> tuple[Hlo, Hlo, Hlo]:
         return b.select(b.spread(is_second, v.shape, keep), row_at(is_first), made)
 
     def step(at: Hlo, a: Hlo, order: Hlo, swaps: Hlo) -> list[Hlo]:
-        column = b.row(a, at, lead + 1)
-        size = scalar(b, "abs", a.dtype.real, [column])
+        size = _pivot_size(b, b.row(a, at, lead + 1))
         here = b.spread(at, vector, ())
         size = b.select(b.compare("GE", rows, here), size, b.like(-1, size))
         best = arg_reduce(b, True, size, lead)
@@ -134,6 +133,13 @@ def _factored(b: Builder, x: Hlo) -> tuple[Hlo, Hlo, Hlo]:
 
     a, order, swaps = b.repeat(min(m, n), [x, order, swaps], step)
     return a, order, swaps
+
+
+def _pivot_size(b: Builder, x: Hlo) -> Hlo:
+    """What pivots are chosen by: of complex numbers the sum of both parts, as LAPACK does."""
+    if not x.dtype.is_complex:
+        return b.same("abs", x)
+    return b.same("add", *(b.same("abs", scalar(b, part, x.dtype.real, [x])) for part in ("real", "imag")))
 
 
 def _one_hot(b: Builder, order: Hlo, dtype: DType) -> Hlo:
@@ -213,3 +219,59 @@ def _slogdet(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
     total = reduce(b, "sum", b.same("log", size), [size.ndim - 1])
     phase = b.same("multiply", reduce(b, "prod", unit, [unit.ndim - 1]), _parity(b, swaps, x.dtype))
     return phase, total
+
+
+@rule("qr")
+def _qr(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
+    """Householder reflections, column by column, all matrices of a stack at once; signs are those of LAPACK."""
+    (x,) = xs
+    b, (q_type, r_type) = w.b, types_of(op, xs)
+    m, n, lead = x.shape[-2], x.shape[-1], x.ndim - 2
+    batch, dtype, real = x.shape[:lead], x.dtype, x.dtype.real
+    square = (*batch, m, m)
+    eye = b.compare("EQ", b.iota(i64, square, lead), b.iota(i64, square, lead + 1))
+    q = b.select(eye, b.const(1, dtype, square), b.const(0, dtype, square))
+    if x.size == 0:
+        cut = b.slice(q, [0] * q.ndim, q_type.static_shape) if q.size else b.const(0, dtype, q_type.static_shape)
+        return cut, b.const(0, dtype, r_type.static_shape)
+    vector, axes = (*batch, m), list(range(lead))
+    rows = b.iota(i64, vector, lead)
+
+    def conj(v: Hlo) -> Hlo:
+        return scalar(b, "conj", v.dtype, [v]) if v.dtype.is_complex else v
+
+    def step(at: Hlo, q: Hlo, r: Hlo) -> list[Hlo]:
+        column, here = b.row(r, at, lead + 1), b.spread(at, vector, ())
+        below = b.select(b.compare("GT", rows, here), column, b.like(0, column))
+        size = scalar(b, "abs", real, [below])
+        rest = reduce(b, "sum", b.same("multiply", size, size), [lead])
+        first = b.row(column, at, lead)
+        head = scalar(b, "abs", real, [first])
+        length = b.same("sqrt", b.same("add", b.same("multiply", head, head), rest))
+        straight = b.compare("EQ", rest, b.like(0, rest))  # nothing below: no reflection, unless the head is complex
+        plain = scalar(b, "real", real, [first]) if dtype.is_complex else first
+        if dtype.is_complex:
+            part = scalar(b, "imag", real, [first])
+            straight = b.same("and", straight, b.compare("EQ", part, b.like(0, part)))
+        beta = b.select(b.compare("GE", plain, b.like(0, plain)), b.same("negate", length), length)
+        target = scalar(b, "cast", dtype, [beta])
+        shift = b.same("subtract", first, target)
+        safe = b.select(straight, b.like(1, shift), shift)
+        v = b.same("divide", below, b.spread(safe, vector, axes))
+        v = b.select(b.compare("EQ", rows, here), b.like(1, v), v)
+        tau = b.same("divide", b.same("subtract", target, first), b.select(straight, b.like(1, target), target))
+        tau = b.select(straight, b.like(0, tau), tau)
+        wide = b.spread(tau, r.shape, axes)
+        # R − conj(τ)·v·(vᴴ·R), Q − τ·(Q·v)·vᴴ
+        product = dot(b, conj(v), r, ([lead], [lead]), (axes, axes), dtype)
+        outer = b.same("multiply", b.spread(v, r.shape, [*axes, lead]), b.spread(product, r.shape, [*axes, lead + 1]))
+        r = b.same("subtract", r, b.same("multiply", conj(wide), outer))
+        turned = dot(b, q, v, ([lead + 1], [lead]), (axes, axes), dtype)
+        outer = b.same(
+            "multiply", b.spread(turned, q.shape, [*axes, lead]), b.spread(conj(v), q.shape, [*axes, lead + 1])
+        )
+        return [b.same("subtract", q, b.same("multiply", b.spread(tau, q.shape, axes), outer)), r]
+
+    q, r = b.repeat(min(m, n), [q, x], step)
+    q = b.slice(q, [0] * q.ndim, q_type.static_shape)
+    return q, _triangle(b, b.slice(r, [0] * r.ndim, r_type.static_shape), lower=False)

@@ -195,7 +195,9 @@ def test_plans_show_modules_and_what_lies_between() -> None:
 def test_text_that_runs_is_shown() -> None:
     compiled = Session("xla").compile(layer(st.sym("rows", 1, 64)))
     assert "tensor<5x16xf32>" in compiled.stablehlo(rows=5)
-    assert "══ code ══" in st.CompilePipeline("xla").inspect(layer())
+    assert "══ code module0 ══" in st.CompilePipeline("xla").inspect(layer())
+    assert "stablehlo.dot_general" in Session("xla").compile(layer()).explain().code["module0"]
+    assert compiled.explain().code == {}
     assert compiled.set_active_extent("rows", 3) is False
     assert "compiled for its sizes" in compiled.explain_extent("rows")[0]
 
