@@ -6,6 +6,8 @@ pytest tests/backends/test_wgpu.py -m slow       every sample in every type
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -300,3 +302,11 @@ def test_a_training_step_equals_the_processor(rng: np.random.Generator) -> None:
         assert compiled.host_steps == []
     for a, b in zip(*results, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+def test_triton_can_be_loaded_behind_the_device() -> None:
+    """Each has an LLVM inside; the wrong order of the two ends the process."""
+    pytest.importorskip("triton")
+    program = "import strata as st; st.Device('wgpu'); import triton; print('alive')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["alive"], done.stderr

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,6 +56,7 @@ def open_device(number: int = 0) -> WgpuDriver:
 
     A DeviceError says what is missing where there is none; ModuleNotFoundError is left to who asked."""
     wgpu: Any = imported("wgpu")
+    _load_triton_first()
     try:
         if not number:
             adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
@@ -62,6 +67,18 @@ def open_device(number: int = 0) -> WgpuDriver:
     if adapter is None:
         raise DeviceError(f"device 'wgpu:{number}' is not available: wgpu finds no such GPU", code="E101", fix=INSTALL)
     return WgpuDriver(wgpu, adapter)
+
+
+def _load_triton_first() -> None:
+    """Vulkan in software (Mesa) has an LLVM inside, and so has Triton, which ends the process if it is loaded second.
+
+    Whoever uses torch after this device would load it: its optimisers and its compiler do.
+    """
+    found = find_spec("triton") if sys.platform == "linux" else None
+    if found is None or found.origin is None or "triton" in sys.modules:
+        return
+    with suppress(OSError):  # there is none, or it cannot be loaded, then or now
+        ctypes.CDLL(str(Path(found.origin).parent / "_C" / "libtriton.so"))
 
 
 class WgpuDriver:
