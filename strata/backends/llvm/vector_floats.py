@@ -106,6 +106,11 @@ class Math:
             result = self.fma(result, x, self.c(coefficient))
         return result
 
+    def polynomial_of_halves(self, x: str, square: str, coefficients: Sequence[float]) -> str:
+        """The same from its even and its odd powers, half of the steps of which wait for each other."""
+        even, odd = (self.polynomial(square, coefficients[at::2]) for at in (0, 1))
+        return self.fma(odd, x, even)
+
     def as_bits(self, a: str) -> str:
         return self.f.convert("bitcast", self.type, a, self.whole)
 
@@ -153,6 +158,11 @@ class Math:
         """Whether lanes can pick from numbers in a register."""
         return self.target.has_avx512 and self.bits == 32 and lanes_of(self.type) % TABLE == 0
 
+    @property
+    def has_wide_tables(self) -> bool:
+        """The same for f64, from numbers in two registers."""
+        return self.target.has_avx512 and self.bits == 64 and lanes_of(self.type) % (TABLE // 2) == 0
+
     def magnitude_at_most(self, a: str, limit: float) -> str:
         """min(|a|, limit) by one instruction, for types that have tables; the limit for NaN."""
         return self._smaller_magnitude(a, limit, 0b1010)
@@ -163,12 +173,13 @@ class Math:
 
     def _smaller_magnitude(self, a: str, limit: float, kind: int) -> str:
         f, lanes = self.f, lanes_of(self.type)
-        if lanes > TABLE:
+        if lanes * self.bits > _REGISTER:
             half = replace(self, type=vector(element_of(self.type), lanes // 2))
             return f.by_halves(self.type, a, self.type, lambda part: half._smaller_magnitude(part, limit, kind))
-        rest = ((self.type, "zeroinitializer"), ("i16", "-1"), ("i32", "4"))  # all lanes, rounding as it is set
+        rest = ((self.type, "zeroinitializer"), (f"i{lanes}", "-1"), ("i32", "4"))  # all lanes, rounding as it is set
         numbers = (self.type, a), (self.type, self.c(limit))
-        return f.call(self.type, "llvm.x86.avx512.mask.range.ps.512", *numbers, ("i32", kind), *rest)
+        name = f"llvm.x86.avx512.mask.range.{'ps' if self.bits == 32 else 'pd'}.512"
+        return f.call(self.type, name, *numbers, ("i32", kind), *rest)
 
     def not_negative(self, a: str) -> str:
         """max(a, 0) by one instruction, for types that have tables; zeros and NaN as they are, NaN for -inf."""
@@ -214,11 +225,15 @@ class Math:
     def look_up(self, place: str, numbers: Sequence[float]) -> str:
         """For each lane, the number at the place that the last four bits of its integer say."""
         f, lanes = self.f, lanes_of(self.type)
-        if lanes > TABLE:
+        if lanes * self.bits > _REGISTER:
             half = replace(self, type=vector(element_of(self.type), lanes // 2))
             parts = [range(lanes // 2), range(lanes // 2, lanes)]
             low, high = (half.look_up(f.shuffle(self.whole, place, "poison", picks), numbers) for picks in parts)
             return f.shuffle(half.type, low, high, range(lanes))
+        if self.bits == 64:
+            first, second = (vector_constant("double", numbers[at : at + lanes]) for at in (0, lanes))
+            given = (self.type, first), (self.whole, place), (self.type, second)
+            return f.call(self.type, "llvm.x86.avx512.vpermi2var.pd.512", *given)
         table = vector_constant(element_of(self.type), numbers)
         return f.call(self.type, "llvm.x86.avx512.permvar.sf.512", (self.type, table), (self.whole, place))
 

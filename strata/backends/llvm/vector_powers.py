@@ -16,7 +16,7 @@ from strata.backends.llvm.builder import (
     with_element,
 )
 from strata.backends.llvm.native import while_loop
-from strata.backends.llvm.vector_floats import MAGIC, Math, library
+from strata.backends.llvm.vector_floats import MAGIC, MANTISSA, Math, library
 from strata.backends.llvm.vector_logs import LOG, LOG2_E, log_specials, reduce_log
 from strata.backends.llvm.vector_math import EXPM1, POWERS, scale_by
 
@@ -28,14 +28,18 @@ _LOG_TAIL = (
     0.1333715833861458, 0.11653266543585238, 0.12192267677956177,
 )  # fmt: skip
 _TWO_THIRDS = 0.6666666666666666, 3.700743415417188e-17
-# (2ʳ - 1) / r to 39 bits, |r| ≤ ½; and to 29, |r| ≤ 1/32
+# (2ʳ - 1) / r to 39 bits, |r| ≤ ½
 _EXP2_SHORT = (
     0.6931471805568324, 0.24022650695888503, 0.055504109063258665, 0.00961812913523614, 0.0013333478473685416,
     0.00015403475186530786, 1.5303700711365693e-05, 1.325080551750225e-06,
 )  # fmt: skip
-_EXP2_NEAR = (0.6931471800725673, 0.24023429474074587, 0.055505909859790196)
-# 1 / c by the first four bits of a mantissa in [¾, 1½), log2 c as a multiple of 2⁻¹⁶, and what that leaves
-_NEAR = (
+# the same to 29 and to 54 bits, |r| ≤ 1/32
+_EXP2_NEAR = {32: (0.6931471800725673, 0.24023429474074587, 0.055505909859790196), 64: (
+    0.6931471805599453, 0.24022650695910086, 0.05550410866482159, 0.009618129106525547, 0.0013333558145579008,
+    0.00015403756259242926, 1.5252907757503674e-05,
+)}  # fmt: skip
+# 1 / c by the first four bits of a mantissa in [¾, 1½), log2 c as a multiple of 2⁻¹⁶ or 2⁻⁴¹, and what that leaves
+_NEAR = {32: (
     (1.0, 0.9131230711936951, 0.8641035556793213, 0.8210868239402771, 0.7807068228721619, 0.7444276213645935,
      0.7099243998527527, 0.6798762679100037, 1.3079835176467896, 1.2541598081588745, 1.2094388008117676,
      1.1634294986724854, 1.1237488985061646, 1.0828760862350464, 1.0511552095413208, 1.0),
@@ -46,21 +50,50 @@ _NEAR = (
      -2.853668967794931e-10, -2.1803383751239913e-11, -9.535110895297905e-11, -6.99217350685899e-10,
      -2.3351706679441975e-10, -3.5044170343390135e-10, -1.1025790697116733e-10, 5.314937934208785e-10,
      -3.9607625512694256e-10, 1.69983555009523e-10, 0.0),
+), 64: (
+    (
+        1.0, 0.9142857142857143, 0.8648648648648649, 0.8205128205128205, 0.7804878048780488,
+        0.7441860465116279, 0.7111111111111111, 0.6808510638297872, 1.3061224489795917, 1.2549019607843137,
+        1.2075471698113207, 1.1636363636363636, 1.1228070175438596, 1.0847457627118644, 1.0491803278688525,
+        1.0,
+    ),
+    (
+        0.0, 0.12928301694500988, 0.20945336562908778, 0.2854022188621457, 0.3575520046179008,
+        0.4262647547020606, 0.49185309632957797, 0.5545888516776358, -0.3852901558848316, -0.3275746580284249,
+        -0.2720795454370091, -0.21864028647542, -0.1671099858353955, -0.1173569506381682,
+        -0.06926266243726786, 0.0,
+    ),
+    (
+        0.0, -4.33761477917771e-14, -1.3808255542504144e-13, 1.0271842048056712e-13, 1.8282266343754889e-13,
+        3.735909418214817e-14, 9.669005702092888e-14, 1.5770797227090651e-15, 3.994992169973004e-14,
+        -7.94981618919624e-14, 2.083081335591449e-13, 7.967231358255966e-14, 1.3724678208332624e-13,
+        9.464197586312206e-15, 1.5406481638840239e-13, 0.0,
+    ),
+)}  # fmt: skip
+# (log(1 + f) - f + f²/2) / f³ for f from -1/32 to 1/16, to 33 and 62 bits of the logarithm
+_LOG_NEAR = {32: (0.33333341679695144, -0.2500111637796767, 0.19997291026079103, -0.15533318330438567), 64: (
+    0.3333333333333333, -0.2500000000000004, 0.20000000000016763, -0.16666666666491084, 0.14285714215121456,
+    -0.1249999959095311, 0.11111207577147492, -0.10001621097638053, 0.09055655706248213, -0.07255065447695472,
+)}  # fmt: skip
+# logarithms in base 2 of what powers of 2^(1/16) lose by their rounding to f64
+_POWERS_LOST = (
+    0.0, 1.1814687944889186e-16, -4.030762245465049e-17, 1.1291358427388442e-16, 4.830810003324493e-17,
+    5.411338755317555e-17, 2.823727173974899e-17, 8.203857878088789e-17, -9.861987250874697e-17,
+    -3.4034755435046924e-17, 7.436847846534485e-17, 2.213297620457818e-17, 7.033369914725411e-17,
+    2.4316441556717945e-17, 2.5826072121629267e-17, -7.999838669414994e-17,
 )  # fmt: skip
-# (log(1 + f) - f + f²/2) / f³ for f from -1/32 to 1/16, to 33 bits of the logarithm
-_LOG_NEAR = (0.33333341679695144, -0.2500111637796767, 0.19997291026079103, -0.15533318330438567)
 
 
 def power(m: Math, x: str, y: str) -> str:
     """f32 by tables or through f64, where a plain product of logarithms is accurate enough; f64 with logarithms of two
     words."""
     f = m.f
+    if m.has_tables or m.has_wide_tables:
+        return _with_rare_specials(m, x, y, _power_by_table(m, m.abs(x), y))
     if m.bits == 64:
         if not m.target.has_fma:
             return library("pow", m, x, y)
         return _with_rare_specials(m, x, y, _power_in_two_words(m, m.abs(x), y))
-    if m.has_tables:
-        return _with_rare_specials(m, x, y, _power_by_table(m, m.abs(x), y))
     wide = m.doubled()
     a, b = (f.convert("fpext", m.type, v, wide.type) for v in (m.abs(x), y))
     magnitude = f.convert("fptrunc", wide.type, _exp2_short(wide, wide.mul(_log2_short(wide, a), b)), m.type)
@@ -95,11 +128,28 @@ def _with_specials(m: Math, x: str, y: str, magnitude: str) -> str:
 
 
 def _power_by_table(m: Math, x: str, y: str) -> str:
-    """xʸ of f32, x not negative: log2 x in two words, to 32 bits. Where it is no number, some number."""
+    """xʸ, x not negative, by log2 x in two words: to 32 bits, of f64 to 62. Where it is no number, some number."""
+    log, log_rest = _log2_by_table(m, x)
+    exponent = m.mul(log, y)
+    exponent_rest = m.bounded(m.fma(log_rest, y, m.fma(log, y, m.neg(exponent))), 2.0**-8)  # of infinities it is NaN
+    exponent = m.bounded(exponent, {32: 200.0, 64: 1100.0}[m.bits])
+    magic = m.c(MAGIC[m.bits] / len(POWERS))
+    shifted = m.add(exponent, magic)
+    n = m.sub(shifted, magic)
+    place = m.as_bits(shifted)
+    if m.bits == 64:
+        exponent_rest = m.add(exponent_rest, m.look_up(place, _POWERS_LOST))
+    r = m.add(m.sub(exponent, n), exponent_rest)
+    two_to = m.look_up(place, POWERS)
+    return m.scaled(m.fma(m.mul(two_to, r), m.polynomial(r, _EXP2_NEAR[m.bits]), two_to), n)
+
+
+def _log2_by_table(m: Math, x: str) -> tuple[str, str]:
+    """log2 x as a number and what is left of it, which is no number where x is 0 or infinite."""
     mantissa = m.mantissa(x)
     k = m.sub(m.exponent(x), m.exponent(mantissa))
-    place = m.integer("lshr", m.as_bits(mantissa), m.i(19))
-    inverse, start, start_rest = (m.look_up(place, numbers) for numbers in _NEAR)
+    place = m.integer("lshr", m.as_bits(mantissa), m.i(MANTISSA[m.bits] - 4))
+    inverse, start, start_rest = (m.look_up(place, numbers) for numbers in _NEAR[m.bits])
     product = m.mul(mantissa, inverse)
     rest = m.fma(mantissa, inverse, m.neg(product))
     f = m.sub(product, m.c(1.0))  # and the rest of the product
@@ -107,27 +157,20 @@ def _power_by_table(m: Math, x: str, y: str) -> str:
     square_rest = m.fma(f, f, m.neg(square))
     # log(1 + f) = f - f²/2 + f³ (…): the first two terms in two words
     near = m.fma(square, m.c(-0.5), f)
-    below = m.fma(square_rest, m.c(-0.5), m.fma(m.neg(f), rest, rest))
-    below = m.fma(m.mul(square, f), m.polynomial(f, _LOG_NEAR), below)
+    below = m.fma(m.neg(f), rest, rest)  # rest / (1 + f)
+    if m.bits == 64:
+        below = m.fma(square, rest, below)
+    below = m.fma(square_rest, m.c(-0.5), below)
+    below = m.fma(m.mul(square, f), m.polynomial_of_halves(f, square, _LOG_NEAR[m.bits]), below)
     below = m.add(m.fma(square, m.c(-0.5), m.sub(f, near)), below)
-    high, low = (m.c(part) for part in LOG2_E[32])
+    near, before = m.add(near, below), near
+    below = m.sub(below, m.sub(near, before))
+    high, low = (m.c(part) for part in LOG2_E[m.bits])
     part = m.mul(near, high)
     part_rest = m.fma(below, high, m.fma(near, low, m.fma(near, high, m.neg(part))))
     whole = m.add(k, start)  # exact
     log = m.add(whole, part)
-    left = m.add(m.sub(part, m.sub(log, whole)), m.add(part_rest, start_rest))
-    left = m.bounded(left, 1.0)  # of infinities, what is left is not a number
-    log, before = m.add(log, left), log
-    log_rest = m.sub(left, m.sub(log, before))
-    exponent = m.mul(log, y)
-    exponent_rest = m.bounded(m.fma(log_rest, y, m.fma(log, y, m.neg(exponent))), 2.0**-8)
-    exponent = m.bounded(exponent, 200.0)
-    magic = m.c(MAGIC[32] / len(POWERS))
-    shifted = m.add(exponent, magic)
-    n = m.sub(shifted, magic)
-    r = m.add(m.sub(exponent, n), exponent_rest)
-    two_to = m.look_up(m.as_bits(shifted), POWERS)
-    return m.scaled(m.fma(m.mul(two_to, r), m.polynomial(r, _EXP2_NEAR), two_to), n)
+    return log, m.add(m.sub(part, m.sub(log, whole)), m.add(part_rest, start_rest))
 
 
 def _product(m: Math, a: tuple[str, str], b: tuple[str, str]) -> tuple[str, str]:

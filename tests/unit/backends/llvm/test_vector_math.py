@@ -168,28 +168,30 @@ def test_numbers_of_all_sizes(name: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_hard_powers(target: str) -> None:
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+def test_hard_powers(dtype: DType, target: str) -> None:
     """Results that are denormal or near overflow, bases near 1 with huge exponents, negative bases with whole ones."""
     rng = np.random.default_rng(11)
     count = 30000
-    anywhere = np.exp2(rng.uniform(-149, 128, count))
-    near_one = 1 + rng.uniform(-1, 1, count) * np.exp2(rng.uniform(-23, -1, count))
-    bases = np.concatenate([anywhere, near_one]).astype(np.float32)
+    least, most, digits = (-149, 128, 23) if dtype is f32 else (-1074, 1024, 52)
+    anywhere = np.exp2(rng.uniform(least, most, count))
+    near_one = 1 + rng.uniform(-1, 1, count) * np.exp2(rng.uniform(-digits, -1, count))
+    bases = np.concatenate([anywhere, near_one]).astype(dtype.np)
     bases = bases[bases != 1]
-    exponents = rng.uniform(-152, 129, bases.size) / np.log2(bases.astype(np.float64))
-    negative = -np.exp2(rng.uniform(-149, 128, count))
+    exponents = rng.uniform(least - 3, most + 1, bases.size) / np.log2(bases.astype(np.longdouble))
+    negative = -np.exp2(rng.uniform(least, most, count))
     whole = rng.integers(-7, 8, count).astype(np.float64)
     huge = np.array([2**24, 2**24 - 1, 1 - 2**24, 2**25 + 4, 1e30, -1e30])
     units = np.repeat([-1.0, -0.99999994, -1.0000001, 1.0000001], huge.size)
-    x = np.concatenate([bases, negative, -rng.uniform(0, 9, count), units]).astype(np.float32)
-    y = np.concatenate([exponents, whole, whole, np.tile(huge, 4)]).astype(np.float32)
+    x = np.concatenate([bases, negative, -rng.uniform(0, 9, count), units]).astype(dtype.np)
+    y = np.concatenate([exponents, whole, whole, np.tile(huge, 4)]).astype(dtype.np)
     k = KernelBuilder("k")
-    a, b = (k.input(n, f32[sym("n")]) for n in "xy")
-    k.output("z", f32[sym("n")], lambda ix: apply("pow", a[ix[0]], b[ix[0]]))
+    a, b = (k.input(n, dtype[sym("n")]) for n in "xy")
+    k.output("z", dtype[sym("n")], lambda ix: apply("pow", a[ix[0]], b[ix[0]]))
     (got,) = compile_kernel(k.build(), Target.named(target))(x, y)
     with np.errstate(all="ignore"):
         exact = np.power(x.astype(np.longdouble), y.astype(np.longdouble))
-        wanted = exact.astype(np.float32)
+        wanted = exact.astype(dtype.np)
     check_specials(x, got, wanted)
     finite = np.isfinite(got) & np.isfinite(wanted)
     error = np.abs(got[finite] - exact[finite]) / np.spacing(np.abs(wanted[finite]))
