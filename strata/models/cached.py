@@ -79,29 +79,23 @@ class CachedGraph(Builder):
         softcap: float | None = None,
     ) -> Value:  # fmt: skip
         """Attention of the new tokens to themselves and to what came before; their keys and values enter the caches."""
-        keys, values = (self._written(cache, new) for cache, new in zip(self.caches[layer], (k, v), strict=True))
-        self._updated[layer] = [keys, values] if self.table is None else [k, v]
+        fields = dict(
+            num_heads=self.sizes.heads, kv_heads=self.sizes.kv_heads, window=window, scale=scale, softcap=softcap
+        )
+        if self.table is not None:
+            self._updated[layer] = [k, v]
+            return ops.paged_attention(q, *self.caches[layer], k, v, self.table, self.past, **fields)
+        zero = constant(0, i64)
+        keys, values = (
+            ops.dynamic_update_slice(cache, new, [zero, ops.reshape(self.past, ()), zero])
+            for cache, new in zip(self.caches[layer], (k, v), strict=True)
+        )
+        self._updated[layer] = [keys, values]
         used = self.used
         masks, kind = ([], {}) if used is None else ([used], {"mask_kind": "custom"})
         return ops.attention(
-            q, keys, values, *masks, num_heads=self.sizes.heads, kv_heads=self.sizes.kv_heads, layout="bsd",
-            causal=True, offset=self.past, window=window, scale=scale, softcap=softcap, **kind,
+            q, keys, values, *masks, layout="bsd", causal=True, offset=self.past, **fields, **kind,
         )  # fmt: skip
-
-    def _written(self, cache: Value, new: Value) -> Value:
-        """Rows of keys or values from the first on, with the new ones in their places."""
-        if self.table is None:
-            zero = constant(0, i64)
-            return ops.dynamic_update_slice(cache, new, [zero, ops.reshape(self.past, ()), zero])
-        count = self.table.shape[1] * PAGE
-        old = ops.reshape(ops.take(cache, self.table, axis=0), (self.batch, count, self.sizes.width))
-        behind = ops.reshape(ops.iota((count,), 0, i64), (1, count)) - ops.reshape(self.past, (self.batch, 1))
-        # rows behind the last new one repeat it: no query reads them
-        at = ops.clip(behind, 0, ops.dim_size(self.count - 1)) + ops.reshape(
-            ops.iota((self.batch,), 0, i64) * ops.dim_size(self.count), (self.batch, 1)
-        )
-        rows = ops.reshape(new, (self.batch * self.count, self.sizes.width))
-        return ops.where(ops.reshape(behind < 0, (self.batch, count, 1)), old, ops.take(rows, at, axis=0))
 
     def asked(self, x: Value) -> Value:
         """The rows [B, S, H] that logits are wanted of: all, or the last."""

@@ -84,6 +84,7 @@ FAMILIES = (
     "norm",
     "norm_gradients",
     "numeric",
+    "paged",
     "pool",
     "pool_functions",
     "quantize",

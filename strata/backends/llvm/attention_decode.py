@@ -10,9 +10,10 @@ the segments of a row up in their order.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from strata.backends.llvm import vector_math
-from strata.backends.llvm.attention import AttentionSpec
+from strata.backends.llvm.attention import SLOTS, AttentionSpec
 from strata.backends.llvm.attention_rows import RowScores
 from strata.backends.llvm.builder import Function, Module, Value, constant, vector
 from strata.backends.llvm.gemm_arith import Arithmetic, convert
@@ -38,7 +39,7 @@ def part_elements(spec: AttentionSpec) -> int:
 def emit_merge(module: Module, spec: AttentionSpec, name: str = "merge") -> str:
     """Adds the kernel that adds segments up, with the arguments of the decode; `work` is what they left."""
     f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
-    decode = _Decode(f, spec)
+    decode = Decode(f, spec)
     f.loop("%begin", "%end", 1, [], lambda item, _: decode.merge(item))
     f.ret()
     return name
@@ -46,17 +47,17 @@ def emit_merge(module: Module, spec: AttentionSpec, name: str = "merge") -> str:
 
 def emit_decode(f: Function, spec: AttentionSpec) -> str:
     assert can_decode(spec)
-    decode = _Decode(f, spec)
+    decode = Decode(f, spec)
     f.loop("%begin", "%end", 1, [], lambda chunk, _: decode.chunk(chunk))
     f.ret()
     return f.name
 
 
-class _Decode(RowScores):
+class Decode(RowScores):
     """Emits the attention of one query for all heads that share a key head."""
 
-    def __init__(self, f: Function, spec: AttentionSpec) -> None:
-        super().__init__(f, spec)
+    def __init__(self, f: Function, spec: AttentionSpec, slots: Sequence[str] = SLOTS) -> None:
+        super().__init__(f, spec, slots)
         self.mask_step, self.out_step = self.number["mask_head"], self.number["out_head"]
         self.given = memory_type(spec.dtype)  # of queries, keys, values and results
         self.mixing_rows = Arithmetic(spec.accumulator, spec.dtype, spec.accumulator, spec.target)
@@ -142,13 +143,12 @@ class _Decode(RowScores):
             first = f.mul(segment, spec.segment)
             low, high = f.smax(low, first), f.smin(high, f.add(first, spec.segment))
         q = f.address(self.given, self.at("q", batch, head), f.mul(query, number["q_row"]))
-        k, v = self.at("k", batch, kv_head), self.at("v", batch, kv_head)
         mask = self._mask_row(batch, head, query)
 
         def key_block(start: Value, count: Value, _: Value) -> None:
-            self._score_rows(q, f.address(self.given, k, f.mul(start, number["k_row"])), count)
+            self._score_block(q, batch, kv_head, start, count)
             f.loop(0, spec.shared_by, 1, [], lambda i, _: self._softmax_row(i, position, start, count, mask))
-            self._mix_rows(f.address(self.given, v, f.mul(start, number["v_row"])), count)
+            self._mix_block(batch, kv_head, start, count)
 
         self._over_keys(spec.shared_by, low, high, key_block)
         if spec.segment:
@@ -157,7 +157,20 @@ class _Decode(RowScores):
         out = f.address(self.given, self.at("out", batch, head), f.mul(query, number["out_row"]))
         f.loop(0, spec.shared_by, 1, [], lambda i, _: self._store_row(i, out))
 
-    def _score_rows(self, q: str, keys: str, count: Value) -> None:
+    def _score_block(self, q: str, batch: Value, head: Value, start: Value, count: Value) -> None:
+        """Scores of `count` keys from `start` on."""
+        self._score_rows(q, self._row(("k", batch, head), start), count)
+
+    def _mix_block(self, batch: Value, head: Value, start: Value, count: Value) -> None:
+        """Adds up their values."""
+        self._mix_rows(self._row(("v", batch, head), start), count)
+
+    def _row(self, of: tuple[str, Value, Value], start: Value) -> str:
+        f = self.f
+        return f.address(self.given, self.at(*of), f.mul(start, self.number[f"{of[0]}_row"]))
+
+    def _score_rows(self, q: str, keys: str, count: Value, at: Value = 0) -> None:
+        """Scores of rows of keys; they are `at` places from the beginning of their block."""
         f = self.f
         # the keys of one turn come from four distant places: long streams are fetched ahead, four short ones are not
         apart = f.op(f"udiv i64 {count}, {KEYS_AT_ONCE}")
@@ -165,12 +178,12 @@ class _Decode(RowScores):
         def some(chosen: list[Value]) -> None:
             for head in range(0, self.spec.shared_by, HEADS_AT_ONCE):
                 heads = range(head, min(head + HEADS_AT_ONCE, self.spec.shared_by))
-                self._products(q, keys, chosen, heads)
+                self._products(q, keys, chosen, heads, at)
 
         f.loop(0, apart, 1, [], lambda j, _: some([f.add(j, f.mul(apart, i)) for i in range(KEYS_AT_ONCE)]))
         f.loop(f.mul(apart, KEYS_AT_ONCE), count, 1, [], lambda j, _: some([j]))
 
-    def _products(self, q: str, keys: str, chosen: list[Value], heads: range) -> None:
+    def _products(self, q: str, keys: str, chosen: list[Value], heads: range, at: Value) -> None:
         """Scores of some heads for one or four keys."""
         f, spec, m = self.f, self.spec, self.math
         width = len(chosen)
@@ -193,7 +206,7 @@ class _Decode(RowScores):
         sums = f.loop(0, spec.head_dim, spec.lanes, start, step)
         for n, head in enumerate(heads):
             parts = [self._quarters(s) for s in sums[n * width : (n + 1) * width]]
-            scores = f.address(self.element, self.scores, head * spec.score_step)
+            scores = f.address(self.element, self.scores, f.add(at, head * spec.score_step))
             four = vector(self.element, 4)
             if width == 1:
                 total = f.fold_lanes(four, parts[0], lambda type_, x, y: f.binary("fadd", type_, x, y))
@@ -215,7 +228,7 @@ class _Decode(RowScores):
             value, lanes = f.binary("fadd", vector(self.element, half), low, high), half
         return value
 
-    def _mix_rows(self, values: str, count: Value) -> None:
+    def _mix_rows(self, values: str, count: Value, at: Value = 0) -> None:
         f, spec, tiles = self.f, self.spec, self.spec.tiles
         row = 0
         while row < spec.shared_by:
@@ -224,7 +237,7 @@ class _Decode(RowScores):
             while column < spec.value_dim:
                 vectors = min(self._vectors_at_once(height), (spec.value_dim - column) // spec.lanes)
                 kernel = Micro(self.mixing_rows, Tile(height, vectors), "rows", strided_b=True).emit(f.module)
-                a = f.address(self.element, self.scores, row * spec.score_step)
+                a = f.address(self.element, self.scores, f.add(at, row * spec.score_step))
                 b = f.address(self.given, values, column)
                 c = f.address(self.element, self.sums, row * spec.value_columns + column)
                 stride = self.number["v_row"]

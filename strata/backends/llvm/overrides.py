@@ -94,6 +94,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "native_lapack": (
         "cholesky", "det", "eigh", "lu", "qr", "slogdet", "solve", "svd", "triangular_solve",
     ),
+    "native_paged": ("paged_attention",),
     "native_pool": ("pool_backward",),
     "native_recurrence": ("cummax", "cummin", "linear_recurrence", "logcumsumexp"),
     "native_rfft": ("irfft", "rfft"),
