@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 from strata.core import Target, TensorType
@@ -82,3 +84,36 @@ class CodeArchive(Protocol):
     def record(self, lir: Lir) -> dict[str, bytes]: ...
 
     def load(self, lir: Lir, codes: Mapping[str, bytes]) -> Executable: ...
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Devices in a grid with named axes, and along which of them arrays are cut: for each axis of an array, the names.
+
+    A backend that can run so has `compile_spread(lir, spread)`.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    cuts: Mapping[str, tuple[tuple[str, ...], ...]]
+
+    @property
+    def count(self) -> int:
+        return prod(n for _, n in self.axes)
+
+    def parts(self, names: tuple[str, ...]) -> int:
+        """Into how many parts an axis is cut."""
+        return prod(dict(self.axes)[name] for name in names)
+
+    def part(self, cuts: Sequence[tuple[str, ...]], shape: Sequence[int], at: int) -> tuple[slice, ...]:
+        """What the device at a place of the grid, counted row by row, has of an array."""
+        place: dict[str, int] = {}
+        for name, size in reversed(self.axes):
+            at, place[name] = divmod(at, size)
+        found = []
+        for size, names in zip(shape, cuts, strict=False):
+            number = 0
+            for name in names:
+                number = number * dict(self.axes)[name] + place[name]
+            length = size // self.parts(names)
+            found.append(slice(number * length, (number + 1) * length))
+        return tuple(found)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from strata.backends import Spread
 from strata.config import config
 from strata.core import here
 from strata.errors import OptionError
@@ -53,6 +54,11 @@ class CompileOptions:
     """Passes to run instead of the default ones, spelled as on the command line."""
     skip_passes: tuple[str, ...] = ()
     """Names of default passes to leave out, to find the one behind a difference."""
+    mesh: Mapping[str, int] | None = None
+    """Devices in a grid, by the name and size of its axes, where a backend has several: `{"data": 4, "model": 2}`."""
+    shard: Mapping[str, Sequence[str | Sequence[str] | None]] | None = None
+    """How inputs and parameters are cut over the mesh: for each axis of an array, an axis of the mesh, several or None.
+    What is not named is whole on every device; results are whole."""
     threads: int | None = field(default=None, compare=False)
     """Threads to run on; None follows the settings. Never changes a result."""
 
@@ -76,6 +82,7 @@ class CompileOptions:
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"compile option {name} is True or False, got {getattr(self, name)!r}", code="O144")
         self._check_binding()
+        self._check_spread()
         for name in ("memory_limit", "threads"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
@@ -99,11 +106,43 @@ class CompileOptions:
             if isinstance(size, bool) or not hasattr(size, "__index__") or size < 0:
                 raise OptionError(f"compile option dim_binding: {name} cannot be {size!r}", code="O144")
 
+    def _check_spread(self) -> None:
+        if self.shard is not None and self.mesh is None:
+            raise OptionError("compile option shard goes with a mesh", code="O144")
+        if self.mesh is None:
+            return
+        is_grid = isinstance(self.mesh, Mapping) and all(
+            isinstance(n, str)
+            and n.isidentifier()
+            and isinstance(size, int)
+            and not isinstance(size, bool)
+            and size > 0
+            for n, size in self.mesh.items()
+        )
+        if not is_grid or not self.mesh:
+            raise OptionError(f"compile option mesh maps names to sizes, got {self.mesh!r}", code="O144")
+        for name, cuts in (self.shard or {}).items():
+            used = [axis for cut in _cuts(cuts) for axis in cut]
+            odd = next((axis for axis in used if axis not in self.mesh or used.count(axis) > 1), None)
+            if odd is not None:
+                raise OptionError(
+                    f"compile option shard: {name} is cut along {odd!r}, which is not one axis of the mesh", code="O144"
+                )
+
+    @property
+    def spread(self) -> Spread | None:
+        """The mesh and how arrays are cut over it; None on one device."""
+        if self.mesh is None:
+            return None
+        return Spread(tuple(self.mesh.items()), {name: _cuts(cuts) for name, cuts in (self.shard or {}).items()})
+
     @property
     def key(self) -> str:
         """Everything here that can change the code, for fingerprints and cache keys."""
         binding = sorted(self.dim_binding.items()) if self.dim_binding else None
         shown = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
+        if self.mesh is None:
+            del shown["mesh"], shown["shard"]
         return ", ".join(f"{name}={binding if name == 'dim_binding' else value!r}" for name, value in shown.items())
 
     @property
@@ -117,6 +156,13 @@ class CompileOptions:
             control_flow=self.control_flow, drop_unused=self.drop_unused,
             rematerialize=self.rematerialize, check_indices=config().check_indices, epilogues=epilogues,
         )  # fmt: skip
+
+
+def _cuts(given: Any) -> tuple[tuple[str, ...], ...]:
+    """For each axis of an array the axes of the mesh that it is cut along."""
+    if isinstance(given, str):
+        given = (given,)
+    return tuple(() if c is None else (c,) if isinstance(c, str) else tuple(c) for c in given)
 
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:

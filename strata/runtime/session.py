@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from strata.backends import backend_for
+from strata.backends import Executable, backend_for
 from strata.config import config
 from strata.core import here, located
 from strata.errors import OptionError
@@ -51,7 +51,7 @@ class Session:
             with making_much(), ExitStack() as while_compiling:
                 lir, is_stored = self._plan(pipeline, graph, while_compiling)
                 with phase("code"):
-                    executable = self.backend.compile(lir)
+                    executable = self._code(lir, chosen)
         replan = (lambda: pipeline.compile_graph(graph).lir) if is_stored else None
         return CompiledGraph(
             lir, executable, chosen, source=source, device=self.device, replan=replan,
@@ -100,6 +100,23 @@ class Session:
         with phase("plan", graph=graph.name):
             key = plan_key(graph, pipeline.options.key, self.backend.name, self.backend.target)
             return stored_plan(key, graph, make)
+
+    def _code(self, lir: Lir, options: CompileOptions) -> Executable:
+        """What runs a plan: on the device, or on all of a mesh."""
+        spread = options.spread
+        if spread is None:
+            return self.backend.compile(lir)
+        if not hasattr(self.backend, "compile_spread"):
+            raise OptionError(f"compile option mesh: {self.device} is one device", code="O144", place=here())
+        unknown = sorted(set(spread.cuts) - {*lir.graph.input_names, *lir.graph.param_names})
+        if unknown:
+            raise OptionError(
+                f"compile option shard: {lir.name!r} has no input or parameter {unknown[0]!r}",
+                code="O144",
+                place=here(),
+            )
+        made: Executable = self.backend.compile_spread(lir, spread)
+        return made
 
     def _merged(self, options: CompileOptions | None, changes: dict[str, Any]) -> CompileOptions:
         """Options of a compile over the session's: what was not given there comes from here."""

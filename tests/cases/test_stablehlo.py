@@ -34,7 +34,7 @@ def test_computes_the_same(path: Path, rng: np.random.Generator, tmp_path: Path)
         feeds[leaf_name(x)] = np.asarray(values).astype(x.dtype.np)
     text = stablehlo.export(graph, tmp_path / "module.mlir")
     assert (tmp_path / "module.mlir").read_text("utf-8") == text
-    loaded = client().compile(text, 0, graph.name)
-    results = client().run(loaded, [client().put(a, 0) for a in feeds.values()])
+    loaded = client().place(0).load(text, graph.name)
+    results = client().run(loaded, [client().place(0).put(a) for a in feeds.values()])
     for got, want in zip(results, evaluate(graph, feeds), strict=True):
         np.testing.assert_allclose(client().take(got).astype(np.float64), want.astype(np.float64), rtol=2e-3, atol=2e-5)

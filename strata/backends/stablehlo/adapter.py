@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from strata.backends.base import Spread
 from strata.errors import DeviceError, OutOfMemoryError, RunError
 from strata.modules import imported
 
@@ -45,26 +46,68 @@ class Client:
     def version(self) -> str:
         return f"jax {self._jax.__version__}, {self.platform}"
 
-    def compile(self, text: str, device: int, name: str) -> Any:
-        """A module, loaded on a device."""
+    def place(self, index: int) -> Place:
+        """One of the devices."""
+        return Place(self, (index,))
+
+    def grid(self, spread: Spread) -> Grid:
+        """As many devices as a grid has places."""
+        if spread.count > len(self.devices):
+            fix = None
+            if self.platform == "cpu":
+                fix = f"XLA_FLAGS=--xla_force_host_platform_device_count={spread.count}, before JAX is imported"
+            here = f"{self.platform} has {len(self.devices)} here"
+            raise DeviceError(f"device 'xla': a grid of {spread.count} is not available; {here}", code="E101", fix=fix)
+        return Grid(self, spread)
+
+    def load(self, text: str, indices: Sequence[int], name: str) -> Any:
+        """A module, compiled for devices that run it together."""
         options = self._xla.CompileOptions()
         options.env_option_overrides = list(_OPTIONS.items())
-        devices = self._xla.DeviceList((self.devices[device],))
+        if len(indices) > 1:
+            build = options.executable_build_options
+            options.num_partitions = build.num_partitions = len(indices)
+            options.num_replicas = build.num_replicas = 1
+            build.use_spmd_partitioning = build.use_shardy_partitioner = True
+            ids = np.array([self.devices[i].id for i in indices]).reshape(1, -1)
+            options.device_assignment = self._xla.DeviceAssignment.create(ids)
+        devices = self._xla.DeviceList(tuple(self.devices[i] for i in indices))
         return self._guarded(lambda: self._client.compile_and_load(text, devices, options), f"compiling {name!r}")
 
-    def put(self, array: np.ndarray, device: int) -> Any:
-        """An array on a device. On a CPU it may stay where it lies: it must not change while it is used."""
-        place = self.devices[device]
-        sharding = self._jax.sharding.SingleDeviceSharding(place)
+    def put(self, parts: Sequence[np.ndarray], shape: Sequence[int], sharding: Any, indices: Sequence[int]) -> Any:
+        """Parts of an array on devices. On a CPU they may stay where they lie: they must not change while in use."""
         with self._jax.enable_x64(True):  # of this thread: without it, 64 bits are silently cut to 32
-            kind = self._jax.core.ShapedArray(array.shape, array.dtype)
+            kind = self._jax.core.ShapedArray(tuple(shape), parts[0].dtype)
+            places = [self.devices[i] for i in indices]
             return self._guarded(
-                lambda: self._xla.batched_device_put(kind, sharding, [array], [place], True), "moving arrays"
+                lambda: self._xla.batched_device_put(kind, sharding, list(parts), places, True), "moving arrays"
             )
+
+    def on_one(self, index: int) -> Any:
+        return self._jax.sharding.SingleDeviceSharding(self.devices[index])
+
+    def on_grid(self, spread: Spread, cuts: Sequence[tuple[str, ...]]) -> Any:
+        sharding = self._jax.sharding
+        devices = np.array(self.devices[: spread.count]).reshape([n for _, n in spread.axes])
+        return sharding.NamedSharding(
+            sharding.Mesh(devices, [n for n, _ in spread.axes]), sharding.PartitionSpec(*(c or None for c in cuts))
+        )
+
+    def whole(self, parts: Sequence[Any], sharding: Any) -> Any:
+        """One array of equal copies on several devices."""
+        with self._jax.enable_x64(True):
+            return self._jax.make_array_from_single_device_arrays(parts[0].shape, sharding, list(parts))
 
     def run(self, executable: Any, arguments: Sequence[Any]) -> list[Any]:
         """The results, which may not be there yet."""
         made: list[Any] = self._guarded(lambda: executable.execute(arguments), "running")
+        return made
+
+    def run_together(self, executable: Any, arguments: Sequence[Any]) -> list[list[Any]]:
+        """The results of a module that several devices run: for each, what every device has of it."""
+        made: list[list[Any]] = self._guarded(
+            lambda: executable.execute_sharded(arguments).disassemble_into_single_device_arrays(), "running"
+        )
         return made
 
     def take(self, array: Any) -> np.ndarray:
@@ -82,3 +125,42 @@ class Client:
             if "RESOURCE_EXHAUSTED" in text:
                 raise OutOfMemoryError(f"xla, {doing}: {text}") from None
             raise RunError(f"xla, {doing}: {text}") from None
+
+
+class Place:
+    """A device: where modules are loaded and run, and arrays are kept."""
+
+    def __init__(self, client: Client, indices: Sequence[int]) -> None:
+        self.client, self.indices = client, tuple(indices)
+        self._sharding = client.on_one(self.indices[0])
+
+    def load(self, text: str, name: str) -> Any:
+        return self.client.load(text, self.indices, name)
+
+    def put(self, array: np.ndarray, name: str | None = None) -> Any:
+        """An array on the device; the name is that of an input or parameter."""
+        return self.client.put([array], array.shape, self._sharding, self.indices)
+
+    def run(self, executable: Any, arguments: Sequence[Any]) -> list[Any]:
+        return self.client.run(executable, arguments)
+
+    def take(self, array: Any) -> np.ndarray:
+        return self.client.take(array)
+
+
+class Grid(Place):
+    """Devices that run one module together, each on its part of the arrays. Results are whole on each of them."""
+
+    def __init__(self, client: Client, spread: Spread) -> None:
+        super().__init__(client, range(spread.count))
+        self.spread = spread
+        self._copies = client.on_grid(spread, ())
+
+    def put(self, array: np.ndarray, name: str | None = None) -> Any:
+        cuts = self.spread.cuts.get(name, ()) if name is not None else ()
+        parts = [np.ascontiguousarray(array[self.spread.part(cuts, array.shape, at)]) for at in self.indices]
+        sharding = self.client.on_grid(self.spread, cuts) if cuts else self._copies
+        return self.client.put(parts, array.shape, sharding, self.indices)
+
+    def run(self, executable: Any, arguments: Sequence[Any]) -> list[Any]:
+        return [self.client.whole(parts, self._copies) for parts in self.client.run_together(executable, arguments)]

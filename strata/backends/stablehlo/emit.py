@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from strata.backends.base import Spread
 from strata.backends.stablehlo import (  # noqa: F401 - they fill the table
     contract,
     control,
@@ -113,14 +114,16 @@ def write_graph(graph: Graph) -> str:
     return _module(graph.name, (*graph.inputs, *graph.params), graph.results, checked=False)[0]
 
 
-def write_module(name: str, reads: Sequence[Value], gives: Sequence[Value]) -> Text:
+def write_module(name: str, reads: Sequence[Value], gives: Sequence[Value], spread: Spread | None = None) -> Text:
     """The module that computes values from others. Constants among them are part of the text, unless they are large."""
     takes = [x for x in reads if not isinstance(x.node.op, Constant) or x.node.op.data.array.nbytes > INLINE]
-    text, is_checked = _module(name, takes, gives, checked=True)
+    text, is_checked = _module(name, takes, gives, checked=True, spread=spread)
     return Text(text, tuple(takes), tuple(gives), is_checked)
 
 
-def _module(name: str, takes: Sequence[Value], gives: Sequence[Value], *, checked: bool) -> tuple[str, bool]:
+def _module(
+    name: str, takes: Sequence[Value], gives: Sequence[Value], *, checked: bool, spread: Spread | None = None
+) -> tuple[str, bool]:
     """The text, and whether it gives one boolean behind its results: that something in it is an error."""
     writer = GraphWriter()
     b = writer.b
@@ -134,17 +137,44 @@ def _module(name: str, takes: Sequence[Value], gives: Sequence[Value], *, checke
     is_checked = checked and writer.may_fail
     if is_checked:
         results += (writer.failed(),)
-    arguments = ", ".join(f"{x.name}: {kind(x)}" for x in formals)
+    arguments = ", ".join(f"{x.name}: {kind(x)}{_cut(v, x, spread)}" for v, x in zip(takes, formals, strict=True))
     kinds = ", ".join(kind(x) for x in results)
+    given = ", ".join(f"{kind(x)}{_cut(None, x, spread)}" for x in results)
     lines = [
-        f"module @{_symbol(name)} {{",
-        f"  func.func public @main({arguments}) -> ({kinds}) {{",
+        f"module @{_symbol(name)}{_together(spread)} {{",
+        *_mesh(spread),
+        f"  func.func public @main({arguments}) -> ({given}) {{",
         *b.lines,
         f"    return {', '.join(x.name for x in results)} : {kinds}",
         "  }",
         "}",
     ]
     return "\n".join(lines) + "\n", is_checked
+
+
+def _together(spread: Spread | None) -> str:
+    if spread is None:
+        return ""
+    return f" attributes {{mhlo.num_partitions = {spread.count} : i32, mhlo.num_replicas = 1 : i32}}"
+
+
+def _mesh(spread: Spread | None) -> list[str]:
+    """The grid of devices that a module runs on, where it is several."""
+    if spread is None:
+        return []
+    axes = ", ".join(f'"{name}"={size}' for name, size in spread.axes)
+    return [f"  sdy.mesh @mesh = <[{axes}]>"]
+
+
+def _cut(value: Value | None, x: Hlo, spread: Spread | None) -> str:
+    """How a value lies on the grid: cut as its name says, else whole on each device."""
+    if spread is None:
+        return ""
+    is_leaf = value is not None and isinstance(value.node.op, (Input, Param))
+    cuts = spread.cuts.get(leaf_name(value), ()) if is_leaf and value is not None else ()
+    names = [*cuts, *[()] * (x.ndim - len(cuts))]
+    parts = ", ".join("{" + ", ".join(f'"{n}"' for n in one) + "}" for one in names)
+    return f" {{sdy.sharding = #sdy.sharding<@mesh, [{parts}]>}}"
 
 
 def _symbol(name: str) -> str:

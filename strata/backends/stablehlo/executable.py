@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends.stablehlo.adapter import Client, client
+from strata.backends.base import Spread
+from strata.backends.stablehlo.adapter import Client, Place, client
 from strata.backends.stablehlo.emit import Text, is_native, write_module
 from strata.core import Target, TensorType, new_lock
-from strata.errors import DeviceError
+from strata.errors import DeviceError, OptionError
 from strata.lir import Lir, Stage, stages_of
 from strata.mir import Constant, Graph, Node, Op, Value, evaluate_values, leaf_name, run_op
 
@@ -63,7 +64,11 @@ class XlaBackend:
         return {f"module{at}": text.text for at, (_, text) in enumerate(_written(lir.graph)) if text is not None}
 
     def compile(self, lir: Lir) -> XlaExecutable:
-        return XlaExecutable(lir, self.client, self.index)
+        return XlaExecutable(lir, self.client.place(self.index))
+
+    def compile_spread(self, lir: Lir, spread: Spread) -> XlaExecutable:
+        """A plan for several devices, each with its part of the arrays; the results are those of one."""
+        return XlaExecutable(lir, self.client.grid(spread), spread)
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,8 @@ class _Program:
 class XlaExecutable:
     """A plan on a PJRT device. Sizes that are symbols are compiled for as they are met."""
 
-    def __init__(self, lir: Lir, client: Client, index: int) -> None:
-        self.lir, self.client, self.index = lir, client, index
+    def __init__(self, lir: Lir, place: Place, spread: Spread | None = None) -> None:
+        self.lir, self.place, self.spread = lir, place, spread
         self._params: dict[str, Any] = {}
         self._programs: OrderedDict[tuple[tuple[str, int], ...], _Program] = OrderedDict()
         self._lock = new_lock()
@@ -99,7 +104,7 @@ class XlaExecutable:
         return "\n".join(texts)
 
     def set_param(self, name: str, array: np.ndarray) -> None:
-        self._params[name] = self.client.put(array, self.index)
+        self._params[name] = self.place.put(array, name)
 
     def run(
         self,
@@ -111,29 +116,29 @@ class XlaExecutable:
         program = self._program(binding)
         graph = program.graph
         values: dict[Value, Any] = dict(program.constants)
-        values |= {x: self.client.put(a, self.index) for x, a in zip(graph.inputs, inputs, strict=True)}
+        values |= {x: self.place.put(a, leaf_name(x)) for x, a in zip(graph.inputs, inputs, strict=True)}
         values |= {x: self._params[leaf_name(x)] for x in graph.params}
         for stage, text, loaded in zip(program.stages, program.texts, program.loaded, strict=True):
             if text is None:
                 self._run_host(stage, values)
                 continue
-            results = self.client.run(loaded, [values[x] for x in text.takes])
-            if text.is_checked and self.client.take(results.pop()):
+            results = self.place.run(loaded, [values[x] for x in text.takes])
+            if text.is_checked and self.place.take(results.pop()):
                 self._raise(stage, values)
             values.update(zip(stage.gives, results, strict=True))
         for out, result in zip(outputs, graph.results, strict=True):
-            np.copyto(out, self.client.take(values[result]))
+            np.copyto(out, self.place.take(values[result]))
 
     def _raise(self, stage: Stage, values: Mapping[Value, Any]) -> None:
         """A module says that something in it is an error: NumPy finds out which, and where it comes from."""
-        known = {x: self.client.take(values[x]) for x in stage.takes if not isinstance(x.node.op, Constant)}
+        known = {x: self.place.take(values[x]) for x in stage.takes if not isinstance(x.node.op, Constant)}
         evaluate_values(stage.gives, known, {})
 
     def _run_host(self, stage: Stage, values: dict[Value, Any]) -> None:
         for node in stage.nodes:
-            arrays = [self.client.take(values[x]) for x in node.inputs]
+            arrays = [self.place.take(values[x]) for x in node.inputs]
             results = run_op(node.op, arrays, node.types)
-            values.update({x: self.client.put(a, self.index) for x, a in zip(node.outputs, results, strict=True)})
+            values.update({x: self.place.put(a) for x, a in zip(node.outputs, results, strict=True)})
 
     def _program(self, binding: Mapping[str, int]) -> _Program:
         key = tuple(sorted(binding.items())) if binding else ()
@@ -149,23 +154,38 @@ class XlaExecutable:
 
     def _made(self, binding: Mapping[str, int]) -> _Program:
         graph = self.lir.graph.bind(binding) if binding else self.lir.graph
-        written = _written(graph)
+        if self.spread is not None:
+            check_cuts(graph, self.spread)
+        written = _written(graph, self.spread)
         stages, texts = [s for s, _ in written], [t for _, t in written]
-        loaded = [None if t is None else self.client.compile(t.text, self.index, graph.name) for t in texts]
+        loaded = [None if t is None else self.place.load(t.text, graph.name) for t in texts]
         read = [x for t, s in zip(texts, stages, strict=True) for x in (s.takes if t is None else t.takes)]
         constants = {
-            x: self.client.put(x.node.op.data.array, self.index)
-            for x in (*read, *graph.results)
-            if isinstance(x.node.op, Constant)
+            x: self.place.put(x.node.op.data.array) for x in (*read, *graph.results) if isinstance(x.node.op, Constant)
         }
         return _Program(graph, tuple(stages), tuple(texts), tuple(loaded), constants)
 
 
-def _written(graph: Graph) -> list[tuple[Stage, Text | None]]:
+def _written(graph: Graph, spread: Spread | None = None) -> list[tuple[Stage, Text | None]]:
     """The stages of a graph with the text of each that is a module."""
     stages = stages_of(graph, lambda node: not is_native(node.op))
     made: list[tuple[Stage, Text | None]] = []
     for at, stage in enumerate(stages):
         name = f"{graph.name}_{at}" if len(stages) > 1 else graph.name
-        made.append((stage, None if stage.is_host else write_module(name, stage.takes, stage.gives)))
+        made.append((stage, None if stage.is_host else write_module(name, stage.takes, stage.gives, spread)))
     return made
+
+
+def check_cuts(graph: Graph, spread: Spread) -> None:
+    """Refuse cuts of what is not there, or that do not come out even."""
+    for name, cuts in spread.cuts.items():
+        kind = graph.leaf(name).type
+        if len(cuts) > kind.ndim:
+            raise OptionError(f"compile option shard: {name} : {kind} has no axis {kind.ndim}", code="O144")
+        for axis, names in enumerate(cuts):
+            size, parts = kind.shape[axis], spread.parts(names)
+            if isinstance(size, int) and size % parts:
+                raise OptionError(
+                    f"compile option shard: axis {axis} of {name} : {kind} does not divide into {parts} parts",
+                    code="O144",
+                )

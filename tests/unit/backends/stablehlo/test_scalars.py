@@ -74,8 +74,8 @@ def run_all(jobs: list[tuple[str, DType, list[np.ndarray]]]) -> list[np.ndarray]
         f"module @m {{ func.func public @main({head}) -> ({kinds}) {{\n{body}\n"
         f"return {', '.join(x.name for x in outs)} : {kinds} }} }}"
     )
-    loaded = client().compile(text, 0, "scalars")
-    return [client().take(r) for r in client().run(loaded, [client().put(a, 0) for a in arrays])]
+    loaded = client().place(0).load(text, "scalars")
+    return [client().take(r) for r in client().run(loaded, [client().place(0).put(a) for a in arrays])]
 
 
 def jobs_for(dtype: DType) -> Iterator[tuple[str, DType, list[np.ndarray]]]:
