@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ import pytest
 
 import strata as st
 from strata import ops
+from strata.config import using
 from strata.core import f32, f64, i64, sym, u8
-from strata.errors import DeviceError, OutOfMemoryError
+from strata.errors import DeviceError, IndexRangeError, OutOfMemoryError
 from strata.mir import Graph, evaluate
 from strata.testing.backend_suite import Case, cases, run_case
 from tests.fuzz.mixed_graphs import mixed_graph
@@ -176,6 +178,15 @@ def test_orders(dtype: str, rng: np.random.Generator) -> None:
     assert agrees(g, {"x": array}).host_steps == []
 
 
+@pytest.mark.parametrize("count", [2047, 2048, 2500, 5041])
+def test_long_running_reductions(count: int, rng: np.random.Generator) -> None:
+    g = Graph("running")
+    x, n = g.input("x", f32[3, count]), g.input("n", i64[count])
+    g.outputs(ops.cumsum(x, axis=1), ops.cumsum(x * 2.0, axis=1, reverse=True) + 1.0, ops.cumsum(n, axis=0),
+              ops.cumsum(x, axis=1, exclusive=True), ops.cummax(x, axis=1)[0])  # fmt: skip
+    agrees(g, {"x": rng.standard_normal((3, count)).astype(np.float32), "n": rng.integers(-9, 1 << 40, count)})
+
+
 def test_rows_that_are_too_long_to_sort_by_ranks(rng: np.random.Generator) -> None:
     g = Graph("long")
     g.outputs(ops.sort(g.input("x", f32[9000])))
@@ -280,6 +291,58 @@ def test_shaders_can_be_read() -> None:
     page = st.Session("wgpu").compile(g).explain()
     assert "@compute" in page.code["k0"]
     assert "code" in str(page)
+
+
+def test_labels_outside_their_classes_are_an_error() -> None:
+    g = Graph("labels")
+    x, labels = g.input("x", f32[2, 3]), g.input("labels", i64[2])
+    g.outputs(ops.softmax_cross_entropy_with_logits(x, labels))
+    compiled = st.Session("wgpu").compile(g)
+    feeds = {"x": np.ones((2, 3), np.float32), "labels": np.array([0, 2])}
+    assert np.isfinite(compiled.run(feeds)[0]).all()
+    with pytest.raises(IndexRangeError, match="label 3 of row 1 is outside the 3 classes"):
+        compiled.run(feeds | {"labels": np.array([0, 3])})
+
+
+def test_many_threads(rng: np.random.Generator) -> None:
+    g = Graph("threads")
+    g.outputs(g.input("x", f32[64, 64]).softmax(-1) @ g.input("w", f32[64, 64]))
+    compiled = st.Session("wgpu").compile(g)
+    feeds = [{n: rng.standard_normal((64, 64)).astype(np.float32) for n in ("x", "w")} for _ in range(12)]
+    alone = [compiled.run(f)[0] for f in feeds]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda f: compiled.run(f)[0], feeds))
+    for a, b in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_functions_of_tensors_train_as_on_the_processor(rng: np.random.Generator) -> None:
+    x, y = rng.standard_normal((32, 10)).astype(np.float32), np.eye(3, dtype=np.float32)[rng.integers(0, 3, 32)]
+    start = {
+        "w1": rng.standard_normal((10, 16)).astype(np.float32),
+        "w2": rng.standard_normal((16, 3)).astype(np.float32),
+    }
+
+    def loss(p: Any, a: Any, b: Any) -> Any:
+        return ((a @ p["w1"]).gelu() @ p["w2"] - b).square().mean()
+
+    found = []
+    for device in ("cpu", "wgpu"):
+        with using(device=device):
+
+            @st.jit
+            def step(p: Any, a: Any, b: Any) -> Any:
+                value, slopes = st.value_and_grad(loss)(p, a, b)
+                return value, {name: p[name] - 0.1 * slopes[name] for name in p}
+
+            p, losses = {name: st.tensor(w) for name, w in start.items()}, []
+            for _ in range(3):
+                value, p = step(p, st.tensor(x), st.tensor(y))
+                losses.append(float(np.asarray(value)))
+            found.append((losses, {name: np.asarray(w) for name, w in p.items()}))
+    np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-5)
+    for name in start:
+        np.testing.assert_allclose(found[1][1][name], found[0][1][name], rtol=1e-5, atol=1e-6)
 
 
 def test_a_training_step_equals_the_processor(rng: np.random.Generator) -> None:

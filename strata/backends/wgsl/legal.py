@@ -10,12 +10,13 @@ from strata.errors import StrataError
 from strata.kernel import Expr, KernelBuilder, Reduce, Scalar, Scan, postorder
 from strata.lir import has_kernel
 from strata.mir import Op, as_tuple
+from strata.ops import CheckedIds
 
 
 @lru_cache(maxsize=4096)
 def can_lower(op: Op, types: tuple[TensorType, ...]) -> bool:
     """Whether an op on inputs of these types becomes part of a shader; without types, whether it may."""
-    if not has_kernel(op):
+    if not has_kernel(op) or isinstance(op, CheckedIds):  # a shader cannot say which id is wrong
         return False
     if not types:
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from strata.backends.wgsl.scans import split_scan
 from strata.backends.wgsl.tiles import find_product, flat_sums
 from strata.core import i64
 from strata.kernel import (
@@ -38,7 +39,7 @@ def phases_of(kernel: Kernel) -> Phases:
     product = find_product(make_nest(flat))
     if product is not None and product.fills_a_device:
         return Phases((flat,))
-    parted = split_reductions(normal, LIMITS)
+    parted = split_scan(normal) or split_reductions(normal, LIMITS)
     made: list[Kernel] = []
     scratch = list(parted.scratch)
     for phase in parted.kernels:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from strata import ops
@@ -16,7 +17,19 @@ from strata.backends.wgsl.phases import phases_of
 from strata.backends.wgsl.render import render
 from strata.backends.wgsl.values import FUNCTIONS, HELD, has_function, literal
 from strata.core import ALL_DTYPES, DType, f32, f64, i32, i64, sym, u8
-from strata.kernel import SCALARS, Axis, Buffer, Const, Expr, Kernel, KernelBuilder, Load, apply
+from strata.kernel import (
+    SCALARS,
+    Axis,
+    Buffer,
+    Const,
+    Expr,
+    Kernel,
+    KernelBuilder,
+    Load,
+    apply,
+    interpret,
+    verify_kernel,
+)
 from strata.mir import REGISTRY, Graph
 
 HELD_TYPES = [t for t in ALL_DTYPES if t.name in HELD]
@@ -113,6 +126,42 @@ def test_schedules() -> None:
     assert chosen(_kernel((10, 20), row)) == ["points 1 by 64"]
     assert chosen(_kernel((10, 100), row)) == ["rows 1 by 64"]
     assert chosen(_kernel((10, 1000), row)) == ["rows 1 by 256"]
+
+
+def _in_turn(kernel: Kernel, *arrays: np.ndarray) -> list[np.ndarray]:
+    """The phases of a kernel, interpreted one after the other."""
+    known = {b.name: a.reshape(-1) for b, a in zip(kernel.inputs, arrays, strict=True)}
+    for phase in phases_of(kernel).kernels:
+        verify_kernel(phase)
+        start = [known.get(b.name, np.zeros(b.type.static_shape, b.dtype.np)) for b in phase.outputs]
+        results = interpret(phase, [known[b.name] for b in phase.inputs], None, start)
+        known |= {b.name: r for b, r in zip(phase.outputs, results, strict=True)}
+    return [known[b.name].reshape(b.type.static_shape) for b in kernel.outputs]
+
+
+@pytest.mark.parametrize("count", [2048, 2500, 2501])
+@pytest.mark.parametrize("kind", ["sum", "max", "prod"])
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_long_running_reductions_are_done_in_blocks(count: int, kind: str, exclusive: bool) -> None:
+    k = KernelBuilder("k")
+    x = k.input("in0", i64[3, count])
+
+    def value(index: tuple[Expr, ...]) -> Expr:
+        row, at = index
+        return k.scan(kind, count, lambda j: x[row, j], at, exclusive=exclusive) * 2 + at
+
+    k.output("out0", i64[3, count], value)
+    kernel = k.build()
+    array = np.random.default_rng(count).integers(-5, 1 << 20, (3, count))
+    assert len(phases_of(kernel).kernels) == (3 if count == 2500 else 4)
+    np.testing.assert_array_equal(_in_turn(kernel, array)[0], interpret(kernel, [array])[0])
+
+
+def test_sums_that_every_point_needs_are_done_first() -> None:
+    kernel = _kernel((500,), lambda k, x, index: x[index] / k.reduce("sum", (500,), lambda j: x[j]))
+    array = np.random.default_rng(0).random(500).astype(np.float32)
+    assert len(phases_of(kernel).kernels) == 2
+    np.testing.assert_allclose(_in_turn(kernel, array)[0], array / array.sum(), rtol=1e-6)
 
 
 def test_names_of_users_cannot_clash_with_the_language() -> None:
