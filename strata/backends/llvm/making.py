@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from strata.backends.llvm import jit
 from strata.backends.llvm.builder import Module
-from strata.backends.llvm.compile import Lowered, lower_phases
+from strata.backends.llvm.compile import Lowered, lower, lower_phases
 from strata.backends.llvm.conv_first_steps import PlanesPlan, emit_planes_kernel, find_planes, plan_planes_kernel
 from strata.backends.llvm.conv_steps import (
     ConvPlan,
@@ -23,7 +23,8 @@ from strata.backends.llvm.emit import emit_kernel
 from strata.backends.llvm.entries import Head
 from strata.backends.llvm.matrix import emit_matrix, few_rows_together, find_contraction, plan_matrix, reads_along
 from strata.backends.llvm.parts import INNER, Split, split
-from strata.backends.llvm.pool_planes import emit_pool, plan_pool
+from strata.backends.llvm.pool_planes import PoolPlan, emit_pool, plan_pool
+from strata.backends.llvm.pool_volumes import Volumes, split_volumes
 from strata.backends.llvm.usage import Loops, Product, Usage, read_usage
 from strata.config import config
 from strata.core import Target, available_threads, new_lock
@@ -58,11 +59,24 @@ def emitted(
     if pool is not None:
         emit_pool(module, pool)
         return pool.usage, module
+    volumes = split_volumes(kernel) if not kernel.schedule else None
+    first = plan_pool(volumes.planes, target) if volumes is not None else None
+    if volumes is not None and first is not None:
+        emit_pool(module, first)
+        return _behind(first, volumes, target, module), module
     phases, scratch = lower_phases(kernel, target)
     for lowered in phases:
         emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
     *before, last = map(_loops_of, phases)
     return replace(last, before=tuple(before), scratch=tuple((b.name, b.type.nbytes) for b in scratch)), module
+
+
+def _behind(planes: PoolPlan, volumes: Volumes, target: Target, module: Module) -> Loops:
+    """What a pool over volumes does with its pooled planes."""
+    lowered = lower(volumes.rest, target)
+    emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
+    between = volumes.between
+    return replace(_loops_of(lowered), before=(planes.usage,), scratch=((between.name, between.type.nbytes),))
 
 
 def _loops_of(lowered: Lowered) -> Loops:

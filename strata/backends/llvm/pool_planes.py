@@ -97,13 +97,13 @@ def plan_pool(kernel: Kernel, target: Target) -> PoolPlan | None:
     (pooled, *others) = [e for e in postorder([store.value]) if isinstance(e, (Reduce, Scan))] or (None,)
     if others or not isinstance(pooled, Reduce) or pooled.dtype is not f32 or 0 in store.buffer.shape:
         return None
-    load = _windowed(pooled)
+    load = windowed(pooled)
     if load is None or load.buffer.shape[:-2] != store.buffer.shape[:-2]:
         return None
-    if any(not _is_at(i, a) for i, a in zip(load.index[:-2], store.axes[:-2], strict=True)):
+    if any(not is_at(i, a) for i, a in zip(load.index[:-2], store.axes[:-2], strict=True)):
         return None
     windows = [[a for a in pooled.axes if a in i.free] for i in load.index[-2:]]
-    down, along = (_slide(*where) for where in zip(load.index[-2:], store.axes[-2:], windows, strict=True))
+    down, along = (slide_along(*where) for where in zip(load.index[-2:], store.axes[-2:], windows, strict=True))
     missing = [a for a in pooled.axes if a not in (*windows[0], *windows[1]) and a.extent != 1]
     if down is None or along is None or missing or set(windows[0]) & set(windows[1]):
         return None
@@ -138,7 +138,7 @@ def _tiles(planes: int, height: Dim, width: int) -> tuple[int, int, tuple[int, .
     return together, lines, tuple(needed)
 
 
-def _windowed(pooled: Reduce) -> Load | None:
+def windowed(pooled: Reduce) -> Load | None:
     """What a pool reads: elements of windows, and outside of the array what changes nothing."""
     if pooled.kind not in KINDS:
         return None
@@ -168,11 +168,11 @@ def _is_inside(condition: Expr, load: Load) -> bool:
     return bound.constant == 0 if condition.name == "ge" else condition.name == "lt" and bound.constant in sizes
 
 
-def _is_at(index: Expr, axis: Axis) -> bool:
+def is_at(index: Expr, axis: Axis) -> bool:
     return index is axis or (axis.extent == 1 and isinstance(index, Const) and index.value == 0)
 
 
-def _slide(index: Expr, axis: Axis, taps: list[Axis]) -> Slide | None:
+def slide_along(index: Expr, axis: Axis, taps: list[Axis]) -> Slide | None:
     """The window along an axis, where an index is stride · axis + dilation · tap + start."""
     form = linear(index)
     if len(taps) > 1 or any(a is not axis and a not in taps for a in form.terms):
