@@ -45,7 +45,7 @@ class Ordering(UnaryOp):
 
 @op("sort")
 class Sort(Ordering):
-    """Elements in order along an axis. `stable` asks for equal elements in their order, which only argsort can show."""
+    """Elements in order along an axis. Equal ones stay in their order, as zeros of both signs, and argsort, show."""
 
     descending: bool
     stable: bool

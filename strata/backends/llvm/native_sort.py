@@ -10,7 +10,7 @@ from strata.backends.llvm.builder import Function, Module, Value, constant, vect
 from strata.backends.llvm.native import arguments, around, kernel, number_slots, while_loop
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, override
 from strata.backends.llvm.sort_network import LONGEST, emit_groups, network_lanes, network_longest
-from strata.backends.llvm.sorter import Layout, emit_sort, from_key, key_bits, order_key
+from strata.backends.llvm.sorter import Layout, emit_sort, emit_zeros, from_key, key_bits, order_key
 from strata.core import DType, Target
 from strata.errors import RunError
 from strata.mir import Node
@@ -105,6 +105,7 @@ def _emit(module: Module, dtype: DType, target: Target, what: str, descending: b
     """Slots of rows. Arguments: source, out, ids, workspace, bytes of a slot, n, inner, rows, slots, k."""
     layout = Layout.of(dtype, with_position=what != "sort")
     sort = emit_sort(module, layout, key_bits(dtype))
+    zeros = emit_zeros(module, dtype, descending, looks=True) if what == "sort" and dtype.is_float else None
     lanes = target.lanes(dtype.itemsize)
     f = kernel(module, what)
     source, out, ids, workspace, slot_bytes, n, inner, rows, slots, k = arguments(f, "ppppiiiiii")
@@ -130,7 +131,10 @@ def _emit(module: Module, dtype: DType, target: Target, what: str, descending: b
                 work.load_row(begin, inner, a, n, lanes)
                 result = f.call("ptr", sort, ("ptr", a), ("ptr", b), ("i64", n))
             if what == "sort":
-                work.store_keys(result, f.address(work.raw, out, start), inner, k, lanes)
+                to = f.address(work.raw, out, start)
+                work.store_keys(result, to, inner, k, lanes)
+                if zeros is not None:
+                    f.call("void", zeros, ("ptr", begin), ("ptr", to), ("i64", n), ("i64", inner))
                 return
 
             def one(i: str, _: list[str]) -> None:

@@ -8,14 +8,15 @@ starts early enough to be full; rows that two groups sort get equal values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from strata.backends.llvm.builder import Function, Module, Value, constant, vector, vector_constant
 from strata.backends.llvm.fft import transposed
 from strata.backends.llvm.native import arguments, kernel, while_loop
 from strata.backends.llvm.registers import Parts, gather, scatter
-from strata.backends.llvm.sorter import Layout, from_key, key_bits, order_key
+from strata.backends.llvm.sorter import Layout, emit_zeros, from_key, key_bits, order_key
 from strata.core import DType, Target
 
 # rows for which the network beats sorting row by row, by bits, with vectors of 64 bytes; and workspace stays small
@@ -216,6 +217,7 @@ class _Group:
         self.raw = f"i{key_bits(dtype)}"
         self.raws, self.type = vector(self.raw, lanes), vector(_lane_type(layout), lanes)
         self.words = _words(layout)
+        self.tracks = dtype.is_float and not layout.shift  # whether a -0 comes by: positions are not there to tell
 
     def put(self, raw: str, planes: Value, i: Value) -> None:
         f, layout = self.f, self.layout
@@ -240,35 +242,67 @@ class _Group:
             return f.binary("and", self.type, key, constant(self.type, (1 << layout.shift) - 1))
         return from_key(f, self.dtype, key, self.lanes, descending=self.descending)
 
-    def load(self, source: Value, planes: Value, n: Value, inner: Value, even: Value) -> None:
+    def reorder_zeros(
+        self, zeros: str, least: Value, source: Value, to: Value, n: Value, inner: Value, step: Value
+    ) -> None:
+        """Zeros of both signs in their order, where a row of the group has a -0; rows begin `step` elements apart."""
+        f = self.f
+        lowest = f.call(self.raw, f"llvm.vector.reduce.umin.v{self.lanes}{self.raw}", (self.raws, least))
+
+        def row(lane: str, _: list[str]) -> None:
+            ends = [f.address(self.raw, base, f.mul(lane, step)) for base in (source, to)]
+            f.call("void", zeros, ("ptr", ends[0]), ("ptr", ends[1]), ("i64", n), ("i64", inner))
+
+        some = f.compare("eq", self.raw, lowest, constant(self.raw, 0))
+        f.if_(some, lambda: f.loop(0, self.lanes, 1, (), row) and None)
+
+    def _with(self, least: list[str], raw: str) -> list[Value]:
+        """The least element with its sign turned so far: 0 where a -0 has come by."""
+        if not least:
+            return []
+        turned = self.f.binary("xor", self.raws, raw, constant(self.raws, 1 << (key_bits(self.dtype) - 1)))
+        name = f"llvm.umin.v{self.lanes}{self.raw}"
+        return [self.f.call(self.raws, name, (self.raws, least[0]), (self.raws, turned))]
+
+    def load(self, source: Value, planes: Value, n: Value, inner: Value, even: Value) -> list[str]:
+        """The group's elements to the workspace; gives what `_with` knows at the end, if it is tracked."""
         f, lanes = self.f, self.lanes
+        carried: list[tuple[str, Value]] = [(self.raws, constant(self.raws, -1))] if self.tracks else []
+        types = [t for t, _ in carried]
 
-        def rows() -> None:
-            def one(i: str, _: list[str]) -> None:
-                self.put(
-                    f.load(self.raws, f.address(self.raw, source, f.mul(i, inner)), self.dtype.itemsize), planes, i
-                )
+        def rows() -> list[str]:
+            def one(i: str, least: list[str]) -> list[Value]:
+                raw = f.load(self.raws, f.address(self.raw, source, f.mul(i, inner)), self.dtype.itemsize)
+                self.put(raw, planes, i)
+                return self._with(least, raw)
 
-            f.loop(0, n, 1, (), one)
+            return f.loop(0, n, 1, carried, one)
 
-        def columns() -> None:
-            def tile(start: Value) -> None:
+        def columns() -> list[str]:
+            def tile(start: Value, least: list[str]) -> list[Value]:
                 places = [f.address(self.raw, source, f.add(f.mul(n, lane), start)) for lane in range(lanes)]
                 square = [f.load(self.raws, place, self.dtype.itemsize) for place in places]
+                known: list[Any] = list(least)
                 for i, raw in enumerate(transposed(f, self.raws, square)):
                     self.put(raw, planes, f.add(start, i))
+                    known = self._with(known, raw)
+                return known
 
-            self._tiles(n, tile)
+            return self._tiles(n, carried, tile)
 
-        def short() -> None:
-            def one(i: str, _: list[str]) -> None:
-                pointers = self._across(self.raw, source, n, i)
+        def short() -> list[str]:
+            def one(i: str, least: list[str]) -> list[Value]:
                 everywhere = constant(vector("i1", lanes), 1)
-                self.put(gather(f, self.raws, pointers, self.dtype.itemsize, everywhere), planes, i)
+                raw = gather(f, self.raws, self._across(self.raw, source, n, i), self.dtype.itemsize, everywhere)
+                self.put(raw, planes, i)
+                return self._with(least, raw)
 
-            f.loop(0, n, 1, (), one)
+            return f.loop(0, n, 1, carried, one)
 
-        f.if_(even, rows, lambda: f.if_(f.compare("slt", "i64", n, lanes), short, columns) and None)
+        def uneven() -> list[str]:
+            return f.if_(f.compare("slt", "i64", n, lanes), short, columns, types)
+
+        return f.if_(even, rows, uneven, types)
 
     def _across(self, element: str, base: Value, n: Value, i: Value) -> str:
         """Addresses of the element i of each row; rows have n of them."""
@@ -288,12 +322,13 @@ class _Group:
             f.loop(0, n, 1, (), one)
 
         def columns() -> None:
-            def tile(start: Value) -> None:
+            def tile(start: Value, _: list[str]) -> list[Value]:
                 square = [self.get(planes, f.add(start, i)) for i in range(lanes)]
                 for lane, value in enumerate(transposed(f, type_, square)):
                     f.store(type_, value, f.address(element, to, f.add(f.mul(n, lane), start)), align)
+                return []
 
-            self._tiles(n, tile)
+            self._tiles(n, [], tile)
 
         def short() -> None:
             def one(i: str, _: list[str]) -> None:
@@ -304,12 +339,15 @@ class _Group:
 
         f.if_(even, rows, lambda: f.if_(f.compare("slt", "i64", n, lanes), short, columns) and None)
 
-    def _tiles(self, n: Value, tile) -> None:  # type: ignore[no-untyped-def]
+    def _tiles(
+        self, n: Value, carried: list[tuple[str, Value]], tile: Callable[[Value, list[str]], list[Value]]
+    ) -> list[str]:
         """Squares of elements and lanes; the last one starts early enough to be full."""
         f, lanes = self.f, self.lanes
-        f.loop(0, f.round_down(n, lanes), lanes, (), lambda i, _: tile(i))
+        state = f.loop(0, f.round_down(n, lanes), lanes, carried, tile)
         ragged = f.compare("ne", "i64", f.binary("and", "i64", n, lanes - 1), 0)
-        f.if_(ragged, lambda: tile(f.sub(n, lanes)))
+        types = [t for t, _ in carried]
+        return f.if_(ragged, lambda: tile(f.sub(n, lanes), state), lambda: state, types)
 
 
 def emit_groups(module: Module, dtype: DType, target: Target, what: str, descending: bool) -> None:
@@ -317,6 +355,7 @@ def emit_groups(module: Module, dtype: DType, target: Target, what: str, descend
     layout = Layout.of(dtype, with_position=what != "sort")
     lanes = network_lanes(layout, target)
     network = emit_network(module, layout, lanes)
+    zeros = emit_zeros(module, dtype, descending, looks=False) if what == "sort" and dtype.is_float else None
     f = kernel(module, f"{what}_network")
     source, out, ids, workspace, slot_bytes, n, inner, rows, slots, k, groups, per_outer = arguments(f, "ppppiiiiiiii")
     work = _Group(f, dtype, layout, lanes, descending)
@@ -333,10 +372,13 @@ def emit_groups(module: Module, dtype: DType, target: Target, what: str, descend
             step = f.select("i64", even, 1, n)
             begin = f.add(f.mul(f.mul(outer, n), inner), f.mul(lane, step))
             at = f.address(work.raw, source, begin)
-            work.load(at, planes, n, inner, even)
+            least = work.load(at, planes, n, inner, even)
             f.call("void", network, ("ptr", planes), ("i64", n))
             if what == "sort":
-                work.store(planes, f.address(work.raw, out, begin), n, inner, even)
+                to = f.address(work.raw, out, begin)
+                work.store(planes, to, n, inner, even)
+                if zeros is not None:
+                    work.reorder_zeros(zeros, least[0], at, to, n, inner, step)
             elif what == "argsort":
                 work.store(planes, f.address("i64", ids, begin), n, inner, even)
             else:

@@ -84,6 +84,62 @@ def from_key(f: Function, dtype: DType, key: str, lanes: int, *, descending: boo
     return f.binary("xor", type_, key, constant(type_, sign)) if dtype.kind == "int" else key
 
 
+def emit_zeros(module: Module, dtype: DType, descending: bool, *, looks: bool) -> str:
+    """Adds `void zeros(ptr source, ptr out, i64 n, i64 stride)`, which puts zeros of both signs in their order.
+
+    `out` has the elements of `source` sorted by keys that tell -0 from 0. They are equal, so they stay as they came.
+    Looking for a row's zeros takes two searches in order; where there are both, the row is read again. Where another
+    thread may write the same row, what `out` has says nothing about the signs: then it does not look.
+    """
+    raw, name = f"i{key_bits(dtype)}", f"zeros_{dtype.name}_{'down' if descending else 'up'}{'_looking' * looks}"
+    if module.has(name):
+        return name
+    parameters = (("ptr", "source"), ("ptr", "out"), ("i64", "n"), ("i64", "stride"))
+    f = module.function(name, parameters, linkage="internal")
+    sign = 1 << (key_bits(dtype) - 1)
+    zero = sign - 1 if descending else sign  # the key of 0
+
+    def load(base: str, i: Value) -> str:
+        return f.load(raw, f.address(raw, base, f.mul(i, "%stride")), dtype.itemsize)
+
+    def before(limit: int) -> str:
+        """How many elements come before a key."""
+
+        def halve(state: list[str]) -> list[Value]:
+            low, high = state
+            middle = f.binary("lshr", "i64", f.add(low, high), 1)
+            key = order_key(f, dtype, load("%out", middle), 1, descending=descending, one_zero=True)
+            less = f.compare("ult", raw, key, constant(raw, limit))
+            return [f.select("i64", less, f.add(middle, 1), low), f.select("i64", less, high, middle)]
+
+        return while_loop(f, (("i64", 0), ("i64", "%n")), lambda s: f.compare("slt", "i64", s[0], s[1]), halve)[0]
+
+    first = before(zero)
+
+    def rewrite() -> None:
+        def one(i: str, state: list[str]) -> list[Value]:
+            value = load("%source", i)
+            is_zero = f.compare("eq", raw, f.binary("and", raw, value, constant(raw, sign - 1)), constant(raw, 0))
+            to = f.address(raw, "%out", f.mul(state[0], "%stride"))
+            f.if_(is_zero, lambda: f.store(raw, value, to, dtype.itemsize))
+            return [f.add(state[0], f.convert("zext", "i1", is_zero, "i64"))]
+
+        f.loop(0, "%n", 1, (("i64", first),), one)
+
+    def several() -> None:
+        end = before(zero + 1)
+
+        def look() -> None:
+            both = f.compare("ne", raw, load("%out", first), load("%out", f.sub(end, 1)))
+            f.if_(both, rewrite)
+
+        f.if_(f.compare("sgt", "i64", f.sub(end, first), 1), look if looks else rewrite)
+
+    f.if_(f.compare("slt", "i64", first, "%n"), several)
+    f.ret()
+    return name
+
+
 def _infinity(dtype: DType) -> int:
     """The largest magnitude that is not NaN."""
     if dtype.name in SMALL:

@@ -64,7 +64,34 @@ def test_orders(native: Any, shape: tuple[int, ...], axis: int, dtype: Any, desc
     (ids,) = native(lambda v: METHODS["argsort"](v, axis, descending=descending), x)
     np.testing.assert_array_equal(ids, order)
     (values,) = native(lambda v: METHODS["sort"](v, axis, descending=descending), x)
-    np.testing.assert_array_equal(values.astype(np.float64), np.take_along_axis(x, order, axis).astype(np.float64))
+    want = np.take_along_axis(x, order, axis)
+    np.testing.assert_array_equal(values.astype(np.float64), want.astype(np.float64))
+    if np.dtype(dtype).kind in "fV":  # zeros of both signs are equal, and stay in their order
+        zeros = want == 0
+        np.testing.assert_array_equal(
+            np.signbit(values.astype(np.float64)[zeros]), np.signbit(want.astype(np.float64)[zeros])
+        )
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((1, 2), 1), ((1, 40), 1), ((3, 1000), 1), ((40, 7), 1), ((33, 65), 1), ((65, 33), 0), ((2, 9, 5), 1)],
+)
+def test_zeros_of_both_signs_stay_in_their_order(
+    native: Any, shape: tuple[int, ...], axis: int, dtype: Any, descending: bool
+) -> None:
+    rng = np.random.default_rng(1)
+    for share in (0.0, 0.1, 0.9, 1.0):  # of zeros; the others around them
+        x = np.where(
+            rng.random(shape) < share, np.where(rng.random(shape) < 0.5, 0.0, -0.0), rng.standard_normal(shape)
+        )
+        x = x.astype(dtype)
+        (values,) = native(lambda v: METHODS["sort"](v, axis, descending=descending), x)
+        want = np.take_along_axis(x, _order(x, axis, descending), axis)
+        np.testing.assert_array_equal(values, want)
+        np.testing.assert_array_equal(np.signbit(values), np.signbit(want))
 
 
 @pytest.mark.parametrize(
