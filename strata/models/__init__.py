@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from strata.models.embed import Encoder
     from strata.models.generate import Decoder, State
     from strata.models.ocr import Line, TextReader
+    from strata.models.paged import PagedCache, PagePool, PageTable, page_bytes
     from strata.models.sampling import Sampler
     from strata.models.speech import Speech
     from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 _PLACES = {
     "Model": "base", "Encoder": "embed", "Decoder": "generate", "State": "generate", "Line": "ocr", "TextReader": "ocr",
     "PAGE": "cached", "Sampler": "sampling", "Speech": "speech", "Tokenizer": "tokenizer",
+    "PagePool": "paged", "PageTable": "paged", "PagedCache": "paged", "page_bytes": "paged",
     "folder_tokenizer": "tokenizer", "gguf_tokenizer": "tokenizer",
 }  # fmt: skip
-__all__ = ["PAGE", "Decoder", "Encoder", "Line", "Model", "Sampler", "Speech", "State", "TextReader", "Tokenizer",
-           "folder_tokenizer", "gguf_tokenizer", "load"]  # fmt: skip
+__all__ = ["PAGE", "Decoder", "Encoder", "Line", "Model", "PagePool", "PageTable", "PagedCache", "Sampler", "Speech",
+           "State", "TextReader", "Tokenizer", "folder_tokenizer", "gguf_tokenizer", "load", "page_bytes"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

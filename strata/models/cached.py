@@ -2,8 +2,7 @@
 
 Inputs are the new tokens, how many came before them, and a cache of keys and of values for each layer; results are the
 logits and the caches with the new rows written. Passing one array for a cache's input and its result writes in place.
-Sequences of different lengths go through a ragged graph: they end at the same row of their caches, and `unused` says
-how many rows each leaves free before its first token. In a paged graph the keys and values of all sequences lie in
+In a paged graph, for sequences of any lengths, the keys and values of all sequences lie in
 pools of pages, a table for each sequence says which pages are its own, and the results are the new rows alone: whoever
 keeps the pools writes them to their pages.
 """
@@ -18,7 +17,7 @@ from strata.mir import Value, constant
 from strata.models.weights import Builder, Weights, ops
 
 PAGE: Final = 16  # tokens of a page; results do not depend on where a prompt is cut if it is cut between pages
-Layout = Literal["plain", "ragged", "paged"]  # of the caches: one length for all, ends in common, or pages
+Layout = Literal["plain", "paged"]  # of the caches: one length for all, or pages
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,6 @@ class CachedGraph(Builder):
         self.batch, self.count, self.capacity = sym("B", 1), sym("S", 1, length), sym("P" if paged else "C", 1)
         self.ids = self.graph.input("input_ids", (self.batch, self.count), i32)
         self.past = self.graph.input("past", (self.batch if paged else 1,), i64)
-        self.unused = self.graph.input("unused", (self.batch,), i64) if layout == "ragged" else None
         self.table = self.graph.input("table", (self.batch, sym("N", 1)), i64) if paged else None
         shape = (self.capacity, PAGE, sizes.width) if paged else (self.batch, self.capacity, sizes.width)
         self.caches = [
@@ -57,22 +55,11 @@ class CachedGraph(Builder):
 
     @property
     def positions(self) -> Value:
-        """Of the new tokens, i64[S]; in a ragged or paged graph, i64[B, S]."""
+        """Of the new tokens, i64[S]; in a paged graph, i64[B, S]."""
         rows = ops.iota((self.count,), 0, i64)
         if self.table is not None:
             return ops.reshape(rows, (1, self.count)) + ops.reshape(self.past, (self.batch, 1))
-        rows = rows + ops.reshape(self.past, ())
-        if self.unused is None:
-            return rows
-        return ops.reshape(rows, (1, self.count)) - ops.reshape(self.unused, (self.batch, 1))
-
-    @property
-    def used(self) -> Value | None:
-        """Which rows of the caches hold something, bool[B, 1, 1, C]; None where all do."""
-        if self.unused is None:
-            return None
-        rows = ops.reshape(ops.iota((self.capacity,), 0, i64), (1, 1, 1, self.capacity))
-        return rows >= ops.reshape(self.unused, (self.batch, 1, 1, 1))
+        return rows + ops.reshape(self.past, ())
 
     def attend(
         self, layer: int, q: Value, k: Value, v: Value, *, window: int | None = None, scale: float | None = None,
@@ -91,11 +78,7 @@ class CachedGraph(Builder):
             for cache, new in zip(self.caches[layer], (k, v), strict=True)
         )
         self._updated[layer] = [keys, values]
-        used = self.used
-        masks, kind = ([], {}) if used is None else ([used], {"mask_kind": "custom"})
-        return ops.attention(
-            q, keys, values, *masks, layout="bsd", causal=True, offset=self.past, **fields, **kind,
-        )  # fmt: skip
+        return ops.attention(q, keys, values, layout="bsd", causal=True, offset=self.past, **fields)
 
     def asked(self, x: Value) -> Value:
         """The rows [B, S, H] that logits are wanted of: all, or the last."""

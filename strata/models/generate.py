@@ -12,7 +12,8 @@ import numpy as np
 from strata.errors import OptionError, UnknownNameError
 from strata.models.adapters import AdapterSet, load_adapter, turned_rows
 from strata.models.base import Model, compile_built
-from strata.models.cached import Layout
+from strata.models.cached import PAGE, Layout
+from strata.models.paged import PagedCache
 from strata.models.sampling import Sampler
 from strata.models.speculative import drafted_tokens
 from strata.models.speech import said
@@ -31,21 +32,10 @@ class State:
     caches: list[np.ndarray]
     length: int = 0
     feeds: dict[str, np.ndarray] = field(default_factory=dict)
-    unused: np.ndarray | None = None  # i64[B]: rows that each sequence of a ragged batch leaves free at the beginning
 
     @property
     def capacity(self) -> int:
         return self.caches[0].shape[1]
-
-    def row(self, i: int) -> State:
-        """One sequence of a batch, over the same memory."""
-        unused = None if self.unused is None else self.unused[i : i + 1]
-        return State([c[i : i + 1] for c in self.caches], self.length, unused=unused)
-
-    def kept(self, rows: Sequence[int]) -> State:
-        """Only some sequences of a batch."""
-        unused = None if self.unused is None else self.unused[list(rows)]
-        return State([np.ascontiguousarray(c[list(rows)]) for c in self.caches], self.length, unused=unused)
 
 
 class Decoder(Model):
@@ -128,11 +118,7 @@ class Decoder(Model):
     def step(self, state: State, ids: np.ndarray, *, every: bool = False) -> np.ndarray:
         """Logits after new tokens i32[B, S], which enter the state: f32[B, V], or with `every` f32[B, S, V]."""
         batch, count = ids.shape
-        if state.length + count > self.context:
-            raise OptionError(
-                f"generate: {state.length + count} tokens are more than the context of {self.context}", code="O264",
-                fix="load(path, context=…)",
-            )  # fmt: skip
+        self._check_room(state.length + count)
         self._reserve(state, state.length + count)
         if not state.feeds:
             names = [f"{kind}{i}" for i in range(self.config.layers) for kind in ("keys", "values")]
@@ -140,12 +126,16 @@ class Decoder(Model):
         shape = (batch, count, self.config.vocab) if every else (batch, self.config.vocab)
         logits = np.empty(shape, np.float32)
         feeds = {"input_ids": ids, "past": np.array([state.length], np.int64), **state.feeds}
-        if state.unused is not None:
-            feeds["unused"] = state.unused
-        graph = self.graph_for(every=every, layout="plain" if state.unused is None else "ragged")
-        graph.run_into(feeds, [logits, *state.caches])
+        self.graph_for(every=every).run_into(feeds, [logits, *state.caches])
         state.length += count
         return logits
+
+    def _check_room(self, tokens: int) -> None:
+        if tokens > self.context:
+            raise OptionError(
+                f"generate: {tokens} tokens are more than the context of {self.context}", code="O264",
+                fix="load(path, context=…)",
+            )  # fmt: skip
 
     def _reserve(self, state: State, rows: int) -> None:
         if rows <= state.capacity:
@@ -209,34 +199,33 @@ class Decoder(Model):
         """
         if not all(prompts):
             raise OptionError("generate: a prompt is empty", code="O266")
-        if not prompts:
+        for ids in prompts:
+            self._check_room(len(ids))
+        if not prompts or max_tokens < 1:
             return
-        longest = max(map(len, prompts))
-        state = self.start(len(prompts), max(FIRST_CAPACITY, _whole(longest + min(max_tokens, 64))))
-        state.unused = np.array([longest - len(ids) for ids in prompts], np.int64)
-        logits = []
-        for i, ids in enumerate(prompts):
-            row = state.row(i)
-            row.length = longest - len(ids)
-            logits.append(self.step(row, np.asarray([ids], np.int32))[0])
-        state.length = longest
+        rows = [min(len(ids) + max_tokens, self.context) for ids in prompts]
+        cache = PagedCache(self, sum(-(-n // PAGE) for n in rows))
+        tables = [cache.table() for _ in prompts]
+        for table, n in zip(tables, rows, strict=True):
+            table.reserve(n)
+        logits = [cache.step([t], np.asarray([ids], np.int32))[0] for t, ids in zip(tables, prompts, strict=True)]
         live = list(range(len(prompts)))
         numbers, before = [sampler.stream() for _ in prompts], [list(ids) for ids in prompts]
         for count in range(1, max_tokens + 1):
-            chosen = [sampler.choose(x, before[i], numbers[i]) for i, x in zip(live, logits, strict=True)]
-            going = [at for at, token in enumerate(chosen) if token not in ends]
             found: list[int | None] = [None] * len(prompts)
-            for at in going:
-                found[live[at]] = chosen[at]
-                before[live[at]].append(chosen[at])
-            if not going:
+            for i, x in zip(live, logits, strict=True):
+                token = sampler.choose(x, before[i], numbers[i])
+                if token not in ends:
+                    found[i] = token
+                    before[i].append(token)
+            if all(token is None for token in found):
                 return
             yield found
-            if count == max_tokens or state.length >= self.context:
+            live = [i for i in live if found[i] is not None and tables[i].length < self.context]
+            if count == max_tokens or not live:
                 return
-            if len(going) < len(live):
-                state, live = state.kept(going), [live[at] for at in going]
-            logits = list(self.step(state, np.array([[before[i][-1]] for i in live], np.int32)))
+            last = np.array([[before[i][-1]] for i in live], np.int32)
+            logits = list(cache.step([tables[i] for i in live], last))
 
     def generate_many(
         self, prompts: Sequence[Prompt], *, max_tokens: int = 128, temperature: float = 0.0, top_k: int = 0,

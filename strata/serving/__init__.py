@@ -4,13 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from strata.models import PagedCache, PagePool, PageTable, page_bytes
     from strata.serving.adapters import AdapterQueue
     from strata.serving.batching import Batch, Batcher, Piece, Prefill
     from strata.serving.engine import Engine, Generation
     from strata.serving.experts import ExpertPool, ExpertStore, Moves, affordable_experts, hit_counts, merged_mask
     from strata.serving.limits import Limits
     from strata.serving.metrics import Histogram, Metrics
-    from strata.serving.pages import PagedCache, PagePool, PageTable, page_bytes
     from strata.serving.pipeline import Pipeline, schedule
     from strata.serving.record import Record, Recorder, read_records, replay
     from strata.serving.requests import ChatRequest, EmbeddingRequest, Options, TextRequest, parse_request
@@ -25,7 +25,6 @@ _PLACES = {
     "experts": ("ExpertPool", "ExpertStore", "Moves", "affordable_experts", "hit_counts", "merged_mask"),
     "limits": ("Limits",),
     "metrics": ("Histogram", "Metrics"),
-    "pages": ("PagePool", "PageTable", "PagedCache", "page_bytes"),
     "pipeline": ("Pipeline", "schedule"),
     "record": ("Record", "Recorder", "read_records", "replay"),
     "requests": ("ChatRequest", "EmbeddingRequest", "Options", "TextRequest", "parse_request"),
@@ -33,7 +32,8 @@ _PLACES = {
     "weights": ("WeightRegistry",),
     "workers": ("WorkerPool",),
 }
-_MODULE = {name: module for module, names in _PLACES.items() for name in names}
+_MODULE = {name: f"{__name__}.{module}" for module, names in _PLACES.items() for name in names}
+_MODULE |= dict.fromkeys(("PagePool", "PageTable", "PagedCache", "page_bytes"), "strata.models")
 __all__ = ["AdapterQueue", "Batch", "Batcher", "ChatRequest", "EmbeddingRequest", "Engine", "ExpertPool",
            "ExpertStore", "Generation", "Histogram", "Limits", "Metrics", "Moves", "Options", "PagePool",
            "PageTable", "PagedCache", "Piece", "Pipeline", "Prefill", "Record", "Recorder", "Server", "Service",
@@ -45,7 +45,7 @@ def __getattr__(name: str) -> Any:
     """A part is loaded when it is first used."""
     if name not in _MODULE:
         raise AttributeError(f"strata.serving has no name {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE[name]}"), name)
+    value = globals()[name] = getattr(import_module(_MODULE[name]), name)
     return value
 
 

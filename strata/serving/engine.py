@@ -20,12 +20,11 @@ from typing import Any, Self
 import numpy as np
 
 from strata.errors import OptionError, RunError, StrataError
-from strata.models import PAGE, Decoder, Sampler, Speech
+from strata.models import PAGE, Decoder, PagedCache, PageTable, Sampler, Speech
 from strata.serving.adapters import AdapterQueue
 from strata.serving.batching import Batch, Piece, Prefill, exact_batcher
 from strata.serving.limits import Limits
 from strata.serving.metrics import Metrics
-from strata.serving.pages import PagedCache, PageTable
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 

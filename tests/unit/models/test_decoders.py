@@ -110,6 +110,9 @@ def test_ragged_batches_are_what_each_prompt_gives_alone(tmp_path: Path, name: s
     hot = dict(max_tokens=12, temperature=0.8, top_k=20, seed=5)
     assert model.generate_many(prompts, **hot) == [model.generate(p, **hot) for p in prompts]  # type: ignore[arg-type]
     assert model.generate_many([]) == []
+    assert model.generate_many(prompts, max_tokens=0) == [""] * 4
+    long = [p * 2 for p in prompts]  # each ends by itself where the context does
+    assert model.generate_many(long, max_tokens=90) == [model.generate(p, max_tokens=90) for p in long]
     with pytest.raises(OptionError, match="a prompt is empty"):
         model.generate_many(["x", ""])
 

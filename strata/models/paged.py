@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from strata.errors import OptionError
-from strata.models import PAGE, Decoder
+from strata.models.cached import PAGE
+
+if TYPE_CHECKING:
+    from strata.models.generate import Decoder
 
 
 class PagePool:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from strata.errors import OptionError
-from strata.models import PAGE, Decoder
-from strata.serving import PagedCache, PagePool, PageTable, page_bytes
+from strata.models import PAGE, Decoder, PagedCache, PagePool, PageTable, load, page_bytes
+from tests.unit.models.random_models import random_model
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def decoder(tmp_path: Path) -> Decoder:
+    random_model(tmp_path, "llama")
+    model: Decoder = load(tmp_path, context=64)
+    return model
 
 
 def test_the_lowest_page_is_lent_first() -> None:
@@ -39,15 +48,15 @@ def test_tables_find_tokens() -> None:
     assert two.pages == [2, 0, 1]
 
 
-def test_pages_are_as_long_as_the_model_says(decoder: Callable[..., Decoder]) -> None:
-    model = decoder()
+def test_pages_are_as_long_as_the_model_says(decoder: Decoder) -> None:
+    model = decoder
     assert page_bytes(model) == PAGE * 2 * 2 * 2 * 16 * 4  # tokens, layers, keys and values, heads, features, bytes
     cache = PagedCache(model, 3)
     assert sum(a.nbytes for a in cache._pools.values()) == 3 * page_bytes(model)
     assert cache.pool.offset(2) == 2 * page_bytes(model)
 
 
-def test_mistakes(decoder: Callable[..., Decoder]) -> None:
+def test_mistakes(decoder: Decoder) -> None:
     pool = PagePool(2)
     with pytest.raises(OptionError, match="1 is given back and was not lent"):
         pool.give_back([1])
@@ -57,7 +66,7 @@ def test_mistakes(decoder: Callable[..., Decoder]) -> None:
         PageTable(pool).page_of(0)
     with pytest.raises(OptionError, match="make no pool"):
         PagePool(0)
-    cache = PagedCache(decoder(), 2)
+    cache = PagedCache(decoder, 2)
     table = cache.table()
     assert table.reserve(16)
     with pytest.raises(OptionError, match="0 tokens and 17 more do not fit a table for 16"):
