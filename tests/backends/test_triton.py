@@ -37,11 +37,12 @@ def test_samples_in_the_interpreter() -> None:
 
 def test_scalar_functions_on_awkward_numbers() -> None:
     report = suite(interpreted=True, module="triton_scalars")
-    assert re.search(r"^9\d\d scalar functions in Triton's interpreter, 0 wrong", report, re.MULTILINE)
+    assert re.search(r"^1\d\d\d scalar functions in Triton's interpreter, 0 wrong", report, re.MULTILINE)
 
 
 @pytest.mark.parametrize("gpu", ["sm_80", "sm_90", "sm_100", "gfx942"])
 def test_kernels_compile(gpu: str) -> None:
     names = ["matmul-0", "matmul-0-bf16", "softmax-0", "layer_norm-0", "conv-0", "cumsum-0", "gather-0", "gelu-0-f16"]
+    names += ["multiply-0-c64", "matmul-0-f64", "reduce_max-0", "cast-0"]
     report = suite("compile", "--gpu", gpu, *names, interpreted=False)
     assert re.search(rf"^\d+ programs for {gpu}, 0 rejected", report, re.MULTILINE)

@@ -76,7 +76,7 @@ def compile_all(found: Iterator[Case], gpu: Gpu) -> int:
                 print(f"{case.name}: {error}: {error.__cause__}", file=sys.stderr)
                 continue
             if gpu.kind == "cuda":
-                registers, stack = usage(binary.code, binary.entry)
+                registers, stack = usage(binary.code)
                 most = max(most, registers)
                 spilled += stack > 0
                 if stack:
@@ -88,26 +88,24 @@ def compile_all(found: Iterator[Case], gpu: Gpu) -> int:
     return bad if seen else 1
 
 
-def usage(cubin: bytes, entry: str) -> tuple[int, int]:
-    """Registers of a thread and bytes of its stack: the high byte of a text section's info, and `.nv.info` entries."""
+def usage(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread and bytes of its stack, as the section `.nv.info` says."""
     at, size, count, names_at = (
         struct.unpack_from(kind, cubin, place)[0] for kind, place in (("<Q", 40), ("<H", 58), ("<H", 60), ("<H", 62))
     )
     heads = [struct.unpack_from("<IIQQQQIIQQ", cubin, at + n * size) for n in range(count)]
-    texts = heads[names_at]
-    names = [cubin[texts[4] + h[0] : cubin.index(b"\0", texts[4] + h[0])].decode() for h in heads]
-    registers, stack = 0, 0
-    for name, head in zip(names, heads, strict=True):
-        if name == f".text.{entry}":
-            registers = head[7] >> 24
-        if name == ".nv.info":
-            place, end = head[4], head[4] + head[5]
-            while place + 4 <= end:
-                form, what, length = struct.unpack_from("<BBH", cubin, place)
-                if (form, what) == (4, 0x11):  # of a function, the size of its frame
-                    stack = max(stack, struct.unpack_from("<I", cubin, place + 8)[0])
-                place += 4 + (length if form == 4 else 0)
-    return registers, stack
+    texts = heads[names_at][4]
+    found = {0x2F: 0, 0x11: 0}  # registers of a function, the size of its frame
+    for head in heads:
+        if cubin[texts + head[0] : cubin.index(b"\0", texts + head[0])] != b".nv.info":
+            continue
+        place, end = head[4], head[4] + head[5]
+        while place + 4 <= end:
+            form, what, length = struct.unpack_from("<BBH", cubin, place)
+            if form == 4 and what in found:
+                found[what] = max(found[what], struct.unpack_from("<I", cubin, place + 8)[0])
+            place += 4 + (length if form == 4 else 0)
+    return found[0x2F], found[0x11]
 
 
 def main() -> int:

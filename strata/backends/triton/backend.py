@@ -7,6 +7,7 @@ from typing import Any
 
 from strata.backends.offload import Driver, OffloadExecutable, Pool
 from strata.backends.triton.cuda import CudaDriver, count
+from strata.backends.triton.pairs import takes_pairs
 from strata.backends.triton.render import render
 from strata.backends.triton.target import Gpu
 from strata.core import Target, TensorType
@@ -35,7 +36,7 @@ class TritonBackend:
         return False
 
     def runs_whole(self, node: Node) -> bool:
-        return any(v.type.dtype.is_complex for v in (*node.inputs,)) or any(t.dtype.is_complex for t in node.types)
+        return not takes_pairs(node.op.name, [x.type.dtype for x in node.inputs])
 
     def sources(self, lir: Lir) -> dict[str, str]:
         """The text that kernels become, for `explain()`."""

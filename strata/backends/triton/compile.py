@@ -150,8 +150,9 @@ def _cache_folder(folder: str) -> Iterator[None]:
     """Triton's own cache is not used: its files would be kept twice."""
     from triton import knobs
 
-    with knobs.cache.scope():
+    with knobs.cache.scope(), knobs.compilation.scope():
         knobs.cache.dir = folder
+        knobs.compilation.disable_line_info = True  # of a text that is in no file
         yield
 
 

@@ -91,7 +91,7 @@ def find_contraction(kernel: Kernel) -> Contraction | None:
 def _outermost(kernel: Kernel) -> list[Reduce]:
     found: dict[Reduce, None] = {}
     seen: set[Expr] = set()
-    stack = list(kernel.roots)
+    stack = list(reversed(kernel.roots))
     while stack:
         node = stack.pop()
         if node in seen:
@@ -100,7 +100,7 @@ def _outermost(kernel: Kernel) -> list[Reduce]:
         if isinstance(node, Reduce):
             found[node] = None
         else:
-            stack += node.inputs
+            stack += reversed(node.inputs)
     return list(found)
 
 
@@ -147,8 +147,11 @@ def emit_contraction(form: Contraction) -> tuple[Emitter, tuple[Dim, ...]]:
         _place_batch(e, form.batch)
     place_points(e, form.rows, f"(tile // {across})", tiles.rows, 0, "row")
     place_points(e, form.columns, f"(tile % {across})", tiles.columns, 1, "column")
+    loops: dict[tuple[object, ...], list[Product]] = {}
     for product in form.products:
-        e.values[product.node] = _sum(e, product, tiles)
+        loops.setdefault((product.terms, product.dtype), []).append(product)
+    for products in loops.values():
+        _sums(e, products, tiles)
     for store in form.kernel.stores:
         for axis in store.axes:
             assert axis in e.axes
@@ -189,22 +192,28 @@ def _place_batch(e: Emitter, axes: tuple[Axis, ...]) -> None:
     e.axes[axes[0]] = Lane(rest)
 
 
-def _sum(e: Emitter, product: Product, tiles: Tiles) -> str:
-    """The loop over blocks of terms."""
-    total = dim_prod([a.extent for a in product.terms])
+def _sums(e: Emitter, products: list[Product], tiles: Tiles) -> None:
+    """One loop over blocks of terms for products over the same axes, which may share factors."""
+    total = dim_prod([a.extent for a in products[0].terms])
     extent = e.size(total)
-    kind, out = ("tl.int32", i32) if product.dtype is i8 else ("tl.float32", f32)
-    sums = e.name(f"tl.full([{tiles.rows}, {tiles.columns}], {literal(0, out)}, {kind})", "sum")
+    sums = []
+    for product in products:
+        kind, out = ("tl.int32", i32) if product.dtype is i8 else ("tl.float32", f32)
+        sums.append(e.name(f"tl.full([{tiles.rows}, {tiles.columns}], {literal(0, out)}, {kind})", "sum"))
     exact = isinstance(total, int) and total % tiles.terms == 0
     start = e.fresh("start")
     e.write(f"for {start} in range(0, {extent}, {tiles.terms}):")
     with e.indented():
-        sides = []
-        for node, dim in ((product.left, 1), (product.right, 0)):
-            shape = (tiles.rows, tiles.terms) if dim == 1 else (tiles.terms, tiles.columns)
-            sides.append(_factor(e, product, node, dim, shape, start, "" if exact else extent, tiles.terms))
-        e.write(f"{sums} = {_dot(e, product.dtype, sides[0], sides[1], sums)}")
-    return sums
+        known: dict[tuple[Expr, int], str] = {}
+        for product, made in zip(products, sums, strict=True):
+            for node, dim in ((product.left, 1), (product.right, 0)):
+                if (node, dim) not in known:
+                    shape = (tiles.rows, tiles.terms) if dim == 1 else (tiles.terms, tiles.columns)
+                    limit = "" if exact else extent
+                    known[node, dim] = _factor(e, product, node, dim, shape, start, limit, tiles.terms)
+            left, right = known[product.left, 1], known[product.right, 0]
+            e.write(f"{made} = {_dot(e, product.dtype, left, right, made)}")
+    e.values |= {product.node: made for product, made in zip(products, sums, strict=True)}
 
 
 def _dot(e: Emitter, dtype: DType, left: str, right: str, sums: str) -> str:

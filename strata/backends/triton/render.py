@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from strata.backends.triton.elements import pointer
 from strata.backends.triton.emit import Emitter, argument_names, place_points, reads_along
+from strata.backends.triton.pairs import without_complex
 from strata.backends.triton.prelude import prelude
 from strata.backends.triton.product import emit_contraction, find_contraction
 from strata.backends.triton.schedule import WHOLE_ROW, GpuSchedule, Lanes, Rows, choose_lanes, choose_rows, known
@@ -91,7 +92,7 @@ class Rendered:
 
 def render(kernel: Kernel) -> Rendered:
     """The programs of a kernel."""
-    normal = as_bits(normalize(kernel))
+    normal = without_complex(as_bits(normalize(kernel)))
     form = find_contraction(normal)
     if form is not None:
         emitter, grid = emit_contraction(form)
