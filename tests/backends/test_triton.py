@@ -40,6 +40,13 @@ def test_scalar_functions_on_awkward_numbers() -> None:
     assert re.search(r"^1\d\d\d scalar functions in Triton's interpreter, 0 wrong", report, re.MULTILINE)
 
 
+def test_programs_in_the_interpreter() -> None:
+    names = ["a_decoder_for_every_size", "a_training_step", "attention_takes_its_scale_and_softcap", "random_graphs"]
+    names += ["transposes_and_windows"]
+    report = suite(*names, interpreted=True, module="triton_programs")
+    assert report.endswith("5 programs in Triton's interpreter agree\n")
+
+
 @pytest.mark.parametrize("gpu", ["sm_80", "sm_90", "sm_100", "gfx942"])
 def test_kernels_compile(gpu: str) -> None:
     names = ["matmul-0", "matmul-0-bf16", "softmax-0", "layer_norm-0", "conv-0", "cumsum-0", "gather-0", "gelu-0-f16"]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from strata.backends.triton.elements import is_small, literal, number, register
 from strata.backends.triton.prelude import is_prelude
 from strata.backends.triton.scalars import Call, decoded, emit_scalar, encoded
-from strata.backends.triton.schedule import Lanes, Rows, Tiles, known, power_of_two
+from strata.backends.triton.schedule import Lanes, Rows, Squares, Tiles, known, power_of_two
 from strata.core import Dim, DType, bounds, dim_prod, i64, known_le
 from strata.kernel import (
     Axis,
@@ -65,7 +65,7 @@ class Emitter:
     """Writes the body of one Triton function."""
 
     kernel: Kernel
-    schedule: Lanes | Rows | Tiles
+    schedule: Lanes | Rows | Squares | Tiles
     shape: tuple[int, ...]  # of a tile: points, or points x terms
     lines: list[str] = field(default_factory=list)
     sizes: dict[Dim, str] = field(default_factory=dict)  # symbolic sizes that are arguments, by name
@@ -527,10 +527,24 @@ def place_points(emitter: Emitter, axes: Sequence[Axis], program: str, block: in
 
 
 def reads_along(kernel: Kernel, points: Sequence[Axis], terms: Sequence[Axis]) -> bool:
-    """Whether elements of neighbouring points, rather than of neighbouring terms, lie side by side."""
-    votes = 0
+    """Whether elements of neighbouring points, not of neighbouring terms, lie side by side in what most axes read."""
+    votes: dict[int, int] = {}
     for node in postorder(kernel.roots):
         if isinstance(node, Load):
             steps = linear(node.index[0]).terms
-            votes += sum(steps.get(a) == 1 for a in points[-1:]) - sum(steps.get(a) == 1 for a in terms)
-    return votes > 0
+            vote = sum(steps.get(a) == 1 for a in points[-1:]) - sum(steps.get(a) == 1 for a in terms)
+            size = len(node.free & {*points, *terms})
+            votes[size] = votes.get(size, 0) + vote
+    return bool(votes) and votes[max(votes)] > 0
+
+
+def across(kernel: Kernel, points: Sequence[Axis]) -> Axis | None:
+    """The axis that a load without loops is contiguous along, where that is not the last one: a transpose."""
+    for node in postorder(kernel.roots):
+        if isinstance(node, Load) and node.where is None:
+            steps = linear(node.index[0]).terms
+            if steps.get(points[-1], 0) not in (0, 1):
+                for axis in points[:-1]:
+                    if steps.get(axis) == 1:
+                        return axis
+    return None

@@ -15,7 +15,7 @@ from strata.backends.triton.emit import Emitter, Lane, place_points
 from strata.backends.triton.scalars import encoded
 from strata.backends.triton.schedule import Tiles, choose_tiles, known
 from strata.core import Dim, DType, bf16, dim_prod, f16, f32, i8, i32
-from strata.kernel import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, postorder
+from strata.kernel import Axis, Const, Expr, Kernel, Load, Reduce, Scalar, Scan, apply, postorder
 
 _FEW = 8  # rows or columns that make a tile worth its empty part
 _SHORT = 16  # terms, of which fewer are no tile
@@ -133,6 +133,11 @@ def _without_cast(node: Expr, dtype: DType) -> Expr | None:
     match node:
         case Scalar("cast", (x,)) if x.dtype is dtype:
             return x
+        case Scalar("select", (condition, x, Const(0))):  # borders of windows
+            inner = _without_cast(x, dtype)
+            if isinstance(inner, Load) and inner.where is condition:
+                return inner
+            return None if inner is None else apply("select", condition, inner, Const(0, dtype))
     return None
 
 
@@ -155,7 +160,7 @@ def emit_contraction(form: Contraction) -> tuple[Emitter, tuple[Dim, ...]]:
     for store in form.kernel.stores:
         for axis in store.axes:
             assert axis in e.axes
-        _values_in_order(e, store.value)
+        values_in_order(e, store.value)
         e.store(store)
     rows, columns = (
         (dim_prod([a.extent for a in axes]) + n - 1) // n
@@ -165,7 +170,7 @@ def emit_contraction(form: Contraction) -> tuple[Emitter, tuple[Dim, ...]]:
     return e, programs
 
 
-def _values_in_order(e: Emitter, root: Expr) -> None:
+def values_in_order(e: Emitter, root: Expr) -> None:
     """Epilogues may be long chains: their values are written inputs first, without recursion."""
     stack: list[tuple[Expr, bool]] = [(root, False)]
     while stack:
@@ -251,7 +256,7 @@ def _factor(
         text = e.raw_load(node)
         is_masked = bool(node.index[0].free & set(product.terms))
     else:
-        _values_in_order(e, node)
+        values_in_order(e, node)
         text, is_masked = encoded(e.value(node), dtype, e.needs), False
     whole = frozenset((0, 1))
     if e.dims(node) != whole:

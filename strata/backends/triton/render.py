@@ -6,21 +6,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from strata.backends.triton.elements import pointer
-from strata.backends.triton.emit import Emitter, argument_names, place_points, reads_along
+from strata.backends.triton.emit import Emitter, across, argument_names, place_points, reads_along
 from strata.backends.triton.pairs import without_complex
 from strata.backends.triton.prelude import prelude
-from strata.backends.triton.product import emit_contraction, find_contraction
-from strata.backends.triton.schedule import WHOLE_ROW, GpuSchedule, Lanes, Rows, choose_lanes, choose_rows, known
+from strata.backends.triton.product import emit_contraction, find_contraction, values_in_order
+from strata.backends.triton.schedule import (
+    WHOLE_ROW,
+    GpuSchedule,
+    Lanes,
+    Rows,
+    choose_lanes,
+    choose_rows,
+    choose_squares,
+    known,
+)
 from strata.core import Dim, dim_prod
 from strata.kernel import (
+    Axis,
     Block,
     Buffer,
+    Compute,
     Kernel,
     Load,
     MapLoop,
     ReduceLoop,
     SplitLimits,
     Store,
+    StoreStep,
     as_bits,
     make_nest,
     normalize,
@@ -137,6 +149,9 @@ def _loops(kernel: Kernel, name: str) -> Program:
         schedule = choose_rows(total, terms, along_points=along)
         shape: tuple[int, ...] = (schedule.points, schedule.terms)
     else:
+        turned = _squares(kernel, name, body, points) if len(points) > 1 and not before else None
+        if turned is not None:
+            return turned
         schedule = choose_lanes(total)
         shape = (schedule.points,)
     emitter = Emitter(kernel, schedule, shape)
@@ -153,6 +168,27 @@ def _loops(kernel: Kernel, name: str) -> Program:
     emitter.block(body)
     grid = ((total + schedule.points - 1) // schedule.points,) if points else (1,)
     return _program(emitter, name, grid)
+
+
+def _squares(kernel: Kernel, name: str, body: Block, points: Sequence[Axis]) -> Program | None:
+    """Points along two axes, where something is read across the last one."""
+    axis = across(kernel, points)
+    if axis is None or any(not isinstance(s, (Compute, StoreStep)) for s in body.steps):
+        return None
+    rows = [*(a for a in points[:-1] if a is not axis), axis]
+    schedule = choose_squares(axis.extent, points[-1].extent)
+    if schedule is None:
+        return None
+    emitter = Emitter(kernel, schedule, (schedule.rows, schedule.columns))
+    counts = [(dim_prod([a.extent for a in axes]) + n - 1) // n
+              for axes, n in ((rows, schedule.rows), (points[-1:], schedule.columns))]  # fmt: skip
+    emitter.write("tile = tl.program_id(0)")
+    place_points(emitter, rows, f"(tile // {emitter.size(counts[1])})", schedule.rows, 0, "row")
+    place_points(emitter, points[-1:], f"(tile % {emitter.size(counts[1])})", schedule.columns, 1, "column")
+    for store in kernel.stores:
+        values_in_order(emitter, store.value)
+        emitter.store(store)
+    return _program(emitter, name, (counts[0] * counts[1],))
 
 
 def _program(emitter: Emitter, name: str, grid: Sequence[Dim]) -> Program:

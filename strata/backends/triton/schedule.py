@@ -2,6 +2,7 @@
 
     lanes 1024 warps 4                      programs of 1024 points
     rows 4 x 512 warps 4                    programs of 4 points, whose loops go 512 terms at a time
+    squares 32 x 32 warps 4                 programs of points along two axes, for transposes
     product 64 x 64 x 32 warps 4 stages 3   programs of a tile of a matrix product, 32 terms of its sums at a time
 
 Sizes of blocks are powers of two. One heuristic chooses them from extents and from how elements lie in memory; sizes
@@ -17,7 +18,8 @@ from strata.core import Dim, DType, bounds
 POINTS = 1024  # that a program without loops takes
 TILE = 4096  # elements of a block of rows, at most
 WHOLE_ROW = 4096  # terms that are held at once rather than gone through
-STEP = 1024  # terms of a longer loop, at a time
+STEP = 2048  # terms of a longer loop, at a time
+SQUARE = 32  # points each way of a tile that is read across
 MANY = 1 << 40
 
 
@@ -58,7 +60,19 @@ class Tiles:
         return f"product {self.rows} x {self.columns} x {self.terms} warps {self.warps} stages {self.stages}"
 
 
-GpuSchedule = Lanes | Rows | Tiles
+@dataclass(frozen=True, slots=True)
+class Squares:
+    """Points of a program without loops, along two axes: what is read along one is written along the other."""
+
+    rows: int
+    columns: int
+    warps: int = 4
+
+    def __str__(self) -> str:
+        return f"squares {self.rows} x {self.columns} warps {self.warps}"
+
+
+GpuSchedule = Lanes | Rows | Squares | Tiles
 
 
 def known(dim: Dim) -> int:
@@ -79,6 +93,13 @@ def choose_lanes(points: Dim) -> Lanes:
     return Lanes(power_of_two(known(points), 32, POINTS))
 
 
+def choose_squares(rows: Dim, columns: Dim) -> Squares | None:
+    """None where one side is too short for whole lines of memory."""
+    if min(known(rows), known(columns)) < SQUARE // 2:
+        return None
+    return Squares(SQUARE, SQUARE)
+
+
 def choose_rows(points: Dim, terms: Dim, *, along_points: bool) -> Rows:
     """Whole rows where they fit a block; where neighbouring points, not terms, lie side by side, more points."""
     count, length = known(points), known(terms)
@@ -89,7 +110,7 @@ def choose_rows(points: Dim, terms: Dim, *, along_points: bool) -> Rows:
         step = power_of_two(length, 1)
         block = Rows(power_of_two(count, 1, max(1, TILE // 2 // max(step, 64))), step)
     else:
-        block = Rows(power_of_two(count, 1, 2), STEP)
+        block = Rows(1, STEP)
     elements = block.points * block.terms
     return Rows(block.points, block.terms, 8 if elements >= TILE else 4 if elements > 512 else 2)
 
