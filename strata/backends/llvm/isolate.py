@@ -35,6 +35,7 @@ KNOWN: Final[dict[str, tuple[str, ...]]] = {
     "x86.avx512.mask.range.pd.512": ("avx512dq",),
     "x86.avx512.min.ps.512": ("avx512f",),
     "x86.avx512.rcp14.ps.512": ("avx512f",),
+    "x86.avx512.rcp14.pd.512": ("avx512f",),
     "x86.avx512.rsqrt14.ps.512": ("avx512f",),
     "x86.avx512.vpdpbusd.256": ("avx512vnni", "avx512vl"),
     "x86.avx512.vpdpbusd.512": ("avx512vnni",),

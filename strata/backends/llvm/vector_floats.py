@@ -202,11 +202,12 @@ class Math:
 
     def _near(self, name: str, a: str) -> str:
         f, lanes = self.f, lanes_of(self.type)
-        if lanes > TABLE:
+        if lanes * self.bits > _REGISTER:
             half = replace(self, type=vector(element_of(self.type), lanes // 2))
             return f.by_halves(self.type, a, self.type, lambda part: half._near(name, part))
-        rest = ((self.type, "zeroinitializer"), ("i16", "-1"))
-        return f.call(self.type, f"llvm.x86.avx512.{name}.ps.512", (self.type, a), *rest)
+        rest = ((self.type, "zeroinitializer"), (f"i{lanes}", "-1"))
+        kind = "ps" if self.bits == 32 else "pd"
+        return f.call(self.type, f"llvm.x86.avx512.{name}.{kind}.512", (self.type, a), *rest)
 
     def scaled(self, a: str, n: str) -> str:
         """a · 2ⁿ rounded once, n rounded down, by an instruction of AVX-512."""

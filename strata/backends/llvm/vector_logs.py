@@ -1,8 +1,8 @@
 """Logarithms and the inverses of hyperbolic functions as straight-line vector code.
 
-With tables in registers (f32 of AVX-512) a number is 2ᵏ · c · (1 + f): c is the nearest of sixteen numbers whose
-logarithm is all but a number of f32, so that log x = k ln2 + log c + log(1 + f) with a short polynomial. Else it is
-2ᵏ (1 + f), and log(1 + f) a polynomial in f / (2 + f). Bounds are as in vector_math."""
+With tables in registers (AVX-512; f64 in some functions) a number is 2ᵏ · c · (1 + f): c is the nearest of sixteen
+numbers, in f32 such that its logarithm is all but a float, so that log x = k ln2 + log c + log(1 + f) with a short
+polynomial. Else it is 2ᵏ (1 + f), and log(1 + f) a polynomial in f / (2 + f). Bounds are as in vector_math."""
 
 from __future__ import annotations
 
@@ -47,11 +47,24 @@ _NEAR = {
 # (log(1 + f) - f) / f² and log2(1 + f) / f, for f from -1/32 to 1/16
 _NEAR_E = (-0.5000000095174152, 0.3333444692486936, -0.25006669763161415, 0.18855219540622045)
 _NEAR_2 = (1.44269503775118, -0.7213475528328663, 0.48091866066873556, -0.36077306032334583, 0.27120750055855675)
+# 1 / c of f64 by the first four bits of a mantissa in [¾, 1½), and log c
+INVERSES = (
+    1.0, 0.9142857142857143, 0.8648648648648649, 0.8205128205128205, 0.7804878048780488,
+    0.7441860465116279, 0.7111111111111111, 0.6808510638297872, 1.3061224489795917, 1.2549019607843137,
+    1.2075471698113207, 1.1636363636363636, 1.1228070175438596, 1.0847457627118644, 1.0491803278688525,
+    1.0,
+)  # fmt: skip
+_LOGARITHMS = tuple(-math.log(inverse) for inverse in INVERSES)
+# (log(1 + f) - f + f²/2) / f³ for f from -1/32 to 1/16, to 33 and 62 bits of the logarithm
+LOG_NEAR = {32: (0.33333341679695144, -0.2500111637796767, 0.19997291026079103, -0.15533318330438567), 64: (
+    0.3333333333333333, -0.2500000000000004, 0.20000000000016763, -0.16666666666491084, 0.14285714215121456,
+    -0.1249999959095311, 0.11111207577147492, -0.10001621097638053, 0.09055655706248213, -0.07255065447695472,
+)}  # fmt: skip
 # (asinh x - x) / x³ in x², |x| ≤ ½
 _ASINH = (
     -0.16666643869385356, 0.07498663344213377, -0.044385868470018436, 0.028175553332144977, -0.013248071430890134,
 )  # fmt: skip
-_ASINH_FAR: Final = 4096.0  # from where x² + 1 is x² as far as f32 can tell
+_ASINH_FAR: Final = {32: 4096.0, 64: 2.0**27}  # from where x² + 1 is x² as far as a float can tell
 
 
 def reduce_log(m: Math, x: str) -> tuple[str, str]:
@@ -153,6 +166,8 @@ def log1p(m: Math, x: str) -> str:
 
 def asinh(m: Math, x: str) -> str:
     """log(|x| + √(x² + 1)), the sum in two words."""
+    if m.has_wide_tables:
+        return _asinh_by_wide_table(m, x)
     if not m.has_tables:
         return _asinh_in_double(m, x)
     a, z = m.abs(x), m.mul(x, x)
@@ -160,7 +175,7 @@ def asinh(m: Math, x: str) -> str:
     square = m.fma(a, a, m.c(1.0))
     rest = m.fma(a, a, m.sub(m.c(1.0), square))
     root, root_rest = _root_in_two_words(m, square, square, rest)
-    far = m.test("ogt", a, m.c(_ASINH_FAR))
+    far = m.test("ogt", a, m.c(_ASINH_FAR[32]))
     total = m.add(root, a)
     total_rest = m.add(m.sub(a, m.sub(total, root)), root_rest)
     k, start, f = _from_table(m, m.select(far, a, total), "e", m.select(far, m.c(0.0), total_rest))
@@ -168,18 +183,62 @@ def asinh(m: Math, x: str) -> str:
     return m.copysign(m.select(m.test("olt", z, m.c(0.25)), small, _natural(m, k, start, f)), x)
 
 
+def _asinh_by_wide_table(m: Math, x: str) -> str:
+    """As above in f64, where small numbers, too, are what the second word says."""
+    a = m.abs(x)
+    square = m.fma(a, a, m.c(1.0))
+    root, root_rest = _wide_root(m, square, m.fma(a, a, m.sub(m.c(1.0), square)))
+    return m.copysign(_log_of_sum(m, a, root, a, root_rest), x)
+
+
+def _wide_root(m: Math, square: str, rest: str = "") -> tuple[str, str]:
+    """√ of a number of one or two words that is not 0."""
+    root = m.sqrt(square)
+    near = m.inverse_near(root)
+    inverse = m.fma(m.fma(m.neg(root), near, m.c(1.0)), near, near)
+    left = m.fma(m.neg(root), root, square)
+    return root, m.mul(m.add(left, rest) if rest else left, m.mul(inverse, m.c(0.5)))
+
+
+def _log_of_sum(m: Math, a: str, large: str, small: str, rest: str) -> str:
+    """log(large + small) in f64, and of what is left of it; log 2a where a is so large that it is that."""
+    far = m.test("ogt", a, m.c(_ASINH_FAR[64]))
+    total = m.add(large, small)
+    total_rest = m.select(far, m.c(0.0), m.add(m.sub(small, m.sub(total, large)), rest))
+    total = m.select(far, a, total)
+    mantissa = m.mantissa(total)
+    k = m.sub(m.exponent(total), m.exponent(mantissa))
+    place = m.integer("lshr", m.as_bits(mantissa), m.i(MANTISSA[64] - 4))
+    inverse, start = (m.look_up(place, numbers) for numbers in (INVERSES, _LOGARITHMS))
+    f = m.fma(mantissa, inverse, m.c(-1.0))
+    f = m.fma(m.scaled(total_rest, m.neg(k)), inverse, f)
+    square = m.mul(f, f)
+    tail = m.fma(m.polynomial_of_halves(f, square, LOG_NEAR[64]), f, m.c(-0.5))
+    k = m.select(far, m.add(k, m.c(1.0)), k)
+    return m.fma(k, m.c(math.log(2)), m.add(start, m.fma(square, tail, f)))
+
+
 def acosh(m: Math, x: str) -> str:
     """log(x + √(x² - 1)), the sum in two words."""
+    if m.has_wide_tables:
+        return _acosh_by_wide_table(m, x)
     if not m.has_tables:
         return _acosh_in_double(m, x)
     square = m.fma(x, x, m.c(-1.0))
     root, root_rest = _root_in_two_words(m, square, m.at_least(square, 2.0**-64))
-    far = m.test("ogt", x, m.c(_ASINH_FAR))
+    far = m.test("ogt", x, m.c(_ASINH_FAR[32]))
     total = m.add(x, root)
     total_rest = m.add(m.sub(root, m.sub(total, x)), root_rest)
     k, start, f = _from_table(m, m.select(far, x, total), "e", m.select(far, m.c(0.0), total_rest))
     k = m.select(far, m.add(k, m.c(1.0)), k)
     return m.select(m.test("olt", x, m.c(1.0)), m.c(math.nan), _natural(m, k, start, f))
+
+
+def _acosh_by_wide_table(m: Math, x: str) -> str:
+    root, root_rest = _wide_root(m, m.at_least(m.fma(x, x, m.c(-1.0)), 2.0**-52))
+    made = _log_of_sum(m, x, x, root, root_rest)
+    made = m.select(m.test("oeq", x, m.c(1.0)), m.c(0.0), made)
+    return m.select(m.test("olt", x, m.c(1.0)), m.c(math.nan), made)
 
 
 def atanh(m: Math, x: str) -> str:

@@ -17,7 +17,7 @@ from strata.backends.llvm.builder import (
 )
 from strata.backends.llvm.native import while_loop
 from strata.backends.llvm.vector_floats import MAGIC, MANTISSA, Math, library
-from strata.backends.llvm.vector_logs import LOG, LOG2_E, log_specials, reduce_log
+from strata.backends.llvm.vector_logs import INVERSES, LOG, LOG2_E, LOG_NEAR, log_specials, reduce_log
 from strata.backends.llvm.vector_math import EXPM1, POWERS, scale_by
 
 _INF: Final = math.inf
@@ -51,12 +51,7 @@ _NEAR = {32: (
      -2.3351706679441975e-10, -3.5044170343390135e-10, -1.1025790697116733e-10, 5.314937934208785e-10,
      -3.9607625512694256e-10, 1.69983555009523e-10, 0.0),
 ), 64: (
-    (
-        1.0, 0.9142857142857143, 0.8648648648648649, 0.8205128205128205, 0.7804878048780488,
-        0.7441860465116279, 0.7111111111111111, 0.6808510638297872, 1.3061224489795917, 1.2549019607843137,
-        1.2075471698113207, 1.1636363636363636, 1.1228070175438596, 1.0847457627118644, 1.0491803278688525,
-        1.0,
-    ),
+    INVERSES,
     (
         0.0, 0.12928301694500988, 0.20945336562908778, 0.2854022188621457, 0.3575520046179008,
         0.4262647547020606, 0.49185309632957797, 0.5545888516776358, -0.3852901558848316, -0.3275746580284249,
@@ -69,11 +64,6 @@ _NEAR = {32: (
         -7.94981618919624e-14, 2.083081335591449e-13, 7.967231358255966e-14, 1.3724678208332624e-13,
         9.464197586312206e-15, 1.5406481638840239e-13, 0.0,
     ),
-)}  # fmt: skip
-# (log(1 + f) - f + f²/2) / f³ for f from -1/32 to 1/16, to 33 and 62 bits of the logarithm
-_LOG_NEAR = {32: (0.33333341679695144, -0.2500111637796767, 0.19997291026079103, -0.15533318330438567), 64: (
-    0.3333333333333333, -0.2500000000000004, 0.20000000000016763, -0.16666666666491084, 0.14285714215121456,
-    -0.1249999959095311, 0.11111207577147492, -0.10001621097638053, 0.09055655706248213, -0.07255065447695472,
 )}  # fmt: skip
 # logarithms in base 2 of what powers of 2^(1/16) lose by their rounding to f64
 _POWERS_LOST = (
@@ -161,7 +151,7 @@ def _log2_by_table(m: Math, x: str) -> tuple[str, str]:
     if m.bits == 64:
         below = m.fma(square, rest, below)
     below = m.fma(square_rest, m.c(-0.5), below)
-    below = m.fma(m.mul(square, f), m.polynomial_of_halves(f, square, _LOG_NEAR[m.bits]), below)
+    below = m.fma(m.mul(square, f), m.polynomial_of_halves(f, square, LOG_NEAR[m.bits]), below)
     below = m.add(m.fma(square, m.c(-0.5), m.sub(f, near)), below)
     near, before = m.add(near, below), near
     below = m.sub(below, m.sub(near, before))

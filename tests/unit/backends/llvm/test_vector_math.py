@@ -109,6 +109,26 @@ def test_double(name: str) -> None:
                 assert abs(mpmath.mpf(float(value)) - exact) <= 4 * spacing, (point, value)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["asinh", "acosh"])
+def test_double_of_all_sizes(name: str, target: str) -> None:
+    """Small, near 1, large and around the border from where a root is its argument; the C library has long doubles."""
+    rng = np.random.default_rng(2)
+    sizes = np.exp2(
+        np.concatenate([rng.uniform(-1074, 1023, 9000), rng.uniform(-45, 35, 20000), rng.uniform(-3, 4, 20000)])
+    )
+    border = 2.0**27 * (1 + rng.uniform(-1, 1, 3000) * 1e-6)
+    x = np.concatenate([sizes, border, 1 + sizes, [0.0, np.inf, np.nan, 1.0, np.nextafter(1, 2), 5e-324]])
+    x = np.concatenate([x, -x]) if name == "asinh" else x[~(x < 1)]
+    got = native(name, f64, target, x)
+    exact = (np.arcsinh if name == "asinh" else np.arccosh)(x.astype(np.longdouble))
+    check_specials(x, got, exact.astype(np.float64))
+    finite = np.isfinite(x)
+    error = np.abs(got[finite] - exact[finite]) / np.spacing(np.abs(exact[finite].astype(np.float64)))
+    worst = int(error.argmax())
+    assert error[worst] <= 4.0, f"{error[worst]:.2f} ulp at {x[finite][worst]!r}"
+
+
 def _exact(name: str, x: Any) -> Any:
     match name:
         case "sigmoid":
