@@ -155,6 +155,20 @@ def test_a_grid_wider_than_one_dimension_takes(rng: np.random.Generator) -> None
     agrees(g, {"x": rng.integers(0, 255, 5_000_001).astype(np.uint8)})
 
 
+@pytest.mark.parametrize("shape", [(1,), (3,), (4,), (7,), (5, 8), (5, 6), (3, 5, 4), (257,), (0,)])
+def test_words_of_packed_elements(shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    """Whole words, words that two rows share, words at the end; several widths at once, and a part of a buffer."""
+    g = Graph("words")
+    x, y = g.input("x", shape, "i8"), g.input("y", shape, "bf16")
+    g.outputs(x + x, x > 3, ops.cast(x, f32) * 2.0, ops.cast(x, "i16") * 300, y + y, ops.cast(y, "f16"),
+              ops.concat([x, x], axis=0), ops.concat([x, x + x], axis=len(shape) - 1))  # fmt: skip
+    array = rng.integers(-100, 100, shape).astype(np.int8)
+    compiled = st.Session("wgpu").compile(g)
+    feeds = {"x": array, "y": (array / 8).astype(y.dtype.np)}
+    for got, want in zip(compiled.run(feeds), evaluate(g, feeds), strict=True):
+        np.testing.assert_array_equal(got.astype(np.float64), want.astype(np.float64))
+
+
 def test_neighbours_in_a_word_are_kept(rng: np.random.Generator) -> None:
     """Every element of a byte is written by another invocation."""
     g = Graph("bytes")
@@ -242,6 +256,29 @@ def test_pairs_of_numbers_that_are_not_finite(name: str) -> None:
     g = Graph(name)
     g.outputs(getattr(ops, name)(g.input("x", f32[a.shape]), g.input("y", f32[a.shape])))
     agrees(g, {"x": a, "y": b})
+
+
+@pytest.mark.parametrize(("name", "low", "high", "ulps"), [
+    ("log", 1e-6, 1e6, 3), ("log2", 1e-6, 1e6, 4), ("rsqrt", 1e-6, 1e9, 3),
+    ("exp", -103, 88.5, 2), ("exp2", -148, 127.9, 2), ("expm1", -80, 80, 3), ("log1p", -0.9, 1e3, 4),
+    ("sqrt", 0, 1e9, 3), ("sin", -100, 100, 3), ("cos", -1e30, 1e30, 3), ("tan", -50, 50, 4),
+    ("arcsin", -1, 1, 3), ("arccos", -1, 1, 3), ("arctan", -9, 9, 3), ("sinh", -88, 88, 5),
+    ("cosh", -88, 88, 4), ("tanh", -20, 20, 3), ("arcsinh", -1e4, 1e4, 4), ("arccosh", 1.1, 1e4, 4),
+    ("arctanh", -0.99, 0.99, 3),
+])  # fmt: skip
+def test_elementary_functions_are_right_to_a_few_ulps(
+    name: str, low: float, high: float, ulps: float, rng: np.random.Generator
+) -> None:
+    x = rng.uniform(low, high, 4000).astype(np.float32)
+    x[:1000] = np.clip(rng.standard_normal(1000), low, high)
+    wide = x.astype(np.float64)
+    want = 1 / np.sqrt(wide) if name == "rsqrt" else getattr(np, name)(wide)
+    g = Graph(name)
+    g.outputs(getattr(ops, name.replace("arc", "a"))(g.input("x", f32[4000])))
+    (got,) = st.Session("wgpu").compile(g).run(x=x)
+    normal = np.isfinite(want) & (np.abs(want) > np.finfo(np.float32).tiny)
+    off = np.abs(got - want)[normal] / np.spacing(np.abs(want[normal]).astype(np.float32))
+    assert off.max() <= ulps, f"{off.max()} at {x[normal][off.argmax()]}"
 
 
 def test_arithmetic_that_compilers_shorten() -> None:

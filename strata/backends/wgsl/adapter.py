@@ -197,9 +197,10 @@ class WgpuDriver:
             groups = 1
             for extents, each in shader.grid:
                 count = prod(_number(d, sizes, shader.name) for d in extents)
-                if count > MOST_POINTS:
+                if count * groups > MOST_POINTS:
                     raise OutOfMemoryError(f"kernel {shader.name} has {count:,} points: shaders take {MOST_POINTS:,}")
                 groups *= -(-count // each)
+            groups = -(-groups // shader.many)
             if not groups:
                 continue
             entries = [

@@ -64,6 +64,8 @@ class Body:
         self.used: dict[str, Buffer] = {}
         self.shared: dict[str, None] = {}
         self.count = 0
+        self.words: dict[Store, list[str]] = {}  # where an invocation has whole words: their names
+        self.part = 0  # which of their elements this is
 
     # lines and names
 
@@ -416,6 +418,11 @@ class Body:
     def _store(self, store: Store) -> None:
         buffer, memory = store.buffer, self._memory(store.buffer)
         value = self._as(store.value, kind_of(buffer.dtype))
+        if self._is_packed(buffer) and self.words:
+            start = self.part * buffer.dtype.itemsize
+            word = self.words[store][start // 4]
+            self._line(f"{word} = {word} | ({bits_of(value, buffer.dtype)} << {start % 4 * 8}u);")
+            return
         at = self._address(store.index[0])
         if not self._is_packed(buffer):
             self._line(f"{memory}[{at}] = {f'f16({value})' if self._is_half(buffer) else value};")

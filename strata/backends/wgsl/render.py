@@ -10,8 +10,9 @@ from strata.backends.wgsl.library import needed
 from strata.backends.wgsl.schedule import Points, Rows, Schedule, choose
 from strata.backends.wgsl.tiles import DEPTH, SIDE, Product, Tiles, find_product, runs_along
 from strata.backends.wgsl.values import TYPES, kind_of, literal, scalar
+from strata.backends.wgsl.words import WORD, Words, find_words
 from strata.core import Dim
-from strata.kernel import Axis, Block, Buffer, Expr, Kernel, MapLoop, ReduceLoop, make_nest, parallel_chain
+from strata.kernel import Axis, Block, Buffer, Expr, Kernel, MapLoop, ReduceLoop, StoreStep, make_nest, parallel_chain
 
 _SHARED = {"b": "u32", "i": "i32", "u": "u32", "f": "f32", "q": "vec2<u32>", "w": "vec2<u32>"}
 
@@ -26,8 +27,9 @@ class Shader:
     written: frozenset[str]
     sizes: tuple[Dim, ...]
     axes: tuple[Dim, ...]  # extents that must not be above the most
-    grid: tuple[tuple[tuple[Dim, ...], int], ...]  # extents of loops, and how many of their points a workgroup takes
-    schedule: Schedule | Tiles
+    grid: tuple[tuple[tuple[Dim, ...], int], ...]  # extents of loops, and how many of their points go together
+    many: int  # of what is left that a workgroup takes
+    schedule: Schedule | Tiles | Words
 
 
 def render(kernel: Kernel, *, halves: bool = False) -> Shader:
@@ -39,22 +41,26 @@ class _Renderer(Body):
     def __init__(self, kernel: Kernel, halves: bool) -> None:
         self.nest = make_nest(kernel)
         self.product = find_product(self.nest)
-        self.schedule: Schedule | Tiles = self.product.tiles if self.product is not None else choose(self.nest)
+        self.schedule: Schedule | Tiles | Words = self.product.tiles if self.product is not None else choose(self.nest)
         super().__init__(kernel, self.schedule.size, halves)
+        if isinstance(self.schedule, Points):
+            self.schedule = find_words(self.nest, self._is_packed) or self.schedule
         self.strips: list[str] = []  # declarations of memory that invocations share
 
     def run(self) -> Shader:
         chain = parallel_chain(self.nest)[: self.schedule.loops]
         extents = tuple(loop.axis.extent for loop in chain)
         match self.schedule:
-            case Points(_, each):
-                grid: tuple[tuple[tuple[Dim, ...], int], ...] = ((extents, each),)
+            case Points():
+                grid: tuple[tuple[tuple[Dim, ...], int], ...] = ((extents, 1),)
                 self._entry(chain)
                 self._block(self._before(chain))
             case Rows():
                 grid = ((extents, 1),)
                 self._entry(chain)
                 self._row(self._before(chain))
+            case Words(_, each, many):
+                grid = self._by_words(chain, each, many)
             case Tiles(_, each):
                 assert self.product is not None
                 grid = self._tiles(self.product, each, chain)
@@ -81,14 +87,14 @@ class _Renderer(Body):
         text = "\n".join([*head, needed(body), main])
         return Shader(
             self.kernel.name, text, tuple(b.name for b in order), written, tuple(self.sizes), tuple(self.extents),
-            grid, self.schedule,
+            grid, self.schedule.size if isinstance(self.schedule, (Points, Words)) else 1, self.schedule,
         )  # fmt: skip
 
     def _binding(self, number: int, buffer: Buffer, written: frozenset[str]) -> str:
         element = "f16" if self._is_half(buffer) else ELEMENTS.get(buffer.dtype.name, "u32")
         if buffer.name not in written:
             return f"@group(0) @binding({number}) var<storage, read> {self._memory(buffer)}: array<{element}>;"
-        element = "atomic<u32>" if self._is_packed(buffer) else element
+        element = "atomic<u32>" if self._is_packed(buffer) and not self.words else element
         return f"@group(0) @binding({number}) var<storage, read_write> {self._memory(buffer)}: array<{element}>;"
 
     def _entry(self, chain: list[MapLoop]) -> None:
@@ -111,6 +117,46 @@ class _Renderer(Body):
                     self._step(step)
             block = loop.body
         return block
+
+    # whole words
+
+    def _by_words(self, chain: list[MapLoop], each: int, many: int) -> tuple[tuple[tuple[Dim, ...], int], ...]:
+        """Neighbours along the last loop one after the other, then their words at once."""
+        *outer, last = [loop.axis for loop in chain]
+        extent = self._size(last.extent)
+        self._line(f"let words = ({extent} + {each - 1}) / {each};")
+        self._line(f"let point = i32((group.y * groups.x + group.x) * {many}u + lane);")
+        total = " * ".join(["words", *(self._size(a.extent) for a in outer)])
+        self._line(f"if (point >= {total}) {{ return; }}")
+        self._line(f"let first = point % words * {each};")
+        self._line("let line = point / words;")
+        self._unfold("line", tuple(outer))
+        block = self._before(chain)
+        stores = [s.store for s in block.steps if isinstance(s, StoreStep)]
+        for store in stores:
+            if self._is_packed(store.buffer):
+                count = each * store.buffer.dtype.itemsize // WORD
+                self.words[store] = [self._fresh("word") for _ in range(count)]
+                for name in self.words[store]:
+                    self._line(f"var {name} = 0u;")
+        self.extents[last.extent] = None
+        for self.part in range(each):
+            place = f"first + {self.part}"
+            with self._scope(f"if ({place} < {extent})"):
+                self.axes[last] = self._fresh(f"{last.name}_")
+                self._line(f"let {self.axes[last]} = {place};")
+                self._block(block)
+        self.axes[last] = "first"
+        for store, names in self.words.items():
+            at = self._fresh("at")
+            self._line(f"let {at} = {self._address(store.index[0])} / {WORD // store.buffer.dtype.itemsize};")
+            for number, name in enumerate(names):
+                end = self._size(store.buffer.shape[0])
+                guard = f"if (({at} + {number}) * {WORD // store.buffer.dtype.itemsize} < {end}) " if number else ""
+                write = f"{self._memory(store.buffer)}[{at} + {number}] = {name};"
+                self._line(f"{guard}{{ {write} }}" if guard else write)
+        outside = tuple(a.extent for a in outer)
+        return ((outside, 1), ((last.extent,), each))
 
     # products
 
