@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strata.backends.stablehlo.build import Hlo
-from strata.backends.stablehlo.reductions import arg_reduce, choose, reduce, running, wide
+from strata.backends.stablehlo.reductions import arg_reduce, better, reduce, running, scanned, wide
 from strata.backends.stablehlo.scalars import scalar
 from strata.backends.stablehlo.table import Results, Writer, rule
 from strata.core import i64
@@ -30,42 +30,37 @@ def _running(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
 
 @rule("cummax", "cummin")
 def _extreme_so_far(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
-    """Steps that double: log2(n) passes over the values, each with its place."""
+    """The running extreme; its place is that of the last element that was ahead of all before it."""
     (x,) = xs
     b, largest = w.b, op.name == "cummax"
     places = b.iota(i64, x.shape, op.axis)
     if x.size == 0:
         return x, places
-    body = choose(b, largest, last=False)
-    value = b.convert(x, wide(x.dtype))
-    step, length = 1, x.shape[op.axis]
+    given = b.convert(x, wide(x.dtype))
+    best = running(b, "max" if largest else "min", given, op.axis)
     low, high = [0] * x.ndim, [0] * x.ndim
-    while step < length:
-        low[op.axis], high[op.axis] = step, -step
-        before = b.pad(value, identity("max" if largest else "min", value.dtype), low, high)
-        earlier = b.pad(places, length, low, high)  # behind every place: never taken at a tie
-        value, places = body(before, earlier, value, places)
-        step *= 2
-    return b.convert(value, x.dtype), places
+    low[op.axis], high[op.axis] = 1, -1
+    before = b.pad(best, identity("max" if largest else "min", best.dtype), low, high)
+    fresh = b.select(better(b, largest, given, before), places, b.like(0, places))
+    return b.convert(best, x.dtype), running(b, "max", fresh, op.axis)
 
 
 @rule("logcumsumexp")
 def _log_of_running_sum(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
     (x,) = xs
-    b, axis = w.b, op.axis
+    b = w.b
     if x.size == 0:
         return x
-    value = b.convert(x, wide(x.dtype))
-    step, low, high = 1, [0] * x.ndim, [0] * x.ndim
-    while step < x.shape[axis]:
-        low[axis], high[axis] = step, -step
-        before = b.pad(value, float("-inf"), low, high)
-        top = b.same("maximum", before, value)
-        safe = b.select(scalar(b, "isfinite", top.dtype, [top]), top, b.like(0, top))
-        total = [b.same("exponential", b.same("subtract", v, safe)) for v in (before, value)]
-        value = b.same("add", b.same("log", b.same("add", *total)), safe)
-        step *= 2
-    return b.convert(value, x.dtype)
+
+    def add(p: Hlo, q: Hlo) -> Hlo:
+        """log(exp(p) + exp(q)), without overflow."""
+        top = b.same("maximum", p, q)
+        base = b.select(scalar(b, "isfinite", top.dtype, [top]), top, b.like(0, top))
+        parts = [b.same("exponential", b.same("subtract", v, base)) for v in (p, q)]
+        return b.same("add", b.same("log", b.same("add", *parts)), base)
+
+    given = b.convert(x, wide(x.dtype))
+    return b.convert(scanned(b, given, b.const(float("-inf"), given.dtype), add, op.axis), x.dtype)
 
 
 @rule("linear_recurrence")

@@ -37,20 +37,23 @@ def running(b: Builder, kind: str, x: Hlo, axis: int, *, exclusive: bool = False
         return x
     dtype = wide(x.dtype) if kind in ("sum", "prod") else x.dtype
     start = b.const(identity(kind, dtype), dtype)
-    length = x.shape[axis]
-    window, padding = [1] * x.ndim, [(0, 0)] * x.ndim
-    window[axis] = length
     given = b.convert(x, dtype)
     if exclusive:  # one place earlier
         low, high = [0] * x.ndim, [0] * x.ndim
         low[axis], high[axis] = (-1, 1) if reverse else (1, -1)
         given = b.pad(given, start, low, high)
+    return b.convert(scanned(b, given, start, combiner(b, kind), axis, reverse=reverse), x.dtype)
+
+
+def scanned(
+    b: Builder, x: Hlo, start: Hlo, body: Callable[[Hlo, Hlo], Hlo], axis: int, *, reverse: bool = False
+) -> Hlo:
+    """What an associative function makes of all up to each place. XLA takes such windows apart into short ones."""
+    length, ones = x.shape[axis], [1] * x.ndim
+    window, padding = [1] * x.ndim, [(0, 0)] * x.ndim
+    window[axis] = length
     padding[axis] = (0, length - 1) if reverse else (length - 1, 0)
-    ones = [1] * x.ndim
-    made = b.reduce_window(
-        given, start, combiner(b, kind), window=window, stride=ones, dilation=ones, padding=padding, shape=x.shape
-    )
-    return b.convert(made, x.dtype)
+    return b.reduce_window(x, start, body, window=window, stride=ones, dilation=ones, padding=padding, shape=x.shape)
 
 
 def better(b: Builder, largest: bool, x: Hlo, y: Hlo) -> Hlo:

@@ -209,3 +209,38 @@ def test_dispatch_names_every_path() -> None:
     report = st.dispatch_report(g, "xla")
     assert {p.op: p.path for p in report.ops} == {"gelu": "native", "softmax": "decomposed", "svd": "host"}
     assert report.compile_ready
+
+
+def test_long_rows() -> None:
+    """Steps that double would be fused into one that computes the first of them again and again."""
+    x = np.random.default_rng(0).standard_normal((2, 50_000)).astype(np.float32)
+    x[1, 400] = np.nan
+    g = Graph("long")
+    given = g.input("x", f32[2, 50_000])
+    wide = ops.cast(given, "f64")
+    g.outputs(
+        ops.cumsum(wide, axis=1), *ops.cummax(given, axis=1), *ops.cummin(given, axis=1), ops.logcumsumexp(wide, axis=1)
+    )
+    for got, want in zip(Session("xla").compile(g).run(x=x), evaluate(g, {"x": x}), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
+
+
+def test_a_fork_cannot_use_the_device() -> None:
+    code = """
+import os, numpy as np, strata as st
+g = st.Graph("g")
+c = st.Session("xla").compile(g.outputs(g.input("x", (2,)) + 1.0))
+child = os.fork()
+if not child:
+    try:
+        c.run(x=np.ones(2, "f4"))
+    except st.errors.DeviceError as error:
+        os._exit(7 if "fork" in str(error) else 8)
+    os._exit(9)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+print(c.run(x=np.ones(2, "f4"))[0])
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stdout == "[2. 2.]\n", done.stderr[-2000:]
