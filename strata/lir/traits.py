@@ -32,11 +32,12 @@ _TRAITS_LIMIT = 4096
 def traits(node: Node) -> Traits:
     """The traits of a node's op, remembered for equal ops on equal types."""
     key = (node.op, tuple(x.type for x in node.inputs))
-    if key not in _TRAITS:
+    found = _TRAITS.get(key)
+    if found is None:
         if len(_TRAITS) >= _TRAITS_LIMIT:
-            _TRAITS.clear()
-        _TRAITS[key] = _probe(node)
-    return _TRAITS[key]
+            _TRAITS.clear()  # another thread may be about to read what it has just written
+        found = _TRAITS[key] = _probe(node)
+    return found
 
 
 def _probe(node: Node) -> Traits:

@@ -65,6 +65,8 @@ class Op:
         """Every subclass is a frozen dataclass of its static parameters, so that families can share fields."""
         if _own_fields(cls):  # others inherit all that a dataclass has; to make it again takes most of an import
             dataclass(frozen=True, repr=False)(cls)
+            if any("float" in str(f.type) for f in fields(cls)):
+                cls.__eq__ = _alike  # type: ignore[assignment, method-assign]
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.static_fields().items())})"
@@ -201,6 +203,24 @@ def _own_fields(cls: type) -> list[str]:
     """Names that a class itself declares as fields."""
     declared = inspect.get_annotations(cls)
     return [name for name, kind in declared.items() if not str(kind).startswith(("ClassVar", "typing.ClassVar"))]
+
+
+def _alike(self: Op, other: object) -> bool:
+    """Equality of ops with numbers among their fields: 0.0 and -0.0 are equal, and still make different ops."""
+    if self is other:
+        return True
+    if type(other) is not type(self):
+        return NotImplemented
+    mine, theirs = self.__dict__, other.__dict__
+    return mine == theirs and all(_same(v, theirs[name]) for name, v in mine.items() if type(v) in (float, tuple))
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b) and (bool(a) or not isinstance(a, float) or str(a) == str(float(b)))
 
 
 def _refuse(self: Op, name: str, value: object = None) -> NoReturn:

@@ -296,6 +296,16 @@ def test_a_number_that_is_no_number_is_one_signature() -> None:
     assert len(add.variants) == 1
 
 
+def test_ops_tell_zeros_of_both_signs_apart() -> None:
+    """Equal ops are one node, as long as one of them lives: -0.0 is not to become the 0.0 of somebody else."""
+    x = st.tensor([1.0, 2.0])
+    made = [st.pad(x, ((1, 1),), constant_values=zero) for zero in (0.0, -0.0, 0, -0.0)]
+    assert [np.signbit(y.numpy()[0]) for y in made] == [False, True, False, True]
+    assert made[1].value.node is not made[0].value.node
+    first, second = (st.pad(x, ((2, 2),), constant_values=-0.0) for _ in range(2))
+    assert first.value.node is second.value.node
+
+
 # ---------------------------------------------------------------------------------------------- functions and programs
 
 
