@@ -154,6 +154,9 @@ def _serve(parser: Parser) -> None:
     parser.add_argument(
         "--adapter", action="append", default=[], metavar="NAME=FOLDER", help="a LoRA adapter that requests may name"
     )
+    parser.add_argument(
+        "--exact", action="store_true", help="with quantised weights, too: answers do not depend on other requests"
+    )
     parser.add_argument("--record", metavar="FILE.jsonl", help="write requests and answers to the end of a file")
     _threads(parser)
     _json(parser)

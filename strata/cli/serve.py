@@ -45,6 +45,7 @@ def serve(options: Namespace) -> None:
             engine = Engine(
                 generator, cache_tokens=options.cache_tokens, max_requests=options.max_requests,
                 max_tokens=max(512, options.max_requests + 64), queue=options.queue, adapters=adapters,
+                exact=options.exact,
             )  # fmt: skip
         recorder = Recorder(options.record) if options.record else None
         name = options.name or Path(options.models[0]).stem

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.errors import FileError
-from strata.io import load_gguf
+from strata.io import GgufTensor, load_gguf
 from strata.models import decoder_config
 from strata.models.adapters import PREFIXES, Adapter, LowRank, apply_adapter, turned_rows
 from strata.models.bert import BertConfig
@@ -37,7 +37,9 @@ def _decoder(
         graph.changes = apart
         return graph
 
-    return Decoder(config, build, tokenizer, device=device, context=context)
+    made = Decoder(config, build, tokenizer, device=device, context=context)
+    made.is_quantized = any(isinstance(w, GgufTensor) and not w.is_plain for w in weights.values())
+    return made
 
 
 def load_gguf_model(path: Path, device: str, context: int | None, adapter: Adapter | None, merge: bool) -> Decoder:

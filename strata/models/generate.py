@@ -52,6 +52,7 @@ class Decoder(Model):
         self._tokenizer: Tokenizer | None = None
         self._graphs: dict[tuple[bool, Layout], CompiledGraph] = {}
         self._adapters: AdapterSet | None = None
+        self.is_quantized = False  # some weights are blocks, whose products with few rows and with many differ in bits
 
     outputs = ("logits",)
 
@@ -94,6 +95,7 @@ class Decoder(Model):
             found = {name: turned_rows(adapter, heads) for name, adapter in found.items()}
         made = Decoder(self.config, self._build, lambda: self.tokenizer, device=self.device, context=self.context)
         made._adapters = AdapterSet(found)
+        made.is_quantized = self.is_quantized
         return made
 
     def use_adapter(self, name: str | None) -> None:
@@ -247,13 +249,13 @@ class Decoder(Model):
     def generate(
         self, prompt: Prompt, *, max_tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
         min_p: float = 0.0, repetition_penalty: float = 1.0, seed: int | None = None, stop: str | Sequence[str] = (),
-        stream: bool = False, draft: Decoder | None = None, draft_tokens: int = 3,
+        stream: bool = False, draft: Decoder | None = None, draft_tokens: int | None = None,
     ) -> Any:  # fmt: skip
         """Text that follows a prompt (a text, chat messages or ids); with `stream`, an iterator of its pieces.
 
-        `draft` is a smaller model with the same tokens: it drafts `draft_tokens` of them at a time, which this model
-        accepts or not, so that the text comes faster and is this model's own: the same at a temperature of 0, and of
-        the same distribution above.
+        `draft` is a smaller model with the same tokens: it drafts `draft_tokens` of them at a time, as many as are
+        judged in one step if that is not given. This model accepts them or not, so that the text comes faster and is
+        this model's own: the same at a temperature of 0, and of the same distribution above.
         """
         sampler = Sampler(
             temperature=temperature,

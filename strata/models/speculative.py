@@ -1,8 +1,8 @@
 """Speculative decoding: a small model drafts some tokens, and the large one judges all of them in one step.
 
 Drafted tokens are accepted with such probabilities that what is said has the large model's distribution. Where all are
-accepted the same step gives one token more. Tokens are judged four at a time: so few are read by the same kernels as
-single ones, so that greedy tokens are those of the large model alone.
+accepted the same step gives one token more. Tokens are judged four at a time, three where weights are quantised: so few
+are read by the same kernels as single ones, so that greedy tokens are those of the large model alone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from strata.models.generate import Decoder, State
 
 TOGETHER: Final = 4  # tokens that are judged in one step
+TOGETHER_QUANTIZED: Final = 3
 READING: Final = 64  # tokens of a prompt that are read in one step: logits of all of them are made
 
 
@@ -63,7 +64,9 @@ def _drawn(weights: np.ndarray, numbers: np.random.Generator) -> int:
 class Drafting:
     """One generation of a target with a draft. `before` are all tokens so far; the last one is in neither cache."""
 
-    def __init__(self, target: Decoder, draft: Decoder, sampler: Sampler, count: int) -> None:
+    def __init__(self, target: Decoder, draft: Decoder, sampler: Sampler, count: int | None) -> None:
+        self.together = TOGETHER_QUANTIZED if target.is_quantized else TOGETHER
+        count = self.together - 1 if count is None else count
         if draft.config.vocab != target.config.vocab:
             raise OptionError(
                 f"generate: the draft knows {draft.config.vocab} tokens, the model {target.config.vocab}", code="O610"
@@ -95,8 +98,8 @@ class Drafting:
         found: list[int] = []
         start = self.target_state.length
         pending = [self.before[-1], *tokens]
-        for at in range(0, len(pending), TOGETHER):
-            group = pending[at : at + TOGETHER]
+        for at in range(0, len(pending), self.together):
+            group = pending[at : at + self.together]
             logits = self._fed(self.target, self.target_state, group, every=True)
             self.tally.steps += 1
             judged = tokens[at : at + len(group)]
@@ -146,7 +149,7 @@ class Drafting:
 
 
 def drafted_tokens(
-    target: Decoder, draft: Decoder, ids: Sequence[int], max_tokens: int, sampler: Sampler, *, count: int = 3,
+    target: Decoder, draft: Decoder, ids: Sequence[int], max_tokens: int, sampler: Sampler, *, count: int | None = None,
     ends: Sequence[int] = (), tally: Tally | None = None,
 ) -> Iterator[int]:  # fmt: skip
     """New tokens of `target`, up to one of `ends`; `draft` makes them come faster. `tally` is kept up to date."""

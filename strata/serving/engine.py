@@ -2,8 +2,8 @@
 
 Each step of the engine reads a token of every sequence that is being continued, and pieces of the prompts that have
 come. A request gives the tokens that it would give alone, bit for bit: rows of a batch do not depend on each other, and
-prompts are cut only between pages. The pages that a request may need are set aside when it begins, so that none has to
-be put off halfway.
+prompts are cut only between pages. With quantised weights that holds for up to three at a time. The pages that a
+request may need are set aside when it begins, so that none has to be put off halfway.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import copy_context
 from threading import Condition, Lock, Thread
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from strata.serving.batching import Batch, Piece, Prefill, exact_batcher
 from strata.serving.limits import Limits
 from strata.serving.metrics import Metrics
 
+TOGETHER_QUANTIZED: Final = 3  # so many rows have the bits of one
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
@@ -90,12 +91,15 @@ class Engine:
 
     `cache_tokens` is the room for keys and values of all requests together. A step computes at most `max_tokens` tokens
     of at most `max_requests` requests; at most `queue` more may wait. `adapters` are LoRA folders by name, which
-    requests may ask for. Inside of `with engine:` a thread of its own does the work; otherwise whoever waits does it.
+    requests may ask for. Products of quantised weights with more than three rows differ from those of one in their last
+    bits; `exact` continues three requests at a time there, so that no request depends on the others. Inside of `with
+    engine:` a thread of its own does the work; otherwise whoever waits does it.
     """
 
     def __init__(
         self, model: Decoder, *, cache_tokens: int | None = None, max_requests: int = 16, max_tokens: int = 512,
-        queue: int = 256, adapters: Mapping[str, str | os.PathLike[str]] | None = None, metrics: Metrics | None = None,
+        queue: int = 256, exact: bool = False, adapters: Mapping[str, str | os.PathLike[str]] | None = None,
+        metrics: Metrics | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(model, Decoder):
             raise OptionError(f"engine: {type(model).__name__} generates no text", code="O605")
@@ -105,6 +109,7 @@ class Engine:
         self.model = model.adapted(adapters) if adapters else model
         self.cache = PagedCache(self.model, -(-tokens // PAGE))
         self.adapters = tuple(adapters or ())
+        self._together = TOGETHER_QUANTIZED if exact and model.is_quantized else max_requests
         self.limits = Limits(max_length=model.context, vocabulary=model.config.vocab)
         self.metrics = metrics or Metrics()
         self.limit = queue
@@ -194,9 +199,9 @@ class Engine:
             if not batch.tokens:
                 return False
             start = time.perf_counter()
-            if batch.decodes:
-                ids = np.array([[g.tokens[-1]] for g in batch.decodes], np.int32)
-                self._run(batch.decodes, ids)
+            for at in range(0, len(batch.decodes), self._together):
+                some = batch.decodes[at : at + self._together]
+                self._run(some, np.array([[g.tokens[-1]] for g in some], np.int32))
             for piece in batch.pieces:
                 ids = np.asarray([piece.item.prompt_ids[piece.start : piece.end]], np.int32)
                 self._run((piece.item,), ids, piece)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 
 from strata.config import using
 from strata.errors import OptionError, RunError, UnknownNameError
-from strata.models import Decoder
+from strata.io import quantized_tensor, save_gguf
+from strata.models import Decoder, load
 from strata.serving import Engine, PagedCache
+from tests.unit.serving.conftest import Letters
 
 Make = Callable[..., Decoder]
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -58,6 +61,52 @@ def test_logits_are_those_of_one_sequence(decoder: Make, device: str, threads: i
             found = cache.step(tables, new)
             for i, state in enumerate(states):
                 assert np.array_equal(found[i : i + 1], model.step(state, new[i : i + 1]))
+
+
+def test_quantised_weights_exactly(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Three at a time with `exact`; and a draft is judged three at a time."""
+    model = quantised(tmp_path / "m.gguf", rng)
+    assert model.is_quantized
+    prompts = [rng.integers(0, 96, n).tolist() for n in (3, 40, 101, 5, 64, 18, 33)]
+    alone = [model.generate(p, max_tokens=10) for p in prompts]
+    engine = Engine(model, exact=True, max_tokens=64)
+    requests = [engine.submit(p, max_tokens=10) for p in prompts]
+    engine.run()
+    assert [r.text() for r in requests] == alone
+    cache, tables = PagedCache(model, 64), []
+    for ids in prompts[:3]:
+        tables.append(cache.table())
+        tables[-1].reserve(len(ids) + 1)
+        cache.step(tables[-1:], np.asarray([ids], np.int32))
+    found = cache.step(tables, np.array([[1], [2], [3]], np.int32))
+    for row, ids, last in zip(found, prompts, (1, 2, 3), strict=False):
+        state = model.start()
+        model.step(state, np.asarray([ids], np.int32))
+        assert np.array_equal(row, model.step(state, np.array([[last]], np.int32))[0])
+    draft = quantised(tmp_path / "d.gguf", rng, layers=1)
+    for p in prompts[:4]:
+        assert model.generate(p, max_tokens=20, draft=draft) == model.generate(p, max_tokens=20)
+        assert model.generate(p, max_tokens=20, draft=model, draft_tokens=7) == model.generate(p, max_tokens=20)
+
+
+def quantised(path: Path, rng: np.random.Generator, layers: int = 2) -> Decoder:
+    """A random decoder in blocks of 8 bits."""
+    sizes = {"attn_q": (64, 64), "attn_k": (32, 64), "attn_v": (32, 64), "attn_output": (64, 64),
+             "ffn_gate": (96, 64), "ffn_up": (96, 64), "ffn_down": (64, 96)}  # fmt: skip
+    shapes = {"token_embd": (96, 64), "output": (96, 64)}
+    shapes |= {f"blk.{i}.{name}": shape for i in range(layers) for name, shape in sizes.items()}
+    tensors: dict[str, Any] = {
+        f"{name}.weight": quantized_tensor(name, (rng.standard_normal(shape) / 4).astype(np.float32), "q8_0")
+        for name, shape in shapes.items()
+    }
+    norms = ["output_norm", *(f"blk.{i}.{part}_norm" for i in range(layers) for part in ("attn", "ffn"))]
+    tensors |= {f"{name}.weight": np.ones(64, np.float32) for name in norms}
+    about = {"embedding_length": 64, "block_count": layers, "feed_forward_length": 96, "context_length": 160,
+             "attention.head_count": 4, "attention.head_count_kv": 2, "rope.dimension_count": 16}  # fmt: skip
+    save_gguf(path, tensors, {"general.architecture": "llama", **{f"llama.{k}": v for k, v in about.items()}})
+    model: Decoder = load(path)
+    model._tokenizer = Letters()  # type: ignore[assignment]
+    return model
 
 
 def test_late_comers_and_leavers(decoder: Make) -> None:
