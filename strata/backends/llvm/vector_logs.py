@@ -47,14 +47,14 @@ _NEAR = {
 # (log(1 + f) - f) / f² and log2(1 + f) / f, for f from -1/32 to 1/16
 _NEAR_E = (-0.5000000095174152, 0.3333444692486936, -0.25006669763161415, 0.18855219540622045)
 _NEAR_2 = (1.44269503775118, -0.7213475528328663, 0.48091866066873556, -0.36077306032334583, 0.27120750055855675)
-# 1 / c of f64 by the first four bits of a mantissa in [¾, 1½), and log c
+# 1 / c of f64 by the first four bits of a mantissa in [¾, 1½), chosen so that the logarithms of c in both bases are
+# all but numbers of f64: off by a hundredth of a place at most
 INVERSES = (
-    1.0, 0.9142857142857143, 0.8648648648648649, 0.8205128205128205, 0.7804878048780488,
-    0.7441860465116279, 0.7111111111111111, 0.6808510638297872, 1.3061224489795917, 1.2549019607843137,
-    1.2075471698113207, 1.1636363636363636, 1.1228070175438596, 1.0847457627118644, 1.0491803278688525,
-    1.0,
+    1.0, 0.914345645904541, 0.8649062981476655, 0.820515302511362, 0.7805018541289539, 0.7441993425058764,
+    0.7111140886942546, 0.6808659066545202, 1.3061240254616249, 1.2549188277300667, 1.2076356276026312,
+    1.1636553677645596, 1.1228183110555012, 1.08475332745051, 1.0492118460233095, 1.0,
 )  # fmt: skip
-_LOGARITHMS = tuple(-math.log(inverse) for inverse in INVERSES)
+_LOGARITHMS = {"e": tuple(-math.log(c) for c in INVERSES), "2": tuple(-math.log2(c) for c in INVERSES)}
 # (log(1 + f) - f + f²/2) / f³ for f from -1/32 to 1/16, to 33 and 62 bits of the logarithm
 LOG_NEAR = {32: (0.33333341679695144, -0.2500111637796767, 0.19997291026079103, -0.15533318330438567), 64: (
     0.3333333333333333, -0.2500000000000004, 0.20000000000016763, -0.16666666666491084, 0.14285714215121456,
@@ -115,6 +115,20 @@ def _from_table(m: Math, x: str, base: str, low: str = "") -> tuple[str, str, st
     return k, start, f
 
 
+def _from_wide_table(m: Math, x: str, base: str, low: str = "") -> tuple[str, str, str]:
+    """(k, log c, natural log(1 + f)) of a number of f64 and, where it is given, a second word."""
+    mantissa = m.mantissa(x)
+    k = m.sub(m.exponent(x), m.exponent(mantissa))
+    place = m.integer("lshr", m.as_bits(mantissa), m.i(MANTISSA[64] - 4))
+    inverse, start = (m.look_up(place, numbers) for numbers in (INVERSES, _LOGARITHMS[base]))
+    f = m.fma(mantissa, inverse, m.c(-1.0))
+    if low:
+        f = m.fma(m.scaled(low, m.neg(k)), inverse, f)
+    square = m.mul(f, f)
+    tail = m.fma(m.polynomial_of_halves(f, square, LOG_NEAR[64]), f, m.c(-0.5))
+    return k, start, m.fma(square, tail, f)
+
+
 def _natural(m: Math, k: str, start: str, f: str) -> str:
     near = m.fma(m.mul(f, f), m.polynomial(f, _NEAR_E), f)
     return m.fma(k, m.c(math.log(2)), m.add(start, near))
@@ -135,6 +149,9 @@ def log2(m: Math, x: str) -> str:
     if m.has_tables:
         k, start, f = _from_table(m, x, "2")
         return log_specials(m, x, m.add(k, m.fma(f, m.polynomial(f, _NEAR_2), start)))
+    if m.has_wide_tables:
+        k, start, near = _from_wide_table(m, x, "2")
+        return log_specials(m, x, m.add(k, m.fma(near, m.c(LOG2_E[64][0]), start)))
     if not m.target.has_fma and m.bits == 32:
         return in_double(log2)(m, x)
     k, f = reduce_log(m, x)
@@ -206,16 +223,9 @@ def _log_of_sum(m: Math, a: str, large: str, small: str, rest: str) -> str:
     total = m.add(large, small)
     total_rest = m.select(far, m.c(0.0), m.add(m.sub(small, m.sub(total, large)), rest))
     total = m.select(far, a, total)
-    mantissa = m.mantissa(total)
-    k = m.sub(m.exponent(total), m.exponent(mantissa))
-    place = m.integer("lshr", m.as_bits(mantissa), m.i(MANTISSA[64] - 4))
-    inverse, start = (m.look_up(place, numbers) for numbers in (INVERSES, _LOGARITHMS))
-    f = m.fma(mantissa, inverse, m.c(-1.0))
-    f = m.fma(m.scaled(total_rest, m.neg(k)), inverse, f)
-    square = m.mul(f, f)
-    tail = m.fma(m.polynomial_of_halves(f, square, LOG_NEAR[64]), f, m.c(-0.5))
+    k, start, near = _from_wide_table(m, total, "e", total_rest)
     k = m.select(far, m.add(k, m.c(1.0)), k)
-    return m.fma(k, m.c(math.log(2)), m.add(start, m.fma(square, tail, f)))
+    return m.fma(k, m.c(math.log(2)), m.add(start, near))
 
 
 def acosh(m: Math, x: str) -> str:
