@@ -113,6 +113,16 @@ class Target:
         return Target(name, _triple(machine), cpu, features, vector_bytes, registers)
 
     @staticmethod
+    def shaders() -> Target:
+        """GPUs that take compute shaders: what is made for them is text, and the same for all."""
+        return Target("wgsl", "wgsl", "wgsl", (), 16, 16)
+
+    @staticmethod
+    def of_plan(name: str) -> Target:
+        """What a plan's text names: one of the fixed levels, or shaders."""
+        return Target.shaders() if name == "wgsl" else Target.named(name)
+
+    @staticmethod
     def host() -> Target:
         """The processor that runs this process."""
         return _host()

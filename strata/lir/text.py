@@ -181,7 +181,7 @@ class _Reader:
             elif line:
                 steps.append(self._step(line))
         io = Io(self._bound(buffers, "input"), self._bound(buffers, "param"), outputs)
-        return Lir(self.graph, Target.named(head["target"]), tuple(buffers), tuple(steps), io, tuple(self.constants))
+        return Lir(self.graph, Target.of_plan(head["target"]), tuple(buffers), tuple(steps), io, tuple(self.constants))
 
     def _buffer(self, line: str) -> Buffer:
         match = _BUFFER.match(line)

@@ -45,8 +45,11 @@ class Device:
     @property
     def full_name(self) -> str:
         """The name and what it runs on."""
-        target = self.backend.target
-        return f"{self.name} ({target.cpu}, {8 * target.vector_bytes}-bit vectors)" if self.kind == "cpu" else self.name
+        backend = self.backend
+        if self.kind == "cpu":
+            return f"{self.name} ({backend.target.cpu}, {8 * backend.target.vector_bytes}-bit vectors)"
+        description = getattr(backend, "description", None)
+        return self.name if description is None else f"{self.name} ({description})"
 
     def __str__(self) -> str:
         return self.name

@@ -322,6 +322,13 @@ def test_a_buffer_beyond_the_limit_is_refused_by_name() -> None:
     np.testing.assert_array_equal(again, np.full((3, 3), 2, np.float32))
 
 
+def test_the_device_has_a_name() -> None:
+    assert "wgpu" in st.devices()
+    assert st.Device("wgpu").full_name.startswith("wgpu (")
+    with pytest.raises(DeviceError, match="wgpu finds no such GPU"):
+        st.Device("wgpu:99")
+
+
 def test_shaders_can_be_read() -> None:
     g = Graph("shown")
     g.outputs(ops.exp(g.input("x", f32[4])))

@@ -27,7 +27,12 @@ class WgpuBackend:
 
     @property
     def target(self) -> Target:
-        return Target("wgsl", "wgsl", "wgsl", (), 16, 16)
+        return Target.shaders()
+
+    @property
+    def description(self) -> str:
+        """The GPU, by the name that it has."""
+        return self.driver.name
 
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
         return can_lower(op, tuple(types)) or (bool(types) and own_phases(op, tuple(types)) is not None)

@@ -16,7 +16,7 @@ from strata.backends.wgsl.library import called, functions, needed
 from strata.backends.wgsl.phases import phases_of
 from strata.backends.wgsl.render import render
 from strata.backends.wgsl.values import FUNCTIONS, HELD, has_function, literal
-from strata.core import ALL_DTYPES, DType, f32, f64, i32, i64, sym, u8
+from strata.core import ALL_DTYPES, DType, Target, f32, f64, i32, i64, sym, u8
 from strata.kernel import (
     SCALARS,
     Axis,
@@ -30,6 +30,7 @@ from strata.kernel import (
     interpret,
     verify_kernel,
 )
+from strata.lir import parse_module, plan
 from strata.mir import REGISTRY, Graph
 
 HELD_TYPES = [t for t in ALL_DTYPES if t.name in HELD]
@@ -162,6 +163,14 @@ def test_sums_that_every_point_needs_are_done_first() -> None:
     array = np.random.default_rng(0).random(500).astype(np.float32)
     assert len(phases_of(kernel).kernels) == 2
     np.testing.assert_allclose(_in_turn(kernel, array)[0], array / array.sum(), rtol=1e-6)
+
+
+def test_the_text_of_a_plan_reads_back() -> None:
+    g = Graph("g")
+    g.outputs(ops.exp(g.input("x", f32[3])) + 1.0)
+    made = plan(g, Target.shaders())
+    assert "wgsl" in str(made)
+    assert parse_module(str(made)) == made
 
 
 def test_names_of_users_cannot_clash_with_the_language() -> None:
