@@ -6,6 +6,7 @@
     ├── DTypeError (TypeError)           D  an element type that an operation does not take
     ├── IndexRangeError (IndexError)     I  an index outside its axis
     ├── UnknownNameError (KeyError)      N  an op, input, parameter, pass or option that does not exist
+    │   └── UnknownMethodError (AttributeError)  a model that does not do what it is asked for
     ├── OptionError (ValueError)         O  an option or argument whose value makes no sense
     │   └── RequestError                 O  a request to a server that cannot be answered
     ├── ParseError (ValueError)          P  IR text that cannot be read
@@ -90,6 +91,10 @@ class IndexRangeError(StrataError, IndexError):
 
 
 class UnknownNameError(StrataError, KeyError):
+    default_code = "N100"
+
+
+class UnknownMethodError(UnknownNameError, AttributeError):
     default_code = "N100"
 
 

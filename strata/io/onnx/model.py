@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strata.core import give_back, here, located, new_rlock, symbols
-from strata.errors import DTypeError, RunError, ShapeError, StrataError, UnknownNameError
+from strata.errors import DTypeError, RunError, ShapeError, StrataError, UnknownMethodError, UnknownNameError
 from strata.io.onnx.file import ModelFile
 from strata.io.onnx.plans import Plan, Port, Shapes, samples
 from strata.io.onnx.stored import StoredPlan, head_key, plan_key, read_head, read_stored, write_head, write_stored
@@ -90,6 +90,18 @@ class OnnxModel:
         """What the file says about itself: its `metadata_props`."""
         props = self.program.proto.metadata_props
         return {p.key: p.value for p in props if isinstance(p.key, str) and isinstance(p.value, str)}
+
+    if not TYPE_CHECKING:  # names are still checked
+
+        def __getattr__(self, name: str) -> Any:
+            """What other models do, and this one does not: it runs on arrays, whatever they stand for."""
+            if name in ("embed", "generate", "generate_many"):
+                inputs = ", ".join(f"{p.name}=…" for p in self.inputs)
+                raise UnknownMethodError(
+                    f"{name}: an ONNX model takes arrays and gives arrays, not texts", code="N503", place=here(),
+                    fix=f"run({inputs}) on the ids of a tokenizer",
+                )  # fmt: skip
+            raise AttributeError(f"an OnnxModel has no attribute {name!r}", name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"<OnnxModel ({', '.join(map(str, self.inputs))}) -> {', '.join(map(str, self.outputs))}>"

@@ -263,7 +263,6 @@ def test_usage_is_kept_beside_the_code() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="a fork of a process with threads warns")
 def test_a_child_does_not_wait_for_compiles_of_its_parent() -> None:
     kernels._loaded["pending"] = kernels.Future()
     try:

@@ -189,7 +189,6 @@ def test_concurrent_callers() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_fork() -> None:
     program, functions = softmax_program()
     bound = program.bind(functions, {"R": 200})
