@@ -337,6 +337,38 @@ def test_shaders_can_be_read() -> None:
     assert "code" in str(page)
 
 
+def test_scale_and_softcap_change_attention(rng: np.random.Generator) -> None:
+    feeds = {name: rng.standard_normal((1, 2, 9, 16)).astype(np.float32) for name in "qkv"}
+    seen = []
+    for scale, softcap in ((0.25, None), (1.0, None), (0.25, 2.0)):
+        g = Graph("attention")
+        values = [g.input(name, (1, 2, 9, 16)) for name in "qkv"]
+        g.outputs(ops.attention(*values, num_heads=2, layout="bhsd", scale=scale, softcap=softcap))
+        compiled = agrees(g, feeds)
+        assert compiled.host_steps == []
+        seen.append(compiled.run(feeds)[0])
+    assert not np.allclose(seen[0], seen[1])
+    assert not np.allclose(seen[0], seen[2])
+
+
+def test_draws_follow_the_softmax_and_the_key() -> None:
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
+    count = 4000
+    g = Graph("draws")
+    rows = ops.broadcast_to(g.input("logits", f32[4]), (count, 4))
+    g.outputs(ops.sample(rows, g.input("key", (2,), "u32")), ops.argmax(rows, axis=1))
+    runs = []
+    for device in ("wgpu", "cpu"):
+        compiled = st.Session(device).compile(g)
+        runs.append([compiled.run(logits=logits, key=np.asarray(st.random.key(n))) for n in (0, 1, 0)])
+    (first, second, again), (on_cpu, *_) = runs
+    np.testing.assert_array_equal(again[0], first[0])
+    assert (first[0] != second[0]).any()
+    np.testing.assert_allclose(np.bincount(first[0], minlength=4) / count, np.exp(logits), atol=0.03)
+    assert (first[0] == on_cpu[0]).mean() > 0.999  # an ulp of a logarithm may decide between two
+    np.testing.assert_array_equal(first[1], np.zeros(count))
+
+
 def test_labels_outside_their_classes_are_an_error() -> None:
     g = Graph("labels")
     x, labels = g.input("x", f32[2, 3]), g.input("labels", i64[2])
