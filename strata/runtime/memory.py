@@ -136,6 +136,11 @@ class MemoryReport(str):
             scratch, lower = placement.arena_size, placement.lower_bound
         except SymbolError as error:
             text, scratch, lower = f"unbounded: {error.summary}", None, None
+        if hasattr(executable, "scratch_bytes"):  # planned by whoever compiled the modules
+            scratch = lower = executable.scratch_bytes
+            text = (
+                f"{scratch:,} bytes of scratch memory, as the device's compiler reports it, {len(lir.schedule)} steps"
+            )
         made = cls(text)
         made.scratch, made.lower_bound = scratch, lower
         made.params = _total(lir, "param", "weight")

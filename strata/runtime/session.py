@@ -52,6 +52,8 @@ class Session:
                 lir, is_stored = self._plan(pipeline, graph, while_compiling)
                 with phase("code"):
                     executable = self._code(lir, chosen)
+                    if chosen.memory_limit is not None and hasattr(executable, "limit_scratch"):
+                        executable.limit_scratch(chosen.memory_limit)
         replan = (lambda: pipeline.compile_graph(graph).lir) if is_stored else None
         return CompiledGraph(
             lir, executable, chosen, source=source, device=self.device, replan=replan,

@@ -103,6 +103,10 @@ class Client:
         made: list[Any] = self._guarded(lambda: executable.execute(arguments), "running")
         return made
 
+    def scratch_bytes(self, executable: Any) -> int:
+        """Memory that a run of a module takes beside its arguments and results, on each device."""
+        return int(executable.get_compiled_memory_stats().temp_size_in_bytes)
+
     def run_together(self, executable: Any, arguments: Sequence[Any]) -> list[list[Any]]:
         """The results of a module that several devices run: for each, what every device has of it."""
         made: list[list[Any]] = self._guarded(

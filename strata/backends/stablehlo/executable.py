@@ -13,7 +13,7 @@ from strata.backends.base import Spread
 from strata.backends.stablehlo.adapter import Client, Place, client
 from strata.backends.stablehlo.emit import Text, is_native, write_module
 from strata.core import Target, TensorType, new_lock
-from strata.errors import DeviceError, OptionError
+from strata.errors import DeviceError, MemoryLimitError, OptionError
 from strata.lir import Lir, Stage, stages_of
 from strata.mir import Constant, Graph, Node, Op, Value, evaluate_values, leaf_name, run_op
 
@@ -80,6 +80,7 @@ class _Program:
     texts: tuple[Text | None, ...]
     loaded: tuple[Any, ...]
     constants: Mapping[Value, Any]
+    scratch: int  # the most that one of the modules takes
 
 
 class XlaExecutable:
@@ -89,7 +90,8 @@ class XlaExecutable:
         self.lir, self.place, self.spread = lir, place, spread
         self._params: dict[str, Any] = {}
         self._programs: OrderedDict[tuple[tuple[str, int], ...], _Program] = OrderedDict()
-        self._lock = new_lock()
+        self._lock, self._making = new_lock(), new_lock()
+        self._limit: int | None = None
         if not lir.has_dynamic_dims:
             self._program({})
 
@@ -97,6 +99,27 @@ class XlaExecutable:
     def host_steps(self) -> list[str]:
         """Ops that run in Python: no module can hold them."""
         return [s.name for s in self.lir.schedule if not s.is_module]
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Scratch memory of the program that was made or used last; 0 before any sizes were met."""
+        with self._lock:
+            return next(reversed(self._programs.values())).scratch if self._programs else 0
+
+    def limit_scratch(self, limit: int) -> None:
+        """Refuse programs that take more scratch memory, those that are made already and those to come."""
+        self._limit = limit
+        with self._lock:
+            kept = list(self._programs.values())
+        for program in kept:
+            self._check_limit(program)
+
+    def _check_limit(self, program: _Program) -> None:
+        if self._limit is not None and program.scratch > self._limit:
+            raise MemoryLimitError(
+                f"{self.lir.name!r} needs {program.scratch:,} bytes of scratch memory on xla, "
+                f"the limit is {self._limit:,}", code="C200",
+            )  # fmt: skip
 
     def stablehlo(self, binding: Mapping[str, int] | None = None) -> str:
         """The text of the modules, for one set of sizes."""
@@ -142,15 +165,22 @@ class XlaExecutable:
 
     def _program(self, binding: Mapping[str, int]) -> _Program:
         key = tuple(sorted(binding.items())) if binding else ()
-        with self._lock:
-            found = self._programs.get(key)
-            if found is None:
-                found = self._programs[key] = self._made(binding)
+        found = self._kept(key)
+        if found is not None:
+            return found
+        with self._making:  # runs at other sizes go on meanwhile
+            found = self._kept(key) or self._made(binding)
+            with self._lock:
+                self._programs[key] = found
                 if len(self._programs) > KEPT_SIZES:
                     self._programs.popitem(last=False)
-            else:
-                self._programs.move_to_end(key)
             return found
+
+    def _kept(self, key: tuple[tuple[str, int], ...]) -> _Program | None:
+        with self._lock:
+            if key in self._programs:
+                self._programs.move_to_end(key)
+            return self._programs.get(key)
 
     def _made(self, binding: Mapping[str, int]) -> _Program:
         graph = self.lir.graph.bind(binding) if binding else self.lir.graph
@@ -163,7 +193,10 @@ class XlaExecutable:
         constants = {
             x: self.place.put(x.node.op.data.array) for x in (*read, *graph.results) if isinstance(x.node.op, Constant)
         }
-        return _Program(graph, tuple(stages), tuple(texts), tuple(loaded), constants)
+        scratch = max((self.place.client.scratch_bytes(x) for x in loaded if x is not None), default=0)
+        program = _Program(graph, tuple(stages), tuple(texts), tuple(loaded), constants, scratch)
+        self._check_limit(program)
+        return program
 
 
 def _written(graph: Graph, spread: Spread | None = None) -> list[tuple[Stage, Text | None]]:

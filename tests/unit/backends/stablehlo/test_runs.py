@@ -14,7 +14,7 @@ import pytest
 import strata as st
 from strata import ops
 from strata.core import ALL_DTYPES, DType, f32, i64
-from strata.errors import DeviceError, IndexRangeError, RunError
+from strata.errors import DeviceError, IndexRangeError, MemoryLimitError, RunError
 from strata.mir import Graph, evaluate
 from strata.runtime import CompiledGraph, Session
 
@@ -54,6 +54,37 @@ def test_sizes_that_are_symbols() -> None:
     compiled.set_params(params)
     for rows in (3, 1, 0, 3, 17):
         check(compiled, graph, params, x=numbers(rows, 8, seed=rows))
+
+
+def test_programs_for_few_sizes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strata.backends.stablehlo.executable.KEPT_SIZES", 2)
+    g = Graph("g")
+    compiled = Session("xla").compile(g.outputs(g.input("x", (st.sym("n", 0, 64),)) * 2.0))
+    executable: Any = compiled._executable
+    made = []
+    monkeypatch.setattr(
+        executable, "_made", lambda sizes, make=executable._made: (made.append(sizes["n"]), make(sizes))[1]
+    )
+    for n in (1, 2, 1, 3, 1, 2):  # 2 is the one that was not used for longest when 3 comes
+        np.testing.assert_array_equal(compiled.run(x=np.ones(n, np.float32))[0], np.full(n, 2))
+    assert made == [1, 2, 3, 2]
+
+
+def test_memory_is_what_the_compiler_reports() -> None:
+    g = Graph("products")
+    x = g.input("x", (st.sym("n", 1), 512))
+    w = g.constant(np.eye(512), "f32")
+    g.outputs(ops.sum(ops.tanh(ops.tanh(x @ w) @ w) @ w))
+    given = np.ones((2, 512), np.float32)
+    compiled = Session("xla").compile(g)
+    compiled.run(x=given)
+    needed = compiled.memory.scratch
+    assert needed
+    Session("xla").compile(g, memory_limit=needed).run(x=given)
+    with pytest.raises(MemoryLimitError, match=f"the limit is {needed - 1:,}"):
+        Session("xla").compile(g, memory_limit=needed - 1).run(x=given)
+    with pytest.raises(MemoryLimitError):
+        Session("xla").compile(g.bind({"n": 2}), memory_limit=needed - 1)
 
 
 def test_ops_of_the_host_lie_between_modules() -> None:
