@@ -47,6 +47,9 @@ def serve(options: Namespace) -> None:
                 max_tokens=max(512, options.max_requests + 64), queue=options.queue, adapters=adapters,
                 exact=options.exact,
             )  # fmt: skip
+            engine.model.graph_for(every=False, layout="paged")  # compiled before anybody asks
+        if embedder is not None:
+            embedder.embed("ready")
         recorder = Recorder(options.record) if options.record else None
         name = options.name or Path(options.models[0]).stem
         server = Server(Service(engine, embedder, name=name, recorder=recorder), host=options.host, port=options.port)

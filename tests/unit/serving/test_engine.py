@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,35 @@ def test_a_thread_serves_many(decoder: Make) -> None:
     counters = engine.metrics.snapshot()["counters"]
     assert counters["requests"] == 10
     assert counters["finished_length"] == 9
+
+
+def test_a_crowd_that_comes_and_goes(decoder: Make, seed: int) -> None:
+    """Clients in threads that ask for anything, and give up at any time: what is said is right, and nothing is lost."""
+    model = decoder()
+    wanted = {i: model.generate(f"{i} " * (1 + 7 * i), max_tokens=12, temperature=0.9, seed=i) for i in range(5)}
+    with Engine(model, cache_tokens=400, max_requests=3, max_tokens=40, queue=1000) as engine:
+
+        def client(number: int) -> None:
+            rng = np.random.default_rng([seed, number])
+            for _ in range(12):
+                i = int(rng.integers(5))
+                request = engine.submit(f"{i} " * (1 + 7 * i), max_tokens=12, temperature=0.9, seed=i)
+                if rng.random() < 0.3:
+                    pieces = [piece for piece, _ in zip(request, range(int(rng.integers(6))), strict=False)]
+                    request.cancel()
+                    assert request.wait(60)
+                    assert wanted[i].startswith("".join(pieces))
+                else:
+                    assert request.text(timeout=60) == wanted[i]
+
+        with ThreadPoolExecutor(5) as threads:
+            list(threads.map(client, range(5)))
+    assert engine.cache.pool.free == engine.cache.pool.pages
+    assert not engine._served
+    assert not engine._running
+    assert not engine._reading
+    counters = engine.metrics.snapshot()["counters"]
+    assert counters["requests"] == 60 == counters["finished_length"] + counters.get("finished_cancelled", 0)
 
 
 def test_closing_at_once_ends_what_is_on_its_way(decoder: Make) -> None:
