@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -164,9 +165,13 @@ class Decoder(Model):
         """Ids of a text, of chat messages by the model's template, or as they are."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if prompt and isinstance(prompt[0], Mapping):
+        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
             return self.tokenizer.encode(self.tokenizer.chat(prompt), add_special=False)  # type: ignore[arg-type]
-        return [int(i) for i in prompt]  # type: ignore[arg-type]
+        try:
+            return [operator.index(i) for i in prompt]  # type: ignore[arg-type]
+        except TypeError:
+            kind = type(prompt).__name__
+            raise OptionError(f"generate: a prompt is a text, messages or token ids, got {kind}", code="O606") from None
 
     def tokens(
         self,

@@ -103,8 +103,12 @@ class Engine:
     ) -> None:  # fmt: skip
         if not isinstance(model, Decoder):
             raise OptionError(f"engine: {type(model).__name__} generates no text", code="O605")
-        if max_requests < 1 or queue < 0:
-            raise OptionError(f"engine: {max_requests} requests and {queue} that wait serve nobody", code="O605")
+        counts = (max_requests, max_tokens, queue, 1 if cache_tokens is None else cache_tokens)
+        if not all(isinstance(n, int) for n in counts) or min(max_requests, max_tokens, counts[3]) < 1 or queue < 0:
+            raise OptionError(
+                f"engine: max_requests {max_requests!r}, max_tokens {max_tokens!r}, queue {queue!r} and cache_tokens "
+                f"{cache_tokens!r} serve nobody", code="O605",
+            )  # fmt: skip
         tokens = 4 * model.context if cache_tokens is None else cache_tokens
         self.model = model.adapted(adapters) if adapters else model
         self.cache = PagedCache(self.model, -(-tokens // PAGE))
@@ -153,8 +157,8 @@ class Engine:
 
     def _check(self, request: Generation) -> None:
         self.limits.check_ids(request.prompt_ids)
-        if request.max_tokens < 1:
-            raise OptionError(f"generate: max_tokens {request.max_tokens} is not positive", code="O606")
+        if not isinstance(request.max_tokens, int) or request.max_tokens < 1:
+            raise OptionError(f"generate: max_tokens {request.max_tokens!r} is no positive number", code="O606")
         context = self.model.context
         rows, room = request.rows(context), self.cache.pool.pages * PAGE
         if rows > room:

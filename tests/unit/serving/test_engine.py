@@ -224,6 +224,8 @@ def test_mistakes(decoder: Make) -> None:
         (dict(prompt=""), "prompt is empty"), (dict(prompt=[1, 128]), "token 128 at place 1 is none of 128"),
         (dict(prompt="x" * 161), "161 tokens are more than 160"),
         (dict(prompt="x" * 60), "a request of 160 tokens is larger than a cache of 64"),
+        (dict(prompt=5), "messages or token ids, got int"), (dict(prompt=[1.5]), "got list"),
+        (dict(prompt="x", max_tokens=2.5), "max_tokens 2.5 is no positive"),
         (dict(prompt="x", max_tokens=0), "max_tokens 0"), (dict(prompt="x", top_p=3.0), "top_p 3"),
     ):  # fmt: skip
         with pytest.raises(OptionError, match=message):
@@ -238,5 +240,14 @@ def test_mistakes(decoder: Make) -> None:
     assert engine.submit("x", max_tokens=2).text()
     with pytest.raises(OptionError, match="leaves no room for prompts"):
         Engine(decoder(), max_tokens=16)
+    for wrong in (
+        dict(max_requests=0),
+        dict(queue=-1),
+        dict(cache_tokens="many"),
+        dict(cache_tokens=0),
+        dict(max_tokens=9.5),
+    ):
+        with pytest.raises(OptionError, match="serve nobody"):
+            Engine(decoder(), **wrong)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="generates no text"):
         Engine("model")  # type: ignore[arg-type]
