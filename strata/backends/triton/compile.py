@@ -110,7 +110,9 @@ def binary_of(made: Any, program: Program, gpu: Gpu) -> Binary:
         entry = re.search(r"\.entry [^(]*\(([^)]*)\)", made.asm["ptx"])
         assert entry is not None, "Triton's code has an entry"
         count = entry[1].count(".param")
-    threads = program.warps * gpu.warp
+    if getattr(made.metadata, "global_scratch_size", 0):
+        raise CompileError(f"kernel {program.name} asks for memory beside its buffers", code="C120")
+    threads = int(made.metadata.num_warps) * gpu.warp
     return Binary(code, made.metadata.name, threads, int(made.metadata.shared), count)
 
 

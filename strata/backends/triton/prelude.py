@@ -168,7 +168,7 @@ def _bits(interpreted: bool) -> list[str]:
     bits = x.to(tl.uint32)
     size = ((bits & 0x7F) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
     size = tl.where((bits & 0x7F) == 0x7F, float("nan"), size)
-    return tl.where((bits & 0x80) != 0, -size, size)
+    return (size.to(tl.uint32, bitcast=True) | ((bits & 0x80) << 24)).to(tl.float32, bitcast=True)
 """,
         _to_f8("f8e4m3", mantissa=3, bias=7, top=480.0, over="0x7F", nan="0x7F"),
         _to_f8("f8e5m2", mantissa=2, bias=15, top=65536.0, over="0x7C", nan="0x7E"),
@@ -424,7 +424,7 @@ def _floats(name: str, bits: int) -> list[str]:
     odd = whole & ((b - 2.0 * tl.floor(b * 0.5)) != 0.0) & (tl.abs(b) < 9007199254740992.0)
     size = tl.where(a == 0, tl.where(b > 0, 0.0, tl.where(b < 0, float("inf"), b)), size)
     size = tl.where((b == 0) | ((a == 1) & (tl.abs(b) == float("inf"))) | (x == 1), 1.0, size)
-    made = tl.where(signbit_{name}(x) & odd, -size, size)
+    made = tl.where(signbit_{name}(x) & odd, size * -1.0, size)
     bad = (x < 0) & (whole == 0) & (a < float("inf"))
     return tl.where(bad, float("nan"), made).to(x.dtype)
 """,

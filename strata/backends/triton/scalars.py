@@ -93,7 +93,8 @@ def _whole(name: str) -> Emission:
 
 
 def _neg(call: Call) -> str:
-    return f"(0 - {call.a})" if call.dtype.is_int else f"(-{call.a})"
+    """Triton's own minus is 0 - x up to 3.6, which has no negative zero."""
+    return f"(0 - {call.a})" if call.dtype.is_int else f"({call.a} * -1.0)"
 
 
 def _abs(call: Call) -> str:
@@ -161,7 +162,10 @@ def _signbit(call: Call) -> str:
 
 
 def _not(call: Call) -> str:
-    return f"({call.a} == 0)" if call.dtype.is_bool else f"(~{call.a})"
+    if call.dtype.is_bool:
+        return f"({call.a} == 0)"
+    ones = -1 if call.dtype.kind == "int" else (1 << call.dtype.bits) - 1
+    return f"({call.a} ^ {number(ones, call.dtype)})"
 
 
 def _shift(left: bool) -> Emission:
