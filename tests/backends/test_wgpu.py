@@ -16,6 +16,7 @@ import pytest
 
 import strata as st
 from strata import ops
+from strata.backends import backend_for
 from strata.config import using
 from strata.core import f32, f64, i64, sym, u8
 from strata.errors import DeviceError, IndexRangeError, OutOfMemoryError
@@ -449,3 +450,10 @@ def test_triton_can_be_loaded_behind_the_device() -> None:
     program = "import strata as st; st.Device('wgpu'); import triton; print('alive')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["alive"], done.stderr
+
+
+def test_a_processor_that_plays_a_gpu_is_not_chosen_for_speed() -> None:
+    g = Graph("large")
+    x = g.input("x", (512, 512))
+    chosen = st.pick_device(g.outputs(x @ x), ["cpu", "wgpu"])
+    assert chosen == "cpu" or not backend_for("wgpu").on_processor

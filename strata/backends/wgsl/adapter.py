@@ -92,7 +92,9 @@ class WgpuDriver:
         self.has_halves = "shader-f16" in adapter.features
         features = ["shader-f16"] if self.has_halves else []
         self._device = adapter.request_device_sync(required_limits=limits, required_features=features)
-        self.name = str(adapter.info.get("device", "GPU")) if hasattr(adapter.info, "get") else "GPU"
+        info = adapter.info if hasattr(adapter.info, "get") else {}
+        self.name = str(info.get("device", "GPU"))
+        self.is_software = info.get("adapter_type") == "CPU"  # shaders run on the processor
         self.limits = {name: int(self._device.limits[name]) for name in _WANTED}
         self.lock: AbstractContextManager[Any] = new_lock()
         self._encoder: Any = None

@@ -34,6 +34,11 @@ class WgpuBackend:
         """The GPU, by the name that it has."""
         return self.driver.name
 
+    @property
+    def on_processor(self) -> bool:
+        """Whether shaders run where `cpu` does: for trying, not for speed."""
+        return self.driver.is_software
+
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
         return can_lower(op, tuple(types)) or (bool(types) and own_phases(op, tuple(types)) is not None)
 
