@@ -23,6 +23,7 @@ from strata.backends.llvm.gemm_finish import Site
 from strata.backends.llvm.matrix import find_contraction
 from strata.core import DType, Target, bf16, c64, c128, f16, f32, f64, i8, i32, sym, u8
 from strata.errors import DTypeError, ShapeError
+from strata.lir.views import RUN
 from strata.mir import Graph
 from strata.runtime import CompileOptions, CompilePipeline, Session
 
@@ -539,10 +540,16 @@ def test_not_a_number_and_infinity_pass_through() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [(1, 40, 24, 3, 8, 15), (2, 7, 9, 3, 2, 5), (3, 5, 6, 1, 4, 3), (1, 20, 64, 3, 2, 50)]
-)
+    "given",
+    [
+        (1, 40, 24, 3, 8, 15), (2, 7, 9, 3, 2, 5), (3, 5, 6, 1, 4, 3), (1, 20, 64, 3, 2, 50), (2, 7, 9, 3, 2, 8),
+        (3, 5, 6, 1, 4, 13),
+    ],
+)  # fmt: skip
 def test_columns_that_the_output_keeps_apart(native: Any, given: tuple[int, ...]) -> None:
-    """Queries, keys and values of all heads from one product: blocks of columns are batches of it."""
+    """Queries, keys and values of all heads from one product: blocks of columns are batches of it.
+
+    Blocks of a few columns are moved behind it instead, which is up to three times as fast."""
     images, rows, inner, parts, heads, width = given
     columns = parts * heads * width
     x, w, b = draw((images, rows, inner), f32), draw((inner, columns), f32, 1), draw((columns,), f32, 2)
@@ -555,9 +562,10 @@ def test_columns_that_the_output_keeps_apart(native: Any, given: tuple[int, ...]
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
     g = Graph("split")
     g.outputs(split(g.input("x", x.shape), g.input("w", w.shape), g.input("b", b.shape)))
-    (step,) = CompilePipeline("cpu").compile(g).lir.schedule
+    step, *behind = CompilePipeline("cpu").compile(g).lir.schedule
     assert step.kernel is not None
     assert find_contraction(step.kernel) is not None
+    assert len(behind) == (width < RUN)
 
 
 def test_text_is_complete() -> None:
