@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 
-import pytest
-
-from strata.cli import turns
 from strata.cli.turns import BURST, LEAST, PAUSE, in_turns
 
 
@@ -30,9 +27,7 @@ def test_turns_and_pauses() -> None:
     assert len(called) == len(times["quick"]) + len(times["slow"]) + len(changes) + 1  # a call before each burst
 
 
-def test_one_contender_need_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr(turns.time, "sleep", pauses.append)
-    times = in_turns({"only": lambda: sum(range(100_000))}, 0)
-    assert sum(times["only"]) >= LEAST * BURST
-    assert pauses == []
+def test_one_contender_need_not_wait() -> None:
+    start = time.perf_counter()
+    in_turns({"only": lambda: time.sleep(0.01)}, 0)
+    assert time.perf_counter() - start < LEAST * (BURST + PAUSE)

@@ -14,7 +14,6 @@ from strata.backends.llvm.compile import NativeKernel, compile_kernel
 from strata.backends.llvm.pool import default_pool
 from strata.core import DType, Target, bf16, bool_, c64, c128, f16, f32, f64, i8, i32, i64, sym, u8
 from strata.kernel import KernelBuilder, interpret, show_kernel
-from tests.pace import slowness
 from tests.unit.kernel import samples
 
 ROWS, COLUMNS = sym("R", 0), sym("C", 0)
@@ -203,9 +202,9 @@ def test_long_chains_compile_in_linear_time() -> None:
         return elapsed
 
     build(8)
-    short, long = (min(build(length + i) for i in range(3)) for length in (64, 512))
+    assert build(512) < 1.0
+    short, long = (min(build(length + i) for i in range(3)) for length in (64, 513))
     assert long < 24 * short, (short, long)
-    assert long < slowness()  # a second
 
 
 @pytest.mark.parametrize("axis", [0, 1])
