@@ -1,0 +1,102 @@
+"""Defects put back on purpose: each must be found by the machine or test that is there to find it.
+
+`python -m tests.machines.mutations` changes a copy of the package, one defect at a time, and runs what must fail there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MOST_SECONDS = 900
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A defect: what the text of a file becomes, and the module and arguments of a check that fails then.
+
+    The check ends with status 1, as `pytest` does for a failed test and `tests.machines` for a violation.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    check: tuple[str, ...]
+    also: tuple[tuple[str, str, str], ...] = ()  # more changes: file, old, new
+
+    @property
+    def changes(self) -> tuple[tuple[str, str, str], ...]:
+        return ((self.file, self.old, self.new), *self.also)
+
+
+def machine(name: str, count: int = 200, seed: int = 1) -> tuple[str, ...]:
+    """Histories of a state machine, from a fixed seed: whether they find a defect must not be luck."""
+    return ("tests.machines", "--machine", name, "--count", str(count), "--seed", str(seed), "--no-shrink")
+
+
+def tests(*nodes: str) -> tuple[str, ...]:
+    """Tests by their names."""
+    return ("pytest", "-q", "-x", "-p", "no:cacheprovider", *nodes)
+
+
+MUTATIONS: tuple[Mutation, ...] = ()
+
+
+def mutated(mutation: Mutation, root: Path) -> None:
+    """Put a copy of the package and its tests into a folder, with the defect in it."""
+    for part in ("strata", "tests"):
+        shutil.copytree(ROOT / part, root / part, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    shutil.copy(ROOT / "pyproject.toml", root)
+    for file, old, new in mutation.changes:
+        path = root / file
+        text = path.read_text()
+        assert text.count(old) == 1, f"{mutation.name}: the text occurs {text.count(old)} times in {file}"
+        path.write_text(text.replace(old, new))
+        compile(path.read_text(), file, "exec")
+
+
+def finds(mutation: Mutation) -> tuple[bool, str]:
+    """Whether the check fails on the package with the defect, and what it printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        mutated(mutation, root)
+        environment = {**os.environ, "PYTHONPATH": folder, "STRATA_CACHE_DIR": str(root / "cache")}
+        done = subprocess.run(
+            [sys.executable, "-m", *mutation.check], cwd=root, env=environment, timeout=MOST_SECONDS,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    is_found = done.returncode == 1 and (mutation.check[0] != "tests.machines" or "violation: " in done.stdout)
+    return is_found, done.stdout + done.stderr
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.machines.mutations", description=__doc__)
+    parser.add_argument("names", nargs="*", help="of mutations; all by default")
+    parser.add_argument("--list", action="store_true", help="show the names")
+    options = parser.parse_args()
+    chosen = [m for m in MUTATIONS if not options.names or m.name in options.names]
+    missed = 0
+    for mutation in chosen:
+        if options.list:
+            print(f"{mutation.name}: {mutation.file}, found by {' '.join(mutation.check)}")
+            continue
+        start = time.monotonic()
+        is_found, output = finds(mutation)
+        missed += not is_found
+        print(f"{mutation.name}: {'found' if is_found else 'MISSED'} in {time.monotonic() - start:.0f} s", flush=True)
+        if not is_found:
+            print(output[-4000:], flush=True)
+    return bool(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
