@@ -82,6 +82,21 @@ class Config:
     """Emit a range check at each gathered or scattered index."""
     winograd: bool = field(default=True, metadata=_KEY)
     """Convolve with fewer products where that is faster; False multiplies every tap with every pixel."""
+    max_nodes: int = 1 << 20
+    """Nodes that a file or text may become: of its graph, with every call of a function and every step of a loop that
+    is written out."""
+    max_depth: int = 32
+    """Subgraphs and functions inside each other in a file."""
+    max_folded_bytes: int = 256 << 20
+    """Bytes of constants that are computed while a file is read, beyond four times those that it holds."""
+    max_tensor_bytes: int = 8 << 30
+    """Bytes of one tensor that a file or text asks for."""
+    max_unpacked_bytes: int = 1 << 30
+    """Bytes that compressed data may become, beyond four times those that they have."""
+    max_steps: int = 1 << 20
+    """Steps of one loop that runs while a file is read, or of all loops of a template."""
+    max_seconds: float = 120.0
+    """Seconds that reading a file or text, or filling in a template, may take; compiling and running do not count."""
     code_settings: tuple[Any, ...] = field(init=False, repr=False, compare=False, default=())
     """The values of all settings that change generated code: part of the key of a program in memory."""
 
@@ -136,6 +151,12 @@ def _check_optional_count(name: str, value: object) -> int | None:
     return None if value is None else _check_count(name, value)
 
 
+def _check_seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ConfigError(f"{name} is a number of seconds above 0, got {value!r}", code="G102")
+    return float(value)
+
+
 def _check_device(name: str, value: object) -> str:
     if not isinstance(value, str) or not _DEVICE.fullmatch(value):
         raise ConfigError(
@@ -167,11 +188,22 @@ _CHECKS: dict[str, Callable[[str, object], object]] = {
     "deterministic": _check_flag,
     "check_indices": _check_flag,
     "winograd": _check_flag,
+    "max_nodes": _check_count,
+    "max_depth": _check_count,
+    "max_folded_bytes": _check_count,
+    "max_tensor_bytes": _check_count,
+    "max_unpacked_bytes": _check_count,
+    "max_steps": _check_count,
+    "max_seconds": _check_seconds,
 }
 
 
 def _read_int(text: str) -> int | str:
     return int(text) if re.fullmatch(r"\s*\d+\s*", text, re.ASCII) else text  # the check then names what it was given
+
+
+def _read_number(text: str) -> float | str:
+    return float(text) if re.fullmatch(r"\s*\d+(\.\d*)?\s*", text, re.ASCII) else text
 
 
 # variable -> field, and how its text is read before the field's own check
@@ -180,6 +212,13 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "STRATA_NUM_THREADS": ("num_threads", _read_int),
     "STRATA_DEVICE": ("device", str),
     "STRATA_LOG": ("log_level", str),
+    "STRATA_MAX_NODES": ("max_nodes", _read_int),
+    "STRATA_MAX_DEPTH": ("max_depth", _read_int),
+    "STRATA_MAX_FOLDED_BYTES": ("max_folded_bytes", _read_int),
+    "STRATA_MAX_TENSOR_BYTES": ("max_tensor_bytes", _read_int),
+    "STRATA_MAX_UNPACKED_BYTES": ("max_unpacked_bytes", _read_int),
+    "STRATA_MAX_STEPS": ("max_steps", _read_int),
+    "STRATA_MAX_SECONDS": ("max_seconds", _read_number),
 }
 
 _current: ContextVar[Config | None] = ContextVar("strata_config", default=None)

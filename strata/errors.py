@@ -20,6 +20,11 @@
     ├── RunError (RuntimeError)          X  a failure while a program runs (singular matrix, bad index)
     │   └── OutOfMemoryError (MemoryError)  the system has no memory for an array or a run
     ├── FileError (ValueError)           F  a file that is malformed, unsafe or of an unknown kind
+    │   └── FileAccessError (OSError)    F  a file that cannot be opened, read or written
+    │       ├── MissingFileError (FileNotFoundError)
+    │       ├── FolderError (IsADirectoryError)
+    │       └── NoPermissionError (PermissionError)
+    ├── BudgetError (ValueError)         B  something that needs more nodes, bytes or time than a setting allows
     └── ConfigError (ValueError)         G  a setting that cannot be used
 
 A message says, in this order: what is wrong with both values that disagree, and a code; the user's line; where each
@@ -149,6 +154,41 @@ class OutOfMemoryError(RunError, MemoryError):
 
 class FileError(StrataError, ValueError):
     default_code = "F100"
+
+
+class FileAccessError(FileError, OSError):
+    """`errno`, `strerror` and `filename` are those of the system's error."""
+
+
+class MissingFileError(FileAccessError, FileNotFoundError):
+    pass
+
+
+class FolderError(FileAccessError, IsADirectoryError):
+    pass
+
+
+class NoPermissionError(FileAccessError, PermissionError):
+    pass
+
+
+def file_error(path: object, error: OSError, *, code: str, what: str = "cannot be opened") -> FileAccessError:
+    """What the system says about a file, as the class that is also the system's."""
+    kinds = (MissingFileError, FolderError, NoPermissionError)
+    kind = next((k for k in kinds if isinstance(error, k.__bases__[1])), FileAccessError)
+    made = kind(f"{str(path)!r} {what}: {error.strerror or error}", code=code)
+    made.errno, made.strerror, made.filename = error.errno, error.strerror, str(path)
+    return made
+
+
+class BudgetError(StrataError, ValueError):
+    """`setting` is the budget's name in `Config`, `limit` its value, `needed` what would have been needed at least."""
+
+    default_code = "B100"
+
+    def __init__(self, message: str, *, setting: str, limit: float, needed: float, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.setting, self.limit, self.needed = setting, limit, needed
 
 
 class ConfigError(StrataError, ValueError):

@@ -1,5 +1,6 @@
 """Plain data that every layer speaks: element types, sizes, tensor types, targets, source places."""
 
+from strata.core.budgets import Deadline, Meter, over_budget, require, show_bytes
 from strata.core.dims import (
     Atom,
     Dim,

@@ -27,7 +27,7 @@ PAGES = {
     "devices": ("CEGLF", "Blocks, targets, devices and settings"),
     "runs": ("X", "Failures while a program runs"),
 }
-CODE = re.compile(r"""["']([SDINOPVRTLCEXFG][0-9]{3})["']""")
+CODE = re.compile(r"""["']([SDINOPVRTLCEXFGB][0-9]{3})["']""")
 SECTION = re.compile(r"^## ([A-Z][0-9]{3}): ", re.MULTILINE)
 
 
