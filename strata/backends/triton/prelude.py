@@ -4,7 +4,8 @@ They use `tl` functions that have one meaning on NVIDIA and AMD GPUs and in the 
 fma), and no vendor library. Errors are a few units in the last place unless a comment says otherwise. A function of
 f32 and one of f64 are made of one text; `{T}` is the type.
 
-Rounding to bf16 is an instruction on GPUs. The interpreter truncates instead, so that it gets its own text.
+Rounding to bf16 is an instruction on GPUs. The interpreter truncates instead, and its `fma` rounds twice in some
+versions: where the result depends on either, it gets its own text.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def prelude(names: set[str], *, interpreted: bool) -> str:
 def _table(*, interpreted: bool) -> dict[str, str]:
     texts = [*_WHOLE, *_bits(interpreted), *_reductions(), *_dots(interpreted)]
     for name, bits in (("f32", 32), ("f64", 64)):
-        texts += _floats(name, bits)
+        texts += [*_floats(name, bits), _remainder(name, interpreted=interpreted)]
     for kind, bits in ((k, b) for k in ("int", "uint") for b in (8, 16, 32, 64)):
         texts += _integers(kind, bits)
     texts += [_saturation(source, name) for source in ("f32", "f64") for name in _LIMITS]
@@ -382,21 +383,6 @@ def _floats(name: str, bits: int) -> list[str]:
         f"""def gelu_{name}(x):
     return 0.5 * x * (1.0 + tl.erf(x * {sqrt(0.5)!r}))
 """,
-        # whole numbers of the divisor, times a power of two, are taken off 50 bits of the quotient at a time: exact
-        f"""def rem_{name}(x, y):
-    a = tl.abs(x).to(tl.float64)
-    b = tl.abs(y).to(tl.float64)
-    r = a + b * 0.0
-    for step in range({43 if wide else 6}):
-        ahead = (r.to(tl.int64, bitcast=True) >> 52) - (b.to(tl.int64, bitcast=True) >> 52) - 50
-        ahead = tl.where(ahead < 0, 0, tl.where(ahead > 1000, 1000, ahead))
-        s = b * ((ahead + 1023) << 52).to(tl.float64, bitcast=True)
-        r = tl.fma(-tl.floor(r / s), s, r)
-        r = tl.where(r < 0, r + s, r)
-        r = tl.where(r >= s, r - s, r)
-    r = tl.where((b == float("inf")) & (a < float("inf")), a, r)
-    return copysign_{name}(r.to(x.dtype), x)
-""",
         f"""def mod_{name}(x, y):
     r = rem_{name}(x, y)
     fixed = tl.where((r != 0) & ((y < 0) != (r < 0)), r + y, r)
@@ -431,6 +417,26 @@ def _floats(name: str, bits: int) -> list[str]:
         _lgamma(name),
         _erfc(name, wide),
     ]
+
+
+def _remainder(name: str, *, interpreted: bool) -> str:
+    """Whole numbers of the divisor, times a power of two, are taken off 50 bits of the quotient at a time: exact."""
+    loop = f"""    for step in range({43 if name == "f64" else 6}):
+        ahead = (r.to(tl.int64, bitcast=True) >> 52) - (b.to(tl.int64, bitcast=True) >> 52) - 50
+        ahead = tl.where(ahead < 0, 0, tl.where(ahead > 1000, 1000, ahead))
+        s = b * ((ahead + 1023) << 52).to(tl.float64, bitcast=True)
+        r = tl.fma(-tl.floor(r / s), s, r)
+        r = tl.where(r < 0, r + s, r)
+        r = tl.where(r >= s, r - s, r)
+"""
+    return f"""def rem_{name}(x, y):
+    a = tl.abs(x).to(tl.float64)
+    b = tl.abs(y).to(tl.float64)
+    r = a + b * 0.0
+{"    r = r % b" + chr(10) if interpreted else loop}\
+    r = tl.where((b == float("inf")) & (a < float("inf")), a, r)
+    return copysign_{name}(r.to(x.dtype), x)
+"""
 
 
 def _lgamma(name: str) -> str:

@@ -45,6 +45,15 @@ from strata.kernel import (
 # a GPU has many more places to work at than a processor
 LIMITS = SplitLimits(terms=1 << 14, lines=64, parts=256, part_bytes=16 << 10, short_part_bytes=4 << 10)
 _HEAD = "import triton\nimport triton.language as tl\n\n\n"
+# Triton's interpreter makes a Python number of a tensor of one element, which NumPy 2.5 refuses
+_INTERPRETED_HEAD = """import builtins
+
+
+def range(*bounds):
+    return builtins.range(*(int(b.handle.data.item()) if hasattr(b, "handle") else int(b) for b in bounds))
+
+
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +77,9 @@ class Program:
         return kinds | {f"n{i}": "i64" for i in range(len(self.sizes))}
 
     def text(self, *, interpreted: bool = False) -> str:
-        """A whole module; what Triton's interpreter gets differs in prelude functions only."""
-        return _HEAD + prelude(set(self.helpers), interpreted=interpreted) + self.function
+        """A whole module; what Triton's interpreter gets differs in the head and in prelude functions only."""
+        head = _HEAD + _INTERPRETED_HEAD if interpreted else _HEAD
+        return head + prelude(set(self.helpers), interpreted=interpreted) + self.function
 
     @property
     def function(self) -> str:
