@@ -41,6 +41,11 @@ def _default_cache_dir(environ: Mapping[str, str]) -> Path:
         return _own_temporary_dir()
 
 
+def default_cache_dir() -> Path:
+    """Where compiled code is kept if nobody says where."""
+    return _default_cache_dir(os.environ)
+
+
 @functools.cache
 def _own_temporary_dir() -> Path:
     """A folder of this user among the temporary files, where others may make folders of any name: a new one if the
@@ -64,7 +69,7 @@ class Config:
     """All settings of a process. Immutable: a change is a new value, from `using(...)` or `dataclasses.replace`."""
 
     cache_dir: Path = field(default_factory=lambda: _default_cache_dir({}))
-    """Where compiled code is kept between runs."""
+    """Where compiled code is kept between runs. It is not used where another user owns it or could write to it."""
     cache_limit: int = 4 << 30
     """Bytes that the disk cache may hold before the least recently used entries go."""
     num_threads: int | None = None

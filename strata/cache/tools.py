@@ -25,7 +25,7 @@ class Listing(tuple[Entry, ...]):
         lines = [f"{len(self)} entries, {self.bytes:,} bytes", f"{'key':<12} {'bytes':>10} {'last used':<19}  what"]
         for e in self:
             used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(e.used))
-            lines.append(f"{e.key[:12]:<12} {e.size:>10,} {used}  {describe(e.about)}")
+            lines.append(f"{e.key[:12]:<12} {e.size:>10,} {used}  {describe(e.about)}{_not_used(e)}")
         return "\n".join(lines)
 
 
@@ -41,6 +41,10 @@ def describe(about: Mapping[str, Any]) -> str:
     return f"{about.get('kind', 'entry')} {named}".strip()
 
 
+def _not_used(entry: Entry) -> str:
+    return f" (not used: {entry.trouble})" if entry.trouble else ""
+
+
 def why(what: str, store: DiskStore | None = None) -> str:
     """Why something is, or is not, taken from the cache: a key or the beginning of one, or a name of a kernel or plan.
 
@@ -50,7 +54,7 @@ def why(what: str, store: DiskStore | None = None) -> str:
     entries = list(place.entries())
     found = [e for e in entries if e.key.startswith(what)] if _is_hex(what) else []
     found = found or [e for e in entries if what in describe(e.about)]
-    events = [e for e in place.events if e.key.startswith(what) or what in describe(e.about)]
+    events = [e for e in place.events if e.what == "off" or e.key.startswith(what) or what in describe(e.about)]
     lines = [
         f"{e.when}: {e.what} {e.key[:12]} {describe(e.about)}{f' ({e.reason})' if e.reason else ''}" for e in events
     ]
@@ -59,9 +63,9 @@ def why(what: str, store: DiskStore | None = None) -> str:
             [*lines, f"nothing in the cache is called {what!r}: it was never compiled here, or was pruned"]
         )
     for entry in sorted(found, key=lambda e: -e.used)[:20]:
-        lines.append(f"{entry.key[:12]}: {describe(entry.about)}")
+        lines.append(f"{entry.key[:12]}: {describe(entry.about)}{_not_used(entry)}")
         lines += [f"    {k}: {v}" for k, v in entry.about.items() if k not in ("kind", "text", "name")]
-    lines += differences(found)
+    lines += differences([e for e in found if not e.trouble])
     return "\n".join(lines)
 
 
@@ -82,7 +86,8 @@ def differences(entries: list[Entry]) -> list[str]:
 
 
 def verify(store: DiskStore | None = None) -> tuple[int, list[str]]:
-    """Read everything: the number of good entries, and the keys of damaged ones, which are removed."""
+    """Read everything: the number of good entries, and the names of the others, which are removed: damaged ones, and
+    those of another name."""
     return (store or default_store()).verify()
 
 

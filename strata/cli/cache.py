@@ -19,14 +19,19 @@ def listing(options: Namespace) -> None:
     entries = sorted(store.entries(), key=lambda e: -e.used)
     total = sum(e.size for e in entries)
     if options.json:
-        shown = [{"key": e.key, "size": e.size, "used": e.used, "about": dict(e.about)} for e in entries]
+        shown = [
+            {"key": e.key, "size": e.size, "used": e.used, "about": dict(e.about), "trouble": e.trouble}
+            for e in entries
+        ]
         show.as_json({"folder": str(store.root), "limit": store.limit, "size": total, "entries": shown})
         return
-    rows = [(e.key[:12], show.size(e.size), _ago(e.used), _about(e))
+    rows = [(e.key[:12], show.size(e.size), _ago(e.used), f"not used: {e.trouble}" if e.trouble else _about(e))
             for e in entries[: options.limit]]  # fmt: skip
     if rows:
         show.table(("key", ">size", ">used", "about"), rows)
     more = f", {options.limit} shown" if len(entries) > options.limit else ""
+    if store.distrust:
+        print(f"the cache is off: {store.distrust}")
     print(f"{len(entries)} entries, {show.size(total)} of at most {show.size(store.limit)}, in {store.root}{more}")
 
 
@@ -42,13 +47,17 @@ def why(options: Namespace) -> None:
 
 
 def verify(options: Namespace) -> int:
-    """Read every entry; damaged ones are removed."""
-    good, bad = default_store().verify()
+    """Read every entry; those that are damaged, or under another name than their own, are removed."""
+    store = default_store()
+    good, bad = store.verify()
+    reason = store.distrust
     if options.json:
-        show.as_json({"good": good, "damaged": bad})
+        show.as_json({"good": good, "damaged": bad, **({"off": reason} if reason else {})})
+    elif reason:
+        print(f"the cache is off: {reason}")
     else:
-        print(f"{good} entries are good" + (f", {len(bad)} were damaged and removed" if bad else ""))
-    return 1 if bad else 0
+        print(f"{good} entries are good" + (f", {len(bad)} were damaged or misplaced and removed" if bad else ""))
+    return 1 if bad or reason else 0
 
 
 def prune(options: Namespace) -> None:

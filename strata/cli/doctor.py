@@ -91,8 +91,8 @@ def _cache() -> dict[str, object]:
 
     store = default_store()
     entries = list(store.entries())
-    existing = next((p for p in (store.root, *store.root.parents) if p.exists()), Path("/"))
-    state = "can be written" if os.access(existing, os.W_OK) else "cannot be written: compiled code is not kept"
+    trouble = store.trouble()
+    state = "can be written" if trouble is None else f"compiled code is not kept: {trouble}"
     return {
         "cache directory": str(config().cache_dir),
         "cache": f"{len(entries)} entries, {size(sum(e.size for e in entries))} of {size(store.limit)}; {state}",

@@ -13,6 +13,7 @@ import numpy as np
 
 from strata.cli.parser import Mistake
 from strata.core import TensorType, as_dtype, sym
+from strata.core import read_text as read_plain_text
 from strata.mir import Graph
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def read_text(path: str) -> str:
     if path == "-":
         return sys.stdin.read()
     try:
-        return Path(path).read_text("utf-8")
+        return read_plain_text(path)
     except UnicodeDecodeError:
         raise Mistake(f"{path} is not text") from None
 

@@ -171,14 +171,15 @@ def _safetensors_summary(path: str) -> dict[str, Any]:
 
 
 def _folder_summary(path: str) -> dict[str, Any]:
-    import json
     from pathlib import Path
+
+    from strata.models import read_json
 
     folder = Path(path)
     if not (folder / "config.json").exists():
         raise Mistake(f"{path} has no config.json")
     files = {p.name: show.size(p.stat().st_size) for p in sorted(folder.iterdir()) if p.is_file()}
-    settings = json.loads((folder / "config.json").read_text("utf-8"))
+    settings = read_json(folder / "config.json")
     shown = {k: v for k, v in settings.items() if isinstance(v, (int, float, str, bool))}
     return {"file": path, "kind": "folder", "files": files, "config": shown}
 

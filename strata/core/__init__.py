@@ -52,6 +52,7 @@ from strata.core.dtypes import (
     u32,
     u64,
 )
+from strata.core.files import check_plain, open_file, open_handle, read_bytes, read_text
 from strata.core.forks import call_in_children, new_lock, new_rlock
 from strata.core.pages import HUGE_PAGE, give_back, new_pages, no_memory
 from strata.core.processors import available_threads, cgroup_quota

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from strata.core import open_file, read_bytes
 from strata.errors import FileError
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -21,7 +22,7 @@ def load_image(path: str | os.PathLike[str]) -> np.ndarray:
     """An image as u8 of (height, width, 3); what is transparent is shown on white."""
     place = Path(path)
     try:
-        data = place.read_bytes()
+        data = read_bytes(place)
     except OSError as error:
         raise FileError(f"load_image: {place} cannot be read: {error.strerror}", code="F150") from None
     if data.startswith(SIGNATURE):
@@ -146,7 +147,7 @@ def _with_pillow(place: Path) -> np.ndarray:
     from PIL import Image
 
     try:
-        with Image.open(place) as opened:
+        with open_file(place) as file, Image.open(file) as opened:
             if opened.width * opened.height > MOST_PIXELS:
                 raise FileError(f"load_image: {opened.width} x {opened.height} pixels are not read", code="F150")
             return np.asarray(opened.convert("RGB"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from strata.core import open_file
 from strata.errors import FileError
 
 PathLike = str | os.PathLike[str]
@@ -19,7 +20,7 @@ def map_file(path: PathLike, what: str) -> np.ndarray:
     """The bytes of a file as a read-only array over its mapping."""
     place = Path(path)
     try:
-        with place.open("rb") as file:
+        with open_file(place) as file:
             size = os.fstat(file.fileno()).st_size
             if size == 0:
                 raise FileError(f"{what}: {place.name} is empty", code="F120")

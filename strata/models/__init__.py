@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from strata.models.sampling import Sampler
     from strata.models.speech import Speech
     from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer
+    from strata.models.weights import read_json
 
 _PLACES = {
     "Model": "base", "Encoder": "embed", "Decoder": "generate", "State": "generate", "Line": "ocr", "TextReader": "ocr",
     "PAGE": "cached", "Sampler": "sampling", "Speech": "speech", "Tokenizer": "tokenizer",
     "PagePool": "paged", "PageTable": "paged", "PagedCache": "paged", "page_bytes": "paged",
-    "folder_tokenizer": "tokenizer", "gguf_tokenizer": "tokenizer",
+    "folder_tokenizer": "tokenizer", "gguf_tokenizer": "tokenizer", "read_json": "weights",
 }  # fmt: skip
 __all__ = ["PAGE", "Decoder", "Encoder", "Line", "Model", "PagePool", "PageTable", "PagedCache", "Sampler", "Speech",
-           "State", "TextReader", "Tokenizer", "folder_tokenizer", "gguf_tokenizer", "load", "page_bytes"]  # fmt: skip
+           "State", "TextReader", "Tokenizer", "folder_tokenizer", "gguf_tokenizer", "load", "page_bytes",
+           "read_json"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from strata.models.gpt2 import Gpt2Config, Gpt2Graph
 from strata.models.llama import LlamaGraph, gguf_names, plain_names
 from strata.models.modernbert import ModernBertConfig
 from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer
-from strata.models.weights import Weights, folder_weights, read_json, without_prefix
+from strata.models.weights import Weights, folder_weights, model_text, read_json, without_prefix
 
 ENCODERS = ("bert", "distilbert", "modernbert")
 
@@ -80,7 +80,7 @@ def _load_encoder(folder: Path, settings: dict[str, Any], weights: Any, device: 
         keys = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "last": "lasttoken"}
         pooling = next((k for k, v in keys.items() if modes.get(f"pooling_mode_{v}")), "mean")
     if (folder / "modules.json").exists():
-        normalize = "Normalize" in (folder / "modules.json").read_text("utf-8")
+        normalize = "Normalize" in model_text(folder / "modules.json")
     if (folder / "sentence_bert_config.json").exists():
         limit = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
     return Encoder(

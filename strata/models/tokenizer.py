@@ -5,12 +5,13 @@ Both become a tokenizer of the `tokenizers` package, which is imported when the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from strata.core import read_text
 from strata.errors import FileError, OptionError
+from strata.models.weights import model_text, read_json
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -89,22 +90,19 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     if not place.exists():
         raise FileError(f"{folder} has no tokenizer.json", code="F146")
     try:
-        inner = _library().Tokenizer.from_file(str(place))
+        inner = _library().Tokenizer.from_str(read_text(place))
     except Exception as error:  # noqa: BLE001 - the package raises nothing finer
         raise FileError(f"{place} cannot be read: {error}", code="F146") from None
     settings: dict[str, Any] = {}
     for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
         if (folder / name).exists():
-            try:
-                settings |= {k: v for k, v in json.loads((folder / name).read_text("utf-8")).items() if v is not None}
-            except ValueError as error:
-                raise FileError(f"{folder / name} cannot be read as JSON: {error}", code="F140") from None
+            settings |= {k: v for k, v in read_json(folder / name).items() if v is not None}
     ends = settings.get("eos_token_id", inner.token_to_id(_content(settings.get("eos_token"))))
     eos = [i for i in (ends if isinstance(ends, list) else [ends]) if isinstance(i, int)]
     bos = settings.get("bos_token_id", inner.token_to_id(_content(settings.get("bos_token"))))
     template = settings.get("chat_template")
     if (folder / "chat_template.jinja").exists():
-        template = (folder / "chat_template.jinja").read_text("utf-8")
+        template = model_text(folder / "chat_template.jinja")
     if isinstance(template, list):
         template = next(
             (t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"), None

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from strata import ops as functions
-from strata.core import as_dtype, dim_prod, f32, u8
+from strata.core import as_dtype, dim_prod, f32, read_text, u8
 from strata.errors import FileError
 from strata.io import GgufTensor, load_safetensors, release_pages
 from strata.mir import Graph, Value
@@ -40,11 +40,22 @@ def folder_weights(folder: Path) -> dict[str, np.ndarray | GgufTensor]:
     return {name: files[file][name] for name, file in places.items()}
 
 
+def model_text(path: Path) -> str:
+    """The text of a file of a model."""
+    try:
+        return read_text(path)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise FileError(f"{path} cannot be read as text: {reason}", code="F140") from None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file."""
     try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        found = json.loads(model_text(path))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, FileError):
+            raise
         raise FileError(f"{path} cannot be read as JSON: {error}", code="F140") from None
     if not isinstance(found, dict):
         raise FileError(f"{path} is not a JSON object", code="F140")

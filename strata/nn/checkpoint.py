@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strata.core import flatten, here, unflatten
+from strata.core import flatten, here, open_file, read_text, unflatten
 from strata.errors import FileError
 from strata.io import load_safetensors, save_safetensors
 from strata.nn.module import Module
@@ -80,7 +80,7 @@ def latest(folder: str | Path) -> Checkpoint | None:
 
 def _read(manifest: Path) -> Checkpoint | None:
     try:
-        content = json.loads(manifest.read_text("utf-8"))
+        content = json.loads(read_text(manifest))
         data = manifest.parent / Path(str(content["data"])).name
         if content["format"] != FORMAT or _digest(data) != content["sha256"]:
             return None
@@ -90,7 +90,7 @@ def _read(manifest: Path) -> Checkpoint | None:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from strata.core import here
+from strata.core import here, open_file
 from strata.errors import FileError
 
 MAGIC = b"strata-bundle-1\n"
@@ -68,7 +68,7 @@ class Container:
             raise FileError(f"{path!r} is not a path", code="F404", place=here())
         self.path = str(path)
         try:
-            with open(path, "rb") as file:
+            with open_file(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
         except OSError as error:

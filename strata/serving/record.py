@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
+from strata.core import open_file
 from strata.errors import FileError
 
 
@@ -48,7 +49,7 @@ class Recorder:
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
     """The records of a file, in the order in which they were written."""
-    with Path(path).open(encoding="utf-8") as file:
+    with io.TextIOWrapper(open_file(path), "utf-8") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import new_lock
+from strata.core import new_lock, open_handle
 from strata.errors import FileError
 from strata.runtime import StoredArray
 
@@ -32,7 +32,7 @@ class ModelFile:
             return
         self._path = Path(source)
         try:
-            handle = os.open(self._path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            handle = open_handle(self._path)
             weakref.finalize(self, os.close, handle)
             self._file = io.FileIO(handle, closefd=False)
             self._state = self._now()

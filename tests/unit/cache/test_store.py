@@ -1,15 +1,20 @@
 """The disk store: what goes in comes out, damage is noticed, limits hold, failures are quiet."""
 
+import contextlib
 import errno
+import hashlib
 import multiprocessing
 import os
+import socket
 import stat
 import time
+from pathlib import Path
 
 import pytest
 
-from strata.cache import DiskStore, digest
+from strata.cache import DiskStore, default_store, digest
 from strata.cache import store as store_module
+from strata.config import using
 from strata.errors import FileError
 
 KEY = digest("a", "b")
@@ -60,6 +65,209 @@ def test_damage_counts_as_absent_and_heals(tmp_path, damage: str) -> None:
     assert KEY not in store
     assert store.put(KEY, b"new")
     assert store.get(KEY) == b"new"
+
+
+def _place(root: Path, key: str) -> Path:
+    return root / key[:2] / f"{key}.bin"
+
+
+def _two(tmp_path: Path) -> tuple[DiskStore, str, str]:
+    store, other = DiskStore(tmp_path), digest("other")
+    store.put(KEY, b"mine", {"name": "mine"})
+    store.put(other, b"theirs", {"name": "theirs"})
+    return store, KEY, other
+
+
+def test_an_entry_is_good_under_its_own_name_only(tmp_path, caplog) -> None:
+    store, mine, other = _two(tmp_path)
+    a, b = _place(tmp_path, mine), _place(tmp_path, other)
+    first, second = a.read_bytes(), b.read_bytes()
+    a.write_bytes(second)
+    b.write_bytes(first)
+    assert mine not in store
+    assert [bool(e.trouble) for e in store.entries()] == [True, True]
+    assert [e.trouble for e in store.entries() if e.key == mine] == [f"it is the entry of {other[:12]}"]
+    assert store.get(mine) is None
+    assert not a.exists()
+    assert f"misplaced and was removed: it is the entry of {other[:12]}" in caplog.text
+    assert store.verify() == (0, [other])
+    assert store.put(mine, b"again")
+    assert store.get(mine) == b"again"
+
+
+def test_a_key_that_was_written_over_is_noticed(tmp_path) -> None:
+    """The checksum covers the key: an entry cannot be given another one."""
+    store, mine, other = _two(tmp_path)
+    data = _place(tmp_path, other).read_bytes()
+    _place(tmp_path, mine).write_bytes(data.replace(bytes.fromhex(other), bytes.fromhex(mine)))
+    assert store.get(mine) is None
+    assert [e.what for e in store.events if e.key == mine] == ["put", "damaged"]
+
+
+@pytest.mark.parametrize("how", ["rename", "copy", "link", "symlink"])
+def test_an_entry_under_another_name_is_absent(tmp_path, how: str) -> None:
+    store, mine, other = _two(tmp_path)
+    a, b = _place(tmp_path, mine), _place(tmp_path, other)
+    a.unlink()
+    match how:
+        case "rename":
+            b.rename(a)
+        case "copy":
+            a.write_bytes(b.read_bytes())
+        case "link":
+            a.hardlink_to(b)
+        case "symlink":
+            a.symlink_to(b)
+    assert store.get(mine) is None
+    assert mine not in store
+    assert store.get(other) == (None if how == "rename" else b"theirs")
+
+
+def test_an_entry_in_another_folder_is_not_good(tmp_path) -> None:
+    store = DiskStore(tmp_path)
+    store.put(KEY, b"x")
+    wrong = tmp_path / "00" / f"{KEY}.bin"
+    wrong.parent.mkdir()
+    _place(tmp_path, KEY).rename(wrong)
+    (entry,) = store.entries()
+    assert entry.trouble
+    assert store.verify() == (0, [KEY])
+
+
+def test_entries_of_an_older_format_are_misses(tmp_path, caplog) -> None:
+    rest = (2).to_bytes(4, "little") + b"{}" + b"payload"
+    old = b"strata-entry-1\n" + hashlib.sha256(rest).digest() + rest
+    store, path = DiskStore(tmp_path), _place(tmp_path, KEY)
+    path.parent.mkdir()
+    path.write_bytes(old)
+    assert store.get(KEY) is None
+    assert KEY not in store
+    assert [(e.what, e.reason) for e in store.events] == [("miss", "it has another format")]
+    assert not caplog.records
+    assert [e.trouble for e in store.entries()] == ["it has another format"]
+    assert store.verify() == (0, [])
+    assert path.read_bytes() == old  # it is the other version's
+    assert store.put(KEY, b"new")
+    assert store.get(KEY) == b"new"
+
+
+def _in_the_way(path: Path, kind: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "socket":
+            with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as made:  # names of sockets are short
+                made.bind(path.name)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "nowhere":
+            path.symlink_to(path.parent / "nothing")
+        case "folder":
+            path.mkdir()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "nowhere", "folder"])
+def test_what_is_no_file_is_no_entry(tmp_path, kind: str) -> None:
+    store, path = DiskStore(tmp_path), _place(tmp_path, KEY)
+    _in_the_way(path, kind)
+    assert store.get(KEY) is None
+    assert KEY not in store
+    (entry,) = store.entries()
+    assert entry.trouble
+    assert store.prune() == 0
+    assert store.verify() == (0, [KEY])
+    _in_the_way(path, kind)
+    assert store.put(KEY, b"new")
+    assert store.get(KEY) == b"new"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "nowhere", "folder"])
+def test_what_is_no_file_is_no_lock(tmp_path, kind: str) -> None:
+    store = DiskStore(tmp_path)
+    _in_the_way(tmp_path / "locks" / KEY, kind)
+    with store.making(KEY):
+        assert store.put(KEY, b"made")
+    assert store.get(KEY) == b"made"
+    assert not (tmp_path / "locks" / "nothing").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no owners of files")
+@pytest.mark.parametrize("where", ["around", "folder", "inner", "entry"])
+@pytest.mark.parametrize("how", ["group", "others", "owner"])
+def test_what_others_can_write_is_not_read(tmp_path, caplog, where: str, how: str) -> None:
+    root = tmp_path / "cache" / "objects"
+    assert DiskStore(root).put(KEY, b"x")
+    entry = _place(root, KEY)
+    victim = {"around": root.parent, "folder": root, "inner": entry.parent, "entry": entry}[where]
+    if how == "owner":
+        if os.geteuid() != 0:
+            pytest.skip("only the superuser can give files away")
+        os.chown(victim, 12345, 12345)
+    else:
+        victim.chmod(victim.stat().st_mode | (0o020 if how == "group" else 0o002))
+    store = DiskStore(root)
+    assert store.get(KEY) is None
+    assert KEY not in store
+    assert all(e.trouble for e in store.entries())
+    if where in ("around", "folder"):
+        assert store.verify() == (0, [])
+        assert not store.put(KEY, b"y")
+        assert str(victim) in str(store.trouble())
+        assert len([r for r in caplog.records if "is off" in r.message]) == 1
+        assert store.events[0].what == "off"
+
+
+def test_a_folder_among_everybodys_is_used(tmp_path) -> None:
+    """As below the folder of temporary files, where nobody can move what belongs to another."""
+    tmp_path.chmod(0o1777)
+    store = DiskStore(tmp_path / "cache")
+    assert store.put(KEY, b"x")
+    assert store.get(KEY) == b"x"
+
+
+def test_a_loose_umask_does_not_turn_the_store_off(tmp_path) -> None:
+    before = os.umask(0)
+    try:
+        store = DiskStore(tmp_path / "strata" / "objects")
+        assert store.put(KEY, b"x")
+    finally:
+        os.umask(before)
+    assert store.get(KEY) == b"x"
+
+
+def test_the_default_folder_is_made_private_again(tmp_path, monkeypatch) -> None:
+    """Folders that were made under a loose umask, before anybody looked at their mode."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    root = tmp_path / "strata"
+    root.mkdir()
+    root.chmod(0o775)
+    with using(cache_dir=root):
+        assert default_store().put(KEY, b"x")
+        assert default_store().get(KEY) == b"x"
+    assert stat.S_IMODE(root.stat().st_mode) == 0o755
+
+
+def test_trouble_is_found_by_writing(tmp_path, monkeypatch) -> None:
+    store = DiskStore(tmp_path / "c")
+    assert store.trouble() is None
+    assert not list((tmp_path / "c").iterdir())
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        assert store.trouble() == os.strerror(errno.EFBIG)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)  # as file systems do that find room for data late
+    assert store.trouble() == os.strerror(errno.ENOSPC)
+    assert not list((tmp_path / "c").iterdir())
 
 
 def test_verify_names_damaged_entries(tmp_path) -> None:
