@@ -9,9 +9,9 @@ an entry of an older format. A folder or a file that another user could have wri
 code, and reading one means running it.
 
 An entry is written to a temporary file and renamed into place, so that a reader sees all of it or nothing. It is not
-flushed to the disk: what a power failure leaves of it is damaged, and a damaged entry is removed and counts as absent. A
-folder that cannot be written, or a full disk, turns the store off for writing with one warning; programs then compile as
-if there were no cache.
+flushed to the disk: what a power failure leaves of it is damaged, and a damaged entry is removed and counts as absent.
+A folder that cannot be written, or a full disk, turns the store off for writing with one warning; programs then compile
+as if there were no cache.
 """
 
 from __future__ import annotations

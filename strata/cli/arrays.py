@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from strata.cli.parser import Mistake
-from strata.core import TensorType, as_dtype
+from strata.core import TensorType, as_dtype, open_file
 
 TYPICAL = 16  # of a symbolic size that is not given, within its bounds
 
@@ -46,13 +46,16 @@ def read_mapping(path: str) -> dict[str, np.ndarray]:
         return {name: np.asarray(file[name]) for name in file}
     if Path(path).suffix != ".npz":
         raise Mistake(f"{path}: arrays come from .npy, .npz or .safetensors")
-    loaded = _load(path)
-    return {name: loaded[name] for name in loaded}
+    found: dict[str, np.ndarray] = _load(path)
+    return found
 
 
 def _load(path: str) -> Any:
+    """An array, or a dict of them."""
     try:
-        return np.load(path, allow_pickle=False)
+        with open_file(path) as file:
+            loaded = np.load(file, allow_pickle=False)
+            return loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded}
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise Mistake(f"{path}: {str(error).splitlines()[0]}") from None
 

@@ -10,7 +10,6 @@ import errno
 import io
 import os
 import stat
-from typing import BinaryIO
 
 PathLike = str | os.PathLike[str]
 
@@ -32,7 +31,7 @@ def open_handle(path: PathLike, *, follow: bool = True) -> int:
     return handle
 
 
-def open_file(path: PathLike, *, follow: bool = True) -> BinaryIO:
+def open_file(path: PathLike, *, follow: bool = True) -> io.BufferedReader:
     """A plain file, to read from."""
     return os.fdopen(open_handle(path, follow=follow), "rb")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from strata import ops as functions
 from strata.core import as_dtype, dim_prod, f32, read_text, u8
-from strata.errors import FileError
+from strata.errors import FileError, file_error
 from strata.io import GgufTensor, load_safetensors, release_pages
 from strata.mir import Graph, Value
 
@@ -44,9 +44,10 @@ def model_text(path: Path) -> str:
     """The text of a file of a model."""
     try:
         return read_text(path)
-    except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise FileError(f"{path} cannot be read as text: {reason}", code="F140") from None
+    except OSError as error:
+        raise file_error(path, error, code="F140", what="cannot be read") from None
+    except ValueError as error:
+        raise FileError(f"{path} cannot be read as text: {error}", code="F140") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:

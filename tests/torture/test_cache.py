@@ -14,9 +14,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from strata.cache import DiskStore, digest
+from strata.mir import Graph
+from strata.runtime import AotCache
 
 WRITER = """
 import sys
@@ -139,6 +142,51 @@ def test_damaged_files_are_made_again(tmp_path, many, expected, seed) -> None:
         assert "Traceback" not in done.stderr
     DiskStore(tmp_path / "objects").verify()  # removes what nobody asked for
     assert DiskStore(tmp_path / "objects").verify()[1] == []
+
+
+def test_entries_in_each_others_place_are_made_again(tmp_path, many, expected, seed) -> None:
+    """Good entries, each under the name of another: by content, by name, and as another name of the same file."""
+    rng = random.Random(seed)
+    assert answer(run_program(tmp_path))[0] == expected
+    for round_ in range(many(3, 50)):
+        paths = sorted((tmp_path / "objects").glob("??/*.bin"))
+        held = [path.read_bytes() for path in paths]
+        rng.shuffle(held)
+        for path, data in zip(paths, held, strict=True):
+            path.unlink()
+            if round_ % 3 == 0:
+                path.write_bytes(data)
+            else:
+                (tmp_path / "held").mkdir(exist_ok=True)
+                kept = tmp_path / "held" / digest(data)
+                kept.write_bytes(data)
+                path.hardlink_to(kept) if round_ % 3 == 1 else path.symlink_to(kept)
+        done = run_program(tmp_path)
+        assert answer(done)[0] == expected
+        assert "Traceback" not in done.stderr
+
+
+def _two_plans(folder: Path) -> list[float]:
+    """Results of two programs with one signature, from an AOT folder."""
+    cache = AotCache(folder)
+    found = []
+    for name, factor in (("double", 2.0), ("triple", 3.0)):
+        graph = Graph("scaled")
+        x = graph.input("x", (4,))
+        graph.outputs(x * factor)
+        made = cache.compile_hir_cached(name, lambda graph=graph: graph, "cpu")
+        found.append(float(made.run(x=np.ones(4, np.float32))[0][0]))
+    return found
+
+
+def test_plans_of_an_aot_folder_in_each_others_place_are_made_again(tmp_path) -> None:
+    assert _two_plans(tmp_path / "aot") == [2.0, 3.0]
+    first, second = sorted((tmp_path / "aot").glob("??/*.bin"))
+    a, b = first.read_bytes(), second.read_bytes()
+    first.write_bytes(b)
+    second.write_bytes(a)
+    assert _two_plans(tmp_path / "aot") == [2.0, 3.0]
+    assert AotCache(tmp_path / "aot").store.verify() == (2, [])
 
 
 def test_a_full_disk_is_no_cache(tmp_path, expected) -> None:

@@ -269,6 +269,16 @@ def test_cache_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path, laye
         assert json.loads(answer(capsys, "cache", "export", str(tmp_path / "copy"), "--json"))["entries"] == 1
         next((tmp_path / "cache").rglob("*.bin")).write_bytes(b"damaged")
         assert main(["cache", "verify"]) == 1
+        other = st.cache.digest("y")
+        store.put(key, b"code", {})
+        store.put(other, b"code", {})
+        places = {p.stem: p for p in (tmp_path / "cache").rglob("*.bin")}
+        places[key].write_bytes(places[other].read_bytes())
+        capsys.readouterr()
+        assert f"not used: it is the entry of {other[:12]}" in answer(capsys, "cache", "ls")
+        assert f"not used: it is the entry of {other[:12]}" in answer(capsys, "cache", "why", key[:12])
+        assert main(["cache", "verify"]) == 1
+        assert "1 entries are good, 1 were damaged or misplaced and removed" in capsys.readouterr().out
         store.put(key, b"code", {})
         assert "removed" in answer(capsys, "cache", "prune")
         assert not list(store.entries())
