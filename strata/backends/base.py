@@ -24,6 +24,9 @@ class Executable(Protocol):
     def set_param(self, name: str, array: Any) -> None:
         """Take a parameter's value: kept (and packed where kernels want it packed) until it is set again."""
 
+    def clone(self) -> Executable:
+        """Another with the same code and parameters: what is set on one of them later is not seen by the other."""
+
     def run(
         self, inputs: Sequence[Any], outputs: Sequence[Any], binding: Mapping[str, int], threads: int | None
     ) -> None:
@@ -33,12 +36,14 @@ class Executable(Protocol):
 class Quick(Protocol):
     """Optional part of an executable, its `quick`: a short way into a plan of fixed sizes that runs again and again."""
 
-    asked: int | None
-    """The number of threads that `enter` is for; None for the default, another number while there is no entry."""
+    @property
+    def asked(self) -> int | None:
+        """The number of threads that `enter` is for; None for the default, another number while there is no entry."""
 
-    enter: Callable[[Any], tuple[Any, ...] | None]
-    """Takes a dict, or a list in the order of the plan's io, or a tuple of either and a list of arrays for the results;
-    gives the results, or None where the caller has to go the long way."""
+    @property
+    def enter(self) -> Callable[[Any], tuple[Any, ...] | None]:
+        """Takes a dict, or a list in the order of the plan's io, or a tuple of either and a list of arrays for the
+        results; gives the results, or None where the caller has to go the long way."""
 
     def wants(self, asked: int | None) -> bool:
         """Whether it has to learn of a run on so many threads."""

@@ -8,6 +8,7 @@ they read comes down and what they make goes up only where somebody on the other
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -141,6 +142,7 @@ class OffloadExecutable:
             b.name: lir.constants[b.key] for b in lir.buffers if b.role == "constant" and isinstance(b.key, int)
         }
         self._on_device: dict[str, Any] = {}  # of the values that stay, uploaded when a step first asks
+        self._shared: set[str] = set()  # of these, those that a clone reads, too
         self._is_prepared = not self._prologue
         self._homes = _homes(lir, driver.in_place)
         self._last = _last_reads(lir)
@@ -157,12 +159,22 @@ class OffloadExecutable:
             stale = [name, *(b.name for b in self.lir.buffers if b.role == "weight")]
             for one in stale:
                 buffer = buffers.pop(one, None)
-                if buffer is not None:
-                    self.driver.release(buffer)
+                if buffer is not None and one not in self._shared:
+                    self.driver.release(buffer)  # one that is shared goes with the last that knows it
+                self._shared.discard(one)
                 if one != name:
                     values.pop(one, None)
             self._on_host, self._on_device = values, buffers
             self._is_prepared = not self._prologue
+
+    def clone(self) -> OffloadExecutable:
+        """Another that shares the kernels and what is uploaded; a parameter that is set later is set on one of them."""
+        with self.driver.lock:
+            made = copy.copy(self)
+            made._on_host, made._on_device = dict(self._on_host), dict(self._on_device)
+            self._shared = self._shared | self._on_device.keys()
+            made._shared = set(self._shared)
+        return made
 
     def run(
         self,

@@ -46,6 +46,11 @@ class ReferenceExecutable:
     def set_param(self, name: str, array: np.ndarray) -> None:
         self._params[name] = array
 
+    def clone(self) -> ReferenceExecutable:
+        made = ReferenceExecutable(self.lir)
+        made._params = dict(self._params)
+        return made
+
     def run(
         self,
         inputs: Sequence[np.ndarray],

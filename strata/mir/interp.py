@@ -61,28 +61,30 @@ def infer_binding(shapes: Mapping[Value, Sequence[int]]) -> dict[str, int]:
     """Sizes of symbols from real shapes; the error names the two inputs that disagree."""
     found: dict[str, int] = {}
     source: dict[str, str] = {}
-    pending: list[tuple[Dim, int, str]] = []
+    pending: list[tuple[Dim, int, Value]] = []
     for leaf, shape in shapes.items():
         for declared, actual in zip(leaf.shape, shape, strict=True):
             if isinstance(declared, SymExpr):
-                pending.append((declared, int(actual), leaf_name(leaf)))
+                pending.append((declared, int(actual), leaf))
     for _ in range(len(pending) + 1):
-        later: list[tuple[Dim, int, str]] = []
-        for declared, actual, name in pending:
+        later: list[tuple[Dim, int, Value]] = []
+        for declared, actual, leaf in pending:
             value = substitute(declared, found)
             solved = solve_for(value, actual) if isinstance(value, SymExpr) else None
             if isinstance(value, int):
                 if value != actual:
                     first = ", ".join(f"{s} = {found[s]} from {source[s]!r}" for s in found if s in str(declared))
+                    what = "parameter" if isinstance(leaf.node.op, Param) else "input"
                     raise SymbolError(
-                        f"input {name!r} has size {actual} where {declared} = {value} ({first})", code="S154"
+                        f"{what} {leaf_name(leaf)!r} has size {actual} where {declared} = {value} ({first})",
+                        code="S154",
                     )
             elif solved is not None:
                 found[solved[0]] = solved[1]
-                source[solved[0]] = name
+                source[solved[0]] = leaf_name(leaf)
                 substitute(declared, found)
             else:
-                later.append((declared, actual, name))
+                later.append((declared, actual, leaf))
         if len(later) == len(pending):
             break
         pending = later

@@ -6,9 +6,10 @@ to the whole tensor, [1], or to each index along an axis, [C].
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
-from strata.core import Dim, TensorType, f16, f32, f64, normalize_axis
+from strata.core import Dim, DType, TensorType, f16, f32, f64, normalize_axis
 from strata.errors import OptionError
 from strata.mir import Op, Sample, Value, constant, draw, function, op
 from strata.ops.attention import same_shape
@@ -134,13 +135,13 @@ class FakeQuantize(Faking):
     def jvp(
         self, x: Value, *state: Value, out: tuple[Value, ...], dx: tuple[Value | None, ...]
     ) -> tuple[Value | None, ...]:
-        slope = FakeQuantizeBackward(self.bits, self.axis, self.ste)
+        slope = FakeQuantizeBackward(self.bits, self.axis, self.ste, x.dtype)
         return (None if dx[0] is None else slope(x, out[1], dx[0])), None
 
     def vjp(
         self, x: Value, *state: Value, out: tuple[Value, ...], ct: tuple[Value | None, ...]
     ) -> tuple[Value | None, ...]:
-        slope = FakeQuantizeBackward(self.bits, self.axis, self.ste)
+        slope = FakeQuantizeBackward(self.bits, self.axis, self.ste, x.dtype)
         to_x = None if ct[0] is None else slope(x, out[1], ct[0])
         return (to_x, *(None for _ in state))
 
@@ -161,9 +162,10 @@ class FakeQuantize(Faking):
 
 @op("fake_quantize_backward")
 class FakeQuantizeBackward(Faking):
-    """The straight-through cotangent of x, from the scale that the forward pass used."""
+    """The straight-through cotangent of x, from the scale that the forward pass used, rounded to `scale_dtype`."""
 
     ste: str = "identity"
+    scale_dtype: DType = f32
 
     def infer(self, x: TensorType, scale: TensorType, dy: TensorType) -> TensorType:
         self.check_scale(x, scale)
@@ -172,26 +174,41 @@ class FakeQuantizeBackward(Faking):
         return x
 
     def numpy(self, x: np.ndarray, scale: np.ndarray, dy: np.ndarray) -> np.ndarray:
-        steps = x / self.numpy_along(scale, x.ndim)
-        match self.ste:
-            case "clipped":
-                return np.where(np.abs(steps) <= self.qmax, dy, 0)
-            case "tanh":
-                return dy * (1 - np.tanh(steps) ** 2)
-            case "hardtanh":
-                return dy * np.maximum(0, 1 - np.abs(steps) / self.qmax)
-        return dy
+        if self.ste == "identity":
+            return dy
+        scales = self.numpy_along(np.maximum(scale, SMALLEST), x.ndim)
+        if self.ste == "clipped":
+            factor, more = self.end_of_grid()
+            return np.where(np.abs(x) <= scales * factor + more, dy, 0)
+        if self.ste == "tanh":
+            return dy * (1 - np.tanh(x / scales) ** 2)
+        return dy * np.maximum(0, 1 - np.abs(x / scales) / self.qmax)
 
     def decompose(self, x: Value, scale: Value, dy: Value) -> Value:
         if self.ste == "identity":
             return dy
-        steps = x / self.along(scale, x.ndim)
+        wide = x.dtype.accumulator
+        value = cast(x, wide)
+        scales = self.along(maximum(cast(scale, wide), constant(SMALLEST, wide)), x.ndim)
         if self.ste == "clipped":
-            return where(abs_(steps) <= float(self.qmax), dy, zeros_like(dy))
+            factor, more = self.end_of_grid()
+            return where(abs_(value) <= scales * factor + more, dy, zeros_like(dy))
+        steps = value / scales
         if self.ste == "tanh":
             turned = tanh(steps)
-            return dy * (1.0 - turned * turned)
-        return dy * maximum(1.0 - abs_(steps) / float(self.qmax), 0.0)
+            slope = 1.0 - turned * turned
+        else:
+            slope = maximum(1.0 - abs_(steps) / float(self.qmax), 0.0)
+        return cast(cast(dy, wide) * slope, x.dtype)
+
+    def end_of_grid(self) -> tuple[float, float]:
+        """The largest number that is not clipped, as a factor of the scale and what is added.
+
+        It is qmax scales, and what rounding may have taken from a scale that is the largest number over qmax.
+        """
+        kind = ml_dtypes.finfo(self.scale_dtype.np)  # type: ignore[no-untyped-call]
+        smallest = float(kind.smallest_subnormal)
+        return self.qmax * (1 + 2 * float(kind.eps)), self.qmax * smallest if smallest > SMALLEST else 0.0
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -285,8 +302,8 @@ class LSQBackwardX(LSQBackward):
         return x
 
     def numpy(self, x: np.ndarray, scale: np.ndarray, dy: np.ndarray) -> np.ndarray:
-        limit = self.qmax * self.numpy_along(np.maximum(scale, SMALLEST), x.ndim)
-        return np.where(np.abs(x) <= limit, dy, 0)
+        steps = x / self.numpy_along(np.maximum(scale, SMALLEST), x.ndim)
+        return np.where(np.abs(steps) <= self.qmax, dy, 0)
 
     def decompose(self, x: Value, scale: Value, dy: Value) -> Value:
         return where(abs_(self.steps(x, scale)) <= float(self.qmax), dy, zeros_like(dy))
@@ -335,7 +352,7 @@ def fake_quantize_backward(
     """The straight-through cotangent of x in `fake_quantize`."""
     a, s, g = promoted(x, scale, dy)
     at = None if axis is None else normalize_axis(axis, a.ndim, "fake_quantize_backward")
-    return FakeQuantizeBackward(bits, at, ste)(a, s, g)
+    return FakeQuantizeBackward(bits, at, ste, a.dtype)(a, s, g)
 
 
 @function()

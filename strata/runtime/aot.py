@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.cache import DiskStore, digest
-from strata.config import config, logger
+from strata.config import logger
 from strata.core import Target
 from strata.lir import Lir
 from strata.mir import Graph, parse
@@ -46,7 +46,7 @@ class AotCache:
             head, _, rest = data.partition(b"\n")
             _, target, length = head.decode().split(" ")
             text = rest[: int(length)].decode()
-            return read_plan(rest[int(length) :], None, lambda: parse(text), Target.named(target))
+            return read_plan(rest[int(length) :], None, lambda: parse(text), Target.of_plan(target))
         except DAMAGED as error:
             logger.warning("the plan %r in %s cannot be read: %s", key, self.root, error)
             return None
@@ -65,8 +65,10 @@ class AotCache:
         self, key: str, graph: Graph, device: str | None = None, options: CompileOptions | None = None
     ) -> CompiledGraph:
         """Compile a graph, planning it only if the name has no plan of the same graph, options and target yet."""
-        session = Session(device, options)
-        return self._compiled(f"{key}__{graph_digest(graph)}", session, lambda: _planned(session, graph), graph)
+        session, mark = Session(device, options), graph_digest(graph)
+        if mark is None:  # a user's function is part of it, and no name says which
+            return session.compile(graph)
+        return self._compiled(f"{key}__{mark}", session, lambda: _planned(session, graph), graph)
 
     def compile_hir_cached(
         self, key: str, build: Callable[[], Any], device: str | None = None, options: CompileOptions | None = None
@@ -89,12 +91,18 @@ class AotCache:
         def make() -> CompileResult:
             return specialized(template() if callable(template) else template, binding)
 
-        return self._compiled(f"{base}__{binding_key(binding)}", session, make, None)
+        name = f"{base}__{binding_key(binding)}"
+        if not callable(template):  # it is at hand, so that the name need not be trusted
+            mark = graph_digest(template.source)
+            if mark is None:
+                return session.compile_lir(make())
+            name += f"__{mark} {digest(template.pipeline.options.key)[:16]}"
+        return self._compiled(name, session, make, None)
 
     def _compiled(
         self, key: str, session: Session, make: Callable[[], CompileResult], graph: Graph | None
     ) -> CompiledGraph:
-        name = f"{key} {digest(session.options.key, session.backend.target.key, config().key_fields())[:16]}"
+        name = f"{key} {digest(session.plan_key())[:16]}"
         lir = self.get_lir(name)
         if lir is None:
             with self.store.making(self._key(name)):

@@ -9,12 +9,11 @@ import numpy as np
 
 from strata.core import here
 from strata.errors import OptionError, ShapeError
-from strata.mir import Graph
 from strata.runtime.compiled import CompiledGraph
 from strata.runtime.device import Device
 from strata.runtime.entries import Counters, Entries
 from strata.runtime.options import CompileOptions
-from strata.runtime.padding import padding_obstacles, row_mask
+from strata.runtime.padding import Padding, row_mask
 from strata.runtime.session import Session
 
 Build = Callable[[], Any]
@@ -38,14 +37,15 @@ class CompileCache:
         """The graph of a key; `build()` gives the program and runs on a miss only. Its parameters stay with it."""
         if not callable(build):
             raise OptionError(f"get_or_compile: build is a function, got {build!r}", code="O412", place=here())
-        chosen = options or self.session.options
-        return self._entries.get_or_make((key, chosen.key), lambda: self.session.compile(build(), chosen))
+        chosen = self.session.chosen(options)
+        name = key, self.session.entry_key(chosen)
+        return self._entries.get_or_make(name, lambda: self.session.compile(build(), chosen))
 
     get_or_compile_with_options = get_or_compile
 
     def contains(self, key: Hashable, options: CompileOptions | None = None) -> bool:
         """Whether a key is there; does not count as a use."""
-        return (key, (options or self.session.options).key) in self._entries
+        return (key, self.session.entry_key(self.session.chosen(options))) in self._entries
 
     __contains__ = contains
 
@@ -78,8 +78,7 @@ class BucketedCompileCache:
         self.session = Session(device, options)
         self._ranges = _checked_ranges(ranges)
         self._entries: Entries[CompiledGraph] = Entries(None)
-        self._obstacles: dict[int, list[str]] = {}
-        self._graphs: dict[int, Graph] = {}
+        self._paddings: dict[tuple[int, str, frozenset[str]], Padding] = {}
 
     @classmethod
     def power_of_two_ladder(
@@ -117,7 +116,7 @@ class BucketedCompileCache:
         if at is None:
             return None
         upper = self._ranges[at].stop - 1
-        chosen = options or self.session.options
+        chosen = self.session.chosen(options)
 
         def make() -> CompiledGraph:
             program, params = build(upper)
@@ -125,7 +124,7 @@ class BucketedCompileCache:
             compiled.set_params(params)
             return compiled
 
-        return upper, self._entries.get_or_make((at, chosen.key), make)
+        return upper, self._entries.get_or_make((at, self.session.entry_key(chosen)), make)
 
     ensure_hir_with_params = ensure_graph_with_params
 
@@ -152,33 +151,31 @@ class BucketedCompileCache:
             return None
         upper, compiled = found
         given = [(n, d, 1) for n, d in inputs.items()] if isinstance(inputs, Mapping) else list(inputs)
-        padded = {name for name, _, inner in given if inner is not None}
+        padding = self._padding(key, compiled, frozenset(name for name, _, inner in given if inner is not None), upper)
         if mask is None:
-            self._require_rows(key, compiled, padded, upper)
+            _require_rows(compiled, padding)
         feeds = {name: _padded_input(name, data, inner, upper, actual_rows, compiled) for name, data, inner in given}
         if mask is not None:
             feeds[mask] = row_mask(compiled, mask, actual_rows, upper)
         outputs = compiled.run(feeds)
+        is_asked = output_inners is not None
         inners = output_inners if output_inners is not None else [1] * len(outputs)
         cut = [
-            out[:actual_rows] if i < len(inners) and inners[i] and out.ndim and out.shape[0] == upper else out
+            padding.cut(i, out, actual_rows, asked=is_asked) if i < len(inners) and inners[i] else out
             for i, out in enumerate(outputs)
         ]
         return upper, tuple(cut)
 
     run_padded_mixed = run_padded
 
-    def _require_rows(self, key: int, compiled: CompiledGraph, padded: set[str], upper: int) -> None:
+    def _padding(self, key: int, compiled: CompiledGraph, padded: frozenset[str], upper: int) -> Padding:
+        """What padding some of the inputs does to a bucket's graph; found out once for each choice of them."""
         at = self.bucket_for(key)
         assert at is not None
-        if at not in self._obstacles:
-            self._obstacles[at] = padding_obstacles(compiled, padded, upper)
-        if self._obstacles[at]:
-            raise OptionError(
-                f"run_padded: padding would change the results of {compiled.name!r}: "
-                f"{'; '.join(self._obstacles[at][:3])}",
-                code="O408", place=here(), fix="mask=, the name of an input that tells rows from padding",
-            )  # fmt: skip
+        name = at, self.session.entry_key(self.session.options), padded
+        if name not in self._paddings:
+            self._paddings[name] = Padding(compiled, padded, upper)
+        return self._paddings[name]
 
     def buckets(self) -> list[range]:
         return list(self._ranges)
@@ -192,6 +189,14 @@ class BucketedCompileCache:
     @property
     def counters(self) -> Counters:
         return self._entries.counters
+
+
+def _require_rows(compiled: CompiledGraph, padding: Padding) -> None:
+    if padding.obstacles:
+        raise OptionError(
+            f"run_padded: padding would change the results of {compiled.name!r}: {'; '.join(padding.obstacles[:3])}",
+            code="O408", place=here(), fix="mask=, the name of an input that tells rows from padding",
+        )  # fmt: skip
 
 
 def _checked_ranges(ranges: Sequence[range | tuple[int, int]]) -> list[range]:
@@ -231,11 +236,9 @@ def _padded_input(
     if kind is not None and kind.dtype.np != array.dtype and isinstance(data, (list, tuple)):
         array = array.astype(kind.dtype.np)
     padded = pad_rows(array, None, upper)
-    return (
-        padded.reshape(kind.static_shape)
-        if kind is not None and kind.is_static and padded.size == kind.size
-        else padded
-    )
+    if kind is None or not kind.is_static or kind.shape[:1] != (upper,) or padded.size != kind.size:
+        return padded
+    return padded.reshape(kind.static_shape)
 
 
 def pad_rows(data: Any, inner: int | None, upper: int) -> np.ndarray:

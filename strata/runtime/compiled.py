@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from strata.backends import Executable, Quick
+from strata.backends import Executable, Quick, backend_for
 from strata.config import config
 from strata.core import here, new_rlock
 from strata.errors import OptionError, UnknownNameError
 from strata.lir import Lir, RuleCheck, SizeCheck, Spread, check_sizes, size_checks
-from strata.mir import Graph, infer_binding, leaf_name, near
+from strata.mir import Graph, Value, infer_binding, leaf_name, near
 from strata.runtime.arrays import USABLE, StoredArray, check_output, kept_apart, read_array
-from strata.runtime.extent import Extents
-from strata.runtime.memory import RESULTS, MemoryReport
+from strata.runtime.background import background
+from strata.runtime.extent import Extents, Remembering
+from strata.runtime.memory import MemoryReport, makers_of
 from strata.runtime.observe import OBSERVERS, run_observed
 from strata.runtime.options import CompileOptions
 from strata.runtime.state import State, updates_in_place
@@ -55,30 +57,35 @@ class CompiledGraph:
         self.options, self.device = options, device
         self.source = source if source is not None else lir.graph
         self._lir, self._replan = lir, replan
-        self._executable = executable
-        self._run = executable.run
-        self._quick: Quick | None = getattr(executable, "quick", None)
         self._inputs = tuple((leaf_name(x), x.type) for x in lir.graph.inputs)
         self._params = {leaf_name(x): x.type for x in lir.graph.params}
         self._outputs = tuple(lir.buffer(name).type for name in lir.io.outputs)
         self._missing = set(self._params)
         self._is_static = not lir.symbols
-        self._param_binding: dict[str, int] = {}
+        self._param_shapes: dict[Value, tuple[int, ...]] = {}  # of those with symbols in their types
         self._checks = checks  # made when sizes are first met
         self._param_values: dict[str, np.ndarray | StoredArray] = {}
         # sizes that are symbols are checked when they are first met, in `_sized`
         self._fast = tuple((name, t.dtype.np, t.shape if t.is_static else None) for name, t in self._inputs)
         self._sizes: dict[Any, tuple[dict[str, int], tuple[Any, ...]]] = {}
-        self._makers = _makers(self._outputs) if self._is_static else ()
+        self._makers = makers_of(self._outputs) if self._is_static else ()
         self._threads_option = options.threads
         self._state: State | None = None
         self._extents: Extents | None = None
         self._is_special = False  # has state, or an active extent
-        self._last: list[np.ndarray] = []  # what the last run with sizes gave; see Extents
+        self._last: Sequence[np.ndarray] = ()  # what the last run gave, of a graph that can have extents
+        self._keeps_last = self._is_static and bool(options.dim_binding)  # others keep it anyway, or have no extents
+        self._use(executable)
+        self._sharers: weakref.WeakSet[CompiledGraph] | None = None  # that use the same executable
         self._in_place: dict[tuple[int, int], bool] = {}  # by input and output
         self._lock = new_rlock()
         self._again = again
         self._forms: dict[tuple[tuple[str, int], ...], CompiledGraph] = {}  # by symbols that are numbers in them
+
+    def _use(self, executable: Executable) -> None:
+        quick: Quick | None = getattr(executable, "quick", None)
+        self._quick: Quick | None = Remembering(quick, self) if quick is not None and self._keeps_last else quick
+        self._executable, self._run = executable, executable.run  # behind it: see `_teach`
 
     # signature
 
@@ -134,9 +141,12 @@ class CompiledGraph:
             )
         array = read_array(name, self._params[name], value, "parameter")
         with self._lock:
-            if not self._is_static:
-                self._param_binding |= infer_binding({self._lir.graph.leaf(name): array.shape})
+            if not self._params[name].is_static:
+                leaf = self._lir.graph.leaf(name)
+                infer_binding({leaf: array.shape})  # refuses sizes out of bounds
+                self._param_shapes[leaf] = array.shape
                 self._sizes = {}
+            self._part()
             self._executable.set_param(name, array)
             self._param_values[name] = value if isinstance(value, StoredArray) else array
             self._missing.discard(name)
@@ -170,18 +180,21 @@ class CompiledGraph:
         if self._is_static:
             outputs = [make(shape, dtype) for make, shape, dtype in self._makers]
             binding: Mapping[str, int] = _NO_SIZES
+            if self._keeps_last:
+                self._last = outputs
         else:
             try:
                 binding, makers = self._sized(arrays)
             except Spread as spread:
-                return self._form(spread).run(given)
+                results = self._last = self._form(spread).run(given)
+                return results
             outputs = self._last = [make(shape, dtype) for make, shape, dtype in makers]
         if OBSERVERS:
             run_observed(self, arrays, outputs, binding, threads)
         else:
             self._run(arrays, outputs, binding, threads)
             if quick is not None and self._is_static:
-                quick.learn(self._executable, self._fast, outputs, threads)
+                self._teach(quick, outputs, threads)
         return tuple(outputs)
 
     __call__ = run
@@ -223,7 +236,7 @@ class CompiledGraph:
         outputs = [make(shape, dtype) for make, shape, dtype in self._makers]
         self._run(arrays, outputs, _NO_SIZES, threads)
         if quick is not None:
-            quick.learn(self._executable, self._fast, outputs, threads)
+            self._teach(quick, outputs, threads)
         return outputs
 
     def run_into(self, feeds: Mapping[str, Any], out: Sequence[np.ndarray]) -> None:
@@ -269,7 +282,13 @@ class CompiledGraph:
             return
         self._run(arrays, outputs, binding, threads)
         if quick is not None and self._is_static and quick.wants(threads):
-            quick.learn(self._executable, self._fast, [make(shape, dtype) for make, shape, dtype in makers], threads)
+            self._teach(quick, [make(shape, dtype) for make, shape, dtype in makers], threads)
+
+    def _teach(self, quick: Quick, outputs: list[np.ndarray], threads: int | None) -> None:
+        """Tell of a run that went the long way, unless the executable has become another meanwhile."""
+        executable = self._executable
+        if self._quick is quick:
+            quick.learn(executable, self._fast, outputs, threads)
 
     def _updates(self, at: int, output: int) -> bool:
         """Whether the plan makes an output by changing an input in place."""
@@ -288,7 +307,7 @@ class CompiledGraph:
 
     def submit(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> Future[tuple[np.ndarray, ...]]:
         """Run in the background; the arrays must not change until the result is there."""
-        return _background().submit(self.run, feeds, **named)
+        return background().submit(self.run, feeds, **named)
 
     def run_pipelined(self, sets: Iterable[Mapping[str, Any]]) -> list[tuple[np.ndarray, ...]]:
         """Several runs, as many at a time as there are threads; results in the order of the sets."""
@@ -369,14 +388,12 @@ class CompiledGraph:
             for (name, kind), array in zip(self._inputs, arrays, strict=True):
                 read_array(name, kind, array, "input")
             leaves = self._lir.graph.inputs
-            binding = {
-                **self._param_binding,
-                **infer_binding({x: a.shape for x, a in zip(leaves, arrays, strict=True)}),
-            }
+            shapes = {x: a.shape for x, a in zip(leaves, arrays, strict=True)}
+            binding = infer_binding({**shapes, **self._param_shapes})
             if self._checks is None:
                 self._checks = size_checks(self.source)
             check_sizes(self._checks, binding)
-            found = binding, _makers([t.bind(binding) for t in self._outputs])
+            found = binding, makers_of([t.bind(binding) for t in self._outputs])
             if len(self._sizes) >= KEPT_SHAPES:
                 self._sizes = {}
             self._sizes[key] = found
@@ -408,13 +425,14 @@ class CompiledGraph:
         with self._lock:
             arrays = self._filled(given)
             binding, makers = (_NO_SIZES, self._makers) if self._is_static else self.sized(arrays)
-            outputs = [make(shape, dtype) for make, shape, dtype in makers]
-            if self._extents is not None and self._extents.active:
-                self._extents.keep_tails(outputs, self._last)
-            if self._state is not None:
-                outputs = self._state.place(arrays, outputs)
-            self._execute(arrays, outputs, binding)
-            self._last = outputs
+            if self._extents is not None and self._extents.is_used:
+                outputs = self._extents.run_kept(arrays, makers, self._threads())
+            else:
+                outputs = [make(shape, dtype) for make, shape, dtype in makers]
+                if self._state is not None:
+                    outputs = self._state.place(arrays, outputs)
+                self._execute(arrays, outputs, binding)
+                self._last = outputs
             return self._state.take(outputs) if self._state is not None else tuple(outputs)
 
     def _filled(self, given: Mapping[str, Any]) -> list[np.ndarray]:
@@ -422,7 +440,8 @@ class CompiledGraph:
         return self._arrays(given if self._state is None else {**self._state.values, **self._by_name(given)})
 
     def _execute(self, arrays: list[np.ndarray], outputs: list[np.ndarray], binding: Mapping[str, int]) -> None:
-        if self._extents is not None and self._extents.active and self._extents.run(arrays, outputs, self._threads()):
+        if self._extents is not None and self._extents.is_used:
+            self._extents.run(arrays, outputs, self._threads())
             return
         if OBSERVERS:
             run_observed(self, arrays, outputs, binding, self._threads())
@@ -479,15 +498,44 @@ class CompiledGraph:
     # copies
 
     def clone(self) -> CompiledGraph:
-        """Another one with the same code and the same parameters, and state of its own."""
+        """Another one with the same code and the same parameters, and state of its own; no extent is active in it.
+
+        What is set, bound or fed on one of them later is not seen by the other.
+        """
         made = object.__new__(type(self))
-        with self._lock:
+        with self._lock, _SHARING:
             made.__dict__.update(self.__dict__)
-        made._state = self._state.copy() if self._state is not None else None
-        made._extents = None
+            made._param_values, made._param_shapes = dict(self._param_values), dict(self._param_shapes)
+            made._missing, made._sizes = set(self._missing), dict(self._sizes)
+            made._forms = {key: form.clone() for key, form in self._forms.items()}
+            made._state = self._state.copy() if self._state is not None else None
+            if self._sharers is None:
+                self._sharers = weakref.WeakSet([self])
+            made._sharers = self._sharers
+            made._sharers.add(made)
+        made._extents, made._last = None, ()
         made._lock = new_rlock()
-        made._last = []
+        made._use(made._executable)
         made._note_special()
+        return made
+
+    def _part(self) -> None:
+        """Before a parameter is set: have an executable that no clone uses."""
+        with _SHARING:
+            sharers, self._sharers = self._sharers, None
+            if sharers is None:
+                return
+            sharers.discard(self)
+            if sharers:
+                self._use(self._copied())
+
+    def _copied(self) -> Executable:
+        """The executable once more, by itself where it knows how."""
+        if hasattr(self._executable, "clone"):
+            return self._executable.clone()
+        made = backend_for(self.device).compile(self._executable.lir)
+        for name, value in self._param_values.items():
+            made.set_param(name, read_array(name, self._params[name], value, "parameter"))
         return made
 
     __copy__ = clone
@@ -546,32 +594,4 @@ class CompiledGraph:
 
 
 _NO_SIZES: Mapping[str, int] = {}
-
-
-def _makers(kinds: Iterable[Any]) -> tuple[tuple[Callable[..., np.ndarray], tuple[int, ...], np.dtype[Any]], ...]:
-    """For each output: how its array is made, its shape and dtype."""
-    made = []
-    for kind in kinds:
-        shape, dtype = kind.static_shape, kind.dtype.np
-        made.append((RESULTS.maker(shape, dtype), shape, dtype))
-    return tuple(made)
-
-
-_pool: ThreadPoolExecutor | None = None
-
-
-def _background() -> ThreadPoolExecutor:
-    global _pool
-    if _pool is None:
-        _pool = ThreadPoolExecutor(4, "strata-submit")
-    return _pool
-
-
-def _forget_pool() -> None:
-    """A forked child has none of the threads."""
-    global _pool
-    _pool = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pool)
+_SHARING = new_rlock()  # held while clones come and part

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -110,6 +110,16 @@ class Block:
 
 
 RESULTS = BlockPool()
+Maker = tuple[Callable[..., np.ndarray], tuple[int, ...], "np.dtype[Any]"]
+
+
+def makers_of(kinds: Iterable[Any]) -> tuple[Maker, ...]:
+    """For each output: how its array is made, its shape and dtype."""
+    made = []
+    for kind in kinds:
+        shape, dtype = kind.static_shape, kind.dtype.np
+        made.append((RESULTS.maker(shape, dtype), shape, dtype))
+    return tuple(made)
 
 
 class MemoryReport(str):

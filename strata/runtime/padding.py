@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,20 +13,47 @@ from strata.errors import OptionError, StrataError
 from strata.mir import Graph, Op, leaf_name, substitute_values
 from strata.runtime.compiled import CompiledGraph
 from strata.runtime.pipeline import CompilePipeline
-from strata.runtime.rows import row_obstacles
+from strata.runtime.rows import places, row_obstacles
 
 ROWS = "rows"
 
 
-def padding_obstacles(compiled: CompiledGraph, padded: Collection[str], upper: int) -> list[str]:
-    """Why a graph made for `upper` rows may give other results for padded inputs; empty where it cannot."""
-    rows = sym(ROWS, 1, max(upper, 2))
-    try:
-        graph = _with_rows(compiled.source, padded, upper, rows)
-        lir = CompilePipeline(compiled.device, compiled.options).compile(graph).lir
-    except StrataError as error:
-        return [f"it cannot be shown to keep rows apart ({error.summary})"]
-    return row_obstacles(lir, ROWS, attention=False)
+class Padding:
+    """What rows of zeros behind the real ones of some inputs do to a graph made for `upper` rows."""
+
+    def __init__(self, compiled: CompiledGraph, padded: Collection[str], upper: int) -> None:
+        self._compiled, self._upper = compiled, upper
+        self._graph: Graph | None = None
+        self._reason, self._rows = "", ROWS
+        while self._rows in compiled.source.symbols():
+            self._rows += "_"
+        try:
+            self._graph = _with_rows(compiled.source, padded, upper, sym(self._rows, 1, max(upper, 2)))
+        except StrataError as error:
+            self._reason = error.summary
+
+    @cached_property
+    def obstacles(self) -> list[str]:
+        """Why results may be others for padded inputs; empty where they cannot."""
+        compiled, reason = self._compiled, self._reason
+        if self._graph is not None:
+            try:
+                lir = CompilePipeline(compiled.device, compiled.options).compile(self._graph).lir
+            except StrataError as error:
+                reason = error.summary
+            else:
+                return row_obstacles(lir, self._rows, attention=False)
+        return [f"it cannot be shown to keep rows apart ({reason})"]
+
+    def cut(self, number: int, out: np.ndarray, actual: int, *, asked: bool) -> np.ndarray:
+        """An output without the rows of padding, along whichever axis they are.
+
+        Where the caller asked for it, or nothing is known, an output with as many rows as the bucket is cut, too.
+        """
+        found = () if self._graph is None else places(self._graph.results[number].type, self._rows)
+        if not found and (asked or self._graph is None) and out.ndim and out.shape[0] == self._upper:
+            found = (0,)
+        return out[tuple(slice(actual) if i in found else slice(None) for i in range(out.ndim))] if found else out
 
 
 def _with_rows(graph: Graph, padded: Collection[str], upper: int, rows: Dim) -> Graph:

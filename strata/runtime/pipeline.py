@@ -112,8 +112,8 @@ class CompilePipeline:
         return tuple(getattr(self.backend, "epilogues", ("gelu", "silu")))
 
     @located
-    def lower(self, program: Any) -> Graph:
-        """A graph from a graph or an HIR module."""
+    def source(self, program: Any) -> Graph:
+        """A graph from a graph or an HIR module, its sizes as they were written."""
         if isinstance(program, (Lir, CompileResult)):
             raise TraceError(
                 f"{type(program).__name__} is planned already: compile the graph it was made from", code="T230"
@@ -121,6 +121,12 @@ class CompilePipeline:
         graph = as_graph(program)
         if not graph.results:
             raise LowerError(f"graph {graph.name!r} has no outputs", code="L202", fix="g.outputs(...)")
+        return graph
+
+    @located
+    def lower(self, program: Any) -> Graph:
+        """A graph from a graph or an HIR module, with the sizes that the options fix."""
+        graph = self.source(program)
         return graph.bind(self.options.dim_binding) if self.options.dim_binding else graph
 
     @located

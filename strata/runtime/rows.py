@@ -20,6 +20,8 @@ def row_obstacles(lir: Lir, axis: str, *, attention: bool = True) -> list[str]:
         reason = _type_obstacle(buffer.type, axis)
         if reason and buffer.role in ("input", "result"):
             found.append(f"{buffer.role} {buffer.key} : {buffer.type}: {reason}")
+        if buffer.role == "param" and any(_mentions(d, axis) for d in buffer.type.shape):
+            found.append(f"parameter {buffer.key} : {buffer.type}: it is set for all places along {axis}")
     for step in lir.schedule:
         reason = _step_obstacle(step, axis, attention)
         if reason:

@@ -46,8 +46,8 @@ class Session:
         with phase("compile", device=self.device):
             pipeline = CompilePipeline(self.device, chosen)
             with phase("lower"):
-                source = program if isinstance(program, Graph) else pipeline.lower(program)
-                graph = pipeline.lower(program) if isinstance(program, Graph) else source
+                source = pipeline.source(program)
+                graph = pipeline.lower(source)
             with making_much(), ExitStack() as while_compiling:
                 lir, is_stored = self._plan(pipeline, graph, while_compiling)
                 with phase("code"):
@@ -89,7 +89,20 @@ class Session:
         """All beside the program that decides a plan; None where plans of this session are not kept."""
         if not getattr(self.backend, "keeps_plans", False) or self.options.assert_fusion_clean:
             return None
-        return f"{self.options.key}; {self.backend.name}; {self.backend.target.key}; {config().key_fields()}"
+        return self.plan_key()
+
+    def plan_key(self, options: CompileOptions | None = None) -> str:
+        """All beside the program that decides its plan, here, under these options or the session's."""
+        chosen = self.options if options is None else options
+        return f"{chosen.key}; {self.backend.name}; {self.backend.target.key}; {config().key_fields()}"
+
+    def entry_key(self, options: CompileOptions) -> str:
+        """All beside the program that decides its compiled graph, for tables of them: how it is run, too."""
+        return f"{self.plan_key(options)}; threads={options.threads}"
+
+    def chosen(self, options: CompileOptions | None) -> CompileOptions:
+        """Options of a compile over the session's."""
+        return self._merged(options, {})
 
     def _plan(self, pipeline: CompilePipeline, graph: Graph, while_compiling: ExitStack) -> tuple[Lir, bool]:
         def make() -> Lir:

@@ -46,15 +46,19 @@ class DynamicDimCompileCache:
         self, build: Build, options: CompileOptions | None = None, model: str = _DEFAULT
     ) -> CompileResult:
         """The template, built once."""
-        open_options = replace(options or self.session.options, dim_binding=None)
+        open_options = self._open(options)
 
         def make() -> CompileResult:
             return CompilePipeline(self.session.device, open_options).compile(build())
 
-        return self._templates.get_or_make((model, open_options.key), make)
+        return self._templates.get_or_make((model, self.session.plan_key(open_options)), make)
 
     def template_result(self, options: CompileOptions | None = None, model: str = _DEFAULT) -> CompileResult | None:
-        return self._templates.get((model, replace(options or self.session.options, dim_binding=None).key))
+        return self._templates.get((model, self.session.plan_key(self._open(options))))
+
+    def _open(self, options: CompileOptions | None) -> CompileOptions:
+        """Options of a template: its sizes stay symbols."""
+        return replace(self.session.chosen(options), dim_binding=None)
 
     def has_template(self, options: CompileOptions | None = None, model: str = _DEFAULT) -> bool:
         return self.template_result(options, model) is not None
@@ -68,13 +72,13 @@ class DynamicDimCompileCache:
         model: str = _DEFAULT,
     ) -> CompiledGraph:
         """The executable of a key; `build_hir()` runs once, for the template."""
-        chosen = options or self.session.options
+        chosen = self.session.chosen(options)
 
         def make() -> CompiledGraph:
             template = self.ensure_template(build_hir, chosen, model)
             return self.session.compile_lir(specialized(template, binding), chosen)
 
-        return self._entry((model, key, chosen.key), binding, make)
+        return self._entry((model, key, self.session.entry_key(chosen)), binding, make)
 
     def _entry(
         self, name: tuple[str, Hashable, str], binding: Mapping[str, int], make: Callable[[], CompiledGraph]
@@ -96,19 +100,31 @@ class DynamicDimCompileCache:
         binding: Mapping[str, int],
         build_hir: Build,
         options: CompileOptions | None = None,
+        model: str | None = None,
     ) -> CompiledGraph:
-        """The same, with plans kept on disk: another process that asks for the same sizes builds no template."""
-        chosen = options or self.session.options
+        """The same, with plans kept on disk: another process that asks for the same sizes builds no template.
+
+        `disk_base` says what is built; bases of one `model` share a template.
+        """
+        chosen, template = self.session.chosen(options), disk_base if model is None else model
 
         def make() -> CompiledGraph:
             return aot.specialize_cached(
-                disk_base, binding, self.session.device, lambda: self.ensure_template(build_hir, chosen), chosen
+                disk_base,
+                binding,
+                self.session.device,
+                lambda: self.ensure_template(build_hir, chosen, template),
+                chosen,
             )
 
-        return self._entry((_DEFAULT, key, chosen.key), binding, make)
+        return self._entry((template, key, self.session.entry_key(chosen)), binding, make)
 
-    def contains(self, key: Hashable, options: CompileOptions | None = None, model: str = _DEFAULT) -> bool:
-        return (model, key, (options or self.session.options).key) in self._entries
+    def contains(self, key: Hashable, options: CompileOptions | None = None, model: str | None = None) -> bool:
+        """Whether there is an executable of a key: of one model, or of any."""
+        wanted = self.session.entry_key(self.session.chosen(options))
+        if model is not None:
+            return (model, key, wanted) in self._entries
+        return any(isinstance(name, tuple) and name[1:] == (key, wanted) for name in self._entries.known())
 
     __contains__ = contains
 
@@ -168,7 +184,7 @@ class ModelCompilePipeline:
         """A component's executable by way of plans on disk."""
         return self._cache.get_or_specialize_aot(
             aot, component.aot_disk_base(), component.cache_key(), component.variant.dim_binding(), build_hir,
-            options or component.options,
+            options or component.options, component.template_key(),
         )  # fmt: skip
 
     def template_binding_manifest(self, options: CompileOptions | None = None) -> BindingManifest:

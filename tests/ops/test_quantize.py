@@ -7,7 +7,8 @@ import torch
 from strata import ops
 from strata.core import TensorType, as_dtype, f32, f64, i8, i32
 from strata.errors import DTypeError, OptionError, ShapeError
-from strata.mir import evaluate_values, placeholder, pullback, pushforward
+from strata.mir import Graph, evaluate, evaluate_values, placeholder, pullback, pushforward
+from strata.runtime import Session
 
 RNG = np.random.default_rng(8)
 
@@ -137,6 +138,36 @@ def test_straight_through_uses_the_scale_of_the_forward_pass(ste) -> None:
     np.testing.assert_allclose(evaluate_values([grad], known, {})[0], ct * slope)
     (tangent,) = pushforward([y], [v], [c])
     np.testing.assert_allclose(evaluate_values([tangent], known, {})[0], ct * slope)
+
+
+@pytest.mark.parametrize("mode", ["per_batch", "ema"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16"])
+@pytest.mark.parametrize("size", [1.0, 1e-5])
+def test_the_largest_number_is_not_clipped(mode, dtype, size) -> None:
+    """The scale is the largest number over qmax, rounded: none lies outside its grid."""
+    rng = np.random.default_rng(0)
+    g = Graph("g")
+    x, s = g.input("x", (12,), dtype), g.input("s", (1,), dtype)
+    state = () if mode == "per_batch" else (s,)
+    y, _ = ops.fake_quantize(x, *state, ste="clipped", scale_mode=mode)
+    (grad,) = pullback([y], [ops.ones((12,), dtype)], [x])
+    compiled = Session("cpu").compile(g.outputs(grad))
+    for _ in range(200):
+        feeds = {"x": (rng.standard_normal(12) * size).astype(x.dtype.np), "s": np.zeros(1, x.dtype.np)}
+        np.testing.assert_array_equal(compiled.run(feeds)[0].astype(np.float64), 1)
+        np.testing.assert_array_equal(evaluate(g, feeds)[0].astype(np.float64), 1)
+
+
+@pytest.mark.parametrize("ste", ["clipped", "tanh", "hardtanh"])
+def test_slopes_of_nothing_but_zeros(ste) -> None:
+    """f16 has no number as small as the smallest scale."""
+    g = Graph("g")
+    x = g.input("x", (3,), "f16")
+    y, _ = ops.fake_quantize(x, ste=ste)
+    (grad,) = pullback([y], [ops.ones((3,), "f16")], [x])
+    g.outputs(grad)
+    for device in ("cpu", "reference"):
+        np.testing.assert_array_equal(Session(device).compile(g).run(x=np.zeros(3, np.float16))[0], 1)
 
 
 @pytest.mark.parametrize("factor", [False, True])

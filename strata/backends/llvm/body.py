@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -77,6 +77,11 @@ class Body(CpuExecutable):
         self.graph = graph
         self._known = {b.name for b in self._outside if b.role == "constant"}  # values that stay from run to run
         self._is_ready = False
+
+    def clone(self) -> Self:
+        made = super().clone()
+        made._known = set(self._known)
+        return made
 
     @property
     def held_params(self) -> frozenset[int]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from strata.backends.llvm.archive import CpuArchive
 from strata.backends.llvm.arena import Arena, ArenaPool, address_of
+from strata.backends.llvm.bound import Bound, Segment
 from strata.backends.llvm.calls import Call
 from strata.backends.llvm.kernel_steps import bytes_read, loop_steps, product_arguments, unpacked_reads
 from strata.backends.llvm.kernels import (
@@ -127,13 +128,13 @@ class CpuExecutable:
         self._packed = PackedWeights()
         self._functions: dict[str, int] = {}
         self.segments = self._split()
-        self._bound: OrderedDict[tuple[tuple[str, int], ...], _Bound] = OrderedDict()
+        self._bound: OrderedDict[tuple[tuple[str, int], ...], Bound] = OrderedDict()
         self.arenas = ArenaPool()
         self._is_dynamic = lir.has_dynamic_dims
         self._fixed: Placement | None = None  # for all sizes
         self._is_placed = False
         self._open: OpenProgram | None = None
-        self.only: _Bound | None = None  # the program of a plan without symbols
+        self.only: Bound | None = None  # the program of a plan without symbols
         self.quick = Quick()
         self._lock = new_lock()
         self.pool = default_pool()
@@ -156,18 +157,18 @@ class CpuExecutable:
 
     # building the program
 
-    def _split(self) -> list[_Segment]:
+    def _split(self) -> list[Segment]:
         """Runs of kernels between host steps."""
-        segments: list[_Segment] = []
+        segments: list[Segment] = []
         for at, step in enumerate(self.lir.schedule):
             if step.phase == "prologue":
                 continue
             if step.kernel is None and at not in self.native:
-                segments.append(_Segment((at,), step))
+                segments.append(Segment((at,), step))
             elif segments and segments[-1].host is None:
-                segments[-1] = _Segment((*segments[-1].steps, at), None)
+                segments[-1] = Segment((*segments[-1].steps, at), None)
             else:
-                segments.append(_Segment((at,), None))
+                segments.append(Segment((at,), None))
         for step in self.lir.schedule:
             native = self.kernels.get(step.name) if step.kernel is not None else None
             if native is not None and native.product is not None:
@@ -308,7 +309,7 @@ class CpuExecutable:
             steps.append(ProgramStep("copy", arguments, (count + COPY_BYTES - 1) // COPY_BYTES, 1, count))
         return steps
 
-    def _bind(self, binding: Mapping[str, int]) -> _Bound:
+    def _bind(self, binding: Mapping[str, int]) -> Bound:
         placement = self._placement(binding)
         top, need = placement.arena_size, 0
         place = self._placed(placement.offsets)
@@ -352,7 +353,7 @@ class CpuExecutable:
         arena: int,
         keep: list[Any],
         ranges: dict[int, tuple[int, int]],
-    ) -> _Bound:
+    ) -> Bound:
         """Programs with the addresses that stay the same between runs."""
         addresses = [0] * (self._context + 3)
         for buffer in self._outside:
@@ -364,7 +365,7 @@ class CpuExecutable:
         single = programs[0] if len(programs) == 1 else None
         keep += [*self._values.values(), *(w.memory for w in self._packed)]  # a run may outlive the next set_param
         is_direct = single is not None and IS_DIRECT
-        return _Bound(programs, single, dict(placement.offsets), arena, addresses, [], keep, ranges, is_direct)
+        return Bound(programs, single, dict(placement.offsets), arena, addresses, [], keep, ranges, is_direct)
 
     # weights
 
@@ -375,6 +376,18 @@ class CpuExecutable:
             self.only = None
             self.quick.forget()
             self._is_prepared = not self._prologue
+
+    def clone(self) -> Self:
+        """Another with the same code and weights; what is set on one of them is not seen by the other."""
+        with self._lock:
+            made = copy.copy(self)
+            made._values, made._functions = dict(self._values), dict(self._functions)
+            made._packed = self._packed.copy()
+            made.native = {at: (op.again() if op.again else op, code) for at, (op, code) in self.native.items()}
+        made._holdings = {at: op.holding for at, (op, _) in made.native.items() if op.holding is not None}
+        made._bound, made.only, made._open = OrderedDict(), None, None
+        made.arenas, made.quick, made._lock = ArenaPool(), Quick(), new_lock()
+        return made
 
     def _hold(self, name: str, array: np.ndarray) -> None:
         """Keep the value of a parameter, a constant or what was computed from them, packed where kernels want it so."""
@@ -485,7 +498,7 @@ class CpuExecutable:
     def _run_segments(
         self,
         table: Any,
-        bound: _Bound,
+        bound: Bound,
         arena: Arena,
         inputs: Sequence[np.ndarray],
         outputs: Sequence[np.ndarray],
@@ -509,7 +522,7 @@ class CpuExecutable:
         return values
 
     def run_host(
-        self, step: Step, values: dict[str, np.ndarray], bound: _Bound, arena: Arena, binding: Mapping[str, int]
+        self, step: Step, values: dict[str, np.ndarray], bound: Bound, arena: Arena, binding: Mapping[str, int]
     ) -> None:
         (node,) = step.nodes
         arrays = [self.array(name, values, bound, arena, binding) for name in step.inputs]
@@ -519,7 +532,7 @@ class CpuExecutable:
             self.array(name, values, bound, arena, binding)[...] = result
 
     def array(
-        self, name: str, values: dict[str, np.ndarray], bound: _Bound, arena: Arena, binding: Mapping[str, int]
+        self, name: str, values: dict[str, np.ndarray], bound: Bound, arena: Arena, binding: Mapping[str, int]
     ) -> np.ndarray:
         buffer = self.lir.buffer(name)
         if buffer.role != "scratch":
@@ -551,7 +564,7 @@ class CpuExecutable:
             if values[name] is not array:
                 array[...] = values[name]
 
-    def bound_for(self, binding: Mapping[str, int]) -> _Bound:
+    def bound_for(self, binding: Mapping[str, int]) -> Bound:
         """The program for given sizes, with all that depends on parameters computed."""
         if not self._is_prepared:
             self._prepare()
@@ -567,27 +580,6 @@ class CpuExecutable:
             if not self._is_dynamic and self._is_prepared:
                 self.only = self._bound[key]
             return self._bound[key]
-
-
-@dataclass(frozen=True)
-class _Segment:
-    steps: tuple[int, ...]
-    host: Step | None
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """A program for one set of sizes, the addresses that stay the same between runs, and calls that are free."""
-
-    programs: list[BoundProgram | None]
-    single: BoundProgram | None  # the program, when no host step splits it
-    offsets: dict[str, int]
-    arena: int
-    addresses: list[int]
-    free: list[Call]
-    keep: list[Any]  # tables that native ops read, and the arrays behind the addresses
-    ranges: dict[int, tuple[int, int]]  # steps of the program that an entry of the schedule became
-    is_direct: bool  # one native call does it all
 
 
 def _is_kept_matrix(buffer: Buffer) -> bool:

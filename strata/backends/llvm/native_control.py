@@ -9,6 +9,7 @@ result, so nothing is copied. All counts are arguments: one piece of code serves
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -215,6 +216,11 @@ def _holding(bodies: list[Body], first: int) -> Holding:
     return Holding(hold, held, lambda: sum(body.packed_bytes for body in bodies))
 
 
+def _again(make: Callable[[Node, list[Body]], NativeOp], node: Node, bodies: list[Body]) -> Callable[[], NativeOp]:
+    """How an op is made again, with bodies that hold what these hold at that time."""
+    return lambda: make(node, [body.clone() for body in bodies])
+
+
 def _bytes(shape: tuple[Dim, ...], itemsize: int, sizes: Sizes) -> int:
     return math.prod(numbers(shape, sizes)) * itemsize
 
@@ -226,9 +232,15 @@ def _scan(node: Node, target: Target) -> NativeOp | None:
     first = carries + consts
     varies = len(graph.inputs) > consts
     made = _native_bodies([(graph, range(carries, first) if varies else range(0))], target)
-    if made is None:
-        return None
-    (body,) = made
+    return None if made is None else _scan_of(node, made)
+
+
+def _scan_of(node: Node, bodies: list[Body]) -> NativeOp:
+    op = node.op
+    graph, carries, consts = op.body, op.num_carry, op.num_consts  # type: ignore[attr-defined]
+    first = carries + consts
+    varies = len(graph.inputs) > consts
+    (body,) = bodies
 
     def plan(sizes: Sizes) -> Planned:
         (length,) = numbers([op.length], sizes)  # type: ignore[attr-defined]
@@ -258,18 +270,23 @@ def _scan(node: Node, target: Target) -> NativeOp | None:
         slots = [*_head(), *bound.slots(fixed), *number_slots(length, carries, len(rows)), *records]
         return Planned([Call("scan", slots)], layout.top, (bound, body))
 
-    return NativeOp("scan", _emit_scan, ("scan",), plan, _holding(made, carries) if varies else None)
+    holding = _holding(bodies, carries) if varies else None
+    return NativeOp("scan", _emit_scan, ("scan",), plan, holding, _again(_scan_of, node, bodies))
 
 
 @override("while")
 def _while(node: Node, target: Target) -> NativeOp | None:
     op = node.op
-    carries, limit = op.num_carry, op.max_iterations  # type: ignore[attr-defined]
+    carries = op.num_carry  # type: ignore[attr-defined]
     consts = range(carries, len(node.inputs)) if carries else range(0)
     made = _native_bodies([(op.cond, consts), (op.body, consts)], target)  # type: ignore[attr-defined]
-    if made is None:
-        return None
-    test, body = made
+    return None if made is None else _while_of(node, made)
+
+
+def _while_of(node: Node, bodies: list[Body]) -> NativeOp:
+    op = node.op
+    carries, limit = op.num_carry, op.max_iterations  # type: ignore[attr-defined]
+    test, body = bodies
 
     def shared(bound: BoundBody) -> list[tuple[int, Slot]]:
         regions = bound.params if carries else bound.inputs
@@ -292,9 +309,10 @@ def _while(node: Node, target: Target) -> NativeOp | None:
             records += [*number_slots(asked.inputs[i], turned.inputs[i], turned.results[i]), *places, ("number", size)]
         slots = [*_head(), *asked.slots([*shared(asked), (asked.results[0], flag)]), *turned.slots(shared(turned))]
         slots += [("number", NO_LIMIT if limit is None else limit), flag, ("number", carries), *records]
-        return Planned([Call("while", slots)], layout.top, (asked, turned, made))
+        return Planned([Call("while", slots)], layout.top, (asked, turned, bodies))
 
-    return NativeOp("while", _emit_while, ("while",), plan, _holding(made, carries) if carries else None)
+    holding = _holding(bodies, carries) if carries else None
+    return NativeOp("while", _emit_while, ("while",), plan, holding, _again(_while_of, node, bodies))
 
 
 @override("cond")

@@ -73,6 +73,9 @@ class NativeOp:
     functions: tuple[str, ...]
     plan: Callable[[Sizes], Planned]
     holding: Holding | None = None
+    again: Callable[[], NativeOp] | None = (
+        None  # the same, with what it holds now; told other values, this one keeps its own
+    )
 
 
 Maker = Callable[[Node, Target], NativeOp | None]

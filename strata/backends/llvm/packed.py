@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +40,12 @@ class PackedWeights:
         self._weights: list[PackedWeight] = []
         self._bytes = 0
         self._shared: Arena | None = None  # memory of all of them, until all have been packed
+
+    def copy(self) -> PackedWeights:
+        """The same weights, packed where they are; those that are packed from now on are packed for one of both."""
+        made = PackedWeights()
+        made._weights, made._bytes = [replace(weight) for weight in self._weights], self._bytes
+        return made
 
     def __iter__(self) -> Iterator[PackedWeight]:
         return iter(self._weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -128,6 +129,12 @@ class XlaExecutable:
 
     def set_param(self, name: str, array: np.ndarray) -> None:
         self._params[name] = self.place.put(array, name)
+
+    def clone(self) -> XlaExecutable:
+        """Another that shares the programs, whatever sizes they are made for, and whose parameters are its own."""
+        made = copy.copy(self)
+        made._params = dict(self._params)
+        return made
 
     def run(
         self,

@@ -11,9 +11,11 @@ import pytest
 
 import strata as st
 from strata import ops
+from strata.config import using
 from strata.core import sym
 from strata.errors import OptionError, ShapeError
 from strata.mir import Graph
+from strata.ops.custom import Custom, Extension
 from strata.runtime import (
     AotCache,
     BucketedCompileCache,
@@ -436,3 +438,177 @@ def test_compile_graph_cached(tmp_path) -> None:
 def test_public_names() -> None:
     for name in ("CompileCache", "BucketedCompileCache", "DynamicDimCompileCache", "ModelCompilePipeline", "AotCache"):
         assert getattr(st, name).__name__ == name
+
+
+# keys name all that an entry depends on
+
+
+def test_threads_and_settings_are_part_of_every_key() -> None:
+    def options(threads: int) -> CompileOptions:
+        return CompileOptions(threads=threads)
+
+    build = Counting(symbolic)
+    whole = CompileCache("cpu", 8)
+    ranges = BucketedCompileCache("cpu", [range(1, 8)])
+    sizes = DynamicDimCompileCache("cpu", 8)
+
+    def made(threads: int) -> list[object]:
+        some = ranges.get_or_compile(3, lambda _: build(), options(threads))
+        assert some is not None
+        return [
+            whole.get_or_compile(1, build, options(threads)),
+            some[1],
+            sizes.get_or_specialize(1, {"batch": 1, "seq": 2}, build, options(threads)),
+        ]
+
+    first, other = made(1), made(2)
+    assert [c.options.threads for c in first] == [1] * 3
+    assert [c.options.threads for c in other] == [2] * 3
+    assert all(a is b for a, b in zip(made(1), first, strict=True))
+    with using(check_indices=True):
+        checked = made(1)
+    assert all(a is not b for a, b in zip(checked, first, strict=True))
+    assert all(a is b for a, b in zip(made(1), first, strict=True))
+    assert whole.contains(1, options(2))
+    assert not whole.contains(1, options(3))
+    assert sizes.contains(1, options(2))
+    assert not sizes.contains(1, options(3))
+
+
+def test_a_setting_that_checks_indices_is_not_lost_in_a_cache() -> None:
+    def build() -> Graph:
+        g = Graph("rows")
+        return g.outputs(ops.take(g.input("x", (3,)), g.input("at", (1,), "i64")))
+
+    cache = CompileCache("cpu", 2)
+    feeds = {"x": np.ones(3, np.float32), "at": np.array([7])}
+    cache.get_or_compile("k", build).run(feeds)
+    with using(check_indices=True), pytest.raises(IndexError):
+        cache.get_or_compile("k", build).run(feeds)
+
+
+def test_templates_keep_the_precision_of_their_cache() -> None:
+    cache = DynamicDimCompileCache("cpu", 4, options=CompileOptions(precision="f16"))
+    for options in (None, CompileOptions(exact=False)):
+        template = cache.ensure_template(symbolic, options)
+        assert template.pipeline.options.precision == "f16"
+
+
+def scaled(factor: float) -> Graph:
+    g = Graph("part")
+    return g.outputs(g.input("x", (sym("batch", 1, 8), sym("seq", 1, 64))) * factor)
+
+
+def test_ahead_of_time_components_do_not_share_a_template(tmp_path) -> None:
+    one = np.ones((1, 2), np.float32)
+    for _ in range(2):  # the second pipeline finds both on disk
+        pipe, aot = ModelCompilePipeline("cpu"), AotCache(tmp_path)
+        for key, factor in (("A", 2.0), ("B", 3.0)):
+            part = ModelComponent(ModelVariant.encoder(1, 2), profile_key=key)
+            compiled = pipe.get_or_specialize_aot(aot, part, lambda factor=factor: scaled(factor))
+            np.testing.assert_array_equal(compiled.run(x=one)[0], factor * one)
+
+
+def test_ahead_of_time_variants_of_a_component_share_a_template(tmp_path) -> None:
+    build = Counting(lambda: scaled(2.0))
+    pipe, aot = ModelCompilePipeline("cpu"), AotCache(tmp_path)
+    for seq in (2, 3, 4):
+        part = ModelComponent(ModelVariant.encoder(1, seq), profile_key="A")
+        pipe.get_or_specialize_aot(aot, part, build)
+        pipe.get_or_compile_component(part, build)
+    assert len(build.calls) == 1
+
+
+def test_names_on_disk_have_templates_and_entries_of_their_own(tmp_path) -> None:
+    cache, aot = DynamicDimCompileCache("cpu", 8), AotCache(tmp_path)
+    one, sizes = np.ones((1, 2), np.float32), {"batch": 1, "seq": 2}
+    for base, factor in (("a", 2.0), ("b", 3.0)):
+        compiled = cache.get_or_specialize_aot(aot, base, 7, sizes, lambda factor=factor: scaled(factor))
+        np.testing.assert_array_equal(compiled.run(x=one)[0], factor * one)
+    assert cache.contains(7)
+    assert cache.contains(7, model="a")
+    assert not cache.contains(7, model="c")
+
+
+def test_a_plan_on_disk_is_of_one_device_and_one_template(tmp_path) -> None:
+    aot, one, sizes = AotCache(tmp_path), np.ones((1, 2), np.float32), {"batch": 1, "seq": 2}
+    for factor, precision in ((2.0, None), (3.0, None), (1 / 3, None), (1 / 3, "f16")):
+        template = CompilePipeline("cpu", CompileOptions(precision=precision)).compile(scaled(factor))
+        compiled = aot.specialize_cached("base", sizes, "cpu", template)
+        expected = template.pipeline.options.precision
+        (made,) = compiled.run(x=one)
+        np.testing.assert_allclose(made, factor * one, rtol=1e-6 if expected is None else 1e-3)
+        assert (made[0, 0] == np.float32(factor)) == (expected is None)
+    for device in ("cpu:baseline", "reference"):  # of equal targets
+        compiled = aot.compile_hir_cached("h", Counting(relu_graph), device)
+        assert bool(compiled.host_steps) == (device == "reference")
+        marks = list(tmp_path.glob("??/*.bin"))
+    assert len(marks) == 6
+
+
+def test_functions_of_the_user_are_not_kept_under_a_name(tmp_path) -> None:
+    def graph_of(scale: float) -> Graph:
+        extension = Extension(
+            "times", infer=lambda x, attrs: x, execute=lambda x, attrs: x * np.float32(scale), differentiable=False
+        )
+        g = Graph("g")
+        return g.outputs(*Custom(extension)(g.input("x", (3,))))
+
+    aot, one = AotCache(tmp_path), np.ones(3, np.float32)
+    for scale in (2.0, 3.0):
+        np.testing.assert_array_equal(aot.compile_graph_cached("k", graph_of(scale)).run(x=one)[0], scale * one)
+
+
+# what is padded decides whether padding is seen
+
+
+def mean_of_other(upper: int) -> Graph:
+    g = Graph("mean")
+    x, y = g.input("x", (upper, 3)), g.input("y", (upper, 3))
+    return g.outputs(x + ops.mean(y, 0, keepdims=True))
+
+
+@pytest.mark.parametrize("whole_first", [True, False])
+def test_each_choice_of_padded_inputs_is_checked(whole_first: bool) -> None:
+    cache = BucketedCompileCache("cpu", [range(1, 9)])
+    x, y = np.ones((5, 3), np.float32), np.ones((8, 3), np.float32)
+
+    def with_y_whole() -> None:
+        found = cache.run_padded(5, 5, mean_of_other, [("x", x, 3), ("y", y, None)])
+        assert found is not None
+        np.testing.assert_array_equal(found[1][0], np.full((5, 3), 2))
+
+    def with_y_padded() -> None:
+        with pytest.raises(OptionError, match="padding would change") as error:
+            cache.run_padded(5, 5, mean_of_other, [("x", x, 3), ("y", x, 3)])
+        assert error.value.code == "O408"
+
+    for call in (with_y_whole, with_y_padded) * 2 if whole_first else (with_y_padded, with_y_whole) * 2:
+        call()
+    assert cache.compiled_count() == 1
+
+
+def test_padding_is_cut_from_the_axis_that_it_is_on() -> None:
+    def build(upper: int) -> Graph:
+        g = Graph("g")
+        x, table = g.input("x", (upper, 3)), g.input("table", (8, 2))
+        return g.outputs(x * 2.0, x.T + 1.0, table * 3.0)
+
+    cache = BucketedCompileCache("cpu", [range(1, 9)])
+    x, table = np.ones((5, 3), np.float32), np.ones((8, 2), np.float32)
+    given = [("x", x, 3), ("table", table, None)]
+    found = cache.run_padded(5, 5, build, given)
+    assert found is not None
+    assert [a.shape for a in found[1]] == [(5, 3), (3, 5), (8, 2)]
+    found = cache.run_padded(5, 5, build, given, [1, 0, 1])
+    assert found is not None
+    assert [a.shape for a in found[1]] == [(5, 3), (3, 8), (5, 2)]
+
+
+def test_rows_of_another_length_are_not_laid_out_anew() -> None:
+    def build(upper: int) -> Graph:
+        g = Graph("g")
+        return g.outputs(g.input("x", (4, upper)) * 2.0)
+
+    with pytest.raises(ShapeError):
+        BucketedCompileCache("cpu", [range(1, 9)]).run_padded(5, 5, build, [("x", np.ones((5, 4), np.float32), 4)])

@@ -8,6 +8,7 @@ import pytest
 from strata import ops
 from strata.core import sym
 from strata.errors import OptionError, UnknownNameError
+from strata.hir import Module
 from strata.mir import Graph
 from strata.runtime import CompiledGraph, CompileOptions, Session, row_obstacles
 
@@ -45,14 +46,103 @@ def test_tail_of_an_activation_stays(is_fixed: bool) -> None:  # behaviour 97
 def test_run_keeps_what_the_last_run_gave(is_fixed: bool) -> None:
     g = graph(ops.relu, (S,))
     c = fixed(g, seq=15) if is_fixed else Session("cpu").compile(g)
-    if not is_fixed:
-        c.run(x0=np.ones(15, np.float32))
-        c.set_active_extent("seq", 5)
-        np.testing.assert_array_equal(c.run(x0=-np.ones(15, np.float32))[0], [0] * 5 + [1] * 10)
+    c.run(x0=np.ones(15, np.float32))
+    c.set_active_extent("seq", 5)
+    np.testing.assert_array_equal(c.run(x0=-np.ones(15, np.float32))[0], [0] * 5 + [1] * 10)
     c.set_active_extent("seq", 15)
     c.run(x0=np.ones(15, np.float32))
     c.set_active_extent("seq", 5)
     np.testing.assert_array_equal(c.run(x0=-np.ones(15, np.float32))[0], [0] * 5 + [1] * 10)
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+@pytest.mark.parametrize("runs", [1, 4])  # later ones take the short way into the program
+def test_the_tail_is_of_the_last_run_however_it_was_run(is_fixed: bool, runs: int) -> None:
+    g = graph(lambda x: x * 2.0, (S,))
+    c = fixed(g, seq=15) if is_fixed else Session("cpu").compile(g)
+    for i in range(runs):
+        c.run(x0=np.full(15, i, np.float32))
+    c.set_active_extent("seq", 4)
+    (made,) = c.run(x0=np.full(15, 50, np.float32))
+    np.testing.assert_array_equal(made, [100] * 4 + [2 * (runs - 1)] * 11)
+    made[:] = -1  # a result is the caller's, and no part of what is kept
+    c.set_active_extent("seq", 2)
+    np.testing.assert_array_equal(
+        c.run(x0=np.full(15, 60, np.float32))[0], [120] * 2 + [100] * 2 + [2 * (runs - 1)] * 11
+    )
+
+
+def test_a_result_that_is_changed_before_an_extent_is_used_is_not_seen() -> None:
+    c = Session("cpu").compile(graph(ops.relu, (S,)))
+    c.set_active_extent("seq", 15)
+    (made,) = c.run(x0=np.ones(15, np.float32))
+    made[:] = 7
+    c.set_active_extent("seq", 3)
+    np.testing.assert_array_equal(c.run(x0=np.zeros(15, np.float32))[0], [0] * 3 + [1] * 12)
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_an_extent_of_zero_leaves_what_does_not_lie_along_the_axis(is_fixed: bool) -> None:
+    b = sym("batch", 1, 4)
+    g = Graph("g")
+    x, y, z = g.input("x", (S,)), g.input("y", (3,)), g.input("z", (b, 2))
+    g.outputs(x + 1.0, y * 2.0, z * 3.0)
+    c = fixed(g, seq=15, batch=4) if is_fixed else Session("cpu").compile(g)
+    feeds = {"x": np.ones(15, np.float32), "y": np.ones(3, np.float32), "z": np.ones((4, 2), np.float32)}
+    c.run(feeds)
+    assert c.set_active_extent("seq", 0)
+    more = {name: 10 * a for name, a in feeds.items()}
+    for given, expected in zip(c.run(more), (2, 20, 30), strict=True):
+        np.testing.assert_array_equal(given, expected)
+    out = [np.full(15, -1, np.float32), np.zeros(3, np.float32), np.full((4, 2), -1, np.float32)]
+    assert c.set_active_extent("batch", 1)
+    c.run_into(more, out)
+    np.testing.assert_array_equal(out[0], -1)
+    np.testing.assert_array_equal(out[1], 20)
+    np.testing.assert_array_equal(out[2], [[30, 30]] + [[-1, -1]] * 3)
+    c.set_active_extent("batch", 0)
+    np.testing.assert_array_equal(c.run(more)[1], 20)
+
+
+def test_an_extent_below_the_smallest_size() -> None:
+    c = Session("cpu").compile(graph(lambda x: x + 1.0, (sym("n", 4, 8), 2)))
+    out = [np.full((6, 2), -1, np.float32)]
+    c.set_active_extent("n", 2)
+    c.run_into({"x0": np.zeros((6, 2), np.float32)}, out)
+    np.testing.assert_array_equal(out[0], [[1, 1]] * 2 + [[-1, -1]] * 4)
+
+
+def test_a_parameter_along_the_axis_makes_the_run_full() -> None:
+    g = Graph("g")
+    x, w = g.input("x", (2, S)), g.param("w", (2, S))
+    c = Session("cpu").compile(g.outputs(x * w))
+    w_value = np.arange(8, dtype=np.float32).reshape(2, 4)
+    c.set_param("w", w_value)
+    assert not c.set_active_extent("seq", 2)
+    assert "parameter w" in c.explain_extent("seq")[0]
+    np.testing.assert_array_equal(c.run(x=np.ones((2, 4), np.float32))[0], w_value)
+
+
+def test_state_that_is_fed_keeps_its_tail() -> None:
+    g = Graph("g")
+    x, s = g.input("x", (S,)), g.input("s", (S,))
+    for c in (Session("cpu").compile(g.outputs(x + s)), fixed(g, seq=15)):
+        c.bind("s", np.zeros(15, np.float32))
+        c.feed("s", 0)
+        c.run(x=np.ones(15, np.float32))
+        c.set_active_extent("seq", 5)
+        np.testing.assert_array_equal(c.run(x=np.ones(15, np.float32))[0], [2] * 5 + [1] * 10)
+        np.testing.assert_array_equal(c.read("s"), [2] * 5 + [1] * 10)
+
+
+def test_blocks_with_fixed_sizes_have_extents() -> None:
+    m = Module("m")
+    x = m.input("x", (sym("rows", 1, 8), 4))
+    m.outputs(m.linear(x, m.param("w", (4, 4))))
+    c = Session("cpu").compile(m, CompileOptions(dim_binding={"rows": 8}))
+    c.set_param("w", np.eye(4, dtype=np.float32))
+    assert c.set_active_extent("rows", 2)
+    assert c.run(x=np.ones((8, 4), np.float32))[0].sum() == 8
 
 
 def test_tail_of_an_addition_stays() -> None:

@@ -218,13 +218,18 @@ def test_parameters_that_are_set_again(rng):
     x, w = g.input("x", (4, 8)), g.param("w", (8, 16))
     g.outputs(x @ w)
     compiled = st.Session("cpu").compile(g)
-    twin = None
+    twin, of_twin = None, np.zeros(())
     for turn in range(4):
         values, given = rng.standard_normal((8, 16)).astype("f4"), rng.standard_normal((4, 8)).astype("f4")
         compiled.set_param("w", values)
-        twin = twin or compiled.clone()
-        for run in (compiled.run, twin.run, compiled.run, compiled.run, twin.run):
-            np.testing.assert_allclose(run(x=given)[0], given @ values, rtol=1e-5, atol=1e-5)
+        if twin is None:
+            twin, of_twin = compiled.clone(), values
+        if turn % 2:  # neither sees what is set on the other
+            of_twin = values + 1
+            twin.set_param("w", of_twin)
+        for one in (compiled, twin, compiled, compiled, twin):
+            wanted = given @ (of_twin if one is twin else values)
+            np.testing.assert_allclose(one.run(x=given)[0], wanted, rtol=1e-5, atol=1e-5)
         assert compiled._quick.asked != NOT_READY, turn
 
 
