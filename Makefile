@@ -11,7 +11,7 @@ COUNT ?= 2000
 .PHONY: help demo test check golden bench fuzz torture docs onnx clean
 help:
 	@echo "demo    install the core and a few small models, and run strata demo"
-	@echo "test    install .[dev] and run every test on $(JOBS) processes"
+	@echo "test    install .[dev] and run every test on $(JOBS) processes, in a random order that is printed; ORDER repeats it"
 	@echo "check   format, lint, types, layer rule and fast tests"
 	@echo "golden  rewrite the expected half of the golden cases; read the diff"
 	@echo "bench   measure against the installed peers"
@@ -61,7 +61,7 @@ demo: $(VENV)/.demo
 	$(BIN)/strata demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(JOBS) -q
+	$(BIN)/python -m pytest -n $(JOBS) -q --random-order$(if $(ORDER),=$(ORDER))
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -2,7 +2,8 @@
 
     python -m benchmarks                     the quick suite; writes docs/benchmarks.md, docs/benchmarks.svg
     python -m benchmarks --only softmax      some workloads; prints a table and writes nothing
-    python -m benchmarks --check             compare with benchmarks/ratios.json, exit code 1 on a regression
+    python -m benchmarks --check             compare with benchmarks/ratios.json and the limits of benchmarks/costs.py,
+                                             exit code 1 on a regression
     python -m benchmarks --store             make the ratios of this run the ones to compare with
     python -m benchmarks --part 2/6          the second sixth of the suite, for machines that are quiet only for a while
     python -m benchmarks --page              write the page from the newest result of each workload
@@ -23,6 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import costs
 from benchmarks.machine import describe, load
 from benchmarks.measure import ROOT, Team, in_process, start_ups
 from benchmarks.registry import Workload, load_workloads
@@ -91,7 +93,10 @@ def main() -> int:
         (ROOT / "docs/benchmarks.svg").write_text(picture(run), "utf-8")
     if options.store:
         RATIOS.write_text(json.dumps(to_defend(run["results"]), indent=1, ensure_ascii=False) + "\n", "utf-8")
-    return check(run) if options.check else 0
+    if not options.check:
+        return 0
+    worse = check(run)
+    return worse or bool(not options.only and costs.check())
 
 
 def newest(names: set[str], counts: list[int]) -> dict[str, Any]:

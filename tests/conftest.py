@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
+import secrets
 import sys
 import zlib
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
 from strata.backends import registry
+from strata.backends.stablehlo import adapter
 from strata.testing import Case, check_case
 
 # The default run draws the same examples every time, so that a red test is red for everyone; `make fuzz` explores.
@@ -20,14 +24,55 @@ settings.register_profile("fuzz", deadline=None, max_examples=5000, suppress_hea
 settings.load_profile("strata")  # --hypothesis-profile overrides it
 
 _SEED = pytest.StashKey[int]()
+_ORDER = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("strata")
     group.addoption("--update-golden", action="store_true", help="write the actual results into the golden cases")
     group.addoption(
+        "--random-order", type=int, nargs="?", const=-1, default=None, metavar="SEED",
+        help="run files, and the tests in each, in an order drawn from a seed; a fresh one is printed by default",
+    )  # fmt: skip
+    group.addoption(
         "--seed", type=int, default=0, help="changes the random inputs; a failure prints the value to repeat it"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    given: int | None = config.getoption("--random-order")
+    if given is not None:
+        # all processes of a run must collect the same order: the first one draws, and tells the others
+        told = getattr(config, "workerinput", {}).get("order")
+        config.stash[_ORDER] = told if told is not None else secrets.randbelow(1 << 31) if given < 0 else given
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Of pytest-xdist: a process of the run begins."""
+    node.workerinput["order"] = node.config.stash.get(_ORDER, None)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of a file stay together, since they may share what is dear to make."""
+    order = config.stash.get(_ORDER, None)
+    if order is None:
+        return
+    draw = random.Random(order)
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    groups = list(files.values())
+    draw.shuffle(groups)
+    for group in groups:
+        draw.shuffle(group)
+    items[:] = [item for group in groups for item in group]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if _ORDER in config.stash:
+        seed = config.stash[_ORDER]
+        terminalreporter.write_line(f"tests were in a random order: to repeat, pytest --random-order={seed}")
 
 
 @pytest.fixture
@@ -45,10 +90,9 @@ def rng(seed: int) -> np.random.Generator:
 
 @pytest.fixture
 def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where no package that devices of other kinds run on is installed."""
-    for name in [n for n in sys.modules if n.startswith("strata.backends.stablehlo.")]:
-        monkeypatch.delitem(sys.modules, name)  # they know the device already
-    for name in ("jax", "wgpu"):
+    """As where no package that devices of other kinds run on is installed, whatever this machine has."""
+    adapter.client.cache_clear()  # it knows the device already
+    for name in ("jax", "wgpu", "triton", "cuda"):
         monkeypatch.setitem(sys.modules, name, None)
     made = registry._made
     monkeypatch.setattr(registry, "_made", {name: backend for name, backend in made.items() if ":" not in name})

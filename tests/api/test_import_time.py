@@ -1,4 +1,7 @@
-"""`import strata` is cheap: what is heavy is imported by the first call that needs it."""
+"""`import strata` is cheap: what is heavy is imported by the first call that needs it.
+
+How long it takes in seconds is in benchmarks/costs.py.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,36 @@ import json
 import subprocess
 import sys
 
-LIMIT = 0.3  # seconds beyond numpy
+MOST_CALLS = 1000  # of Python functions, beyond numpy
+MOST_MODULES = 12  # beyond numpy
 HEAVY = ("llvmlite", "scipy", "torch", "rich", "onnx", "jax")
 
 MEASURE = """
-import json, sys, time
+import json, sys
 import numpy
-start = time.perf_counter()
+before, calls = set(sys.modules), 0
+def note(frame, event, arg):
+    global calls
+    calls += event == "call"
+sys.setprofile(note)
 import strata
-print(json.dumps([time.perf_counter() - start, sorted({name.split('.')[0] for name in sys.modules})]))
+sys.setprofile(None)
+print(json.dumps([calls, sorted(set(sys.modules) - before)]))
 """
 
 
-def measure() -> tuple[float, list[str]]:
+def measure() -> tuple[int, list[str]]:
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
-    seconds, loaded = json.loads(done.stdout)
-    return seconds, loaded
+    calls, loaded = json.loads(done.stdout)
+    return calls, loaded
 
 
-def test_import_is_fast() -> None:
-    best = float("inf")
-    for _ in range(10):  # other work on the machine only ever adds time, so one run below the limit proves it
-        best = min(best, measure()[0])
-        if best < LIMIT:
-            return
-    raise AssertionError(f"import strata takes {best:.2f} s beyond numpy; the limit is {LIMIT} s")
+def test_import_does_little() -> None:
+    calls, loaded = measure()
+    assert calls < MOST_CALLS
+    assert len(loaded) < MOST_MODULES, loaded
 
 
 def test_import_loads_nothing_heavy() -> None:
     _, loaded = measure()
-    assert [name for name in HEAVY if name in loaded] == []
+    assert [name for name in HEAVY if name in {m.partition(".")[0] for m in loaded}] == []

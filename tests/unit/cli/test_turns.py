@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from itertools import pairwise
 
-from strata.cli.turns import BURST, LEAST, PAUSE, in_turns
+import pytest
+
+from strata.cli import turns
+from strata.cli.turns import LEAST, PAUSE, in_turns
 
 
 def test_turns_and_pauses() -> None:
@@ -27,7 +31,12 @@ def test_turns_and_pauses() -> None:
     assert len(called) == len(times["quick"]) + len(times["slow"]) + len(changes) + 1  # a call before each burst
 
 
-def test_one_contender_need_not_wait() -> None:
-    start = time.perf_counter()
-    in_turns({"only": lambda: time.sleep(0.01)}, 0)
-    assert time.perf_counter() - start < LEAST * (BURST + PAUSE)
+def test_one_contender_need_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    ticks = itertools.count()
+    monkeypatch.setattr(turns.time, "sleep", pauses.append)
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: 0.01 * next(ticks))
+    in_turns({"only": lambda: None}, 0)
+    assert pauses == []
+    in_turns({"one": lambda: None, "other": lambda: None}, 0)
+    assert pauses == [PAUSE] * 2 * LEAST

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from strata.errors import DTypeError, OptionError, RunError, ShapeError, StrataE
 from strata.mir import Graph, evaluate
 from strata.runtime import CompiledGraph, Session
 from strata.runtime.arrays import kept_apart
+from tests.counts import calls
 
 
 def compiled(build, *, device: str = "cpu", **inputs) -> CompiledGraph:
@@ -530,23 +530,16 @@ def test_params_change_while_others_run() -> None:
 # speed
 
 
-def best(call, count: int = 2000, repeats: int = 25) -> float:
-    found = float("inf")
-    for _ in range(repeats):  # other work on the machine only adds time, so one fast round proves it
-        start = time.thread_time()
-        for _ in range(count):
-            call()
-        found = min(found, (time.thread_time() - start) / count)
-    return found
-
-
 def test_calls_are_cheap() -> None:
+    """Few functions of Python; their seconds are in benchmarks/costs.py."""
     c = compiled(lambda x: x + 1.0, x=((4,),))
     x, out = np.ones(4, np.float32), [np.empty(4, np.float32)]
     feeds = {"x": x}
-    slowness = max(1.0, best(lambda: None) / 3.5e-8)  # of this machine just now, against a quiet one
-    assert best(lambda: c.run(x=x)) < 8e-6 * slowness
-    assert best(lambda: c.run_into(feeds, out)) < 3e-6 * slowness
+    for _ in range(10):
+        c.run(x=x)
+        c.run_into(feeds, out)
+    assert calls(lambda: c.run(x=x)) <= 4
+    assert calls(lambda: c.run_into(feeds, out)) <= 4
 
 
 # seeing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -92,11 +91,10 @@ def test_interpret_answers_at_once_and_swaps() -> None:
     v = made(max_variants=2, on_miss="interpret")
     gate = threading.Event()
     compile_now = v._compile
-    v._compile = lambda binding: (gate.wait(30), compile_now(binding))[1]  # type: ignore[method-assign]
-    start = time.perf_counter()
+    v._compile = lambda binding: (gate.wait(), compile_now(binding))[1]  # type: ignore[method-assign]
     check(v, 7)
     check(v, 7)
-    assert time.perf_counter() - start < 5
+    assert not gate.is_set()
     assert v.counters.interpreted == 2
     assert v.counters.compiled == 0
     gate.set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -13,8 +12,9 @@ import strata as st
 from strata import ops
 from strata.errors import OptionError
 from strata.mir import Graph
-from strata.runtime import CompiledGraph, Session
+from strata.runtime import CompiledGraph, Session, observe, tracing
 from strata.runtime.observe import OBSERVERS
+from tests.counts import codes
 
 
 def network(n: int = 512) -> CompiledGraph:
@@ -109,22 +109,21 @@ def test_bad_paths_are_refused_before_anything_runs(tmp_path) -> None:
             pytest.fail("ran")
 
 
-def test_tracing_costs_nothing_when_off() -> None:
-    """The only thing a run does for traces is to look at an empty list."""
-
-    def look() -> bool:
-        return bool(OBSERVERS)
-
+def test_tracing_costs_nothing_when_off(tmp_path) -> None:
+    """A run enters no function for traces, and no more of any other than before there was a trace."""
     c = network(64)
     x = np.ones((64, 64), np.float32)
 
-    def seconds(call, count: int) -> float:
-        best = float("inf")
-        for _ in range(9):
-            start = time.perf_counter()
-            for _ in range(count):
-                call()
-            best = min(best, (time.perf_counter() - start) / count)
-        return best
+    def run() -> None:
+        c.run(x=x)
 
-    assert seconds(look, 10_000) < 0.01 * seconds(lambda: c.run(x=x), 50)
+    for _ in range(10):
+        run()
+    before = codes(run)
+    with st.trace(tmp_path / "run.json"):
+        traced = codes(run)
+    for _ in range(10):
+        run()
+    assert {code.co_filename for code in traced} & {tracing.__file__, observe.__file__}
+    assert not {code.co_filename for code in before} & {tracing.__file__, observe.__file__}
+    assert codes(run) == before
