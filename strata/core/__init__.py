@@ -11,6 +11,7 @@ from strata.core.dims import (
     dim_max,
     dim_min,
     dim_prod,
+    dim_spread,
     divide_exactly,
     floordiv,
     known_le,

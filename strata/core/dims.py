@@ -372,6 +372,14 @@ def dim_max(a: Dim, b: Dim) -> Dim:
     return _atom(Call("max", a, b))
 
 
+def dim_spread(count: Dim, step: int) -> Dim:
+    """From the first to the last of `count` elements that are `step` apart, both included; 0 where there is none."""
+    if step == 1 or count == 0:
+        return count
+    span = (count - 1) * step + 1
+    return span if known_positive(count) else dim_max(span, 0)
+
+
 def dim_prod(dims: Iterable[Dim]) -> Dim:
     numbers: int = 1
     rest: Dim | None = None

@@ -26,7 +26,7 @@ from strata.lir.order import Costs, best_order
 from strata.lir.siblings import join_siblings
 from strata.lir.traits import STEP, Traits, has_kernel, is_inline_constant, is_leaf, traits
 from strata.lir.views import keeps_runs, view_strides
-from strata.mir import Constant, Graph, Input, Node, Param, Value
+from strata.mir import Constant, Graph, Input, Node, Param, Value, fixed_values
 
 MAX_OPS = 512  # of kernels that are joined: each joining builds both again
 CHEAP = 6  # cost of scalar functions below which computing again beats a store and a load
@@ -81,11 +81,7 @@ class _Grouper:
         self.results = set(graph.results)
         self.stored: set[Value] = _learned_numbers(self.users)
         self.cuts: list[Cut] = []
-        self.fixed: set[Value] = set()  # values that depend on parameters and constants only: computed once
-        for node in self.order:
-            known = node.inputs and all(t.is_static for t in node.types) and all(x in self.fixed for x in node.inputs)
-            if isinstance(node.op, (Param, Constant)) or known:
-                self.fixed.update(node.outputs)
+        self.fixed = fixed_values(self.order)  # computed once
         self.matrix_reader: dict[Value, Node] = {}  # of views: the contraction that reads through them
         self.position = {id(node): i for i, node in enumerate(self.order)}
         self.sliding: set[Value] = set()  # values that the epilogue of a convolution may compute

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from strata.core import Dim, Place, Symbol, substitute, symbols
 from strata.errors import StrataError, SymbolError
-from strata.mir import Graph, Node, as_tuple, field_symbols, is_operation, parse
+from strata.mir import Constant, Graph, Node, Value, as_tuple, field_symbols, is_operation, parse
 
 # sizes that a rule is tried with, for one symbol after the other: near the lower bound, unequal, and large
 _TRIED = ((0, 0, 0), (1, 1, 1), (7, 3, 5), (1021, 509, 2039), ((1 << 20) + 7, (1 << 20) + 13, (1 << 20) + 33))
@@ -69,7 +69,10 @@ class RuleCheck:
         """Raises what the op says of these sizes."""
         node = self.node
         try:
-            made = node.op.bind(binding).infer_types([x.type.bind(binding) for x in node.inputs])
+            op, types = node.op.bind(binding), [x.type.bind(binding) for x in node.inputs]
+            made = op.infer_types(types)
+            if op.looks_at_inputs:
+                op.check_inputs(node.inputs, types)
             planned = tuple(t.bind(binding) for t in node.types)
         except StrataError as error:
             error.place = error.place or node.origin.place
@@ -108,8 +111,13 @@ def called(node: Node) -> str:
 def node_text(node: Node) -> str:
     """One op as the text of a graph that applies it to inputs, named after what the user called."""
     graph = Graph(called(node))
-    inputs = [graph.input(f"x{i}", x.type) for i, x in enumerate(node.inputs)]
+    inputs = [x if x in _seen(node) else graph.input(f"x{i}", x.type) for i, x in enumerate(node.inputs)]
     return str(graph.outputs(*as_tuple(node.op(*inputs))))
+
+
+def _seen(node: Node) -> tuple[Value, ...]:
+    """The inputs whose numbers a rule may look at: constants, where it looks at any."""
+    return tuple(x for x in node.inputs if isinstance(x.node.op, Constant)) if node.op.looks_at_inputs else ()
 
 
 class Spread(Exception):  # noqa: N818
@@ -149,7 +157,7 @@ def size_checks(graph: Graph) -> tuple[SizeCheck | RuleCheck, ...]:
                 key = left, right, spreads
                 found.setdefault(key, SizeCheck(called(node), left, right, node.origin.place, spreads))
         if node.inputs and not _is_aligned(node):
-            rules.setdefault((node.op, tuple(x.type for x in node.inputs)), RuleCheck(node))
+            rules.setdefault((node.op, tuple(x.type for x in node.inputs), _seen(node)), RuleCheck(node))
     return *found.values(), *(rule for rule in rules.values() if rule.may_refuse())
 
 

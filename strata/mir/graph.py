@@ -8,7 +8,7 @@ from typing import Any
 from strata.core import Dim, Symbol, SymExpr, TensorType, as_dtype, check_shape, here, located
 from strata.errors import OptionError, ShapeError, SymbolError, TraceError, UnknownNameError
 from strata.mir.ir import Node, Op, Value, field_symbols, make_node, near
-from strata.mir.leaves import Input, Param, constant, fresh_scope, leaf_name
+from strata.mir.leaves import Constant, Input, Param, constant, fresh_scope, leaf_name
 from strata.mir.origin import origin_of
 
 
@@ -219,6 +219,20 @@ def _all_below(roots: Iterable[Value]) -> list[Node]:
                 if x.node not in seen:
                     stack.append(x.node)
     return order
+
+
+def fixed_values(order: Iterable[Node]) -> set[Value]:
+    """What depends on parameters and constants only, of nodes in order, and on no size that is a symbol."""
+    fixed: set[Value] = set()
+    for node in order:
+        if isinstance(node.op, (Param, Constant)) or (
+            node.inputs
+            and all(x in fixed for x in node.inputs)
+            and all(t.is_static for t in node.types)
+            and not field_symbols(tuple(node.op.static_fields().values()))
+        ):
+            fixed.update(node.outputs)
+    return fixed
 
 
 def substitute_values(

@@ -31,7 +31,22 @@ def evaluate(graph: Graph, feeds: Mapping[str, Any], *, wide: bool = False) -> t
             raise UnknownNameError(f"graph {graph.name!r}: {given} is missing", code="N114")
         arrays[leaf] = as_array(feeds[leaf_name(leaf)], leaf.type, leaf_name(leaf), wide)
     binding = infer_binding({leaf: a.shape for leaf, a in arrays.items()})
-    return evaluate_values(graph.results, arrays, binding, wide=wide)
+    if not binding:
+        return evaluate_values(graph.results, arrays, binding, wide=wide)
+    try:
+        results = evaluate_values(graph.results, arrays, binding, wide=wide)
+    except StrataError:
+        raise
+    except Exception:
+        _ask_again(graph, binding)  # says which sizes are to blame
+        raise
+    _ask_again(graph, binding)
+    return results
+
+
+def _ask_again(graph: Graph, binding: Mapping[str, Dim]) -> None:
+    """Rules that let symbols pass look at the numbers that they are: a size means what the same number means."""
+    graph.bind({name: size for name, size in binding.items() if name in graph.symbols()})
 
 
 def as_array(data: Any, kind: TensorType, name: str, wide: bool = False) -> np.ndarray:

@@ -59,6 +59,7 @@ class Op:
     elementwise: ClassVar[bool] = False
     commutative: ClassVar[bool] = False
     pure: ClassVar[bool] = True  # same inputs, same outputs: may be interned, folded, moved
+    looks_at_inputs: ClassVar[bool] = False  # `check_inputs` has something to say
     dtypes: ClassVar[str | tuple[DType, ...]] = "float"  # what the first input may be; see testing.check
 
     def __init_subclass__(cls) -> None:
@@ -121,6 +122,9 @@ class Op:
     def own_kernel(self, *types: TensorType) -> Kernel | None:
         """For an op with `lower` that is not to be part of another kernel, for inputs of these types: its own."""
         return None
+
+    def check_inputs(self, inputs: Sequence[Value], types: Sequence[TensorType]) -> None:
+        """Reject inputs of these types by what else is known of them, as the numbers of a constant."""
 
     @property
     def called(self) -> str:
@@ -381,6 +385,8 @@ def make_node(op: Op, inputs: Sequence[Value]) -> Node:
         return node
     try:
         types = op.infer_types([x.type for x in inputs])
+        if op.looks_at_inputs:
+            op.check_inputs(inputs, [x.type for x in inputs])
     except StrataError as error:
         if error.place is None:
             error.place = current_origin().place

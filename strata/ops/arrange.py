@@ -50,7 +50,7 @@ def roll(x: Operand, shift: int | Sequence[int], axis: int | Sequence[int] | Non
     for by, a in zip(shifts, axes, strict=True):
         at = normalize_axis(a, value.ndim, "roll")
         size = value.shape[at]
-        turned = mod(int(by), size) if size != 0 else 0
+        turned = mod(int(by), dim_max(size, 1))  # nothing turns where there is nothing
         if turned != 0:
             head, tail = narrow(value, at, 0, size - turned), narrow(value, at, size - turned, turned)
             value = concat([tail, head], at)

@@ -116,13 +116,17 @@ class Indexed(Op):
     ids_read: ClassVar[bool] = True  # what is scattered into an empty axis goes nowhere; reading from one is an error
     ids_are: ClassVar[str] = "id"  # experts are always checked, not only where the setting asks for it
 
-    def __call__(self, *inputs: Value) -> Any:
-        """Ids that are known already are checked at once, whatever the setting."""
-        made = super().__call__(*inputs)
-        ids = inputs[self.ids_at].node.op
+    looks_at_inputs: ClassVar[bool] = True
+
+    def check_inputs(self, inputs: Sequence[Value], types: Sequence[TensorType]) -> None:
+        """Ids that are known already are checked at once, whatever the setting; so are those into an empty axis."""
+        sizes, ids = self.id_sizes(*types), inputs[self.ids_at].node.op
         if isinstance(ids, Constant):
-            self.check_known(ids.data.array, self.id_sizes(*(x.type for x in inputs)))
-        return made
+            self.check_known(ids.data.array, sizes)
+        elif self.ids_read and 0 in sizes and isinstance(count := types[self.ids_at].size, int) and count:
+            raise IndexRangeError(
+                f"{self.name}: ids {types[self.ids_at]} into {types[0]}, which has nothing there", code="I200"
+            )
 
     def check_known(self, ids: np.ndarray, sizes: tuple[Dim, ...]) -> None:
         for j, size in enumerate(sizes):
@@ -186,6 +190,7 @@ class CheckedIds(Indexed):
     differentiable = False
     dtypes = (i32, i64)
     ids_at = 0
+    ids_read = False  # what reads them says so itself
 
     def check_known(self, ids: np.ndarray, sizes: tuple[Dim, ...]) -> None:
         """Folding does so."""

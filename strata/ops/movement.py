@@ -16,6 +16,7 @@ from strata.core import (
     broadcast_dims,
     c64,
     dim_prod,
+    dim_spread,
     divide_exactly,
     f16,
     f32,
@@ -182,7 +183,7 @@ class Slice(Movement):
 
     def vjp(self, x: Value, *, out: Value, ct: Value) -> Value:
         interior = tuple(s - 1 for s in self.step)
-        spread = [floordiv(n - 1, 1) * s + 1 if n != 0 else 0 for n, s in zip(out.shape, self.step, strict=True)]
+        spread = [dim_spread(n, s) for n, s in zip(out.shape, self.step, strict=True)]
         high = tuple(size - start - n for size, start, n in zip(x.shape, self.start, spread, strict=True))
         return Pad(self.start, high, interior, 0.0)(ct)
 
@@ -229,8 +230,7 @@ class Pad(Movement):
         ):
             bad = not _may_be_le(0, low) or not _may_be_le(0, high) or interior < 0
             self.require(not bad, f"negative padding ({low}, {high}, {interior}) on axis {axis} of {x}", code="S116")
-            inner = size + (size - 1) * interior if interior and size != 0 else size
-            shape.append(low + inner + high)
+            shape.append(low + dim_spread(size, interior + 1) + high)
         return x.with_shape(shape)
 
     def numpy(self, x: np.ndarray) -> np.ndarray:
@@ -249,8 +249,7 @@ class Pad(Movement):
 
     def vjp(self, x: Value, *, out: Value, ct: Value) -> Value:
         stops = [
-            low + (n - 1) * (interior + 1) + 1 if n != 0 else low
-            for n, low, interior in zip(x.shape, self.low, self.interior, strict=True)
+            low + dim_spread(n, interior + 1) for n, low, interior in zip(x.shape, self.low, self.interior, strict=True)
         ]
         return Slice(self.low, tuple(stops), tuple(i + 1 for i in self.interior))(ct)
 

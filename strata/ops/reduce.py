@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from strata.core import Dim, DType, SymExpr, TensorType, bool_, dim_prod, f32, f64, i32, i64, normalize_axes, u64
-from strata.errors import ShapeError
 from strata.mir import METHODS, Sample, UnaryOp, Value, constant, draw, function, op
 from strata.ops.creation import dim_size
 from strata.ops.elementwise import accepts
@@ -267,11 +266,9 @@ def count_of(x: Value, axes: Sequence[int], dtype: DType) -> Value:
 
 @function()
 def mean(x: Operand, axis: Axes = None, keepdims: bool = False) -> Value:
-    """Arithmetic mean over axes; integers are averaged as floats."""
+    """Arithmetic mean over axes; integers are averaged as floats, and that of nothing is NaN."""
     value = to_inexact(as_value(x))
     axes = normalize_axes(axis, value.ndim, "mean")
-    if 0 in [value.shape[a] for a in axes]:
-        raise ShapeError(f"mean: an axis of {value.type} is empty, and an empty mean has no value", code="S124")
     wide = value.dtype.accumulator  # in which neither the sum nor the count of a long row is too large
     total = _reduce(ReduceSum, METHODS["cast"](value, wide), axes, keepdims, "mean")
     return METHODS["cast"](total / count_of(value, axes, wide), value.dtype)
@@ -279,7 +276,7 @@ def mean(x: Operand, axis: Axes = None, keepdims: bool = False) -> Value:
 
 @function()
 def var(x: Operand, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Value:
-    """Variance over axes by two passes; `correction` is subtracted from the count."""
+    """Variance over axes by two passes; `correction` is subtracted from the count. That of nothing is NaN."""
     value = to_inexact(as_value(x))
     axes = normalize_axes(axis, value.ndim, "var")
     wide = METHODS["cast"](value, value.dtype.accumulator)

@@ -13,7 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import Dim, SymExpr, bool_, broadcast_shapes, dim_max, dim_min, dim_prod, floordiv, i64, known_le
+from strata.core import (
+    Dim,
+    SymExpr,
+    bool_,
+    broadcast_shapes,
+    dim_max,
+    dim_min,
+    dim_prod,
+    dim_spread,
+    floordiv,
+    i64,
+    known_le,
+    known_positive,
+)
 from strata.errors import DTypeError, IndexRangeError, OptionError, SymbolError, TraceError
 from strata.mir import METHODS, Value, constant, function
 from strata.ops.creation import iota, ones
@@ -40,12 +53,15 @@ class Range:
 
     @property
     def lowest(self) -> Dim:
-        return self.first if self.step > 0 else self.first + (self.count - 1) * self.step
+        if self.step > 0:
+            return self.first
+        lowest = self.first + (self.count - 1) * self.step
+        return lowest if known_positive(self.count) else dim_max(dim_min(lowest, self.first), 0)  # none may be left
 
     @property
     def extent(self) -> Dim:
         """From the lowest element to the highest, both included."""
-        return (self.count - 1) * abs(self.step) + 1 if self.count != 0 else 0
+        return dim_spread(self.count, abs(self.step))
 
 
 @dataclass(frozen=True, slots=True)

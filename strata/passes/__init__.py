@@ -34,5 +34,5 @@ from strata.passes.regions import MarkElementwiseRegions, UnfuseElementwiseRegio
 from strata.passes.rematerialize import Rematerialize, SplitBarriers
 from strata.passes.requantize import Requantize
 from strata.passes.separate_pools import SeparatePools
-from strata.passes.share_matmul import ShareMatMul, fixed_values
+from strata.passes.share_matmul import ShareMatMul
 from strata.passes.simplify import Simplify

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from strata.core import Target
-from strata.errors import OptionError, ParseError, UnknownNameError, VerifyError
+from strata.errors import DTypeError, OptionError, ParseError, ShapeError, UnknownNameError, VerifyError
 from strata.mir import Graph, Value, near, origin_of, verify
 
 
@@ -66,7 +66,7 @@ def run_passes(passes: Sequence[Pass], graph: Graph, ctx: PassContext) -> tuple[
     for one in passes:
         start = time.perf_counter()
         before = len(graph.nodes())
-        made = one.run(graph, ctx)
+        made = _applied(one, graph, ctx)
         if ctx.verify_each and made is not graph:
             verify(made, after=one.name)
             check_results(one, graph, made)
@@ -74,6 +74,19 @@ def run_passes(passes: Sequence[Pass], graph: Graph, ctx: PassContext) -> tuple[
         records.append(PassRecord(str(one), before, len(made.nodes()), seconds, made is not graph))
         graph = made
     return graph, records
+
+
+def _applied(one: Pass, graph: Graph, ctx: PassContext) -> Graph:
+    """What a pass makes of a graph. An op that does not take what the pass gives it is the pass's mistake."""
+    try:
+        return one.run(graph, ctx)
+    except (DTypeError, ShapeError) as error:
+        if error.applied is None:
+            raise
+        raise VerifyError(
+            f"pass {one.name} applied an op to what it does not take in @{graph.name}: {error.summary}",
+            code="V304", place=error.place, operands=error.operands,
+        ) from error  # fmt: skip
 
 
 def check_results(one: Pass, before: Graph, after: Graph) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from strata.mir import Constant, Graph, Input, Param, Value, constant, run_op
+from strata.mir import Constant, Graph, Input, Param, Value, constant, field_symbols, run_op
 from strata.passes.base import Pass, PassContext, register, rewrite
 
 
@@ -34,6 +34,8 @@ class Fold(Pass):
             return [constant(np.empty(t.static_shape, t.dtype.np)) for t in node.types]
         if not node.inputs or not node.op.pure or not all(isinstance(x.node.op, Constant) for x in inputs):
             return None
+        if field_symbols(tuple(node.op.static_fields().values())):
+            return None  # it depends on sizes too
         sizes = [t.size for t in node.types]
         if not all(isinstance(s, int) and s <= self.limit for s in sizes):
             return None

@@ -17,10 +17,9 @@ from typing import ClassVar
 import numpy as np
 
 from strata.core import f32
-from strata.mir import Constant, Graph, Value, constant, toposort
+from strata.mir import Constant, Graph, Value, constant, fixed_values, toposort
 from strata.ops import ConvLast, maximum, relu
 from strata.passes.base import Pass, PassContext, register, rewrite
-from strata.passes.share_matmul import fixed_values
 
 
 @register

@@ -11,19 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strata.mir import Constant, Graph, Node, Param, Value, toposort
-from strata.ops import concat, narrow, zeros
+from strata.core import DType
+from strata.mir import Graph, Node, Value, fixed_values, toposort
+from strata.ops import MatMul, concat, narrow, zeros
 from strata.passes.base import Pass, PassContext, register, rewrite
 from strata.passes.match import Uses
-
-
-def fixed_values(order: Sequence[Node]) -> set[Value]:
-    """What depends on parameters and constants only, of nodes in order."""
-    fixed: set[Value] = set()
-    for node in order:
-        if isinstance(node.op, (Param, Constant)) or (node.inputs and all(x in fixed for x in node.inputs)):
-            fixed.update(node.outputs)
-    return fixed
 
 
 @register
@@ -38,10 +30,11 @@ class ShareMatMul(Pass):
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         order = toposort(graph.results)
         fixed = fixed_values(order)
-        families: dict[Value, list[Node]] = defaultdict(list)
+        families: dict[tuple[Value, DType], list[Node]] = defaultdict(list)
         for node in order:
             if self._joins(node, fixed):
-                families[node.inputs[0]].append(node)
+                left, right = node.inputs
+                families[left, right.dtype].append(node)
         plan = _plan(graph, order, fixed, [f for f in families.values() if len(f) > 1])
         return rewrite(graph, plan.change, self.name) if plan.parts else graph
 
@@ -90,7 +83,7 @@ class _Plan:
 
     def _join(self, family: int, left: Value) -> Value:
         members = self.families[family]
-        joined = left @ concat([node.inputs[1] for node, _ in members], axis=1)
+        joined: Value = MatMul()(left, concat([node.inputs[1] for node, _ in members], axis=1))  # of codes, too
         if all(part.bias is None for _, part in members):
             return joined
         dtype = members[0][0].types[0].dtype

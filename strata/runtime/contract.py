@@ -191,11 +191,11 @@ class VariantGraph:
         return tuple(sorted((n, self._range(n, s)[1] if n in self._buckets else s) for n, s in binding.items()))
 
     def _range(self, name: str, size: int) -> tuple[int, int]:
-        low = 0
+        low = min(1, self.graph.symbols()[name].lo)  # a range begins behind the one before, the first where sizes do
         for high in self._buckets[name]:
             if size <= high:
-                return low + 1, high
-            low = high
+                return low, high
+            low = high + 1
         self.counters.refused += 1
         raise RunError(
             f"{name} = {size} is above the largest bucket, {self._buckets[name][-1]}", code="X401", place=here()

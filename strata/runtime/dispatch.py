@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.backends import Backend, backend_for
+from strata.config import config
 from strata.core import Place, TensorType, located
 from strata.errors import CompileError, OptionError
 from strata.mir import REGISTRY, Constant, Graph, Leaf, Node, Op, as_tuple, near, placeholder, toposort
@@ -183,7 +184,7 @@ def dispatch_report(program: Any, device: str = "cpu", options: CompileOptions |
     backend = backend_for(device)
     graph = as_graph(program)
     takes = policy_takes(backend, chosen)
-    ctx = PassContext(backend.target, takes, claims_of(backend), chosen.exact, verify_each=False)
+    ctx = PassContext(backend.target, takes, claims_of(backend), chosen.exact, config().verify)
     after, _ = run_passes(default_passes(ctx, chosen.choices(tuple(getattr(backend, "epilogues", ())))), graph, ctx)
     return report_of(graph, after, backend, chosen)
 

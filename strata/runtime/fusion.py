@@ -11,8 +11,8 @@ from types import MappingProxyType
 from strata.core import Place
 from strata.errors import CompileError
 from strata.lir import Lir, Step, traits
-from strata.mir import Graph, Node, Value
-from strata.passes import EPILOGUES, PassRecord, ShareMatMul, fixed_values
+from strata.mir import Graph, Node, Value, fixed_values
+from strata.passes import EPILOGUES, PassRecord, ShareMatMul
 
 COUNTED = {
     "matmul": "matmul", "attention": "attention", "rope": "rope", "narrow": "slice", "silu": "silu", "mul": "multiply",

@@ -216,7 +216,7 @@ class CompilePipeline:
         parts.append(("MIR", str(graph)))
         current = graph
         for one in self.passes:
-            made, _ = run_passes([one], current, replace(self.context, verify_each=False))
+            made, _ = run_passes([one], current, self.context)
             if made is not current:
                 parts.append((f"pass {one}", graph_diff(current, made)))
             current = made

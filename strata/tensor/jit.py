@@ -23,7 +23,7 @@ from strata.tensor.data import Handle
 from strata.tensor.general import General
 from strata.tensor.outline import is_traced
 from strata.tensor.realize import realize_values
-from strata.tensor.repeat import FIXED, Repeat, UnlikeError
+from strata.tensor.repeats import FIXED, Repeat, UnlikeError
 from strata.tensor.signature import exact, outline_arguments
 from strata.tensor.tensor import Tensor, realize_tensors
 from strata.tensor.variant import Bucket, Explanation, Variant

@@ -61,7 +61,7 @@ def make_body(graph: Graph, constant: Collection[int], target: Target, *, in_loo
         values.append(made.param(name, x.type) if i in constant else made.input(name, x.type))
     made.outputs(*graph.call(*values))
     backend = CpuBackend(target)
-    context = PassContext(target, backend.takes, verify_each=False)
+    context = PassContext(target, backend.takes, verify_each=config().verify)
     passes = default_passes(choices=PassChoices(check_indices=config().check_indices))
     optimized, _ = run_passes(passes, made, context)
     return Body(optimized, backend, in_loop)

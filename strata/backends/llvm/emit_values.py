@@ -30,7 +30,7 @@ from strata.backends.llvm.registers import (
 from strata.backends.llvm.saturate import rounded_to_code
 from strata.backends.llvm.vector_floats import Math
 from strata.backends.llvm.vector_math import exp_below
-from strata.core import Atom, Dim, DType, Symbol, SymExpr, Target
+from strata.core import Atom, Dim, DType, Symbol, SymExpr, Target, known_le
 from strata.errors import CompileError
 from strata.kernel import (
     SPREADS,
@@ -137,10 +137,12 @@ class Values:
                 return self.f.smin(a, b)
             case "max":
                 return self.f.smax(a, b)
-            case "floordiv":
-                return self.f.op(f"sdiv i64 {a}, {b}")
-            case _:
-                return self.f.op(f"srem i64 {a}, {b}")
+        # Rounded down, as everywhere else: processors round towards 0, and trap at a divisor of 0.
+        b = b if known_le(1, atom.b) else self.f.smax(b, 1)
+        rest: Value = self.f.op(f"srem i64 {a}, {b}")
+        if not known_le(0, atom.a):  # it has the sign of a
+            rest = self.f.op(f"srem i64 {self.f.add(rest, b)}, {b}")
+        return rest if atom.kind == "mod" else self.f.op(f"sdiv i64 {self.f.sub(a, rest)}, {b}")
 
     def _advance(self, scan: Scan, lanes: int) -> Parts:
         accumulator, state = self.running[scan]

@@ -424,7 +424,8 @@ class CpuExecutable:
     def _run_alone(self, at: int, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         """One step on arrays, outside the program."""
         step = self.lir.schedule[at]
-        arrays = dict(zip((*step.inputs, *step.outputs), (*inputs, *outputs), strict=True))
+        arrays = {source: self._values[source] for _, source in step.updates}
+        arrays |= zip((*step.inputs, *step.outputs), (*inputs, *outputs), strict=True)
         keep: list[Any] = []
         weights, self._packed = self._packed, PackedWeights()
         try:

@@ -7,7 +7,7 @@ and written back: elements for sort, positions for argsort, the best ones of bot
 from __future__ import annotations
 
 from strata.backends.llvm.builder import Function, Module, Value, constant, vector
-from strata.backends.llvm.native import arguments, around, kernel, number_slots, while_loop
+from strata.backends.llvm.native import arguments, around, kernel, number_slots, numbers, while_loop
 from strata.backends.llvm.overrides import Call, NativeOp, Planned, Sizes, override
 from strata.backends.llvm.sort_network import LONGEST, emit_groups, network_lanes, network_longest
 from strata.backends.llvm.sorter import Layout, emit_sort, emit_zeros, from_key, key_bits, order_key
@@ -303,7 +303,7 @@ def _ordered(node: Node, target: Target, what: str, descending: bool) -> NativeO
 
     def plan(sizes: Sizes) -> Planned:
         outer, n, inner = around(x.shape, axis, sizes)
-        k = node.op.k if what == "topk" else n  # type: ignore[attr-defined]
+        (k,) = numbers((node.op.k,), sizes) if what == "topk" else (n,)  # type: ignore[attr-defined]
         rows = outer * inner
         if rows * n * k == 0:
             return Planned(())
