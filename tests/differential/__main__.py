@@ -1,0 +1,40 @@
+"""Random programs on every path: `python -m tests.differential --count 2000 --seed 7 --jobs 2 --paths graph,symbolic`.
+
+The seed is printed, and repeats a run. For each violation a small program that still shows it is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+
+from tests.differential.paths import DEVICES, MAIN
+from tests.differential.workers import Totals, run_all, work
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.differential", description=__doc__)
+    parser.add_argument("--count", type=int, default=200, help="programs to try")
+    parser.add_argument("--seed", type=int, default=None, help="first seed; a random one by default")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument(
+        "--paths", default=",".join(MAIN), help=f"separated by commas; {', '.join(DEVICES)} are there too"
+    )
+    parser.add_argument("--whole", action="store_true", help="show programs as they were drawn")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    paths = options.paths.split(",")
+    if options.worker:
+        return work(options.seed, options.count, paths, whole=options.whole)
+    first = options.seed if options.seed is not None else secrets.randbelow(1 << 31)
+    print(
+        f"seeds {first} to {first + options.count - 1}: repeat with --seed {first} --count {options.count}", flush=True
+    )
+    totals: Totals = run_all(first, options.count, options.jobs, paths, whole=options.whole)
+    print(totals)
+    return bool(totals.violations)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""Every way from a program to its results. A path gives arrays, or the class of the error that it raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import strata.tensor as tensors
+from strata.config import using
+from strata.errors import MissingRuleError, StrataError
+from strata.mir import Graph
+from strata.runtime import CompiledGraph, CompileOptions, Session
+from strata.tensor import schedule
+from tests.differential.meaning import Meaning, Violation, compare, meaning_of, same_bits
+from tests.differential.program import Program
+
+MAIN = (
+    "reference",
+    "graph",
+    "lazy",
+    "later",
+    "jit",
+    "unfused",
+    "threads",
+    "symbolic",
+    "specialised",
+    "bucketed",
+    "vmap",
+)
+DEVICES = ("xla", "wgpu", "triton", "cuda")
+PATHS = (*MAIN, *DEVICES)
+
+Arrays = Sequence[np.ndarray]
+
+
+def compiled(graph: Graph, feeds: dict[str, np.ndarray], device: str = "cpu", **options: object) -> CompiledGraph:
+    made = Session(device).compile(graph, CompileOptions(**options))  # type: ignore[arg-type]
+    made.set_params({n: feeds[n] for n in made.params})
+    return made
+
+
+def run(made: CompiledGraph, feeds: dict[str, np.ndarray]) -> Arrays:
+    return made.run({n: feeds[n] for n in made.inputs})
+
+
+@contextmanager
+def compiling_at_once() -> Iterator[None]:
+    """Lazy expressions are compiled when they are first met."""
+    before = schedule.COMPILE, schedule.COMPILE_NODE
+    schedule.COMPILE, schedule.COMPILE_NODE = -1.0, 0.0
+    schedule.clear()
+    try:
+        yield
+    finally:
+        schedule.COMPILE, schedule.COMPILE_NODE = before
+
+
+class Run:
+    """One program on its paths."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.feeds = program.arrays()
+        self._opened: CompiledGraph | None = None
+
+    @property
+    def opened(self) -> CompiledGraph:
+        """Compiled once with symbols for its sizes."""
+        if self._opened is None:
+            self._opened = compiled(self.program.graph(symbolic=True), self.feeds)
+        return self._opened
+
+    # ------------------------------------------------------------------------------------------------------------ paths
+
+    def reference(self) -> Arrays:
+        return run(compiled(self.program.graph(), self.feeds, "reference"), self.feeds)
+
+    def graph(self) -> Arrays:
+        return run(compiled(self.program.graph(), self.feeds), self.feeds)
+
+    def unfused(self) -> Arrays:
+        return run(compiled(self.program.graph(), self.feeds, fusion=False), self.feeds)
+
+    def threads(self) -> Arrays:
+        with using(num_threads=2):
+            return run(compiled(self.program.graph(), self.feeds), self.feeds)
+
+    def given(self) -> list[tensors.Tensor]:
+        return [tensors.asarray(a.copy()) for a in self.feeds.values()]
+
+    def lazy(self) -> Arrays:
+        made = self.program.function()(*self.given())
+        tensors.realize(*made)
+        return [x.numpy() for x in made]
+
+    def later(self) -> Arrays:
+        with compiling_at_once():
+            return self.lazy()
+
+    def jit(self) -> Arrays:
+        return [x.numpy() for x in tensors.jit(self.program.function())(*self.given())]
+
+    def symbolic(self) -> Arrays:
+        return run(self.opened, self.feeds)
+
+    def specialised(self) -> Arrays:
+        graph = self.program.graph(symbolic=True)
+        binding = {n: v for n, v in self.program.values.items() if n in graph.symbols()}
+        return run(compiled(graph, self.feeds, dim_binding=binding), self.feeds)
+
+    def bucketed(self) -> Arrays:
+        buckets: dict[int, dict[int, list[int]]] = {}
+        for i, leaf in enumerate(self.program.leaves):
+            for axis, d in enumerate(leaf.shape):
+                if isinstance(d, str):
+                    high = next(s.high for s in self.program.sizes if s.name == d)
+                    buckets.setdefault(i, {})[axis] = [64 if high is None else high]
+        return [x.numpy() for x in tensors.jit(self.program.function(), buckets=buckets)(*self.given())]
+
+    def device(self, name: str) -> Arrays:
+        return run(compiled(self.program.graph(), self.feeds, name), self.feeds)
+
+
+BITS = ("graph", "threads", "symbolic", "specialised", "bucketed", "later", "jit")  # compiled: equal in every bit
+OPEN = ("symbolic", "specialised", "bucketed")
+Outcome = Arrays | type[Exception]
+
+
+def check(program: Program, paths: Sequence[str] = MAIN) -> None:
+    """Raise a Violation where a path disagrees with the meaning, or a compiled one with another in its bits."""
+    ways = Run(program)
+    meaning = _meaning(program)
+    first: tuple[str, Arrays] | None = None
+    for path in paths:
+        if path in OPEN and not program.is_open:
+            continue
+        if path == "vmap":
+            _check_rows(program, meaning)
+            continue
+        got = _outcome(lambda: ways.device(path) if path in DEVICES else getattr(ways, path)())  # noqa: B023
+        judge(path, got, meaning)
+        if path in BITS and not isinstance(got, type):
+            first = first or (path, got)
+            same_bits(path, first[0], got, first[1])
+    if "symbolic" in paths and program.is_open:
+        _check_sizes(program, ways)
+
+
+def _check_sizes(program: Program, ways: Run) -> None:
+    """One compile at the smallest, the largest and other values of its sizes."""
+    rng = np.random.default_rng([program.seed, 2])
+    chosen: list[dict[str, int]] = [{s.name: s.low for s in program.sizes}]
+    for _ in range(2):
+        highs = {s.name: min(40, 40 if s.high is None else s.high) for s in program.sizes}
+        chosen.append({s.name: int(rng.choice([s.low, *range(s.low, min(highs[s.name], s.low + 4) + 1), highs[s.name]]))
+                       for s in program.sizes})  # fmt: skip
+    made = _outcome(lambda: ways.opened)
+    if isinstance(made, type):
+        return  # it was judged already
+    for values in chosen:
+        other = program.at(values)
+        feeds = other.arrays()
+        judge(f"symbolic at {values}", _outcome(lambda: run(ways.opened, feeds)), _meaning(other))  # noqa: B023
+
+
+def _check_rows(program: Program, meaning: Meaning | type[Exception]) -> None:
+    """A batch of two, of which the second row has other numbers."""
+    second = replace(program, leaves=tuple(replace(leaf, seed=leaf.seed + 1) for leaf in program.leaves))
+    both = [np.stack([a, b]) for a, b in zip(program.arrays().values(), second.arrays().values(), strict=True)]
+    got = _outcome(lambda: [x.numpy() for x in tensors.vmap(program.function())(*map(tensors.asarray, both))])
+    if got is MissingRuleError:
+        return
+    for row, wanted in enumerate((meaning, _meaning(second))):
+        judge(f"vmap row {row}", got if isinstance(got, type) else [a[row] for a in got], wanted)
+
+
+def _meaning(program: Program) -> Meaning | type[Exception]:
+    try:
+        return meaning_of(program)
+    except StrataError as error:
+        return type(error)
+
+
+def _outcome(path: Callable[[], Any]) -> Any:
+    try:
+        with np.errstate(all="ignore"):
+            return path()
+    except Violation:
+        raise
+    except Exception as error:  # noqa: BLE001 - what is raised is the outcome
+        return type(error)
+
+
+def judge(path: str, got: Outcome, meaning: Meaning | type[Exception]) -> None:
+    """Results against results, an error against an error of the same class."""
+    if isinstance(got, type) or isinstance(meaning, type):
+        a = got.__name__ if isinstance(got, type) else "an answer"
+        b = meaning.__name__ if isinstance(meaning, type) else "an answer"
+        alike = (
+            isinstance(got, type)
+            and isinstance(meaning, type)
+            and (issubclass(got, meaning) or issubclass(meaning, got))
+        )
+        if not alike:
+            raise Violation(path, f"{a} for {b}", f"gives {a} where the interpreter gives {b}")
+        return
+    compare(path, got, meaning)
