@@ -119,20 +119,20 @@ class Indexed(Op):
     looks_at_inputs: ClassVar[bool] = True
 
     def check_inputs(self, inputs: Sequence[Value], types: Sequence[TensorType]) -> None:
-        """Ids that are known already are checked at once, whatever the setting; so are those into an empty axis."""
-        sizes, ids = self.id_sizes(*types), inputs[self.ids_at].node.op
+        """Ids that are known already are checked at once, whatever the setting."""
+        ids = inputs[self.ids_at].node.op
         if isinstance(ids, Constant):
-            self.check_known(ids.data.array, sizes)
-        elif self.ids_read and 0 in sizes and isinstance(count := types[self.ids_at].size, int) and count:
-            raise IndexRangeError(
-                f"{self.name}: ids {types[self.ids_at]} into {types[0]}, which has nothing there", code="I200"
-            )
+            self.check_known(ids.data.array, self.id_sizes(*types))
 
     def check_known(self, ids: np.ndarray, sizes: tuple[Dim, ...]) -> None:
         for j, size in enumerate(sizes):
             if isinstance(size, int):
                 some = ids if len(sizes) == 1 else ids[..., j]
                 check_ids(some, size, bool(getattr(self, "wrap", False)), self.name, self.ids_are)
+
+    def may_find_nothing(self, *types: TensorType) -> bool:
+        """Whether ids may read from an axis that is empty."""
+        return self.ids_read and types[self.ids_at].size != 0 and any(map(may_be_empty, self.id_sizes(*types)))
 
     def id_sizes(self, *types: TensorType) -> tuple[Dim, ...]:
         """The sizes of what ids count: of one axis, or of one for each place in the last axis of the ids."""
@@ -190,7 +190,6 @@ class CheckedIds(Indexed):
     differentiable = False
     dtypes = (i32, i64)
     ids_at = 0
-    ids_read = False  # what reads them says so itself
 
     def check_known(self, ids: np.ndarray, sizes: tuple[Dim, ...]) -> None:
         """Folding does so."""

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from strata.mir import Constant, Graph, Input, Param, Value, constant, field_symbols, run_op
+from strata.ops import Indexed
 from strata.passes.base import Pass, PassContext, register, rewrite
 
 
@@ -22,13 +23,15 @@ class Fold(Pass):
     name: ClassVar[str] = "fold"
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
-        return rewrite(graph, self._fold, self.name)
+        failing = _failing(graph)
+        return rewrite(graph, lambda value, inputs: self._fold(value, inputs, failing), self.name)
 
-    def _fold(self, value: Value, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+    def _fold(self, value: Value, inputs: tuple[Value, ...], failing: set[Value]) -> Sequence[Value] | None:
         node = value.node
         if (
             not isinstance(node.op, (Input, Param, Constant))
             and node.op.pure
+            and value not in failing
             and all(t.is_static and t.size == 0 for t in node.types)
         ):
             return [constant(np.empty(t.static_shape, t.dtype.np)) for t in node.types]
@@ -43,3 +46,13 @@ class Fold(Pass):
             return None  # a spread constant is free where it is used
         arrays = [x.node.op.data.array for x in inputs if isinstance(x.node.op, Constant)]
         return [constant(a) for a in run_op(node.op, arrays, node.types)]
+
+
+def _failing(graph: Graph) -> set[Value]:
+    """What follows from ids into an axis that may be empty: then it is an error, also where results are empty."""
+    found: set[Value] = set()
+    for node in graph.nodes():
+        fails = isinstance(node.op, Indexed) and node.op.may_find_nothing(*(x.type for x in node.inputs))
+        if fails or not found.isdisjoint(node.inputs):
+            found.update(node.outputs)
+    return found

@@ -111,7 +111,7 @@ def test_the_greatest_of_nothing_is_an_error_everywhere() -> None:
         lambda: specialize(graph, "cpu", buckets={"n": [8]}).run(x=array(0)),
     ):
         with pytest.raises(ShapeError, match="S124"):
-            run()  # type: ignore[no-untyped-call]
+            run()
 
 
 def test_known_ids_into_a_size_that_is_known_later() -> None:
@@ -128,7 +128,7 @@ def test_known_ids_into_a_size_that_is_known_later() -> None:
             lambda: graph.bind({"n": n}),  # noqa: B023
         ):
             with pytest.raises(IndexRangeError):
-                run()  # type: ignore[no-untyped-call]
+                run()
 
 
 def test_the_best_of_a_size_that_is_their_number() -> None:
@@ -168,3 +168,17 @@ def test_parts_of_parameters_are_replaced_before_the_first_run() -> None:
         compiled.set_param("w", weights)
         (got,) = compiled.run(x=np.zeros((4, 2), np.float32))
         np.testing.assert_array_equal(got, np.concatenate([weights[-1:], weights[1:]]))
+
+
+@pytest.mark.parametrize("columns", [0, 3])
+def test_an_id_into_nothing_is_an_error_where_results_are_empty_too(columns: int) -> None:
+    for rows in (0, sym("n", 0, 8)):
+        g = Graph("ids")
+        x, i = g.input("x", (rows, columns)), g.input("i", (2,), "i64")
+        g.outputs(ops.gather(x, i) + 1.0)
+        feeds = {"x": np.zeros((0, columns), np.float32), "i": np.array([0, 0])}
+        for device in ("cpu", "reference"):
+            with pytest.raises(IndexRangeError):
+                Session(device).compile(g).run(feeds)
+        with pytest.raises(IndexRangeError):
+            evaluate(g, feeds)
