@@ -28,6 +28,7 @@ from strata.kernel.ir import (
     Scan,
     Store,
     apply,
+    as_index,
     describe,
     load,
     postorder,
@@ -203,10 +204,10 @@ def _facts(condition: Expr) -> Iterator[Linear]:
             yield from _facts(b)
         case Scalar("lt" | "gt" | "le" | "ge" as name, (a, b)) if a.dtype is i64:
             less, more = (a, b) if name in ("lt", "le") else (b, a)
-            gap = _plus(linear(more), linear(less), -1)
+            gap = _plus(linear(as_index(more)), linear(as_index(less)), -1)
             yield Linear(gap.terms, gap.constant - (name in ("lt", "gt")))
         case Scalar("eq", (a, b)) if a.dtype is i64:
-            gap = _plus(linear(a), linear(b), -1)
+            gap = _plus(linear(as_index(a)), linear(as_index(b)), -1)
             yield from (gap, _plus(Linear({}, 0), gap, -1))
         case Scalar("not", (Scalar("lt" | "gt" | "le" | "ge" as name, (a, b)),)) if a.dtype is i64:
             yield from _facts(Scalar({"lt": "ge", "gt": "le", "le": "gt", "ge": "lt"}[name], (a, b), bool_))

@@ -1,19 +1,25 @@
 """Simplification of scalar expressions, above all of index arithmetic.
 
-An i64 expression is kept as a linear form: a sum of size * atom plus a size, where sizes may be symbolic. Division and
+An index is kept as a linear form: a sum of size * atom plus a size, where sizes may be symbolic. Division and
 remainder by a positive size take the divisible terms out and vanish when the rest is known to lie below the divisor, so
 that movement operations (reshape, transpose, slice, pad, concatenate) leave plain strided addresses behind.
+
+None of this may be done to data, whose sums and products wrap: `linear` opens indices only, so data is an atom of which
+no more is known than what is so for every value of its type. Data that is an index (`data(i)`) is computed as an index
+where the result is known to fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 
-from strata.core import Dim, DType, bool_, divide_exactly, floordiv, i64, known_le
+from strata.core import Dim, DType, bool_, bounds, divide_exactly, floordiv, i64, known_le, symbols
 from strata.kernel import ir
 from strata.kernel.scalars import SCALARS, bitcast_array, cast_array
 
@@ -32,8 +38,10 @@ class Linear:
 
 @lru_cache(maxsize=4096)  # of nodes, which are interned; a rewrite asks for the same ones many times
 def linear(node: ir.Expr) -> Linear:
-    """The linear form of an i64 expression; what cannot be opened is an atom."""
+    """The linear form of an index; what cannot be opened, as data can not, is an atom."""
     match node:
+        case ir.Scalar() if not node.is_index:
+            return Linear({node: 1}, 0)
         case ir.Const(value, _):
             return Linear({}, int(value.real))
         case ir.Size(dim):
@@ -118,18 +126,17 @@ def interval(node: ir.Expr) -> tuple[Dim | None, Dim | None]:
             return int(value.real), int(value.real)
         case ir.Size(dim):
             return dim, dim
-        case ir.Scalar("mod", (_, divisor)):
-            by = linear(divisor)
-            return (0, by.constant - 1) if by.is_constant and is_divisor(by.constant) else (None, None)
+        case ir.Scalar("index" | "data", (a,)):
+            return interval(a)
+        case ir.Scalar("mod", (a, divisor)):
+            by = _divisor(a, divisor)
+            return (None, None) if by is None else (0, by - 1)
         case ir.Scalar("floordiv", (a, divisor)):
-            by = linear(divisor)
+            by = _divisor(a, divisor)
             low, high = interval(a)
-            if by.is_constant and is_divisor(by.constant):
-                return (
-                    None if low is None else floordiv(low, by.constant),
-                    None if high is None else floordiv(high, by.constant),
-                )
-            return None, None
+            if by is None:
+                return None, None
+            return None if low is None else floordiv(low, by), None if high is None else floordiv(high, by)
         case ir.Scalar("min" | "max" as name, (a, b)):
             return _min_max_interval(name, interval(a), interval(b))
         case ir.Scalar("add" | "sub" | "mul" | "neg", _):
@@ -177,7 +184,7 @@ def divide(node: ir.Expr, by: Dim) -> ir.Expr:
         return build(whole)
     inner = build(rest)
     match inner:
-        case ir.Scalar("floordiv", (x, ir.Const(c, _))) if isinstance(by, int) and int(c.real) > 0:
+        case ir.Scalar("floordiv", (x, ir.Const(c, _))) if isinstance(by, int) and 0 < int(c.real) * by < _END:
             inner = divide(x, int(c.real) * by)
         case ir.Scalar("mod", (x, d)) if (q := _exact(linear(d), by)) is not None:
             inner = remainder(divide(x, by), q)
@@ -230,8 +237,8 @@ def simplify_scalar(name: str, args: tuple[ir.Expr, ...], dtype: DType) -> ir.Ex
     """A simpler expression of equal value, or None. Floats are only simplified where every bit stays."""
     if all(isinstance(a, ir.Const) for a in args):
         return _fold(name, args, dtype)
-    if dtype is i64:
-        found = _index(name, args)
+    if args[0].dtype is i64 or dtype is i64:
+        found = _whole(name, args, dtype)
         if found is not None:
             return found
     match name, args:
@@ -243,8 +250,6 @@ def simplify_scalar(name: str, args: tuple[ir.Expr, ...], dtype: DType) -> ir.Ex
             return a if value else b
         case "select", (_, a, b) if a is b:
             return a
-        case (("lt" | "le" | "gt" | "ge" | "eq" | "ne"), (a, b)) if a.dtype is i64:
-            return _compare(name, a, b)
         case (("and" | "or"), (a, b)) if dtype is bool_:
             return _logic(name, a, b)
         case "mul", (x, ir.Const(value, _)) if value == 1 and not dtype.is_complex:
@@ -281,21 +286,103 @@ def _lossless(narrow: DType, wide: DType) -> bool:
     return same_kind and not (narrow.is_float and narrow.bits == wide.bits and narrow is not wide)
 
 
-def _index(name: str, args: tuple[ir.Expr, ...]) -> ir.Expr | None:
-    match name:
-        case "add" | "sub" | "neg" | "mul":
+def _whole(name: str, args: tuple[ir.Expr, ...], dtype: DType) -> ir.Expr | None:
+    """A function of i64 values, of indices and of data."""
+    match name, args:
+        case "index", (ir.Scalar("data", (x,)),):
+            return x
+        case "index", (x,):
+            return x if x.is_index else None
+        case "data", (ir.Scalar("index", (x,)),):
+            return x
+        case "data", (x,):
+            return None if x.is_index else x
+        case ("cast", (ir.Scalar("data", (x,)),)) if dtype is not i64:
+            return ir.apply("cast", x, dtype=dtype)
+        case (("lt" | "le" | "gt" | "ge" | "eq" | "ne"), _):
+            a, b = map(_number, args)
+            known = _compare(name, a, b)
+            return ir.Scalar(name, (a, b), dtype) if known is None and (a, b) != args else known
+        case (("add" | "sub" | "neg" | "mul"), _):
             node = ir.Scalar(name, args, i64)
             form = linear(node)
-            return None if form.terms.keys() == {node} else build(form)
-        case "floordiv" | "mod":
-            by = linear(args[1])
-            if by.is_constant and is_divisor(by.constant):
-                return divide(args[0], by.constant) if name == "floordiv" else remainder(args[0], by.constant)
-        case "min" | "max":
-            return _min_max(name, args[0], args[1])
-        case "cast":
-            return None
+            return _as_index(name, args) if form.terms.keys() == {node} else build(form)
+        case (("floordiv" | "mod"), (a, b)):
+            by = _divisor(a, b)
+            if by is not None and (found := _as_index(name, args)) is not None:
+                return found
+            if by is not None:
+                return divide(a, by) if name == "floordiv" else remainder(a, by)
+        case (("min" | "max"), (a, b)):
+            found = _as_index(name, args)
+            return _min_max(name, a, b) if found is None else found
     return None
+
+
+def _divisor(a: ir.Expr, b: ir.Expr) -> Dim | None:
+    """The size that divides a, where it is positive; one that may be 0 divides no index, as no loop runs, but data."""
+    by = linear(b)
+    if not by.is_constant or not is_divisor(by.constant):
+        return None
+    return by.constant if a.is_index or known_le(1, by.constant) else None
+
+
+def _number(node: ir.Expr) -> ir.Expr:
+    """The index that data is, where it is one."""
+    return node.args[0] if isinstance(node, ir.Scalar) and node.name == "data" else node
+
+
+def _as_index(name: str, args: tuple[ir.Expr, ...]) -> ir.Expr | None:
+    """A function of data that are indices, as data that is an index, where the result cannot wrap."""
+    numbers = tuple(map(_number, args))
+    if numbers == args or not all(n.is_index for n in numbers):
+        return None
+    made = ir.apply(name, *numbers)
+    if name in ("add", "sub", "mul", "neg"):
+        reach = _reach(ir.Scalar(name, numbers, i64))
+        if reach is None or reach[0] < -_ROOM or reach[1] > _ROOM:
+            return None
+    return ir.as_data(made)
+
+
+@lru_cache(maxsize=4096)
+def _reach(node: ir.Expr) -> tuple[int, int] | None:
+    """Numbers between which an index lies, given that no axis is longer than memory; None where nothing is known."""
+    match node:
+        case ir.Const(value, _):
+            return int(value.real), int(value.real)
+        case ir.Size(dim):
+            return (0, _most(dim)) if str(dim) in symbols(dim) else None
+        case ir.Axis(_, extent):
+            return 0, max(_most(extent) - 1, 0)
+        case ir.Scalar("neg", (a,)):
+            reach = _reach(a)
+            return None if reach is None else (-reach[1], -reach[0])
+        case ir.Scalar("mod" | "floordiv" as name, (a, ir.Const(c, _))) if c.real > 0:
+            reach, by = _reach(a), int(c.real)
+            if name == "mod":
+                return 0, by - 1
+            return None if reach is None else (reach[0] // by, reach[1] // by)
+        case ir.Scalar("add" | "sub" | "mul" | "min" | "max" as name, (a, b)):
+            left, right = _reach(a), _reach(b)
+            if left is None or right is None:
+                return None
+            corners = [_CORNERS[name](x, y) for x in left for y in right]
+            return min(corners), max(corners)
+    return None
+
+
+def _most(extent: Dim) -> int:
+    high = bounds(extent)[1]
+    return _MEMORY if high is None else min(high, _MEMORY)
+
+
+_END: Final = 1 << 63  # i64 wraps there
+_ROOM: Final = 1 << 56  # where numbers are that no sum of a few of them wraps
+_MEMORY: Final = 1 << 47  # elements: what an address can tell apart
+_CORNERS: Final[Mapping[str, Callable[[int, int], int]]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "min": min, "max": max,
+}  # fmt: skip
 
 
 def _min_max(name: str, a: ir.Expr, b: ir.Expr) -> ir.Expr | None:

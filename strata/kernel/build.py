@@ -34,8 +34,12 @@ from strata.kernel.ir import (
     Scan,
     Store,
     apply,
+    as_data,
+    as_index,
     load,
+    narrowed,
     size,
+    widened,
 )
 from strata.kernel.picks import picked
 from strata.kernel.scalars import SCALARS
@@ -70,10 +74,10 @@ class View:
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) != self.ndim:
             raise LowerError(f"a view of {self.type} is read at {len(parts)} indices", code="L110")
-        made = tuple(self._builder.index(i) for i in parts)
+        made = tuple(as_index(self._builder.index(i)) for i in parts)
         key = (*made, self._builder.condition)
         if key not in self._known:
-            value = self._read(made)
+            value = as_data(self._read(made))
             if value.dtype is not self.dtype:
                 raise LowerError(f"a view of {self.type} gives values of type {value.dtype}", code="L111")
             self._known[key] = value
@@ -127,7 +131,7 @@ class KernelBuilder:
         """buffer[index] = value over the axes."""
         if value.dtype is not buffer.dtype:
             raise LowerError(f"output {buffer} is given values of type {value.dtype}", code="L112")
-        self._stores.append(Store(buffer, axes, tuple(self.index(i) for i in index), value))
+        self._stores.append(Store(buffer, axes, tuple(as_index(self.index(i)) for i in index), as_data(value)))
 
     def axes(self, extents: Sequence[Dim]) -> tuple[Axis, ...]:
         """The axes of an index space; equal positions and extents give the same axes, so that stores share loops."""
@@ -142,7 +146,7 @@ class KernelBuilder:
         return Const(value, dtype)
 
     def index(self, value: Any) -> Expr:
-        """An int, a size or an integer expression as an i64 index."""
+        """An int, a size or an integer expression as i64; a view that is read at data takes it as an index."""
         if isinstance(value, Expr):
             return value.cast(i64)
         return size(value)
@@ -194,8 +198,9 @@ class KernelBuilder:
         self._depth += 1
         try:
             value = body(*axes)
-            term = picked(axes, value) if kind == "sum" else None
-            return Reduce(kind, axes, value) if term is None else term
+            made = picked(axes, widened(value)) if kind == "sum" else None
+            made = Reduce(kind, axes, widened(value)) if made is None else made
+            return made if kind in ("argmax", "argmin") else narrowed(made, value.dtype)
         finally:
             self._depth -= 1
 
@@ -206,7 +211,8 @@ class KernelBuilder:
         axis = Axis(f"r{self._depth}a", extent)
         self._depth += 1
         try:
-            return Scan(kind, axis, body(axis), self.index(position), exclusive)
+            value = body(axis)
+            return narrowed(Scan(kind, axis, widened(value), self.index(position), exclusive), value.dtype)
         finally:
             self._depth -= 1
 
@@ -214,7 +220,7 @@ class KernelBuilder:
         """The row-major position of an index."""
         total: Expr = Const(0, i64)
         for i, extent in zip(index, shape, strict=True):
-            total = total * size(extent) + self.index(i)
+            total = total * size(extent) + as_index(self.index(i))
         return total
 
     def unflatten(self, position: Expr, shape: Shape) -> Index:

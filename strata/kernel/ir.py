@@ -6,7 +6,8 @@ part of a kernel: that is its schedule.
 
     Const  Axis  Size            leaves: a number, an index variable, the value of a symbolic size
     Load                         an element of a buffer; with `where`, 0 wherever that is false, without touching memory
-    Scalar                       a function of the table in scalars.py
+    Scalar                       a function of the table in scalars.py; `index` and `data` leave a number as it is, and
+                                 say whether it counts elements (and never wraps) or is one (and wraps as i64 does)
     Reduce                       sum, prod, max, min, all, any, argmax, argmin of a body over bound axes
     Scan                         the running reduction of a body along its axis, read at a position
 """
@@ -20,7 +21,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from strata.core import Dim, DType, Shape, Symbol, TensorType, bool_, dim_prod, i64, new_rlock, symbols
+from strata.core import Dim, DType, Shape, Symbol, TensorType, bool_, dim_prod, i8, i64, new_rlock, symbols, u8
 from strata.kernel.scalars import SCALARS
 
 REDUCTIONS: Final = ("sum", "prod", "max", "min", "all", "any", "argmax", "argmin")
@@ -53,12 +54,18 @@ class Buffer:
 
 
 class Expr:
-    """A scalar expression. `free` is the set of axes that its value depends on."""
+    """A scalar expression. `free` is the set of axes that its value depends on.
+
+    `is_index` tells index arithmetic from data. An index is made of axes, sizes and constants, or of data that `index`
+    declares to be a place in a buffer: it never wraps, and is kept in normal form. Whatever else an expression is made
+    of makes it data, which wraps as its type does: the algebra of indices takes it as it is. Constants are either.
+    """
 
     __slots__ = ("__weakref__", "dtype", "free")
     __array_priority__: ClassVar[int] = 1000
     dtype: DType
     free: frozenset[Axis]
+    is_index: bool = False
 
     @property
     def inputs(self) -> tuple[Expr, ...]:
@@ -177,10 +184,19 @@ class Const(Expr):
     __slots__ = ("value",)
     __match_args__ = ("value", "dtype")
     value: bool | int | float | complex
+    is_index = True
 
     def __new__(cls, value: Any, dtype: DType) -> Self:
-        array = np.asarray(value).astype(dtype.np)
+        array = np.asarray(wrapped(value, dtype) if type(value) is int else value).astype(dtype.np)
         return _intern(cls, (dtype, array.tobytes()), dtype, _NO_AXES, value=_python(array, dtype))
+
+
+def wrapped(value: int, dtype: DType) -> int:
+    """A whole number as an integer type has it; other types take it as it is."""
+    if not dtype.is_int:
+        return value
+    low = -(1 << (dtype.bits - 1)) if dtype.kind == "int" else 0
+    return (value - low) % (1 << dtype.bits) + low
 
 
 def _python(array: Any, dtype: DType) -> bool | int | float | complex:
@@ -198,6 +214,7 @@ class Axis(Expr):
     __match_args__ = ("name", "extent")
     name: str
     extent: Dim
+    is_index = True
 
     def __new__(cls, name: str, extent: Dim) -> Self:
         found = _intern(cls, (name, extent), i64, _NO_AXES, name=name, extent=extent)
@@ -212,6 +229,7 @@ class Size(Expr):
     __slots__ = ("dim",)
     __match_args__ = ("dim",)
     dim: Dim
+    is_index = True
 
     def __new__(cls, dim: Dim) -> Self:
         return _intern(cls, (dim,), i64, _NO_AXES, dim=dim)
@@ -232,6 +250,7 @@ class Load(Expr):
     where: Expr | None
 
     def __new__(cls, buffer: Buffer, index: tuple[Expr, ...], where: Expr | None = None) -> Self:
+        index = tuple(map(as_index, index))
         free = _union((*index, where) if where is not None else index)
         return _intern(cls, (buffer, index, where), buffer.dtype, free, buffer=buffer, index=index, where=where)
 
@@ -243,17 +262,26 @@ class Load(Expr):
 class Scalar(Expr):
     """A function of the scalar table."""
 
-    __slots__ = ("args", "name")
+    __slots__ = ("args", "is_index", "name")
     __match_args__ = ("name", "args")
     name: str
     args: tuple[Expr, ...]
+    is_index: bool
 
     def __new__(cls, name: str, args: tuple[Expr, ...], dtype: DType) -> Self:
-        return _intern(cls, (name, args, dtype), dtype, _union(args), name=name, args=args)
+        is_index = dtype is i64 and _makes_index(name, args)
+        return _intern(cls, (name, args, dtype), dtype, _union(args), name=name, args=args, is_index=is_index)
 
     @property
     def inputs(self) -> tuple[Expr, ...]:
         return self.args
+
+
+def _makes_index(name: str, args: tuple[Expr, ...]) -> bool:
+    """Whether a function of i64 values gives an index."""
+    if name in ("index", "data", "cast", "bitcast"):
+        return name == "index"
+    return all(a.is_index for a in (args[1:] if name == "select" else args))
 
 
 class Reduce(Expr):
@@ -286,6 +314,7 @@ class Scan(Expr):
     exclusive: bool
 
     def __new__(cls, kind: str, axis: Axis, body: Expr, position: Expr, exclusive: bool = False) -> Self:
+        position = as_index(position)
         free = (body.free - frozenset((axis,))) | position.free
         fields = {"kind": kind, "axis": axis, "body": body, "position": position, "exclusive": exclusive}
         return _intern(cls, tuple(fields.values()), body.dtype, free, **fields)
@@ -505,6 +534,26 @@ def as_expr(value: Any, like: DType) -> Expr:
     return Const(value, like)
 
 
+def as_index(node: Expr) -> Expr:
+    """An i64 expression as a place in a buffer, which never wraps."""
+    return node if node.is_index or node.dtype is not i64 else apply("index", node)
+
+
+def as_data(node: Expr) -> Expr:
+    """An expression as a number of a tensor: what is computed with it wraps."""
+    return apply("data", node) if node.is_index and node.dtype is i64 else node
+
+
+def widened(node: Expr) -> Expr:
+    """A number of four bits in a byte, which is what is computed with; others as they are."""
+    return node.cast({"i4": i8, "u4": u8}.get(node.dtype.name, node.dtype))
+
+
+def narrowed(node: Expr, dtype: DType) -> Expr:
+    """What was computed of widened numbers, as the function gives it: four bits wrap like any other type."""
+    return node.cast(dtype) if dtype.bits == 4 else node
+
+
 def apply(name: str, *values: Any, dtype: DType | None = None) -> Expr:
     """A scalar function with constants folded, trivial identities removed and index arithmetic in normal form."""
     like = next(
@@ -515,6 +564,8 @@ def apply(name: str, *values: Any, dtype: DType | None = None) -> Expr:
     assert len(args) == function.arity, f"{name} takes {function.arity} arguments, got {len(args)}"
     checked = args[1:] if name == "select" else args
     assert all(a.dtype is checked[0].dtype for a in checked), f"{name}: types differ: {[a.dtype for a in args]}"
+    if checked[0].dtype.bits == 4 and not function.takes(checked[0].dtype):
+        return narrowed(apply(name, *map(widened, args)), function.result_dtype(tuple(a.dtype for a in args), dtype))
     result = function.result_dtype(tuple(a.dtype for a in args), dtype)
     simpler = algebra.simplify_scalar(name, args, result)
     return simpler if simpler is not None else Scalar(name, args, result)

@@ -17,6 +17,7 @@ from strata.kernel.ir import (
     Scalar,
     Scan,
     apply,
+    as_index,
     load,
     postorder,
     rebuild,
@@ -81,7 +82,7 @@ def _at(value: Expr, axis: Axis, place: Expr, inside: Expr) -> Expr:
         if axis not in node.free:
             done[node] = node
         elif node is axis:
-            done[node] = place
+            done[node] = as_index(place)
         elif isinstance(node, Load):
             where = inside if node.where is None else apply("and", done[node.where], inside)
             done[node] = load(node.buffer, tuple(done[i] for i in node.index), where)

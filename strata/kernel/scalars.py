@@ -233,6 +233,8 @@ def _rows() -> list[ScalarFunction]:
         ScalarFunction("select", 3, "second", np.where, kinds="fibc4"),
         ScalarFunction("cast", 1, "given", lambda x: x, kinds="fibc4"),  # the target type is the node's: see interp
         ScalarFunction("bitcast", 1, "given", lambda x: x, kinds="fi"),
+        ScalarFunction("index", 1, "same", _same, cost=0, kinds="i"),  # of i64: data that says where an element is
+        ScalarFunction("data", 1, "same", _same, cost=0, kinds="i"),  # of i64: an index that is a number of a tensor
     ]
     return rows
 

@@ -3,7 +3,16 @@
 from strata.mir.batching import batch, batch_values
 from strata.mir.differentiate import pullback, pullback_once, pushforward
 from strata.mir.graph import Graph, fixed_values, substitute_values, toposort
-from strata.mir.interp import Evaluation, as_array, evaluate, evaluate_values, infer_binding, run_node, run_op
+from strata.mir.interp import (
+    Evaluation,
+    as_array,
+    computed_in,
+    evaluate,
+    evaluate_values,
+    infer_binding,
+    run_node,
+    run_op,
+)
 from strata.mir.ir import (
     METHODS,
     REGISTRY,

@@ -157,7 +157,8 @@ def run_op(
     op: Op, arrays: Sequence[np.ndarray], types: Sequence[TensorType], *, wide: bool = False
 ) -> tuple[np.ndarray, ...]:
     """An op's NumPy meaning with half precision computed in f32 and rounded once."""
-    computed = [_computable(a) for a in arrays]
+    wider = [computed_in(op, as_dtype(a.dtype)) for a in arrays]
+    computed = [a if t is None else a.astype(t) for a, t in zip(arrays, wider, strict=True)]
     with np.errstate(all="ignore"):
         outs = as_tuple(op.numpy(*computed))
     results = []
@@ -169,13 +170,14 @@ def run_op(
     return tuple(results)
 
 
-def _computable(array: np.ndarray) -> np.ndarray:
-    dtype = as_dtype(array.dtype)
+def computed_in(op: Op, dtype: DType) -> Any:
+    """What NumPy computes an op of a type in, None for the type itself: half precision in f32, rounded once, four bits
+    in bytes, wrapped once; a composition does so for each of its ops, which wrap one by one."""
     if dtype.is_float and dtype.bits < 32:
-        return array.astype(np.float32)
-    if dtype.bits == 4:
-        return array.astype(np.int8 if dtype.kind == "int" else np.uint8)
-    return array
+        return np.float32
+    if dtype.bits == 4 and type(op).numpy is not Op.numpy:
+        return np.int8 if dtype.kind == "int" else np.uint8
+    return None
 
 
 def _wide(dtype: DType) -> np.dtype[Any]:

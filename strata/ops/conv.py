@@ -335,7 +335,8 @@ class ConvBackwardInput(Convolving):
 
     def decompose(self, dy: Value, w: Value) -> Value:
         plain = (1,) * len(self.stride)
-        return input_gradient(dy, w, self.shape, self.stride, self.padding, self.dilation, self.groups, plain)
+        made = input_gradient(dy, w, self.shape, self.stride, self.padding, self.dilation, self.groups, plain)
+        return METHODS["cast"](made, dy.dtype)
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -374,7 +375,8 @@ class ConvBackwardWeight(Convolving):
 
     def decompose(self, x: Value, dy: Value) -> Value:
         plain = (1,) * len(self.stride)
-        return weight_gradient_as_conv(x, dy, self.shape, self.stride, self.padding, self.dilation, self.groups, plain)
+        made = weight_gradient_as_conv(x, dy, self.shape, self.stride, self.padding, self.dilation, self.groups, plain)
+        return METHODS["cast"](made, x.dtype)
 
     @classmethod
     def samples(cls) -> list[Sample]:

@@ -10,6 +10,7 @@ from strata.core import TensorType, i8, u8
 from strata.mir import Sample, op
 from strata.ops.conv import Conv, conv_sample
 from strata.ops.conv_last import ConvLast
+from strata.ops.logic import int_bounds
 
 
 @op("conv_filled")
@@ -27,6 +28,8 @@ class ConvFilled(Conv):
     def infer(self, x: TensorType, w: TensorType) -> TensorType:
         ok = x.dtype in (i8, u8) and w.dtype is i8
         self.require_dtype(ok, f"needs u8 or i8 codes and i8 codes, got {x} and {w}", code="D228")
+        low, high = int_bounds(x.dtype)
+        self.require_dtype(low <= self.fill <= high, f"{self.fill} is no code of {x}", code="D228")
         return super().infer(x, w)
 
     @classmethod

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from strata.core import Dim, DType, TensorType, broadcast_shapes, f32, f64, i32, i64
+from strata.core import Dim, DType, TensorType, broadcast_shapes, c128, f32, f64, i32, i64
 from strata.errors import DTypeError, SymbolError
 from strata.mir import METHODS, Op, Sample, Value, constant, current_origin, draw, function, op
 from strata.ops.frontend import Operand, promoted
@@ -310,12 +310,16 @@ class Minimum(Selecting):
 
 @op("power")
 class Power(Arithmetic):
-    """x ** y. Integers need a non-negative exponent; the derivative in y is 0 where x ≤ 0."""
+    """x ** y; integers wrap, and give 1, -1 or 0 for a negative y; the derivative in y is 0 where x ≤ 0.
+
+    A negative power of an integer is the whole part of 1 / x ** -y: that of 1 is 1, of -1 it is ±1, of others 0.
+    """
 
     def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        if x.dtype.kind in "iu" and np.any(y < 0):
-            raise DTypeError("power: an integer cannot be raised to a negative integer", code="D105")
-        return np.power(x, y)
+        if x.dtype.kind != "i" or not np.any(y < 0):
+            return np.power(x, y)
+        unit = np.where(abs(x) == 1, np.where(y & 1, x, x * x), 0)
+        return np.where(y < 0, unit, np.power(x, np.maximum(y, 0))).astype(x.dtype)
 
     def partials(self, x: Value, y: Value, *, out: Value) -> tuple[Partial, ...]:
         one, zero = constant(1, x.dtype), constant(0, x.dtype)
@@ -329,6 +333,8 @@ class Power(Arithmetic):
     def scalar(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
         from strata.kernel import Const
 
+        if x.dtype.is_complex:
+            return _complex_power(k, x, y)
         made = _power_by(k, x, float(y.value.real)) if isinstance(y, Const) and x.dtype.is_float else None
         return k.pow(x, y) if made is None else made
 
@@ -339,6 +345,16 @@ class Power(Arithmetic):
             Sample(np.array([-2, -1, 0, 0, 3], np.float32), np.array([2, 3, 2, 0, -1], np.float32), grad=False),
             Sample(draw(i32[5], 0, 4), draw(i32[5], 0, 4), grad=False),
         ]  # fmt: skip
+
+
+def _complex_power(k: KernelBuilder, x: Expr, y: Expr) -> Expr:
+    """exp(y log x), in c128 whatever the type: the error of an exponent grows with its size."""
+    base, exponent, zero = x.cast(c128), y.cast(c128), k.const(0, c128)
+    real = k.and_(k.gt(k.real(exponent), k.const(0, f64)), k.eq(k.imag(exponent), k.const(0, f64)))
+    of_zero = k.select(real, zero, k.const(complex(math.nan, math.nan), c128))
+    made = k.select(k.eq(base, zero), of_zero, k.exp(exponent * k.log(base)))
+    made = k.select(k.eq(exponent, k.const(1, c128)), base, made)
+    return k.select(k.eq(exponent, zero), k.const(1, c128), made).cast(x.dtype)
 
 
 def _power_by(k: KernelBuilder, x: Expr, exponent: float) -> Expr | None:
@@ -420,7 +436,14 @@ def minimum(x: Operand, y: Operand) -> Value:
 
 @function("pow")
 def power(x: Operand, y: Operand) -> Value:
-    """Element-wise power. Small integer exponents become multiplications."""
+    """Element-wise power. Small integer exponents become multiplications; integers take no negative number as exponent.
+
+    Of a tensor of integers, a negative exponent gives what truncating division gives: 1 for 1, ±1 for -1, else 0."""
+    if isinstance(y, (int, np.integer)) and y < 0 and isinstance(x, Value) and (x.dtype.is_int or x.dtype.is_bool):
+        raise DTypeError(
+            f"power: an integer cannot be raised to a negative integer, {x.type} to {y}",
+            code="D105", place=current_origin().place,
+        )  # fmt: skip
     if isinstance(y, int) and not isinstance(y, bool) and isinstance(x, Value) and y in (1, 2, 3):
         return x if y == 1 else x * x if y == 2 else x * x * x
     return Power()(*_numbers(x, y))

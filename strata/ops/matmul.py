@@ -10,6 +10,7 @@ from strata.core import (
     Dim,
     DType,
     TensorType,
+    bool_,
     broadcast_shapes,
     c64,
     dim_prod,
@@ -166,10 +167,14 @@ class DotGeneral(Op):
         free_left = [left[a] for a in self._free(x.ndim, self.left_contract, self.left_batch)]
         free_right = [right[a] for a in self._free(y.ndim, self.right_contract, self.right_batch)]
         out = [left[a] for a in self.left_batch] + free_left + free_right
-        wide = np.int32 if x.dtype == np.int8 else x.dtype
-        return np.einsum(f"{''.join(left)},{''.join(right)}->{''.join(out)}", x.astype(wide), y.astype(wide))
+        result = np.int32 if x.dtype == np.int8 else x.dtype
+        wide = np.int64 if x.dtype.kind in "iu" and x.dtype.itemsize < 4 else x.dtype  # four bits have no sums in NumPy
+        made = np.einsum(f"{''.join(left)},{''.join(right)}->{''.join(out)}", x.astype(wide), y.astype(wide))
+        return made.astype(result)
 
     def decompose(self, x: Value, y: Value) -> Value:
+        if x.dtype.is_bool:  # whether any pair is true
+            return METHODS["cast"](self.decompose(*(METHODS["cast"](v, i32) for v in (x, y))), x.dtype)
         free_x = self._free(x.ndim, self.left_contract, self.left_batch)
         free_y = self._free(y.ndim, self.right_contract, self.right_batch)
         out = self.infer(x.type, y.type)
@@ -192,6 +197,7 @@ class DotGeneral(Op):
             case(f32[2, 3, 4], f32[3, 2, 6], axes=((0, 1), (1, 0), (), ())),
             case(f32[3], f32[2], axes=((), (), (), ())),
             case(f64[2, 0], f64[0, 3], axes=((1,), (0,), (), ())),
+            case(bool_[3, 4], bool_[4, 2], axes=((1,), (0,), (), ()), grad=False),
         ]  # fmt: skip
 
 

@@ -264,6 +264,9 @@ class BitwiseCount(Elementwise):
 class SignBit(Predicate):
     """Whether the sign is minus, also that of -0.0."""
 
+    allowed = "float"
+    dtypes = "float"
+
     def numpy(self, x: np.ndarray) -> np.ndarray:
         return np.signbit(x)
 

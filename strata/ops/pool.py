@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from strata.core import Dim, TensorType, as_dtype, f16, f32, f64, i8, i32, i64
+from strata.core import Dim, DType, TensorType, as_dtype, f16, f32, f64, i8, i32, i64
 from strata.mir import METHODS, Sample, Value, draw, op
 from strata.ops.logic import int_bounds
 from strata.ops.movement import broadcast_to
@@ -107,7 +107,7 @@ class Extreme(Geometry):
     def first_taps(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The extreme of each window, and which tap holds it first; NaN wins."""
         kind, counts, taps = self.extreme_kind(), self._counts(x), int(np.prod(self.kernel))
-        flat = self.view(x, worst(kind, x.dtype)).reshape(*counts, taps)
+        flat = self.view(x, worst(kind, as_dtype(x.dtype))).reshape(*counts, taps)
         inside = self.view(np.ones(self.sizes(x), bool), value=False).reshape(*counts[x.ndim - self.rank :], taps)
         best = flat.max(-1) if kind == "max" else flat.min(-1)
         nans = np.isnan(flat) & np.isnan(best)[..., None] if x.dtype.kind == "f" else np.zeros(flat.shape, bool)
@@ -137,7 +137,7 @@ class Extreme(Geometry):
 
         def cell(*tap: Expr) -> tuple[Expr, Expr]:
             inside, place = self.source(k, at, tap, sizes)
-            return inside, k.guard(inside, lambda: x[(*lead, *place)], k.const(worst(kind, x.dtype.np), x.dtype))
+            return inside, k.guard(inside, lambda: x[(*lead, *place)], k.const(worst(kind, x.dtype), x.dtype))
 
         best = k.reduce(kind, self.kernel, lambda *tap: cell(*tap)[1])
 
@@ -156,10 +156,10 @@ class Extreme(Geometry):
         return self.source(k, at, k.unflatten(tap, self.kernel), x.shape[len(lead) :])[1]
 
 
-def worst(kind: str, dtype: Any) -> Any:
+def worst(kind: str, dtype: DType) -> Any:
     """The value that loses against every other."""
-    if np.dtype(dtype).kind in "iu":
-        low, high = int_bounds(as_dtype(dtype))
+    if dtype.is_int:
+        low, high = int_bounds(dtype)
         return low if kind == "max" else high
     return -np.inf if kind == "max" else np.inf
 
@@ -191,7 +191,7 @@ class ExtremePool(Extreme, Windowed):
         (x,) = inputs
         lead = len(index) - self.rank
         sizes = x.shape[lead:]
-        empty = k.const(worst(self.kind, x.dtype.np), x.dtype)
+        empty = k.const(worst(self.kind, x.dtype), x.dtype)
 
         def cell(*tap: Expr) -> Expr:
             inside, place = self.source(k, index[lead:], tap, sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,7 +81,17 @@ class Sign(Math):
         return np.sign(x)
 
     def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.sign(x)
+        if not x.dtype.is_complex:
+            return k.sign(x)
+        size, zero, one = k.abs(x), k.const(0, x.dtype.real), k.const(1, x.dtype.real)
+        parts = k.real(x), k.imag(x)
+
+        def along(part: Expr, other: Expr) -> Expr:
+            far = k.select(k.isinf(other), k.const(math.nan, x.dtype.real), k.copysign(one, part))
+            far = k.select(k.isinf(part), far, zero)
+            return k.select(k.isinf(size), far, k.select(k.eq(size, zero), zero, part / size))
+
+        return k.complex(along(*parts), along(*parts[::-1]))
 
 
 class Rounding(Math):

@@ -87,8 +87,10 @@ def broadcast_of_broadcast(x: Value, shape: tuple[Any, ...]) -> Value:
 
 @RULES.rule(pat.cast(pat.cast(V.x, dtype=V.inner), dtype=V.outer))
 def cast_of_cast(x: Value, inner: DType, outer: DType) -> Value | None:
-    """A detour through a type that holds every value of the first changes nothing."""
-    return cast(x, outer) if holds(inner, x.dtype) else None
+    """A detour through a type that holds every value of the first changes nothing; where an integer becomes a float
+    and an integer again, it saturates, and wraps without the detour."""
+    wraps = x.dtype.is_int and inner.is_float and outer.is_int and not (outer is x.dtype or holds(outer, x.dtype))
+    return cast(x, outer) if holds(inner, x.dtype) and not wraps else None
 
 
 def holds(wide: DType, narrow: DType) -> bool:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import Place, as_dtype, static_prod
+from strata.core import Place, static_prod
 from strata.errors import ShapeError, StrataError
-from strata.mir import Constant, Graph, Node, Op
+from strata.mir import Constant, Graph, Node, Op, computed_in
 from strata.ops import Custom
 from strata.tensor.outline import Outline
 
@@ -110,20 +110,10 @@ def contiguous(array: np.ndarray) -> np.ndarray:
 def _call(node: Node, inputs: tuple[int, ...], first: int, dead: tuple[int, ...]) -> Call:
     dtypes = tuple(t.dtype.np for t in node.types)
     shapes = tuple(t.static_shape for t in node.types)
-    widen = tuple(_computable(x.dtype.np) for x in node.inputs)
+    widen = tuple(computed_in(node.op, x.dtype) for x in node.inputs)
     some = widen if any(w is not None for w in widen) else None
     is_foreign = isinstance(node.op, Custom)
     return Call(node.op, node.op.numpy, inputs, first, dtypes, shapes, some, node.origin.place, dead, is_foreign)
-
-
-def _computable(dtype: np.dtype[Any]) -> Any:
-    """Half precision is computed in f32 and rounded once; four-bit integers in bytes."""
-    kind = as_dtype(dtype)
-    if kind.is_float and kind.bits < 32:
-        return np.float32
-    if kind.bits == 4:
-        return np.int8 if kind.kind == "int" else np.uint8
-    return None
 
 
 def seconds(nodes: Sequence[Node]) -> float:

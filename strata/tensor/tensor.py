@@ -428,15 +428,6 @@ def is_operand(x: object) -> bool:
     return isinstance(x, (Tensor, Value, bool, int, float, complex, np.ndarray, np.generic, list, tuple))
 
 
-def _floor_divide(a: Any, b: Any) -> Tensor:
-    """⌊a / b⌋; where a float is infinite the quotient says what comes out, as the Array API has it."""
-    made: Tensor = call("floor_divide", a, b)
-    if not made.dtype.is_float:
-        return made
-    infinite = call("isinf", call("add", call("abs", a), call("abs", b)))
-    return Tensor(METHODS["where"](infinite.value, METHODS["floor"](call("divide", a, b).value), made.value))
-
-
 PLAIN = {n: REGISTRY[n]() for n in ("add", "subtract", "multiply")}  # nothing to convert between equal types
 
 
@@ -444,15 +435,11 @@ def _operator(dunder: str, method: str) -> None:
     plain = PLAIN.get(method)
 
     def forward(self: Tensor, other: Any) -> Any:
-        if method == "floor_divide" and is_operand(other):
-            return _floor_divide(self, operand(other))
         if plain is not None and type(other) is Tensor and self.value.dtype is other.value.dtype is f32:
             return Tensor(plain(self.value, other.value))
         return call(method, self, operand(other)) if is_operand(other) else NotImplemented
 
     def reflected(self: Tensor, other: Any) -> Any:
-        if method == "floor_divide" and is_operand(other):
-            return _floor_divide(operand(other), self)
         return call(method, operand(other), self) if is_operand(other) else NotImplemented
 
     setattr(Tensor, f"__{dunder}__", forward)

@@ -519,6 +519,8 @@ _TABLE: Final[dict[str, Emission]] = {
     "select": _select,
     "cast": _cast,
     "bitcast": _bitcast,
+    "index": lambda call: call.args[0],
+    "data": lambda call: call.args[0],
 }
 _COMPLEX_SAFE: Final = frozenset(("real", "imag", "select", "cast", "conj"))
 _COMPLEX: Final[dict[str, Emission]] = {

@@ -50,6 +50,11 @@ def multiply_add(f: Function, type_: str, a: Value, b: Value, total: Value, targ
     return f.binary("fadd", type_, total, f.binary("fmul", type_, a, b))
 
 
+def is_multiplied(dtype: DType) -> bool:
+    """Whether contractions multiply elements of a type; loops multiply others."""
+    return not dtype.is_complex and not dtype.is_bool and dtype.bits >= 8
+
+
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
     """Element types of one contraction: of A and B in memory as the micro-kernel reads them, and of the sums."""
@@ -62,7 +67,7 @@ class Arithmetic:
 
     def __post_init__(self) -> None:
         for dtype in (self.a, self.b, self.accumulator):
-            if dtype.is_complex or dtype.is_bool or dtype.bits < 8:
+            if not is_multiplied(dtype):
                 raise DTypeError(f"contractions do not multiply elements of type {dtype}", code="D120")
 
     @property

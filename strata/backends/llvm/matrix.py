@@ -30,7 +30,7 @@ from strata.backends.llvm.contract import (
 from strata.backends.llvm.emit import Emitter
 from strata.backends.llvm.emit_values import Context
 from strata.backends.llvm.gemm import emit_contraction
-from strata.backends.llvm.gemm_arith import convert
+from strata.backends.llvm.gemm_arith import convert, is_multiplied
 from strata.backends.llvm.gemm_finish import Site
 from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
 from strata.backends.llvm.registers import from_memory, to_memory
@@ -122,8 +122,11 @@ def _sides(sums: Reduce | Scan) -> tuple[Operand, Operand] | None:
         return None
     if not (isinstance(product, Scalar) and product.name == "mul" and product.dtype.accumulator is product.dtype):
         return None
-    left, right = (_operand(_through_cast(e, product.dtype)) for e in product.args)
-    return None if left is None or right is None else (left, right)
+    left, right = (_operand(_through_cast(e)) for e in product.args)
+    if left is None or right is None:
+        return None
+    plain = product.dtype.is_complex or (is_multiplied(left.dtype) and is_multiplied(right.dtype))
+    return (left, right) if plain else None
 
 
 def _paired(first: MatrixKernel | None, second: MatrixKernel | None) -> MatrixKernel | None:
@@ -138,8 +141,11 @@ def _paired(first: MatrixKernel | None, second: MatrixKernel | None) -> MatrixKe
     return replace(first, second=second.sums, apart=other.base - one.base)
 
 
-def _through_cast(e: Expr, dtype: DType) -> Expr:
-    return e.args[0] if isinstance(e, Scalar) and e.name == "cast" else e
+def _through_cast(e: Expr) -> Expr:
+    """What is cast while it is packed; a float that becomes an integer saturates, which is not done there."""
+    if not isinstance(e, Scalar) or e.name != "cast" or (e.args[0].dtype.is_float and e.dtype.is_int):
+        return e
+    return e.args[0]
 
 
 def _operand(e: Expr) -> Operand | None:

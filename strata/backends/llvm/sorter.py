@@ -57,6 +57,9 @@ def order_key(f: Function, dtype: DType, raw: str, lanes: int, *, descending: bo
     bits = key_bits(dtype)
     type_ = vector(f"i{bits}", lanes)
     sign = 1 << (bits - 1)
+    if dtype.bits == 4:  # the upper half of its byte says nothing
+        raw = f.binary("and", type_, raw, constant(type_, 15))
+        sign = 8
     if dtype.is_float:
         if one_zero:
             raw = f.select(type_, f.compare("eq", type_, raw, constant(type_, sign)), constant(type_, 0), raw)
@@ -74,7 +77,7 @@ def from_key(f: Function, dtype: DType, key: str, lanes: int, *, descending: boo
     """The element of a key that was made without `one_zero`."""
     bits = key_bits(dtype)
     type_ = vector(f"i{bits}", lanes)
-    sign = 1 << (bits - 1)
+    sign = 8 if dtype.bits == 4 else 1 << (bits - 1)
     if descending:
         key = f.binary("xor", type_, key, constant(type_, -1))
     if dtype.is_float:

@@ -325,6 +325,7 @@ ROWS: Final[dict[str, Row]] = {
     "not": _same("not"), "shl": _shift("shift_left"), "shr": _shift("shift_right_arithmetic"), "fma": _fma,
     "eq": _test("EQ"), "ne": _test("NE"), "lt": _test("LT"), "le": _test("LE"), "gt": _test("GT"), "ge": _test("GE"),
     "isnan": _isnan, "isinf": _isinf, "isfinite": _isfinite, "signbit": _signbit, "abs": _abs, "real": _real,
-    "imag": _imag, "complex": _complex, "select": lambda b, c, x, y: b.select(c, x, y),
+    "imag": _imag, "complex": _complex, "index": lambda b, x: x, "data": lambda b, x: x,
+    "select": lambda b, c, x, y: b.select(c, x, y),
 }  # fmt: skip
 _EXACT: Final = frozenset({"select", "neg", "signbit", "copysign", "abs", "complex", "min", "max"})

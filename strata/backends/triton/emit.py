@@ -165,6 +165,8 @@ class Emitter:
                 return self.axes[node].text
             case Size(dim):
                 return self.size(dim)
+            case Scalar("index" | "data", (x,)):
+                return self.value(x)
             case Scalar() if self.is_index(node) and node.name in ("add", "sub", "mul"):
                 return self.scalar(node)  # addresses stay in one line
         made = self.name(self.made(node))
@@ -193,6 +195,8 @@ class Emitter:
                 return dtype is i64 and abs(value) < _NARROW
             case Size(_):
                 return False
+            case Scalar("index" | "data", (x,)):
+                return self.is_index(x)
             case Axis(_, extent):
                 return known(extent) < _NARROW
             case Scalar(name, args) if node.dtype is i64 and name in _INDEX:

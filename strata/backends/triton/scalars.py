@@ -337,5 +337,7 @@ _TABLE: Final[dict[str, Emission]] = {
     "select": _select,
     "cast": _cast,
     "bitcast": _bitcast,
+    "index": lambda call: call.a,
+    "data": lambda call: call.a,
 }
 NAMES: Final = frozenset(_TABLE)

@@ -296,6 +296,8 @@ class Body:
                 return self.axes[node]
             case Size(dim):
                 return self._size(dim)
+            case Scalar("index" | "data", (x,)):
+                return self._value(x)
         for scope in reversed(self.scopes):
             if node in scope:
                 return scope[node]

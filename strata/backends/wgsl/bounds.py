@@ -78,6 +78,8 @@ class Bounds:
         if name == "select":
             return _hull(self.range(args[1]), self.range(args[2]))
         ranges = [self.range(a) for a in args]
+        if name in ("index", "data"):
+            return ranges[0]
         if name in ("min", "max"):
             return _min_max(name, ranges[0], ranges[1])
         if name == "mod" and ranges[1] is not None and ranges[1][0] > 0:

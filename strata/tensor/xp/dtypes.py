@@ -69,8 +69,8 @@ def iinfo(type: Any, /) -> IntInfo:
     dtype = _dtype(type)
     if not dtype.is_int:
         raise DTypeError(f"iinfo: {dtype} is not an integer type", code="D380", place=here())
-    info = np.iinfo(dtype.np)
-    return IntInfo(info.bits, int(info.max), int(info.min), dtype)
+    low = -(1 << (dtype.bits - 1)) if dtype.is_signed else 0
+    return IntInfo(dtype.bits, low + (1 << dtype.bits) - 1, low, dtype)
 
 
 def isdtype(dtype: Any, kind: Any) -> bool:

@@ -92,10 +92,14 @@ def _rounding(name: str) -> Callable[[Any], Tensor]:
 
 
 def floor_divide(x1: Any, x2: Any, /) -> Tensor:
-    """The operator `//`; infinities as in the quotient that is rounded down."""
+    """The operator `//`, but for infinities: the standard rounds their quotient down, NumPy and `//` do not."""
     a, b = _operands(x1, x2)
     made: Tensor = a // b
-    return made
+    if not made.dtype.is_float:
+        return made
+    infinite = _ops.isinf(_ops.abs(a) + _ops.abs(b))
+    result: Tensor = _ops.where(infinite, _ops.floor(a / b), made)
+    return result
 
 
 globals().update({n: _unary(n) for n in UNARY})
