@@ -48,7 +48,82 @@ def tests(*nodes: str) -> tuple[str, ...]:
     return ("pytest", "-q", "-x", "-p", "no:cacheprovider", *nodes)
 
 
-MUTATIONS: tuple[Mutation, ...] = ()
+TEMPLATES, CACHES = "strata/runtime/templates.py", "strata/runtime/caches.py"
+EXTENT, COMPILED = "strata/runtime/extent.py", "strata/runtime/compiled.py"
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        "template-of-another-component", TEMPLATES,
+        "options or component.options, component.template_key(),", 'options or component.options, "default",',
+        machine("PipelineMachine", 40),
+    ),
+    Mutation(
+        "name-on-disk-without-a-template", TEMPLATES,
+        "disk_base if model is None else model", "_DEFAULT if model is None else model", machine("PipelineMachine", 40),
+    ),
+    Mutation(
+        "padding-checked-by-bucket", CACHES,
+        "name = at, self.session.entry_key(self.session.options), padded",
+        "name = at, self.session.entry_key(self.session.options), frozenset[str]()", machine("BucketMachine", 40),
+    ),
+    Mutation(
+        "padding-cut-by-coincidence", "strata/runtime/padding.py",
+        "if not found and (asked or self._graph is None) and", "if not found and", machine("BucketMachine", 40),
+    ),
+    Mutation(
+        "extent-of-zero-computes-nothing", EXTENT,
+        "        if not left:\n            return\n", "        if not left or empty:\n            return\n",
+        machine("CompiledGraphMachine"),
+    ),
+    Mutation(
+        "tail-lost-at-fixed-sizes", COMPILED,
+        "self._keeps_last = self._is_static and bool(options.dim_binding)", "self._keeps_last = False",
+        machine("CompiledGraphMachine"),
+    ),
+    Mutation(
+        "result-is-what-is-kept", EXTENT, "return [a.copy() for a in shaped]", "return shaped",
+        machine("CompiledGraphMachine"),
+    ),
+    Mutation(
+        "clones-share-parameters", COMPILED, "            if sharers:\n", "            if not sharers:\n",
+        machine("CompiledGraphMachine"),
+    ),
+    Mutation(
+        "clones-share-packed-weights", "strata/backends/llvm/packed.py",
+        "[replace(weight) for weight in self._weights]", "self._weights", machine("CompiledGraphMachine", 400),
+    ),
+    Mutation(
+        "clones-share-the-body-of-a-loop", "strata/backends/llvm/executable.py",
+        "(op.again() if op.again else op, code)", "(op, code)", machine("CompiledGraphMachine", 400),
+    ),
+    Mutation(
+        "extent-program-keeps-the-old-weight", EXTENT,
+        "            program.set_param(name, array)", "            assert name in program.params and array is not None",
+        machine("CompiledGraphMachine"),
+    ),
+    Mutation(
+        "sizes-of-parameters-unchecked", COMPILED,
+        "binding = infer_binding({**shapes, **self._param_shapes})",
+        "binding = {**infer_binding(self._param_shapes), **infer_binding(shapes)}",
+        machine("CompiledGraphMachine", 400),
+    ),
+    Mutation(
+        "threads-not-in-the-key", "strata/runtime/session.py",
+        'return f"{self.plan_key(options)}; threads={options.threads}"', "return self.plan_key(options)",
+        machine("CompileCacheMachine", 40),
+    ),
+    Mutation(
+        "settings-not-in-the-key", "strata/runtime/session.py",
+        '{self.backend.target.key}; {config().key_fields()}"\n\n    def entry_key',
+        '{self.backend.target.key}"\n\n    def entry_key',
+        machine("SizesCacheMachine", 40),
+    ),
+    Mutation(
+        "the-largest-number-is-clipped", "strata/ops/fake_quantize.py",
+        "self.qmax * (1 + 2 * float(kind.eps))", "float(self.qmax)",
+        tests("tests/ops/test_quantize.py::test_the_largest_number_is_not_clipped"),
+    ),
+)  # fmt: skip
 
 
 def mutated(mutation: Mutation, root: Path) -> None:
