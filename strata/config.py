@@ -87,15 +87,18 @@ class Config:
     """Emit a range check at each gathered or scattered index."""
     winograd: bool = field(default=True, metadata=_KEY)
     """Convolve with fewer products where that is faster; False multiplies every tap with every pixel."""
-    max_nodes: int = 1 << 20
+    max_nodes: int = 1 << 17
     """Nodes that a file or text may become: of its graph, with every call of a function and every step of a loop that
     is written out."""
     max_depth: int = 32
     """Subgraphs and functions inside each other in a file."""
-    max_folded_bytes: int = 256 << 20
+    max_folded_bytes: int = 128 << 20
     """Bytes of constants that are computed while a file is read, beyond four times those that it holds."""
     max_tensor_bytes: int = 8 << 30
     """Bytes of one tensor that a file or text asks for."""
+    max_growth: int = 1 << 14
+    """Elements of one tensor of a file for each one that the file holds and the run is given; 16 million are always
+    allowed."""
     max_unpacked_bytes: int = 1 << 30
     """Bytes that compressed data may become, beyond four times those that they have."""
     max_steps: int = 1 << 20
@@ -197,6 +200,7 @@ _CHECKS: dict[str, Callable[[str, object], object]] = {
     "max_depth": _check_count,
     "max_folded_bytes": _check_count,
     "max_tensor_bytes": _check_count,
+    "max_growth": _check_count,
     "max_unpacked_bytes": _check_count,
     "max_steps": _check_count,
     "max_seconds": _check_seconds,
@@ -221,6 +225,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "STRATA_MAX_DEPTH": ("max_depth", _read_int),
     "STRATA_MAX_FOLDED_BYTES": ("max_folded_bytes", _read_int),
     "STRATA_MAX_TENSOR_BYTES": ("max_tensor_bytes", _read_int),
+    "STRATA_MAX_GROWTH": ("max_growth", _read_int),
     "STRATA_MAX_UNPACKED_BYTES": ("max_unpacked_bytes", _read_int),
     "STRATA_MAX_STEPS": ("max_steps", _read_int),
     "STRATA_MAX_SECONDS": ("max_seconds", _read_number),

@@ -21,18 +21,21 @@ _MOST_KEPT = 4096  # files, and lines, that are remembered
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line in the user's program."""
+    """A line in the user's program, or a part of a file that is no program: a node of a model."""
 
     file: str
     line: int
+    part: str = ""
 
     @property
     def short(self) -> str:
+        if self.part:
+            return f"{os.path.basename(self.file)}: {self.part}" if self.file else self.part
         return f"{os.path.basename(self.file)}:{self.line}"
 
     @property
     def text(self) -> str:
-        return linecache.getline(self.file, self.line).strip()
+        return "" if self.part else linecache.getline(self.file, self.line).strip()
 
     def describe(self) -> str:
         """`train.py:41    h = x @ w`"""

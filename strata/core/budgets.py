@@ -20,21 +20,25 @@ CODES = {
     "max_unpacked_bytes": "B104",
     "max_steps": "B105",
     "max_seconds": "B106",
+    "max_growth": "B107",
 }
 _POWERS = ("KiB", "MiB", "GiB", "TiB")
 
 
-def over_budget(setting: str, needed: float, what: str) -> BudgetError:
-    """The error of something that needs more than a setting allows: `what` says who needs how much of what."""
+def over_budget(setting: str, needed: float, what: str, *, is_all: bool = True) -> BudgetError:
+    """The error of something that needs more than a setting allows: `what` says who needs how much of what.
+
+    `is_all` is False where counting stopped at the limit, so that nobody knows how much would be needed.
+    """
     limit = getattr(config(), setting)
-    more = 2 * limit if needed <= limit else needed
+    more = math.ceil(needed) if is_all else "…"
     return BudgetError(
         f"{what}: more than {setting}, which is {_shown(setting, limit)}",
         code=CODES[setting],
         setting=setting,
         limit=limit,
         needed=needed,
-        fix=f"with strata.config.using({setting}={math.ceil(more)}): …, if you trust where it comes from",
+        fix=f"with strata.config.using({setting}={more}), if you trust where it comes from",
     )
 
 
@@ -65,7 +69,7 @@ class Meter:
     def add(self, amount: int = 1) -> None:
         self.spent += amount
         if self.spent > self.limit:
-            raise over_budget(self.setting, self.spent, self.what)
+            raise over_budget(self.setting, self.spent, self.what, is_all=False)
 
     def has(self, amount: int) -> bool:
         """Whether so much more would fit."""
@@ -84,7 +88,7 @@ class Deadline:
     def check(self) -> None:
         if time.monotonic() > self.end:
             seconds = config().max_seconds
-            raise over_budget("max_seconds", seconds, f"{self.what} took more than {seconds:g} s")
+            raise over_budget("max_seconds", seconds, f"{self.what} took more than {seconds:g} s", is_all=False)
 
     def extend(self, seconds: float) -> None:
         """Do not count these seconds: they were spent on something else."""

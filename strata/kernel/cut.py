@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import prod
 
 from strata.core import Dim, i64, known_le
@@ -32,6 +32,11 @@ _TURNED = 1 << 10  # elements of a transpose that is worth a kernel of its own
 _SQUARE = 8  # rows of one
 _FAR = 8 << 20  # bytes of a result that may go past the caches
 
+
+class _TooManyPartsError(Exception):
+    """Conditions along one axis alone make more parts than a kernel is cut in."""
+
+
 Region = tuple[Store, ...]  # stores over the same axes
 
 
@@ -43,7 +48,10 @@ def cut_stores(kernel: Kernel) -> tuple[Kernel, ...]:
     uniform = all(s.axes == axes for s in kernel.stores)
     if not axes or not uniform or any(isinstance(n, (Reduce, Scan)) for n in nodes):
         return (kernel,)
-    regions = list(_regions(kernel, kernel.stores, 0))
+    try:
+        regions = list(islice(_regions(kernel, kernel.stores, 0), _MOST_PARTS + 1))  # each costs a walk of the kernel
+    except _TooManyPartsError:
+        return (kernel,)
     grown = sum(len(postorder(e for s in region for e in (*s.index, s.value))) for region in regions)
     if len(regions) == 1 or len(regions) > _MOST_PARTS or grown > max(_FEW_NODES, _GROWTH * len(nodes)):
         return (kernel,)
@@ -61,6 +69,8 @@ def _regions(kernel: Kernel, stores: Region, at: int) -> Iterator[Region]:
     for number in range(at, len(axes)):
         axis = axes[number]
         points = _points(stores, axis)
+        if len(points) >= _MOST_PARTS:
+            raise _TooManyPartsError
         if points and not (number == len(axes) - 1 and _breaks_lines(stores, points)):
             for part, (start, end) in enumerate(pairwise([0, *points, axis.extent])):
                 mark = f"{chr(97 + part % 26)}{part // 26 or ''}"

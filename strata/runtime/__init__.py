@@ -14,6 +14,7 @@ from strata.runtime.fusion import FusionReport, MissedFusion, scan
 from strata.runtime.memory import MemoryReport
 from strata.runtime.options import CompileOptions
 from strata.runtime.pipeline import CompilePipeline, CompileResult, TrainingResult
+from strata.runtime.prices import compile_price, run_price
 from strata.runtime.profile import Profile
 from strata.runtime.rows import row_obstacles
 from strata.runtime.session import Session

@@ -1,31 +1,18 @@
-"""An outline as NumPy calls: what small expressions run as, since compiling them would not pay.
-
-`seconds` is what a run is expected to take. It is computed from sizes, never measured while running, so that the same
-program makes the same choices, and gives the same bits, in every run.
-"""
+"""An outline as NumPy calls: what small expressions run as, since compiling them would not pay."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import log2, sqrt
 from typing import Any
 
 import numpy as np
 
-from strata.core import Place, static_prod
+from strata.core import Place
 from strata.errors import ShapeError, StrataError
-from strata.mir import Constant, Graph, Node, Op, computed_in
+from strata.mir import Node, Op, computed_in
 from strata.ops import Custom
 from strata.tensor.outline import Outline
-
-# Measured on one core of a server processor (AVX2, 3 GHz), rounded.
-CALL = 2e-6  # an op, whatever its size
-ELEMENT = 1.2e-9  # an element read or written
-COMPOSED = 6.0  # a composition makes several passes over its arrays
-FLOP = 2.5e-11  # of a matrix product
-COMPARED = 4e-9  # an element that is put in order among two
-IN_ORDER = ("sort", "argsort", "topk", "searchsorted")  # ops that compare each element with a part of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,26 +101,3 @@ def _call(node: Node, inputs: tuple[int, ...], first: int, dead: tuple[int, ...]
     some = widen if any(w is not None for w in widen) else None
     is_foreign = isinstance(node.op, Custom)
     return Call(node.op, node.op.numpy, inputs, first, dtypes, shapes, some, node.origin.place, dead, is_foreign)
-
-
-def seconds(nodes: Sequence[Node]) -> float:
-    """How long NumPy is expected to take."""
-    return sum(_seconds(n) for n in nodes)
-
-
-def _seconds(node: Node) -> float:
-    if isinstance(node.op, Constant):
-        return 0.0
-    outs = sum(static_prod(t.shape) or 0 for t in node.types)
-    ins = [static_prod(x.shape) or 0 for x in node.inputs]
-    if node.op.name in ("matmul", "einsum") and len(ins) == 2:
-        return CALL + FLOP * 2 * sqrt(ins[0]) * sqrt(ins[1]) * sqrt(outs)
-    inner = [field for field in node.op.static_fields().values() if isinstance(field, Graph)]
-    if inner:
-        rounds = getattr(node.op, "length", 1)
-        return sum(seconds(g.nodes()) for g in inner) * (rounds if isinstance(rounds, int) else 1)
-    if node.op.name in IN_ORDER:
-        axis = node.op.static_fields().get("axis", -1)
-        row = (node.inputs[0].shape or (1,))[axis if isinstance(axis, int) else -1]
-        return CALL + COMPARED * max(*ins, outs) * log2(2 + (row if isinstance(row, int) else 0))
-    return CALL + ELEMENT * (outs + sum(ins)) * (COMPOSED if node.op.is_composition else 1.0)

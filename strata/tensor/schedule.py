@@ -19,16 +19,14 @@ from strata.config import Config, config
 from strata.core import new_lock
 from strata.errors import SymbolError
 from strata.mir import Value
-from strata.runtime import CompiledGraph, Session
+from strata.runtime import CompiledGraph, Session, compile_price, run_price
 from strata.tensor.general import General, generalize
-from strata.tensor.interpret import Interpreter, seconds
+from strata.tensor.interpret import Interpreter
 from strata.tensor.outline import Outline, outline
 from strata.tensor.storage import slices
 
 PROGRAMS = 4096  # structures with sizes that are kept
 FAMILIES = 1024  # structures without sizes
-COMPILE = 0.04  # seconds that a compile takes at least
-COMPILE_NODE = 0.004  # and for each op
 WORTH_A_LOOK = 50e-6  # seconds of work below which the general form of an expression is not looked for
 
 K = TypeVar("K")
@@ -149,8 +147,8 @@ def _make(plan: Outline, roots: Sequence[Value], settings: Config) -> Program:
     always = settings.device not in ("cpu", "reference")
     if any(not h.type.is_static for h in plan.leaves) or any(not x.type.is_static for x in roots):
         return Program(None, 0.0, 0.0, always)
-    price = seconds(plan.nodes)
-    program = Program(Interpreter(plan), price, COMPILE + COMPILE_NODE * len(plan.nodes), always)
+    price = run_price(plan.nodes)
+    program = Program(Interpreter(plan), price, compile_price(len(plan.nodes)), always)
     if price > WORTH_A_LOOK:
         _find_family(program, plan, settings)
     return program

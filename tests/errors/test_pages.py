@@ -24,6 +24,7 @@ PAGES = {
     "texts": ("P", "Texts"),
     "tracing": ("T", "Graphs, traces and tensors"),
     "rules": ("RV", "Rules and checks of ops"),
+    "budgets": ("B", "Budgets"),
     "devices": ("CEGLF", "Blocks, targets, devices and settings"),
     "runs": ("X", "Failures while a program runs"),
 }

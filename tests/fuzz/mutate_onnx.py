@@ -189,8 +189,8 @@ def _hook(event: str, arguments: Any) -> None:
     if event != "open" or not _watched or not isinstance(arguments[0], (str, bytes)):
         return
     path = os.path.realpath(os.fsdecode(arguments[0]))
-    own = (_watched[0], config().cache_dir.resolve(), sys.prefix, sys.base_prefix, Path(__file__).parents[2])
-    allowed = (*map(str, own), "/proc/", "/sys/", "/dev/")
+    own = (_watched[0], config().cache_dir, sys.prefix, sys.base_prefix, Path(__file__).parents[2])
+    allowed = (*map(os.path.realpath, own), "/proc/", "/sys/", "/dev/")
     if not path.startswith(allowed):
         _outside.append(path)
 

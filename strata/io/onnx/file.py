@@ -24,6 +24,7 @@ class ModelFile:
 
     def __init__(self, source: Any) -> None:
         self.folder: Path | None = None
+        self.name = ""
         self._data: bytes | None = None
         self._lock = new_lock()
         if not isinstance(source, (str, os.PathLike)):
@@ -31,6 +32,7 @@ class ModelFile:
             self.digest, self.size = hashlib.sha256(self._data).hexdigest(), len(self._data)
             return
         self._path = Path(source)
+        self.name = self._path.name
         try:
             handle = open_handle(self._path)
             weakref.finalize(self, os.close, handle)

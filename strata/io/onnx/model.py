@@ -7,6 +7,7 @@ file gives is kept in the store: a process that finds it there needs nothing of 
 
 from __future__ import annotations
 
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.core import give_back, here, located, new_rlock, symbols
+from strata.config import logger
+from strata.core import Dim, give_back, here, located, new_rlock, symbols
 from strata.errors import DTypeError, RunError, ShapeError, StrataError, UnknownMethodError, UnknownNameError
 from strata.io.onnx.file import ModelFile
 from strata.io.onnx.plans import Plan, Port, Shapes, samples
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 SIGNATURES = 256  # sets of input shapes whose plan is remembered
 SYMBOLIC_PLANS = 16
+TRIES = 4  # sets of input shapes for which a symbolic plan is looked for though data decide sizes
 WORTH_SECONDS = 0.02  # of reading; less is not worth an entry of the store
 
 _Quick = tuple[CompiledGraph, tuple[str, ...] | None]  # with the inputs that it takes, where these are not all
@@ -57,6 +60,8 @@ class OnnxModel:
         self._assumed: set[str] = set()  # inputs whose elements some plan depends on
         self._quick: dict[Any, _Quick] = {}  # for arrays as they are, by what `_quick_key` says
         self.why_not_symbolic: list[str] = []
+        self._tries = TRIES
+        self._told: set[str] = set()  # inputs that came in another form than declared
 
     def _declare(self) -> None:
         """Inputs and outputs, from the store or from the model, which is then read."""
@@ -201,7 +206,12 @@ class OnnxModel:
             if not isinstance(value, (bool, int, float, list, tuple)):
                 raise DTypeError(f"input {port}, got {array.dtype}{list(array.shape)}", code="D501", place=here())
             array = array.astype(port.dtype)
-        if port.shape is not None and array.ndim != len(port.shape):
+        if port.shape == () and array.size == 1 and array.ndim:
+            if port.name not in self._told:
+                self._told.add(port.name)
+                logger.warning("input %s, got %s%s: taken as a scalar", port, array.dtype, list(array.shape))
+            array = array.reshape(())
+        if port.shape is not None and not _fits(array.shape, port.shape):
             raise ShapeError(f"input {port}, got {array.dtype}{list(array.shape)}", code="S501", place=here())
         return array
 
@@ -236,13 +246,14 @@ class OnnxModel:
             self.why_not_symbolic += found.why_not_symbolic
             plan, is_symbolic = found.plan, found.is_symbolic
         else:
-            if len(self._plans) >= SYMBOLIC_PLANS:
+            if len(self._plans) >= SYMBOLIC_PLANS or not self._tries:
                 return None
             later: list[Callable[[], None]] = []
             keep = partial(self._kept, arrays, time.perf_counter(), True, later=later)
             with making_much():
                 made = self._reading.symbolic_plan(arrays, keep, self.why_not_symbolic)
             if made is None:
+                self._tries -= self._reading.needs_data
                 return None
             if later:
                 give_back()  # what was read, which nobody holds by now
@@ -310,6 +321,13 @@ class OnnxModel:
         return _signature(arrays), elements
 
 
+def _fits(shape: tuple[int, ...], declared: tuple[Dim, ...]) -> bool:
+    """Whether sizes are those that the file declares, as far as it does."""
+    return len(shape) == len(declared) and all(
+        size == d for size, d in zip(shape, declared, strict=True) if isinstance(d, int)
+    )
+
+
 def _signature(x: Any) -> Any:
     if isinstance(x, Mapping):
         return tuple((name, _signature(v)) for name, v in sorted(x.items()))
@@ -323,4 +341,10 @@ def load_onnx(
     source: Any, *, device: str | None = None, custom_ops: Mapping[str, Callable[..., Any]] | None = None
 ) -> OnnxModel:
     """An ONNX model from a path, bytes or a ModelProto. `custom_ops` maps op names to functions of a node."""
-    return OnnxModel(source, device=device, custom_ops=custom_ops)
+    try:
+        return OnnxModel(source, device=device, custom_ops=custom_ops)
+    except StrataError as error:
+        if isinstance(source, (str, os.PathLike)) and os.path.basename(source) not in error.summary:
+            error.summary = f"{os.path.basename(source)}: {error.summary}"
+            error.args = (error.summary,)
+        raise

@@ -111,6 +111,13 @@ class NodeView:
         """Whether an input is known without looking at data of a run."""
         return not self.has(i) or (isinstance(self.items[i], Host) and self.items[i].fixed)  # type: ignore[union-attr]
 
+    def room(self, count: Dim, width: int = 8, what: str = "elements") -> None:
+        """Refuse to make an array of the host with so many elements of some bytes where there is no room for it."""
+        if isinstance(count, int):
+            if count < 0:
+                raise ShapeError(f"{self.label}: {count} {what}", code="S500")
+            self.tracer.limits.require_room(count * width, f"{self.label}: an array of {count:,} {what}")
+
     # outputs
 
     def wants(self, i: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import re
@@ -15,15 +16,22 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 from onnx import defs, helper
 
-from strata.core import Dim, SymExpr, sym
+from strata.core import Dim, SymExpr, require, show_bytes, sym
 from strata.errors import FileError, UnknownNameError
+from strata.io.onnx.checks import (
+    require_few_nodes,
+    require_single_names,
+    require_single_names_in_function,
+    require_unique,
+    subgraphs,
+    walk,
+)
 from strata.io.onnx.dtypes import STRING, numpy_dtype
 from strata.io.onnx.file import ModelFile
 from strata.io.onnx.plans import Declared, Port
 from strata.io.onnx.registry import ONNX_DOMAINS, Handler, lookup
 
 NEWEST_OPSET = 28
-MAX_DEPTH = 32  # of subgraphs and functions inside each other
 MAX_ELEMENTS = 1 << 33
 
 
@@ -35,6 +43,7 @@ class Program:
             raise FileError("the model has no graph", code="F500")
         self.proto = proto
         self.folder = folder
+        self.file = ""  # its name, where it has one
         self.custom = dict(custom or {})
         self.opsets = {_domain(o.domain): int(o.version) for o in proto.opset_import}
         if "" not in self.opsets and not proto.functions:
@@ -42,12 +51,19 @@ class Program:
         self.opsets.setdefault("", defs.onnx_opset_version())
         if self.opsets[""] > max(NEWEST_OPSET, defs.onnx_opset_version()):
             raise FileError(f"the model uses opset {self.opsets['']}; {NEWEST_OPSET} is the newest known", code="F500")
-        self.functions = {(_domain(f.domain), f.name, getattr(f, "overload", "")): f for f in proto.functions}
+        self.functions = {function_key(f): f for f in proto.functions}
         self.elements = sum(_elements(t.dims) for t in proto.graph.initializer)
+        self.size = sum(_tensor_bytes(t) for t in proto.graph.initializer)
         self._files: dict[str, mmap.mmap] = {}
         self._symbols: dict[str, SymExpr] = {}
         self._is_ours = True  # no reader of the user's is needed
         self._require_known_ops()
+        require_few_nodes(self.graph.node, self.functions.values(), self.function, function_key)
+        require_single_names(self.graph)
+        require_unique((x.name for x in self.graph.output), "two outputs of the model")
+        require_unique(map(function_key, proto.functions), "two functions of the model")
+        for function in self.functions.values():
+            require_single_names_in_function(function)
 
     @property
     def graph(self) -> Any:
@@ -59,9 +75,6 @@ class Program:
         """What the model says of its inputs and outputs."""
         graph = self.graph
         fixed = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
-        names = [x.name for x in graph.input]
-        if len(set(names)) != len(names):
-            raise FileError("two inputs of the model have the same name", code="F500")
         return Declared(
             graph.name,
             tuple(self._port(x) for x in graph.input if x.name not in fixed),
@@ -128,7 +141,7 @@ class Program:
         names = [self.graph.name, *(x.name for x in ports), *(f.name for f in self.proto.functions), *self.opsets]
         for node in nodes:
             names += [node.op_type, node.domain, node.name, *node.input, *node.output]
-            for graph in _subgraphs(node):
+            for graph in subgraphs(node):
                 names += [x.name for x in (*graph.input, *graph.output, *graph.initializer)]
         if not all(isinstance(name, str) for name in names):
             raise FileError("a name in the model is not text", code="F500")
@@ -216,8 +229,14 @@ class Program:
         """A SparseTensorProto as a dense array."""
         values, places = self.tensor(proto.values), self.tensor(proto.indices).astype(np.int64)
         shape = tuple(int(d) for d in proto.dims)
-        if not shape or min(shape) < 0 or int(np.prod(shape, dtype=object)) > 1 << 28:
+        if not shape or min(shape) < 0:
             raise FileError(f"sparse tensor {proto.values.name!r} has shape {list(shape)}", code="F501")
+        size = math.prod(shape) * values.dtype.itemsize
+        require(
+            "max_folded_bytes",
+            size,
+            f"sparse tensor {proto.values.name!r} of shape {list(shape)} takes {show_bytes(size)}",
+        )
         dense = np.zeros(shape, values.dtype)
         try:
             if places.ndim == 1:
@@ -231,13 +250,14 @@ class Program:
     def _external(self, proto: Any, dtype: np.dtype[Any], shape: tuple[int, ...], count: int) -> np.ndarray:
         entries = {e.key: e.value for e in proto.external_data}
         location = entries.get("location", "")
-        try:
-            offset, length = int(entries.get("offset", 0)), int(entries.get("length", -1))
-        except ValueError:
-            raise FileError(f"tensor {proto.name!r}: offset and length must be numbers", code="F502") from None
+        offset = _whole(entries.get("offset", "0"), "offset", proto.name)
+        length = _whole(entries["length"], "length", proto.name) if entries.get("length") else None
         data = self._open(location, proto.name)
         size = _byte_count(dtype, count)
-        if offset < 0 or (length >= 0 and length < size) or offset + size > len(data):
+        if length and length != size:  # 0 is what writers say who do not know
+            raise FileError(f"tensor {proto.name!r}: its entry in {location!r} has {length} bytes, its shape "
+                            f"{list(shape)} of {dtype} needs {size}", code="F502")  # fmt: skip
+        if offset + size > len(data):
             raise FileError(f"tensor {proto.name!r} wants bytes {offset}..{offset + size} of {location!r}, "
                             f"which has {len(data)}", code="F502")  # fmt: skip
         return _from_bytes(memoryview(data)[offset : offset + size], dtype, shape, count, proto.name)
@@ -277,6 +297,13 @@ class Program:
         return data
 
 
+def _whole(text: Any, what: str, tensor: str) -> int:
+    """A place in a file: digits, and no more of them than any file has bytes."""
+    if not isinstance(text, str) or not re.fullmatch(r"[0-9]{1,19}", text):
+        raise FileError(f"tensor {tensor!r}: {what} {text!r} is not a whole number of bytes", code="F502")
+    return int(text)
+
+
 def read_program(source: Any, custom: Mapping[str, Handler] | None = None) -> Program:
     """A program from a file or a ModelProto."""
     if not isinstance(source, ModelFile):
@@ -286,7 +313,9 @@ def read_program(source: Any, custom: Mapping[str, Handler] | None = None) -> Pr
         proto.ParseFromString(source.read())
     except (DecodeError, EncodeError, ValueError, RecursionError) as error:
         raise FileError(f"not an ONNX model: {error}", code="F500") from None
-    return Program(proto, source.folder, custom)
+    program = Program(proto, source.folder, custom)
+    program.file = source.name
+    return program
 
 
 def _elements(dims: Any) -> int:
@@ -296,29 +325,25 @@ def _elements(dims: Any) -> int:
     return count
 
 
+def _tensor_bytes(proto: Any) -> int:
+    """What a tensor's elements take; those of a type that does not exist take nothing."""
+    try:
+        return _byte_count(numpy_dtype(proto.data_type), _elements(proto.dims))
+    except FileError:
+        return 0
+
+
 def _domain(name: str) -> str:
     return "" if name in ONNX_DOMAINS else name
 
 
+def function_key(function: Any) -> tuple[str, str, str]:
+    """What sets a function of a model apart."""
+    return _domain(function.domain), function.name, getattr(function, "overload", "")
+
+
 def opset_table(function: Any) -> dict[str, int]:
     return {_domain(o.domain): int(o.version) for o in function.opset_import}
-
-
-def walk(nodes: Any, depth: int = 0) -> Iterator[Any]:
-    """All nodes, those of subgraphs included."""
-    if depth > MAX_DEPTH:
-        raise FileError(f"subgraphs are nested more than {MAX_DEPTH} deep", code="F500")
-    for node in nodes:
-        yield node
-        for graph in _subgraphs(node):
-            yield from walk(graph.node, depth + 1)
-
-
-def _subgraphs(node: Any) -> Iterator[Any]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
 
 
 def _node_tensors(nodes: Any) -> Iterator[Any]:
@@ -327,8 +352,7 @@ def _node_tensors(nodes: Any) -> Iterator[Any]:
 
 def outer_names(graph: Any, depth: int = 0) -> set[str]:
     """Names that a subgraph takes from around it."""
-    if depth > MAX_DEPTH:
-        raise FileError(f"subgraphs are nested more than {MAX_DEPTH} deep", code="F500")
+    require("max_depth", depth, f"subgraphs are nested {depth} deep")
     own = {x.name for x in graph.input} | {t.name for t in graph.initializer}
     own |= {t.values.name for t in graph.sparse_initializer}
     needed: set[str] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import threading
 from collections import OrderedDict
@@ -20,13 +21,16 @@ from strata.io.onnx.plans import Plan, Port, Shapes, bind_shapes, forms, samples
 from strata.io.onnx.program import Program, read_program
 from strata.io.onnx.registry import known_ops, reads
 from strata.io.onnx.trace import NeedsData, Tracer
-from strata.mir import Graph, Op, Value
-from strata.runtime import CompiledGraph, Session
+from strata.mir import Graph, Op, Value, evaluate
+from strata.runtime import CompiledGraph, Session, compile_price, run_price
 
 __all__ = ["Reading", "known_ops", "read_program", "reads"]
 register()
 
 KEPT = 64  # compiled segments, least recently used dropped first
+SEEN = 1024  # segments whose price is remembered
+INTERPRETED = ("cpu", "reference")  # devices whose arrays NumPy has
+AT_ONCE = 0.5  # seconds of compiling that a model's segments may take without having run before
 Keep = Callable[[Plan, Mapping[str, np.ndarray]], Plan]  # a plan and its parameters, which it does not have yet
 
 
@@ -38,6 +42,9 @@ class Reading:
         self._lock = lock
         self._prefixes: dict[Any, Prefix] = {}
         self._compiled: OrderedDict[str, CompiledGraph] = OrderedDict()
+        self._spent: OrderedDict[str, float] = OrderedDict()  # on segments that are not compiled
+        self._at_once = AT_ONCE
+        self.needs_data = False  # whether some shapes had no symbolic plan because of that
 
     def graph(self, hints: Mapping[str, int] | None = None) -> Graph:
         """The model as one graph with symbolic sizes; `hints` decide where the graph depends on them."""
@@ -72,6 +79,7 @@ class Reading:
                 return self._plan(tracer, self._trace(tracer, leaves), keep, shapes)
             except NeedsData as reason:
                 why_not.append(f"depends on data: {reason}")
+                self.needs_data = True
                 return None
             except (ShapeError, OptionError, LowerError, DTypeError) as error:
                 why_not.append(str(error))
@@ -122,7 +130,9 @@ class Reading:
         """The outputs for arrays of these shapes, and the plan that gave them, if the model is one graph."""
 
         def execute(graph: Graph, feeds: Mapping[str, Any], params: Mapping[str, Any]) -> Sequence[np.ndarray]:
-            return self._segment(graph, params).run(dict(feeds))
+            with tracer.limits.elsewhere():
+                segment = self._segment(graph, params)
+                return evaluate(graph, {**feeds, **params}) if segment is None else segment.run(dict(feeds))
 
         tracer = Tracer(self.program, execute)
         try:
@@ -178,13 +188,20 @@ class Reading:
 
         return [result(x) for x in items]
 
-    def _segment(self, graph: Graph, params: Mapping[str, np.ndarray]) -> CompiledGraph:
-        key = str(graph)
+    def _segment(self, graph: Graph, params: Mapping[str, np.ndarray]) -> CompiledGraph | None:
+        """A segment compiled, or None where NumPy runs it: sizes that depend on data may never come again.
+
+        The rule is that of renting or buying. What NumPy is expected to take for a segment is added up over its runs,
+        and it is compiled once that is more than compiling it takes. The first few small ones are compiled at once.
+        """
+        key = hashlib.sha256(str(graph).encode()).hexdigest()
         with self._lock:
             found = self._compiled.get(key)
             if found is not None:
                 self._compiled.move_to_end(key)
                 return found
+            if not self._is_worth_compiling(key, graph):
+                return None
         made = self.session.compile(graph)
         made.set_params(params)
         with self._lock:
@@ -192,6 +209,19 @@ class Reading:
             if len(self._compiled) > KEPT:
                 self._compiled.popitem(last=False)
         return made
+
+    def _is_worth_compiling(self, key: str, graph: Graph) -> bool:
+        if self.session.backend.name not in INTERPRETED:
+            return True
+        nodes = graph.nodes()
+        price = compile_price(len(nodes))
+        if price <= self._at_once and key not in self._spent:
+            self._at_once -= price
+            return True
+        self._spent[key] = self._spent.pop(key, 0.0) + run_price(nodes)
+        if len(self._spent) > SEEN:
+            self._spent.popitem(last=False)
+        return self._spent[key] > price
 
 
 def _template(items: Sequence[Item], tracer: Tracer, values: list[Value]) -> list[Any]:

@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 import onnx
 
-from strata.core import Dim, SymExpr, TensorType, as_dtype, dim_prod, substitute
+from strata.core import Dim, Place, SymExpr, TensorType, as_dtype, require, substitute
 from strata.errors import DTypeError, FileError, OptionError, ShapeError, StrataError, SymbolError
 from strata.io.onnx.comparisons import equal_sizes
 from strata.io.onnx.dtypes import NUMBER, in_graphs
 from strata.io.onnx.frames import Frame, Guard, Path, Prefix, copied, has_run_data, put, values_in
 from strata.io.onnx.items import NOTHING, Host, Item, Nothing, Sizes
+from strata.io.onnx.limits import Limits
 from strata.io.onnx.node import NodeView
-from strata.io.onnx.program import MAX_DEPTH, Program, expand_standard, opset_table, outer_names, tensor_type
+from strata.io.onnx.program import Program, expand_standard, opset_table, outer_names, tensor_type
 from strata.io.onnx.sizes import SIZE_RULES
 from strata.mir import (
     Constant,
@@ -42,9 +43,8 @@ from strata.ops import dim_size, narrow, reshape, stack
 
 SMALL = 64  # elements of a tensor that is a constant of the graph; larger ones are its parameters
 FOLD_LIMIT = 1 << 20  # elements that a folded node may give, or a few times as many as it takes
-MOST_ELEMENTS = 1 << 31  # of one tensor
-GROWTH = 1 << 14  # elements of one tensor for each element that the model is given or holds
 MOST_AXES = 32
+MOST_SIZES = 1 << 10  # elements of shapes that are computed with symbolically
 HOST_LIMIT = 1 << 12  # elements of run-time data that are computed with on the host
 Execute = Callable[[Graph, Mapping[str, np.ndarray], Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 
@@ -96,7 +96,7 @@ class Tracer:
         self._depth = 0
         self._attributes: Mapping[str, Any] = {}
         self._callers: list[Frame] = []
-        self._held = program.elements
+        self.limits = Limits(program.elements, program.size)
         self._index = 0  # of the node of the outermost graph that is being read
         self.segments = 0
         self.prefix: Prefix | None = None
@@ -149,14 +149,15 @@ class Tracer:
     def leaf(self, name: str, data: np.ndarray | TensorType) -> Value:
         """An input of the graph: run-time data, or a type when data come later."""
         if isinstance(data, TensorType):
-            self._held += _count(data)
+            self.limits.give(data, self.hints)
             made = Input(name, data, self.scope)()
             self._open.append(made)
             return made
         name = self._fresh(name, self.feeds)
         self.feeds[name] = data
-        self._held += data.size
-        return Input(name, TensorType(as_dtype(data.dtype), data.shape), self.scope)()
+        kind = TensorType(as_dtype(data.dtype), data.shape)
+        self.limits.give(kind)
+        return Input(name, kind, self.scope)()
 
     def array(self, item: Item) -> np.ndarray:
         """An item as an array: the data are computed now if need be."""
@@ -173,14 +174,26 @@ class Tracer:
         if isinstance(value.node.op, Constant):
             return value.node.op.data.array
         if self._folding is not None:
+            self._require_room(value)
             return evaluate_values([value], self._folding, {})[0]
         if not any(isinstance(node.op, (Input, Param)) for node in toposort([value])):
+            self._require_room(value)
             return evaluate_values([value], {}, {})[0]
         if self.execute is None:
             return self._from_samples(value)
         if self._closed:
             raise NeedsData(str(value.type))
         return self._flush(value)
+
+    def _require_room(self, value: Value) -> None:
+        """Refuse to evaluate while reading what has no room."""
+        most = max((_bytes(t) for node in toposort([value]) for t in node.types), default=0)
+        self.limits.require_room(most, str(value.type))
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether there is a run at hand, so that a reader may ask for elements rather than make many ops."""
+        return self.hints is not None or (self.execute is not None and not self._closed)
 
     def _from_samples(self, value: Value) -> np.ndarray:
         """A value that depends on small integer inputs only (a rate, a number of steps): the ones at hand decide."""
@@ -223,7 +236,8 @@ class Tracer:
         """Read the rest of a model whose first segment is known; the outputs as items."""
         self.scope, self.params, self._leaves = prefix.scope, dict(prefix.params), dict(prefix.leaves)
         self.feeds = dict(feeds)
-        self._held += sum(x.size for x in feeds.values())
+        for x in feeds.values():
+            self.limits.give(TensorType(as_dtype(x.dtype), x.shape))
         frame = self.frame = Frame()
         frame.items = {name: copied(x) for name, x in prefix.items.items()}
         frame.uses = dict(prefix.uses)
@@ -245,7 +259,9 @@ class Tracer:
         self.segments += 1
         feeds = {name: self.feeds[name] for name in graph.input_names}
         params = {name: self.params[name] for name in graph.param_names}
-        return list(self.execute(graph, feeds, params))
+        found = list(self.execute(graph, feeds, params))
+        self.limits.start()
+        return found
 
     def graph(self, results: Sequence[Value], inputs: Sequence[Value] | None = None, name: str = "main") -> Graph:
         """A graph of results over the leaves that they use or whose sizes they need, or over the given inputs."""
@@ -372,10 +388,8 @@ class Tracer:
             self._depth -= 1
 
     def _enter(self) -> None:
+        require("max_depth", self._depth + 1, f"subgraphs and functions are nested {self._depth + 1} deep")
         self._depth += 1
-        if self._depth > MAX_DEPTH:
-            self._depth -= 1
-            raise FileError(f"subgraphs and functions are nested more than {MAX_DEPTH} deep", code="F500")
 
     def _load_initializers(self, graph: Any, frame: Frame) -> None:
         for proto in graph.initializer:
@@ -405,13 +419,16 @@ class Tracer:
 
     def run_node(self, node: Any) -> None:
         """Read one node: its outputs become items of the frame."""
+        self.limits.nodes()
         items = [self.frame.find(name) if name else None for name in node.input]
         while items and items[-1] is None:
             items.pop()
-        with origin(block=node.name or node.op_type):
+        with origin(Place(self.program.file, 0, f"node {_label(node)}"), node.name or node.op_type):
             try:
                 outputs = self._read(node, items)
             except StrataError as error:
+                if error.place is not None and error.place.part:
+                    error.place = None  # the message names the node; the place is the user's
                 if not error.summary.startswith("node "):
                     error.summary = f"node {_label(node)}: {error.summary}"
                     error.args = (error.summary,)
@@ -425,15 +442,15 @@ class Tracer:
         for name, item in zip(node.output, outputs, strict=False):
             if isinstance(item, Value):
                 self._require_possible(node, item)
+            elif isinstance(item, Host) and item.name is None and not any(item is x for x in items):
+                self.limits.keep(item.array, f"node {_label(node)}")
             if name:
                 self.frame.items[name] = item
 
     def _require_possible(self, node: Any, x: Value) -> None:
-        """Refuse what is out of all proportion to the model before anything is allocated for it."""
-        size = x.type.size
-        most = min(MOST_ELEMENTS, max(1 << 24, GROWTH * self._held))
-        if x.ndim > MOST_AXES or (isinstance(size, int) and size > most):
-            raise FileError(f"node {_label(node)} would give {x.type}", code="F506")
+        if x.ndim > MOST_AXES:
+            raise FileError(f"node {_label(node)} would give {x.ndim} axes, {MOST_AXES} are the most", code="F504")
+        self.limits.require_possible(f"node {_label(node)}", x.type, self.hints)
 
     def _read(self, node: Any, items: Sequence[Item | None]) -> list[Any]:
         handler = self.program.reader(node, self._opsets)
@@ -441,7 +458,7 @@ class Tracer:
             return self._call_function(node, items)
         domain = "" if node.domain == "ai.onnx" else node.domain
         view = NodeView(self, node, items, self._opsets.get(domain, self.program.opsets.get(domain, 1)))
-        if any(isinstance(x, Sizes) for x in items) and node.op_type in SIZE_RULES:
+        if node.op_type in SIZE_RULES and any(isinstance(x, Sizes) for x in items) and _are_few(items):
             found = SIZE_RULES[node.op_type](view)
             if found is not None:
                 return _as_items(found, fixed=True)
@@ -469,7 +486,7 @@ class Tracer:
             found = list(values_in(items))
             values = [value for _, value in found]
             given = sum(x.array.size for x in hosts)
-            if sum(_count(x) for x in values) > (max(FOLD_LIMIT, 4 * given) if fixed else HOST_LIMIT):
+            if not self._is_small(values, max(FOLD_LIMIT, 4 * given) if fixed else HOST_LIMIT):
                 return None
             arrays = evaluate_values(values, self._folding, {})
         finally:
@@ -477,6 +494,14 @@ class Tracer:
         for (place, _), array in zip(found, arrays, strict=True):
             put(items, place, Host(array, fixed))
         return list(items.values())
+
+    def _is_small(self, values: Sequence[Value], most: int) -> bool:
+        """Whether values can be evaluated now: few elements, and room for all that is computed on the way."""
+        counts = [x.type.size for x in values]
+        if not all(isinstance(c, int) for c in counts) or sum(counts) > most:
+            return False
+        made = [t for node in toposort(values) if not isinstance(node.op, (Input, Constant)) for t in node.types]
+        return all(self.limits.has_room(_bytes(t)) for t in made)
 
     # ------------------------------------------------------------------------------------------------------- functions
 
@@ -529,9 +554,12 @@ def _label(node: Any) -> str:
     return f"{node.name or (node.output[0] if node.output else '')!r} ({node.op_type})"
 
 
-def _count(x: Value | TensorType) -> int:
-    size = dim_prod(x.shape)
-    return size if isinstance(size, int) else MOST_ELEMENTS
+def _are_few(items: Sequence[Item | None]) -> bool:
+    return sum(x.array.size for x in items if isinstance(x, (Host, Sizes))) <= MOST_SIZES
+
+
+def _bytes(x: TensorType) -> int:
+    return x.size * x.dtype.itemsize if isinstance(x.size, int) else 0
 
 
 def _inputs_of(node: Any) -> list[str]:

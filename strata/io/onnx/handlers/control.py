@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import Dim
+from strata.config import config
+from strata.core import Dim, over_budget, require, substitute
 from strata.errors import FileError, OptionError, ShapeError
 from strata.io.onnx.catalogue import ops
 from strata.io.onnx.items import Host, Item, Sizes
@@ -17,8 +18,7 @@ from strata.io.onnx.trace import NeedsData
 from strata.mir import Constant, Value, constant
 
 UNROLL = 8  # steps of a loop that are written out rather than made a loop of the graph
-MOST_STEPS = 1 << 20
-MOST_WRITTEN = 1 << 15  # nodes of a loop whose steps are written out one after the other
+WRITTEN = 4  # of the nodes that a model may become, those of a loop whose steps are written out are one in so many
 TRUE = Host(np.array(True))
 
 
@@ -102,10 +102,9 @@ def _counted(n: NodeView, body: Any, carried: Sequence[Item], trip: Dim) -> tupl
         values = [tracer.value(x) for x in outs[1:]]
         return tuple(values[:count]), tuple(values[count:])
 
-    with tracer.closed():
+    steps = substitute(trip, tracer.hints or {})
+    with tracer.limits.loop(steps if isinstance(steps, int) else 1, n.label), tracer.closed():
         state, rows = ops.scan(step, tuple(tracer.value(x) for x in carried), ops.iota(trip), length=trip)
-    if isinstance(trip, int) and trip > MOST_STEPS:
-        raise FileError(f"{n.label} would run {trip} steps: nothing ends it before", code="F504")
     return (*state, *rows)
 
 
@@ -143,21 +142,23 @@ def _stepwise(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...
     try:
         while (limit is None or steps < limit) and bool(tracer.array(condition).reshape(-1)[0]):
             written += len(body.node) + 1 if isinstance(condition, Host) and condition.fixed else 0
-            if written > MOST_WRITTEN:
-                raise FileError(f"{n.label} would be written out more than {steps} times", code="F504")
+            if WRITTEN * written > config().max_nodes:
+                what = f"{n.label}, written out, has more than {written - 1:,} nodes"
+                raise over_budget("max_nodes", WRITTEN * written, what, is_all=False)
             outs = tracer.run_graph(body, [Host(np.array(steps, np.int64)), condition, *state])
             condition, state[:] = outs[0], outs[1 : 1 + count]
             for row, x in zip(rows, outs[1 + count :], strict=True):
                 row.append(x)
             steps += 1
-            if steps > MOST_STEPS:
-                raise FileError(f"{n.label} has run {steps} steps without an end", code="F504")
+            require("max_steps", steps, f"{n.label} has run {steps:,} steps without an end")
     finally:
         tracer.frame.items.pop(holder, None)
     return (*state, *(_stacked(n, row, i + 1 + count, body) for i, row in enumerate(rows)))
 
 
 def _stacked(n: NodeView, row: Sequence[Any], output: int, body: Any) -> Any:
+    if row and all(isinstance(x, Host) and not x.fixed for x in row):
+        return Host(np.stack([x.array for x in row]), fixed=False)
     if row:
         return ops.stack([n.tracer.value(x) for x in row], 0)
     from strata.io.onnx.dtypes import numpy_dtype

@@ -63,6 +63,7 @@ def tree_ensemble(n: NodeView) -> np.ndarray:
     targets, weights = n.attr("leaf_targetids"), np.asarray(n.attr("leaf_weights")).reshape(-1)
     members = _member_sets(n.attr("membership_values"), modes)
     kind = n.attr("aggregate_function", 1)
+    n.room(x.shape[0] * n.attr("n_targets"))
     out = np.full((x.shape[0], n.attr("n_targets")), {2: np.inf, 3: -np.inf}.get(kind, 0.0))
     combine = {2: np.minimum, 3: np.maximum}.get(kind, np.add)
     for row in range(x.shape[0]):

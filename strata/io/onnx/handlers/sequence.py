@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from strata.errors import IndexRangeError
+from strata.errors import IndexRangeError, ShapeError
 from strata.io.onnx.catalogue import ops
 from strata.io.onnx.dtypes import is_text
 from strata.io.onnx.items import NOTHING, Host, Item, Nothing
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
 from strata.io.onnx.trace import NeedsData
+
+MANY = 64  # parts of an array that are split on the host: each would be an op of the graph otherwise
 
 
 def _list(n: NodeView, i: int) -> list[Any]:
@@ -72,8 +74,15 @@ def sequence_length(n: NodeView) -> np.ndarray:
 
 @reads("ConcatFromSequence")
 def concat_from_sequence(n: NodeView) -> Any:
-    values = [n.tracer.value(x) for x in _list(n, 0)]
-    new = bool(n.attr("new_axis", 0))
+    items, new = _list(n, 0), bool(n.attr("new_axis", 0))
+    if not items:
+        raise IndexRangeError(f"{n.label}: the sequence is empty", code="I500")
+    if all(isinstance(x, Host) for x in items):
+        arrays = [x.array for x in items]
+        fixed = all(x.fixed for x in items)
+        n.room(sum(x.size for x in arrays) if fixed else 0, arrays[0].dtype.itemsize)
+        return Host((np.stack if new else np.concatenate)(arrays, n.attr("axis", 0)), fixed)
+    values = [n.tracer.value(x) for x in items]
     axis = n.attr("axis", 0) % (values[0].ndim + new)
     return ops.stack(values, axis) if new else ops.concat(values, axis)
 
@@ -85,6 +94,7 @@ def split_to_sequence(n: NodeView) -> list[Any]:
     if not isinstance(size, int):
         raise NeedsData(f"the number of parts of {n.label}")
     if not n.has(1):
+        n.tracer.limits.nodes(size)
         parts, keep = [1] * size, bool(n.attr("keepdims", 1))
     else:
         keep, given = True, n.array(1)
@@ -92,12 +102,30 @@ def split_to_sequence(n: NodeView) -> list[Any]:
             parts = [int(p) for p in given]
         else:
             each = int(given)
+            if each <= 0:
+                raise ShapeError(f"{n.label}: parts of size {each}", code="S500")
+            n.tracer.limits.nodes(size // each)
             parts = [min(each, size - at) for at in range(0, size, each)]
     if is_text(n.np_dtype(0)):
         pieces: list[Any] = [Host(p, n.is_fixed(0)) for p in np.split(n.array(0), np.cumsum(parts)[:-1], axis)]
         return pieces
+    if len(parts) > MANY and n.tracer.reads_data:
+        return _split_array(n, parts, axis, keep)
     pieces = list(ops.split(n[0], parts, axis))
     return pieces if keep else [ops.squeeze(p, axis) for p in pieces]
+
+
+def _split_array(n: NodeView, parts: list[int], axis: int, keep: bool) -> list[Any]:
+    """Views of an array of the host."""
+    array = n.array(0)
+    if min(parts, default=0) < 0 or sum(parts) != array.shape[axis]:
+        raise ShapeError(f"{n.label}: parts of sizes {parts[:8]}… of an axis of {array.shape[axis]}", code="S500")
+    found, at = [], 0
+    for size in parts:
+        index: Any = (slice(None),) * axis + ((slice(at, at + size) if keep else at),)
+        found.append(Host(array[index], n.is_fixed(0)))
+        at += size
+    return found
 
 
 @reads("SequenceMap")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from strata.core import Dim, SymExpr, as_dtype, broadcast_shapes, dim_min, dim_prod, floordiv, known_positive
-from strata.errors import ShapeError
+from strata.errors import FileError, ShapeError
 from strata.io.onnx.catalogue import ops
 from strata.io.onnx.comparisons import equal_sizes
 from strata.io.onnx.dtypes import in_graphs
@@ -135,6 +135,7 @@ def transpose(n: NodeView) -> Any:
 @reads("Concat")
 def concat(n: NodeView) -> Any:
     if _move_host(n):
+        n.room(sum(n.array(i).size for i in range(len(n))))
         return np.concatenate([n.array(i) for i in range(len(n))], n.attr("axis", 0))
     axis = n.axis("axis", 0)
     values = [x for x in n.values() if x.shape[axis] != 0] or n.values()[:1]
@@ -148,6 +149,8 @@ def split(n: NodeView) -> Any:
     parts: Any = n.dims(1) if n.has(1) else n.attr("split")
     if parts is None:
         count = int(n.attr("num_outputs", n.num_outputs))
+        if not 0 < count <= max(n.num_outputs, 1):
+            raise FileError(f"{n.label}: num_outputs is {count}, {n.num_outputs} are named", code="F504")
         each = -floordiv(-total, count) if isinstance(total, int) else floordiv(total, count)
         parts = [each] * (count - 1) + [total - each * (count - 1)]
     return tuple(ops.split(n[0], list(parts), axis))
@@ -235,7 +238,9 @@ def _is_end(at: Dim, size: Dim) -> bool:
 def expand(n: NodeView) -> Any:
     dims = n.dims(1)
     if _move_host(n):
-        return np.broadcast_to(n.array(0), np.broadcast_shapes(n.array(0).shape, dims)).copy()
+        shape = broadcast_shapes(n.array(0).shape, dims, what="expand")
+        n.room(dim_prod(shape))
+        return np.broadcast_to(n.array(0), tuple(int(d) for d in shape)).copy()
     return ops.broadcast_to(n[0], broadcast_shapes(n.shape(0), dims, what="expand"))
 
 
@@ -256,6 +261,7 @@ def constant_of_shape(n: NodeView) -> Any:
     fill = np.zeros(1, np.float32) if fill is None else fill
     dims = n.dims(0)
     if not in_graphs(fill.dtype):
+        n.room(dim_prod(dims), fill.dtype.itemsize)
         return np.full(dims, fill.reshape(-1)[0], fill.dtype)
     if fill.dtype == np.int64 and isinstance(n.item(0), Sizes) is False and dim_prod(dims) <= 64:
         return np.full(dims, fill.reshape(-1)[0], fill.dtype)

@@ -25,6 +25,8 @@ def dft_axis_input(n: NodeView) -> Value:
 
 def _dft(n: NodeView, axis: int) -> Value:
     length = n.dims(1)[0] if n.has(1) else None
+    if length is not None:
+        n.room(length, 32)
     return ops.onnx_dft(n[0], length, axis, inverse=bool(n.attr("inverse", 0)), onesided=bool(n.attr("onesided", 0)))
 
 
@@ -39,6 +41,7 @@ def _window(terms: tuple[float, ...]) -> Callable[[NodeView], Any]:
 
     def reader(n: NodeView) -> Any:
         size = int(n.scalar(0))
+        n.room(size, 32)  # angles and their cosines
         period = size if n.attr("periodic", 1) else size - 1
         angle = 2 * np.pi * np.arange(size) / max(period, 1)
         window = sum(term * (-1) ** k * np.cos(k * angle) for k, term in enumerate(terms))
@@ -61,5 +64,6 @@ def mel_weight_matrix(n: NodeView) -> Value:
     from strata.ops import mel_weight_matrix as filters
 
     bins, length, rate = (int(n.scalar(i)) for i in range(3))
+    n.room(max(bins, 0) * max(length, 0), 32)
     dtype = n.dtype_attr("output_datatype", 1)
     return filters(bins, length, rate, float(n.scalar(3)), float(n.scalar(4)), dtype=dtype)

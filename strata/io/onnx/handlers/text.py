@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from strata.errors import FileError
 from strata.io.onnx.node import NodeView
+from strata.io.onnx.regex import FullMatch
 from strata.io.onnx.registry import reads
 
 
@@ -23,6 +22,7 @@ def strings(values: list[str], shape: tuple[int, ...]) -> np.ndarray:
 @reads("StringConcat")
 def string_concat(n: NodeView) -> np.ndarray:
     x, y = np.broadcast_arrays(n.array(0), n.array(1))
+    n.room(sum(len(str(s)) for both in (x, y) for s in both.reshape(-1)), 1, "letters")
     return strings([str(a) + str(b) for a, b in zip(x.reshape(-1), y.reshape(-1), strict=True)], x.shape)
 
 
@@ -32,6 +32,7 @@ def string_split(n: NodeView) -> tuple[np.ndarray, np.ndarray]:
     delimiter, most = n.attr("delimiter") or None, n.attr("maxsplit", -1)
     parts = [str(s).split(delimiter, -1 if most is None else most) for s in x.reshape(-1)]
     width = max((len(p) for p in parts), default=0)
+    n.room(len(parts) * width)
     padded = [piece for p in parts for piece in [*p, *[""] * (width - len(p))]]
     counts = np.array([len(p) for p in parts], np.int64).reshape(x.shape)
     return strings(padded, (*x.shape, width)), counts
@@ -39,12 +40,9 @@ def string_split(n: NodeView) -> tuple[np.ndarray, np.ndarray]:
 
 @reads("RegexFullMatch")
 def regex_full_match(n: NodeView) -> np.ndarray:
-    try:
-        pattern = re.compile(n.attr("pattern", ""))
-    except re.error as error:
-        raise FileError(f"{n.label}: pattern {n.attr('pattern')!r}: {error}", code="F504") from None
+    matches = FullMatch(str(n.attr("pattern", "")))
     x = n.array(0)
-    return np.array([pattern.fullmatch(str(s)) is not None for s in x.reshape(-1)], bool).reshape(x.shape)
+    return np.array([matches(str(s)) for s in x.reshape(-1)], bool).reshape(x.shape)
 
 
 @reads("StringNormalizer")
@@ -71,10 +69,11 @@ def tfidf_vectorizer(n: NodeView) -> np.ndarray:
     weights = np.asarray(n.attr("weights") or np.ones(len(ids)), np.float32)
     mode = n.choice("mode", "TF", ("TF", "IDF", "TFIDF"))
     low, high, gaps = n.attr("min_gram_length"), n.attr("max_gram_length"), n.attr("max_skip_count")
+    n.room(2 * len(rows) * (max(ids) + 1), 4)
     out = np.zeros((len(rows), max(ids) + 1), np.float32)
     for row, counts in zip(rows, out, strict=True):
-        for length in range(low, high + 1):
-            for gap in range(1, (gaps if length > 1 else 0) + 2):
+        for length in range(max(low, 1), min(high, len(row)) + 1):  # longer ones do not fit
+            for gap in range(1, min(gaps if length > 1 else 0, len(row)) + 2):
                 for at in range(len(row) - (length - 1) * gap):
                     place = grams.get(tuple(row[at : at + (length - 1) * gap + 1 : gap].tolist()))
                     if place is not None:

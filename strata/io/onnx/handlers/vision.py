@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from strata.core import Dim, SymExpr, floordiv
+from strata.core import Dim, SymExpr, floordiv, require
 from strata.errors import FileError, LowerError
 from strata.io.onnx.catalogue import ops
 from strata.io.onnx.node import NodeView
@@ -18,9 +19,8 @@ from strata.mir import Value, constant
 
 @reads("Upsample")
 def upsample(n: NodeView) -> Value:
-    scales = n.array(1).reshape(-1).tolist() if n.has(1) else n.attr("scales")
-    if scales is None:
-        scales = (1.0, 1.0, n.attr("height_scale"), n.attr("width_scale"))
+    given = n.array(1) if n.has(1) else n.attr("scales")
+    scales = _scales(n, (1.0, 1.0, n.attr("height_scale"), n.attr("width_scale")) if given is None else given)
     mode = {"nearest": "nearest", "linear": "linear", "bilinear": "linear"}[n.attr("mode", "nearest")]
     return _resize(n[0], scales=scales, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
 
@@ -28,7 +28,7 @@ def upsample(n: NodeView) -> Value:
 @reads("Resize")
 def resize_first(n: NodeView) -> Value:
     mode = n.choice("mode", "nearest", ("nearest", "linear"))
-    scales = n.array(1).reshape(-1).tolist()
+    scales = _scales(n, n.array(1))
     return _resize(n[0], scales=scales, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
 
 
@@ -52,10 +52,27 @@ def resize(n: NodeView) -> Value:
         options["roi"] = n.array(1).reshape(-1).tolist()
     if n.has(3) and n.shape(3) != (0,):
         sizes = n.dims(3)
+        _require_room(n, sizes)
         if all(isinstance(d, int) for d in sizes):
             return _resize(x, sizes=sizes, **options)
         return _resize_to(x, sizes, options)
-    return _resize(x, scales=n.array(2).reshape(-1).tolist(), **options)
+    return _resize(x, scales=_scales(n, n.array(2), options.get("axes")), **options)
+
+
+def _scales(n: NodeView, given: Any, axes: Sequence[int] | None = None) -> list[float]:
+    """Factors of sizes, if the sizes have room."""
+    scales = np.asarray(given, np.float64).reshape(-1)
+    if not np.isfinite(scales).all() or (scales <= 0).any():
+        raise FileError(f"{n.label}: scales {scales.tolist()}", code="F504")
+    dims = n.shape(0) if axes is None else [n.shape(0)[a] for a in axes]
+    _require_room(n, [int(d * s) for d, s in zip(dims, scales.tolist(), strict=False) if isinstance(d, int)])
+    return list(scales.tolist())
+
+
+def _require_room(n: NodeView, sizes: Sequence[Dim]) -> None:
+    """Places and weights of a resized axis are computed on the host."""
+    for size in sizes:
+        n.room(size, 64)
 
 
 def _resize_to(x: Value, sizes: tuple[Dim, ...], options: dict[str, Any]) -> Value:
@@ -112,6 +129,7 @@ def affine_grid(n: NodeView) -> Value:
 
 @reads("RoiAlign")
 def roi_align(n: NodeView) -> Value:
+    n.room(max(int(n.attr(name, 0)) for name in ("output_height", "output_width", "sampling_ratio")), 64)
     default = "half_pixel" if n.version >= 16 else "output_half_pixel"
     return ops.roi_align(
         n[0], n[1], n[2], n.attr("output_height", 1), n.attr("output_width", 1), n.attr("sampling_ratio", 0),
@@ -122,6 +140,7 @@ def roi_align(n: NodeView) -> Value:
 
 @reads("MaxRoiPool")
 def max_roi_pool(n: NodeView) -> Value:
+    n.room(max(n.attr("pooled_shape")), 64)
     return ops.max_roi_pool(n[0], n[1], n.attr("pooled_shape"), n.attr("spatial_scale", 1.0))
 
 
@@ -240,6 +259,8 @@ def image_decoder(n: NodeView) -> np.ndarray:
     form = n.choice("pixel_format", "RGB", ("RGB", "BGR", "Grayscale"))
     try:
         image = Image.open(io.BytesIO(n.array(0).tobytes()))
+        needed, given = 4 * image.width * image.height, n.array(0).nbytes
+        require("max_unpacked_bytes", needed - 4 * given, f"{n.label}: {image.width} x {image.height} pixels")
         pixels = np.array(image.convert("L" if form == "Grayscale" else "RGB"))
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise FileError(f"{n.label}: the image cannot be read: {error}", code="F504") from None

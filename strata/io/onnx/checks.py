@@ -1,0 +1,98 @@
+"""What must hold of a model's protobuf before it is read: names that are defined once, and a size within the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from strata.core import Meter, require
+from strata.errors import FileError
+
+
+def subgraphs(node: Any) -> Iterator[Any]:
+    """The graphs that are attributes of a node."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def walk(nodes: Any, depth: int = 0) -> Iterator[Any]:
+    """All nodes, those of subgraphs included."""
+    require("max_depth", depth, f"subgraphs are nested {depth} deep")
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from walk(graph.node, depth + 1)
+
+
+def require_single_names(graph: Any, place: str = "the model") -> None:
+    """A name stands for one thing: no input, initializer, node or output of a graph may have that of another one."""
+    held = [*(t.name for t in graph.initializer), *(t.values.name for t in graph.sparse_initializer)]
+    require_unique(held, f"two initializers of {place}")
+    given = [x.name for x in graph.input]
+    require_unique(given, f"two inputs of {place}")
+    _require_written_once(graph.node, {*held, *given}, place)
+    for node in graph.node:
+        for inner in subgraphs(node):
+            require_single_names(inner, f"the graph {inner.name!r} in node {node.name or node.op_type!r}")
+
+
+def require_single_names_in_function(function: Any) -> None:
+    place = f"function {function.name!r}"
+    require_unique(function.input, f"two inputs of {place}")
+    _require_written_once(function.node, set(function.input), place)
+    for node in function.node:
+        for inner in subgraphs(node):
+            require_single_names(inner, f"the graph {inner.name!r} in node {node.name or node.op_type!r} of {place}")
+
+
+def require_unique(names: Iterable[object], what: str) -> None:
+    seen: set[object] = set()
+    for name in names:
+        if name in seen:
+            raise FileError(f"{what} have the same name, {name!r}", code="F505")
+        seen.add(name)
+
+
+def _require_written_once(nodes: Sequence[Any], known: set[str], place: str) -> None:
+    writers: dict[str, str] = {}
+    for node in nodes:
+        label = f"node {node.name or node.op_type!r}"
+        for name in node.output:
+            if not name:
+                continue
+            if name in known:
+                raise FileError(f"{label} of {place} gives {name!r}, which is an input or initializer", code="F505")
+            if name in writers:
+                raise FileError(f"{writers[name]} and {label} of {place} both give {name!r}", code="F505")
+            writers[name] = label
+
+
+def require_few_nodes(
+    nodes: Any, functions: Iterable[Any], called: Callable[[Any], Any | None], key: Callable[[Any], Any]
+) -> None:
+    """Count the nodes that a model becomes once every call of its functions is written out, without doing so."""
+    bodies = {key(f): list(walk(f.node)) for f in functions}
+    sizes: dict[Any, int] = {}
+    path: dict[Any, None] = {}
+
+    def size(found: Sequence[Any]) -> int:
+        meter = Meter("max_nodes", "nodes of the model, with its functions written out")
+        for node in found:
+            function = called(node)
+            meter.add(1 if function is None else 1 + _function(function))
+        return meter.spent
+
+    def _function(function: Any) -> int:
+        name = key(function)
+        if name not in sizes:
+            if name in path:
+                raise FileError(f"function {function.name!r} calls itself", code="F500")
+            require("max_depth", len(path) + 1, f"functions call each other {len(path) + 1} deep")
+            path[name] = None
+            sizes[name] = size(bodies[name])
+            del path[name]
+        return sizes[name]
+
+    size(list(walk(nodes)))
