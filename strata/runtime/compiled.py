@@ -15,7 +15,7 @@ from strata.config import config
 from strata.core import here, new_rlock
 from strata.errors import OptionError, UnknownNameError
 from strata.lir import Lir, RuleCheck, SizeCheck, Spread, check_sizes, size_checks
-from strata.mir import Graph, Value, infer_binding, leaf_name, near
+from strata.mir import Graph, infer_binding, leaf_name, near
 from strata.runtime.arrays import USABLE, StoredArray, check_output, kept_apart, read_array
 from strata.runtime.background import background
 from strata.runtime.extent import Extents, Remembering
@@ -62,7 +62,7 @@ class CompiledGraph:
         self._outputs = tuple(lir.buffer(name).type for name in lir.io.outputs)
         self._missing = set(self._params)
         self._is_static = not lir.symbols
-        self._param_shapes: dict[Value, tuple[int, ...]] = {}  # of those with symbols in their types
+        self._param_shapes: dict[str, tuple[int, ...]] = {}  # of those with symbols in their types
         self._checks = checks  # made when sizes are first met
         self._param_values: dict[str, np.ndarray | StoredArray] = {}
         # sizes that are symbols are checked when they are first met, in `_sized`
@@ -142,9 +142,8 @@ class CompiledGraph:
         array = read_array(name, self._params[name], value, "parameter")
         with self._lock:
             if not self._params[name].is_static:
-                leaf = self._lir.graph.leaf(name)
-                infer_binding({leaf: array.shape})  # refuses sizes out of bounds
-                self._param_shapes[leaf] = array.shape
+                infer_binding({self._lir.graph.leaf(name): array.shape})  # refuses sizes out of bounds
+                self._param_shapes[name] = array.shape
                 self._sizes = {}
             self._part()
             self._executable.set_param(name, array)
@@ -387,9 +386,10 @@ class CompiledGraph:
         if found is None:
             for (name, kind), array in zip(self._inputs, arrays, strict=True):
                 read_array(name, kind, array, "input")
-            leaves = self._lir.graph.inputs
-            shapes = {x: a.shape for x, a in zip(leaves, arrays, strict=True)}
-            binding = infer_binding({**shapes, **self._param_shapes})
+            graph = self._lir.graph
+            shapes = {x: a.shape for x, a in zip(graph.inputs, arrays, strict=True)}
+            given = {graph.leaf(name): shape for name, shape in self._param_shapes.items()}
+            binding = infer_binding({**shapes, **given})
             if self._checks is None:
                 self._checks = size_checks(self.source)
             check_sizes(self._checks, binding)
@@ -462,7 +462,8 @@ class CompiledGraph:
     def feed(self, name: str, output: int | None) -> None:
         """After each run, an output becomes the kept value of an input: in place, where the plan updates it so.
 
-        A run then returns that output as an array that cannot be written. None stops it.
+        A run then returns that output as an array that cannot be written: it shows what is kept, and changes with it
+        where a later run updates that in place. None stops it.
         """
         with self._lock:
             self._own_state().feed(name, output)

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
+from strata.config import config
 from strata.core import Symbol, SymExpr, call_in_children, here, located, new_lock
-from strata.errors import OptionError, RunError, StrataError
-from strata.mir import Graph, evaluate, infer_binding, leaf_name
-from strata.runtime.arrays import to_numpy
+from strata.errors import OptionError, RunError, StrataError, UnknownNameError
+from strata.mir import Graph, evaluate, infer_binding, leaf_name, near
+from strata.runtime.arrays import read_array
 from strata.runtime.compiled import CompiledGraph
 from strata.runtime.device import Device
 from strata.runtime.entries import Entries
@@ -70,6 +73,7 @@ class VariantGraph:
         self._general: Entries[CompiledGraph] = Entries(1)
         self._pending: dict[Any, Future[None]] = {}
         self._params: dict[str, np.ndarray] = {}
+        self._forms: WeakSet[CompiledGraph] = WeakSet()  # all that are in use, those that are about to be kept, too
         self._lock = new_lock()
         self._background: ThreadPoolExecutor | None = None
         call_in_children(self._forget)
@@ -81,12 +85,21 @@ class VariantGraph:
 
     def set_params(self, values: Mapping[str, Any]) -> None:
         """Give parameters their values, in all forms that there are and will be."""
+        arrays = {name: self._read(name, value) for name, value in values.items()}
         with self._lock:
-            self._params |= {name: to_numpy(value, name, "parameter") for name, value in values.items()}
-            forms = [self._variants.get(k) for k in self._variants.known()] + [self._general.get(None)]
-            for form in forms:
-                if form is not None:
-                    form.set_params(values)
+            self._params |= arrays
+            for form in self._forms:
+                # one for another size of a parameter is not run before that has the old size again, and is set then
+                _set(form, arrays)
+
+    def _read(self, name: str, value: Any) -> np.ndarray:
+        known = {leaf_name(x): x.type for x in self.graph.params}
+        if name not in known:
+            names = f"{', '.join(known) or 'none'}{near(name, known)}"
+            raise UnknownNameError(
+                f"{self.graph.name!r} has no parameter {name!r}; it has {names}", code="N115", place=here()
+            )
+        return read_array(name, known[name], value, "parameter")
 
     def set_param(self, name: str, value: Any) -> None:
         self.set_params({name: value})
@@ -110,7 +123,7 @@ class VariantGraph:
     @property
     def variants(self) -> list[str]:
         """The sizes that there are forms for."""
-        return [_show(dict(key)) for key in self._variants.known()]  # type: ignore[call-overload]
+        return [_show(dict(key[0])) for key in self._variants.known()]  # type: ignore[index]
 
     def wait(self, timeout: float | None = None) -> None:
         """Until every compile in the background is done."""
@@ -140,7 +153,7 @@ class VariantGraph:
             )  # fmt: skip
         if is_full and self.on_miss == "bucket":
             self.counters.bucketed += 1
-            return self._general.get_or_make(None, self._compile_general).run(given)
+            return self._general.get_or_make(config().code_settings, self._compile_general).run(given)
         return self._variants.get_or_make(key, lambda: self._compile(binding)).run(given)
 
     def _compile_later(self, key: Any, binding: Mapping[str, int]) -> None:
@@ -149,7 +162,8 @@ class VariantGraph:
                 return
             if self._background is None:
                 self._background = ThreadPoolExecutor(1, "strata-compile")
-            self._pending[key] = self._background.submit(self._finish, key, dict(binding))
+            settings = copy_context()  # of the caller: the key names them
+            self._pending[key] = self._background.submit(settings.run, self._finish, key, dict(binding))
 
     def _finish(self, key: Any, binding: Mapping[str, int]) -> None:
         try:
@@ -174,7 +188,8 @@ class VariantGraph:
         made = self.session.compile(graph)
         self.counters.compiled += 1
         with self._lock:
-            made.set_params(self._params)
+            _set(made, self._params)
+            self._forms.add(made)
         return made
 
     # sizes
@@ -187,8 +202,9 @@ class VariantGraph:
                 shapes[x] = np.shape(value)
         return infer_binding(shapes)
 
-    def _key(self, binding: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-        return tuple(sorted((n, self._range(n, s)[1] if n in self._buckets else s) for n, s in binding.items()))
+    def _key(self, binding: Mapping[str, int]) -> tuple[Any, ...]:
+        sizes = sorted((n, self._range(n, s)[1] if n in self._buckets else s) for n, s in binding.items())
+        return tuple(sizes), config().code_settings
 
     def _range(self, name: str, size: int) -> tuple[int, int]:
         low = min(1, self.graph.symbols()[name].lo)  # a range begins behind the one before, the first where sizes do
@@ -220,6 +236,16 @@ def _checked(name: str, sizes: Sequence[int], graph: Graph) -> tuple[int, ...]:
     if not made or any(b <= a for a, b in zip((0, *made), made, strict=False)):
         raise OptionError(f"buckets of {name} are rising sizes, got {list(made)}", code="O410", place=here())
     return made
+
+
+def _set(form: CompiledGraph, arrays: Mapping[str, np.ndarray]) -> None:
+    """Set the parameters that a form has, of those of its sizes."""
+    for name, kind in form.params.items():
+        array = arrays.get(name)
+        if array is not None and all(
+            d == n for d, n in zip(kind.shape, array.shape, strict=True) if isinstance(d, int)
+        ):
+            form.set_param(name, array)
 
 
 def _show(binding: Mapping[str, int]) -> str:

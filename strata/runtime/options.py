@@ -96,6 +96,10 @@ class CompileOptions:
             parse_passes(self.passes)
 
     def _check_binding(self) -> None:
+        for name in ("dim_binding", "mesh", "shard"):
+            value = getattr(self, name)
+            if isinstance(value, Mapping):  # of its own: the caller may go on with his
+                object.__setattr__(self, name, dict(value))
         if self.dim_binding is None:
             return
         if not isinstance(self.dim_binding, Mapping):

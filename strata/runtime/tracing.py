@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from strata.core import here, new_lock
 from strata.errors import FileError, OptionError
@@ -38,7 +39,7 @@ class Tracer:
         self._start = time.perf_counter_ns()
         self._lock = new_lock()
         self._names: dict[int, str] = {}
-        self._rows: dict[tuple[int, int, Any], Mapping[str, Any]] = {}
+        self._rows: WeakKeyDictionary[CompiledGraph, dict[Any, Mapping[str, Any]]] = WeakKeyDictionary()
 
     def add(self, name: str, category: str, begin: int, end: int, thread: int | None = None, **args: Any) -> None:
         """One span; times in nanoseconds of the performance counter."""
@@ -76,12 +77,13 @@ class Tracer:
     def _describe(self, compiled: CompiledGraph, at: int) -> Mapping[str, Any]:
         from strata.runtime.profile import bytes_of, flops_of, shapes_of
 
-        key = (id(compiled), at, tuple(self._sizes.items()))
-        found = self._rows.get(key)
+        rows = self._rows.setdefault(compiled, {})
+        key = (at, tuple(self._sizes.items()))
+        found = rows.get(key)
         if found is None:
             lir = compiled._lir
             step = lir.schedule[at]
-            found = self._rows[key] = {
+            found = rows[key] = {
                 "step": step.name,
                 "shapes": shapes_of(lir, step, self._sizes),
                 "bytes": bytes_of(lir, step, self._sizes),

@@ -103,8 +103,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "sizes-of-parameters-unchecked", COMPILED,
-        "binding = infer_binding({**shapes, **self._param_shapes})",
-        "binding = {**infer_binding(self._param_shapes), **infer_binding(shapes)}",
+        "binding = infer_binding({**shapes, **given})",
+        "binding = {**infer_binding(given), **infer_binding(shapes)}",
         machine("CompiledGraphMachine", 400),
     ),
     Mutation(
@@ -117,6 +117,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         '{self.backend.target.key}; {config().key_fields()}"\n\n    def entry_key',
         '{self.backend.target.key}"\n\n    def entry_key',
         machine("SizesCacheMachine", 40),
+    ),
+    Mutation(
+        "forms-keep-the-old-weight", "strata/runtime/contract.py", "            self._forms.add(made)\n", "",
+        machine("VariantMachine", 60),
     ),
     Mutation(
         "the-largest-number-is-clipped", "strata/ops/fake_quantize.py",

@@ -9,10 +9,12 @@ import pytest
 
 import strata as st
 from strata import ops
+from strata.config import using
 from strata.core import sym
-from strata.errors import OptionError, RunError, UnknownNameError
+from strata.errors import OptionError, RunError, SymbolError, UnknownNameError
 from strata.mir import Graph
 from strata.runtime import VariantGraph
+from strata.runtime.entries import Entries
 
 
 def softmax_graph() -> Graph:
@@ -146,3 +148,63 @@ def test_impossible_contracts_are_refused(contract) -> None:
 def test_wrong_names_are_refused() -> None:
     with pytest.raises(UnknownNameError):
         made().run(y=data(3))
+
+
+def scaled(**contract) -> VariantGraph:
+    g = Graph("scaled")
+    n = sym("N", 1, 8)
+    x, w, b = g.input("x", (n,)), g.param("w", ()), g.param("b", (n,))
+    return st.specialize(g.outputs(x * w + b), "cpu", **contract)
+
+
+def test_numbers_are_parameters_of_forms_that_come_later() -> None:
+    v = scaled(max_variants=4, on_miss="compile")
+    v.set_params({"w": 2.0, "b": np.zeros(3, np.float32)})
+    np.testing.assert_array_equal(v.run(x=np.ones(3, np.float32))[0], 2)
+    with pytest.raises(UnknownNameError, match="no parameter 'v'; it has w, b"):
+        v.set_param("v", 1.0)
+    np.testing.assert_array_equal(v.run(x=np.ones(3, np.float32))[0], 2)
+
+
+def test_a_parameter_changes_its_size_and_comes_back() -> None:
+    v = scaled(max_variants=4, on_miss="compile")
+    v.set_param("w", 2.0)
+    for size, value in ((3, 1), (5, 2), (3, 3), (5, 4)):
+        v.set_param("b", np.full(size, value, np.float32))
+        np.testing.assert_array_equal(v.run(x=np.ones(size, np.float32))[0], np.full(size, 2 + value))
+    with pytest.raises(SymbolError):
+        v.run(x=np.ones(3, np.float32))
+
+
+def test_a_parameter_that_is_set_while_a_form_is_made_is_not_lost(monkeypatch) -> None:
+    v = scaled(max_variants=4, on_miss="compile")
+    v.set_params({"w": 2.0, "b": np.zeros(3, np.float32)})
+    put = Entries.put
+
+    def late(self: Entries, key: object, form: object) -> None:
+        """Between the making of a form and its being there for others."""
+        monkeypatch.setattr(Entries, "put", put)
+        v.set_param("w", 5.0)
+        put(self, key, form)
+
+    monkeypatch.setattr(Entries, "put", late)
+    for _ in range(2):
+        np.testing.assert_array_equal(v.run(x=np.ones(3, np.float32))[0], 5)
+
+
+@pytest.mark.parametrize("on_miss", ["compile", "bucket", "interpret"])
+def test_settings_that_decide_the_code_have_forms_of_their_own(on_miss: str) -> None:
+    g = Graph("rows")
+    v = st.specialize(
+        g.outputs(ops.take(g.input("x", (sym("N", 1, 8),)), g.input("at", (1,), "i64"))), "cpu",
+        max_variants=4, on_miss=on_miss,
+    )  # fmt: skip
+    feeds = {"x": np.ones(3, np.float32), "at": np.array([2])}
+    v.run(feeds)
+    v.wait()
+    with using(check_indices=True):
+        v.run(feeds)
+        v.wait()
+        with pytest.raises(IndexError):
+            v.run(feeds | {"at": np.array([7])})
+    assert v.variants == ["N = 3", "N = 3"]

@@ -112,6 +112,14 @@ def test_an_extent_below_the_smallest_size() -> None:
     np.testing.assert_array_equal(out[0], [[1, 1]] * 2 + [[-1, -1]] * 4)
 
 
+def test_sizes_of_options_are_not_the_callers() -> None:
+    sizes = {"seq": 15}
+    c = Session("cpu").compile(graph(ops.relu, (S,)), CompileOptions(dim_binding=sizes))
+    sizes["seq"] = 3
+    assert c.options.dim_binding == {"seq": 15}
+    assert c.set_active_extent("seq", 5)
+
+
 def test_a_parameter_along_the_axis_makes_the_run_full() -> None:
     g = Graph("g")
     x, w = g.input("x", (2, S)), g.param("w", (2, S))
