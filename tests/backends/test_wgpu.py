@@ -22,7 +22,8 @@ from strata.core import f32, f64, i64, sym, u8
 from strata.errors import DeviceError, IndexRangeError, OutOfMemoryError
 from strata.mir import Graph, evaluate
 from strata.testing.backend_suite import Case, cases, run_case
-from tests.fuzz.mixed_graphs import mixed_graph
+from tests.differential.draw import draw_program
+from tests.differential.paths import check
 
 try:
     st.Device("wgpu")
@@ -114,12 +115,7 @@ def test_open_products(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_graphs(seed: int) -> None:
-    graph, feeds = mixed_graph(seed)
-    for got, want in zip(st.Session("wgpu").compile(graph).run(feeds), evaluate(graph, feeds), strict=True):
-        wide = np.float64 if want.dtype.kind not in "biu" else want.dtype
-        scale = max(1.0, float(np.max(np.abs(want.astype(wide)), initial=0.0))) if want.dtype.kind not in "biu" else 1.0
-        close = {8: 1e-4, 4: 1e-4}.get(want.dtype.itemsize, 5e-2) if want.dtype.kind not in "biu" else 0.0
-        np.testing.assert_allclose(got.astype(wide), want.astype(wide), rtol=close, atol=close * scale)
+    check(draw_program(seed), ["wgpu"])
 
 
 def test_an_onnx_model_equals_the_processor(rng: np.random.Generator) -> None:

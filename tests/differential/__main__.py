@@ -6,10 +6,12 @@ The seed is printed, and repeats a run. For each violation a small program that 
 from __future__ import annotations
 
 import argparse
+import json
 import secrets
 import sys
 
-from tests.differential.paths import DEVICES, MAIN
+from tests.differential.draw import draw_program
+from tests.differential.paths import DEVICES, MAIN, digest
 from tests.differential.workers import Totals, run_all, work
 
 
@@ -23,7 +25,11 @@ def main() -> int:
     )
     parser.add_argument("--whole", action="store_true", help="show programs as they were drawn")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--digests", default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.digests is not None:
+        print(json.dumps({seed: digest(draw_program(int(seed))) for seed in options.digests.split(",")}))
+        return 0
     paths = options.paths.split(",")
     if options.worker:
         return work(options.seed, options.count, paths, whole=options.whole)

@@ -58,6 +58,8 @@ class Drawer:
         self.kinds = self.pick(FLOATS, WHOLE, WHOLE, (*FLOATS, *WHOLE, bool_), ALL_DTYPES, (c64, c128, f32))
         self.length = length or int(self.rng.integers(1, 9))
         self.sizes = [self.size(i) for i in range(2)]
+        self.numbers = [self.pick(1, 2, 3, 3, 5, 7), self.pick(2, 3, 4, 10)]  # few, so that algebra meets them again
+        self.is_broken = False  # the last step is refused
         self.leaves: list[Leaf] = []
         self.steps: list[Step] = []
         self.values: list[Any] = []
@@ -154,27 +156,30 @@ class Drawer:
 
     def with_number(self, at: int) -> Step | None:
         """Arithmetic beside a Python number, which algebra likes to fold."""
-        x = self.values[at]
+        x, ref = self.values[at], Ref(at)
+        number: Any = self.pick(*self.numbers)
+        if x.dtype.is_float:
+            number = self.pick(float(number), 0.5, -1.0, 0.0, 1.0)
+            if self.chance(5) and self.style == "extreme":
+                number = self.pick(float("inf"), float("-inf"))
+            if self.chance(4):
+                return Step(self.pick("floor_divide", "remainder", "fmod"), (ref, number or 2.0), exactness="decides")
+            name = self.pick("add", "multiply", "subtract", "divide", "maximum", "minimum")
+            exactness = "exact" if name in ("maximum", "minimum") else "approximate"
+            return Step(name, self.pick((ref, number), (number, ref)), exactness=exactness)
         if not x.dtype.is_int:
-            if x.dtype.is_float:
-                return Step(
-                    self.pick("add", "multiply", "subtract", "divide", "maximum"),
-                    (Ref(at), self.pick(2.0, 0.5, -1.0, 0.0)),
-                )
             return None
-        number = self.pick(1, 2, 3, 5, 7)
-        name = self.pick("add", "subtract", "multiply", "floor_divide", "remainder", "maximum", "bitwise_left_shift",
-                         "bitwise_right_shift", "fmod")  # fmt: skip
+        name = self.pick(
+            "add", "add", "subtract", "multiply", "multiply", "floor_divide", "remainder", "fmod", "maximum", "minimum",
+            "bitwise_left_shift", "bitwise_right_shift", "less", "greater_equal", "clip", "power",
+        )  # fmt: skip
         if "shift" in name:
-            number = self.pick(0, 1, x.dtype.bits - 1)
-        args = (
-            (Ref(at), number)
-            if name in ("floor_divide", "remainder", "fmod") or self.chance(4) is False
-            else (number, Ref(at))
-        )
-        if "shift" in name or name in ("floor_divide", "remainder", "fmod"):
-            args = (Ref(at), number)
-        return Step(name, args, exactness="exact")
+            return Step(name, (ref, self.pick(0, 1, x.dtype.bits - 1)), exactness="exact")
+        if name == "clip":
+            return Step(name, (ref, 0, number), exactness="exact")
+        if name in ("floor_divide", "remainder", "fmod", "power"):
+            return Step(name, (ref, number), exactness="exact")
+        return Step(name, self.pick((ref, number), (ref, number), (number, ref)), exactness="exact")
 
     def divided(self, at: int) -> Step | None:
         """Whole-number division by what is never zero."""
@@ -314,6 +319,8 @@ class Drawer:
         x = self.values[at]
         if x.ndim != 3 or x.dtype not in (f32, f64):
             return None
+        if self.chance(3):
+            return Step("use:convolved", (Ref(at), self.pick(1, 2)))
         if self.chance():
             return Step("max_pool1d", (Ref(at), 2), (("stride", self.pick(1, 2)), ("padding", 1)), exactness="exact")
         return Step("avg_pool1d", (Ref(at), 2), (("stride", 1), ("padding", 1)))
@@ -339,6 +346,8 @@ class Drawer:
         return Step("use:replaced", (Ref(at), self.pick(0, 1, 2)), exactness="exact") if x.ndim else None
 
     def random(self, at: int) -> Step | None:
+        if at >= len(self.leaves):
+            return None  # only the shape counts: what else is refused on the way would be left out
         kind = self.pick("bits", "whole", "floats")
         exactness = "approximate" if kind == "floats" else "exact"
         return Step("use:drawn", (Ref(at), int(self.rng.integers(1 << 20)), kind), exactness=exactness)
@@ -350,7 +359,7 @@ class Drawer:
         try:
             made = apply_step(step, self.values, ops)
         except StrataError:
-            return False
+            return self.refuse(step)
         if any(int(x.type.size) > MOST for x in made):
             return False
         try:
@@ -360,6 +369,13 @@ class Drawer:
         self.values += made
         self.steps.append(step)
         return True
+
+    def refuse(self, step: Step) -> bool:
+        """Now and then, a step that these sizes do not take ends the program: it is refused on every path."""
+        if self.chance(4) and self.steps:
+            self.is_broken = True
+            self.steps.append(step)
+        return False
 
     def build(self) -> Program:
         for _ in range(self.pick(1, 2, 2, 3)):
@@ -378,13 +394,13 @@ class Drawer:
             self.order, self.look_up, self.product, self.window, self.loop, self.branch, self.update, self.random,
         )  # fmt: skip
         tries = 0
-        while len(self.steps) < self.length and tries < 40:
+        while len(self.steps) < self.length and tries < 40 and not self.is_broken:
             tries += 1
             at = int(self.pick(*range(max(0, len(self.values) - 5), len(self.values)), 0))
             step = self.pick(*families)(at)
             if step is not None:
                 self.add(step)
-        count = len(self.values)
+        count = len(self.values) + self.is_broken
         outputs = dict.fromkeys([count - 1, int(self.rng.integers(count)), int(self.rng.integers(count))])
         made = Program(tuple(self.sizes), tuple(self.leaves), tuple(self.steps), tuple(outputs), self.seed)
         return without_unused(made)

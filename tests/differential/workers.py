@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,10 +19,11 @@ from rich.progress import Progress
 
 from tests.differential.draw import draw_program
 from tests.differential.meaning import Violation
-from tests.differential.paths import check
+from tests.differential.paths import check, digest
 from tests.differential.program import Program
 from tests.differential.shrink import dies, shrink
 
+ALSO = 15  # programs of a process that are run in other processes too
 CHUNK = 100  # programs of one process: what it keeps in memory stays small
 FEW = 12  # violations that are made small in one process
 
@@ -69,19 +72,45 @@ def _same(a: Violation | None, b: Violation) -> bool:
 def work(first: int, count: int, paths: Sequence[str], *, whole: bool) -> int:
     """A worker: one line of JSON for each program."""
     shown = 0
+    digests: dict[int, str] = {}
     for seed in range(first, first + count):
         print(json.dumps({"begin": seed}), flush=True)
         program = draw_program(seed)
         found = violation_of(program, paths)
         if found is None:
+            if "process" in paths and len(digests) < ALSO:
+                digests[seed] = digest(program)
             continue
         shown += 1
         if not whole and shown <= FEW:
             program = small(program, found, paths)
             found = violation_of(program, paths) or found
         print(json.dumps({"seed": seed, "text": f"{found}\n{program}"}), flush=True)
+    for seed, text in elsewhere(digests):
+        print(json.dumps({"seed": seed, "text": text}), flush=True)
     print(json.dumps({"end": time.process_time()}), flush=True)
     return 0
+
+
+def elsewhere(digests: Mapping[int, str]) -> Iterator[tuple[int, str]]:
+    """The same programs in two new processes: one finds all code on disk, one has nothing and other threads."""
+    if not digests:
+        return
+    seeds = ",".join(map(str, digests))
+    with tempfile.TemporaryDirectory() as folder:
+        for change in ({}, {"STRATA_CACHE_DIR": folder, "STRATA_NUM_THREADS": "2"}):
+            command = [sys.executable, "-m", "tests.differential", "--digests", seeds]
+            done = subprocess.run(command, env={**os.environ, **change}, capture_output=True, text=True, check=False)
+            if done.returncode:
+                yield (
+                    next(iter(digests)),
+                    f"process: ended with {done.returncode} on seeds {seeds}: {done.stderr[-800:]}",
+                )
+                continue
+            for seed, made in json.loads(done.stdout).items():
+                if made != digests[int(seed)]:
+                    kind = "without a cache" if change else "with a warm cache"
+                    yield int(seed), f"process: other bits in a new process {kind}\n{draw_program(int(seed))}"
 
 
 def run_all(first: int, count: int, jobs: int, paths: Sequence[str], *, whole: bool) -> Totals:
