@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from strata.mir import Constant, Graph, Input, Param, Value, constant, field_symbols, run_op
+from strata.errors import IndexRangeError
+from strata.mir import Constant, Graph, Input, Node, Param, Value, constant, field_symbols, run_op
 from strata.ops import Indexed
 from strata.passes.base import Pass, PassContext, register, rewrite
 
@@ -23,8 +25,15 @@ class Fold(Pass):
     name: ClassVar[str] = "fold"
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
-        failing = _failing(graph)
-        return rewrite(graph, lambda value, inputs: self._fold(value, inputs, failing), self.name)
+        failing, readers = _failing(graph), _readers(graph)
+
+        def change(value: Value, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            made = self._fold(value, inputs, failing)
+            if made is None or all(_takes(r, m) for v, m in zip(value.node.outputs, made) for r in readers.get(v, ())):
+                return made
+            return None  # ids that are computed are clamped, those that are known are refused
+
+        return rewrite(graph, change, self.name)
 
     def _fold(self, value: Value, inputs: tuple[Value, ...], failing: set[Value]) -> Sequence[Value] | None:
         node = value.node
@@ -56,3 +65,23 @@ def _failing(graph: Graph) -> set[Value]:
         if fails or not found.isdisjoint(node.inputs):
             found.update(node.outputs)
     return found
+
+
+def _readers(graph: Graph) -> dict[Value, list[Node]]:
+    """The ops that take a value as ids."""
+    found: dict[Value, list[Node]] = defaultdict(list)
+    for node in graph.nodes():
+        if isinstance(node.op, Indexed):
+            found[node.inputs[node.op.ids_at]].append(node)
+    return found
+
+
+def _takes(reader: Node, ids: Value) -> bool:
+    inputs = list(reader.inputs)
+    assert isinstance(reader.op, Indexed)
+    inputs[reader.op.ids_at] = ids
+    try:
+        reader.op.check_inputs(inputs, [x.type for x in reader.inputs])
+    except IndexRangeError:
+        return False
+    return True

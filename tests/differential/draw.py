@@ -257,10 +257,12 @@ class Drawer:
         if x.dtype.is_int:
             return Step(self.pick("sum", "prod", "max", "min"), (Ref(at),), options, exactness="exact")
         if x.dtype.is_complex:
-            return Step(self.pick("sum", "prod"), (Ref(at),), options)
+            return Step(self.pick("sum", "prod") if self.style == "plain" else "sum", (Ref(at),), options)
         if self.chance(3):
             return Step(self.pick("max", "min"), (Ref(at),), options, exactness="exact")
-        return Step(self.pick("sum", "mean", "var", "std", "prod", "logsumexp"), (Ref(at),), options)
+        if self.style == "plain" and self.chance(5):  # else what overflows and what is 0 meet in some order
+            return Step("prod", (Ref(at),), options)
+        return Step(self.pick("sum", "mean", "var", "std", "logsumexp"), (Ref(at),), options)
 
     def along(self, at: int) -> Step | None:
         """Functions of a whole axis that keep its length."""

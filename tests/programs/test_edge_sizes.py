@@ -182,3 +182,14 @@ def test_an_id_into_nothing_is_an_error_where_results_are_empty_too(columns: int
                 Session(device).compile(g).run(feeds)
         with pytest.raises(IndexRangeError):
             evaluate(g, feeds)
+
+
+def test_computed_ids_are_clamped_also_where_they_follow_from_constants() -> None:
+    """Folding makes them known, which ids that a user writes down are from the start: those are refused."""
+    g = Graph("ids")
+    x = g.input("x", (3,))
+    ids = ops.cast(g.constant(np.array([1.0, 6.0])), "i64") + 1
+    g.outputs(ops.gather(x, ids))
+    for device in ("cpu", "reference"):
+        (got,) = Session(device).compile(g).run(x=np.arange(3, dtype=np.float32))
+        np.testing.assert_array_equal(got, [2, 2])
