@@ -172,11 +172,19 @@ class NoPermissionError(FileAccessError, PermissionError):
     pass
 
 
-def file_error(path: object, error: OSError, *, code: str, what: str = "cannot be opened") -> FileAccessError:
-    """What the system says about a file, as the class that is also the system's."""
+def file_error(
+    path: object,
+    error: OSError,
+    *,
+    code: str,
+    what: str = "cannot be opened",
+    who: str = "",
+    place: Place | None = None,
+) -> FileAccessError:
+    """What the system says about a file, as the class that is also the system's; `who` begins the message."""
     kinds = (MissingFileError, FolderError, NoPermissionError)
     kind = next((k for k in kinds if isinstance(error, k.__bases__[1])), FileAccessError)
-    made = kind(f"{str(path)!r} {what}: {error.strerror or error}", code=code)
+    made = kind(f"{f'{who}: ' if who else ''}{str(path)!r} {what}: {error.strerror or error}", code=code, place=place)
     made.errno, made.strerror, made.filename = error.errno, error.strerror, str(path)
     return made
 

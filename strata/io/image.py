@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from strata.core import open_file, read_bytes
-from strata.errors import FileError
+from strata.errors import FileError, file_error
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type: grey, RGB, palette, grey and alpha, RGB and alpha
@@ -24,7 +24,7 @@ def load_image(path: str | os.PathLike[str]) -> np.ndarray:
     try:
         data = read_bytes(place)
     except OSError as error:
-        raise FileError(f"load_image: {place} cannot be read: {error.strerror}", code="F150") from None
+        raise file_error(place, error, code="F150", what="cannot be read", who="load_image") from None
     if data.startswith(SIGNATURE):
         return decode_png(data)
     if find_spec("PIL") is None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from strata.core import open_file
-from strata.errors import FileError
+from strata.errors import FileError, file_error
 
 PathLike = str | os.PathLike[str]
 
@@ -26,7 +26,7 @@ def map_file(path: PathLike, what: str) -> np.ndarray:
                 raise FileError(f"{what}: {place.name} is empty", code="F120")
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        raise FileError(f"{what}: cannot read {place}: {error.strerror}", code="F121") from None
+        raise file_error(place, error, code="F121", what="cannot be read", who=what) from None
     return np.frombuffer(mapping, np.uint8)
 
 

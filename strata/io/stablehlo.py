@@ -9,7 +9,7 @@ from typing import Any
 
 from strata.backends import stablehlo_text
 from strata.core import here, located
-from strata.errors import FileError, OptionError, SymbolError
+from strata.errors import OptionError, SymbolError, file_error
 from strata.mir import Graph
 
 
@@ -33,5 +33,5 @@ def export(program: Any, path: str | os.PathLike[str] | None = None, *, sizes: M
         try:
             Path(path).write_text(text, "utf-8")
         except OSError as error:
-            raise FileError(f"{str(path)!r} cannot be written: {error.strerror}", code="F500", place=here()) from None
+            raise file_error(path, error, code="F500", what="cannot be written", place=here()) from None
     return text

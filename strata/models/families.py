@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from strata.errors import FileError
+from strata.errors import FileError, MissingFileError
 from strata.io import GgufTensor, load_gguf
 from strata.models import decoder_config
 from strata.models.adapters import PREFIXES, Adapter, LowRank, apply_adapter, turned_rows
@@ -53,7 +53,7 @@ def load_gguf_model(path: Path, device: str, context: int | None, adapter: Adapt
 
 def load_folder(folder: Path, device: str, context: int | None, adapter: Adapter | None, merge: bool) -> Any:
     if not (folder / "config.json").exists():
-        raise FileError(f"load: {folder} has no config.json", code="F148")
+        raise MissingFileError(f"load: {folder} has no config.json", code="F148")
     settings = read_json(folder / "config.json")
     family = settings.get("model_type")
     weights: Weights = folder_weights(folder)

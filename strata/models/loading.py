@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from strata.errors import FileError
+from strata.errors import FileError, MissingFileError
 from strata.modules import imported
 
 
@@ -25,7 +25,7 @@ def load(
     if place.is_dir():
         return imported("strata.models.families").load_folder(place, device, context, _adapter(adapter), merge)
     if not place.exists():
-        raise FileError(f"load: there is no file or folder {place}", code="F148")
+        raise MissingFileError(f"load: there is no file or folder {place}", code="F148")
     match place.suffix.lower():
         case ".onnx":
             if adapter is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.core import read_text
-from strata.errors import FileError, OptionError
+from strata.errors import FileError, MissingFileError, OptionError
 from strata.models.weights import model_text, read_json
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -88,7 +88,7 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     """From tokenizer.json, with the special tokens that the folder's other files name."""
     place = folder / "tokenizer.json"
     if not place.exists():
-        raise FileError(f"{folder} has no tokenizer.json", code="F146")
+        raise MissingFileError(f"{folder} has no tokenizer.json", code="F146")
     try:
         inner = _library().Tokenizer.from_str(read_text(place))
     except Exception as error:  # noqa: BLE001 - the package raises nothing finer

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.core import here, open_file
-from strata.errors import FileError
+from strata.errors import FileError, file_error
 
 MAGIC = b"strata-bundle-1\n"
 ALIGNMENT = 64
@@ -57,7 +57,7 @@ def write_container(path: str | os.PathLike[str], about: Mapping[str, Any], part
                 os.unlink(temporary)
             raise
     except OSError as error:
-        raise FileError(f"{str(path)!r} cannot be written: {error}", code="F403", place=here()) from None
+        raise file_error(path, error, code="F403", what="cannot be written", place=here()) from None
 
 
 class Container:
@@ -72,7 +72,7 @@ class Container:
                 size = os.fstat(file.fileno()).st_size
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
         except OSError as error:
-            raise FileError(f"{self.path!r} cannot be read: {error}", code="F404", place=here()) from None
+            raise file_error(self.path, error, code="F404", what="cannot be read", place=here()) from None
         self._view = memoryview(self._map) if self._map is not None else memoryview(b"")
         header = self._header()
         self.about: dict[str, Any] = header["about"]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from strata.core import new_lock, open_handle
-from strata.errors import FileError
+from strata.errors import FileError, file_error
 from strata.runtime import StoredArray
 
 BLOCK = 1 << 16  # bytes that are looked through at a time
@@ -40,7 +40,7 @@ class ModelFile:
             self._state = self._now()
             self.digest, self.size = hashlib.file_digest(self._file, "sha256").hexdigest(), self._state[0]
         except OSError as error:
-            raise FileError(f"{str(self._path)!r} cannot be opened: {error.strerror}", code="F500") from None
+            raise file_error(self._path, error, code="F500") from None
         self.folder = self._path.resolve().parent
 
     def _now(self) -> tuple[int, int]:

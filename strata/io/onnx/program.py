@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 from onnx import defs, helper
 
 from strata.core import Dim, SymExpr, require, show_bytes, sym
-from strata.errors import FileError, UnknownNameError
+from strata.errors import FileError, UnknownNameError, file_error
 from strata.io.onnx.checks import (
     require_few_nodes,
     require_single_names,
@@ -281,9 +281,7 @@ class Program:
         try:
             handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         except OSError as error:
-            raise FileError(
-                f"tensor {tensor!r}: {location!r} cannot be opened: {error.strerror}", code="F502"
-            ) from None
+            raise file_error(location, error, code="F502", who=f"tensor {tensor!r}") from None
         try:
             info = os.fstat(handle)
             if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:

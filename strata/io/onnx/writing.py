@@ -16,7 +16,7 @@ import numpy as np
 from onnx import helper, numpy_helper
 
 from strata.core import Dim, SymExpr, flatten, here, located, symbols
-from strata.errors import FileError, LowerError, OptionError, UnknownNameError
+from strata.errors import LowerError, OptionError, UnknownNameError, file_error
 from strata.io.onnx.dtypes import NUMBER
 from strata.mir import Constant, Graph, Leaf, Node, Value, as_tuple, fresh_scope, leaf_name, placeholder, toposort
 from strata.tensor import Tensor, asarray
@@ -44,7 +44,7 @@ def export(
         try:
             Path(path).write_bytes(model.SerializeToString())
         except OSError as error:
-            raise FileError(f"{str(path)!r} cannot be written: {error.strerror}", code="F500", place=here()) from None
+            raise file_error(path, error, code="F500", what="cannot be written", place=here()) from None
     return model
 
 
