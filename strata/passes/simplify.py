@@ -20,14 +20,14 @@ def _as(x: Value, like: tuple[Any, ...]) -> Value:
 
 @RULES.rule(pat.multiply(V.x, 1))
 def times_one(x: Value) -> Value | None:
-    """x * 1 is x."""
-    return x
+    """x * 1 is x; of complex numbers, the 0 of 1 + 0j makes NaN of an infinity."""
+    return None if x.dtype.is_complex else x
 
 
 @RULES.rule(pat.divide(V.x, 1))
 def over_one(x: Value) -> Value | None:
-    """x / 1 is x."""
-    return x
+    """x / 1 is x, but for complex infinities."""
+    return None if x.dtype.is_complex else x
 
 
 @RULES.rule(pat.subtract(V.x, 0))
