@@ -20,6 +20,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from strata.arguments import own_checks, public_names, untouched
 from strata.errors import ConfigError, StrataError, UnknownNameError
 
 logger = logging.getLogger("strata")
@@ -64,6 +65,7 @@ def _own_temporary_dir() -> Path:
         return path / "none"  # nothing can be written: the store is off
 
 
+@own_checks()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """All settings of a process. Immutable: a change is a new value, from `using(...)` or `dataclasses.replace`."""
@@ -175,7 +177,7 @@ def _check_device(name: str, value: object) -> str:
 
 def _check_level(name: str, value: object) -> str | None:
     level = value.lower() if isinstance(value, str) else value
-    if level is not None and level not in LOG_LEVELS:
+    if level is not None and (not isinstance(level, str) or level not in LOG_LEVELS):
         raise ConfigError(f"{name} is one of {', '.join(LOG_LEVELS)}, got {value!r}", code="G102")
     return level
 
@@ -234,6 +236,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
 _current: ContextVar[Config | None] = ContextVar("strata_config", default=None)
 
 
+@untouched
 def config() -> Config:
     """The current settings."""
     return _current.get() or _process_config()
@@ -279,3 +282,6 @@ def _process_config() -> Config:
 def _suggest(name: str, known: Mapping[str, object] | set[str]) -> str:
     close = get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+public_names(globals())

@@ -8,13 +8,14 @@
     ├── UnknownNameError (KeyError)      N  an op, input, parameter, pass or option that does not exist
     │   └── UnknownMethodError (AttributeError)  a model that does not do what it is asked for
     ├── OptionError (ValueError)         O  an option or argument whose value makes no sense
+    │   ├── ArgumentError (TypeError)    O  an argument that is unknown, missing or of another kind
     │   └── RequestError                 O  a request to a server that cannot be answered
     ├── ParseError (ValueError)          P  IR text that cannot be read
-    ├── VerifyError                      V  a graph, kernel or plan that breaks its own rules
-    ├── MissingRuleError                 R  an op without the rule that a transform needs
-    ├── TraceError                       T  a traced function that leaks values or mixes graphs
-    ├── LowerError                       L  a block or op that cannot be lowered
-    ├── CompileError                     C  a program that a backend refuses
+    ├── VerifyError (ValueError)         V  a graph, kernel or plan that breaks its own rules
+    ├── MissingRuleError (NotImplementedError)  R  an op without the rule that a transform needs
+    ├── TraceError (TypeError)           T  a traced function that leaks values or mixes graphs
+    ├── LowerError (ValueError)          L  a block or op that cannot be lowered
+    ├── CompileError (RuntimeError)      C  a program that a backend refuses
     │   └── MemoryLimitError (MemoryError)  the plan does not fit the stated limit
     ├── DeviceError (RuntimeError)       E  a device that is missing or misused
     ├── RunError (RuntimeError)          X  a failure while a program runs (singular matrix, bad index)
@@ -107,6 +108,10 @@ class OptionError(StrataError, ValueError):
     default_code = "O100"
 
 
+class ArgumentError(OptionError, TypeError):
+    default_code = "O101"
+
+
 class RequestError(OptionError):
     default_code = "O620"
     field: str | None = None  # of the request, that is to blame
@@ -116,23 +121,23 @@ class ParseError(StrataError, ValueError):
     default_code = "P100"
 
 
-class VerifyError(StrataError):
+class VerifyError(StrataError, ValueError):
     default_code = "V100"
 
 
-class MissingRuleError(StrataError):
+class MissingRuleError(StrataError, NotImplementedError):
     default_code = "R100"
 
 
-class TraceError(StrataError):
+class TraceError(StrataError, TypeError):
     default_code = "T100"
 
 
-class LowerError(StrataError):
+class LowerError(StrataError, ValueError):
     default_code = "L100"
 
 
-class CompileError(StrataError):
+class CompileError(StrataError, RuntimeError):
     default_code = "C100"
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import linecache
 import os
 import sys
 from dataclasses import dataclass
-from types import TracebackType
+from opcode import opmap
+from types import FrameType, TracebackType
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _NOT_THE_USER = (  # ours; imports and decorators, which stand between the user and us; and code without a file
-    _PACKAGE, os.path.dirname(importlib.__file__) + os.sep, contextlib.__file__, functools.__file__, "<",
+    _PACKAGE, os.path.dirname(importlib.__file__) + os.sep, contextlib.__file__, functools.__file__,
+    dataclasses.__file__, "<",
 )  # fmt: skip
 
+_NUMPY = f"{os.sep}site-packages{os.sep}numpy{os.sep}"  # calls back what it was given
+_COMPARE = opmap["COMPARE_OP"]
 _MOST_KEPT = 4096  # files, and lines, that are remembered
 
 
@@ -48,11 +53,11 @@ class _Users(dict[str, bool]):
     def __missing__(self, file: str) -> bool:
         if len(self) >= _MOST_KEPT:
             self.clear()
-        self[file] = found = not file.startswith(_NOT_THE_USER)
+        self[file] = found = not file.startswith(_NOT_THE_USER) and _NUMPY not in file
         return found
 
 
-_is_users = _Users()
+is_users = _Users()
 
 
 @functools.lru_cache(_MOST_KEPT)
@@ -65,10 +70,15 @@ def here() -> Place | None:
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if _is_users[file]:
+        if is_users[file]:
             return _place(file, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def is_comparison(frame: FrameType) -> bool:
+    """Whether a frame is at a comparison such as `a == b`, rather than at a look-up in a container or a call."""
+    return frame.f_code.co_code[frame.f_lasti] == _COMPARE
 
 
 def passed(trace: TracebackType | None) -> Place | None:
@@ -76,7 +86,7 @@ def passed(trace: TracebackType | None) -> Place | None:
     found = None
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if not file.startswith(_NOT_THE_USER):
+        if is_users[file]:
             found = Place(file, trace.tb_lineno)
         trace = trace.tb_next
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from strata import hir, mir
+from strata.arguments import own_checks, public
 from strata.core import located
 from strata.errors import ParseError
 from strata.kernel import Kernel, parse_kernel
@@ -11,6 +12,7 @@ from strata.lir import Lir, parse_module
 READERS = {"mir": mir.parse, "hir": hir.parse, "kernel": parse_kernel, "lir": parse_module}
 
 
+@own_checks()
 @located
 def parse(text: str) -> mir.Graph | hir.Module | Kernel | Lir:
     """What a text stands for: a graph (`mir`), a module of blocks (`hir`), a kernel, or a plan with both (`lir`)."""
@@ -18,3 +20,6 @@ def parse(text: str) -> mir.Graph | hir.Module | Kernel | Lir:
         raise ParseError(f"parse takes a text, got {type(text).__name__}", code="P123")
     words = next((line.split() for line in text.splitlines() if line.strip() and line.lstrip()[0] != "#"), [""])
     return READERS.get(words[0], mir.parse)(text)  # type: ignore[operator]
+
+
+parse = public(parse)

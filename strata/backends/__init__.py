@@ -1,5 +1,8 @@
 """Backends: a folder each. The registry imports one only when a device asks for it."""
 
+from strata.arguments import public
 from strata.backends.base import Backend, CodeArchive, Executable, Quick, Spread
 from strata.backends.registry import backend_for, known_backends, register_backend
 from strata.backends.texts import stablehlo_text
+
+register_backend = public(register_backend)

@@ -1,5 +1,6 @@
 """Plain data that every layer speaks: element types, sizes, tensor types, targets, source places."""
 
+from strata.arguments import hot, public
 from strata.core.budgets import Deadline, Meter, over_budget, require, show_bytes
 from strata.core.dims import (
     Atom,
@@ -73,3 +74,7 @@ from strata.core.types import (
     show_shape,
 )
 from strata.places import Place, here
+
+for _class in (Target, TensorType, DType):
+    public(_class)
+sym, promote = public(sym), public(hot(promote))

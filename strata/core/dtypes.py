@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from strata.arguments import hot
 from strata.errors import DTypeError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from strata.core.types import TensorType
 
 
+@hot
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
     """One element type. `rank` orders types for promotion; `f32[4, 8]` makes a tensor type."""

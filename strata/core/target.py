@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from strata.errors import CompileError
+from strata.errors import CompileError, OptionError
+from strata.places import here
 
 _AVX2: Final = (
     "sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe",
@@ -94,6 +95,8 @@ class Target:
 
     def lanes(self, itemsize: int) -> int:
         """Elements of a size in one vector register."""
+        if itemsize < 1:
+            raise OptionError(f"an element has at least 1 byte, got {itemsize}", code="O101", place=here())
         return max(1, self.vector_bytes // itemsize)
 
     def runs_on(self, host: Target) -> bool:

@@ -8,13 +8,15 @@ from functools import lru_cache
 
 import numpy as np
 
+from strata.arguments import hot
 from strata.core.dims import Dim, Symbol, SymExpr, dim_max, dim_prod, static_prod, substitute, symbols
-from strata.core.dtypes import DType
+from strata.core.dtypes import DType, as_dtype
 from strata.errors import OptionError, ShapeError
 
 Shape = tuple[Dim, ...]
 
 
+@hot
 @dataclass(frozen=True, slots=True)
 class TensorType:
     """The type of a value: `f32[4, S + 1]`."""
@@ -23,6 +25,8 @@ class TensorType:
     shape: Shape
 
     def __post_init__(self) -> None:
+        if type(self.dtype) is not DType:
+            object.__setattr__(self, "dtype", as_dtype(self.dtype))
         if type(self.shape) is not tuple or not all(
             isinstance(d, SymExpr) or (type(d) is int and d >= 0) for d in self.shape
         ):

@@ -7,6 +7,8 @@ taken in the order of the members' ranks, never in the order in which messages c
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from strata.arguments import public
+
 if TYPE_CHECKING:
     from strata.distributed.group import Group, Transport
     from strata.distributed.sockets import SocketTransport, connect
@@ -23,7 +25,7 @@ def __getattr__(name: str) -> Any:
     """A part is loaded when it is first used."""
     if name not in _PLACES:
         raise AttributeError(f"strata.distributed has no name {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    value = globals()[name] = public(getattr(import_module(f"{__name__}.{_PLACES[name]}"), name))
     return value
 
 

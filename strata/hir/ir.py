@@ -11,11 +11,11 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 
 from strata.core import Dim, DType, Place, TensorType, as_dtype, check_shape, here
-from strata.errors import LowerError, OptionError, StrataError, UnknownNameError
-from strata.mir import METHODS, Input, Op, Param, Value, as_tuple, constant, near, placeholder, toposort
+from strata.errors import LowerError, OptionError, ShapeError, StrataError, UnknownNameError
+from strata.mir import METHODS, Deferred, Input, Op, Param, Value, as_tuple, constant, near, placeholder, toposort
 
 POLICIES = ("direct", "fusable")
 
@@ -138,7 +138,7 @@ class Node:
         return isinstance(self.block, Leaf)
 
 
-class HirValue:
+class HirValue(Deferred):
     """One result of a node. Takes operators, and every op as a method; each makes MIR nodes in its module."""
 
     __slots__ = ("module", "node", "slot")
@@ -175,8 +175,15 @@ class HirValue:
     def label(self) -> str:
         return self.node.label if len(self.node.types) == 1 else f"{self.node.label}[{self.slot}]"
 
-    def __eq__(self, other: object) -> bool:
+    def same_as(self, other: object) -> bool:
+        """Whether it is the same result of the same node."""
         return isinstance(other, HirValue) and self.node is other.node and self.slot == other.slot
+
+    def _apply(self, function: str, *args: Any) -> Any:
+        return self.module.call(function, self, *args)
+
+    def _unknown(self, what: str, fix: str) -> NoReturn:
+        raise LowerError(f"{self.text} : {self.type} of a module has no {what}", code="L206", place=here(), fix=fix)
 
     def __hash__(self) -> int:
         return hash((id(self.node), self.slot))
@@ -184,8 +191,13 @@ class HirValue:
     def __repr__(self) -> str:
         return f"HirValue({self.text} : {self.type})"
 
-    def __bool__(self) -> bool:
-        raise LowerError(f"{self.text} : {self.type} of a module has no truth value", code="L206", place=here())
+    def __len__(self) -> int:
+        if not self.shape:
+            raise ShapeError("a rank-0 value has no length", code="S105", place=here())
+        return self.shape[0].__index__()
+
+    def __iter__(self) -> Iterator[HirValue]:
+        return (self[i] for i in range(len(self)))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in METHODS:
@@ -208,11 +220,13 @@ def _operator(dunder: str, method: str, *, reflected: bool) -> None:
 
 for _dunder, _method in {
     "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "pow": "power", "matmul": "matmul",
-    "floordiv": "floor_divide", "mod": "remainder",
+    "floordiv": "floor_divide", "mod": "remainder", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
+    "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
 }.items():  # fmt: skip
     _operator(_dunder, _method, reflected=True)
 for _dunder, _method in {
-    "neg": "negative", "abs": "abs", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
+    "neg": "negative", "abs": "abs", "invert": "bitwise_not", "lt": "less", "le": "less_equal", "gt": "greater",
+    "ge": "greater_equal",
 }.items():  # fmt: skip
     _operator(_dunder, _method, reflected=False)
 
@@ -296,6 +310,10 @@ class Builder:
 
     def call(self, function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A front-end function on values of this module: each MIR op that it makes becomes a node."""
+        if isinstance(function, str) and function not in METHODS:
+            raise UnknownNameError(
+                f"there is no function {function!r}{near(function, METHODS)}", code="N110", place=here()
+            )
         run = METHODS[function] if isinstance(function, str) else function
         table: dict[Value, HirValue] = {}
 

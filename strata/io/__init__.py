@@ -3,10 +3,13 @@
 from importlib import import_module
 from typing import Any
 
+from strata.arguments import public_names
 from strata.io.gguf import GgufFile, GgufTensor, load_gguf, quantized_tensor, save_gguf
 from strata.io.image import load_image
 from strata.io.mapped import release_pages
 from strata.io.safetensors import TensorFile, load_safetensors, save_safetensors
+
+public_names(globals())
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from strata.arguments import public
 from strata.backends import stablehlo_text
 from strata.core import here, located
 from strata.errors import OptionError, SymbolError, file_error
@@ -20,7 +21,7 @@ def export(program: Any, path: str | os.PathLike[str] | None = None, *, sizes: M
     Its `main` takes the inputs, then the parameters, and gives the results. All sizes must be known: `sizes` gives
     those that are symbols. What only a run can find, such as an id out of range, is not checked.
     """
-    if not isinstance(program, Graph) and not hasattr(program, "lower"):
+    if not isinstance(program, Graph) and (isinstance(program, (str, bytes)) or not hasattr(program, "lower")):
         raise OptionError(f"export: {type(program).__name__} is not a graph or module", code="O503")
     graph: Graph = program if isinstance(program, Graph) else program.lower()
     graph = graph.bind(sizes) if sizes else graph
@@ -35,3 +36,6 @@ def export(program: Any, path: str | os.PathLike[str] | None = None, *, sizes: M
         except OSError as error:
             raise file_error(path, error, code="F500", what="cannot be written", place=here()) from None
     return text
+
+
+export = public(export)

@@ -1,6 +1,8 @@
 """The tensor graph (MIR): ops, values, graphs, their text, verifier, interpreter and derivative drivers."""
 
+from strata.arguments import public
 from strata.mir.batching import batch, batch_values
+from strata.mir.deferred import METHODS, Deferred
 from strata.mir.differentiate import pullback, pullback_once, pushforward
 from strata.mir.graph import Graph, fixed_values, substitute_values, toposort
 from strata.mir.interp import (
@@ -14,12 +16,9 @@ from strata.mir.interp import (
     run_op,
 )
 from strata.mir.ir import (
-    METHODS,
-    REGISTRY,
     Leaf,
     Node,
     Op,
-    Registry,
     UnaryOp,
     Value,
     arity,
@@ -29,12 +28,15 @@ from strata.mir.ir import (
     function,
     is_operation,
     make_node,
-    near,
     next_serial,
     op,
 )
 from strata.mir.leaves import Constant, Input, Literal, Param, constant, fresh_scope, leaf_name, placeholder
 from strata.mir.origin import Origin, current_origin, origin, origin_of
+from strata.mir.registry import REGISTRY, Registry, near
 from strata.mir.sample import Draw, Sample, draw
 from strata.mir.text import VALUE_TYPES, Parser, parse, show, show_field, show_name, show_where
 from strata.mir.verify import verify
+
+public(Graph)
+evaluate = public(evaluate)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from strata.arguments import own_checks
 from strata.core import Dim, Symbol, SymExpr, TensorType, as_dtype, check_shape, here, located
 from strata.errors import OptionError, ShapeError, SymbolError, TraceError, UnknownNameError
-from strata.mir.ir import Node, Op, Value, field_symbols, make_node, near
+from strata.mir.ir import Home, Node, Op, Value, field_symbols, make_node, near
 from strata.mir.leaves import Constant, Input, Param, constant, fresh_scope, leaf_name
 from strata.mir.origin import origin_of
 
@@ -23,6 +24,7 @@ class Graph:
             raise OptionError(f"{name!r} is not a name for a graph", code="O112", place=here())
         self.name = name
         self.scope = fresh_scope()
+        self._home = Home(name)
         self.inputs: tuple[Value, ...] = ()
         self.params: tuple[Value, ...] = ()
         self.results: tuple[Value, ...] = ()
@@ -57,8 +59,11 @@ class Graph:
                 f"graph {self.name!r} has an input or parameter {name!r} already", code="O113", place=here()
             )
         tensor = shape if isinstance(shape, TensorType) else TensorType(as_dtype(dtype), check_shape(shape))
-        return kind(name, tensor, self.scope)()
+        made = kind(name, tensor, self.scope)()
+        made.node.home = self._home
+        return made
 
+    @own_checks("values")
     def outputs(self, *values: Value) -> Graph:
         """Set the results; the graph is verified and complete from here on."""
         from strata.mir.verify import verify
@@ -76,6 +81,7 @@ class Graph:
         verify(self)
         return self
 
+    @own_checks("values")
     def returning(self, *values: Value) -> Graph:
         """The same inputs and parameters with other results."""
         graph = Graph(self.name)
@@ -148,6 +154,7 @@ class Graph:
             known[x] = result.param(leaf_name(x), x.type.bind(binding))
         return result.outputs(*substitute_values(self.results, known, lambda o: o.bind(binding)))
 
+    @own_checks("args")
     def call(self, *args: Value) -> tuple[Value, ...]:
         """The results with inputs, then parameters, replaced by values: the graph inlined."""
         leaves = (*self.inputs, *self.params)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError, dataclass, fields, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, dataclass_transform
@@ -16,18 +17,21 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from strata.arguments import FOREIGN, wrong_call
 from strata.core import Dim, DType, Symbol, SymExpr, TensorType, here, new_rlock, substitute, symbols
 from strata.errors import (
     DTypeError,
     MissingRuleError,
-    OptionError,
     ShapeError,
     StrataError,
     TraceError,
     UnknownNameError,
     VerifyError,
 )
+from strata.mir.deferred import METHODS, Deferred, is_operand
 from strata.mir.origin import Origin, calling, current_origin
+from strata.mir.registry import REGISTRY, Registry, near
+from strata.places import is_comparison, is_users
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, Kernel, KernelBuilder
@@ -290,46 +294,6 @@ def as_tuple(x: Any) -> tuple[Any, ...]:
     return x if isinstance(x, tuple) else (x,)
 
 
-class Registry:
-    """Op classes by name. One is shared by the whole package; a test or a plug-in may hold its own."""
-
-    def __init__(self) -> None:
-        self._ops: dict[str, type[Op]] = {}
-
-    def add(self, name: str, cls: type[Op]) -> None:
-        if name in self._ops and self._ops[name].__qualname__ != cls.__qualname__:
-            raise OptionError(f"op {name!r} is registered twice: {self._ops[name].__qualname__} and {cls.__qualname__}")
-        self._ops[name] = cls
-
-    def __getitem__(self, name: str) -> type[Op]:
-        if name not in self._ops:
-            raise UnknownNameError(f"no op is named {name!r}{near(name, self._ops)}", code="N110")
-        return self._ops[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._ops
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._ops))
-
-    def __len__(self) -> int:
-        return len(self._ops)
-
-    def classes(self) -> list[type[Op]]:
-        return [self._ops[name] for name in self]
-
-
-REGISTRY = Registry()
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'exp'?` when a known name is close."""
-    import difflib
-
-    found = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {found[0]!r}?" if found else ""
-
-
 def op(name: str, registry: Registry = REGISTRY) -> Callable[[OpT], OpT]:
     """Register an op class under its text name."""
 
@@ -344,16 +308,26 @@ def op(name: str, registry: Registry = REGISTRY) -> Callable[[OpT], OpT]:
 # ---------------------------------------------------------------------------------------------------------------- nodes
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Home:
+    """The graph that declared an input: one object for each graph that a user writes."""
+
+    name: str
+
+
 class Node:
     """An op applied to values. Made by `make_node` only; two equal nodes are one object."""
 
-    __slots__ = ("__weakref__", "inputs", "op", "origin", "serial", "types")
+    __slots__ = ("__weakref__", "home", "inputs", "op", "origin", "serial", "types")
+
+    home: Home | None  # of the graph whose inputs it depends on, where it depends on any
 
     def __init__(self, op: Op, inputs: tuple[Value, ...], types: tuple[TensorType, ...], origin: Origin) -> None:
         self.op = op
         self.inputs = inputs
         self.types = types
         self.origin = origin
+        self.home = None
         self.serial = next(_serials)
 
     @property
@@ -395,8 +369,28 @@ def make_node(op: Op, inputs: Sequence[Value]) -> Node:
         error.applied = op, tuple(x.type for x in inputs)
         raise
     node = Node(op, tuple(inputs), types, current_origin())
+    for x in inputs:
+        home = x.node.home
+        if home is not None and home is not node.home:
+            if node.home is not None:
+                _refuse_mix(op, inputs)
+            node.home = home
     with _first:
         return _INTERNED.setdefault(key, node)
+
+
+def _refuse_mix(op: Op, inputs: Sequence[Value]) -> NoReturn:
+    """Values of two graphs never meet in one: `inputs` have them."""
+    first = next(x for x in inputs if x.node.home is not None)
+    second = next(x for x in inputs if x.node.home not in (None, first.node.home))
+    assert first.node.home is not None
+    assert second.node.home is not None
+    raise TraceError(
+        f"{op.name}: one operand is a value of graph {first.node.home.name!r}, another of graph "
+        f"{second.node.home.name!r}",
+        code="T115", place=current_origin().place, operands=tuple(describe_operand(x) for x in inputs),
+        fix="declare what it needs as an input of the same graph, or put one graph into the other with graph.call(...)",
+    )  # fmt: skip
 
 
 def describe_operand(x: Value) -> str:
@@ -408,10 +402,7 @@ def describe_operand(x: Value) -> str:
     return f"{op.name} : {x.type}" + (f"   made at {place.short}" if place else "")
 
 
-METHODS: dict[str, Callable[..., Any]] = {}
-
-
-class Value:
+class Value(Deferred):
     """One output of a node. Takes operators, and every op as a method."""
 
     __slots__ = ("index", "node")
@@ -438,21 +429,29 @@ class Value:
     def ndim(self) -> int:
         return len(self.type.shape)
 
-    def __eq__(self, other: object) -> bool:
-        """Identity of the expression, not an element-wise comparison: use `.equal(y)` for that."""
+    def __eq__(self, other: object) -> Any:
+        """As all that is deferred; on one level, since look-ups of values are most of the work of passes."""
+        if is_users[(frame := sys._getframe(1)).f_code.co_filename] and is_comparison(frame):
+            return METHODS["equal"](self, other) if is_operand(other) else NotImplemented
         return isinstance(other, Value) and self.node is other.node and self.index == other.index
 
     def __hash__(self) -> int:
-        return hash((id(self.node), self.index))
+        return id(self.node) + self.index
 
     def __repr__(self) -> str:
         return f"Value({self.node.op.name} : {self.type})"
 
-    def __bool__(self) -> bool:
+    def same_as(self, other: object) -> bool:
+        """Whether it is the same expression."""
+        return isinstance(other, Value) and self.node is other.node and self.index == other.index
+
+    def _apply(self, function: str, *args: Any) -> Any:
+        return METHODS[function](self, *args)
+
+    def _unknown(self, what: str, fix: str) -> NoReturn:
         raise TraceError(
-            f"a {self.type} value of a graph has no truth value while the graph is built",
-            code="T111", place=here(), fix="where(condition, a, b), or cond(condition, f, g)",
-        )  # fmt: skip
+            f"a {self.type} value of a graph has no {what} while the graph is built", code="T111", place=here(), fix=fix
+        )
 
     def __len__(self) -> int:
         if not self.shape:
@@ -564,6 +563,11 @@ def function(*names: str) -> Callable[[FnT], FnT]:
                     error.place = here()
                 error.rename(public, is_operation)
                 raise
+            except FOREIGN as error:
+                wrong = wrong_call(fn, public, args, kwargs, error, of_values=True)
+                if wrong is None:
+                    raise
+                raise wrong from error
             finally:
                 if outermost is not None:
                     calling.reset(outermost)

@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from strata.arguments import public
 from strata.models.loading import load
 
 if TYPE_CHECKING:
@@ -27,12 +28,14 @@ __all__ = ["PAGE", "Decoder", "Encoder", "Line", "Model", "PagePool", "PageTable
            "State", "TextReader", "Tokenizer", "folder_tokenizer", "gguf_tokenizer", "load", "page_bytes",
            "read_json"]  # fmt: skip
 
+load = public(load)
+
 
 def __getattr__(name: str) -> Any:
     """A file of weights needs one family: the others are not loaded."""
     if name not in _PLACES:
         raise AttributeError(f"strata.models has no name {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    value = globals()[name] = public(getattr(import_module(f"{__name__}.{_PLACES[name]}"), name))
     return value
 
 

@@ -1,5 +1,6 @@
 """Modules, optimisers, and what a training loop needs: plain pytrees over tensors."""
 
+from strata.arguments import public_names
 from strata.nn import initial, optim
 from strata.nn.attention import MultiheadAttention
 from strata.nn.checkpoint import Checkpoint, latest, leaf_names, save_checkpoint
@@ -28,3 +29,6 @@ from strata.nn.layers import (
 from strata.nn.module import Module, cast_floats, modules_of, trainable
 from strata.nn.recurrent import GRU, LSTM
 from strata.nn.train import LossScale, Trainer
+
+for _scope in (globals(), vars(initial), vars(optim)):
+    public_names(_scope)

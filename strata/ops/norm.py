@@ -429,12 +429,15 @@ def local_response_norm(x: Operand, size: int, alpha: float = 1e-4, beta: float 
         raise OptionError(f"local_response_norm: size must be positive, got {size}", code="O213")
     wide = widened(value)
     before = (size - 1) // 2
+    after = size - 1 - before
+    if isinstance(wide.shape[1], int):  # further away there are no channels
+        before, after = min(before, wide.shape[1]), min(after, wide.shape[1])
     if isinstance(wide.shape[1], int) and wide.shape[1] == 0:
         return value
-    widths: list[tuple[Dim, Dim]] = [(before, size - 1 - before) if a == 1 else (0, 0) for a in range(wide.ndim)]
+    widths: list[tuple[Dim, Dim]] = [(before, after) if a == 1 else (0, 0) for a in range(wide.ndim)]
     square = pad_constant(wide * wide, widths)
     total = narrow(square, 1, 0, wide.shape[1])
-    for shift in range(1, size):
+    for shift in range(1, before + after + 1):
         total = total + narrow(square, 1, shift, wide.shape[1])
     return cast(wide / (total * (alpha / size) + k) ** beta, value.dtype)
 

@@ -1,5 +1,6 @@
 """Passes: functions from graph to graph, a pass a file."""
 
+from strata.arguments import public_names
 from strata.passes.base import (
     PASSES,
     Pass,
@@ -36,3 +37,5 @@ from strata.passes.requantize import Requantize
 from strata.passes.separate_pools import SeparatePools
 from strata.passes.share_matmul import ShareMatMul
 from strata.passes.simplify import Simplify
+
+public_names(globals())

@@ -141,7 +141,7 @@ _SPELLED = re.compile(r"\s*([a-z][a-z_0-9]*)\s*(?:\{([^}]*)\})?\s*(?:,|\Z)")
 
 def parse_passes(text: str) -> list[Pass]:
     """`fold{limit=64}, decompose` as passes."""
-    found: list[Pass] = []
+    found: list[tuple[type[Pass], str]] = []
     at = 0
     while at < len(text):
         match = _SPELLED.match(text, at)
@@ -150,9 +150,9 @@ def parse_passes(text: str) -> list[Pass]:
         name, options = match.groups()
         if name not in PASSES:
             raise UnknownNameError(f"no pass is named {name!r}{near(name, PASSES)}", code="N120")
-        found.append(_with_options(PASSES[name], options or ""))
+        found.append((PASSES[name], options or ""))
         at = match.end()
-    return found
+    return [_with_options(cls, options) for cls, options in found]
 
 
 def _with_options(cls: type[Pass], text: str) -> Pass:

@@ -1,5 +1,6 @@
 """The runtime: sessions, compiled graphs, options, devices, caches, bundles, traces."""
 
+from strata.arguments import public_names
 from strata.runtime.aot import AotCache
 from strata.runtime.arrays import USABLE, StoredArray
 from strata.runtime.bundle import inspect_bundle, load_compiled
@@ -23,3 +24,5 @@ from strata.runtime.templates import DynamicDimCompileCache, ModelCompilePipelin
 from strata.runtime.tracing import Tracer, trace
 from strata.runtime.variant import CompilationMode, ModelComponent, ModelVariant, Phase
 from strata.runtime.watch import watch_finite
+
+public_names(globals())

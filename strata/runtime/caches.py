@@ -9,6 +9,7 @@ import numpy as np
 
 from strata.core import here
 from strata.errors import OptionError, ShapeError
+from strata.kinds import shown
 from strata.runtime.compiled import CompiledGraph
 from strata.runtime.device import Device
 from strata.runtime.entries import Counters, Entries
@@ -119,7 +120,12 @@ class BucketedCompileCache:
         chosen = self.session.chosen(options)
 
         def make() -> CompiledGraph:
-            program, params = build(upper)
+            made = build(upper)
+            if not isinstance(made, tuple) or len(made) != 2:
+                raise OptionError(
+                    f"build gives a program and its parameters, got {shown(made)}", code="O412", place=here()
+                )
+            program, params = made
             compiled = self.session.compile(program, chosen)
             compiled.set_params(params)
             return compiled

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from strata.arguments import hot, own_checks, untouched
 from strata.backends import Executable, Quick, backend_for
 from strata.config import config
 from strata.core import here, new_rlock
-from strata.errors import OptionError, UnknownNameError
+from strata.errors import ArgumentError, OptionError, UnknownNameError
 from strata.lir import Lir, RuleCheck, SizeCheck, Spread, check_sizes, size_checks
 from strata.mir import Graph, infer_binding, leaf_name, near
 from strata.runtime.arrays import USABLE, StoredArray, check_output, kept_apart, read_array
@@ -165,9 +166,14 @@ class CompiledGraph:
 
     # running
 
-    def run(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> tuple[np.ndarray, ...]:
+    @untouched
+    def run(self, feeds: Mapping[str, Any] | None = None, /, *surplus: Any, **named: Any) -> tuple[np.ndarray, ...]:
         """Run on arrays by input name; returns new arrays."""
         given = named if feeds is None else self._together(feeds, named) if named else feeds
+        if surplus:
+            raise ArgumentError(
+                f"CompiledGraph.run takes 1 argument by position, got {1 + len(surplus)}", code="O103", place=here()
+            )
         if self._is_special:
             return self._run_specially(given)
         quick, threads = self._quick, self._threads_option or config().num_threads
@@ -198,6 +204,7 @@ class CompiledGraph:
 
     __call__ = run
 
+    @hot
     def run_over(self, feeds: Mapping[str, Any], over: Mapping[int, np.ndarray]) -> tuple[np.ndarray, ...]:
         """Run with some outputs, by number, in arrays of the caller: inputs, too, that the plan may write over.
 
@@ -217,6 +224,7 @@ class CompiledGraph:
             self._run(arrays, outputs, binding, self._threads_option or config().num_threads)
         return tuple(outputs)
 
+    @hot
     def run_ready(self, arrays: list[np.ndarray], over: Mapping[int, np.ndarray] | None = None) -> Sequence[np.ndarray]:
         """`run_over` for a caller who knows the arrays: in the order of the inputs, contiguous, of their types."""
         if not self._is_static or self._is_special or self._missing or OBSERVERS:
@@ -238,6 +246,7 @@ class CompiledGraph:
             self._teach(quick, outputs, threads)
         return outputs
 
+    @hot
     def run_into(self, feeds: Mapping[str, Any], out: Sequence[np.ndarray]) -> None:
         """Run into arrays of the caller: contiguous, of the outputs' types.
 
@@ -399,6 +408,7 @@ class CompiledGraph:
             self._sizes[key] = found
         return found
 
+    @hot
     def sized(self, arrays: Sequence[np.ndarray]) -> tuple[dict[str, int], tuple[Any, ...]]:
         """The same for runs that keep something between them, which only this program can."""
         try:
@@ -459,6 +469,7 @@ class CompiledGraph:
         with self._lock:
             return self._own_state().read(name)
 
+    @own_checks("output")
     def feed(self, name: str, output: int | None) -> None:
         """After each run, an output becomes the kept value of an input: in place, where the plan updates it so.
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from strata.arguments import own_checks
 from strata.backends import backend_for, known_backends
 from strata.core import here
 from strata.errors import CompileError, DeviceError, OptionError
 
 
+@own_checks("name")
 @dataclass(frozen=True, slots=True)
 class Device:
     """A place to run: `cpu`, `cuda:0`, `wgpu`, `xla`, `reference`. Making one that is not there is an error.

@@ -168,7 +168,7 @@ def _nearest(node: Node, backend: Backend) -> str:
 
 def as_graph(program: Any) -> Graph:
     """A graph from a graph or an HIR module."""
-    if not isinstance(program, Graph) and (isinstance(program, str) or not hasattr(program, "lower")):
+    if not isinstance(program, Graph) and (isinstance(program, (str, bytes)) or not hasattr(program, "lower")):
         raise OptionError(
             f"compile takes a graph or a module of blocks, got {type(program).__name__}", code="O412",
             fix="st.parse(text)" if isinstance(program, str) else None,

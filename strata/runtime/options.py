@@ -6,17 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from strata.arguments import own_checks
 from strata.backends import Spread
 from strata.config import config
 from strata.core import here
 from strata.errors import OptionError
 from strata.mir import REGISTRY, near
-from strata.passes import FusionLimits, PassChoices, parse_passes, parse_policy
+from strata.passes import PASSES, FusionLimits, PassChoices, parse_passes, parse_policy
 
 POLICIES = ("prefer_native", "force_common", "force_native")
 TUNING = ("heuristic", "beam")
 
 
+@own_checks("fusion")
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
     """How to compile. Equal options and equal graphs give equal code."""
@@ -33,9 +35,9 @@ class CompileOptions:
     """Symbolic sizes to fix before compiling."""
     kernel_dispatch: str = "prefer_native"
     """prefer_native; force_common takes every composition apart; force_native refuses to take any apart."""
-    force_common: tuple[str, ...] = ()
+    force_common: str | tuple[str, ...] = ()
     """Ops to take apart even where the backend has a kernel for them."""
-    force_native: tuple[str, ...] = ()
+    force_native: str | tuple[str, ...] = ()
     """Ops that must stay as they are: refused where the backend has no kernel for them."""
     tune: str = "heuristic"
     """How schedules are chosen: heuristic, or beam where a backend searches."""
@@ -78,14 +80,11 @@ class CompileOptions:
             raise OptionError(
                 f"compile option fusion is True, False or FusionLimits(...), got {self.fusion!r}", code="O144"
             )
-        for name in ("assert_fusion_clean", "deterministic", "exact", "control_flow", "rematerialize", "drop_unused"):
-            if not isinstance(getattr(self, name), bool):
-                raise OptionError(f"compile option {name} is True or False, got {getattr(self, name)!r}", code="O144")
         self._check_binding()
         self._check_spread()
-        for name in ("memory_limit", "threads"):
+        for name in ("memory_limit", "threads", "unroll"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            if value is not None and value < 0:
                 raise OptionError(f"compile option {name} must be a count or None, got {value!r}", code="O144")
         for name in ("force_common", "force_native"):
             object.__setattr__(self, name, _op_names(name, getattr(self, name)))
@@ -94,6 +93,11 @@ class CompileOptions:
             raise OptionError(f"compile options: {both[0]!r} is in force_common and in force_native", code="O144")
         if self.passes is not None:
             parse_passes(self.passes)
+        for name in self.skip_passes:
+            if name not in PASSES:
+                raise OptionError(
+                    f"compile option skip_passes: no pass is named {name!r}{near(name, PASSES)}", code="O144"
+                )
 
     def _check_binding(self) -> None:
         for name in ("dim_binding", "mesh", "shard"):
@@ -102,12 +106,8 @@ class CompileOptions:
                 object.__setattr__(self, name, dict(value))
         if self.dim_binding is None:
             return
-        if not isinstance(self.dim_binding, Mapping):
-            raise OptionError(
-                f"compile option dim_binding maps names of sizes to sizes, got {self.dim_binding!r}", code="O144"
-            )
         for name, size in self.dim_binding.items():
-            if isinstance(size, bool) or not hasattr(size, "__index__") or size < 0:
+            if size < 0:
                 raise OptionError(f"compile option dim_binding: {name} cannot be {size!r}", code="O144")
 
     def _check_spread(self) -> None:
@@ -115,15 +115,7 @@ class CompileOptions:
             raise OptionError("compile option shard goes with a mesh", code="O144")
         if self.mesh is None:
             return
-        is_grid = isinstance(self.mesh, Mapping) and all(
-            isinstance(n, str)
-            and n.isidentifier()
-            and isinstance(size, int)
-            and not isinstance(size, bool)
-            and size > 0
-            for n, size in self.mesh.items()
-        )
-        if not is_grid or not self.mesh:
+        if not self.mesh or not all(n.isidentifier() and size > 0 for n, size in self.mesh.items()):
             raise OptionError(f"compile option mesh maps names to sizes, got {self.mesh!r}", code="O144")
         for name, cuts in (self.shard or {}).items():
             used = [axis for cut in _cuts(cuts) for axis in cut]

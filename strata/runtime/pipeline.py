@@ -11,6 +11,7 @@ from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from strata.arguments import own_checks
 from strata.backends import Backend, backend_for
 from strata.config import config
 from strata.core import Dim, located
@@ -81,6 +82,7 @@ class TrainingResult:
 class CompilePipeline:
     """Stages for one target: lower, optimize, plan."""
 
+    @own_checks("target")
     def __init__(self, target: str = "cpu", options: CompileOptions | None = None) -> None:
         self.device = target
         self.options = options or CompileOptions()

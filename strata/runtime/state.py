@@ -9,6 +9,7 @@ import numpy as np
 
 from strata.core import TensorType, here
 from strata.errors import OptionError, ShapeError, UnknownNameError
+from strata.kinds import whole_number
 from strata.lir import Lir
 from strata.mir import near
 from strata.runtime.arrays import read_array
@@ -47,18 +48,19 @@ class State:
             self._feeds.pop(name, None)
             self._in_place.pop(name, None)
             return
-        if not isinstance(output, int) or not 0 <= output < len(self._outputs):
+        at = whole_number(output)
+        if at is None or not 0 <= at < len(self._outputs):
             raise OptionError(
                 f"there is no output {output!r}: {self._lir.name!r} has {len(self._outputs)}", code="O401", place=here()
             )
-        made = self._outputs[output]
+        made = self._outputs[at]
         if made.dtype is not kind.dtype or not _can_follow(kind, made):
             raise ShapeError(
                 f"input {name!r} is {kind}, which output {output} : {made} cannot become", code="S401", place=here()
             )
-        self._feeds[name] = output
+        self._feeds[name] = at
         self._in_place.pop(name, None)
-        if made == kind and updates_in_place(self._lir, name, output):
+        if made == kind and updates_in_place(self._lir, name, at):
             self._in_place[name] = list(self._inputs).index(name)
 
     def place(self, arrays: Sequence[np.ndarray], outputs: list[np.ndarray]) -> list[np.ndarray]:

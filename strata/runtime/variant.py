@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from strata.cache import digest
+from strata.core import here
+from strata.errors import SymbolError
 from strata.runtime.options import CompileOptions
 
 
@@ -36,6 +38,11 @@ class ModelVariant:
     past_seq: int | None = None
     phase: Phase = Phase.INFERENCE
     extra: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, size in (*self.dim_binding().items(), ("past_seq", self.past_seq or 0)):
+            if size < 0:
+                raise SymbolError(f"a model variant: the size {name} cannot be {size}", code="S153", place=here())
 
     @staticmethod
     def prefill(batch: int, seq: int) -> ModelVariant:

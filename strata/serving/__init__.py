@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from strata.arguments import public
+
 if TYPE_CHECKING:
     from strata.models import PagedCache, PagePool, PageTable, page_bytes
     from strata.serving.adapters import AdapterQueue
@@ -45,7 +47,7 @@ def __getattr__(name: str) -> Any:
     """A part is loaded when it is first used."""
     if name not in _MODULE:
         raise AttributeError(f"strata.serving has no name {name!r}")
-    value = globals()[name] = getattr(import_module(_MODULE[name]), name)
+    value = globals()[name] = public(getattr(import_module(_MODULE[name]), name))
     return value
 
 

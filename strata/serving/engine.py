@@ -19,6 +19,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
+from strata.arguments import own_checks
 from strata.errors import OptionError, RunError, StrataError
 from strata.models import PAGE, Decoder, PagedCache, PageTable, Sampler, Speech
 from strata.serving.adapters import AdapterQueue
@@ -96,6 +97,7 @@ class Engine:
     engine:` a thread of its own does the work; otherwise whoever waits does it.
     """
 
+    @own_checks()
     def __init__(
         self, model: Decoder, *, cache_tokens: int | None = None, max_requests: int = 16, max_tokens: int = 512,
         queue: int = 256, exact: bool = False, adapters: Mapping[str, str | os.PathLike[str]] | None = None,
@@ -130,6 +132,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------------- requests
 
+    @own_checks()
     def submit(
         self, prompt: Prompt, *, max_tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
         min_p: float = 0.0, repetition_penalty: float = 1.0, seed: int | None = None, stop: str | Sequence[str] = (),

@@ -9,6 +9,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from strata.arguments import public_names
 from strata.mir import METHODS, near
 from strata.tensor import random
 from strata.tensor.control import checkpoint, cond, custom_jvp, custom_vjp, scan, while_loop
@@ -33,6 +34,12 @@ from strata.tensor.jit import Jitted, jit
 from strata.tensor.plan import Plan
 from strata.tensor.tensor import Tensor, prepare, realize, wrapped
 from strata.tensor.variable import Variable
+
+globals().update({_n: wrapped(_n) for _n in METHODS if isinstance(globals().get(_n), ModuleType)})  # `repeat`
+public_names(globals(), "strata.tensor.creation", of_values=True)
+public_names(globals(), "strata.ops", of_values=True)
+public_names(globals())
+public_names(vars(random), "strata.ops.random", of_values=True)
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ from operator import index
 from typing import Any
 
 from strata import ops
+from strata.arguments import own_checks
 from strata.core import Dim, SymExpr, here, located
 from strata.errors import OptionError
 from strata.kernel import Kernel, parse_kernel
@@ -21,6 +22,7 @@ Rule = Callable[..., Any]
 
 
 @located
+@own_checks("fn")
 def custom_op(
     fn: Callable[..., Any] | str | Kernel | Graph | None = None,
     *,

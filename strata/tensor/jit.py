@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from strata.arguments import untouched
 from strata.config import config
 from strata.core import TensorType, flatten, here, new_rlock, tree_map, unflatten
 from strata.errors import OptionError, RunError, TraceError
@@ -51,7 +52,7 @@ class Jitted:
         max_variants: int | None = None,
         on_miss: str | None = None,
         donate_argnums: Sequence[int] = (),
-        buckets: Mapping[int, Mapping[int, Sequence[int]]] | None = None,
+        buckets: Mapping[int, Mapping[int, Any]] | None = None,
     ) -> None:
         if not callable(fn):
             raise OptionError(f"jit: takes a function, got {type(fn).__name__}", code="T211", place=here())
@@ -78,6 +79,7 @@ class Jitted:
         self._repeats: tuple[Repeat, ...] = ()  # the calls that others are compared with first
         self._lock = new_rlock()
 
+    @untouched
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for repeat in self._repeats:
             inputs = repeat.inputs(args, kwargs) if repeat.settings is config() else None
@@ -487,7 +489,7 @@ def jit(
     donate_argnums: Sequence[int] = (),
     max_variants: int | None = None,
     on_miss: str | None = None,
-    buckets: Mapping[int, Mapping[int, Sequence[int]]] | None = None,
+    buckets: Mapping[int, Mapping[int, Any]] | None = None,
 ) -> Any:
     """Trace and compile `fn` once for each signature (shapes, dtypes, structure, static values).
 

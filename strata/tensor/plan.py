@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from strata.arguments import own_checks
 from strata.config import Config, config
 from strata.core import Dim, here
 from strata.errors import OptionError, SymbolError, UnknownNameError
@@ -44,6 +45,9 @@ class Plan:
     def __init__(self, tensors: Sequence[Any]) -> None:
         settings = config()
         self.tensors = tuple(tensors)
+        odd = next((t for t in self.tensors if not hasattr(t, "__mir_value__")), None)
+        if odd is not None:
+            raise OptionError(f"Plan: a {type(odd).__name__} is not a tensor", code="T208", place=here())
         pending = list(dict.fromkeys(t.value for t in tensors if handle_of(t.value) is None))
         self._compiled: CompiledGraph | None = None
         self._handles: list[Handle] = []
@@ -85,8 +89,10 @@ class Plan:
             self._buffers.append(buffer)
             self._handles.append(handle)
 
+    @own_checks("variables")
     def execute(self, **variables: int) -> Plan:
         """Run. Values of variables are checked before anything changes, and kept for the runs that follow."""
+        given: dict[str, int] = {}
         for name, value in variables.items():
             if name not in self._limits:
                 known = ", ".join(self._limits) or "none"
@@ -94,8 +100,8 @@ class Plan:
                     f"execute: the plan has no variable {name!r}; it has {known}{near(name, self._limits)}",
                     code="N114", place=here(),
                 )  # fmt: skip
-            check_range(name, value, *self._limits[name])
-        binding = self.variables | variables
+            given[name] = check_range(name, value, *self._limits[name])
+        binding = self.variables | given
         if self._compiled is None:
             return self
         feeds = slices(self._leaves, binding)

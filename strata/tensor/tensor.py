@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 import strata.ops  # noqa: F401 - fills METHODS
+from strata.arguments import hot, untouched
 from strata.core import Dim, DType, TensorType, check_unmasked, f32, flatten, here, tree_map
 from strata.errors import DeviceError, OptionError, ShapeError, SymbolError, TraceError
 from strata.mir import METHODS, REGISTRY, Value, constant, near
@@ -35,6 +36,7 @@ class Tensor:
     _value: Value | None
     _handle: Handle | None  # of a result whose value nobody has asked for yet
 
+    @untouched
     def __init__(self, value: Value) -> None:
         if not isinstance(value, Value):
             raise OptionError(
@@ -43,6 +45,7 @@ class Tensor:
         self._value, self._handle = value, None
 
     @classmethod
+    @untouched
     def of(cls, handle: Handle) -> Tensor:
         """A tensor that is what a handle holds. It becomes a value of graphs when it is used in one."""
         made = cls.__new__(cls)
@@ -50,6 +53,7 @@ class Tensor:
         return made
 
     @classmethod
+    @hot
     def results(cls, arrays: Iterable[np.ndarray], kinds: Iterable[TensorType]) -> list[Tensor]:
         """Tensors of arrays that nobody has seen yet: in every call of a jitted function, so all in one loop."""
         new: Any = object.__new__
@@ -228,7 +232,7 @@ class Tensor:
         return "cpu"
 
     def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor:
-        if device != "cpu":
+        if not isinstance(device, str) or device != "cpu":
             raise DeviceError(f"a tensor lives on 'cpu', not on {device!r}", code="E101", place=here())
         return self
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from strata.arguments import own_checks
 from strata.core import Dim, SymExpr, here, sym
 from strata.errors import SymbolError
+from strata.kinds import whole_number
 
 
 class Variable(SymExpr):
@@ -18,10 +20,10 @@ class Variable(SymExpr):
         super().__init__(sym(name, lo, hi).terms)
         self.name, self.lo, self.hi = name, lo, hi
 
+    @own_checks("value")
     def bind(self, value: int) -> Bound:
         """The variable with a value, usable as a size of `empty` and of data."""
-        check_range(self.name, value, self.lo, self.hi)
-        return Bound(self, value)
+        return Bound(self, check_range(self.name, value, self.lo, self.hi))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,14 @@ class Bound:
         return self.value
 
 
-def check_range(name: str, value: int, lo: int, hi: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < lo or (hi is not None and value > hi):
+def check_range(name: str, value: int, lo: int, hi: int | None) -> int:
+    """A value for a size, which any integer is that lies in its range."""
+    number = whole_number(value)
+    if number is None or number < lo or (hi is not None and number > hi):
         raise SymbolError(
             f"the size {name} is {lo}..{'' if hi is None else hi}, it cannot be {value!r}", code="S153", place=here()
         )
+    return number
 
 
 def split_bound(shape: Iterable[object]) -> tuple[list[Dim], dict[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from strata.arguments import own_checks
 from strata.core import dim_prod, located
 from strata.mir import Graph, batch, placeholder, pushforward
 from strata.transforms.derive import Names, basis, chosen, derive, or_zeros, require_graph
@@ -9,6 +10,7 @@ from strata.transforms.reverse import grad_with_loss
 from strata.transforms.tidy import tidy
 
 
+@own_checks("graph")
 @located
 def jvp(graph: Graph, names: Names = None) -> Graph:
     """`<name>_jvp`: all outputs, then their tangents; extra inputs `tangent_<name>`."""
@@ -21,6 +23,7 @@ def jvp(graph: Graph, names: Names = None) -> Graph:
     return new.graph.outputs(*new.outputs, *(or_zeros(d, x) for d, x in zip(douts, new.outputs, strict=True)))
 
 
+@own_checks("graph")
 @located
 def hvp(graph: Graph, wrt: Names = None) -> Graph:
     """Forward over reverse: the loss, gradients, ⟨gradient, v⟩, and the Hessian times v = `tangent_<name>`."""
@@ -31,6 +34,7 @@ def hvp(graph: Graph, wrt: Names = None) -> Graph:
     return result
 
 
+@own_checks("graph")
 @located
 def jacfwd(graph: Graph, wrt: Names = None) -> Graph:
     """Jacobians column by column in forward mode: for each output, for each name, shaped output.shape + input.shape."""

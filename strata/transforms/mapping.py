@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from strata.arguments import own_checks
 from strata.core import Dim, SymExpr, located
 from strata.errors import OptionError
 from strata.mir import Graph, Param, Value, batch_values, leaf_name
 from strata.transforms.derive import require_graph
 
 
+@own_checks("graph")
 @located
 def vmap(graph: Graph, names: str | Sequence[str], size: Dim) -> Graph:
     """`<name>_vmap`: named inputs gain a leading axis of `size`, the others are shared, every output has it first."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from strata.arguments import own_checks
 from strata.core import located
 from strata.errors import UnknownNameError
 from strata.mir import Graph, Value, leaf_name, near, substitute_values
 from strata.transforms.derive import require_graph
 
 
+@own_checks("graph")
 @located
 def promote_params(graph: Graph, names: str | Sequence[str]) -> Graph:
     """The graph with the named parameters as inputs, behind the ones it has; nothing else changes."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from strata.arguments import own_checks
 from strata.core import located
 from strata.mir import Graph, Param, leaf_name
 from strata.ops import Checkpoint, make_graph
 from strata.transforms.derive import require_graph
 
 
+@own_checks("graph")
 @located
 def checkpoint(graph: Graph) -> Graph:
     """The same graph as a single op: differentiating it computes the intermediate values again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from strata.arguments import own_checks
 from strata.core import dim_prod, located
 from strata.errors import OptionError
 from strata.mir import Graph, Value, batch, placeholder, pullback
@@ -9,6 +10,7 @@ from strata.transforms.derive import Names, basis, chosen, derive, one_like, one
 from strata.transforms.tidy import tidy
 
 
+@own_checks("graph")
 @located
 def grad_with_loss(graph: Graph, wrt: Names = None) -> Graph:
     """`<name>_grad`: the loss and its gradients, times the extra input `d_output` (shaped like the loss, usually 1)."""
@@ -23,6 +25,7 @@ def grad_with_loss(graph: Graph, wrt: Names = None) -> Graph:
     return new.graph.outputs(*tidy([loss, *grads]))
 
 
+@own_checks("graph")
 @located
 def grad(graph: Graph, wrt: Names = None) -> Graph:
     """`<name>_grad`: gradients of the one output, times the extra input `d_output`."""
@@ -30,6 +33,7 @@ def grad(graph: Graph, wrt: Names = None) -> Graph:
     return both.returning(*both.results[1:])
 
 
+@own_checks("graph")
 @located
 def value_and_grad(graph: Graph, wrt: Names = None) -> Graph:
     """The loss, one number, and its gradients; no extra input."""
@@ -47,6 +51,7 @@ def value_and_grad(graph: Graph, wrt: Names = None) -> Graph:
     return new.graph.outputs(*tidy([loss, *grads]))
 
 
+@own_checks("graph")
 @located
 def vjp(graph: Graph, wrt: Names = None) -> Graph:
     """All outputs, then gradients; the extra inputs `d_output` (or `d_output_0`, `d_output_1`, …) weigh them."""
@@ -62,6 +67,7 @@ def vjp(graph: Graph, wrt: Names = None) -> Graph:
     return new.graph.outputs(*tidy([*new.outputs, *grads]))
 
 
+@own_checks("graph")
 @located
 def jacrev(graph: Graph, wrt: Names = None) -> Graph:
     """Jacobians row by row in reverse mode: for each output, for each name, shaped output.shape + input.shape."""

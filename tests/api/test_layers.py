@@ -21,6 +21,8 @@ PACKAGE = Path(strata.__file__).parent
 ORDER = (
     ("modules", "places"),
     ("errors",),
+    ("kinds",),
+    ("arguments",),
     ("config",),
     ("core",),
     ("cache", "distributed"),

@@ -278,8 +278,8 @@ def test_types_stay_and_other_uses_block(number, form):
             continue
         both = graph.returning(*graph.results, inner[0])
         after = RuleSet([rule])(both, PassContext(exact=False))
-        assert after.results[1] == inner[0]
-        assert after.results[0] == graph.results[0], (
+        assert after.results[1].same_as(inner[0])
+        assert after.results[0].same_as(graph.results[0]), (
             f"{rule.name} fused through a value that is a result\n{both}\n{after}"
         )
 

@@ -4,6 +4,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from strata.arguments import public
 from strata.errors import FileError
 
 if find_spec("onnx") is None:
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from strata.io.onnx.standard import PreparedModel, ReferenceBackend, StrataBackend
     from strata.io.onnx.writing import export
 
-load = load_onnx
+load = public(load_onnx, name="load")
+public(OnnxModel)
 # what needs the package itself; no module has one of these names, which would take its place
 _LATER = {
     "backend": ("strata.io.onnx.standard", "StrataBackend"),
@@ -35,7 +37,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"strata.io.onnx has no name {name!r}")
     module, attribute = _LATER[name]
-    value = globals()[name] = getattr(import_module(module), attribute)
+    value = globals()[name] = public(getattr(import_module(module), attribute))
     return value
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import e, inf, nan, pi
 
 from strata import core
+from strata.arguments import public_names
 from strata.tensor.xp import fft, linalg
 from strata.tensor.xp.creation import (
     arange,
@@ -91,3 +92,6 @@ float32, float64 = core.f32, core.f64
 complex64, complex128 = core.c64, core.c128
 __array_api_version__ = "2024.12"
 newaxis = None
+
+for _scope in (globals(), vars(fft), vars(linalg)):
+    public_names(_scope, "strata.tensor.xp", of_values=True)

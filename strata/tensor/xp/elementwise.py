@@ -62,7 +62,7 @@ def _on_host(name: str) -> Callable[..., Any]:
 
 
 def _unary(name: str) -> Callable[[Any], Tensor]:
-    def apply(x: Any, /) -> Tensor:
+    def apply(x: Tensor, /) -> Tensor:
         if name in HOST and x.dtype.is_complex:
             made: Tensor = _on_host(name)(x)
             return made
@@ -83,7 +83,7 @@ def _binary(name: str) -> Callable[[Any, Any], Tensor]:
 
 
 def _rounding(name: str) -> Callable[[Any], Tensor]:
-    def apply(x: Any, /) -> Tensor:
+    def apply(x: Tensor, /) -> Tensor:
         result: Tensor = x if not x.dtype.is_inexact else getattr(_ops, name)(x)
         return result
 
