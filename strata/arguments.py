@@ -101,8 +101,7 @@ class Signature:
                 return ArgumentError(message, code="O102", place=here())
             given = len(args) - self.bound
             if self.rest is None and given > (most := len(self.positional) - self.bound):
-                message = f"{self.name} takes {counted(most, 'argument')} by position, got {given}"
-                return ArgumentError(message, code="O103", place=here())
+                return too_many(self.name, most, given)
             said = str(error)
             if "missing" in said:
                 return ArgumentError(
@@ -118,6 +117,12 @@ class Signature:
         given = self.signature.bind(*args, **kwargs).arguments
         values = ", ".join(f"{name} = {shown(value)}" for name, value in given.items())
         return ArgumentError(f"{self.name}: {error}, for {values}", code="O105", place=here())
+
+
+def too_many(name: str, most: int, given: int) -> ArgumentError:
+    """What is told about surplus arguments."""
+    message = f"{name} takes {counted(most, 'argument')} by position, got {given}"
+    return ArgumentError(message, code="O103", place=here())
 
 
 def _resolved(annotation: Any, default: Any, scope: dict[str, Any]) -> Kind | None:

@@ -4,6 +4,7 @@ from strata.arguments import public
 from strata.mir.batching import batch, batch_values
 from strata.mir.deferred import METHODS, Deferred
 from strata.mir.differentiate import pullback, pullback_once, pushforward
+from strata.mir.functions import function, is_operation
 from strata.mir.graph import Graph, fixed_values, substitute_values, toposort
 from strata.mir.interp import (
     Evaluation,
@@ -25,8 +26,6 @@ from strata.mir.ir import (
     as_tuple,
     describe_operand,
     field_symbols,
-    function,
-    is_operation,
     make_node,
     next_serial,
     op,

@@ -11,13 +11,11 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError, dataclass, fields, replace
-from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from strata.arguments import FOREIGN, wrong_call
 from strata.core import Dim, DType, Symbol, SymExpr, TensorType, here, new_rlock, substitute, symbols
 from strata.errors import (
     DTypeError,
@@ -29,7 +27,7 @@ from strata.errors import (
     VerifyError,
 )
 from strata.mir.deferred import METHODS, Deferred, is_operand
-from strata.mir.origin import Origin, calling, current_origin
+from strata.mir.origin import Origin, current_origin
 from strata.mir.registry import REGISTRY, Registry, near
 from strata.places import is_comparison, is_users
 
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from strata.kernel import Expr, Kernel, KernelBuilder
 
 OpT = TypeVar("OpT", bound="type[Op]")
-FnT = TypeVar("FnT", bound=Callable[..., Any])
 
 
 @dataclass_transform(frozen_default=True)
@@ -542,46 +539,6 @@ for _dunder, _method in {
     "ge": "greater_equal",
 }.items():  # fmt: skip
     _unary_operator(_dunder, _method)
-
-
-def function(*names: str) -> Callable[[FnT], FnT]:
-    """Register a front-end function: public as `st.ops.<name>` and as a method of values.
-
-    Its own name is always included; a trailing underscore, which keeps a builtin visible in its module, is dropped.
-    """
-
-    def wrap(fn: FnT) -> FnT:
-        public = fn.__name__.rstrip("_")
-
-        @wraps(fn)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            outermost = calling.set(public) if calling.get() is None else None
-            try:
-                return fn(*args, **kwargs)
-            except StrataError as error:
-                if error.place is None:
-                    error.place = here()
-                error.rename(public, is_operation)
-                raise
-            except FOREIGN as error:
-                wrong = wrong_call(fn, public, args, kwargs, error, of_values=True)
-                if wrong is None:
-                    raise
-                raise wrong from error
-            finally:
-                if outermost is not None:
-                    calling.reset(outermost)
-
-        for name in (public, *names):
-            METHODS[name] = call
-        return call  # type: ignore[return-value]
-
-    return wrap
-
-
-def is_operation(name: str) -> bool:
-    """Whether an op or a front-end function has this name."""
-    return name in METHODS or name in REGISTRY
 
 
 class Leaf(Op):

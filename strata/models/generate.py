@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from strata.arguments import own_checks
 from strata.errors import OptionError, UnknownNameError
 from strata.models.adapters import AdapterSet, load_adapter, turned_rows
 from strata.models.base import Model, compile_built
@@ -161,6 +162,7 @@ class Decoder(Model):
 
     # ---------------------------------------------------------------------------------------------------- generation
 
+    @own_checks()
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Ids of a text, of chat messages by the model's template, or as they are."""
         if isinstance(prompt, str):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from strata.arguments import hot, own_checks, untouched
+from strata.arguments import hot, too_many, untouched
 from strata.backends import Executable, Quick, backend_for
 from strata.config import config
 from strata.core import here, new_rlock
-from strata.errors import ArgumentError, OptionError, UnknownNameError
+from strata.errors import OptionError, UnknownNameError
 from strata.lir import Lir, RuleCheck, SizeCheck, Spread, check_sizes, size_checks
 from strata.mir import Graph, infer_binding, leaf_name, near
 from strata.runtime.arrays import USABLE, StoredArray, check_output, kept_apart, read_array
@@ -32,6 +32,7 @@ KEPT_SHAPES = 1024  # sets of input shapes whose sizes are remembered
 MOST_FORMS = 8  # other programs for calls where a symbol is 1 and broadcast
 
 
+@hot
 class CompiledGraph:
     """Made by `Session.compile`. `run(x=array)` gives a tuple of arrays, one for each output.
 
@@ -171,9 +172,7 @@ class CompiledGraph:
         """Run on arrays by input name; returns new arrays."""
         given = named if feeds is None else self._together(feeds, named) if named else feeds
         if surplus:
-            raise ArgumentError(
-                f"CompiledGraph.run takes 1 argument by position, got {1 + len(surplus)}", code="O103", place=here()
-            )
+            raise too_many("CompiledGraph.run", 1, 1 + len(surplus))
         if self._is_special:
             return self._run_specially(given)
         quick, threads = self._quick, self._threads_option or config().num_threads
@@ -204,7 +203,6 @@ class CompiledGraph:
 
     __call__ = run
 
-    @hot
     def run_over(self, feeds: Mapping[str, Any], over: Mapping[int, np.ndarray]) -> tuple[np.ndarray, ...]:
         """Run with some outputs, by number, in arrays of the caller: inputs, too, that the plan may write over.
 
@@ -224,7 +222,6 @@ class CompiledGraph:
             self._run(arrays, outputs, binding, self._threads_option or config().num_threads)
         return tuple(outputs)
 
-    @hot
     def run_ready(self, arrays: list[np.ndarray], over: Mapping[int, np.ndarray] | None = None) -> Sequence[np.ndarray]:
         """`run_over` for a caller who knows the arrays: in the order of the inputs, contiguous, of their types."""
         if not self._is_static or self._is_special or self._missing or OBSERVERS:
@@ -246,7 +243,6 @@ class CompiledGraph:
             self._teach(quick, outputs, threads)
         return outputs
 
-    @hot
     def run_into(self, feeds: Mapping[str, Any], out: Sequence[np.ndarray]) -> None:
         """Run into arrays of the caller: contiguous, of the outputs' types.
 
@@ -380,13 +376,11 @@ class CompiledGraph:
 
     def _refuse_extra(self, given: Mapping[str, Any]) -> None:
         names = [n for n, _ in self._inputs]
-        extra = next((n for n in given if n not in names), None)
-        if extra is None:
-            return
-        raise UnknownNameError(
-            f"{self.name!r} has no input {extra!r}; the signature is {self.signature}{near(extra, names)}",
-            code="N112", place=here(),
-        )  # fmt: skip
+        for extra in (n for n in given if n not in names):
+            raise UnknownNameError(
+                f"{self.name!r} has no input {extra!r}; the signature is {self.signature}{near(extra, names)}",
+                code="N112", place=here(),
+            )  # fmt: skip
 
     def _sized(self, arrays: Sequence[np.ndarray]) -> tuple[dict[str, int], tuple[Any, ...]]:
         """Sizes of the symbols, and the outputs that they give."""
@@ -408,7 +402,6 @@ class CompiledGraph:
             self._sizes[key] = found
         return found
 
-    @hot
     def sized(self, arrays: Sequence[np.ndarray]) -> tuple[dict[str, int], tuple[Any, ...]]:
         """The same for runs that keep something between them, which only this program can."""
         try:
@@ -469,7 +462,6 @@ class CompiledGraph:
         with self._lock:
             return self._own_state().read(name)
 
-    @own_checks("output")
     def feed(self, name: str, output: int | None) -> None:
         """After each run, an output becomes the kept value of an input: in place, where the plan updates it so.
 
@@ -584,8 +576,7 @@ class CompiledGraph:
                 f"{self.device} does not run StableHLO", code="O154", place=here(),
                 fix="st.stablehlo.export(graph), which is for any device",
             )  # fmt: skip
-        made: str = text(sizes)
-        return made
+        return str(text(sizes))
 
     @property
     def memory(self) -> MemoryReport:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 import strata.ops  # noqa: F401 - fills METHODS
-from strata.arguments import hot, untouched
+from strata.arguments import hot, own_checks, untouched
 from strata.core import Dim, DType, TensorType, check_unmasked, f32, flatten, here, tree_map
 from strata.errors import DeviceError, OptionError, ShapeError, SymbolError, TraceError
 from strata.mir import METHODS, REGISTRY, Value, constant, near
@@ -419,6 +419,7 @@ def _as_value(x: Any) -> Value:
     return x if isinstance(x, Value) else constant(x)
 
 
+@own_checks()
 def prepare(*tensors: Tensor) -> Plan:
     """One plan for several tensors: what they share is computed once."""
     for t in tensors:
