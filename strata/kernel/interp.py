@@ -7,7 +7,7 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from strata.core import Dim, DType, SymExpr, substitute
+from strata.core import Dim, DType, SymExpr, f8e4m3, substitute
 from strata.errors import RunError
 from strata.kernel.ir import Axis, Const, Expr, Kernel, Load, Reduce, Scalar, Scan, Size, postorder
 from strata.kernel.scalars import SCALARS, bitcast_array, cast_array
@@ -155,6 +155,8 @@ def identity(kind: str, dtype: DType) -> Any:
             return 1
         case "max" | "min":
             sign = -1 if kind == "max" else 1
+            if dtype is f8e4m3:  # which has no infinities
+                return sign * 448.0
             if dtype.is_float:
                 return sign * np.inf
             if dtype.is_bool:

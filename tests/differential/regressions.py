@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import DType, bool_, f32, f64, i64, u16
+from strata.core import DType, bool_, f8e4m3, f32, f64, i64, u16
 from tests.differential.program import Leaf, Program, Ref, Shape, Size, Step
 
 
@@ -42,4 +42,5 @@ REGRESSIONS: dict[str, Program] = {
     "each element twice": program(leaf(bool_, "n", 2), steps=[exact("repeat", V[0], 2, 1)]),
     "the mean of nothing": program(leaf(f32, "n", 2), steps=[Step("mean", (V[0],), (("axis", 0),))], n=0),
     "an id into nothing": program(leaf(i64, data=0), leaf(bool_, 0, "n"), steps=[exact("gather", V[1], V[0])], n=0),
+    "the least of eight bits": program(leaf(f8e4m3, 3, 2), steps=[exact("min", V[0], axis=0)]),
 }  # fmt: skip
