@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import numpy as np
 from strata.backends import CodeArchive, backend_for
 from strata.config import logger
 from strata.core import Target, as_dtype, here
-from strata.errors import FileError, OptionError
+from strata.errors import FileError, OptionError, StrataError
 from strata.mir import parse
+from strata.passes import FusionLimits
 from strata.runtime.compiled import CompiledGraph
 from strata.runtime.container import Container, Part, write_container
 from strata.runtime.options import CompileOptions
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from strata.lir import Lir
 
 FORMAT = 2
+OPTIONS = (  # that decide what a program computes, and how
+    "precision", "fusion", "kernel_dispatch", "force_common", "force_native", "deterministic", "exact", "control_flow",
+    "unroll", "rematerialize", "drop_unused", "passes", "skip_passes",
+)  # fmt: skip
 
 
 def save(
@@ -59,6 +65,7 @@ def save(
     about = {
         "format": FORMAT, "name": compiled.name, "signature": compiled.signature, "device": compiled.device,
         "levels": chosen, "generator": archive.version, "weights": kinds, "options": compiled.options.key,
+        "compile": _written_options(compiled.options),
     }  # fmt: skip
     write_container(path, about, parts)
 
@@ -79,30 +86,53 @@ def load_compiled(path: str | os.PathLike[str], device: str | None = None) -> Co
         )
     where = device or about["device"]
     archive = _archive(where)
+    options = _read_options(file)
     level = next(
         (n for n in reversed(archive.levels) if n in about["levels"] and Target.named(n).runs_on(Target.host())), None
     )
     if about["generator"] != archive.version or level is None:
-        made = _compiled_anew(
-            file, where, "this processor has other instructions" if level is None else "another version made it"
-        )
+        reason = "this processor has other instructions" if level is None else "another version made it"
+        made = _compiled_anew(file, where, options, reason)
     else:
         target = Target.named(level)
         text = bytes(file.read("graph")).decode()
         lir = read_plan(bytes(file.read(f"plan {level}")), None, lambda: parse(text), target)
         entries = _Codes(file)
-        made = CompiledGraph(lir, archive.load(lir, entries), CompileOptions(), device=where)
+        made = CompiledGraph(lir, archive.load(lir, entries), options, device=where)
     for name, (dtype, shape) in about["weights"].items():
         data = np.frombuffer(file.read(f"weight {name}"), np.uint8)
         made.set_param(name, data.view(as_dtype(dtype).np).reshape(shape))
     return made
 
 
-def _compiled_anew(file: Container, device: str, reason: str) -> CompiledGraph:
+def _compiled_anew(file: Container, device: str, options: CompileOptions, reason: str) -> CompiledGraph:
     from strata.runtime.session import Session
 
     logger.warning("%s is compiled again: %s", file.path, reason)
-    return Session(device).compile(parse(bytes(file.read("graph")).decode()))
+    return Session(device).compile(parse(bytes(file.read("graph")).decode()), options)
+
+
+def _written_options(options: CompileOptions) -> dict[str, Any]:
+    """Options that decide results, where they are not the default: a bundle may be compiled anew, or saved again."""
+    usual = CompileOptions()
+    kept = {name: value for name in OPTIONS if (value := getattr(options, name)) != getattr(usual, name)}
+    if isinstance(options.fusion, FusionLimits):
+        kept["fusion"] = asdict(options.fusion)
+    return kept
+
+
+def _read_options(file: Container) -> CompileOptions:
+    kept = file.about.get("compile", {})
+    wrong = f"{file.path!r} has compile options that this version does not know"
+    if not isinstance(kept, dict) or not kept.keys() <= set(OPTIONS):
+        raise FileError(f"{wrong}: {kept!r}", code="F404", place=here())
+    known = {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
+    try:
+        if isinstance(known.get("fusion"), dict):
+            known["fusion"] = FusionLimits(**known["fusion"])
+        return CompileOptions(**known)
+    except (StrataError, TypeError) as error:
+        raise FileError(f"{wrong}: {error}", code="F404", place=here()) from None
 
 
 class _Codes(Mapping[str, bytes]):

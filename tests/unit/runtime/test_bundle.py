@@ -18,7 +18,8 @@ from strata.backends.llvm.archive import CpuArchive
 from strata.core import Dim, Target, sym
 from strata.errors import FileError, OptionError, UnknownNameError
 from strata.mir import Graph
-from strata.runtime import CompiledGraph, Session, inspect_bundle
+from strata.passes import FusionLimits
+from strata.runtime import CompiledGraph, CompileOptions, Session, inspect_bundle
 from strata.runtime.container import Container, write_container
 
 ROWS = sym("N", 1, 64)
@@ -236,3 +237,34 @@ def test_code_that_was_never_loaded_is_complete(tmp_path: Path) -> None:
         assert ran.returncode == 0, ran.stderr[-2000:]
         said = ran.stdout
     assert said.strip() == "right"
+
+
+@pytest.mark.parametrize("is_compiled_again", [False, True])
+def test_options_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_compiled_again: bool) -> None:
+    """A graph that computes in f16 does so on every machine, and when it is saved again."""
+    g = Graph("half")
+    g.outputs((g.input("x", (4, 4)) @ g.param("w", (4, 4))) / 3.0)
+    options = CompileOptions(precision="f16", fusion=FusionLimits(max_steps=3), skip_passes=("fold",))
+    c = Session("cpu").compile(g, options)
+    x, w = (np.random.default_rng(i).standard_normal((4, 4)).astype(np.float32) for i in range(2))
+    c.set_param("w", w)
+    c.save(tmp_path / "a", levels=["baseline"])
+    if is_compiled_again:
+        monkeypatch.setattr(CpuArchive, "version", "another")
+    loaded = st.load_compiled(tmp_path / "a")
+    assert loaded.options == options
+    loaded.save(tmp_path / "b", levels=["baseline"])
+    again = st.load_compiled(tmp_path / "b")
+    for one in (loaded, again):
+        np.testing.assert_array_equal(one.run(x=x)[0], c.run(x=x)[0])
+    assert (Session("cpu").compile(g).options.precision, loaded.options.precision) == (None, "f16")
+
+
+def test_options_of_a_later_version_are_refused(tmp_path: Path) -> None:
+    network().save(tmp_path / "a", levels=["baseline"])
+    file = Container(tmp_path / "a")
+    parts = {name: bytes(file.read(name)) for name in file.names}
+    for odd in ({"bend": 1}, {"precision": 3}, {"fusion": {"width": 1}}, [1]):
+        write_container(tmp_path / "b", {**file.about, "compile": odd}, parts)
+        with pytest.raises(FileError, match="compile options that this version does not know"):
+            st.load_compiled(tmp_path / "b")
