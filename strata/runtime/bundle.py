@@ -126,7 +126,7 @@ def _read_options(file: Container) -> CompileOptions:
     wrong = f"{file.path!r} has compile options that this version does not know"
     if not isinstance(kept, dict) or not kept.keys() <= set(OPTIONS):
         raise FileError(f"{wrong}: {kept!r}", code="F404", place=here())
-    known = {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
+    known: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in kept.items()}
     try:
         if isinstance(known.get("fusion"), dict):
             known["fusion"] = FusionLimits(**known["fusion"])
