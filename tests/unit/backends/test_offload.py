@@ -306,3 +306,34 @@ def test_observers_see_every_step() -> None:
 
     made.run_observed([X], [out], {}, None, tell)
     np.testing.assert_array_equal(seen[-1], out)
+
+
+def test_clones_share_what_is_uploaded_until_it_is_set() -> None:
+    g = Graph("prepared")
+    x, w, b = g.input("x", f32[4, 8]), g.param("w", f32[8, 6]), g.param("b", f32[6])
+    g.outputs(matmul(x, exp(w)) + b)
+    weights = [RNG.standard_normal((8, 6)).astype(np.float32) for _ in range(3)]
+    biases = [RNG.standard_normal(6).astype(np.float32) for _ in range(3)]
+    driver = NumpyDriver()
+    first = executable(g, driver)
+
+    def check(made: Any, w: np.ndarray, b: np.ndarray) -> None:
+        np.testing.assert_allclose(run(made, X)[0], evaluate(g, {"x": X, "w": w, "b": b})[0], rtol=1e-4, atol=1e-4)
+
+    first.set_param("w", weights[0])
+    first.set_param("b", biases[0])
+    check(first, weights[0], biases[0])
+    driver.log.clear()
+    second = first.clone()
+    check(second, weights[0], biases[0])
+    assert driver.log.count("write") == 1  # the input
+    second.set_param("w", weights[1])
+    check(first, weights[0], biases[0])
+    check(second, weights[1], biases[0])
+    first.set_param("b", biases[1])
+    first.set_param("w", weights[2])
+    check(first, weights[2], biases[1])
+    check(second, weights[1], biases[0])
+    second.set_param("b", biases[2])
+    check(first, weights[2], biases[1])
+    check(second, weights[1], biases[2])

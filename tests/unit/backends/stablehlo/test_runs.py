@@ -195,6 +195,19 @@ def test_many_threads_share_a_program() -> None:
     assert not errors
 
 
+def test_clones_have_parameters_of_their_own() -> None:
+    g = Graph("g")
+    c = Session("xla").compile(g.outputs(g.input("x", f32[3]) * g.param("w", f32[3])))
+    one = np.ones(3, np.float32)
+    c.set_param("w", 2 * one)
+    other = c.clone()
+    other.set_param("w", 3 * one)
+    third = c.clone()
+    c.set_param("w", 5 * one)
+    for made, factor in ((c, 5), (other, 3), (third, 2)):
+        np.testing.assert_array_equal(made.run(x=one)[0], factor * one)
+
+
 def test_numbers_of_devices() -> None:
     assert st.Device("xla:0").backend is st.Device("xla").backend
     assert "xla" in st.devices()
