@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from tests.machines.running import BATCH, STEPS, Outcome, machines, run_batch
 
+TOLD = 1000  # histories after which to say how far it is
 Work = list[tuple[str, int, int]]  # machine, seed, histories
 
 
@@ -43,7 +44,10 @@ def main() -> int:
     histories: Counter[str] = Counter()
     violations = 0
     for done in _outcomes(work, options.jobs, options.steps, not options.no_shrink):
+        before = histories.total()
         histories[done.machine] += done.histories
+        if before // TOLD != histories.total() // TOLD:
+            print(f"{histories.total()} histories after {time.monotonic() - start:.0f} s", flush=True)
         if done.violation is not None:
             violations += 1
             count = min(BATCH, options.count)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.config import logger
+from strata.config import config, logger
 from strata.core import Dim, give_back, here, located, new_rlock, symbols
 from strata.errors import DTypeError, RunError, ShapeError, StrataError, UnknownMethodError, UnknownNameError
 from strata.io.onnx.file import ModelFile
@@ -153,15 +153,20 @@ class OnnxModel:
         return key, plan
 
     def _quick_key(self, given: Mapping[str, Any]) -> Any:
-        """Names, shapes and elements that plans depend on; None where not all are arrays of the declared types."""
+        """Names, shapes, settings and elements that plans depend on; None where not all are arrays as declared."""
         dtypes = self._dtypes
         for name, x in given.items():
             if type(x) is not np.ndarray or x.dtype != dtypes.get(name):
                 return None
         shapes = [x.shape for x in given.values()]
         if not self._assumed:
-            return (*given, *shapes)
-        return *given, *shapes, *[given[name].tobytes() for name in sorted(self._assumed) if name in given]
+            return (*given, *shapes, config().code_settings)
+        return (
+            *given,
+            *shapes,
+            config().code_settings,
+            *[given[name].tobytes() for name in sorted(self._assumed) if name in given],
+        )
 
     def _remember_quick(self, arrays: Mapping[str, Any], plan: Plan) -> None:
         """Runs that need nothing but the compiled graph go there directly from then on."""
@@ -316,9 +321,9 @@ class OnnxModel:
         return plan_key(self._file, self.session, f"{_signature(arrays)} {elements}")
 
     def _signature(self, arrays: Mapping[str, Any]) -> Any:
-        """What decides the plan of a run: shapes, and the elements of inputs that a plan depends on."""
+        """What decides the plan of a run: shapes, settings, and the elements of inputs that a plan depends on."""
         elements = tuple(arrays[name].tobytes() for name in sorted(self._assumed) if name in arrays)
-        return _signature(arrays), elements
+        return _signature(arrays), elements, config().code_settings
 
 
 def _fits(shape: tuple[int, ...], declared: tuple[Dim, ...]) -> bool:

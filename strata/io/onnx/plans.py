@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from strata.config import config
 from strata.core import Dim, SymExpr, TensorType, as_dtype, sym, symbols
 from strata.errors import ShapeError
 from strata.io.onnx.dtypes import in_graphs
@@ -62,10 +63,11 @@ class Plan:
     shapes: Shapes = field(default_factory=dict)
     guards: tuple[Guard, ...] = ()
     assumed: Mapping[str, np.ndarray] = field(default_factory=dict)
+    settings: tuple[Any, ...] = field(default_factory=lambda: config().code_settings)  # that it was made under
 
     def fits(self, arrays: Mapping[str, Any]) -> bool:
-        """Whether inputs of these shapes are what the plan was made for."""
-        if set(arrays) != set(self.shapes):
+        """Whether inputs of these shapes, under these settings, are what the plan was made for."""
+        if set(arrays) != set(self.shapes) or self.settings != config().code_settings:
             return False
         if not all(np.array_equal(arrays[name], x) for name, x in self.assumed.items()):
             return False

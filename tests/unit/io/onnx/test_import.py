@@ -14,6 +14,7 @@ pytest.importorskip("onnx", reason="ONNX models need the package onnx")
 from onnx import helper
 
 from strata import ops
+from strata.config import using
 from strata.errors import DTypeError, ShapeError, UnknownNameError
 from strata.io.onnx import StrataBackend, load
 from tests.unit.io.onnx.models import BOOL, INT64, model, node, port
@@ -352,3 +353,19 @@ def test_forms_that_must_fail_again_are_not_tried(monkeypatch: pytest.MonkeyPatc
     assert tried[0] == "f32[n, 4, h, w]"
     assert len(tried) > 1
     assert not any("32*" in shape for shape in tried)
+
+
+def test_settings_that_decide_the_code_have_plans_of_their_own() -> None:
+    """A model that ran without checks of indices checks them where a setting asks for it."""
+    gather = node("GatherElements", ["x", "at"], ["y"])
+    made = load(model([gather], [port("x", ["N"]), port("at", ["M"], INT64)], [port("y", ["M"])]))
+    feeds = {"x": np.ones(8, np.float32), "at": np.arange(6)}
+    far = feeds | {"at": np.arange(6) + 50}
+    for _ in range(2):
+        made.run(feeds)
+        with using(check_indices=True):
+            made.run(feeds)
+            for _ in range(2):
+                with pytest.raises(IndexError):
+                    made.run(far)
+        made.run(far)
