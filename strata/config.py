@@ -101,12 +101,18 @@ class Config:
     max_growth: int = 1 << 14
     """Elements of one tensor of a file for each one that the file holds and the run is given; 16 million are always
     allowed."""
-    max_unpacked_bytes: int = 1 << 30
+    max_unpacked_bytes: int = 192 << 20
     """Bytes that compressed data may become, beyond four times those that they have."""
+    max_terms: int = 4096
+    """Terms of a symbolic size that is multiplied out, and factors of one of them."""
     max_steps: int = 1 << 20
     """Steps of one loop that runs while a file is read, or of all loops of a template."""
+    max_template_bytes: int = 64 << 20
+    """Bytes of texts and lists that filling in a chat template may make, all steps together."""
+    max_template_seconds: float = 3.0
+    """Seconds of a core that filling in a chat template may take."""
     max_seconds: float = 120.0
-    """Seconds that reading a file or text, or filling in a template, may take; compiling and running do not count."""
+    """Seconds that reading a file or text may take; compiling and running do not count."""
     code_settings: tuple[Any, ...] = field(init=False, repr=False, compare=False, default=())
     """The values of all settings that change generated code: part of the key of a program in memory."""
 
@@ -204,7 +210,10 @@ _CHECKS: dict[str, Callable[[str, object], object]] = {
     "max_tensor_bytes": _check_count,
     "max_growth": _check_count,
     "max_unpacked_bytes": _check_count,
+    "max_terms": _check_count,
     "max_steps": _check_count,
+    "max_template_bytes": _check_count,
+    "max_template_seconds": _check_seconds,
     "max_seconds": _check_seconds,
 }
 
@@ -229,7 +238,10 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "STRATA_MAX_TENSOR_BYTES": ("max_tensor_bytes", _read_int),
     "STRATA_MAX_GROWTH": ("max_growth", _read_int),
     "STRATA_MAX_UNPACKED_BYTES": ("max_unpacked_bytes", _read_int),
+    "STRATA_MAX_TERMS": ("max_terms", _read_int),
     "STRATA_MAX_STEPS": ("max_steps", _read_int),
+    "STRATA_MAX_TEMPLATE_BYTES": ("max_template_bytes", _read_int),
+    "STRATA_MAX_TEMPLATE_SECONDS": ("max_template_seconds", _read_number),
     "STRATA_MAX_SECONDS": ("max_seconds", _read_number),
 }
 

@@ -61,7 +61,7 @@ from strata.core.processors import available_threads, cgroup_quota
 from strata.core.size_rows import SizeReader, SizeWriter
 from strata.core.source import located
 from strata.core.target import Target
-from strata.core.tree import LEAF, TreeDef, builder, flatten, tree_map, unflatten
+from strata.core.tree import LEAF, TreeDef, builder, endless, flatten, tree_map, unflatten
 from strata.core.types import (
     Shape,
     TensorType,

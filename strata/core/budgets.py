@@ -21,6 +21,9 @@ CODES = {
     "max_steps": "B105",
     "max_seconds": "B106",
     "max_growth": "B107",
+    "max_terms": "B110",
+    "max_template_bytes": "B111",
+    "max_template_seconds": "B112",
 }
 _POWERS = ("KiB", "MiB", "GiB", "TiB")
 
@@ -98,4 +101,4 @@ class Deadline:
 def _shown(setting: str, limit: float) -> str:
     if setting.endswith("_bytes"):
         return show_bytes(int(limit))
-    return f"{limit:g} s" if setting == "max_seconds" else f"{limit:,}"
+    return f"{limit:g} s" if setting.endswith("_seconds") else f"{limit:,}"

@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, reduce
 from math import gcd, prod
 from operator import index
 from typing import Any, ClassVar
 
+from strata.config import config
+from strata.core.budgets import over_budget
 from strata.core.source import located
 from strata.errors import OptionError, ParseError, SymbolError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
+LONG_PRODUCT = 64  # terms and factors of a product below which none is counted against the budget
+MERGED = 16  # pairs of terms that may fall together into one term of a product
+MAX_DEPTH = 128  # divisions, remainders, minima and maxima inside each other: walks over sizes are recursive
+MAX_NESTING = 200  # brackets inside each other in a size's text
+MAX_DIGITS = 40  # of a number in a size's text
+KEPT_TEXT = 1000  # characters of a size that is kept once it was read
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,7 @@ class Call:
     kind: str
     a: Dim
     b: Dim
+    depth: int = field(default=1, compare=False)  # calls inside each other
 
     def __str__(self) -> str:
         if self.kind in ("min", "max"):
@@ -96,11 +105,17 @@ class SymExpr:
             return SymExpr(tuple((mono, coeff * other) for mono, coeff in self.terms)) if other else 0
         if not _is_dim(other):
             return NotImplemented
+        ours, theirs = tuple(_terms(self)), tuple(_terms(other))
+        if len(ours) * len(theirs) > LONG_PRODUCT:
+            _require_terms(len(ours) * len(theirs) // MERGED, self, other)
         total: dict[Monomial, int] = {}
-        for mono_a, coeff_a in _terms(self):
-            for mono_b, coeff_b in _terms(other):
+        for mono_a, coeff_a in ours:
+            for mono_b, coeff_b in theirs:
                 mono = tuple(sorted(mono_a + mono_b, key=str))
                 total[mono] = total.get(mono, 0) + coeff_a * coeff_b
+        longest = max(map(len, total), default=0)
+        if len(total) * longest > LONG_PRODUCT:
+            _require_terms(max(len(total), MERGED * longest), self, other)
         return _make(total)
 
     __rmul__ = __mul__
@@ -173,6 +188,13 @@ def _terms(x: Dim) -> Iterable[tuple[Monomial, int]]:
     return (((), int(x)),) if x else ()
 
 
+def _require_terms(count: int, a: Dim, b: Dim) -> None:
+    """Refuse a product that has more terms, or many more factors in one of them, than a size may have."""
+    if count > config().max_terms:
+        shown = " times ".join(str(x)[:40] + " …" * (len(str(x)) > 40) for x in (a, b))
+        raise over_budget("max_terms", count, f"a size: {shown}, multiplied out, has at least {count} terms")
+
+
 def _make(total: Mapping[Monomial, int]) -> Dim:
     kept = {mono: coeff for mono, coeff in total.items() if coeff}
     if not kept:
@@ -185,6 +207,25 @@ def _make(total: Mapping[Monomial, int]) -> Dim:
 
 def _atom(atom: Atom) -> SymExpr:
     return SymExpr((((atom,), 1),))
+
+
+def _call(kind: str, a: Dim, b: Dim) -> SymExpr:
+    return _atom(make_call(kind, a, b))
+
+
+def make_call(kind: str, a: Dim, b: Dim) -> Call:
+    """A call that knows how deep it is; one that is too deep to be walked over is refused."""
+    depth = 1 + max(_depth(a), _depth(b))
+    if depth > MAX_DEPTH:
+        raise SymbolError(f"a size has more than {MAX_DEPTH} divisions, remainders, minima or maxima inside each other",
+                          code="S159")  # fmt: skip
+    return Call(kind, a, b, depth)
+
+
+def _depth(x: Dim) -> int:
+    if not isinstance(x, SymExpr):
+        return 0
+    return max((a.depth for mono, _ in x.terms for a in mono if isinstance(a, Call)), default=0)
 
 
 def _show(terms: tuple[tuple[Monomial, int], ...]) -> str:
@@ -302,7 +343,7 @@ def floordiv(a: Dim, b: Dim) -> Dim:
     low, high = _interval(a)
     if isinstance(b, int) and low is not None and low >= 0 and high is not None and high < b:
         return 0
-    return _atom(Call("floordiv", a, b))
+    return _call("floordiv", a, b)
 
 
 def mod(a: Dim, b: Dim) -> Dim:
@@ -319,7 +360,7 @@ def mod(a: Dim, b: Dim) -> Dim:
     low, high = _interval(a)
     if isinstance(b, int) and low is not None and low >= 0 and high is not None and high < b:
         return a
-    return _atom(Call("mod", a, b))
+    return _call("mod", a, b)
 
 
 def _divisor(a: Dim, b: Dim) -> Dim:
@@ -358,7 +399,7 @@ def dim_min(a: Dim, b: Dim) -> Dim:
         return a
     if known_le(b, a):
         return b
-    return _atom(Call("min", a, b))
+    return _call("min", a, b)
 
 
 def dim_max(a: Dim, b: Dim) -> Dim:
@@ -369,7 +410,7 @@ def dim_max(a: Dim, b: Dim) -> Dim:
         return b
     if known_le(b, a):
         return a
-    return _atom(Call("max", a, b))
+    return _call("max", a, b)
 
 
 def dim_spread(count: Dim, step: int) -> Dim:
@@ -408,11 +449,15 @@ def substitute(x: Dim, binding: Mapping[str, Dim]) -> Dim:
     """Replace symbols by sizes; unknown symbols stay. A value outside its symbol's bounds is an error."""
     if not isinstance(x, SymExpr):
         return x
-    total: Dim = 0
-    for mono, coeff in x.terms:
-        factors = [_substitute_atom(atom, binding) for atom in mono]
-        total = total + dim_prod(factors) * coeff
-    return total
+    return _sum(dim_prod([_substitute_atom(atom, binding) for atom in mono]) * coeff for mono, coeff in x.terms)
+
+
+def _sum(parts: Iterable[Dim]) -> Dim:
+    total: dict[Monomial, int] = {}
+    for part in parts:
+        for mono, coeff in _terms(part):
+            total[mono] = total.get(mono, 0) + coeff
+    return _make(total)
 
 
 _CALLS = {"floordiv": floordiv, "mod": mod, "min": dim_min, "max": dim_max}
@@ -458,23 +503,40 @@ _TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z0-9_.]*)|(//|[-+*%(),]))")
 
 def parse_dim(text: str, known: Mapping[str, Symbol] | None = None) -> Dim:
     """Read a size as `str` prints it. Symbols take their bounds from `known`; others get the defaults of `sym`."""
-    return _parsed(text, tuple((known or {}).items()))
+    table = tuple((known or {}).items())
+    return _parsed(text, table) if len(text) < KEPT_TEXT else _read(text, table)
 
 
-@lru_cache(maxsize=4096)  # plans and stored code have the same few sizes again and again
-def _parsed(text: str, known: tuple[tuple[str, Symbol], ...]) -> Dim:
+def _read(text: str, known: tuple[tuple[str, Symbol], ...]) -> Dim:
     tokens: list[str] = []
-    at = 0
-    while at < len(text.rstrip()):
+    at, end = 0, len(text.rstrip())
+    depth = 0
+    while at < end:
         match = _TOKEN.match(text, at)
         if not match:
-            raise ParseError(f"size {text!r}: cannot read {text[at:]!r}", code="P110")
-        tokens.append(match.group().strip())
+            raise ParseError(f"size {_short(text)}: cannot read {_short(text[at:])}", code="P110")
+        token = match.group().strip()
+        depth += (token == "(") - (token == ")")
+        if depth > MAX_NESTING:
+            raise ParseError(f"size {_short(text)}: more than {MAX_NESTING} brackets inside each other", code="P110")
+        if len(token) > MAX_DIGITS and token.isdigit():
+            raise ParseError(f"size {_short(text)}: a number of {len(token)} digits", code="P110")
+        tokens.append(token)
         at = match.end()
     parser = _DimParser(tokens, dict(known), text)
-    result = parser.sum()
+    try:
+        result = parser.sum()
+    except RecursionError:
+        raise ParseError(f"size {_short(text)}: it is nested too deeply", code="P110") from None
     parser.end()
     return result
+
+
+_parsed = lru_cache(maxsize=4096)(_read)  # plans and stored code have the same few sizes again and again
+
+
+def _short(text: str) -> str:
+    return repr(text) if len(text) <= 80 else f"{text[:80]!r} …"
 
 
 class _DimParser:
@@ -490,21 +552,21 @@ class _DimParser:
         token = self.peek()
         if not token or (expected is not None and token != expected):
             raise ParseError(
-                f"size {self.text!r}: expected {expected or 'a size'}, found {token or 'the end'!r}", code="P110"
+                f"size {_short(self.text)}: expected {expected or 'a size'}, found {token or 'the end'!r}", code="P110"
             )
         self.at += 1
         return token
 
     def end(self) -> None:
         if self.peek():
-            raise ParseError(f"size {self.text!r}: nothing may follow, found {self.peek()!r}", code="P110")
+            raise ParseError(f"size {_short(self.text)}: nothing may follow, found {self.peek()!r}", code="P110")
 
     def sum(self) -> Dim:
-        total = self.product()
+        parts = [self.product()]
         while self.peek() in ("+", "-"):
             sign = 1 if self.take() == "+" else -1
-            total = total + self.product() * sign
-        return total
+            parts.append(self.product() * sign)
+        return parts[0] if len(parts) == 1 else _sum(parts)
 
     def product(self) -> Dim:
         value = self.factor()
@@ -533,7 +595,11 @@ class _DimParser:
     def _factor(self) -> Dim:
         token = self.take()
         if token == "-":
-            return self.factor() * -1
+            sign = -1
+            while self.peek() == "-":
+                self.take()
+                sign = -sign
+            return self.factor() * sign
         if token == "(":
             value = self.sum()
             self.take(")")
@@ -549,7 +615,7 @@ class _DimParser:
             return _CALLS[token](a, b)
         if _NAME.match(token):
             return _atom(self.known[token]) if token in self.known else sym(token)
-        raise ParseError(f"size {self.text!r}: {token!r} is not a size", code="P110")
+        raise ParseError(f"size {_short(self.text)}: {token!r} is not a size", code="P110")
 
 
 def _matching(tokens: Sequence[str]) -> dict[int, int]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from strata.core.dims import Atom, Call, Dim, Symbol, SymExpr
+from strata.core.dims import Atom, Dim, Symbol, SymExpr, make_call
 from strata.errors import ParseError
 
 Written = int | list[int]  # a number, or the place of a row
@@ -62,7 +62,7 @@ class SizeReader:
         if kind not in _KINDS:
             raise ParseError(f"{kind!r} is not a kind of size", code="P110")
         a, b = row
-        return Call(kind, self(a), self(b))
+        return make_call(kind, self(a), self(b))
 
     def __call__(self, written: Written) -> Dim:
         if isinstance(written, int):

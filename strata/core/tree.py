@@ -52,7 +52,16 @@ _NONE = TreeDef("none")
 def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], TreeDef]:
     """Leaves in a fixed order (dict keys sorted) and the structure."""
     leaves: list[Any] = []
-    return leaves, _flatten(tree, leaves, is_leaf)
+    try:
+        return leaves, _flatten(tree, leaves, is_leaf)
+    except RecursionError:
+        raise endless(tree) from None
+
+
+def endless(tree: Any) -> OptionError:
+    """The error of a tree that contains itself, or is too deep to be walked over."""
+    kind = type(tree).__name__
+    return OptionError(f"a {kind} contains itself, or is nested too deeply: it is no tree", code="O132")
 
 
 def _flatten(tree: Any, leaves: list[Any], is_leaf: Callable[[Any], bool] | None) -> TreeDef:

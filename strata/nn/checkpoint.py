@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strata.core import flatten, here, open_file, read_text, unflatten
+from strata.core import endless, flatten, here, open_file, read_text, unflatten
 from strata.errors import FileError
 from strata.io import load_safetensors, save_safetensors
 from strata.nn.module import Module
@@ -112,7 +112,10 @@ def _drop_old(folder: Path, keep: int) -> None:
 
 def leaf_names(tree: Any) -> list[str]:
     """A dotted name for each leaf, in the order of `flatten`."""
-    return [name.removeprefix(".") or "value" for name in _names(tree, "")]
+    try:
+        return [name.removeprefix(".") or "value" for name in _names(tree, "")]
+    except RecursionError:
+        raise endless(tree) from None
 
 
 def _names(tree: Any, prefix: str) -> Iterator[str]:

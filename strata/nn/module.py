@@ -10,11 +10,12 @@ layer that keeps statistics sets them on the copy, and the function returns the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from reprlib import recursive_repr
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from strata.core import flatten, here, tree_map, unflatten
+from strata.core import endless, flatten, here, tree_map, unflatten
 from strata.errors import OptionError, ShapeError, UnknownNameError
 from strata.mir import Value, near
 from strata.tensor import Tensor, asarray
@@ -75,11 +76,11 @@ class Module:
 
     def named_tensors(self) -> dict[str, Tensor]:
         """All tensors by their dotted names."""
-        return {name: x for name, x, _ in _walk(self, "")}
+        return {name: x for name, x, _ in _walked(self)}
 
     def named_parameters(self) -> dict[str, Tensor]:
         """The tensors that training changes."""
-        return {name: x for name, x, buffer in _walk(self, "") if not buffer}
+        return {name: x for name, x, buffer in _walked(self) if not buffer}
 
     def parameters(self) -> list[Tensor]:
         return list(self.named_parameters().values())
@@ -119,7 +120,7 @@ class Module:
 
     def train(self, mode: bool = True) -> Self:
         """Switch dropout and the statistics of batch norm on; `eval` switches them off."""
-        for module in modules_of(self):
+        for module in list(modules_of(self)):
             module.training = mode
         return self
 
@@ -131,6 +132,7 @@ class Module:
         result: Self = cast_floats(self, dtype)
         return result
 
+    @recursive_repr()
     def __repr__(self) -> str:
         inner = ", ".join(f"{k}={v!r}" for k, v in self._shown().items())
         return f"{type(self).__name__}({inner})"
@@ -152,7 +154,10 @@ def cast_floats(tree: Any, dtype: Any) -> Any:
 def trainable(tree: Any) -> list[bool]:
     """For each leaf, in the order of `flatten`, whether training changes it: floats that are no buffers."""
     found: list[bool] = []
-    _mark(tree, False, found)
+    try:
+        _mark(tree, False, found)
+    except RecursionError:
+        raise endless(tree) from None
     return found
 
 
@@ -173,24 +178,38 @@ def _mark(tree: Any, buffer: bool, found: list[bool]) -> None:
 
 def modules_of(tree: Any) -> Iterator[Module]:
     """The modules in a pytree, outer ones first."""
+    try:
+        yield from _modules(tree)
+    except RecursionError:
+        raise endless(tree) from None
+
+
+def _modules(tree: Any) -> Iterator[Module]:
     if isinstance(tree, Module):
         yield tree
         for _, part in tree.children():
-            yield from modules_of(part)
+            yield from _modules(part)
     elif isinstance(tree, dict):
         for part in tree.values():
-            yield from modules_of(part)
+            yield from _modules(part)
     elif isinstance(tree, _LISTS):
         for part in tree:
-            yield from modules_of(part)
+            yield from _modules(part)
 
 
 def _holds_tensors(x: Any) -> bool:
+    try:
+        return _holds(x)
+    except RecursionError:
+        raise endless(x) from None
+
+
+def _holds(x: Any) -> bool:
     if isinstance(x, (Tensor, Module, Value, np.ndarray)):
         return True
     if isinstance(x, dict):
-        return any(_holds_tensors(v) for v in x.values())
-    return isinstance(x, _LISTS) and any(_holds_tensors(v) for v in x)
+        return any(_holds(v) for v in x.values())
+    return isinstance(x, _LISTS) and any(_holds(v) for v in x)
 
 
 def _frozen(x: Any) -> Any:
@@ -204,6 +223,14 @@ def _items(x: Any) -> Iterator[tuple[str, Any]]:
         yield from ((str(k), v) for k, v in x.items())
     elif isinstance(x, _LISTS):
         yield from ((str(i), v) for i, v in enumerate(x))
+
+
+def _walked(x: Module) -> list[tuple[str, Any, bool]]:
+    """All tensors of a module: name, tensor, and whether it is a buffer."""
+    try:
+        return list(_walk(x, ""))
+    except RecursionError:
+        raise endless(x) from None
 
 
 def _walk(x: Any, prefix: str, buffer: bool = False) -> Iterator[tuple[str, Any, bool]]:

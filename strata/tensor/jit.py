@@ -14,7 +14,7 @@ import numpy as np
 
 from strata.arguments import untouched
 from strata.config import config
-from strata.core import TensorType, flatten, here, new_rlock, tree_map, unflatten
+from strata.core import TensorType, endless, flatten, here, new_rlock, tree_map, unflatten
 from strata.errors import OptionError, RunError, TraceError
 from strata.mir import Graph, Value, fresh_scope, placeholder, substitute_values
 from strata.ops import outer_values
@@ -164,7 +164,10 @@ class Jitted:
             static = {i % len(args) for i in self.static_argnums}
             given = tuple([_Static(a) if i in static else a for i, a in enumerate(args)])
         leaves: list[Any] = []
-        shape = outline_arguments([given, kwargs], leaves)
+        try:
+            shape = outline_arguments([given, kwargs], leaves)
+        except RecursionError:
+            raise endless(args) from None
         dynamic = [i for i, x in enumerate(leaves) if type(x) is Tensor or _is_dynamic(x)]
         inputs = leaves if len(dynamic) == len(leaves) else [leaves[i] for i in dynamic]
         tensors = [x if type(x) is Tensor else _tensor(x) for x in inputs]

@@ -17,6 +17,7 @@ from strata.backends.llvm.program import Argument, BoundProgram, held_in_part
 from strata.backends.llvm.program import Step as ProgramStep
 from strata.backends.llvm.walker import STEP_WORDS
 from strata.core import Atom, Dim, Symbol, SymExpr, symbols
+from strata.errors import SymbolError
 from strata.lir import Placement
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ class Numbers:
             self._names = sorted(found)
             writer = _Python({name: f"s{i}" for i, name in enumerate(self._names)})
             self._compute = writer.function(list(self._known))
+        unknown = next((name for name in self._names if name not in sizes), None)
+        if unknown is not None:
+            raise SymbolError(f"the size {unknown} is not known: no input has it in a shape that tells it", code="S160")
         return np.array(self._compute(*(sizes[name] for name in self._names)), np.int64)
 
 
