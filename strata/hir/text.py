@@ -15,10 +15,21 @@ import re
 from typing import Any
 
 from strata.core import Symbol
-from strata.errors import StrataError
+from strata.errors import BudgetError, StrataError
 from strata.hir.build import Module
 from strata.hir.ir import BLOCKS, Block, HirValue, Node, ParamLeaf, Verbatim
-from strata.mir import REGISTRY, Parser, Registry, near, show_field, show_name, show_where
+from strata.mir import (
+    FIELD_ERRORS,
+    REGISTRY,
+    Op,
+    Parser,
+    Registry,
+    near,
+    require_fields,
+    show_field,
+    show_name,
+    show_where,
+)
 
 _ID = re.compile(r"h\d+(\.\d+)?\Z")
 
@@ -60,9 +71,7 @@ def _line(node: Node) -> str:
 def parse(text: str, registry: Registry = REGISTRY) -> Module:
     """Read one module; the error names the line."""
     parser = ModuleParser(text, registry)
-    module = parser.module()
-    parser.end()
-    return module
+    return parser.whole(parser.module)
 
 
 class ModuleParser(Parser):
@@ -119,13 +128,19 @@ class ModuleParser(Parser):
         nodes.update({x.text: x for x in results})
 
     def _block(self, name: str, fields: dict[str, Any], start: int) -> Block:
+        is_op = name.startswith("mir.")
+        if not is_op and name not in BLOCKS:
+            self.fail(f"no block is named {name!r}{near(name, BLOCKS)}", start)
         try:
-            if name.startswith("mir."):
-                return Verbatim(self.registry[name[4:]](**fields))
-            if name not in BLOCKS:
-                self.fail(f"no block is named {name!r}{near(name, BLOCKS)}", start)
-            return BLOCKS[name](**fields)
-        except TypeError as error:
+            kind = self.registry[name[4:]] if is_op else BLOCKS[name]
+            require_fields(kind, fields)
+            made = kind(**fields)
+            return Verbatim(made) if isinstance(made, Op) else made
+        except BudgetError:
+            raise
+        except StrataError as error:
+            self.fail(error.summary, start)
+        except FIELD_ERRORS as error:
             self.fail(f"{name}: {error}", start)
 
     def _apply(
@@ -133,6 +148,10 @@ class ModuleParser(Parser):
     ) -> tuple[HirValue, ...]:
         try:
             result = made.apply(what, *inputs, label=label)
+        except BudgetError:
+            raise
         except StrataError as error:
             self.fail(error.summary, start)
+        except FIELD_ERRORS as error:
+            self.fail(f"{what.name}: {error}", start)
         return result if isinstance(result, tuple) else (result,)

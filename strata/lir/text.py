@@ -129,7 +129,9 @@ def parse_module(text: str) -> Lir:
     sections = _sections(text)
     graph = parse(sections["mir"][0])
     kernels = [parse_kernel(k) for k in sections.get("kernel", [])]
-    return _Reader(sections["lir"][0], graph, {k.name: k for k in kernels}).plan()
+    made = _Reader(sections["lir"][0], graph, {k.name: k for k in kernels}).plan()
+    made.verify()
+    return made
 
 
 def _sections(text: str) -> dict[str, list[str]]:
@@ -190,12 +192,19 @@ class _Reader:
         kind: TensorType = Parser(match["type"], REGISTRY).type(self.symbols)
         role, detail = match["role"], match["detail"]
         if role == "scratch":
-            birth, _, death = detail.partition("..")
-            return Buffer(_plain(match["name"]), kind, role, None, int(birth), int(death), match["alias"])
+            birth, _, death = (detail or "").partition("..")
+            lives = self._number(birth), self._number(death)
+            return Buffer(_plain(match["name"]), kind, role, None, *lives, match["alias"])
         if role == "constant":
             self.constants.append(self._array(match["node"] or "", kind))
-        key = int(detail) if role in ("result", "constant") else None if detail is None else _plain(detail)
+        numbered = role in ("result", "constant")
+        key = self._number(detail or "") if numbered else None if detail is None else _plain(detail)
         return Buffer(_plain(match["name"]), kind, role, key)
+
+    def _number(self, text: str) -> int:
+        if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
+            raise self.fail(f"expected a number, found {text[:40]!r}")
+        return int(text)
 
     def _array(self, number: str, kind: TensorType) -> np.ndarray:
         op = self._node(number).op if number else None
@@ -231,9 +240,10 @@ class _Reader:
         )
 
     def _node(self, number: str) -> Node:
-        if int(number) >= len(self.nodes):
+        at = self._number(number)
+        if not 0 <= at < len(self.nodes):
             raise self.fail(f"the graph has no node {number}")
-        return self.nodes[int(number)]
+        return self.nodes[at]
 
     def _view(self, text: str) -> Spacing:
         start, by, strides = text.partition(" by ")
@@ -245,6 +255,9 @@ class _Reader:
     def _bound(self, buffers: Sequence[Buffer], role: str) -> tuple[tuple[str, str], ...]:
         by_key = {b.key: b.name for b in buffers if b.role == role}
         leaves = self.graph.inputs if role == "input" else self.graph.params
+        lost = next((leaf_name(x) for x in leaves if leaf_name(x) not in by_key), None)
+        if lost is not None:
+            raise self.fail(f"no buffer is the {role} {lost!r}")
         return tuple((leaf_name(x), by_key[leaf_name(x)]) for x in leaves)
 
 
@@ -253,4 +266,9 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _plain(name: str) -> str:
-    return str(json.loads(name)) if name.startswith('"') else name
+    if not name.startswith('"'):
+        return name
+    try:
+        return str(json.loads(name))
+    except ValueError:
+        raise ParseError(f"plan text: {name[:40]} is not a quoted name", code="P122") from None

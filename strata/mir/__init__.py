@@ -5,6 +5,7 @@ from strata.mir.batching import batch, batch_values
 from strata.mir.deferred import METHODS, Deferred
 from strata.mir.differentiate import pullback, pullback_once, pushforward
 from strata.mir.functions import function, is_operation
+from strata.mir.fields import require_fields
 from strata.mir.graph import Graph, fixed_values, substitute_values, toposort
 from strata.mir.interp import (
     Evaluation,
@@ -34,7 +35,7 @@ from strata.mir.leaves import Constant, Input, Literal, Param, constant, fresh_s
 from strata.mir.origin import Origin, current_origin, origin, origin_of
 from strata.mir.registry import REGISTRY, Registry, near
 from strata.mir.sample import Draw, Sample, draw
-from strata.mir.text import VALUE_TYPES, Parser, parse, show, show_field, show_name, show_where
+from strata.mir.text import FIELD_ERRORS, VALUE_TYPES, Parser, parse, show, show_field, show_name, show_where
 from strata.mir.verify import verify
 
 public(Graph)

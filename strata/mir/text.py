@@ -19,8 +19,9 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from strata.core import DType, Symbol, SymExpr, TensorType, as_dtype, located, parse_dim
-from strata.errors import ParseError, StrataError, VerifyError
+from strata.core import DType, Symbol, SymExpr, TensorType, as_dtype, located, parse_dim, require
+from strata.errors import BudgetError, ParseError, StrataError, VerifyError
+from strata.mir.fields import require_fields
 from strata.mir.graph import Graph
 from strata.mir.ir import REGISTRY, Leaf, Node, Op, Registry, Value, make_node
 from strata.mir.leaves import Input, Literal, Param, leaf_name
@@ -28,6 +29,11 @@ from strata.mir.origin import origin
 
 T = TypeVar("T")
 _SIMPLE_NAME = re.compile(r"[A-Za-z_][\w.]*\Z")
+MAX_DIGITS = 24  # of a whole number
+LEAST, MOST = -(1 << 63), (1 << 64) - 1
+# what ops raise for fields of the right kinds that do not fit each other or the inputs
+FIELD_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+SHOWN = 200  # characters of a line that an error shows
 INLINE_LIMIT = 16  # constants with more elements are printed as hexadecimal bytes
 
 
@@ -156,9 +162,7 @@ VALUE_TYPES: dict[str, Any] = {}  # class name -> from_text, for field values wi
 def parse(text: str, registry: Registry = REGISTRY) -> Graph:
     """Read one graph; the error names the line."""
     parser = Parser(text, registry)
-    graph = parser.graph()
-    parser.end()
-    return graph
+    return parser.whole(parser.graph)
 
 
 class Parser:
@@ -166,6 +170,7 @@ class Parser:
 
     def __init__(self, text: str, registry: Registry) -> None:
         self.text, self.registry, self.at = text, registry, 0
+        self.depth = 0  # graphs around the place that is read
         self.token, self.kind, self.start = "", "", 0
         self.advance()
 
@@ -185,11 +190,30 @@ class Parser:
         self.at = match.end()
         return taken
 
+    def whole(self, read: Callable[[], T]) -> T:
+        """What `read` finds in the text, behind which nothing may follow."""
+        try:
+            made = read()
+            self.end()
+        except RecursionError:
+            self.fail("values are nested too deeply here")
+        return made
+
     def fail(self, message: str, at: int | None = None) -> NoReturn:
         """Raise for the line of the current token, or of a position."""
-        line = self.text.count("\n", 0, self.start if at is None else at) + 1
+        line = self.line(at)
         source = self.text.split("\n")[line - 1].strip()
-        raise ParseError(f"line {line}: {message}", code="P111", operands=(source,))
+        shown = source if len(source) <= SHOWN else f"{source[:SHOWN]} …"
+        raise ParseError(f"line {line}: {message}", code="P111", operands=(shown,))
+
+    def line(self, at: int | None = None) -> int:
+        """The number of the line of the current token, or of a position."""
+        return self.text.count("\n", 0, self.start if at is None else at) + 1
+
+    def whole_number(self, digits: str) -> int:
+        if len(digits) > MAX_DIGITS or not LEAST <= int(digits) <= MOST:
+            self.fail(f"{digits[:MAX_DIGITS]} is not a whole number of 64 bits")
+        return int(digits)
 
     def take(self, token: str) -> str:
         if self.token != token:
@@ -215,6 +239,8 @@ class Parser:
 
     def graph(self) -> Graph:
         begin, symbols = self.start, self._symbols_ahead()
+        self.depth += 1
+        require("max_depth", self.depth, f"line {self.line()}: {self.depth} graphs inside each other")
         self.take("mir")
         self.take("@")
         graph = Graph(self.identifier())
@@ -232,6 +258,7 @@ class Parser:
                 self.fail(f"result {i}: text says {claim}, the graph gives {value.type}", begin)
         if len(claims) != len(results):
             self.fail(f"text declares {len(claims)} results, returns {len(results)}", begin)
+        self.depth -= 1
         return graph.outputs(*results)
 
     def leaves(self, made: Any, symbols: Mapping[str, Symbol]) -> dict[str, Any]:
@@ -283,7 +310,10 @@ class Parser:
         found: dict[str, Symbol] = {}
         for match in re.finditer(r"([A-Za-z_][\w.]*) in (\d+)\.\.(\d*)", clause):
             name, lo, hi = match.groups()
-            found[name] = Symbol(name, int(lo), int(hi) if hi else None)
+            low, high = self.whole_number(lo), self.whole_number(hi) if hi else None
+            if high is not None and high < low:
+                self.fail(f"size {name}: bounds {low}..{high} are not an interval of sizes")
+            found[name] = Symbol(name, low, high)
         return found
 
     def type(self, symbols: Mapping[str, Symbol]) -> TensorType:
@@ -299,6 +329,8 @@ class Parser:
         self.advance()
         try:
             return TensorType(as_dtype(name), tuple(parse_dim(p, symbols) for p in _split(inside)))
+        except BudgetError:
+            raise
         except StrataError as error:
             self.fail(error.summary, begin)
 
@@ -334,12 +366,16 @@ class Parser:
 
     def _make(self, name: str, fields: dict[str, Any], inputs: list[Value], begin: int) -> Node:
         try:
-            op: Op = self.registry[name](**fields)
+            kind = self.registry[name]
+            require_fields(kind, fields)
+            op: Op = kind(**fields)
             with origin(made_by="parse"):
                 return make_node(op, inputs)
+        except BudgetError:
+            raise
         except StrataError as error:
             self.fail(error.summary, begin)
-        except TypeError as error:
+        except FIELD_ERRORS as error:
             self.fail(f"{name}: {str(error).rpartition('__init__() ')[2]}", begin)
 
     def fields(self, symbols: Mapping[str, Symbol]) -> dict[str, Any]:
@@ -356,7 +392,7 @@ class Parser:
         match self.kind:
             case "number":
                 token = self.advance()
-                return int(token) if re.fullmatch(r"-?\d+", token) else float(token)
+                return self.whole_number(token) if re.fullmatch(r"-?\d+", token) else float(token)
             case "string":
                 return _unquote(self.advance())
             case "dim":
@@ -408,7 +444,10 @@ class Parser:
             items = self.until("]", lambda: self.field(symbols))
             if len(items) != kind.size:
                 self.fail(f"dense: {kind} has {kind.size} elements, the text has {len(items)}")
-            array = np.array(items, kind.dtype.np).reshape(kind.static_shape)
+            try:
+                array = np.array(items, kind.dtype.np).reshape(kind.static_shape)
+            except (ValueError, TypeError, OverflowError) as error:
+                self.fail(f"dense: {kind}: {error}")
         self.take(")")
         return Literal(array)
 
