@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from strata.cli.parser import Mistake
-from strata.core import TensorType, as_dtype, open_file
+from strata.core import TensorType, as_dtype
 
 TYPICAL = 16  # of a symbolic size that is not given, within its bounds
 
@@ -46,18 +44,15 @@ def read_mapping(path: str) -> dict[str, np.ndarray]:
         return {name: np.asarray(file[name]) for name in file}
     if Path(path).suffix != ".npz":
         raise Mistake(f"{path}: arrays come from .npy, .npz or .safetensors")
-    found: dict[str, np.ndarray] = _load(path)
-    return found
+    from strata.io import load_npz
+
+    return load_npz(path)
 
 
-def _load(path: str) -> Any:
-    """An array, or a dict of them."""
-    try:
-        with open_file(path) as file:
-            loaded = np.load(file, allow_pickle=False)
-            return loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded}
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise Mistake(f"{path}: {str(error).splitlines()[0]}") from None
+def _load(path: str) -> np.ndarray:
+    from strata.io import load_npy
+
+    return load_npy(path)
 
 
 def read_sizes(given: Sequence[str]) -> dict[str, int]:

@@ -190,7 +190,7 @@ def _bundle_summary(path: str) -> dict[str, Any]:
     about = inspect_bundle(path)
     sizes = Counter[str]()
     for name, count in about.pop("parts").items():
-        sizes[name.split()[0]] += count
+        sizes[name.partition(" ")[0]] += count
     weights = {name: f"{dtype}{shape}" for name, (dtype, shape) in about.pop("weights").items()}
     return {
         "file": path,

@@ -1,12 +1,13 @@
-"""Files in and out: safetensors, GGUF, ONNX, StableHLO, images. Parsers are bounded, and nothing read is executed."""
+"""Files in and out: safetensors, GGUF, NumPy, ONNX, StableHLO, images. Parsers are bounded, nothing is executed."""
 
 from importlib import import_module
 from typing import Any
 
 from strata.arguments import public_names
-from strata.io.gguf import GgufFile, GgufTensor, load_gguf, quantized_tensor, save_gguf
+from strata.io.gguf import GgufFile, GgufTensor, load_gguf, quantized_tensor, save_gguf, undecodable
 from strata.io.image import load_image
 from strata.io.mapped import release_pages
+from strata.io.npz import load_npy, load_npz
 from strata.io.safetensors import TensorFile, load_safetensors, save_safetensors
 
 public_names(globals())

@@ -19,7 +19,7 @@ import numpy as np
 
 from strata.core import DType, as_dtype, bf16, f16, f32, f64, i8, i16, i32, i64
 from strata.errors import FileError
-from strata.io.mapped import PathLike, map_file, replace_file, typed_view
+from strata.io.mapped import PathLike, map_file, path_of, replace_file, typed_view
 from strata.ops import gguf_blocks, schemes
 
 MAGIC: Final = b"GGUF"
@@ -84,8 +84,14 @@ class GgufTensor:
         if self.is_plain:
             return self.data.astype(np.float32)
         if self.kind not in gguf_blocks.FORMATS:
-            raise FileError(f"gguf: tensor {self.name!r} is {self.kind}, which cannot be decoded", code="F131")
+            raise undecodable(f"gguf: tensor {self.name!r}", self.kind)
         return gguf_blocks.decode(self.data, self.kind).reshape(self.shape)
+
+
+def undecodable(what: str, kind: str) -> FileError:
+    """The error of weights in blocks that there is no decoder for."""
+    known = ", ".join(gguf_blocks.FORMATS)
+    return FileError(f"{what} is {kind}, which cannot be decoded; known are {known}", code="F131")
 
 
 class GgufFile(Mapping[str, GgufTensor]):
@@ -160,12 +166,18 @@ class _Reader:
         return value
 
     def string(self, limit: int | None = None) -> str:
+        """A text; with a limit, a name: of at most so many bytes, and nothing but UTF-8."""
         size = self.count()
         if size > (self.left if limit is None else min(limit, self.left)):
             raise self.fail(f"a string of {size} bytes at byte {self.at} does not fit")
         text = bytes(self.bytes[self.at : self.at + size])
         self.at += size
-        return str(text, "utf-8", "replace")
+        if limit is None:
+            return str(text, "utf-8", "replace")
+        try:
+            return str(text, "utf-8")
+        except UnicodeDecodeError:
+            raise self.fail(f"the name {text[:40]!r} at byte {self.at - size} is not UTF-8") from None
 
     def value(self, kind: int) -> Any:
         if kind in SCALARS:
@@ -212,16 +224,15 @@ def load_gguf(path: PathLike | Sequence[PathLike]) -> GgufFile:
     """A GGUF file. Of a split file, any part may be named, or all of them in order."""
     if isinstance(path, (list, tuple)):
         return _joined([_load_one(p) for p in path])
-    assert not isinstance(path, Sequence) or isinstance(path, str)
+    path = path_of(path, "gguf")
     first = _load_one(path)
     parts = first.metadata.get("split.count", 1)
     if not isinstance(parts, int) or parts <= 1:
         return first
-    place = Path(path)
-    match = SPLIT_NAME.match(place.name)
+    match = SPLIT_NAME.match(path.name)
     if match is None or int(match[3]) != parts:
-        raise FileError(f"gguf: {place.name} is one of {parts} parts, but is not named like one", code="F132")
-    names = [place.with_name(f"{match[1]}-{i + 1:05d}-of-{match[3]}.gguf") for i in range(parts)]
+        raise FileError(f"gguf: {path.name} is one of {parts} parts, but is not named like one", code="F132")
+    names = [path.with_name(f"{match[1]}-{i + 1:05d}-of-{match[3]}.gguf") for i in range(parts)]
     return _joined([_load_one(p) for p in names])
 
 
@@ -320,6 +331,16 @@ def save_gguf(
     path: PathLike, tensors: Mapping[str, Any], metadata: Mapping[str, Any] | None = None, *, alignment: int = 32
 ) -> None:
     """Write version 3. A tensor is an array, or a GgufTensor whose bytes are kept as they are."""
+    if isinstance(path, Mapping) and not isinstance(tensors, Mapping):
+        raise FileError(
+            f"save_gguf: the path comes first, got a {type(path).__name__}", code="F121", fix="save_gguf(path, tensors)"
+        )
+    path_of(path, "save_gguf")
+    for what, given in (("tensors", tensors), ("metadata", metadata)):
+        if not isinstance(given, Mapping) and (what == "tensors" or given is not None):
+            raise FileError(f"save_gguf: {what} are a mapping by name, got a {type(given).__name__}", code="F133")
+    if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+        raise FileError(f"save_gguf: the alignment {alignment!r} is no power of two", code="F133")
     made = [x if isinstance(x, GgufTensor) else _plain(name, np.asarray(x)) for name, x in tensors.items()]
     keys = {"general.alignment": alignment} | dict(metadata or {})
     keys["general.alignment"] = alignment
@@ -343,7 +364,7 @@ def save_gguf(
             file.write(np.ascontiguousarray(tensor.data).tobytes())
             file.write(b"\0" * (-tensor.data.nbytes % alignment))
 
-    replace_file(path, write)
+    replace_file(path, "save_gguf", write)
 
 
 def quantized_tensor(name: str, array: np.ndarray, kind: str) -> GgufTensor:
@@ -359,8 +380,11 @@ def _plain(name: str, array: np.ndarray) -> GgufTensor:
     return GgufTensor(name, dtype.name, array.shape, np.ascontiguousarray(array).reshape(array.shape))
 
 
-def _text(text: str) -> bytes:
-    raw = text.encode()
+def _text(text: Any) -> bytes:
+    try:
+        raw = text.encode()
+    except (AttributeError, UnicodeEncodeError):
+        raise FileError(f"gguf: {text!r} is not a text in UTF-8", code="F133") from None
     return struct.pack("<Q", len(raw)) + raw
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -16,9 +17,17 @@ from strata.errors import FileError, file_error
 PathLike = str | os.PathLike[str]
 
 
+def path_of(path: Any, what: str) -> Path:
+    """A path, where it is one."""
+    if not isinstance(path, (str, os.PathLike)) or "\0" in os.fspath(path):
+        shown = repr(path) if isinstance(path, str) else f"a {type(path).__name__}"
+        raise FileError(f"{what}: {shown} is not a path", code="F121")
+    return Path(path)
+
+
 def map_file(path: PathLike, what: str) -> np.ndarray:
     """The bytes of a file as a read-only array over its mapping."""
-    place = Path(path)
+    place = path_of(path, what)
     try:
         with open_file(place) as file:
             size = os.fstat(file.fileno()).st_size
@@ -55,13 +64,15 @@ def release_pages(array: np.ndarray) -> None:
         mapping.madvise(mmap.MADV_DONTNEED, start, length)
 
 
-def replace_file(path: PathLike, write: Any) -> None:
+def replace_file(path: PathLike, what: str, write: Callable[[BinaryIO], None]) -> None:
     """Write a file beside its place and move it there whole: a reader never sees half of it."""
-    place = Path(path)
+    place = path_of(path, what)
     partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
             write(file)
         partial.replace(place)
+    except OSError as error:
+        raise file_error(place, error, code="F121", what="cannot be written") from None
     finally:
         partial.unlink(missing_ok=True)

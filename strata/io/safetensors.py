@@ -16,7 +16,7 @@ import numpy as np
 
 from strata.core import as_dtype, bf16, bool_, c64, f8e4m3, f8e5m2, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from strata.errors import FileError
-from strata.io.mapped import PathLike, map_file, replace_file, typed_view
+from strata.io.mapped import PathLike, map_file, path_of, replace_file, typed_view
 
 DTYPES = {
     "BOOL": bool_, "U8": u8, "I8": i8, "U16": u16, "I16": i16, "U32": u32, "I32": i32, "U64": u64, "I64": i64,
@@ -47,8 +47,8 @@ class TensorFile(Mapping[str, np.ndarray]):
 
 def load_safetensors(path: PathLike) -> TensorFile:
     """The tensors of a file as read-only arrays over its mapping; bf16 and f16 stay what they are."""
-    name = Path(path).name
     data = map_file(path, "safetensors")
+    name = Path(path).name
     if len(data) < 8:
         raise _bad(name, f"has {len(data)} bytes, too few for a header")
     size = int.from_bytes(data[:8].tobytes(), "little")
@@ -129,6 +129,21 @@ def _bad(name: str, message: str) -> FileError:
 
 def save_safetensors(path: PathLike, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
     """Write named arrays, the widest elements first, so that every one is aligned."""
+    if isinstance(path, Mapping) and not isinstance(tensors, Mapping):
+        raise FileError(
+            f"save_safetensors: the path comes first, got a {type(path).__name__}", code="F121",
+            fix="save_safetensors(path, tensors)",
+        )  # fmt: skip
+    path_of(path, "save_safetensors")
+    for what, given in (("tensors", tensors), ("metadata", metadata)):
+        if not isinstance(given, Mapping) and (what == "tensors" or given is not None):
+            kind = type(given).__name__
+            raise FileError(f"save_safetensors: {what} are a mapping by name, got a {kind}", code="F120")
+    if metadata and not all(isinstance(x, str) for pair in metadata.items() for x in pair):
+        raise FileError("save_safetensors: metadata are texts by name", code="F120")
+    unnamed = next((name for name in tensors if not isinstance(name, str)), None)
+    if unnamed is not None:
+        raise FileError(f"save_safetensors: {unnamed!r} is not the name of a tensor", code="F120")
     arrays = {name: np.asarray(x) for name, x in tensors.items()}
     arrays = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in arrays.items()}
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -153,4 +168,4 @@ def save_safetensors(path: PathLike, tensors: Mapping[str, Any], metadata: Mappi
         for name in order:
             file.write(arrays[name].view(np.uint8).data if arrays[name].ndim else arrays[name].tobytes())
 
-    replace_file(path, write)
+    replace_file(path, "save_safetensors", write)

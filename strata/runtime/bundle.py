@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,14 +13,14 @@ import numpy as np
 from strata.backends import CodeArchive, backend_for
 from strata.config import logger
 from strata.core import Target, as_dtype, here
-from strata.errors import FileError, OptionError, StrataError
-from strata.mir import parse
+from strata.errors import FileError, OptionError, ParseError, StrataError
+from strata.mir import Graph, parse
 from strata.passes import FusionLimits
 from strata.runtime.compiled import CompiledGraph
 from strata.runtime.container import Container, Part, write_container
 from strata.runtime.options import CompileOptions
 from strata.runtime.pipeline import CompilePipeline
-from strata.runtime.stored import read_plan, write_plan
+from strata.runtime.stored import DAMAGED, check_plan, read_plan, write_plan
 
 if TYPE_CHECKING:
     from strata.lir import Lir
@@ -29,6 +30,7 @@ OPTIONS = (  # that decide what a program computes, and how
     "precision", "fusion", "kernel_dispatch", "force_common", "force_native", "deterministic", "exact", "control_flow",
     "unroll", "rematerialize", "drop_unused", "passes", "skip_passes",
 )  # fmt: skip
+MAX_RANK = 32
 
 
 def save(
@@ -76,40 +78,106 @@ def _plan_for(graph: Any, compiled: CompiledGraph, target: Target) -> Lir:
     return pipeline.compile_graph(graph).lir
 
 
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What a bundle says about itself, checked."""
+
+    device: str
+    levels: tuple[str, ...]
+    generator: str
+    weights: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+
+    @classmethod
+    def of(cls, file: Container) -> _About:
+        about = file.about
+        if about.get("format") != FORMAT:
+            told = f"has format {about.get('format')}, this version reads {FORMAT}"
+            raise FileError(f"{file.path!r} {told}", code="F404", place=here())
+        levels, weights = about.get("levels"), about.get("weights")
+        for name in ("device", "generator"):
+            if not isinstance(about.get(name), str):
+                raise file.damaged(f"its {name} is {about.get(name)!r}, a name is needed")
+        if not isinstance(levels, list) or not all(isinstance(level, str) for level in levels):
+            raise file.damaged(f"its levels are {levels!r}, a list of names is needed")
+        if not isinstance(weights, dict):
+            raise file.damaged(f"its weights are {weights!r}, types and shapes by name are needed")
+        kinds = {name: _weight_type(file, name, kind) for name, kind in weights.items()}
+        return cls(about["device"], tuple(levels), about["generator"], kinds)
+
+
+def _weight_type(file: Container, name: str, kind: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """The type and shape of a weight, which its part must have the bytes of."""
+    if not isinstance(kind, list) or len(kind) != 2 or not isinstance(kind[0], str) or not isinstance(kind[1], list):
+        raise file.damaged(f"weight {name!r} has no type and shape")
+    dtype, shape = as_dtype(kind[0]).np, tuple(kind[1])
+    if not all(type(d) is int and d >= 0 for d in shape) or len(shape) > MAX_RANK:
+        raise file.damaged(f"weight {name!r} has the shape {list(shape)}")
+    part = f"weight {name}"
+    if part not in file or file.size(part) != prod(shape) * dtype.itemsize:
+        held = file.size(part) if part in file else "no"
+        raise file.damaged(f"weight {name!r} : {kind[0]}{list(shape)} has {held} bytes")
+    return dtype, shape
+
+
 def load_compiled(path: str | os.PathLike[str], device: str | None = None) -> CompiledGraph:
-    """The compiled graph of a bundle. Weights are mapped from the file, which must stay where it is."""
+    """The compiled graph of a bundle. Weights are mapped from the file, which must stay where it is.
+
+    A bundle holds machine code: load those only that come from where you would install a program from.
+    """
     file = Container(path)
-    about = file.about
-    if about.get("format") != FORMAT:
-        raise FileError(
-            f"{file.path!r} has format {about.get('format')}, this version reads {FORMAT}", code="F404", place=here()
-        )
-    where = device or about["device"]
+    about = _About.of(file)
+    where = device or about.device
     archive = _archive(where)
     options = _read_options(file)
     level = next(
-        (n for n in reversed(archive.levels) if n in about["levels"] and Target.named(n).runs_on(Target.host())), None
+        (n for n in reversed(archive.levels) if n in about.levels and Target.named(n).runs_on(Target.host())), None
     )
-    if about["generator"] != archive.version or level is None:
+    if about.generator != archive.version or level is None:
         reason = "this processor has other instructions" if level is None else "another version made it"
         made = _compiled_anew(file, where, options, reason)
     else:
-        target = Target.named(level)
-        text = bytes(file.read("graph")).decode()
-        lir = read_plan(bytes(file.read(f"plan {level}")), None, lambda: parse(text), target)
-        entries = _Codes(file)
-        made = CompiledGraph(lir, archive.load(lir, entries), options, device=where)
-    for name, (dtype, shape) in about["weights"].items():
+        made = _compiled_before(file, where, options, archive, Target.named(level))
+    for name, (dtype, shape) in about.weights.items():
+        if name not in made.params:
+            raise file.damaged(f"it has a weight {name!r}, the program has none of that name")
         data = np.frombuffer(file.read(f"weight {name}"), np.uint8)
-        made.set_param(name, data.view(as_dtype(dtype).np).reshape(shape))
+        made.set_param(name, data.view(dtype).reshape(shape))
     return made
+
+
+def _compiled_before(
+    file: Container, device: str, options: CompileOptions, archive: CodeArchive, target: Target
+) -> CompiledGraph:
+    """From the plan and the code in the file."""
+    data = bytes(file.read(f"plan {target}"))
+    try:
+        lir = read_plan(data, None, lambda: _graph(file), target)
+        check_plan(lir)
+        return CompiledGraph(lir, archive.load(lir, _Codes(file)), options, device=device)
+    except DAMAGED as error:
+        if isinstance(error, FileError):
+            raise
+        raise file.damaged(f"its plan cannot be used: {_reason(error)}") from None
+
+
+def _graph(file: Container) -> Graph:
+    try:
+        return parse(bytes(file.read("graph")).decode())
+    except (UnicodeDecodeError, ParseError) as error:
+        raise file.damaged(f"its graph cannot be read: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, StrataError):
+        return error.summary
+    return f"{type(error).__name__}, {error}"[:200]
 
 
 def _compiled_anew(file: Container, device: str, options: CompileOptions, reason: str) -> CompiledGraph:
     from strata.runtime.session import Session
 
     logger.warning("%s is compiled again: %s", file.path, reason)
-    return Session(device).compile(parse(bytes(file.read("graph")).decode()), options)
+    return Session(device).compile(_graph(file), options)
 
 
 def _written_options(options: CompileOptions) -> dict[str, Any]:
@@ -167,4 +235,5 @@ def _archive(device: str) -> CodeArchive:
 def inspect_bundle(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a bundle holds, without loading any of it."""
     file = Container(path)
+    _About.of(file)
     return {**file.about, "parts": {name: file.size(name) for name in file.names}}

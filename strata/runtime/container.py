@@ -75,19 +75,25 @@ class Container:
             raise file_error(self.path, error, code="F404", what="cannot be read", place=here()) from None
         self._view = memoryview(self._map) if self._map is not None else memoryview(b"")
         header = self._header()
-        self.about: dict[str, Any] = header["about"]
+        about, parts = header.get("about"), header.get("parts")
+        if not isinstance(about, dict) or not isinstance(parts, list):
+            raise self.damaged("its header does not say what it holds")
+        self.about: dict[str, Any] = about
         self._parts: dict[str, tuple[int, int, str]] = {}
-        for name, at, length, checksum in header["parts"]:
-            begin = self._start + at
-            if not (
-                isinstance(at, int)
-                and isinstance(length, int)
-                and at >= 0
-                and length >= 0
-                and begin + length <= len(self._view)
-            ):
-                raise self._damaged(f"part {name!r} is outside of the file")
-            self._parts[name] = (begin, length, checksum)
+        for row in parts:
+            name, at, length, checksum = self._part(row)
+            if name in self._parts:
+                raise self.damaged(f"it has the part {name!r} twice")
+            if at < 0 or length < 0 or self._start + at + length > len(self._view):
+                raise self.damaged(f"part {name!r}, {length} bytes at {at}, is outside of the file's {len(self._view)}")
+            self._parts[name] = (self._start + at, length, checksum)
+
+    def _part(self, row: Any) -> tuple[str, int, int, str]:
+        kinds = (str, int, int, str)
+        if not isinstance(row, list) or [type(x) for x in row] != list(kinds):
+            raise self.damaged(f"{str(row)[:80]} is not the name, place, length and checksum of a part")
+        name, at, length, checksum = row
+        return name, at, length, checksum
 
     def _header(self) -> dict[str, Any]:
         view = self._view
@@ -95,12 +101,17 @@ class Container:
             raise FileError(f"{self.path!r} is not a strata bundle", code="F404", place=here())
         length = int.from_bytes(view[_HEAD - 8 : _HEAD], "little")
         if length > _MOST_HEADER or _HEAD + length > len(view):
-            raise self._damaged("its header is cut off")
+            raise self.damaged("its header is cut off")
         data = bytes(view[_HEAD : _HEAD + length])
         if hashlib.sha256(data).digest() != bytes(view[len(MAGIC) : len(MAGIC) + 32]):
-            raise self._damaged("its header does not match its checksum")
+            raise self.damaged("its header does not match its checksum")
         self._start = _HEAD + length
-        header: dict[str, Any] = json.loads(data)
+        try:
+            header = json.loads(data)
+        except (ValueError, RecursionError):
+            raise self.damaged("its header is not JSON") from None
+        if not isinstance(header, dict):
+            raise self.damaged("its header is not a JSON object")
         return header
 
     @property
@@ -116,11 +127,11 @@ class Container:
     def read(self, name: str) -> memoryview:
         """One part, where it lies in the file."""
         if name not in self._parts:
-            raise self._damaged(f"part {name!r} is missing")
+            raise self.damaged(f"part {name!r} is missing")
         begin, length, checksum = self._parts[name]
         data = self._view[begin : begin + length]
         if hashlib.sha256(data).hexdigest() != checksum:
-            raise self._damaged(f"part {name!r} does not match its checksum")
+            raise self.damaged(f"part {name!r} does not match its checksum")
         return data
 
     def verify(self) -> None:
@@ -128,5 +139,6 @@ class Container:
         for name in self._parts:
             self.read(name)
 
-    def _damaged(self, reason: str) -> FileError:
+    def damaged(self, reason: str) -> FileError:
+        """The error of a file that says other things than its writer would."""
         return FileError(f"{self.path!r} is damaged: {reason}", code="F405", place=here())

@@ -21,7 +21,7 @@ from strata.config import config, logger
 from strata.core import Dim, Symbol, Target, TensorType, as_dtype, parse_dim
 from strata.errors import FileError, StrataError
 from strata.kernel import StoredKernel, show_kernel
-from strata.lir import Buffer, Io, Lir, Spacing, Step, node_text
+from strata.lir import Buffer, Io, Lir, Spacing, Step, node_text, verify_plan
 from strata.mir import (
     Constant,
     Graph,
@@ -249,6 +249,22 @@ def read_plan(data: bytes, source: Graph | None, whole: Callable[[], Graph], tar
     return Lir(graph, target or Target.host(), buffers, steps, io, constants, (), head["made with"])
 
 
+def check_plan(lir: Lir) -> None:
+    """Refuse a plan from elsewhere that breaks the rules of every plan, or whose boundary is not its graph's."""
+    types = {b.name: b.type for b in lir.buffers}
+    leaves = [(leaf_name(x), x.type) for x in (*lir.graph.inputs, *lir.graph.params)]
+    for (name, kind), (bound, buffer) in zip(leaves, (*lir.io.inputs, *lir.io.params), strict=True):
+        if name != bound or types[buffer] != kind:
+            raise FileError(f"the plan binds {bound!r} : {types[buffer]} to {name!r} : {kind}", code="F402")
+    for b in lir.buffers:
+        if b.role == "constant" and (type(b.key) is not int or not 0 <= b.key < len(lir.constants)):
+            raise FileError(f"the plan has no constant {b.key!r}", code="F402")
+        held = lir.constants[b.key] if b.role == "constant" and isinstance(b.key, int) else None
+        if held is not None and (held.shape != b.type.shape or as_dtype(held.dtype) != b.type.dtype):
+            raise FileError(f"constant {b.key} of the plan is {held.dtype}{held.shape}, not {b.type}", code="F402")
+    verify_plan(lir)
+
+
 class _TypeReader:
     """Types from their text; equal texts are read once."""
 
@@ -318,6 +334,6 @@ def _read_constant(row: list[Any], literals: list[Literal], blobs: bytes) -> np.
         return literals[row[1]].array
     name, shape, at, size = row
     dtype = as_dtype(name).np
-    if at + size > len(blobs) or size != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
+    if at < 0 or at + size > len(blobs) or size != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
         raise FileError("the plan's constants are damaged", code="F402")
     return np.frombuffer(blobs, np.uint8, size, at).copy().view(dtype).reshape(shape)

@@ -102,7 +102,7 @@ def test_every_command_has_help_and_a_handler(capsys: pytest.CaptureFixture[str]
         ),
         (["run", "LAYER", "--size", "batch"], "strata: --size batch: write NAME=N, as in batch=4"),
         (["run", "LAYER", "--size", "width=3"], "strata: --size width: the sizes are batch"),
-        (["run", "LAYER", "-i", "y=a.npy"], "strata: a.npy: no such file or directory"),
+        (["run", "LAYER", "-i", "y=a.npy"], "strata: 'a.npy' cannot be read: No such file or directory   [F121]"),
         (["run", "LAYER", "-o", "out.txt"], "strata: --output out.txt: results are written as .npz"),
         (
             ["run", "LAYER", "--threads", "0"],

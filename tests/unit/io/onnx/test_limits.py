@@ -14,7 +14,7 @@ from strata.config import using
 from strata.errors import BudgetError, FileError, StrataError
 from strata.io.onnx import load
 from strata.io.onnx.limits import Limits
-from tests.fuzz.mutate_files import peak_memory, resident_memory
+from tests.fuzz.mutate.worker import peak_memory, resident_memory
 
 node, info = helper.make_node, helper.make_tensor_value_info
 ALLOWED = 256 << 20  # bytes that a refusal may take
