@@ -9,7 +9,8 @@ from strata.core import bool_, f32, i32, sym
 from strata.errors import FileError
 from strata.mir import Value, constant
 from strata.models.modernbert import ModernBertConfig, ModernBertGraph, labels_tokens
-from strata.models.weights import Builder, Weights, ops, without_prefix
+from strata.models.numbers import real, text, whole
+from strata.models.weights import Builder, Weights, check_layers, check_shapes, ops, without_prefix
 
 
 @dataclass(frozen=True)
@@ -40,23 +41,27 @@ class BertConfig:
         if names is None:
             raise FileError(f"{family!r} is no family of encoders: bert, distilbert", code="F144")
         hidden, layers, heads, inner, activation = names
-        try:
-            made = cls(
-                family, int(found["vocab_size"]), int(found[hidden]), int(found[layers]), int(found[heads]),
-                int(found[inner]) if inner in found else 4 * int(found[hidden]),
-                int(found.get("max_position_embeddings", 512)),
-                int(found.get("type_vocab_size", 2)) if family == "bert" else 0,
-                float(found.get("layer_norm_eps", 1e-12)), str(found.get(activation, "gelu")), labels,
-                labels_tokens(found),
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError) as error:
-            raise FileError(f"the configuration of a {family} lacks or spoils {error}", code="F140") from None
-        if (
-            min(made.vocab, made.hidden, made.layers, made.heads, made.inner, made.positions) < 1
-            or made.hidden % made.heads
-        ):
+        size = whole(found, hidden)
+        made = cls(
+            family, whole(found, "vocab_size"), size, whole(found, layers), whole(found, heads),
+            whole(found, inner, 4 * size), whole(found, "max_position_embeddings", 512),
+            whole(found, "type_vocab_size", 2, least=0) if family == "bert" else 0,
+            real(found, "layer_norm_eps", 1e-12), text(found, activation, "gelu"), labels, labels_tokens(found),
+        )  # fmt: skip
+        if made.hidden % made.heads:
             raise FileError(f"the configuration has {made.hidden} features for {made.heads} heads", code="F140")
         return made
+
+    def check(self, weights: Weights) -> None:
+        """Refuse weights that are not those of this configuration, by the sizes that decide how much is made."""
+        names, plain = NAMES[self.family], encoder_weights(weights)
+        check_layers(self.family, self.layers, plain, names["layer"])
+        first = names["layer"].format(0)
+        tables = {"word": self.vocab, "position": self.positions, "token_type": self.types}
+        check_shapes(self.family, plain, {
+            **{f"embeddings.{t}_embeddings.weight": (n, self.hidden) for t, n in tables.items() if n},
+            f"{first}{names['up']}.weight": (self.inner, self.hidden),
+        })  # fmt: skip
 
 
 # weight names by role, with the layer's number left open

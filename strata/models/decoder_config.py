@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from strata.errors import FileError
+from strata.models.numbers import mapping, of_layers, optional_real, real, reals, text, whole
+from strata.models.weights import Weights, check_layers, check_shapes
 from strata.ops import RopeScaling, rope_frequencies, rope_tables
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "gemma3_text", "smollm3")
@@ -90,6 +92,19 @@ class DecoderConfig:
         if not ok or self.n_rot > self.head_dim:
             raise FileError(f"the configuration of the {self.family} makes no sense: {self}", code="F140")
 
+    def check(self, weights: Weights) -> None:
+        """Refuse weights that are not those of this configuration, by the sizes that decide how much is made."""
+        check_layers(self.family, self.layers, weights, "layers.{}.")
+        q, kv, at = self.heads * self.head_dim, self.kv_heads * self.head_dim, "layers.0."
+        joined, gated = f"{at}self_attn.qkv_proj.weight", f"{at}mlp.gate_up_proj.weight"
+        check_shapes(self.family, weights, {
+            "embed_tokens.weight": (self.vocab, self.hidden),
+            **({joined: (q + 2 * kv, self.hidden)} if joined in weights else {
+                f"{at}self_attn.q_proj.weight": (q, self.hidden), f"{at}self_attn.k_proj.weight": (kv, self.hidden)}),
+            **({gated: (2 * self.inner, self.hidden)} if gated in weights else {
+                f"{at}mlp.up_proj.weight": (self.inner, self.hidden)}),
+        })  # fmt: skip
+
     @property
     def turning(self) -> int:
         return self.n_rot or self.head_dim
@@ -102,98 +117,93 @@ def from_json(found: dict[str, Any]) -> DecoderConfig:
     """From config.json."""
     family = found.get("model_type", "")
     if family == "gemma3" and "text_config" in found:
-        found = {**found["text_config"], "model_type": "gemma3_text"}
+        found = {**mapping(found, "text_config"), "model_type": "gemma3_text"}
     if family not in FAMILIES:
         raise FileError(f"{family!r} is no family of decoders: {', '.join(FAMILIES)}", code="F144")
-    try:
-        return _from_json(family, found)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"the configuration of a {family} lacks or spoils {error}", code="F140") from None
-
-
-def _from_json(family: str, found: dict[str, Any]) -> DecoderConfig:
-    heads, layers, hidden = (int(found[k]) for k in ("num_attention_heads", "num_hidden_layers", "hidden_size"))
-    head_dim = int(found.get("head_dim") or hidden // heads)
+    heads, layers, hidden = (whole(found, k) for k in ("num_attention_heads", "num_hidden_layers", "hidden_size"))
+    head_dim = whole(found, "head_dim", hidden // heads)
     gemma = family.startswith("gemma")
-    part = (
-        found.get("partial_rotary_factor") or (found.get("rope_parameters") or {}).get("partial_rotary_factor") or 1.0
-    )
-    full, local = _ropes(found, int(head_dim * float(part)) // 2 * 2)
-    kinds = found.get("layer_types")
-    every = found.get("no_rope_layers")
-    window = found.get("sliding_window")
-    if family == "qwen2" and not found.get("use_sliding_window"):
-        window = None
-    sees: tuple[int | None, ...] = ()
-    if window is not None:
-        if kinds is None and family == "gemma2":
-            kinds = ["sliding_attention" if i % 2 == 0 else "full_attention" for i in range(layers)]
-        local_layer = [k == "sliding_attention" for k in kinds] if kinds else [True] * layers
-        sees = tuple(int(window) if l else None for l in local_layer)
-    scalar = found.get("query_pre_attn_scalar")
-    act = found.get("hidden_activation") or found.get("hidden_act") or ("gelu_pytorch_tanh" if gemma else "silu")
+    turning = found if found.get("partial_rotary_factor") else mapping(found, "rope_parameters")
+    n_rot = int(head_dim * min(real(turning, "partial_rotary_factor", 1.0), 1.0)) // 2 * 2
+    full, local = _ropes(found, n_rot)
+    every = of_layers(found, "no_rope_layers", layers)
+    scalar = optional_real(found, "query_pre_attn_scalar")
+    act = text(found, "hidden_activation", text(found, "hidden_act", "gelu_pytorch_tanh" if gemma else "silu"))
     if family == "gemma" and act == "gelu":
         act = "gelu_pytorch_tanh"  # what the released weights were trained with
     return DecoderConfig(
-        family, int(found["vocab_size"]), hidden, layers, heads,
-        int(found.get("num_key_value_heads") or heads), head_dim, int(found["intermediate_size"]),
-        int(found.get("max_position_embeddings", 2048)),
-        eps=float(found.get("rms_norm_eps", 1e-6)), activation="gelu_tanh" if "tanh" in act else act,
-        n_rot=int(head_dim * float(part)) // 2 * 2, rope=full, local_rope=local, windows=sees,
+        family, whole(found, "vocab_size"), hidden, layers, heads, whole(found, "num_key_value_heads", heads),
+        head_dim, whole(found, "intermediate_size"), whole(found, "max_position_embeddings", 2048),
+        eps=real(found, "rms_norm_eps", 1e-6), activation="gelu_tanh" if "tanh" in act else act,
+        n_rot=n_rot, rope=full, local_rope=local, windows=_windows(family, found, layers),
         turns=tuple(bool(t) for t in every) if every else (),
         norm_offset=1.0 if gemma else 0.0, embedding_scale=math.sqrt(hidden) if gemma else 1.0,
-        score_scale=float(scalar) ** -0.5 if scalar and family != "gemma" else None,
-        score_cap=found.get("attn_logit_softcapping"), logit_cap=found.get("final_logit_softcapping"),
+        score_scale=scalar**-0.5 if scalar and family != "gemma" else None,
+        score_cap=optional_real(found, "attn_logit_softcapping"),
+        logit_cap=optional_real(found, "final_logit_softcapping"),
         has_outer_norms=family in ("gemma2", "gemma3", "gemma3_text"),
         is_tied=bool(found.get("tie_word_embeddings", gemma)),
     )  # fmt: skip
 
 
+def _windows(family: str, found: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
+    """The keys that each layer sees; empty where all see all."""
+    if found.get("sliding_window") is None or (family == "qwen2" and not found.get("use_sliding_window")):
+        return ()
+    window, kinds = whole(found, "sliding_window"), of_layers(found, "layer_types", layers)
+    if kinds is None:
+        return tuple(window if family != "gemma2" or i % 2 == 0 else None for i in range(layers))
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
 def _ropes(found: dict[str, Any], n_rot: int) -> tuple[Rope, Rope | None]:
     """The rope of full layers, and of local ones where the model tells them apart."""
-    given = found.get("rope_parameters") or {}
+    given = mapping(found, "rope_parameters")
     if "full_attention" in given:
-        full = _rope(given["full_attention"], found, n_rot)
-        return full, _rope(given["sliding_attention"], found, n_rot) if "sliding_attention" in given else None
-    settings = {**(found.get("rope_scaling") or {}), **given}
-    settings.setdefault("rope_theta", found.get("rope_theta", 10000.0))
-    base = found.get("rope_local_base_freq")
-    return _rope(settings, found, n_rot), Rope(float(base)) if base else None
+        full = _rope(mapping(given, "full_attention"), found, n_rot)
+        is_split = "sliding_attention" in given
+        return full, _rope(mapping(given, "sliding_attention"), found, n_rot) if is_split else None
+    settings = {"rope_theta": found.get("rope_theta"), **mapping(found, "rope_scaling"), **given}
+    base = optional_real(found, "rope_local_base_freq")
+    return _rope(settings, found, n_rot), Rope(base) if base else None
 
 
 def _rope(settings: Mapping[str, Any], found: dict[str, Any], n_rot: int) -> Rope:
-    theta = float(settings.get("rope_theta") or found.get("rope_theta") or 10000.0)
+    theta = real(settings, "rope_theta", real(found, "rope_theta", 10000.0))
     kind = settings.get("rope_type") or settings.get("type") or "default"
-    trained = int(settings.get("original_max_position_embeddings") or found.get("original_max_position_embeddings")
-                  or found.get("max_position_embeddings", 2048))  # fmt: skip
-    factor = float(settings.get("factor") or 1.0)
+    longest = whole(found, "max_position_embeddings", 2048)
+    key = "original_max_position_embeddings"
+    trained = whole(settings, key, whole(found, key, longest))
+    factor = real(settings, "factor", 1.0)
     match kind:
         case "default":
             return Rope(theta)
         case "linear" | "dynamic":
             return Rope(theta, RopeScaling(kind, factor, trained))
         case "llama3":
-            low, high = float(settings["low_freq_factor"]), float(settings["high_freq_factor"])
+            low, high = real(settings, "low_freq_factor"), real(settings, "high_freq_factor")
+            if low >= high:
+                raise FileError(
+                    f"the configuration has low_freq_factor = {low} and high_freq_factor = {high}", code="F140"
+                )
             return Rope(theta, RopeScaling("llama3", factor, trained, low, high))
         case "yarn":
-            given = settings.get("attention_factor")
-            fast, slow = float(settings.get("beta_fast") or 32), float(settings.get("beta_slow") or 1)
-            return Rope(theta, RopeScaling("yarn", factor, trained, beta_fast=fast, beta_slow=slow,
-                                                attention_factor=None if given is None else float(given)))  # fmt: skip
+            if theta <= 1:
+                raise FileError(f"the configuration has rope_theta = {theta}, yarn needs one above 1", code="F140")
+            return Rope(theta, RopeScaling("yarn", factor, trained, beta_fast=real(settings, "beta_fast", 32.0),
+                                           beta_slow=real(settings, "beta_slow", 1.0),
+                                           attention_factor=optional_real(settings, "attention_factor")))  # fmt: skip
         case "longrope" | "su":
-            ratio = int(found.get("max_position_embeddings", trained)) / trained
-            ratio = ratio if settings.get("factor") is None else factor
-            size = settings.get("attention_factor")
+            ratio = longest / trained if settings.get("factor") is None else factor
+            size = optional_real(settings, "attention_factor")
             if size is None:
-                size = math.sqrt(1 + math.log(ratio) / math.log(trained)) if ratio > 1 else 1.0
-            long, short = (tuple(map(float, settings[f"{w}_factor"])) for w in ("long", "short"))
+                size = math.sqrt(1 + math.log(ratio) / math.log(trained)) if ratio > 1 and trained > 1 else 1.0
+            long, short = reals(settings, "long_factor"), reals(settings, "short_factor")
             if not len(long) == len(short) == n_rot // 2:
                 raise FileError(
                     f"rope factors for {len(long)} and {len(short)} pairs, a head has {n_rot // 2}", code="F140"
                 )
-            return Rope(theta, None, long, short, trained, float(size))
+            return Rope(theta, None, long, short, trained, size)
     raise FileError(f"rope scaling {kind!r} is none of default, linear, dynamic, llama3, yarn, longrope", code="F140")
 
 
@@ -202,36 +212,39 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> Decode
     family = metadata.get("general.architecture")
     if family not in FAMILIES:
         raise FileError(f"gguf: {family!r} is no family of decoders: {', '.join(FAMILIES)}", code="F144")
-
-    def get(key: str, default: Any = None) -> Any:
-        found = metadata.get(f"{family}.{key}", default)
-        if found is None:
-            raise FileError(f"gguf: the metadata have no {family}.{key}", code="F140")
-        if not isinstance(found, (int, float)):
-            raise FileError(f"gguf: {family}.{key} is {type(found).__name__}, a number is needed", code="F140")
-        return found
-
-    heads, hidden, layers = int(get("attention.head_count")), int(get("embedding_length")), int(get("block_count"))
-    head_dim = int(get("attention.key_length", hidden // max(heads, 1)))
     table = tensors.get("token_embd.weight")
-    if table is None or len(table.shape) != 2 or layers > 4096:
+    if table is None or len(table.shape) != 2:
         raise FileError("gguf: there is no matrix token_embd.weight", code="F142")
+
+    def size(key: str, default: int | None = None, least: int = 1) -> int:
+        return whole(metadata, f"{family}.{key}", default, least=least)
+
+    def number(key: str, default: float) -> float:
+        return real(metadata, f"{family}.{key}", default)
+
+    heads, hidden, layers = size("attention.head_count"), size("embedding_length"), size("block_count")
+    check_layers("gguf", layers, tensors, "blk.{}.")
+    head_dim = size("attention.key_length", max(hidden // heads, 1))
     kind = metadata.get(f"{family}.rope.scaling.type", "none")
-    factor = float(get("rope.scaling.factor", 1.0))
-    trained = int(get("rope.scaling.original_context_length", get("context_length")))
+    factor = number("rope.scaling.factor", 1.0)
+    trained = size("rope.scaling.original_context_length", size("context_length"))
+    theta, n_rot = number("rope.freq_base", 10000.0), size("rope.dimension_count", head_dim)
     scaling = RopeScaling(kind, factor, trained) if kind in ("linear", "yarn") and factor != 1 else None
     stretch = tensors.get("rope_freqs.weight")
     divisors = tuple(float(x) for x in stretch.dequantize().reshape(-1)) if stretch is not None else ()
-    window = int(get("attention.sliding_window", 0))
+    if (divisors and len(divisors) != n_rot // 2) or not all(0 < d < math.inf for d in divisors) or theta <= 1:
+        raise FileError(
+            f"gguf: rope has {len(divisors)} factors and the base {theta} for {n_rot // 2} pairs", code="F140"
+        )
+    window = size("attention.sliding_window", 0, least=0)
     gemma = family.startswith("gemma")
     period = {"gemma2": 2, "gemma3": 6}.get(family, 1)
     sees = tuple(window if period == 1 or (i + 1) % period else None for i in range(layers)) if window else ()
     return DecoderConfig(
-        family, int(table.shape[0]), hidden, layers, heads, int(get("attention.head_count_kv", heads)), head_dim,
-        int(get("feed_forward_length")), int(get("context_length")),
-        eps=float(get("attention.layer_norm_rms_epsilon", 1e-5)), activation="gelu_tanh" if gemma else "silu",
-        n_rot=int(get("rope.dimension_count", head_dim)),
-        rope=Rope(float(get("rope.freq_base", 10000.0)), scaling, divisors=divisors),
+        family, int(table.shape[0]), hidden, layers, heads, size("attention.head_count_kv", heads), head_dim,
+        size("feed_forward_length"), size("context_length"),
+        eps=number("attention.layer_norm_rms_epsilon", 1e-5), activation="gelu_tanh" if gemma else "silu",
+        n_rot=n_rot, rope=Rope(theta, scaling, divisors=divisors),
         local_rope=Rope(10000.0) if family == "gemma3" else None, interleaved=family in ("llama", "mistral", "smollm3"),
         windows=sees, embedding_scale=math.sqrt(hidden) if gemma else 1.0,
         score_cap=50.0 if family == "gemma2" else None, logit_cap=30.0 if family == "gemma2" else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -51,6 +52,15 @@ class Encoder(Model):
     def outputs(self) -> tuple[str, ...]:  # type: ignore[override]
         assert self.graph is not None
         return self._names
+
+    def run(self, **arrays: Any) -> dict[str, np.ndarray]:
+        """Run on arrays by input name: where they are not given, every token counts and is of type 0."""
+        if "input_ids" in arrays:
+            shape = np.shape(arrays["input_ids"])
+            arrays.setdefault("attention_mask", np.ones(shape, bool))
+            if self.config.types:
+                arrays.setdefault("token_type_ids", np.zeros(shape, np.int32))
+        return super().run(**arrays)
 
     def embedder(self, pooling: str, normalize: bool) -> CompiledGraph:
         key = pooling, normalize

@@ -27,6 +27,7 @@ def _decoder(
     config: Any, weights: Weights, tokenizer: Callable[[], Tokenizer], device: str, context: int | None,
     adapter: Adapter | None, merge: bool,
 ) -> Decoder:  # fmt: skip
+    config.check(weights)
     apart: Mapping[str, LowRank] = {}
     if adapter is not None:
         weights, apart = apply_adapter(weights, adapter, merge=merge)
@@ -74,6 +75,7 @@ def _load_encoder(folder: Path, settings: dict[str, Any], weights: Any, device: 
     labels = weights["classifier.weight"].shape[0] if "classifier.weight" in weights else 0
     modern = settings.get("model_type") == "modernbert"
     config = (ModernBertConfig if modern else BertConfig).from_json(settings, labels)
+    config.check(weights)
     pooling, normalize, limit = "mean", True, None
     if (folder / "1_Pooling" / "config.json").exists():
         modes = read_json(folder / "1_Pooling" / "config.json")

@@ -155,8 +155,8 @@ class Decoder(Model):
 
     def run(self, **arrays: Any) -> dict[str, np.ndarray]:
         """Logits of every position: `run(input_ids=…)["logits"]` is f32[B, S, V]."""
-        if set(arrays) - {"input_ids"}:
-            raise OptionError(f"run: takes input_ids, got {', '.join(sorted(arrays))}", code="O265")
+        if set(arrays) != {"input_ids"}:
+            raise OptionError(f"run: takes input_ids, got {', '.join(sorted(arrays)) or 'nothing'}", code="O265")
         ids = np.ascontiguousarray(arrays["input_ids"], np.int32)
         return {"logits": self.step(self.start(len(ids), ids.shape[1]), ids, every=True)}
 

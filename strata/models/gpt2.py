@@ -8,7 +8,8 @@ from typing import Any
 from strata.errors import FileError
 from strata.mir import Value
 from strata.models.cached import CachedGraph, CacheSizes, Layout
-from strata.models.weights import Weights, ops, without_prefix
+from strata.models.numbers import real, text, whole
+from strata.models.weights import Weights, check_layers, check_shapes, ops, without_prefix
 
 
 @dataclass(frozen=True)
@@ -27,18 +28,23 @@ class Gpt2Config:
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Gpt2Config:
-        try:
-            hidden = int(found["n_embd"])
-            made = cls(
-                int(found["vocab_size"]), hidden, int(found["n_layer"]), int(found["n_head"]),
-                int(found.get("n_inner") or 4 * hidden), int(found["n_positions"]),
-                float(found.get("layer_norm_epsilon", 1e-5)), str(found.get("activation_function", "gelu_new")),
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError) as error:
-            raise FileError(f"the configuration of a gpt2 lacks or spoils {error}", code="F140") from None
-        if min(made.vocab, hidden, made.layers, made.heads, made.inner, made.positions) < 1 or hidden % made.heads:
+        hidden = whole(found, "n_embd")
+        made = cls(
+            whole(found, "vocab_size"), hidden, whole(found, "n_layer"), whole(found, "n_head"),
+            whole(found, "n_inner", 4 * hidden), whole(found, "n_positions"),
+            real(found, "layer_norm_epsilon", 1e-5), text(found, "activation_function", "gelu_new"),
+        )  # fmt: skip
+        if hidden % made.heads:
             raise FileError(f"the configuration has {hidden} features for {made.heads} heads", code="F140")
         return made
+
+    def check(self, weights: Weights) -> None:
+        """Refuse weights that are not those of this configuration, by the sizes that decide how much is made."""
+        check_layers(self.family, self.layers, weights, "h.{}.")
+        check_shapes(self.family, weights, {
+            "wte.weight": (self.vocab, self.hidden), "wpe.weight": (self.positions, self.hidden),
+            "h.0.mlp.c_fc.weight": (self.hidden, self.inner),
+        })  # fmt: skip
 
     @property
     def kv_heads(self) -> int:

@@ -9,7 +9,10 @@ from strata.core import bool_, f32, i32, sym
 from strata.errors import FileError
 from strata.mir import Value, constant
 from strata.models.decoder_config import Rope
-from strata.models.weights import Builder, Weights, ops, without_prefix
+from strata.models.numbers import mapping, of_layers, real, text, whole
+from strata.models.weights import Builder, Weights, check_layers, check_shapes, ops, without_prefix
+
+LONGEST = 1 << 16  # tokens that positions are made for: no weights say how many there are
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class ModernBertConfig:
     positions: int
     eps: float
     activation: str
-    is_local: tuple[bool, ...]
+    is_local: tuple[bool, ...]  # of each layer; empty: all but one in `period`
     window: int  # tokens on each side that a local layer sees
     theta: float
     local_theta: float
@@ -34,40 +37,51 @@ class ModernBertConfig:
     is_per_token: bool = False  # labels of tokens, not of texts
     head_activation: str = "gelu"
     head_pooling: str = "cls"
+    period: int = 3
 
     @classmethod
     def from_json(cls, found: dict[str, Any], labels: int = 0) -> ModernBertConfig:
         """From config.json."""
-        try:
-            layers = int(found["num_hidden_layers"])
-            period = int(found.get("global_attn_every_n_layers", 3))
-            kinds = found.get("layer_types") or [
-                "sliding_attention" if i % period else "full_attention" for i in range(layers)
-            ]
-            ropes = found.get("rope_parameters") or {}
-            full, local = (ropes.get(k) or {} for k in ("full_attention", "sliding_attention"))
-            made = cls(
-                int(found["vocab_size"]), int(found["hidden_size"]), layers, int(found["num_attention_heads"]),
-                int(found["intermediate_size"]), int(found.get("max_position_embeddings", 8192)),
-                float(found.get("norm_eps", 1e-5)), str(found.get("hidden_activation", "gelu")),
-                tuple(k == "sliding_attention" for k in kinds), int(found.get("local_attention", 128)) // 2,
-                float(full.get("rope_theta") or found.get("global_rope_theta") or 160000.0),
-                float(local.get("rope_theta") or found.get("local_rope_theta") or 10000.0), labels=labels,
-                is_per_token=labels_tokens(found), head_activation=str(found.get("classifier_activation", "gelu")),
-                head_pooling=str(found.get("classifier_pooling", "cls")),
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FileError(f"the configuration of a modernbert lacks or spoils {error}", code="F140") from None
-        sizes = (made.vocab, made.hidden, made.layers, made.heads, made.inner, made.positions)
-        if min(sizes) < 1 or made.hidden % (2 * made.heads) or len(made.is_local) != made.layers:
-            raise FileError(f"the configuration of the modernbert makes no sense: {made}", code="F140")
+        layers, period = whole(found, "num_hidden_layers"), whole(found, "global_attn_every_n_layers", 3)
+        kinds = of_layers(found, "layer_types", layers)
+        ropes = mapping(found, "rope_parameters")
+        full, local = mapping(ropes, "full_attention"), mapping(ropes, "sliding_attention")
+        made = cls(
+            whole(found, "vocab_size"), whole(found, "hidden_size"), layers, whole(found, "num_attention_heads"),
+            whole(found, "intermediate_size"), whole(found, "max_position_embeddings", 8192),
+            real(found, "norm_eps", 1e-5), text(found, "hidden_activation", "gelu"),
+            () if kinds is None else tuple(k == "sliding_attention" for k in kinds),
+            whole(found, "local_attention", 128) // 2,
+            real(full, "rope_theta", real(found, "global_rope_theta", 160000.0)),
+            real(local, "rope_theta", real(found, "local_rope_theta", 10000.0)), labels=labels,
+            is_per_token=labels_tokens(found), head_activation=text(found, "classifier_activation", "gelu"),
+            head_pooling=text(found, "classifier_pooling", "cls"), period=period,
+        )  # fmt: skip
+        if made.hidden % (2 * made.heads):
+            raise FileError(f"the configuration has {made.hidden} features for {made.heads} heads", code="F140")
         return made
+
+    def sees_near(self, layer: int) -> bool:
+        """Whether a layer sees a window only."""
+        return self.is_local[layer] if self.is_local else layer % self.period != 0
+
+    def check(self, weights: Weights) -> None:
+        """Refuse weights that are not those of this configuration, by the sizes that decide how much is made."""
+        plain = without_prefix(weights, ("model.",))
+        check_layers(self.family, self.layers, plain, "layers.{}.")
+        check_shapes(self.family, plain, {
+            "embeddings.tok_embeddings.weight": (self.vocab, self.hidden),
+            "layers.0.attn.Wqkv.weight": (3 * self.hidden, self.hidden),
+            "layers.0.mlp.Wi.weight": (2 * self.inner, self.hidden),
+        })  # fmt: skip
 
 
 def labels_tokens(found: dict[str, Any]) -> bool:
     """Whether a configuration is of a model that labels tokens, or marks an answer in a text."""
-    kinds = found.get("architectures") or ()
-    return any(end in str(kind) for kind in kinds for end in ("ForTokenClassification", "ForQuestionAnswering"))
+    kinds = found.get("architectures")
+    return isinstance(kinds, list) and any(
+        end in str(kind) for kind in kinds for end in ("ForTokenClassification", "ForQuestionAnswering")
+    )
 
 
 class ModernBertGraph(Builder):
@@ -76,7 +90,7 @@ class ModernBertGraph(Builder):
     def __init__(self, config: ModernBertConfig, weights: Weights, name: str = "modernbert") -> None:
         super().__init__(name, without_prefix(weights, ("model.",)))
         self.config = config
-        self.batch, self.length = sym("B", 1), sym("S", 1, config.positions)
+        self.batch, self.length = sym("B", 1), sym("S", 1, min(config.positions, LONGEST))
         self.ids = self.graph.input("input_ids", (self.batch, self.length), i32)
         self.mask = self.graph.input("attention_mask", (self.batch, self.length), bool_)
         self.tables = {
@@ -91,14 +105,16 @@ class ModernBertGraph(Builder):
     def _tables(self, name: str, theta: float) -> list[Value]:
         size = self.config.hidden // self.config.heads
         found = []
-        for part, table in zip(("cos", "sin"), Rope(theta).tables(self.config.positions, size, size), strict=True):
+        for part, table in zip(
+            ("cos", "sin"), Rope(theta).tables(min(self.config.positions, LONGEST), size, size), strict=True
+        ):
             self.bound[f"{name}.{part}"] = table
             found.append(ops.narrow(self.graph.param(f"{name}.{part}", table.shape, f32), 0, 0, self.length))
         return found
 
     def layer(self, x: Value, number: int) -> Value:
         c, at = self.config, f"layers.{number}."
-        local = c.is_local[number]
+        local = c.sees_near(number)
         y = self.layer_norm(x, f"{at}attn_norm", c.hidden, c.eps) if self.has(f"{at}attn_norm.weight") else x
         both = self.linear(y, f"{at}attn.Wqkv", 3 * c.hidden, c.hidden)
         q, k, v = (ops.narrow(both, -1, i * c.hidden, c.hidden) for i in range(3))

@@ -5,7 +5,9 @@ Both become a tokenizer of the `tokenizers` package, which is imported when the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ SPLITS = {
     "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
 }
 DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell")
+MOST_GROWTH = 4096  # times as long as it was that a tokenizer may make a text
+MOST_SPLITS = 256  # characters of a token whose halves are looked for in the vocabulary
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6  # kinds of tokens in GGUF
 
 
@@ -35,21 +39,26 @@ class Tokenizer:
         self.eos, self.bos, self.template = tuple(eos), bos, template
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        found: list[int] = self._inner.encode(text, add_special_tokens=add_special).ids
+        with _panics_told("reading a text"):
+            found: list[int] = self._inner.encode(_proper(text), add_special_tokens=add_special).ids
         return found
 
     def encode_batch(self, texts: Sequence[str], limit: int | None = None) -> list[list[int]]:
         """Ids of many texts, each cut to `limit` with its special tokens kept."""
-        if limit is not None:
-            self._inner.enable_truncation(limit)
-        else:
-            self._inner.no_truncation()
-        self._inner.no_padding()
-        quick = getattr(self._inner, "encode_batch_fast", self._inner.encode_batch)
-        return [e.ids for e in quick(list(texts))]
+        with _panics_told("reading texts"):
+            if limit is not None:
+                self._inner.enable_truncation(limit)
+            else:
+                self._inner.no_truncation()
+            quick = getattr(self._inner, "encode_batch_fast", self._inner.encode_batch)
+            return [e.ids for e in quick([_proper(text) for text in texts])]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        text: str = self._inner.decode(list(ids), skip_special_tokens=skip_special)
+        wrong = next((i for i in ids if not 0 <= i < 1 << 32), None)
+        if wrong is not None:
+            raise OptionError(f"decode: {wrong} is not the id of a token", code="O268")
+        with _panics_told("making a text"):
+            text: str = self._inner.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
     def chat(self, messages: Sequence[Mapping[str, str]], *, add_prompt: bool = True) -> str:
@@ -57,21 +66,15 @@ class Tokenizer:
         if self.template is None:
             raise OptionError("this model has no chat template", code="O260")
         try:
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
+            from strata.models.template import fill_template
         except ImportError:
             raise OptionError("chat templates need jinja2", code="O261", fix="pip install jinja2") from None
-
-        def refuse(message: str) -> None:
-            raise OptionError(f"the chat template says: {message}", code="O262")
-
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = refuse
         name = self._inner.id_to_token
-        text: str = environment.from_string(self.template).render(
-            messages=[dict(m) for m in messages], add_generation_prompt=add_prompt,
-            bos_token=name(self.bos) if self.bos is not None else "", eos_token=name(self.eos[0]) if self.eos else "",
-        )  # fmt: skip
-        return text
+        return fill_template(self.template, {
+            "messages": [dict(m) for m in messages], "add_generation_prompt": add_prompt,
+            "bos_token": name(self.bos) if self.bos is not None else "",
+            "eos_token": name(self.eos[0]) if self.eos else "",
+        })  # fmt: skip
 
 
 def _library() -> Any:
@@ -97,9 +100,9 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
         if (folder / name).exists():
             settings |= {k: v for k, v in read_json(folder / name).items() if v is not None}
-    ends = settings.get("eos_token_id", inner.token_to_id(_content(settings.get("eos_token"))))
-    eos = [i for i in (ends if isinstance(ends, list) else [ends]) if isinstance(i, int)]
-    bos = settings.get("bos_token_id", inner.token_to_id(_content(settings.get("bos_token"))))
+    ends = settings.get("eos_token_id", _id_of(inner, settings.get("eos_token")))
+    eos = [i for i in (ends if isinstance(ends, list) else [ends]) if _is_id(i)]
+    bos = settings.get("bos_token_id", _id_of(inner, settings.get("bos_token")))
     template = settings.get("chat_template")
     if (folder / "chat_template.jinja").exists():
         template = model_text(folder / "chat_template.jinja")
@@ -107,23 +110,111 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
         template = next(
             (t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"), None
         )
-    return Tokenizer(inner, eos=eos, bos=bos if isinstance(bos, int) else None, template=template)
+    if template is not None and not isinstance(template, str):
+        raise FileError(f"{folder}: the chat template is a {type(template).__name__}, not a text", code="F155")
+    return Tokenizer(inner, eos=eos, bos=bos if _is_id(bos) else None, template=template)
 
 
-def _content(token: Any) -> str:
-    return str(token.get("content", "") if isinstance(token, dict) else token or "")
+def _id_of(inner: Any, token: Any) -> Any:
+    """The id of a special token, given as a text or as a description of one."""
+    content = str(token.get("content", "") if isinstance(token, dict) else token or "")
+    return inner.token_to_id(content) if _is_proper(content) else None
+
+
+def _is_id(x: Any) -> bool:
+    return type(x) is int and 0 <= x < 1 << 31
+
+
+def _is_proper(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _proper(text: Any) -> str:
+    if not isinstance(text, str):
+        raise OptionError(f"a text is needed, got a {type(text).__name__}", code="O268")
+    if not text.isascii() and not _is_proper(text):
+        raise OptionError("the text has half of a surrogate pair, which is no character", code="O268")
+    return text
+
+
+@contextmanager
+def _panics_told(what: str, code: str = "F149") -> Iterator[None]:
+    """What goes wrong inside the package is a FileError: it raises nothing finer, and its panics are no Exceptions."""
+    try:
+        yield
+    except StrataError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise  # an interrupt, or the end of the process
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        told = what if code == "F146" else f"{what}: the tokenizer fails"
+        raise FileError(f"{told}: {reason[:300]}", code=code) from None
+
+
+def _without_limits(inner: Any, place: str) -> None:
+    """Padding and truncation are ours to decide, not the file's; what makes texts grow has a bound."""
+    inner.no_padding()
+    inner.no_truncation()
+    for part in (inner.normalizer, inner.decoder):
+        state = getattr(part, "__getstate__", lambda: None)()
+        growth = _growth(json.loads(state)) if isinstance(state, (bytes, str)) else 1.0
+        if growth > MOST_GROWTH:
+            raise FileError(
+                f"{place}: its steps make a text {growth:.3g} times as long, at most {MOST_GROWTH} are allowed",
+                code="F146",
+            )
+
+
+def _growth(step: Any) -> float:
+    """How many times as long a step of a normaliser or decoder makes a text, at most."""
+    if not isinstance(step, dict):
+        return 1.0
+    total = 1.0
+    for inner in (*(step.get("normalizers") or ()), *(step.get("decoders") or ())):
+        total = min(total * _growth(inner), 1e30)
+    if step.get("type") == "Replace":
+        pattern = step.get("pattern")
+        least = len(pattern.get("String", "")) if isinstance(pattern, dict) else 0
+        total *= 1 + len(str(step.get("content", ""))) / max(least, 1)
+    return total
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """From the vocabulary of a GGUF file: byte-level BPE, or SentencePiece's BPE over scores."""
     model = metadata.get("tokenizer.ggml.model")
     names, kinds = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
-    if model not in ("gpt2", "llama") or names is None:
+    if not isinstance(model, str) or model not in ("gpt2", "llama") or names is None:
         raise FileError(f"gguf: a tokenizer of the kind {model!r} is not known: gpt2, llama", code="F147")
-    tokens = list(names)
-    kind = [NORMAL] * len(tokens) if kinds is None else [int(k) for k in kinds]
+    tokens = _texts(metadata, "tokens")
+    kind = [NORMAL] * len(tokens) if kinds is None else [int(k) for k in _numbers(metadata, "token_type", "iu")]
     if len(kind) != len(tokens):
         raise FileError(f"gguf: {len(tokens)} tokens have {len(kind)} kinds", code="F147")
+    with _panics_told("the vocabulary cannot be read", code="F147"):
+        return _gguf_tokenizer(metadata, model, tokens, kind)
+
+
+def _texts(metadata: Mapping[str, Any], key: str) -> list[str]:
+    found = metadata.get(f"tokenizer.ggml.{key}", ())
+    made: list[Any] = list(found) if isinstance(found, Sequence) and not isinstance(found, str) else [None]
+    if not all(isinstance(x, str) for x in made):
+        raise FileError(f"gguf: tokenizer.ggml.{key} is no list of texts", code="F147")
+    return made
+
+
+def _numbers(metadata: Mapping[str, Any], key: str, kinds: str) -> np.ndarray:
+    found = metadata.get(f"tokenizer.ggml.{key}")
+    made = np.asarray(found) if isinstance(found, (np.ndarray, list)) else np.array("")
+    if made.ndim != 1 or (made.dtype.kind not in kinds and made.size):
+        raise FileError(f"gguf: tokenizer.ggml.{key} is no list of numbers", code="F147")
+    return made
+
+
+def _gguf_tokenizer(metadata: Mapping[str, Any], model: str, tokens: list[str], kind: list[int]) -> Tokenizer:
     inner = _byte_level(metadata, tokens) if model == "gpt2" else _sentence_piece(metadata, tokens, kind)
     library = _library()
     special = [library.AddedToken(t, normalized=False, special=k == CONTROL)
@@ -132,26 +223,27 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     inner.add_tokens([t for t in special if not t.special])
     found = {n: metadata.get(f"tokenizer.ggml.{n}_token_id") for n in ("bos", "eos", "eot")}
     for name, number in found.items():
-        if number is not None and not (isinstance(number, int) and 0 <= number < len(tokens)):
+        if number is not None and not (type(number) is int and 0 <= number < len(tokens)):
             raise FileError(f"gguf: the {name} token {number!r} is none of {len(tokens)}", code="F147")
-    if metadata.get("tokenizer.ggml.add_bos_token", model == "llama") and found["bos"] is not None:
+    if metadata.get("tokenizer.ggml.add_bos_token", model == "llama") is True and found["bos"] is not None:
         name = tokens[found["bos"]]
         inner.post_processor = library.processors.TemplateProcessing(
             single=f"{name} $A", pair=f"{name} $A $B", special_tokens=[(name, found["bos"])]
         )
     eos = [n for n in dict.fromkeys((found["eos"], found["eot"])) if n is not None]
-    return Tokenizer(inner, eos=eos, bos=found["bos"], template=metadata.get("tokenizer.chat_template"))
+    template = metadata.get("tokenizer.chat_template")
+    return Tokenizer(inner, eos=eos, bos=found["bos"], template=template if isinstance(template, str) else None)
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Any:
     library = _library()
-    merges = [tuple(m.split(" ", 1)) for m in metadata.get("tokenizer.ggml.merges", ())]
+    merges = [tuple(m.split(" ", 1)) for m in _texts(metadata, "merges")]
     vocabulary = {t: i for i, t in enumerate(tokens)}
     known = [
         m for m in merges if len(m) == 2 and m[0] in vocabulary and m[1] in vocabulary and m[0] + m[1] in vocabulary
     ]
     inner = library.Tokenizer(library.models.BPE(vocabulary, known))
-    pre = metadata.get("tokenizer.ggml.pre", "gpt-2")
+    pre = str(metadata.get("tokenizer.ggml.pre", "gpt-2"))
     kinds = library.pre_tokenizers
     if pre in DIGITS_APART:
         first = [kinds.Digits(individual_digits=True), kinds.ByteLevel(add_prefix_space=False, use_regex=True)]
@@ -170,17 +262,17 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Any:
 def _sentence_piece(metadata: Mapping[str, Any], tokens: list[str], kind: list[int]) -> Any:
     """Merges follow the scores: of two pieces side by side, the pair whose joined piece scores highest goes first."""
     library = _library()
-    scores = metadata.get("tokenizer.ggml.scores")
-    if scores is None or len(scores) != len(tokens):
+    scores = _numbers(metadata, "scores", "f") if "tokenizer.ggml.scores" in metadata else ()
+    if len(scores) != len(tokens):
         raise FileError(f"gguf: {len(tokens)} tokens need as many scores", code="F147")
     vocabulary = {t: i for i, t in enumerate(tokens)}
     merges = []
     for i, token in enumerate(tokens):
-        if kind[i] == NORMAL and len(token) > 1:
+        if kind[i] == NORMAL and 1 < len(token) <= MOST_SPLITS:
             merges += [(-float(scores[i]), i, token[:at], token[at:]) for at in range(1, len(token))
                        if token[:at] in vocabulary and token[at:] in vocabulary]  # fmt: skip
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
-    if not isinstance(unknown, int) or not 0 <= unknown < len(tokens):
+    if type(unknown) is not int or not 0 <= unknown < len(tokens):
         raise FileError(f"gguf: the unknown token {unknown!r} is none of {len(tokens)}", code="F147")
     pairs = [(a, b) for *_, a, b in sorted(merges)]
     model = library.models.BPE(vocabulary, pairs, unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,12 @@ import numpy as np
 from strata import ops as functions
 from strata.core import as_dtype, dim_prod, f32, read_text, u8
 from strata.errors import FileError, file_error
-from strata.io import GgufTensor, load_safetensors, release_pages
+from strata.io import GgufTensor, load_safetensors, release_pages, undecodable
 from strata.mir import Graph, Value
 
 ops: Any = functions  # functions are found by name, also where a module has the same one
 Weights = Mapping[str, "np.ndarray | GgufTensor"]
+MAX_ELEMENTS = 1 << 40  # of a weight that is missing and stood in for until all are known
 SHOWN = 8  # tensors of wrong shapes that an error lists
 
 
@@ -72,6 +75,25 @@ def without_prefix(weights: Weights, prefixes: tuple[str, ...]) -> dict[str, np.
     return found
 
 
+def check_layers(what: str, layers: int, weights: Mapping[str, Any], prefix: str) -> None:
+    """Refuse a configuration that asks for more layers than the weights have, before anything is made for them.
+
+    `prefix` is how the names of a layer's weights begin, with its number left open.
+    """
+    number = re.compile(re.escape(prefix).replace(re.escape("{}"), r"(\d{1,9})"))
+    held = {found[1] for found in map(number.match, weights) if found is not None}
+    if layers > len(held):
+        raise FileError(f"{what}: the configuration has {layers} layers, the weights have {len(held)}", code="F142")
+
+
+def check_shapes(what: str, weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse weights of other shapes than the configuration asks for."""
+    builder = Builder(what, weights)
+    for name, shape in shapes.items():
+        builder.tensor(name, shape)
+    builder.check()
+
+
 class Builder:
     """A graph under construction whose parameters are weights by name.
 
@@ -101,6 +123,8 @@ class Builder:
             wrong = f"{name!r} is {kind}{list(found.shape)}, the configuration asks for {list(shape)}"
         if wrong not in self._wrong:
             self._wrong.append(wrong)
+        if prod(shape) > MAX_ELEMENTS:
+            self.check()
         return np.broadcast_to(np.float32(0), shape)
 
     def check(self) -> None:
@@ -130,7 +154,7 @@ class Builder:
         key = f"{name}#codes"
         if key not in self._known:
             if tensor.scheme is None:
-                raise FileError(f"{self.graph.name}: {name!r} is {tensor.kind}, which cannot be decoded", code="F131")
+                raise undecodable(f"{self.graph.name}: {name!r}", tensor.kind)
             raw = tensor.data.reshape(-1)
             self.bound[name] = raw
             self._known[key] = self.graph.param(name, raw.shape, u8)

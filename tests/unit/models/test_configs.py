@@ -1,0 +1,131 @@
+"""Configurations: every number is checked, against its kind and against the weights, before anything is made for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strata as st
+from strata.errors import FileError
+from strata.io import save_gguf, save_safetensors
+from tests.fuzz.mutate.configs import DECODER, ENCODER, GPT2, LONG, MODERN, SHORT, shapes
+from tests.fuzz.mutate.weights import tiny_decoder
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bert": ENCODER, "distilbert": SHORT, "modernbert": MODERN, "gpt2": GPT2, "phi3": LONG, "llama": DECODER,
+    "gemma2": {**DECODER, "model_type": "gemma2"}, "qwen2": {**DECODER, "model_type": "qwen2"},
+}  # fmt: skip
+BAD = (0, -1, 10**9, 2**31, 2**70, 1.5, 1e300, "12", None, [], True)
+
+
+def folder(tmp_path: Path, config: dict[str, Any], kind: str) -> Path:
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes(FAMILIES[kind]).items()}
+    save_safetensors(tmp_path / "model.safetensors", arrays)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_sound_configurations_load_and_run(kind: str, tmp_path: Path) -> None:
+    model = st.load(folder(tmp_path, FAMILIES[kind], kind), device="reference")
+    assert next(iter(model.run(input_ids=np.array([[1, 2, 3]])).values())).shape[:2] == (1, 3)
+
+
+SIZES = ("num_hidden_layers", "n_layer", "n_layers", "hidden_size", "n_embd", "dim", "vocab_size", "intermediate_size",
+         "n_inner", "hidden_dim")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_sizes_are_those_of_the_weights(kind: str, tmp_path: Path) -> None:
+    sound = FAMILIES[kind]
+    for key in [k for k in SIZES if k in sound]:
+        for value in BAD:
+            if value is None and key in ("n_inner", "intermediate_size", "hidden_dim"):
+                continue  # has a default, which is another size
+            place = folder(tmp_path, {**sound, key: value}, kind)
+            with pytest.raises(FileError) as caught:
+                st.load(place, device="reference")
+            assert caught.value.code in ("F140", "F142"), (key, value)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_number_is_checked(kind: str, tmp_path: Path) -> None:
+    """Loading and running either works or ends in a typed error, and never makes what the weights do not back."""
+    sound = FAMILIES[kind]
+    numbers = [k for k, v in sound.items() if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    for key in numbers:
+        for value in (0, 10**9, 2**63, "12", float("nan"), -1e-5):
+            place = folder(tmp_path, {**sound, key: value}, kind)
+            try:
+                st.load(place, device="reference").run(input_ids=np.array([[1, 2, 3]]))
+            except st.errors.StrataError:
+                continue
+
+
+def test_the_message_names_both_numbers_of_layers(tmp_path: Path) -> None:
+    place = folder(
+        tmp_path, {**DECODER, "num_hidden_layers": 10**9, "layer_types": None, "no_rope_layers": None}, "llama"
+    )
+    with pytest.raises(FileError, match="has 1000000000 layers, the weights have 1"):
+        st.load(place)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("layer_types", ["full_attention"] * 7), ("layer_types", 3), ("no_rope_layers", [1, 1]), ("sliding_window", 0),
+        ("sliding_window", "8"), ("rope_scaling", 3), ("rope_theta", 0), ("rope_theta", -1e4), ("rms_norm_eps", "x"),
+        ("rope_scaling", {"rope_type": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 1.0}),
+        ("rope_scaling", {"rope_type": "linear", "factor": 0}), ("rope_scaling", {"rope_type": ["x"]}),
+        ("rope_scaling", {"rope_type": "longrope", "long_factor": "x", "short_factor": []}),
+        ("rope_scaling", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 0}),
+        ("rope_parameters", {"full_attention": 3}), ("hidden_act", 3), ("attn_logit_softcapping", 0), ("head_dim", 3),
+        ("query_pre_attn_scalar", -1), ("partial_rotary_factor", "half"), ("num_key_value_heads", 3),
+    ],
+)  # fmt: skip
+def test_habits_of_decoders(key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(FileError):
+        st.load(folder(tmp_path, {**DECODER, key: value}, "llama"), device="reference")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("llama.block_count", 2), ("llama.block_count", 4_000_000_000), ("llama.block_count", "one"),
+        ("llama.attention.head_count", 0), ("llama.attention.head_count", 1 << 30), ("llama.embedding_length", 9),
+        ("llama.feed_forward_length", 1 << 30), ("llama.context_length", 0), ("llama.attention.head_count_kv", 7),
+        ("llama.rope.freq_base", float("nan")), ("llama.rope.dimension_count", 1 << 20),
+        ("llama.attention.key_length", 1 << 30), ("llama.attention.layer_norm_rms_epsilon", float("inf")),
+        ("llama.attention.sliding_window", -1), ("llama.block_count", True), ("llama.rope.scaling.factor", 0.0),
+    ],
+)  # fmt: skip
+def test_metadata_of_gguf_files(key: str, value: Any, tmp_path: Path) -> None:
+    tensors, keys = tiny_decoder()
+    save_gguf(tmp_path / "x.gguf", tensors, keys)
+    st.load(tmp_path / "x.gguf", device="reference").run(input_ids=np.array([[1, 2]]))
+    save_gguf(tmp_path / "x.gguf", tensors, {**keys, key: value})
+    with pytest.raises(FileError):
+        st.load(tmp_path / "x.gguf", device="reference")
+
+
+def test_an_encoder_needs_ids_only(tmp_path: Path) -> None:
+    model = st.load(folder(tmp_path, ENCODER, "bert"))
+    ids = np.array([[1, 2, 3], [4, 5, 6]])
+    plain = model.run(input_ids=ids)
+    given = model.run(input_ids=ids, attention_mask=np.ones((2, 3), bool), token_type_ids=np.zeros((2, 3), np.int64))
+    other = model.run(input_ids=ids, token_type_ids=np.ones((2, 3), np.int64))
+    np.testing.assert_array_equal(plain["last_hidden_state"], given["last_hidden_state"])
+    assert not np.array_equal(plain["last_hidden_state"], other["last_hidden_state"])
+
+
+def test_missing_files_are_missing_files(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("none.onnx", "none.gguf", "none", "empty"):
+        with pytest.raises(FileNotFoundError) as caught:
+            st.load(tmp_path / name)
+        assert isinstance(caught.value, FileError)
