@@ -10,7 +10,7 @@ from strata.core import Target, as_dtype
 from strata.errors import DTypeError, LowerError, ParseError, StrataError, VerifyError
 from strata.kernel import normalize, parse_kernel, parse_schedule, verify_kernel
 from strata.ops import kernel_text
-from tests.fuzz.mutate_kernels import run, seeds
+from tests.fuzz.mutate.kernels import run, seeds
 
 ROW = "kernel @k(x: {x}) -> y: f32[8] {{\n  axis i in 8\n  axis j in 8\n{lines}\n}}"
 

@@ -1,17 +1,11 @@
-"""Mutated texts of kernels and schedules: each is refused with a StrataError, or computes what the interpreter says.
-
-Run by hand for a long time: `python -m tests.fuzz.mutate_kernels 20000 --seed 0`. A unit test runs a few hundred.
-"""
+"""Mutated texts of kernels and schedules: each is refused with a StrataError, or computes what the interpreter says."""
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import random
 import re
-import sys
 import tempfile
-import traceback
 from collections import Counter
 from functools import cache
 from math import prod
@@ -28,6 +22,8 @@ from strata.errors import StrataError
 from strata.kernel import REDUCTIONS, SCALARS, Kernel, contained, interpret, parse_kernel, show_kernel
 from strata.kernel.ir import all_axes
 from strata.ops import CustomKernel, kernel_text
+from tests.fuzz.mutate.base import Files, Format
+from tests.fuzz.mutate.changes import change_text, text_bytes
 from tests.unit.kernel import samples
 
 HANGS = 60.0  # seconds after which a mutant counts as hung: where is printed, and the run ends
@@ -317,15 +313,34 @@ def _jumps(kernel: Kernel) -> bool:
     return _INEXACT.search(text) is not None and any(f"= {name}" in text for name in _STEPS)
 
 
-def run(count: int, seed: int, *, target: str = "host", log: Path | None = None) -> Counter[str]:
-    """Tries mutants; the text of the one that fails is part of the error."""
+class Kernels(Format):
+    """Texts of kernels; one in eight of those that are sound is compiled and compared with the interpreter."""
+
+    name = "kernel"
+
+    def prepare(self, folder: Path) -> None:
+        for text in seeds():
+            assert check(text, random.Random(0)) == "equal", text
+
+    def mutant(self, rng: random.Random) -> Files:
+        text = mutant(rng) if rng.random() < 0.7 else change_text(rng.choice(seeds()), rng, tuple(SCALARS))
+        return {"x.kernel": text_bytes(text, rng)}
+
+    def attempt(self, folder: Path, rng: random.Random) -> str:
+        text = (folder / "x.kernel").read_bytes().decode("utf-8", "surrogatepass")
+        if rng.random() < 0.125:
+            return check(text, rng)
+        kernel_text(text)
+        return "read"
+
+
+def run(count: int, seed: int, *, target: str = "host") -> Counter[str]:
+    """Tries mutants against the interpreter; the text of the one that fails is part of the error."""
     found: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder, using(cache_dir=folder), np.errstate(all="ignore"):
         for n in range(seed, seed + count):
             random_ = random.Random(n)
             text = mutant(random_)
-            if log is not None:
-                log.write_text(f"seed {n}\n{text}", "utf-8")
             faulthandler.dump_traceback_later(HANGS, exit=True)
             try:
                 found[check(text, random_, target)] += 1
@@ -334,30 +349,3 @@ def run(count: int, seed: int, *, target: str = "host", log: Path | None = None)
             finally:
                 faulthandler.cancel_dump_traceback_later()
     return found
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.mutate_kernels", description=__doc__)
-    parser.add_argument("count", type=int, nargs="?", default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", default="host", help="host, avx2, baseline, …")
-    parser.add_argument("--log", type=Path, default=None, help="a file that has the text that is being tried")
-    options = parser.parse_args()
-    total: Counter[str] = Counter()
-    failed = 0
-    at, end = options.seed, options.seed + options.count
-    while at < end:
-        step = min(100, end - at)
-        for seed in range(at, at + step) if failed else (at,):
-            try:
-                total += run(1 if failed else step, seed, target=options.target, log=options.log)
-            except AssertionError:
-                failed += 1
-                traceback.print_exc(limit=4)
-        at += step
-    print(f"{options.count} texts: {dict(total)}, {failed} failures")
-    return bool(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,23 +1,9 @@
-"""Mutated ONNX files: reading and running them may end in a StrataError, and in nothing worse.
-
-No mutant may crash, take more than two seconds, more memory than four times the file and 64 MB, or open a file outside
-its own folder and the cache. Run by hand for a long time: `python -m tests.fuzz.mutate_onnx 20000 --seed 0`. A unit
-test runs a few hundred.
-"""
+"""Mutated ONNX models: fields changed within the format, then, now and then, bytes."""
 
 from __future__ import annotations
 
-import argparse
-import faulthandler
-import os
 import random
-import signal
-import sys
-import tempfile
-import time
-import traceback
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +11,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from strata.config import config, using
-from strata.errors import StrataError
 from strata.io.onnx import load
-from tests.fuzz.mutate_files import MEMORY, SECONDS, mutate, peak_memory, resident_memory
+from tests.fuzz.mutate.base import Files, Format
+from tests.fuzz.mutate.changes import change_bytes
+from tests.fuzz.mutate.weights import inspect
 
-HANGS = 20.0  # seconds of a core after which a mutant counts as hung: where is printed, and the run ends
 NUMBERS = (0, 1, 2, 3, -1, -2, 7, 64, 2**31 - 1, 2**31, 2**40, -(2**40), 2**63 - 1, -(2**63))
 OPS = tuple(sorted({s.name for s in onnx.defs.get_all_schemas() if not s.deprecated}))
-_watched: list[Path] = []  # the folder that may be read, while a mutant runs
-_outside: list[str] = []
 
 
 def seed_models() -> list[Any]:
@@ -103,7 +86,7 @@ def seed_models() -> list[Any]:
     return [
         _model(conv, (2, 1, 8, 8), ["y"], {
             "w": normal(2, 1, 3, 3), "a": np.ones(2, np.float32), "b": np.ones(2, np.float32),
-            "scales": np.array([1, 1, 2, 2], np.float32), "s": np.array([0, -1]), "g": normal(3, 32),
+            "scales": np.array([1, 1, 2, 2], np.float32), "s": np.array([0, -1]), "g": normal(3, 72),
         }),
         _model(control, (2, 3), ["y"], {"w": normal(3), "m": np.array(3)}),
         _model(recurrent, (4, 2, 5), ["y", "at"], {
@@ -182,102 +165,30 @@ def changed(proto: Any, rng: random.Random) -> bytes:
             case 11:
                 copy.opset_import[0].version = rng.choice((1, 5, 7, 13, 17, 22, 26, 99, -1))
     data = bytes(copy.SerializeToString())
-    return mutate(data, rng) if rng.random() < 0.3 else data
+    return change_bytes(data, rng) if rng.random() < 0.3 else data
 
 
-def _hook(event: str, arguments: Any) -> None:
-    if event != "open" or not _watched or not isinstance(arguments[0], (str, bytes)):
-        return
-    path = os.path.realpath(os.fsdecode(arguments[0]))
-    own = (_watched[0], config().cache_dir, sys.prefix, sys.base_prefix, Path(__file__).parents[2])
-    allowed = (*map(os.path.realpath, own), "/proc/", "/sys/", "/dev/")
-    if not path.startswith(allowed):
-        _outside.append(path)
+class Onnx(Format):
+    name = "onnx"
 
+    def prepare(self, folder: Path) -> None:
+        self.models = seed_models()
+        for proto in self.models:
+            (folder / "shape").write_text(proto.graph.doc_string)
+            (folder / "model.onnx").write_bytes(proto.SerializeToString())
+            self.attempt(folder, random.Random(0))
 
-@cache
-def _watch() -> None:
-    sys.addaudithook(_hook)  # for good: Python cannot take one away
-    faulthandler.register(signal.SIGPROF, chain=True)
+    def mutant(self, rng: random.Random) -> Files:
+        proto = rng.choice(self.models)
+        return {"model.onnx": changed(proto, rng), "data": bytes(64), "shape": proto.graph.doc_string.encode()}
 
-
-def run(count: int, seed: int = 0, device: str = "reference") -> int:
-    """Read and run so many mutants; returns how many were refused. Whatever else happens raises, with its number."""
-    rng = random.Random(seed)
-    models = seed_models()
-    _watch()
-    _outside.clear()
-    refused = 0
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name).resolve()
-        (folder / "data").write_bytes(bytes(64))
-        (folder / "link").symlink_to("/etc/passwd")
-        with using(cache_dir=folder / "cache"):  # all modules are there, and code was made, before memory is watched
-            for proto in models:
-                _attempt(folder, proto.SerializeToString(), proto, device)
-        for number in range(count):
-            proto = rng.choice(models)
-            data = changed(proto, rng)
-            refused += _checked(folder, data, proto, device, f"mutant {number} of seed {seed}")
-    return refused
-
-
-def _checked(folder: Path, data: bytes, proto: Any, device: str, name: str) -> bool:
-    before, start = resident_memory(), time.process_time()
-    try:
-        was_refused = _attempt(folder, data, proto, device)
-    except Exception as error:
-        (Path(tempfile.gettempdir()) / "mutant.onnx").write_bytes(data)
-        raise AssertionError(f"{name} ended in {type(error).__name__}: {error}") from error
-    seconds = time.process_time() - start
-    grown = peak_memory() - before
-    assert seconds < SECONDS, f"{name} took {seconds:.1f} s"
-    assert grown < 4 * len(data) + MEMORY, f"{name} took {grown >> 20} MB"
-    assert not _outside, f"{name} opened {_outside}"
-    return was_refused
-
-
-def _attempt(folder: Path, data: bytes, proto: Any, device: str) -> bool:
-    path = folder / "model.onnx"
-    path.write_bytes(data)
-    shape = [int(d) for d in proto.graph.doc_string.split(",")]
-    _watched[:] = [folder]
-    signal.setitimer(signal.ITIMER_PROF, HANGS)
-    try:
-        with np.errstate(all="ignore"):
-            load(path, device=device).run(
-                {"x": np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)}
-            )
-    except StrataError:
-        return True
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        _watched.clear()
-    return False
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.mutate_onnx", description=__doc__)
-    parser.add_argument("count", type=int, nargs="?", default=20_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep-going", action="store_true", help="count failures by kind instead of stopping at one")
-    parser.add_argument("--device", default="reference", help="where mutants run: reference or cpu")
-    options = parser.parse_args()
-    if not options.keep_going:
-        print(run(options.count, options.seed, options.device), "refused")
-        return 0
-    failures: dict[str, int] = {}
-    for piece in range(-(-options.count // 100)):
-        try:
-            run(100, options.seed + piece, options.device)
-        except AssertionError as error:
-            last = traceback.extract_tb(error.__cause__.__traceback__)[-1] if error.__cause__ else None
-            kind = f"{str(error)[:150]} at {last.filename}:{last.lineno}" if last else str(error)[:150]
-            failures[kind] = failures.get(kind, 0) + 1
-            print(kind, flush=True)
-    print(f"{len(failures)} kinds of failures in {options.count} mutants")
-    return bool(failures)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    def attempt(self, folder: Path, rng: random.Random) -> str:
+        link = folder / "link"
+        if not link.is_symlink():
+            link.symlink_to("/etc/passwd")
+        shape = [int(d) for d in (folder / "shape").read_text().split(",")]
+        x = np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
+        if rng.random() < 0.1:
+            inspect(folder / "model.onnx")
+        load(folder / "model.onnx", device="cpu" if rng.random() < 0.03 else "reference").run({"x": x})
+        return "ran"
