@@ -15,7 +15,7 @@ help:
 	@echo "check   format, lint, types, layer rule and fast tests"
 	@echo "golden  rewrite the expected half of the golden cases; read the diff"
 	@echo "bench   measure against the installed peers"
-	@echo "fuzz    property tests, long, every sample between guard pages, then COUNT random graphs, programs on every path, kernel texts and state histories from SEED"
+	@echo "fuzz    property tests, long, every sample between guard pages, then COUNT random graphs, programs on every path, mutants of every format and state histories from SEED"
 	@echo "torture the disk cache, threads and forks under attack, for a long time"
 	@echo "docs    write docs/api.md, check links, run the code of every page"
 	@echo "onnx    run the conformance suite of ONNX and write docs/onnx.md"
@@ -83,7 +83,7 @@ fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.backends.guard_pages
 	$(BIN)/python -m tests.fuzz --count $(COUNT) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.differential --count $(COUNT) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
-	$(BIN)/python -m tests.fuzz.mutate_kernels $(COUNT) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.fuzz.mutate --count $(COUNT) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.machines --count $(COUNT) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
 
 # The same tests run in `make test`, a few rounds each.

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from strata.core import read_text
-from strata.errors import FileError, MissingFileError, OptionError
+import numpy as np
+
+from strata.errors import FileError, MissingFileError, OptionError, StrataError
 from strata.models.weights import model_text, read_json
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -92,10 +93,10 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     place = folder / "tokenizer.json"
     if not place.exists():
         raise MissingFileError(f"{folder} has no tokenizer.json", code="F146")
-    try:
-        inner = _library().Tokenizer.from_str(read_text(place))
-    except Exception as error:  # noqa: BLE001 - the package raises nothing finer
-        raise FileError(f"{place} cannot be read: {error}", code="F146") from None
+    text = model_text(place)
+    with _panics_told(f"{place} cannot be read", code="F146"):
+        inner = _library().Tokenizer.from_str(text)
+        _without_limits(inner, str(place))
     settings: dict[str, Any] = {}
     for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
         if (folder / name).exists():
