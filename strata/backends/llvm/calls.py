@@ -21,7 +21,7 @@ _INPUTS, _OUTPUTS = 6, 9  # words of a block that hold the lists of a run; see p
 class Call:
     """A region table, with words for a status behind it, and the block that native code is entered with."""
 
-    __slots__ = ("_address", "_enter", "_words", "arena", "regions", "steps", "table", "threads")
+    __slots__ = ("_address", "_enter", "_pool", "_words", "arena", "regions", "steps", "table", "threads")
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class Call:
         words += [*inputs, *(region or unused for region in outputs)]
         self._words = (ctypes.c_int64 * len(words))(*words)
         self._address = ctypes.addressof(self._words)
+        self._pool = pool
         self.threads = 0
         self.arena: Arena | None = None  # kept between runs by programs of one size
         self._enter = _enter()
@@ -52,7 +53,8 @@ class Call:
         words = self._words
         words[_INPUTS] = id(inputs)
         words[_OUTPUTS] = id(outputs)
-        self._enter(self._address)
+        if self._enter(self._address):
+            self._pool.check()
 
     def set_arena(self, arena: Arena) -> None:
         self.arena = arena
@@ -71,4 +73,4 @@ class Call:
 
 @cache
 def _enter() -> Any:
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(native_code().address("program_enter"))
+    return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(native_code().address("program_enter"))

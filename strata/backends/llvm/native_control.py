@@ -1,9 +1,9 @@
 """scan, cond and while: native loops and branches that walk the programs of their bodies.
 
-Arguments begin with what running a program takes (walker, pool, threads, status words), then each body's start (see
-`BoundBody.slots`), then what changes from turn to turn. Rows of a scan are regions that move by a stride; carries go
-from one buffer to another and back, the first turn reads the initial values and the last one of a scan writes the
-result, so nothing is copied. All counts are arguments: one piece of code serves every loop.
+Arguments begin with what running a program takes (walker, pool, threads, status words, what ends loops), then each
+body's start (see `BoundBody.slots`), then what changes from turn to turn. Rows of a scan are regions that move by a
+stride; carries go from one buffer to another and back, the first turn reads the initial values and the last one of a
+scan writes the result, so nothing is copied. All counts are arguments: one piece of code serves every loop.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from strata.backends.llvm.pool import native_code
 from strata.core import Dim, Target
 from strata.mir import Graph, Node
 
-HEAD = 4  # walker, pool, threads, status
+HEAD = 5  # walker, pool, threads, status, end of turns
 NO_LIMIT = (1 << 63) - 1
 
 
 def _head() -> list[Slot]:
-    return [("pointer", native_code().address("program_run")), ("pool", 0), ("threads", 0), ("status", 0)]
+    code = native_code()
+    walker, end = (("pointer", code.address(name)) for name in ("program_run", "end_of_turns"))
+    return [walker, ("pool", 0), ("threads", 0), ("status", 0), end]
 
 
 class _Words:
@@ -46,7 +48,7 @@ class _Runner:
 
     def __init__(self, f: Function) -> None:
         self.f = f
-        self.walker, self.pool, self.threads, self.status = arguments(f, "ppip")
+        self.walker, self.pool, self.threads, self.status, self.end = arguments(f, "ppipp")
 
     def start(self, words: _Words) -> tuple[str, str, str]:
         """Fill a body's table and run what it computes once; returns the table, its program and its number of steps."""
@@ -78,6 +80,11 @@ class _Runner:
 
     def is_well(self) -> str:
         return self.f.compare("eq", "i64", self.f.load("i64", self.status, 8), 0)
+
+    def goes_on(self, turn: Value) -> str:
+        """Whether there is to be another turn of a loop, as far as errors and signals go."""
+        ended = self.f.call_address("i1", self.end, ("ptr", self.pool), ("i64", turn))
+        return self.f.binary("and", "i1", self.is_well(), self.f.binary("xor", "i1", ended, "true"))
 
     def each(self, words: _Words, count: Value, width: int) -> tuple[Value, int]:
         """The start of a list of `count` records in the arguments; the cursor goes behind it."""
@@ -123,7 +130,7 @@ def _emit_scan(module: Module) -> None:
         run.walk(table, program, steps)
 
     def more(state: list[str]) -> str:
-        return f.binary("and", "i1", f.compare("slt", "i64", state[0], length), run.is_well())
+        return f.binary("and", "i1", f.compare("slt", "i64", state[0], length), run.goes_on(state[0]))
 
     def body(state: list[str]) -> list[Value]:
         turn(state[0])
@@ -170,7 +177,8 @@ def _emit_while(module: Module) -> None:
         return [f.add(t, f.convert("zext", "i1", goes_on, "i64")), goes_on]
 
     def more(state: list[str]) -> str:
-        return f.binary("and", "i1", state[1], f.compare("slt", "i64", state[0], limit))
+        ready = f.binary("and", "i1", state[1], f.compare("slt", "i64", state[0], limit))
+        return f.binary("and", "i1", ready, run.goes_on(state[0]))
 
     turns, _ = while_loop(f, [("i64", 0), ("i1", "true")], more, turn)
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from strata.backends.llvm import jit
+from strata.backends.llvm.interrupts import interrupt_text, prepare, raiser
 from strata.backends.llvm.quick_call import quick_text
 from strata.backends.llvm.threads import (
     MASK_WORDS,
@@ -31,14 +32,15 @@ from strata.core import Target, available_threads, new_lock
 # Offsets into the pool's memory; a cache line each, so that spinning readers do not disturb writers.
 _JOB, _SLEEPERS, _SPIN, _LOCK, _STOP, _HELPERS, _TRACE, _PLACE, _BYTES = 64, 128, 192, 256, 320, 384, 448, 512, 4096
 _TURN: Final = _TRACE + 8  # beside a word that is as seldom written
+_INTERRUPT: Final = 1024  # behind the words of _PLACE
 _STEPS_AHEAD: Final = 16  # steps of a program among which one for several threads is worth calling them at once
 _SPIN_ROUNDS: Final = 20_000  # about half a millisecond of looking for work before a worker sleeps
 
 _TEXT: Final = f"""
-; the job of a generation: kernel, arguments, points, grain, where to note times (or null), where it turns (or 0), then
-; how many chunks were asked for: by the caller in the low half of a word, by workers in the high half. The caller
-; (%mine) takes the first chunks, workers take the last ones, until they meet: so each finds in its caches what it read
-; and wrote a moment ago. Turned, they begin where they would meet and end with the first and the last chunk
+; the job of a generation: kernel, arguments, points, grain, where to note times (or null), where it turns (or 0), the
+; pool, then how many chunks were asked for: by the caller in the low half of a word, by workers in the high half. The
+; caller (%mine) takes the first chunks, workers take the last ones, until they meet: so each finds in its caches what
+; it read and wrote a moment ago. Turned, they begin where they would meet and end with the first and the last chunk
 define internal void @take_chunks(ptr %job, i1 %mine) nounwind {{
 entry:
   %kernel = load ptr, ptr %job, align 8
@@ -52,6 +54,8 @@ entry:
   %trace = load ptr, ptr %p4, align 8
   %p5 = getelementptr i8, ptr %job, i64 40
   %middle = load i64, ptr %p5, align 8
+  %p6 = getelementptr i8, ptr %job, i64 48
+  %pool = load ptr, ptr %p6, align 8
   %turned = icmp ne i64 %middle, 0
   %next = getelementptr i8, ptr %job, i64 64
   %more_points = add i64 %points, %grain
@@ -64,8 +68,8 @@ note:
   %t0 = call i64 @now()
   br label %take
 take:
-  %start = phi i64 [ 0, %entry ], [ %t0, %note ], [ %start, %work ]
-  %taken = phi i64 [ 0, %entry ], [ 0, %note ], [ %more, %work ]
+  %start = phi i64 [ 0, %entry ], [ %t0, %note ], [ %start, %work ], [ %start, %ask ]
+  %taken = phi i64 [ 0, %entry ], [ 0, %note ], [ %more, %work ], [ %more, %ask ]
   %asked = atomicrmw add ptr %next, i64 %step monotonic
   %front = and i64 %asked, {(1 << 32) - 1}
   %back = lshr i64 %asked, 32
@@ -88,9 +92,17 @@ work:
   %end = select i1 %inside, i64 %stop, i64 %points
   call void %kernel(ptr %arguments, i64 %begin, i64 %end)
   %more = add i64 %taken, 1
-  br label %take
+  br i1 %mine, label %ask, label %take
+ask:
+  %ends = call i1 @poll(ptr %pool)
+  br i1 %ends, label %give_up, label %take
+give_up: ; nobody finds a chunk any more
+  %were = atomicrmw or ptr %next, i64 {(1 << 31) - 1} monotonic
+  br label %done
 done:
-  %worked = icmp ne i64 %taken, 0
+  %begun = phi i64 [ %start, %take ], [ %start, %give_up ]
+  %did = phi i64 [ %taken, %take ], [ %more, %give_up ]
+  %worked = icmp ne i64 %did, 0
   %noted = and i1 %traced, %worked
   br i1 %noted, label %record, label %out
 record:
@@ -107,11 +119,11 @@ write:
   %e0 = getelementptr i64, ptr %trace, i64 %kw
   store i64 %thread, ptr %e0, align 8
   %e1 = getelementptr i64, ptr %e0, i64 1
-  store i64 %start, ptr %e1, align 8
+  store i64 %begun, ptr %e1, align 8
   %e2 = getelementptr i64, ptr %e0, i64 2
   store i64 %t1, ptr %e2, align 8
   %e3 = getelementptr i64, ptr %e0, i64 3
-  store i64 %taken, ptr %e3, align 8
+  store i64 %did, ptr %e3, align 8
   br label %out
 out:
   ret void
@@ -273,6 +285,8 @@ several:
   store ptr %trace, ptr %j4, align 8
   %j5 = getelementptr i8, ptr %job, i64 40
   store i64 %middle, ptr %j5, align 8
+  %j6 = getelementptr i8, ptr %job, i64 48
+  store ptr %pool, ptr %j6, align 8
   %next = getelementptr i8, ptr %job, i64 64
   store i64 0, ptr %next, align 8
   %single = icmp sle i64 %threads, 1
@@ -335,7 +349,10 @@ define void @nothing(ptr %arguments, i64 %begin, i64 %end) nounwind {{
   ret void
 }}
 """
-_EXPORTS: Final = ("pool_worker", "pool_parallel", "program_run", "program_enter", "quick_call", "nothing")
+_EXPORTS: Final = (
+    "pool_worker", "pool_parallel", "program_run", "program_enter", "quick_call", "end_of_turns", "raise_kept",
+    "nothing",
+)  # fmt: skip
 
 
 def native_code(of: Target | None = None) -> jit.Code:
@@ -343,7 +360,7 @@ def native_code(of: Target | None = None) -> jit.Code:
     target = Target.named("neon" if (of or Target.host()).has("neon") else "baseline")
     machine = target.triple.partition("-")[0]
     text = f'target triple = "{target.triple}"\n{wait_functions(machine)}{clock_functions(machine)}{_TEXT}'
-    text += walker_text(_TURN) + quick_text()
+    text += interrupt_text(_INTERRUPT, machine) + walker_text(_TURN) + quick_text()
     return jit.stored_text(text, _EXPORTS, target)
 
 
@@ -364,6 +381,8 @@ class Pool:
             None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 3
         )(code.address("pool_parallel"))
         self._worker = code.address("pool_worker")
+        self._raise_kept = raiser(code.address("raise_kept"))
+        self._ended = ctypes.c_int64.from_address(self.address + _INTERRUPT)
         self._reset()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forget)
@@ -391,6 +410,12 @@ class Pool:
         """Runs a native kernel `void (ptr arguments, i64 begin, i64 end)` over all points, `grain` at a time."""
         count = self.ensure(threads or self.default_threads)
         self._parallel(self.address, count, kernel, arguments, points, grain, 0)
+        self.check()
+
+    def check(self) -> None:
+        """Raise what a handler of a signal raised while this thread ran native code."""
+        if self._ended.value and self._ended.value == threading.get_ident():
+            self._raise_kept(self.address)
 
     def note_times(self, events: Any | None) -> None:
         """Have threads note when they work, in words: count, capacity, then (thread, begin, end, chunks) each."""
@@ -411,6 +436,7 @@ class Pool:
                 _join(worker)
             self._allow(0)
             self._word(_STOP).value = 0
+        self.check()
 
     def _word(self, offset: int) -> ctypes.c_int32:
         return ctypes.c_int32.from_address(self.address + offset)
@@ -429,6 +455,7 @@ class Pool:
     def _reset(self) -> None:
         ctypes.memset(self.address, 0, _BYTES)
         self._word(_SPIN).value = _SPIN_ROUNDS
+        prepare(self.address + _INTERRUPT)
 
     def _forget(self) -> None:
         """In a forked child there are no workers."""

@@ -138,6 +138,7 @@ class BoundProgram:
         count = chosen.ensure(threads or chosen.default_threads)
         end = len(self._numbers) - 1 if last is None else last
         self._run(self._address, regions, chosen.address, count, self._numbers[first], self._numbers[end])
+        chosen.check()
 
 
 @cache

@@ -383,6 +383,14 @@ run:
   call void @program_run(ptr %program, ptr %regions, ptr %pool, i64 %threads, i64 0, i64 %steps)
   call void %restore(ptr %state)
   store i64 0, ptr %pbusy, align 8
+  %gone = call i1 @interrupted(ptr %pool)
+  br i1 %gone, label %raise, label %whether
+raise:
+  call void %drop(ptr %tuple)
+  call void @let_go(ptr %held, i64 %inputs, ptr %drop)
+  call void @raise_kept(ptr %pool)
+  ret ptr null
+whether:
   %pstatus = call ptr @field(ptr %w, i64 <STATUS>)
   %told = icmp ne ptr %pstatus, null
   br i1 %told, label %look, label %done

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from strata.backends.llvm.interrupts import STEPS_BETWEEN
+
 STEP_WORDS: Final = 6  # of a step in a program
 
 
@@ -37,10 +39,13 @@ entry:
   %pmost = getelementptr i64, ptr %program, i64 1
   %most = load i64, ptr %pmost, align 8
   %block = alloca i64, i64 %most, align 64
+  %over = call i1 @interrupted(ptr %pool)
+  br i1 %over, label %end, label %begin
+begin:
   call void @call_for_steps(ptr %pool, i64 %threads, ptr %program, i64 %first, i64 %last)
   br label %head
 head:
-  %s = phi i64 [ %first, %entry ], [ %s2, %all ]
+  %s = phi i64 [ %first, %begin ], [ %s2, %whole ], [ %s2, %ask ]
   %some = icmp slt i64 %s, %last
   br i1 %some, label %step, label %end
 step:
@@ -95,15 +100,23 @@ all:
     ptr %pool, i64 %threads, ptr %kernel, ptr %block, i64 %points, i64 %grain, i64 %middle
   )
   %s2 = add i64 %s, 1
-  br label %head
+  %gone = call i1 @interrupted(ptr %pool)
+  br i1 %gone, label %end, label %whole
+whole:
+  %low = and i64 %s, {STEPS_BETWEEN - 1}
+  %asks = icmp eq i64 %low, {STEPS_BETWEEN - 1}
+  br i1 %asks, label %ask, label %head
+ask:
+  %ends = call i1 @poll(ptr %pool)
+  br i1 %ends, label %end, label %head
 end:
   ret void
 }}
 
 ; a call in one block of words: program, regions, pool, threads, first step, last step, then twice (inputs, outputs):
 ; a list object, the number of its items, the offset of its item pointer; then the offset of the data pointer in an
-; array object; last the regions that the data pointers go to
-define void @program_enter(ptr %call) nounwind {{
+; array object; last the regions that the data pointers go to. Gives whether something was raised meanwhile
+define i32 @program_enter(ptr %call) nounwind {{
 entry:
   %program = load ptr, ptr %call, align 8
   %c1 = getelementptr i64, ptr %call, i64 1
@@ -124,7 +137,9 @@ entry:
   %rest = call ptr @place_arrays(ptr %c6, i64 %offset, ptr %where, ptr %regions)
   %none = call ptr @place_arrays(ptr %c9, i64 %offset, ptr %rest, ptr %regions)
   call void @program_run(ptr %program, ptr %regions, ptr %pool, i64 %threads, i64 %first, i64 %last)
-  ret void
+  %gone = call i1 @interrupted(ptr %pool)
+  %told = zext i1 %gone to i32
+  ret i32 %told
 }}
 
 define internal ptr @place_arrays(ptr %list, i64 %offset, ptr %where, ptr %regions) nounwind {{
