@@ -21,19 +21,19 @@ FUNCTIONS: Final = (
 ENDED, MAIN, NEXT, FIRST_FUNCTION = 0, 8, 16, 24
 RAISED: Final = FIRST_FUNCTION + 8 * len(FUNCTIONS)
 STEPS_BETWEEN: Final = 8  # steps of a program of which one asks; a power of two
-TURNS_BETWEEN: Final = 4  # turns of a loop
+TURNS_BETWEEN: Final = 64  # turns of a loop, whose body has only kernels; else every turn asks
 _NOBODY = -1  # no thread's number
 
 
 def interrupt_text(at: int, machine: str) -> str:
-    """LLVM text of interrupted(pool), poll(pool), raise_kept(pool) and end_of_turns(pool, turn)."""
-    text = _TEXT + (_X86 if machine in ("x86_64", "amd64") else _ARM)
+    """LLVM text of interrupted(pool), poll(pool), poll_turn(pool, status) and raise_kept(pool), beside now()."""
+    text = _TEXT + (_X86 if machine in ("x86_64", "amd64") else _CLOCK)
     text += _POSIX if os.name == "posix" else _OTHER
     numbers = {"ENDED": ENDED, "MAIN": MAIN, "NEXT": NEXT, "TYPE": RAISED, "VALUE": RAISED + 8, "PLACE": RAISED + 16}
     numbers |= {name.partition("_")[2].upper(): FIRST_FUNCTION + 8 * i for i, name in enumerate(FUNCTIONS)}
     for name, offset in numbers.items():
         text = text.replace(f"<{name}>", str(at + offset))
-    return text.replace("<TURNS>", str(TURNS_BETWEEN - 1))
+    return text
 
 
 _TEXT: Final = """
@@ -110,18 +110,17 @@ define void @raise_kept(ptr %pool) nounwind {
   call void %restore(ptr %type, ptr %value, ptr %place)
   ret void
 }
-; whether a loop is to end before a turn
-define i1 @end_of_turns(ptr %pool, i64 %turn) nounwind {
+; lets handlers of signals run between turns of a loop; the status that it looks at says so where the loop is to end
+define void @poll_turn(ptr %pool, ptr %status) nounwind {
 entry:
-  %low = and i64 %turn, <TURNS>
-  %asks = icmp eq i64 %low, <TURNS>
-  br i1 %asks, label %ask, label %look
-ask:
   %new = call i1 @poll(ptr %pool)
-  br label %look
-look:
   %ended = call i1 @interrupted(ptr %pool)
-  ret i1 %ended
+  br i1 %ended, label %end, label %on
+end:
+  store i64 -1, ptr %status, align 8
+  ret void
+on:
+  ret void
 }
 """
 _X86: Final = """
@@ -135,15 +134,13 @@ define internal i64 @ticks_between() alwaysinline nounwind {
   ret i64 120000000
 }
 """
-_ARM: Final = """
+_CLOCK: Final = """
 define internal i64 @ticks() alwaysinline nounwind {
-  %t = call i64 asm sideeffect "mrs $0, cntvct_el0", "=r"()
+  %t = call i64 @now()
   ret i64 %t
 }
 define internal i64 @ticks_between() alwaysinline nounwind {
-  %f = call i64 asm sideeffect "mrs $0, cntfrq_el0", "=r"()
-  %t = udiv i64 %f, 20
-  ret i64 %t
+  ret i64 50000000
 }
 """
 _POSIX: Final = """
@@ -164,7 +161,9 @@ def prepare(address: int) -> None:
     """Write the words at an address: nobody was interrupted, and the main thread may be."""
     main = threading.main_thread().ident if os.name == "posix" else _NOBODY
     words = [0, main or _NOBODY, 0, *map(_address, FUNCTIONS)]
-    (ctypes.c_int64 * len(words)).from_address(address)[:] = words
+    place = (ctypes.c_int64 * len(words)).from_address(address)
+    for i, word in enumerate(words):
+        place[i] = word
 
 
 def _address(name: str) -> int:

@@ -1,9 +1,10 @@
 """scan, cond and while: native loops and branches that walk the programs of their bodies.
 
-Arguments begin with what running a program takes (walker, pool, threads, status words, what ends loops), then each
-body's start (see `BoundBody.slots`), then what changes from turn to turn. Rows of a scan are regions that move by a
-stride; carries go from one buffer to another and back, the first turn reads the initial values and the last one of a
-scan writes the result, so nothing is copied. All counts are arguments: one piece of code serves every loop.
+Arguments begin with what running a program takes (walker, pool, threads, status words, what asks for signals and how
+often), then each body's start (see `BoundBody.slots`), then what changes from turn to turn. Rows of a scan are regions
+that move by a stride; carries go from one buffer to another and back, the first turn reads the initial values and the
+last one of a scan writes the result, so nothing is copied. All counts are arguments: one piece of code serves every
+loop.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ import numpy as np
 
 from strata.backends.llvm.body import Body, BoundBody, layout_from, make_body
 from strata.backends.llvm.builder import Function, Module, Value
+from strata.backends.llvm.interrupts import TURNS_BETWEEN
 from strata.backends.llvm.native import arguments, copy, kernel, number_slots, numbers, while_loop
 from strata.backends.llvm.overrides import Call, Holding, NativeOp, Planned, Sizes, Slot, override
 from strata.backends.llvm.pool import native_code
 from strata.core import Dim, Target
 from strata.mir import Graph, Node
 
-HEAD = 5  # walker, pool, threads, status, end of turns
+HEAD = 6  # walker, pool, threads, status, what asks for signals, turns between
 NO_LIMIT = (1 << 63) - 1
 
 
-def _head() -> list[Slot]:
+def _head(*bodies: Body) -> list[Slot]:
     code = native_code()
-    walker, end = (("pointer", code.address(name)) for name in ("program_run", "end_of_turns"))
-    return [walker, ("pool", 0), ("threads", 0), ("status", 0), end]
+    walker, ask = (("pointer", code.address(name)) for name in ("program_run", "poll_turn"))
+    between = 1 if any(body.native for body in bodies) else TURNS_BETWEEN
+    return [walker, ("pool", 0), ("threads", 0), ("status", 0), ask, ("number", between)]
 
 
 class _Words:
@@ -48,7 +51,7 @@ class _Runner:
 
     def __init__(self, f: Function) -> None:
         self.f = f
-        self.walker, self.pool, self.threads, self.status, self.end = arguments(f, "ppipp")
+        self.walker, self.pool, self.threads, self.status, self.ask, self.between = arguments(f, "ppippi")
 
     def start(self, words: _Words) -> tuple[str, str, str]:
         """Fill a body's table and run what it computes once; returns the table, its program and its number of steps."""
@@ -81,10 +84,14 @@ class _Runner:
     def is_well(self) -> str:
         return self.f.compare("eq", "i64", self.f.load("i64", self.status, 8), 0)
 
-    def goes_on(self, turn: Value) -> str:
-        """Whether there is to be another turn of a loop, as far as errors and signals go."""
-        ended = self.f.call_address("i1", self.end, ("ptr", self.pool), ("i64", turn))
-        return self.f.binary("and", "i1", self.is_well(), self.f.binary("xor", "i1", ended, "true"))
+    def listen(self, turn: Value) -> None:
+        """At the end of some turns of a loop: where a signal ends it, the status says so."""
+        f = self.f
+        low = f.binary("and", "i64", turn, f.sub(self.between, 1))
+        f.if_(
+            f.compare("eq", "i64", low, 0),
+            lambda: f.call_address("void", self.ask, ("ptr", self.pool), ("ptr", self.status)),
+        )
 
     def each(self, words: _Words, count: Value, width: int) -> tuple[Value, int]:
         """The start of a list of `count` records in the arguments; the cursor goes behind it."""
@@ -130,11 +137,13 @@ def _emit_scan(module: Module) -> None:
         run.walk(table, program, steps)
 
     def more(state: list[str]) -> str:
-        return f.binary("and", "i1", f.compare("slt", "i64", state[0], length), run.goes_on(state[0]))
+        return f.binary("and", "i1", f.compare("slt", "i64", state[0], length), run.is_well())
 
     def body(state: list[str]) -> list[Value]:
         turn(state[0])
-        return [f.add(state[0], 1)]
+        following = f.add(state[0], 1)
+        run.listen(following)
+        return [following]
 
     while_loop(f, [("i64", 0)], more, body)
 
@@ -174,11 +183,13 @@ def _emit_while(module: Module) -> None:
         holds = f.compare("ne", "i8", f.load("i8", flag, 1), 0)
         goes_on = f.binary("and", "i1", holds, run.is_well())
         f.if_(goes_on, lambda: run.walk(table, program, steps))
-        return [f.add(t, f.convert("zext", "i1", goes_on, "i64")), goes_on]
+        following = f.add(t, f.convert("zext", "i1", goes_on, "i64"))
+        run.listen(following)
+        return [following, goes_on]
 
     def more(state: list[str]) -> str:
         ready = f.binary("and", "i1", state[1], f.compare("slt", "i64", state[0], limit))
-        return f.binary("and", "i1", ready, run.goes_on(state[0]))
+        return f.binary("and", "i1", ready, run.is_well())
 
     turns, _ = while_loop(f, [("i64", 0), ("i1", "true")], more, turn)
 
@@ -275,7 +286,7 @@ def _scan_of(node: Node, bodies: list[Body]) -> NativeOp:
             start = (length - 1) * stride if op.reverse and length else 0  # type: ignore[attr-defined]
             where: Slot = (f"{kind}_at", (number, start))
             records += [("number", region), where, ("number", -stride if op.reverse else stride)]  # type: ignore[attr-defined]
-        slots = [*_head(), *bound.slots(fixed), *number_slots(length, carries, len(rows)), *records]
+        slots = [*_head(body), *bound.slots(fixed), *number_slots(length, carries, len(rows)), *records]
         return Planned([Call("scan", slots)], layout.top, (bound, body))
 
     holding = _holding(bodies, carries) if varies else None
@@ -315,7 +326,11 @@ def _while_of(node: Node, bodies: list[Body]) -> NativeOp:
                 ("workspace", layout.take(size)),
             ]
             records += [*number_slots(asked.inputs[i], turned.inputs[i], turned.results[i]), *places, ("number", size)]
-        slots = [*_head(), *asked.slots([*shared(asked), (asked.results[0], flag)]), *turned.slots(shared(turned))]
+        slots = [
+            *_head(*bodies),
+            *asked.slots([*shared(asked), (asked.results[0], flag)]),
+            *turned.slots(shared(turned)),
+        ]
         slots += [("number", NO_LIMIT if limit is None else limit), flag, ("number", carries), *records]
         return Planned([Call("while", slots)], layout.top, (asked, turned, bodies))
 
@@ -339,7 +354,7 @@ def _cond(node: Node, target: Target) -> NativeOp | None:
             ends += [(region, ("output", i)) for i, region in enumerate(one.results)]
             branches.append(one.slots(ends))
         second = HEAD + 2 + len(branches[0])
-        slots = [*_head(), ("input", 0), ("number", second), *branches[0], *branches[1]]
+        slots = [*_head(*made), ("input", 0), ("number", second), *branches[0], *branches[1]]
         return Planned([Call("cond", slots)], max(one.end for one in bound), (bound, made))
 
     return NativeOp("cond", _emit_cond, ("cond",), plan)

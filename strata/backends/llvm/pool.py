@@ -350,7 +350,7 @@ define void @nothing(ptr %arguments, i64 %begin, i64 %end) nounwind {{
 }}
 """
 _EXPORTS: Final = (
-    "pool_worker", "pool_parallel", "program_run", "program_enter", "quick_call", "end_of_turns", "raise_kept",
+    "pool_worker", "pool_parallel", "program_run", "program_enter", "quick_call", "poll_turn", "raise_kept",
     "nothing",
 )  # fmt: skip
 

@@ -386,6 +386,13 @@ run:
   %gone = call i1 @interrupted(ptr %pool)
   br i1 %gone, label %raise, label %whether
 raise:
+  %pmarked = call ptr @field(ptr %w, i64 <STATUS>)
+  %marked = icmp ne ptr %pmarked, null
+  br i1 %marked, label %unmark, label %end
+unmark:
+  store i64 0, ptr %pmarked, align 8
+  br label %end
+end:
   call void %drop(ptr %tuple)
   call void @let_go(ptr %held, i64 %inputs, ptr %drop)
   call void @raise_kept(ptr %pool)

@@ -63,7 +63,9 @@ def wait_functions(machine: str = _MACHINE) -> str:
 def clock_functions(machine: str = _MACHINE) -> str:
     """LLVM text of now(), as time.perf_counter_ns counts, and thread_number(); both 0 where unknown."""
     if sys.platform == "linux" and machine in _GETTID_CALL:
-        return _CLOCK.replace("NUMBER", str(_GETTID_CALL[machine]))
+        return (_CLOCK + _NUMBER).replace("NUMBER", str(_GETTID_CALL[machine])).replace("MONOTONIC", "1")
+    if sys.platform == "darwin":
+        return _CLOCK.replace("MONOTONIC", "6") + "define internal i64 @thread_number() nounwind { ret i64 0 }\n"
     return (
         "define internal i64 @now() nounwind { ret i64 0 }\n"
         "define internal i64 @thread_number() nounwind { ret i64 0 }\n"
@@ -74,7 +76,7 @@ _CLOCK = """
 declare i32 @clock_gettime(i32, ptr)
 define internal i64 @now() nounwind {
   %t = alloca [2 x i64], align 8
-  %r = call i32 @clock_gettime(i32 1, ptr %t)
+  %r = call i32 @clock_gettime(i32 MONOTONIC, ptr %t)
   %s = load i64, ptr %t, align 8
   %p = getelementptr i64, ptr %t, i64 1
   %n = load i64, ptr %p, align 8
@@ -82,6 +84,8 @@ define internal i64 @now() nounwind {
   %v = add i64 %k, %n
   ret i64 %v
 }
+"""
+_NUMBER = """
 define internal i64 @thread_number() nounwind {
   %r = call i64 (i64, ...) @syscall(i64 NUMBER)
   ret i64 %r

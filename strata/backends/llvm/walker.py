@@ -39,15 +39,15 @@ entry:
   %pmost = getelementptr i64, ptr %program, i64 1
   %most = load i64, ptr %pmost, align 8
   %block = alloca i64, i64 %most, align 64
-  %over = call i1 @interrupted(ptr %pool)
-  br i1 %over, label %end, label %begin
-begin:
   call void @call_for_steps(ptr %pool, i64 %threads, ptr %program, i64 %first, i64 %last)
   br label %head
 head:
-  %s = phi i64 [ %first, %begin ], [ %s2, %whole ], [ %s2, %ask ]
+  %s = phi i64 [ %first, %entry ], [ %s2, %all ], [ %s2, %ask ]
   %some = icmp slt i64 %s, %last
-  br i1 %some, label %step, label %end
+  br i1 %some, label %look, label %end
+look:
+  %over = call i1 @interrupted(ptr %pool)
+  br i1 %over, label %end, label %step
 step:
   %before = mul i64 %s, {STEP_WORDS}
   %at = add i64 %before, 2
@@ -100,15 +100,12 @@ all:
     ptr %pool, i64 %threads, ptr %kernel, ptr %block, i64 %points, i64 %grain, i64 %middle
   )
   %s2 = add i64 %s, 1
-  %gone = call i1 @interrupted(ptr %pool)
-  br i1 %gone, label %end, label %whole
-whole:
   %low = and i64 %s, {STEPS_BETWEEN - 1}
   %asks = icmp eq i64 %low, {STEPS_BETWEEN - 1}
   br i1 %asks, label %ask, label %head
 ask:
   %ends = call i1 @poll(ptr %pool)
-  br i1 %ends, label %end, label %head
+  br label %head
 end:
   ret void
 }}
