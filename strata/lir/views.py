@@ -34,7 +34,9 @@ def read_view(array: np.ndarray, spacing: Spacing, shape: tuple[Dim, ...], bindi
     if 0 in dims:
         return np.empty(dims, array.dtype)
     flat = np.ascontiguousarray(array).reshape(-1)[start:]
-    return np.lib.stride_tricks.as_strided(flat, dims, [s * array.itemsize for s in strides], writeable=False)
+    plain = flat.view(f"u{flat.itemsize}") if flat.dtype.isbuiltin == 2 else flat  # NumPy reads no foreign type by name
+    made = np.lib.stride_tricks.as_strided(plain, dims, [s * array.itemsize for s in strides], writeable=False)
+    return made.view(array.dtype)
 
 
 def view_strides(value: Value, base: Value | None = None) -> Spacing | None:

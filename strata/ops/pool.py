@@ -12,7 +12,6 @@ import numpy as np
 
 from strata.core import Dim, DType, TensorType, as_dtype, f16, f32, f64, i8, i32, i64
 from strata.mir import METHODS, Sample, Value, draw, op
-from strata.ops.logic import int_bounds
 from strata.ops.movement import broadcast_to
 from strata.ops.windows import Geometry, Windowed, Windows, covering_window, window_count
 
@@ -158,10 +157,9 @@ class Extreme(Geometry):
 
 def worst(kind: str, dtype: DType) -> Any:
     """The value that loses against every other."""
-    if dtype.is_int:
-        low, high = int_bounds(dtype)
-        return low if kind == "max" else high
-    return -np.inf if kind == "max" else np.inf
+    from strata.kernel import identity
+
+    return identity(kind, dtype)
 
 
 class ExtremePool(Extreme, Windowed):
