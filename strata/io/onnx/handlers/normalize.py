@@ -86,6 +86,8 @@ def _fits(x: Value, gamma: Value | None, axes: tuple[int, ...]) -> bool:
 
 @reads("LRN")
 def lrn(n: NodeView) -> Value:
+    channels = n.shape(0)[1] if n.ndim(0) > 1 else 0
+    n.tracer.limits.nodes(max(min(n.attr("size"), 2 * channels if isinstance(channels, int) else n.attr("size")), 0))
     return ops.local_response_norm(
         n[0], n.attr("size"), n.attr("alpha", 1e-4), n.attr("beta", 0.75), n.attr("bias", 1.0)
     )
