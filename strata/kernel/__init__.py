@@ -3,7 +3,7 @@
 from strata.kernel.access import NOT_READ, check_access, contained, is_plain, numbered_reads
 from strata.kernel.algebra import Linear, interval, linear
 from strata.kernel.build import Index, KernelBuilder, View
-from strata.kernel.choose import Machine, choose_schedule
+from strata.kernel.choose import choose_schedule
 from strata.kernel.codes import Code, code_of
 from strata.kernel.columns import columns_first
 from strata.kernel.cut import cut_stores
@@ -34,6 +34,7 @@ from strata.kernel.moves import as_bits
 from strata.kernel.nans import is_below, need_no_nan
 from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, make_nest
 from strata.kernel.normalize import address, normalize
+from strata.kernel.order import REGISTERS, STEPS, Machine, sum_bytes
 from strata.kernel.scalars import SCALARS, ScalarFunction
 from strata.kernel.schedule import (
     Delay,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
@@ -12,7 +11,17 @@ from strata.core import Dim, bounds, i64
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder
 from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, known_bytes
-from strata.kernel.runs import in_order, lines_up, loops_with_outer, rows_of
+from strata.kernel.order import Machine
+from strata.kernel.runs import (
+    chains_of,
+    goes_along,
+    in_order,
+    lanes_along,
+    lines_up,
+    loops_with_outer,
+    rows_of,
+    runs_in_vectors,
+)
 from strata.kernel.scalars import SCALARS
 from strata.kernel.schedule import (
     Action,
@@ -44,12 +53,10 @@ _AGAIN = 8  # part of a chunk's cost that may be spent on what every chunk does 
 _LANE_COST = 2.0  # one lane of an access that is not contiguous, in contiguous vector accesses
 _WEAVE_COST = 3  # a store of a register that is put between others first
 _PREFIX_COST = 10  # a running reduction over the lanes of a register
-SCANNED = ("sum", "prod", "max", "min")  # whose running form may go over the lanes of a register
 _LIGHT = 12  # scalar work of a loop that leaves it waiting for memory
 _DEAR = 40  # scalar work of a loop that takes longer than memory does
 _CHAIN = 24  # scalar work whose steps mostly wait for each other, so that more registers are worked on side by side
 _STREAM_CACHES = 2  # a core's own caches that a buffer must exceed to be read as a stream
-_MASKED = 64  # bytes of vectors of processors whose lanes can be switched off
 _FOLLOWING = 64  # bytes of vectors of processors that are quick along one stream: they need no more than a hint
 _AHEAD = 4 << 10  # bytes from what is read to that hint
 _AHEAD_OF_PAST = 2 << 10  # the same in loops that store past the caches; a stream alone comes into the nearest one
@@ -79,16 +86,6 @@ _WOVEN_AHEAD = 9 << 10  # bytes from what it reads to what it asks for, into the
 _WOVEN_APART = 3 << 10  # bytes that it is further ahead in each next buffer: a bank of memory serves one at a time
 _WOVEN_NEAR = 2 << 10  # bytes from what it reads to what it asks for again, into the nearest cache
 _ROW_BYTES = 256 << 10  # the longest row kept on a thread's stack
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What schedule choices need to know of a processor: vector registers, a core's own cache, the last one."""
-
-    vector_bytes: int
-    vector_registers: int
-    cache_bytes: int = 1 << 20
-    last_cache_bytes: int = 8 << 20
 
 
 def choose_schedule(kernel: Kernel, nest: Block, machine: Machine) -> Schedule:
@@ -243,7 +240,8 @@ class _Chooser:
             width = min(_WOVEN_WIDTH * lanes, *map(self._width, loops))
             while length % width:
                 width //= 2
-            if width >= lanes:
+            whole = all(length % chains_of(s, self.machine) == 0 for s in loops if goes_along(s))
+            if width >= lanes and whole:
                 self.widths = {id(loop): width for loop in loops}
                 return [Delay(numbers[id(b)], numbers[id(a)]) for a, b in pairwise(loops)]
         beside = max(inner, key=self._scalar_cost)
@@ -451,7 +449,7 @@ class _Chooser:
             body += _PREFIX_COST * len(loop.scans)
         fold = 12 if isinstance(loop, ReduceLoop) else 0
         vector_cost = -(-trips // lanes) * (body + 1) + fold
-        if vector_cost < serial_cost and trips > 1:
+        if (vector_cost < serial_cost and trips > 1) or goes_along(loop):
             return vector_cost, frozenset((id(loop),))
         return serial_cost, picks
 
@@ -503,20 +501,19 @@ class _Chooser:
         if isinstance(loop, MapLoop) and (_woven(loop.body, loop.axis) or _spreads(loop)):
             registers = 1
         extent = loop.axis.extent
+        row = chains_of(loop, self.machine)
+        if row:
+            return min(lanes * registers, row)
+        if goes_along(loop):
+            lanes = lanes_along(loop, self.machine)
         if isinstance(extent, int):
-            masks = self.machine.vector_bytes >= _MASKED  # then one masked step does what is more than half a register
-            while lanes > 1 and (lanes if not masks else lanes // 2) > extent - masks:
+            masks = self.machine.masks  # then one masked step does what is more than half a register
+            least = 1 if masks or not goes_along(loop) else lanes
+            while lanes > least and (lanes if not masks else lanes // 2) > extent - masks:
                 lanes //= 2
             while registers > 1 and lanes * registers > extent:
                 registers //= 2
         return lanes * registers
-
-
-def runs_in_vectors(loop: Loop) -> bool:
-    """Whether the points of a loop may be done side by side; running reductions join lanes in another order."""
-    scans = loop.scans if isinstance(loop, MapLoop) else ()
-    inner = any(isinstance(s, (MapLoop, ReduceLoop)) for s in loop.body.steps)
-    return not scans or (not inner and all(s.kind in SCANNED and not s.dtype.is_bool for s in scans))
 
 
 def register_lanes(loop: Loop, machine: Machine) -> int:

@@ -19,6 +19,7 @@ from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder, size, substitute_axes
 from strata.kernel.nest import known_bytes
 from strata.kernel.normalize import address, divisions, split_store_axis
+from strata.kernel.order import USUAL, Machine
 from strata.kernel.windows import unroll_windows
 
 _COMPARISONS = {"lt": 0, "ge": 0, "le": 1, "gt": 1}  # what is added to the place of equality where the answer changes
@@ -40,9 +41,9 @@ class _TooManyPartsError(Exception):
 Region = tuple[Store, ...]  # stores over the same axes
 
 
-def cut_stores(kernel: Kernel) -> tuple[Kernel, ...]:
+def cut_stores(kernel: Kernel, machine: Machine = USUAL) -> tuple[Kernel, ...]:
     """Kernels to be run one after the other that write what the kernel writes; itself where nothing is to be cut."""
-    kernel = unroll_windows(kernel)
+    kernel = unroll_windows(kernel, machine)
     nodes = postorder(kernel.roots)
     axes = kernel.stores[0].axes if kernel.stores else ()
     uniform = all(s.axes == axes for s in kernel.stores)

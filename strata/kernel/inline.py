@@ -140,10 +140,10 @@ def with_sizes(kernel: Kernel, size_of: SizeOf) -> Kernel:
                 return size(size_of(dim))
             case Load(buffer, index, where):
                 return load(buffers[buffer], inputs[: len(index)], inputs[-1] if where is not None else None)
-            case Reduce(kind, axes, _):
-                return Reduce(kind, tuple(map(axis, axes)), inputs[0])
-            case Scan(kind, along, _, _, exclusive):
-                return Scan(kind, axis(along), inputs[0], inputs[1], exclusive)
+            case Reduce(_, axes, _):
+                return node.over(tuple(map(axis, axes)), inputs[0])
+            case Scan(_, along, _, _, _):
+                return node.over(axis(along), *inputs)
         return rebuild(node, inputs)
 
     buffers = {b: Buffer(b.name, b.dtype, tuple(map(size_of, b.shape))) for b in kernel.buffers}
@@ -170,10 +170,10 @@ def _apart(kernel: Kernel, size_of: SizeOf) -> Kernel:
         match node:
             case Axis():
                 return Axis(names[node], node.extent)
-            case Reduce(kind, own, _):
-                return Reduce(kind, tuple(Axis(names[a], a.extent) for a in own), inputs[0])
-            case Scan(kind, along, _, _, exclusive):
-                return Scan(kind, Axis(names[along], along.extent), inputs[0], inputs[1], exclusive)
+            case Reduce(_, own, _):
+                return node.over(tuple(Axis(names[a], a.extent) for a in own), inputs[0])
+            case Scan(_, along, _, _, _):
+                return node.over(Axis(names[along], along.extent), *inputs)
         return rebuild(node, inputs)
 
     same = {b: b for b in kernel.buffers}

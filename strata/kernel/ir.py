@@ -284,40 +284,66 @@ def _makes_index(name: str, args: tuple[Expr, ...]) -> bool:
     return all(a.is_index for a in (args[1:] if name == "select" else args))
 
 
-class Reduce(Expr):
+class _Fold(Expr):
+    """Terms along axes that it binds, joined."""
+
+    __slots__ = ("body", "kind", "order")
+    kind: str
+    body: Expr
+    order: str  # in which rounded terms are joined (see `order.py`); "" until it is found
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether the order of its terms changes what it ends with."""
+        return self.kind in ("sum", "prod") and self.dtype.is_inexact
+
+
+class Reduce(_Fold):
     """A body reduced over its bound axes; argmax and argmin give the i64 position of the first best, NaN being best."""
 
-    __slots__ = ("axes", "body", "kind")
+    __slots__ = ("axes",)
     __match_args__ = ("kind", "axes", "body")
-    kind: str
     axes: tuple[Axis, ...]
-    body: Expr
 
-    def __new__(cls, kind: str, axes: tuple[Axis, ...], body: Expr) -> Self:
+    def __new__(cls, kind: str, axes: tuple[Axis, ...], body: Expr, order: str = "") -> Self:
         dtype = i64 if kind in ("argmax", "argmin") else body.dtype
-        return _intern(cls, (kind, axes, body), dtype, body.free - frozenset(axes), kind=kind, axes=axes, body=body)
+        free, fields = body.free - frozenset(axes), {"kind": kind, "axes": axes, "body": body, "order": order}
+        return _intern(cls, tuple(fields.values()), dtype, free, **fields)
+
+    @property
+    def sums_products(self) -> bool:
+        """Whether its terms are products, each of which may be added with one rounding."""
+        return self.kind == "sum" and self.dtype.is_float and isinstance(self.body, Scalar) and self.body.name == "mul"
+
+    def over(self, axes: tuple[Axis, ...], body: Expr) -> Reduce:
+        """The same reduction of another body, in the same order."""
+        return Reduce(self.kind, axes, body, self.order)
 
     @property
     def inputs(self) -> tuple[Expr, ...]:
         return (self.body,)
 
 
-class Scan(Expr):
+class Scan(_Fold):
     """kind over body[0 … position] (up to position - 1 when exclusive) along one bound axis."""
 
-    __slots__ = ("axis", "body", "exclusive", "kind", "position")
+    __slots__ = ("axis", "exclusive", "position")
     __match_args__ = ("kind", "axis", "body", "position", "exclusive")
-    kind: str
     axis: Axis
-    body: Expr
     position: Expr
     exclusive: bool
 
-    def __new__(cls, kind: str, axis: Axis, body: Expr, position: Expr, exclusive: bool = False) -> Self:
+    def __new__(
+        cls, kind: str, axis: Axis, body: Expr, position: Expr, exclusive: bool = False, order: str = ""
+    ) -> Self:
         position = as_index(position)
         free = (body.free - frozenset((axis,))) | position.free
         fields = {"kind": kind, "axis": axis, "body": body, "position": position, "exclusive": exclusive}
-        return _intern(cls, tuple(fields.values()), body.dtype, free, **fields)
+        return _intern(cls, (*fields.values(), order), body.dtype, free, order=order, **fields)
+
+    def over(self, axis: Axis, body: Expr, position: Expr) -> Scan:
+        """The same running reduction of another body, in the same order."""
+        return Scan(self.kind, axis, body, position, self.exclusive, self.order)
 
     @property
     def inputs(self) -> tuple[Expr, ...]:
@@ -442,9 +468,9 @@ def rebuild(node: Expr, inputs: tuple[Expr, ...]) -> Expr:
         case Scalar():
             return apply(node.name, *inputs, dtype=node.dtype)
         case Reduce():
-            return Reduce(node.kind, node.axes, inputs[0])
+            return node.over(node.axes, inputs[0])
         case Scan():
-            return Scan(node.kind, node.axis, inputs[0], inputs[1], node.exclusive)
+            return node.over(node.axis, *inputs)
         case _:
             return node
 

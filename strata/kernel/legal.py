@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from strata.errors import CompileError
-from strata.kernel.choose import row_is_kept, runs_in_vectors
+from strata.kernel.choose import row_is_kept
 from strata.kernel.columns import columns_first
 from strata.kernel.ir import Kernel
 from strata.kernel.moves import as_bits
 from strata.kernel.nest import Block, MapLoop, ReduceLoop, make_nest
 from strata.kernel.normalize import normalize
+from strata.kernel.order import USUAL, Machine
+from strata.kernel.runs import may_run_in_vectors
 from strata.kernel.schedule import (
     Action,
     Delay,
@@ -35,9 +37,9 @@ _MOST_LANES = 1024
 _MOST = 1 << 48  # of counts that become numbers of the code
 
 
-def loops_of(normal: Kernel) -> tuple[Kernel, Block]:
+def loops_of(normal: Kernel, machine: Machine = USUAL) -> tuple[Kernel, Block]:
     """A normalized kernel in the form that code is made from, and its nest, whose loops schedules are about."""
-    ready = columns_first(unroll_short_rows(unroll_short_reductions(as_bits(normal))))
+    ready = columns_first(unroll_short_rows(unroll_short_reductions(as_bits(normal), machine)))
     return ready, make_nest(ready)
 
 
@@ -91,7 +93,9 @@ class _Fits:
     def _vectorise(self, action: Vectorise) -> str | None:
         if not _is_power(action.lanes):
             return f"lanes are a power of two up to {_MOST_LANES}"
-        return None if runs_in_vectors(self.loops[action.loop]) else "the points of this loop come one after the other"
+        return (
+            None if may_run_in_vectors(self.loops[action.loop]) else "the points of this loop come one after the other"
+        )
 
     def _tile(self, action: Tile) -> str | None:
         handed = self.chain[: self.schedule.parallel.loops]

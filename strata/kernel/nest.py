@@ -27,6 +27,7 @@ from strata.kernel.ir import (
     bound_axes,
     postorder,
 )
+from strata.kernel.order import REGISTERS, sum_bytes
 
 _SQUARE = 4  # points along an axis that make it worth turning squares of it
 _FAR = 4 << 20  # bytes of a result that does not stay in a core's own cache
@@ -230,6 +231,19 @@ def _ordered(wanted: Iterable[Expr], known: frozenset[Expr], scope: frozenset[Ax
     return list(done)
 
 
+def _sharing(reduces: Iterable[Reduce]) -> list[list[Reduce]]:
+    """Reductions that share a loop: over one axis and, where they are rounded, in one order and in as many chains."""
+    loops: dict[Axis, dict[tuple[str, int], list[Reduce]]] = {}
+    for node in reduces:
+        place = (node.order, sum_bytes(node.dtype) if node.order in REGISTERS else 0)
+        loops.setdefault(node.axes[0], {}).setdefault(place, []).append(node)
+    for found in loops.values():
+        free = found.pop(("", 0), None) if len(found) > 1 else None
+        if free is not None:
+            next(iter(found.values())).extend(free)
+    return [nodes for found in loops.values() for nodes in found.values()]
+
+
 def _in_levels(
     ordered: list[Expr], available: frozenset[Expr], scope: frozenset[Axis]
 ) -> list[Compute | ReduceLoop | MapLoop | StoreStep]:
@@ -240,11 +254,8 @@ def _in_levels(
         level[node] = below + isinstance(node, Reduce)
     steps: list[Compute | ReduceLoop | MapLoop | StoreStep] = []
     for depth in range(max(level.values(), default=0) + 1):
-        loops: dict[Axis, list[Reduce]] = {}
-        for node in ordered:
-            if level[node] == depth and isinstance(node, Reduce):
-                loops.setdefault(node.axes[0], []).append(node)
-        for axis, nodes in loops.items():
+        for nodes in _sharing(n for n in ordered if level[n] == depth and isinstance(n, Reduce)):
+            axis = nodes[0].axes[0]
             visible = frozenset(n for n in available if axis not in n.free and n not in nodes)
             bodies = tuple(dict.fromkeys(n.body for n in nodes))
             steps.append(ReduceLoop(axis, tuple(nodes), _block([], bodies, visible, scope | {axis})))

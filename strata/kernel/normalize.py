@@ -35,6 +35,7 @@ from strata.kernel.ir import (
     size,
     substitute_axes,
 )
+from strata.kernel.order import REGISTERS, alone, along, order_of
 
 _SMALLEST_SPLIT = 8  # an inner axis shorter than a vector is worse than division
 
@@ -43,6 +44,8 @@ _SMALLEST_SPLIT = 8  # an inner axis shorter than a vector is worse than divisio
 def normalize(kernel: Kernel) -> Kernel:
     """The same kernel in the form that nests are made from."""
     kernel = replace(kernel, stores=tuple(s for s in kernel.stores if all(a.extent != 0 for a in s.axes)))
+    if _has_folds(kernel):
+        kernel = _rewrite(kernel, _ordered)
     kernel = _flatten(kernel)
     kernel = _drop_single(kernel)
     kernel = _split_axes(kernel)
@@ -52,6 +55,17 @@ def normalize(kernel: Kernel) -> Kernel:
     kernel = _rewrite(kernel, _merge_reduce_axes)
     kernel = _rewrite(kernel, _one_axis_each)
     return _straighten_scans(_share_axes(kernel))
+
+
+def _ordered(node: Expr) -> Expr:
+    """Reductions know their order while their loads still have an index for each axis."""
+    order = order_of(node) if isinstance(node, (Reduce, Scan)) else ""
+    if not order:
+        return node
+    if isinstance(node, Reduce):
+        return Reduce(node.kind, node.axes, node.body, order)
+    assert isinstance(node, Scan)
+    return Scan(node.kind, node.axis, node.body, node.position, node.exclusive, order)
 
 
 def _has_folds(kernel: Kernel) -> bool:
@@ -116,7 +130,7 @@ def _drop_single(kernel: Kernel) -> Kernel:
             if ones:
                 body = substitute_axes((node.body,), dict(ones))[node.body]
                 rest = tuple(a for a in node.axes if a not in ones)
-                return Reduce(node.kind, rest, body) if rest else body
+                return node.over(rest, body) if rest else alone(node, body)
         if isinstance(node, Scan) and node.axis.extent == 1:
             if node.exclusive:
                 return Const(identity(node.kind, node.dtype), node.dtype)
@@ -168,11 +182,11 @@ def _split_reduction(node: Expr) -> Expr:
     if not isinstance(node, Reduce) or node.kind in ("argmax", "argmin"):
         return node
     for axis, by in divisions((node.body,)):
-        if axis in node.axes and (not isinstance(by, int) or by >= _SMALLEST_SPLIT):
+        if axis in node.axes and (node.order or not isinstance(by, int) or by >= _SMALLEST_SPLIT):
             outer, inner = _halves(axis, by)
             body = substitute_axes((node.body,), {axis: outer * size(by) + inner})[node.body]
             axes = tuple(x for y in node.axes for x in ((outer, inner) if y is axis else (y,)))
-            return _split_reduction(Reduce(node.kind, axes, body))
+            return _split_reduction(node.over(axes, body))
     return node
 
 
@@ -253,7 +267,7 @@ def _merge_reduce_axes(node: Expr) -> Expr:
             body = substitute_axes((node.body,), change)[node.body]
             if not _is_divided((body,), merged):
                 axes = (*node.axes[:at], merged, *node.axes[at + 2 :])
-                return _merge_reduce_axes(Reduce(node.kind, axes, body))
+                return _merge_reduce_axes(node.over(axes, body))
     return node
 
 
@@ -263,9 +277,9 @@ def _one_axis_each(node: Expr) -> Expr:
         return node
     if node.kind in ("argmax", "argmin"):
         return _flat_argument(node)
-    body = node.body
+    body, near = node.body, along(node) if node.order in REGISTERS else None
     for axis in reversed(node.axes):
-        body = Reduce(node.kind, (axis,), body)
+        body = Reduce(node.kind, (axis,), body, "columns" if node.order and axis is not near else node.order)
     return body
 
 
@@ -287,10 +301,10 @@ def _share_axes(kernel: Kernel) -> Kernel:
 
     def change(node: Expr) -> Expr:
         match node:
-            case Reduce(kind, (axis,), body) if axis.extent in inner:
+            case Reduce(_, (axis,), body) if axis.extent in inner:
                 target = inner[axis.extent]
                 if target is not axis and _can_rename(body, axis, target):
-                    return Reduce(kind, (target,), substitute_axes((body,), {axis: target})[body])
+                    return node.over((target,), substitute_axes((body,), {axis: target})[body])
         return node
 
     return _rewrite(kernel, change)
@@ -315,7 +329,7 @@ def _straighten_scans(kernel: Kernel) -> Kernel:
         if node.position in node.body.free and node.position is not node.axis:
             raise LowerError(f"{describe(node)} depends on the axis along which it is read", code="L120")
         body = substitute_axes((node.body,), {node.axis: node.position})[node.body]
-        return Scan(node.kind, node.position, body, node.position, node.exclusive)
+        return node.over(node.position, body, node.position)
 
     return _rewrite(replace(kernel, stores=tuple(stores)), bind)
 

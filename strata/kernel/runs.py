@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from strata.core import Dim
 from strata.kernel.algebra import linear
-from strata.kernel.ir import Axis, Buffer, Load, Store
+from strata.kernel.ir import Axis, Buffer, Load, Reduce, Scan, Store
 from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop
-from strata.kernel.schedule import Loop
+from strata.kernel.order import REGISTERS, Machine
+from strata.kernel.schedule import Loop, walk_loops
 
 _LINE = 64  # bytes of a cache line
+_SCANNED = ("sum", "prod", "max", "min")  # whose running form may go over the lanes of a register
 
 
 def loops_with_outer(block: Block, around: tuple[Loop, ...] = ()) -> Iterator[tuple[Loop, tuple[Loop, ...]]]:
@@ -53,3 +55,43 @@ def lines_up(store: Store, axis: Axis) -> bool:
     form, item = linear(store.index[0]), store.buffer.dtype.itemsize
     steps = [axis.extent, form.constant, *(step for atom, step in form.terms.items() if atom is not axis)]
     return all(isinstance(step, int) and step * item % _LINE == 0 for step in steps)
+
+
+def _rounded(loop: Loop) -> Reduce | Scan | None:
+    """The first reduction of a loop, or the first that runs along it, whose terms have an order."""
+    found: Sequence[Reduce | Scan] = loop.reduces if isinstance(loop, ReduceLoop) else loop.scans
+    return next((r for r in found if r.order), None)
+
+
+def goes_along(loop: Loop) -> bool:
+    """Whether a loop goes in vectors, whatever is known of its length: it sums rows."""
+    found = _rounded(loop)
+    return found is not None and found.order in REGISTERS and may_run_in_vectors(loop)
+
+
+def chains_of(loop: Loop, machine: Machine) -> int:
+    """The chains of the sums of rows in a loop; 0 where there are none."""
+    found = _rounded(loop)
+    is_row = isinstance(found, Reduce) and found.order in REGISTERS
+    return REGISTERS[found.order] * machine.lanes(found.dtype) if found is not None and is_row else 0
+
+
+def lanes_along(loop: Loop, machine: Machine) -> int:
+    """Lanes of one register of what runs along a loop; 0 where nothing does."""
+    found = _rounded(loop)
+    return machine.lanes(found.dtype) if isinstance(found, Scan) else 0
+
+
+def runs_in_vectors(loop: Loop) -> bool:
+    """Whether the points of a loop may be done side by side: neither its own terms nor those of a loop inside it would
+    then be joined in another order."""
+    found = _rounded(loop)
+    is_in_order = found is not None and found.order not in REGISTERS
+    return may_run_in_vectors(loop) and not is_in_order and not any(map(goes_along, walk_loops(loop.body)))
+
+
+def may_run_in_vectors(loop: Loop) -> bool:
+    """Whether the points of a loop can be done side by side, in whatever order its terms are joined then."""
+    scans = loop.scans if isinstance(loop, MapLoop) else ()
+    inner = any(isinstance(s, (MapLoop, ReduceLoop)) for s in loop.body.steps)
+    return not scans or (not inner and all(s.kind in _SCANNED and not s.dtype.is_bool for s in scans))

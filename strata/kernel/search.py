@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from strata.core import bounds
-from strata.kernel.choose import Machine, register_lanes, runs_in_vectors
+from strata.kernel.choose import register_lanes
 from strata.kernel.ir import Kernel
 from strata.kernel.nest import Block, ReduceLoop
+from strata.kernel.order import Machine
+from strata.kernel.runs import goes_along, runs_in_vectors
 from strata.kernel.schedule import (
     Action,
     Delay,
@@ -144,6 +146,8 @@ class Changes:
             if not runs_in_vectors(loop) or schedule.lanes(number) > 1 or not 1 < lanes <= self._extent(loop):
                 continue
             near = self.inside[number] | {n for n, inner in self.inside.items() if number in inner}
+            if any(goes_along(self.loops[n]) for n in near):
+                continue  # those vectors are the order of a sum
             tied = (Vectorise, Stage, Exchange, Delay)  # to the vectors of their loop
             kept = [a for a in schedule.actions if not (isinstance(a, tied) and a.loop in near)]
             yield self._fitted(Schedule((*kept, Vectorise(number, lanes))))

@@ -2,6 +2,8 @@
 
     y[i] = max j in 4 : x[4 i + j]        y[i] = max(max(x[4 i], x[4 i + 1]), max(x[4 i + 2], x[4 i + 3]))
 
+Rounded terms are joined in the order that a row of them has.
+
 Only rows that lie behind each other are: where lanes run along a kept axis already, nothing is gained."""
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from strata.kernel.ir import (
     rebuild,
     substitute_axes,
 )
+from strata.kernel.order import USUAL, Machine, written_out
 
 _MOST = 8  # elements of a row
 _LEAST = 64  # rows
@@ -33,7 +36,7 @@ _WIDENED = 4  # times as wide as loaded are elements that are reduced, at most: 
 _JOINS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "all": "and", "any": "or"}
 
 
-def unroll_short_reductions(kernel: Kernel) -> Kernel:
+def unroll_short_reductions(kernel: Kernel, machine: Machine = USUAL) -> Kernel:
     """A normalized kernel without reductions over a few neighbouring elements of many rows."""
     last = {s.axes[-1] for s in kernel.stores if s.axes}
     nodes = postorder(kernel.roots)
@@ -44,7 +47,7 @@ def unroll_short_reductions(kernel: Kernel) -> Kernel:
     for node in nodes:
         if node in inner:
             assert isinstance(node, Reduce)
-            done[node] = _written_out(node)
+            done[node] = _written_out(node, machine)
         else:
             done[node] = rebuild(node, tuple(done[x] for x in node.inputs)) if node.inputs else node
     return replace(kernel, stores=tuple(replace(s, value=done[s.value]) for s in kernel.stores))
@@ -75,12 +78,14 @@ def _lies_in_rows(node: Reduce, kept: Axis) -> bool:
     return bool(loads) and all(map(fits, loads)) and all(len(n.index) == 1 for n in loads)
 
 
-def _written_out(node: Reduce) -> Expr:
+def _written_out(node: Reduce, machine: Machine) -> Expr:
     ranges = [range(a.extent) for a in node.axes if isinstance(a.extent, int)]
     elements = []
     for places in product(*ranges):
         here: dict[Axis, Expr] = {a: Const(j, i64) for a, j in zip(node.axes, places, strict=True)}
         elements.append(substitute_axes((node.body,), here)[node.body])
+    if node.is_rounded:
+        return written_out(node, node.order, elements, machine)
     return _joined(_JOINS[node.kind], elements) if node.kind in _JOINS else _first_best(node.kind, elements)
 
 

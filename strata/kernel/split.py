@@ -8,6 +8,9 @@ the kernel itself the reduction goes over the parts and over the few terms that 
     parts[p] = sum of x[p * 15616 + i] over i in 15616        for p in 64
     y = sum of parts[p] over p in 64 + sum of x[999424 + i] over i in 579
 
+Where rounding counts, a part is a block of the order in which one thread sums the terms (`order.py`), so that the sum
+has the same bits, split or not.
+
 Of an argmax, a part leaves the place of its best; the first of those with the best value is the place of all. Of
 narrow integers, whose places are wider than they are, a part leaves its best only, and the first part with the best of
 all is looked through again.
@@ -37,6 +40,7 @@ from strata.kernel.ir import (
     size,
     substitute_axes,
 )
+from strata.kernel.order import Machine, block_terms
 from strata.kernel.windows import JOINS
 
 _PLACES = {"argmax": "gt", "argmin": "lt"}
@@ -77,17 +81,17 @@ class Phases:
 class _Split:
     """How the terms of a reduction are dealt out: `parts` of `length` each, then `rest`."""
 
-    parts: int
+    parts: Dim
     length: Dim
     rest: Dim
 
 
-def split_reductions(kernel: Kernel, limits: Limits = USUAL) -> Phases:
-    """A normalized kernel as the phases that compute it."""
+def split_reductions(kernel: Kernel, limits: Limits = USUAL, *, machine: Machine | None = None) -> Phases:
+    """A normalized kernel as the phases that compute it; with a machine, rounded terms keep their order on it."""
     phases: list[Kernel] = []
     scratch: list[Buffer] = []
     done: set[Axis] = set()  # of reductions made here, which stay as they are
-    while groups := _groups(kernel, limits, done):
+    while groups := _groups(kernel, limits, machine, done):
         change: dict[Expr, Expr] = {}
         for reduces, split in groups:
             buffers = [Buffer(f"part{len(scratch) + n}", r.dtype, ()) for n, r in enumerate(reduces)]
@@ -102,7 +106,9 @@ def split_reductions(kernel: Kernel, limits: Limits = USUAL) -> Phases:
     return Phases((*phases, kernel), tuple(scratch))
 
 
-def _groups(kernel: Kernel, limits: Limits, done: set[Axis]) -> list[tuple[list[Reduce], _Split]]:
+def _groups(
+    kernel: Kernel, limits: Limits, machine: Machine | None, done: set[Axis]
+) -> list[tuple[list[Reduce], _Split]]:
     """Reductions to split now, those that can share a kernel together."""
     nodes = postorder(kernel.roots)
     if any(isinstance(n, Scan) for n in nodes):
@@ -115,7 +121,7 @@ def _groups(kernel: Kernel, limits: Limits, done: set[Axis]) -> list[tuple[list[
     found: dict[Reduce, _Split] = {}
     for node in nodes:
         if isinstance(node, Reduce) and not node.free & inside[node] and not done & set(node.axes):
-            split = _split_of(node, limits)
+            split = _split_of(node, limits, machine)
             if split is not None and not any(n in found for n in postorder((node.body,))):
                 found[node] = split
     groups: dict[tuple[object, ...], list[Reduce]] = defaultdict(list)
@@ -124,8 +130,9 @@ def _groups(kernel: Kernel, limits: Limits, done: set[Axis]) -> list[tuple[list[
     return [(reduces, found[reduces[0]]) for reduces in groups.values()]
 
 
-def _split_of(node: Reduce, limits: Limits) -> _Split | None:
+def _split_of(node: Reduce, limits: Limits, machine: Machine | None) -> _Split | None:
     (axis,) = node.axes
+    block = block_terms(node.order, machine.lanes(node.dtype)) if machine is not None and node.is_rounded else 0
     narrow = node.dtype.is_float and node.dtype.itemsize < 4
     if node.kind not in (*JOINS, *_PLACES) or narrow or (node.kind == "sum" and node.dtype.is_bool):
         return None
@@ -136,6 +143,8 @@ def _split_of(node: Reduce, limits: Limits) -> _Split | None:
         most = bounds(axis.extent)[1]
         if node.free or not along or node.kind in _PLACES or (most is not None and most <= limits.terms):
             return None
+        if block:
+            return _Split(axis.extent // block, block, axis.extent % block)
         unit = limits.open_parts * _RUN
         return _Split(limits.open_parts, axis.extent // unit * _RUN, axis.extent % unit)
     inner = [n for n in body if isinstance(n, Reduce) and axis in n.free]  # done again for every term
@@ -148,6 +157,8 @@ def _split_of(node: Reduce, limits: Limits) -> _Split | None:
     columns = 1 if along else limits.far_columns if far else limits.columns
     if terms <= limits.terms or lines // columns >= limits.lines:
         return None
+    if block:
+        return _Split(axis.extent // block, block, axis.extent % block) if axis.extent >= 2 * block else None
     run = _RUN if along else 1
     least = limits.far_rows if far and lines // limits.columns >= limits.lines else 2 * run
     part_bytes = limits.short_part_bytes if _looks_again(node) else limits.part_bytes
@@ -177,7 +188,7 @@ def _parted(
         buffer = replace(named, shape=(count,))
         first = part * size(split.length)
         at = substitute_axes((reduce.body,), {axis: first + term})[reduce.body]
-        made: Expr = Reduce(reduce.kind, (term,), at)
+        made: Expr = reduce.over((term,), at)
         if _looks_again(reduce):
             buffer = replace(buffer, dtype=reduce.body.dtype)
             stores.append(Store(buffer, axes, (place,), Reduce(_BEST[reduce.kind], (term,), at)))
@@ -195,11 +206,11 @@ def _parted(
         if reduce.kind in _PLACES:
             continue
         stores.append(Store(buffer, axes, (place,), made))
-        whole: Expr = Reduce(reduce.kind, (part,), Load(buffer, (place,)))
+        whole: Expr = Reduce(reduce.kind, (part,), Load(buffer, (place,)), "serial" if reduce.order else "")
         if split.rest != 0:
             first = size(split.parts * split.length)
             left = substitute_axes((reduce.body,), {axis: first + rest})[reduce.body]
-            whole = apply(JOINS[reduce.kind], whole, Reduce(reduce.kind, (rest,), left))
+            whole = apply(JOINS[reduce.kind], whole, reduce.over((rest,), left))
         change[reduce] = whole
     return Kernel(name, kernel.inputs, tuple(buffers), tuple(stores)), change
 

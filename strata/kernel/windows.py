@@ -8,18 +8,20 @@ the axes of the store, at which that can be cut."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 from itertools import product
 from math import prod
 
 from strata.core import i64
 from strata.kernel.ir import Axis, Const, Expr, Kernel, Load, Reduce, Scan, apply, postorder, rebuild, substitute_axes
+from strata.kernel.order import REGISTERS, Machine, order_of, written_out
 
 JOINS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "all": "and", "any": "or"}
 MOST_TERMS = 32
 _MOST_NODES = 1024
 
 
-def unroll_windows(kernel: Kernel) -> Kernel:
+def unroll_windows(kernel: Kernel, machine: Machine) -> Kernel:
     """The kernel without reductions, where all of them are over a few terms; else the kernel."""
     nodes = postorder(kernel.roots)
     reduces = [n for n in nodes if isinstance(n, Reduce)]
@@ -30,7 +32,7 @@ def unroll_windows(kernel: Kernel) -> Kernel:
         made = tuple(done[x] for x in node.inputs)
         done[node] = node if made == node.inputs else rebuild(node, made)
         if isinstance(node, Reduce):
-            done[node] = _written_out(done[node])
+            done[node] = _written_out(done[node], order_of(node), machine)
             if len(postorder((done[node],))) > _MOST_NODES:
                 return kernel
     stores = tuple(replace(s, index=tuple(done[i] for i in s.index), value=done[s.value]) for s in kernel.stores)
@@ -42,6 +44,9 @@ def _is_short(node: Reduce) -> bool:
     extents = [a.extent for a in node.axes]
     if node.kind not in JOINS or not all(isinstance(e, int) and e > 0 for e in extents):
         return False
+    order = order_of(node)
+    if order and len(node.axes) > 1 and (order in REGISTERS or node.sums_products):
+        return False
     inside = postorder((node.body,))
     narrow = node.dtype.is_float and node.dtype.itemsize < 4
     counted = node.kind == "sum" and node.dtype.is_bool
@@ -52,12 +57,16 @@ def _is_short(node: Reduce) -> bool:
     )
 
 
-def _written_out(node: Expr) -> Expr:
+def _written_out(node: Expr, order: str, machine: Machine) -> Expr:
     assert isinstance(node, Reduce)
-    total: Expr | None = None
+    terms: list[Expr] = []
     for place in product(*(range(a.extent.__index__()) for a in node.axes)):
         here: dict[Axis, Expr] = {a: Const(at, i64) for a, at in zip(node.axes, place, strict=True)}
-        term = substitute_axes((node.body,), here)[node.body]
-        total = term if total is None else apply(JOINS[node.kind], total, term)
-    assert total is not None
-    return total
+        terms.append(substitute_axes((node.body,), here)[node.body])
+    if not order:
+        return reduce(lambda total, term: apply(JOINS[node.kind], total, term), terms)
+    for axis in reversed(node.axes[1:]):  # a sum of sums, as loops would have it
+        count = axis.extent.__index__()
+        runs = [terms[at : at + count] for at in range(0, len(terms), count)]
+        terms = [reduce(lambda total, term: apply(JOINS[node.kind], total, term), run) for run in runs]
+    return written_out(node, order, terms, machine)

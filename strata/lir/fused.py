@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from strata.core import Dim, bounds, dim_prod
+from strata.core import Dim, dim_prod, substitute, symbols
 from strata.kernel import Axis, Expr, Kernel, KernelBuilder, Reduce, Scan, View, postorder
 from strata.lir.traits import is_inline_constant, traits
 from strata.mir import Constant, Input, Node, Param, Value, as_tuple
 
 MAX_DEPTH = 96  # of inlined producers: bounds the depth of expression building
-TYPICAL_SIZE = 128  # stands in for a symbolic size without an upper bound when sizes are compared
+TYPICAL_SIZE = 128  # stands in for a symbol when sizes are compared
 
 
 @dataclass
@@ -38,11 +38,9 @@ class Group:
 
 
 def typical(size: Dim) -> int:
-    """A number to compare sizes by, where some are symbolic."""
-    if isinstance(size, int):
-        return size
-    low, high = bounds(size)
-    return max(low, min(high if high is not None else TYPICAL_SIZE, 1 << 40))
+    """A number to compare sizes by, where some are symbolic: what is larger for any value of a symbol is larger."""
+    usual = {s.name: max(s.lo, min(s.hi or TYPICAL_SIZE, TYPICAL_SIZE)) for s in symbols(size).values()}
+    return int(substitute(size, usual))
 
 
 class KernelOf:

@@ -194,7 +194,8 @@ class _Grouper:
             behind = value in self.products or value in self.sliding
             if behind and matrix is None and not self._is_epilogue(user, value):
                 return f"{user.op.name} cannot be an epilogue of {self.products.get(value, node).op.name}"
-            across = _turns(user) and typical(value.type.size) >= MANY
+            narrow = value.dtype.is_float and value.dtype.itemsize < 4  # rounded where it is stored, whatever its size
+            across = _turns(user) and (narrow or typical(value.type.size) >= MANY)
             if across and ((what.reduces and not what.contracts) or self._is_put_together(value)):
                 return f"{user.op.name} reads it across its rows"
             again = not reading.reduces and not reading.updates and self._repeats(value, user)

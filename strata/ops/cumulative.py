@@ -74,7 +74,10 @@ class Running(Along):
             return x[(*index[: self.axis], source, *index[self.axis + 1 :])]
 
         position = last - index[self.axis] if self.reverse else index[self.axis]
-        return k.scan(self.kind, x.shape[self.axis], read, position, exclusive=self.exclusive)
+        found = k.scan(self.kind, x.shape[self.axis], read, position, exclusive=self.exclusive)
+        if self.exclusive and self.kind == "sum" and x.dtype.is_inexact:  # over nothing 0.0, and -0.0 over that alone
+            return k.select(position.eq(0), k.const(0, x.dtype), found)
+        return found
 
     @classmethod
     def samples(cls) -> list[Sample]:

@@ -7,6 +7,7 @@ import time
 import traceback
 
 from tests.fuzz.test_every_pass import check_every_pass, check_precision
+from tests.fuzz.test_open_sizes import check_open
 from tests.fuzz.test_random_graphs import check_everything
 from tests.fuzz.test_sized_ops import check_gradients, check_sized
 
@@ -29,6 +30,7 @@ def main() -> int:
             check_precision(seed)
             check_sized(seed)
             check_gradients(seed)
+            check_open(seed)
         except Exception:  # noqa: BLE001 - every failure counts, whatever it is
             failed.append(seed)
             print(f"seed {seed}: repeat with --seed {seed} --count 1", flush=True)

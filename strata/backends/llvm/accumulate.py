@@ -25,6 +25,7 @@ class Accumulator:
     target: Target
     positions: DType = i64  # as they are carried: i32 where the extent allows
     leaves_nan: bool = False  # a maximum or minimum of the other values
+    keeps_sign: bool = False  # a sum of one term is that term, though it be -0.0
 
     @property
     def is_argument(self) -> bool:
@@ -66,9 +67,10 @@ class Accumulator:
         if self.is_argument:
             worst = identity(self.kind[3:], self.dtype)
             return [(types[0], constant(types[0], worst)), (types[1], constant(types[1], -1))]
-        first = constant(types[0], identity(self.kind, self.dtype))
+        keeps_sign = self.keeps_sign and self.kind == "sum" and self.dtype.is_inexact
+        first = constant(types[0], -0.0 if keeps_sign else identity(self.kind, self.dtype))
         if self.dtype.is_complex:
-            return [(types[0], first), (types[1], constant(types[1], 0.0))]
+            return [(types[0], first), (types[1], constant(types[1], -0.0 if keeps_sign else 0.0))]
         return [(types[0], first)]
 
     def step(
@@ -147,7 +149,7 @@ class Accumulator:
             picks = [lane - lane % (2 * by) + by - 1 for lane in range(lanes)]
             upper = vector_constant("i1", [int(lane % (2 * by) >= by) for lane in range(lanes)])
             last = self._picked(value, lanes, picks)
-            if self.kind == "sum":  # adding 0 is less than choosing
+            if self.kind == "sum" and not self.keeps_sign:  # adding 0 is less than choosing
                 value = self.join(self._chosen(upper, last, empty, lanes), value, lanes)
             else:
                 value = self._chosen(upper, self.join(last, value, lanes), value, lanes)

@@ -50,10 +50,11 @@ def lower_phases(kernel: Kernel, target: Target) -> tuple[list[Lowered], tuple[B
     """Kernels to be run one after the other, and the memory between them; one kernel where a schedule is given."""
     if kernel.schedule:
         return [lower(kernel, target)], ()
-    parts = cut_stores(kernel)
+    machine = machine_of(target)
+    parts = cut_stores(kernel, machine)
     if len(parts) > 1:
         return [_lowered(normalize(k), target) for k in parts], ()
-    phases = split_reductions(normalize(parts[0]))
+    phases = split_reductions(normalize(parts[0]), machine=machine)
     return [_lowered(k, target) for k in phases.kernels], phases.scratch
 
 
@@ -65,16 +66,18 @@ def lower(kernel: Kernel, target: Target, schedule: Schedule | None = None) -> L
 
 
 def _lowered(normal: Kernel, target: Target, schedule: Schedule | None = None) -> Lowered:
-    normal, nest = loops_of(normal)
+    machine = machine_of(target)
+    normal, nest = loops_of(normal, machine)
     if schedule is not None:
         check_schedule(schedule, normal, nest)
-    chosen = schedule or choose_schedule(normal, nest, machine_of(target))
+    chosen = schedule or choose_schedule(normal, nest, machine)
     return Lowered(normal, nest, chosen, points(normal, nest, chosen))
 
 
 def machine_of(target: Target) -> Machine:
     """What schedules depend on."""
-    return Machine(target.vector_bytes, target.vector_registers, target.l2_bytes, target.l3_bytes)
+    registers, caches = (target.vector_bytes, target.vector_registers), (target.l2_bytes, target.l3_bytes)
+    return Machine(*registers, *caches, target.has_fma)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

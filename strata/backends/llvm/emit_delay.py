@@ -26,9 +26,22 @@ from typing import TYPE_CHECKING
 
 from strata.backends.llvm.builder import Value
 from strata.backends.llvm.emit_loops import Segment
-from strata.backends.llvm.emit_reduce import dealt, is_long
+from strata.backends.llvm.emit_reduce import joined_turns, order_of_loop, row_chains
 from strata.backends.llvm.registers import Parts, register_bytes, register_type
-from strata.kernel import Axis, Compute, Expr, Load, MapLoop, ReduceLoop, Scalar, Store, StoreStep, linear
+from strata.kernel import (
+    REGISTERS,
+    STEPS,
+    Axis,
+    Compute,
+    Expr,
+    Load,
+    MapLoop,
+    ReduceLoop,
+    Scalar,
+    Store,
+    StoreStep,
+    linear,
+)
 
 if TYPE_CHECKING:
     from strata.backends.llvm.emit import Emitter
@@ -64,7 +77,11 @@ def delayed(emitter: Emitter, rows: MapLoop) -> Delayed | None:
         return None
     host = next(s for s in rows.body.steps if isinstance(s, ReduceLoop) and numbers[id(s)] == number)
     loops = [host, *late]
-    if any(is_long(s, emitter._accumulators(s), lanes) for s in loops if isinstance(s, ReduceLoop)):
+    sums = [s for s in loops if isinstance(s, ReduceLoop) and order_of_loop(s)]
+    if any(order_of_loop(s) not in REGISTERS for s in sums):
+        return None
+    chains = [row_chains(s, emitter.target) for s in sums]
+    if any(lanes > n or extent % n or extent > n * STEPS for n in chains):
         return None
     return Delayed(emitter, rows, loops)
 
@@ -212,7 +229,9 @@ class Delayed:
         e, lanes = self.emitter, self.lanes
         reduces = [loop if isinstance(loop, ReduceLoop) else None for loop in self.loops]
         accumulators = [e._accumulators(loop) if loop else [] for loop in reduces]
-        counts = [sum(a.parts for a in some) for some in accumulators]
+        turns = [row_chains(loop, e.target) // lanes if loop and order_of_loop(loop) else 1 for loop in reduces]
+        widths = [sum(a.parts for a in some) for some in accumulators]
+        counts = [width * n for width, n in zip(widths, turns, strict=True)]
         buffers = [self._buffers(row, fill=True) for row in rows]
         splats = [self._splats(row) for row in rows]
 
@@ -226,17 +245,21 @@ class Delayed:
                         e._ask(self.axis, e.numbers[id(loop)])
                     e.wide |= {(n, lanes): self._in_all_lanes(n, parts) for n, parts in splats[stage].items()}
                     if isinstance(loop, ReduceLoop):
-                        following += e._accumulate(loop, accumulators[stage], [lanes] * len(accumulators[stage]), mine)
+                        first, others = mine[: widths[stage]], mine[widths[stage] :]
+                        made = e._accumulate(loop, accumulators[stage], [lanes] * len(accumulators[stage]), first)
+                        following += [*others, *made]
                     else:
                         e.block(loop.body)
             e.replaced = None
             return following
 
-        start = [c for some in accumulators for a in some for c in a.start(lanes)]
+        pairs = zip(accumulators, turns, strict=True)
+        start = [c for some, n in pairs for _ in range(n) for a in some for c in a.start(lanes)]
         rest = e._vector(self.axis, Segment(0, e.size(self.axis.extent), lanes, False), start, body, self.number)
         found: list[dict[Expr, Parts]] = []
         for loop, some, count in zip(reduces, accumulators, counts, strict=True):
-            ends = [a.finish(a.narrow(s, lanes, 1), 1) for a, s in zip(some, dealt(some, rest), strict=True)]
+            states = joined_turns(some, rest[:count], lanes) if some else []
+            ends = [a.finish(a.narrow(s, lanes, 1), 1) for a, s in zip(some, states, strict=True)]
             found.append(dict(zip(loop.reduces, ends, strict=True)) if loop else {})
             rest = rest[count:]
         return found

@@ -10,13 +10,13 @@ from strata.backends.llvm.builder import Function, Value, bits_of, constant, vec
 from strata.backends.llvm.emit_loops import Loops, Segment
 from strata.backends.llvm.native import while_loop
 from strata.backends.llvm.registers import Parts, register_type
-from strata.core import DType, bounds, i32, i64
-from strata.kernel import Axis, Block, Expr, MapLoop, ReduceLoop, Scalar
+from strata.core import DType, Target, bounds, i32, i64
+from strata.kernel import REGISTERS, STEPS, Axis, Block, MapLoop, ReduceLoop, Scalar, sum_bytes
 
 RunRange = Callable[[Value, Value, Sequence[tuple[str, Value]]], list[str]]
 _EXCHANGE_BYTES = 16 << 10  # of running values in memory: half of the nearest cache
 _SCAN_STEPS = 256  # registers of a running sum that start from zero
-_BLOCK_STEPS = 256  # terms that one lane adds up before they join the total
+_MOST_STEPS = 256  # between two looks at whether a result is decided
 
 
 class Reductions(Loops):
@@ -36,7 +36,7 @@ class Reductions(Loops):
         if lanes > 1 and self.context.axis is None:
             self._vector_scan(loop, low, high, lanes)
             return
-        accumulators = [Accumulator(self.f, s.kind, s.dtype, self.target) for s in loop.scans]
+        accumulators = [Accumulator(self.f, s.kind, s.dtype, self.target, keeps_sign=True) for s in loop.scans]
         widths = [self.context.lanes_of(s) for s in loop.scans]
         starts = [c for a, n in zip(accumulators, widths, strict=True) for c in a.start(n)]
 
@@ -59,9 +59,10 @@ class Reductions(Loops):
 
     def _vector_scan(self, loop: MapLoop, low: Value, high: Value, lanes: int) -> None:
         """The same in vectors: carried are the values before a step, in every lane of one register."""
-        accumulators = [Accumulator(self.f, s.kind, s.dtype, self.target) for s in loop.scans]
-        single = min(lanes, self._single_lanes(loop))
-        block = single * _SCAN_STEPS
+        accumulators = [Accumulator(self.f, s.kind, s.dtype, self.target, keeps_sign=True) for s in loop.scans]
+        wide = next((self.target.lanes(sum_bytes(s.dtype)) for s in loop.scans if s.order), self._single_lanes(loop))
+        single = min(lanes, wide)
+        block = wide * _SCAN_STEPS
         in_blocks = _goes_in_blocks(loop, accumulators, block)
         carriers = accumulators * 2 if in_blocks else accumulators  # in blocks: the sum before, and what it lacks
         states, width = [tuple(v for _, v in a.start(single)) for a in carriers], single
@@ -131,6 +132,8 @@ class Reductions(Loops):
         high = self.size(loop.axis.extent)
         if lanes == 1 or self.context.axis is not None:
             results = self._serial_reduce(loop, accumulators, high)
+        elif order_of_loop(loop) in REGISTERS:
+            results = self._row_reduce(loop, accumulators, high, lanes)
         else:
             results = self._vector_reduce(loop, accumulators, high, lanes)
         for reduce, parts in zip(loop.reduces, results, strict=True):
@@ -164,8 +167,12 @@ class Reductions(Loops):
         def run(low: Value, end: Value, state: Sequence[tuple[str, Value]]) -> list[str]:
             return self._serial(loop.axis, low, end, state, body)
 
-        final = self._in_blocks(loop, accumulators, widths, (0, high), carried, 1, run)
-        return [a.finish(p, n) for a, p, n in zip(accumulators, dealt(accumulators, final), widths, strict=True)]
+        def block(low: Value, end: Value) -> list[Parts]:
+            return dealt(accumulators, run(low, end, carried))
+
+        length = STEPS if order_of_loop(loop) == "columns" else 0
+        final = self._in_blocks(loop, accumulators, widths, high, length, block)
+        return [a.finish(p, n) for a, p, n in zip(accumulators, final, widths, strict=True)]
 
     def _reducing(self, loop: ReduceLoop, accumulators: list[Accumulator], segment: Segment) -> RunRange:
         """Runs a part of a vector reduction's range."""
@@ -188,28 +195,74 @@ class Reductions(Loops):
         loop: ReduceLoop,
         accumulators: list[Accumulator],
         widths: list[int],
-        ends: tuple[Value, Value],
-        carried: Sequence[tuple[str, Value]],
-        step: int,
-        run: RunRange,
-    ) -> list[str]:
-        """Long float sums block by block, each from zero, so that rounding grows with the blocks and not the terms.
-        Whether any or all are true is known after the first that decides it."""
-        block = step * _BLOCK_STEPS
-        if step > 1 and len(accumulators) == 1 and accumulators[0].ends_early and not self.filling:
-            return self._until_decided(accumulators[0], widths[0], ends, carried, step, run)
-        if not is_long(loop, accumulators, step):
-            return run(*ends, carried)
+        high: Value,
+        length: int,
+        block: Callable[[Value, Value], list[Parts]],
+    ) -> list[Parts]:
+        """Long float sums block by block, each from zero, so that rounding grows with the blocks and not the terms."""
+        if not is_long(loop, length):
+            return block(0, high)
 
         def one(start: str, totals: list[str]) -> list[Value]:
-            fresh = [c for a, n in zip(accumulators, widths, strict=True) for c in a.start(n)]
-            stop = self.f.smin(self.f.add(start, block), ends[1])
-            made = dealt(accumulators, run(start, stop, fresh))
+            made = block(start, self.f.smin(self.f.add(start, length), high))
             olds = dealt(accumulators, totals)
             joined = [a.join(o, m, n) for a, o, m, n in zip(accumulators, olds, made, widths, strict=True)]
             return [part for parts in joined for part in parts]
 
-        return self.f.loop(*ends, block, carried, one)
+        carried = [c for a, n in zip(accumulators, widths, strict=True) for c in a.start(n)]
+        return dealt(accumulators, self.f.loop(0, high, length, carried, one))
+
+    def _row_reduce(self, loop: ReduceLoop, accumulators: list[Accumulator], high: Value, lanes: int) -> list[Parts]:
+        """Sums of rows, in the order that rows have: chains of whole steps, then of single registers, then the rest."""
+        f, chains = self.f, row_chains(loop, self.target)
+        single = chains // REGISTERS[order_of_loop(loop)]
+        lanes = min(max(lanes, single), chains)
+
+        def block(low: Value, end: Value) -> list[Parts]:
+            whole = f.add(low, f.round_down(f.sub(end, low), chains))
+            states, width = [tuple(v for _, v in a.start(single)) for a in accumulators], single
+            if whole != low:
+                segment = Segment(low, whole, lanes, False)
+                states = self._chained(loop, accumulators, segment, chains // lanes)
+                states = [a.narrow(s, lanes, single) for a, s in zip(accumulators, states, strict=True)]
+            for part in self._rest_of_row(whole, end, single):
+                if part.lanes < width:
+                    states = [a.narrow(s, width, part.lanes) for a, s in zip(accumulators, states, strict=True)]
+                    width = part.lanes
+                carried = [c for a, s in zip(accumulators, states, strict=True) for c in a.typed(s, width)]
+                run = self._reducing(loop, accumulators, part)
+                states = dealt(accumulators, run(part.low, part.high, carried))
+            return [a.narrow(s, width, 1) for a, s in zip(accumulators, states, strict=True)]
+
+        widths = [1] * len(accumulators)
+        final = self._in_blocks(loop, accumulators, widths, high, chains * STEPS, block)
+        return [a.finish(s, 1) for a, s in zip(accumulators, final, strict=True)]
+
+    def _rest_of_row(self, low: Value, high: Value, single: int) -> list[Segment]:
+        """What is left of a row behind its whole steps: single registers, then a masked one or one by one. Where the
+        length is not known, all of them under masks."""
+        if low == high:
+            return []
+        known = isinstance(low, int) and isinstance(high, int)
+        if self.target.has_avx512 and not known:
+            return [Segment(low, high, single, True)]
+        middle = self.f.add(low, self.f.round_down(self.f.sub(high, low), single))
+        parts = [Segment(low, middle, single, False)] if middle != low else []
+        if middle != high:
+            parts.append(Segment(middle, high, single if self.target.has_avx512 else 1, self.target.has_avx512))
+        return parts
+
+    def _chained(self, loop: ReduceLoop, accumulators: list[Accumulator], segment: Segment, turns: int) -> list[Parts]:
+        """The chains of a row, so many steps taking turns, each of its own; joined by halves to those of one step."""
+        lanes = segment.lanes
+        start = [c for a in accumulators for c in a.start(lanes)]
+
+        def body(values: list[str]) -> list[Value]:
+            mine, others = values[: len(start)], values[len(start) :]
+            return [*others, *self._accumulate(loop, accumulators, [lanes] * len(accumulators), mine)]
+
+        final = self._vector(loop.axis, segment, start * turns, body, self.numbers[id(loop)])
+        return joined_turns(accumulators, final, lanes)
 
     def _until_decided(
         self, accumulator: Accumulator, width: int, ends: tuple[Value, Value], carried: Sequence[tuple[str, Value]],
@@ -225,7 +278,7 @@ class Reductions(Loops):
         def block(values: list[str]) -> Sequence[Value]:
             start, length, *state = values
             stop = f.smin(f.add(start, length), high)
-            longer = f.smin(f.mul(length, 2), step * _BLOCK_STEPS)
+            longer = f.smin(f.mul(length, 2), step * _MOST_STEPS)
             return [stop, longer, *run(start, stop, accumulator.typed(state, width))]
 
         return while_loop(f, [("i64", low), ("i64", step), *carried], undecided, block)[2:]
@@ -243,7 +296,7 @@ class Reductions(Loops):
             if accumulator.is_argument:
                 position = self._position(loop.axis, width, accumulator.positions)
                 following += accumulator.step(state, self.widened(reduce.body, width), width, mask, position)
-            elif accumulator.takes_products and _is_product(reduce.body, self.values):
+            elif accumulator.takes_products and reduce.sums_products:
                 assert isinstance(reduce.body, Scalar)
                 a, b = (self.widened(x, width) for x in reduce.body.args)
                 following += accumulator.step_product(state, a, b, width, mask)
@@ -252,6 +305,8 @@ class Reductions(Loops):
         return following
 
     def _vector_reduce(self, loop: ReduceLoop, accumulators: list[Accumulator], high: Value, lanes: int) -> list[Parts]:
+        """Reductions whose result is the same in any order. Whether any or all are true is known after the first that
+        decides it."""
         current: list[Parts] = []
         width = 0
         for segment in self._segments(loop, 0, high, lanes):
@@ -262,10 +317,13 @@ class Reductions(Loops):
                 narrowed = [a.narrow(s, width, n) for a, s in zip(accumulators, current, strict=True)]
                 states = [a.typed(s, n) for a, s in zip(accumulators, narrowed, strict=True)]
             carried = [c for s in states for c in s]
-            widths = [n] * len(accumulators)
             run = self._reducing(loop, accumulators, segment)
             ends = segment.low, segment.high
-            final = self._in_blocks(loop, accumulators, widths, ends, carried, 0 if segment.masked else n, run)
+            one = accumulators[0]
+            if n > 1 and not segment.masked and len(accumulators) == 1 and one.ends_early and not self.filling:
+                final = self._until_decided(one, n, ends, carried, n, run)
+            else:
+                final = run(*ends, carried)
             current, width = dealt(accumulators, final), n
         if not current:
             current, width = [tuple(str(v) for _, v in a.start(1)) for a in accumulators], 1
@@ -277,9 +335,8 @@ class Reductions(Loops):
         reduction = next(s for s in loop.body.steps if isinstance(s, ReduceLoop))
         accumulators = self._accumulators(reduction)
         lanes, by = self.schedule.lanes(number), self.schedule.exchanged(number)
-        count, block = self.size(reduction.axis.extent), by * _BLOCK_STEPS
-        most = bounds(reduction.axis.extent)[1]
-        in_blocks = (most is None or most > 4 * block) and any(_is_rounded(a) for a in accumulators)
+        count, block = self.size(reduction.axis.extent), STEPS
+        in_blocks = is_long(reduction, STEPS if order_of_loop(reduction) else 0)
         width = sum(bits_of(t) // 8 for a in accumulators for t, _ in a.start(1)) * (1 + in_blocks)
         columns = _EXCHANGE_BYTES // width // lanes * lanes or lanes
         totals = _Row(self, loop, accumulators, columns + lanes)  # the last step may store a whole register
@@ -290,14 +347,14 @@ class Reductions(Loops):
         def add(start: Value, row: Value, steps: int) -> None:
             self.block(before)
             n = self.context.lanes
-            values = [v for a in accumulators for _, v in a.start(n)]
+            values = [part for state in running.states(start) for part in state]
             for turn in range(steps):
                 with self._scope(reduction.axis):
                     self.first[reduction.axis] = f.add(row, turn)
                     values = [
                         str(v) for v in self._accumulate(reduction, accumulators, [n] * len(accumulators), values)
                     ]
-            running.join(start, dealt(accumulators, values))
+            running.keep(start, dealt(accumulators, values))
 
         def finish(start: Value) -> None:
             self.block(before)
@@ -341,16 +398,17 @@ def _goes_in_blocks(loop: MapLoop, accumulators: list[Accumulator], block: int) 
     """Whether all that runs along a loop are long sums of real numbers."""
     most = bounds(loop.axis.extent)[1]
     plain = all(_is_rounded(a) and not a.dtype.is_complex for a in accumulators)
-    return plain and (most is None or most > 4 * block)
+    return plain and (most is None or most > block)
 
 
 def _with_rest(f: Function, type_: str, a: str, b: str) -> tuple[str, str]:
-    """a + b as it is rounded, and what was lost by that (Knuth); nothing where there is no number."""
+    """a + b as it is rounded, and what was lost by that (Knuth); nothing, -0.0, where there is no number."""
     total = f.binary("fadd", type_, a, b)
     of_b = f.binary("fsub", type_, total, a)
     of_a = f.binary("fsub", type_, total, of_b)
     lost = f.binary("fadd", type_, f.binary("fsub", type_, a, of_a), f.binary("fsub", type_, b, of_b))
-    return total, f.select(type_, f.compare("ord", type_, lost, lost), lost, constant(type_, 0.0))
+    is_some = f.compare("one", type_, lost, constant(type_, 0.0))
+    return total, f.select(type_, is_some, lost, constant(type_, -0.0))
 
 
 class _Row:
@@ -371,7 +429,7 @@ class _Row:
         pairs = zip(self.types, self._places(start), strict=True)
         return dealt(self.accumulators, [f.load(vector(t, lanes), p, bits_of(t) // 8) for t, p in pairs])
 
-    def _set(self, start: Value, states: Sequence[Parts]) -> None:
+    def keep(self, start: Value, states: Sequence[Parts]) -> None:
         f, lanes = self.loops.f, self.loops.context.lanes
         parts = [p for state in states for p in state]
         for type_, place, part in zip(self.types, self._places(start), parts, strict=True):
@@ -379,12 +437,12 @@ class _Row:
 
     def begin(self, start: Value) -> None:
         lanes = self.loops.context.lanes
-        self._set(start, [tuple(v for _, v in a.start(lanes)) for a in self.accumulators])
+        self.keep(start, [tuple(v for _, v in a.start(lanes)) for a in self.accumulators])
 
     def join(self, start: Value, others: Sequence[Parts]) -> None:
         lanes = self.loops.context.lanes
         mine = self.states(start)
-        self._set(start, [a.join(o, m, lanes) for a, o, m in zip(self.accumulators, mine, others, strict=True)])
+        self.keep(start, [a.join(o, m, lanes) for a, o, m in zip(self.accumulators, mine, others, strict=True)])
 
 
 def dealt(accumulators: list[Accumulator], values: Sequence[str]) -> list[Parts]:
@@ -396,17 +454,33 @@ def dealt(accumulators: list[Accumulator], values: Sequence[str]) -> list[Parts]
     return result
 
 
-def is_long(loop: ReduceLoop, accumulators: list[Accumulator], step: int) -> bool:
-    """Whether a reduction that takes so many points at once is done block by block."""
+def is_long(loop: ReduceLoop, block: int) -> bool:
+    """Whether a reduction may have more terms than a block; 0: it has no blocks."""
     most = bounds(loop.axis.extent)[1]
-    long = step > 0 and (most is None or most > 4 * step * _BLOCK_STEPS)
-    return long and any(map(_is_rounded, accumulators))
+    return block > 0 and (most is None or most > block)
+
+
+def order_of_loop(loop: ReduceLoop) -> str:
+    """The order of the rounded reductions of a loop; "" where there are none."""
+    return next((r.order for r in loop.reduces if r.order), "")
+
+
+def row_chains(loop: ReduceLoop, target: Target) -> int:
+    """The chains of sums of rows in a loop."""
+    return next(REGISTERS[r.order] * target.lanes(sum_bytes(r.dtype)) for r in loop.reduces if r.order)
+
+
+def joined_turns(accumulators: list[Accumulator], values: Sequence[str], lanes: int) -> list[Parts]:
+    """The states of several turns, by halves into one."""
+    count = sum(a.parts for a in accumulators)
+    turns = [dealt(accumulators, values[at : at + count]) for at in range(0, len(values), count)]
+    while len(turns) > 1:
+        half = len(turns) // 2
+        pairs = zip(turns[:half], turns[half:], strict=True)
+        turns = [[a.join(x, y, lanes) for a, x, y in zip(accumulators, xs, ys, strict=True)] for xs, ys in pairs]
+    return turns[0]
 
 
 def _is_rounded(accumulator: Accumulator) -> bool:
     """Whether the order of its terms changes what it ends with."""
     return accumulator.kind == "sum" and accumulator.dtype.is_inexact
-
-
-def _is_product(node: Expr, known: dict[Expr, Parts]) -> bool:
-    return isinstance(node, Scalar) and node.name == "mul"

@@ -198,23 +198,24 @@ class CpuExecutable:
         buffers = dict(zip(step.kernel.input_names, step.inputs, strict=True))  # type: ignore[union-attr]
         buffers |= dict(zip(step.kernel.output_names, step.outputs, strict=True))  # type: ignore[union-attr]
         reads = bytes_read(self.lir, step, native.product)
+        places = {name: place(buffer) for name, buffer in buffers.items()}
         if native.product is None:
             assert native.loops is not None
-            places = {name: place(buffer) for name, buffer in buffers.items()}
             steps = loop_steps(step.name, native.loops, places, workspace, reads)
             self._functions |= {s.kernel: native.address(f) for s, f in zip(steps, native.loops.functions, strict=True)}
             return steps
         product = native.product
         region = self._weight_region(buffers[product.factor], product)
         packed = Argument(region, 0) if region is not None else workspace or Argument(0, 0)
-        self._functions[step.name] = native.address("kernel")
+        self._functions |= {step.name + f.removeprefix("kernel"): native.address(f) for f in product.functions}
         steps = []
         if region is None and product.is_packed:
-            self._functions[f"{step.name}_pack"] = native.address("kernel_pack")
             slots = product_arguments(product.pack_arguments, place, buffers, packed, product)
             steps.append(ProgramStep(f"{step.name}_pack", slots, product.pack_points, product.grains[0]))
         slots = product_arguments(product.arguments, place, buffers, packed, product)
         steps.append(ProgramStep(step.name, slots, product.points, product.grain(self.threads), reads))
+        if product.few is not None:
+            steps += loop_steps(f"{step.name}_few", product.few, places, None, reads)
         return steps
 
     def workspace_of(self, step: Step) -> Dim:

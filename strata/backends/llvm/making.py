@@ -21,7 +21,17 @@ from strata.backends.llvm.conv_steps import (
 )
 from strata.backends.llvm.emit import emit_kernel
 from strata.backends.llvm.entries import Head
-from strata.backends.llvm.matrix import emit_matrix, few_rows_together, find_contraction, plan_matrix, reads_along
+from strata.backends.llvm.matrix import (
+    MatrixKernel,
+    along_kernel,
+    emit_matrix,
+    few_rows_together,
+    find_contraction,
+    has_few_rows,
+    may_read_along,
+    plan_matrix,
+    reads_along,
+)
 from strata.backends.llvm.parts import INNER, Split, split
 from strata.backends.llvm.pool_planes import PoolPlan, emit_pool, plan_pool
 from strata.backends.llvm.pool_volumes import Volumes, split_volumes
@@ -50,10 +60,11 @@ def emitted(
         return Product.of(planes), module
     found = find_contraction(kernel) if not kernel.schedule else None
     matrix = plan_matrix(found, kernel.name, target, is_fresh=is_fresh, in_loop=in_loop) if found is not None else None
-    if matrix is not None:
+    if found is not None and matrix is not None:
         emit_matrix(module, matrix)
-        return replace(Product.of(matrix), grains=matrix.grains(), joined=matrix.spec.joined), module
-    if found is not None and is_fresh and found.rows is not None and reads_along(found):
+        usage = replace(Product.of(matrix), grains=matrix.grains(), joined=matrix.spec.joined)
+        return (_or_along(usage, found, target, module) if is_fresh and may_read_along(found) else usage), module
+    if found is not None and is_fresh and reads_along(found):
         kernel = few_rows_together(found, target)
     pool = plan_pool(kernel, target) if not kernel.schedule else None
     if pool is not None:
@@ -69,6 +80,24 @@ def emitted(
         emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
     *before, last = map(_loops_of, phases)
     return replace(last, before=tuple(before), scratch=tuple((b.name, b.type.nbytes) for b in scratch)), module
+
+
+def _or_along(usage: Product, matrix: MatrixKernel, target: Target, module: Module) -> Product:
+    """A product beside the loops that take its place where its rows turn out to be few: a sum has one order, whether
+    the number of rows was known or not."""
+    few = has_few_rows(matrix)
+    if few == 0:
+        return usage
+    lowered = lower(along_kernel(matrix).renamed("kernel_few"), target)
+    emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
+    loops = _loops_of(lowered)
+    many = 1 - few
+    return replace(
+        usage,
+        points=usage.points * many,
+        pack_points=usage.pack_points * many,
+        few=replace(loops, points=loops.points * few),
+    )
 
 
 def _behind(planes: PoolPlan, volumes: Volumes, target: Target, module: Module) -> Loops:

@@ -34,7 +34,7 @@ from strata.backends.llvm.gemm_arith import convert, is_multiplied
 from strata.backends.llvm.gemm_finish import Site
 from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
 from strata.backends.llvm.registers import from_memory, to_memory
-from strata.core import Dim, DType, Target, bounds, dim_prod, i8, i64, u8
+from strata.core import Dim, DType, Target, bounds, dim_max, dim_min, dim_prod, i8, i64, u8
 from strata.kernel import (
     Axis,
     Const,
@@ -47,6 +47,7 @@ from strata.kernel import (
     linear,
     normalize,
     postorder,
+    rebuild,
     substitute_axes,
 )
 
@@ -361,19 +362,42 @@ def plan_matrix(
 
 def reads_along(matrix: MatrixKernel) -> bool:
     """A few vectors, and a matrix that is summed along its rows: loops read them where they lie."""
-    rows = matrix.extent(matrix.rows)
+    most = bounds(matrix.extent(matrix.rows))[1]
+    return may_read_along(matrix) and most is not None and most <= ROWS_ALONG
+
+
+def may_read_along(matrix: MatrixKernel) -> bool:
+    """The same, where the vectors are few."""
     along = matrix.columns is not None and matrix.b.stride(matrix.inner) == 1 != matrix.b.stride(matrix.columns)
-    return along and isinstance(rows, int) and rows <= ROWS_ALONG and matrix.b.dtype.is_float
+    return along and matrix.b.dtype.is_float
+
+
+def has_few_rows(matrix: MatrixKernel) -> Dim:
+    """1 where they are few, else 0."""
+    return dim_max(0, dim_min(1, ROWS_ALONG + 1 - matrix.extent(matrix.rows)))
+
+
+def along_kernel(matrix: MatrixKernel) -> Kernel:
+    """The kernel as loops that read both factors along their rows."""
+    (store,) = matrix.kernel.stores
+    sums = {r: Reduce(r.kind, r.axes, r.body, "dot") for r in (matrix.sums, matrix.second) if r is not None}
+    done: dict[Expr, Expr] = {}
+    for node in postorder((store.value,)):
+        made = tuple(done[x] for x in node.inputs)
+        done[node] = sums[node] if isinstance(node, Reduce) and node in sums else rebuild(node, made)
+    return replace(matrix.kernel, stores=(replace(store, value=done[store.value]),))
 
 
 def few_rows_together(matrix: MatrixKernel, target: Target) -> Kernel:
     """The kernel with its few rows, and as many columns as there are registers for sums, in one loop: what it reads of
     both factors is used several times."""
-    (store,) = matrix.kernel.stores
-    assert matrix.rows is not None
+    kernel = along_kernel(matrix)
+    (store,) = kernel.stores
     assert matrix.columns is not None
-    rows, columns = matrix.rows.extent, matrix.columns.extent
-    assert isinstance(rows, int)
+    columns = matrix.columns.extent
+    if matrix.rows is None or not isinstance(matrix.rows.extent, int):
+        return kernel
+    rows = matrix.rows.extent
     most = max(1, (3 * target.vector_registers // 4) // rows)
     beside = 1
     if isinstance(columns, int):
@@ -387,7 +411,7 @@ def few_rows_together(matrix: MatrixKernel, target: Target) -> Kernel:
             done = substitute_axes((*store.index, store.value), places)
             index = tuple(done[i] for i in store.index)
             stores.append(replace(store, axes=axes, index=index, value=done[store.value]))
-    return replace(matrix.kernel, stores=tuple(stores))
+    return replace(kernel, stores=tuple(stores))
 
 
 def _beside_output(matrix: MatrixKernel) -> tuple[str, ...]:

@@ -78,8 +78,9 @@ def can_tune(kernel: Kernel, step: Step, target: Target) -> bool:
         return False
     if plan_pool(kernel, target) is not None:
         return False
-    if cut_stores(kernel) != (kernel,) or split_reductions(normalize(kernel)).scratch:  # several loops or kernels
-        return False
+    machine = machine_of(target)
+    if cut_stores(kernel, machine) != (kernel,) or split_reductions(normalize(kernel), machine=machine).scratch:
+        return False  # several loops or kernels
     sizes = _usual_sizes(kernel)
     return 0 < sum(_bytes(b, sizes) for b in kernel.buffers) <= MOST_BYTES and all(
         _bytes(b, sizes) for b in kernel.buffers

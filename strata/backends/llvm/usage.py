@@ -61,7 +61,9 @@ class Loops:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product or convolution: one function packs the second factor, or it is packed once, or not; one multiplies."""
+    """A product or convolution: one function packs the second factor, or it is packed once, or not; one multiplies.
+
+    Loops for `few` rows take its place where there are no more: then it has no points, else they have none."""
 
     factor: str  # the second one, as the kernel calls its buffer
     itemsize: int  # of its packed elements
@@ -77,6 +79,7 @@ class Product:
     joined: int = (
         1  # points that may be handed out together where there are few threads: they are then done in one pass
     )
+    few: Loops | None = None
 
     def grain(self, threads: int) -> int:
         """Points of the product that are handed out together; which do not change a bit of its results."""
@@ -91,7 +94,8 @@ class Product:
 
     @property
     def functions(self) -> tuple[str, ...]:
-        return ("kernel", "kernel_pack") if self.is_packed else ("kernel",)
+        own = ("kernel", "kernel_pack") if self.is_packed else ("kernel",)
+        return own if self.few is None else (*own, "kernel_few")
 
     @property
     def packed_bytes(self) -> Dim:
@@ -114,7 +118,7 @@ class Product:
             _sizes(self.symbols), self.factor, self.itemsize, self.layout, sizes.add(self.packed_elements),
             [_written_slot(s, sizes) for s in self.pack_arguments], sizes.add(self.pack_points),
             [_written_slot(s, sizes) for s in self.arguments], sizes.add(self.points), self.reads_factor, self.grains,
-            self.joined,
+            self.joined, self.few._words(sizes) if self.few is not None else None,
         ]  # fmt: skip
         return json.dumps(["product", sizes.rows, *words])
 
@@ -129,11 +133,11 @@ def read_usage(text: str) -> Usage:
     if kind == "loops":
         return _read_loops(size, *words)
     symbols, factor, itemsize, layout, elements, pack, pack_points, arguments, points, reads_factor, *grains = words
-    (pack_grain, grain), joined = grains
+    (pack_grain, grain), joined, few = grains
     return Product(
         factor, itemsize, layout, size(elements), tuple(_read_slot(s, size) for s in pack), size(pack_points),
         tuple(_read_slot(s, size) for s in arguments), size(points), _read_symbols(symbols), reads_factor is True,
-        (pack_grain, grain), joined,
+        (pack_grain, grain), joined, None if few is None else _read_loops(size, *few),
     )  # fmt: skip
 
 

@@ -1,0 +1,139 @@
+"""The order in which rounded terms are joined: a property of the problem, not of what is known when it is compiled.
+
+A float sum has the same bits whether its sizes are numbers or symbols, on any number of threads, alone or beside other
+rows. So its order is found from the way its terms lie in memory, and never from an extent:
+
+    rows       the terms lie side by side: term k goes to chain k % LANES, the chains are joined by halves
+    dot        the same with fewer chains: many such sums are done beside each other
+    columns    other elements lie between them, of sums that are done side by side: one term after the other
+    serial     the same without blocks: the sums of blocks
+
+Rows and columns are summed in blocks of so many terms, each from zero, whose sums are joined in their order. A block is
+what one thread sums at least, and rounding grows with the blocks, not the terms. What is left of a row behind the last
+LANES terms goes to as many chains as a register has; what is left behind those, to the first of these where lanes can
+be switched off, and else to their sum, term by term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strata.core import DType
+from strata.kernel.algebra import linear
+from strata.kernel.ir import Axis, Const, Expr, Load, Reduce, Scalar, Scan, apply, bound_axes, postorder
+
+REGISTERS = {"rows": 4, "dot": 1}  # of the chains of a sum
+_MASKED = 64  # bytes of vectors of processors whose lanes can be switched off
+STEPS = 256  # terms of a block that one chain, or one column, joins
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What is to be known of a processor: vector registers, a core's own cache, the last one."""
+
+    vector_bytes: int
+    vector_registers: int
+    cache_bytes: int = 1 << 20
+    last_cache_bytes: int = 8 << 20
+    fuses: bool = True  # multiplies and adds with one rounding
+
+    @property
+    def masks(self) -> bool:
+        """Whether lanes can be switched off."""
+        return self.vector_bytes >= _MASKED
+
+    def lanes(self, dtype: DType) -> int:
+        """Numbers of a type that a register holds; narrow floats are summed as f32."""
+        return max(1, self.vector_bytes // sum_bytes(dtype))
+
+
+USUAL = Machine(64, 32)
+
+
+def sum_bytes(dtype: DType) -> int:
+    """Of one running sum, or of one part of a complex one."""
+    return max(4, dtype.itemsize // (2 if dtype.is_complex else 1))
+
+
+def order_of(node: Reduce | Scan) -> str:
+    """The order of a reduction, or of a running one; "" where any will do. Its loads still have an index for each axis
+    of their buffers."""
+    if not node.is_rounded:
+        return ""
+    if node.order:
+        return node.order
+    mine = frozenset(bound_axes(node))
+    found = False
+    for load in postorder((node.body,)):
+        if isinstance(load, Load) and load.index and load.free & mine:
+            near = [atom for atom, step in linear(load.index[-1]).terms.items() if step in (1, -1)]
+            if any(not atom.free & mine for atom in near):
+                return "columns"
+            found = found or bool(load.index[-1].free & mine)
+    return "rows" if found else "columns"
+
+
+def along(node: Reduce) -> Axis:
+    """Of the axes of a sum in rows, flattened, the one along which its terms lie side by side."""
+    loads = [linear(n.index[0]).terms for n in postorder((node.body,)) if isinstance(n, Load) and len(n.index) == 1]
+    return next((a for a in reversed(node.axes) if any(terms.get(a) == 1 for terms in loads)), node.axes[-1])
+
+
+def block_terms(order: str, lanes: int) -> int:
+    """Terms of a block; `lanes` fill a register."""
+    return STEPS * REGISTERS.get(order, 0) * lanes or STEPS
+
+
+def alone(node: Reduce, term: Expr) -> Expr:
+    """A reduction over one term: a sum that starts from zero is never -0.0."""
+    return apply("add", term, Const(0, term.dtype)) if node.kind == "sum" and node.is_rounded else term
+
+
+def written_out(node: Reduce, order: str, terms: Sequence[Expr], machine: Machine) -> Expr:
+    """A rounded reduction over a few terms, in its order, as one expression. Products are added with one rounding.
+
+    Only the first chain starts from zero: what the others end with is joined to it, and so need not be told from -0.0.
+    """
+    kind, first = node.kind, Const(1 if node.kind == "prod" else 0, node.dtype)
+    fuses = machine.fuses and node.sums_products
+
+    def added(total: Expr, term: Expr) -> Expr:
+        if fuses and isinstance(term, Scalar) and term.name == "mul":
+            return apply("fma", *term.args, total)
+        return _joined(kind, total, term)
+
+    chains: list[Expr] = []
+    done = 0
+    if order in REGISTERS:
+        single = machine.lanes(terms[0].dtype)
+        for width in (REGISTERS[order] * single, single):
+            chains = _halved(kind, chains, width)
+            end = len(terms) if machine.masks and width == single else len(terms) - (len(terms) - done) % width
+            for at, term in enumerate(terms[done:end]):
+                if at % width < len(chains):
+                    chains[at % width] = added(chains[at % width], term)
+                else:
+                    chains.append(term if chains else added(first, term))
+            done = end
+        chains = _halved(kind, chains, 1)
+    total: Expr = chains[0] if chains else first
+    for term in terms[done:]:
+        total = added(total, term)
+    return total
+
+
+def _halved(kind: str, chains: list[Expr], width: int) -> list[Expr]:
+    """At most so many chains, by joining halves; those that had no term are left out."""
+    half = 1
+    while half < len(chains):
+        half *= 2
+    while len(chains) > width:
+        half //= 2
+        pairs = [_joined(kind, a, b) for a, b in zip(chains, chains[half:], strict=False)]
+        chains = [*pairs, *chains[len(pairs) : half]]
+    return chains
+
+
+def _joined(kind: str, a: Expr, b: Expr) -> Expr:
+    return apply("mul" if kind == "prod" else "add", a, b)

@@ -1,0 +1,151 @@
+"""Compiled programs have the same bits with sizes as symbols, with bounds, bound, as numbers, and by `jit`; on any
+number of threads. A few seeds are fixed, a few are drawn afresh: a failure prints its own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strata as st
+from strata.config import using
+from strata.core import Dim, as_dtype
+from strata.mir import Graph
+from strata.runtime import CompileOptions, Session
+from tests.fuzz.open_sizes import SIZES, OpenProgram, ops
+
+FRESH = 4
+
+
+def graph_of(program: OpenProgram, n: Dim) -> Graph:
+    g = Graph("open")
+    values = [
+        (g.input if name.startswith("x") else g.param)(name, shape, program.dtype)
+        for name, shape in program.shapes(n).items()
+    ]
+    return g.outputs(*program(*values))
+
+
+def run(compiled: Any, feeds: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
+    compiled.set_params({name: feeds[name] for name in ("w", "v")})
+    return tuple(map(np.asarray, compiled.run({name: feeds[name] for name in ("x0", "x1")})))
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether arrays are equal bit by bit; any NaN is as good as another."""
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    wide = [np.asarray(x, np.float64) for x in (a, b)]
+    both = np.isnan(wide[0]) & np.isnan(wide[1])
+    bits = [np.where(both, 0.0, x).view(np.uint64) for x in wide]
+    return bool(np.array_equal(bits[0], bits[1]))
+
+
+def check_open(seed: int, sizes: Sequence[int] | None = None, *, device: str = "cpu") -> None:
+    program = OpenProgram(seed)
+    rng = np.random.default_rng(seed)
+    wanted = list(sizes) if sizes is not None else [int(n) for n in rng.choice(SIZES, 3, replace=False)]
+    session = Session(device)
+    graph = graph_of(program, st.sym("n", 0))
+    first = session.compile(graph)
+    bounded = session.compile(graph_of(program, st.sym("n", 0, 256)))
+    for n in wanted:
+        feeds = program.feeds(n)
+        results = run(first, feeds)
+        others = {
+            "bounded": bounded,
+            "bound": session.compile(graph_of(program, st.sym("n", 0)), CompileOptions(dim_binding={"n": n})),
+            "static": session.compile(graph_of(program, n)),
+        }
+        for name, other in others.items():
+            for at, (got, want) in enumerate(zip(run(other, feeds), results, strict=True)):
+                assert same_bits(got, want), f"seed {seed}, n = {n}: result {at} of the {name} program\n{graph}"
+        for threads in (1, 2, 4):
+            with using(num_threads=threads):
+                again = run(Session(device).compile(graph_of(program, st.sym("n", 0))), feeds)
+            assert all(map(same_bits, again, results)), f"seed {seed}, n = {n}: {threads} threads\n{graph}"
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_what_is_known_changes_no_bit(seed: int) -> None:
+    check_open(seed)
+
+
+@pytest.mark.parametrize("turn", range(FRESH))
+def test_fresh_seeds(turn: int) -> None:
+    check_open(secrets.randbelow(1 << 31))
+
+
+@pytest.mark.parametrize("seed", [126, 135, 136, 164, 312, 425, 437, 526])
+def test_seeds_that_differed_once(seed: int) -> None:
+    """Views of size one; products that were fused; narrow floats; few rows; a flat sum cut in two; unrolled windows."""
+    check_open(seed, (2, 3, 8, 17, 64))
+
+
+NORMS = {
+    "mean": lambda x: ops.mean(x, axis=-1),
+    "variance": lambda x: ops.var(x, axis=-1),
+    "normalised": lambda x: (
+        (x - ops.mean(x, axis=-1, keepdims=True)) / ops.sqrt(ops.var(x, axis=-1, keepdims=True) + 1e-5)
+    ),
+    "layer_norm": ops.layer_norm,
+    "softmax": ops.softmax,
+    "cumsum": lambda x: ops.cumsum(x, axis=-1),
+    "columns": lambda x: ops.sum(x, axis=0),
+    "all": lambda x: ops.sum(x * x),
+    "gram": lambda x: ops.matmul(x, ops.transpose(x)),
+}
+
+
+@pytest.mark.parametrize("width", [1, 3, 8, 40])
+@pytest.mark.parametrize("name", NORMS)
+def test_short_rows(name: str, width: int, rng: np.random.Generator) -> None:
+    def compiled(n: Dim) -> Any:
+        g = Graph(name)
+        return Session("cpu").compile(g.outputs(NORMS[name](g.input("x", (n, width), "f32"))))
+
+    open_ = compiled(st.sym("n", 1))
+    for n in (1, 2, 3, 8, 13, 33, 130, 5000):
+        x = rng.standard_normal((n, width)).astype(np.float32)
+        (got,), (want,) = open_.run(x=x), compiled(n).run(x=x)
+        assert same_bits(np.asarray(got), np.asarray(want)), n
+
+
+def test_jit_and_its_buckets(rng: np.random.Generator) -> None:
+    def f(x: st.Tensor) -> st.Tensor:
+        return st.softmax(st.layer_norm(x)).cumsum(axis=-1).mean(axis=0)
+
+    plain, bucketed = st.jit(f), st.jit(f, buckets={0: {0: [16, 64, 256]}})
+    open_ = st.jit(f, max_variants=1, on_miss="bucket")
+    for n in (3, 7, 13, 17, 33, 100):  # a square has no open form: it is interpreted
+        x = rng.standard_normal((n, 8)).astype(np.float32)
+        want = plain(x).numpy()
+        assert same_bits(bucketed(x).numpy(), want)
+        assert same_bits(open_(x).numpy(), want)
+
+
+@pytest.mark.parametrize("count", [255, 256, 257, 4096, 16384, 16385, 100_003, 400_000])
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_long_sums(count: int, dtype: str, rng: np.random.Generator) -> None:
+    """Split over threads or not, in blocks or not."""
+    x = rng.standard_normal(count).astype(as_dtype(dtype).np)
+    results = []
+    for shape in ((st.sym("n", 0),), (st.sym("n", 0, 1 << 20),), (count,)):
+        g = Graph("long")
+        compiled = Session("cpu").compile(g.outputs(ops.sum(g.input("x", shape, dtype))))
+        results.append(np.asarray(compiled.run(x=x)[0]))
+    assert all(same_bits(results[0], r) for r in results[1:])
+
+
+@pytest.mark.parametrize("columns", [1, 2, 5, 64, 300])
+def test_long_columns(columns: int, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((3000, columns)).astype(np.float32)
+    results = []
+    for shape in ((st.sym("m", 0), st.sym("n", 0)), (3000, st.sym("n", 0)), (3000, columns)):
+        g = Graph("columns")
+        compiled = Session("cpu").compile(g.outputs(ops.sum(g.input("x", shape, "f32"), axis=0)))
+        results.append(np.asarray(compiled.run(x=x)[0]))
+    assert all(same_bits(results[0], r) for r in results[1:])
