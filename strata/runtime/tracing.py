@@ -39,6 +39,7 @@ class Tracer:
         self._start = time.perf_counter_ns()
         self._lock = new_lock()
         self._names: dict[int, str] = {}
+        self._run = threading.local()  # what the run of a thread is: others go on beside it
         self._rows: WeakKeyDictionary[CompiledGraph, dict[Any, Mapping[str, Any]]] = WeakKeyDictionary()
 
     def add(self, name: str, category: str, begin: int, end: int, thread: int | None = None, **args: Any) -> None:
@@ -60,7 +61,7 @@ class Tracer:
     # as an observer of runs
 
     def begin(self, compiled: CompiledGraph, binding: Mapping[str, int], arrays: Sequence[Any]) -> None:
-        self._sizes = dict(binding)
+        self._run.sizes = dict(binding)
 
     def step(self, compiled: CompiledGraph, at: int, begin: int, end: int, spans: Sequence[Any], read: Any) -> None:
         args = self._describe(compiled, at)
@@ -72,22 +73,22 @@ class Tracer:
                 self.add(step.label, "kernel", start, stop, thread, **args)
 
     def end(self, compiled: CompiledGraph, begin: int, end: int) -> None:
-        self.add(f"run {compiled.name}", "run", begin, end, sizes=dict(self._sizes))
+        self.add(f"run {compiled.name}", "run", begin, end, sizes=dict(self._run.sizes))
 
     def _describe(self, compiled: CompiledGraph, at: int) -> Mapping[str, Any]:
         from strata.runtime.profile import bytes_of, flops_of, shapes_of
 
         rows = self._rows.setdefault(compiled, {})
-        key = (at, tuple(self._sizes.items()))
+        key = (at, tuple(self._run.sizes.items()))
         found = rows.get(key)
         if found is None:
             lir = compiled._lir
             step = lir.schedule[at]
             found = rows[key] = {
                 "step": step.name,
-                "shapes": shapes_of(lir, step, self._sizes),
-                "bytes": bytes_of(lir, step, self._sizes),
-                "flops": flops_of(step, self._sizes),
+                "shapes": shapes_of(lir, step, self._run.sizes),
+                "bytes": bytes_of(lir, step, self._run.sizes),
+                "flops": flops_of(step, self._run.sizes),
             }
         return found
 

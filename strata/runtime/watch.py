@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -35,10 +36,10 @@ def watch_finite(*, nan: bool = True, inf: bool = True) -> Iterator[None]:
 class _Watcher:
     def __init__(self, nan: bool, inf: bool) -> None:
         self._nan, self._inf = nan, inf
-        self._arrays: Sequence[np.ndarray] = ()
+        self._run = threading.local()  # the inputs of a thread's run: others go on beside it
 
     def begin(self, compiled: CompiledGraph, binding: Mapping[str, int], arrays: Sequence[np.ndarray]) -> None:
-        self._arrays = arrays
+        self._run.arrays = arrays
         if not hasattr(compiled._executable, "run_observed"):
             self._search(compiled, None)
 
@@ -57,7 +58,7 @@ class _Watcher:
 
     def _search(self, compiled: CompiledGraph, label: str | None) -> None:
         """Run the program as it was written, op by op, up to the one that is to blame."""
-        feeds = {name: a for (name, _), a in zip(compiled._inputs, self._arrays, strict=True)}
+        feeds = {name: a for (name, _), a in zip(compiled._inputs, self._run.arrays, strict=True)}
         params = {name: np.asarray(value) for name, value in compiled._param_values.items()}
         found = first_bad(compiled.source, {**params, **feeds}, self._is_bad)
         if found is not None:

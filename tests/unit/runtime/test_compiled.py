@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -15,6 +18,8 @@ from strata.errors import DTypeError, OptionError, RunError, ShapeError, StrataE
 from strata.mir import Graph, evaluate
 from strata.runtime import CompiledGraph, Session
 from strata.runtime.arrays import kept_apart
+from strata.runtime.observe import OBSERVERS
+from strata.runtime.profile import Stopwatch
 from tests.counts import calls
 
 
@@ -574,6 +579,60 @@ def test_watch_names_the_first_bad_op() -> None:
     assert caught.value.place is not None
     assert caught.value.place.file == __file__
     assert np.isnan(c.run(x=bad)[0][1])  # not watched any more
+
+
+def test_what_watches_one_run_is_not_confused_by_others(tmp_path) -> None:
+    """A run of another graph, in another thread, between the beginning and the end of this one."""
+    n = sym("n", 1, 64)
+    small = compiled(lambda x: ops.log(x) + 1.0, x=((n,),))
+    large = compiled(lambda a, b: ops.exp(a @ b) * ops.sum(b), a=((n, 4),), b=((4, 4),))
+    feeds = {"a": np.zeros((5, 4), np.float32), "b": np.zeros((4, 4), np.float32)}
+
+    class Between:
+        """Runs the other graph when the small one begins."""
+
+        def begin(self, compiled: CompiledGraph, binding: object, arrays: object) -> None:
+            if compiled is small:
+                thread = threading.Thread(target=large.run, args=(feeds,))
+                thread.start()
+                thread.join()
+
+        def step(self, *rest: object) -> None: ...
+
+        def end(self, *rest: object) -> None: ...
+
+    @contextmanager
+    def disturbed() -> Iterator[None]:
+        OBSERVERS.append(between := Between())
+        try:
+            yield
+        finally:
+            OBSERVERS.remove(between)
+
+    with st.watch_finite(), disturbed():
+        small.run(x=np.ones(3, np.float32))
+        with pytest.raises(RunError, match=r"log makes NaN at \[1\]"):
+            small.run(x=np.array([1, -1, 3], np.float32))
+    with st.trace(tmp_path / "t.json"), disturbed():
+        small.run(x=np.ones(9, np.float32))
+    events = json.loads((tmp_path / "t.json").read_text())
+    shown = {e["args"]["shapes"] for e in events if e.get("cat") == "kernel" and e["args"].get("step")}
+    assert "f32[9] -> f32[9]" in shown
+    watch = Stopwatch(small)
+    watch.begin(large, {"n": 5}, [])
+    watch.step(large, 9, 0, 10, [], None)
+    assert (watch.best, watch.binding) == ({}, {})
+
+
+def test_looking_at_a_graph_does_not_change_its_state() -> None:
+    g = Graph("g")
+    x, s = g.input("x", (2,)), g.input("s", (2,))
+    c = Session("cpu").compile(g.outputs(x + s))
+    c.bind("s", np.zeros(2, np.float32))
+    c.feed("s", 0)
+    c.run(x=np.ones(2, np.float32))
+    c.profile(x=np.ones(2, np.float32), repeats=3)
+    np.testing.assert_array_equal(c.read("s"), 1)
 
 
 def test_watch_blames_the_maker_of_an_infinity() -> None:
