@@ -426,6 +426,11 @@ class Kernel:
                     found |= symbols(dim)
                 case Axis(_, extent):
                     found |= symbols(extent)
+                case Reduce(_, axes):  # their bodies need not mention them
+                    for axis in axes:
+                        found |= symbols(axis.extent)
+                case Scan(_, axis):
+                    found |= symbols(axis.extent)
         return found
 
     @property

@@ -81,8 +81,8 @@ def _applied(one: Pass, graph: Graph, ctx: PassContext) -> Graph:
     try:
         return one.run(graph, ctx)
     except (DTypeError, ShapeError) as error:
-        if error.applied is None:
-            raise
+        if error.applied is None or not all(t.is_static for t in error.applied[1]):
+            raise  # of a size that is a symbol, the op says that it wants a number
         raise VerifyError(
             f"pass {one.name} applied an op to what it does not take in @{graph.name}: {error.summary}",
             code="V304", place=error.place, operands=error.operands,

@@ -10,7 +10,8 @@ in sizes only.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 from strata.core import Dim, TensorType, dim_prod, sym
@@ -20,6 +21,7 @@ from strata.tensor.outline import Outline
 
 SMALL = 8  # sizes up to this are part of the structure: axes, channels, the taps of a filter
 LARGEST = 1 << 40
+NEEDS_NUMBERS = (StrataError, TypeError, AssertionError)  # what making code says of a size that it has to know
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +129,15 @@ def _size_of(op: Op, table: Mapping[int, Dim], small: int) -> Dim | None:
 def _general_op(op: Op, table: Mapping[int, Dim], small: int) -> Op:
     if isinstance(op, Constant):
         return op
-    changes = {name: _general_field(value, table, small) for name, value in op.static_fields().items()}
-    changes = {name: value for name, value in changes.items() if value is not getattr(op, name)}
+    found = {name: _general_field(getattr(op, name), table, small) for name in _size_fields(type(op))}
+    changes = {name: value for name, value in found.items() if value is not getattr(op, name)}
     return replace(op, **changes) if changes else op
+
+
+@cache
+def _size_fields(cls: Any) -> tuple[str, ...]:
+    """The fields that are sizes, or hold some, as their class says: an axis, a kernel or a count of heads is none."""
+    return tuple(f.name for f in fields(cls) if "Dim" in str(f.type))
 
 
 def _general_field(value: Any, table: Mapping[int, Dim], small: int) -> Any:

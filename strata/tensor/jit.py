@@ -282,7 +282,12 @@ class Jitted:
                     general = self._open_form(call, variant)
                 else:
                     self.buckets.popitem(last=False)
-            found = self._share(call, variant, general)
+            try:
+                found = self._share(call, variant, general)
+            except TraceError:
+                if self.on_miss == "bucket":
+                    raise
+                return None
             if found is variant:
                 self.variants[call.key] = variant
                 while len(self.variants) > DEFAULT_VARIANTS:

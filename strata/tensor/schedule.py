@@ -20,7 +20,7 @@ from strata.core import new_lock
 from strata.errors import SymbolError
 from strata.mir import Value
 from strata.runtime import CompiledGraph, Session, compile_price, run_price
-from strata.tensor.general import General, generalize
+from strata.tensor.general import NEEDS_NUMBERS, General, generalize
 from strata.tensor.interpret import Interpreter
 from strata.tensor.outline import Outline, outline
 from strata.tensor.storage import slices
@@ -187,9 +187,13 @@ def _compile(program: Program, plan: Outline, roots: Sequence[Value], settings: 
     session = Session(settings.device)
     if family is not None and program.general is not None and family.shapes > 1 and not family.failed:
         if family.compiled is None:
-            COUNTS.compiled += 1
-            family.compiled = session.compile(program.general.graph)
-        return family.compiled
+            try:
+                family.compiled = session.compile(program.general.graph)
+                COUNTS.compiled += 1
+            except NEEDS_NUMBERS:
+                family.failed = True
+        if family.compiled is not None:
+            return family.compiled
     if program.spent < program.compile_price and not program.always:  # the family is hot, this shape is not
         return None
     COUNTS.compiled += 1

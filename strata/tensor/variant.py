@@ -16,7 +16,7 @@ from strata.lir import may_take_over
 from strata.mir import Graph, leaf_name
 from strata.runtime import CompiledGraph, Session
 from strata.tensor.data import Handle
-from strata.tensor.general import LARGEST, SMALL, General, generalize
+from strata.tensor.general import LARGEST, NEEDS_NUMBERS, SMALL, General, generalize
 from strata.tensor.outline import outline_of
 from strata.tensor.tensor import Tensor
 
@@ -149,17 +149,23 @@ class Variant:
             if found is not None:
                 yield found
 
+    def _not_shared(self) -> TraceError:
+        return TraceError(
+            f"jit: {self.graph.name} cannot share a program between shapes: an op of it needs fixed sizes",
+            code="T218", place=here(), fix="raise max_variants, or on_miss='interpret'",
+        )  # fmt: skip
+
     def share(self, buckets: OrderedDict[Any, Bucket], general: General | None) -> None:
         """Run on a program with symbolic sizes, made now if it is the first of its form."""
         program = outline_of(self.graph)
         if general is None:
-            raise TraceError(
-                f"jit: {self.graph.name} cannot share a program between shapes: an op of it needs fixed sizes",
-                code="T218", place=here(), fix="raise max_variants, or on_miss='interpret'",
-            )  # fmt: skip
+            raise self._not_shared()
         bucket = buckets.get(general.key)
         if bucket is None:
-            bucket = buckets[general.key] = Bucket(Session(config().device).compile(general.graph))
+            try:
+                bucket = buckets[general.key] = Bucket(Session(config().device).compile(general.graph))
+            except NEEDS_NUMBERS as error:
+                raise self._not_shared() from error
         used = [leaf_name(x) for x in program.leaf_values]
         self.shared = {name: f"d{i}" for i, name in enumerate(used)}
         self.compiled = bucket.compiled

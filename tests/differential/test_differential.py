@@ -1,12 +1,25 @@
-"""Programs that went wrong once, on every path."""
+"""A slice of the differential machine, from a fresh seed that is printed, and programs that went wrong once."""
 
 from __future__ import annotations
+
+import secrets
 
 import pytest
 
 from tests.differential.paths import MAIN, check
 from tests.differential.program import Program
 from tests.differential.regressions import REGRESSIONS
+from tests.differential.workers import run_all
+
+COUNT = 60
+
+
+def test_random_programs_agree_on_every_path() -> None:
+    seed = secrets.randbelow(1 << 31)
+    print(f"to repeat: python -m tests.differential --seed {seed} --count {COUNT}")
+    totals = run_all(seed, COUNT, 1, MAIN, whole=False)
+    assert totals.programs == COUNT
+    assert not totals.violations, "\n".join([f"--seed {seed} --count {COUNT}", *totals.violations])
 
 
 @pytest.mark.parametrize("name", REGRESSIONS)

@@ -193,3 +193,29 @@ def test_computed_ids_are_clamped_also_where_they_follow_from_constants() -> Non
     for device in ("cpu", "reference"):
         (got,) = Session(device).compile(g).run(x=np.arange(3, dtype=np.float32))
         np.testing.assert_array_equal(got, [2, 2])
+
+
+def test_numbers_that_happen_to_be_a_size_stay_numbers() -> None:
+    """An axis, a kernel or a count that equals a size is not opened with it where shapes share a program."""
+    programs: list[tuple[Callable[[Any], Any], tuple[int, ...]]] = [
+        (lambda x: st.sort(x, axis=2), (2, 1, 2)),
+        (lambda x: st.cummax(x, axis=2)[0], (2, 3, 2)),
+        (lambda x: st.max_pool1d(x, 2, stride=1), (2, 1, 5)),
+        (lambda x: st.topk(x, 3, axis=-1)[0], (3, 4)),
+        (lambda x: st.roll(x, 2, 0), (2, 3)),
+    ]
+    rng = np.random.default_rng(0)
+    for fn, shape in programs:
+        shared = st.jit(fn, buckets={0: {0: [8]}})
+        for rows in (shape[0], shape[0] + 1, 7, 1):
+            a = rng.standard_normal((rows, *shape[1:])).astype(np.float32)
+            np.testing.assert_array_equal(np.asarray(shared(a)), fn(st.tensor(a)).numpy())
+
+
+def test_reductions_of_what_is_always_empty() -> None:
+    g = Graph("empty")
+    x = g.input("x", (sym("n", 0, 8), 0), "bool")
+    g.outputs(ops.any(x), ops.all(x), ops.sum(ops.cast(x, "i32")))
+    compiled = Session("cpu").compile(g)
+    for n in (0, 1, 8):
+        assert [a.item() for a in compiled.run(x=np.zeros((n, 0), bool))] == [False, True, 0]
