@@ -12,6 +12,7 @@ import numpy as np
 
 from strata.core import Dim, TensorType, dim_prod, divide_exactly, f32, f64, show_shape
 from strata.mir import Op, Sample, UnaryOp, Value, draw, op
+from strata.ops.elementwise import maximum
 from strata.ops.logic import cast
 from strata.ops.math import rsqrt
 from strata.ops.movement import reshape
@@ -22,10 +23,13 @@ Axes = tuple[int, ...]
 
 
 def standardized(x: Value, axes: Axes, eps: float) -> tuple[Value, Value]:
-    """x̂ and inv over axes, by two passes: the variance is never negative."""
+    """x̂ and inv over axes, by two passes. What the mean lost when it was rounded is found in the second one, and taken
+    off: of rows far from zero, that is most of what would be wrong."""
     centred = x - mean(x, axes, keepdims=True)
-    inv = rsqrt(mean(centred * centred, axes, keepdims=True) + eps)
-    return centred * inv, inv
+    lost = mean(centred, axes, keepdims=True)
+    variance = maximum(mean(centred * centred, axes, keepdims=True) - lost * lost, 0)
+    inv = rsqrt(variance + eps)
+    return (centred - lost) * inv, inv
 
 
 def scaled(x: Value, axes: Axes, eps: float) -> tuple[Value, Value]:

@@ -276,14 +276,20 @@ def mean(x: Operand, axis: Axes = None, keepdims: bool = False) -> Value:
 
 @function()
 def var(x: Operand, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Value:
-    """Variance over axes by two passes; `correction` is subtracted from the count. That of nothing is NaN."""
+    """Variance over axes by two passes; `correction` is subtracted from the count. That of nothing is NaN.
+
+    What the mean lost when it was rounded is found in the second pass."""
     value = to_inexact(as_value(x))
     axes = normalize_axes(axis, value.ndim, "var")
     wide = METHODS["cast"](value, value.dtype.accumulator)
     centred = wide - mean(wide, axes, keepdims=True)
     square = METHODS["abs"](centred) if value.dtype.is_complex else centred
     total = _reduce(ReduceSum, square * square, axes, keepdims, "var")
-    return METHODS["cast"](total / (count_of(value, axes, total.dtype) - correction), value.dtype.real)
+    count = count_of(value, axes, total.dtype)
+    if not value.dtype.is_complex:
+        lost = _reduce(ReduceSum, centred, axes, keepdims, "var")
+        total = METHODS["maximum"](total - lost * lost / count, 0)
+    return METHODS["cast"](total / (count - correction), value.dtype.real)
 
 
 @function()
