@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from typing import Any
 
 from strata.core import Dim, TensorType, dim_prod, sym
@@ -134,10 +133,14 @@ def _general_op(op: Op, table: Mapping[int, Dim], small: int) -> Op:
     return replace(op, **changes) if changes else op
 
 
-@cache
-def _size_fields(cls: Any) -> tuple[str, ...]:
+_SIZE_FIELDS: dict[type[Op], tuple[str, ...]] = {}
+
+
+def _size_fields(cls: type[Op]) -> tuple[str, ...]:
     """The fields that are sizes, or hold some, as their class says: an axis, a kernel or a count of heads is none."""
-    return tuple(f.name for f in fields(cls) if "Dim" in str(f.type))
+    if cls not in _SIZE_FIELDS:
+        _SIZE_FIELDS[cls] = tuple(f.name for f in fields(cls) if "Dim" in str(f.type))
+    return _SIZE_FIELDS[cls]
 
 
 def _general_field(value: Any, table: Mapping[int, Dim], small: int) -> Any:
