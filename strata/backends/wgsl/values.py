@@ -61,7 +61,7 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
     )},
     "atan2": {"f": "atan2_f({0}, {1})"},
     **{name: {**_SAME, "f": f"{name}({{0}})"} for name in ("floor", "ceil", "trunc", "round")},
-    **{name: {"i": "{0}", "q": "{0}"} for name in ("index", "data")},
+    **dict.fromkeys(("index", "data"), _SAME),
     "sign": {"i": "sign({0})", "u": "min({0}, 1u)", "f": "sign_f({0})", "q": "sign_i64({0})", "w": "sign_u64({0})"},
     "copysign": {"f": "copy_sign({0}, {1})"},
     "and": {"b": "({0} && {1})", **_binary("({0} & {1})", "iuqw")},
