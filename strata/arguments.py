@@ -164,19 +164,22 @@ def _or_default(kind: Kind, default: Any) -> Kind:
 # ----------------------------------------------------------------------------------------------------- public functions
 
 
-def public(target: T, *, name: str | None = None, of_values: bool = False) -> T:
+def public(target: T, *, name: str | None = None, of_values: bool = False, late: bool = False) -> T:
     """A function that refuses wrong calls; of a class, the constructor and every public method that it defines.
 
-    A function `of_values` only computes with its arguments: whatever it fails with is told as a mistake in them.
+    A function `of_values` only computes with its arguments: whatever it fails with is told as a mistake in them. With
+    `late`, arguments are looked at after a failure only.
     """
     if isinstance(target, type):
         for cls in target.__mro__:
             if cls.__module__.partition(".")[0] == "strata" and "__arguments_checked__" not in cls.__dict__:
-                _guard_class(cls)
+                _guard_class(cls, of_values=of_values)
         return target
     fn: Any = target
     if not isinstance(fn, (types.FunctionType, functools._lru_cache_wrapper)) or hasattr(fn, "__arguments_checked__"):
         return target
+    if late:
+        hot(fn)
     return _guarded(fn, name or fn.__name__, bound=False, of_values=of_values)  # type: ignore[return-value]
 
 
@@ -203,7 +206,9 @@ def own_checks(*names: str) -> Callable[[T], T]:
     return mark
 
 
-def public_names(scope: dict[str, Any], home: str | None = None, *, of_values: bool = False) -> None:
+def public_names(
+    scope: dict[str, Any], home: str | None = None, *, of_values: bool = False, late: bool = False
+) -> None:
     """Guard every function and class of a namespace that is defined in its package, or in that of `home`."""
     package = home or scope["__name__"]
     for name, value in list(scope.items()):
@@ -211,10 +216,10 @@ def public_names(scope: dict[str, Any], home: str | None = None, *, of_values: b
         if name.startswith("_") or not isinstance(module, str) or not f"{module}.".startswith(f"{package}."):
             continue
         if isinstance(value, (type, types.FunctionType)):
-            scope[name] = public(value, of_values=of_values)
+            scope[name] = public(value, of_values=of_values, late=late)
 
 
-def _guard_class(cls: type) -> None:
+def _guard_class(cls: type, *, of_values: bool = False) -> None:
     if issubclass(cls, BaseException):
         return
     for name, member in list(vars(cls).items()):
@@ -228,7 +233,7 @@ def _guard_class(cls: type) -> None:
             own_checks(*vars(cls)["__own_checks__"])(fn)
         if "__is_hot__" in vars(cls):
             hot(fn)
-        made = _guarded(fn, shown_name, bound=not isinstance(member, staticmethod))
+        made = _guarded(fn, shown_name, bound=not isinstance(member, staticmethod), of_values=of_values)
         setattr(cls, name, type(member)(made) if isinstance(member, (classmethod, staticmethod)) else made)
     cls.__arguments_checked__ = True  # type: ignore[attr-defined]
 
@@ -273,7 +278,7 @@ def _guarded(fn: Callable[..., Any], name: str, *, bound: bool, of_values: bool 
             raise wrong from (error if of_values else None)
 
     says = {str(a) for p, a in inspect.unwrap(fn).__annotations__.items() if p != "return"}
-    made = after if of_values or not says - {"Any", "object"} or hasattr(fn, "__is_hot__") else before
+    made = after if not says - {"Any", "object"} or hasattr(fn, "__is_hot__") else before
     made.__arguments_checked__ = True  # type: ignore[attr-defined]
     return made
 

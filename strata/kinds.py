@@ -88,12 +88,21 @@ def _take_hashable(value: Any) -> Any:
 
 
 def _take_array(value: Any) -> Any:
+    """What NumPy can read, read: a list of other things is no array."""
+    numpy = sys.modules["numpy"]
+    if isinstance(value, numpy.ndarray):
+        return value
     readable = ("__array__", "__array_interface__", "__dlpack__", "__mir_value__", "__buffer__")
-    if isinstance(value, (bool, int, float, complex, list, tuple, range)) or any(hasattr(value, a) for a in readable):
-        return value
-    if type(value).__name__ == "Value" or (isinstance(value, memoryview | bytearray)):
-        return value
-    raise Wrong
+    plain = (bool, int, float, complex, list, tuple, range, memoryview, bytearray)
+    if not isinstance(value, plain) and not any(hasattr(value, a) for a in readable):
+        raise Wrong
+    try:
+        made = numpy.asarray(value)
+    except (TypeError, ValueError):
+        raise Wrong from None
+    if made.dtype.kind not in "biufcV":
+        raise Wrong
+    return made
 
 
 def _take_function(value: Any) -> Any:
@@ -112,7 +121,7 @@ _SIMPLE: dict[Any, Kind] = {
     int: Kind("a whole number", _take_int, (int,)),
     float: _NUMBER,
     bool: Kind("True or False", _take_flag, (bool,)),
-    Path: Kind("a path", _take_path, (str,)),
+    Path: Kind("a path", lambda value: Path(_take_path(value))),
     os.PathLike: Kind("a path", _take_path, (str,)),
     None: Kind("None", _only_none, (type(None),)),
     type(None): Kind("None", _only_none, (type(None),)),
@@ -138,10 +147,10 @@ def kind_of(annotation: Any) -> Kind | None:
     if origin in (typing.Annotated, typing.Final, typing.Required):
         return kind_of(args[0])
     base = origin if origin is not None else annotation
-    if base is collections.abc.Callable:
-        return _SIMPLE[base]
     if not isinstance(base, type):
         return None
+    if base in _SIMPLE:  # of a function from something to something, or of a path of texts
+        return _SIMPLE[base]
     if base is type:
         return _instance(type)
     if issubclass(base, collections.abc.Mapping):
@@ -243,10 +252,12 @@ def _sequence(base: type, item: Kind | None) -> Kind:
         if item is None:
             return value
         if hasattr(value, "dtype"):
-            if value.dtype.kind not in _KINDS.get(item.words, ""):
-                value = value.tolist()
-            else:
+            if getattr(value.dtype, "kind", "") in _KINDS.get(item.words, "") and value.ndim == 1:
                 return value
+            listed = getattr(value, "tolist", None)  # which what is not computed yet lacks
+            if listed is None:
+                raise Wrong
+            value = listed()
         if item.plain and set(map(type, value)) <= item.plain:
             return value
         made = [_inside(v, item, f"item {i}: ") for i, v in enumerate(value)]

@@ -9,6 +9,7 @@ import importlib
 import linecache
 import os
 import sys
+import threading
 from dataclasses import dataclass
 from opcode import opmap
 from types import FrameType, TracebackType
@@ -16,7 +17,7 @@ from types import FrameType, TracebackType
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _NOT_THE_USER = (  # ours; imports and decorators, which stand between the user and us; and code without a file
     _PACKAGE, os.path.dirname(importlib.__file__) + os.sep, contextlib.__file__, functools.__file__,
-    dataclasses.__file__, "<",
+    dataclasses.__file__, threading.__file__, os.path.join(os.path.dirname(threading.__file__), "concurrent", ""), "<",
 )  # fmt: skip
 
 _NUMPY = f"{os.sep}site-packages{os.sep}numpy{os.sep}"  # calls back what it was given

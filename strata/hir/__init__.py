@@ -8,4 +8,4 @@ from strata.hir.lower import lower, lower_for_autodiff, wrap_mir_graph
 from strata.hir.reflect import Reflection, reflect
 from strata.hir.text import parse, show
 
-public_names(globals())
+public_names(globals(), of_values=True)

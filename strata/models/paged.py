@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from strata.models.generate import Decoder
 
 
+MOST_PAGES = 1 << 24  # with their numbers in one list
+
+
 class PagePool:
     """Numbers of pages, lent lowest first. A page has room for `tokens` tokens and is `size` bytes long."""
 
     def __init__(self, pages: int, *, tokens: int = PAGE, size: int = 0) -> None:
-        if pages < 1 or tokens < 1 or size < 0:
+        if not 1 <= pages <= MOST_PAGES or tokens < 1 or size < 0:
             raise OptionError(f"pages: {pages} pages of {tokens} tokens and {size} bytes make no pool", code="O600")
         self.pages, self.tokens, self.size = pages, tokens, size
         self._free = list(range(pages))  # a heap

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strata.errors import OptionError, RunError
+from strata.core import here
+from strata.errors import OptionError, RunError, ShapeError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,10 @@ class Sampler:
 
     def probabilities(self, logits: np.ndarray, before: Sequence[int]) -> np.ndarray:
         """What `choose` draws from, f64[V]; all of it on one token at a temperature of 0."""
+        if logits.ndim != 1 or not logits.size:
+            raise ShapeError(
+                f"probabilities: logits are one row of numbers, got {logits.shape}", code="S600", place=here()
+            )
         logits, best = self._penalised(logits, before)
         found = np.zeros(len(logits))
         if self.temperature == 0:

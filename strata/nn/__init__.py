@@ -31,4 +31,4 @@ from strata.nn.recurrent import GRU, LSTM
 from strata.nn.train import LossScale, Trainer
 
 for _scope in (globals(), vars(initial), vars(optim)):
-    public_names(_scope)
+    public_names(_scope, of_values=True)

@@ -63,7 +63,9 @@ class Convolving(Op):
             f"needs [N, C, *sizes] and [O, C / groups, *kernel], got {x} and {w}",
             code="S304",
         )
-        same = sums_type(x.dtype, w.dtype) is not None and not x.dtype.is_bool
+        odd = next((t for t in (x, w) if t.dtype.is_bool), None)
+        self.require_dtype(odd is None, f"does not take {odd}, only numeric types", code="D104")
+        same = sums_type(x.dtype, w.dtype) is not None
         self.require_dtype(same, f"operands differ in dtype, {x} and {w}", code="D103")
         fields = (self.stride, self.padding, self.dilation)
         self.require(

@@ -46,7 +46,9 @@ class MatMul(Op):
 
     def infer(self, x: TensorType, y: TensorType) -> TensorType:
         self.require(x.ndim >= 2 and y.ndim >= 2, f"needs two matrices or stacks of them, got {x} and {y}", code="S125")
-        same = sums_type(x.dtype, y.dtype) is not None and not x.dtype.is_bool
+        odd = next((t for t in (x, y) if t.dtype.is_bool), None)
+        self.require_dtype(odd is None, f"does not take {odd}, only numeric types", code="D104")
+        same = sums_type(x.dtype, y.dtype) is not None
         self.require_dtype(same, f"operands differ in dtype, {x} and {y}", code="D103")
         k, other = x.shape[-1], y.shape[-2]
         mismatch = k != other and isinstance(k, int) and isinstance(other, int)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from strata.core import Target
 from strata.errors import DTypeError, OptionError, ParseError, ShapeError, UnknownNameError, VerifyError
+from strata.kinds import shown
 from strata.mir import Graph, Value, near, origin_of, verify
 
 
@@ -110,6 +111,8 @@ def rewrite(graph: Graph, change: Callable[[Value, tuple[Value, ...]], Sequence[
                 outs = made if isinstance(made, tuple) else (made,)
         if outs is None:
             continue
+        if not isinstance(outs, (tuple, list)) or len(outs) != len(node.types):
+            raise OptionError(f"rewrite: {made_by} gives the outputs of a node or None, got {shown(outs)}", code="O140")
         for old, new in zip(node.outputs, outs, strict=True):
             if new != old:
                 table[old] = new

@@ -9,7 +9,9 @@ from typing import Any
 
 from strata.cache import DiskStore, digest
 from strata.config import logger
-from strata.core import Target
+from strata.core import Target, here
+from strata.errors import OptionError
+from strata.kinds import shown
 from strata.lir import Lir
 from strata.mir import Graph, parse
 from strata.runtime.compiled import CompiledGraph
@@ -89,7 +91,10 @@ class AotCache:
         session = Session(device, options)
 
         def make() -> CompileResult:
-            return specialized(template() if callable(template) else template, binding)
+            made = template() if callable(template) else template
+            if not isinstance(made, CompileResult):
+                raise OptionError(f"template gives a compile result, got {shown(made)}", code="O412", place=here())
+            return specialized(made, binding)
 
         name = f"{base}__{binding_key(binding)}"
         if not callable(template):  # it is at hand, so that the name need not be trusted

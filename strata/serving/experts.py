@@ -73,6 +73,10 @@ class ExpertPool:
 def hit_counts(ids: np.ndarray, experts: int) -> np.ndarray:
     """How often each expert was asked for, i64[experts]."""
     flat = np.asarray(ids).reshape(-1)
+    if flat.dtype.kind not in "iu":
+        flat = flat.astype(np.int64) if not flat.size else flat
+    if flat.dtype.kind not in "iu":
+        raise OptionError(f"experts: ids are integers, got {flat.dtype}", code="O612")
     if flat.size and not (flat.min() >= 0 and flat.max() < experts):
         raise OptionError(f"experts: {flat.min()} to {flat.max()} are not all among {experts}", code="O612")
     return np.bincount(flat, minlength=experts)

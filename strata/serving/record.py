@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from threading import Lock
 from typing import Any, Self
 
-from strata.core import open_file
+from strata.core import here, open_file
 from strata.errors import FileError
 
 
@@ -28,7 +28,10 @@ class Recorder:
     """Writes records to the end of a file, each whole as soon as it comes; from many threads."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - it is open as long as the recorder is used
+        try:
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - it is open as long as the recorder is used
+        except (OSError, ValueError) as error:
+            raise FileError(f"{str(path)!r} cannot be written: {error}", code="F500", place=here()) from None
         self._lock = Lock()
 
     def write(self, record: Record) -> None:

@@ -37,9 +37,9 @@ from strata.tensor.variable import Variable
 
 globals().update({_n: wrapped(_n) for _n in METHODS if isinstance(globals().get(_n), ModuleType)})  # `repeat`
 public_names(globals(), "strata.tensor.creation", of_values=True)
-public_names(globals(), "strata.ops", of_values=True)
+public_names(globals(), "strata.ops", of_values=True, late=True)
 public_names(globals())
-public_names(vars(random), "strata.ops.random", of_values=True)
+public_names(vars(random), "strata.ops.random", of_values=True, late=True)
 
 
 def __getattr__(name: str) -> Any:

@@ -45,9 +45,9 @@ class Plan:
     def __init__(self, tensors: Sequence[Any]) -> None:
         settings = config()
         self.tensors = tuple(tensors)
-        odd = next((t for t in self.tensors if not hasattr(t, "__mir_value__")), None)
-        if odd is not None:
-            raise OptionError(f"Plan: a {type(odd).__name__} is not a tensor", code="T208", place=here())
+        for t in self.tensors:
+            if not hasattr(t, "__mir_value__"):
+                raise OptionError(f"Plan: a {type(t).__name__} is not a tensor", code="T208", place=here())
         pending = list(dict.fromkeys(t.value for t in tensors if handle_of(t.value) is None))
         self._compiled: CompiledGraph | None = None
         self._handles: list[Handle] = []

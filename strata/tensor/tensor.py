@@ -221,7 +221,7 @@ class Tensor:
         return function(*given, **named)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
-        if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
+        if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12", "2025.12"):
             raise OptionError(f"there is no Array API {api_version!r} here", code="O381", place=here())
         from strata.tensor import xp
 

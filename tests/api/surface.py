@@ -51,9 +51,17 @@ WRONG: dict[str, Any] = {
     "array": np.ones((2, 3)), "NumPy integer": np.int64(2), "NumPy float": np.float32(1.5), "set": {1, 2},
     "iterator": "an iterator", "path": Path("no/such/file"), "slice": slice(1, 2),
 }  # fmt: skip
+TOO_HOT = {
+    "st.Tensor",
+    "st.Tensor.of",
+    "st.Value",
+    "st.Value.same_as",
+    "config.config",
+}  # Python tells what does not fit their signature
+ON_ARRAYS = re.compile(r"CompiledGraph\.(run_ready|sized)$|Tensor\.results$|take_over$")  # for callers who have checked
 NO_WAY_BACK = re.compile(  # calls that wait for others, run for ever or work on this very process
     r"serving\.(Server|WorkerPool|ask|replay|Service)|distributed\.(connect|run_members|SocketTransport|Thread|Group|Transport|local)"
-    r"|testing\.|register_backend|passes\.register"
+    r"|testing\.|register_backend|models\.Decoder$|passes\.register|models\.Decoder$"
 )
 
 
@@ -138,6 +146,12 @@ def fitting(p: inspect.Parameter) -> Any:
 
 def callables() -> Iterator[Target]:
     """Every public callable, once."""
+    for target in _all():
+        if not ON_ARRAYS.search(target.name):
+            yield target
+
+
+def _all() -> Iterator[Target]:
     seen: set[int] = set()
     for prefix, name, value in _names():
         if id(value) in seen or NO_WAY_BACK.search(f"{prefix}.{name}"):
@@ -184,7 +198,7 @@ def _targets(name: str, value: Any) -> Iterator[Target]:
             continue
         if isinstance(static, (staticmethod, classmethod)):
             yield Target(f"{name}.{member}", partial(getattr, value, member), inspect.signature(fn))
-        elif isinstance(static, types.FunctionType) and value.__name__ in BASES:
+        elif isinstance(static, types.FunctionType) and value.__name__ in BASES and name != "nn.Module":
             yield Target(f"{name}.{member}", partial(_method, BASES[value.__name__], member), _without_self(fn))
 
 
@@ -218,15 +232,20 @@ def calls(target: Target) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]
     yield "as it is meant", *right
     for p in parameters:
         for kind, value in WRONG.items():
+            if kind == "huge" and p.name in ("repeat", "repeats", "num_layers"):
+                continue  # what takes that long is what was asked for
             given = iter(()) if kind == "iterator" else value
             yield f"{p.name} is {kind}", *call(p.name, given)
     if needed:
         yield "nothing given", (), {}
-    yield "a name that is not there", right[0], {**right[1], "zork": 1}
+    yield "an unknown name", right[0], {**right[1], "zork": 1}
     named = [p for p in parameters if p.kind is not p.POSITIONAL_ONLY]
     if named:
-        yield "a name misspelt", right[0], {**right[1], f"{named[-1].name}z": 1}
+        yield "a misspelt name", right[0], {**right[1], f"{named[-1].name}z": 1}
     yield "much too many", (*right[0], *[1] * 20), right[1]
+
+
+MISFITS = ("nothing given", "an unknown name", "a misspelt name", "much too many")
 
 
 class Stuck(Exception):  # noqa: N818 - not an error of the package
@@ -242,6 +261,8 @@ def wrong_answers(target: Target, *, every: bool = True) -> list[str]:
     told: list[str] = []
     for i, (what, args, kwargs) in enumerate(calls(target)):
         if not every and (zlib.crc32(target.name.encode()) + i) % THINNED and i > 0:
+            continue
+        if target.name in TOO_HOT and what in MISFITS:
             continue
         answer = _answer(target.make(), args, kwargs)
         if answer:
@@ -291,7 +312,11 @@ def _limited() -> Iterator[None]:
 def main(pattern: str = "") -> int:
     """Every call of every public callable whose name has the pattern: `python -m tests.api.surface 'nn\\.'`."""
     found = count = 0
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        st.config.using(cache_dir=f"{folder}/cache"),
+    ):
         for target in callables():
             if re.search(pattern, target.name):
                 count += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 import strata as st
-from strata.errors import DeviceError, OptionError, OutOfMemoryError, StrataError
+from strata.errors import ArgumentError, DeviceError, OptionError, OutOfMemoryError, StrataError, TraceError
+from tests.api.surface import Target, callables, wrong_answers
 
 X, W, K = np.ones((5, 4), "f4"), np.ones((4, 2), "f4"), np.zeros(3, "f4")
 A = st.ones((2, 3))
@@ -285,3 +287,109 @@ def test_numbers_at_the_ends_of_their_types_fit() -> None:
         assert st.tensor([low, high], dtype=dtype).tolist() == [low, high]
         assert (st.zeros((1,), dtype) + low).tolist() == [low]
     assert (st.tensor([1.0]) + (1 << 70)).tolist() == [float(1 << 70)]
+
+
+# ------------------------------------------------------------------------------------------------ every public callable
+
+
+@pytest.mark.parametrize("target", list(callables()), ids=lambda target: target.name)
+def test_wrong_calls_of_everything_that_is_public(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of the calls; `python -m tests.api.surface` makes all of them."""
+    monkeypatch.chdir(tmp_path)
+    with st.config.using(cache_dir=tmp_path / "cache"):
+        assert wrong_answers(target, every=False) == []
+
+
+NAMED: dict[str, tuple[Any, str]] = {
+    "misspelt option": (lambda: st.CompileOptions(fusoin=1), "did you mean 'fusion'"),  # type: ignore[call-arg]
+    "list as a key": (lambda: st.CompileCache("reference", 2).get_or_compile([], graph), "can be a key, got \\[\\]"),  # type: ignore[arg-type]
+    "text as a key": (lambda: buckets().bucket_for("a"), "key is a whole number, got 'a'"),  # type: ignore[arg-type]
+    "half a key": (lambda: buckets().get_or_compile(2.5, graph), "whole number, got 2.5"),  # type: ignore[arg-type]
+    "half a ladder": (
+        lambda: st.BucketedCompileCache.power_of_two_ladder("reference", 1.5, 8),  # type: ignore[arg-type]
+        "min is a whole number, got 1.5",
+    ),
+    "list of sizes": (
+        lambda: st.DynamicDimCompileCache("reference", 2).get_or_specialize("k", [1], module),  # type: ignore[arg-type]
+        "binding is a mapping of names to whole numbers, got \\[1\\]",
+    ),
+    "no builder": (
+        lambda: st.DynamicDimCompileCache("reference", 2).get_or_specialize("k", {"batch": 1}, 3),  # type: ignore[arg-type]
+        "build_hir is a function, got 3",
+    ),
+    "number as a folder": (lambda: st.AotCache(3), "root is a .*path, got 3"),  # type: ignore[arg-type]
+    "no inputs": (lambda: buckets().run_padded(2, 2, lambda n: graph(), inputs=None), "inputs is .*, got None"),  # type: ignore[arg-type]
+    "unknown pass": (lambda: st.CompileOptions(skip_passes=("fodl",)), "no pass is named 'fodl'; did you mean 'fold'"),
+    "steps that are a text": (lambda: st.CompileOptions(unroll="x"), "unroll is a whole number, got 'x'"),  # type: ignore[arg-type]
+    "steps below none": (lambda: st.CompileOptions(unroll=-1), "unroll must be a count"),
+    "negative batch": (lambda: st.ModelVariant.prefill(-1, 2), "batch cannot be -1"),
+    "truth as a size": (lambda: st.Variable("N", 1, 4).bind(True), "it cannot be True"),
+    "product of truths": (lambda: st.ones((2, 2), "bool") @ st.ones((2, 2), "bool"), "does not take bool"),
+}
+
+
+def buckets() -> st.BucketedCompileCache:
+    return st.BucketedCompileCache("reference", [range(1, 5)])
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_mistake_is_told_in_the_callers_words(name: str) -> None:
+    call, said = NAMED[name]
+    error = refused(call)
+    assert re.search(said, error.summary), error.summary
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    n = st.Variable("N", np.int64(1), np.int32(8))
+    assert n.bind(np.int64(3)).value == 3
+    plan = (st.empty((n,)) + 1.0).prepare()
+    assert plan.execute(N=np.int64(4)).output(0).shape == (4,)
+    assert buckets().bucket_for(np.int64(2)) == 0
+    assert st.CompileCache("reference", np.uint8(3)).capacity == 3
+    assert st.CompileOptions(unroll=np.int64(2)).unroll == 2
+    assert st.ModelVariant.prefill(np.int32(1), np.int64(2)).dim_binding() == {"batch": 1, "seq": 2}
+
+
+def test_comparisons_of_values_are_element_by_element() -> None:
+    g = st.Graph("g")
+    a, b = g.input("a", (3,)), g.input("b", (3,))
+    g.outputs(st.ops.where(a == b, 1.0, 2.0), st.ops.where(a != 1.0, a, b), a == a)
+    x, y = np.array([1, 2, np.nan], "f4"), np.array([1, 3, 4], "f4")
+    first, second, third = st.Session("cpu").compile(g).run(a=x, b=y)
+    np.testing.assert_array_equal(first, np.where(x == y, 1.0, 2.0))
+    np.testing.assert_array_equal(second, np.where(x != 1.0, x, y))
+    np.testing.assert_array_equal(third, [True, True, False])
+    assert a in (b, a)
+    assert {a: 1}[g.inputs[0]] == 1
+    assert a.same_as(g.inputs[0])
+    assert not a.same_as(b)
+    assert a != "text"
+    for unknown in (
+        lambda: bool(a == b), lambda: a < b < a, lambda: not a, lambda: a and b, lambda: 1.0 in a,
+        lambda: int(a), lambda: float(a), lambda: complex(a),
+    ):  # fmt: skip
+        assert isinstance(refused(unknown), TraceError)
+
+
+def test_values_of_two_graphs_do_not_meet() -> None:
+    x, y = st.Graph("encoder").input("x", (3,)), st.Graph("decoder").input("y", (3,))
+    for mix in (lambda: x + y, lambda: st.ops.concat([x.exp(), y * 2.0]), lambda: st.ops.where(x > 0.0, y, 0.0)):
+        error = refused(mix)
+        assert isinstance(error, TraceError)
+        assert "'encoder'" in error.summary
+        assert "'decoder'" in error.summary
+
+
+def test_a_callback_keeps_its_errors() -> None:
+    def broken(*_: Any) -> Any:
+        raise TypeError("mine")
+
+    for call in (
+        lambda: st.jit(broken)(A), lambda: st.grad(broken)(A), lambda: st.vmap(broken)(A),
+        lambda: st.CompileCache("reference", 2).get_or_compile("k", broken), lambda: st.scan(broken, A, A),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match="mine") as caught:
+            call()
+        assert not isinstance(caught.value, ArgumentError)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from strata.io.onnx.writing import export
 
 load = public(load_onnx, name="load")
+load_onnx = public(load_onnx)
 public(OnnxModel)
 # what needs the package itself; no module has one of these names, which would take its place
 _LATER = {

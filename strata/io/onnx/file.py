@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import new_lock, open_handle
+from strata.core import here, new_lock, open_handle
 from strata.errors import FileError, file_error
+from strata.kinds import shown
 from strata.runtime import StoredArray
 
 BLOCK = 1 << 16  # bytes that are looked through at a time
@@ -28,6 +29,10 @@ class ModelFile:
         self._data: bytes | None = None
         self._lock = new_lock()
         if not isinstance(source, (str, os.PathLike)):
+            if not isinstance(source, (bytes, bytearray, memoryview)):
+                raise FileError(
+                    f"a model is a path, bytes or a ModelProto, got {shown(source)}", code="F500", place=here()
+                )
             self._data = bytes(source)
             self.digest, self.size = hashlib.sha256(self._data).hexdigest(), len(self._data)
             return

@@ -14,6 +14,7 @@ from strata.core import located
 from strata.errors import OptionError
 from strata.io.onnx.dtypes import NUMBER
 from strata.io.onnx.model import OnnxModel
+from strata.kinds import shown
 
 
 class PreparedModel(BackendRep):
@@ -60,6 +61,8 @@ class StrataBackend(Backend):
         cls, node: Any, inputs: Any, device: str = "CPU", outputs_info: Any = None, **kwargs: Any
     ) -> tuple[Any, ...]:
         """One node on arrays."""
+        if not hasattr(node, "op_type") or not isinstance(inputs, (list, tuple)):
+            raise OptionError(f"run_node takes a NodeProto and a list of arrays, got {shown(node)}", code="O412")
         arrays = [np.asarray(x) for x in inputs]
         named = [name for name in node.input if name]
         ports = [

@@ -22,6 +22,7 @@ from strata.mir import Constant, Graph, Leaf, Node, Value, as_tuple, fresh_scope
 from strata.tensor import Tensor, asarray
 
 OPSET = 21
+MOST_OPSETS = 1000  # far beyond every version there will be
 
 Writer = Callable[["Exporter", Node, list[str]], "str | Sequence[str]"]
 
@@ -38,6 +39,8 @@ def export(
 
     `params` gives the values of parameters; those without one are inputs of the model. Symbolic sizes keep their names.
     """
+    if not 1 <= opset <= MOST_OPSETS:
+        raise OptionError(f"export: opset is a version from 1 to {MOST_OPSETS}, got {opset}", code="O503")
     graph = _as_graph(program, examples)
     model = Exporter(graph, {name: np.asarray(x) for name, x in (params or {}).items()}, opset).model()
     if path is not None:
@@ -51,7 +54,7 @@ def export(
 def _as_graph(program: Any, examples: Sequence[Any]) -> Graph:
     if isinstance(program, Graph):
         return program
-    if hasattr(program, "lower"):
+    if hasattr(program, "lower") and not isinstance(program, (str, bytes)):
         lowered: Graph = program.lower()
         return lowered
     if not callable(program):

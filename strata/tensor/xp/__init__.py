@@ -1,4 +1,4 @@
-"""The Array API standard (2024.12) over tensors: `st.xp`, and what `Tensor.__array_namespace__()` gives.
+"""The Array API standard (2025.12) over tensors: `st.xp`, and what `Tensor.__array_namespace__()` gives.
 
 Functions record lazily like all others. Those whose result has a shape that depends on values (`nonzero`, `unique_*`,
 `repeat` by a tensor) compute first.
@@ -33,6 +33,7 @@ from strata.tensor.xp.dtypes import (
     __array_namespace_info__,
     astype,
     can_cast,
+    devices,
     finfo,
     iinfo,
     isdtype,
@@ -42,6 +43,7 @@ from strata.tensor.xp.elementwise import *  # noqa: F403 - its names are a table
 from strata.tensor.xp.linalg import matmul, matrix_transpose, tensordot, vecdot
 from strata.tensor.xp.manipulation import (
     broadcast_arrays,
+    broadcast_shapes,
     broadcast_to,
     concat,
     expand_dims,
@@ -68,6 +70,7 @@ from strata.tensor.xp.reductions import (
     cumulative_prod,
     cumulative_sum,
     diff,
+    isin,
     max,
     mean,
     min,
@@ -90,8 +93,8 @@ int8, int16, int32, int64 = core.i8, core.i16, core.i32, core.i64
 uint8, uint16, uint32, uint64 = core.u8, core.u16, core.u32, core.u64
 float32, float64 = core.f32, core.f64
 complex64, complex128 = core.c64, core.c128
-__array_api_version__ = "2024.12"
+__array_api_version__ = "2025.12"
 newaxis = None
 
 for _scope in (globals(), vars(fft), vars(linalg)):
-    public_names(_scope, "strata.tensor.xp", of_values=True)
+    public_names(_scope, "strata.tensor.xp", of_values=True, late=True)

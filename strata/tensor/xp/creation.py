@@ -109,8 +109,8 @@ def empty_like(x: Tensor, /, *, dtype: Any = None, device: Any = None) -> Tensor
     return full_like(x, 0, dtype=dtype, device=device)
 
 
-def meshgrid(*arrays: Tensor, indexing: str = "xy") -> list[Tensor]:
-    return list(_ops.meshgrid(*arrays, indexing=indexing)) if arrays else []
+def meshgrid(*arrays: Tensor, indexing: str = "xy") -> tuple[Tensor, ...]:
+    return tuple(_ops.meshgrid(*arrays, indexing=indexing)) if arrays else ()
 
 
 def tril(x: Tensor, /, *, k: int = 0) -> Tensor:

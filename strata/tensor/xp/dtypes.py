@@ -113,10 +113,15 @@ def astype(x: Tensor, dtype: Any, /, *, copy: bool = True, device: Any = None) -
 
 
 def check_device(device: Any) -> None:
-    if device not in (None, "cpu"):
+    if device is not None and (not isinstance(device, str) or device != "cpu"):
         from strata.errors import DeviceError
 
         raise DeviceError(f"a tensor lives on 'cpu', not on {device!r}", code="E101", place=here())
+
+
+def devices() -> tuple[str, ...]:
+    """Where tensors can live, by the names that `device=` takes."""
+    return ("cpu",)
 
 
 class Info:
@@ -128,8 +133,8 @@ class Info:
     def default_device(self) -> str:
         return "cpu"
 
-    def devices(self) -> list[str]:
-        return ["cpu"]
+    def devices(self) -> tuple[str, ...]:
+        return devices()
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, DType]:
         check_device(device)

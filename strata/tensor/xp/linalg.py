@@ -5,13 +5,21 @@ from __future__ import annotations
 from math import inf
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import strata.tensor as tensors
-from strata.core import here, i64, promote
-from strata.errors import ShapeError
+from strata.core import c64, here, i64, promote
+from strata.errors import DTypeError, ShapeError
+from strata.tensor.creation import asarray
 from strata.tensor.tensor import Tensor
 from strata.tensor.xp.reductions import _sum_dtype
 
 _ops: Any = tensors
+
+
+class EigResult(NamedTuple):
+    eigenvalues: Tensor
+    eigenvectors: Tensor
 
 
 class EighResult(NamedTuple):
@@ -74,6 +82,28 @@ def det(x: Tensor, /) -> Tensor:
 def diagonal(x: Tensor, /, *, offset: int = 0) -> Tensor:
     made: Tensor = _ops.diagonal(x, offset, -2, -1)
     return made
+
+
+def eig(x: Tensor, /) -> EigResult:
+    """Eigenvalues and eigenvectors of any square matrices; complex, computed at once."""
+    values, vectors = np.linalg.eig(_square_floats(x, "eig"))
+    return EigResult(*(asarray(a.astype(_complex_of(x), copy=False)) for a in (values, vectors)))
+
+
+def eigvals(x: Tensor, /) -> Tensor:
+    return asarray(np.linalg.eigvals(_square_floats(x, "eigvals")).astype(_complex_of(x), copy=False))
+
+
+def _square_floats(x: Tensor, what: str) -> np.ndarray:
+    if not x.dtype.is_inexact:
+        raise DTypeError(f"{what}: does not take {x.type}, only floats", code="D104", place=here())
+    if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
+        raise ShapeError(f"{what}: needs square matrices, got {x.type}", code="S125", place=here())
+    return x.numpy()
+
+
+def _complex_of(x: Tensor) -> Any:
+    return promote(x.dtype, c64).np
 
 
 def eigh(x: Tensor, /) -> EighResult:

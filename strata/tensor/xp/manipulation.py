@@ -8,14 +8,21 @@ from typing import Any
 import numpy as np
 
 import strata.tensor as tensors
-from strata.core import promote_all
+from strata import core
+from strata.core import Dim, here, promote_all
+from strata.errors import IndexRangeError, ShapeError
 from strata.tensor.tensor import Tensor
 
 _ops: Any = tensors
 
 
-def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
-    return list(_ops.broadcast_arrays(*arrays))
+def broadcast_arrays(*arrays: Tensor) -> tuple[Tensor, ...]:
+    return tuple(_ops.broadcast_arrays(*arrays))
+
+
+def broadcast_shapes(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The shape that arrays of these shapes are broadcast to."""
+    return core.broadcast_shapes(*(core.check_shape(tuple(s)) for s in shapes)) if shapes else ()
 
 
 def broadcast_to(x: Tensor, /, shape: tuple[int, ...]) -> Tensor:
@@ -30,10 +37,21 @@ def concat(arrays: Sequence[Tensor], /, *, axis: int | None = 0) -> Tensor:
     return made
 
 
-def expand_dims(x: Tensor, /, axis: int) -> Tensor:
-    if not -x.ndim - 1 <= axis <= x.ndim:
-        raise IndexError(f"expand_dims: axis {axis} does not exist in {x.ndim + 1} dimensions")
-    made: Tensor = _ops.expand_dims(x, axis)
+def expand_dims(x: Tensor, /, axis: int | tuple[int, ...] = 0) -> Tensor:
+    """Axes of size one at these places of the result."""
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    rank = x.ndim + len(axes)
+    for a in axes:
+        if not -rank <= a < rank:
+            raise IndexRangeError(
+                f"expand_dims: axis {a} does not exist in {rank} dimensions", code="I380", place=here()
+            )
+    places = sorted({a % rank for a in axes})
+    if len(places) != len(axes):
+        raise ShapeError(f"expand_dims: an axis is named twice in {axes}", code="S389", place=here())
+    made = x
+    for place in places:
+        made = _ops.expand_dims(made, place)
     return made
 
 

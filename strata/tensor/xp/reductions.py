@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import strata.tensor as tensors
-from strata.core import DType, as_dtype, i64, u64
+from strata.core import DType, as_dtype, here, i64, u64
+from strata.errors import DTypeError
 from strata.tensor.creation import asarray
 from strata.tensor.tensor import Tensor
+from strata.tensor.xp.dtypes import result_type
 
 _ops: Any = tensors
 
@@ -146,9 +148,10 @@ def sort(x: Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool
     return made
 
 
-def searchsorted(x1: Tensor, x2: Tensor, /, *, side: str = "left", sorter: Tensor | None = None) -> Tensor:
+def searchsorted(x1: Tensor, x2: Tensor | float, /, *, side: str = "left", sorter: Tensor | None = None) -> Tensor:
     numbers = x1 if sorter is None else _ops.take(x1, sorter, 0)
-    made: Tensor = _ops.searchsorted(numbers, x2, side)
+    wanted = x2 if isinstance(x2, Tensor) else asarray(x2, x1.dtype)
+    made: Tensor = _ops.searchsorted(numbers, wanted, side)
     return made.cast(i64)
 
 
@@ -162,6 +165,28 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
 
 
 # ----------------------------------------------------------------------------------------------------------------- sets
+
+
+FEW = 64  # elements that are compared one by one
+
+
+def isin(x1: Tensor | int, x2: Tensor | int, /, *, invert: bool = False) -> Tensor:
+    """For each element of x1 whether x2 has it (with `invert`, whether it has not)."""
+    if not isinstance(x1, Tensor) and not isinstance(x2, Tensor):
+        raise DTypeError("isin: one of the operands must be an array", code="D380", place=here())
+    kind = result_type(x1, x2)
+    a, b = (x.cast(kind) if isinstance(x, Tensor) else asarray(x, kind) for x in (x1, x2))
+    b = b.reshape((-1,))
+    found: Tensor
+    if not b.size:
+        found = _ops.zeros(a.shape, "bool")
+    elif kind.is_complex or kind.is_bool or b.size <= FEW:
+        found = _ops.any(_ops.equal(_ops.expand_dims(a, -1), b), -1)
+    else:
+        ordered = sort(b)
+        places = _ops.searchsorted(ordered, a.reshape((-1,)), "left").reshape(a.shape)
+        found = _ops.equal(_ops.take(ordered, _ops.minimum(places, b.size - 1), 0), a)
+    return _ops.logical_not(found) if invert else found
 
 
 class UniqueAll(NamedTuple):
