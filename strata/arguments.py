@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import linecache
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -137,19 +139,30 @@ def _resolved(annotation: Any, default: Any, scope: dict[str, Any]) -> Kind | No
 
 
 def _evaluated(annotation: str, scope: dict[str, Any]) -> Any:
-    """What an annotation of this package says; names that only type checkers import are classes of loaded modules."""
+    """What an annotation of this package says, with the names that only type checkers import."""
     while True:
         try:
             return eval(annotation, scope)  # noqa: S307 - our own source
         except NameError as error:
             missing = error.name or ""
-            ours = [m for n, m in sys.modules.items() if n.partition(".")[0] == "strata"]
-            found = next((v for m in ours if isinstance(v := vars(m).get(missing), type)), None)
+            found = _imported_for_types(missing, scope)
             if found is None or missing in scope:
                 return Any
             scope[missing] = found
         except (TypeError, AttributeError):
             return Any
+
+
+_IMPORT = re.compile(r"from (strata[\w.]*) import (\([^)]*\)|[^\n]*)")
+
+
+def _imported_for_types(name: str, scope: dict[str, Any]) -> Any:
+    """What a name stands for that a module imports under TYPE_CHECKING, if the module that has it is loaded."""
+    source = "".join(linecache.getlines(scope.get("__file__") or ""))
+    for module, names in _IMPORT.findall(source):
+        if name in re.findall(r"\w+", names):
+            return getattr(sys.modules.get(module), name, None)
+    return None
 
 
 def _or_default(kind: Kind, default: Any) -> Kind:

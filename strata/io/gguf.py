@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
+from strata.arguments import own_checks
 from strata.core import DType, as_dtype, bf16, f16, f32, f64, i8, i16, i32, i64
 from strata.errors import FileError
 from strata.io.mapped import PathLike, map_file, path_of, replace_file, typed_view
@@ -327,6 +328,7 @@ def _place(r: _Reader, data: np.ndarray, infos: list[Info], alignment: int) -> d
 # -------------------------------------------------------------------------------------------------------------- writing
 
 
+@own_checks()
 def save_gguf(
     path: PathLike, tensors: Mapping[str, Any], metadata: Mapping[str, Any] | None = None, *, alignment: int = 32
 ) -> None:

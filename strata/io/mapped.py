@@ -67,6 +67,8 @@ def release_pages(array: np.ndarray) -> None:
 def replace_file(path: PathLike, what: str, write: Callable[[BinaryIO], None]) -> None:
     """Write a file beside its place and move it there whole: a reader never sees half of it."""
     place = path_of(path, what)
+    if not place.name:
+        raise FileError(f"{what}: {str(path)!r} is no name for a file", code="F121")
     partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from strata.arguments import own_checks
 from strata.core import as_dtype, bf16, bool_, c64, f8e4m3, f8e5m2, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from strata.errors import FileError
 from strata.io.mapped import PathLike, map_file, path_of, replace_file, typed_view
@@ -127,6 +128,7 @@ def _bad(name: str, message: str) -> FileError:
     return FileError(f"safetensors: {name}: {message}", code="F120")
 
 
+@own_checks()
 def save_safetensors(path: PathLike, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
     """Write named arrays, the widest elements first, so that every one is aligned."""
     if isinstance(path, Mapping) and not isinstance(tensors, Mapping):
