@@ -12,11 +12,14 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from strata.io.onnx import load
+from strata.io.onnx.checks import walk
 from tests.fuzz.mutate.base import Files, Format
 from tests.fuzz.mutate.changes import change_bytes
+from tests.fuzz.mutate.onnx_seeds import more_models
 from tests.fuzz.mutate.weights import inspect
 
 NUMBERS = (0, 1, 2, 3, -1, -2, 7, 64, 2**31 - 1, 2**31, 2**40, -(2**40), 2**63 - 1, -(2**63))
+FLOATS = (0.0, -1.0, 0.5, 1e9, 1e30, float("inf"), float("nan"))
 OPS = tuple(sorted({s.name for s in onnx.defs.get_all_schemas() if not s.deprecated}))
 
 
@@ -122,11 +125,12 @@ def changed(proto: Any, rng: random.Random) -> bytes:
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     graph = copy.graph
-    names = [x for n in graph.node for x in (*n.input, *n.output)] + ["", "nothing"]
+    nodes = [*walk(graph.node), *(n for f in copy.functions for n in walk(f.node))]
+    names = [x for n in nodes for x in (*n.input, *n.output)] + ["", "nothing"]
     for _ in range(rng.choice((0, 1, 1, 2, 4))):
-        n = rng.choice(graph.node)
+        n = rng.choice(nodes)
         t = rng.choice(graph.initializer)
-        match rng.randrange(12):
+        match rng.randrange(15):
             case 0:
                 n.op_type = rng.choice(OPS)
             case 1 if n.input:
@@ -164,6 +168,17 @@ def changed(proto: Any, rng: random.Random) -> bytes:
                 del graph.node[rng.randrange(len(graph.node))]
             case 11:
                 copy.opset_import[0].version = rng.choice((1, 5, 7, 13, 17, 22, 26, 99, -1))
+            case 12 if n.attribute:
+                a = rng.choice(n.attribute)
+                a.f, a.s = (
+                    rng.choice(FLOATS),
+                    rng.choice((b"", b"linear", b"(a+)+$", b"a{9999}", b"\xff", b"ij,jk->ik")),
+                )
+                del a.ints[rng.randrange(len(a.ints) + 1) :]
+            case 13:
+                t.CopyFrom(numpy_helper.from_array(np.array(rng.choice(NUMBERS)), t.name))
+            case 14 if len(n.input) > 1:
+                n.input[0] = n.input[1]
     data = bytes(copy.SerializeToString())
     return change_bytes(data, rng) if rng.random() < 0.3 else data
 
@@ -172,7 +187,7 @@ class Onnx(Format):
     name = "onnx"
 
     def prepare(self, folder: Path) -> None:
-        self.models = seed_models()
+        self.models = [*seed_models(), *more_models()]
         for proto in self.models:
             (folder / "shape").write_text(proto.graph.doc_string)
             (folder / "model.onnx").write_bytes(proto.SerializeToString())

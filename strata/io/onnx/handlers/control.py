@@ -118,7 +118,10 @@ def _until(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...]:
         return state[1] if limit is None else ops.logical_and(state[1], ops.less(state[0], limit))
 
     def step(state: Any) -> Any:
-        values = [tracer.value(x) for x in tracer.run_graph(body, list(state))]
+        outs = tracer.run_graph(body, list(state))
+        if limit is None and (outs[0] is state[1] or _is_always_true(outs[0])):
+            raise NeedsData(f"the condition of {n.label}")  # which is never run, or never ends
+        values = [tracer.value(x) for x in outs]
         return (state[0] + 1, ops.reshape(values[0], ()), *values[1:])
 
     with tracer.closed():
@@ -146,6 +149,8 @@ def _stepwise(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...
                 what = f"{n.label}, written out, has more than {written - 1:,} nodes"
                 raise over_budget("max_nodes", WRITTEN * written, what, is_all=False)
             outs = tracer.run_graph(body, [Host(np.array(steps, np.int64)), condition, *state])
+            if limit is None and (outs[0] is condition or _is_always_true(outs[0])):
+                raise FileError(f"{n.label}: nothing in its body ends it", code="F504")
             condition, state[:] = outs[0], outs[1 : 1 + count]
             for row, x in zip(rows, outs[1 + count :], strict=True):
                 row.append(x)
@@ -154,6 +159,10 @@ def _stepwise(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...
     finally:
         tracer.frame.items.pop(holder, None)
     return (*state, *(_stacked(n, row, i + 1 + count, body) for i, row in enumerate(rows)))
+
+
+def _is_always_true(item: Item) -> bool:
+    return known_bool(item) is True and not (isinstance(item, Host) and not item.fixed)
 
 
 def _stacked(n: NodeView, row: Sequence[Any], output: int, body: Any) -> Any:

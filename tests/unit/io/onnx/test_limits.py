@@ -181,6 +181,19 @@ def test_loops_inside_each_other_multiply() -> None:
     assert run(loop("m", 20, middle), x=np.zeros(2, np.float32))[0].shape == (2,)
 
 
+@pytest.mark.parametrize("ends", ["c", "yes"])
+def test_a_loop_that_nothing_ends(ends: str) -> None:
+    body = helper.make_graph(
+        [node("Add", ["v", "v"], ["w"]), node("Identity", [ends], ["d"])], "body",
+        [info("i", 7, []), info("c", 9, []), info("v", 1, [2])], [info("d", 9, []), info("w", 1, [2])],
+    )  # fmt: skip
+    loops = [node("Loop", ["", "go", "x"], ["y"], body=body)]
+    data = model(loops, [info("x", 1, [2]), info("go", 9, [])], yes=np.array(True))
+    with pytest.raises(FileError, match="Loop: nothing in its body ends it"):
+        run(data, x=np.zeros(2, np.float32), go=np.array(True))
+    np.testing.assert_array_equal(run(data, x=np.ones(2, np.float32), go=np.array(False))[0], [1, 1])
+
+
 @pytest.mark.parametrize("keep", [0, 1])
 def test_splitting_into_many(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many items as an axis has, each a view: the number of nodes and compiles does not grow with them."""
