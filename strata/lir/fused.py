@@ -12,6 +12,7 @@ from strata.mir import Constant, Input, Node, Param, Value, as_tuple
 
 MAX_DEPTH = 96  # of inlined producers: bounds the depth of expression building
 TYPICAL_SIZE = 128  # stands in for a symbol when sizes are compared
+MOST_OPS = 2048  # of one kernel: compilers take a time that grows with the square of a block's length
 
 
 @dataclass

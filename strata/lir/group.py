@@ -21,7 +21,7 @@ import numpy as np
 
 from strata.core import f32
 from strata.kernel import Kernel
-from strata.lir.fused import MAX_DEPTH, Group, KernelOf, typical
+from strata.lir.fused import MAX_DEPTH, MOST_OPS, Group, KernelOf, typical
 from strata.lir.order import Costs, best_order
 from strata.lir.siblings import join_siblings
 from strata.lir.traits import STEP, Traits, has_kernel, is_inline_constant, is_leaf, traits
@@ -80,6 +80,7 @@ class _Grouper:
                 self.users[x].append(node)
         self.results = set(graph.results)
         self.stored: set[Value] = _learned_numbers(self.users)
+        self.sizes: dict[Value, int] = {}  # ops of the kernel of each stored value
         self.cuts: list[Cut] = []
         self.fixed = fixed_values(self.order)  # computed once
         self.matrix_reader: dict[Value, Node] = {}  # of views: the contraction that reads through them
@@ -137,11 +138,14 @@ class _Grouper:
                     self._store(value, reason)
                 if value in self.stored:
                     roots[value], depth[value] = {value}, 0
+                    self.sizes[value] = 1
                 else:
                     roots[value] = set().union(*(roots[v] for u in self.users[value] for v in u.outputs if v in roots))
                     depth[value] = 1 + max(
                         (depth[v] for u in self.users[value] for v in u.outputs if v in depth), default=0
                     )
+                    for root in roots[value]:
+                        self.sizes[root] += 1
                 if what.contracts:
                     for root in roots[value]:
                         contraction_of[root] = node
@@ -214,6 +218,8 @@ class _Grouper:
             return "a scan is computed once"
         if max((depth[v] for u in users for v in u.outputs if v in depth), default=0) >= MAX_DEPTH:
             return f"the kernel would be more than {MAX_DEPTH} ops deep"
+        if any(self.sizes[r] >= MOST_OPS for r in needed):
+            return f"the kernel has {MOST_OPS} ops already"
         return None
 
     def _is_read_each_run(self, value: Value) -> bool:

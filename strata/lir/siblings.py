@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from strata.core import Dim
 from strata.kernel import Axis, Reduce, Scan, postorder
-from strata.lir.fused import Group, KernelOf
+from strata.lir.fused import MOST_OPS, Group, KernelOf
 from strata.lir.traits import traits
 from strata.mir import Constant, Input, Param, Value
 
@@ -45,8 +45,11 @@ def _joined(first: Group, second: Group, stored: set[Value], readers: dict[Value
         return None
     if first.kernel is None or second.kernel is None or len(first.roots) + len(second.roots) > MOST_ROOTS:
         return None
-    shared = [x for x in first.reads if x in second.reads and not isinstance(x.node.op, (Input, Param, Constant))]
-    if not shared or any(root in second.read_values for root in first.roots):
+    if len(first.nodes) + len(second.nodes) > MOST_OPS:
+        return None
+    reads = set(second.read_values)
+    shared = [x for x in first.reads if x in reads and not isinstance(x.node.op, (Input, Param, Constant))]
+    if not shared or any(root in reads for root in first.roots):
         return None
     rows = [_rows_of(group) for group in (first, second)]
     if rows[0] is None or rows[0][0] != (rows[1] or ((), 0))[0] or rows[1] is None or rows[0][1] + rows[1][1] > ROW:

@@ -71,12 +71,10 @@ def _check_order(lir: Lir, at: int, step: Step, known: dict[str, Buffer], writte
 def _check_types(lir: Lir, at: int, step: Step, known: dict[str, Buffer]) -> None:
     """Kernels see their buffers under the types that the plan gives them."""
     if step.kernel is None:
-        kinds = [t for node in step.nodes for t in node.types]
-        pairs = (
-            []
-            if step.is_module or len(step.nodes) != 1
-            else list(zip(step.outputs, [(t.dtype, t.shape) for t in kinds], strict=True))
-        )
+        kinds = [] if step.is_module or len(step.nodes) != 1 else [(t.dtype, t.shape) for t in step.nodes[0].types]
+        if kinds and len(kinds) != len(step.outputs):
+            raise _broken(lir, f"step {at} ({step.name}) writes {len(step.outputs)} buffers, its op has {len(kinds)}")
+        pairs = list(zip(step.outputs, kinds, strict=False))
     else:
         formal = [(b.dtype, b.shape) for b in (*step.kernel.inputs, *step.kernel.outputs)]
         actual = (*step.inputs, *step.outputs)
