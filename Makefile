@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 JOBS ?= 2
 COUNT ?= 2000
 
-.PHONY: help demo test check golden bench fuzz torture docs onnx clean
+.PHONY: help demo test check golden bench fuzz torture docs numerics onnx clean
 help:
 	@echo "demo    install the core and a few small models, and run strata demo"
 	@echo "test    install .[dev] and run every test on $(JOBS) processes, in a random order that is printed; ORDER repeats it"
@@ -93,6 +93,10 @@ torture: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(BIN)/python docs/check.py
 	$(BIN)/python -m pytest -q tests/api/test_docs.py tests/api/test_readme.py
+
+# Errors of ops in ulp, measured on this machine.
+numerics: $(VENV)/.dev
+	$(BIN)/python -m strata.testing.numerics
 
 onnx: $(VENV)/.dev
 	$(BIN)/python -m tests.conformance.onnx_suite --jobs $(JOBS) --write-docs
