@@ -11,7 +11,7 @@ from strata import ops
 from strata.core import DType, TensorType, as_dtype, check_shape, check_unmasked, from_dlpack, no_memory
 from strata.errors import DTypeError
 from strata.mir import Value
-from strata.tensor.data import Handle, data_value, handle_value
+from strata.tensor.data import Handle
 from strata.tensor.storage import bound_view, capacity
 from strata.tensor.tensor import Tensor, lifted
 from strata.tensor.variable import split_bound
@@ -35,7 +35,7 @@ def asarray(data: Any, dtype: Any = None, *, copy: bool | None = None) -> Tensor
         stacked: Tensor = lifted(ops.stack)([asarray(x) for x in data])
         return stacked if dtype is None else Tensor(stacked.value.cast(dtype))
     if dtype is not None and as_dtype(dtype).is_int and isinstance(data, (int, list, tuple)):
-        return Tensor(data_value(_whole(data, as_dtype(dtype))))
+        return Tensor.of(Handle(_whole(data, as_dtype(dtype))))
     array = given = _as_array(data)
     if dtype is None and not hasattr(data, "dtype"):
         dtype = PYTHON_DTYPES.get(array.dtype.kind)
@@ -46,7 +46,7 @@ def asarray(data: Any, dtype: Any = None, *, copy: bool | None = None) -> Tensor
         array = array.copy()
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    return Tensor(data_value(array, is_open=array is given and not isinstance(data, (list, tuple))))
+    return Tensor.of(Handle(array, is_open=array is given and not isinstance(data, (list, tuple))))
 
 
 def _whole(data: Any, dtype: DType) -> np.ndarray:
@@ -93,10 +93,10 @@ def empty(shape: Any, dtype: Any = "f32") -> Tensor:
     except (MemoryError, OverflowError, ValueError) as error:
         raise no_memory(capacity(kind) * kind.dtype.itemsize, error) from None
     if kind.is_static:
-        return Tensor(handle_value(Handle(memory.reshape(kind.static_shape), is_own=True)))
+        return Tensor.of(Handle(memory.reshape(kind.static_shape), is_own=True))
     known = set(kind.symbols()) <= set(binding)
     array = bound_view(memory, kind, binding) if known else memory
-    return Tensor(handle_value(Handle(array, kind, binding if known else None)))
+    return Tensor.of(Handle(array, kind, binding if known else None))
 
 
 full = lifted(ops.full)

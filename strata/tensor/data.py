@@ -114,11 +114,6 @@ _NOWHERE = Origin()
 _realized: WeakKeyDictionary[Node, dict[int, Handle]] = WeakKeyDictionary()
 
 
-def data_value(array: np.ndarray, *, is_open: bool = False) -> Value:
-    """A value that is this array; no copy is made. It is open if somebody else can write to it."""
-    return handle_value(Handle(array, is_open=is_open))
-
-
 def handle_value(handle: Handle) -> Value:
     """A value that is what the handle holds. A handle is like no other, so its node needs no interning."""
     return Value(Node(Data(handle), (), (handle.type,), _NOWHERE), 0)
@@ -132,6 +127,16 @@ def apart(handle: Handle) -> Handle:
     made = Handle(handle.array, handle.type, handle.binding)
     made.is_shared = True
     return made
+
+
+def data_apart(value: Value) -> Value:
+    """The array of a tensor as another tensor's: written to, or given up, it is so for one of them only."""
+    handle = value.node.op.handle
+    if handle.is_released or not handle.type.is_static:
+        return value
+    made = Handle(handle.for_keeping(), handle.type, handle.binding)
+    made.is_shared = True
+    return handle_value(made)
 
 
 def handle_of(x: Value) -> Handle | None:

@@ -139,7 +139,16 @@ class Jitted:
     def _interpreted(self, call: _Call) -> Any:
         """The same at once: like a program's, results are in memory of their own, whatever happens to the arguments."""
         given = {x.value for x in call.tensors}
-        result = tree_map(lambda x: copy(x) if isinstance(x, Tensor) and x.value in given else x, self._plainly(call))
+        arrays = {id(held.array) for x in call.tensors if (held := x._held) is not None}
+
+        def own(x: Any) -> Any:
+            if not isinstance(x, Tensor):
+                return x
+            held = x._held
+            is_given = x.value in given or (held is not None and id(held.array) in arrays)
+            return copy(x) if is_given else x
+
+        result = tree_map(own, self._plainly(call))
         realize_tensors([x for x in flatten(result)[0] if isinstance(x, Tensor) and not is_traced(x.value)])
         return result
 

@@ -14,7 +14,7 @@ from strata.arguments import hot, own_checks, untouched
 from strata.core import Dim, DType, TensorType, check_unmasked, f32, flatten, here, tree_map
 from strata.errors import DeviceError, OptionError, ShapeError, SymbolError, TraceError
 from strata.mir import METHODS, REGISTRY, Value, constant, near
-from strata.tensor.data import Data, Handle, apart, data_value, handle_of, handle_value
+from strata.tensor.data import Data, Handle, apart, data_apart, handle_of, handle_value
 from strata.tensor.outline import is_traced
 from strata.tensor.plan import Plan
 from strata.tensor.realize import realize_value, realize_values
@@ -42,6 +42,8 @@ class Tensor:
             raise OptionError(
                 f"Tensor wraps a graph value, got {type(value).__name__}", code="O268", fix="st.tensor(data)"
             )
+        if type(value.node.op) is Data:  # of another tensor, which is one of its own
+            value = data_apart(value)
         self._value, self._handle = value, None
 
     @classmethod
@@ -342,7 +344,7 @@ class Tensor:
     def assign(self, value: Any) -> Tensor:
         """From here on this tensor is `value`, which has its type."""
         made = METHODS["broadcast_to"](METHODS["cast"](_as_value(unwrap(operand(value))), self.dtype), self.shape)
-        self.value = made
+        self.value = Tensor(made).value
         return self
 
     if TYPE_CHECKING:  # set below, from a table
@@ -480,7 +482,7 @@ def operand(x: Any) -> Any:
     if not isinstance(x, np.ndarray) or x.size <= LARGE:
         return x
     check_unmasked(x)
-    return Tensor(data_value(np.array(x)))
+    return Tensor.of(Handle(np.array(x)))
 
 
 def unwrap(x: Any) -> Any:

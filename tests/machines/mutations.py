@@ -127,6 +127,24 @@ MUTATIONS: tuple[Mutation, ...] = (
         "self.qmax * (1 + 2 * float(kind.eps))", "float(self.qmax)",
         tests("tests/ops/test_quantize.py::test_the_largest_number_is_not_clipped"),
     ),
+    Mutation(
+        "entry-under-another-name", "strata/cache/store.py",
+        'return ("misplaced", f"it is the entry of {key[:12]}") if key != name else None', "return None",
+        machine("StoreMachine", 60),
+    ),
+    Mutation(
+        "entry-that-others-can-write", "strata/cache/store.py",
+        "    if found.st_mode & 0o022:\n", "    if found.st_mode & 0o000:\n", machine("StoreMachine", 60),
+    ),
+    Mutation(
+        "equal-values-of-other-classes", "strata/tensor/signature.py",
+        "        return (kind, *map(exact, x))\n", "        return x\n",
+        machine("JitMachine", 100), also=(("strata/tensor/signature.py", "    return kind, x\n", "    return x\n"),),
+    ),
+    Mutation(
+        "a-tensor-that-is-another", "strata/tensor/tensor.py",
+        "            value = data_apart(value)\n", "            pass\n", machine("LazyMachine", 100),
+    ),
 )  # fmt: skip
 
 

@@ -379,3 +379,28 @@ def test_equal_nodes_are_one_object_also_when_threads_make_them() -> None:
     for made in zip(*found, strict=True):
         assert len({id(value.node) for value, _ in made}) == 1
         assert len({id(axis) for _, axis in made}) == 1
+
+
+SAME: dict[str, Callable[[st.Tensor], st.Tensor]] = {
+    "all": lambda x: x[...],
+    "reshape": lambda x: x.reshape(x.shape),
+    "astype": lambda x: x.astype("float32"),
+    "broadcast": lambda x: st.broadcast_to(x, x.shape),
+    "assign": lambda x: st.zeros(x.shape).assign(x),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_changes_nothing_gives_a_tensor_of_its_own(name: str) -> None:
+    """Written to, or donated, it is so for one of the two."""
+    for turned in (False, True):
+        x = st.tensor(np.ones(3, "f"))
+        y = SAME[name](x)
+        changed, other = (x, y) if turned else (y, x)
+        changed.realize().data()[:] = 5.0
+        assert (changed.tolist(), other.tolist()) == ([5.0] * 3, [1.0] * 3)
+        x = st.jit(lambda v: v + 1.0)(np.zeros(3, "f"))
+        y = SAME[name](x)
+        given, other = (x, y) if turned else (y, x)
+        made = st.jit(lambda v: v * 2.0, donate_argnums=(0,))(given)
+        assert (made.tolist(), other.tolist()) == ([2.0] * 3, [1.0] * 3)
