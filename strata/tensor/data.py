@@ -131,7 +131,9 @@ def apart(handle: Handle) -> Handle:
 
 def data_apart(value: Value) -> Value:
     """The array of a tensor as another tensor's: written to, or given up, it is so for one of them only."""
-    handle = value.node.op.handle
+    op = value.node.op
+    assert isinstance(op, Data)
+    handle = op.handle
     if handle.is_released or not handle.type.is_static:
         return value
     made = Handle(handle.for_keeping(), handle.type, handle.binding)
