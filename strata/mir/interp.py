@@ -146,7 +146,12 @@ def run_node(
     if isinstance(op, (Input, Param)):
         op.numpy()
     try:
-        return run_op(op, arrays, types, wide=wide)
+        try:
+            return run_op(op, arrays, types, wide=wide)
+        except ValueError as error:
+            if not isinstance(error, StrataError):  # sizes that were open until now: the op says what is wrong
+                op.infer_types([TensorType(x.type.dtype, a.shape) for x, a in zip(node.inputs, arrays, strict=True)])
+            raise
     except StrataError as error:
         if error.place is None:
             error.place = node.origin.place

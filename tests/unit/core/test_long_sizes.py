@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import strata as st
@@ -74,3 +75,13 @@ def test_texts_with_such_sizes_are_refused(size: str, kind: str) -> None:
     }
     with pytest.raises(StrataError):
         st.parse(texts[kind])
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_sizes_that_no_input_tells_and_that_do_not_fit(device: str) -> None:
+    """The maximum of two unknown sizes cannot be computed from a shape: the op says that the arrays do not fit."""
+    g = st.parse(
+        "mir @m(x: f32[3, 4], y: f32[max(A, B), 5]) -> f32[3, 5] {\n  %0 = matmul(x, y) : f32[3, 5]\n  return %0\n}"
+    )
+    with pytest.raises(StrataError):
+        st.Session(device).compile(g).run(x=np.ones((3, 4), np.float32), y=np.ones((1, 5), np.float32))
