@@ -13,6 +13,7 @@ import pytest
 import strata as st
 from strata.config import using
 from strata.core import Dim, as_dtype
+from strata.errors import ShapeError
 from strata.mir import Graph
 from strata.runtime import CompileOptions, Session
 from tests.fuzz.open_sizes import SIZES, OpenProgram, ops
@@ -54,12 +55,17 @@ def check_open(seed: int, sizes: Sequence[int] | None = None, *, device: str = "
     bounded = session.compile(graph_of(program, st.sym("n", 0, 256)))
     for n in wanted:
         feeds = program.feeds(n)
-        results = run(first, feeds)
+        try:
+            static = session.compile(graph_of(program, n))
+        except ShapeError:
+            assert n == 0  # a norm over nothing: refused where that is known
+            continue
         others = {
             "bounded": bounded,
             "bound": session.compile(graph_of(program, st.sym("n", 0)), CompileOptions(dim_binding={"n": n})),
-            "static": session.compile(graph_of(program, n)),
+            "static": static,
         }
+        results = run(first, feeds)
         for name, other in others.items():
             for at, (got, want) in enumerate(zip(run(other, feeds), results, strict=True)):
                 assert same_bits(got, want), f"seed {seed}, n = {n}: result {at} of the {name} program\n{graph}"
