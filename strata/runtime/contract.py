@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ import numpy as np
 
 from strata.config import config
 from strata.core import Symbol, SymExpr, call_in_children, here, located, new_lock
-from strata.errors import OptionError, RunError, StrataError, UnknownNameError
+from strata.errors import OptionError, RunError, StrataError, SymbolError, UnknownNameError
 from strata.mir import Graph, evaluate, infer_binding, leaf_name, near
 from strata.runtime.arrays import read_array
 from strata.runtime.compiled import CompiledGraph
@@ -245,7 +246,8 @@ def _set(form: CompiledGraph, arrays: Mapping[str, np.ndarray]) -> None:
         if array is not None and all(
             d == n for d, n in zip(kind.shape, array.shape, strict=True) if isinstance(d, int)
         ):
-            form.set_param(name, array)
+            with suppress(SymbolError):  # outside the bounds of the form's bucket
+                form.set_param(name, array)
 
 
 def _show(binding: Mapping[str, int]) -> str:

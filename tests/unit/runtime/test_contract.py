@@ -166,8 +166,9 @@ def test_numbers_are_parameters_of_forms_that_come_later() -> None:
     np.testing.assert_array_equal(v.run(x=np.ones(3, np.float32))[0], 2)
 
 
-def test_a_parameter_changes_its_size_and_comes_back() -> None:
-    v = scaled(max_variants=4, on_miss="compile")
+@pytest.mark.parametrize("buckets", [None, {"N": [3, 8]}])
+def test_a_parameter_changes_its_size_and_comes_back(buckets) -> None:
+    v = scaled(max_variants=4, on_miss="compile", buckets=buckets)
     v.set_param("w", 2.0)
     for size, value in ((3, 1), (5, 2), (3, 3), (5, 4)):
         v.set_param("b", np.full(size, value, np.float32))
