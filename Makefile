@@ -12,7 +12,7 @@ COUNT ?= 2000
 help:
 	@echo "demo    install the core and a few small models, and run strata demo"
 	@echo "test    install .[dev] and run every test on $(JOBS) processes, in a random order that is printed; ORDER repeats it"
-	@echo "check   format, lint, types, layer rule and fast tests"
+	@echo "check   format, lint, types, layer rule and a few fast tests"
 	@echo "golden  rewrite the expected half of the golden cases; read the diff"
 	@echo "bench   measure against the installed peers"
 	@echo "fuzz    property tests, long, every sample between guard pages, then COUNT random graphs, programs on every path, mutants of every format and state histories from SEED"
@@ -63,12 +63,16 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) -q --random-order$(if $(ORDER),=$(ORDER))
 
+# What most changes break first; `make test` runs everything.
+QUICK := $(addprefix tests/api/test_,layers.py no_environment.py package.py import_time.py) tests/errors \
+  tests/cases/test_passes.py $(addprefix tests/unit/,core cache passes lir hir transforms testing test_config.py \
+  test_modules.py test_errors.py tensor/test_tensor.py tensor/test_jit.py runtime/test_compiled.py)
+
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/api/test_layers.py
-	$(BIN)/python -m pytest -n $(JOBS) -q -m 'not slow'
+	$(BIN)/python -m pytest -n $(JOBS) -q -m 'not slow' $(QUICK)
 
 golden: $(VENV)/.dev
 	$(BIN)/python -m pytest -q --update-golden
