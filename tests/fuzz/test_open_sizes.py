@@ -16,6 +16,7 @@ from strata.core import Dim, as_dtype
 from strata.errors import ShapeError
 from strata.mir import Graph
 from strata.runtime import CompileOptions, Session
+from tests.backends.guard_pages import DEVICES
 from tests.fuzz.open_sizes import SIZES, OpenProgram, ops
 
 FRESH = 4
@@ -155,3 +156,24 @@ def test_long_columns(columns: int, rng: np.random.Generator) -> None:
         compiled = Session("cpu").compile(g.outputs(ops.sum(g.input("x", shape, "f32"), axis=0)))
         results.append(np.asarray(compiled.run(x=x)[0]))
     assert all(same_bits(results[0], r) for r in results[1:])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["cumsum", "mean", "layer_norm"])
+def test_bounds_of_a_row_change_no_bit(name: str, device: str, rng: np.random.Generator) -> None:
+    """On every instruction set: in blocks or not, under masks or one by one."""
+
+    def compiled(*shape: Dim) -> Any:
+        g = Graph(name)
+        return Session(device).compile(g.outputs(NORMS[name](g.input("x", shape, "f32"))))
+
+    rows = st.sym("n", 1)
+    several = [
+        compiled(rows, st.sym("m", 1)),
+        compiled(rows, st.sym("m", 1, 512)),
+        compiled(rows, st.sym("m", 1, 6000)),
+    ]
+    for length in (5, 13, 31, 50, 100, 130, 300):
+        x = rng.standard_normal((4, length)).astype(np.float32)
+        want = np.asarray(compiled(4, length).run(x=x)[0])
+        assert all(same_bits(np.asarray(c.run(x=x)[0]), want) for c in several), length

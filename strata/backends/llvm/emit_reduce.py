@@ -63,25 +63,40 @@ class Reductions(Loops):
         wide = next((self.target.lanes(sum_bytes(s.dtype)) for s in loop.scans if s.order), self._single_lanes(loop))
         single = min(lanes, wide)
         block = wide * _SCAN_STEPS
-        in_blocks = _goes_in_blocks(loop, accumulators, block)
-        carriers = accumulators * 2 if in_blocks else accumulators  # in blocks: the sum before, and what it lacks
-        states, width = [tuple(v for _, v in a.start(single)) for a in carriers], single
-        before = self.running
-        for segment in self._aligned_segments(loop, low, high, lanes):
+
+        def run(first: Value, end: Value, _: Sequence[tuple[str, Value]]) -> list[str]:
+            return self._scan_segments(loop, accumulators, (first, end), lanes, single)
+
+        starts = [c for a in accumulators for c in a.start(1)]
+        if _goes_in_blocks(loop, accumulators, block):
+            self._scan_blocks(loop, (low, high), block, starts, starts * 2, run)
+        else:
+            run(low, high, starts)
+
+    def _scan_segments(
+        self, loop: MapLoop, accumulators: list[Accumulator], ends: tuple[Value, Value], lanes: int, single: int
+    ) -> list[str]:
+        """One block of a vector scan, from nothing; what it ends with."""
+        before, outside = self.running, self.scan_bases
+        states, width = [tuple(str(v) for _, v in a.start(single)) for a in accumulators], single
+        for segment in self._aligned_segments(loop, *ends, lanes):
             following = min(segment.lanes, single)
             if following != width:
-                pairs = zip(carriers, states, strict=True)
+                pairs = zip(accumulators, states, strict=True)
                 states = [self._in_every_lane(a, s, width, following) for a, s in pairs]
                 width = following
-            carried = [c for a, s in zip(carriers, states, strict=True) for c in a.typed(s, width)]
+            carried = [c for a, s in zip(accumulators, states, strict=True) for c in a.typed(s, width)]
+            types = {scan: a.start(width)[0][0] for scan, a in zip(loop.scans, accumulators, strict=True)}
+            mine = {scan: outside[scan][0] for scan in loop.scans if scan in outside} if width > 1 else {}
+            self.scan_bases = outside | {scan: (self.f.splat(types[scan], base),) for scan, base in mine.items()}
             self.scan_lanes = width
-            run, ends = self._scanning(loop, accumulators, segment), (segment.low, segment.high)
-            if in_blocks:
-                starts = [c for a in accumulators for c in a.start(width)]
-                states = dealt(carriers, self._scan_blocks(loop, ends, block, starts, carried, run))
-            else:
-                states = dealt(carriers, run(*ends, carried))
-        self.running, self.scan_lanes = before, 0
+            states = dealt(
+                accumulators, self._scanning(loop, accumulators, segment)(segment.low, segment.high, carried)
+            )
+        self.running, self.scan_lanes, self.scan_bases = before, 0, outside
+        if width > 1:
+            states = [self._in_every_lane(a, s, width, 1) for a, s in zip(accumulators, states, strict=True)]
+        return [part for state in states for part in state]
 
     def _scanning(self, loop: MapLoop, accumulators: list[Accumulator], segment: Segment) -> RunRange:
         """Runs a part of a vector scan's range."""
