@@ -262,6 +262,9 @@ def check_plan(lir: Lir) -> None:
         held = lir.constants[b.key] if b.role == "constant" and isinstance(b.key, int) else None
         if held is not None and (held.shape != b.type.shape or as_dtype(held.dtype) != b.type.dtype):
             raise FileError(f"constant {b.key} of the plan is {held.dtype}{held.shape}, not {b.type}", code="F402")
+    for step in lir.schedule:
+        if not all(isinstance(x, str) for x in (step.name, step.label, step.phase)):
+            raise FileError(f"a step of the plan is called {step.name!r}, {step.label!r}", code="F402")
     verify_plan(lir)
 
 
