@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import DType, bool_, f8e4m3, f32, f64, i64, u16
+from strata.core import DType, bool_, f8e4m3, f32, f64, i4, i64, u4, u16
 from tests.differential.program import Leaf, Program, Ref, Shape, Size, Step
 
 
@@ -42,5 +42,23 @@ REGRESSIONS: dict[str, Program] = {
     "each element twice": program(leaf(bool_, "n", 2), steps=[exact("repeat", V[0], 2, 1)]),
     "the mean of nothing": program(leaf(f32, "n", 2), steps=[Step("mean", (V[0],), (("axis", 0),))], n=0),
     "an id into nothing": program(leaf(i64, data=0), leaf(bool_, 0, "n"), steps=[exact("gather", V[1], V[0])], n=0),
+    "a product that wraps, divided": program(
+        leaf(i64, data=[2**62, 2**61, -5]), steps=[exact("multiply", V[0], 3), exact("floor_divide", V[1], 3)]
+    ),
+    "more than the largest": program(
+        leaf(i64, data=[2**63 - 1, 4]), steps=[exact("add", V[0], 1), exact("greater", V[1], V[0])]
+    ),
+    "an order of four bits": program(leaf(i4, data=[1, -3, 0, 7]), steps=[exact("sort", V[0], axis=0)]),
+    "four bits that wrap": program(
+        leaf(u4, data=[15, 3]), steps=[exact("add", V[0], V[0]), exact("cast", V[1], f32)]
+    ),
+    "a quotient of four bits": program(
+        leaf(i4, data=[-8, 7, 1]), steps=[exact("subtract", V[0], 2), exact("floor_divide", V[1], 2)]
+    ),
+    "a quotient by infinity": program(
+        leaf(f32, data=[-1.5, 2.0]), steps=[exact("floor_divide", V[0], float("inf"))]
+    ),
+    "the mean of a short row": program(leaf(f32, "n", 8), steps=[Step("use:centred", (V[0], 1))], n=13),
+    "a product of a row": program(leaf(f32, "n"), steps=[Step("prod", (V[0],))], n=9),
     "the least of eight bits": program(leaf(f8e4m3, 3, 2), steps=[exact("min", V[0], axis=0)]),
 }  # fmt: skip

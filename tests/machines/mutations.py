@@ -51,7 +51,41 @@ def tests(*nodes: str) -> tuple[str, ...]:
 TEMPLATES, CACHES = "strata/runtime/templates.py", "strata/runtime/caches.py"
 EXTENT, COMPILED = "strata/runtime/extent.py", "strata/runtime/compiled.py"
 
+
+PROGRAMS = tests("tests/differential/test_differential.py", "-k", "once")  # the differential machine's own list
+
 MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        "data-as-indices", "strata/kernel/algebra.py", "case ir.Scalar() if not node.is_index:",
+        "case ir.Scalar() if node.dtype is not i64:", PROGRAMS,
+    ),
+    Mutation(
+        "four-bits-in-the-order-of-bytes", "strata/backends/llvm/sorter.py",
+        '        raw = f.binary("and", type_, raw, constant(type_, 15))\n        sign = 8\n',
+        '        raw = f.binary("and", type_, raw, constant(type_, 15))\n        sign = 0\n', PROGRAMS,
+    ),
+    Mutation(
+        "four-bits-that-do-not-wrap", "strata/backends/llvm/emit_convert.py",
+        "if result.bits == 4:", "if result.bits == 3:", PROGRAMS,
+    ),
+    Mutation(
+        "quotients-at-infinity", "strata/backends/llvm/vector_math.py",
+        "quotient = m.select(lower, m.sub(quotient, m.c(1.0)), quotient)",
+        "quotient = m.select(lower, m.sub(quotient, m.c(1.0)), quotient) if m.bits == 16 else quotient", PROGRAMS,
+    ),
+    Mutation(
+        "short-sums-in-another-order", "strata/kernel/order.py", "    if order in REGISTERS:\n        single",
+        "    if order in ():\n        single", PROGRAMS,
+    ),
+    Mutation(
+        "sizes-rounded-towards-zero", "strata/backends/llvm/emit_values.py",
+        "if not known_le(0, atom.a):  # it has", "if known_le(1, 0):  # it has", PROGRAMS,
+    ),
+    Mutation(
+        "products-of-codes-promoted", "strata/passes/share_matmul.py",
+        "joined: Value = MatMul()(left, concat(", "joined: Value = (lambda a, b: a @ b)(left, concat(",
+        tests("tests/unit/passes/test_verified.py"),
+    ),
     Mutation(
         "template-of-another-component", TEMPLATES,
         "options or component.options, component.template_key(),", 'options or component.options, "default",',
