@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from strata.arguments import hot
+from strata.arguments import hot, untouched
 from strata.core.dims import Dim, Symbol, SymExpr, dim_max, dim_prod, static_prod, substitute, symbols
 from strata.core.dtypes import DType, as_dtype
 from strata.errors import OptionError, ShapeError
@@ -70,6 +70,7 @@ class TensorType:
     def bind(self, binding: Mapping[str, Dim]) -> TensorType:
         return self.with_shape([substitute(d, binding) for d in self.shape])
 
+    @untouched
     def symbols(self) -> dict[str, Symbol]:
         found: dict[str, Symbol] = {}
         for d in self.shape:

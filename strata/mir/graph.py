@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from strata.arguments import own_checks
+from strata.arguments import own_checks, untouched
 from strata.core import Dim, Symbol, SymExpr, TensorType, as_dtype, check_shape, here, located
 from strata.errors import OptionError, ShapeError, SymbolError, TraceError, UnknownNameError
 from strata.mir.ir import Home, Node, Op, Value, field_symbols, make_node, near
@@ -90,6 +90,7 @@ class Graph:
 
     # ------------------------------------------------------------------------------------------------------------ views
 
+    @untouched
     def nodes(self) -> list[Node]:
         """All nodes that the results need, leaves included, producers first; the order depends on structure only."""
         results = self.results
@@ -97,6 +98,7 @@ class Graph:
             self._order = results, toposort(results)
         return list(self._order[1])
 
+    @untouched
     def symbols(self) -> dict[str, Symbol]:
         """The symbolic sizes of inputs and parameters, and those that only nodes and nested graphs mention, by name."""
         if self._symbols is not None:

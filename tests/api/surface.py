@@ -57,6 +57,9 @@ TOO_HOT = {
     "st.Value",
     "st.Value.same_as",
     "config.config",
+    "st.Graph.nodes",
+    "st.Graph.symbols",
+    "st.TensorType.symbols",
 }  # Python tells what does not fit their signature
 ON_ARRAYS = re.compile(r"CompiledGraph\.(run_ready|sized)$|Tensor\.results$|take_over$")  # for callers who have checked
 NO_WAY_BACK = re.compile(  # calls that wait for others, run for ever or work on this very process
