@@ -19,7 +19,7 @@ from strata.lir import Lir, RuleCheck, SizeCheck, Spread, check_sizes, size_chec
 from strata.mir import Graph, infer_binding, leaf_name, near
 from strata.runtime.arrays import USABLE, StoredArray, check_output, kept_apart, read_array
 from strata.runtime.background import background
-from strata.runtime.extent import Extents, Remembering
+from strata.runtime.extent import Extents, Remembering, is_remembered
 from strata.runtime.memory import MemoryReport, makers_of
 from strata.runtime.observe import OBSERVERS, run_observed
 from strata.runtime.options import CompileOptions
@@ -76,7 +76,6 @@ class CompiledGraph:
         self._extents: Extents | None = None
         self._is_special = False  # has state, or an active extent
         self._last: Sequence[np.ndarray] = ()  # what the last run gave, of a graph that can have extents
-        self._keeps_last = self._is_static and bool(options.dim_binding)  # others keep it anyway, or have no extents
         self._use(executable)
         self._sharers: weakref.WeakSet[CompiledGraph] | None = None  # that use the same executable
         self._in_place: dict[tuple[int, int], bool] = {}  # by input and output
@@ -86,7 +85,7 @@ class CompiledGraph:
 
     def _use(self, executable: Executable) -> None:
         quick: Quick | None = getattr(executable, "quick", None)
-        self._quick: Quick | None = Remembering(quick, self) if quick is not None and self._keeps_last else quick
+        self._quick: Quick | None = Remembering(quick, self) if quick is not None and is_remembered(self) else quick
         self._executable, self._run = executable, executable.run  # behind it: see `_teach`
 
     # signature
@@ -184,7 +183,7 @@ class CompiledGraph:
         if self._is_static:
             outputs = [make(shape, dtype) for make, shape, dtype in self._makers]
             binding: Mapping[str, int] = _NO_SIZES
-            if self._keeps_last:
+            if is_remembered(self):
                 self._last = outputs
         else:
             try:

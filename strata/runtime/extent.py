@@ -151,6 +151,11 @@ class Extents:
         return bounds(SymExpr((((self._owner.source.symbols()[axis],), 1),)))[0] or 0
 
 
+def is_remembered(graph: CompiledGraph) -> bool:
+    """Whether a graph of fixed sizes keeps what its last run gave; others keep it anyway, or have no extents."""
+    return graph._is_static and bool(graph.options.dim_binding)
+
+
 class Remembering:
     """A short way into a program whose results its owner remembers, for extents that are set later."""
 

@@ -110,8 +110,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         machine("CompiledGraphMachine"),
     ),
     Mutation(
-        "tail-lost-at-fixed-sizes", COMPILED,
-        "self._keeps_last = self._is_static and bool(options.dim_binding)", "self._keeps_last = False",
+        "tail-lost-at-fixed-sizes", EXTENT,
+        "return graph._is_static and bool(graph.options.dim_binding)", "return False",
         machine("CompiledGraphMachine"),
     ),
     Mutation(
