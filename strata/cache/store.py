@@ -408,9 +408,22 @@ def _hands(found: os.stat_result) -> str | None:
     """Who else can write a file or folder."""
     if found.st_uid not in (0, os.geteuid()):
         return f"belongs to user {found.st_uid}, not to user {os.geteuid()}"
-    if found.st_mode & 0o022:
+    if found.st_mode & 0o002 or (found.st_mode & 0o020 and not _is_own_group(found.st_gid)):
         return f"can be written by others (mode {stat.S_IMODE(found.st_mode):o}, not {found.st_mode & 0o755:o})"
     return None
+
+
+def _is_own_group(group: int) -> bool:
+    """Whether this user alone is in a group: many systems make one for each user, who then shares all files with it."""
+    import grp
+    import pwd
+
+    try:
+        me, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    is_personal = me.pw_uid != 0 and me.pw_gid == group and found.gr_name == me.pw_name
+    return is_personal and set(found.gr_mem) <= {me.pw_name}
 
 
 def _open(path: Path) -> tuple[int, os.stat_result]:

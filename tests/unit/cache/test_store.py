@@ -14,6 +14,7 @@ import pytest
 
 from strata.cache import DiskStore, default_store, digest
 from strata.cache import store as store_module
+from strata.cache.store import _hands
 from strata.config import using
 from strata.errors import FileError
 
@@ -197,7 +198,8 @@ def test_what_is_no_file_is_no_lock(tmp_path, kind: str) -> None:
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no owners of files")
 @pytest.mark.parametrize("where", ["around", "folder", "inner", "entry"])
 @pytest.mark.parametrize("how", ["group", "others", "owner"])
-def test_what_others_can_write_is_not_read(tmp_path, caplog, where: str, how: str) -> None:
+def test_what_others_can_write_is_not_read(tmp_path, caplog, monkeypatch, where: str, how: str) -> None:
+    monkeypatch.setattr("strata.cache.store._is_own_group", lambda _: False)
     root = tmp_path / "cache" / "objects"
     assert DiskStore(root).put(KEY, b"x")
     entry = _place(root, KEY)
@@ -218,6 +220,32 @@ def test_what_others_can_write_is_not_read(tmp_path, caplog, where: str, how: st
         assert str(victim) in str(store.trouble())
         assert len([r for r in caplog.records if "is off" in r.message]) == 1
         assert store.events[0].what == "off"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no owners of files")
+@pytest.mark.parametrize(
+    ("user", "group", "members", "is_used"),
+    [
+        ((1000, "ada", 1000), (1000, "ada"), [], True),
+        ((1000, "ada", 1000), (1000, "ada"), ["ada"], True),
+        ((1000, "ada", 1000), (1000, "ada"), ["bob"], False),
+        ((1000, "ada", 100), (100, "users"), [], False),
+        ((1000, "ada", 1000), (2000, "lab"), [], False),
+        ((0, "root", 0), (0, "root"), [], False),
+    ],
+)
+def test_a_group_of_this_user_alone_is_nobody_else(monkeypatch, user, group, members, is_used: bool) -> None:
+    """As where each user has a group, and what is made can be written by it (umask 002)."""
+    grp, pwd = pytest.importorskip("grp"), pytest.importorskip("pwd")
+    (uid, name, own), (gid, group_name) = user, group
+    passwd = pwd.struct_passwd((name, "x", uid, own, "", "/", "/bin/sh"))
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    monkeypatch.setattr(pwd, "getpwuid", {uid: passwd}.__getitem__)
+    monkeypatch.setattr(grp, "getgrgid", {gid: grp.struct_group((group_name, "x", gid, members))}.__getitem__)
+    mode = stat.S_IFDIR | 0o775
+    assert (_hands(os.stat_result((mode, 1, 1, 1, uid, gid, 0, 0, 0, 0))) is None) == is_used
+    assert _hands(os.stat_result((mode, 1, 1, 1, uid, 7, 0, 0, 0, 0))) is not None
+    assert _hands(os.stat_result((mode | 2, 1, 1, 1, uid, gid, 0, 0, 0, 0))) is not None
 
 
 def test_a_folder_among_everybodys_is_used(tmp_path) -> None:
