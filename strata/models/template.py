@@ -26,6 +26,7 @@ MAX_BITS = 1 << 16  # of a number
 ENTRY = 64  # bytes of a list for each of its entries, with what stands for it in a text
 PIECE = 64  # bytes of a text that another is split into, beside its characters
 WIDTHS = ("center", "indent", "wordwrap", "truncate", "batch", "slice", "tojson", "round")  # filters that take sizes
+GLANCES = ("length", "count", "first", "last")  # filters that do not walk over what they are given
 SPLITS = ("split", "rsplit", "splitlines")
 PADS = ("center", "ljust", "rjust", "zfill")
 
@@ -205,6 +206,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         def counted(*args: Any, **kwargs: Any) -> Any:
             meter = self.meter
             meter.step()
+            if name in GLANCES:
+                return meter.made(call(*args, **kwargs))
             given: list[Any] = [
                 x for x in (*args, *kwargs.values()) if isinstance(x, (str, bytes, int, list, tuple, dict))
             ]
