@@ -180,8 +180,9 @@ def _growth(step: Any) -> float:
         total = min(total * _growth(inner), 1e30)
     if step.get("type") == "Replace":
         pattern = step.get("pattern")
-        least = len(pattern.get("String", "")) if isinstance(pattern, dict) else 0
-        total *= 1 + len(str(step.get("content", ""))) / max(least, 1)
+        found, made = str(pattern.get("String", "")) if isinstance(pattern, dict) else "", str(step.get("content", ""))
+        # an expression may find nothing, between any two characters
+        total *= max(1.0, len(made) / len(found)) if found else 1.0 + len(made)
     return total
 
 

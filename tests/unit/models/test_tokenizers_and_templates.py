@@ -63,6 +63,14 @@ def test_steps_that_make_texts_grow_without_end(tmp_path: Path) -> None:
         folder_tokenizer(folder(tmp_path, made))
 
 
+def test_many_steps_that_replace_one_character_by_another_are_no_growth(tmp_path: Path) -> None:
+    made = sound_tokenizers()[0]
+    steps = [{"type": "Replace", "pattern": {"String": chr(0xFF01 + i)}, "content": chr(0x21 + i)} for i in range(90)]
+    made["normalizer"] = {"type": "Sequence", "normalizers": steps}
+    tokenizer = folder_tokenizer(folder(tmp_path, made))
+    assert tokenizer.encode("ｈｅｌｌｏ") == tokenizer.encode("hello")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"model": 3}', "[" * 100_000])
 def test_what_is_no_tokenizer(text: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
@@ -192,6 +200,13 @@ def test_templates_that_cannot_be_filled_in(template: str) -> None:
 def test_a_template_may_refuse() -> None:
     with pytest.raises(OptionError, match="the chat template says: roles must alternate"):
         fill_template("{{ raise_exception('roles must alternate') }}", VALUES)
+
+
+def test_the_length_of_a_long_talk_is_cheap() -> None:
+    """Asked for at every message, as templates do that look back from the end."""
+    template = "{% for m in messages %}{{ 'x' if (messages|length - 1) - loop.index0 == 0 }}{% endfor %}"
+    talk = [{"role": "user", "content": "hello"}] * 5000
+    assert fill_template(template, {"messages": talk}) == "x"
 
 
 def test_time_is_a_budget() -> None:
