@@ -147,25 +147,27 @@ class Accumulator:
         by = 1
         while by < lanes:
             picks = [lane - lane % (2 * by) + by - 1 for lane in range(lanes)]
-            upper = vector_constant("i1", [int(lane % (2 * by) >= by) for lane in range(lanes)])
-            last = self._picked(value, lanes, picks)
-            if self.kind == "sum" and not self.keeps_sign:  # adding 0 is less than choosing
-                value = self.join(self._chosen(upper, last, empty, lanes), value, lanes)
+            is_upper = [lane % (2 * by) >= by for lane in range(lanes)]
+            if self.kind == "sum":  # adding what a sum of nothing is, to the others, is less than choosing
+                picks = [pick if is_upper[lane] else lanes + lane for lane, pick in enumerate(picks)]
+                value = self.join(self._picked(value, lanes, picks, empty), value, lanes)
             else:
+                last = self._picked(value, lanes, picks)
+                upper = vector_constant("i1", list(map(int, is_upper)))
                 value = self._chosen(upper, self.join(last, value, lanes), value, lanes)
             by *= 2
         whole = self._picked(value, lanes, [lanes - 1] * lanes)
         if exclusive:
-            picks = [0, *range(lanes, 2 * lanes - 1)]
-            typed = self.typed(empty, lanes)
-            value = tuple(self.f.shuffle(t, e, v, picks) for (t, e), v in zip(typed, value, strict=True))
+            value = self._picked(empty, lanes, [0, *range(lanes, 2 * lanes - 1)], value)
         return value, whole
 
     def _chosen(self, mask: str, a: Parts, b: Parts, lanes: int) -> Parts:
         return tuple(self.f.select(t, mask, x, y) for (t, x), y in zip(self.typed(a, lanes), b, strict=True))
 
-    def _picked(self, parts: Parts, lanes: int, picks: Sequence[int]) -> Parts:
-        return tuple(self.f.shuffle(t, p, "poison", picks) for t, p in self.typed(parts, lanes))
+    def _picked(self, parts: Parts, lanes: int, picks: Sequence[int], others: Parts | None = None) -> Parts:
+        """Lanes of a register; from the number of lanes on, of another one."""
+        beside = ["poison"] * len(parts) if others is None else others
+        return tuple(self.f.shuffle(t, p, o, picks) for (t, p), o in zip(self.typed(parts, lanes), beside, strict=True))
 
     def finish(self, state: Parts, lanes: int) -> Parts:
         """The result; for argmax and argmin, the position, 0 over nothing."""
