@@ -12,11 +12,10 @@ import numpy as np
 
 from strata.core import Dim, TensorType, dim_prod, divide_exactly, f32, f64, show_shape
 from strata.mir import Op, Sample, UnaryOp, Value, draw, op
-from strata.ops.elementwise import maximum
 from strata.ops.logic import cast
 from strata.ops.math import rsqrt
 from strata.ops.movement import reshape
-from strata.ops.reduce import mean, sum_
+from strata.ops.reduce import about_mean, mean, sum_
 from strata.ops.softmax import widened
 
 Axes = tuple[int, ...]
@@ -27,8 +26,7 @@ def standardized(x: Value, axes: Axes, eps: float) -> tuple[Value, Value]:
     off: of rows far from zero, that is most of what would be wrong."""
     centred = x - mean(x, axes, keepdims=True)
     lost = mean(centred, axes, keepdims=True)
-    variance = maximum(mean(centred * centred, axes, keepdims=True) - lost * lost, 0)
-    inv = rsqrt(variance + eps)
+    inv = rsqrt(about_mean(mean(centred * centred, axes, keepdims=True), lost * lost) + eps)
     return (centred - lost) * inv, inv
 
 

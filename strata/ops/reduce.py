@@ -288,8 +288,16 @@ def var(x: Operand, axis: Axes = None, keepdims: bool = False, correction: float
     count = count_of(value, axes, total.dtype)
     if not value.dtype.is_complex:
         lost = _reduce(ReduceSum, centred, axes, keepdims, "var")
-        total = METHODS["maximum"](total - lost * lost / count, 0)
+        total = about_mean(total, lost * (lost / count))
     return METHODS["cast"](total / (count - correction), value.dtype.real)
+
+
+def about_mean(squares: Value, lost: Value) -> Value:
+    """Squares about a rounded mean as those about the mean itself: less what is due to the rounding. They are never
+    negative; where they are too large for their type, so may be what is taken off, and they stay infinite."""
+    largest = float(np.finfo(squares.dtype.np).max)
+    less: Value = METHODS["maximum"](squares - METHODS["minimum"](lost, largest), 0)
+    return less
 
 
 @function()

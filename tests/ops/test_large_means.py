@@ -64,6 +64,27 @@ def test_rows_of_one_number() -> None:
     assert np.abs(compiled(ops.layer_norm, x)).max() < 1e-3
 
 
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("spread", [1e30, 1e36])
+def test_squares_too_large_for_their_type(spread: float, device: str, rng: np.random.Generator) -> None:
+    """The variance is infinite then, and rows are divided by that."""
+    x = rows(0.0, spread, 100, rng)
+    g = Graph("far")
+    v = g.input("x", x.shape, "f32")
+    variance, normal = Session(device).compile(g.outputs(ops.var(v, axis=1), ops.layer_norm(v))).run(x=x)
+    np.testing.assert_array_equal(variance, np.full(len(x), np.inf, np.float32))
+    np.testing.assert_array_equal(np.abs(normal), np.zeros_like(x))
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_variances_near_the_largest_number(device: str, rng: np.random.Generator) -> None:
+    """The square of what the mean lost, summed, would be too large: the variance is not."""
+    x = rows(1e25, 1e17, 100, rng)
+    g = Graph("far")
+    (got,) = Session(device).compile(g.outputs(ops.var(g.input("x", x.shape, "f32"), axis=1))).run(x=x)
+    np.testing.assert_allclose(got, x.astype(np.float64).var(1), rtol=1e-4)
+
+
 @pytest.mark.parametrize(("mean", "spread", "length"), CASES)
 def test_as_many_digits_as_torch(mean: float, spread: float, length: int, rng: np.random.Generator) -> None:
     torch = pytest.importorskip("torch")
