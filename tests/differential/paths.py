@@ -14,7 +14,7 @@ import numpy as np
 import strata.tensor as tensors
 from strata.backends import register_backend
 from strata.config import using
-from strata.errors import MissingRuleError, StrataError
+from strata.errors import MissingRuleError, ShapeError, StrataError, SymbolError
 from strata.mir import Graph, parse
 from strata.runtime import CompiledGraph, CompileOptions, Session
 from strata.tensor import schedule
@@ -194,8 +194,10 @@ def _opens(program: Program) -> bool:
         return True
     try:
         Session("cpu").compile(program.graph(symbolic=True))
-    except StrataError:
+    except (ShapeError, SymbolError):
         return False
+    except StrataError:
+        return True  # no refusal: it is found on the path itself
     return True
 
 
