@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import DType, bool_, f8e4m3, f32, f64, i4, i64, u4, u16
+from strata.core import DType, bf16, bool_, c128, f8e4m3, f16, f32, f64, i4, i8, i64, u4, u8, u16
 from tests.differential.program import Leaf, Program, Ref, Shape, Size, Step
 
 
@@ -25,6 +25,10 @@ def leaf(dtype: DType, *shape: str | int, style: str = "plain", data: Any = None
 
 def exact(name: str, *args: Any, **options: Any) -> Step:
     return Step(name, args, tuple(options.items()), exactness="exact")
+
+
+def at_op(name: str, inputs: int, count: int = 1, **fields: Any) -> Step:
+    return Step(f"op:{name}", tuple(V[:inputs]), tuple(fields.items()), count, "op")
 
 
 V = [Ref(i) for i in range(8)]
@@ -60,5 +64,47 @@ REGRESSIONS: dict[str, Program] = {
     ),
     "the mean of a short row": program(leaf(f32, "n", 8), steps=[Step("use:centred", (V[0], 1))], n=13),
     "a product of a row": program(leaf(f32, "n"), steps=[Step("prod", (V[0],))], n=9),
+    "no batch of attention": program(
+        *[leaf(f32, 0, 1, "n", "n")] * 3, n=2,
+        steps=[at_op("attention", 3, num_heads=1, kv_heads=1, head_dim=2, causal=True)],
+    ),
+    "attention of no query": program(
+        leaf(f64, "n", 1, 0, "n"), *[leaf(f64, "n", 1, "n", "n")] * 2, n=2,
+        steps=[at_op("attention", 3, num_heads=1, kv_heads=1, head_dim=2)],
+    ),
+    "a width of heads that is a symbol": program(
+        *[leaf(f16, "n", "n", "n", 3), leaf(f16, "n", 1, 6, 3), leaf(f16, "n", 1, 6, 3), leaf(f16, "n", "n", "n", 3)],
+        leaf(i64, "n", style="ids"), n=2, outputs=(5,),
+        steps=[at_op("attention_backward", 5, 3, num_heads=2, kv_heads=1, head_dim=3, causal=True, has_offset=True)],
+    ),
+    "a state that is a symbol": program(
+        leaf(f64, 1, 4, 2, "n"), leaf(f64, 1, 4, 2, "n"), leaf(f64, 1, 4, 2, 2), leaf(f64, 1, 4, 2),
+        leaf(f64, 1, 4, 2), leaf(f64, 1, 2, "n", 2),
+        steps=[at_op("gated_delta_net", 6, 2, state_size=3, carry_state=True)],
+    ),
+    "a product of nothing": program(leaf(u16, "n", 0), steps=[exact("prod", V[0], axis=None, keepdims=True)], n=0),
+    "a complex product of nothing": program(
+        leaf(c128, 2, "n"), steps=[Step("add", (V[0], V[0])), Step("prod", (V[1],), (("axis", None),))], n=0
+    ),
+    "how nothing varies": program(
+        leaf(bf16, "n", "n", 0), steps=[Step("multiply", (0.5, V[0])), Step("var", (V[1],), (("axis", None),))]
+    ),
+    "windows of whole numbers": program(
+        leaf(i8, 1, "n", 4, 5), n=2,
+        steps=[at_op("pool_max", 1, kernel=(2, 3), stride=(1, 2), padding=((0, 1), (1, 1)), dilation=(2, 1))],
+    ),
+    "as many codes as a symbol": program(
+        leaf(f32, "n", 4), steps=[at_op("quantize_dequantize", 1, axis=None, scales=(0.0371,), zero_points=(3,))]
+    ),
+    "known ids beside a reduction": program(
+        leaf(u8, 3, "n"), leaf(bool_, 0, "n"), outputs=(1, 3, 2), n=1,
+        steps=[exact("max", V[0], axis=1, keepdims=True), exact("take", V[1], [1, 0, 2], axis=1)],
+    ),
+    "running sums of what was wider": program(
+        leaf(f64, "n", "n"), steps=[Step("cast", (V[0], f32)), Step("cumsum", (V[1],), (("axis", 1),))], n=9, low=1
+    ),
+    "running sums of whole numbers in floats": program(
+        leaf(i64, "n", "n"), steps=[Step("cast", (V[0], f32)), Step("cumsum", (V[1],), (("axis", 1),))], n=33
+    ),
     "the least of eight bits": program(leaf(f8e4m3, 3, 2), steps=[exact("min", V[0], axis=0)]),
 }  # fmt: skip

@@ -169,13 +169,15 @@ class Emitter(Tiles):
         for segment in self._aligned_segments(loop, low, high, lanes):
             self._vector(loop.axis, segment, (), self._running_block(loop.body), number)
 
-    def _aligned_segments(self, loop: MapLoop, low: Value, high: Value, lanes: int) -> list[Segment]:
+    def _aligned_segments(
+        self, loop: MapLoop, low: Value, high: Value, lanes: int, single: int | None = None
+    ) -> list[Segment]:
         """Segments of a map; before a store past the caches, a first one up to the start of a cache line."""
         f = self.f
         stores = [s.store for s in loop.body.steps if isinstance(s, StoreStep)]
         past = next((s for s in stores if self.schedule.is_nontemporal(s.buffer.name)), None)
         if past is None:
-            return self._segments(loop, low, high, lanes)
+            return self._segments(loop, low, high, lanes, single)
         with self._scope(loop.axis):
             self.first[loop.axis] = low
             pointer = self._pointer(past.buffer, self.at_first(past.index[0]))
@@ -185,8 +187,9 @@ class Emitter(Tiles):
         start = f.smin(f.add(low, missing), high)
         self._ask_for_end(pointer, past.buffer.dtype.itemsize, f.sub(high, low))
         masked = self.target.has_avx512
-        head = Segment(low, start, min(lanes, self._single_lanes(loop)) if masked else 1, masked)
-        return [head, *(replace(s, past=(past.buffer.name,)) for s in self._segments(loop, start, high, lanes))]
+        head = Segment(low, start, min(lanes, single or self._single_lanes(loop)) if masked else 1, masked)
+        rest = self._segments(loop, start, high, lanes, single)
+        return [head, *(replace(s, past=(past.buffer.name,)) for s in rest)]
 
     def _ask_for_end(self, pointer: str, itemsize: int, count: Value) -> None:
         """Have the last line of a row brought in while the others are stored past the caches, if the next row has a

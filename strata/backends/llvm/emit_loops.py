@@ -113,10 +113,14 @@ class Loops(Values):
                 ahead = self.f.add(self.at_first(place), asked.ahead)
                 self._ask_for(buffer, ahead, self.context.lanes, asked.cache)
 
-    def _segments(self, loop: MapLoop | ReduceLoop, low: Value, high: Value, lanes: int) -> list[Segment]:
-        """The range by whole steps, then what is left: masked where that is cheap, else by ones."""
+    def _segments(
+        self, loop: MapLoop | ReduceLoop, low: Value, high: Value, lanes: int, single: int | None = None
+    ) -> list[Segment]:
+        """The range by whole steps, then what is left: masked where that is cheap, else by ones.
+
+        What is left has `single` lanes; by default, those of one register of the widest element."""
         f = self.f
-        single = min(lanes, self._single_lanes(loop))
+        single = min(lanes, single or self._single_lanes(loop))
         segments: list[Segment] = []
         known = isinstance(low, int) and isinstance(high, int)
         widths = [lanes] if (self.target.has_avx512 and not known) or single == lanes else [lanes, single]

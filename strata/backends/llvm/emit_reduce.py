@@ -26,7 +26,9 @@ class Reductions(Loops):
         """The steps of a block, in order."""
         raise NotImplementedError
 
-    def _aligned_segments(self, loop: MapLoop, low: Value, high: Value, lanes: int) -> list[Segment]:
+    def _aligned_segments(
+        self, loop: MapLoop, low: Value, high: Value, lanes: int, single: int | None = None
+    ) -> list[Segment]:
         """Segments of a map; before a store past the caches, a first one up to the start of a cache line."""
         raise NotImplementedError
 
@@ -79,7 +81,7 @@ class Reductions(Loops):
         """One block of a vector scan, from nothing; what it ends with."""
         before, outside = self.running, self.scan_bases
         states, width = [tuple(str(v) for _, v in a.start(single)) for a in accumulators], single
-        for segment in self._aligned_segments(loop, *ends, lanes):
+        for segment in self._aligned_segments(loop, *ends, lanes, single):
             following = min(segment.lanes, single)
             if following != width:
                 pairs = zip(accumulators, states, strict=True)
