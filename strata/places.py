@@ -20,6 +20,7 @@ _NOT_THE_USER = (  # ours; imports and decorators, which stand between the user 
     dataclasses.__file__, threading.__file__, os.path.join(os.path.dirname(threading.__file__), "concurrent", ""), "<",
 )  # fmt: skip
 
+_TYPED_IN = ("<stdin>", "<console>", "<python-input-", "<ipython-input-")  # by the user, line by line
 _NUMPY = f"{os.sep}site-packages{os.sep}numpy{os.sep}"  # calls back what it was given
 _COMPARE = opmap["COMPARE_OP"]
 _MOST_KEPT = 4096  # files, and lines, that are remembered
@@ -54,7 +55,7 @@ class _Users(dict[str, bool]):
     def __missing__(self, file: str) -> bool:
         if len(self) >= _MOST_KEPT:
             self.clear()
-        self[file] = found = not file.startswith(_NOT_THE_USER) and _NUMPY not in file
+        self[file] = found = file.startswith(_TYPED_IN) or not (file.startswith(_NOT_THE_USER) or _NUMPY in file)
         return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import strata as st
-from strata.errors import ArgumentError, DeviceError, OptionError, OutOfMemoryError, StrataError, TraceError
+from strata.errors import ArgumentError, DeviceError, OptionError, OutOfMemoryError, ShapeError, StrataError, TraceError
 from tests.api.surface import Target, callables, wrong_answers
 
 X, W, K = np.ones((5, 4), "f4"), np.ones((4, 2), "f4"), np.zeros(3, "f4")
@@ -371,6 +371,16 @@ def test_comparisons_of_values_are_element_by_element() -> None:
         lambda: int(a), lambda: float(a), lambda: complex(a),
     ):  # fmt: skip
         assert isinstance(refused(unknown), TraceError)
+
+
+@pytest.mark.parametrize("file", ["<stdin>", "<console>", "<python-input-3>", "<ipython-input-3-0a1b>"])
+def test_what_is_typed_in_is_the_users_program(file: str) -> None:
+    g = st.Graph("g")
+    scope = {"a": g.input("a", (3,)), "b": g.input("b", (3,)), "st": st}
+    assert isinstance(eval(compile("a == b", file, "eval"), scope), st.Value)  # noqa: S307 - our own source
+    with pytest.raises(ShapeError) as caught:
+        eval(compile("st.ones((2, 3)) @ st.ones((2, 3))", file, "eval"), scope)  # noqa: S307
+    assert f"{file}:1" in str(caught.value)
 
 
 def test_values_of_two_graphs_do_not_meet() -> None:
