@@ -20,6 +20,7 @@ from strata.io.mapped import PathLike
 MAX_MEMBERS = 1 << 16
 MAX_RANK = 32
 MAX_HEADER = 1 << 14  # bytes that describe one array
+AT_ONCE = 1 << 24  # bytes that are read at a time
 LENGTHS = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}  # of the header, by version
 
 
@@ -73,15 +74,25 @@ def _array(file: IO[bytes], size: int, name: str) -> np.ndarray:
     try:
         shape, is_fortran, dtype = _header(file)
         count = prod(shape) * dtype.itemsize
-        data = file.read(count) if count <= size else b""
+        data = np.empty(count if count <= size else 0, np.uint8)
+        found = _fill(file, data)
     except StrataError:
         raise
     except Exception as error:  # noqa: BLE001 - each way of packing has its own
         raise _bad(name, _first_line(error)) from None
-    if len(data) != count:
-        raise _bad(name, f"{dtype}{list(shape)} has {count} bytes, there are {size if count > size else len(data)}")
-    flat = np.frombuffer(bytearray(data), dtype) if count else np.zeros(prod(shape), dtype)
+    if found != count:
+        raise _bad(name, f"{dtype}{list(shape)} has {count} bytes, there are {size if count > size else found}")
+    flat = data.view(dtype) if count else np.zeros(prod(shape), dtype)
     return flat.reshape(shape[::-1]).T if is_fortran else flat.reshape(shape)
+
+
+def _fill(file: IO[bytes], data: np.ndarray) -> int:
+    """Read bytes into an array, some at a time: the whole is in memory once. Gives how many there were."""
+    at = 0
+    while at < len(data) and (part := file.read(min(len(data) - at, AT_ONCE))):
+        data[at : at + len(part)] = np.frombuffer(part, np.uint8)
+        at += len(part)
+    return at
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[Any, ...], bool, np.dtype[Any]]:

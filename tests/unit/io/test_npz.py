@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -91,3 +92,16 @@ def test_what_is_no_archive(tmp_path: Path) -> None:
         load_npz(tmp_path / "x.npz")
     with pytest.raises(FileNotFoundError):
         load_npz(tmp_path / "none.npz")
+
+
+def test_an_array_is_in_memory_once(tmp_path: Path) -> None:
+    array = np.arange(12 << 20, dtype=np.float32)
+    np.save(tmp_path / "a.npy", array)
+    np.savez(tmp_path / "a.npz", a=array)
+    tracemalloc.start()
+    try:
+        np.testing.assert_array_equal(load_npy(tmp_path / "a.npy")[::4096], array[::4096])
+        np.testing.assert_array_equal(load_npz(tmp_path / "a.npz")["a"][::4096], array[::4096])
+        assert tracemalloc.get_traced_memory()[1] < 1.9 * array.nbytes
+    finally:
+        tracemalloc.stop()
