@@ -87,7 +87,7 @@ class Extents:
                 front[...] = _front(array, kind, self.active)
 
     def run_kept(self, arrays: Sequence[np.ndarray], makers: Sequence[Any], threads: int | None) -> list[np.ndarray]:
-        """Run into what the last run gave, and give copies of it: the caller may do with them what he likes."""
+        """Run into what the last run gave, and give copies of it: the caller may do with them anything."""
         kept = self._keep()
         shaped = [
             kept[i] if i < len(kept) and kept[i].shape == shape else np.zeros(shape, dtype)

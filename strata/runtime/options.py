@@ -102,7 +102,7 @@ class CompileOptions:
     def _check_binding(self) -> None:
         for name in ("dim_binding", "mesh", "shard"):
             value = getattr(self, name)
-            if isinstance(value, Mapping):  # of its own: the caller may go on with his
+            if isinstance(value, Mapping):  # of its own: the caller's may change
                 object.__setattr__(self, name, dict(value))
         if self.dim_binding is None:
             return
