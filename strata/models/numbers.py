@@ -83,7 +83,7 @@ def text(found: Mapping[str, Any], key: str, default: str) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return type(value) is int or (isinstance(value, float) and math.isfinite(value))
 
 
 def _shown(value: Any) -> str:

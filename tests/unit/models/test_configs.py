@@ -85,6 +85,8 @@ def test_the_message_names_both_numbers_of_layers(tmp_path: Path) -> None:
         ("rope_scaling", {"rope_type": "longrope", "long_factor": "x", "short_factor": []}),
         ("rope_scaling", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 0}),
         ("rope_parameters", {"full_attention": 3}), ("hidden_act", 3), ("attn_logit_softcapping", 0), ("head_dim", 3),
+        ("rope_theta", 10**400), ("rms_norm_eps", 10**4000), ("rope_theta", float("inf")), ("rope_theta", True),
+        ("rope_scaling", {"rope_type": "longrope", "long_factor": [10**400], "short_factor": [1.0]}),
         ("query_pre_attn_scalar", -1), ("partial_rotary_factor", "half"), ("num_key_value_heads", 3),
     ],
 )  # fmt: skip
