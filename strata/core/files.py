@@ -21,7 +21,11 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0
 
 def open_handle(path: PathLike, *, follow: bool = True) -> int:
     """A handle of a plain file to read from. OSError where there is none, or something else is in its place."""
-    check_plain(path, os.stat(path, follow_symlinks=follow))
+    try:
+        found = os.stat(path, follow_symlinks=follow)
+    except ValueError as error:  # half a surrogate pair or a zero byte: no file is called so
+        raise FileNotFoundError(errno.ENOENT, f"no file can have this name ({error})", os.fspath(path)) from None
+    check_plain(path, found)
     handle = os.open(path, _FLAGS | (0 if follow else getattr(os, "O_NOFOLLOW", 0)))
     try:
         check_plain(path, os.fstat(handle))  # it may have been replaced meanwhile

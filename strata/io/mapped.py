@@ -19,7 +19,11 @@ PathLike = str | os.PathLike[str]
 
 def path_of(path: Any, what: str) -> Path:
     """A path, where it is one."""
-    if not isinstance(path, (str, os.PathLike)) or "\0" in os.fspath(path):
+    try:
+        is_name = isinstance(path, (str, os.PathLike)) and b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:  # half a surrogate pair
+        is_name = False
+    if not is_name:
         shown = repr(path) if isinstance(path, str) else f"a {type(path).__name__}"
         raise FileError(f"{what}: {shown} is not a path", code="F121")
     return Path(path)

@@ -100,3 +100,15 @@ def test_bad_files_are_refused(tmp_path: Path, data: bytes, message: str) -> Non
     (tmp_path / "x.gguf").write_bytes(data)
     with pytest.raises(FileError, match=message):
         load_gguf(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize("part", ["key", "tensor"])
+def test_names_that_are_not_utf_8(part: str, tmp_path: Path) -> None:
+    save_gguf(tmp_path / "x.gguf", {"tensor": np.float32([1, 2])}, {"key": "value"})
+    data = (tmp_path / "x.gguf").read_bytes()
+    word = part.encode()
+    assert data.count(word) == 1
+    (tmp_path / "x.gguf").write_bytes(data.replace(word, word[:-1] + b"\xff"))
+    with pytest.raises(FileError, match="UTF-8") as caught:
+        load_gguf(tmp_path / "x.gguf")
+    assert caught.value.code == "F130"

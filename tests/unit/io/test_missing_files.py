@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import strata as st
@@ -31,6 +32,31 @@ def test_a_missing_file(name: str, tmp_path: Path) -> None:
         LOADERS[name](tmp_path / name)
     assert isinstance(caught.value, FileError)
     assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("strange", ["\ud800", "\0"], ids=["surrogate", "zero"])
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_name_that_no_file_can_have(name: str, strange: str, tmp_path: Path) -> None:
+    with pytest.raises(FileError) as caught:
+        LOADERS[name](tmp_path / f"a{strange}{name}")
+    assert caught.value.code.startswith("F")
+
+
+@pytest.mark.parametrize("strange", ["\ud800", "\0"], ids=["surrogate", "zero"])
+@pytest.mark.parametrize("save", [st.io.save_safetensors, st.io.save_gguf])
+def test_writing_under_a_name_that_no_file_can_have(save: Callable[..., None], strange: str, tmp_path: Path) -> None:
+    with pytest.raises(FileError) as caught:
+        save(tmp_path / f"a{strange}", {"w": np.zeros(2, np.float32)})
+    assert caught.value.code == "F121"
+
+
+@pytest.mark.parametrize("save", [st.io.save_safetensors, st.io.save_gguf])
+def test_a_path_behind_the_tensors(save: Callable[..., None], tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=rf"{save.__name__}: the path comes first, got a dict") as caught:
+        save({"w": np.zeros(2, np.float32)}, str(tmp_path / "x"))
+    assert caught.value.code == "F121"
+    assert f"{save.__name__}(path, tensors)" in str(caught.value)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", [n for n in LOADERS if LOADERS[n] is not st.load])
