@@ -6,6 +6,7 @@ The first extreme of a window in row-major order takes the whole derivative; win
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from strata.core import Dim, DType, TensorType, as_dtype, f16, f32, f64, i8, i32, i64
 from strata.mir import METHODS, Sample, Value, draw, op
 from strata.ops.movement import broadcast_to
-from strata.ops.windows import Geometry, Windowed, Windows, covering_window, window_count
+from strata.ops.windows import Geometry, Windowed, Windows, covering_window, empty_window, window_count
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder, View
@@ -92,12 +93,11 @@ class Extreme(Geometry):
         counts = self.counts(x)
         for axis, (size, count) in enumerate(zip(self.sizes(x), counts, strict=True)):
             if isinstance(size, int) and isinstance(count, int):
-                taps = np.arange(self.kernel[axis]) * self.dilation[axis] - self.padding[axis][0].__index__()
-                places = np.arange(count)[:, None] * self.stride[axis] + taps
-                empty = np.flatnonzero(~((places >= 0) & (places < size)).any(1))
+                window = self.kernel[axis], self.stride[axis], self.padding[axis][0], self.dilation[axis]
+                empty = empty_window(size, count, *map(index, window))
                 self.require(
-                    not empty.size,
-                    f"window {empty[:1].tolist()} on axis {x.ndim - self.rank + axis} of {x} lies in the padding "
+                    empty is None,
+                    f"window [{empty}] on axis {x.ndim - self.rank + axis} of {x} lies in the padding "
                     f"{self.padding[axis]} altogether, so it has no {self.extreme_kind()}",
                     code="S309",
                 )

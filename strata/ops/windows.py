@@ -40,6 +40,38 @@ def window_count(size: Dim, kernel: Dim, stride: Dim, padding: tuple[Dim, Dim], 
     return floordiv(room, stride) + 1
 
 
+def empty_window(size: int, count: int, kernel: int, stride: int, before: int, dilation: int) -> int | None:
+    """The first of the windows along an axis that lies in the padding altogether; None where each has an element.
+
+    Window k has its taps at k·stride - before + t·dilation. No list of them is made: sizes may come from a file."""
+    if (kernel - 1) * dilation < before and count > 0:
+        return 0  # it ends before the first element
+    behind = max(0, -(-(size + before) // stride))  # the first that begins behind the last element
+    # a window that begins before the first element meets it, or what is behind it, at (k·stride - before) mod dilation
+    over = (
+        _first_within(stride, dilation, (size + before) % dilation, (before - 1) % dilation)
+        if size < dilation
+        else None
+    )
+    if over is not None and over * stride < before:
+        behind = min(behind, over)
+    return behind if behind < count else None
+
+
+def _first_within(factor: int, modulus: int, low: int, high: int) -> int | None:
+    """The least k ≥ 0 for which factor·k mod modulus lies from low to high, round the end where low is above high."""
+    if low == 0 or low > high:
+        return 0
+    factor %= modulus
+    if factor == 0:
+        return None
+    k = -(-low // factor)
+    if k * factor <= high:
+        return k
+    turns = _first_within(modulus, factor, -high % factor, -low % factor)
+    return None if turns is None else -(-(low + modulus * turns) // factor)
+
+
 class Geometry(Op):
     """An op on windows of the trailing axes of its first input."""
 

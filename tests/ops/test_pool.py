@@ -14,6 +14,7 @@ from strata import ops
 from strata.core import TensorType, f32, sym
 from strata.errors import OptionError, ShapeError
 from strata.mir import Value, constant, evaluate_values, placeholder, pullback, pushforward
+from strata.ops.windows import empty_window
 
 RNG = np.random.default_rng(3)
 
@@ -108,6 +109,25 @@ def test_w13_a_window_of_padding_only_is_an_error() -> None:
         ops.max_pool1d(placeholder("x", f32[1, 1, 4]), 2, padding=2)
     assert caught.value.code == "S309"
     close(ops.sum_pool(constant(np.ones((1, 1, 4))), 2, padding=2), [[[0, 2, 2, 0]]])
+
+
+def test_the_first_window_of_padding_only() -> None:
+    for size, count, kernel, stride, before, dilation in RNG.integers(
+        (0, 0, 1, 1, -3, 1), (7, 12, 6, 12, 25, 12), (4000, 6)
+    ).tolist():
+        places = np.arange(count)[:, None] * stride + np.arange(kernel) * dilation - before
+        empty = np.flatnonzero(~((places >= 0) & (places < size)).any(1))
+        found = empty_window(size, count, kernel, stride, before, dilation)
+        assert found == (int(empty[0]) if empty.size else None), (size, count, kernel, stride, before, dilation)
+
+
+@pytest.mark.parametrize("dilation", [1, 1 << 31])
+def test_the_type_of_a_pool_of_many_windows_takes_no_memory(dilation: int) -> None:
+    size, kernel = 1 << 52, 3
+    made = ops.max_pool1d(placeholder("x", f32[1, 1, size]), kernel, 1, dilation=dilation)
+    assert made.shape == (1, 1, size - (kernel - 1) * dilation)
+    with pytest.raises(ShapeError, match=r"window \[0\]"):
+        ops.max_pool1d(placeholder("x", f32[1, 1, size]), kernel, 1, padding=3)
 
 
 def test_case_12_backward_goes_to_the_maxima() -> None:
