@@ -88,7 +88,12 @@ class CodeArchive(Protocol):
 
     def record(self, lir: Lir) -> dict[str, bytes]: ...
 
-    def load(self, lir: Lir, codes: Mapping[str, bytes]) -> Executable: ...
+    def load(self, lir: Lir, codes: Mapping[str, bytes]) -> Executable:
+        """An executable of kept code; MissingCodeError where some is missing: none is made of a plan from a file."""
+
+
+class MissingCodeError(LookupError):
+    """Kept code does not have all that a plan runs."""
 
 
 @dataclass(frozen=True)

@@ -10,5 +10,5 @@ from strata.lir.stages import Stage, plan_stages, stages_of
 from strata.lir.takeover import may_take_over
 from strata.lir.text import parse_module, show, show_module
 from strata.lir.traits import Traits, has_kernel, traits
-from strata.lir.verify import verify_plan
+from strata.lir.verify import unproven_views, verify_plan
 from strata.lir.views import Spacing, view_strides

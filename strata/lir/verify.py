@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
+from strata.core import Dim, TensorType, known_le
 from strata.errors import SymbolError, VerifyError
 from strata.lir.ir import ALIGNMENT, ROLES, Buffer, Lir, Step
 from strata.lir.memory import byte_size
+from strata.lir.views import Spacing
 
+PHASES = ("prologue", "steady", "epilogue")
 READABLE = ("input", "param", "constant")
 
 
@@ -18,6 +22,7 @@ def verify_plan(lir: Lir) -> None:
             raise _broken(lir, f"two buffers are called {name}")
     known = {b.name: b for b in lir.buffers}
     _check_aliases(lir, known)
+    _check_boundary(lir, known)
     written = {b.name for b in lir.buffers if b.role in READABLE}
     for at, step in enumerate(lir.schedule):
         for name in (*step.read_buffers, *step.outputs):
@@ -34,6 +39,20 @@ def verify_plan(lir: Lir) -> None:
     _check_placement(lir, known)
 
 
+def _check_boundary(lir: Lir, known: dict[str, Buffer]) -> None:
+    """Whatever lies outside the arena gets its memory from one place: a caller, a parameter, or the prologue."""
+    for role, bound in (("input", lir.io.inputs), ("param", lir.io.params)):
+        given, declared = [name for _, name in bound], [b.name for b in lir.buffers if b.role == role]
+        if sorted(given) != sorted(declared):
+            raise _broken(lir, f"its {role}s are bound to {', '.join(given)}, its buffers are {', '.join(declared)}")
+    for b in lir.buffers:
+        if b.role == "result" and b.name not in lir.io.outputs:
+            raise _broken(lir, f"buffer {b.name} is a result that no caller gets")
+    for name in lir.io.outputs:
+        if name in known and known[name].role == "scratch":
+            raise _broken(lir, f"result {name} is a scratch buffer")
+
+
 def _check_aliases(lir: Lir, known: dict[str, Buffer]) -> None:
     for b in lir.buffers:
         if b.role not in ROLES:
@@ -43,6 +62,8 @@ def _check_aliases(lir: Lir, known: dict[str, Buffer]) -> None:
         base = known.get(b.alias)
         if base is None or base.role != "scratch" or b.role != "scratch" or base.alias is not None:
             raise _broken(lir, f"{b.name} shares the memory of {b.alias}, which is not a scratch buffer of its own")
+        if base.type.nbytes != b.type.nbytes:
+            raise _broken(lir, f"{b.name} : {b.type} shares the memory of {b.alias} : {base.type}")
         if base.birth > b.birth or base.death < b.death:
             raise _broken(
                 lir,
@@ -64,17 +85,36 @@ def _check_order(lir: Lir, at: int, step: Step, known: dict[str, Buffer], writte
         b = known[name]
         if b.role == "scratch" and not b.birth <= at <= b.death:
             raise _broken(lir, f"step {at} ({step.name}) uses {name}, which lives from {b.birth} to {b.death}")
+    if step.phase not in PHASES:
+        raise _broken(lir, f"step {at} ({step.name}) runs in the phase {step.phase!r}")
+    if any((known[n].role == "weight") != (step.phase == "prologue") for n in step.outputs):
+        raise _broken(lir, f"step {at} ({step.name}) of the phase {step.phase} writes {', '.join(step.outputs)}")
     if step.phase == "prologue" and any(known[n].role not in (*READABLE[1:], "weight") for n in reads):
         raise _broken(lir, f"step {at} ({step.name}) runs when parameters are set, and reads {', '.join(reads)}")
 
 
 def _check_types(lir: Lir, at: int, step: Step, known: dict[str, Buffer]) -> None:
     """Kernels see their buffers under the types that the plan gives them."""
+    for made, source in step.updates:
+        if made not in step.outputs or known[made].type != known[source].type:
+            raise _broken(lir, f"step {at} ({step.name}) updates {made} : {known[made].type}, which starts as {source}")
+    if step.is_module:
+        return
     if step.kernel is None:
-        kinds = [] if step.is_module or len(step.nodes) != 1 else [(t.dtype, t.shape) for t in step.nodes[0].types]
-        if kinds and len(kinds) != len(step.outputs):
-            raise _broken(lir, f"step {at} ({step.name}) writes {len(step.outputs)} buffers, its op has {len(kinds)}")
-        pairs = list(zip(step.outputs, kinds, strict=False))
+        if len(step.nodes) != 1:
+            raise _broken(lir, f"step {at} ({step.name}) has {len(step.nodes)} ops and no kernel")
+        (node,) = step.nodes
+        if (len(node.inputs), len(node.types)) != (len(step.inputs), len(step.outputs)):
+            raise _broken(
+                lir,
+                f"step {at} ({step.name}) reads {len(step.inputs)} and writes {len(step.outputs)} buffers, its op "
+                f"{len(node.inputs)} and {len(node.types)}",
+            )
+        pairs = [(name, (t.dtype, t.shape)) for name, t in zip(step.outputs, node.types, strict=True)]
+        if step.views is None:
+            pairs += [(name, (x.dtype, x.shape)) for name, x in zip(step.inputs, node.inputs, strict=True)]
+        else:
+            _check_views(lir, at, step, known)
     else:
         formal = [(b.dtype, b.shape) for b in (*step.kernel.inputs, *step.kernel.outputs)]
         actual = (*step.inputs, *step.outputs)
@@ -87,6 +127,45 @@ def _check_types(lir: Lir, at: int, step: Step, known: dict[str, Buffer]) -> Non
             raise _broken(
                 lir, f"step {at} ({step.name}) takes {name} as {dtype}{list(map(str, shape))}, the plan says {kind}"
             )
+
+
+def _check_views(lir: Lir, at: int, step: Step, known: dict[str, Buffer]) -> None:
+    """What an op reads in place lies inside the buffer, as far as the sizes say."""
+    assert step.views is not None
+    if len(step.views) != len(step.inputs):
+        raise _broken(lir, f"step {at} ({step.name}) reads {len(step.inputs)} buffers by {len(step.views)} views")
+    for name, view, x in zip(step.inputs, step.views, step.nodes[0].inputs, strict=True):
+        kind = known[name].type
+        if kind.dtype is not x.dtype or len(view.strides) != x.ndim or stays_inside(view, x.shape, kind) is False:
+            raise _broken(lir, f"step {at} ({step.name}) reads {x.type} from {name} : {kind} at {view}")
+
+
+def stays_inside(view: Spacing, shape: Sequence[Dim], kind: TensorType) -> bool | None:
+    """Whether all that a view reads lies inside a buffer; None where the bounds of its sizes do not tell."""
+    if any(isinstance(d, int) and d == 0 for d in shape):
+        return True
+    first = last = view.start
+    for size, stride in zip(shape, view.strides, strict=True):
+        if known_le(0, stride):
+            last = last + (size - 1) * stride
+        elif known_le(stride, 0):
+            first = first + (size - 1) * stride
+        else:
+            return None
+    if known_le(0, first) and known_le(last + 1, kind.size):
+        return True
+    return False if known_le(first + 1, 0) or known_le(kind.size, last) else None
+
+
+def unproven_views(lir: Lir) -> list[str]:
+    """Steps of one op that read in place, where the bounds of sizes do not tell that they stay inside their buffers."""
+    found = []
+    for step in lir.schedule:
+        if step.kernel is None and step.views is not None and len(step.nodes) == 1:
+            reads = zip(step.inputs, step.views, step.nodes[0].inputs, strict=True)
+            if not all(stays_inside(view, x.shape, lir.buffer(name).type) for name, view, x in reads):
+                found.append(step.name)
+    return found
 
 
 def _check_placement(lir: Lir, known: dict[str, Buffer]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.backends import CodeArchive, backend_for
+from strata.backends import CodeArchive, MissingCodeError, backend_for
 from strata.config import logger
 from strata.core import Target, as_dtype, here
 from strata.errors import FileError, OptionError, ParseError, StrataError
@@ -152,12 +152,16 @@ def _compiled_before(
     data = bytes(file.read(f"plan {target}"))
     try:
         lir = read_plan(data, None, lambda: _graph(file), target)
-        check_plan(lir)
-        return CompiledGraph(lir, archive.load(lir, _Codes(file)), options, device=device)
+        reason = check_plan(lir)
+        if not reason:
+            return CompiledGraph(lir, archive.load(lir, _Codes(file)), options, device=device)
+    except MissingCodeError:
+        reason = "its code is of other settings than these"
     except DAMAGED as error:
         if isinstance(error, FileError):
             raise
         raise file.damaged(f"its plan cannot be used: {_reason(error)}") from None
+    return _compiled_anew(file, device, options, reason)
 
 
 def _graph(file: Container) -> Graph:

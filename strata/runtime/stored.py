@@ -21,7 +21,7 @@ from strata.config import config, logger
 from strata.core import Dim, Symbol, Target, TensorType, as_dtype, parse_dim
 from strata.errors import FileError, StrataError
 from strata.kernel import StoredKernel, show_kernel
-from strata.lir import Buffer, Io, Lir, Spacing, Step, node_text, verify_plan
+from strata.lir import Buffer, Io, Lir, Spacing, Step, node_text, unproven_views, verify_plan
 from strata.mir import (
     Constant,
     Graph,
@@ -249,14 +249,22 @@ def read_plan(data: bytes, source: Graph | None, whole: Callable[[], Graph], tar
     return Lir(graph, target or Target.host(), buffers, steps, io, constants, (), head["made with"])
 
 
-def check_plan(lir: Lir) -> None:
-    """Refuse a plan from elsewhere that breaks the rules of every plan, or whose boundary is not its graph's."""
+def check_plan(lir: Lir) -> str:
+    """Refuse a plan from elsewhere that breaks the rules of every plan, or whose boundary is not its graph's.
+
+    Returns why it must be made again all the same: what cannot be proven is not trusted; nothing where it can be used.
+    """
+    for s in lir.symbols.values():
+        if type(s.lo) is not int or s.lo < 0 or not (s.hi is None or (type(s.hi) is int and s.hi >= s.lo)):
+            raise FileError(f"the plan has a size {s.name!r} from {s.lo!r} to {s.hi!r}", code="F402")
     types = {b.name: b.type for b in lir.buffers}
     leaves = [(leaf_name(x), x.type) for x in (*lir.graph.inputs, *lir.graph.params)]
     for (name, kind), (bound, buffer) in zip(leaves, (*lir.io.inputs, *lir.io.params), strict=True):
         if name != bound or types[buffer] != kind:
             raise FileError(f"the plan binds {bound!r} : {types[buffer]} to {name!r} : {kind}", code="F402")
     for b in lir.buffers:
+        if not isinstance(b.name, str) or type(b.birth) is not int or type(b.death) is not int:
+            raise FileError(f"the plan has a buffer {b.name!r} from {b.birth!r} to {b.death!r}", code="F402")
         if b.role == "constant" and (type(b.key) is not int or not 0 <= b.key < len(lir.constants)):
             raise FileError(f"the plan has no constant {b.key!r}", code="F402")
         held = lir.constants[b.key] if b.role == "constant" and isinstance(b.key, int) else None
@@ -266,6 +274,8 @@ def check_plan(lir: Lir) -> None:
         if not all(isinstance(x, str) for x in (step.name, step.label, step.phase)):
             raise FileError(f"a step of the plan is called {step.name!r}, {step.label!r}", code="F402")
     verify_plan(lir)
+    unproven = unproven_views(lir)
+    return f"where {', '.join(unproven)} reads is not known before it runs" if unproven else ""
 
 
 class _TypeReader:

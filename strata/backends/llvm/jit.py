@@ -132,6 +132,11 @@ def stored(key: str) -> bytes | None:
     return entries[key] if entries is not None and key in entries else default_store().get(key)
 
 
+def is_bundled() -> bool:
+    """Whether a bundle is being loaded, so that no code may be made of what its plan says."""
+    return _bundled.get() is not None
+
+
 def made(key: str, make: Callable[[], bytes], about: Mapping[str, Any]) -> bytes:
     """Make an entry once: other processes that want it meanwhile wait for it."""
     store = default_store()

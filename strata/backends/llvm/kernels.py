@@ -12,6 +12,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from strata.backends.base import MissingCodeError
 from strata.backends.llvm import jit
 from strata.backends.llvm.entries import Loader
 from strata.backends.llvm.makers import current, many
@@ -157,6 +158,8 @@ def _complete(wanted: Sequence[tuple[Source, Future[Piece]]], target: Target) ->
     loader = Loader()
     payloads = [loader.stored(key) for key in keys]
     missing = [i for i, payload in enumerate(payloads) if payload is None]
+    if missing and jit.is_bundled():
+        raise MissingCodeError(wanted[missing[0]][0].about)
     if missing:
         from strata.backends.llvm.making import Batch
 
