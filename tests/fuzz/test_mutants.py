@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import secrets
+from types import SimpleNamespace
 
 import pytest
 
+from tests.fuzz.mutate import machine
 from tests.fuzz.mutate.base import Format
 from tests.fuzz.mutate.formats import FORMATS, format_named, missing
 from tests.fuzz.mutate.machine import Machine
 from tests.fuzz.mutate.worker import attempt, generator
 
+ENDLESS = 100.0  # seconds of a core: what never ends is found, how fast the rest is says `python -m tests.fuzz.mutate`
 COUNTS = {"kernel": 60, "onnx": 150, "config": 120, "graph": 150, "tokenizer": 100}
 
 
@@ -20,7 +23,7 @@ def test_mutants_are_refused_or_read(name: str) -> None:
         pytest.skip(f"{name} needs {', '.join(missing(name))}")
     seed = secrets.randbelow(1 << 31)
     print(f"python -m tests.fuzz.mutate --format {name} --seed {seed}")
-    found = Machine(seed, jobs=1).run([(name, 0, COUNTS.get(name, 300))])
+    found = Machine(seed, jobs=1, seconds=ENDLESS).run([(name, 0, COUNTS.get(name, 300))])
     assert not found.violations, "\n".join(map(str, found.violations))
     assert found.outcomes[name]["refused"] > 10
 
@@ -56,3 +59,20 @@ def test_memory_is_watched(tmp_path: object) -> None:
     outcome, wrong = attempt(form, tmp_path / "x", 0, 0)  # type: ignore[operator]
     assert outcome == "foreign"
     assert wrong.startswith("KeyError")
+
+
+def test_a_loaded_machine_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of a clock count only while a worker uses no core at all."""
+    clock, used = 0.0, 3.0
+    monkeypatch.setattr(machine.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(machine, "_core_seconds", lambda pid: used)
+    monkeypatch.setattr(machine.threading.Thread, "start", lambda thread: None)
+    watch = machine._Watch(SimpleNamespace(pid=0), 5.0)  # type: ignore[arg-type]
+    watch.heard({"at": 0, "cpu": 3.0})
+    for _ in range(9):
+        clock, used = clock + 100, used + 0.01
+        assert not watch._late()
+    clock += 121
+    assert watch._late() == "idle for 121 seconds"
+    used = 8.1
+    assert watch._late() == "more than 5 seconds of a core"

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).parents[3]
-SECONDS = 5.0  # of a core that a mutant may take
-WAITING = 120.0  # seconds without one that it may take: a machine under load is slow, something that blocks is for ever
+SECONDS = 5.0  # of a core that a mutant may take: nearly all take hundredths, and load does not count
+WAITING = (
+    120.0  # seconds of a clock in which it uses no core at all: under load everyone gets a little, who blocks none
+)
 STARTING = 300.0  # seconds for a worker to be ready
 PIECE = 2000  # mutants of one worker process
 
@@ -56,8 +58,11 @@ class _Piece:
 class Machine:
     """Runs pieces of work in at most `jobs` processes at a time."""
 
-    def __init__(self, seed: int, jobs: int, told: Callable[[Violation], None] = lambda _: None) -> None:
-        self.seed, self.jobs, self.told = seed, jobs, told
+    def __init__(
+        self, seed: int, jobs: int, told: Callable[[Violation], None] = lambda _: None, seconds: float = SECONDS
+    ) -> None:
+        """`seconds` of a core are what a mutant may take."""
+        self.seed, self.jobs, self.told, self.seconds = seed, jobs, told, seconds
         self.found = Found()
         self._lock = threading.Lock()
         self._left: list[_Piece] = []
@@ -100,7 +105,7 @@ class Machine:
             with subprocess.Popen(
                 command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
             ) as process:
-                watch = _Watch(process)
+                watch = _Watch(process, self.seconds)
                 assert process.stdout is not None
                 done = self._listen(piece, process.stdout, watch)
                 watch.stop()
@@ -121,7 +126,7 @@ class Machine:
             watch.heard(told)
             if "outcome" in told:
                 wrong, seconds = told["wrong"], told["cpu"]
-                if not wrong and seconds > SECONDS:
+                if not wrong and seconds > self.seconds:
                     wrong = f"took {seconds:.1f} seconds of a core"
                 self._add(piece.form, told["number"], told["outcome"], seconds, wrong)
                 done += 1
@@ -140,11 +145,12 @@ class Machine:
 class _Watch:
     """Ends a worker whose mutant takes too long, with a signal that makes it say where it is."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
+    def __init__(self, process: subprocess.Popen[str], seconds: float) -> None:
+        self.process, self.seconds = process, seconds
         self.reason = ""
         self.is_ready = False
-        self._started: tuple[float, float] | None = None  # seconds of a core, and of a clock, at a mutant's start
+        self._started: float | None = None  # seconds of a core at a mutant's start
+        self._moved = (0.0, 0.0)  # seconds of a core when they last grew, and of a clock
         self._since = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -152,7 +158,8 @@ class _Watch:
 
     def heard(self, told: dict[str, Any]) -> None:
         self.is_ready = True
-        self._started = (told["cpu"], time.monotonic()) if "at" in told else None
+        self._moved = (told["cpu"], time.monotonic())
+        self._started = told["cpu"] if "at" in told else None
 
     def stop(self) -> None:
         self._ended.set()
@@ -173,11 +180,13 @@ class _Watch:
         if started is None:
             late = not self.is_ready and time.monotonic() - self._since > STARTING
             return f"not ready after {STARTING:.0f} s" if late else ""
-        waited = time.monotonic() - started[1]
         used = _core_seconds(self.process.pid)
-        if (used if used is not None else waited + started[0]) - started[0] > SECONDS:
-            return f"more than {SECONDS:.0f} seconds of a core"
-        return f"no answer for {waited:.0f} seconds" if waited > WAITING else ""
+        if used is not None and used - started > self.seconds:
+            return f"more than {self.seconds:.0f} seconds of a core"
+        if used is not None and used > self._moved[0]:
+            self._moved = (used, time.monotonic())
+        waited = time.monotonic() - self._moved[1]
+        return f"idle for {waited:.0f} seconds" if waited > WAITING else ""
 
 
 def _core_seconds(pid: int) -> float | None:
