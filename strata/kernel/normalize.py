@@ -172,6 +172,9 @@ def _store_split(kernel: Kernel) -> tuple[Axis, Dim] | None:
     copies = all(isinstance(s.value, Load) for s in kernel.stores)  # there is nothing to compute in vectors
     last = {s.axes[-1] for s in kernel.stores if s.axes and not copies}
     axes = {a for s in kernel.stores for a in s.axes}
+    for node in postorder(kernel.roots):
+        if isinstance(node, Scan):
+            axes -= node.position.free  # it is read along a whole axis
     for axis, by in divisions(kernel.roots):
         if axis in axes and (axis not in last or not isinstance(by, int) or by >= _SMALLEST_SPLIT):
             return axis, by

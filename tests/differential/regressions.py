@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import DType, bf16, bool_, c128, f8e4m3, f16, f32, f64, i4, i8, i64, u4, u8, u16
+from strata.core import DType, bf16, bool_, c128, f8e4m3, f16, f32, f64, i4, i8, i32, i64, u4, u8, u16
 from tests.differential.program import Leaf, Program, Ref, Shape, Size, Step
 
 
@@ -105,6 +105,14 @@ REGRESSIONS: dict[str, Program] = {
     ),
     "running sums of whole numbers in floats": program(
         leaf(i64, "n", "n"), steps=[Step("cast", (V[0], f32)), Step("cumsum", (V[1],), (("axis", 1),))], n=33
+    ),
+    "running products beside their tiles": program(
+        leaf(i32, 2, "n"), outputs=(2, 1, 0), n=1,
+        steps=[exact("tile", V[0], (2, 2)), exact("cumprod", V[1], axis=0)],
+    ),
+    "running sums beside their tiles": program(
+        leaf(i64, "n", 2), outputs=(2, 1), n=9,
+        steps=[exact("tile", V[0], (3, 1)), exact("cumsum", V[1], axis=0)],
     ),
     "the least of eight bits": program(leaf(f8e4m3, 3, 2), steps=[exact("min", V[0], axis=0)]),
 }  # fmt: skip
