@@ -98,7 +98,9 @@ class MakeComplex(Elementwise):
         return c128 if dtype is f64 else c64
 
     def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return x + 1j * y.astype(x.dtype)
+        out = np.empty(np.broadcast_shapes(x.shape, y.shape), np.result_type(x.dtype, np.complex64))
+        out.real, out.imag = x, y  # as a sum, an infinite part would leave nothing of the other
+        return out
 
     def jvp(self, x: Value, y: Value, *, out: Value, dx: tuple[Value | None, ...]) -> Value | None:
         zero = constant(0, x.dtype)

@@ -9,6 +9,7 @@ import numpy as np
 
 from strata.core import f16, f32, i32
 from strata.mir import METHODS, Sample, Value, constant, draw, function, op
+from strata.ops.complex import make_complex
 from strata.ops.elementwise import Elementwise, Partial
 from strata.ops.frontend import Operand, as_value, to_inexact
 
@@ -504,7 +505,10 @@ silu = float_function(Silu, "swish")
 @function()
 def log10(x: Operand) -> Value:
     """Logarithm to base 10."""
-    return log(x) * (1 / math.log(10.0))
+    made, scale = log(x), 1 / math.log(10.0)
+    if made.dtype.is_complex:  # each part: as a complex factor, 0 times an infinity would be none
+        return make_complex(METHODS["real"](made) * scale, METHODS["imag"](made) * scale)
+    return made * scale
 
 
 @function()

@@ -24,7 +24,6 @@ def draw_array(rng: np.random.Generator, shape: Sequence[int], dtype: DType, sty
     if dtype.is_int:
         return _whole(rng, shape, dtype, style)
     if dtype.is_complex:
-        style = "finite" if style == "extreme" else style  # what an infinity makes of the other part is nobody's rule
         parts = [_real(rng, shape, dtype.real, style, huge=False).astype(dtype.real.np) for _ in range(2)]
         made = np.empty(shape, dtype.np)
         made.real, made.imag = parts

@@ -204,21 +204,52 @@ def acos(m: Math, x: str) -> str:
 # complex numbers
 
 
+_EXP_LIMIT = {32: 88.0, 64: 709.0}  # above, eˣ is taken in two steps: times a small sine it may still be a number
+_ROOM = {32: (2.0**125, 2.0**-100), 64: (2.0**1021, 2.0**-968)}  # outside, a length overflows or lacks digits
+
+
 def complex_exp(m: Math, re: str, im: str) -> tuple[str, str]:
-    e = exp(m, re)
-    flat = m.test("oeq", im, m.c(0.0))
-    sine = m.mul(e, sin(m, im))
-    return m.mul(e, cos(m, im)), m.select(flat, im, sine)
+    limit = _EXP_LIMIT[m.bits]
+    above = m.test("ogt", re, m.c(limit))
+    e = exp(m, m.select(above, m.sub(re, m.c(limit)), re))
+    rest = m.select(above, m.c(math.exp(limit)), m.c(1.0))
+    real, imaginary = (m.mul(e, m.mul(part(m, im), rest)) for part in (cos, sin))
+    imaginary = m.select(m.test("oeq", im, m.c(0.0)), im, imaginary)
+    lost = m.test("une", m.sub(im, im), m.c(0.0))  # no direction: an infinite length stays, and so does none
+    none = m.f.binary("and", m.flag, lost, m.test("oeq", re, m.c(-math.inf)))
+    ends = m.f.binary("and", m.flag, lost, m.test("oeq", m.abs(re), m.c(math.inf)))
+    return m.select(ends, e, real), m.select(none, e, imaginary)
 
 
 def complex_log(m: Math, re: str, im: str) -> tuple[str, str]:
-    return log(m, hypot(m, re, im)), atan2(m, im, re)
+    (x, y), scale = _with_room(m, re, im, (0.25, 2.0**64))
+    lacks = _by_room(m, scale, (2 * math.log(2.0), -64 * math.log(2.0)), 0.0)
+    return m.add(log(m, hypot(m, x, y)), lacks), atan2(m, im, re)
 
 
 def complex_sqrt(m: Math, re: str, im: str) -> tuple[str, str]:
-    size = hypot(m, re, im)
-    root = m.sqrt(m.mul(m.add(size, m.abs(re)), m.c(0.5)))
-    other = m.div(m.abs(im), m.add(root, root))
+    (x, y), scale = _with_room(m, re, im, (0.25, 2.0**64))
+    size = hypot(m, x, y)
+    root = m.sqrt(m.mul(m.add(size, m.abs(x)), m.c(0.5)))
+    other = m.div(m.abs(y), m.add(root, root))
     other = m.select(m.test("oeq", root, m.c(0.0)), m.c(0.0), other)
+    infinite = m.test("oeq", m.abs(im), m.c(math.inf))
+    back = _by_room(m, scale, (2.0, 2.0**-32), 1.0)
+    root, other = (m.select(infinite, m.c(math.inf), m.mul(v, back)) for v in (root, other))
     right = m.test("oge", re, m.c(0.0))
     return m.select(right, root, other), m.copysign(m.select(right, other, root), im)
+
+
+def _with_room(m: Math, re: str, im: str, scales: tuple[float, float]) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Both parts, scaled where they are very large or very small, and the tests for both."""
+    high, low = _ROOM[m.bits]
+    a, b = m.abs(re), m.abs(im)
+    larger = m.select(m.test("ogt", a, b), a, b)
+    tests = m.test("ogt", larger, m.c(high)), m.test("olt", larger, m.c(low))
+    scale = _by_room(m, tests, scales, 1.0)
+    return (m.mul(re, scale), m.mul(im, scale)), tests
+
+
+def _by_room(m: Math, tests: tuple[str, str], values: tuple[float, float], usual: float) -> str:
+    large, small = tests
+    return m.select(large, m.c(values[0]), m.select(small, m.c(values[1]), m.c(usual)))
