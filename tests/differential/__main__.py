@@ -21,7 +21,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="first seed; a random one by default")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument(
-        "--paths", default=",".join(MAIN), help=f"separated by commas; {', '.join(DEVICES)} are there too"
+        "--paths",
+        default=",".join(MAIN),
+        help=f"separated by commas; bits: symbols against numbers in every bit; {', '.join(DEVICES)} are there too",
     )
     parser.add_argument("--whole", action="store_true", help="show programs as they were drawn")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

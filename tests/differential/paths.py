@@ -24,8 +24,10 @@ from tests.differential.program import Program, without_unused
 
 MAIN = (
     "reference", "graph", "lazy", "later", "jit", "unfused", "threads", "symbolic", "specialised", "bucketed", "vmap",
-    "text", "guarded", "process",
+    "text", "guarded", "process", "bits",
 )  # fmt: skip
+# No ways of their own: `process` repeats programs elsewhere, `bits` compares those with symbols in every bit.
+TOGETHER = ("process", "bits")
 DEVICES = ("xla", "wgpu", "triton", "cuda")
 PATHS = (*MAIN, *DEVICES)
 # Of paths that take long, one program in so many goes there.
@@ -160,8 +162,8 @@ def check(program: Program, paths: Sequence[str] = MAIN) -> None:
     has_params = any(leaf.is_param for leaf in program.leaves)
     opens = program.is_open and _opens(program)
     for path in paths:
-        if path == "process" or (path in OPEN and not opens):
-            continue  # many programs go to another process together
+        if path in TOGETHER or (path in OPEN and not opens):
+            continue
         if len(paths) > FEW and program.seed // 4 % RARE.get(path, 1):
             continue
         if path == "guarded" and program.is_open and not opens:
@@ -179,7 +181,7 @@ def check(program: Program, paths: Sequence[str] = MAIN) -> None:
                 check(without_unused(replace(program, outputs=(i,))), paths)
             return
         if path in BITS and not isinstance(got, type):
-            if path in OPEN and _rounds_by_size(program):
+            if path in OPEN and ("bits" not in paths or _rounds_by_size(program)):
                 continue
             key = has_params and path in ("later", "jit", "bucketed")  # where parameters are inputs like others
             known = first.setdefault(key, (path, got))

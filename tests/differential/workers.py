@@ -56,7 +56,7 @@ def violation_of(program: Program, paths: Sequence[str]) -> Violation | None:
 def small(program: Program, found: Violation, paths: Sequence[str]) -> Program:
     """A smaller program with the same violation."""
     base = found.path.split()[0]
-    narrowed = [p for p in paths if p in (base, "graph")] if base in paths else list(paths)
+    narrowed = [p for p in paths if p in (base, "graph", "bits")] if base in paths else list(paths)
 
     def fails(candidate: Program) -> bool:
         other = violation_of(candidate, narrowed)
