@@ -19,7 +19,8 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from strata.core import DType, Symbol, SymExpr, TensorType, as_dtype, located, parse_dim, require
+from strata.config import config
+from strata.core import DType, Symbol, SymExpr, TensorType, as_dtype, located, over_budget, parse_dim
 from strata.errors import BudgetError, ParseError, StrataError, VerifyError
 from strata.mir.fields import require_fields
 from strata.mir.graph import Graph
@@ -240,7 +241,8 @@ class Parser:
     def graph(self) -> Graph:
         begin, symbols = self.start, self._symbols_ahead()
         self.depth += 1
-        require("max_depth", self.depth, f"line {self.line()}: {self.depth} graphs inside each other")
+        if self.depth > config().max_depth:
+            raise over_budget("max_depth", self.depth, f"line {self.line()}: {self.depth} graphs inside each other")
         self.take("mir")
         self.take("@")
         graph = Graph(self.identifier())
