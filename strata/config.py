@@ -90,29 +90,29 @@ class Config:
     winograd: bool = field(default=True, metadata=_KEY)
     """Convolve with fewer products where that is faster; False multiplies every tap with every pixel."""
     max_nodes: int = 1 << 17
-    """Nodes that a file or text may become: of its graph, with every call of a function and every step of a loop that
-    is written out."""
+    """Nodes that an ONNX model may become, with every call of a function and every step of a loop that is written
+    out."""
     max_depth: int = 32
-    """Subgraphs and functions inside each other in a file."""
+    """Subgraphs and functions inside each other in a file or text."""
     max_folded_bytes: int = 128 << 20
-    """Bytes of constants that are computed while a file is read, beyond four times those that it holds."""
+    """Bytes of constants that are computed while an ONNX model is read, beyond four times those that it holds."""
     max_tensor_bytes: int = 8 << 30
-    """Bytes of one tensor that a file or text asks for."""
+    """Bytes of one tensor that an ONNX model computes; those that it holds do not count."""
     max_growth: int = 1 << 14
-    """Elements of one tensor of a file for each one that the file holds and the run is given; 16 million are always
+    """Elements of one tensor that an ONNX model computes for each one that it holds and is given; 16 million are always
     allowed."""
     max_unpacked_bytes: int = 192 << 20
     """Bytes that compressed data may become, beyond four times those that they have."""
     max_terms: int = 4096
     """Terms of a symbolic size that is multiplied out, and factors of one of them."""
     max_steps: int = 1 << 20
-    """Steps of one loop that runs while a file is read, or of all loops of a template."""
+    """Steps of one loop that runs while an ONNX model is read, or of all loops of a template."""
     max_template_bytes: int = 64 << 20
     """Bytes of texts and lists that filling in a chat template may make, all steps together."""
     max_template_seconds: float = 3.0
     """Seconds of a core that filling in a chat template may take."""
     max_seconds: float = 120.0
-    """Seconds that reading a file or text may take; compiling and running do not count."""
+    """Seconds that reading an ONNX model may take; compiling and running do not count."""
     code_settings: tuple[Any, ...] = field(init=False, repr=False, compare=False, default=())
     """The values of all settings that change generated code: part of the key of a program in memory."""
 
