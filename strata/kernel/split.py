@@ -9,7 +9,7 @@ the kernel itself the reduction goes over the parts and over the few terms that 
     y = sum of parts[p] over p in 64 + sum of x[999424 + i] over i in 579
 
 Where rounding counts, a part is a block of the order in which one thread sums the terms (`order.py`), so that the sum
-has the same bits, split or not.
+has the same bits, split or not. Of a sum of fewer sums than a block has terms, each of those is a part.
 
 Of an argmax, a part leaves the place of its best; the first of those with the best value is the place of all. Of
 narrow integers, whose places are wider than they are, a part leaves its best only, and the first part with the best of
@@ -157,6 +157,8 @@ def _split_of(node: Reduce, limits: Limits, machine: Machine | None) -> _Split |
     columns = 1 if along else limits.far_columns if far else limits.columns
     if terms <= limits.terms or lines // columns >= limits.lines:
         return None
+    if block and 1 < axis.extent <= block and isinstance(node.body, Reduce):  # a few sums: each of them is a part
+        return _Split(axis.extent, 1, 0)
     if block:
         return _Split(axis.extent // block, block, axis.extent % block) if axis.extent >= 2 * block else None
     run = _RUN if along else 1
@@ -187,8 +189,8 @@ def _parted(
     for reduce, named in zip(reduces, names, strict=True):
         buffer = replace(named, shape=(count,))
         first = part * size(split.length)
-        at = substitute_axes((reduce.body,), {axis: first + term})[reduce.body]
-        made: Expr = reduce.over((term,), at)
+        at = substitute_axes((reduce.body,), {axis: first + term if split.length != 1 else part})[reduce.body]
+        made: Expr = reduce.over((term,), at) if split.length != 1 else at
         if _looks_again(reduce):
             buffer = replace(buffer, dtype=reduce.body.dtype)
             stores.append(Store(buffer, axes, (place,), Reduce(_BEST[reduce.kind], (term,), at)))

@@ -158,6 +158,19 @@ def test_long_columns(columns: int, rng: np.random.Generator) -> None:
     assert all(same_bits(results[0], r) for r in results[1:])
 
 
+@pytest.mark.parametrize("shape", [(32, 3, 5000), (256, 4, 1024), (2, 3, 70_000), (5, 2, 40_000)])
+def test_sums_around_a_kept_axis(shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    """Statistics of channels: with known sizes, each sum of an inner axis may be a thread's."""
+    x = rng.standard_normal(shape).astype(np.float32)
+    results = []
+    for sizes in (tuple(map(st.sym, "mcn")), (shape[0], st.sym("c"), shape[2]), shape):
+        g = Graph("channels")
+        compiled = Session("cpu").compile(g.outputs(ops.var(g.input("x", sizes, "f32"), axis=(0, 2))))
+        results.append(np.asarray(compiled.run(x=x)[0]))
+    assert all(same_bits(results[0], r) for r in results[1:])
+    np.testing.assert_allclose(results[0], x.astype(np.float64).var((0, 2)), rtol=1e-5)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["cumsum", "mean", "layer_norm"])
 def test_bounds_of_a_row_change_no_bit(name: str, device: str, rng: np.random.Generator) -> None:

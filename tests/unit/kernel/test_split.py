@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from strata.core import DType, bool_, f32, f64, i8, i16, i32, sym, u8
-from strata.kernel import Kernel, KernelBuilder, Phases, interpret, normalize, show_kernel, split_reductions
+from strata.kernel import Kernel, KernelBuilder, Machine, Phases, interpret, normalize, show_kernel, split_reductions
 from strata.kernel.split import Limits
 from tests.unit.kernel import samples
 
@@ -73,6 +73,17 @@ def test_many_columns_of_a_large_matrix(rows: int, columns: int, count: int) -> 
     (array,) = sample.arrays({})
     (got,) = run(phases, [array], {})
     np.testing.assert_allclose(got, array.sum(0, dtype=np.float64), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(32, 3, 1000), (2, 3, 5000), (256, 2, 300)])
+def test_sums_of_a_few_sums(shape: tuple[int, ...]) -> None:
+    """Rounded terms in their order: each inner sum is a part, joined to the others one after the other."""
+    sample = samples.reduction(shape, (0, 2))
+    phases = split_reductions(normalize(sample.kernel), replace(SMALL, terms=1000), machine=Machine(64, 32))
+    assert [b.shape for b in phases.scratch] == [(shape[0] * shape[1],)]
+    (array,) = sample.arrays({})
+    (got,) = run(phases, [array], {})
+    np.testing.assert_allclose(got, array.sum((0, 2), dtype=np.float64), rtol=1e-4, atol=1e-3)
 
 
 def test_rows_that_are_enough_for_threads_stay_whole() -> None:
