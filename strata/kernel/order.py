@@ -3,15 +3,16 @@
 A float sum has the same bits whether its sizes are numbers or symbols, on any number of threads, alone or beside other
 rows. So its order is found from the way its terms lie in memory, and never from an extent:
 
-    rows       the terms lie side by side: term k goes to chain k % LANES, the chains are joined by halves
+    rows       the terms lie side by side: term k goes to chain k % CHAINS, the chains are joined by halves
     dot        the same with fewer chains: many such sums are done beside each other
     columns    other elements lie between them, of sums that are done side by side: one term after the other
-    serial     the same without blocks: the sums of blocks
+    serial     one term after the other, without blocks: how the sums of blocks are joined
 
-Rows and columns are summed in blocks of so many terms, each from zero, whose sums are joined in their order. A block is
-what one thread sums at least, and rounding grows with the blocks, not the terms. What is left of a row behind the last
-LANES terms goes to as many chains as a register has; what is left behind those, to the first of these where lanes can
-be switched off, and else to their sum, term by term.
+CHAINS is a number of registers (REGISTERS) times the lanes of one. Rows and columns are summed in blocks of so many
+terms, each from zero, whose sums are joined in their order. A block is what one thread sums at least, and rounding
+grows with the blocks, not the terms. What is left of a row behind the last CHAINS terms goes to as many chains as a
+register has lanes; what is left behind those, to the first of these where lanes can be switched off, and else to their
+sum, term by term.
 """
 
 from __future__ import annotations

@@ -355,10 +355,8 @@ class AttentionBackward(AttentionFamily):
         sizes = self.check(q, k, v, extra)
         wanted = q.with_shape(self.packed(sizes.batch, self.num_heads, sizes.queries, sizes.value_dim))
         fits = dy.dtype is q.dtype and same_shape(dy.shape, wanted.shape)
-        if fits and self.layout in (
-            "bsd",
-            "sd",
-        ):  # heads are side by side: a symbol that may be their width will not do
+        if fits and self.layout in ("bsd", "sd"):
+            # heads are side by side: a symbol that may be their width will not do
             fits = divide_exactly(dy.shape[-1], self.num_heads) is not None
         self.require(fits, f"dy is {dy}, expected {wanted}", code="S266")
         return (q, k, v, *extra[:1]) if self.mask == "bias" else (q, k, v)

@@ -73,9 +73,7 @@ class NativeOp:
     functions: tuple[str, ...]
     plan: Callable[[Sizes], Planned]
     holding: Holding | None = None
-    again: Callable[[], NativeOp] | None = (
-        None  # the same, with what it holds now; told other values, this one keeps its own
-    )
+    again: Callable[[], NativeOp] | None = None  # a copy that holds the same values until it is told others
 
 
 Maker = Callable[[Node, Target], NativeOp | None]
