@@ -35,7 +35,7 @@ from strata.kernel.ir import (
     size,
     substitute_axes,
 )
-from strata.kernel.order import REGISTERS, alone, along, order_of
+from strata.kernel.order import REGISTERS, alone, along, nested, order_of
 
 _SMALLEST_SPLIT = 8  # an inner axis shorter than a vector is worse than division
 
@@ -45,7 +45,7 @@ def normalize(kernel: Kernel) -> Kernel:
     """The same kernel in the form that nests are made from."""
     kernel = replace(kernel, stores=tuple(s for s in kernel.stores if all(a.extent != 0 for a in s.axes)))
     if _has_folds(kernel):
-        kernel = _rewrite(kernel, _ordered)
+        kernel = _rewrite(_rewrite(kernel, _split_reduction), _ordered)
     kernel = _flatten(kernel)
     kernel = _drop_single(kernel)
     kernel = _split_axes(kernel)
@@ -63,7 +63,7 @@ def _ordered(node: Expr) -> Expr:
     if not order:
         return node
     if isinstance(node, Reduce):
-        return Reduce(node.kind, node.axes, node.body, order)
+        return nested(node, order)
     assert isinstance(node, Scan)
     return Scan(node.kind, node.axis, node.body, node.position, node.exclusive, order)
 
@@ -185,7 +185,7 @@ def _split_reduction(node: Expr) -> Expr:
     if not isinstance(node, Reduce) or node.kind in ("argmax", "argmin"):
         return node
     for axis, by in divisions((node.body,)):
-        if axis in node.axes and (node.order or not isinstance(by, int) or by >= _SMALLEST_SPLIT):
+        if axis in node.axes and (node.is_rounded or not isinstance(by, int) or by >= _SMALLEST_SPLIT):
             outer, inner = _halves(axis, by)
             body = substitute_axes((node.body,), {axis: outer * size(by) + inner})[node.body]
             axes = tuple(x for y in node.axes for x in ((outer, inner) if y is axis else (y,)))

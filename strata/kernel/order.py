@@ -75,10 +75,55 @@ def order_of(node: Reduce | Scan) -> str:
     return "rows" if found else "columns"
 
 
+def groups_of(node: Reduce) -> list[tuple[Axis, ...]]:
+    """The axes of a rounded reduction, in order: neighbours are together where they are neighbours in every buffer,
+    whole ones. That they are in memory, because a size between them is 1, is not enough."""
+    loads = [n for n in postorder((node.body,)) if isinstance(n, Load)]
+    is_matrix = node.sums_products and len({x.free for x in node.body.inputs}) == 2  # which wants one axis to sum over
+    groups: list[tuple[Axis, ...]] = []
+    for axis in node.axes:
+        if groups and all(_follows(load, groups[-1][-1], axis, through=is_matrix) for load in loads):
+            groups[-1] = (*groups[-1], axis)
+        else:
+            groups.append((axis,))
+    return groups
+
+
+def _follows(load: Load, outer: Axis, inner: Axis, *, through: bool) -> bool:
+    """Whether a load has one axis right behind the other; `through` indices of axes of one element."""
+    shape = load.buffer.shape
+    ones = [d == 1 and not i.free for i, d in zip(load.index, shape, strict=True)] if through else []
+    places = [at for at in range(len(shape)) if not ones or not ones[at]]
+    mine = [k for k, at in enumerate(places) if load.index[at].free & {outer, inner}]
+    if not mine:
+        return not (load.where is not None and load.where.free & {outer, inner})
+    if len(mine) != 2 or mine[1] != mine[0] + 1:
+        return False
+    first, second = places[mine[0]], places[mine[1]]
+    return load.index[first] is outer and load.index[second] is inner and shape[second] == inner.extent
+
+
+def nested(node: Reduce, order: str) -> Reduce:
+    """A rounded reduction as one inside the other for each group of its axes; rows are of the terms that lie side by
+    side, and other terms are joined one after the other."""
+    groups = groups_of(node)
+    if len(groups) == 1:
+        return Reduce(node.kind, node.axes, node.body, order)
+    near, body = along(node), node.body
+    for group in reversed(groups):
+        body = Reduce(node.kind, group, body, "columns" if order in REGISTERS and near not in group else order)
+    assert isinstance(body, Reduce)
+    return body
+
+
 def along(node: Reduce) -> Axis:
-    """Of the axes of a sum in rows, flattened, the one along which its terms lie side by side."""
-    loads = [linear(n.index[0]).terms for n in postorder((node.body,)) if isinstance(n, Load) and len(n.index) == 1]
-    return next((a for a in reversed(node.axes) if any(terms.get(a) == 1 for terms in loads)), node.axes[-1])
+    """Of the axes of a sum in rows, the one along which its terms lie side by side."""
+    loads = [linear(n.index[-1]).terms for n in postorder((node.body,)) if isinstance(n, Load) and n.index]
+    for steps in ((1,), (1, -1), None):
+        for axis in reversed(node.axes):
+            if any(axis in terms and (steps is None or terms[axis] in steps) for terms in loads):
+                return axis
+    return node.axes[-1]
 
 
 def block_terms(order: str, lanes: int) -> int:

@@ -14,7 +14,8 @@ from math import prod
 
 from strata.core import i64
 from strata.kernel.ir import Axis, Const, Expr, Kernel, Load, Reduce, Scan, apply, postorder, rebuild, substitute_axes
-from strata.kernel.order import REGISTERS, Machine, order_of, written_out
+from strata.kernel.normalize import divisions
+from strata.kernel.order import REGISTERS, Machine, groups_of, order_of, written_out
 
 JOINS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "all": "and", "any": "or"}
 MOST_TERMS = 32
@@ -47,6 +48,8 @@ def _is_short(node: Reduce) -> bool:
     order = order_of(node)
     if order and len(node.axes) > 1 and (order in REGISTERS or node.sums_products):
         return False
+    if order and any(axis in node.axes for axis, _ in divisions((node.body,))):
+        return False  # it is a sum of sums
     inside = postorder((node.body,))
     narrow = node.dtype.is_float and node.dtype.itemsize < 4
     counted = node.kind == "sum" and node.dtype.is_bool
@@ -65,8 +68,8 @@ def _written_out(node: Expr, order: str, machine: Machine) -> Expr:
         terms.append(substitute_axes((node.body,), here)[node.body])
     if not order:
         return reduce(lambda total, term: apply(JOINS[node.kind], total, term), terms)
-    for axis in reversed(node.axes[1:]):  # a sum of sums, as loops would have it
-        count = axis.extent.__index__()
+    for group in reversed(groups_of(node)[1:]):  # a sum of sums, as loops would have it
+        count = prod(axis.extent.__index__() for axis in group)
         runs = [terms[at : at + count] for at in range(0, len(terms), count)]
         terms = [reduce(lambda total, term: apply(JOINS[node.kind], total, term), run) for run in runs]
     return written_out(node, order, terms, machine)

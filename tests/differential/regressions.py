@@ -114,5 +114,20 @@ REGRESSIONS: dict[str, Program] = {
         leaf(i64, "n", 2), outputs=(2, 1), n=9,
         steps=[exact("tile", V[0], (3, 1)), exact("cumsum", V[1], axis=0)],
     ),
+    "a sum around one element": program(
+        leaf(f32, 40, "n", 50), steps=[Step("sum", (V[0],), (("axis", (0, 2)),))], n=1
+    ),
+    "a variance around one element": program(
+        leaf(f32, 40, "n", 50), steps=[Step("var", (V[0],), (("axis", (0, 2)),))], n=1
+    ),
+    "a sum of rows of one element": program(
+        leaf(f32, 4, 5, "n"), steps=[Step("sum", (V[0],), (("axis", (0, 2)),))], n=1
+    ),
+    "a sum of the transpose": program(
+        leaf(f32, 7, "n"), steps=[Step("swapaxes", (V[0], 0, 1)), Step("use:flat", (V[1],)), Step("sum", (V[2],))], n=2
+    ),
+    "a sum of four": program(leaf(f32, "n", 2), steps=[Step("sum", (V[0],), (("axis", None),))], n=2),
+    "the variance of three": program(leaf(f32, "n", "n"), steps=[Step("var", (V[0],), (("axis", 1),))]),
+    "a small product with itself": program(leaf(f32, 1, "n", "n"), steps=[Step("use:gram", (V[0], False))]),
     "the least of eight bits": program(leaf(f8e4m3, 3, 2), steps=[exact("min", V[0], axis=0)]),
 }  # fmt: skip
