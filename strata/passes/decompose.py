@@ -47,12 +47,12 @@ def _check_sizes(op: Op, own: Value, made: Value) -> None:
     if own.type == made.type or own.dtype is not made.dtype or own.ndim != made.ndim:
         return  # other types are found after the pass
     a, b = next((a, b) for a, b in zip(own.shape, made.shape, strict=True) if a != b)
-    if isinstance(a, int) and isinstance(b, int):
-        return
+    if isinstance(a, int) == isinstance(b, int):
+        return  # two symbols: runs find out whether they are equal
     number, symbol = (b, a) if isinstance(b, int) else (a, b)
     raise SymbolError(
         f"{op.name}: the size {symbol} must be known to be {number}: it is {a} by the rule of the op, and {b} by the "
         f"ops that it is made of",
         code="S161", place=own.node.origin.place,
-        fix=f"declare the size {number} in place of {symbol}" if isinstance(number, int) else None,
+        fix=f"declare the size {number} in place of {symbol}",
     )  # fmt: skip
