@@ -168,7 +168,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "entry-that-others-can-write", "strata/cache/store.py",
-        "    if found.st_mode & 0o022:\n", "    if found.st_mode & 0o000:\n", machine("StoreMachine", 60),
+        "    if found.st_mode & 0o002 or (found.st_mode & 0o020 and not _is_own_group(found.st_gid)):\n",
+        "    if found.st_mode & 0o000:\n", machine("StoreMachine", 60),
     ),
     Mutation(
         "equal-values-of-other-classes", "strata/tensor/signature.py",
