@@ -61,6 +61,7 @@ with st.config.using(num_threads=threads):
     heard = []
     signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))  # heard, and nothing ends
     signal.signal(signal.SIGUSR2, raises)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background may ignore it
     stop = threading.Event()
     beside = threading.Thread(target=lambda: [check() for _ in iter(stop.is_set, True)])
     beside.start()
