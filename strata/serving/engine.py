@@ -145,6 +145,8 @@ class Engine:
         )  # fmt: skip
         ids = self.model.prompt_ids(prompt)
         speech = Speech(self.model.tokenizer, stop)
+        if not isinstance(max_tokens, int) or max_tokens < 1:
+            raise OptionError(f"generate: max_tokens {max_tokens!r} is no positive number", code="O606")
         made = Generation(self, next(self._numbers), ids, sampler, max_tokens, speech, adapter)
         self._check(made)
         with self._changed:
@@ -160,8 +162,6 @@ class Engine:
 
     def _check(self, request: Generation) -> None:
         self.limits.check_ids(request.prompt_ids)
-        if not isinstance(request.max_tokens, int) or request.max_tokens < 1:
-            raise OptionError(f"generate: max_tokens {request.max_tokens!r} is no positive number", code="O606")
         context = self.model.context
         rows, room = request.rows(context), self.cache.pool.pages * PAGE
         if rows > room:

@@ -11,7 +11,7 @@ from tests.differential.program import Program
 from tests.differential.regressions import REGRESSIONS
 from tests.differential.workers import run_all
 
-COUNT = 40
+COUNT = 60
 
 
 def test_random_programs_agree_on_every_path() -> None:

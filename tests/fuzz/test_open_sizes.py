@@ -19,7 +19,7 @@ from strata.runtime import CompileOptions, Session
 from tests.backends.guard_pages import DEVICES
 from tests.fuzz.open_sizes import SIZES, OpenProgram, ops
 
-FRESH = 1
+FRESH = 4
 
 
 def graph_of(program: OpenProgram, n: Dim) -> Graph:
