@@ -40,6 +40,7 @@ from strata.ops.indexing import CheckedIds, Indexed, id_error, may_be_empty
 from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loop
 from strata.ops.matmul import MatMul
 from strata.ops.movement import Slice
+from strata.ops.paged import PagedAttention
 from strata.ops.pruning import prune
 from strata.ops.remat import Barrier, Checkpoint, Fence, checkpoint
 from strata.ops.rope import RopeScaling, rope_frequencies, rope_tables

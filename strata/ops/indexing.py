@@ -2,7 +2,8 @@
 
 Ids are i32 or i64 in 0..n-1; with `wrap`, negative ids count from the end. An id that is out of range becomes the
 nearest valid one; with the setting `check_indices` it is an IndexRangeError, from kernels (the pass of that name puts
-`checked_ids` before them) as from the interpreter. Ids of experts, labels and ids into an empty axis are always errors.
+`checked_ids` before them) as from the interpreter. Ids of experts, labels, pages and ids into an empty axis are always
+errors.
 """
 
 from __future__ import annotations
@@ -66,12 +67,19 @@ def check_ids(ids: np.ndarray, size: int, wrap: bool, what: str, kind: str = "id
 
 
 def id_error(what: str, kind: str, place: int, number: int, low: int, size: int) -> IndexRangeError:
-    """The error for an id, an expert or a label at a flat place."""
+    """The error for an id of any kind at a flat place."""
     match kind:
         case "expert":
             return IndexRangeError(f"{what}: row {place} asks for expert {number} of {size}", code="I220")
         case "label":
             return IndexRangeError(f"{what}: label {number} of row {place} is outside the {size} classes", code="I210")
+        case "page":
+            return IndexRangeError(f"{what}: page {number} is not among the {size} pages of the pool", code="I230")
+        case "tokens":
+            return IndexRangeError(
+                f"{what}: {number} tokens come before the new ones of sequence {place}, and its table has room for "
+                f"{size - 1}", code="I231",
+            )  # fmt: skip
     return IndexRangeError(f"{what}: id {number} is outside {low}..{size - 1}", code="I200")
 
 
@@ -184,7 +192,7 @@ class CheckedIds(Indexed):
     sizes: tuple[Dim, ...]
     wrap: bool
     what: str
-    kind: str = "id"  # or expert, or label; empty: an error only where the axis has no elements
+    kind: str = "id"  # or expert, label, page, tokens; empty: an error only where the axis has no elements
     allowed: int | None = None  # an id that may be out of range
 
     differentiable = False

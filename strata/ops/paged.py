@@ -7,11 +7,11 @@ import numpy as np
 from strata.core import Dim, TensorType, f32, f64, i64
 from strata.mir import Op, Sample, Value, function, op
 from strata.ops.attention import Attention, same_shape
-from strata.ops.creation import dim_size, iota
+from strata.ops.creation import dim_size, iota, zeros
 from strata.ops.frontend import Operand, as_value
-from strata.ops.indexing import take
+from strata.ops.indexing import CheckedIds, check_ids, may_be_empty, take
 from strata.ops.logic import where
-from strata.ops.movement import reshape
+from strata.ops.movement import concat, reshape
 from strata.ops.numeric import clip
 
 
@@ -21,7 +21,8 @@ class PagedAttention(Op):
 
     q is [B, S, H·D]; pools of keys and values are [P, T, W] with pages of T tokens; the new tokens' own rows are
     [B, S, W]. Token j of sequence b lies in row j % T of page table[b, j // T] while j < past[b], and is new from there
-    on: query i stands at past[b] + i. Rows of pages behind that are not read.
+    on: query i stands at past[b] + i. Rows of pages behind that are not read. A page that is needed and is not in the
+    pool is always an error, and so is a table without room for all the tokens.
     """
 
     num_heads: int
@@ -62,11 +63,16 @@ class PagedAttention(Op):
 
     def decompose(self, *inputs: Value) -> Value:
         q, keys, values, new_keys, new_values, table, past = inputs
+        table, past = self.checked(keys, new_keys, table, past)
         together = (_together(keys, new_keys, table, past), _together(values, new_values, table, past))
         return self.dense(q, *together, past)
 
     def numpy(self, *inputs: np.ndarray) -> np.ndarray:
         q, keys, values, new_keys, new_values, table, past = inputs
+        page, room = keys.shape[1], table.shape[1] * keys.shape[1]
+        check_ids(past, room - q.shape[1] + 1, False, self.name, "tokens")
+        table = np.where(np.arange(0, room, page or 1) < past[:, None], table, 0)
+        check_ids(table, keys.shape[0], False, self.name, "page")
         out = np.zeros(q.shape, q.dtype)
         for b, at in enumerate(past):
             k, v = (
@@ -75,6 +81,21 @@ class PagedAttention(Op):
             )
             out[b] = self.dense.numpy(q[b : b + 1], k, v, past[b : b + 1])[0]
         return out
+
+    def checked(self, keys: Value, new_keys: Value, table: Value, past: Value) -> tuple[Value, Value]:
+        """A table and positions with an error for what does not exist; pages that are not needed become page 0."""
+        (pages, page, _), (batch, mine) = keys.shape, table.shape
+        past = CheckedIds((mine * page - new_keys.shape[1] + 1,), False, self.name, "tokens")(past)
+        first = reshape(iota((mine,), 0, i64) * dim_size(page), (1, mine))
+        table = where(first < reshape(past, (batch, 1)), table, 0)
+        return CheckedIds((pages,), False, self.name, "page")(table), past
+
+    def with_checks(self, *inputs: Value) -> tuple[Value, ...] | None:
+        """The same with its table and positions checked, where they are not yet."""
+        *arrays, table, past = inputs
+        if isinstance(past.node.op, CheckedIds) and past.node.op.what == self.name:
+            return None
+        return (self(*arrays, *self.checked(arrays[1], arrays[3], table, past)),)
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -102,6 +123,8 @@ def _together(pool: Value, new: Value, table: Value, past: Value) -> Value:
     # rows behind the last new one repeat it: no query reads them
     at = clip(behind, 0, dim_size(count - 1)) + reshape(iota((batch,), 0, i64) * dim_size(count), (batch, 1))
     flat = reshape(new, (batch * count, pool.shape[2]))
+    if may_be_empty(count):  # there is a row to read, where no query reads it
+        flat = concat([flat, zeros((1, pool.shape[2]), pool.dtype)], 0)
     return where(reshape(behind < 0, (batch, rows, 1)), old, take(flat, at, axis=0))
 
 

@@ -1,5 +1,5 @@
-"""Ids are checked before they are used: those of experts, or into an axis that may be empty, always, others with the
-setting `check_indices`."""
+"""Ids are checked before they are used: those of experts and pages, or into an axis that may be empty, always, others
+with the setting `check_indices`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from strata.mir import Graph, Value, as_tuple
-from strata.ops import CheckedIds, CustomKernel, Indexed, may_be_empty
+from strata.ops import CheckedIds, CustomKernel, Indexed, PagedAttention, may_be_empty
 from strata.passes.base import Pass, PassContext, register, rewrite
 
 
@@ -28,6 +28,8 @@ class CheckIndices(Pass):
         op = out.node.op
         if isinstance(op, CustomKernel):
             return op.with_checks(*inputs) if self.every else None
+        if isinstance(op, PagedAttention):
+            return op.with_checks(*inputs)
         if not isinstance(op, Indexed) or isinstance(op, CheckedIds):
             return None
         ids = inputs[op.ids_at]

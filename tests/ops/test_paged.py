@@ -9,8 +9,8 @@ import pytest
 
 from strata import ops
 from strata.config import using
-from strata.core import f32, f64, i64, sym
-from strata.errors import DTypeError, ShapeError
+from strata.core import DType, f32, f64, i64, sym
+from strata.errors import DTypeError, IndexRangeError, ShapeError
 from strata.mir import Graph, evaluate
 from strata.runtime import CompiledGraph, Session
 
@@ -121,15 +121,69 @@ def test_threads_change_no_bit(rng: np.random.Generator) -> None:
     assert np.array_equal(found[0], found[2])
 
 
-def test_numbers_that_make_no_sense_read_nothing_outside(rng: np.random.Generator) -> None:
-    """Pages that do not exist are clamped as ids are everywhere; positions before the first are the first."""
-    one = paged("cpu", 16, 2, 1)
-    feeds, _ = arrays(rng, [20, 3], 1, 32, 32, scattered=False)
-    feeds = {n: np.nan_to_num(a) for n, a in feeds.items()}
-    for table in (-5, 10**12):
-        assert np.isfinite(one.run({**feeds, "table": np.full_like(feeds["table"], table)})[0]).all()
-    for past in (-(10**12), 10**12):
-        one.run({**feeds, "past": np.full_like(feeds["past"], past)})
+@pytest.mark.parametrize("sizes", ["symbolic", "static"])
+@pytest.mark.parametrize(("dtype", "page"), [(f32, 16), (f32, 3), (f64, 16)], ids=["native", "laid together", "f64"])
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_pages_and_tokens_that_do_not_exist(device: str, dtype: DType, page: int, sizes: str) -> None:
+    """Always the same error; what stands in the table behind the tokens in use is not looked at."""
+    shown = Feeds(page, dtype)
+    graph = shown.graph(symbolic=sizes == "symbolic")
+
+    def run(**changed: Any) -> np.ndarray:
+        return Session(device).compile(graph).run({**shown.arrays, **changed})[0]
+
+    expected = run()
+    assert np.isfinite(expected).all()
+    assert np.array_equal(run(table=np.array([[4, 0, -5], [2, 10**12, 9]])), expected)
+    for number in (-1, 5, 10**12):
+        with pytest.raises(IndexRangeError, match=f"page {number} is not among the 5 pages") as caught:
+            run(table=np.array([[4, number, 0], [2, 0, 0]]))
+        assert caught.value.code == "I230"
+    for number in (-1, 3 * page, 10**12):
+        with pytest.raises(IndexRangeError, match=f"{number} tokens come before .* room for {3 * page - 1} ") as caught:
+            run(past=np.array([number, 2]))
+        assert caught.value.code == "I231"
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+@pytest.mark.parametrize("page", [16, 3])
+def test_sizes_of_nothing(device: str, page: int) -> None:
+    shown = Feeds(page, f32)
+    program = Session(device).compile(shown.graph(symbolic=True))
+    none = {name: a[:0] for name, a in shown.arrays.items()}
+    pools = {"k": shown.arrays["k"], "v": shown.arrays["v"]}
+    for feeds in (none, {**none, **pools}):
+        assert program.run(feeds)[0].shape == (0, 1, 32)
+    unread = {name: a[:, :0] for name, a in shown.arrays.items() if a.ndim == 3 and name not in pools}
+    assert program.run({**shown.arrays, **unread})[0].shape == (2, 0, 32)
+    with pytest.raises(IndexRangeError, match="room for -1"):
+        program.run({**shown.arrays, "table": np.zeros((2, 0), np.int64)})
+    with pytest.raises(IndexRangeError, match="not among the 0 pages"):
+        program.run({**shown.arrays, "k": none["k"], "v": none["v"]})
+
+
+class Feeds:
+    """Two sequences of one and two pages, of a pool of five."""
+
+    def __init__(self, page: int, dtype: DType) -> None:
+        rng = np.random.default_rng(3)
+        draw = {"q": (2, 1, 32), "k": (5, page, 32), "v": (5, page, 32), "new_k": (2, 1, 32), "new_v": (2, 1, 32)}
+        self.arrays = {name: rng.standard_normal(shape).astype(dtype.np) for name, shape in draw.items()}
+        self.arrays |= {"table": np.array([[4, 0, 0], [2, 0, 0]]), "past": np.array([page + 1, 2])}
+        self.page, self.dtype = page, dtype
+
+    def graph(self, *, symbolic: bool) -> Graph:
+        b, s, p, n = (sym(name, 0) for name in "BSPN") if symbolic else (2, 1, 5, 3)
+        shapes: dict[str, tuple[Any, ...]] = {
+            "q": (b, s, 32),
+            "k": (p, self.page, 32),
+            "v": (p, self.page, 32),
+            "new_k": (b, s, 32),
+        }
+        shapes |= {"new_v": (b, s, 32), "table": (b, n), "past": (b,)}
+        g = Graph("paged")
+        inputs = [g.input(x, shapes[x], i64 if x in ("table", "past") else self.dtype) for x in shapes]
+        return g.outputs(ops.paged_attention(*inputs, num_heads=2))
 
 
 def test_mistakes() -> None:
