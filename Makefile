@@ -75,8 +75,8 @@ check: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) -q -m 'not slow' $(QUICK)
 
 golden: $(VENV)/.dev
-	$(BIN)/python -m pytest -q --update-golden
-	@git diff --stat -- tests/cases
+	$(BIN)/python -m pytest -q --update-golden tests/cases tests/errors tests/api/test_op_table.py
+	@git diff --stat -- tests/cases tests/errors docs
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks

@@ -18,16 +18,17 @@ from strata.backends.llvm.calls import Call
 from strata.backends.llvm.kernel_steps import bytes_read, loop_steps, product_arguments, unpacked_reads
 from strata.backends.llvm.kernels import (
     COPY_BYTES,
+    KEPT,
     as_kernel,
     copy_code,
-    kernel_source,
     native_pieces,
     op_source,
+    plan_sources,
 )
 from strata.backends.llvm.makers import many
 from strata.backends.llvm.observed import Tell, run_observed
 from strata.backends.llvm.open_program import FIXED_ARENA, OpenProgram
-from strata.backends.llvm.overrides import native_op, reads_views, runs_whole, takes_composition
+from strata.backends.llvm.overrides import reads_views, runs_whole, takes_composition
 from strata.backends.llvm.packed import PackedWeights
 from strata.backends.llvm.pool import default_pool
 from strata.backends.llvm.program import Argument, BoundProgram, Program
@@ -39,13 +40,12 @@ from strata.backends.llvm.usage import Product
 from strata.config import config
 from strata.core import Dim, Target, TensorType, available_threads, here, new_lock, substitute
 from strata.errors import DeviceError, SymbolError
-from strata.lir import Buffer, Lir, Placement, Step
+from strata.lir import Lir, Placement, Step
 from strata.mir import Graph, Node, Op, run_op
 
 BOUND_LIMIT = 256  # sets of sizes that a program keeps its argument blocks for
 NODES_A_MODULE = 4  # of a graph, about
 KEPT_CALLS = 4  # for as many callers at once as are likely
-KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay from run to run
 
 
 class CpuBackend:
@@ -103,18 +103,8 @@ class CpuExecutable:
 
     def __init__(self, lir: Lir, target: Target, *, in_loop: bool = False) -> None:
         self.lir, self.target = lir, target
-        steps = {s.name: s for s in reversed(lir.schedule)}
-        ops = {
-            at: made
-            for at, step in enumerate(lir.schedule)
-            if step.kernel is None and (made := native_op(step.nodes[0], target, step.views)) is not None
-        }
-        kept = {s.name for s in lir.schedule if any(_is_kept_matrix(lir.buffer(x)) for x in s.inputs)}
-        sources = [
-            kernel_source(k, target, steps[name], is_fresh=name not in kept, in_loop=in_loop)
-            for name, k in lir.kernels.items()
-        ]
-        pieces = native_pieces([*sources, *(op_source(op, target) for op in ops.values())], target)
+        sources, ops = plan_sources(lir, target, in_loop=in_loop)
+        pieces = native_pieces([*sources.values(), *(op_source(op, target) for op in ops.values())], target)
         self.kernels = {name: as_kernel(p) for name, p in zip(lir.kernels, pieces, strict=False)}
         # hand-written, by step
         self.native = {at: (op, p.code) for (at, op), p in zip(ops.items(), pieces[len(sources) :], strict=True)}
@@ -582,10 +572,6 @@ class CpuExecutable:
             if not self._is_dynamic and self._is_prepared:
                 self.only = self._bound[key]
             return self._bound[key]
-
-
-def _is_kept_matrix(buffer: Buffer) -> bool:
-    return buffer.role in KEPT and sum(d != 1 for d in buffer.type.shape) > 1
 
 
 def _input_index(step: Step, kernel_buffer: str) -> int:

@@ -16,19 +16,20 @@ from strata.backends.base import MissingCodeError
 from strata.backends.llvm import jit
 from strata.backends.llvm.entries import Loader
 from strata.backends.llvm.makers import current, many
-from strata.backends.llvm.overrides import NativeOp
+from strata.backends.llvm.overrides import NativeOp, native_op
 from strata.backends.llvm.pool import native_code
 from strata.backends.llvm.usage import Loops, Product, Usage, read_usage
 from strata.cache import digest, version_of
 from strata.config import config
 from strata.core import Target, available_threads, new_lock
 from strata.kernel import Kernel, show_kernel
-from strata.lir import Step
+from strata.lir import Buffer, Lir, Step
 
 if TYPE_CHECKING:
     from strata.backends.llvm.builder import Module
 
 CODE_LIMIT = 2048  # pieces of code kept loaded in the process, least recently used dropped first
+KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay from run to run
 COPY_BYTES = 256 << 10  # of one chunk
 
 
@@ -108,6 +109,26 @@ def op_source(op: NativeOp, target: Target) -> Source:
         tuple(op.functions),
         op.key,
     )
+
+
+def plan_sources(lir: Lir, target: Target, *, in_loop: bool = False) -> tuple[dict[str, Source], dict[int, NativeOp]]:
+    """All that a plan has to be made of: kernels by name, and hand-written ops by the number of their step."""
+    steps = {s.name: s for s in reversed(lir.schedule)}
+    ops = {
+        at: made
+        for at, step in enumerate(lir.schedule)
+        if step.kernel is None and (made := native_op(step.nodes[0], target, step.views)) is not None
+    }
+    kept = {s.name for s in lir.schedule if any(_is_kept_matrix(lir.buffer(x)) for x in s.inputs)}
+    kernels = {
+        name: kernel_source(k, target, steps[name], is_fresh=name not in kept, in_loop=in_loop)
+        for name, k in lir.kernels.items()
+    }
+    return kernels, ops
+
+
+def _is_kept_matrix(buffer: Buffer) -> bool:
+    return buffer.role in KEPT and sum(d != 1 for d in buffer.type.shape) > 1
 
 
 # ------------------------------------------------------------------------------------------------- from many at a time

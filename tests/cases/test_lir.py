@@ -1,0 +1,15 @@
+"""Golden cases of plans: one file a case, for named targets: a change of what is generated is a diff."""
+
+from pathlib import Path
+
+import pytest
+
+from strata.testing import find_cases
+from tests.cases.texts import plan_text
+
+CASES = find_cases(Path(__file__).parent / "lir", "*.txt")
+
+
+@pytest.mark.parametrize("path", CASES, ids=[p.stem for p in CASES])
+def test_becomes(path: Path, golden) -> None:
+    golden(path, plan_text)
