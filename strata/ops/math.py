@@ -514,7 +514,16 @@ def log10(x: Operand) -> Value:
 @function()
 def reciprocal(x: Operand) -> Value:
     """1 / x."""
-    return 1.0 / to_inexact(as_value(x))
+    value = to_inexact(as_value(x))
+    if not value.dtype.is_complex:
+        return 1.0 / value
+    # as NumPy: scaled by the larger part; where both are 0, so is neither part of the result
+    where, re, im = METHODS["where"], METHODS["real"](value), METHODS["imag"](value)
+    flat = METHODS["abs"](im) <= METHODS["abs"](re)
+    ratio = where(flat, im, re) / where(flat, re, im)
+    scale = where(flat, re + im * ratio, re * ratio + im)
+    one = METHODS["ones_like"](ratio)
+    return make_complex(where(flat, one, ratio) / scale, -where(flat, ratio, one) / scale)
 
 
 @function()

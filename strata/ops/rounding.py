@@ -84,14 +84,13 @@ class Sign(Math):
         if not x.dtype.is_complex:
             return k.sign(x)
         size, zero, one = k.abs(x), k.const(0, x.dtype.real), k.const(1, x.dtype.real)
-        parts = k.real(x), k.imag(x)
-
-        def along(part: Expr, other: Expr) -> Expr:
-            far = k.select(k.isinf(other), k.const(math.nan, x.dtype.real), k.copysign(one, part))
-            far = k.select(k.isinf(part), far, zero)
-            return k.select(k.isinf(size), far, k.select(k.eq(size, zero), zero, part / size))
-
-        return k.complex(along(*parts), along(*parts[::-1]))
+        re, im = k.real(x), k.imag(x)
+        both = k.const(math.nan, x.dtype.real)
+        far = k.select(k.isinf(im), both, k.copysign(one, re)), k.select(k.isinf(im), both, zero)
+        # an infinite size is one of the real part, or counts as one of the imaginary part
+        far = k.select(k.isinf(re), far[0], zero), k.select(k.isinf(re), far[1], k.copysign(one, im))
+        near = (k.select(k.eq(size, zero), zero, part / size) for part in (re, im))
+        return k.complex(*(k.select(k.isinf(size), *ends) for ends in zip(far, near, strict=True)))
 
 
 class Rounding(Math):

@@ -387,26 +387,35 @@ def _complex_pairwise(name: str) -> Emission:
 def _complex_mul(call: Call) -> Parts:
     (a, b), (c, d) = call.args[0], call.args[1]
     real = call.dtype.real
-    products = [_component("mul", real, call, x, y) for x, y in ((a, c), (b, d), (a, d), (b, c))]
-    return _component("sub", real, call, *products[:2]), _component("add", real, call, *products[2:])
+    second = [_component("mul", real, call, b, x) for x in (d, c)]
+    if (
+        call.target.has_fma
+    ):  # where NumPy has it too: an infinity of one product is not lost to an overflow of the other
+        second[0] = _component("neg", real, call, second[0])
+        return tuple(call.f.fma(call.type, a, x, other) for x, other in zip((c, d), second, strict=True))
+    first = [_component("mul", real, call, a, x) for x in (c, d)]
+    return _component("sub", real, call, first[0], second[0]), _component("add", real, call, first[1], second[1])
 
 
 def _complex_div(call: Call) -> Parts:
-    """Smith's method: scaled by the larger component of the divisor, so that squares cannot overflow."""
+    """Smith's method as in NumPy: scaled by the larger component of the divisor, so that squares cannot overflow."""
     f, type_ = call.f, call.type
     (a, b), (c, d) = call.args[0], call.args[1]
     larger = f.compare("oge", type_, f.intrinsic("fabs", type_, c), f.intrinsic("fabs", type_, d))
     big, small = f.select(type_, larger, c, d), f.select(type_, larger, d, c)
     ratio = f.binary("fdiv", type_, small, big)
-    both_zero = f.compare("oeq", type_, big, constant(type_, 0.0))
-    ratio = f.select(type_, both_zero, constant(type_, 0.0), ratio)
     scale = f.binary("fadd", type_, big, f.binary("fmul", type_, small, ratio))
     x, y = f.select(type_, larger, a, b), f.select(type_, larger, b, a)
     re = f.binary("fadd", type_, x, f.binary("fmul", type_, y, ratio))
     straight = f.binary("fsub", type_, b, f.binary("fmul", type_, a, ratio))
     turned = f.binary("fsub", type_, f.binary("fmul", type_, b, ratio), a)
     im = f.select(type_, larger, straight, turned)
-    return f.binary("fdiv", type_, re, scale), f.binary("fdiv", type_, im, scale)
+    scale = f.binary("fdiv", type_, constant(type_, 1.0), scale)
+    zero, above = f.compare("oeq", type_, big, constant(type_, 0.0)), f.intrinsic("fabs", type_, c)
+    return tuple(
+        f.select(type_, zero, f.binary("fdiv", type_, given, above), f.binary("fmul", type_, part, scale))
+        for given, part in ((a, re), (b, im))
+    )
 
 
 def _complex_abs(call: Call) -> Parts:

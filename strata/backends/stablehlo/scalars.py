@@ -176,7 +176,29 @@ def _sign(b: Builder, x: Hlo) -> Hlo:
 def _abs(b: Builder, x: Hlo) -> Hlo:
     if x.dtype.kind == "uint":
         return x
-    return b.to("stablehlo.abs", [x], x.dtype.real, x.shape) if x.dtype.is_complex else b.same("abs", x)
+    if not x.dtype.is_complex:
+        return b.same("abs", x)
+    size = b.to("stablehlo.abs", [x], x.dtype.real, x.shape)
+    far = b.same("or", _isinf(b, _real(b, x)), _isinf(b, _imag(b, x)))
+    return b.select(far, b.like(math.inf, size), size)  # beside an infinity, NaN is not seen
+
+
+def _divide(b: Builder, x: Hlo, y: Hlo) -> Hlo:
+    """Of complex numbers as NumPy divides them: scaled by the larger part of the divisor."""
+    if not x.dtype.is_complex:
+        return b.same("divide", x, y)
+    (re, im), (c, d) = ((_real(b, z), _imag(b, z)) for z in (x, y))
+    above = b.same("abs", c)
+    flat = b.compare("GE", above, b.same("abs", d))
+    big, small = b.select(flat, c, d), b.select(flat, d, c)
+    ratio = b.same("divide", small, big)
+    scale = b.same("divide", b.like(1, big), b.same("add", big, b.same("multiply", small, ratio)))
+    first = b.same("add", b.select(flat, re, im), b.same("multiply", b.select(flat, im, re), ratio))
+    straight = b.same("subtract", im, b.same("multiply", re, ratio))
+    turned = b.same("subtract", b.same("multiply", im, ratio), re)
+    parts = ((re, first), (im, b.select(flat, straight, turned)))
+    zero = _is_zero(b, big)
+    return _complex(b, *(b.select(zero, b.same("divide", z, above), b.same("multiply", p, scale)) for z, p in parts))
 
 
 def _gcd(b: Builder, x: Hlo, y: Hlo) -> Hlo:
@@ -311,7 +333,7 @@ def _log2(b: Builder, x: Hlo) -> Hlo:
 
 
 ROWS: Final[dict[str, Row]] = {
-    "add": _same("add"), "sub": _same("subtract"), "mul": _same("multiply"), "div": _same("divide"),
+    "add": _same("add"), "sub": _same("subtract"), "mul": _same("multiply"), "div": _divide,
     "floordiv": _floordiv, "truncdiv": _truncdiv, "mod": _mod, "rem": _rem, "neg": _same("negate"),
     "min": _same("minimum"), "max": _same("maximum"), "gcd": _gcd, "pow": _pow, "exp": _same("exponential"),
     "exp2": lambda b, x: b.same("power", b.like(2, x), x), "expm1": _same("exponential_minus_one"),
