@@ -255,7 +255,7 @@ class Stuck(Exception):  # noqa: N818 - not an error of the package
     """A call that goes on for longer than a wrong call may."""
 
 
-SECONDS = 10.0
+SECONDS = 60.0  # a call that goes on, not a slow machine
 THINNED = 5  # of the calls in the usual run, one in so many
 
 

@@ -1,24 +1,24 @@
 """The shipped suite on the `cuda` device, where there is a GPU: every sample of every op, and runs that repeat."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 import strata as st
 from strata import ops
 from strata.core import f32
-from strata.testing.backend_suite import Case, cases, run_case
+from strata.mir import REGISTRY, Op
+from strata.testing.backend_suite import cases, run_case
+from tests.groups import check_all
+
+if not any(name.startswith("cuda") for name in st.devices()):
+    pytest.skip("no NVIDIA GPU here, or no triton and cuda.core packages", allow_module_level=True)
 
 
-def has_gpu() -> bool:
-    return any(name.startswith("cuda") for name in st.devices())
-
-
-pytestmark = pytest.mark.skipif(not has_gpu(), reason="no NVIDIA GPU here, or no triton and cuda.core packages")
-
-
-@pytest.mark.parametrize("case", list(cases()), ids=lambda c: c.name)
-def test_sample(case: Case) -> None:
-    run_case("cuda", case)
+@pytest.mark.parametrize("cls", REGISTRY.classes(), ids=lambda c: c.name)
+def test_samples(cls: type[Op]) -> None:
+    check_all((case.name, partial(run_case, "cuda", case)) for case in cases([cls]))
 
 
 def test_repeated_runs_are_one_graph_and_give_equal_bits() -> None:

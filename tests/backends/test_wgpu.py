@@ -9,6 +9,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,31 +22,30 @@ from strata.backends import backend_for
 from strata.config import using
 from strata.core import f32, f64, i64, sym, u8
 from strata.errors import DeviceError, IndexRangeError, OutOfMemoryError
-from strata.mir import Graph, evaluate
-from strata.testing.backend_suite import Case, cases, run_case
+from strata.mir import REGISTRY, Graph, Op, evaluate
+from strata.testing.backend_suite import cases, run_case
 from tests.differential.draw import draw_program
 from tests.differential.paths import check
+from tests.groups import check_all
 
 try:
     st.Device("wgpu")
-    MISSING = ""
 except DeviceError as error:
-    MISSING = str(error)
+    pytest.skip(str(error), allow_module_level=True)
 
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
-CASES = list(cases())
-FIRST = {case.op.name: case for case in reversed(CASES) if case.dtype is None}
+every_op = pytest.mark.parametrize("cls", REGISTRY.classes(), ids=lambda c: c.name)
 
 
-@pytest.mark.parametrize("case", FIRST.values(), ids=lambda c: c.name)
-def test_first_sample(case: Case) -> None:
-    run_case("wgpu", case)
+@every_op
+def test_first_sample(cls: type[Op]) -> None:
+    for case in islice(cases([cls]), 1):
+        run_case("wgpu", case)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_sample(case: Case) -> None:
-    run_case("wgpu", case)
+@every_op
+def test_samples(cls: type[Op]) -> None:
+    check_all((case.name, partial(run_case, "wgpu", case)) for case in cases([cls]))
 
 
 def agrees(graph: Graph, feeds: dict[str, np.ndarray], tolerance: float = 2e-5) -> st.CompiledGraph:

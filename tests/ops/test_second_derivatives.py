@@ -1,5 +1,7 @@
 """Second derivatives of every op, by three ways; gradients in batches; and first ones in half precision."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -20,6 +22,7 @@ from strata.mir import (
     pushforward,
 )
 from strata.testing.check import directions, widened
+from tests.groups import check_all
 
 FAMILIES = [
     f"strata.ops.{name}"
@@ -36,14 +39,13 @@ def has_derivatives(sample: Sample) -> bool:
     return sample.grad and all(a.size for a in arrays) and not any(a.dtype.kind == "c" for a in arrays)
 
 
-EVERY = [
-    pytest.param(cls, sample, id=f"{cls.name}-{i}")
-    for cls in REGISTRY.classes()
-    if cls.differentiable
-    for i, sample in enumerate(cls.samples())
-    if has_derivatives(sample) and f"{cls.name}-{i}" != SINGULAR
-]
+def samples_of(cls: type[Op]) -> dict[str, Sample]:
+    """Those that have derivatives twice."""
+    named = {f"{cls.name}-{i}": sample for i, sample in enumerate(cls.samples())}
+    return {name: sample for name, sample in named.items() if has_derivatives(sample) and name != SINGULAR}
 
+
+EVERY = [cls for cls in REGISTRY.classes() if cls.differentiable and samples_of(cls)]
 CASES = [
     pytest.param(cls, sample, id=f"{cls.name}-{i}")
     for cls in REGISTRY.classes()
@@ -106,8 +108,12 @@ def gradients_of(cls: type[Op], sample: Sample, arrays: list[np.ndarray]) -> tup
     return inputs, list(pullback(outs, weights, inputs))
 
 
-@pytest.mark.parametrize(("cls", "sample"), EVERY)
-def test_hessian_products_are_the_same_forwards_backwards_and_by_differences(cls: type[Op], sample: Sample) -> None:
+@pytest.mark.parametrize("cls", EVERY, ids=lambda c: c.name)
+def test_hessian_products_are_the_same_forwards_backwards_and_by_differences(cls: type[Op]) -> None:
+    check_all((name, partial(check_hessian_products, cls, sample)) for name, sample in samples_of(cls).items())
+
+
+def check_hessian_products(cls: type[Op], sample: Sample) -> None:
     arrays = widened(sample.arrays())
     moves = directions(arrays)
     inputs, grads = gradients_of(cls, sample, arrays)
@@ -140,8 +146,12 @@ def test_the_second_derivative_of_a_determinant_says_that_it_needs_an_inverse() 
         evaluate_values([product], {x: arrays[0]}, {})
 
 
-@pytest.mark.parametrize(("cls", "sample"), EVERY)
-def test_gradients_in_a_batch_are_those_of_each_row(cls: type[Op], sample: Sample) -> None:
+@pytest.mark.parametrize("cls", EVERY, ids=lambda c: c.name)
+def test_gradients_in_a_batch_are_those_of_each_row(cls: type[Op]) -> None:
+    check_all((name, partial(check_batches, cls, sample)) for name, sample in samples_of(cls).items())
+
+
+def check_batches(cls: type[Op], sample: Sample) -> None:
     arrays = widened(sample.arrays())
     moves = directions(arrays)
     inputs, grads = gradients_of(cls, sample, arrays)

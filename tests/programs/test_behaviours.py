@@ -124,9 +124,9 @@ COLLECTIVES = "unit/distributed/test_collectives.py"
 EXTENT, GENERATED, SUITE = "unit/runtime/test_extent.py", "ops/test_generated.py", "backends/test_cpu.py"
 
 SHOWN |= {
-    79: [(GENERATED, "test_rule"), (GRAPHS, "test_80_hvp_of_attention_norm_and_mlp_equals_finite_differences")],
-    80: [(f"{OPS}attention.py", "test_case_83_backward_agrees_with_torch"), (GENERATED, "test_rule"),
-         (SUITE, "test_sample")],
+    79: [(GENERATED, "test_rules"), (GRAPHS, "test_80_hvp_of_attention_norm_and_mlp_equals_finite_differences")],
+    80: [(f"{OPS}attention.py", "test_case_83_backward_agrees_with_torch"), (GENERATED, "test_rules"),
+         (SUITE, "test_samples")],
     81: [(GRAPHS, "test_80_hvp_of_a_sum_of_squares"),
          (GRAPHS, "test_80_hvp_of_attention_norm_and_mlp_equals_finite_differences")],
     82: [(f"{OPS}linalg.py", "test_cases_24_25_gradient_of_the_sum"),
@@ -140,8 +140,8 @@ SHOWN |= {
          (HERE, "test_the_gradient_of_rms_norm_equals_that_of_its_formula")],
     86: [(f"{OPS}sequence.py", "test_case_5_selective_scan_equals_the_naive_recurrence"),
          (f"{OPS}sequence.py", "test_case_78_delta_rule_equals_the_scalar_recurrence")],
-    87: [(GENERATED, "test_rule"), (f"{OPS}linalg.py", "test_case_43_vmap_over_both")],
-    88: [(GENERATED, "test_rule"), (GRAPHS, "test_105_vmap_aligns_ranks_and_negative_axes")],
+    87: [(GENERATED, "test_rules"), (f"{OPS}linalg.py", "test_case_43_vmap_over_both")],
+    88: [(GENERATED, "test_rules"), (GRAPHS, "test_105_vmap_aligns_ranks_and_negative_axes")],
     89: [(COMPILED, "test_matmul_bias_gelu_end_to_end")],
     90: [(COMPILED, "test_half_precision_params_inputs_and_outputs")],
     91: [(COMPILED, "test_scalar_and_last_axis_broadcast_in_a_chain")],
@@ -187,7 +187,7 @@ SHOWN |= {
           (f"{OPS}dequant.py", "test_case_74_product_equals_decoding_first"),
           (f"{OPS}moe.py", "test_case_74_quantised_experts")],
     110: [("api/test_mistakes.py", "test_a_device_that_is_not_there_says_what_to_install"),
-          ("api/test_mistakes.py", "test_no_such_device"), (SUITE, "test_sample")],
+          ("api/test_mistakes.py", "test_no_such_device"), (SUITE, "test_samples")],
     111: [(f"{SERVING}requests.py", "test_limits"), (f"{SERVING}counting.py", "test_workers_in_turn"),
           (f"{SERVING}counting.py", "test_the_least_loaded_worker"), (f"{SERVING}counting.py", "test_buckets_double"),
           (f"{SERVING}counting.py", "test_records_come_back_in_order"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from strata.core import (
     u64,
 )  # fmt: skip
 from strata.kernel import SCALARS, Kernel, KernelBuilder, Schedule, Vectorise, apply, interpret
+from tests.groups import check_all
 
 FLOATS = (f8e4m3, f8e5m2, bf16, f16, f32, f64)
 INTS = (i8, i16, i32, i64, u8, u16, u32, u64)
@@ -150,20 +152,28 @@ def compare(got: Any, wanted: Any, size: float = 1e-2) -> None:
 
 
 # one type of each kind is enough away from the host
-ALL_CASES = [(t, n, d) for t in TARGETS for n, d in CASES if t == "host" or d in (f16, f32, f64, i32, u8, bool_, c64)]
+AWAY = (f16, f32, f64, i32, u8, bool_, c64)
+NAMES = list(dict.fromkeys(name for name, _ in CASES))
 
 
-@pytest.mark.parametrize(("target", "name", "dtype"), ALL_CASES, ids=[f"{n}-{d}-{t}" for t, n, d in ALL_CASES])
-def test_function(name: str, dtype: DType, target: str) -> None:
-    got, wanted = run(name, dtype, target)
-    compare(got, wanted, SIZES.get(name, 1e-2))
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", NAMES)
+def test_function(name: str, target: str) -> None:
+    def check(dtype: DType) -> None:
+        compare(*run(name, dtype, target), SIZES.get(name, 1e-2))
+
+    some = [d for n, d in CASES if n == name and (target == "host" or d in AWAY)]
+    check_all((str(dtype), partial(check, dtype)) for dtype in some)
 
 
-WIDTHS = [(t, n, d) for t in TARGETS for n, d in CASES if d in (f32, f64, c64) and (t == "host" or d is f32)]
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", [name for name in NAMES if (name, f32) in CASES or (name, c64) in CASES])
+def test_bits_do_not_depend_on_the_width_of_vectors(name: str, target: str) -> None:
+    some = [d for n, d in CASES if n == name and d in ((f32, f64, c64) if target == "host" else (f32,))]
+    check_all((str(dtype), partial(check_widths, name, dtype, target)) for dtype in some)
 
 
-@pytest.mark.parametrize(("target", "name", "dtype"), WIDTHS, ids=[f"{n}-{d}-{t}" for t, n, d in WIDTHS])
-def test_bits_do_not_depend_on_the_width_of_vectors(name: str, dtype: DType, target: str) -> None:
+def check_widths(name: str, dtype: DType, target: str) -> None:
     arrays = inputs(name, dtype, SCALARS[name].arity)
     kernel = kernel_of(name, dtype, arrays)
     widths = [Schedule(()), *(Schedule((Vectorise(0, lanes),)) for lanes in (2, 4, 16, 64))]
