@@ -46,8 +46,9 @@ class Fold(Pass):
             return [constant(np.empty(t.static_shape, t.dtype.np)) for t in node.types]
         if not node.inputs or not node.op.pure or not all(isinstance(x.node.op, Constant) for x in inputs):
             return None
-        if field_symbols(tuple(node.op.static_fields().values())):
-            return None  # it depends on sizes too
+        fields = tuple(node.op.static_fields().values())
+        if field_symbols(fields) or any(isinstance(x, Graph) for x in fields):
+            return None  # it depends on sizes too, or holds loops that may run for long
         sizes = [t.size for t in node.types]
         if not all(isinstance(s, int) and s <= self.limit for s in sizes):
             return None

@@ -6,8 +6,10 @@ JAX is imported when a device of the `xla` kind is first used, not before. Its g
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,25 @@ from strata.modules import imported
 _OPTIONS = {
     "xla_allow_excess_precision": False, "xla_cpu_enable_fast_math": False, "xla_cpu_enable_fast_min_max": False,
 }  # fmt: skip
+
+
+def listening(call: Callable[[], Any]) -> Any:
+    """The result of a call that may never end: the main thread hears signals meanwhile, and may give it up."""
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    done: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+
+    def work() -> None:
+        try:
+            done.put((call(), None))
+        except BaseException as error:
+            done.put((None, error))
+
+    threading.Thread(target=work, name="strata-xla", daemon=True).start()
+    result, error = done.get()
+    if error is not None:
+        raise error
+    return result
 
 
 @cache

@@ -33,6 +33,7 @@ class Text:
     takes: tuple[Value, ...]
     gives: tuple[Value, ...]
     is_checked: bool = False  # behind them it gives one boolean: whether the run is an error
+    has_loop: bool = False  # of which nobody knows how long it runs
 
 
 def is_native(op: Op) -> bool:
@@ -118,7 +119,7 @@ def write_module(name: str, reads: Sequence[Value], gives: Sequence[Value], spre
     """The module that computes values from others. Constants among them are part of the text, unless they are large."""
     takes = [x for x in reads if not isinstance(x.node.op, Constant) or x.node.op.data.array.nbytes > INLINE]
     text, is_checked = _module(name, takes, gives, checked=True, spread=spread)
-    return Text(text, tuple(takes), tuple(gives), is_checked)
+    return Text(text, tuple(takes), tuple(gives), is_checked, "stablehlo.while" in text)
 
 
 def _module(

@@ -6,12 +6,13 @@ import copy
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from strata.backends.base import Spread
-from strata.backends.stablehlo.adapter import Client, Place, client
+from strata.backends.stablehlo.adapter import Client, Place, client, listening
 from strata.backends.stablehlo.emit import Text, is_native, write_module
 from strata.core import Target, TensorType, new_lock
 from strata.errors import DeviceError, MemoryLimitError, OptionError
@@ -152,7 +153,8 @@ class XlaExecutable:
             if text is None:
                 self._run_host(stage, values)
                 continue
-            results = self.place.run(loaded, [values[x] for x in text.takes])
+            run = partial(self.place.run, loaded, [values[x] for x in text.takes])
+            results = listening(run) if text.has_loop else run()
             if text.is_checked and self.place.take(results.pop()):
                 self._raise(stage, values)
             values.update(zip(stage.gives, results, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -419,6 +420,28 @@ def test_another_process_hits(tmp_path) -> None:
         for v in "ab"
     ]
     assert [o.stdout.split() for o in outs] == [["built", "96.0"], ["96.0"]]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no owners of files")
+@pytest.mark.parametrize("where", ["folder", "entry", "swapped"])
+def test_a_folder_of_plans_is_trusted_no_more_than_the_cache(tmp_path, monkeypatch, where: str) -> None:
+    monkeypatch.setattr("strata.cache.store._is_own_group", lambda _: False)
+    root = tmp_path / "aot"
+    double, other = (CompilePipeline("cpu").compile(relu_graph(n)).lir for n in (4, 5))
+    written = AotCache(root)
+    written.put_lir("mine", double)
+    (entry,) = root.glob("*/*.bin")
+    written.put_lir("other", other)
+    (second,) = (path for path in root.glob("*/*.bin") if path != entry)
+    if where == "swapped":
+        entry.write_bytes(second.read_bytes())
+    else:
+        victim = root if where == "folder" else entry
+        victim.chmod(victim.stat().st_mode | 0o002)
+    again = AotCache(root)
+    assert again.get_lir("mine") is None
+    assert again.fingerprint("mine") is None
+    assert not again.contains("mine")
 
 
 def test_compile_graph_cached(tmp_path) -> None:
