@@ -26,12 +26,12 @@ import numpy as np
 import strata as st
 from strata import ops
 from strata.backends.llvm import Argument, Program, Step, region_table
-from strata.backends.llvm.builder import Module, constant, vector
-from strata.backends.llvm.jit import compile_and_load
-from strata.backends.llvm.pool import default_pool
+from strata.backends.llvm.executor.thread_pool import default_pool
+from strata.backends.llvm.ir.builder import Module, constant, vector
+from strata.backends.llvm.jit.jit import compile_and_load
 from strata.config import using
 from strata.core import Target
-from strata.ops import schemes
+from strata.ops.quant import schemes
 
 KINDS = ("q4_0", "q4k", "q6k", "q8_0")
 CUBES = ((256, "f32"), (512, "f32"), (1024, "f32"), (1024, "f64"))

@@ -133,7 +133,7 @@ def costs(cache: str) -> list[Cost]:
 
 
 def _long_chain() -> float:
-    from strata.backends.llvm.compile import compile_kernel
+    from strata.backends.llvm.codegen.compile import compile_kernel
     from tests.unit.kernel import samples
 
     def chain(k: Any, x: Any, y: Any) -> Any:

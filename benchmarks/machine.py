@@ -90,8 +90,8 @@ def copy_speed(threads: int, count: int = 64 << 20) -> float:
 
     import numpy as np
 
-    from strata.backends.llvm.compile import compile_kernel
-    from strata.backends.llvm.pool import default_pool
+    from strata.backends.llvm.codegen.compile import compile_kernel
+    from strata.backends.llvm.executor.thread_pool import default_pool
     from strata.core import f32
     from strata.kernel import KernelBuilder, parse_schedule
 

@@ -11,7 +11,7 @@ from strata.mir import near
 from strata.modules import imported
 
 _BUILT_IN = {
-    "cpu": ("strata.backends.llvm.executable", "CpuBackend"),
+    "cpu": ("strata.backends.llvm.backend", "CpuBackend"),
     "reference": ("strata.backends.reference", "ReferenceBackend"),
 }
 _OPTIONAL = {  # devices by number: `xla` is `xla:0`. A ModuleNotFoundError says that what they run on is missing

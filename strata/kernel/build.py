@@ -41,7 +41,7 @@ from strata.kernel.ir import (
     size,
     widened,
 )
-from strata.kernel.picks import picked
+from strata.kernel.one_hot_sum import picked
 from strata.kernel.scalars import SCALARS
 
 Index = tuple[Expr, ...]

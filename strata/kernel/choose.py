@@ -12,6 +12,7 @@ from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder
 from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, known_bytes
 from strata.kernel.order import Machine
+from strata.kernel.passes.interleave import SPREADS, combs
 from strata.kernel.runs import (
     chains_of,
     goes_along,
@@ -42,7 +43,6 @@ from strata.kernel.schedule import (
     turns,
     walk_loops,
 )
-from strata.kernel.weave import SPREADS, combs
 
 _GUESS = 1024  # the extent of an axis of which nothing is known
 _SHORT_ROW = 32  # elements of an innermost loop that is not handed out on its own

@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 from strata.errors import CompileError
 from strata.kernel.choose import row_is_kept
-from strata.kernel.columns import columns_first
 from strata.kernel.ir import Kernel
-from strata.kernel.moves import as_bits
 from strata.kernel.nest import Block, MapLoop, ReduceLoop, make_nest
-from strata.kernel.normalize import normalize
 from strata.kernel.order import USUAL, Machine
+from strata.kernel.passes.bitcast_moves import as_bits
+from strata.kernel.passes.hoist_gather import columns_first
+from strata.kernel.passes.interleave import unroll_short_rows
+from strata.kernel.passes.normalize import normalize
+from strata.kernel.passes.short_sums import unroll_short_reductions
 from strata.kernel.runs import may_run_in_vectors
 from strata.kernel.schedule import (
     Action,
@@ -30,8 +32,6 @@ from strata.kernel.schedule import (
     parse_schedule,
     walk_loops,
 )
-from strata.kernel.short_sums import unroll_short_reductions
-from strata.kernel.weave import unroll_short_rows
 
 _MOST_LANES = 1024
 _MOST = 1 << 48  # of counts that become numbers of the code

@@ -8,22 +8,11 @@ from importlib import import_module
 from typing import Any
 
 from strata.mir import METHODS, near
-from strata.ops import gguf_blocks, schemes
-from strata.ops.arrange import arange, eye, linspace, tri
-from strata.ops.branching import Cond, cond
-from strata.ops.conv import Conv
-from strata.ops.conv_filled import ConvFilled, ConvLastFilled
-from strata.ops.conv_last import (
-    ConvFirst,
-    ConvLast,
-    ConvLastBackwardWeight,
-    to_first,
-    to_last,
-    weight_to_first,
-    weight_to_last,
-)
-from strata.ops.creation import full, iota, ones, zeros
-from strata.ops.custom import (
+from strata.ops.base.creation import full, iota, ones, zeros
+from strata.ops.base.elementwise import accepts
+from strata.ops.base.movement import Slice
+from strata.ops.control.branching import Cond, cond
+from strata.ops.control.custom import (
     Custom,
     CustomFn,
     Extension,
@@ -33,81 +22,92 @@ from strata.ops.custom import (
     extensions,
     require_no_traced_captures,
 )
-from strata.ops.custom_kernel import CustomKernel, kernel_text
-from strata.ops.elementwise import accepts
-from strata.ops.fft import fftfreq, hann_window, rfftfreq
-from strata.ops.indexing import CheckedIds, Indexed, id_error, may_be_empty
-from strata.ops.looping import While, scan, scan_backward, scan_carry, while_loop
-from strata.ops.matmul import MatMul
-from strata.ops.movement import Slice
-from strata.ops.paged import PagedAttention
-from strata.ops.pruning import prune
-from strata.ops.remat import Barrier, Checkpoint, Fence, checkpoint
-from strata.ops.rope import RopeScaling, rope_frequencies, rope_tables
-from strata.ops.scanning import Scan
-from strata.ops.signal import blackman_window, hamming_window, mel_weight_matrix
-from strata.ops.tracing import make_graph, numbered, outer_values, trace_body
+from strata.ops.control.custom_kernel import CustomKernel, kernel_text
+from strata.ops.control.looping import While, scan, scan_backward, scan_carry, while_loop
+from strata.ops.control.pruning import prune
+from strata.ops.control.remat import Barrier, Checkpoint, Fence, checkpoint
+from strata.ops.control.scanning import Scan
+from strata.ops.control.tracing import make_graph, numbered, outer_values, trace_body
+from strata.ops.conv.conv import Conv
+from strata.ops.conv.conv_filled import ConvFilled, ConvLastFilled
+from strata.ops.conv.conv_last import (
+    ConvFirst,
+    ConvLast,
+    ConvLastBackwardWeight,
+    to_first,
+    to_last,
+    weight_to_first,
+    weight_to_last,
+)
+from strata.ops.indexing.arrange import arange, eye, linspace, tri
+from strata.ops.indexing.indexing import CheckedIds, Indexed, id_error, may_be_empty
+from strata.ops.linalg.matmul import MatMul
+from strata.ops.nn.paged import PagedAttention
+from strata.ops.nn.rope import RopeScaling, rope_frequencies, rope_tables
+from strata.ops.quant import gguf_blocks, schemes
+from strata.ops.signal.fft import fftfreq, hann_window, rfftfreq
+from strata.ops.signal.signal import blackman_window, hamming_window, mel_weight_matrix
 
 FAMILIES = (
-    "activation",
-    "arrange",
-    "attention",
-    "attention_functions",
-    "branching",
-    "complex",
-    "conv",
-    "conv_filled",
-    "conv_functions",
-    "conv_last",
-    "creation",
-    "cumulative",
-    "custom",
-    "custom_kernel",
-    "dequant",
-    "einsum",
-    "elementwise",
-    "factorize",
-    "fake_quantize",
-    "fft",
-    "fused",
-    "fused_blocks",
-    "grid",
-    "indexing",
-    "linalg",
-    "logic",
-    "looping",
-    "losses",
-    "math",
-    "matmul",
-    "moe",
-    "movement",
-    "moving_window",
-    "norm",
-    "norm_gradients",
-    "numeric",
-    "paged",
-    "pool",
-    "pool_functions",
-    "quantize",
+    "base.creation",
+    "base.elementwise",
+    "base.movement",
+    "control.branching",
+    "control.custom",
+    "control.custom_kernel",
+    "control.looping",
+    "control.remat",
+    "control.scanning",
+    "conv.conv",
+    "conv.conv_filled",
+    "conv.conv_functions",
+    "conv.conv_last",
+    "conv.grid",
+    "conv.pool",
+    "conv.pool_functions",
+    "conv.resize",
+    "conv.windows",
+    "elementwise.activation",
+    "elementwise.complex",
+    "elementwise.logic",
+    "elementwise.math",
+    "elementwise.numeric",
+    "elementwise.rounding",
+    "elementwise.special",
+    "indexing.arrange",
+    "indexing.indexing",
+    "indexing.moving_window",
+    "indexing.scattering",
+    "indexing.sorting",
+    "indexing.subscript",
+    "linalg.einsum",
+    "linalg.factorize",
+    "linalg.linalg",
+    "linalg.matmul",
+    "linalg.solve",
+    "nn.attention",
+    "nn.attention_functions",
+    "nn.fused",
+    "nn.fused_blocks",
+    "nn.losses",
+    "nn.moe",
+    "nn.norm",
+    "nn.norm_gradients",
+    "nn.paged",
+    "nn.rnn",
+    "nn.rope",
+    "nn.sampling",
+    "nn.sequence",
+    "quant.dequant",
+    "quant.fake_quantize",
+    "quant.quantize",
     "random",
-    "reduce",
-    "remat",
-    "resize",
-    "rnn",
-    "rope",
-    "rounding",
-    "sampling",
-    "scanning",
-    "scattering",
-    "sequence",
-    "signal",
-    "softmax",
-    "solve",
-    "sorting",
-    "special",
-    "spectral",
-    "subscript",
-    "windows",
+    "reduce.cumulative",
+    "reduce.reduce",
+    "reduce.softmax",
+    "signal.fft",
+    "signal.signal",
+    "signal.spectral",
 )
 
 for _family in FAMILIES:  # each registers its ops and functions

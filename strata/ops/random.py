@@ -14,15 +14,14 @@ import numpy as np
 from strata.core import Dim, DType, TensorType, as_dtype, bf16, f16, f32, f64, i32, i64, located, u32, u64
 from strata.errors import DTypeError, OptionError
 from strata.mir import Op, Sample, Value, constant, function, op
-from strata.ops.attention import same_shape
-from strata.ops.creation import zeros_like
-from strata.ops.elementwise import maximum
-from strata.ops.frontend import Operand, as_value, full_shape, promoted
-from strata.ops.indexing import take
-from strata.ops.logic import cast, where
-from strata.ops.math import cos, log, sqrt
-from strata.ops.movement import broadcast_to, narrow, reshape, stack
-from strata.ops.sorting import argmax, argsort
+from strata.ops.base.creation import zeros_like
+from strata.ops.base.elementwise import maximum
+from strata.ops.base.frontend import Operand, as_value, full_shape, promoted, same_shape
+from strata.ops.base.movement import broadcast_to, narrow, reshape, stack
+from strata.ops.elementwise.logic import cast, where
+from strata.ops.elementwise.math import cos, log, sqrt
+from strata.ops.indexing.indexing import take
+from strata.ops.indexing.sorting import argmax, argsort
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder, View

@@ -6,27 +6,27 @@ from dataclasses import dataclass, field
 
 from strata.errors import OptionError
 from strata.passes.base import Pass, PassContext
-from strata.passes.check_indices import CheckIndices
-from strata.passes.control_flow import LowerControlFlow
-from strata.passes.decompose import Decompose
-from strata.passes.drop_unused import DropUnused
-from strata.passes.find_attention import FindAttention
-from strata.passes.fold import Fold
+from strata.passes.canonicalize.check_indices import CheckIndices
+from strata.passes.canonicalize.control_flow import LowerControlFlow
+from strata.passes.canonicalize.decompose import Decompose
+from strata.passes.canonicalize.drop_unused import DropUnused
+from strata.passes.canonicalize.fold import Fold
+from strata.passes.canonicalize.inline_scan import InlineScan
+from strata.passes.canonicalize.simplify import Simplify
+from strata.passes.fuse.find_attention import FindAttention
+from strata.passes.fuse.share_matmul import ShareMatMul
 from strata.passes.fuse_attention import FuseAttentionBlock
 from strata.passes.fuse_matmul import FuseMatMulBiasAct
 from strata.passes.fuse_norm_reshape import FuseRmsNormReshape
 from strata.passes.fuse_residual import FuseResidualLN, FuseResidualRmsNorm
 from strata.passes.fuse_swiglu import FuseSwiGLU, FuseSwiGLUDualMatmul
-from strata.passes.inline_scan import InlineScan
-from strata.passes.integer_products import IntegerProducts
-from strata.passes.layout import ChannelsLast
-from strata.passes.precision import Precision
+from strata.passes.layout.layout import ChannelsLast
+from strata.passes.layout.separate_pools import SeparatePools
+from strata.passes.memory.rematerialize import Rematerialize, SplitBarriers
+from strata.passes.quant.integer_products import IntegerProducts
+from strata.passes.quant.precision import Precision
+from strata.passes.quant.requantize import Requantize
 from strata.passes.regions import MAX_INPUTS, MAX_STEPS, MarkElementwiseRegions, UnfuseElementwiseRegions
-from strata.passes.rematerialize import Rematerialize, SplitBarriers
-from strata.passes.requantize import Requantize
-from strata.passes.separate_pools import SeparatePools
-from strata.passes.share_matmul import ShareMatMul
-from strata.passes.simplify import Simplify
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any
 from strata.core import Dim, TensorType, dim_prod, sym
 from strata.errors import StrataError
 from strata.mir import METHODS, Constant, Graph, Op, Value, make_node, origin_of
-from strata.tensor.outline import Outline
+from strata.tensor.structure_key import Outline
 
 SMALL = 8  # sizes up to this are part of the structure: axes, channels, the taps of a filter
 LARGEST = 1 << 40

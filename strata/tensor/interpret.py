@@ -12,7 +12,7 @@ from strata.core import Place
 from strata.errors import ShapeError, StrataError
 from strata.mir import Node, Op, computed_in
 from strata.ops import Custom
-from strata.tensor.outline import Outline
+from strata.tensor.structure_key import Outline
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ from strata.errors import OptionError, RunError, TraceError
 from strata.mir import Graph, Value, fresh_scope, placeholder, substitute_values
 from strata.ops import outer_values
 from strata.runtime import Profile
+from strata.tensor.call_fast_path import FIXED, Repeat, UnlikeError
 from strata.tensor.creation import asarray
 from strata.tensor.data import Handle
 from strata.tensor.general import General
-from strata.tensor.outline import is_traced
 from strata.tensor.realize import realize_values
-from strata.tensor.repeats import FIXED, Repeat, UnlikeError
 from strata.tensor.signature import exact, outline_arguments
+from strata.tensor.structure_key import is_traced
 from strata.tensor.tensor import Tensor, realize_tensors
 from strata.tensor.variant import Bucket, Explanation, Variant
 

@@ -19,8 +19,8 @@ from strata.errors import OptionError, SymbolError, UnknownNameError
 from strata.mir import Value, near
 from strata.runtime import CompiledGraph, Profile, Session
 from strata.tensor.data import Handle, handle_of, handle_value
-from strata.tensor.outline import outline
 from strata.tensor.storage import bound_view, capacity, slices
+from strata.tensor.structure_key import outline
 from strata.tensor.variable import check_range
 
 

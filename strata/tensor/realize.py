@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from strata.mir import Value
 from strata.tensor.data import Handle, handle_of, remember
-from strata.tensor.schedule import run_values
+from strata.tensor.lazy_cache import run_values
 
 
 def realize_values(values: Sequence[Value]) -> list[Handle]:

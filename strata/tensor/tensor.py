@@ -15,10 +15,10 @@ from strata.core import Dim, DType, TensorType, check_unmasked, f32, flatten, he
 from strata.errors import DeviceError, OptionError, ShapeError, SymbolError, TraceError
 from strata.mir import METHODS, REGISTRY, Value, constant, near
 from strata.tensor.data import Data, Handle, apart, data_apart, handle_of, handle_value
-from strata.tensor.outline import is_traced
 from strata.tensor.plan import Plan
 from strata.tensor.realize import realize_value, realize_values
 from strata.tensor.storage import bound_view
+from strata.tensor.structure_key import is_traced
 
 
 class Tensor:

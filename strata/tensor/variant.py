@@ -17,7 +17,7 @@ from strata.mir import Graph, leaf_name
 from strata.runtime import CompiledGraph, Session
 from strata.tensor.data import Handle
 from strata.tensor.general import LARGEST, NEEDS_NUMBERS, SMALL, General, generalize
-from strata.tensor.outline import outline_of
+from strata.tensor.structure_key import outline_of
 from strata.tensor.tensor import Tensor
 
 

@@ -45,6 +45,33 @@ ORDER = (
 )
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 
+# Rooms: the folders and modules inside a folder, from the bottom up, by the same rule of order. What a room takes from
+# another it takes from the module that has it, so that a program loads no more than it needs.
+ROOMS = {
+    "kernel": (
+        *(("scalars",), ("ir", "algebra", "text", "nest", "schedule", "order"), ("interp", "nans", "verify", "runs")),
+        *(("one_hot_sum",), ("build", "access"), ("inline",), ("passes",), ("choose",), ("legal",), ("search",)),
+    ),
+    "ops": (
+        *(("base",), ("elementwise",), ("reduce",), ("indexing",), ("random",), ("linalg",), ("conv",), ("quant",)),
+        *(("control",), ("nn",), ("signal",)),
+    ),
+    "passes": (
+        ("base",), ("match",), ("canonicalize",), ("quant",), ("layout",), ("fuse",), ("memory",),
+        ("fuse_attention", "fuse_matmul", "fuse_norm_reshape", "fuse_residual", "fuse_swiglu", "regions"),
+        ("pipeline",),
+    ),
+    "runtime": (("report",), ("compile",), ("storage",), ("execute",), ("cache",)),
+    "backends": (
+        ("base",), ("offload",), ("reference",), ("llvm", "stablehlo", "triton", "wgsl"), ("texts", "registry"),
+    ),
+    "backends/llvm": (
+        *(("ir",), ("math",), ("jit",), ("loops",), ("gemm",), ("conv", "attention", "quant", "fft", "linalg")),
+        *(("natives",), ("executor",), ("codegen",), ("runtime",), ("backend",), ("control",)),
+    ),
+}  # fmt: skip
+MODULES_A_FOLDER = 25
+
 
 def imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
     """Every import that can run."""
@@ -143,6 +170,50 @@ def modules() -> list[tuple[Path, str, bool]]:
 def test_every_import_keeps_the_order() -> None:
     found = [v for path, name, pkg in modules() for v in violations(path.read_text("utf-8"), name, is_package=pkg)]
     assert not found, "\n" + "\n".join(found)
+
+
+def room_violations(source: str, module: str, folder: str, order: tuple[tuple[str, ...], ...]) -> list[str]:
+    """What breaks the order of the rooms of a folder in one of its modules."""
+    level = {name: i for i, names in enumerate(order) for name in names}
+    prefix = f"strata.{folder.replace('/', '.')}."
+    own = module.removeprefix(prefix).split(".")[0]
+    if own not in level:
+        return [f"{module}: strata/{folder}/{own} has no place in the order"]
+    found: list[str] = []
+    for node in imports(ast.parse(source)):
+        for target, name in targets(node, module, is_package=False):
+            reached = f"{target}.{name}." if f"{target}." == prefix else f"{target}."
+            room = reached.removeprefix(prefix).split(".")[0]
+            if not reached.startswith(prefix) or room == own:
+                continue
+            if room not in level:
+                found.append(f"{module}:{node.lineno}: takes {room} from the folder itself; name its module")
+            elif level[room] > level[own] or (level[room] == level[own] and is_folder(folder, room)):
+                found.append(f"{module}:{node.lineno}: {own} imports {room}, which is not above it")
+    return found
+
+
+def is_folder(folder: str, room: str) -> bool:
+    return (PACKAGE / folder / room).is_dir()
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_rooms_keep_their_order(folder: str) -> None:
+    inside = f"strata.{folder.replace('/', '.')}."
+    found = [
+        v
+        for path, name, _ in modules()
+        if name.startswith(inside)
+        for v in room_violations(path.read_text("utf-8"), name, folder, ROOMS[folder])
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_rooms_are_small_and_say_what_they_hold() -> None:
+    for folder in {path.parent for path, _, _ in modules()}:
+        held = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(held) <= MODULES_A_FOLDER, f"{folder.relative_to(PACKAGE)} has {len(held)} modules"
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8"))), folder
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 import strata.ops  # noqa: F401 - fills the registry
-from strata.backends.llvm import arena as arena_module
-from strata.backends.llvm import executable as executable_module
-from strata.backends.llvm import packed as packed_module
-from strata.backends.llvm.arena import Arena
+from strata.backends.llvm.executor import arena as arena_module
+from strata.backends.llvm.executor.arena import Arena
+from strata.backends.llvm.runtime import executable as executable_module
+from strata.backends.llvm.runtime import packed_weights as packed_module
 from strata.core import Target, sym
 from strata.errors import StrataError
 from strata.mir import Graph, Value, as_tuple, evaluate

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from strata import ops
-from strata.backends.llvm.compile import compile_kernel
+from strata.backends.llvm.codegen.compile import compile_kernel
 from strata.core import Target, bf16, f32, f64, i8
 from strata.kernel import SPREADS, KernelBuilder, parse_schedule
 from strata.mir import Graph, Value

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import strata.ops  # noqa: F401 - fills the registry
-from strata.backends.llvm.compile import lower_phases
-from strata.backends.llvm.kernels import op_source, plan_sources
+from strata.backends.llvm.codegen.compile import lower_phases
+from strata.backends.llvm.codegen.kernels import op_source, plan_sources
 from strata.core import Target
 from strata.kernel import Block, MapLoop, ReduceLoop, parse_kernel
 from strata.lir import Lir

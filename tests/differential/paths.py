@@ -17,7 +17,7 @@ from strata.config import using
 from strata.errors import MissingRuleError, ShapeError, StrataError, SymbolError
 from strata.mir import Graph, parse
 from strata.runtime import CompiledGraph, CompileOptions, Session
-from strata.tensor import schedule
+from strata.tensor import lazy_cache as schedule
 from tests.backends.guard_pages import run_guarded
 from tests.differential.meaning import Meaning, Violation, bits_of, compare, meaning_of, same_bits
 from tests.differential.program import Program, without_unused

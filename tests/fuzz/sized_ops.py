@@ -14,7 +14,7 @@ import numpy as np
 from strata import ops as functions
 from strata.core import DType, as_dtype, bf16, bool_, c64, f16, f32, f64, i8, i16, i32, i64, sym, u8
 from strata.mir import Graph, Value, constant, pullback
-from strata.ops.dequant import quantize_weights
+from strata.ops.quant.dequant import quantize_weights
 
 ops: Any = functions
 EDGES = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 100, 127, 128, 129, 200, 255, 257)

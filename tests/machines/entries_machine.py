@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from strata.runtime.entries import Entries
+from strata.runtime.cache.entries import Entries
 
 KEYS = st.sampled_from([1, 2, 3, "1", (1, 2), None])
 

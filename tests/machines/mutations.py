@@ -48,8 +48,8 @@ def tests(*nodes: str) -> tuple[str, ...]:
     return ("pytest", "-q", "-x", "-p", "no:cacheprovider", *nodes)
 
 
-TEMPLATES, CACHES = "strata/runtime/templates.py", "strata/runtime/caches.py"
-EXTENT, COMPILED = "strata/runtime/extent.py", "strata/runtime/compiled.py"
+TEMPLATES, CACHES = "strata/runtime/cache/templates.py", "strata/runtime/cache/caches.py"
+EXTENT, COMPILED = "strata/runtime/execute/extent.py", "strata/runtime/execute/compiled.py"
 
 
 PROGRAMS = tests("tests/differential/test_differential.py", "-k", "once")  # the differential machine's own list
@@ -60,16 +60,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         "case ir.Scalar() if node.dtype is not i64:", PROGRAMS,
     ),
     Mutation(
-        "four-bits-in-the-order-of-bytes", "strata/backends/llvm/sorter.py",
+        "four-bits-in-the-order-of-bytes", "strata/backends/llvm/natives/radix_sort.py",
         '        raw = f.binary("and", type_, raw, constant(type_, 15))\n        sign = 8\n',
         '        raw = f.binary("and", type_, raw, constant(type_, 15))\n        sign = 0\n', PROGRAMS,
     ),
     Mutation(
-        "four-bits-that-do-not-wrap", "strata/backends/llvm/emit_convert.py",
+        "four-bits-that-do-not-wrap", "strata/backends/llvm/math/convert.py",
         "if result.bits == 4:", "if result.bits == 3:", PROGRAMS,
     ),
     Mutation(
-        "quotients-at-infinity", "strata/backends/llvm/vector_math.py",
+        "quotients-at-infinity", "strata/backends/llvm/math/exponentials.py",
         "quotient = m.select(lower, m.sub(quotient, m.c(1.0)), quotient)",
         "quotient = m.select(lower, m.sub(quotient, m.c(1.0)), quotient) if m.bits == 16 else quotient", PROGRAMS,
     ),
@@ -78,11 +78,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         "    if order in ():\n        single", PROGRAMS,
     ),
     Mutation(
-        "sizes-rounded-towards-zero", "strata/backends/llvm/emit_values.py",
+        "sizes-rounded-towards-zero", "strata/backends/llvm/loops/values.py",
         "if not known_le(0, atom.a):  # it has", "if known_le(1, 0):  # it has", PROGRAMS,
     ),
     Mutation(
-        "products-of-codes-promoted", "strata/passes/share_matmul.py",
+        "products-of-codes-promoted", "strata/passes/fuse/share_matmul.py",
         "joined: Value = MatMul()(left, concat(", "joined: Value = (lambda a, b: a @ b)(left, concat(",
         tests("tests/unit/passes/test_verified.py"),
     ),
@@ -101,7 +101,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "name = at, self.session.entry_key(self.session.options), frozenset[str]()", machine("BucketMachine", 40),
     ),
     Mutation(
-        "padding-cut-by-coincidence", "strata/runtime/padding.py",
+        "padding-cut-by-coincidence", "strata/runtime/execute/padding.py",
         "if not found and (asked or self._graph is None) and", "if not found and", machine("BucketMachine", 40),
     ),
     Mutation(
@@ -123,11 +123,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         machine("CompiledGraphMachine"),
     ),
     Mutation(
-        "clones-share-packed-weights", "strata/backends/llvm/packed.py",
+        "clones-share-packed-weights", "strata/backends/llvm/runtime/packed_weights.py",
         "[replace(weight) for weight in self._weights]", "self._weights", machine("CompiledGraphMachine", 400),
     ),
     Mutation(
-        "clones-share-the-body-of-a-loop", "strata/backends/llvm/executable.py",
+        "clones-share-the-body-of-a-loop", "strata/backends/llvm/runtime/executable.py",
         "(op.again() if op.again else op, code)", "(op, code)", machine("CompiledGraphMachine", 400),
     ),
     Mutation(
@@ -142,22 +142,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         machine("CompiledGraphMachine", 400),
     ),
     Mutation(
-        "threads-not-in-the-key", "strata/runtime/session.py",
+        "threads-not-in-the-key", "strata/runtime/execute/session.py",
         'return f"{self.plan_key(options)}; threads={options.threads}"', "return self.plan_key(options)",
         machine("CompileCacheMachine", 40),
     ),
     Mutation(
-        "settings-not-in-the-key", "strata/runtime/session.py",
+        "settings-not-in-the-key", "strata/runtime/execute/session.py",
         '{self.backend.target.key}; {config().key_fields()}"\n\n    def entry_key',
         '{self.backend.target.key}"\n\n    def entry_key',
         machine("SizesCacheMachine", 40),
     ),
     Mutation(
-        "forms-keep-the-old-weight", "strata/runtime/contract.py", "            self._forms.add(made)\n", "",
+        "forms-keep-the-old-weight", "strata/runtime/cache/contract.py", "            self._forms.add(made)\n", "",
         machine("VariantMachine", 60),
     ),
     Mutation(
-        "the-largest-number-is-clipped", "strata/ops/fake_quantize.py",
+        "the-largest-number-is-clipped", "strata/ops/quant/fake_quantize.py",
         "self.qmax * (1 + 2 * float(kind.eps))", "float(self.qmax)",
         tests("tests/ops/test_quantize.py::test_the_largest_number_is_not_clipped"),
     ),

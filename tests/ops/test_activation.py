@@ -8,7 +8,7 @@ from strata import ops
 from strata.core import f32, f64
 from strata.errors import OptionError, ShapeError
 from strata.mir import Graph, constant, evaluate, evaluate_values, placeholder, pullback
-from strata.ops.activation import ACTIVATIONS, SLOPES
+from strata.ops.elementwise.activation import ACTIVATIONS, SLOPES
 from strata.testing.check import type_of
 
 F = torch.nn.functional

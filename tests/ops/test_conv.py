@@ -9,7 +9,7 @@ from strata import ops
 from strata.core import TensorType, f32, f64, sym
 from strata.errors import OptionError, ShapeError
 from strata.mir import Value, constant, evaluate_values, placeholder, pullback
-from strata.ops.conv_functions import (
+from strata.ops.conv.conv_functions import (
     conv,
     conv1d,
     conv2d,
@@ -21,7 +21,7 @@ from strata.ops.conv_functions import (
     conv_transpose2d,
     conv_transpose3d,
 )
-from strata.ops.windows import col2im, fold, im2col, unfold
+from strata.ops.conv.windows import col2im, fold, im2col, unfold
 
 RNG = np.random.default_rng(7)
 

@@ -8,7 +8,7 @@ import pytest
 import strata.ops  # noqa: F401 - fills the registry
 from strata.core import TensorType, as_dtype
 from strata.mir import REGISTRY, Op, Sample, as_tuple, evaluate_values, placeholder, run_op
-from strata.ops.elementwise import Elementwise
+from strata.ops.base.elementwise import Elementwise
 from tests.groups import check_all
 
 COMPOSED = [

@@ -8,8 +8,8 @@ from strata import ops
 from strata.core import TensorType, as_dtype, f32, u8
 from strata.errors import DTypeError, OptionError, ShapeError
 from strata.mir import evaluate_values, placeholder, pullback
-from strata.ops.dequant import quantize_weights
-from strata.ops.schemes import FP4, Scheme
+from strata.ops.quant.dequant import quantize_weights
+from strata.ops.quant.schemes import FP4, Scheme
 
 RNG = np.random.default_rng(4)
 NAMES = [

@@ -10,8 +10,8 @@ from strata import ops
 from strata.core import f16, f32, f64
 from strata.errors import OptionError, ShapeError
 from strata.mir import Graph, constant, evaluate, evaluate_values, parse, placeholder, pullback
-from strata.ops.fused import ElementwiseRegion, FusedMatMulBiasAct, FusedResidualRmsNorm, FusedSwiGLU
-from strata.ops.fused_blocks import FusedTransformerLayer
+from strata.ops.nn.fused import ElementwiseRegion, FusedMatMulBiasAct, FusedResidualRmsNorm, FusedSwiGLU
+from strata.ops.nn.fused_blocks import FusedTransformerLayer
 from strata.testing.check import type_of
 
 F = torch.nn.functional

@@ -7,8 +7,8 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import quants
 
 from strata.errors import OptionError, ShapeError
-from strata.ops import gguf_blocks
-from strata.ops.gguf_blocks import FORMATS
+from strata.ops.quant import gguf_blocks
+from strata.ops.quant.gguf_blocks import FORMATS
 
 RNG = np.random.default_rng(5)
 K_QUANTS = ["q2k", "q3k", "q4k", "q5k", "q6k", "q8k"]

@@ -8,7 +8,7 @@ from strata import ops
 from strata.core import f32, f64, i64
 from strata.errors import DTypeError, IndexRangeError, OptionError, ShapeError
 from strata.mir import constant, evaluate_values, placeholder, pullback
-from strata.ops.losses import SoftmaxCrossEntropyWithLogits
+from strata.ops.nn.losses import SoftmaxCrossEntropyWithLogits
 from strata.testing.check import type_of
 
 F = torch.nn.functional

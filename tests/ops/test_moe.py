@@ -7,7 +7,7 @@ from strata import ops
 from strata.core import TensorType, as_dtype, f32
 from strata.errors import IndexRangeError, OptionError, ShapeError
 from strata.mir import evaluate_values, placeholder
-from strata.ops.schemes import Scheme
+from strata.ops.quant.schemes import Scheme
 
 RNG = np.random.default_rng(6)
 

@@ -8,7 +8,7 @@ from strata import ops
 from strata.core import bf16, f32, f64, sym
 from strata.errors import DTypeError, OptionError, ShapeError
 from strata.mir import Graph, constant, evaluate, evaluate_values, placeholder, pullback
-from strata.ops.norm import BatchNormInference, GroupNorm, LayerNorm, RmsNorm
+from strata.ops.nn.norm import BatchNormInference, GroupNorm, LayerNorm, RmsNorm
 from strata.testing.check import type_of
 
 F = torch.nn.functional

@@ -14,7 +14,7 @@ from strata import ops
 from strata.core import TensorType, f32, sym
 from strata.errors import OptionError, ShapeError
 from strata.mir import Value, constant, evaluate_values, placeholder, pullback, pushforward
-from strata.ops.windows import empty_window
+from strata.ops.conv.windows import empty_window
 
 RNG = np.random.default_rng(3)
 

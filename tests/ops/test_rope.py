@@ -9,7 +9,7 @@ from strata import ops
 from strata.core import TensorType, as_dtype, f32
 from strata.errors import OptionError, ShapeError
 from strata.mir import evaluate_values, placeholder, pushforward
-from strata.ops.rope import RopeScaling, rope_frequencies, rope_tables
+from strata.ops.nn.rope import RopeScaling, rope_frequencies, rope_tables
 
 RNG = np.random.default_rng(3)
 

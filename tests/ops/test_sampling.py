@@ -9,7 +9,7 @@ from strata.core import f32
 from strata.errors import OptionError, RunError
 from strata.mir import evaluate_values, placeholder
 from strata.ops import random
-from strata.ops.sampling import SampleToken
+from strata.ops.nn.sampling import SampleToken
 
 
 def value(x):

@@ -26,7 +26,10 @@ from tests.groups import check_all
 
 FAMILIES = [
     f"strata.ops.{name}"
-    for name in ("activation", "softmax", "norm", "norm_gradients", "losses", "fused", "fused_blocks")
+    for name in (
+        *("elementwise.activation", "reduce.softmax", "nn.norm", "nn.norm_gradients"),
+        *("nn.losses", "nn.fused", "nn.fused_blocks"),
+    )
 ]
 STEP = 1e-5
 BATCH = 3

@@ -10,7 +10,7 @@ from onnx.reference import ReferenceEvaluator
 from strata import ops
 from strata.errors import OptionError, ShapeError
 from strata.mir import Value, constant, evaluate_values
-from strata.ops.signal import blackman_window, hamming_window, mel_weight_matrix
+from strata.ops.signal.signal import blackman_window, hamming_window, mel_weight_matrix
 
 RNG = np.random.default_rng(4)
 

@@ -9,7 +9,7 @@ from strata import ops
 from strata.core import bf16, f32, f64
 from strata.errors import DTypeError, ShapeError
 from strata.mir import constant, evaluate_values, placeholder, pullback
-from strata.ops.softmax import Softmax
+from strata.ops.reduce.softmax import Softmax
 
 
 @pytest.mark.torch

@@ -21,7 +21,7 @@ from strata.hir import Module
 from strata.lir import plan, verify_plan
 from strata.mir import Graph, evaluate, parse, verify
 from strata.runtime import CompileOptions, CompilePipeline, ModelComponent, ModelVariant, Session
-from strata.runtime.variant import CompilationMode
+from strata.runtime.compile.variant import CompilationMode
 from strata.transforms import grad, promote_params
 
 TESTS = Path(__file__).parents[1]

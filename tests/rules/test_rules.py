@@ -36,11 +36,11 @@ TOLERANCE = {
 
 def rule_sets():
     """Every RuleSet of the passes, by module and name."""
-    for info in pkgutil.iter_modules(strata.passes.__path__):
-        module = importlib.import_module(f"strata.passes.{info.name}")
+    for info in pkgutil.walk_packages(strata.passes.__path__, "strata.passes."):
+        module = importlib.import_module(info.name)
         for name, value in vars(module).items():
             if isinstance(value, RuleSet):
-                yield f"{info.name}.{name}", value
+                yield f"{info.name.rpartition('.')[2]}.{name}", value
     yield "fuse_matmul.rules", rules(EPILOGUES)
 
 

@@ -208,7 +208,7 @@ def test_a_forked_child_does_not_wait_for_threads_that_it_has_not() -> None:
 FEW_THREADS = """
 import numpy as np
 from strata import ops
-from strata.backends.llvm.pool import Pool
+from strata.backends.llvm.executor.thread_pool import Pool
 from strata.mir import Graph
 from strata.runtime import Session
 def refuse(self):

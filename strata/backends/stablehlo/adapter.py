@@ -33,7 +33,7 @@ def listening(call: Callable[[], Any]) -> Any:
     def work() -> None:
         try:
             done.put((call(), None))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again by who waits
             done.put((None, error))
 
     threading.Thread(target=work, name="strata-xla", daemon=True).start()

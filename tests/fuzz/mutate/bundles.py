@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import strata as st
-from strata.runtime.container import ALIGNMENT, MAGIC
+from strata.runtime.storage.container import ALIGNMENT, MAGIC
 from tests.fuzz.mutate.base import Files, Format
 from tests.fuzz.mutate.changes import change_bytes, change_json, change_text, json_bytes
 from tests.fuzz.mutate.weights import inspect

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import strata as st
-from strata.backends.llvm.compile import compile_kernel, lower
+from strata.backends.llvm.codegen.compile import compile_kernel, lower
 from strata.config import using
 from strata.core import ALL_DTYPES, Target, f16, f64, i32, substitute, sym
 from strata.errors import StrataError

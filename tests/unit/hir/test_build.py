@@ -8,7 +8,7 @@ from strata.core import f32, sym
 from strata.errors import LowerError, ParseError
 from strata.hir import Module, reflect, wrap_mir_graph
 from strata.mir import Graph, evaluate
-from strata.ops.math import Exp
+from strata.ops.elementwise.math import Exp
 
 TEXT = """\
 hir @ffn(x: f32[S, 8], param w: f32[8, 6], param "h0": f32[6]) -> f32[S, 6], f32[S, 3] fusion fusable where S in 1..64 {

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.backends.llvm.compile import compile_kernel
+from strata.backends.llvm.codegen.compile import compile_kernel
 from strata.core import DType, Target, f32, i8, i16, i32, u8, u16
 from strata.kernel import Code, Const, Expr, Kernel, KernelBuilder, apply, code_of, interpret
 

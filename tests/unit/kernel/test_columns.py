@@ -9,7 +9,7 @@ import pytest
 
 import strata as st
 import strata.ops as functions
-from strata.backends.llvm.compile import compile_kernel, lower
+from strata.backends.llvm.codegen.compile import compile_kernel, lower
 from strata.core import Target, sym
 from strata.kernel import Kernel, Prefetch, columns_first, interpret, normalize
 

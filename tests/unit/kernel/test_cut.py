@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import strata as st
-from strata.backends.llvm.compile import lower
+from strata.backends.llvm.codegen.compile import lower
 from strata.core import Target
 from strata.kernel import Kernel, Load, cut_stores, normalize, postorder
 
@@ -166,7 +166,7 @@ def test_large_joins_and_borders() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_on_every_target(target: str) -> None:
-    from strata.backends.llvm.compile import compile_kernel
+    from strata.backends.llvm.codegen.compile import compile_kernel
 
     (kernel,) = kernels(lambda x: st.ops.pad(x, ((2, 1), (3, 4)), "reflect"), (40, 37))
     (part,) = cut_stores(kernel)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import strata as st
-from strata.backends.llvm.compile import compile_kernel, lower, lower_phases, machine_of
+from strata.backends.llvm.codegen.compile import compile_kernel, lower, lower_phases, machine_of
 from strata.core import Target, sym
 from strata.errors import CompileError
 from strata.kernel import Changes, Kernel, check_schedule, interpret, parse_kernel, parse_schedule

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from strata.backends.llvm.compile import compile_kernel
+from strata.backends.llvm.codegen.compile import compile_kernel
 from strata.core import DType, bf16, bool_, f16, f32
 from strata.kernel import Kernel, KernelBuilder, as_bits, normalize
 

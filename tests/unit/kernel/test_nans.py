@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.backends.llvm.compile import compile_kernel
+from strata.backends.llvm.codegen.compile import compile_kernel
 from strata.core import Target, f32, f64
 from strata.kernel import Kernel, KernelBuilder, Scalar, interpret, is_below, need_no_nan, normalize, postorder
 

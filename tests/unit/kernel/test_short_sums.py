@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.backends.llvm.compile import compile_kernel
+from strata.backends.llvm.codegen.compile import compile_kernel
 from strata.core import DType, Target, bool_, f16, f32, f64, i8, i32, i64, sym
 from strata.kernel import KernelBuilder, Reduce, normalize, postorder, unroll_short_reductions
 

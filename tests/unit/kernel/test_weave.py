@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import strata as st
-from strata.backends.llvm.compile import compile_kernel, lower
+from strata.backends.llvm.codegen.compile import compile_kernel, lower
 from strata.core import Target
 from strata.kernel import Axis, Kernel, Vectorise, combs
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import strata as st
-from strata.backends.llvm.compile import lower_phases
+from strata.backends.llvm.codegen.compile import lower_phases
 from strata.core import Target
 from strata.kernel import Load, Reduce, cut_stores, postorder
 

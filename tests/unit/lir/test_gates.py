@@ -114,7 +114,7 @@ def test_threads_do_not_change_the_bits() -> None:
 
 @pytest.mark.parametrize("name", ["baseline", "avx2"])
 def test_older_processors(name: str) -> None:
-    from strata.backends.llvm.executable import CpuExecutable
+    from strata.backends.llvm.runtime.executable import CpuExecutable
     from strata.lir import plan
     from strata.passes import PassContext, default_passes, run_passes
 

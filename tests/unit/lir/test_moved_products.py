@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import strata as st
-from strata.backends.llvm.matrix import find_contraction
+from strata.backends.llvm.gemm.match import find_contraction
 from strata.mir import Graph
 
 

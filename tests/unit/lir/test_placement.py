@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from strata import ops
-from strata.backends.llvm.executable import CpuExecutable
+from strata.backends.llvm.runtime.executable import CpuExecutable
 from strata.core import sym
 from strata.lir import Lir, memory
 from strata.mir import Graph, evaluate

@@ -14,7 +14,7 @@ from strata.errors import ShapeError, SymbolError
 from strata.io.onnx import load
 from strata.mir import Graph
 from strata.runtime import Session, specialize
-from strata.runtime.compiled import MOST_FORMS
+from strata.runtime.execute.compiled import MOST_FORMS
 
 SIZES = [(3, 3), (1, 4), (4, 1), (5, 5), (1, 1), (1, 9), (9, 1), (2, 2)]
 

@@ -13,14 +13,14 @@ import pytest
 
 import strata as st
 from strata import ops
-from strata.backends.llvm import jit
-from strata.backends.llvm.archive import CpuArchive
+from strata.backends.llvm.jit import jit
+from strata.backends.llvm.runtime.archive import CpuArchive
 from strata.core import Dim, Target, sym
 from strata.errors import FileError, OptionError, UnknownNameError
 from strata.mir import Graph
 from strata.passes import FusionLimits
 from strata.runtime import CompiledGraph, CompileOptions, Session, inspect_bundle
-from strata.runtime.container import Container, write_container
+from strata.runtime.storage.container import Container, write_container
 
 ROWS = sym("N", 1, 64)
 
@@ -41,7 +41,7 @@ X = np.random.default_rng(1).standard_normal((9, 8)).astype(np.float32)
 PROCESS = """
 import sys, numpy as np
 import strata as st
-from strata.backends.llvm import jit
+from strata.backends.llvm.jit import jit
 def refuse(*args, **kwargs):
     raise AssertionError("compiled")
 jit.compile_text = refuse
@@ -200,7 +200,7 @@ def test_a_bundle_for_others_only_is_compiled_again(tmp_path: Path, caplog: pyte
 
 MADE_ELSEWHERE = """
 import sys, numpy as np, strata as st
-from strata.backends.llvm import jit
+from strata.backends.llvm.jit import jit
 from strata.config import using
 from tests.unit.runtime.test_bundle import feeds, mixed
 with using(cache_dir=sys.argv[2]):
@@ -208,7 +208,7 @@ with using(cache_dir=sys.argv[2]):
         made = st.Session("cpu:baseline").compile(mixed())
         made.set_param("w", np.ones((32, 64), np.float32))
         jit.machine_of_object = lambda data: "another"
-        from strata.backends.llvm import kernels
+        from strata.backends.llvm.codegen import kernels
         kernels._loaded.clear()
         made.save(sys.argv[1], levels=["baseline"])
     else:

@@ -16,7 +16,7 @@ from strata.config import using
 from strata.core import sym
 from strata.errors import OptionError, ShapeError
 from strata.mir import Graph
-from strata.ops.custom import Custom, Extension
+from strata.ops.control.custom import Custom, Extension
 from strata.runtime import (
     AotCache,
     BucketedCompileCache,

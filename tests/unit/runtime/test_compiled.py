@@ -17,9 +17,9 @@ from strata.core import ALL_DTYPES, as_dtype, sym
 from strata.errors import DTypeError, OptionError, RunError, ShapeError, StrataError, SymbolError, UnknownNameError
 from strata.mir import Graph, evaluate
 from strata.runtime import CompiledGraph, Session
-from strata.runtime.arrays import kept_apart
-from strata.runtime.observe import OBSERVERS
-from strata.runtime.profile import Stopwatch
+from strata.runtime.execute.arrays import kept_apart
+from strata.runtime.report.observe import OBSERVERS
+from strata.runtime.report.profile import Stopwatch
 from tests.counts import calls
 
 

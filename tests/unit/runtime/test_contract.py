@@ -14,7 +14,7 @@ from strata.core import sym
 from strata.errors import OptionError, RunError, SymbolError, UnknownNameError
 from strata.mir import Graph
 from strata.runtime import VariantGraph
-from strata.runtime.entries import Entries
+from strata.runtime.cache.entries import Entries
 
 
 def softmax_graph() -> Graph:

@@ -15,7 +15,7 @@ import strata as st
 from strata.cli import main
 from strata.errors import FileError
 from strata.runtime import inspect_bundle
-from strata.runtime.container import ALIGNMENT, MAGIC, Container, write_container
+from strata.runtime.storage.container import ALIGNMENT, MAGIC, Container, write_container
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 import strata as st
 from strata.errors import OutOfMemoryError, RunError
-from strata.runtime.memory import BlockPool, size_class
+from strata.runtime.execute.memory import BlockPool, size_class
 
 
 def test_block_returns_after_the_last_view() -> None:

@@ -15,7 +15,8 @@ from strata.core import sym
 from strata.errors import ShapeError
 from strata.lir import RuleCheck, size_checks
 from strata.mir import Graph, Value, evaluate
-from strata.runtime import Session, stored
+from strata.runtime import Session
+from strata.runtime.storage import stored
 from tests.backends.guard_pages import guarded
 
 ops: Any = functions

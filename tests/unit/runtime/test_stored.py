@@ -19,8 +19,9 @@ from strata.core import Dim, sym
 from strata.kernel import text
 from strata.mir import Graph, constant, parse
 from strata.ops import Extension, Extensions
-from strata.runtime import CompilePipeline, Session, stored
-from strata.runtime.stored import graph_digest, read_plan, stored_plan, write_plan
+from strata.runtime import CompilePipeline, Session
+from strata.runtime.storage import stored
+from strata.runtime.storage.stored import graph_digest, read_plan, stored_plan, write_plan
 
 ROWS = sym("N", 1, 16)
 

@@ -12,8 +12,9 @@ import strata as st
 from strata import ops
 from strata.errors import OptionError
 from strata.mir import Graph
-from strata.runtime import CompiledGraph, Session, observe, tracing
-from strata.runtime.observe import OBSERVERS
+from strata.runtime import CompiledGraph, Session
+from strata.runtime.report import observe, tracing
+from strata.runtime.report.observe import OBSERVERS
 from tests.counts import codes
 
 

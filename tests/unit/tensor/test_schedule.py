@@ -7,9 +7,9 @@ import pytest
 
 import strata as st
 from strata.config import using
-from strata.tensor import schedule
+from strata.tensor import lazy_cache as schedule
 from strata.tensor.general import generalize
-from strata.tensor.outline import outline
+from strata.tensor.structure_key import outline
 
 
 @pytest.fixture(autouse=True)

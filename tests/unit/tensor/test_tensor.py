@@ -9,7 +9,7 @@ import pytest
 import strata as st
 from strata.errors import DTypeError, OptionError, ShapeError, TraceError
 from strata.tensor import realize as door
-from strata.tensor.outline import outline
+from strata.tensor.structure_key import outline
 from strata.tensor.tensor import Tensor
 
 

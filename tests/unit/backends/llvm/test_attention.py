@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import strata as st
-from strata.backends.llvm.attention import SLOTS, AttentionSpec, emit_attention
-from strata.backends.llvm.attention_backward import (
+from strata.backends.llvm.attention.backward import (
     BACKWARD_SLOTS,
     backward_spec,
     can_go_back,
@@ -19,13 +18,15 @@ from strata.backends.llvm.attention_backward import (
     parts_of,
     work_size,
 )
-from strata.backends.llvm.attention_decode import can_decode
-from strata.backends.llvm.builder import Module
-from strata.backends.llvm.jit import Code, compile_and_load
-from strata.backends.llvm.native_attention import with_blocks
+from strata.backends.llvm.attention.decode import can_decode
+from strata.backends.llvm.attention.form import SLOTS, AttentionSpec
+from strata.backends.llvm.attention.forward import emit_attention
+from strata.backends.llvm.attention.steps import with_blocks
+from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.jit.jit import Code, compile_and_load
 from strata.config import using
 from strata.core import DType, Target, as_dtype, bf16, f16, f32, f64
-from strata.ops.attention import Attention, AttentionBackward
+from strata.ops.nn.attention import Attention, AttentionBackward
 
 HOST = Target.host()
 TARGETS = [HOST, *(t for t in map(Target.named, ("baseline", "avx2", "avx512", "neon")) if t.runs_on(HOST))]

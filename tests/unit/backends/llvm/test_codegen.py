@@ -17,16 +17,17 @@ import numpy as np
 import pytest
 
 import strata
-from strata.backends.llvm import isolate, jit, kernels
-from strata.backends.llvm.arena import Arena
-from strata.backends.llvm.builder import Module
-from strata.backends.llvm.child import Died
-from strata.backends.llvm.compile import lower
-from strata.backends.llvm.isolate import KNOWN, is_unusual
-from strata.backends.llvm.overrides import NativeOp, Planned
-from strata.backends.llvm.parts import split
-from strata.backends.llvm.pool import native_code
-from strata.backends.llvm.usage import Loops, Product, read_usage
+from strata.backends.llvm.codegen.compile import lower
+from strata.backends.llvm.executor.arena import Arena
+from strata.backends.llvm.executor.thread_pool import native_code
+from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.ir.overrides import NativeOp, Planned
+from strata.backends.llvm.jit import isolate, jit
+from strata.backends.llvm.jit.calling_convention import Loops, Product, read_usage
+from strata.backends.llvm.jit.generator import kernels
+from strata.backends.llvm.jit.isolate import KNOWN, is_unusual
+from strata.backends.llvm.jit.outlined_functions import split
+from strata.backends.llvm.jit.worker_process import Died
 from strata.cache import default_store
 from strata.config import using
 from strata.core import Target, sym
@@ -223,7 +224,7 @@ def test_the_first_compile_of_a_process_may_come_from_many_threads(tmp_path: Pat
 import threading
 import numpy as np
 import strata as st
-from strata.backends.llvm.pool import default_pool
+from strata.backends.llvm.executor.thread_pool import default_pool
 start, results, pools = threading.Barrier(12), [], []
 def run():
     g = st.Graph("first")

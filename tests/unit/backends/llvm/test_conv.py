@@ -9,14 +9,14 @@ from functools import cache
 import numpy as np
 import pytest
 
-from strata.backends.llvm.builder import Module
-from strata.backends.llvm.conv import Convolution, Window, emit_convolution, line_tiles, plan_convolution
-from strata.backends.llvm.conv_beside import emit_beside, fits_beside, plan_beside
-from strata.backends.llvm.gemm_pack import PACK_SLOTS, emit_pack_b
-from strata.backends.llvm.jit import Code, compile_and_load
+from strata.backends.llvm.conv.grouped import emit_beside, fits_beside, plan_beside
+from strata.backends.llvm.conv.table import Convolution, Window, emit_convolution, line_tiles, plan_convolution
+from strata.backends.llvm.gemm.pack_b import PACK_SLOTS, emit_pack_b
+from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.jit.jit import Code, compile_and_load
 from strata.core import DType, Target, f32, f64, i8, u8
-from strata.ops.conv import Conv
-from strata.ops.conv_filled import ConvFilled
+from strata.ops.conv.conv import Conv
+from strata.ops.conv.conv_filled import ConvFilled
 
 HOST = Target.host()
 TARGETS = [HOST, *(t for t in map(Target.named, ("baseline", "avx2", "avx512")) if t.runs_on(HOST))]

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import strata.ops as functions
-from strata.backends.llvm.builder import Module
-from strata.backends.llvm.conv import Window
-from strata.backends.llvm.conv_first import Border, Planes, emit_planes, plan_planes
-from strata.backends.llvm.conv_lines import Lines, emit_lines, plan_lines
-from strata.backends.llvm.jit import compile_and_load
-from strata.backends.llvm.making import planes_plan
+from strata.backends.llvm.codegen.compile_batch import planes_plan
+from strata.backends.llvm.conv.nchw import Border, Planes, emit_planes, plan_planes
+from strata.backends.llvm.conv.nchw_direct import Lines, emit_lines, plan_lines
+from strata.backends.llvm.conv.table import Window
+from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.jit.jit import compile_and_load
 from strata.core import Target, sym
 from strata.mir import Graph
-from strata.ops.conv import Conv
+from strata.ops.conv.conv import Conv
 from strata.runtime import CompileOptions, Session
 
 HOST = Target.host()

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import strata.ops as functions
-from strata.backends.llvm.conv_first_steps import PlanesPlan
-from strata.backends.llvm.conv_steps import ConvPlan, find_convolution
-from strata.backends.llvm.making import convolution_plan, planes_plan
+from strata.backends.llvm.codegen.compile_batch import convolution_plan, planes_plan
+from strata.backends.llvm.conv.match import ConvPlan, find_convolution
+from strata.backends.llvm.conv.match_nchw import PlanesPlan
 from strata.core import as_dtype, substitute, sym
 from strata.mir import Graph, Value
 from strata.ops import to_first
 from strata.runtime import CompilePipeline, Session
-from strata.runtime.stored import read_plan, write_plan
+from strata.runtime.storage.stored import read_plan, write_plan
 
 torch = pytest.importorskip("torch")
 ops: Any = functions

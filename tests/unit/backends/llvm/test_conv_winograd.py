@@ -9,24 +9,24 @@ import numpy as np
 import pytest
 
 import strata.ops as functions
-from strata.backends.llvm.builder import Function, Module, Value
-from strata.backends.llvm.conv import Window
-from strata.backends.llvm.conv_steps import ConvPlan
-from strata.backends.llvm.conv_winograd import (
+from strata.backends.llvm.codegen.compile_batch import convolution_plan
+from strata.backends.llvm.conv.match import ConvPlan
+from strata.backends.llvm.conv.table import Window
+from strata.backends.llvm.conv.winograd import (
     Winograd,
     emit_pack_taps,
     emit_winograd,
     fits_winograd,
     plan_winograd,
 )
-from strata.backends.llvm.gemm_pack import PACK_SLOTS
-from strata.backends.llvm.jit import compile_and_load
-from strata.backends.llvm.making import convolution_plan
-from strata.backends.llvm.registers import memory_type
+from strata.backends.llvm.gemm.pack_b import PACK_SLOTS
+from strata.backends.llvm.ir.builder import Function, Module, Value
+from strata.backends.llvm.ir.registers import memory_type
+from strata.backends.llvm.jit.jit import compile_and_load
 from strata.config import using
 from strata.core import Target, as_dtype, f32, sym
 from strata.mir import Graph
-from strata.ops.conv import Conv
+from strata.ops.conv.conv import Conv
 from strata.runtime import Session
 
 HOST = Target.host()

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.backends.llvm.compile import NativeKernel, compile_kernel
-from strata.backends.llvm.pool import default_pool
+from strata.backends.llvm.codegen.compile import NativeKernel, compile_kernel
+from strata.backends.llvm.executor.thread_pool import default_pool
 from strata.core import DType, Target, bf16, bool_, c64, c128, f16, f32, f64, i8, i32, i64, sym, u8
 from strata.kernel import KernelBuilder, interpret, show_kernel
 from tests.counts import calls

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 import strata.ops as functions
-from strata.backends.llvm.contract import (
+from strata.backends.llvm.gemm.arith import convert
+from strata.backends.llvm.gemm.epilogue import Site
+from strata.backends.llvm.gemm.match import find_contraction
+from strata.backends.llvm.gemm.run import run, vector_type
+from strata.backends.llvm.gemm.spec import (
     Contraction,
     in_rows,
     plan_contraction,
     with_ending,
     with_half_tail,
 )
-from strata.backends.llvm.contract_run import run, vector_type
-from strata.backends.llvm.gemm_arith import convert
-from strata.backends.llvm.gemm_finish import Site
-from strata.backends.llvm.matrix import find_contraction
 from strata.core import DType, Target, bf16, c64, c128, f16, f32, f64, i8, i32, sym, u8
 from strata.errors import DTypeError, ShapeError
 from strata.lir.views import RUN

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import strata.ops as functions
-from strata.backends.llvm.executable import CpuBackend
+from strata.backends.llvm.backend import CpuBackend
 from strata.core import Target, TensorType, as_dtype, sym
 from strata.mir import Graph, Node
 from strata.ops import ConvLastBackwardWeight
-from strata.ops.pool import PoolBackward
+from strata.ops.conv.pool import PoolBackward
 from strata.runtime import CompilePipeline, Session
 from strata.transforms import grad
 

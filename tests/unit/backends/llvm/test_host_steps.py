@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from strata import ops
-from strata.backends.llvm import overrides
+from strata.backends.llvm.ir import overrides
 from strata.core import sym
 from strata.mir import Graph, evaluate
 from strata.runtime import Session
@@ -16,7 +16,7 @@ from strata.runtime import Session
 @pytest.fixture
 def without_native_attention(monkeypatch):
     """Attention that no hand-written kernel takes, though its step is planned to read views."""
-    import_module("strata.backends.llvm.native_attention")  # registers its own before
+    import_module("strata.backends.llvm.attention.steps")  # registers its own before
     monkeypatch.setitem(overrides._MAKERS, "attention", lambda node, target, views=None: None)
 
 
@@ -57,10 +57,10 @@ def test_views_of_what_is_computed_once(without_native_attention) -> None:
 
 
 def test_families_register_the_ops_that_they_are_loaded_for() -> None:
-    folder = Path(overrides.__file__).parent
+    folder = Path(overrides.__file__).parent.parent
     for family, names in overrides.FAMILIES.items():
         import_module(f"strata.backends.llvm.{family}")
         made = {name for name, maker in overrides._MAKERS.items() if maker.__module__.endswith(f".{family}")}
         assert made == set(names)
-    registering = {f.stem for f in folder.glob("*.py") if "\n@override(" in f.read_text("utf-8")}
+    registering = {f"{f.parent.name}.{f.stem}" for f in folder.rglob("*.py") if "\n@override(" in f.read_text("utf-8")}
     assert registering == set(overrides.FAMILIES)

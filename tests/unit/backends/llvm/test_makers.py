@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from strata.backends.llvm import child, jit, makers
-from strata.backends.llvm.child import Died
-from strata.backends.llvm.codegen import object_code
-from strata.backends.llvm.parts import INNER
+from strata.backends.llvm.jit import compile_workers as makers
+from strata.backends.llvm.jit import jit
+from strata.backends.llvm.jit import worker_process as child
+from strata.backends.llvm.jit.generator import object_code
+from strata.backends.llvm.jit.outlined_functions import INNER
+from strata.backends.llvm.jit.worker_process import Died
 from strata.core import Target
 from strata.errors import CompileError
 

@@ -10,9 +10,9 @@ import pytest
 from strata.core import f32, sym
 from strata.errors import RunError
 from strata.mir import METHODS, Graph
-from strata.ops.branching import cond
-from strata.ops.custom import Extension, Extensions, custom
-from strata.ops.looping import scan, while_loop
+from strata.ops.control.branching import cond
+from strata.ops.control.custom import Extension, Extensions, custom
+from strata.ops.control.looping import scan, while_loop
 from strata.runtime import Session
 
 
@@ -80,7 +80,7 @@ def test_results_that_are_inputs_constants_or_twice_the_same(native: Any) -> Non
 
 def test_what_does_not_change_is_computed_once() -> None:
     """The packed weight, and what depends on constants of the loop alone, belong to the program that runs once."""
-    from strata.backends.llvm.body import make_body
+    from strata.backends.llvm.control.body import make_body
     from strata.core import Target
 
     graph = Graph("body")
@@ -186,7 +186,7 @@ def _loops(graph_of: Any, *values: Any) -> Any:
 
 def test_weights_of_a_body_are_packed_when_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in every run, and no other form of them is kept; a new value counts from the next run on."""
-    from strata.backends.llvm.body import Body
+    from strata.backends.llvm.control.body import Body
 
     t, bind, once = sym("t"), Body.bind_body, []
 
@@ -268,7 +268,7 @@ def test_weights_of_a_while_loop() -> None:
 
 def test_small_steps_of_a_loop_are_shared_by_threads(native: Any) -> None:
     """Threads do not fall asleep between turns: less work than elsewhere is worth handing out, with the same bits."""
-    from strata.backends.llvm.body import make_body
+    from strata.backends.llvm.control.body import make_body
     from strata.core import Target
 
     graph = Graph("body")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from strata import ops
-from strata.backends.llvm.executable import CpuBackend
+from strata.backends.llvm.backend import CpuBackend
 from strata.core import Dim, Target, sym
 from strata.mir import Graph
-from strata.ops.schemes import Scheme
+from strata.ops.quant.schemes import Scheme
 from strata.runtime import CompiledGraph, CompileOptions, Session
 
 TARGETS = [t for t in map(Target.named, ("host", "avx512", "avx2", "baseline")) if t.runs_on(Target.host())]

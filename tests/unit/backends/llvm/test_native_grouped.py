@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from strata import ops
-from strata.backends.llvm.executable import CpuBackend
+from strata.backends.llvm.backend import CpuBackend
 from strata.core import Dim, Target, sym
 from strata.mir import Graph
 from strata.runtime import CompiledGraph, CompileOptions, Session

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import strata.ops  # noqa: F401 - registers the ops
-from strata.backends.llvm.lapack import thread_functions
+from strata.backends.llvm.linalg.lapack import thread_functions
 from strata.core import f64, sym
 from strata.errors import RunError
 from strata.mir import METHODS, REGISTRY, Graph

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from strata.backends.llvm import compile_text, load
-from strata.backends.llvm.objects import Linked, is_able, link
+from strata.backends.llvm.jit.elf_loader import Linked, is_able, link
 from strata.core import Target
 
 pytestmark = pytest.mark.skipif(not is_able(), reason="objects of x86-64 Linux")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from strata import ops
-from strata.backends.llvm.open_program import Numbers
+from strata.backends.llvm.runtime.symbolic_program import Numbers
 from strata.core import dim_max, dim_min, floordiv, mod, substitute, sym
 from strata.mir import Graph, evaluate
 from strata.runtime import Session

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import strata.backends.llvm.program as program_module
+import strata.backends.llvm.runtime.program as program_module
 import strata.ops as functions_of_ops
-from strata.backends.llvm import Argument, Pool, Program, Step, kernel_steps, open_program, region_table
-from strata.backends.llvm.builder import Module
-from strata.backends.llvm.compile import compile_kernel
-from strata.backends.llvm.jit import compile_and_load
-from strata.backends.llvm.pool import _SPIN, native_code
-from strata.backends.llvm.program import BoundProgram, held_in_part
+from strata.backends.llvm import Argument, Pool, Program, Step, region_table
+from strata.backends.llvm.codegen.compile import compile_kernel
+from strata.backends.llvm.executor.thread_pool import _SPIN, native_code
+from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.jit.jit import compile_and_load
+from strata.backends.llvm.runtime import kernel_steps
+from strata.backends.llvm.runtime import symbolic_program as open_program
+from strata.backends.llvm.runtime.program import BoundProgram, held_in_part
 from strata.core import Dim, Target, sym
 from strata.errors import CompileError, RunError
 from strata.mir import Graph

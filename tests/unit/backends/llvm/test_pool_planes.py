@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import strata.ops as functions
-from strata.backends.llvm.builder import Module
-from strata.backends.llvm.jit import compile_and_load
-from strata.backends.llvm.pool_planes import PoolPlan, emit_pool, plan_pool
+from strata.backends.llvm.conv.pool2d import PoolPlan, emit_pool, plan_pool
+from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.jit.jit import compile_and_load
 from strata.core import Target, sym
 from strata.kernel import Kernel, interpret
 from strata.mir import Graph

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import strata.ops as functions
-from strata.backends.llvm.pool_volumes import split_volumes
+from strata.backends.llvm.conv.pool3d import split_volumes
 from strata.core import Target, sym
 from strata.kernel import Kernel, interpret
 from strata.mir import Graph, evaluate

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import strata as st
-from strata.backends.llvm import quick as short
-from strata.backends.llvm.python_objects import CAN_CHECK_ARRAYS
-from strata.backends.llvm.quick import NOT_READY, PATIENCE, Quick
-from strata.backends.llvm.quick_call import HITS
+from strata.backends.llvm.executor.fast_call_code import HITS
+from strata.backends.llvm.executor.python_objects import CAN_CHECK_ARRAYS
+from strata.backends.llvm.runtime import fast_call as short
+from strata.backends.llvm.runtime.fast_call import NOT_READY, PATIENCE, Quick
 
 pytestmark = pytest.mark.skipif(not CAN_CHECK_ARRAYS, reason="this Python lays its objects out in another way")
 

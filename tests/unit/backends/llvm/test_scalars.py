@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.backends.llvm.compile import compile_kernel, emit_text, lower
-from strata.backends.llvm.isolate import is_unusual
+from strata.backends.llvm.codegen.compile import compile_kernel, emit_text, lower
+from strata.backends.llvm.jit.isolate import is_unusual
 from strata.core import (
     ALL_DTYPES,
     DType,

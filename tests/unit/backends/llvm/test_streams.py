@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import strata as st
-from strata.backends.llvm.compile import compile_kernel, lower
-from strata.backends.llvm.pool import default_pool
+from strata.backends.llvm.codegen.compile import compile_kernel, lower
+from strata.backends.llvm.executor.thread_pool import default_pool
 from strata.core import DType, Target, TensorType, bf16, c64, f16, f32, f64, i8, i32, sym
 from strata.errors import CompileError
 from strata.kernel import (

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import strata as st
-from strata.backends.llvm.compile import compile_kernel, emit_text, lower
-from strata.backends.llvm.isolate import is_unusual
-from strata.backends.llvm.pool import default_pool
+from strata.backends.llvm.codegen.compile import compile_kernel, emit_text, lower
+from strata.backends.llvm.executor.thread_pool import default_pool
+from strata.backends.llvm.jit.isolate import is_unusual
 from strata.core import Target, bf16, bool_, c64, f16, f32, f64, i8, i32, substitute, sym, u8
 from strata.kernel import KernelBuilder, NonTemporal, Tile, interpret, parse_schedule
 from tests.unit.kernel import samples

@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from strata.backends.llvm.compile import compile_kernel
+from strata.backends.llvm.codegen.compile import compile_kernel
 from strata.core import DType, Target, f32, f64, sym
 from strata.kernel import SCALARS, KernelBuilder, apply
 

@@ -1,0 +1,1 @@
+"""Attention kernels: blocks of queries, decode, paged KV cache, backward."""

@@ -1,0 +1,33 @@
+"""The kernels of forward attention: of few queries over a long KV cache, or of blocks of queries and what they pack."""
+
+from __future__ import annotations
+
+from strata.backends.llvm.attention.blocks import Block
+from strata.backends.llvm.attention.decode import emit_decode
+from strata.backends.llvm.attention.form import Arguments, AttentionSpec, pack_matrix
+from strata.backends.llvm.ir.builder import Module
+
+
+def emit_attention(module: Module, spec: AttentionSpec, name: str = "attend") -> tuple[str, str]:
+    """Adds both kernels, with the same arguments; returns the names of pack, "" where nothing is packed, and attend."""
+    parameters = [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")]
+    if spec.decode:
+        return "", emit_decode(module.function(name, parameters), spec)
+    if spec.packs_values:
+        f = module.function(f"{name}_pack", parameters)
+        packer = Arguments(f, spec)
+        f.loop("%begin", "%end", 1, [], lambda chunk, _: _pack_values(packer, chunk))
+        f.ret()
+    f = module.function(name, parameters)
+    block = Block(f, spec)
+    f.loop("%begin", "%end", 1, [], lambda chunk, _: block.chunk(chunk))
+    f.ret()
+    return f"{name}_pack" if spec.packs_values else "", name
+
+
+def _pack_values(arguments: Arguments, kv: str) -> None:
+    """The values of a key head as panels over the keys."""
+    f, spec, number = arguments.f, arguments.spec, arguments.number
+    batch = f.op(f"udiv i64 {kv}, {spec.kv_heads}")
+    v = arguments.at("v", batch, f.sub(kv, f.mul(batch, spec.kv_heads)))
+    pack_matrix(f, spec.panels, v, arguments.packed_values(kv), spec.value_dim, arguments.keys, number["v_row"], 1)

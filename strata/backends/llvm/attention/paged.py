@@ -1,0 +1,123 @@
+"""Attention of few queries over keys and values in pages: they are read where they lie, runs of pages as one.
+
+Sums are taken in the order of the keys, so that results have the bits of attention over one long array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from strata.backends.llvm.attention.decode import Decode
+from strata.backends.llvm.attention.form import SLOTS, AttentionSpec
+from strata.backends.llvm.ir.builder import Function, Module, Value
+from strata.backends.llvm.ir.native import arguments, copy, kernel, while_loop
+from strata.backends.llvm.ir.registers import memory_type
+
+_AT: Final = SLOTS.index("batch")
+PAGED_SLOTS: Final = (
+    *SLOTS[:_AT], "table", "new_k", "new_v", *SLOTS[_AT:], "table_row", "pages", "new_batch", "new_row",
+)  # fmt: skip
+
+
+class PagedDecode(Decode):
+    """Emits the attention of one query for all heads that share a key head, over pages of `page` tokens."""
+
+    def __init__(self, f: Function, spec: AttentionSpec, page: int) -> None:
+        super().__init__(f, spec, PAGED_SLOTS)
+        self.page = page
+
+    def _shift(self, batch: Value) -> Value:
+        return self.f.smax(super()._shift(batch), 0)
+
+    def _score_block(self, q: str, batch: Value, head: Value, start: Value, count: Value) -> None:
+        self._over_runs("k", batch, head, start, count, lambda keys, n, at: self._score_rows(q, keys, n, at))
+
+    def _mix_block(self, batch: Value, head: Value, start: Value, count: Value) -> None:
+        self._over_runs("v", batch, head, start, count, self._mix_rows)
+
+    def _over_runs(
+        self, operand: str, batch: Value, head: Value, start: Value, count: Value,
+        body: Callable[[str, Value, Value], None],
+    ) -> None:  # fmt: skip
+        """body(first row, number of rows, where they are among `count`) for rows that lie one behind the other."""
+        f, number, page = self.f, self.number, self.page
+        past, row = self._shift(batch), number[f"{operand}_row"]
+        base = self.at(operand, 0, head)
+        table = f.address("i64", self.pointer["table"], f.mul(batch, number["table_row"]))
+        old = f.smin(f.smax(f.sub(past, start), 0), count)
+        last = f.sub(number["pages"], 1)
+
+        def page_at(i: Value) -> str:
+            """The page of row `start` + i; blocks of keys begin with a page."""
+            at = f.op(f"udiv i64 {f.add(start, i)}, {page}")
+            found = f.load("i64", f.address("i64", table, at), 8)
+            return str(f.smin(f.smax(found, 0), last))
+
+        def one(carried: list[str]) -> list[Value]:
+            i = carried[0]
+            first = page_at(i)
+
+            def goes_on(state: list[str]) -> str:
+                """Whether the next page lies right behind those so far."""
+                length = state[0]
+                then = f.add(i, length)
+                behind = f.add(first, f.op(f"udiv i64 {length}, {page}"))
+                here = f.compare("slt", "i64", then, old)
+                near = f.compare("eq", "i64", page_at(f.smin(then, f.sub(old, 1))), behind)
+                return f.binary("and", "i1", here, near)
+
+            (length,) = while_loop(f, [("i64", page)], goes_on, lambda state: [f.add(state[0], page)])
+            rows = f.smin(length, f.sub(old, i))
+            body(f.address(self.given, base, f.mul(f.mul(first, page), row)), rows, i)
+            return [f.add(i, length)]
+
+        while_loop(f, [("i64", 0)], lambda state: f.compare("slt", "i64", state[0], old), one)
+        fresh = f.add(f.mul(batch, number["new_batch"]), f.mul(head, number[f"{operand}_head"]))
+        fresh = f.add(fresh, f.mul(f.sub(f.add(start, old), past), number["new_row"]))
+        body(f.address(self.given, self.pointer[f"new_{operand}"], fresh), f.sub(count, old), old)
+
+
+def emit_paged_decode(module: Module, spec: AttentionSpec, page: int, name: str) -> None:
+    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    decode = PagedDecode(f, spec, page)
+    f.loop("%begin", "%end", 1, [], lambda chunk, _: decode.chunk(chunk))
+    f.ret()
+
+
+def emit_paged_merge(module: Module, spec: AttentionSpec, page: int, name: str) -> None:
+    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    decode = PagedDecode(f, spec, page)
+    f.loop("%begin", "%end", 1, [], lambda item, _: decode.merge(item))
+    f.ret()
+
+
+COLLECT: Final = "pppppiiiii"  # to, pool, new, table, past, pages of a sequence, pages of all, new rows, page, width
+
+
+def emit_collect(module: Module, spec: AttentionSpec, name: str) -> None:
+    """Adds the kernel that lays the rows of a sequence one behind the other: one page a point."""
+    f = kernel(module, name)
+    to, pool, new, table, past, mine, pages, count, page, width = arguments(f, COLLECT)
+    element, size = memory_type(spec.dtype), spec.dtype.itemsize
+
+    def one(point: str, _: list[str]) -> None:
+        batch = f.op(f"udiv i64 {point}, {mine}")
+        first = f.mul(f.sub(point, f.mul(batch, mine)), page)  # row of the sequence
+        place = f.address(element, to, f.mul(f.mul(point, page), width))
+        before = f.smax(f.load("i64", f.address("i64", past, batch), 8), 0)
+        old = f.smin(f.smax(f.sub(before, first), 0), page)
+        number = f.smin(f.smax(f.load("i64", f.address("i64", table, point), 8), 0), f.sub(pages, 1))
+        source = f.address(element, pool, f.mul(f.mul(number, page), width))
+        copy(f, place, source, f.mul(f.mul(old, width), size))
+
+        def fresh(row: str, _: list[str]) -> None:
+            # rows behind the last new one repeat it: no query reads them
+            at = f.smin(f.sub(f.add(first, row), before), f.sub(count, 1))
+            taken = f.address(element, new, f.mul(f.add(f.mul(batch, count), at), width))
+            copy(f, f.address(element, place, f.mul(row, width)), taken, f.mul(width, size))
+
+        f.loop(old, page, 1, [], fresh)
+
+    f.loop("%begin", "%end", 1, [], one)
+    f.ret()

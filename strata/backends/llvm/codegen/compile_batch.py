@@ -1,0 +1,204 @@
+"""Machine code that no store has: kernels emitted, divided into parts and compiled, on all cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from strata.backends.llvm.codegen.compile import Lowered, lower, lower_phases
+from strata.backends.llvm.conv.match import (
+    ConvPlan,
+    emit_convolution_kernel,
+    find_convolution,
+    plan_convolution_kernel,
+)
+from strata.backends.llvm.conv.match_nchw import PlanesPlan, emit_planes_kernel, find_planes, plan_planes_kernel
+from strata.backends.llvm.conv.pool2d import PoolPlan, emit_pool, plan_pool
+from strata.backends.llvm.conv.pool3d import Volumes, split_volumes
+from strata.backends.llvm.gemm.match import (
+    MatrixKernel,
+    along_kernel,
+    emit_matrix,
+    few_rows_together,
+    find_contraction,
+    has_few_rows,
+    may_read_along,
+    plan_matrix,
+    reads_along,
+)
+from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.jit import jit
+from strata.backends.llvm.jit.calling_convention import Loops, Product, Usage, read_usage
+from strata.backends.llvm.jit.code_cache import Head
+from strata.backends.llvm.jit.outlined_functions import INNER, Split, split
+from strata.backends.llvm.loops.emit import emit_kernel
+from strata.config import config
+from strata.core import Target, available_threads, new_lock
+from strata.kernel import Kernel
+from strata.lir import Step
+
+if TYPE_CHECKING:
+    from strata.backends.llvm.codegen.kernels import Source
+
+
+def emitted(
+    kernel: Kernel, target: Target, step: Step | None, is_fresh: bool, in_loop: bool = False
+) -> tuple[Usage, Module]:
+    """A kernel as a convolution, a product of matrices, a pool, or loops."""
+    module = Module(target.triple)
+    convolution = convolution_plan(kernel, target, step) if step is not None else None
+    if convolution is not None:
+        emit_convolution_kernel(module, convolution)
+        return Product.of(convolution), module
+    planes = planes_plan(kernel, target, step) if step is not None else None
+    if planes is not None:
+        emit_planes_kernel(module, planes)
+        return Product.of(planes), module
+    found = find_contraction(kernel) if not kernel.schedule else None
+    matrix = plan_matrix(found, kernel.name, target, is_fresh=is_fresh, in_loop=in_loop) if found is not None else None
+    if found is not None and matrix is not None:
+        emit_matrix(module, matrix)
+        usage = replace(Product.of(matrix), grains=matrix.grains(), joined=matrix.spec.joined)
+        return (_or_along(usage, found, target, module) if is_fresh and may_read_along(found) else usage), module
+    if found is not None and is_fresh and reads_along(found):
+        kernel = few_rows_together(found, target)
+    pool = plan_pool(kernel, target) if not kernel.schedule else None
+    if pool is not None:
+        emit_pool(module, pool)
+        return pool.usage, module
+    volumes = split_volumes(kernel) if not kernel.schedule else None
+    first = plan_pool(volumes.planes, target) if volumes is not None else None
+    if volumes is not None and first is not None:
+        emit_pool(module, first)
+        return _behind(first, volumes, target, module), module
+    phases, scratch = lower_phases(kernel, target)
+    for lowered in phases:
+        emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
+    *before, last = map(_loops_of, phases)
+    return replace(last, before=tuple(before), scratch=tuple((b.name, b.type.nbytes) for b in scratch)), module
+
+
+def _or_along(usage: Product, matrix: MatrixKernel, target: Target, module: Module) -> Product:
+    """A product beside the loops that take its place where its rows turn out to be few: a sum has one order, whether
+    the number of rows was known or not."""
+    few = has_few_rows(matrix)
+    if few == 0:
+        return usage
+    lowered = lower(along_kernel(matrix).renamed("kernel_few"), target)
+    emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
+    loops = _loops_of(lowered)
+    many = 1 - few
+    return replace(
+        usage,
+        points=usage.points * many,
+        pack_points=usage.pack_points * many,
+        few=replace(loops, points=loops.points * few),
+    )
+
+
+def _behind(planes: PoolPlan, volumes: Volumes, target: Target, module: Module) -> Loops:
+    """What a pool over volumes does with its pooled planes."""
+    lowered = lower(volumes.rest, target)
+    emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
+    between = volumes.between
+    return replace(_loops_of(lowered), before=(planes.usage,), scratch=((between.name, between.type.nbytes),))
+
+
+def _loops_of(lowered: Lowered) -> Loops:
+    kernel = lowered.kernel
+    buffers = tuple(b.name for b in kernel.buffers)
+    return Loops(buffers, tuple(kernel.symbols().values()), lowered.points, lowered.grain)
+
+
+def convolution_plan(kernel: Kernel, target: Target, step: Step) -> ConvPlan | None:
+    """The kernel as a convolution, unless it is a plain product of matrices."""
+    found = find_convolution(kernel, step)
+    matrix = find_contraction(kernel) if found is not None else None
+    if found is None or (matrix is not None and not matrix.batch):
+        return None
+    return plan_convolution_kernel(found, kernel.name, target)
+
+
+def planes_plan(kernel: Kernel, target: Target, step: Step) -> PlanesPlan | None:
+    """The kernel as a convolution with channels first."""
+    found = find_planes(kernel, step)
+    return None if found is None else plan_planes_kernel(found, kernel.name, target)
+
+
+class Batch:
+    """Code that is made at the same time. Sources that come to the same text are compiled once, and so are parts."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.parts: dict[str, bytes] = {}  # entries by key
+        self._made_once: dict[str, Future[bytes]] = {}
+        self._lock = new_lock()
+
+    def run(self, wanted: Sequence[tuple[str, Source]]) -> list[bytes]:
+        threads = available_threads(config().num_threads)
+        if threads == 1 or len(wanted) < 2:
+            return [self._made(key, source) for key, source in wanted]
+        # one thread more than cores: while one waits for its turn of Python, another is inside LLVM
+        with ThreadPoolExecutor(min(threads + 1, len(wanted)), "strata-compile") as pool:
+            jobs = [pool.submit(copy_context().run, self._made, key, source) for key, source in wanted]
+            try:
+                return [job.result() for job in jobs]
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _made(self, key: str, source: Source) -> bytes:
+        """An entry, made or waited for, and then its parts: no lock is taken while another is held."""
+        known: list[Split] = []
+
+        def make() -> bytes:
+            head, divided = self._divided(source)
+            known.append(divided)
+            return head.to_line() + self._object(divided.text)
+
+        payload = jit.made(key, make, self._about("kernel", source.about))
+        for name, part in Head.of(payload).parts.items():
+            self.parts[part] = self._once(part, partial(self._part, name, part, source, known))
+        return payload
+
+    def _divided(self, source: Source) -> tuple[Head, Split]:
+        usage, module = source.make()
+        functions = source.functions or read_usage(usage).functions
+        divided = split(module, functions[1:])
+        own = tuple(name for name in functions if name not in divided.parts)
+        exports = tuple(name for name in functions if name in divided.parts)
+        return Head(usage, own, divided.keys(self._target), exports), divided
+
+    def _part(self, name: str, key: str, source: Source, known: list[Split]) -> bytes:
+        found = jit.stored(key)
+        if found is not None:
+            return found
+        if not known:  # another process made the entry, and not yet its parts
+            known.append(self._divided(source)[1])
+        part, keys = known[0].parts[name], known[0].keys(self._target)
+        head = Head("", (name,), {called: keys[called] for called in part.calls}, ()).to_line()
+        return jit.made(key, lambda: head + self._object(part.text, INNER), self._about("part", name))
+
+    def _object(self, text: str, level: int = 2) -> bytes:
+        return self._once(text, lambda: jit.compile_text(text, self._target, level=level))
+
+    def _about(self, kind: str, text: str) -> dict[str, str]:
+        return {"kind": kind, "text": text[:4000], "target": self._target.key, "made by": jit.VERSION}
+
+    def _once(self, key: str, make: Callable[[], bytes]) -> bytes:
+        """What the first one made that came with this key."""
+        with self._lock:
+            future = self._made_once.get(key)
+            is_first = future is None
+            if future is None:
+                future = self._made_once[key] = Future()
+        if is_first:
+            try:
+                future.set_result(make())
+            except BaseException as error:  # noqa: BLE001 - for all that wait for it
+                future.set_exception(error)
+        return future.result()

@@ -1,0 +1,257 @@
+"""Machine code of kernels: from the process, from the disk store, or made.
+
+What makes code is a large part of this package: it is imported when there is something to make.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from strata.backends.base import MissingCodeError
+from strata.backends.llvm.executor.thread_pool import native_code
+from strata.backends.llvm.ir.overrides import NativeOp, native_op
+from strata.backends.llvm.jit import jit
+from strata.backends.llvm.jit.calling_convention import Loops, Product, Usage, read_usage
+from strata.backends.llvm.jit.code_cache import Loader
+from strata.backends.llvm.jit.compile_workers import current, many
+from strata.cache import digest, version_of
+from strata.config import config
+from strata.core import Target, available_threads, new_lock
+from strata.kernel import Kernel, show_kernel
+from strata.lir import Buffer, Lir, Step
+
+if TYPE_CHECKING:
+    from strata.backends.llvm.ir.builder import Module
+
+CODE_LIMIT = 2048  # pieces of code kept loaded in the process, least recently used dropped first
+KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay from run to run
+COPY_BYTES = 256 << 10  # of one chunk
+
+
+@dataclass(frozen=True, eq=False)
+class NativeKernel:
+    """Machine code of one kernel, with what a program needs to call it."""
+
+    code: jit.Code
+    usage: Usage
+
+    @property
+    def loops(self) -> Loops | None:
+        return self.usage if isinstance(self.usage, Loops) else None
+
+    @property
+    def product(self) -> Product | None:
+        return self.usage if isinstance(self.usage, Product) else None
+
+    def address(self, name: str) -> int:
+        return self.code.address(name)
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a piece of machine code is made of. `make` gives how it is called (of a kernel) and its module."""
+
+    identity: Any  # equal ones have equal code in this process
+    key: Callable[[], str]  # in the store
+    make: Callable[[], tuple[str, Module]]
+    functions: tuple[str, ...]  # none: its usage says which
+    about: str
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Loaded machine code and how it is called, of a kernel."""
+
+    code: jit.Code
+    usage: Usage | None
+
+
+def kernel_source(
+    kernel: Kernel, target: Target, step: Step | None = None, *, is_fresh: bool = False, in_loop: bool = False
+) -> Source:
+    """The source of the kernel of a step; fresh where none of the matrices that it reads stays from run to run."""
+    anonymous = kernel.renamed("kernel")
+    kind = "" if step is None or not step.has_slides else f"slides {config().winograd}"
+    if is_fresh and kernel.has_reductions:
+        kind += " fresh"
+    if in_loop and kernel.has_reductions:
+        kind += " loop"
+    text = show_kernel(anonymous)
+
+    def make() -> tuple[str, Module]:
+        from strata.backends.llvm.codegen.compile_batch import emitted
+
+        usage, module = emitted(anonymous, target, step, is_fresh, in_loop)
+        return usage.to_text(), module
+
+    return Source((text, target.key, kind), lambda: code_key(f"kernel {kind}", text, target), make, (), text)
+
+
+def op_source(op: NativeOp, target: Target) -> Source:
+    """The source of a hand-written op; equal keys share code."""
+
+    def make() -> tuple[str, Module]:
+        from strata.backends.llvm.ir.builder import Module
+
+        module = Module(target.triple)
+        op.emit(module)
+        return "", module
+
+    return Source(
+        (op.key, target.key),
+        lambda: code_key(" ".join(op.functions), op.key, target),
+        make,
+        tuple(op.functions),
+        op.key,
+    )
+
+
+def plan_sources(lir: Lir, target: Target, *, in_loop: bool = False) -> tuple[dict[str, Source], dict[int, NativeOp]]:
+    """All that a plan has to be made of: kernels by name, and hand-written ops by the number of their step."""
+    steps = {s.name: s for s in reversed(lir.schedule)}
+    ops = {
+        at: made
+        for at, step in enumerate(lir.schedule)
+        if step.kernel is None and (made := native_op(step.nodes[0], target, step.views)) is not None
+    }
+    kept = {s.name for s in lir.schedule if any(_is_kept_matrix(lir.buffer(x)) for x in s.inputs)}
+    kernels = {
+        name: kernel_source(k, target, steps[name], is_fresh=name not in kept, in_loop=in_loop)
+        for name, k in lir.kernels.items()
+    }
+    return kernels, ops
+
+
+def _is_kept_matrix(buffer: Buffer) -> bool:
+    return buffer.role in KEPT and sum(d != 1 for d in buffer.type.shape) > 1
+
+
+# ------------------------------------------------------------------------------------------------- from many at a time
+
+_loaded: OrderedDict[Any, Future[Piece]] = OrderedDict()  # by identity
+_loaded_lock = new_lock()
+
+
+def as_kernel(piece: Piece) -> NativeKernel:
+    assert piece.usage is not None
+    return NativeKernel(piece.code, piece.usage)
+
+
+def native_pieces(sources: Sequence[Source], target: Target) -> list[Piece]:
+    """Machine code for all sources: what is missing is made by as many threads as there are cores."""
+    futures: list[Future[Piece]] = []
+    mine: list[tuple[Source, Future[Piece]]] = []
+    with _loaded_lock:
+        for source in sources:
+            future = _loaded.get(source.identity)
+            if future is None:
+                future = _loaded[source.identity] = Future()
+                mine.append((source, future))
+            _loaded.move_to_end(source.identity)
+            futures.append(future)
+        while len(_loaded) > max(CODE_LIMIT, len(sources)):
+            _loaded.popitem(last=False)
+    try:
+        _complete(mine, target)
+    finally:
+        _give_up(mine)
+    pieces = [_result(source, future, target) for source, future in zip(sources, futures, strict=True)]
+    for piece in pieces:
+        jit.note(piece.code)
+    return pieces
+
+
+def _result(source: Source, future: Future[Piece], target: Target) -> Piece:
+    try:
+        return future.result()
+    except CancelledError:  # another thread failed at something that it wanted too
+        return native_pieces([source], target)[0]
+
+
+def _complete(wanted: Sequence[tuple[Source, Future[Piece]]], target: Target) -> None:
+    """Give futures their code; what cannot be made raises."""
+    keys = [source.key() for source, _ in wanted]
+    loader = Loader()
+    payloads = [loader.stored(key) for key in keys]
+    missing = [i for i, payload in enumerate(payloads) if payload is None]
+    if missing and jit.is_bundled():
+        raise MissingCodeError(wanted[missing[0]][0].about)
+    if missing:
+        from strata.backends.llvm.codegen.compile_batch import Batch
+
+        batch = Batch(target)
+        with many(len(missing), available_threads(config().num_threads)):
+            for i, made in zip(missing, batch.run([(keys[i], wanted[i][0]) for i in missing]), strict=True):
+                payloads[i] = made
+            if current() is not None:
+                native_code()  # what runs them, by the same means, and what moves results that programs hand on
+                copy_code(target)
+        loader.made = batch.parts
+    for (source, future), key, payload in zip(wanted, keys, payloads, strict=True):
+        assert payload is not None
+        head, code = loader.code(key, payload)
+        future.set_result(Piece(code, None if source.functions else read_usage(head.usage)))
+
+
+def _give_up(wanted: Sequence[tuple[Source, Future[Piece]]]) -> None:
+    """Let whoever waits for code that could not be made try for himself."""
+    for source, future in wanted:
+        if not future.done():
+            with _loaded_lock:
+                _loaded.pop(source.identity, None)
+            future.cancel()
+
+
+def _forget_unfinished() -> None:
+    """In the child of a fork no other thread is left that could finish."""
+    for identity in [i for i, future in _loaded.items() if not future.done()]:
+        del _loaded[identity]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_unfinished)
+
+
+def code_key(kind: str, text: str, target: Target) -> str:
+    """The key of machine code in the store."""
+    return digest(text, kind, target.key, jit.VERSION, generator_version(), config().key_fields())
+
+
+def copy_code(target: Target) -> jit.Code:
+    """void copy(source, destination, bytes), a block of COPY_BYTES a point; returns at once where both are the same."""
+    text = f"""
+define void @copy(ptr %arguments, i64 %begin, i64 %end) nounwind {{
+entry:
+  %source = load ptr, ptr %arguments, align 8
+  %p1 = getelementptr i64, ptr %arguments, i64 1
+  %destination = load ptr, ptr %p1, align 8
+  %p2 = getelementptr i64, ptr %arguments, i64 2
+  %bytes = load i64, ptr %p2, align 8
+  %same = icmp eq ptr %source, %destination
+  br i1 %same, label %done, label %move
+move:
+  %first = mul i64 %begin, {COPY_BYTES}
+  %stop = mul i64 %end, {COPY_BYTES}
+  %last = call i64 @llvm.umin.i64(i64 %stop, i64 %bytes)
+  %count = sub i64 %last, %first
+  %from = getelementptr i8, ptr %source, i64 %first
+  %to = getelementptr i8, ptr %destination, i64 %first
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %count, i1 false)
+  br label %done
+done:
+  ret void
+}}
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+declare i64 @llvm.umin.i64(i64, i64)
+"""
+    return jit.stored_text(text, ["copy"], target)
+
+
+def generator_version() -> str:
+    """A digest of the code that generates code: an entry of the store is never used by another version of it."""
+    return version_of("kernel", "backends", "core")

@@ -1,0 +1,1 @@
+"""Control flow: scan, cond and while as native loops over the programs of their bodies."""

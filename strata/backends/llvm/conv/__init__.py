@@ -1,0 +1,1 @@
+"""Convolutions and pools: matching, the templates of each layout, Winograd, gradients."""

@@ -1,0 +1,508 @@
+"""Kernels that are contractions: found in kernel IR, and emitted by the matrix-product template with an epilogue.
+
+A kernel is a contraction when its one store holds one reduction, `sum over k of A[...] * B[...]`, at affine addresses,
+where each axis of the store moves A alone (a row axis), B alone (a column axis) or both (a batch axis). It may hold two
+that differ only in where B starts: halves of a wide product, as gated layers multiply them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+from strata.backends.llvm.gemm.arith import convert, is_multiplied
+from strata.backends.llvm.gemm.driver import emit_contraction
+from strata.backends.llvm.gemm.epilogue import Site
+from strata.backends.llvm.gemm.pack_b import PACK_SLOTS, emit_pack_b
+from strata.backends.llvm.gemm.spec import (
+    BYTES,
+    CHUNK_SECONDS,
+    LOOP_CHUNK_SECONDS,
+    PACK_SECONDS,
+    Contraction,
+    ceil_div,
+    even_grain,
+    in_rows,
+    plan_contraction,
+    with_ending,
+    with_half_tail,
+)
+from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.ir.registers import from_memory, to_memory
+from strata.backends.llvm.loops.emit import Emitter
+from strata.backends.llvm.loops.values import Context
+from strata.core import Dim, DType, Target, bounds, dim_max, dim_min, dim_prod, i8, i64, u8
+from strata.kernel import (
+    Axis,
+    Const,
+    Expr,
+    Kernel,
+    Load,
+    Reduce,
+    Scalar,
+    Scan,
+    linear,
+    normalize,
+    postorder,
+    rebuild,
+    substitute_axes,
+)
+
+# an argument: ("buffer", (name, bytes)), ("packed", ""), ("symbol", name) or ("number", size)
+Slot = tuple[str, Any]
+ROWS_ALONG = 12  # rows for which a matrix that lies transposed is not worth its packing
+COLUMNS_ALONG = 8  # at most, of such a matrix, are read beside each other
+UNBOUNDED_ROWS = 4096  # rows to plan for when their number has no upper bound
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A buffer read at base + the sum of stride * axis."""
+
+    buffer: str
+    dtype: DType
+    base: Dim
+    strides: dict[Axis, Dim]
+
+    @property
+    def place(self) -> tuple[str, Dim]:
+        """The buffer, and where in it the operand starts, in bytes."""
+        return self.buffer, self.base * self.dtype.itemsize
+
+    def stride(self, axis: Axis | None) -> Dim:
+        return 0 if axis is None else self.strides.get(axis, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixKernel:
+    """A kernel as a matrix product: its axes by role, its operands, and the reduction that its epilogue starts from."""
+
+    kernel: Kernel  # in normal form
+    sums: Reduce
+    a: Operand
+    b: Operand
+    out: Operand
+    rows: Axis | None
+    columns: Axis | None
+    inner: Axis
+    batch: tuple[Axis, ...]
+    second: Reduce | None = None  # the other product of a pair
+    apart: Dim = 0  # how far behind B's start its B starts, in elements
+
+    def extent(self, axis: Axis | None) -> Dim:
+        return 1 if axis is None else axis.extent
+
+
+@lru_cache(maxsize=64)
+def find_contraction(kernel: Kernel) -> MatrixKernel | None:
+    """The kernel as a matrix product, or None."""
+    normal = normalize(kernel)
+    if len(normal.stores) != 1:
+        return None
+    (store,) = normal.stores
+    out = _affine(store.buffer.name, store.buffer.dtype, store.index[0])
+    reduces = [n for n in postorder([store.value]) if isinstance(n, (Reduce, Scan))]
+    if out is None or len(reduces) not in (1, 2):
+        return None
+    found = []
+    for sums in reduces:
+        sides = _sides(sums)
+        if sides is None or not isinstance(sums, Reduce):
+            return None
+        found.append(_arrange(normal, sums, *sides, out, tuple(store.axes)))
+    return found[0] if len(found) == 1 else _paired(*found)
+
+
+def _sides(sums: Reduce | Scan) -> tuple[Operand, Operand] | None:
+    """The factors of a sum of products."""
+    product = sums.body
+    if not isinstance(sums, Reduce) or sums.kind != "sum" or len(sums.axes) != 1:
+        return None
+    if not (isinstance(product, Scalar) and product.name == "mul" and product.dtype.accumulator is product.dtype):
+        return None
+    left, right = (_operand(_through_cast(e)) for e in product.args)
+    if left is None or right is None:
+        return None
+    plain = product.dtype.is_complex or (is_multiplied(left.dtype) and is_multiplied(right.dtype))
+    return (left, right) if plain else None
+
+
+def _paired(first: MatrixKernel | None, second: MatrixKernel | None) -> MatrixKernel | None:
+    """Two products of one A with parts of one B, which all batches share."""
+    if first is None or second is None or first.inner is not second.inner or first.batch != second.batch:
+        return None
+    if (first.rows, first.columns) != (second.rows, second.columns) or first.a != second.a:
+        return None
+    one, other = first.b, second.b
+    if replace(one, base=0) != replace(other, base=0) or any(a in one.strides for a in first.batch):
+        return None
+    return replace(first, second=second.sums, apart=other.base - one.base)
+
+
+def _through_cast(e: Expr) -> Expr:
+    """What is cast while it is packed; a float that becomes an integer saturates, which is not done there."""
+    if not isinstance(e, Scalar) or e.name != "cast" or (e.args[0].dtype.is_float and e.dtype.is_int):
+        return e
+    return e.args[0]
+
+
+def _operand(e: Expr) -> Operand | None:
+    if not isinstance(e, Load) or e.where is not None:
+        return None
+    return _affine(e.buffer.name, e.dtype, e.index[0])
+
+
+def _affine(name: str, dtype: DType, address: Expr) -> Operand | None:
+    form = linear(address)
+    if not all(isinstance(atom, Axis) for atom in form.terms):
+        return None
+    return Operand(name, dtype, form.constant, {a: c for a, c in form.terms.items() if isinstance(a, Axis)})
+
+
+def _arrange(
+    kernel: Kernel, sums: Reduce, left: Operand, right: Operand, out: Operand, axes: tuple[Axis, ...]
+) -> MatrixKernel | None:
+    """Axes by role. The side whose own axis is the output's innermost is B."""
+    (inner,) = sums.axes
+    if inner not in left.strides or inner not in right.strides:
+        return None
+    if left.dtype is not right.dtype and not {left.dtype, right.dtype} <= {i8, u8}:
+        return None
+    own = {id(side): [a for a in axes if a in side.strides and a not in other.strides]
+           for side, other in ((left, right), (right, left))}  # fmt: skip
+    last = axes[-1] if axes else None
+    if last is not None and last in own[id(left)] and last not in own[id(right)]:
+        left, right = right, left
+    row, column = (own[id(side)][-1] if own[id(side)] else None for side in (left, right))
+    if row is None and column is not None and _overlaps(right, column, inner):
+        return None
+    # rows and columns that the output keeps apart from the others: heads, for one
+    batch = tuple(a for a in axes if a is not row and a is not column)
+    return MatrixKernel(kernel, sums, left, right, out, row, column, inner, batch)
+
+
+def _overlaps(side: Operand, column: Axis, inner: Axis) -> bool:
+    """Whether columns share most of their elements, as the windows of a filter do: packed, each would be a copy.
+
+    The columns of a matrix whose rows are contiguous start near each other too, and share nothing.
+    """
+    step, stride, length = side.strides[column], side.strides[inner], inner.extent
+    if not (isinstance(step, int) and isinstance(stride, int) and isinstance(length, int)):
+        return False
+    return step % stride == 0 and 2 * abs(step) <= abs(stride) * length
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixPlan:
+    """The template chosen for a contraction, and the arguments that its two kernels take."""
+
+    matrix: MatrixKernel
+    spec: Contraction
+    name: str
+
+    @property
+    def pack_name(self) -> str:
+        return f"{self.name}_pack"
+
+    @property
+    def layout(self) -> str:
+        """Weights packed alike share one packed copy."""
+        return f"{self.spec.panels(self.matrix.b.dtype).name} {self.pack_arguments()}"
+
+    def packed_elements(self) -> Dim:
+        """Elements of B once packed, all batches that differ included; 0 where it is read in place."""
+        return 0 if self.spec.b_rows else self.panel_size() * self.pack_count()
+
+    def panel_size(self) -> Dim:
+        panels = self.spec.panels(self.matrix.b.dtype)
+        return panels.elements(self.matrix.extent(self.matrix.columns), self.matrix.inner.extent)
+
+    def _b_batch(self) -> list[Axis]:
+        return [a for a in self.matrix.batch if a in self.matrix.b.strides]
+
+    def pack_count(self) -> Dim:
+        """Matrices of B to pack."""
+        return dim_prod([a.extent for a in self._b_batch()]) * self.spec.matrices
+
+    def pack_points(self) -> Dim:
+        panels = self.spec.panels(self.matrix.b.dtype)
+        return self.pack_count() * ceil_div(self.matrix.extent(self.matrix.columns) * panels.parts, panels.columns)
+
+    def packs_in_one_go(self) -> bool:
+        """Whether the batches of B lie at one distance from each other, as the packer wants them."""
+        axes = self._b_batch()
+        for outer, inner in pairwise(axes):
+            if self.matrix.b.strides[outer] != self.matrix.b.strides[inner] * inner.extent:
+                return False
+        return True
+
+    def pack_arguments(self) -> list[Slot]:
+        """(kind, value) of each slot of the packer: a buffer's name, the packed region, or a number."""
+        m, axes = self.matrix, self._b_batch()
+        numbers: dict[str, Dim] = {
+            "n": m.extent(m.columns), "k": m.inner.extent, "k_stride": m.b.stride(m.inner),
+            "n_stride": m.b.stride(m.columns),
+            "source_batch": m.b.strides[axes[-1]] if axes else m.apart, "packed_batch": self.panel_size(),
+        }  # fmt: skip
+        slots: list[Slot] = []
+        for slot in PACK_SLOTS:
+            if slot == "source":
+                slots.append(("buffer", m.b.place))
+            elif slot == "packed":
+                slots.append(("packed", ""))
+            else:
+                slots.append(("number", numbers[slot]))
+        return slots
+
+    def arguments(self) -> list[Slot]:
+        """(kind, value) of each slot of the product."""
+        m, spec = self.matrix, self.spec
+        numbers: dict[str, Dim] = {
+            "m": m.extent(m.rows), "n": m.extent(m.columns), "k": m.inner.extent, "a_row": m.a.stride(m.rows),
+            "a_k": m.a.stride(m.inner), "out_row": m.out.stride(m.rows), "out_column": m.out.stride(m.columns),
+            "b_k": m.b.stride(m.inner),
+        }  # fmt: skip
+        if spec.is_open:
+            numbers["chunk_panels"] = spec.panels_of_chunk(*self._extents())
+        packed_stride = self.panel_size()
+        for i in reversed(range(len(m.batch))):
+            axis = m.batch[i]
+            numbers |= {
+                f"batch{i}_extent": axis.extent,
+                f"batch{i}_a": m.a.stride(axis),
+                f"batch{i}_out": m.out.stride(axis),
+            }
+            moves = axis in m.b.strides
+            numbers[f"batch{i}_b"] = m.b.stride(axis) if spec.b_rows else packed_stride if moves else 0
+            if moves:
+                packed_stride = packed_stride * axis.extent
+        b: Slot = ("buffer", m.b.place) if spec.b_rows else ("packed", "")
+        return template_slots(spec, m.kernel, numbers, m.a.place, b, m.out.place)
+
+    def points(self) -> Dim:
+        """Chunks of the product, as Contraction.chunk_count says."""
+        m, n, k, batch = self._extents()
+        return self.spec.chunk_count(m, n, batch, k)
+
+    def grains(self) -> tuple[int, int]:
+        """Panels to pack, and chunks to multiply, that are handed out together: short ones are not worth it alone."""
+        sizes = (*self._extents(), self.points(), self.pack_points(), self.pack_count())
+        numbers = [size for size in sizes if isinstance(size, int) and size > 0]
+        if len(numbers) < len(sizes):
+            return 1, 1
+        m, n, k, batch, points, panels, matrices = numbers
+        spec = self.spec
+        seconds = max(2.0 * m * n * k * batch / spec.flops, matrices * n * k * spec.b.itemsize / BYTES)
+        most = spec.chunk_seconds / 3
+        return even_grain(panels, PACK_SECONDS * k * spec.panel_columns, most), even_grain(
+            points, seconds / points, most
+        )
+
+    def _extents(self) -> tuple[Dim, Dim, Dim, Dim]:
+        """Rows, columns, the inner extent and the batches."""
+        m = self.matrix
+        return m.extent(m.rows), m.extent(m.columns), m.inner.extent, dim_prod([a.extent for a in m.batch])
+
+
+def plan_matrix(
+    matrix: MatrixKernel, name: str, target: Target, *, is_fresh: bool = False, in_loop: bool = False
+) -> MatrixPlan | None:
+    """Choose the template's parameters for the sizes of a kernel, or for their upper bounds.
+
+    Where B is fresh in every run, packing it once for all runs is not an option, and it may be read in place. In a
+    loop, smaller pieces are worth handing out.
+    """
+    if matrix.a.dtype.is_complex or matrix.columns is None:
+        return None
+    if is_fresh and reads_along(matrix):
+        return None
+    m, n, k = (planned(matrix.extent(a)) for a in (matrix.rows, matrix.columns, matrix.inner))
+    batch = 1
+    for axis in matrix.batch:
+        batch *= planned(axis.extent)
+    loads = [b.name for b in matrix.kernel.inputs]
+    value = matrix.kernel.stores[0].value
+    plain = value is matrix.sums
+    out = matrix.kernel.outputs[0]
+    others = [b for b in matrix.kernel.inputs if b.name not in (matrix.a.buffer, matrix.b.buffer)]
+    in_place = any(
+        b.type.size == out.type.size for b in others
+    )  # the plan may let such an operand and the output share memory
+    m_exact = isinstance(matrix.extent(matrix.rows), int)
+    try:
+        spec = plan_contraction(
+            m, n, k, target, a=matrix.a.dtype, b=matrix.b.dtype, out=matrix.out.dtype, accumulator=matrix.sums.dtype,
+            batch=batch, batch_rank=len(matrix.batch), fewest_rows=bounds(matrix.extent(matrix.rows))[0] or 1,
+            a_unit_k=matrix.a.stride(matrix.inner) == 1, unit_columns=matrix.out.stride(matrix.columns) == 1,
+            in_place=in_place, is_pair=matrix.second is not None, is_open=not m_exact, m_exact=m_exact,
+            n_exact=isinstance(matrix.extent(matrix.columns), int),
+            chunk_seconds=LOOP_CHUNK_SECONDS if in_loop else CHUNK_SECONDS,
+            epilogue="" if plain else repr(value),
+            epilogue_pointers=() if plain else tuple(f"p_{b}" for b in loads),
+            epilogue_numbers=tuple(f"size_{i}" for i in range(len(matrix.kernel.symbols()))),
+        )  # fmt: skip
+    except (AssertionError, StopIteration):
+        return None
+    if not plain:
+        spec = with_ending(replace(spec, beside_output=_beside_output(matrix)), k)
+    if isinstance(matrix.extent(matrix.columns), int):
+        spec = with_half_tail(spec, n)
+    is_row = matrix.b.stride(matrix.columns) == 1 and isinstance(matrix.extent(matrix.columns), int)
+    placed = in_rows(spec, m, n, k, batch) if is_fresh and is_row else None
+    if placed is not None:
+        return MatrixPlan(matrix, placed, name)
+    if is_fresh:  # each thread multiplies by what it has packed itself
+        spec = replace(spec, columns_first=True)
+    plan = MatrixPlan(matrix, spec, name)
+    return plan if plan.packs_in_one_go() else None
+
+
+def reads_along(matrix: MatrixKernel) -> bool:
+    """A few vectors, and a matrix that is summed along its rows: loops read them where they lie."""
+    most = bounds(matrix.extent(matrix.rows))[1]
+    return may_read_along(matrix) and most is not None and most <= ROWS_ALONG
+
+
+def may_read_along(matrix: MatrixKernel) -> bool:
+    """The same, where the vectors are few."""
+    along = matrix.columns is not None and matrix.b.stride(matrix.inner) == 1 != matrix.b.stride(matrix.columns)
+    return along and matrix.b.dtype.is_float
+
+
+def has_few_rows(matrix: MatrixKernel) -> Dim:
+    """1 where they are few, else 0."""
+    return dim_max(0, dim_min(1, ROWS_ALONG + 1 - matrix.extent(matrix.rows)))
+
+
+def along_kernel(matrix: MatrixKernel) -> Kernel:
+    """The kernel as loops that read both factors along their rows."""
+    (store,) = matrix.kernel.stores
+    sums = {r: Reduce(r.kind, r.axes, r.body, "dot") for r in (matrix.sums, matrix.second) if r is not None}
+    done: dict[Expr, Expr] = {}
+    for node in postorder((store.value,)):
+        made = tuple(done[x] for x in node.inputs)
+        done[node] = sums[node] if isinstance(node, Reduce) and node in sums else rebuild(node, made)
+    return replace(matrix.kernel, stores=(replace(store, value=done[store.value]),))
+
+
+def few_rows_together(matrix: MatrixKernel, target: Target) -> Kernel:
+    """The kernel with its few rows, and as many columns as there are registers for sums, in one loop: what it reads of
+    both factors is used several times."""
+    kernel = along_kernel(matrix)
+    (store,) = kernel.stores
+    assert matrix.columns is not None
+    columns = matrix.columns.extent
+    if matrix.rows is None or not isinstance(matrix.rows.extent, int):
+        return kernel
+    rows = matrix.rows.extent
+    most = max(1, (3 * target.vector_registers // 4) // rows)
+    beside = 1
+    if isinstance(columns, int):
+        beside = next(n for n in range(min(most, COLUMNS_ALONG), 0, -1) if columns % n == 0)
+    group = Axis(f"{matrix.columns.name}g", columns // beside)
+    axes = (*(a for a in store.axes if a not in (matrix.rows, matrix.columns)), group)
+    stores = []
+    for row in range(rows):
+        for column in range(beside):
+            places: dict[Axis, Expr] = {matrix.rows: Const(row, i64), matrix.columns: group * beside + column}
+            done = substitute_axes((*store.index, store.value), places)
+            index = tuple(done[i] for i in store.index)
+            stores.append(replace(store, axes=axes, index=index, value=done[store.value]))
+    return replace(kernel, stores=tuple(stores))
+
+
+def _beside_output(matrix: MatrixKernel) -> tuple[str, ...]:
+    """Pointers of operands that the epilogue reads at the offsets at which it writes."""
+    loads = [n for n in postorder([matrix.kernel.stores[0].value]) if isinstance(n, Load)]
+    operands = [(n, _operand(n)) for n in loads if n.dtype.itemsize == matrix.out.dtype.itemsize]
+    found = [o.buffer for n, o in operands if o is not None and o.strides == matrix.out.strides]
+    return tuple(f"p_{name}" for name in dict.fromkeys(found) if name not in (matrix.a.buffer, matrix.b.buffer))
+
+
+def template_slots(
+    spec: Contraction, kernel: Kernel, numbers: Mapping[str, Dim], a: tuple[str, Dim], b: Slot, out: tuple[str, Dim]
+) -> list[Slot]:
+    """(kind, value) of each slot of a template: its matrices, what its epilogue reads, and numbers by their names."""
+    symbols = dict(zip(spec.epilogue_numbers, kernel.symbols(), strict=True))
+    slots: list[Slot] = []
+    for slot in spec.slots:
+        if slot in ("a", "out"):
+            slots.append(("buffer", a if slot == "a" else out))
+        elif slot == "b":
+            slots.append(b)
+        elif slot in spec.epilogue_pointers:
+            slots.append(("buffer", (slot.removeprefix("p_"), 0)))
+        elif slot in symbols:
+            slots.append(("symbol", symbols[slot]))
+        else:
+            slots.append(("number", numbers[slot]))
+    return slots
+
+
+def planned(extent: Dim) -> int:
+    """A size to plan for: the extent itself, or its upper bound."""
+    if isinstance(extent, int):
+        return extent
+    low, high = bounds(extent)
+    return max(low, min(high, UNBOUNDED_ROWS) if high is not None else UNBOUNDED_ROWS)
+
+
+def emit_matrix(module: Module, plan: MatrixPlan) -> tuple[str, str]:
+    """Adds the packer and the product to a module; returns their names."""
+    spec = plan.spec
+    value = plan.matrix.kernel.stores[0].value
+    epilogue = (
+        None if value is plan.matrix.sums else lambda site, sums: _Epilogue(site, plan).finish(sums, plan.matrix.second)
+    )
+    emit_contraction(module, spec, epilogue, plan.name)
+    if not spec.b_rows:
+        emit_pack_b(module, spec.panels(plan.matrix.b.dtype), plan.pack_name)
+    return plan.name, plan.pack_name
+
+
+class FinishedSums(Emitter):
+    """The expression around a reduction, evaluated on a row of finished sums."""
+
+    def begin(self, site: Site, kernel: Kernel, sums: Expr, symbols: Sequence[str]) -> None:
+        """Start at a site; `sums` is the node of the kernel that the finished sums are the value of."""
+        self.site, self.sums = site, sums
+        self.start(site.f, kernel, site.spec.target)
+        self.pointers = {name.removeprefix("p_"): site.pointer(name) for name in site.spec.epilogue_pointers}
+        self.sizes = {s: site.number(slot) for s, slot in zip(symbols, site.spec.epilogue_numbers, strict=True)}
+
+    def finish(self, sums: str, second: Expr | None = None) -> str:
+        """The values to store, in the output's type; `second` is the node of a pair's other sums."""
+        f, lanes, target = self.f, self.site.lanes, self.target
+        accumulator, out = self.site.spec.accumulator, self.site.spec.out
+        value = self.kernel.stores[0].value
+        self.values[self.sums] = (from_memory(f, accumulator, sums, lanes, target),)
+        if second is not None:
+            self.values[second] = (from_memory(f, accumulator, self.site.second, lanes, target),)
+        for node in postorder([value]):
+            if self._is_early(node):
+                self.value(node)
+        (result,) = self.widened(value, lanes)
+        stored = to_memory(f, value.dtype, result, lanes, target)
+        return convert(f, stored, value.dtype, out, lanes, target)
+
+    def _is_early(self, node: Expr) -> bool:
+        """Deep expressions are emitted from the leaves, so that no recursion is deep."""
+        return isinstance(node, Scalar) and node.dtype.name != "i64" and self.sums in node.inputs
+
+
+class _Epilogue(FinishedSums):
+    """The epilogue of a matrix product."""
+
+    def __init__(self, site: Site, plan: MatrixPlan) -> None:
+        m = plan.matrix
+        self.begin(site, m.kernel, m.sums, tuple(m.kernel.symbols()))
+        self.context = Context(m.columns, site.lanes, site.mask) if site.lanes > 1 else Context()
+        if m.rows is not None:
+            self.first[m.rows] = site.row
+        assert m.columns is not None
+        self.first[m.columns] = site.column
+        for axis, index in zip(m.batch, site.batch, strict=True):
+            self.first[axis] = index

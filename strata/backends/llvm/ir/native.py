@@ -1,0 +1,135 @@
+"""What hand-written kernels share: their signature, arguments, element access, rows along an axis, and the identity
+ops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from strata.backends.llvm.ir.builder import Function, Module, Value, vector
+from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes, Slot, override
+from strata.backends.llvm.ir.registers import (
+    Parts,
+    component_bytes,
+    deinterleave,
+    from_memory,
+    interleave,
+    memory_type,
+    to_memory,
+)
+from strata.core import Dim, DType, Target, substitute
+from strata.mir import Node
+
+CHUNK = 1 << 18  # bytes that one point of a copy moves
+
+
+def kernel(module: Module, name: str) -> Function:
+    """A function as programs call it."""
+    return module.function(name, (("ptr", "arguments"), ("i64", "begin"), ("i64", "end")))
+
+
+def arguments(f: Function, kinds: str) -> list[str]:
+    """The first slots of the argument block: `p` for a pointer, `i` for a number."""
+    types = {"p": "ptr", "i": "i64"}
+    return [f.load(types[kind], f.address("i64", "%arguments", i), 8) for i, kind in enumerate(kinds)]
+
+
+def numbers(dims: Sequence[Dim], sizes: Sizes) -> list[int]:
+    found = [substitute(d, sizes) for d in dims]
+    assert all(isinstance(d, int) for d in found), f"sizes {found} are not bound"
+    return [int(d) for d in found]
+
+
+def number_slots(*values: int) -> list[Slot]:
+    return [("number", v) for v in values]
+
+
+def around(shape: Sequence[Dim], axis: int, sizes: Sizes) -> tuple[int, int, int]:
+    """Elements before, along and behind an axis."""
+    known = numbers(shape, sizes)
+    return math.prod(known[:axis]), known[axis], math.prod(known[axis + 1 :])
+
+
+def load_element(f: Function, dtype: DType, base: Value, index: Value, lanes: int, target: Target) -> Parts:
+    """base[index …] of one dtype, in register form."""
+    element = memory_type(dtype)
+    size = component_bytes(dtype)
+    if not dtype.is_complex:
+        loaded = f.load(vector(element, lanes), f.address(element, base, index), size)
+        return (from_memory(f, dtype, loaded, lanes, target),)
+    pair = f.load(vector(element, 2 * lanes), f.address(element, base, f.mul(index, 2)), size)
+    return deinterleave(f, element, pair, lanes)
+
+
+def store_element(
+    f: Function, dtype: DType, parts: Parts, base: Value, index: Value, lanes: int, target: Target
+) -> None:
+    element = memory_type(dtype)
+    size = component_bytes(dtype)
+    if not dtype.is_complex:
+        stored = to_memory(f, dtype, parts[0], lanes, target)
+        f.store(vector(element, lanes), stored, f.address(element, base, index), size)
+        return
+    both = interleave(f, vector(element, lanes), parts, lanes)
+    f.store(vector(element, 2 * lanes), both, f.address(element, base, f.mul(index, 2)), size)
+
+
+def while_loop(
+    f: Function,
+    carried: Sequence[tuple[str, Value]],
+    test: Callable[[list[str]], str],
+    body: Callable[[list[str]], Sequence[Value]],
+) -> list[str]:
+    """Turns of a body while a test of the carried values holds; returns the last values."""
+    head, inside, done = f.fresh("head"), f.fresh("body"), f.fresh("done")
+    names = ["%" + f.fresh("w") for _ in carried]
+    before = f.block
+    f.branch(head)
+    f.label(head)
+    position = len(f._lines)
+    f._lines.append("")
+    f.branch_if(test(names), inside, done)
+    assert f.block == head, "the test of a loop is straight code"
+    f.label(inside)
+    results = list(body(names))
+    last = f.block
+    f.branch(head)
+    f._lines[position] = "\n".join(
+        f"  {name} = phi {type_} [ {start}, %{before} ], [ {result}, %{last} ]"
+        for name, (type_, start), result in zip(names, carried, results, strict=True)
+    )
+    f.label(done)
+    return names
+
+
+def copy(f: Function, to: Value, source: Value, count: Value) -> None:
+    """`count` bytes that do not overlap."""
+    f.call("void", "llvm.memcpy.p0.p0.i64", ("ptr", to), ("ptr", source), ("i64", count), ("i1", "false"))
+
+
+def fill_zero(f: Function, to: Value, count: Value) -> None:
+    f.call("void", "llvm.memset.p0.i64", ("ptr", to), ("i8", 0), ("i64", count), ("i1", "false"))
+
+
+def _emit_copy(module: Module) -> None:
+    f = kernel(module, "copy")
+    to, source, size = arguments(f, "ppi")
+    start = f.mul("%begin", CHUNK)
+    stop = f.smin(f.mul("%end", CHUNK), size)
+    copy(f, f.address("i8", to, start), f.address("i8", source, start), f.sub(stop, start))
+    f.ret()
+
+
+def copy_call(to: Slot, source: Slot, size: int) -> Call:
+    """A call of `copy`."""
+    return Call("copy", (to, source, ("number", size)), -(-size // CHUNK))
+
+
+@override("barrier")
+def _barrier(node: Node, target: Target) -> NativeOp:
+    def plan(sizes: Sizes) -> Planned:
+        counts = numbers([t.nbytes for t in node.types], sizes)
+        return Planned([copy_call(("output", i), ("input", i), size) for i, size in enumerate(counts)])
+
+    return NativeOp("copy", _emit_copy, ("copy",), plan)

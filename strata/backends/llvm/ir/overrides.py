@@ -1,0 +1,165 @@
+"""Hand-written kernels for named ops: what the loop generator cannot say (sorts, factorizations, transforms, loops of
+graphs).
+
+A family registers a function for its op with `@override("name")`. It is given a node and a target, and returns a
+`NativeOp`, or None where it has nothing for these types; the op then runs as its loops say, or on the host, and
+reports say so. The machine code of a native op depends on types only: sizes are known when a program is bound, and go
+in as arguments. So do the tables that a size asks for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strata.core import Target, TensorType
+from strata.lir import Spacing
+from strata.mir import Node, Op
+
+if TYPE_CHECKING:
+    from strata.backends.llvm.ir.builder import Module
+
+# an argument of a call: ("input", i), ("output", i), ("input_at", (i, bytes from its start)), ("output_at", …),
+# ("workspace", bytes from its start), ("number", size), ("table", array kept alive by the executable),
+# ("pointer", native address), ("pool", 0) and ("threads", 0) to run other programs with, ("status", 0): the words of
+# strata.backends.llvm.ir.status
+Slot = tuple[str, Any]
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One function of the module over a number of points: `void function(ptr arguments, i64 begin, i64 end)`."""
+
+    function: str
+    slots: Sequence[Slot]
+    points: int = 1
+    grain: int = 1
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What an op does for given sizes: calls in order, and the bytes of workspace that they share."""
+
+    calls: Sequence[Call]
+    workspace: int = 0
+    keep: Any = None  # what must stay alive as long as the calls may run
+
+
+@dataclass(frozen=True, eq=False)
+class Holding:
+    """What an op does with inputs that stay the same from run to run: it keeps them in a form of its own.
+
+    `hold` is told their values, by number, before anything is planned. Of those that are only read in the op's own form
+    (`held`), no other is needed.
+    """
+
+    hold: Callable[[int, np.ndarray], None]
+    held: frozenset[int]
+    packed_bytes: Callable[[], int]
+
+
+@dataclass(frozen=True, eq=False)
+class NativeOp:
+    """An op as machine code and a way to call it. `key` decides the code: equal keys share it."""
+
+    key: str
+    emit: Callable[[Module], None]
+    functions: tuple[str, ...]
+    plan: Callable[[Sizes], Planned]
+    holding: Holding | None = None
+    again: Callable[[], NativeOp] | None = None  # a copy that holds the same values until it is told others
+
+
+Maker = Callable[[Node, Target], NativeOp | None]
+_MAKERS: dict[str, Maker] = {}
+_WHOLE: set[str] = set()
+_VIEWS: set[str] = set()
+_COMPOSITIONS: dict[str, Callable[..., bool]] = {}
+# modules of this folder, and the ops that they register; each is imported when one of its ops is first met
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "ir.native": ("barrier",),
+    "attention.steps": ("attention", "attention_backward"),
+    "conv.gradient": ("conv_last_backward_weight",),
+    "control.loops": ("cond", "scan", "while"),
+    "quant.gguf_matmul": ("dequant_matmul",),
+    "quant.gguf_grouped": ("dequant_grouped_matmul",),
+    "fft.complex": ("fft",),
+    "quant.grouped_matmul": ("grouped_matmul",),
+    "ir.bounds_check": ("checked_ids",),
+    "linalg.ops": (
+        "cholesky", "det", "eigh", "lu", "qr", "slogdet", "solve", "svd", "triangular_solve",
+    ),
+    "attention.paged_steps": ("paged_attention",),
+    "conv.pool_gradient": ("pool_backward",),
+    "natives.recurrence": ("cummax", "cummin", "linear_recurrence", "logcumsumexp"),
+    "fft.real": ("irfft", "rfft"),
+    "natives.scatter": ("scatter_add", "scatter_elements", "scatter_nd"),
+    "natives.search": ("searchsorted",),
+    "natives.sort": ("argsort", "sort", "topk"),
+}  # fmt: skip
+_FAMILY_OF = {name: family for family, names in FAMILIES.items() for name in names}
+
+
+def override(
+    *names: str, whole: bool = False, views: bool = False, instead_of_parts: Callable[..., bool] | None = None
+) -> Callable[[Any], Any]:
+    """Register the maker of one op, or of several.
+
+    With `whole`, it is preferred to the loops that the op lowers to. With `views`, inputs are read where they lie, and
+    the maker is given their spacing. `instead_of_parts` says of a composition on given types that it is not to be
+    decomposed.
+    """
+
+    def wrap(maker: Any) -> Any:
+        for name in names:
+            _MAKERS[name] = maker
+            if whole:
+                _WHOLE.add(name)
+            if views:
+                _VIEWS.add(name)
+            if instead_of_parts is not None:
+                _COMPOSITIONS[name] = instead_of_parts
+        return maker
+
+    return wrap
+
+
+@cache
+def _load(name: str) -> None:
+    """Import the family of an op, if it has one."""
+    if name in _FAMILY_OF:
+        importlib.import_module(f"strata.backends.llvm.{_FAMILY_OF[name]}")
+
+
+def native_op(node: Node, target: Target, views: Sequence[Spacing] | None = None) -> NativeOp | None:
+    """The hand-written form of a node, if there is one."""
+    _load(node.op.name)
+    maker: Any = _MAKERS.get(node.op.name)
+    if maker is None:
+        return None
+    return maker(node, target, views) if node.op.name in _VIEWS else maker(node, target)
+
+
+def takes_composition(op: Op, types: Sequence[TensorType], target: Target) -> bool:
+    """Whether a composition runs as one hand-written step."""
+    _load(op.name)
+    accepts = _COMPOSITIONS.get(op.name)
+    return accepts is not None and len(types) > 0 and accepts(op, types, target)
+
+
+def reads_views(node: Node) -> bool:
+    """Whether a node's hand-written step reads its inputs where they lie."""
+    _load(node.op.name)
+    return node.op.name in _VIEWS
+
+
+def runs_whole(node: Node, target: Target) -> bool:
+    """Whether a node that has a lowering is better a step of its own."""
+    _load(node.op.name)
+    return node.op.name in _WHOLE and native_op(node, target) is not None

@@ -1,0 +1,1 @@
+"""From LLVM IR text to machine code in this process: code generator, loader, worker processes, cached code."""

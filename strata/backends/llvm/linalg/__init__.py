@@ -1,0 +1,1 @@
+"""Factorizations and solves of stacks of matrices by LAPACK."""

@@ -1,0 +1,1 @@
+"""Scalar functions as straight-line vector code: exp, log, powers, trigonometry, erf, gamma, conversions."""

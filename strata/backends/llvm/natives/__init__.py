@@ -1,0 +1,1 @@
+"""Hand-written kernels: sort, top-k, search, scatter, recurrences."""

@@ -1,0 +1,1 @@
+"""Matmuls with quantised weights (GGUF blocks, groups) and grouped matmuls of experts."""

@@ -1,0 +1,1 @@
+"""Executables: a plan bound to sizes, its programs, packed weights, calls and archives."""

@@ -1,0 +1,42 @@
+"""Machine code of whole plans, to be put into bundles and taken out again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from strata.backends.llvm.codegen.kernels import copy_code, generator_version
+from strata.backends.llvm.executor.thread_pool import native_code
+from strata.backends.llvm.jit import jit
+from strata.backends.llvm.jit.isolate import one_process
+from strata.backends.llvm.runtime.executable import CpuExecutable
+from strata.core import Target
+from strata.lir import Lir
+
+
+class CpuArchive:
+    """Levels of instruction sets, from the least to the most, and the code of a plan for each."""
+
+    known = ("baseline", "avx2", "avx512", "neon")  # code for another kind of processor can be made, not loaded
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        return ("neon",) if Target.host().has("neon") else ("baseline", "avx2", "avx512")
+
+    @property
+    def version(self) -> str:
+        """Code is called as the version that made it says: another version must not load it."""
+        return f"{generator_version()[:32]} {jit.VERSION}"
+
+    def record(self, lir: Lir) -> dict[str, bytes]:
+        """The machine code that the plan runs with, by key."""
+        with jit.recording() as codes, jit.elsewhere(), one_process():
+            CpuExecutable(lir, lir.target)
+            jit.note(copy_code(lir.target))  # bodies of loops want it, too
+            jit.note(native_code(lir.target))
+        return codes
+
+    def load(self, lir: Lir, codes: Mapping[str, bytes]) -> CpuExecutable:
+        """An executable whose code comes from a bundle."""
+        with jit.bundled(codes):
+            copy_code(lir.target)  # wanted when a program is bound to its sizes, which is later
+            return CpuExecutable(lir, lir.target)

@@ -1,0 +1,1 @@
+"""Control flow and user code: cond, while, scan, checkpoint, custom functions and kernels."""

@@ -1,0 +1,1 @@
+"""Convolutions, pooling, sliding windows, resizing and grid sampling."""

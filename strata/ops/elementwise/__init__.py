@@ -1,0 +1,1 @@
+"""Element-wise ops: math, comparisons, logic, rounding, special functions, complex numbers, activations."""

@@ -1,0 +1,1 @@
+"""Gather, scatter, subscripts, sorting, and arrangements of elements."""

@@ -1,0 +1,1 @@
+"""Matmul, einsum, factorizations, solves and functions of matrices."""

@@ -1,0 +1,1 @@
+"""Neural network ops: norms, attention, rotary embeddings, recurrent layers, losses, experts, sampling of tokens."""

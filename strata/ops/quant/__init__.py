@@ -1,0 +1,1 @@
+"""Quantised weights and integer arithmetic: GGUF blocks, schemes, dequantised matmul, quantisation-aware training."""

@@ -1,0 +1,1 @@
+"""FFT, STFT, windows and mel features."""

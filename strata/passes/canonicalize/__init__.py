@@ -1,0 +1,1 @@
+"""Passes that bring a graph to a plain form: fold, simplify, decompose, drop what is unused."""

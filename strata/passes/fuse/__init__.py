@@ -1,0 +1,1 @@
+"""Passes that make one op of several: attention, matmuls that share an operand."""

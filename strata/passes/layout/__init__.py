@@ -1,0 +1,1 @@
+"""Passes that choose layouts: channels last, separable pools, transposed convolutions."""

@@ -1,0 +1,1 @@
+"""Passes about precision and quantisation."""

@@ -1,0 +1,1 @@
+"""From graph to plan: options, devices, dispatch, costs, the compile pipeline."""

@@ -1,0 +1,263 @@
+"""CompilePipeline: the stages of a compile, one method each, and the whole."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from strata.arguments import own_checks
+from strata.backends import Backend, backend_for
+from strata.config import config
+from strata.core import Dim, located
+from strata.errors import LowerError, MemoryLimitError, OptionError, TraceError
+from strata.lir import Lir, plan, plan_stages, show_module, verify_plan
+from strata.mir import Graph
+from strata.passes import Pass, PassContext, PassRecord, default_passes, parse_passes, run_passes
+from strata.runtime.compile.dispatch import DispatchReport, as_graph, claims_of, legalize, policy_takes, report_of
+from strata.runtime.compile.options import CompileOptions
+from strata.runtime.report.explain import Explanation, explain_plan
+from strata.runtime.report.fusion import FusionReport, analyze
+
+FORMAT = 2  # of plans: a change of what the text means must change their fingerprints
+
+
+@dataclass(frozen=True)
+class CompileResult:
+    """A plan and how it was made."""
+
+    lir: Lir
+    fusion: FusionReport
+    pipeline: CompilePipeline = field(repr=False)
+    source: Graph = field(repr=False)
+
+    @property
+    def passes(self) -> tuple[PassRecord, ...]:
+        return self.fusion.passes
+
+    @cached_property
+    def dispatch(self) -> DispatchReport:
+        """How each op of the program runs."""
+        return report_of(self.source, self.lir.graph, self.pipeline.backend, self.pipeline.options)
+
+    @property
+    def has_dynamic_dims(self) -> bool:
+        return self.lir.has_dynamic_dims
+
+    @property
+    def dynamic_symbols(self) -> tuple[str, ...]:
+        return tuple(sorted(self.lir.symbols))
+
+    @located
+    @located
+    def specialize(self, binding: Mapping[str, Dim]) -> CompileResult:
+        """The same program for fixed sizes: shapes are inferred and planned again. Symbols left out stay symbols."""
+        return self.pipeline.compile_graph(self.source.bind(binding))
+
+    def explain(self) -> Explanation:
+        """What was fused, what was not and why, memory and times."""
+        sources = getattr(self.pipeline.backend, "sources", None)
+        return explain_plan(self.lir, self.fusion, sources(self.lir) if sources is not None else None)
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """A forward and a backward program over the same parameters."""
+
+    forward: CompileResult
+    backward: CompileResult  # the loss, then gradients; `d_output` weighs them
+    wrt: tuple[str, ...]
+
+    @property
+    def weights(self) -> dict[str, tuple[int, int]]:
+        """Offset and bytes of each parameter in a block that both programs share."""
+        return self.forward.lir.manifest().weight_layout()
+
+
+class CompilePipeline:
+    """Stages for one target: lower, optimize, plan."""
+
+    @own_checks("target")
+    def __init__(self, target: str = "cpu", options: CompileOptions | None = None) -> None:
+        self.device = target
+        self.options = options or CompileOptions()
+        self.backend: Backend = backend_for(target)
+        if self.options.tune == "beam" and not getattr(self.backend, "searches", False):
+            raise OptionError(
+                f"tune='beam': {self.backend.name} has no search for schedules", code="O145", fix='tune="heuristic"'
+            )
+
+    @property
+    def context(self) -> PassContext:
+        """What passes may ask of this target under these options."""
+        backend, options = self.backend, self.options
+        return PassContext(
+            backend.target, policy_takes(backend, options), claims_of(backend), options.exact, config().verify
+        )
+
+    @property
+    def passes(self) -> list[Pass]:
+        """The passes that run here, in order."""
+        options = self.options
+        if options.passes is not None:
+            return parse_passes(options.passes)
+        chosen = default_passes(self.context, options.choices(self._epilogues))
+        return [p for p in chosen if p.name not in options.skip_passes]
+
+    @property
+    def _epilogues(self) -> tuple[str, ...]:
+        return tuple(getattr(self.backend, "epilogues", ("gelu", "silu")))
+
+    @located
+    def source(self, program: Any) -> Graph:
+        """A graph from a graph or an HIR module, its sizes as they were written."""
+        if isinstance(program, (Lir, CompileResult)):
+            raise TraceError(
+                f"{type(program).__name__} is planned already: compile the graph it was made from", code="T230"
+            )
+        graph = as_graph(program)
+        if not graph.results:
+            raise LowerError(f"graph {graph.name!r} has no outputs", code="L202", fix="g.outputs(...)")
+        return graph
+
+    @located
+    def lower(self, program: Any) -> Graph:
+        """A graph from a graph or an HIR module, with the sizes that the options fix."""
+        graph = self.source(program)
+        return graph.bind(self.options.dim_binding) if self.options.dim_binding else graph
+
+    @located
+    def optimize(self, graph: Graph) -> tuple[Graph, FusionReport]:
+        """Run the passes and check that the backend can run what is left."""
+        graph = as_graph(graph)
+        made, records = run_passes(self.passes, graph, self.context)
+        legalize(made, self.backend, self.options)
+        return made, analyze(graph, made, tuple(records), claims_of(self.backend), self._epilogues)
+
+    @located
+    def plan(self, graph: Graph) -> Lir:
+        """Kernels, schedule and memory of an optimised graph."""
+        graph = as_graph(graph)
+        backend, options = self.backend, self.options
+        made_with = f"strata {_version()} format {FORMAT}; {options.key}; {config().key_fields()}; {backend.name}"
+        lir = self._in_stages(graph, made_with) or plan(
+            graph, backend.target, memory_limit=options.memory_limit, whole=backend.runs_whole,
+            views=backend.reads_views, fuse=options.fusion is not False, made_with=made_with,
+        )  # fmt: skip
+        if options.tune == "beam":
+            lir = self._tuned(lir)
+        if config().verify:
+            verify_plan(lir)
+        return lir
+
+    def _in_stages(self, graph: Graph, made_with: str) -> Lir | None:
+        """The plan for a backend that takes graphs: it says which nodes are left for the host."""
+        on_host = getattr(self.backend, "runs_on_host", None)
+        if on_host is None:
+            return None
+        limit = self.options.memory_limit
+        return plan_stages(graph, self.backend.target, on_host, memory_limit=limit, made_with=made_with)
+
+    def _tuned(self, lir: Lir) -> Lir:
+        """Schedules by measuring: seconds a kernel the first time, so that a terminal shows how far it is."""
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        columns = (TextColumn("searching schedules"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("kernels")
+            return self.backend.tune(lir, lambda done, total: bar.update(task, completed=done, total=total))  # type: ignore[attr-defined]
+
+    def compile(self, program: Any) -> CompileResult:
+        """All stages but machine code."""
+        return self.compile_graph(self.lower(program))
+
+    compile_hir = compile_mir = compile_module = compile
+
+    def compile_graph(self, graph: Graph) -> CompileResult:
+        """Optimize and plan a graph as it is; where it goes over the memory limit, compute cheap values again."""
+        try:
+            return self._compile_graph(graph)
+        except MemoryLimitError:
+            if self.options.rematerialize or self.options.passes is not None:
+                raise
+            again = CompilePipeline(self.device, replace(self.options, rematerialize=True))
+            with contextlib.suppress(MemoryLimitError):
+                return again._compile_graph(graph)
+            raise
+
+    def _compile_graph(self, graph: Graph) -> CompileResult:
+        optimized, report = self.optimize(graph)
+        lir = self.plan(optimized)
+        report = report.with_plan(lir)
+        if self.options.assert_fusion_clean:
+            report.require_clean()
+        return CompileResult(lir, report, self, graph)
+
+    def compile_training(self, program: Any, wrt: Sequence[str] | None = None) -> TrainingResult:
+        """A program with one output and its gradients: the backward program computes the loss too, planned as one."""
+        from strata.transforms import grad_with_loss
+
+        graph = self.lower(program)
+        backward = grad_with_loss(graph, wrt)
+        names = tuple(wrt) if wrt is not None else tuple(graph.param_names or graph.input_names)
+        return TrainingResult(self.compile_graph(graph), self.compile_graph(backward), names)
+
+    def inspect(self, program: Any) -> str:
+        """The text of every stage, with what each pass changed."""
+        parts: list[tuple[str, str]] = []
+        if not isinstance(program, Graph):
+            parts.append(("HIR", str(program)))
+        graph = self.lower(program)
+        parts.append(("MIR", str(graph)))
+        current = graph
+        for one in self.passes:
+            made, _ = run_passes([one], current, self.context)
+            if made is not current:
+                parts.append((f"pass {one}", graph_diff(current, made)))
+            current = made
+        lir = self.plan(current)
+        report = analyze(graph, current, (), claims_of(self.backend)).with_plan(lir)
+        parts += [
+            ("MIR optimized", str(current)),
+            ("LIR", _lir_header(lir) + "\n" + show_module(lir)),
+            ("fusion", str(report)),
+        ]
+        if hasattr(self.backend, "sources"):
+            parts += [(f"code {name}", text) for name, text in self.backend.sources(lir).items()]
+        return "\n".join(f"══ {title} ══\n{text}\n" for title, text in parts)
+
+
+@cache
+def _version() -> str:
+    try:
+        return version("strata")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "source"
+
+
+def _lir_header(lir: Lir) -> str:
+    placement = lir.placement()
+    naive = placement.unshared
+    lines = [
+        f"fingerprint: {lir.fingerprint()[:16]}",
+        f"arena: {placement.arena_size} bytes (saved {naive - placement.arena_size} of {naive}, align=64)",
+        f"schedule: {len(lir.schedule)} steps, {len(lir.kernels)} kernels",
+    ]
+    return "\n".join([*lines, f"symbols: {', '.join(sorted(lir.symbols))}"] if lir.symbols else lines)
+
+
+def graph_diff(before: Graph, after: Graph) -> str:
+    """Changed op counts, then the lines that differ."""
+    counts = [Counter(n.op.name for n in g.nodes()) for g in (before, after)]
+    changes = {name: counts[1][name] - counts[0][name] for name in sorted({*counts[0], *counts[1]})}
+    summary = ", ".join(f"{name} {delta:+d}" for name, delta in changes.items() if delta) or "no change in ops"
+    head = f"# {len(before.nodes())} → {len(after.nodes())} nodes: {summary}"
+    lines = difflib.unified_diff(str(before).splitlines(), str(after).splitlines(), lineterm="", n=0)
+    return "\n".join([head, *(line for line in lines if not line.startswith(("---", "+++", "@@")))])

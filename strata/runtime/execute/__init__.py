@@ -1,0 +1,1 @@
+"""Running: sessions, compiled graphs, their state and memory, active extents."""

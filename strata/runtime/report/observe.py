@@ -1,0 +1,53 @@
+"""Runs that are looked at: traced, timed step by step, or watched for numbers that are not finite."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from strata.runtime.execute.compiled import CompiledGraph
+
+
+class Observer(Protocol):
+    """Told about every run while it is in OBSERVERS."""
+
+    def begin(self, compiled: CompiledGraph, binding: Mapping[str, int], arrays: Sequence[np.ndarray]) -> None: ...
+
+    def step(self, compiled: CompiledGraph, at: int, begin: int, end: int, spans: Sequence[Any], read: Any) -> None:
+        """After step `at`: times in nanoseconds, spans of threads (thread, begin, end), a reader of buffers."""
+
+    def end(self, compiled: CompiledGraph, begin: int, end: int) -> None: ...
+
+
+OBSERVERS: list[Observer] = []  # runs look at this list only; it is empty unless a block asks for observation
+
+
+def run_observed(
+    compiled: CompiledGraph,
+    arrays: list[np.ndarray],
+    outputs: list[np.ndarray],
+    binding: Mapping[str, int],
+    threads: int | None,
+) -> None:
+    """A run that tells the observers of each step; backends that cannot run step by step show up as one."""
+    observers = tuple(OBSERVERS)
+    for one in observers:
+        one.begin(compiled, binding, arrays)
+    begin = time.perf_counter_ns()
+    observed = getattr(compiled._executable, "run_observed", None)
+    if observed is None:
+        compiled._run(arrays, outputs, binding, threads)
+    else:
+
+        def tell(at: int, start: int, stop: int, spans: Sequence[Any], read: Any) -> None:
+            for one in observers:
+                one.step(compiled, at, start, stop, spans, read)
+
+        observed(arrays, outputs, binding, threads, tell)
+    end = time.perf_counter_ns()
+    for one in observers:
+        one.end(compiled, begin, end)

@@ -1,0 +1,216 @@
+"""Programs of lazy expressions, kept by structure: interpreted while they are small, compiled when it pays.
+
+The rule is that of renting or buying: what NumPy has taken for a structure so far is added up, and the structure is
+compiled once that is more than compiling it takes. A structure that comes in many shapes is compiled once, with symbols
+for its sizes. Both prices are computed from the expression, so the choice depends on the program and on nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from strata.config import Config, config
+from strata.core import new_lock
+from strata.errors import SymbolError
+from strata.mir import Value
+from strata.runtime import CompiledGraph, Session, compile_price, run_price
+from strata.tensor.general import NEEDS_NUMBERS, General, generalize
+from strata.tensor.interpret import Interpreter
+from strata.tensor.storage import slices
+from strata.tensor.structure_key import Outline, outline
+
+PROGRAMS = 4096  # structures with sizes that are kept
+FAMILIES = 1024  # structures without sizes
+WORTH_A_LOOK = 50e-6  # seconds of work below which the general form of an expression is not looked for
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Recent(Generic[K, V]):
+    """A bounded map that drops what was not used for longest."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._items: OrderedDict[K, V] = OrderedDict()
+        self._lock = new_lock()
+
+    def get(self, key: K) -> V | None:
+        with self._lock:
+            found = self._items.get(key)
+            if found is not None:
+                self._items.move_to_end(key)
+            return found
+
+    def add(self, key: K, value: V) -> V:
+        """The value that is kept under the key: the first one given."""
+        with self._lock:
+            value = self._items.setdefault(key, value)
+            if len(self._items) > self.limit:
+                self._items.popitem(last=False)
+            return value
+
+    def clear(self) -> None:
+        with self._lock:
+            self._items.clear()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+@dataclass(slots=True)
+class Family:
+    """Expressions that differ in sizes only."""
+
+    shapes: int = 0
+    spent: float = 0.0
+    compiled: CompiledGraph | None = None
+    failed: bool = False
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has happened since the process started; tests and `explain` read it."""
+
+    interpreted: int = 0
+    compiled: int = 0
+    runs: int = 0
+    hits: int = 0
+
+
+@dataclass(slots=True)
+class Program:
+    """One structure with its sizes."""
+
+    interpreter: Interpreter | None  # None: sizes are symbolic
+    price: float  # of a run by NumPy
+    compile_price: float
+    always: bool  # the device has no interpreter of small programs
+    spent: float = 0.0
+    general: General | None = None
+    family: Family | None = None
+    compiled: CompiledGraph | None = None
+    lock: threading.Lock = field(default_factory=new_lock)
+
+
+COUNTS = Counts()
+_programs: Recent[Any, Program] = Recent(PROGRAMS)
+_families: Recent[Any, Family] = Recent(FAMILIES)
+
+
+def clear() -> None:
+    """Forget all programs."""
+    _programs.clear()
+    _families.clear()
+
+
+def run_values(roots: Sequence[Value]) -> tuple[list[np.ndarray], dict[str, int]]:
+    """The arrays of expressions, computed together, and the symbolic sizes that they were computed for."""
+    plan = outline(roots)
+    settings = config()
+    COUNTS.runs += 1
+    key = (plan.key, settings.device, settings.code_settings)
+    program = _programs.get(key)
+    if program is None:
+        program = _programs.add(key, _make(plan, roots, settings))
+    else:
+        COUNTS.hits += 1
+    if program.interpreter is None:
+        return _run_symbolic(program, plan, roots, settings)
+    arrays = [h.array for h in plan.leaves]
+    compiled = program.compiled
+    if compiled is None and settings.device != "reference":
+        compiled = _consider(program, plan, roots, settings)
+    if compiled is None:
+        COUNTS.interpreted += 1
+        return _apart(program.interpreter.run(arrays), arrays), {}
+    return list(compiled.run({f"d{i}": a for i, a in enumerate(arrays)})), {}
+
+
+def _apart(made: list[np.ndarray], given: list[np.ndarray]) -> list[np.ndarray]:
+    """Results, each in memory of its own, as a compiled program has them: NumPy also makes views."""
+    for i, array in enumerate(made):
+        others = (*given, *made[:i], *made[i + 1 :])
+        is_view = array.base is not None or any(array is x for x in others)
+        if is_view and any(np.may_share_memory(array, x) for x in others):
+            made[i] = array.copy()
+    return made
+
+
+def _make(plan: Outline, roots: Sequence[Value], settings: Config) -> Program:
+    always = settings.device not in ("cpu", "reference")
+    if any(not h.type.is_static for h in plan.leaves) or any(not x.type.is_static for x in roots):
+        return Program(None, 0.0, 0.0, always)
+    price = run_price(plan.nodes)
+    program = Program(Interpreter(plan), price, compile_price(len(plan.nodes)), always)
+    if price > WORTH_A_LOOK:
+        _find_family(program, plan, settings)
+    return program
+
+
+def _find_family(program: Program, plan: Outline, settings: Config) -> None:
+    program.general = generalize(plan)
+    if program.general is not None:
+        key = (program.general.key, settings.device, settings.code_settings)
+        program.family = _families.get(key) or _families.add(key, Family())
+        program.family.shapes += 1
+
+
+def _consider(program: Program, plan: Outline, roots: Sequence[Value], settings: Config) -> CompiledGraph | None:
+    """The compiled program, if there is one or if it is time to make one."""
+    program.spent += program.price
+    family = program.family
+    if family is not None:
+        family.spent += program.price
+        if family.compiled is not None:
+            program.compiled = family.compiled
+            return program.compiled
+    spent = program.spent if family is None else max(program.spent, family.spent)
+    if spent < program.compile_price and not program.always:
+        return None
+    with program.lock:
+        if program.compiled is None:
+            program.compiled = _compile(program, plan, roots, settings)
+        return program.compiled
+
+
+def _compile(program: Program, plan: Outline, roots: Sequence[Value], settings: Config) -> CompiledGraph | None:
+    if program.general is None:
+        _find_family(program, plan, settings)
+    family = program.family
+    session = Session(settings.device)
+    if family is not None and program.general is not None and family.shapes > 1 and not family.failed:
+        if family.compiled is None:
+            try:
+                family.compiled = session.compile(program.general.graph)
+                COUNTS.compiled += 1
+            except NEEDS_NUMBERS:
+                family.failed = True
+        if family.compiled is not None:
+            return family.compiled
+    if program.spent < program.compile_price and not program.always:  # the family is hot, this shape is not
+        return None
+    COUNTS.compiled += 1
+    return session.compile(plan.graph(roots))
+
+
+def _run_symbolic(
+    program: Program, plan: Outline, roots: Sequence[Value], settings: Config
+) -> tuple[list[np.ndarray], dict[str, int]]:
+    """Leaves have symbolic sizes: one compiled program for all of them."""
+    binding = plan.binding()
+    if program.compiled is None:
+        graph = plan.graph(roots)
+        missing = [name for name in graph.symbols() if name not in binding]
+        if missing:
+            unknown = ", ".join(missing)
+            raise SymbolError(f"the tensor cannot be computed while its size {unknown} has no value", code="S353")
+        COUNTS.compiled += 1
+        program.compiled = Session(settings.device).compile(graph)
+    return list(program.compiled.run(slices(plan.leaves, binding))), binding
