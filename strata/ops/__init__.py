@@ -10,7 +10,7 @@ from typing import Any
 from strata.mir import METHODS, near
 from strata.ops.base.creation import full, iota, ones, zeros
 from strata.ops.base.elementwise import accepts
-from strata.ops.base.movement import Slice
+from strata.ops.base.movement import Concat, Slice
 from strata.ops.control.branching import Cond, cond
 from strata.ops.control.custom import (
     Custom,

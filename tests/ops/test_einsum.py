@@ -1,5 +1,6 @@
 """einsum and its relatives against NumPy and torch."""
 
+import functools
 import itertools
 from typing import Any
 
@@ -150,3 +151,15 @@ def test_mistakes(text: str, shapes: Any, error: Any, message: str) -> None:
     with pytest.raises(error) as caught:
         ops.einsum(text, *(normal(*s) for s in shapes))
     assert message in str(caught.value)
+
+
+def test_very_many_operands(rng: np.random.Generator) -> None:
+    """In an order that is found in time, and without nested calls."""
+    matrices = [np.eye(4) + rng.standard_normal((4, 4)) / 64 for _ in range(200)]
+    g = Graph("many")
+    inputs = [g.input(f"x{i}", f64[4, 4]) for i in range(len(matrices))]
+    text = ",".join(["ij"] * len(inputs)) + "->ij"
+    g.outputs(ops.multi_dot(inputs), ops.einsum(text, *inputs))
+    chain, product = evaluate(g, {f"x{i}": x for i, x in enumerate(matrices)})
+    assert np.allclose(chain, functools.reduce(np.matmul, matrices))
+    assert np.allclose(product, np.prod(matrices, axis=0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -316,6 +316,7 @@ class Concat(Op):
     axis: int
 
     dtypes = "any"
+    many: ClassVar[int] = 32  # inputs that one kernel is made for: with more, each element asks too many whose it is
 
     def infer(self, *xs: TensorType) -> TensorType:
         self.require(len(xs) > 0, "needs at least one value", code="S117")

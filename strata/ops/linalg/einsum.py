@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
+from itertools import combinations_with_replacement, pairwise
 from typing import Any
+
+import numpy as np
 
 from strata.core import Dim, SymExpr, i32, normalize_axis
 from strata.errors import OptionError, ShapeError
@@ -152,20 +155,23 @@ def _aligned(term: Term, names: tuple[str, ...]) -> Value:
 def _best_pair(terms: list[Term], wanted: Sequence[str], sizes: dict[str, Dim]) -> tuple[int, int]:
     """The pair that takes the fewest multiplications; among equals, the one that shrinks most."""
 
-    def extent(names: set[str]) -> float:
+    def extent(names: AbstractSet[str]) -> float:
         return math.prod(GUESS if isinstance(sizes[n], SymExpr) else float(sizes[n]) for n in names)
 
-    best, where = (math.inf, math.inf), (0, 1)
-    for i, a in enumerate(terms):
-        for j in range(i + 1, len(terms)):
-            b = terms[j]
-            others = {n for k, t in enumerate(terms) if k not in (i, j) for n in t.names} | set(wanted)
-            union = {*a.names, *b.names}
-            growth = extent(union & others) - extent(set(a.names)) - extent(set(b.names))
-            cost = (extent(union), growth)
-            if cost < best:
-                best, where = cost, (i, j)
-    return where
+    places: dict[frozenset[str], list[int]] = {}  # terms of the same indices cost the same: the first of them stand in
+    for i, term in enumerate(terms):
+        places.setdefault(frozenset(term.names), []).append(i)
+    readers = Counter(n for term in terms for n in term.names)
+    best = (math.inf, math.inf, 0, 1)
+    for (a, at), (b, there) in combinations_with_replacement(places.items(), 2):
+        first, second = (at[0], there[0]) if a is not b else (*at, -1)[:2]
+        if second < 0:
+            continue
+        union = a | b
+        kept = {n for n in union if n in wanted or readers[n] > (n in a) + (n in b)}
+        growth = extent(kept) - extent(a) - extent(b)
+        best = min(best, (extent(union), growth, min(first, second), max(first, second)))
+    return best[2:]
 
 
 @function()
@@ -304,18 +310,28 @@ def multi_dot(operands: Sequence[Operand]) -> Value:
 
 def _chain(matrices: list[Value]) -> Value:
     """Matrix-chain order by dynamic programming over the sizes."""
-    sizes = [
-        GUESS if isinstance(d, SymExpr) else float(d) for d in (matrices[0].shape[0], *(m.shape[1] for m in matrices))
-    ]
-
-    @cache
-    def plan(i: int, j: int) -> tuple[float, int]:
-        if i == j:
-            return 0.0, i
-        return min((plan(i, k)[0] + plan(k + 1, j)[0] + sizes[i] * sizes[k + 1] * sizes[j + 1], k) for k in range(i, j))
-
-    def build(i: int, j: int) -> Value:
-        split = plan(i, j)[1]
-        return matrices[i] if i == j else matmul(build(i, split), build(split + 1, j))
-
-    return build(0, len(matrices) - 1)
+    sizes = np.array(
+        [GUESS if isinstance(d, SymExpr) else float(d) for d in (matrices[0].shape[0], *(m.shape[1] for m in matrices))]
+    )
+    count = len(matrices)
+    cost = np.zeros((count, count))
+    made: dict[tuple[int, int], Value] = {(i, i): x for i, x in enumerate(matrices)}
+    split = np.zeros((count, count), np.int64)
+    for length in range(1, count):
+        first = np.arange(count - length)
+        last, cuts = first + length, first[:, None] + np.arange(length)
+        each = cost[first[:, None], cuts] + cost[cuts + 1, last[:, None]]
+        each += sizes[first, None] * sizes[cuts + 1] * sizes[last + 1, None]
+        split[first, last], cost[first, last] = first + each.argmin(1), each.min(1)
+    todo = [(0, count - 1)]
+    while todo:
+        i, j = todo[-1]
+        cut = int(split[i, j])
+        parts = [] if (i, j) in made else [(i, cut), (cut + 1, j)]
+        missing = [part for part in parts if part not in made]
+        todo += missing
+        if not missing:
+            todo.pop()
+            if parts:
+                made[i, j] = matmul(made[parts[0]], made[parts[1]])
+    return made[0, count - 1]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, ClassVar
 
 from strata.core import DType
-from strata.mir import Graph, Value, constant
-from strata.ops import broadcast_to, cast, exp, logsumexp, negative, reshape, transpose
-from strata.passes.base import Pass, PassContext, register
+from strata.mir import Graph, Value, as_tuple, constant
+from strata.ops import Concat, broadcast_to, cast, exp, logsumexp, negative, reshape, transpose
+from strata.passes.base import Pass, PassContext, register, rewrite
 from strata.passes.match import RuleSet, V, constant_number, pat
 
 RULES = RuleSet()
+GROUP = 16  # inputs of a concat, where there are too many
 
 
 def _as(x: Value, like: tuple[Any, ...]) -> Value:
@@ -162,4 +165,22 @@ class Simplify(Pass):
     name: ClassVar[str] = "simplify"
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
-        return RULES(graph, ctx, self.name)
+        made = RULES(graph, ctx, self.name)
+        wide = any(isinstance(n.op, Concat) and len(n.inputs) > Concat.many for n in made.nodes())
+        return rewrite(made, _in_groups, self.name) if wide else made
+
+
+def _in_groups(value: Value, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+    """A concat of very many inputs, those that are computed element by element in groups: each is one kernel with what
+    computes its inputs, and no element asks all of the inputs whose it is."""
+    op = value.node.op
+    if not isinstance(op, Concat) or len(inputs) <= Concat.many:
+        return None
+    made: list[Value] = []
+    for computed, run in groupby(inputs, lambda x: x.node.op.elementwise):
+        parts = list(run)
+        if computed:
+            groups = [parts[i : i + GROUP] for i in range(0, len(parts), GROUP)]
+            parts = [op(*group) if len(group) > 1 else group[0] for group in groups]
+        made += parts
+    return as_tuple(op(*made)) if len(made) < len(inputs) else None

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
 
 from strata.backends.llvm.ir.builder import Function, Module, Value, vector
 from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes, Slot, override
@@ -133,3 +135,44 @@ def _barrier(node: Node, target: Target) -> NativeOp:
         return Planned([copy_call(("output", i), ("input", i), size) for i, size in enumerate(counts)])
 
     return NativeOp("copy", _emit_copy, ("copy",), plan)
+
+
+@override("concat", whole=True)
+def _concat(node: Node, target: Target) -> NativeOp | None:
+    """Of very many inputs: as one kernel, each would be a loop of its own in the code."""
+    op: Any = node.op
+    if len(node.inputs) <= op.many:
+        return None
+
+    def emit(module: Module) -> None:
+        """Arguments: where they go, rows, bytes of a row; then of each input: it, bytes of a row, where those begin."""
+        f = kernel(module, "concat")
+        to, rows, width = arguments(f, "pii")
+
+        def one(i: str, _: list[str]) -> None:
+            place = f.add(f.mul(i, 3), 3)
+            kinds = ("ptr", "i64", "i64")
+            source, size, at = (
+                f.load(kind, f.address("i64", "%arguments", f.add(place, j)), 8) for j, kind in enumerate(kinds)
+            )
+            first = f.address("i8", to, at)
+
+            def row(r: str, _: list[str]) -> None:
+                copy(f, f.address("i8", first, f.mul(r, width)), f.address("i8", source, f.mul(r, size)), size)
+
+            f.loop(0, rows, 1, (), row)
+
+        f.loop("%begin", "%end", 1, (), one)
+        f.ret()
+
+    def plan(sizes: Sizes) -> Planned:
+        kinds = [around(x.shape, op.axis, sizes) for x in node.inputs]
+        rows, _, behind = kinds[0]
+        widths = [count * behind * node.types[0].dtype.itemsize for _, count, _ in kinds]
+        slots: list[Slot] = [("output", 0), *number_slots(rows, sum(widths))]
+        for i, (width, end) in enumerate(zip(widths, accumulate(widths), strict=True)):
+            slots += [("input", i), *number_slots(width, end - width)]
+        grain = max(1, CHUNK * len(widths) // max(rows * sum(widths), 1))
+        return Planned([Call("concat", slots, len(widths), grain)])
+
+    return NativeOp("concat", emit, ("concat",), plan)

@@ -83,7 +83,7 @@ _VIEWS: set[str] = set()
 _COMPOSITIONS: dict[str, Callable[..., bool]] = {}
 # modules of this folder, and the ops that they register; each is imported when one of its ops is first met
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "ir.native": ("barrier",),
+    "ir.native": ("barrier", "concat"),
     "attention.steps": ("attention", "attention_backward"),
     "conv.gradient": ("conv_last_backward_weight",),
     "control.loops": ("cond", "scan", "while"),
