@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from strata.core import Dim, dim_prod, substitute, symbols
 from strata.kernel import Axis, Expr, Kernel, KernelBuilder, Reduce, Scan, View, postorder
 from strata.lir.traits import is_inline_constant, traits
 from strata.mir import Constant, Input, Node, Param, Value, as_tuple
+
+if TYPE_CHECKING:
+    from strata.passes import FusionLimits
 
 MAX_DEPTH = 96  # of inlined producers: bounds the depth of expression building
 TYPICAL_SIZE = 128  # stands in for a symbol when sizes are compared
@@ -42,6 +46,11 @@ def typical(size: Dim) -> int:
     """A number to compare sizes by, where some are symbolic: what is larger for any value of a symbol is larger."""
     usual = {s.name: max(s.lo, min(s.hi or TYPICAL_SIZE, TYPICAL_SIZE)) for s in symbols(size).values()}
     return int(substitute(size, usual))
+
+
+def is_allowed(group: Group, limits: FusionLimits | None) -> bool:
+    """Whether a kernel is within the limits of its ops and of the buffers that it reads."""
+    return limits is None or limits.allow(len(group.nodes), len(group.read_values))
 
 
 class KernelOf:

@@ -16,17 +16,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from strata.core import f32
 from strata.kernel import Kernel
-from strata.lir.fused import MAX_DEPTH, MOST_OPS, Group, KernelOf, typical
+from strata.lir.fused import MAX_DEPTH, MOST_OPS, Group, KernelOf, is_allowed, typical
 from strata.lir.order import Costs, best_order
 from strata.lir.siblings import join_siblings
 from strata.lir.traits import STEP, Traits, has_kernel, is_inline_constant, is_leaf, traits
 from strata.lir.views import keeps_runs, view_strides
 from strata.mir import Constant, Graph, Input, Node, Param, Value, fixed_values
+
+if TYPE_CHECKING:
+    from strata.passes import FusionLimits
 
 MAX_OPS = 512  # of kernels that are joined: each joining builds both again
 CHEAP = 6  # cost of scalar functions below which computing again beats a store and a load
@@ -56,21 +60,27 @@ def group_graph(
     whole: Callable[[Node], bool] | None = None,
     views: Callable[[Node], bool] | None = None,
     *,
-    fuse: bool = True,
+    limits: FusionLimits | None = None,
 ) -> Grouping:
     """Split a graph into kernels and steps of one op, in an order in which they can run.
 
     `whole` says of a node that has a lowering whether it is better a step of its own; `views`, of a step of its own,
-    whether it reads evenly spaced elements where they lie.
+    whether it reads evenly spaced elements where they lie. `limits` bound the ops and inputs of each kernel.
     """
-    return _Grouper(graph, whole, views, fuse).run()
+    return _Grouper(graph, whole, views, limits).run()
 
 
 class _Grouper:
     def __init__(
-        self, graph: Graph, whole: Callable[[Node], bool] | None, views: Callable[[Node], bool] | None, fuse: bool
+        self,
+        graph: Graph,
+        whole: Callable[[Node], bool] | None,
+        views: Callable[[Node], bool] | None,
+        limits: FusionLimits | None,
     ) -> None:
-        self.graph, self.fuse = graph, fuse
+        self.graph, self.limits = graph, limits
+        self.most_ops = MOST_OPS if limits is None else min(MOST_OPS, limits.max_steps)
+        self.fuse = self.most_ops > 1
         self.order = graph.nodes()
         self.reads_views = {id(n) for n in self.order if views is not None and views(n)}
         self.whole = {id(n) for n in self.order if whole is not None and has_kernel(n.op) and whole(n)}
@@ -218,8 +228,9 @@ class _Grouper:
             return "a scan is computed once"
         if max((depth[v] for u in users for v in u.outputs if v in depth), default=0) >= MAX_DEPTH:
             return f"the kernel would be more than {MAX_DEPTH} ops deep"
-        if any(self.sizes[r] >= MOST_OPS for r in needed):
-            return f"the kernel has {MOST_OPS} ops already"
+        if any(self.sizes[r] >= self.most_ops for r in needed):
+            why = "" if self.most_ops == MOST_OPS else ", the most that the fusion limits allow"
+            return f"the kernel has {self.most_ops} ops already{why}"
         return None
 
     def _is_read_each_run(self, value: Value) -> bool:
@@ -366,10 +377,27 @@ class _Grouper:
             builder.add_update(roots[0])
         else:
             builder.add(roots)
-        wrong = builder.problems()
+        wrong = builder.problems() or self._beyond_limits(group)
         if not wrong:
             group.kernel = builder.k.build()
         return group, wrong
+
+    def _beyond_limits(self, group: Group) -> dict[Value, str]:
+        """What to store so that a kernel reads fewer buffers: the part that reads the most of those it may read."""
+        if is_allowed(group, self.limits):
+            return {}
+        assert self.limits is not None
+        outside, roots = set(group.read_values), set(group.roots)
+        below: dict[Value, set[Value]] = {x: {x} for x in outside}
+        for node in group.nodes:
+            read = set().union(*(below.get(x, ()) for x in node.inputs))
+            below |= {x: read for x in node.outputs if x not in outside}
+        parts = {x: len(read) for x, read in below.items() if x not in outside and x not in roots}
+        fitting = {x: n for x, n in parts.items() if 1 < n <= self.limits.max_inputs}
+        chosen = [max(fitting, key=lambda x: fitting[x])] if fitting else list(parts)
+        return dict.fromkeys(
+            chosen, f"its kernel would read {len(outside)} buffers, {self.limits.max_inputs} are the limit"
+        )
 
     def _own_kernel(self, node: Node) -> Kernel | None:
         return None if id(node) in self.whole else node.op.own_kernel(*(x.type for x in node.inputs))
@@ -397,6 +425,8 @@ class _Grouper:
                 builder = KernelOf(self.stored, merged)
                 builder.add(merged.roots)
                 if builder.depth > MAX_DEPTH or builder.problems() or builder.contractions() > 1:
+                    continue
+                if not is_allowed(merged, self.limits):
                     continue
                 merged.kernel = builder.k.build()
                 reach.replace(producer, group, merged)
@@ -496,7 +526,7 @@ class _Grouper:
                     stack.pop()
         costs = Costs(frozenset(self.results | self.fixed))
         best = best_order(order, lambda group: needs[id(group)], costs)
-        return join_siblings(best, self.stored, self.fixed) if self.fuse else best
+        return join_siblings(best, self.stored, self.fixed, self.limits) if self.fuse else best
 
 
 class _Reach:

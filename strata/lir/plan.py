@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from strata.lir.traits import is_inline_constant, traits
 from strata.lir.views import Spacing, view_strides
 from strata.mir import Constant, Graph, Node, Value, leaf_name
 
+if TYPE_CHECKING:
+    from strata.passes import FusionLimits
+
 
 def plan(
     graph: Graph,
@@ -26,11 +30,11 @@ def plan(
     memory_limit: int | None = None,
     whole: Callable[[Node], bool] | None = None,
     views: Callable[[Node], bool] | None = None,
-    fuse: bool = True,
+    limits: FusionLimits | None = None,
     made_with: str = "",
 ) -> Lir:
-    """Group a graph into kernels and plan its memory. `whole`, `views` and `fuse` are those of `group_graph`."""
-    grouping = group_graph(graph, whole, views, fuse=fuse)
+    """Group a graph into kernels and plan its memory. `whole`, `views` and `limits` are those of `group_graph`."""
+    grouping = group_graph(graph, whole, views, limits=limits)
     lir = _Planner(graph, target or Target.host(), grouping).run(made_with)
     check_limit(lir, memory_limit)
     return lir

@@ -6,17 +6,24 @@ One kernel goes through the rows and writes all of them, so a token takes one st
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from strata.core import Dim
 from strata.kernel import Axis, Reduce, Scan, postorder
-from strata.lir.fused import MOST_OPS, Group, KernelOf
+from strata.lir.fused import MOST_OPS, Group, KernelOf, is_allowed
 from strata.lir.traits import traits
 from strata.mir import Constant, Input, Param, Value
+
+if TYPE_CHECKING:
+    from strata.passes import FusionLimits
 
 MOST_ROOTS = 8  # values that one kernel stores
 ROW = 1 << 14  # elements of a row of all of them: rows are what is handed out to threads, so one must not be long
 
 
-def join_siblings(order: list[Group], stored: set[Value], fixed: set[Value]) -> list[Group]:
+def join_siblings(
+    order: list[Group], stored: set[Value], fixed: set[Value], limits: FusionLimits | None = None
+) -> list[Group]:
     """The same steps in the same order, neighbours joined. What depends on parameters only is stepped over."""
     readers: dict[Value, int] = {}
     for group in order:
@@ -30,7 +37,7 @@ def join_siblings(order: list[Group], stored: set[Value], fixed: set[Value]) -> 
             made.insert(at, group)
             last = None if last is None else at + 1
             continue
-        joined = _joined(made[last], group, stored, readers) if last is not None else None
+        joined = _joined(made[last], group, stored, readers, limits) if last is not None else None
         if joined is not None and last is not None:
             made[last] = joined
         else:
@@ -39,7 +46,9 @@ def join_siblings(order: list[Group], stored: set[Value], fixed: set[Value]) -> 
     return made
 
 
-def _joined(first: Group, second: Group, stored: set[Value], readers: dict[Value, int]) -> Group | None:
+def _joined(
+    first: Group, second: Group, stored: set[Value], readers: dict[Value, int], limits: FusionLimits | None
+) -> Group | None:
     """Both as one kernel, where that is sound and worth it."""
     if first.is_closed or second.is_closed:
         return None
@@ -64,7 +73,7 @@ def _joined(first: Group, second: Group, stored: set[Value], readers: dict[Value
             builder.add_update(root)
         else:
             builder.add([root])
-    if builder.problems():
+    if builder.problems() or not is_allowed(group, limits):
         return None
     group.kernel = builder.k.build()
     return group

@@ -1,21 +1,25 @@
 """Plans for backends that take graphs: as few steps as can be, each a module of many ops, or one op of the host.
 
 What runs on the host cuts a graph: what it needs comes before it, what needs it behind. All else is one module, whose
-kernels and memory are the business of whoever compiles it.
+kernels and memory are the business of whoever compiles it. Where fusion is limited, each group is a module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from strata.core import Target
-from strata.lir.group import Cut
+from strata.lir.group import Cut, group_graph
 from strata.lir.ir import Buffer, Io, Lir, Step
 from strata.lir.memory import check_limit
 from strata.mir import Constant, Graph, Input, Node, Param, Value, leaf_name
+
+if TYPE_CHECKING:
+    from strata.passes import FusionLimits
 
 LABELLED = 6  # ops that the label of a module names
 
@@ -32,8 +36,26 @@ class Stage:
     is_host: bool
 
 
-def stages_of(graph: Graph, on_host: OnHost) -> list[Stage]:
-    """The stages of a graph in an order in which they can run; even levels are modules, odd ones are of the host."""
+def stages_of(graph: Graph, parts: Iterable[tuple[Sequence[Node], bool]]) -> list[Stage]:
+    """Parts of a graph in the order in which they run, each with whether it is of the host, as stages. A value that
+    several parts compute is handed on by the first."""
+    found = []
+    for nodes, is_host in parts:
+        inside = {id(n) for n in nodes}
+        takes = dict.fromkeys(x for n in nodes for x in n.inputs if id(x.node) not in inside)
+        found.append((tuple(nodes), tuple(takes), is_host))
+    wanted = {x for _, takes, _ in found for x in takes} | set(graph.results)
+    stages = []
+    for nodes, taken, is_host in found:
+        gives = tuple(x for n in nodes for x in n.outputs if x in wanted or is_host)
+        wanted.difference_update(gives)
+        if gives:
+            stages.append(Stage(nodes, taken, gives, is_host))
+    return stages
+
+
+def _parts(graph: Graph, on_host: OnHost) -> Iterator[tuple[Sequence[Node], bool]]:
+    """As few parts as can be; even levels are modules, odd ones are of the host."""
     level: dict[int, int] = {}
     own: dict[int, list[Node]] = {}
     for node in graph.nodes():
@@ -43,29 +65,27 @@ def stages_of(graph: Graph, on_host: OnHost) -> list[Stage]:
             continue
         level[id(node)] = below + (below % 2 != on_host(node))
         own.setdefault(level[id(node)], []).append(node)
-    parts: list[list[Node]] = []
     for number in sorted(own):
-        parts += [[n] for n in own[number]] if number % 2 else [own[number]]
-    results = set(graph.results)
-    stages = []
-    for nodes in parts:
-        is_host = level[id(nodes[0])] % 2 == 1
-        inside = {id(n) for n in nodes}
-        read = {x for other in graph.nodes() if id(other) not in inside for x in other.inputs} | results
-        takes = dict.fromkeys(x for n in nodes for x in n.inputs if id(x.node) not in inside)
-        gives = [x for n in nodes for x in n.outputs if x in read or is_host]
-        stages.append(Stage(tuple(nodes), tuple(takes), tuple(gives), is_host))
-    return stages
+        yield from (((n,), True) for n in own[number]) if number % 2 else ((own[number], False),)
 
 
 def plan_stages(
-    graph: Graph, target: Target, on_host: OnHost, *, memory_limit: int | None = None, made_with: str = ""
+    graph: Graph,
+    target: Target,
+    on_host: OnHost,
+    *,
+    memory_limit: int | None = None,
+    limits: FusionLimits | None = None,
+    made_with: str = "",
 ) -> Lir:
-    """The plan of a graph in stages. Only what goes from one stage to another has a buffer."""
+    """The plan of a graph in stages. Only what goes from one stage to another has a buffer. With `limits`, a module
+    has no more than the ops of one kernel."""
     buffers: dict[Value, Buffer] = {}
     for role, leaves in (("input", graph.inputs), ("param", graph.params)):
         buffers |= {x: Buffer(leaf_name(x), x.type, role, leaf_name(x)) for x in leaves}
-    stages = stages_of(graph, on_host)
+    grouping = None if limits is None else group_graph(graph, on_host, limits=limits)
+    parts = _parts(graph, on_host) if grouping is None else ((g.nodes, on_host(g.nodes[0])) for g in grouping.groups)
+    stages = stages_of(graph, parts)
     first = {x: i for i, x in reversed(list(enumerate(graph.results)))}
     death = {x: at for at, stage in enumerate(stages) for x in stage.takes}
     constants: list[np.ndarray] = []
@@ -87,8 +107,9 @@ def plan_stages(
         tuple((leaf_name(x), names[x]) for x in graph.inputs), tuple((leaf_name(x), names[x]) for x in graph.params),
         tuple(names[x] for x in graph.results),
     )  # fmt: skip
+    cuts = _cuts(stages) if grouping is None else tuple(grouping.cuts)
     steps = tuple(_step(at, stage, names) for at, stage in enumerate(stages))
-    lir = Lir(graph, target, tuple(buffers.values()), steps, io, tuple(constants), _cuts(stages), made_with)
+    lir = Lir(graph, target, tuple(buffers.values()), steps, io, tuple(constants), cuts, made_with)
     check_limit(lir, memory_limit)
     return lir
 

@@ -20,22 +20,17 @@ from strata.passes.canonicalize.inline_scan import InlineScan
 from strata.passes.canonicalize.legalize_broadcast import LegalizeBroadcast
 from strata.passes.canonicalize.simplify import Simplify
 from strata.passes.fuse.find_attention import FindAttention
+from strata.passes.fuse.limits import FusionLimits
 from strata.passes.fuse.share_matmul import ShareMatMul
-from strata.passes.fuse_attention import FuseAttentionBlock
-from strata.passes.fuse_matmul import EPILOGUES, FuseMatMulBiasAct
-from strata.passes.fuse_norm_reshape import FuseRmsNormReshape
-from strata.passes.fuse_residual import FuseResidualLN, FuseResidualRmsNorm
-from strata.passes.fuse_swiglu import FuseSwiGLU, FuseSwiGLUDualMatmul
 from strata.passes.layout.layout import ChannelsLast
 from strata.passes.layout.separate_pools import SeparatePools
 from strata.passes.match import Pattern, RuleSet, V, pat
 from strata.passes.memory.rematerialize import Rematerialize, SplitBarriers
-from strata.passes.pipeline import FusionLimits, PassChoices, default_passes
+from strata.passes.pipeline import PassChoices, default_passes
 from strata.passes.quant.insert_quantize import CalibrationEntry, insert_q_dq
 from strata.passes.quant.integer_products import IntegerProducts
 from strata.passes.quant.merge_fake_quantize import MergeFakeQuantize
 from strata.passes.quant.precision import POLICIES, Precision, parse_policy
 from strata.passes.quant.requantize import Requantize
-from strata.passes.regions import MarkElementwiseRegions, UnfuseElementwiseRegions
 
 public_names(globals())

@@ -21,8 +21,7 @@ from strata.mir import Graph, Value, near, origin_of, verify
 class PassContext:
     """What passes may ask: the target, what the backend takes as it is, and whether inexact rules are allowed.
 
-    `claims` names the fused ops that the backend has kernels for; None stands for all of them. A backend that fuses
-    while it groups ops into kernels claims none.
+    `claims` names forms of convolutions that the backend has kernels for; None stands for all of them.
     """
 
     target: Target | None = None

@@ -19,7 +19,7 @@ from strata.runtime.execute.memory import MemoryReport
 from strata.runtime.execute.rows import row_obstacles
 from strata.runtime.execute.session import Session
 from strata.runtime.report.explain import Explanation
-from strata.runtime.report.fusion import FusionReport, MissedFusion, scan
+from strata.runtime.report.fusion import FusionReport, MissedFusion
 from strata.runtime.report.prices import compile_price, run_price
 from strata.runtime.report.profile import Profile
 from strata.runtime.report.tracing import Tracer, trace

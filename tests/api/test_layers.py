@@ -58,7 +58,6 @@ ROOMS = {
     ),
     "passes": (
         ("base",), ("match",), ("canonicalize",), ("quant",), ("layout",), ("fuse",), ("memory",),
-        ("fuse_attention", "fuse_matmul", "fuse_norm_reshape", "fuse_residual", "fuse_swiglu", "regions"),
         ("pipeline",),
     ),
     "runtime": (("report",), ("compile",), ("storage",), ("execute",), ("cache",)),

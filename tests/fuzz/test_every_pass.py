@@ -15,14 +15,11 @@ from tests.fuzz.test_random_graphs import TOLERANCE, random_graph
 
 EVERY = (
     "integer_products", "inline_scan", "simplify", "fold", "requantize", "drop_unused", "lower_control_flow",
-    "find_attention", "fuse_attention_block",
-    "fuse_matmul_bias_act{acts=gelu+silu+relu+tanh+exp}", "fuse_residual_layer_norm", "fuse_residual_rms_norm",
-    "fuse_rms_norm_reshape", "fuse_swiglu_dual", "share_matmul", "fuse_swiglu", "layout", "legalize_broadcast",
+    "find_attention", "layout", "legalize_broadcast",
     "merge_fake_quantize", "separate_pools", "decompose", "check_indices",
     "simplify", "share_matmul", "fold", "split_barriers", "rematerialize{distance=4, size=64}",
-    "mark_regions", "unfuse_regions",
 )  # fmt: skip
-NEEDED = ("decompose", "split_barriers", "unfuse_regions")  # they make what the processor's kernels are for
+NEEDED = ("decompose", "split_barriers")  # they make what the processor's kernels are for
 PRECISION = "precision{policy=f16}"
 
 

@@ -21,7 +21,6 @@ from strata.errors import StrataError
 from strata.mir import REGISTRY, Constant, Graph, constant, evaluate
 from strata.ops import cast
 from strata.passes import PassContext, Pattern, RuleSet
-from strata.passes.fuse_matmul import EPILOGUES, rules
 from strata.passes.match import Variable
 
 INSTANCES = 6  # of each rule
@@ -41,7 +40,6 @@ def rule_sets():
         for name, value in vars(module).items():
             if isinstance(value, RuleSet):
                 yield f"{info.name.rpartition('.')[2]}.{name}", value
-    yield "fuse_matmul.rules", rules(EPILOGUES)
 
 
 CASES = [(f"{where}.{rule.name}", rule) for where, rules_ in rule_sets() for rule in rules_.rules]

@@ -17,7 +17,7 @@ from strata.backends.stablehlo.emit import Text, is_native, write_module
 from strata.core import Target, TensorType, new_lock
 from strata.errors import DeviceError, MemoryLimitError, OptionError
 from strata.lir import Lir, Stage, stages_of
-from strata.mir import Constant, Graph, Node, Op, Value, evaluate_values, leaf_name, run_op
+from strata.mir import Constant, Graph, Node, Op, Value, evaluate_values, leaf_name, run_op, substitute_values
 
 KEPT_SIZES = 32  # sets of sizes that an executable keeps modules for; each is a compile
 
@@ -63,7 +63,9 @@ class XlaBackend:
         """The text of the modules of a plan, by name; none while sizes are open."""
         if lir.symbols:
             return {}
-        return {f"module{at}": text.text for at, (_, text) in enumerate(_written(lir.graph)) if text is not None}
+        return {
+            f"module{at}": text.text for at, (_, text) in enumerate(_written(lir, lir.graph, {})) if text is not None
+        }
 
     def compile(self, lir: Lir) -> XlaExecutable:
         return XlaExecutable(lir, self.client.place(self.index))
@@ -195,7 +197,7 @@ class XlaExecutable:
         graph = self.lir.graph.bind(binding) if binding else self.lir.graph
         if self.spread is not None:
             check_cuts(graph, self.spread)
-        written = _written(graph, self.spread)
+        written = _written(self.lir, graph, binding, self.spread)
         stages, texts = [s for s, _ in written], [t for _, t in written]
         loaded = [None if t is None else self.place.load(t.text, graph.name) for t in texts]
         read = [x for t, s in zip(texts, stages, strict=True) for x in (s.takes if t is None else t.takes)]
@@ -208,9 +210,16 @@ class XlaExecutable:
         return program
 
 
-def _written(graph: Graph, spread: Spread | None = None) -> list[tuple[Stage, Text | None]]:
-    """The stages of a graph with the text of each that is a module."""
-    stages = stages_of(graph, lambda node: not is_native(node.op))
+def _written(
+    lir: Lir, graph: Graph, binding: Mapping[str, int], spread: Spread | None = None
+) -> list[tuple[Stage, Text | None]]:
+    """The stages of a plan, over its graph with sizes, and the text of each that is a module."""
+    old = [Value(n, 0) for n in lir.graph.nodes()]
+    leaves = dict(zip((*lir.graph.inputs, *lir.graph.params), (*graph.inputs, *graph.params), strict=True))
+    new = substitute_values(old, leaves, lambda op: op.bind(binding)) if binding else old
+    alike = {id(a.node): b.node for a, b in zip(old, new, strict=True)}
+    parts = ((list({id(alike[id(n)]): alike[id(n)] for n in s.nodes}.values()), not s.is_module) for s in lir.schedule)
+    stages = stages_of(graph, parts)
     made: list[tuple[Stage, Text | None]] = []
     for at, stage in enumerate(stages):
         name = f"{graph.name}_{at}" if len(stages) > 1 else graph.name

@@ -86,7 +86,7 @@ def policy_takes(backend: Backend, options: CompileOptions) -> Takes:
 
 
 def claims_of(backend: Backend) -> frozenset[str]:
-    """The fused ops that a backend has kernels for; none where it does not say."""
+    """The forms of convolutions that a backend has kernels for; none where it does not say."""
     return frozenset(getattr(backend, "claims", ()))
 
 
@@ -185,7 +185,7 @@ def dispatch_report(program: Any, device: str = "cpu", options: CompileOptions |
     graph = as_graph(program)
     takes = policy_takes(backend, chosen)
     ctx = PassContext(backend.target, takes, claims_of(backend), chosen.exact, config().verify)
-    after, _ = run_passes(default_passes(ctx, chosen.choices(tuple(getattr(backend, "epilogues", ())))), graph, ctx)
+    after, _ = run_passes(default_passes(ctx, chosen.choices), graph, ctx)
     return report_of(graph, after, backend, chosen)
 
 

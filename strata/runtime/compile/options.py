@@ -26,7 +26,7 @@ class CompileOptions:
     precision: str | None = None
     """A precision policy (f16, bf16, mixed_f16, mixed_f16_conservative, mixed_bf16), or `compute=f16+reduction=f32`."""
     fusion: bool | FusionLimits = True
-    """False gives each op a kernel of its own; limits say how far fusion goes."""
+    """False gives each op a kernel of its own; limits say how many ops and inputs a kernel may have."""
     assert_fusion_clean: bool = False
     """Refuse to compile where a fusion that a kernel exists for was missed."""
     memory_limit: int | None = None
@@ -142,15 +142,19 @@ class CompileOptions:
         return ", ".join(f"{name}={binding if name == 'dim_binding' else value!r}" for name, value in shown.items())
 
     @property
-    def limits(self) -> FusionLimits:
-        return self.fusion if isinstance(self.fusion, FusionLimits) else FusionLimits()
+    def limits(self) -> FusionLimits | None:
+        """How far fusion goes; None where nothing limits it."""
+        if isinstance(self.fusion, FusionLimits):
+            return self.fusion
+        return None if self.fusion else FusionLimits(max_steps=1)
 
-    def choices(self, epilogues: tuple[str, ...]) -> PassChoices:
+    @property
+    def choices(self) -> PassChoices:
         """Which optional passes these options ask for."""
         return PassChoices(
-            fusion=self.fusion is not False, limits=self.limits, precision=self.precision, unroll=self.unroll,
+            fusion=self.fusion is not False, precision=self.precision, unroll=self.unroll,
             control_flow=self.control_flow, drop_unused=self.drop_unused,
-            rematerialize=self.rematerialize, check_indices=config().check_indices, epilogues=epilogues,
+            rematerialize=self.rematerialize, check_indices=config().check_indices,
         )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from strata.passes import Pass, PassContext, PassRecord, default_passes, parse_p
 from strata.runtime.compile.dispatch import DispatchReport, as_graph, claims_of, legalize, policy_takes, report_of
 from strata.runtime.compile.options import CompileOptions
 from strata.runtime.report.explain import Explanation, explain_plan
-from strata.runtime.report.fusion import FusionReport, analyze
+from strata.runtime.report.fusion import FusionReport
 
 FORMAT = 2  # of plans: a change of what the text means must change their fingerprints
 
@@ -53,7 +53,6 @@ class CompileResult:
     def dynamic_symbols(self) -> tuple[str, ...]:
         return tuple(sorted(self.lir.symbols))
 
-    @located
     @located
     def specialize(self, binding: Mapping[str, Dim]) -> CompileResult:
         """The same program for fixed sizes: shapes are inferred and planned again. Symbols left out stay symbols."""
@@ -106,12 +105,8 @@ class CompilePipeline:
         options = self.options
         if options.passes is not None:
             return parse_passes(options.passes)
-        chosen = default_passes(self.context, options.choices(self._epilogues))
+        chosen = default_passes(self.context, options.choices)
         return [p for p in chosen if p.name not in options.skip_passes]
-
-    @property
-    def _epilogues(self) -> tuple[str, ...]:
-        return tuple(getattr(self.backend, "epilogues", ("gelu", "silu")))
 
     @located
     def source(self, program: Any) -> Graph:
@@ -137,7 +132,7 @@ class CompilePipeline:
         graph = as_graph(graph)
         made, records = run_passes(self.passes, graph, self.context)
         legalize(made, self.backend, self.options)
-        return made, analyze(graph, made, tuple(records), claims_of(self.backend), self._epilogues)
+        return made, FusionReport(graph, made, tuple(records), lambda: self.plan(made))
 
     @located
     def plan(self, graph: Graph) -> Lir:
@@ -147,7 +142,7 @@ class CompilePipeline:
         made_with = f"strata {_version()} format {FORMAT}; {options.key}; {config().key_fields()}; {backend.name}"
         lir = self._in_stages(graph, made_with) or plan(
             graph, backend.target, memory_limit=options.memory_limit, whole=backend.runs_whole,
-            views=backend.reads_views, fuse=options.fusion is not False, made_with=made_with,
+            views=backend.reads_views, limits=options.limits, made_with=made_with,
         )  # fmt: skip
         if options.tune == "beam":
             lir = self._tuned(lir)
@@ -160,8 +155,8 @@ class CompilePipeline:
         on_host = getattr(self.backend, "runs_on_host", None)
         if on_host is None:
             return None
-        limit = self.options.memory_limit
-        return plan_stages(graph, self.backend.target, on_host, memory_limit=limit, made_with=made_with)
+        limit, fusion = self.options.memory_limit, self.options.limits
+        return plan_stages(graph, self.backend.target, on_host, memory_limit=limit, limits=fusion, made_with=made_with)
 
     def _tuned(self, lir: Lir) -> Lir:
         """Schedules by measuring: seconds a kernel the first time, so that a terminal shows how far it is."""
@@ -193,12 +188,10 @@ class CompilePipeline:
             raise
 
     def _compile_graph(self, graph: Graph) -> CompileResult:
-        optimized, report = self.optimize(graph)
-        lir = self.plan(optimized)
-        report = report.with_plan(lir)
+        _, report = self.optimize(graph)
         if self.options.assert_fusion_clean:
             report.require_clean()
-        return CompileResult(lir, report, self, graph)
+        return CompileResult(report.lir, report, self, graph)
 
     def compile_training(self, program: Any, wrt: Sequence[str] | None = None) -> TrainingResult:
         """A program with one output and its gradients: the backward program computes the loss too, planned as one."""
@@ -223,7 +216,7 @@ class CompilePipeline:
                 parts.append((f"pass {one}", graph_diff(current, made)))
             current = made
         lir = self.plan(current)
-        report = analyze(graph, current, (), claims_of(self.backend)).with_plan(lir)
+        report = FusionReport(graph, current, (), lambda: lir)
         parts += [
             ("MIR optimized", str(current)),
             ("LIR", _lir_header(lir) + "\n" + show_module(lir)),
