@@ -11,26 +11,38 @@ import numpy as np
 
 from strata.backends.llvm.gemm.driver import emit_contraction
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site
-from strata.backends.llvm.gemm.pack_b import PACK_SLOTS, emit_pack_b
+from strata.backends.llvm.gemm.pack_b import PACK_SLOTS, Panels, emit_pack_b
 from strata.backends.llvm.gemm.spec import Contraction
 from strata.backends.llvm.ir.builder import Module
 from strata.backends.llvm.ir.registers import memory_type
 from strata.backends.llvm.jit.jit import Code, compile_and_load
-from strata.core import DType, as_dtype
+from strata.core import Target, as_dtype
 
 Array = np.ndarray
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
 @cache
-def build(spec: Contraction, source: DType, epilogue: Epilogue | None) -> Code:
+def build(spec: Contraction, epilogue: Epilogue | None) -> Code:
     module = Module(spec.target.triple)
-    names = [emit_contraction(module, spec, epilogue, "gemm"), emit_pack_b(module, spec.panels(source), "pack")]
-    return compile_and_load(module.text(), names, spec.target)
+    emit_contraction(module, spec, epilogue, "kernel")
+    return _compiled(module.text(), spec.target)
 
 
-def call(code: Code, name: str, block: Array, ranges: Iterable[tuple[int, int]]) -> None:
-    kernel = _KERNEL(code.address(name))
+@cache
+def build_pack(panels: Panels) -> Code:
+    module = Module(panels.target.triple)
+    emit_pack_b(module, panels, "kernel")
+    return _compiled(module.text(), panels.target)
+
+
+@cache  # specifications that differ often have the same text
+def _compiled(text: str, target: Target) -> Code:
+    return compile_and_load(text, ["kernel"], target)
+
+
+def call(code: Code, block: Array, ranges: Iterable[tuple[int, int]]) -> None:
+    kernel = _KERNEL(code.address("kernel"))
     for begin, end in ranges:
         kernel(block.ctypes.data, begin, end)
 
@@ -39,7 +51,7 @@ def strides(array: Array) -> list[int]:
     return [s // array.itemsize for s in array.strides]
 
 
-def pack(spec: Contraction, b: Array, epilogue: Epilogue | None = None) -> Array:
+def pack(spec: Contraction, b: Array) -> Array:
     """B [batch…, k, n] as the kernel reads it; batches of stride 0 are packed once."""
     if spec.b_rows:
         return b
@@ -55,7 +67,7 @@ def pack(spec: Contraction, b: Array, epilogue: Epilogue | None = None) -> Array
     )  # fmt: skip
     block = np.array([values[name] for name in PACK_SLOTS], np.int64)
     count = panels.chunks(n, len(flat))
-    call(build(spec, source, epilogue), "pack", block, [(i, i + 1) for i in range(count)])
+    call(build_pack(panels), block, [(i, i + 1) for i in range(count)])
     return packed
 
 
@@ -95,11 +107,11 @@ def run(
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     if out is None:
         out = np.full(shape, 77, spec.element(spec.out).np)
-    packed = pack(spec, b, epilogue)
+    packed = pack(spec, b)
     block = argument_block(spec, a, packed, b, out, operands or {})
     count = int(spec.chunk_count(a.shape[-2], b.shape[-1], math.prod(shape[:-2]), a.shape[-1]))
     ranges = [(i, min(i + split, count)) for i in range(0, count, split)]
-    call(build(spec, as_dtype(b.dtype), epilogue), "gemm", block, reversed(ranges))
+    call(build(spec, epilogue), block, reversed(ranges))
     return out
 
 
