@@ -67,7 +67,7 @@ class DecoderConfig:
     rope: Rope = Rope()
     local_rope: Rope | None = None  # of layers with a window, where it differs
     interleaved: bool = False  # pairs of neighbours turn, as in GGUF files of Llama
-    windows: tuple[int | None, ...] = ()  # keys that each layer sees, None for all
+    windows: tuple[int | None, ...] = ()  # keys that layers see, in turn, None for all
     turns: tuple[bool, ...] = ()  # whether each layer has rotary positions; empty is all
     norm_offset: float = 0.0  # Gemma stores its norms' weights less 1
     embedding_scale: float = 1.0
@@ -110,7 +110,7 @@ class DecoderConfig:
         return self.n_rot or self.head_dim
 
     def window(self, layer: int) -> int | None:
-        return self.windows[layer] if self.windows else None
+        return self.windows[layer % len(self.windows)] if self.windows else None
 
 
 def from_json(found: dict[str, Any]) -> DecoderConfig:
@@ -147,12 +147,12 @@ def from_json(found: dict[str, Any]) -> DecoderConfig:
 
 
 def _windows(family: str, found: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
-    """The keys that each layer sees; empty where all see all."""
+    """The keys that layers see, in turn; empty where all see all."""
     if found.get("sliding_window") is None or (family == "qwen2" and not found.get("use_sliding_window")):
         return ()
     window, kinds = whole(found, "sliding_window"), of_layers(found, "layer_types", layers)
     if kinds is None:
-        return tuple(window if family != "gemma2" or i % 2 == 0 else None for i in range(layers))
+        return (window, None) if family == "gemma2" else (window,)
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
@@ -239,7 +239,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> Decode
     window = size("attention.sliding_window", 0, least=0)
     gemma = family.startswith("gemma")
     period = {"gemma2": 2, "gemma3": 6}.get(family, 1)
-    sees = tuple(window if period == 1 or (i + 1) % period else None for i in range(layers)) if window else ()
+    sees = () if not window else (window,) if period == 1 else (*[window] * (period - 1), None)
     return DecoderConfig(
         family, int(table.shape[0]), hidden, layers, heads, size("attention.head_count_kv", heads), head_dim,
         size("feed_forward_length"), size("context_length"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import strata as st
 from strata.errors import FileError
 from strata.io import save_gguf, save_safetensors
+from strata.models.decoder_config import from_json
 from tests.fuzz.mutate.configs import DECODER, ENCODER, GPT2, LONG, MODERN, SHORT, shapes
 from tests.fuzz.mutate.weights import tiny_decoder
 
@@ -73,6 +75,19 @@ def test_the_message_names_both_numbers_of_layers(tmp_path: Path) -> None:
     )
     with pytest.raises(FileError, match="has 1000000000 layers, the weights have 1"):
         st.load(place)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_nothing_is_made_for_layers_that_no_weights_back(family: str) -> None:
+    many = {**DECODER, "model_type": family, "num_hidden_layers": 10**7, "layer_types": None, "no_rope_layers": None}
+    tracemalloc.start()
+    try:
+        config = from_json(many)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    window = DECODER["sliding_window"]
+    assert [config.window(i) for i in range(4)] == ([window, None] * 2 if family == "gemma2" else [window] * 4)
 
 
 @pytest.mark.parametrize(
