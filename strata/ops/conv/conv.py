@@ -331,8 +331,8 @@ class ConvBackwardInput(Convolving):
 
     def numpy(self, dy: np.ndarray, w: np.ndarray) -> np.ndarray:
         x = np.zeros(self.shape, dy.dtype)
-        for image, outputs, inputs, tap, place, at in _taps(self, x.shape, dy.shape, w.shape):
-            x[(image, inputs, *place)] += w[(outputs, slice(None), *tap)].T @ dy[(image, outputs, *at)]
+        for outputs, inputs, tap, place, at in _taps(self, x.shape, dy.shape, w.shape):
+            x[(slice(None), inputs, *place)] += dy[(slice(None), outputs, *at)] @ w[(outputs, slice(None), *tap)]
         return x
 
     def decompose(self, dy: Value, w: Value) -> Value:
@@ -371,8 +371,8 @@ class ConvBackwardWeight(Convolving):
 
     def numpy(self, x: np.ndarray, dy: np.ndarray) -> np.ndarray:
         w = np.zeros(self.shape, x.dtype)
-        for image, outputs, inputs, tap, place, at in _taps(self, x.shape, dy.shape, w.shape):
-            w[(outputs, slice(None), *tap)] += np.outer(dy[(image, outputs, *at)], x[(image, inputs, *place)])
+        for outputs, inputs, tap, place, at in _taps(self, x.shape, dy.shape, w.shape):
+            w[(outputs, slice(None), *tap)] += dy[(slice(None), outputs, *at)].T @ x[(slice(None), inputs, *place)]
         return w
 
     def decompose(self, x: Value, dy: Value) -> Value:
@@ -395,7 +395,7 @@ class ConvBackwardWeight(Convolving):
 
 
 def _taps(op_: Convolving, x: Sequence[int], dy: Sequence[int], w: Sequence[int]) -> Any:
-    """Every (image, outputs and inputs of a group, tap, input place, output place) that meet in a convolution."""
+    """Every (outputs and inputs of a group, tap, input place, output place) that meet in a convolution."""
     groups = op_.groups.__index__()
     for group in range(groups):
         outputs = slice(group * w[0] // groups, (group + 1) * w[0] // groups)
@@ -407,5 +407,4 @@ def _taps(op_: Convolving, x: Sequence[int], dy: Sequence[int], w: Sequence[int]
                     for t, s, j, d, p in zip(at, op_.stride, tap, op_.dilation, op_.padding, strict=True)
                 ]
                 if all(0 <= p < n for p, n in zip(place, x[2:], strict=True)):
-                    for image in range(x[0]):
-                        yield image, outputs, inputs, tap, place, at
+                    yield outputs, inputs, tap, place, at
