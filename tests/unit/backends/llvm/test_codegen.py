@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import strata
+from strata.backends.llvm.codegen import kernels
 from strata.backends.llvm.codegen.compile import lower
 from strata.backends.llvm.executor.arena import Arena
 from strata.backends.llvm.executor.thread_pool import native_code
@@ -24,7 +25,6 @@ from strata.backends.llvm.ir.builder import Module
 from strata.backends.llvm.ir.overrides import NativeOp, Planned
 from strata.backends.llvm.jit import isolate, jit
 from strata.backends.llvm.jit.calling_convention import Loops, Product, read_usage
-from strata.backends.llvm.jit.generator import kernels
 from strata.backends.llvm.jit.isolate import KNOWN, is_unusual
 from strata.backends.llvm.jit.outlined_functions import split
 from strata.backends.llvm.jit.worker_process import Died

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import strata as st
+from strata.backends.llvm.codegen import tune
 from strata.backends.llvm.codegen.compile import compile_kernel, lower, machine_of
-from strata.backends.llvm.jit.generator import tune
 from strata.core import Target, f64, sym
 from strata.kernel import Changes
 from strata.lir import parse_module, show_module
