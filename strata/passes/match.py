@@ -6,16 +6,15 @@
     def log_of_softmax(x, axis): ...
 
 A pattern names an op and its inputs; `V.name` binds a value or a field, and binding a name twice asks for the same
-value. A number stands for a constant of that value in any dtype and shape. `.once` asks that nothing else uses the
-matched value, results of the graph counting as uses. Commutative ops match in both orders. A rule
-returns None to decline.
+value. A number stands for a constant of that value in any dtype and shape. Commutative ops match in both
+orders. A rule returns None to decline.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -49,11 +48,6 @@ class Pattern:
     op: str
     inputs: tuple[Any, ...]
     fields: tuple[tuple[str, Any], ...] = ()
-    single_use: bool = False
-
-    @property
-    def once(self) -> Pattern:
-        return replace(self, single_use=True)
 
 
 class _Patterns:
@@ -95,7 +89,7 @@ class RuleSet:
         for rule in self.rules:
             if rule.exact or not ctx.exact:
                 by_op[rule.pattern.op].append(rule)
-        return rewrite_each(graph, lambda value, uses: _apply(by_op.get(value.node.op.name, ()), value, uses), made_by)
+        return rewrite_each(graph, lambda value, _: _apply(by_op.get(value.node.op.name, ()), value), made_by)
 
 
 def rewrite_each(graph: Graph, step: Callable[[Value, Uses], Value | None], made_by: str) -> Graph:
@@ -140,9 +134,9 @@ class Uses:
         return self._count.get(value, 1)
 
 
-def _apply(rules: Sequence[Rule], value: Value, uses: Uses) -> Value | None:
+def _apply(rules: Sequence[Rule], value: Value) -> Value | None:
     for rule in rules:
-        for bound in match(rule.pattern, value, uses, root=True):
+        for bound in match(rule.pattern, value):
             made = rule.body(**bound)
             if made is None or made == value:
                 continue
@@ -154,14 +148,12 @@ def _apply(rules: Sequence[Rule], value: Value, uses: Uses) -> Value | None:
     return None
 
 
-def match(pattern: Any, value: Value, uses: Uses | None = None, *, root: bool = False) -> Iterator[dict[str, Any]]:
+def match(pattern: Any, value: Value) -> Iterator[dict[str, Any]]:
     """All ways in which a pattern matches a value, as bindings."""
-    yield from _match(pattern, value, {}, uses, root)
+    yield from _match(pattern, value, {})
 
 
-def _match(
-    pattern: Any, value: Value, bound: dict[str, Any], uses: Uses | None, root: bool
-) -> Iterator[dict[str, Any]]:
+def _match(pattern: Any, value: Value, bound: dict[str, Any]) -> Iterator[dict[str, Any]]:
     match pattern:
         case Variable(name):
             if name not in bound:
@@ -169,7 +161,7 @@ def _match(
             elif bound[name] == value:
                 yield bound
         case Pattern():
-            yield from _match_op(pattern, value, bound, uses, root)
+            yield from _match_op(pattern, value, bound)
         case bool() | int() | float():
             if is_constant(value, pattern):
                 yield bound
@@ -177,17 +169,13 @@ def _match(
             raise VerifyError(f"{pattern!r} is not a pattern", code="V303")
 
 
-def _match_op(
-    pattern: Pattern, value: Value, bound: dict[str, Any], uses: Uses | None, root: bool
-) -> Iterator[dict[str, Any]]:
+def _match_op(pattern: Pattern, value: Value, bound: dict[str, Any]) -> Iterator[dict[str, Any]]:
     op = value.node.op
     if pattern.op == "constant":
         if isinstance(op, Constant) and pattern.inputs:
             yield {**bound, pattern.inputs[0].name: value}
         return
     if op.name != pattern.op or value.index != 0 or len(value.node.inputs) != len(pattern.inputs):
-        return
-    if pattern.single_use and not root and uses is not None and uses.of(value) != 1:
         return
     for key, wanted in pattern.fields:
         found = getattr(op, key)
@@ -201,7 +189,7 @@ def _match_op(
     for inputs in orders:
         states = [bound]
         for sub, x in zip(inputs, value.node.inputs, strict=True):
-            states = [found for state in states for found in _match(sub, x, state, uses, False)]
+            states = [found for state in states for found in _match(sub, x, state)]
         yield from states
 
 
