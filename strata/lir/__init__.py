@@ -1,7 +1,7 @@
 """The plan (LIR): grouping into kernels, schedule, buffers, memory; verified and printed like every other stage."""
 
 from strata.lir.donation import may_take_over
-from strata.lir.group import Cut, Group, Grouping, group_graph
+from strata.lir.fusion import Cut, Group, Grouping, group_graph
 from strata.lir.ir import Buffer, Io, Lir, Placement, Step
 from strata.lir.manifest import Binding, BindingManifest, manifest
 from strata.lir.memory import check_limit, memory_report, memory_svg, pack

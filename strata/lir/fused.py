@@ -53,6 +53,21 @@ def is_allowed(group: Group, limits: FusionLimits | None) -> bool:
     return limits is None or limits.allow(len(group.nodes), len(group.read_values))
 
 
+def beyond_limits(group: Group, limits: FusionLimits | None) -> dict[Value, str]:
+    """What to store so that a kernel reads fewer buffers: the part that reads the most of those it may read."""
+    if limits is None or is_allowed(group, limits):
+        return {}
+    outside, roots = set(group.read_values), set(group.roots)
+    below: dict[Value, set[Value]] = {x: {x} for x in outside}
+    for node in group.nodes:
+        read = set().union(*(below.get(x, ()) for x in node.inputs))
+        below |= {x: read for x in node.outputs if x not in outside}
+    parts = {x: len(read) for x, read in below.items() if x not in outside and x not in roots}
+    fitting = {x: n for x, n in parts.items() if 1 < n <= limits.max_inputs}
+    chosen = [max(fitting, key=lambda x: fitting[x])] if fitting else list(parts)
+    return dict.fromkeys(chosen, f"its kernel would read {len(outside)} buffers, {limits.max_inputs} are the limit")
+
+
 class KernelOf:
     """Builds the kernel expression of some roots, and says what keeps it from being one kernel."""
 

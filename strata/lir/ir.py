@@ -16,7 +16,7 @@ import numpy as np
 
 from strata.core import Dim, Symbol, Target, TensorType
 from strata.kernel import Kernel, show_kernel
-from strata.lir.group import Cut
+from strata.lir.fusion import Cut
 from strata.lir.views import Spacing, read_view
 from strata.mir import Graph, Node
 

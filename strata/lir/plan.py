@@ -12,7 +12,7 @@ import numpy as np
 from strata.core import Target
 from strata.kernel import Expr, Kernel, Load, Reduce, Scan, postorder
 from strata.lir.fused import Group
-from strata.lir.group import Grouping, group_graph
+from strata.lir.fusion import Grouping, group_graph
 from strata.lir.ir import Buffer, Io, Lir, Step
 from strata.lir.memory import check_limit
 from strata.lir.traits import is_inline_constant, traits

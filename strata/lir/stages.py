@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strata.core import Target
-from strata.lir.group import Cut, group_graph
+from strata.lir.fusion import Cut, group_graph
 from strata.lir.ir import Buffer, Io, Lir, Step
 from strata.lir.memory import check_limit
 from strata.mir import Constant, Graph, Input, Node, Param, Value, leaf_name

@@ -11,7 +11,7 @@ from strata.errors import OptionError
 class FusionLimits:
     """How far fusion goes: the most ops that one kernel computes, and the most buffers that it reads.
 
-    An op alone is a kernel whatever its inputs."""
+    An op alone is a kernel whatever its inputs. The body of a loop is planned on its own, without limits."""
 
     max_steps: int = 32
     max_inputs: int = 16

@@ -1,4 +1,4 @@
-"""Grouping: which values of a graph are stored, and which are computed inside the kernels that read them.
+"""Fusion: which values of a graph are stored, and which are computed inside the kernels that read them.
 
 Every stored value is the root of a kernel, which pulls in its producers until it reaches other stored values:
 - results of the graph, operands and results of host ops, operands of contractions that are more than a view are stored;
@@ -22,7 +22,7 @@ import numpy as np
 
 from strata.core import f32
 from strata.kernel import Kernel
-from strata.lir.fused import MAX_DEPTH, MOST_OPS, Group, KernelOf, is_allowed, typical
+from strata.lir.fused import MAX_DEPTH, MOST_OPS, Group, KernelOf, beyond_limits, is_allowed, typical
 from strata.lir.order import Costs, best_order
 from strata.lir.siblings import join_siblings
 from strata.lir.traits import STEP, Traits, has_kernel, is_inline_constant, is_leaf, traits
@@ -377,27 +377,10 @@ class _Grouper:
             builder.add_update(roots[0])
         else:
             builder.add(roots)
-        wrong = builder.problems() or self._beyond_limits(group)
+        wrong = builder.problems() or beyond_limits(group, self.limits)
         if not wrong:
             group.kernel = builder.k.build()
         return group, wrong
-
-    def _beyond_limits(self, group: Group) -> dict[Value, str]:
-        """What to store so that a kernel reads fewer buffers: the part that reads the most of those it may read."""
-        if is_allowed(group, self.limits):
-            return {}
-        assert self.limits is not None
-        outside, roots = set(group.read_values), set(group.roots)
-        below: dict[Value, set[Value]] = {x: {x} for x in outside}
-        for node in group.nodes:
-            read = set().union(*(below.get(x, ()) for x in node.inputs))
-            below |= {x: read for x in node.outputs if x not in outside}
-        parts = {x: len(read) for x, read in below.items() if x not in outside and x not in roots}
-        fitting = {x: n for x, n in parts.items() if 1 < n <= self.limits.max_inputs}
-        chosen = [max(fitting, key=lambda x: fitting[x])] if fitting else list(parts)
-        return dict.fromkeys(
-            chosen, f"its kernel would read {len(outside)} buffers, {self.limits.max_inputs} are the limit"
-        )
 
     def _own_kernel(self, node: Node) -> Kernel | None:
         return None if id(node) in self.whole else node.op.own_kernel(*(x.type for x in node.inputs))
