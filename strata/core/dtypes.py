@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,13 @@ class DType:
     def real(self) -> DType:
         """The type of one component of a complex number; itself otherwise."""
         return {"c64": f32, "c128": f64}.get(self.name, self)
+
+    @property
+    def lowest(self) -> float:
+        """Below every other number of a float type: minus infinity, or the least number where there is no infinity."""
+        low = float(np.array(-math.inf, np.float32).astype(self.np))
+        least: Any = ml_dtypes.finfo(self.np).min if math.isnan(low) else low  # type: ignore[no-untyped-call]
+        return float(least)
 
     def __getitem__(self, shape: Dim | tuple[Dim, ...]) -> TensorType:
         from strata.core.types import TensorType  # types are made of dtypes: the one upward reference

@@ -11,6 +11,7 @@ from strata import ops
 from strata.core import TensorType, as_dtype, f32, f64, sym
 from strata.errors import OptionError, ShapeError
 from strata.mir import Graph, evaluate, evaluate_values, placeholder, pullback, pushforward
+from strata.runtime import Session
 
 RNG = np.random.default_rng(7)
 
@@ -211,3 +212,30 @@ def test_mistakes() -> None:
         ops.attention(q, q, q, layout="bhsd", softcap=0.0)
     with pytest.raises(OptionError, match="key flags"):
         ops.attention(q, q, q, placeholder("m", f32[2, 3]), layout="bhsd")
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+@pytest.mark.parametrize("dtype", ["f8e4m3", "f8e5m2", "f16", "bf16"])
+@pytest.mark.parametrize("given", ["f32", "own"])
+def test_an_added_mask_drops_what_a_boolean_one_drops(given: str, dtype: str, device: str) -> None:
+    """Also where the type has no infinity: minus infinity is NaN in it."""
+    rng, kind = np.random.default_rng(5), as_dtype(dtype)
+    feeds = {name: rng.standard_normal((1, 2, 4, 8)).astype(kind.np) for name in "qkv"}
+    keep = rng.random((1, 1, 4, 4)) > 0.4
+    keep[..., 0] = True
+    feeds["keep"], feeds["lengths"] = keep, np.array([3])
+    feeds["bias"] = np.where(keep, 0, -np.inf).astype(np.float32 if given == "f32" else kind.np)
+    g = Graph("masks")
+    q, k, v = (g.input(name, (1, 2, 4, 8), kind) for name in "qkv")
+    flags, length = g.input("keep", keep.shape, "bool"), g.input("lengths", (1,), "i64")
+    bias = g.input("bias", keep.shape, "f32" if given == "f32" else kind)
+    results = [
+        ops.attention(q, k, v, mask, mask_kind=name, layout="bhsd", lengths=n)
+        for n in (None, length)
+        for mask, name in ((flags, "custom"), (bias, "bias"))
+    ]
+    found = Session(device).compile(g.outputs(*results)).run(feeds)
+    assert all(x.dtype is kind for x in results)
+    for one, other in (found[:2], found[2:]):
+        assert np.isfinite(other.astype(np.float32)).all()
+        assert np.array_equal(one, other)

@@ -251,7 +251,7 @@ def _reduce_samples(terms: list[Value], mode: str, used: Value, y_counts: Value,
         reshape(y_counts, (*y_counts.shape[:1], 1, y_counts.shape[2], 1, 1, 1)),
         reshape(x_counts, (*x_counts.shape[:1], 1, 1, 1, x_counts.shape[2], 1)),
     )
-    return METHODS["max"](METHODS["where"](counted, best, _number(-np.inf, best)), (2, 4))
+    return METHODS["max"](METHODS["where"](counted, best, _number(best.dtype.lowest, best)), (2, 4))
 
 
 @function()
@@ -265,7 +265,7 @@ def max_roi_pool(x: Operand, rois: Operand, pooled_shape: Sequence[int], spatial
     total_rois = boxes.shape[0]
     image, x1, y1, x2, y2 = (reshape(narrow(boxes, 1, i, 1), (total_rois,)) for i in range(5))
     out = METHODS["gather"](value, METHODS["cast"](image, i64), 0)
-    lowest = _number(-np.inf, out)
+    lowest = _number(out.dtype.lowest, out)
     for axis, bins, start, end in ((3, pooled_shape[1], x1, x2), (2, pooled_shape[0], y1, y2)):
         inside = _roi_bins(start, end, value.shape[axis], bins, spatial_scale)
         if axis == 3:  # [R, C, H, bins, W]

@@ -198,8 +198,9 @@ def _cells(sizes: Sequence[Dim], fields: Fields, counted: Pairs) -> Value:
             first: Any = padding[axis][0]
             below: Any = -low
             above: Any = size + high
-            places = np.arange(count)[:, None] * stride[axis] + np.arange(kernel[axis]) * dilation[axis] - first
-            cells = constant(((places >= below) & (places < above)).sum(1).astype(np.float64))
+            start = np.arange(count) * stride[axis] - first
+            ends = (np.clip(-((start - end) // dilation[axis]), 0, kernel[axis]) for end in (above, below))
+            cells = constant(np.subtract(*ends).astype(np.float64))  # taps before the end, less those before the start
         result = result * reshape(cells, (*cells.shape, *tail))
     return result
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from strata.core import Dim, DType, bool_, divide_exactly, i32, i64
+from strata.core import Dim, DType, bool_, divide_exactly, f32, i32, i64
 from strata.errors import DTypeError, OptionError, ShapeError
 from strata.mir import Value, constant, function
 from strata.ops.base.creation import dim_size, iota
 from strata.ops.base.frontend import Operand, as_value, promoted
 from strata.ops.base.movement import broadcast_to, reshape
-from strata.ops.elementwise.logic import cast, logical_and, where
+from strata.ops.elementwise.logic import cast, isnan, logical_and, where
 from strata.ops.nn.attention import LAYOUTS, Attention, AttentionBackward
 
 
@@ -59,7 +60,10 @@ def _mask_operand(mask: Operand, kind: str | None, dtype: DType, what: str) -> t
     if value.ndim > 4:
         raise ShapeError(f"{what}: the mask {value.type} has more than 4 axes", code="S264")
     if kind == "bias":
-        value = cast(value, dtype)
+        lost = value if value.dtype.is_float and math.isfinite(value.dtype.lowest) else None
+        value = cast(value, f32 if math.isfinite(dtype.lowest) else dtype)
+        if lost is not None:  # what minus infinity becomes where there is none
+            value = where(isnan(lost), constant(-np.inf, value.dtype), value)
     elif not value.dtype.is_bool:
         value = value >= 0.5 if value.dtype.is_float else cast(value, bool_)
     if kind == "custom" and value.ndim in (2, 3):  # [B, Sk] and [B, Sq, Sk]
@@ -73,7 +77,10 @@ def _build(
     mask_kind: str | None, causal: bool, window: int | None, scale: float | None, softcap: float | None,
     layout: str | None, offset: Any, lengths: Any, what: str,
 ) -> tuple[dict[str, Any], list[Value], list[Value]]:  # fmt: skip
-    """The fields of the op, (q, k, v), and the extra inputs."""
+    """The fields of the op, (q, k, v), and the extra inputs.
+
+    Where a mask is added to numbers of a type without infinities, all of them are f32: minus infinity would be NaN.
+    """
     query, key, value = promoted(q, k, v)
     if not query.dtype.is_float:
         raise DTypeError(f"{what}: needs floats, got {query.type}", code="D104")
@@ -97,6 +104,7 @@ def _build(
     kind = "none"
     if mask is not None:
         operand, kind = _mask_operand(mask, mask_kind if mask_kind in ("custom", "bias") else None, query.dtype, what)
+        query, key, value = (cast(x, operand.dtype) if kind == "bias" else x for x in (query, key, value))
         extra.append(operand)
     keys_axis, queries_axis = (2, 2) if layout == "bhsd" else (-3, -3) if layout == "bshd" else (-2, -2)
     if lengths is not None:
@@ -143,7 +151,7 @@ def attention(
         q, k, v, mask, num_heads=num_heads, kv_heads=kv_heads, mask_kind=mask_kind, causal=causal, window=window,
         scale=scale, softcap=softcap, layout=layout, offset=offset, lengths=lengths, what="attention",
     )  # fmt: skip
-    return Attention(**fields)(*main, *extra)
+    return cast(Attention(**fields)(*main, *extra), promoted(q, k, v)[0].dtype)
 
 
 @function()
@@ -158,7 +166,9 @@ def attention_backward(
         q, k, v, mask, num_heads=num_heads, kv_heads=kv_heads, mask_kind=mask_kind, causal=causal, window=window,
         scale=scale, softcap=softcap, layout=layout, offset=offset, lengths=lengths, what="attention_backward",
     )  # fmt: skip
-    grads: tuple[Value, ...] = AttentionBackward(**fields)(*main, cast(as_value(dy), main[0].dtype), *extra)
+    dtype = promoted(q, k, v)[0].dtype
+    made = AttentionBackward(**fields)(*main, cast(as_value(dy), main[0].dtype), *extra)
+    grads: tuple[Value, ...] = tuple(cast(x, dtype) for x in made)
     if wrt is None:
         return grads
     names = ("query", "key", "value", "bias")[: len(grads)]

@@ -68,7 +68,7 @@ def _empty_extreme(x: Value, axis: Any, keepdims: bool, *, low: bool) -> Value:
         d for i, d in enumerate(x.shape) if i not in axes
     ]  # fmt: skip
     if x.dtype.is_float:
-        return ops.full(shape, float("-inf") if low else float("inf"), x.dtype)
+        return ops.full(shape, x.dtype.lowest if low else -x.dtype.lowest, x.dtype)
     bits = x.dtype.bits - (x.dtype.kind == "int")
     extreme = (0 if x.dtype.kind == "uint" else -(1 << bits)) if low else (1 << bits) - 1
     return ops.full(shape, extreme, x.dtype)
