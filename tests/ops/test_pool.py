@@ -13,7 +13,7 @@ import strata as st
 from strata import ops
 from strata.core import TensorType, f32, sym
 from strata.errors import OptionError, ShapeError
-from strata.mir import Value, constant, evaluate_values, placeholder, pullback, pushforward
+from strata.mir import Constant, Graph, Value, constant, evaluate_values, placeholder, pullback, pushforward, toposort
 from strata.ops.conv.windows import empty_window
 
 RNG = np.random.default_rng(3)
@@ -293,3 +293,14 @@ def test_sums_of_windows_do_not_overflow(dtype: str, device: str) -> None:
     for got, want in zip(results, (2048, 2048, 2048, 8192, 32768, 2048), strict=True):
         assert got.dtype == x.dtype.np
         np.testing.assert_array_equal(got.astype(np.float32), want)
+
+
+def test_cells_of_large_windows_are_counted_without_listing_them() -> None:
+    """As many pairs of windows and taps as these would take 80 GB."""
+    g = Graph("large")
+    x = g.input("x", f32[1, 1, 200_000])
+    y = ops.avg_pool1d(x, 100_001, 1, padding=50_000, count_include_pad=False)
+    cells = next(n.op.data.array for n in toposort([y]) if isinstance(n.op, Constant) and n.op.data.array.size > 1)
+    at = np.arange(200_000)
+    wanted = np.minimum(at + 50_000, 199_999) - np.maximum(at - 50_000, 0) + 1
+    assert np.array_equal(np.sort(cells.reshape(-1)), np.sort(wanted))
