@@ -111,6 +111,8 @@ class Config:
     """Bytes of texts and lists that filling in a chat template may make, all steps together."""
     max_template_seconds: float = 3.0
     """Seconds of a core that filling in a chat template may take."""
+    max_tokenizer_seconds: float = 4.0
+    """Seconds that the regular expressions of a tokenizer may take for a text, and for each million characters."""
     max_seconds: float = 120.0
     """Seconds that reading an ONNX model may take; compiling and running do not count."""
     code_settings: tuple[Any, ...] = field(init=False, repr=False, compare=False, default=())
@@ -214,6 +216,7 @@ _CHECKS: dict[str, Callable[[str, object], object]] = {
     "max_steps": _check_count,
     "max_template_bytes": _check_count,
     "max_template_seconds": _check_seconds,
+    "max_tokenizer_seconds": _check_seconds,
     "max_seconds": _check_seconds,
 }
 
@@ -242,6 +245,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "STRATA_MAX_STEPS": ("max_steps", _read_int),
     "STRATA_MAX_TEMPLATE_BYTES": ("max_template_bytes", _read_int),
     "STRATA_MAX_TEMPLATE_SECONDS": ("max_template_seconds", _read_number),
+    "STRATA_MAX_TOKENIZER_SECONDS": ("max_tokenizer_seconds", _read_number),
     "STRATA_MAX_SECONDS": ("max_seconds", _read_number),
 }
 

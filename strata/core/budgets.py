@@ -24,6 +24,7 @@ CODES = {
     "max_terms": "B110",
     "max_template_bytes": "B111",
     "max_template_seconds": "B112",
+    "max_tokenizer_seconds": "B113",
 }
 _POWERS = ("KiB", "MiB", "GiB", "TiB")
 

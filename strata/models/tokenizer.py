@@ -6,13 +6,18 @@ Both become a tokenizer of the `tokenizers` package, which is imported when the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 
+from strata.config import config
+from strata.core import over_budget
 from strata.errors import FileError, MissingFileError, OptionError, StrataError
 from strata.models.weights import model_text, read_json
 
@@ -26,6 +31,7 @@ SPLITS = {
 }
 DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 MOST_GROWTH = 4096  # times as long as it was that a tokenizer may make a text
+PER_SECONDS = 1_000_000  # characters of a text for which a tokenizer may take `max_tokenizer_seconds` more
 MOST_SPLITS = 256  # characters of a token whose halves are looked for in the vocabulary
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6  # kinds of tokens in GGUF
 
@@ -34,15 +40,20 @@ class Tokenizer:
     """Text to ids and back. `add_special` puts what the model expects around a text."""
 
     def __init__(
-        self, inner: Any, *, eos: Sequence[int] = (), bos: int | None = None, template: str | None = None
-    ) -> None:
+        self, inner: Any, *, eos: Sequence[int] = (), bos: int | None = None, template: str | None = None,
+        patterns: bool = False,
+    ) -> None:  # fmt: skip
         self._inner = inner
+        self._patterns = patterns  # of a file, which may take for ever
         self.eos, self.bos, self.template = tuple(eos), bos, template
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        given = _proper(text)
         with _panics_told("reading a text"):
-            found: list[int] = self._inner.encode(_proper(text), add_special_tokens=add_special).ids
-        return found
+            if self._patterns:
+                work = partial(self._inner.encode_batch, [given], add_special_tokens=add_special)
+                return list(_in_time(work, len(given))[0].ids)
+            return list(self._inner.encode(given, add_special_tokens=add_special).ids)
 
     def encode_batch(self, texts: Sequence[str], limit: int | None = None) -> list[list[int]]:
         """Ids of many texts, each cut to `limit` with its special tokens kept."""
@@ -52,15 +63,19 @@ class Tokenizer:
             else:
                 self._inner.no_truncation()
             quick = getattr(self._inner, "encode_batch_fast", self._inner.encode_batch)
-            return [e.ids for e in quick([_proper(text) for text in texts])]
+            given = [_proper(text) for text in texts]
+            work = partial(quick, given)
+            return [e.ids for e in (_in_time(work, sum(map(len, given))) if self._patterns else work())]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         wrong = next((i for i in ids if not 0 <= i < 1 << 32), None)
         if wrong is not None:
             raise OptionError(f"decode: {wrong} is not the id of a token", code="O268")
         with _panics_told("making a text"):
-            text: str = self._inner.decode(list(ids), skip_special_tokens=skip_special)
-        return text
+            if self._patterns:
+                work = partial(self._inner.decode_batch, [list(ids)], skip_special_tokens=skip_special)
+                return str(_in_time(work, len(ids))[0])
+            return str(self._inner.decode(list(ids), skip_special_tokens=skip_special))
 
     def chat(self, messages: Sequence[Mapping[str, str]], *, add_prompt: bool = True) -> str:
         """Messages laid out by the model's own template; needs jinja2."""
@@ -113,7 +128,7 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
         )
     if template is not None and not isinstance(template, str):
         raise FileError(f"{folder}: the chat template is a {type(template).__name__}, not a text", code="F155")
-    return Tokenizer(inner, eos=eos, bos=bos if _is_id(bos) else None, template=template)
+    return Tokenizer(inner, eos=eos, bos=bos if _is_id(bos) else None, template=template, patterns=_has_patterns(inner))
 
 
 def _id_of(inner: Any, token: Any) -> Any:
@@ -142,6 +157,31 @@ def _proper(text: Any) -> str:
     return text
 
 
+def _in_time(work: Callable[[], Any], size: int) -> Any:
+    """What a call gives that lets go of the interpreter: beside it, the seconds are counted, and signals are heard.
+
+    Nothing ends a regular expression: where it takes too long, its thread is left behind.
+    """
+    done: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((work(), None))
+        except BaseException as error:  # noqa: BLE001 - raised again by who waits
+            done.put((None, error))
+
+    threading.Thread(target=run, name="strata-tokenizer", daemon=True).start()
+    seconds = config().max_tokenizer_seconds * (1 + size / PER_SECONDS)
+    try:
+        result, error = done.get(timeout=seconds)
+    except Empty:
+        what = f"the tokenizer takes more than {seconds:.3g} s for {size:,} characters"
+        raise over_budget("max_tokenizer_seconds", seconds, what, is_all=False) from None
+    if error is not None:
+        raise error
+    return result
+
+
 @contextmanager
 def _panics_told(what: str, code: str = "F149") -> Iterator[None]:
     """What goes wrong inside the package is a FileError: it raises nothing finer, and its panics are no Exceptions."""
@@ -162,13 +202,23 @@ def _without_limits(inner: Any, place: str) -> None:
     inner.no_padding()
     inner.no_truncation()
     for part in (inner.normalizer, inner.decoder):
-        state = getattr(part, "__getstate__", lambda: None)()
-        growth = _growth(json.loads(state)) if isinstance(state, (bytes, str)) else 1.0
+        growth = _growth(_described(part))
         if growth > MOST_GROWTH:
             raise FileError(
                 f"{place}: its steps make a text {growth:.3g} times as long, at most {MOST_GROWTH} are allowed",
                 code="F146",
             )
+
+
+def _described(part: Any) -> Any:
+    """A step of a tokenizer as its file says it; None where it has none."""
+    state = getattr(part, "__getstate__", lambda: None)()
+    return json.loads(state) if isinstance(state, (bytes, str)) else None
+
+
+def _has_patterns(inner: Any) -> bool:
+    """Whether a step has a regular expression of its own."""
+    return any('"Regex"' in json.dumps(_described(x)) for x in (inner.normalizer, inner.pre_tokenizer, inner.decoder))
 
 
 def _growth(step: Any) -> float:

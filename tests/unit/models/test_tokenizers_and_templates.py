@@ -56,6 +56,25 @@ def test_an_expression_that_tries_too_many_ways_is_a_typed_error(pattern: str, t
         assert caught.value.code == "F149"
 
 
+@pytest.mark.parametrize("part", ["pre_tokenizer", "normalizer"])
+def test_an_expression_that_takes_too_long_is_a_typed_error(part: str, tmp_path: Path) -> None:
+    """Of few ways at each place, and of many places: the engine's own limit counts the ways alone."""
+    pattern = {"pattern": {"Regex": "a*a*[b-d][b-d]"}}
+    step = (
+        {"type": "Split", "invert": False, "behavior": "Isolated"} if part == "pre_tokenizer" else {"type": "Replace"}
+    )
+    made = sound_tokenizers()[0] | {part: step | pattern | ({} if part == "pre_tokenizer" else {"content": ""})}
+    found = folder_tokenizer(folder(tmp_path, made))
+    assert found.encode("abc") == found.encode_batch(["abc"])[0]
+    for call in (found.encode, lambda text: found.encode_batch([text])):
+        with (
+            using(max_tokenizer_seconds=0.05),
+            pytest.raises(BudgetError, match="the tokenizer takes more than") as told,
+        ):
+            call("a" * 700 + "be")
+        assert told.value.setting == "max_tokenizer_seconds"
+
+
 def test_steps_that_make_texts_grow_without_end(tmp_path: Path) -> None:
     step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 50}
     made = sound_tokenizers()[1] | {"normalizer": {"type": "Sequence", "normalizers": [step] * 4}}
