@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
+from enum import Enum, IntEnum
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -34,6 +38,19 @@ class Loud(str):
     __slots__ = ()
 
 
+class Level(IntEnum):
+    """Numbers by name."""
+
+    NONE = 0
+    ONE = 1
+
+
+class Switch(Enum):
+    """Names that are equal to nothing else."""
+
+    ONE = 1
+
+
 PLAIN = [
     0, 1, 2, True, False, 0.0, -0.0, 1.0, 2.0, float("nan"), float("inf"), 1j, complex(1, -0.0), None, "", "1", "f32",
     Loud("1"), strata.float32, strata.float64, strata.int32, (1,), (True,), (1.0,), (0.0,), (-0.0,), ((1,), 2),
@@ -46,9 +63,21 @@ ARRAYS = [
 ]  # fmt: skip
 
 
+ONES = [
+    1, True, 1.0, 1 + 0j, np.float64(1), np.float32(1), np.int64(1), np.uint8(1), np.bool_(True), Level.ONE, Switch.ONE,
+    Fraction(1), Decimal(1), 0, False, 0.0, -0.0, np.float64(0), np.float64(-0.0), Level.NONE, "1", b"1", None,
+]  # fmt: skip
+HOLDERS: list[Callable[[Any], Any]] = [
+    lambda v: v, lambda v: (v,), lambda v: (v, (v,)), lambda v: frozenset({v}), lambda v: (frozenset({(v,)}), "x"), One,
+    Other, lambda v: One((v,)), lambda v: slice(None, v),
+]  # fmt: skip
+if sys.version_info < (3, 12):  # before, a slice has no hash
+    HOLDERS.pop()
+
+
 def mark(value: Any) -> float:
     """A number for a value and its class."""
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, frozenset)):
         text = f"{type(value).__name__}{[mark(v) for v in value]}"
     elif isinstance(value, dict):
         text = f"dict{[(k, mark(v)) for k, v in value.items()]}"
@@ -95,6 +124,7 @@ class JitMachine(RuleBasedStateMachine):
     def start(self, most: int | None, size: int) -> None:
         options: dict[str, Any] = {} if most is None else {"max_variants": most, "on_miss": "compile"}
         self.jitted = strata.jit(body, **options)
+        self.static = strata.jit(body, static_argnums=(1, 2), **options)
         self.number = strata.jit(with_number)
         self.array = np.arange(1, size + 1).astype("f4")
         self.x = strata.tensor(self.array)
@@ -119,6 +149,13 @@ class JitMachine(RuleBasedStateMachine):
     @rule(values=st.lists(VALUES, max_size=3))
     def several(self, values: list[int]) -> None:
         self.same(self.jitted, body, *(PLAIN[v] for v in values))
+
+    @rule(
+        value=st.sampled_from(ONES), other=st.sampled_from(ONES), holder=st.sampled_from(HOLDERS),
+        outer=st.sampled_from(HOLDERS[:3]),
+    )  # fmt: skip
+    def fixed(self, value: Any, other: Any, holder: Callable[[Any], Any], outer: Callable[[Any], Any]) -> None:
+        self.same(self.static, body, outer(holder(value)), other)
 
     @rule()
     def defaults(self) -> None:

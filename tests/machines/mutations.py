@@ -174,7 +174,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "equal-values-of-other-classes", "strata/tensor/signature.py",
         "        return (kind, *map(exact, x))\n", "        return x\n",
-        tests("tests/unit/tensor/test_isolation.py::test_static_tuples_are_compared_with_their_types"),
+        machine("JitMachine", 60),
         also=(("strata/tensor/signature.py", "    return kind, x\n", "    return x\n"),),
     ),
     Mutation(
