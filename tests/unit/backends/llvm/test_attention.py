@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -23,10 +23,12 @@ from strata.backends.llvm.attention.form import SLOTS, AttentionSpec
 from strata.backends.llvm.attention.forward import emit_attention
 from strata.backends.llvm.attention.steps import with_blocks
 from strata.backends.llvm.ir.builder import Module
-from strata.backends.llvm.jit.jit import Code, compile_and_load
+from strata.backends.llvm.jit.jit import Code
 from strata.config import using
 from strata.core import DType, Target, as_dtype, bf16, f16, f32, f64
 from strata.ops.nn.attention import Attention, AttentionBackward
+from tests.groups import check_all
+from tests.unit.backends.llvm.compiled import compiled
 
 HOST = Target.host()
 TARGETS = [HOST, *(t for t in map(Target.named, ("baseline", "avx2", "avx512", "neon")) if t.runs_on(HOST))]
@@ -37,7 +39,7 @@ KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 def build(spec: AttentionSpec) -> Code:
     module = Module(spec.target.triple)
     names = [name for name in emit_attention(module, spec) if name]
-    return compile_and_load(module.text(), names, spec.target)
+    return compiled(module, spec.target, *names)
 
 
 def spec_of(op: Attention | AttentionBackward, dtype: DType, value_dim: int) -> AttentionSpec:
@@ -97,10 +99,16 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+LAYOUTS = ("bhsd", "bshd")  # one kernel serves both
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [f32, f64, f16, bf16], ids=str)
-def test_against_the_op(case: str, layout: str, dtype: DType) -> None:
+def test_against_the_op(case: str, dtype: DType) -> None:
+    check_all((layout, partial(check_values, case, layout, dtype)) for layout in LAYOUTS)
+
+
+def check_values(case: str, layout: str, dtype: DType) -> None:
     rng = np.random.default_rng(0)
     op = Attention(num_heads=4, kv_heads=2, head_dim=20, layout=layout, **CASES[case])
     for batch, queries, keys in ((2, 7, 7), (1, 1, 40), (2, 33, 33), (1, 30, 70), (1, 50, 20)):
@@ -185,12 +193,15 @@ def test_scores_of_any_size() -> None:
     assert np.isfinite(np.delete(result, 3, axis=2)).all()
 
 
-@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     ("heads", "dtype"), [((4, 2), f32), ((3, 3), f32), ((7, 1), f32), ((4, 2), f16), ((7, 1), bf16)]
 )
-def test_decoding(case: str, layout: str, heads: tuple[int, int], dtype: DType) -> None:
+def test_decoding(case: str, heads: tuple[int, int], dtype: DType) -> None:
+    check_all((layout, partial(check_decoding, case, layout, heads, dtype)) for layout in LAYOUTS)
+
+
+def check_decoding(case: str, layout: str, heads: tuple[int, int], dtype: DType) -> None:
     rng = np.random.default_rng(0)
     op = Attention(num_heads=heads[0], kv_heads=heads[1], head_dim=32, layout=layout, **CASES[case])
     spec = replace(spec_of(op, dtype, 48), decode=True, key_block=64)
@@ -245,8 +256,7 @@ def test_text_and_stack() -> None:
 @cache
 def build_backward(spec: AttentionSpec) -> Code:
     module = Module(spec.target.triple)
-    names = emit_backward(module, spec)
-    return compile_and_load(module.text(), list(names), spec.target)
+    return compiled(module, spec.target, *emit_backward(module, spec))
 
 
 def run_backward(

@@ -11,12 +11,14 @@ import pytest
 
 from strata.backends.llvm.conv.grouped import emit_beside, fits_beside, plan_beside
 from strata.backends.llvm.conv.table import Convolution, Window, emit_convolution, line_tiles, plan_convolution
-from strata.backends.llvm.gemm.pack_b import PACK_SLOTS, emit_pack_b
+from strata.backends.llvm.gemm.pack_b import PACK_SLOTS
+from strata.backends.llvm.gemm.run import build_pack
 from strata.backends.llvm.ir.builder import Module
-from strata.backends.llvm.jit.jit import Code, compile_and_load
+from strata.backends.llvm.jit.jit import Code
 from strata.core import DType, Target, f32, f64, i8, u8
 from strata.ops.conv.conv import Conv
 from strata.ops.conv.conv_filled import ConvFilled
+from tests.unit.backends.llvm.compiled import compiled
 
 HOST = Target.host()
 TARGETS = [HOST, *(t for t in map(Target.named, ("baseline", "avx2", "avx512")) if t.runs_on(HOST))]
@@ -24,11 +26,9 @@ KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
 @cache
-def build(spec: Convolution, dtype: DType) -> Code:
-    target = spec.product.target
-    module = Module(target.triple)
-    names = [emit_convolution(module, spec, None, "conv"), emit_pack_b(module, spec.product.panels(dtype), "pack")]
-    return compile_and_load(module.text(), names, target)
+def build(spec: Convolution) -> Code:
+    module = Module(spec.product.target.triple)
+    return compiled(module, spec.product.target, emit_convolution(module, spec, None, "conv"))
 
 
 def run(x: np.ndarray, w: np.ndarray, op: Conv, spec: Convolution, counts: tuple[int, ...], dtype: DType) -> np.ndarray:
@@ -42,13 +42,12 @@ def run(x: np.ndarray, w: np.ndarray, op: Conv, spec: Convolution, counts: tuple
     panels = spec.product.panels(dtype)
     k = weights.shape[1]
     packed = np.full(groups * panels.size(outputs, k) + 16, 99, dtype.np)
-    code = build(spec, dtype)
     values: dict[str, int] = dict(
         source=weights.ctypes.data, packed=packed.ctypes.data, n=outputs, k=k, k_stride=outputs, n_stride=1,
         source_batch=k * outputs, packed_batch=panels.size(outputs, k),
     )  # fmt: skip
     block = np.array([values[s] for s in PACK_SLOTS], np.int64)
-    KERNEL(code.address("pack"))(block.ctypes.data, 0, panels.chunks(outputs, groups))
+    KERNEL(build_pack(panels).address("kernel"))(block.ctypes.data, 0, panels.chunks(outputs, groups))
     out = np.full((x.shape[0], *counts, w.shape[0]), 77, spec.product.out.np)
     strides = [s // nhwc.itemsize for s in nhwc.strides]
     pixels = x.shape[0] * int(np.prod(counts))
@@ -61,7 +60,7 @@ def run(x: np.ndarray, w: np.ndarray, op: Conv, spec: Convolution, counts: tuple
         values |= {f"size{axis}": x.shape[axis + 2], f"count{axis}": counts[axis], f"low{axis}": op.padding[axis][0]}
         values[f"x{axis}"] = strides[axis + 1]
     block = np.array([values[s] for s in spec.product.slots], np.int64)
-    kernel = KERNEL(code.address("conv"))
+    kernel = KERNEL(build(spec).address("conv"))
     for chunk in reversed(range(spec.product.chunk_count(pixels, outputs, groups))):
         kernel(block.ctypes.data, chunk, chunk + 1)
     return np.moveaxis(out, -1, 1)
@@ -199,7 +198,8 @@ DEPTHWISE = [
 def run_beside(x: np.ndarray, w: np.ndarray, spec: Convolution, counts: tuple[int, ...], op: Conv) -> np.ndarray:
     """x [N, C, *sizes] and w [O, C / groups, *kernel] through the channels-last kernel of groups side by side."""
     outputs, sizes, target = len(w), x.shape[2:], spec.product.target
-    code = compile_and_load(module_text(Module(target.triple), spec), ["beside"], target)
+    module = Module(target.triple)
+    code = compiled(module, target, emit_beside(module, spec, None, "beside"))
     nhwc = np.ascontiguousarray(np.moveaxis(x, 1, -1))
     weights = np.ascontiguousarray(np.moveaxis(w.reshape(outputs, w.shape[1], -1), (2, 1), (0, 1)))
     out = np.full((len(x), *counts, outputs), 77, spec.product.out.np)
@@ -300,8 +300,3 @@ def test_which_groups_are_side_by_side() -> None:
     assert all(fits_beside(c, c, 8, window, f32, t) for c in (1, 2, 4, 8, 16) for t in (wide, narrow))
     assert not any(fits_beside(*case, window, f32, wide) for case in ((4, 4, 1), (12, 12, 8), (32, 32, 4), (8, 4, 8)))
     assert not fits_beside(4, 4, 8, window, i8, wide)
-
-
-def module_text(module: Module, spec: Convolution) -> str:
-    emit_beside(module, spec, None, "beside")
-    return module.text()

@@ -15,11 +15,11 @@ from strata.backends.llvm.conv.nchw import Border, Planes, emit_planes, plan_pla
 from strata.backends.llvm.conv.nchw_direct import Lines, emit_lines, plan_lines
 from strata.backends.llvm.conv.table import Window
 from strata.backends.llvm.ir.builder import Module
-from strata.backends.llvm.jit.jit import compile_and_load
 from strata.core import Target, sym
 from strata.mir import Graph
 from strata.ops.conv.conv import Conv
 from strata.runtime import CompileOptions, Session
+from tests.unit.backends.llvm.compiled import compiled
 
 HOST = Target.host()
 LEVELS = [t for t in map(Target.named, ("baseline", "avx2", "avx512", "host")) if t.runs_on(HOST)]
@@ -62,7 +62,7 @@ def run_kernel(case: tuple, x: np.ndarray, w: np.ndarray, counts: tuple[int, ...
     """All chunks, the last one first."""
     target = spec.product.target
     module = Module(target.triple)
-    code = compile_and_load(module_text(module, spec), ["conv"], target)
+    code = compiled(module, target, emit(module, spec))
     out = np.full((x.shape[0], w.shape[0], *counts), 77, np.float32)
     pixels, strides = math.prod(counts), [s // 4 for s in x.strides]
     rows = x.shape[0] * w.shape[0]
@@ -88,12 +88,10 @@ def chunks(spec: Planes | Lines, images: int, rows: int, counts: tuple[int, ...]
     return images * -(-math.prod(counts) // (spec.product.panel_columns * spec.product.chunk_panels))
 
 
-def module_text(module: Module, spec: Planes | Lines) -> str:
+def emit(module: Module, spec: Planes | Lines) -> str:
     if isinstance(spec, Lines):
-        emit_lines(module, spec, None, "conv")
-    else:
-        emit_planes(module, spec, None, "conv")
-    return module.text()
+        return emit_lines(module, spec, None, "conv")
+    return emit_planes(module, spec, None, "conv")
 
 
 @pytest.mark.parametrize("target", LEVELS, ids=str)

@@ -22,12 +22,12 @@ from strata.backends.llvm.conv.winograd import (
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS
 from strata.backends.llvm.ir.builder import Function, Module, Value
 from strata.backends.llvm.ir.registers import memory_type
-from strata.backends.llvm.jit.jit import compile_and_load
 from strata.config import using
 from strata.core import Target, as_dtype, f32, sym
 from strata.mir import Graph
 from strata.ops.conv.conv import Conv
 from strata.runtime import Session
+from tests.unit.backends.llvm.compiled import compiled
 
 HOST = Target.host()
 LEVELS = [t for t in map(Target.named, ("baseline", "avx2", "avx512", "host")) if t.runs_on(HOST)]
@@ -57,13 +57,13 @@ def run_kernel(x: np.ndarray, w: np.ndarray, padding: Any, spec: Winograd) -> np
         return [f.load(type_, p, 4) if mask is None else f.masked_load(type_, p, 4, mask) for p in lines]
 
     target = spec.product.target
-    module = Module(target.triple)
-    names = [emit_winograd(module, spec, None, "conv"), emit_pack_taps(module, spec, "pack", load)]
-    code = compile_and_load(module.text(), names, target)
+    module, packing = Module(target.triple), Module(target.triple)
+    code = compiled(module, target, emit_winograd(module, spec, None, "conv"))
+    pack = compiled(packing, target, emit_pack_taps(packing, spec, "pack", load))
     packed = np.full(spec.packed_elements(outputs) + 64, 99, np.float32)
     values: dict[str, int] = dict(source=taps.ctypes.data, packed=packed.ctypes.data, n=outputs)
     block = np.array([values.get(s, 0) for s in PACK_SLOTS], np.int64)
-    KERNEL(code.address("pack"))(block.ctypes.data, 0, spec.product.panels().chunks(outputs))
+    KERNEL(pack.address("pack"))(block.ctypes.data, 0, spec.product.panels().chunks(outputs))
     counts = [x.shape[axis + 2] + sum(padding[axis]) - 2 for axis in range(2)]
     out = np.full((x.shape[0], *counts, outputs), 77, np.float32)
     strides = [s // 4 for s in nhwc.strides]

@@ -11,11 +11,11 @@ import pytest
 import strata.ops as functions
 from strata.backends.llvm.conv.pool2d import PoolPlan, emit_pool, plan_pool
 from strata.backends.llvm.ir.builder import Module
-from strata.backends.llvm.jit.jit import compile_and_load
 from strata.core import Target, sym
 from strata.kernel import Kernel, interpret
 from strata.mir import Graph
 from strata.runtime import CompilePipeline, Session
+from tests.unit.backends.llvm.compiled import compiled
 
 torch = pytest.importorskip("torch")
 ops: Any = functions
@@ -32,7 +32,7 @@ def run(plan: PoolPlan, inputs: list[np.ndarray]) -> np.ndarray:
     """Chunk by chunk, the last one first."""
     module = Module(plan.target.triple)
     name = emit_pool(module, plan)
-    code = compile_and_load(module.text(), [name], plan.target)
+    code = compiled(module, plan.target, name)
     out = np.full([int(d) for d in plan.out.shape], 77, np.float32)
     block = np.array([a.ctypes.data for a in (*inputs, out)], np.int64)
     for chunk in reversed(range(int(plan.usage.points))):
