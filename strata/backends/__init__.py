@@ -1,7 +1,16 @@
 """Backends: a folder each. The registry imports one only when a device asks for it."""
 
 from strata.arguments import public
-from strata.backends.base import Backend, CodeArchive, Executable, MissingCodeError, Quick, Spread
+from strata.backends.base import (
+    Backend,
+    Capabilities,
+    CodeArchive,
+    CostModel,
+    Executable,
+    MissingCodeError,
+    Quick,
+    Spread,
+)
 from strata.backends.registry import backend_for, known_backends, register_backend
 from strata.backends.texts import stablehlo_text
 

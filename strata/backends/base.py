@@ -1,40 +1,137 @@
-"""What a backend is to the runtime: it says what it takes, and turns a plan into something that runs."""
+"""What every backend and every executable has: the runtime asks for nothing beyond this page.
+
+A backend gives its `name` and `compile`; all else has a default here. What it can do beside running plans is its
+`capabilities`, data that is read once, when a program is compiled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
-from strata.core import Target, TensorType
-from strata.lir import Lir
-from strata.mir import Node, Op
+import numpy as np
+
+from strata.core import Target, TensorType, here, new_lock
+from strata.errors import OutOfMemoryError, StrataError
+from strata.lir import Lir, Step
+from strata.mir import Graph, Node, Op, run_op
+
+Arrays = Sequence[np.ndarray]
+# (step, begin, end, spans of threads as (thread, begin, end), reader of buffers by name); times in nanoseconds
+Tell = Callable[[int, int, int, Sequence[tuple[int, int, int]], Callable[[str], np.ndarray]], None]
 
 
-class Executable(Protocol):
+class Executable(ABC):
     """A compiled plan. Safe to run from many threads at once."""
 
-    lir: Lir
+    observes_steps: ClassVar[bool] = False
+    """Whether `run_observed` tells of steps; else a run is seen as a whole."""
+
+    def __init__(self, lir: Lir, lock: AbstractContextManager[Any] | None = None) -> None:
+        self.lir = lir
+        self.lock = lock or new_lock()  # held while parameters are set and clones are made
+        self.values: dict[str, Any] = {  # constants and parameters, by buffer, in the form that runs read
+            b.name: lir.constants[b.key] for b in lir.buffers if b.role == "constant" and isinstance(b.key, int)
+        }
+        self.prologue = [(at, s) for at, s in enumerate(lir.schedule) if s.phase == "prologue"]
+        self.is_prepared = not self.prologue  # whether what depends on parameters only is computed
+
+    # parameters
+
+    def set_param(self, name: str, array: np.ndarray) -> None:
+        """Take a parameter's value: kept (and packed where kernels want it packed) until it is set again."""
+        with self.lock:
+            self.hold(name, array)
+            self.forget()
+
+    def hold(self, name: str, array: np.ndarray) -> None:
+        """Keep a value that stays from run to run; the lock is held."""
+        self.values[name] = array
+
+    def forget(self) -> None:
+        """Drop what was computed from parameters; the lock is held."""
+        self.is_prepared = not self.prologue
+
+    def clone(self) -> Self:
+        """Another with the same code and parameters: what is set on one of them later is not seen by the other."""
+        with self.lock:
+            made = copy.copy(self)
+            made.part(self)
+        return made
+
+    def part(self, other: Self) -> None:
+        """Part a fresh copy from what it was copied from: whatever `set_param` changes must be its own."""
+        self.values = dict(other.values)
+
+    # running
+
+    @abstractmethod
+    def run(self, inputs: Arrays, outputs: Arrays, binding: Mapping[str, int], threads: int | None = None) -> None:
+        """Fill the output arrays. Inputs are in the order of the plan's io, contiguous and of the declared types.
+
+        An output may be the array of an input: only where the plan has read that before it writes the output.
+        """
+
+    def run_observed(
+        self, inputs: Arrays, outputs: Arrays, binding: Mapping[str, int], threads: int | None, tell: Tell
+    ) -> None:
+        """Run the steps one by one, and tell of each."""
+        self.run(inputs, outputs, binding, threads)
+
+    def run_host(self, step: Step, arrays: Arrays, binding: Mapping[str, int]) -> Arrays:
+        """The results of a step of one op by its NumPy meaning."""
+        (node,) = step.nodes
+        types = [t.bind(binding) for t in node.types]
+        return run_op(node.op.bind(binding), step.operands(arrays, binding), types)
+
+    @staticmethod
+    def fill(outputs: Arrays, results: Arrays) -> None:
+        """Copy results to where the caller wants them; one may be a view of an input that an output lies over."""
+        apart = [r.copy() if any(np.may_share_memory(r, o) for o in outputs) else r for r in results]
+        for out, result in zip(outputs, apart, strict=True):
+            out[...] = result
 
     @property
-    def host_steps(self) -> Sequence[str]:
+    def quick(self) -> Quick | None:
+        """A short way into a plan of fixed sizes, where there is one."""
+        return None
+
+    # seeing
+
+    @property
+    def host_steps(self) -> list[str]:
         """Ops that run in Python: reports name them, so that none is a surprise."""
+        steps = enumerate(self.lir.schedule)
+        return [s.name if s.kernel is None else s.label for at, s in steps if self.is_host_step(at, s)]
 
-    def set_param(self, name: str, array: Any) -> None:
-        """Take a parameter's value: kept (and packed where kernels want it packed) until it is set again."""
+    def is_host_step(self, at: int, step: Step) -> bool:
+        return step.kernel is None
 
-    def clone(self) -> Executable:
-        """Another with the same code and parameters: what is set on one of them later is not seen by the other."""
+    @property
+    def packed_bytes(self) -> int:
+        """Of copies of parameters in the order that kernels read."""
+        return 0
 
-    def run(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], binding: Mapping[str, int], threads: int | None
-    ) -> None:
-        """Fill the output arrays. Inputs are in the order of the plan's io, contiguous and of the declared types."""
+    @property
+    def scratch_bytes(self) -> int | None:
+        """Scratch memory of a run, where the device's own compiler plans it; None where the plan's arena is used."""
+        return None
+
+    def limit_scratch(self, limit: int) -> None:  # noqa: B027 - a plan with an arena has kept the limit already
+        """Refuse to take more scratch memory than this: for those whose memory the plan does not decide."""
+
+    def stablehlo(self, binding: Mapping[str, int] | None = None) -> str | None:
+        """The text that runs, for sizes of the symbols; None where it is not StableHLO."""
+        return None
 
 
 class Quick(Protocol):
-    """Optional part of an executable, its `quick`: a short way into a plan of fixed sizes that runs again and again."""
+    """A short way into a plan of fixed sizes that runs again and again."""
 
     @property
     def asked(self) -> int | None:
@@ -52,28 +149,122 @@ class Quick(Protocol):
         """Told of a run that went the long way, with name, dtype and shape of its inputs; may keep its outputs."""
 
 
-class Backend(Protocol):
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """What NumPy says where there is no room, as an error of ours."""
+    try:
+        yield
+    except MemoryError as error:
+        raise error if isinstance(error, StrataError) else OutOfMemoryError(f"{error}", place=here()) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do, or cannot. The defaults are those of one that runs kernels, and no more."""
+
+    claims: frozenset[str] = frozenset()
+    """Forms of convolutions that it has kernels for."""
+    dtypes: frozenset[str] | None = None
+    """Names of the element types that it holds; None: all."""
+    host_steps: bool = True
+    """Ops without a kernel run on the host in between; else they are refused."""
+    takes_graphs: bool = False
+    """Plans have modules of many ops instead of kernels: `runs_on_host` cuts between them."""
+    keeps_plans: bool = False
+    """A plan decides the code, so that plans can be read back from the store."""
+    searches: bool = False
+    """`tune` finds schedules by measuring."""
+    spreads: bool = False
+    """`compile_spread` runs one program on several devices."""
+    on_processor: bool = False
+    """It runs where `cpu` does: for trying, not for speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """A device in five numbers."""
+
+    device: str
+    flops_per_second: float
+    bytes_per_second: float
+    dispatch_seconds: float  # of one kernel
+    roundtrip_seconds: float  # of one run: entering, and moving inputs and outputs
+    transfer_bytes_per_second: float = float("inf")  # to and from the device's own memory
+    memory_bytes: int | None = None  # what fits on it; None where that is the host's memory
+
+
+class Backend(ABC):
     """A way to run plans."""
 
-    name: str
+    name: str = ""
+    capabilities: Capabilities = Capabilities()
+    cost_model: CostModel | None = None
+    """What programs cost on it; None: a guess by its kind."""
+
+    @abstractmethod
+    def compile(self, lir: Lir) -> Executable: ...
+
+    # how programs are cut into kernels for it
 
     @property
-    def target(self) -> Target: ...
+    def target(self) -> Target:
+        """What plans are made for."""
+        return Target.named("baseline")
 
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
         """Whether the op runs natively as it is, on these types; others are decomposed first, or run on the host."""
+        return type(op).lower is not Op.lower and op.has_rule("lower")
 
     def reads_views(self, node: Node) -> bool:
         """Whether a node that is a step of its own reads evenly spaced elements where they lie."""
+        return False
 
     def runs_whole(self, node: Node) -> bool:
         """Whether a node that could be part of a kernel is better a step of its own."""
+        return False
 
-    def compile(self, lir: Lir) -> Executable: ...
+    def runs_on_host(self, node: Node) -> bool:
+        """Whether no module can hold a node, for a backend that takes graphs."""
+        return not self.takes(node.op, [x.type for x in node.inputs])
+
+    # what `capabilities` promise
+
+    def tune(self, lir: Lir, progress: Callable[[int, int], None] | None = None) -> Lir:
+        """The plan with schedules that were searched for."""
+        raise NotImplementedError
+
+    def compile_spread(self, lir: Lir, spread: Spread) -> Executable:
+        """A plan for several devices, each with its part of the arrays; the results are those of one."""
+        raise NotImplementedError
+
+    # about it
+
+    @property
+    def description(self) -> str:
+        """What it runs on, in words."""
+        return ""
+
+    @property
+    def count(self) -> int:
+        """How many devices of this kind there are, where they are listed by number; 0 for one without a number."""
+        return 0
+
+    @property
+    def archive(self) -> CodeArchive | None:
+        """Machine code of plans that can be kept in a bundle."""
+        return None
+
+    def expecting(self, graph: Graph) -> AbstractContextManager[None]:
+        """Held while a plan of a graph and its code are made: what makes the code may start meanwhile."""
+        return nullcontext()
+
+    def sources(self, lir: Lir) -> dict[str, str]:
+        """The text that kernels become, by name, for `explain()`."""
+        return {}
 
 
 class CodeArchive(Protocol):
-    """Optional part of a backend, its `archive`: machine code of plans that can be kept in a bundle."""
+    """Machine code of plans that can be kept in a bundle."""
 
     known: tuple[str, ...]
     """Names of all targets that code can be made for."""
@@ -98,10 +289,7 @@ class MissingCodeError(LookupError):
 
 @dataclass(frozen=True)
 class Spread:
-    """Devices in a grid with named axes, and along which of them arrays are cut: for each axis of an array, the names.
-
-    A backend that can run so has `compile_spread(lir, spread)`.
-    """
+    """Devices in a grid with named axes, and along which of them each axis of an array is cut."""
 
     axes: tuple[tuple[str, int], ...]
     cuts: Mapping[str, tuple[tuple[str, ...], ...]]

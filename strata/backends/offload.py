@@ -8,26 +8,23 @@ they read comes down and what they make goes up only where somebody on the other
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
-from strata.core import TensorType, here
+from strata.backends.base import Arrays, Backend, Executable, Tell, memory_errors
+from strata.core import TensorType
 from strata.errors import OutOfMemoryError, StrataError
 from strata.kernel import Kernel
 from strata.lir import Buffer, Lir, Step
-from strata.mir import run_op
 
 KEPT_BYTES = 1 << 30  # that a pool holds for later runs
 _STEPS = 8  # sizes of the pool between one power of two and the next
 _KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay from run to run
-
-Tell = Callable[[int, int, int, Sequence[tuple[int, int, int]], Callable[[str], np.ndarray]], None]
 
 
 class Launchable(Protocol):
@@ -123,88 +120,80 @@ def room_for(size: int) -> int:
     return -(-size // step) * step
 
 
-class OffloadExecutable:
+class OffloadBackend(Backend):
+    """Plans over a driver."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver, self.pool = driver, Pool(driver)
+
+    def launchable(self, step: Step) -> Launchable | None:
+        """What runs a step of one op, over its inputs and outputs; None where that is the host."""
+        return None
+
+    def compile(self, lir: Lir) -> OffloadExecutable:
+        return OffloadExecutable(lir, self)
+
+
+class OffloadExecutable(Executable):
     """A plan on a device. Runs take turns, as the device does them in one order anyway."""
 
-    def __init__(
-        self, lir: Lir, driver: Driver, pool: Pool, own: Callable[[Step], Launchable | None] | None = None
-    ) -> None:
-        """`own` may have a launchable for a step of one op, over its inputs and outputs."""
-        self.lir, self.driver, self.pool = lir, driver, pool
+    observes_steps = True
+
+    def __init__(self, lir: Lir, backend: OffloadBackend) -> None:
+        driver = backend.driver
+        self.driver, self.pool = driver, backend.pool
+        super().__init__(lir, driver.lock)
         with driver.lock:
             kernels = {name: driver.make(kernel) for name, kernel in lir.kernels.items()}
             self.made: list[Any] = [
-                kernels[s.name] if s.kernel is not None else own(s) if own is not None else None for s in lir.schedule
+                kernels[s.name] if s.kernel is not None else backend.launchable(s) for s in lir.schedule
             ]
         self._steps = [(at, s) for at, s in enumerate(lir.schedule) if s.phase != "prologue"]
-        self._prologue = [(at, s) for at, s in enumerate(lir.schedule) if s.phase == "prologue"]
-        self._on_host: dict[str, np.ndarray] = {
-            b.name: lir.constants[b.key] for b in lir.buffers if b.role == "constant" and isinstance(b.key, int)
-        }
         self._on_device: dict[str, Any] = {}  # of the values that stay, uploaded when a step first asks
         self._shared: set[str] = set()  # of these, those that a clone reads, too
-        self._is_prepared = not self._prologue
         self._homes = _homes(lir, driver.in_place)
         self._last = _last_reads(lir)
 
-    @property
-    def host_steps(self) -> list[str]:
-        """Ops that run in Python, on NumPy: the device has no kernel for them."""
-        return [s.name for s, made in zip(self.lir.schedule, self.made, strict=True) if made is None]
+    def is_host_step(self, at: int, step: Step) -> bool:
+        return self.made[at] is None
 
-    def set_param(self, name: str, array: np.ndarray) -> None:
-        with self.driver.lock:
-            values, buffers = dict(self._on_host), dict(self._on_device)
-            values[name] = array
-            stale = [name, *(b.name for b in self.lir.buffers if b.role == "weight")]
-            for one in stale:
-                buffer = buffers.pop(one, None)
-                if buffer is not None and one not in self._shared:
-                    self.driver.release(buffer)  # one that is shared goes with the last that knows it
-                self._shared.discard(one)
-                if one != name:
-                    values.pop(one, None)
-            self._on_host, self._on_device = values, buffers
-            self._is_prepared = not self._prologue
+    def hold(self, name: str, array: np.ndarray) -> None:
+        self._drop(name)
+        super().hold(name, array)
 
-    def clone(self) -> OffloadExecutable:
-        """Another that shares the kernels and what is uploaded; a parameter that is set later is set on one of them."""
-        with self.driver.lock:
-            made = copy.copy(self)
-            made._on_host, made._on_device = dict(self._on_host), dict(self._on_device)
-            self._shared = self._shared | self._on_device.keys()
-            made._shared = set(self._shared)
-        return made
+    def forget(self) -> None:
+        super().forget()
+        for buffer in self.lir.buffers:
+            if buffer.role == "weight":
+                self._drop(buffer.name)
 
-    def run(
-        self,
-        inputs: Sequence[np.ndarray],
-        outputs: Sequence[np.ndarray],
-        binding: Mapping[str, int],
-        threads: int | None = None,
-    ) -> None:
+    def _drop(self, name: str) -> None:
+        """Give up a value that stayed; a buffer that is shared goes with the last that knows it."""
+        self.values.pop(name, None)
+        buffer = self._on_device.pop(name, None)
+        if buffer is not None and name not in self._shared:
+            self.driver.release(buffer)
+        self._shared.discard(name)
+
+    def part(self, other: Self) -> None:
+        """Kernels and what is uploaded are shared."""
+        super().part(other)
+        self._on_device = dict(other._on_device)
+        other._shared = other._shared | other._on_device.keys()
+        self._shared = set(other._shared)
+
+    def run(self, inputs: Arrays, outputs: Arrays, binding: Mapping[str, int], threads: int | None = None) -> None:
         self._run(inputs, outputs, binding, None)
 
     def run_observed(
-        self,
-        inputs: Sequence[np.ndarray],
-        outputs: Sequence[np.ndarray],
-        binding: Mapping[str, int],
-        threads: int | None,
-        tell: Tell,
+        self, inputs: Arrays, outputs: Arrays, binding: Mapping[str, int], threads: int | None, tell: Tell
     ) -> None:
         """Run the steps one by one, waiting for each, and tell of it."""
         self._run(inputs, outputs, binding, tell)
 
-    def _run(
-        self,
-        inputs: Sequence[np.ndarray],
-        outputs: Sequence[np.ndarray],
-        binding: Mapping[str, int],
-        tell: Tell | None,
-    ) -> None:
-        with self.driver.lock:
-            if not self._is_prepared:
+    def _run(self, inputs: Arrays, outputs: Arrays, binding: Mapping[str, int], tell: Tell | None) -> None:
+        with self.driver.lock, memory_errors():
+            if not self.is_prepared:
                 self._prepare()
             arrays = {buffer: a for (_, buffer), a in zip(self.lir.io.inputs, inputs, strict=True)}
             run = _Run(self, binding, arrays)
@@ -217,11 +206,8 @@ class OffloadExecutable:
                         tell(at, begin, time.perf_counter_ns(), [], run.array)
                     for name in self._last.get(at, ()):
                         run.drop(name)
-                for name, array in zip(self.lir.io.outputs, outputs, strict=True):
-                    run.fetch(name, array)
+                run.fetch(self.lir.io.outputs, outputs)
                 self.driver.finish()
-            except MemoryError as error:
-                raise error if isinstance(error, StrataError) else OutOfMemoryError(f"{error}", place=here()) from None
             finally:
                 run.close()
 
@@ -229,14 +215,14 @@ class OffloadExecutable:
         """Compute what depends on parameters only; it stays on the device."""
         run = _Run(self, {}, {})
         try:
-            for at, step in self._prologue:
+            for at, step in self.prologue:
                 run.step(at, step)
             for b in self.lir.buffers:
                 if b.role == "weight":
                     run.keep(b.name)
         finally:
             run.close()
-        self._is_prepared = True
+        self.is_prepared = True
 
 
 class _Run:
@@ -247,7 +233,7 @@ class _Run:
     ) -> None:
         self.owner, self.binding = executable, binding
         self.lir, self.driver, self.pool = executable.lir, executable.driver, executable.pool
-        self.hosted = executable._on_host | inputs
+        self.hosted = executable.values | inputs
         self.devices: dict[str, Any] = dict(executable._on_device)
         self.taken: dict[str, tuple[Any, int]] = {}  # buffers of the pool, by the name whose memory it is
         self.users: Counter[str] = Counter()  # names that live in each of them
@@ -264,10 +250,7 @@ class _Run:
             raise
 
     def _on_host(self, step: Step) -> None:
-        (node,) = step.nodes
-        arrays = [self.array(name) for name in step.inputs]
-        types = [t.bind(self.binding) for t in node.types]
-        results = run_op(node.op.bind(self.binding), step.operands(arrays, self.binding), types)
+        results = self.owner.run_host(step, [self.array(name) for name in step.inputs], self.binding)
         for name, result in zip(step.outputs, results, strict=True):
             self.hosted[name] = np.ascontiguousarray(result).reshape(np.shape(result))
 
@@ -332,12 +315,14 @@ class _Run:
             self.hosted[name] = made
         return self.hosted[name]
 
-    def fetch(self, name: str, array: np.ndarray) -> None:
-        """Put a result where the caller wants it."""
-        if name in self.hosted:
-            array[...] = self.hosted[name]
-        else:
-            self.driver.read(self.devices[name], array)
+    def fetch(self, names: Sequence[str], arrays: Arrays) -> None:
+        """Put results where the caller wants them."""
+        pairs = list(zip(names, arrays, strict=True))
+        here = [(name, array) for name, array in pairs if name in self.hosted]
+        self.owner.fill([array for _, array in here], [self.hosted[name] for name, _ in here])
+        for name, array in pairs:
+            if name not in self.hosted:
+                self.driver.read(self.devices[name], array)
 
     def drop(self, name: str) -> None:
         """Nothing reads the value any more."""
@@ -355,7 +340,7 @@ class _Run:
         if home in self.taken:
             self.owner._on_device[name] = self.taken.pop(home)[0]
         else:
-            self.owner._on_host[name] = self.hosted[name]
+            self.owner.values[name] = self.hosted[name]
 
     def close(self) -> None:
         for buffer, room in self.taken.values():

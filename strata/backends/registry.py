@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from strata.arguments import own_checks
 from strata.backends.base import Backend
 from strata.core import Target, here, new_lock
 from strata.errors import DeviceError, OptionError
@@ -29,11 +28,19 @@ _levels: dict[str, Backend] = {}  # of the processor, for instruction sets by na
 _lock = new_lock()
 
 
+@own_checks("backend")
 def register_backend(name: str, backend: Backend) -> None:
     """Make a backend available as a device; an existing one of that name is replaced."""
-    lacks = [part for part in ("name", "target", "takes", "compile") if not hasattr(backend, part)]
-    if lacks or not isinstance(name, str) or not name.isidentifier():
-        reason = f"a {type(backend).__name__} without {', '.join(lacks)}" if lacks else f"the name {name!r}"
+    kind, reason = type(backend).__name__, ""
+    if not isinstance(backend, Backend):
+        lacks = sorted({"name", *Backend.__abstractmethods__}.difference(dir(backend)))
+        parts = f" and has no {' and no '.join(lacks)}" if lacks else ""
+        reason = f"a {kind}, which is no strata.backends.Backend{parts}"
+    elif not backend.name:
+        reason = f"a {kind} without a name"
+    elif not isinstance(name, str) or not name.isidentifier():
+        reason = f"the name {name!r}"
+    if reason:
         raise OptionError(f"register_backend: takes a name and a backend, got {reason}", code="O413", place=here())
     with _lock:
         _made[name] = backend
@@ -59,9 +66,7 @@ def backend_for(name: str) -> Backend:
         if kind not in _BUILT_IN:
             raise _not_there(name)
         module, attribute = _BUILT_IN[kind]
-        backend: Any = getattr(imported(module), attribute)()
-        _made[kind] = backend
-        return backend
+        return _made.setdefault(kind, getattr(imported(module), attribute)())
 
 
 def _numbered(name: str, kind: str, number: int) -> Backend:

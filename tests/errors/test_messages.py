@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from strata.backends import registry
 from strata.errors import StrataError
 from strata.testing import Case, find_cases, read_case
 
@@ -24,6 +25,7 @@ def run(case: Case) -> str:
     """The name and message of the error that a program ends in."""
     scope: dict[str, object] = {"__name__": "case"}
     exec(compile(PRELUDE, "<prelude>", "exec"), scope)  # noqa: S102 - the programs are ours
+    registered = dict(registry._made)
     lines = [f"{line}\n" for line in case.program.split("\n")]
     linecache.cache["case.py"] = (len(case.program), None, lines, "case.py")
     try:
@@ -35,6 +37,7 @@ def run(case: Case) -> str:
         raise AssertionError(f"{case.path.name} raised nothing")
     finally:
         del linecache.cache["case.py"]
+        registry._made = registered
     assert not isinstance(raised, StrataError) or "case.py:" in text, f"{case.path.name} does not name the line: {text}"
     code = raised.code if isinstance(raised, StrataError) else type(raised).__name__
     assert code == case.header["error"], f"{case.path.name} raised {code}: {raised}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
+from strata.backends.base import Backend, Capabilities
 from strata.backends.llvm.ir.overrides import reads_views, runs_whole, takes_composition
 from strata.backends.llvm.jit.compile_workers import many
 from strata.backends.llvm.runtime.archive import CpuArchive
@@ -18,15 +19,13 @@ from strata.mir import Graph, Node, Op
 NODES_A_MODULE = 4  # of a graph, about
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     """Generated machine code on the processor of this process; plans and bundles also for other processors."""
 
     name = "cpu"
-    claims = frozenset(
-        {"conv_first", "conv_last"}
-    )  # fused ops that it has kernels for; element-wise ops are fused by grouping
-    searches = True  # `tune` finds schedules by measuring
-    keeps_plans = True  # a plan decides the code, so that it can be read back from the store
+    capabilities = Capabilities(  # element-wise ops are fused by grouping
+        claims=frozenset({"conv_first", "conv_last"}), searches=True, keeps_plans=True
+    )
 
     def __init__(self, target: Target | None = None) -> None:
         self._target = target
@@ -36,11 +35,15 @@ class CpuBackend:
         return self._target or Target.host()
 
     @property
+    def description(self) -> str:
+        return f"{self.target.cpu}, {8 * self.target.vector_bytes}-bit vectors"
+
+    @property
     def archive(self) -> CpuArchive:
         return CpuArchive()
 
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
-        return takes_composition(op, types, self.target) or (type(op).lower is not Op.lower and op.has_rule("lower"))
+        return takes_composition(op, types, self.target) or super().takes(op, types)
 
     def reads_views(self, node: Node) -> bool:
         return reads_views(node)
@@ -49,14 +52,12 @@ class CpuBackend:
         return runs_whole(node, self.target)
 
     def tune(self, lir: Lir, progress: Callable[[int, int], None] | None = None) -> Lir:
-        """The plan with schedules that were searched for on this processor."""
         from strata.backends.llvm.codegen.tune import tuned  # only those who search need it
 
         self._require_host()
         return tuned(lir, self.target, progress)
 
     def expecting(self, graph: Graph) -> AbstractContextManager[None]:
-        """Held while a plan of a graph and its code are made."""
         return many(len(graph.nodes()) // NODES_A_MODULE, available_threads(config().num_threads))
 
     def compile(self, lir: Lir) -> CpuExecutable:

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from strata.backends.base import Spread
+from strata.backends.base import Arrays, Backend, Capabilities, Executable, Spread
 from strata.backends.stablehlo.adapter import Client, Place, client, listening
 from strata.backends.stablehlo.emit import Text, is_native, write_module
-from strata.core import Target, TensorType, new_lock
+from strata.core import TensorType, new_lock
 from strata.errors import DeviceError, MemoryLimitError, OptionError
-from strata.lir import Lir, Stage, stages_of
+from strata.lir import Lir, Stage, Step, stages_of
 from strata.mir import Constant, Graph, Node, Op, Value, evaluate_values, leaf_name, run_op, substitute_values
 
 KEPT_SIZES = 32  # sets of sizes that an executable keeps modules for; each is a compile
 
 
-class XlaBackend:
+class XlaBackend(Backend):
     """StableHLO on a PJRT device: `xla` is the first one, `xla:1` the next."""
 
     name = "xla"
+    capabilities = Capabilities(takes_graphs=True, spreads=True)
 
     def __init__(self, index: int = 0) -> None:
         self.client: Client = client()
@@ -36,25 +36,10 @@ class XlaBackend:
                 code="E101",
             )
         self.index = index
-
-    @property
-    def on_processor(self) -> bool:
-        """Whether it runs where `cpu` does."""
-        return self.client.platform == "cpu"
-
-    @property
-    def target(self) -> Target:
-        return Target.named("baseline")
+        self.capabilities = replace(self.capabilities, on_processor=self.client.platform == "cpu")
 
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
         return is_native(op)
-
-    def runs_on_host(self, node: Node) -> bool:
-        """Whether no module can hold a node."""
-        return not is_native(node.op)
-
-    def reads_views(self, node: Node) -> bool:
-        return False
 
     def runs_whole(self, node: Node) -> bool:
         return True
@@ -71,7 +56,6 @@ class XlaBackend:
         return XlaExecutable(lir, self.client.place(self.index))
 
     def compile_spread(self, lir: Lir, spread: Spread) -> XlaExecutable:
-        """A plan for several devices, each with its part of the arrays; the results are those of one."""
         return XlaExecutable(lir, self.client.grid(spread), spread)
 
 
@@ -87,22 +71,20 @@ class _Program:
     scratch: int  # the most that one of the modules takes
 
 
-class XlaExecutable:
+class XlaExecutable(Executable):
     """A plan on a PJRT device. Sizes that are symbols are compiled for as they are met."""
 
     def __init__(self, lir: Lir, place: Place, spread: Spread | None = None) -> None:
-        self.lir, self.place, self.spread = lir, place, spread
-        self._params: dict[str, Any] = {}
+        super().__init__(lir)
+        self.place, self.spread = place, spread
         self._programs: OrderedDict[tuple[tuple[str, int], ...], _Program] = OrderedDict()
         self._lock, self._making = new_lock(), new_lock()
         self._limit: int | None = None
         if not lir.has_dynamic_dims:
             self._program({})
 
-    @property
-    def host_steps(self) -> list[str]:
-        """Ops that run in Python: no module can hold them."""
-        return [s.name for s in self.lir.schedule if not s.is_module]
+    def is_host_step(self, at: int, step: Step) -> bool:
+        return not step.is_module
 
     @property
     def scratch_bytes(self) -> int:
@@ -111,7 +93,7 @@ class XlaExecutable:
             return next(reversed(self._programs.values())).scratch if self._programs else 0
 
     def limit_scratch(self, limit: int) -> None:
-        """Refuse programs that take more scratch memory, those that are made already and those to come."""
+        """Those that are made already, and those to come."""
         self._limit = limit
         with self._lock:
             kept = list(self._programs.values())
@@ -130,27 +112,15 @@ class XlaExecutable:
         texts = [t.text for t in self._program(dict(binding or {})).texts if t is not None]
         return "\n".join(texts)
 
-    def set_param(self, name: str, array: np.ndarray) -> None:
-        self._params[name] = self.place.put(array, name)
+    def hold(self, name: str, array: np.ndarray) -> None:
+        self.values[name] = self.place.put(array, name)
 
-    def clone(self) -> XlaExecutable:
-        """Another that shares the programs, whatever sizes they are made for, and whose parameters are its own."""
-        made = copy.copy(self)
-        made._params = dict(self._params)
-        return made
-
-    def run(
-        self,
-        inputs: Sequence[np.ndarray],
-        outputs: Sequence[np.ndarray],
-        binding: Mapping[str, int],
-        threads: int | None = None,
-    ) -> None:
+    def run(self, inputs: Arrays, outputs: Arrays, binding: Mapping[str, int], threads: int | None = None) -> None:
         program = self._program(binding)
         graph = program.graph
         values: dict[Value, Any] = dict(program.constants)
         values |= {x: self.place.put(a, leaf_name(x)) for x, a in zip(graph.inputs, inputs, strict=True)}
-        values |= {x: self._params[leaf_name(x)] for x in graph.params}
+        values |= {x: self.values[leaf_name(x)] for x in graph.params}
         for stage, text, loaded in zip(program.stages, program.texts, program.loaded, strict=True):
             if text is None:
                 self._run_host(stage, values)

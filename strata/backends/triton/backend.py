@@ -2,48 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from strata.backends.offload import Driver, OffloadExecutable, Pool
+from strata.backends.offload import Driver, OffloadBackend
 from strata.backends.triton.cuda import CudaDriver, count
 from strata.backends.triton.pairs import takes_pairs
 from strata.backends.triton.render import render
 from strata.backends.triton.target import Gpu
-from strata.core import Target, TensorType
+from strata.core import Target
 from strata.errors import DeviceError
 from strata.lir import Lir
-from strata.mir import Node, Op
+from strata.mir import Node
 
 
-class TritonBackend:
+class TritonBackend(OffloadBackend):
     """Plans over a driver that runs Triton kernels."""
 
-    claims: frozenset[str] = frozenset()
-
     def __init__(self, name: str, gpu: Gpu, driver: Driver) -> None:
-        self.name, self.gpu, self.driver = name, gpu, driver
-        self.pool = Pool(driver)
+        super().__init__(driver)
+        self.name, self.gpu = name, gpu
 
     @property
     def target(self) -> Target:
         return self.gpu.target
 
-    def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
-        return type(op).lower is not Op.lower and op.has_rule("lower")
-
-    def reads_views(self, node: Node) -> bool:
-        return False
-
     def runs_whole(self, node: Node) -> bool:
         return not takes_pairs(node.op.name, [x.type.dtype for x in node.inputs])
 
     def sources(self, lir: Lir) -> dict[str, str]:
-        """The text that kernels become, for `explain()`."""
         return {name: str(render(kernel)) for name, kernel in lir.kernels.items()}
-
-    def compile(self, lir: Lir) -> OffloadExecutable:
-        return OffloadExecutable(lir, self.driver, self.pool)
 
 
 class CudaBackend(TritonBackend):
@@ -55,7 +42,6 @@ class CudaBackend(TritonBackend):
 
     @property
     def count(self) -> int:
-        """How many devices of this kind there are: `cuda:0` and on."""
         return count()
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strata.backends.offload import OffloadExecutable, Pool
+from strata.backends.base import Capabilities
+from strata.backends.offload import OffloadBackend
 from strata.backends.wgsl.adapter import Made, WgpuDriver, open_device
 from strata.backends.wgsl.legal import can_lower
 from strata.backends.wgsl.overrides import is_plain, own_phases
@@ -16,14 +17,16 @@ from strata.lir import Lir, Step
 from strata.mir import Node, Op
 
 
-class WgpuBackend:
+class WgpuBackend(OffloadBackend):
     """Any GPU that wgpu reaches: `wgpu` is the one it would choose, `wgpu:1` the second of its list."""
 
     name = "wgpu"
 
+    driver: WgpuDriver
+
     def __init__(self, number: int = 0) -> None:
-        self.driver: WgpuDriver = open_device(number)
-        self.pool = Pool(self.driver)
+        super().__init__(open_device(number))
+        self.capabilities = Capabilities(on_processor=self.driver.is_software)
 
     @property
     def target(self) -> Target:
@@ -31,33 +34,20 @@ class WgpuBackend:
 
     @property
     def description(self) -> str:
-        """The GPU, by the name that it has."""
         return self.driver.name
-
-    @property
-    def on_processor(self) -> bool:
-        """Whether shaders run where `cpu` does: for trying, not for speed."""
-        return self.driver.is_software
 
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
         return can_lower(op, tuple(types)) or (bool(types) and own_phases(op, tuple(types)) is not None)
-
-    def reads_views(self, node: Node) -> bool:
-        return False
 
     def runs_whole(self, node: Node) -> bool:
         """Ops on types that shaders do not hold run on the host."""
         return not can_lower(node.op, tuple(x.type for x in node.inputs))
 
     def sources(self, lir: Lir) -> dict[str, str]:
-        """The shaders of a plan, by the name of the kernel."""
         halves = self.driver.has_halves
         return {name: shader_text(kernel, halves=halves) for name, kernel in lir.kernels.items()}
 
-    def compile(self, lir: Lir) -> OffloadExecutable:
-        return OffloadExecutable(lir, self.driver, self.pool, self._own)
-
-    def _own(self, step: Step) -> Made | None:
+    def launchable(self, step: Step) -> Made | None:
         """Shaders for a step of one op that has no lowering."""
         (node,) = step.nodes
         types = tuple(x.type for x in node.inputs)

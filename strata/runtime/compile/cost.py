@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from strata.backends import backend_for
+from strata.backends import CostModel, backend_for
 from strata.core import Dim, bounds, here, located
 from strata.errors import CompileError, DeviceError
 from strata.mir import Graph, Leaf, Node
@@ -15,33 +14,18 @@ from strata.runtime.compile.dispatch import as_graph, dispatch_report
 from strata.runtime.report.profile import measured_machine
 
 
-@dataclass(frozen=True, slots=True)
-class CostModel:
-    """A device in five numbers. Backends may have one of their own, as `cost_model`."""
-
-    device: str
-    flops_per_second: float
-    bytes_per_second: float
-    dispatch_seconds: float  # of one kernel
-    roundtrip_seconds: float  # of one run: entering, and moving inputs and outputs
-    transfer_bytes_per_second: float = float("inf")  # to and from the device's own memory
-    memory_bytes: int | None = None  # what fits on it; None where that is the host's memory
-
-
 def cost_model(device: str) -> CostModel:
     """The backend's own model, or one measured or assumed for its kind."""
     backend = backend_for(device)
-    own = getattr(backend, "cost_model", None)
-    if own is not None:
-        made: CostModel = own() if callable(own) else own
-        return made
+    if backend.cost_model is not None:
+        return backend.cost_model
     machine = measured_machine()
     match device.partition(":")[0]:
         case "cpu":
             return CostModel(device, machine.flops_per_second, machine.bytes_per_second, 1e-6, 2e-6)
         case "reference":  # NumPy op by op, with temporaries
             return CostModel(device, machine.flops_per_second / 8, machine.bytes_per_second / 4, 1e-5, 1e-4)
-        case _ if getattr(backend, "on_processor", False):  # another compiler's code, called through more layers
+        case _ if backend.capabilities.on_processor:  # another compiler's code, called through more layers
             return CostModel(device, machine.flops_per_second / 2, machine.bytes_per_second / 2, 1e-5, 2e-4)
         case _:  # a device that we know nothing about: a small GPU behind a bus
             return CostModel(device, 2e12, 2e11, 1e-5, 5e-5, 1e10)

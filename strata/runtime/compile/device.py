@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from strata.arguments import own_checks
-from strata.backends import backend_for, known_backends
+from strata.backends import Backend, backend_for, known_backends
 from strata.core import here
 from strata.errors import CompileError, DeviceError, OptionError
 
@@ -41,17 +40,14 @@ class Device:
         return int(number) if number.isdecimal() else 0
 
     @property
-    def backend(self) -> Any:
+    def backend(self) -> Backend:
         return backend_for(self.name)
 
     @property
     def full_name(self) -> str:
         """The name and what it runs on."""
-        backend = self.backend
-        if self.kind == "cpu":
-            return f"{self.name} ({backend.target.cpu}, {8 * backend.target.vector_bytes}-bit vectors)"
-        description = getattr(backend, "description", None)
-        return self.name if description is None else f"{self.name} ({description})"
+        description = self.backend.description
+        return f"{self.name} ({description})" if description else self.name
 
     def __str__(self) -> str:
         return self.name
@@ -65,6 +61,5 @@ def devices() -> list[str]:
             backend = backend_for(name)
         except DeviceError:
             continue
-        numbers = range(getattr(backend, "count", 0))  # of a kind that there may be several of
-        found += [f"{name}:{i}" for i in numbers] or [name]
+        found += [f"{name}:{i}" for i in range(backend.count)] or [name]
     return found

@@ -85,25 +85,20 @@ def policy_takes(backend: Backend, options: CompileOptions) -> Takes:
     return takes
 
 
-def claims_of(backend: Backend) -> frozenset[str]:
-    """The forms of convolutions that a backend has kernels for; none where it does not say."""
-    return frozenset(getattr(backend, "claims", ()))
-
-
-def has_host_steps(backend: Backend) -> bool:
-    """Whether ops without a kernel run on the host in between; a backend says `host_steps = False` if not."""
-    return bool(getattr(backend, "host_steps", True))
+def pass_context(backend: Backend, options: CompileOptions) -> PassContext:
+    """What passes may ask of a backend under the options of a compile."""
+    takes, claims = policy_takes(backend, options), backend.capabilities.claims
+    return PassContext(backend.target, takes, claims, options.exact, config().verify)
 
 
 def path_of(node: Node, backend: Backend) -> str:
     """How a node of an optimised graph runs."""
-    dtypes = getattr(backend, "dtypes", None)  # names of the element types that the device holds; None: all
-    if dtypes is not None and any(t.dtype.name not in dtypes for t in (*node.types, *(x.type for x in node.inputs))):
+    dtypes, types = backend.capabilities.dtypes, [x.type for x in node.inputs]
+    if dtypes is not None and any(t.dtype.name not in dtypes for t in (*node.types, *types)):
         return "unsupported"
-    natively = getattr(backend, "runs_natively", None)
-    if backend.takes(node.op, [x.type for x in node.inputs]) or (natively is not None and natively(node)):
+    if backend.takes(node.op, types):
         return "native"
-    return "host" if has_host_steps(backend) and node.op.has_rule("numpy") else "unsupported"
+    return "host" if backend.capabilities.host_steps and node.op.has_rule("numpy") else "unsupported"
 
 
 def offenders(graph: Graph, backend: Backend, options: CompileOptions) -> tuple[Offender, ...]:
@@ -141,7 +136,7 @@ def _offender(node: Node, backend: Backend) -> Offender:
 
 def _nearest(node: Node, backend: Backend) -> str:
     """The nearest form that the backend does run: in another type, taken apart, or a relative of the op."""
-    dtypes = getattr(backend, "dtypes", None)
+    dtypes = backend.capabilities.dtypes
     if dtypes is not None:
         foreign = {t.dtype for t in (*node.types, *(x.type for x in node.inputs)) if t.dtype.name not in dtypes}
         if foreign:
@@ -183,8 +178,7 @@ def dispatch_report(program: Any, device: str = "cpu", options: CompileOptions |
     chosen = options or CompileOptions()
     backend = backend_for(device)
     graph = as_graph(program)
-    takes = policy_takes(backend, chosen)
-    ctx = PassContext(backend.target, takes, claims_of(backend), chosen.exact, config().verify)
+    ctx = pass_context(backend, chosen)
     after, _ = run_passes(default_passes(ctx, chosen.choices), graph, ctx)
     return report_of(graph, after, backend, chosen)
 

@@ -19,7 +19,7 @@ from strata.errors import LowerError, MemoryLimitError, OptionError, TraceError
 from strata.lir import Lir, plan, plan_stages, show_module, verify_plan
 from strata.mir import Graph
 from strata.passes import Pass, PassContext, PassRecord, default_passes, parse_passes, run_passes
-from strata.runtime.compile.dispatch import DispatchReport, as_graph, claims_of, legalize, policy_takes, report_of
+from strata.runtime.compile.dispatch import DispatchReport, as_graph, legalize, pass_context, report_of
 from strata.runtime.compile.options import CompileOptions
 from strata.runtime.report.explain import Explanation, explain_plan
 from strata.runtime.report.fusion import FusionReport
@@ -60,8 +60,7 @@ class CompileResult:
 
     def explain(self) -> Explanation:
         """What was fused, what was not and why, memory and times."""
-        sources = getattr(self.pipeline.backend, "sources", None)
-        return explain_plan(self.lir, self.fusion, sources(self.lir) if sources is not None else None)
+        return explain_plan(self.lir, self.fusion, self.pipeline.backend.sources(self.lir))
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class CompilePipeline:
         self.device = target
         self.options = options or CompileOptions()
         self.backend: Backend = backend_for(target)
-        if self.options.tune == "beam" and not getattr(self.backend, "searches", False):
+        if self.options.tune == "beam" and not self.backend.capabilities.searches:
             raise OptionError(
                 f"tune='beam': {self.backend.name} has no search for schedules", code="O145", fix='tune="heuristic"'
             )
@@ -94,10 +93,7 @@ class CompilePipeline:
     @property
     def context(self) -> PassContext:
         """What passes may ask of this target under these options."""
-        backend, options = self.backend, self.options
-        return PassContext(
-            backend.target, policy_takes(backend, options), claims_of(backend), options.exact, config().verify
-        )
+        return pass_context(self.backend, self.options)
 
     @property
     def passes(self) -> list[Pass]:
@@ -152,11 +148,13 @@ class CompilePipeline:
 
     def _in_stages(self, graph: Graph, made_with: str) -> Lir | None:
         """The plan for a backend that takes graphs: it says which nodes are left for the host."""
-        on_host = getattr(self.backend, "runs_on_host", None)
-        if on_host is None:
+        if not self.backend.capabilities.takes_graphs:
             return None
-        limit, fusion = self.options.memory_limit, self.options.limits
-        return plan_stages(graph, self.backend.target, on_host, memory_limit=limit, limits=fusion, made_with=made_with)
+        backend, options = self.backend, self.options
+        return plan_stages(
+            graph, backend.target, backend.runs_on_host, memory_limit=options.memory_limit, limits=options.limits,
+            made_with=made_with,
+        )  # fmt: skip
 
     def _tuned(self, lir: Lir) -> Lir:
         """Schedules by measuring: seconds a kernel the first time, so that a terminal shows how far it is."""
@@ -167,7 +165,7 @@ class CompilePipeline:
         columns = (TextColumn("searching schedules"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("kernels")
-            return self.backend.tune(lir, lambda done, total: bar.update(task, completed=done, total=total))  # type: ignore[attr-defined]
+            return self.backend.tune(lir, lambda done, total: bar.update(task, completed=done, total=total))
 
     def compile(self, program: Any) -> CompileResult:
         """All stages but machine code."""
@@ -222,8 +220,7 @@ class CompilePipeline:
             ("LIR", _lir_header(lir) + "\n" + show_module(lir)),
             ("fusion", str(report)),
         ]
-        if hasattr(self.backend, "sources"):
-            parts += [(f"code {name}", text) for name, text in self.backend.sources(lir).items()]
+        parts += [(f"code {name}", text) for name, text in self.backend.sources(lir).items()]
         return "\n".join(f"══ {title} ══\n{text}\n" for title, text in parts)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from strata.arguments import hot, too_many, untouched
-from strata.backends import Executable, Quick, backend_for
+from strata.backends import Executable, Quick
 from strata.config import config
 from strata.core import here, new_rlock
 from strata.errors import OptionError, UnknownNameError
@@ -85,7 +85,10 @@ class CompiledGraph:
         self._forms: dict[tuple[tuple[str, int], ...], CompiledGraph] = {}  # by symbols that are numbers in them
 
     def _use(self, executable: Executable) -> None:
-        quick: Quick | None = getattr(executable, "quick", None)
+        if not isinstance(executable, Executable):
+            given = f"{self.device} compiles to a {type(executable).__name__}"
+            raise OptionError(f"{given}, which is no strata.backends.Executable", code="O413", place=here())
+        quick = executable.quick
         self._quick: Quick | None = Remembering(quick, self) if quick is not None and is_remembered(self) else quick
         self._executable, self._run = executable, executable.run  # behind it: see `_teach`
 
@@ -531,16 +534,7 @@ class CompiledGraph:
                 return
             sharers.discard(self)
             if sharers:
-                self._use(self._copied())
-
-    def _copied(self) -> Executable:
-        """The executable once more, by itself where it knows how."""
-        if hasattr(self._executable, "clone"):
-            return self._executable.clone()
-        made = backend_for(self.device).compile(self._executable.lir)
-        for name, value in self._param_values.items():
-            made.set_param(name, read_array(name, self._params[name], value, "parameter"))
-        return made
+                self._use(self._executable.clone())
 
     __copy__ = clone
 
@@ -566,17 +560,17 @@ class CompiledGraph:
     @property
     def host_steps(self) -> list[str]:
         """Ops that run in Python rather than natively."""
-        return list(self._executable.host_steps)
+        return self._executable.host_steps
 
     def stablehlo(self, **sizes: int) -> str:
         """The StableHLO text that runs, on devices of that kind, for given sizes of the symbols."""
-        text = getattr(self._executable, "stablehlo", None)
+        text = self._executable.stablehlo(sizes)
         if text is None:
             raise OptionError(
                 f"{self.device} does not run StableHLO", code="O154", place=here(),
                 fix="st.stablehlo.export(graph), which is for any device",
             )  # fmt: skip
-        return str(text(sizes))
+        return text
 
     @property
     def memory(self) -> MemoryReport:

@@ -146,7 +146,7 @@ class MemoryReport(str):
             scratch, lower = placement.arena_size, placement.lower_bound
         except SymbolError as error:
             text, scratch, lower = f"unbounded: {error.summary}", None, None
-        if hasattr(executable, "scratch_bytes"):  # planned by whoever compiled the modules
+        if executable.scratch_bytes is not None:  # planned by whoever compiled the modules
             scratch = lower = executable.scratch_bytes
             text = (
                 f"{scratch:,} bytes of scratch memory, as the device's compiler reports it, {len(lir.schedule)} steps"
@@ -155,7 +155,7 @@ class MemoryReport(str):
         made.scratch, made.lower_bound = scratch, lower
         made.params = _total(lir, "param", "weight")
         made.constants = sum(a.nbytes for a in lir.constants)
-        made.packed = int(getattr(executable, "packed_bytes", 0))
+        made.packed = executable.packed_bytes
         made.inputs, made.outputs = _total(lir, "input"), _total(lir, "result")
         return made
 

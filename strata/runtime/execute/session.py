@@ -52,7 +52,7 @@ class Session:
                 lir, is_stored = self._plan(pipeline, graph, while_compiling)
                 with phase("code"):
                     executable = self._code(lir, chosen)
-                    if chosen.memory_limit is not None and hasattr(executable, "limit_scratch"):
+                    if chosen.memory_limit is not None:
                         executable.limit_scratch(chosen.memory_limit)
         replan = (lambda: pipeline.compile_graph(graph).lir) if is_stored else None
         return CompiledGraph(
@@ -87,7 +87,7 @@ class Session:
 
     def plan_options(self) -> str | None:
         """All beside the program that decides a plan; None where plans of this session are not kept."""
-        if not getattr(self.backend, "keeps_plans", False) or self.options.assert_fusion_clean:
+        if not self.backend.capabilities.keeps_plans or self.options.assert_fusion_clean:
             return None
         return self.plan_key()
 
@@ -106,11 +106,10 @@ class Session:
 
     def _plan(self, pipeline: CompilePipeline, graph: Graph, while_compiling: ExitStack) -> tuple[Lir, bool]:
         def make() -> Lir:
-            if hasattr(self.backend, "expecting"):  # code will be wanted: what makes it may start meanwhile
-                while_compiling.enter_context(self.backend.expecting(graph))
+            while_compiling.enter_context(self.backend.expecting(graph))
             return _traced_plan(pipeline, graph)
 
-        if not getattr(self.backend, "keeps_plans", False) or pipeline.options.assert_fusion_clean:
+        if not self.backend.capabilities.keeps_plans or pipeline.options.assert_fusion_clean:
             return make(), False
         with phase("plan", graph=graph.name):
             key = plan_key(graph, pipeline.options.key, self.backend.name, self.backend.target)
@@ -121,7 +120,7 @@ class Session:
         spread = options.spread
         if spread is None:
             return self.backend.compile(lir)
-        if not hasattr(self.backend, "compile_spread"):
+        if not self.backend.capabilities.spreads:
             raise OptionError(f"compile option mesh: {self.device} is one device", code="O144", place=here())
         unknown = sorted(set(spread.cuts) - {*lir.graph.input_names, *lir.graph.param_names})
         if unknown:
@@ -130,8 +129,7 @@ class Session:
                 code="O144",
                 place=here(),
             )
-        made: Executable = self.backend.compile_spread(lir, spread)
-        return made
+        return self.backend.compile_spread(lir, spread)
 
     def _merged(self, options: CompileOptions | None, changes: dict[str, Any]) -> CompileOptions:
         """Options of a compile over the session's: what was not given there comes from here."""

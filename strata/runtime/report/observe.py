@@ -38,16 +38,12 @@ def run_observed(
     for one in observers:
         one.begin(compiled, binding, arrays)
     begin = time.perf_counter_ns()
-    observed = getattr(compiled._executable, "run_observed", None)
-    if observed is None:
-        compiled._run(arrays, outputs, binding, threads)
-    else:
 
-        def tell(at: int, start: int, stop: int, spans: Sequence[Any], read: Any) -> None:
-            for one in observers:
-                one.step(compiled, at, start, stop, spans, read)
+    def tell(at: int, start: int, stop: int, spans: Sequence[Any], read: Any) -> None:
+        for one in observers:
+            one.step(compiled, at, start, stop, spans, read)
 
-        observed(arrays, outputs, binding, threads, tell)
+    compiled._executable.run_observed(arrays, outputs, binding, threads, tell)
     end = time.perf_counter_ns()
     for one in observers:
         one.end(compiled, begin, end)

@@ -40,7 +40,7 @@ class _Watcher:
 
     def begin(self, compiled: CompiledGraph, binding: Mapping[str, int], arrays: Sequence[np.ndarray]) -> None:
         self._run.arrays = arrays
-        if not hasattr(compiled._executable, "run_observed"):
+        if not compiled._executable.observes_steps:
             self._search(compiled, None)
 
     def step(self, compiled: CompiledGraph, at: int, begin: int, end: int, spans: Sequence[Any], read: Any) -> None:

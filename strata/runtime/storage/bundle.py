@@ -127,11 +127,10 @@ def _written_options(options: CompileOptions) -> dict[str, Any]:
 
 
 def archive_of(device: str) -> CodeArchive:
-    archive = getattr(backend_for(device), "archive", None)
+    archive = backend_for(device).archive
     if archive is None:
         raise OptionError(f"bundles hold machine code, and {device!r} has none to keep", code="O411", place=here())
-    made: CodeArchive = archive
-    return made
+    return archive
 
 
 def inspect_bundle(path: str | os.PathLike[str]) -> dict[str, Any]:

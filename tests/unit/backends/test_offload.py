@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.backends.offload import OffloadExecutable, Pool, room_for
+from strata.backends.offload import OffloadBackend, Pool, room_for
 from strata.core import dim_prod, f32, i32, new_lock, substitute, sym
 from strata.errors import OutOfMemoryError
 from strata.kernel import Kernel, KernelBuilder, interpret
-from strata.lir import plan
+from strata.lir import Step, plan
 from strata.mir import Graph, Node, evaluate
 from strata.ops import (
     add,
@@ -28,6 +28,7 @@ from strata.ops import (
     softmax,
     transpose,
 )
+from strata.passes import FusionLimits
 
 
 class Made:
@@ -100,7 +101,7 @@ class NumpyDriver:
 
 
 def executable(graph: Graph, driver: NumpyDriver, whole: Callable[[Node], bool] | None = None, **options: Any) -> Any:
-    return OffloadExecutable(plan(graph, whole=whole, **options), driver, Pool(driver))
+    return OffloadBackend(driver).compile(plan(graph, whole=whole, **options))
 
 
 def run(made: Any, *inputs: np.ndarray, **sizes: int) -> list[np.ndarray]:
@@ -188,7 +189,14 @@ def test_a_device_may_have_kernels_of_its_own_for_steps() -> None:
     k.output("out0", f32[4, 8], lambda index: k.sin(given[index]))
     driver = NumpyDriver()
     lir = plan(g, whole=lambda node: node.op.name == "sin")
-    made = OffloadExecutable(lir, driver, Pool(driver), lambda step: Made(k.build()) if step.name == "sin" else None)
+
+    class Own(OffloadBackend):
+        name = "own"
+
+        def launchable(self, step: Step) -> Made | None:
+            return Made(k.build()) if step.name == "sin" else None
+
+    made = Own(driver).compile(lir)
     assert made.host_steps == []
     np.testing.assert_allclose(run(made, X)[0], np.exp(np.sin(X)), rtol=1e-6)
     assert driver.log.count("launch") == 2
@@ -245,10 +253,10 @@ def test_memory_is_used_again_within_a_run_and_short_memory_is_an_error() -> Non
     g.outputs(x)
     big = RNG.standard_normal((64, 64)).astype(np.float32)
     driver = NumpyDriver()
-    made = executable(g, driver, fuse=False)
+    made = executable(g, driver, limits=FusionLimits(max_steps=1))
     np.testing.assert_array_equal(run(made, big)[0], big)
     assert driver.peak <= 4 * big.nbytes + 4096
-    small = executable(g, NumpyDriver(memory=2 * big.nbytes), fuse=False)
+    small = executable(g, NumpyDriver(memory=2 * big.nbytes), limits=FusionLimits(max_steps=1))
     with pytest.raises(OutOfMemoryError):
         run(small, big)
     assert run(made, big)[0].shape == (64, 64)

@@ -1,12 +1,13 @@
 """The stages of a compile: results, reports, dispatch, specialisation, refusals."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from strata import ops
-from strata.backends import register_backend, registry
+from strata.backends import Capabilities, register_backend, registry
 from strata.backends.reference import ReferenceBackend
 from strata.core import f32, sym
 from strata.errors import (
@@ -35,13 +36,12 @@ class Claiming(ReferenceBackend):
     """A device with kernels for some fused ops, without steps on the host."""
 
     name = "claiming"
-    claims = frozenset(FUSED)
-    host_steps = False
+    capabilities = Capabilities(claims=frozenset(FUSED), host_steps=False)
     refused: tuple[str, ...] = ()
 
     def takes(self, op, types=()):
         if op.name.startswith("fused") or op.name == "elementwise_region":
-            return op.name in self.claims
+            return op.name in self.capabilities.claims
         return op.name not in self.refused
 
 
@@ -49,11 +49,10 @@ class Claiming(ReferenceBackend):
 def claiming():
     """Registers a device that refuses some ops; gives its name."""
 
-    def make(*refused: str, **attributes) -> str:
+    def make(*refused: str, **changes) -> str:
         backend = Claiming()
         backend.refused = refused
-        for name, value in attributes.items():
-            setattr(backend, name, value)
+        backend.capabilities = replace(backend.capabilities, **changes)
         register_backend("claiming", backend)
         return "claiming"
 

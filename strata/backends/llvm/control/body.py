@@ -79,28 +79,27 @@ class Body(CpuExecutable):
         self._known = {b.name for b in self._outside if b.role == "constant"}  # values that stay from run to run
         self._is_ready = False
 
-    def clone(self) -> Self:
-        made = super().clone()
-        made._known = set(self._known)
-        return made
+    def part(self, other: Self) -> None:
+        super().part(other)
+        self._known = set(other._known)
 
     @property
     def held_params(self) -> frozenset[int]:
         """The parameters that are read packed only."""
         return frozenset(i for i, x in enumerate(self.lir.graph.params) if leaf_name(x) not in self._unpacked)
 
-    def hold(self, number: int, array: np.ndarray) -> None:
+    def hold_param(self, number: int, array: np.ndarray) -> None:
         """The value of a parameter, where it stays the same from run to run."""
         name = leaf_name(self.lir.graph.params[number])
         self._known.add(name)
-        self._hold(name, array)
+        self.hold(name, array)
         self._is_ready = False
 
     def _compute_known(self) -> None:
         """What depends on held parameters alone."""
         if self._is_ready:
             return
-        for at, step in self._prologue:
+        for at, step in self.prologue:
             if self._known.issuperset(step.inputs):
                 self._compute_once(at, step)
                 self._known.update(step.outputs)
@@ -130,8 +129,8 @@ class Body(CpuExecutable):
         fixed: list[tuple[int, Slot]] = [(0, ("workspace", layout.take(placement.arena_size + need)))]
         for buffer in self._outside:
             if buffer.name in self._known:
-                if buffer.name in self._values:
-                    fixed.append((self._region[buffer.name], ("pointer", address_of(self._values[buffer.name]))))
+                if buffer.name in self.values:
+                    fixed.append((self._region[buffer.name], ("pointer", address_of(self.values[buffer.name]))))
             elif buffer.role == "weight":
                 count = int(substitute(buffer.type.nbytes, sizes))
                 fixed.append((self._region[buffer.name], ("workspace", layout.take(count))))
@@ -143,7 +142,7 @@ class Body(CpuExecutable):
                 assert isinstance(weight.product.packed_bytes, int)
                 fixed.append((region, ("workspace", layout.take(weight.product.packed_bytes))))
         fixed += [(self._context + i, (kind, 0)) for i, kind in enumerate(("pool", "threads", "status"))]
-        keep += [self, *self._values.values(), *(w.memory for w in self._packed)]  # a run may outlive the next `hold`
+        keep += [self, *self.values.values(), *(w.memory for w in self._packed)]  # a run may outlive the next `hold`
         return BoundBody(
             Program(tuple(once), regions).bind(self._functions, sizes),
             Program(tuple(steady), regions).bind(self._functions, sizes),
@@ -164,7 +163,7 @@ class Body(CpuExecutable):
         need = 64
         for name in (leaf_name(x) for x in self.lir.graph.params):
             steps += self._pack_steps(name, place)
-        for at, step in self._prologue:
+        for at, step in self.prologue:
             if self._known.issuperset(step.outputs):
                 continue
             made, size = self._steps_at(at, place, Argument(0, top), sizes, keep)

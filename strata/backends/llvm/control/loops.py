@@ -229,7 +229,7 @@ def _holding(bodies: list[Body], first: int) -> Holding:
     def hold(number: int, array: np.ndarray) -> None:
         for body in bodies:
             if 0 <= number - first < len(body.lir.graph.params):
-                body.hold(number - first, array)
+                body.hold_param(number - first, array)
 
     held = frozenset.intersection(*(frozenset(first + i for i in body.held_params) for body in bodies))
     return Holding(hold, held, lambda: sum(body.packed_bytes for body in bodies))

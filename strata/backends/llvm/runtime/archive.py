@@ -16,7 +16,8 @@ from strata.lir import Lir
 class CpuArchive:
     """Levels of instruction sets, from the least to the most, and the code of a plan for each."""
 
-    known = ("baseline", "avx2", "avx512", "neon")  # code for another kind of processor can be made, not loaded
+    # code for another kind of processor can be made, not loaded
+    known: tuple[str, ...] = ("baseline", "avx2", "avx512", "neon")
 
     @property
     def levels(self) -> tuple[str, ...]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
 
+from strata.backends.base import Arrays, Executable, Tell
 from strata.backends.llvm.codegen.kernels import (
     COPY_BYTES,
     KEPT,
@@ -28,7 +28,7 @@ from strata.backends.llvm.runtime.bound import Bound, Segment
 from strata.backends.llvm.runtime.calls import Call
 from strata.backends.llvm.runtime.fast_call import Quick
 from strata.backends.llvm.runtime.kernel_steps import bytes_read, loop_steps, product_arguments, unpacked_reads
-from strata.backends.llvm.runtime.observed import Tell, run_observed
+from strata.backends.llvm.runtime.observed import run_observed
 from strata.backends.llvm.runtime.packed_weights import PackedWeights
 from strata.backends.llvm.runtime.program import Argument, BoundProgram, Program
 from strata.backends.llvm.runtime.program import Step as ProgramStep
@@ -37,17 +37,19 @@ from strata.config import config
 from strata.core import Dim, Target, available_threads, new_lock, substitute
 from strata.errors import SymbolError
 from strata.lir import Lir, Placement, Step
-from strata.mir import run_op
 
 BOUND_LIMIT = 256  # sets of sizes that a program keeps its argument blocks for
 KEPT_CALLS = 4  # for as many callers at once as are likely
 
 
-class CpuExecutable:
+class CpuExecutable(Executable):
     """A plan on the CPU. Regions: the arena, buffers outside it, packed weights, then pool, threads and status."""
 
+    observes_steps = True
+
     def __init__(self, lir: Lir, target: Target, *, in_loop: bool = False) -> None:
-        self.lir, self.target = lir, target
+        super().__init__(lir)
+        self.target = target
         sources, ops = plan_sources(lir, target, in_loop=in_loop)
         pieces = native_pieces([*sources.values(), *(op_source(op, target) for op in ops.values())], target)
         self.kernels = {name: as_kernel(p) for name, p in zip(lir.kernels, pieces, strict=False)}
@@ -56,10 +58,6 @@ class CpuExecutable:
         self._holdings = {at: op.holding for at, op in ops.items() if op.holding is not None}
         self._outside = [b for b in lir.buffers if b.role != "scratch"]
         self._region = {b.name: i + 1 for i, b in enumerate(self._outside)}
-        self._values: dict[str, np.ndarray] = {
-            b.name: lir.constants[b.key] for b in self._outside if b.role == "constant" and isinstance(b.key, int)
-        }
-        self._prologue = [(at, s) for at, s in enumerate(lir.schedule) if s.phase == "prologue"]
         self._packed = PackedWeights()
         self._functions: dict[str, int] = {}
         self.segments = self._split()
@@ -70,8 +68,7 @@ class CpuExecutable:
         self._is_placed = False
         self._open: OpenProgram | None = None
         self.only: Bound | None = None  # the program of a plan without symbols
-        self.quick = Quick()
-        self._lock = new_lock()
+        self._quick = Quick()
         self.pool = default_pool()
         self.threads = available_threads(config().num_threads)
         self.input_regions = tuple(self._region[buffer] for _, buffer in lir.io.inputs)
@@ -86,9 +83,8 @@ class CpuExecutable:
         held = {at: holding.held for at, holding in self._holdings.items()}
         self._unpacked = unpacked_reads(lir, self._packed_product, held)
         if target.triple == Target.host().triple:  # else its code is only kept, and cannot pack anything here
-            for name, array in list(self._values.items()):
-                self._hold(name, array)
-        self._is_prepared = not self._prologue
+            for name, array in list(self.values.items()):
+                self.hold(name, array)
 
     # building the program
 
@@ -98,7 +94,7 @@ class CpuExecutable:
         for at, step in enumerate(self.lir.schedule):
             if step.phase == "prologue":
                 continue
-            if step.kernel is None and at not in self.native:
+            if self.is_host_step(at, step):
                 segments.append(Segment((at,), step))
             elif segments and segments[-1].host is None:
                 segments[-1] = Segment((*segments[-1].steps, at), None)
@@ -166,10 +162,8 @@ class CpuExecutable:
         """Of weights in the order that kernels read them."""
         return self._packed.held_bytes + sum(holding.packed_bytes() for holding in self._holdings.values())
 
-    @property
-    def host_steps(self) -> list[str]:
-        """Ops that run in Python, on NumPy: no native form of them is known."""
-        return [s.name for at, s in enumerate(self.lir.schedule) if s.kernel is None and at not in self.native]
+    def is_host_step(self, at: int, step: Step) -> bool:
+        return step.kernel is None and at not in self.native
 
     @property
     def _context(self) -> int:
@@ -293,39 +287,37 @@ class CpuExecutable:
         """Programs with the addresses that stay the same between runs."""
         addresses = [0] * (self._context + 3)
         for buffer in self._outside:
-            if buffer.name in self._values:
-                addresses[self._region[buffer.name]] = address_of(self._values[buffer.name])
+            if buffer.name in self.values:
+                addresses[self._region[buffer.name]] = address_of(self.values[buffer.name])
         for i, weight in enumerate(self._packed):
             if weight.memory is not None:
                 addresses[1 + len(self._outside) + i] = weight.memory.address
         single = programs[0] if len(programs) == 1 else None
-        keep += [*self._values.values(), *(w.memory for w in self._packed)]  # a run may outlive the next set_param
+        keep += [*self.values.values(), *(w.memory for w in self._packed)]  # a run may outlive the next set_param
         is_direct = single is not None and IS_DIRECT
         return Bound(programs, single, dict(placement.offsets), arena, addresses, [], keep, ranges, is_direct)
 
     # weights
 
-    def set_param(self, name: str, array: np.ndarray) -> None:
-        with self._lock:
-            self._hold(name, array)
-            self._bound.clear()  # they hold the addresses of weights
-            self.only = None
-            self.quick.forget()
-            self._is_prepared = not self._prologue
+    def forget(self) -> None:
+        super().forget()
+        self._bound.clear()  # they hold the addresses of weights
+        self.only = None
+        self._quick.forget()
 
-    def clone(self) -> Self:
-        """Another with the same code and weights; what is set on one of them is not seen by the other."""
-        with self._lock:
-            made = copy.copy(self)
-            made._values, made._functions = dict(self._values), dict(self._functions)
-            made._packed = self._packed.copy()
-            made.native = {at: (op.again() if op.again else op, code) for at, (op, code) in self.native.items()}
-        made._holdings = {at: op.holding for at, (op, _) in made.native.items() if op.holding is not None}
-        made._bound, made.only, made._open = OrderedDict(), None, None
-        made.arenas, made.quick, made._lock = ArenaPool(), Quick(), new_lock()
-        return made
+    def part(self, other: Self) -> None:
+        super().part(other)
+        self._functions, self._packed = dict(other._functions), other._packed.copy()
+        self.native = {at: (op.again() if op.again else op, code) for at, (op, code) in other.native.items()}
+        self._holdings = {at: op.holding for at, (op, _) in self.native.items() if op.holding is not None}
+        self._bound, self.only, self._open = OrderedDict(), None, None
+        self.arenas, self._quick, self.lock = ArenaPool(), Quick(), new_lock()
 
-    def _hold(self, name: str, array: np.ndarray) -> None:
+    @property
+    def quick(self) -> Quick:
+        return self._quick
+
+    def hold(self, name: str, array: np.ndarray) -> None:
         """Keep the value of a parameter, a constant or what was computed from them, packed where kernels want it so."""
         self._pack_for(name, array)
         for at, holding in self._holdings.items():
@@ -333,34 +325,34 @@ class CpuExecutable:
                 if source == name:
                     holding.hold(i, array)
         if name in self._unpacked:
-            self._values[name] = array
+            self.values[name] = array
 
     def _prepare(self) -> None:
         """Compute what depends on parameters only, and pack it where kernels want it packed."""
-        with self._lock:
-            if self._is_prepared:
+        with self.lock:
+            if self.is_prepared:
                 return
-            for at, step in self._prologue:
+            for at, step in self.prologue:
                 self._compute_once(at, step)
             self._bound.clear()
-            self._is_prepared = True
+            self.is_prepared = True
 
     def _compute_once(self, at: int, step: Step) -> None:
         """Run a step of the prologue, and keep its results."""
-        arrays = [self._values[name] for name in step.inputs]
+        arrays = [self.values[name] for name in step.inputs]
         kinds = [self.lir.buffer(name).type for name in step.outputs]
-        if step.kernel is None and at not in self.native:
-            results = list(run_op(step.nodes[0].op, step.operands(arrays, {}), kinds))
+        if self.is_host_step(at, step):
+            results = list(self.run_host(step, arrays, {}))
         else:
             results = [np.empty(t.static_shape, t.dtype.np) for t in kinds]
             self._run_alone(at, arrays, results)
         for name, result in zip(step.outputs, results, strict=True):
-            self._hold(name, np.ascontiguousarray(result))
+            self.hold(name, np.ascontiguousarray(result))
 
-    def _run_alone(self, at: int, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+    def _run_alone(self, at: int, inputs: Arrays, outputs: Arrays) -> None:
         """One step on arrays, outside the program."""
         step = self.lir.schedule[at]
-        arrays = {source: self._values[source] for _, source in step.updates}
+        arrays = {source: self.values[source] for _, source in step.updates}
         arrays |= zip((*step.inputs, *step.outputs), (*inputs, *outputs), strict=True)
         keep: list[Any] = []
         weights, self._packed = self._packed, PackedWeights()
@@ -393,13 +385,7 @@ class CpuExecutable:
 
     # running
 
-    def run(
-        self,
-        inputs: Sequence[np.ndarray],
-        outputs: Sequence[np.ndarray],
-        binding: Mapping[str, int],
-        threads: int | None = None,
-    ) -> None:
+    def run(self, inputs: Arrays, outputs: Arrays, binding: Mapping[str, int], threads: int | None = None) -> None:
         bound = self.only or self.bound_for(binding)
         try:
             call = bound.free.pop()  # a list: popping is atomic, so callers never share a call
@@ -437,8 +423,8 @@ class CpuExecutable:
         table: Any,
         bound: Bound,
         arena: Arena,
-        inputs: Sequence[np.ndarray],
-        outputs: Sequence[np.ndarray],
+        inputs: Arrays,
+        outputs: Arrays,
         binding: Mapping[str, int],
         threads: int,
     ) -> None:
@@ -448,24 +434,22 @@ class CpuExecutable:
                 program.run(table, threads=threads)
             else:
                 assert segment.host is not None
-                self.run_host(segment.host, values, bound, arena, binding)
+                self.run_step(segment.host, values, bound, arena, binding)
 
-    def named_arrays(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        values = dict(self._values)
+    def named_arrays(self, inputs: Arrays, outputs: Arrays) -> dict[str, np.ndarray]:
+        values = dict(self.values)
         values |= {buffer: a for (_, buffer), a in zip(self.lir.io.inputs, inputs, strict=True)}
         for name, array in zip(self.lir.io.outputs, outputs, strict=True):
             if self.lir.buffer(name).role == "result":
                 values.setdefault(name, array)
         return values
 
-    def run_host(
+    def run_step(
         self, step: Step, values: dict[str, np.ndarray], bound: Bound, arena: Arena, binding: Mapping[str, int]
     ) -> None:
-        (node,) = step.nodes
+        """A step on the host, on arrays where the program has them."""
         arrays = [self.array(name, values, bound, arena, binding) for name in step.inputs]
-        types = [t.bind(binding) for t in node.types]
-        results = run_op(node.op.bind(binding), step.operands(arrays, binding), types)
-        for name, result in zip(step.outputs, results, strict=True):
+        for name, result in zip(step.outputs, self.run_host(step, arrays, binding), strict=True):
             self.array(name, values, bound, arena, binding)[...] = result
 
     def array(
@@ -477,14 +461,8 @@ class CpuExecutable:
         return arena.view(bound.offsets[name], buffer, binding)
 
     def run_observed(
-        self,
-        inputs: Sequence[np.ndarray],
-        outputs: Sequence[np.ndarray],
-        binding: Mapping[str, int],
-        threads: int | None,
-        tell: Tell,
+        self, inputs: Arrays, outputs: Arrays, binding: Mapping[str, int], threads: int | None, tell: Tell
     ) -> None:
-        """Run the steps one by one, and tell of each."""
         run_observed(self, inputs, outputs, binding, threads, tell)
 
     def check(self, call: Call) -> None:
@@ -492,7 +470,7 @@ class CpuExecutable:
         if self.native:
             check(call.table, call.regions)
 
-    def finish(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+    def finish(self, inputs: Arrays, outputs: Arrays) -> None:
         """Results that are inputs, parameters or constants, and results given twice."""
         if not self.has_leaf_results:
             return
@@ -503,18 +481,18 @@ class CpuExecutable:
 
     def bound_for(self, binding: Mapping[str, int]) -> Bound:
         """The program for given sizes, with all that depends on parameters computed."""
-        if not self._is_prepared:
+        if not self.is_prepared:
             self._prepare()
         key = tuple(sorted(binding.items())) if binding else ()
         found = self._bound.get(key)
         if found is not None:
             return found
-        with self._lock:
+        with self.lock:
             if key not in self._bound:
                 self._bound[key] = self._bind(binding)
                 if len(self._bound) > BOUND_LIMIT:
                     self._bound.popitem(last=False)
-            if not self._is_dynamic and self._is_prepared:
+            if not self._is_dynamic and self.is_prepared:
                 self.only = self._bound[key]
             return self._bound[key]
 

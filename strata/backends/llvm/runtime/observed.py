@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strata.backends.base import Arrays, Tell
 from strata.backends.llvm.runtime.calls import Call
 from strata.core import new_lock
 
@@ -18,14 +19,11 @@ if TYPE_CHECKING:
 MOST_EVENTS = 4096  # of one step
 _noting = new_lock()  # threads note times in one place, for one run at a time
 
-# (step, begin, end, spans of threads as (thread, begin, end), reader of buffers by name)
-Tell = Callable[[int, int, int, Sequence[tuple[int, int, int]], Callable[[str], np.ndarray]], None]
-
 
 def run_observed(
     executable: CpuExecutable,
-    inputs: Sequence[np.ndarray],
-    outputs: Sequence[np.ndarray],
+    inputs: Arrays,
+    outputs: Arrays,
     binding: Mapping[str, int],
     threads: int | None,
     tell: Tell,
@@ -55,7 +53,7 @@ def run_observed(
                     begin = time.perf_counter_ns()
                     if program is None:
                         assert segment.host is not None
-                        executable.run_host(segment.host, values, bound, arena, binding)
+                        executable.run_step(segment.host, values, bound, arena, binding)
                     else:
                         first, last = bound.ranges[at]
                         program.run(call.table, threads=count, first=first, last=last)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.backends.offload import OffloadExecutable, Pool
+from strata.backends.offload import OffloadBackend
 from strata.backends.triton import cuda
 from strata.backends.triton.compile import Binary
 from strata.backends.triton.cuda import CudaDriver
@@ -199,7 +199,7 @@ def weights(depth: int = 6) -> dict[str, np.ndarray]:
 
 def test_the_second_run_is_one_graph(core: FakeCore) -> None:
     driver = driver_of(core)
-    made = OffloadExecutable(plan(layers()), driver, Pool(driver))
+    made = OffloadBackend(driver).compile(plan(layers()))
     values = weights()
     for name, array in values.items():
         made.set_param(name, array)
@@ -217,7 +217,7 @@ def test_the_second_run_is_one_graph(core: FakeCore) -> None:
 
 def test_sizes_that_change_are_launched_one_by_one(core: FakeCore) -> None:
     driver = driver_of(core)
-    made = OffloadExecutable(plan(layers(sym("R", 1, 64))), driver, Pool(driver))
+    made = OffloadBackend(driver).compile(plan(layers(sym("R", 1, 64))))
     values = weights()
     for name, array in values.items():
         made.set_param(name, array)
@@ -232,7 +232,7 @@ def test_host_steps_see_what_was_launched(core: FakeCore) -> None:
     x = g.input("x", f32[40])
     g.outputs(reduce_sum(sort(x * 2, axis=0) * 3, axes=(0,)), x + 1)
     driver = driver_of(core)
-    made = OffloadExecutable(plan(g, whole=lambda n: n.op.name == "sort"), driver, Pool(driver))
+    made = OffloadBackend(driver).compile(plan(g, whole=lambda n: n.op.name == "sort"))
     array = RNG.standard_normal(40).astype(np.float32)
     assert made.host_steps
     for got, want in zip(run(made, [array]), evaluate(g, {"x": array}), strict=True):
