@@ -131,7 +131,7 @@ def _show_number(value: object, dtype: str) -> str:
 
 _HEAD = re.compile(r"kernel @([\w.]+)\((.*)\) -> (.*) \{\Z", re.ASCII)
 _BUFFER = re.compile(r"(\w[\w.]*): (\w+)\[([^\]]*)\]", re.ASCII)
-_SIZE = re.compile(r"size ([\w.]+) in (\d+)\.\.(\d*)\Z")
+_SIZE = re.compile(r"size ([\w.]+) in (\d{1,18})\.\.(\d{0,18})\Z")
 _AXIS = re.compile(r"axis ([\w.]+) in (.+)\Z")
 _SCHEDULE = re.compile(r"schedule (.+)\Z")
 _VALUE = re.compile(r"%(\d+) = (.+)\Z")

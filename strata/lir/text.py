@@ -269,6 +269,8 @@ def _plain(name: str) -> str:
     if not name.startswith('"'):
         return name
     try:
-        return str(json.loads(name))
+        made = str(json.loads(name))
+        made.encode()  # half of a surrogate pair has no bytes
+        return made
     except ValueError:
         raise ParseError(f"plan text: {name[:40]} is not a quoted name", code="P122") from None

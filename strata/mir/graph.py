@@ -13,6 +13,15 @@ from strata.mir.leaves import Constant, Input, Param, constant, fresh_scope, lea
 from strata.mir.origin import origin_of
 
 
+def has_bytes(name: str) -> bool:
+    """Whether a name can be written to a file: half of a surrogate pair cannot."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class Graph:
     """Named inputs and parameters, and results computed from them. Built once, then never changed.
 
@@ -20,7 +29,7 @@ class Graph:
     """
 
     def __init__(self, name: str = "main") -> None:
-        if not isinstance(name, str):
+        if not isinstance(name, str) or not has_bytes(name):
             raise OptionError(f"{name!r} is not a name for a graph", code="O112", place=here())
         self.name = name
         self.scope = fresh_scope()
@@ -52,7 +61,7 @@ class Graph:
             raise TraceError(
                 f"graph {self.name!r} has its outputs: no more inputs can be declared", code="T113", place=here()
             )
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or not has_bytes(name):
             raise OptionError(f"graph {self.name!r}: {name!r} is not a name for an input", code="O112", place=here())
         if any(name == leaf_name(x) for x in (*self.inputs, *self.params)):
             raise OptionError(

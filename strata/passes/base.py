@@ -172,4 +172,4 @@ def _option(text: str) -> Any:
     words: dict[str, Any] = {"True": True, "False": False, "None": None}
     if text in words:
         return words[text]
-    return int(text) if re.fullmatch(r"-?\d+", text) else text
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text

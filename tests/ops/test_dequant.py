@@ -35,7 +35,7 @@ def test_scheme_text() -> None:
     for name in NAMES:
         assert str(Scheme.from_text(name)) == name
     assert Scheme.from_text("gguf_q6_k") == Scheme("gguf_q6k")
-    for bad in ("int8", "int5/4", "fp8e4m3/3", "gguf_q9", "int4/x"):
+    for bad in ("int8", "int5/4", "fp8e4m3/3", "gguf_q9", "int4/x", "int4/²", "int4/" + "9" * 5000):
         with pytest.raises(OptionError):
             Scheme.from_text(bad)
 

@@ -170,6 +170,11 @@ def test_frames_and_stft(frame: int, hop: int) -> None:
         close(got, expected)
 
 
+def test_a_hop_beyond_the_end_asks_for_nothing_there() -> None:
+    x = normal(2, 30)
+    close(ops.frames(x, 8, 1 << 45), x[:, None, :8])
+
+
 def test_convolution() -> None:
     a, b = normal(3, 7), normal(4)
     close(ops.fft_conv1d(a, b), np.stack([np.convolve(row, b) for row in a]))

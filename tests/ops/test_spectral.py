@@ -115,3 +115,5 @@ def test_mistakes() -> None:
     half = np.zeros(4, np.float32)
     with pytest.raises(ShapeError, match="stage 3 does not divide 8 points"):
         ops.fft_butterfly_stage(placeholder("s", f32[1, 8, 2]), half, half, half, half, stage=3, n_fft=8)
+    with pytest.raises(ShapeError, match="does not divide 8 points"):
+        ops.fft_butterfly_stage(placeholder("s", f32[1, 8, 2]), half, half, half, half, stage=1 << 60, n_fft=8)

@@ -10,6 +10,7 @@ gguf_q4k…  u8[N · K/elements · bytes], W stored as [N, K]   see gguf_blocks
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -55,7 +56,7 @@ class Scheme:
     @classmethod
     def from_text(cls, text: str) -> Scheme:
         kind, _, size = text.partition("/")
-        if size and not size.isdigit():
+        if size and not re.fullmatch(r"[0-9]{1,9}", size):
             raise OptionError(f"scheme: {text!r} has no whole block size", code="O239")
         return cls(kind, int(size) if size else 0)
 

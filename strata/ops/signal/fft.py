@@ -422,6 +422,8 @@ def frames(x: Operand, frame: int, hop: int) -> Value:
     if known_le(length + 1, frame):
         raise ShapeError(f"frames: {value.type} is shorter than a frame of {frame}", code="S370")
     count = floordiv(length - frame, hop) + 1
+    if count == 1:  # the hop may be far longer than what there is
+        return reshape(narrow(value, -1, 0, frame), (*value.shape[:-1], 1, frame))
     parts = -(-frame // hop)  # a frame spans this many pieces of `hop` elements
     wanted = (count + parts - 1) * hop
     fits = resized(value, wanted, "frames") if isinstance(length, int) else _fit(value, wanted, parts * hop - frame)

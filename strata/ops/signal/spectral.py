@@ -38,8 +38,7 @@ class FftButterflyStage(Op):
         self.require_dtype(state.dtype in (f32, f64), f"does not take {state}, only f32 and f64", code="D244")
         ok = state.ndim == 3 and state.shape[1:] == (self.n_fft, 2)
         self.require(ok, f"the state must be [B, {self.n_fft}, 2], got {state}", code="S374")
-        block = 2 << self.stage if self.stage >= 0 else 0
-        ok = block > 0 and self.n_fft % block == 0
+        ok = 0 <= self.stage < self.n_fft.bit_length() and self.n_fft % (2 << self.stage) == 0
         self.require(ok, f"stage {self.stage} does not divide {self.n_fft} points into butterflies", code="S375")
         wanted = TensorType(state.dtype, (self.n_fft // 2,))
         for name, t in (("gate", gate), ("rev", rev), ("tw_re", tw_re), ("tw_im", tw_im)):

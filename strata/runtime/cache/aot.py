@@ -104,10 +104,16 @@ class AotCache:
             name += f"__{mark} {digest(template.pipeline.options.key)[:16]}"
         return self._compiled(name, session, make, None)
 
+    def keep_specialized(self, base: str, binding: Mapping[str, int], made: CompiledGraph) -> None:
+        """See that the plan of a specialised graph is where `specialize_cached` will look for it."""
+        name = _plan_name(f"{base}__{binding_key(binding)}", Session(made.device, made.options))
+        if name not in self:
+            self.put_lir(name, made.lir)
+
     def _compiled(
         self, key: str, session: Session, make: Callable[[], CompileResult], graph: Graph | None
     ) -> CompiledGraph:
-        name = f"{key} {digest(session.plan_key())[:16]}"
+        name = _plan_name(key, session)
         lir = self.get_lir(name)
         if lir is None:
             with self.store.making(self._key(name)):
@@ -121,6 +127,10 @@ class AotCache:
     def _key(self, name: str) -> str:
         # a compiler that is being edited shares its plans with no other process
         return digest("aot", name, code_version() or f"process {os.getpid()}")
+
+
+def _plan_name(key: str, session: Session) -> str:
+    return f"{key} {digest(session.plan_key())[:16]}"
 
 
 def _planned(session: Session, program: Any) -> CompileResult:

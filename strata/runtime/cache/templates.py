@@ -117,7 +117,9 @@ class DynamicDimCompileCache:
                 chosen,
             )
 
-        return self._entry((template, key, self.session.entry_key(chosen)), binding, make)
+        made = self._entry((template, key, self.session.entry_key(chosen)), binding, make)
+        aot.keep_specialized(disk_base, binding, made)  # one that was made without a folder, or with another
+        return made
 
     def contains(self, key: Hashable, options: CompileOptions | None = None, model: str | None = None) -> bool:
         """Whether there is an executable of a key: of one model, or of any."""

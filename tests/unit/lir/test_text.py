@@ -85,3 +85,15 @@ def test_errors_name_the_line():
         assert message in str(error.value)
     with pytest.raises(ParseError, match="one `lir`"):
         parse_module(text + "\nlir @twice target host {\n}\n")
+
+
+def test_names_that_no_file_can_hold_are_refused() -> None:
+    """Half of a surrogate pair has no bytes: neither keys nor files could be made of it."""
+    lone = "\ud800"
+    for make in (lambda: Graph(lone), lambda: Graph("g").input(lone, f32[2]), lambda: Graph("g").param(lone, f32[2])):
+        with pytest.raises(st.errors.OptionError, match="is not a name"):
+            make()
+    g = Graph("g")
+    text = show_module(CompilePipeline("cpu").compile(g.outputs(ops.sin(g.input("odd name", f32[2])))).lir)
+    with pytest.raises(ParseError):
+        parse_module(text.replace("odd name", "\\ud800"))

@@ -542,6 +542,16 @@ def test_ahead_of_time_variants_of_a_component_share_a_template(tmp_path) -> Non
     assert len(build.calls) == 1
 
 
+def test_what_was_made_in_memory_goes_to_disk_when_that_is_asked_for(tmp_path) -> None:
+    part = ModelComponent(ModelVariant.encoder(1, 2), profile_key="A")
+    pipe, build = ModelCompilePipeline("cpu"), Counting(lambda: scaled(2.0))
+    pipe.get_or_compile_component(part, build)
+    for folder in ("one", "two"):
+        pipe.get_or_specialize_aot(AotCache(tmp_path / folder), part, build)
+        ModelCompilePipeline("cpu").get_or_specialize_aot(AotCache(tmp_path / folder), part, build)
+    assert len(build.calls) == 1
+
+
 def test_names_on_disk_have_templates_and_entries_of_their_own(tmp_path) -> None:
     cache, aot = DynamicDimCompileCache("cpu", 8), AotCache(tmp_path)
     one, sizes = np.ones((1, 2), np.float32), {"batch": 1, "seq": 2}
