@@ -97,3 +97,5 @@ def test_names_that_no_file_can_hold_are_refused() -> None:
     text = show_module(CompilePipeline("cpu").compile(g.outputs(ops.sin(g.input("odd name", f32[2])))).lir)
     with pytest.raises(ParseError):
         parse_module(text.replace("odd name", "\\ud800"))
+    with pytest.raises(ParseError, match=r"line \d+: '\\ud800' is half of a character"):
+        st.parse(text.replace("# sin", f"# {lone}"))
