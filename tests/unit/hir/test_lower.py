@@ -10,6 +10,7 @@ from strata.core import TensorType, bf16, f32, i64
 from strata.errors import LowerError, OptionError, ShapeError, UnknownNameError
 from strata.hir import Module, lower, lower_for_autodiff
 from strata.mir import Graph, evaluate, pullback
+from strata.ops.quant.dequant import quantize_weights
 
 
 def counts(graph: Graph) -> Counter[str]:
@@ -151,7 +152,7 @@ def test_depthwise_conv1d_causal_equals_a_loop(rng) -> None:
 
 @pytest.mark.parametrize("scheme", ["int8/8", "int4/8", "fp8e4m3", "gguf_q8_0"])
 def test_dequant_matmul(scheme: str, rng) -> None:
-    codes, *sides = ops.dequant.quantize_weights(rng.standard_normal((32, 3)), scheme)
+    codes, *sides = quantize_weights(rng.standard_normal((32, 3)), scheme)
     m = Module("q")
     x = m.input("x", (2, 32))
     m.outputs(m.dequant_matmul(x, codes, *sides, scheme=scheme))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import strata as st
-from strata.lir import fused, group, siblings
+from strata.lir import fused, fusion, siblings
 
 
 def wide(leaves: int) -> st.Graph:
@@ -23,9 +23,9 @@ def wide(leaves: int) -> st.Graph:
 
 @pytest.mark.parametrize("most", [32, 100])
 def test_a_wide_tree_becomes_kernels_of_a_bounded_size(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (fused, group, siblings):
+    for module in (fused, fusion, siblings):
         monkeypatch.setattr(module, "MOST_OPS", most)
-    monkeypatch.setattr(group, "MAX_OPS", most)
+    monkeypatch.setattr(fusion, "MAX_OPS", most)
     graph = wide(300)
     compiled = st.Session("cpu").compile(graph)
     sizes = [len(step.nodes) for step in st.CompilePipeline("cpu").compile(graph).lir.schedule]
