@@ -15,6 +15,7 @@ from strata.backends.llvm.conv.match import (
     emit_convolution_kernel,
     find_convolution,
     plan_convolution_kernel,
+    wins_turned,
 )
 from strata.backends.llvm.conv.match_nchw import PlanesPlan, emit_planes_kernel, find_planes, plan_planes_kernel
 from strata.backends.llvm.conv.pool2d import PoolPlan, emit_pool, plan_pool
@@ -53,7 +54,7 @@ def emitted(
     convolution = convolution_plan(kernel, target, step) if step is not None else None
     if convolution is not None:
         emit_convolution_kernel(module, convolution)
-        return Product.of(convolution), module
+        return _or_direct(convolution, target, module), module
     planes = planes_plan(kernel, target, step) if step is not None else None
     if planes is not None:
         emit_planes_kernel(module, planes)
@@ -80,6 +81,19 @@ def emitted(
         emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
     *before, last = map(_loops_of, phases)
     return replace(last, before=tuple(before), scratch=tuple((b.name, b.type.nbytes) for b in scratch)), module
+
+
+def _or_direct(plan: ConvPlan, target: Target, module: Module) -> Product:
+    """A convolution, beside the direct one that takes the place of Winograd's where that turns out to be slower: the
+    choice is the same, whether the sizes were known or not."""
+    usage = Product.of(plan)
+    wins = wins_turned(plan.matrix) if plan.is_winograd else 1
+    if wins == 1:
+        return usage
+    direct = plan_convolution_kernel(plan.matrix, f"{plan.name}_other", target, winograd=False)
+    assert direct is not None
+    emit_convolution_kernel(module, direct)
+    return replace(usage, taken=wins, other=replace(Product.of(direct), taken=1 - wins))
 
 
 def _or_along(usage: Product, matrix: MatrixKernel, target: Target, module: Module) -> Product:

@@ -51,6 +51,13 @@ class NativeKernel:
     def address(self, name: str) -> int:
         return self.code.address(name)
 
+    def packer(self, layout: str) -> int | None:
+        """The function that packs a factor in a layout."""
+        for name, product in self.product.ways if self.product is not None else ():
+            if product.is_packed and product.layout == layout:
+                return self.address(f"{name}_pack")
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class Source:

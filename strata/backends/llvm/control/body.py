@@ -62,8 +62,8 @@ def make_body(graph: Graph, constant: Collection[int], target: Target, *, in_loo
         values.append(made.param(name, x.type) if i in constant else made.input(name, x.type))
     made.outputs(*graph.call(*values))
     backend = CpuBackend(target)
-    context = PassContext(target, backend.takes, verify_each=config().verify)
-    passes = default_passes(choices=PassChoices(check_indices=config().check_indices))
+    context = PassContext(target, backend.takes, backend.capabilities.claims, verify_each=config().verify)
+    passes = default_passes(context, PassChoices(check_indices=config().check_indices))
     optimized, _ = run_passes(passes, made, context)
     return Body(optimized, backend, in_loop)
 
@@ -178,10 +178,7 @@ class Body(CpuExecutable):
             if weight.source != source or source in self._known:
                 continue
             product = weight.product
-            native = next(
-                k for k in self.kernels.values() if k.product is not None and k.product.layout == weight.layout
-            )
-            self._functions[f"pack{i}"] = native.address("kernel_pack")
+            self._functions[f"pack{i}"] = self._packer(weight.layout)
             to = Argument(1 + len(self._outside) + i, 0)
             arguments = product_arguments(product.pack_arguments, place, {product.factor: source}, to, product)
             steps.append(ProgramStep(f"pack{i}", arguments, product.pack_points, 1))

@@ -217,6 +217,27 @@ def _emit_cond(module: Module) -> None:
     f.ret()
 
 
+def _emit_walk(module: Module) -> None:
+    """Behind the head: one body."""
+    f = kernel(module, "walk")
+    run = _Runner(f)
+    run.walk(*run.start(_Words(f, HEAD)))
+    f.ret()
+
+
+def walked(body_for: Callable[[Sizes], Body]) -> NativeOp:
+    """An op whose step walks the program of a body, which may be made when the sizes are known."""
+
+    def plan(sizes: Sizes) -> Planned:
+        body = body_for(sizes)
+        bound = body.bind_body(sizes, 0)
+        ends = [(region, ("input", i)) for i, region in enumerate(bound.inputs)]
+        ends += [(region, ("output", i)) for i, region in enumerate(bound.results)]
+        return Planned([Call("walk", [*_head(body), *bound.slots(ends)])], bound.end, (bound, body))
+
+    return NativeOp("walk", _emit_walk, ("walk",), plan)
+
+
 def _native_bodies(graphs: list[tuple[Graph, range]], target: Target, *, in_loop: bool = True) -> list[Body] | None:
     """Bodies of graphs and the inputs that stay the same; None where one has a step that runs in Python."""
     bodies = [make_body(graph, constant, target, in_loop=in_loop) for graph, constant in graphs]

@@ -18,8 +18,8 @@ from strata.backends.llvm.conv.winograd import (
     Winograd,
     emit_pack_taps,
     emit_winograd,
-    fits_winograd,
     plan_winograd,
+    winograd_wins,
 )
 from strata.backends.llvm.gemm.arith import convert
 from strata.backends.llvm.gemm.epilogue import Site
@@ -275,8 +275,10 @@ class ConvPlan(SlidingPlan):
         return ceil_div(self._rows(), spec.chunk_rows) * parts * (1 if self.is_beside else m.groups)
 
 
-def plan_convolution_kernel(found: ConvKernel, name: str, target: Target) -> ConvPlan | None:
-    """The template and its parameters for the sizes of a kernel, or for their upper bounds; None where none fits."""
+def plan_convolution_kernel(found: ConvKernel, name: str, target: Target, *, winograd: bool = True) -> ConvPlan | None:
+    """The template and its parameters for the sizes of a kernel, or for their upper bounds; None where none fits.
+
+    Winograd's is taken where it may turn out to be faster, unless it is not to be."""
     window = found.window
     last = found.x.spacing.strides[-1]
     bytes_ = found.x.dtype in (i8, u8)
@@ -315,7 +317,7 @@ def plan_convolution_kernel(found: ConvKernel, name: str, target: Target) -> Con
             "pixel": pixel if isinstance(pixel, int) else 0,
         }
         spec = plan_beside(pixels, found.groups, window, target, **fields, **codes)
-    elif _takes_winograd(found):
+    elif winograd and wins_turned(found) != 0:
         del fields["dtype"], fields["width"]
         fields["m_exact"] = isinstance(found.tiles, int)
         spec = plan_winograd(planned(found.tiles), found.outputs, found.channels, window, target, **fields)
@@ -332,13 +334,12 @@ def _edges(found: ConvKernel) -> tuple[int, int] | None:
     return (low, size) if isinstance(low, int) and isinstance(size, int) else None
 
 
-def _takes_winograd(found: ConvKernel) -> bool:
+def wins_turned(found: ConvKernel) -> Dim:
+    """1 where Winograd's way is faster, else 0: open where sizes are."""
     if not config().winograd or found.x.dtype is not f32 or found.groups != 1 or found.rank != 2:
-        return False
-    sizes, counts = ([d if isinstance(d, int) else None for d in dims] for dims in (found.x.shape[1:3], found.counts))
-    low = found.op.padding[0][0]
-    above = low if isinstance(low, int) else 1
-    return fits_winograd(found.window, found.channels, found.outputs, sizes, counts, above)
+        return 0
+    size, low = found.x.shape[1], found.op.padding[0][0]
+    return winograd_wins(found.window, found.channels, found.outputs, size, found.counts, low)
 
 
 def _with_fitting_vectors(found: ConvKernel, target: Target) -> Target:

@@ -137,16 +137,16 @@ def emit_planes_kernel(module: Module, plan: PlanesPlan) -> tuple[str, str]:
 
 
 def _emit_pack_rows(module: Module, plan: PlanesPlan) -> None:
-    """The packer: the taps of an output next to each other, an output a point."""
+    """The packer: the channels of a tap next to each other, an output a point."""
     m, k = plan.matrix, plan.convolution.k
     f = module.function(plan.pack_name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
     source, packed = (f.load("ptr", f.address("i64", "%args", PACK_SLOTS.index(s)), 8) for s in ("source", "packed"))
-    outer, *strides = m.weight_strides
-    _, *sizes = (int(d) for d in m.b.shape)
+    outer, channel, *strides = m.weight_strides
+    _, channels, *sizes = (int(d) for d in m.b.shape)
 
     def output(o: str, _: list[str]) -> None:
         row, to = f.address("float", source, f.mul(o, outer)), f.address("float", packed, f.mul(o, k))
-        _copy(f, row, to, sizes, strides)
+        _copy(f, row, to, [*sizes, channels], [*strides, channel])
 
     f.loop("%begin", "%end", 1, [], output)
     f.ret()

@@ -1,10 +1,10 @@
 """Convolution with channels first, where turning everything around would cost more than it saves.
 
-    x[image, channel, y, x]   weights[output, channel of its group, tap]   out[image, output, y, x]
+    x[image, channel, y, x]   weights[output, tap, channel of its group]   out[image, output, y, x]
 
 Vectors run along the pixels of a line. Depth-wise: the sums of a few lines stay in registers while the lines of x below
 them are read, each vector once for all taps that see it. Few channels: the values that some pixels see become a panel,
-[channel and tap, pixel], which all outputs multiply by the micro-kernels of every contraction (where lines are short:
+[tap and channel, pixel], which all outputs multiply by the micro-kernels of every contraction (where lines are short:
 others are the business of conv_lines). Rows of the contraction are outputs, its columns the pixels of a plane. What
 lies in the padding is masked out.
 """
@@ -263,7 +263,7 @@ class _Depthwise(_Planes):
     def _sums(
         self, x: str, weights: str, line: str, start: Value, masks: dict[int, str], count: int
     ) -> list[str]:  # fmt: skip
-        """The sums of neighbouring lines, tap after tap along a line, so that few weights are needed at a time."""
+        """The sums of neighbouring lines. Each takes its products line by line, as they lie in the weights."""
         f, window, number = self.f, self.window, self.number
         taps, stride, dilation = window.kernel[0], window.stride[0], window.dilation[0]
         first = f.sub(f.mul(line, stride), number["low0"])
@@ -271,15 +271,13 @@ class _Depthwise(_Planes):
         for i in range(count):
             for t in range(taps):
                 users.setdefault(i * stride + t * dilation, []).append((i, t))
-        places = {}
+        scale = {(t, tap): self._weight(weights, t, tap) for t in range(taps) for tap in range(window.kernel[1])}
+        sums = [constant(self.type, 0)] * count
         for away in sorted(users):
             y = f.add(first, away)
             place = f.address("float", x, f.add(f.mul(y, number["x0"]), start))
-            places[away] = f.select("ptr", f.compare("ult", "i64", y, number["size0"]), place, self.zeros)
-        sums = [constant(self.type, 0)] * count
-        for reads, along in self.reads().items():
-            scale = {(t, tap): self._weight(weights, t, tap) for t in range(taps) for tap in along}
-            for away, place in places.items():
+            place = f.select("ptr", f.compare("ult", "i64", y, number["size0"]), place, self.zeros)
+            for reads, along in self.reads().items():
                 for tap, value in zip(along, self.seen(place, reads, along, masks), strict=True):
                     for i, t in users[away]:
                         sums[i] = self.arithmetic.step(f, value, scale[t, tap], sums[i])
@@ -323,13 +321,13 @@ class _Tiles(_Depthwise):
         lines = {y: f.address("float", x, f.mul(y, number["x0"])) for y in rows}
         # steps of more than one: a line is in registers, and every tap picks its own
         kept = {y: self._line(line) for y, line in lines.items()} if self.window.stride[1] > 1 else {}
-        for taps in self.reads().values():  # in the order in which other planes are summed
-            scale = {(t, tap): self._weight(weights, t, tap) for t in range(self.window.kernel[0]) for tap in taps}
-            for y, users in rows.items():
-                for tap in taps:
-                    value = self._picked(kept[y], tap) if kept else self._at(lines[y], tap)
-                    for line, t in users:
-                        sums[line] = self.arithmetic.step(f, value, scale[t, tap], sums[line])
+        kernel = self.window.kernel
+        scale = {(t, tap): self._weight(weights, t, tap) for t in range(kernel[0]) for tap in range(kernel[1])}
+        for y, users in rows.items():
+            for tap in range(kernel[1]):
+                value = self._picked(kept[y], tap) if kept else self._at(lines[y], tap)
+                for line, t in users:
+                    sums[line] = self.arithmetic.step(f, value, scale[t, tap], sums[line])
         mask = f.mask_below(self.lanes, along.count) if along.count < self.lanes else None
         for line, value in enumerate(sums):
             self._put(value, plane, line, 0, mask)
@@ -460,7 +458,7 @@ class _Panels(_Planes):
             def channel(c: str, _: list[str]) -> None:
                 plane = f.address("float", x, f.mul(c, number["x_channel"]))
                 for tap in range(window.kernel[0]):
-                    row = f.add(f.mul(c, window.taps), tap * window.kernel[1])
+                    row = f.add(tap * window.kernel[1] * self.spec.channels, c)
                     self._put_taps(plane, f.add(top, tap * window.dilation[0]), start, masks, column, row, room)
 
             f.loop(0, self.spec.channels, 1, [], channel)
@@ -487,4 +485,4 @@ class _Panels(_Planes):
         columns = self.product.panel_columns
         to = f.address("float", self.panel, f.add(f.mul(row, columns), column))
         for tap, value in enumerate(found):
-            f.masked_store(self.type, value, f.address("float", to, tap * columns), 4, room)
+            f.masked_store(self.type, value, f.address("float", to, tap * self.spec.channels * columns), 4, room)

@@ -1,12 +1,11 @@
 """Convolution of few channels with channels first, where lines are long: vectors run along the pixels of a line.
 
-    x[image, channel, *sizes]   weights[output, channel, tap]   out[image, output, *counts]
+    x[image, channel, *sizes]   weights[output, tap, channel]   out[image, output, *counts]
 
 A chunk is a block of neighbouring lines of the output. The lines of x that it sees are laid out once, with zeros where
 there is padding: of a stride of two, first the even elements, then the odd ones, so that neighbouring pixels see
 neighbouring elements through every tap. A tile is some outputs of a few vectors of pixels: its sums stay in registers
-over all channels and taps, and go through the epilogue to the output from there. A sum takes its products in the order
-of the weights.
+over all taps and channels, and go through the epilogue to the output from there.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ MOST_COLUMNS: Final = 2048
 FEWEST_CHUNKS: Final = 16
 IDLE: Final = 1.05  # lanes of a line that may be counted for each pixel
 LINE: Final = 64  # bytes of a cache line
+MOST_UNROLLED: Final = 32  # taps of a line times channels that are written out
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,26 +378,39 @@ class _Lines(PlaneDriver):
 
     def _sums(self, f: Function, height: int, vectors: int, lanes: int) -> list[str]:
         spec, window = self.spec, self.window
-        taps, type_ = window.kernel[-1], memory_type(f32, lanes)
+        channels, down, taps = spec.channels, window.kernel[-2], window.kernel[-1]
+        front, plane, type_ = prod(window.kernel[:-2]), spec.rows * spec.line, memory_type(f32, lanes)
 
-        def plane(c: str, carried: list[str]) -> list[Value]:
-            plane_seen = f.address("float", "%seen", f.mul(c, spec.rows * spec.line))
-            plane_weights = f.address("float", "%weights", f.mul(c, window.kernel[-2] * taps))
+        def products(seen: str, weights: str, sums: list[str]) -> list[str]:
+            b = [f.load(type_, f.address("float", seen, j * lanes), 4) for j in range(vectors)]
+            for i in range(height):
+                a = f.splat(type_, f.load("float", f.address("float", weights, i * spec.k), 4))
+                for j in range(vectors):
+                    at = i * vectors + j
+                    sums[at] = multiply_add(f, type_, a, b[j], sums[at], spec.product.target)
+            return sums
 
-            def line(t: str, carried: list[str]) -> list[Value]:
-                seen = f.address("float", plane_seen, f.mul(t, window.dilation[-2] * spec.line))
-                weights = f.address("float", plane_weights, f.mul(t, taps))
-                sums: list[str] = list(carried)
-                for tap in range(taps):
-                    place = f.address("float", seen, spec.place(tap))
-                    b = [f.load(type_, f.address("float", place, j * lanes), 4) for j in range(vectors)]
-                    for i in range(height):
-                        a = f.splat(type_, f.load("float", f.address("float", weights, i * spec.k + tap), 4))
-                        for j in range(vectors):
-                            at = i * vectors + j
-                            sums[at] = multiply_add(f, type_, a, b[j], sums[at], spec.product.target)
-                return list(sums)
+        def line(number: str, carried: list[str]) -> list[Value]:
+            """The taps along a line, and the channels of each."""
+            before: Value = f.op(f"udiv i64 {number}, {down}") if front > 1 else 0
+            t = f.sub(number, f.mul(before, down))
+            offset = f.add(f.mul(before, plane), f.mul(t, window.dilation[-2] * spec.line))
+            line_seen = f.address("float", "%seen", offset)
+            line_weights = f.address("float", "%weights", f.mul(number, taps * channels))
+            sums = list(carried)
+            for tap in range(taps):
+                seen = f.address("float", line_seen, spec.place(tap))
+                weights = f.address("float", line_weights, tap * channels)
 
-            return list(f.loop(0, window.kernel[-2], 1, [(type_, c) for c in carried], line))
+                def channel(c: Value, sums: list[str], seen: str = seen, weights: str = weights) -> list[Value]:
+                    place = f.address("float", seen, f.mul(c, front * plane))
+                    return [*products(place, f.address("float", weights, c), list(sums))]
 
-        return f.loop(0, spec.above, 1, [(type_, constant(type_, 0))] * (height * vectors), plane)
+                if channels == 1 or channels * taps <= MOST_UNROLLED:
+                    for c in range(channels):
+                        sums = [str(s) for s in channel(c, sums)]
+                else:
+                    sums = f.loop(0, channels, 1, [(type_, s) for s in sums], channel)
+            return [*sums]
+
+        return f.loop(0, front * down, 1, [(type_, constant(type_, 0))] * (height * vectors), line)

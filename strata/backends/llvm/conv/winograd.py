@@ -24,7 +24,7 @@ from strata.backends.llvm.gemm.spec import BYTES, FLOPS, Contraction, for_rows, 
 from strata.backends.llvm.ir.builder import Function, Module, Value, constant
 from strata.backends.llvm.ir.native import while_loop
 from strata.backends.llvm.ir.registers import memory_type
-from strata.core import DType, Target, f32, f64
+from strata.core import Dim, DType, Target, dim_max, dim_min, f32, f64
 
 TURNED: Final = 16  # values of a tile
 MOST_TILES: Final = 24  # of a chunk: the packed taps come from the third-level cache once for so many
@@ -33,8 +33,9 @@ PANEL_COLUMNS: Final = 144  # outputs of a chunk, in whole panels
 AT_ONCE: Final = 8  # tiles of a line that are turned back together
 FEWEST_CHUNKS: Final = 16
 FEWEST_CHANNELS: Final = 8  # 28 x 28, 4 to 64: 1.09 times as fast; 8 to 64: 1.33; 32 to 32: 1.69; 128 to 128: 2.06
-TURN_SECONDS: Final = 0.7e-9  # to turn one channel of a tile
-OPEN: Final = 64  # the size to think of where it is open
+UNITS: Final = 3e12  # of time, in a second: costs are whole numbers of them, for sizes that are known later, too
+PRODUCT, BYTE = round(2 * UNITS / FLOPS), round(UNITS / BYTES)  # what a product costs, and a byte of weights
+TURN: Final = round(0.7e-9 * UNITS)  # what it costs to turn one channel of a tile
 Load = Callable[[Function, Value, Value, int, "str | None"], list[str]]
 
 
@@ -80,24 +81,24 @@ class Winograd:
         return f"winograd 2x2 {self.window} channels {self.channels}; {self.product}"
 
 
-def fits_winograd(
-    window: Window, channels: int, outputs: int, sizes: Sequence[int | None], counts: Sequence[int | None], low: int
-) -> bool:
-    """Whether fewer products are worth the turns and the larger weights, by what both ways would cost one image.
+def winograd_wins(window: Window, channels: int, outputs: int, size: Dim, counts: Sequence[Dim], low: Dim) -> Dim:
+    """1 where fewer products are worth the turns and the larger weights, by what both ways would cost an image, else 0.
 
-    `sizes` of x and `counts` of the output, None where they are open; `low` is the padding above. The number of images
-    has no say, so that an image gives the same bits in any batch.
+    `size` is that of x down its lines, `counts` are those of the output, `low` is the padding above. The number of
+    images has no say, so that an image gives the same bits in any batch.
     """
     ones = (1, 1)
     if window != Window((3, 3), ones, ones, ones) or channels < FEWEST_CHANNELS:
-        return False
-    size, height, width = (n if isinstance(n, int) else OPEN for n in (sizes[0], *counts))
-    lines = sum(0 <= y + tap - low < size for y in range(height) for tap in range(3)) if height < OPEN else 3 * height
-    tiles = -(-height // 2) * -(-width // 2)
+        return 0
+    height, width = counts
+    lines: Dim = 0  # that the taps see, of all lines of the output
+    for tap in range(3):
+        lines = lines + dim_max(dim_min(height, size + low - tap) - dim_max(low - tap, 0), 0)
+    tiles = (height + 1) // 2 * ((width + 1) // 2)
     weights = channels * -(-outputs // 8) * 8  # whole vectors
-    direct = max(2 * 3 * lines * width * weights / FLOPS, 9 * 4 * weights / BYTES)
-    turned = max(2 * TURNED * tiles * weights / FLOPS, TURNED * 4 * weights / BYTES)
-    return turned + tiles * (channels + outputs) * TURN_SECONDS < direct
+    direct = dim_max(PRODUCT * 3 * lines * width, BYTE * 4 * 9) * weights
+    turned = dim_max(PRODUCT * TURNED * tiles, BYTE * 4 * TURNED) * weights
+    return dim_max(dim_min(direct - turned - tiles * ((channels + outputs) * TURN), 1), 0)
 
 
 def plan_winograd(

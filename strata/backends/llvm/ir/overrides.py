@@ -87,6 +87,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "attention.steps": ("attention", "attention_backward"),
     "conv.gradient": ("conv_last_backward_weight",),
     "control.loops": ("cond", "scan", "while"),
+    "control.open_conv": ("conv", "conv_backward_weight", "conv_first", "conv_last"),
     "quant.gguf_matmul": ("dequant_matmul",),
     "quant.gguf_grouped": ("dequant_grouped_matmul",),
     "fft.complex": ("fft",),

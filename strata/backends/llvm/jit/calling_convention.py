@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     ProductPlan = MatrixPlan | ConvPlan | PlanesPlan
 _LINE = 64
+OTHER = "kernel_other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ class Loops:
 class Product:
     """A product or convolution: one function packs the second factor, or it is packed once, or not; one multiplies.
 
-    Loops for `few` rows take its place where there are no more: then it has no points, else they have none."""
+    Loops for `few` rows take its place where there are no more: then it has no points, else they have none. So does an
+    `other` product of the same factor, for sizes that ask for another way."""
 
     factor: str  # the second one, as the kernel calls its buffer
     itemsize: int  # of its packed elements
@@ -80,6 +82,8 @@ class Product:
         1  # points that may be handed out together where there are few threads: they are then done in one pass
     )
     few: Loops | None = None
+    taken: Dim = 1  # 1 where this one runs, 0 where the other one does
+    other: Product | None = None
 
     def grain(self, threads: int) -> int:
         """Points of the product that are handed out together; which do not change a bit of its results."""
@@ -95,7 +99,14 @@ class Product:
     @property
     def functions(self) -> tuple[str, ...]:
         own = ("kernel", "kernel_pack") if self.is_packed else ("kernel",)
-        return own if self.few is None else (*own, "kernel_few")
+        beside = ("kernel_few",) if self.few is not None else ()
+        other = self.other.functions if self.other is not None else ()
+        return (*own, *beside, *(f"{OTHER}{name.removeprefix('kernel')}" for name in other))
+
+    @property
+    def ways(self) -> tuple[tuple[str, Product], ...]:
+        """This one and the other one, each with the name of its function."""
+        return (("kernel", self), *(() if self.other is None else ((OTHER, self.other),)))
 
     @property
     def packed_bytes(self) -> Dim:
@@ -114,13 +125,17 @@ class Product:
 
     def to_text(self) -> str:
         sizes = SizeWriter()
+        words = self._words(sizes)
+        return json.dumps(["product", sizes.rows, *words])
+
+    def _words(self, sizes: SizeWriter) -> list[Any]:
         words = [
             _sizes(self.symbols), self.factor, self.itemsize, self.layout, sizes.add(self.packed_elements),
             [_written_slot(s, sizes) for s in self.pack_arguments], sizes.add(self.pack_points),
             [_written_slot(s, sizes) for s in self.arguments], sizes.add(self.points), self.reads_factor, self.grains,
-            self.joined, self.few._words(sizes) if self.few is not None else None,
+            self.joined, self.few._words(sizes) if self.few is not None else None, sizes.add(self.taken),
         ]  # fmt: skip
-        return json.dumps(["product", sizes.rows, *words])
+        return [*words, None if self.other is None else self.other._words(sizes)]
 
 
 Usage = Loops | Product
@@ -132,12 +147,17 @@ def read_usage(text: str) -> Usage:
     size = SizeReader(rows)
     if kind == "loops":
         return _read_loops(size, *words)
+    return _read_product(size, words)
+
+
+def _read_product(size: SizeReader, words: list[Any]) -> Product:
     symbols, factor, itemsize, layout, elements, pack, pack_points, arguments, points, reads_factor, *grains = words
-    (pack_grain, grain), joined, few = grains
+    (pack_grain, grain), joined, few, taken, other = grains
     return Product(
         factor, itemsize, layout, size(elements), tuple(_read_slot(s, size) for s in pack), size(pack_points),
         tuple(_read_slot(s, size) for s in arguments), size(points), _read_symbols(symbols), reads_factor is True,
-        (pack_grain, grain), joined, None if few is None else _read_loops(size, *few),
+        (pack_grain, grain), joined, None if few is None else _read_loops(size, *few), size(taken),
+        None if other is None else _read_product(size, other),
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any, Self
 
 import numpy as np
@@ -34,7 +35,7 @@ from strata.backends.llvm.runtime.program import Argument, BoundProgram, Program
 from strata.backends.llvm.runtime.program import Step as ProgramStep
 from strata.backends.llvm.runtime.symbolic_program import FIXED_ARENA, OpenProgram
 from strata.config import config
-from strata.core import Dim, Target, available_threads, new_lock, substitute
+from strata.core import Dim, Target, available_threads, dim_max, new_lock, substitute
 from strata.errors import SymbolError
 from strata.lir import Lir, Placement, Step
 
@@ -103,7 +104,8 @@ class CpuExecutable(Executable):
         for step in self.lir.schedule:
             native = self.kernels.get(step.name) if step.kernel is not None else None
             if native is not None and native.product is not None:
-                self._note_weight(step, native.product)
+                for _, product in native.product.ways:
+                    self._note_weight(step, product)
         return segments
 
     def _note_weight(self, step: Step, product: Product) -> None:
@@ -135,18 +137,21 @@ class CpuExecutable(Executable):
             steps = loop_steps(step.name, native.loops, places, workspace, reads)
             self._functions |= {s.kernel: native.address(f) for s, f in zip(steps, native.loops.functions, strict=True)}
             return steps
-        product = native.product
-        region = self._weight_region(buffers[product.factor], product)
-        packed = Argument(region, 0) if region is not None else workspace or Argument(0, 0)
-        self._functions |= {step.name + f.removeprefix("kernel"): native.address(f) for f in product.functions}
+        self._functions |= {step.name + f.removeprefix("kernel"): native.address(f) for f in native.product.functions}
         steps = []
-        if region is None and product.is_packed:
-            slots = product_arguments(product.pack_arguments, place, buffers, packed, product)
-            steps.append(ProgramStep(f"{step.name}_pack", slots, product.pack_points, product.grains[0]))
-        slots = product_arguments(product.arguments, place, buffers, packed, product)
-        steps.append(ProgramStep(step.name, slots, product.points, product.grain(self.threads), reads))
-        if product.few is not None:
-            steps += loop_steps(f"{step.name}_few", product.few, places, None, reads)
+        for function, product in native.product.ways:
+            name = step.name + function.removeprefix("kernel")
+            region = self._weight_region(buffers[product.factor], product)
+            packed = Argument(region, 0) if region is not None else workspace or Argument(0, 0)
+            if region is None and product.is_packed:
+                slots = product_arguments(product.pack_arguments, place, buffers, packed, product)
+                points = product.pack_points * product.taken
+                steps.append(ProgramStep(f"{name}_pack", slots, points, product.grains[0]))
+            slots = product_arguments(product.arguments, place, buffers, packed, product)
+            points = product.points * product.taken
+            steps.append(ProgramStep(name, slots, points, product.grain(self.threads), reads))
+            if product.few is not None:
+                steps += loop_steps(f"{name}_few", product.few, places, None, reads)
         return steps
 
     def workspace_of(self, step: Step) -> Dim:
@@ -155,7 +160,8 @@ class CpuExecutable(Executable):
         if native.loops is not None:
             return native.loops.scratch_bytes
         assert native.product is not None
-        return 0 if self.packed_region(step, native.product) is not None else native.product.packed_bytes
+        needs: list[Dim] = [p.packed_bytes for _, p in native.product.ways if self.packed_region(step, p) is None]
+        return reduce(dim_max, needs) if needs else 0
 
     @property
     def packed_bytes(self) -> int:
@@ -205,8 +211,7 @@ class CpuExecutable(Executable):
         keep.append(planned.keep)
         steps = []
         for call in planned.calls:
-            name = f"step{at}_{call.function}"
-            self._functions[name] = code.address(call.function)
+            self._functions[name := f"step{at}_{call.function}"] = code.address(call.function)
             steps.append(ProgramStep(name, tuple(argument(*slot) for slot in call.slots), call.points, call.grain))
         return steps, planned.workspace
 
@@ -379,9 +384,11 @@ class CpuExecutable(Executable):
     def _pack_for(self, name: str, array: np.ndarray) -> None:
         for weight in self._packed:
             if weight.source == name:
-                packing = (k for k in self.kernels.values() if k.product is not None and k.product.is_packed)
-                alike = next(k for k in packing if k.product.layout == weight.layout)  # type: ignore[union-attr]
-                self._packed.pack(weight, array, alike.address("kernel_pack"))
+                self._packed.pack(weight, array, self._packer(weight.layout))
+
+    def _packer(self, layout: str) -> int:
+        """The function that packs weights in a layout."""
+        return next(at for k in self.kernels.values() if (at := k.packer(layout)) is not None)
 
     # running
 

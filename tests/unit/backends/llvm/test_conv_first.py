@@ -66,8 +66,9 @@ def run_kernel(case: tuple, x: np.ndarray, w: np.ndarray, counts: tuple[int, ...
     out = np.full((x.shape[0], w.shape[0], *counts), 77, np.float32)
     pixels, strides = math.prod(counts), [s // 4 for s in x.strides]
     rows = x.shape[0] * w.shape[0]
+    packed = np.ascontiguousarray(np.moveaxis(w, 1, -1))
     values: dict[str, int] = dict(
-        a=x.ctypes.data, b=w.ctypes.data, out=out.ctypes.data, m=rows, n=pixels, k=spec.k, a_row=0, a_k=1,
+        a=x.ctypes.data, b=packed.ctypes.data, out=out.ctypes.data, m=rows, n=pixels, k=spec.k, a_row=0, a_k=1,
         out_row=pixels, out_column=1, x_image=strides[0], x_channel=strides[1],
     )  # fmt: skip
     for axis in range(len(counts)):

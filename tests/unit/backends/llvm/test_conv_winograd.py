@@ -16,8 +16,8 @@ from strata.backends.llvm.conv.winograd import (
     Winograd,
     emit_pack_taps,
     emit_winograd,
-    fits_winograd,
     plan_winograd,
+    winograd_wins,
 )
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS
 from strata.backends.llvm.ir.builder import Function, Module, Value
@@ -242,12 +242,12 @@ def test_gradients(rng: np.random.Generator) -> None:
 
 
 def test_where_it_pays() -> None:
-    def fits(channels: int, outputs: int, *counts: int | None, window: Window = WINDOW) -> bool:
-        return fits_winograd(window, channels, outputs, counts, counts, 1)
+    def fits(channels: int, outputs: int, *counts: int, window: Window = WINDOW) -> bool:
+        return winograd_wins(window, channels, outputs, counts[0], counts, 1) == 1
 
     assert fits(64, 64, 56, 56)
     assert fits(512, 512, 7, 7)
-    assert fits(16, 16, None, None)
+    assert fits(16, 16, 64, 64)
     assert fits(64, 1, 28, 28)
     assert not fits(3, 64, 224, 224)
     assert not fits(256, 256, 1, 1)
