@@ -15,7 +15,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from strata.core import Dim, dim_prod, divide_exactly
+from strata.core import Dim, dim_prod
 from strata.mir import Node, Value, constant
 from strata.ops import ConvLast, Slice, broadcast_to, concat, pad_constant, reshape, stack, transpose, weight_to_last
 
@@ -34,22 +34,19 @@ class Phase:
 
 
 def is_transposed(node: Node) -> bool:
-    """Whether a convolution spreads its input, has whole phases, and no strides or dilation of its own."""
+    """Whether a convolution spreads its input, and has no strides or dilation of its own."""
     op: Any = node.op
     spread = any(s > 1 for s in op.input_dilation) and prod(op.input_dilation) <= MOST_PHASES
     plain = all(v == 1 for values in (op.stride, op.dilation) for v in values) and not op.outside()
     x, w = node.inputs
-    numbers = all(isinstance(d, int) for d in (*w.shape, *(p for pair in op.padding for p in pair)))
-    return spread and plain and numbers and x.dtype.is_float and None not in _quotients(node)
+    numbers = all(isinstance(d, int) for d in (*w.shape, *(low for low, _ in op.padding)))
+    return spread and plain and numbers and x.dtype.is_float
 
 
-def _quotients(node: Node) -> list[Dim | None]:
-    """Pixels of a phase along each axis, the last one rounded up; None where a size that is not known has a rest."""
+def _quotients(node: Node) -> list[Dim]:
+    """Pixels of a phase along each axis, those of the last one rounded up."""
     op: Any = node.op
-    return [
-        -(-count // s) if isinstance(count, int) else divide_exactly(count, s)
-        for count, s in zip(node.types[0].shape[2:], op.input_dilation, strict=True)
-    ]
+    return [(n + (s - 1)) // s for n, s in zip(node.types[0].shape[2:], op.input_dilation, strict=True)]
 
 
 def as_plain(node: Node, x: Value, w: Value) -> Value:
@@ -58,7 +55,7 @@ def as_plain(node: Node, x: Value, w: Value) -> Value:
     counts = node.types[0].shape[2:]
     spread = op.input_dilation
     axes = _axes(op, w)
-    quotients = [q for q in _quotients(node) if q is not None]
+    quotients = _quotients(node)
     outputs = int(w.shape[0])
     rank = len(counts)
     ways = [rank] if op.groups != 1 else [rank - 1, *range(rank - 1), rank]

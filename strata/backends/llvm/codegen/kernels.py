@@ -126,12 +126,18 @@ def plan_sources(lir: Lir, target: Target, *, in_loop: bool = False) -> tuple[di
         for at, step in enumerate(lir.schedule)
         if step.kernel is None and (made := native_op(step.nodes[0], target, step.views)) is not None
     }
-    kept = {s.name for s in lir.schedule if any(_is_kept_matrix(lir.buffer(x)) for x in s.inputs)}
+    kept = {s.name for s in lir.schedule if any(_is_kept_matrix(lir.buffer(x)) for x in s.inputs) or _convolves(s)}
     kernels = {
         name: kernel_source(k, target, steps[name], is_fresh=name not in kept, in_loop=in_loop)
         for name, k in lir.kernels.items()
     }
     return kernels, ops
+
+
+def _convolves(step: Step) -> bool:
+    """Whether a convolution is in it, which may be a product of matrices: its sums have the order of all convolutions,
+    and not the one of products by few rows of a matrix that is read in place."""
+    return any(n.op.name.startswith("conv") for n in step.nodes)
 
 
 def _is_kept_matrix(buffer: Buffer) -> bool:
