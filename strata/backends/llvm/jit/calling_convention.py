@@ -133,9 +133,11 @@ class Product:
             _sizes(self.symbols), self.factor, self.itemsize, self.layout, sizes.add(self.packed_elements),
             [_written_slot(s, sizes) for s in self.pack_arguments], sizes.add(self.pack_points),
             [_written_slot(s, sizes) for s in self.arguments], sizes.add(self.points), self.reads_factor, self.grains,
-            self.joined, self.few._words(sizes) if self.few is not None else None, sizes.add(self.taken),
+            self.joined, self.few._words(sizes) if self.few is not None else None,
         ]  # fmt: skip
-        return [*words, None if self.other is None else self.other._words(sizes)]
+        if self.taken == 1:
+            return words
+        return [*words, sizes.add(self.taken), None if self.other is None else self.other._words(sizes)]
 
 
 Usage = Loops | Product
@@ -152,11 +154,12 @@ def read_usage(text: str) -> Usage:
 
 def _read_product(size: SizeReader, words: list[Any]) -> Product:
     symbols, factor, itemsize, layout, elements, pack, pack_points, arguments, points, reads_factor, *grains = words
-    (pack_grain, grain), joined, few, taken, other = grains
+    (pack_grain, grain), joined, few, *ways = grains
+    taken, other = ways or (1, None)
     return Product(
         factor, itemsize, layout, size(elements), tuple(_read_slot(s, size) for s in pack), size(pack_points),
         tuple(_read_slot(s, size) for s in arguments), size(points), _read_symbols(symbols), reads_factor is True,
-        (pack_grain, grain), joined, None if few is None else _read_loops(size, *few), size(taken),
+        (pack_grain, grain), joined, None if few is None else _read_loops(size, *few), size(taken) if ways else 1,
         None if other is None else _read_product(size, other),
     )  # fmt: skip
 
