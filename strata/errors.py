@@ -4,6 +4,7 @@
     ├── ShapeError (ValueError)          S  sizes, ranks and axes that disagree
     │   └── SymbolError                  S  a symbolic size that is unbound, in conflict or out of range
     ├── DTypeError (TypeError)           D  an element type that an operation does not take
+    │   └── BufferTypeError (BufferError)   elements that DLPack does not pass on
     ├── IndexRangeError (IndexError)     I  an index outside its axis
     ├── UnknownNameError (KeyError)      N  an op, input, parameter, pass or option that does not exist
     │   └── UnknownMethodError (AttributeError)  a model that does not do what it is asked for
@@ -90,6 +91,10 @@ class SymbolError(ShapeError):
 
 class DTypeError(StrataError, TypeError):
     default_code = "D100"
+
+
+class BufferTypeError(DTypeError, BufferError):
+    """Elements that DLPack does not pass on."""
 
 
 class IndexRangeError(StrataError, IndexError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strata.core import here
-from strata.errors import OptionError, RunError, ShapeError
+from strata.errors import DTypeError, OptionError, RunError, ShapeError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +54,6 @@ class Sampler:
 
     def probabilities(self, logits: np.ndarray, before: Sequence[int]) -> np.ndarray:
         """What `choose` draws from, f64[V]; all of it on one token at a temperature of 0."""
-        if logits.ndim != 1 or not logits.size:
-            raise ShapeError(
-                f"probabilities: logits are one row of numbers, got {logits.shape}", code="S600", place=here()
-            )
         logits, best = self._penalised(logits, before)
         found = np.zeros(len(logits))
         if self.temperature == 0:
@@ -69,6 +65,10 @@ class Sampler:
 
     def _penalised(self, logits: np.ndarray, before: Sequence[int]) -> tuple[np.ndarray, int]:
         """Logits after the penalty, and the token with the largest."""
+        if logits.ndim != 1 or not logits.size:
+            raise ShapeError(f"logits are one row of numbers, got {logits.shape}", code="S600", place=here())
+        if logits.dtype.kind not in "fiuV":  # V: bf16, say
+            raise DTypeError(f"logits are real numbers, got {logits.dtype}", code="D104", place=here())
         if self.repetition_penalty != 1.0 and before:
             seen = np.unique(np.asarray(before))
             logits = logits.copy()

@@ -11,6 +11,9 @@ import pytest
 
 import strata as st
 from strata.errors import ArgumentError, DeviceError, OptionError, OutOfMemoryError, ShapeError, StrataError, TraceError
+from strata.io.onnx import NodeView
+from strata.io.onnx.trace import Tracer
+from strata.models import Sampler
 from tests.api.surface import callables, wrong_answers
 
 X, W, K = np.ones((5, 4), "f4"), np.ones((4, 2), "f4"), np.zeros(3, "f4")
@@ -329,6 +332,15 @@ NAMED: dict[str, tuple[Any, str]] = {
     "steps below none": (lambda: st.CompileOptions(unroll=-1), "unroll must be a count"),
     "negative batch": (lambda: st.ModelVariant.prefill(-1, 2), "batch cannot be -1"),
     "truth as a size": (lambda: st.Variable("N", 1, 4).bind(True), "it cannot be True"),
+    "no node": (
+        lambda: NodeView(object.__new__(Tracer), st.ones(2), [], 1),
+        "proto is a node of a model, got a Tensor",
+    ),  # type: ignore[arg-type]
+    "logits of objects": (
+        lambda: Sampler().probabilities(np.array([None, "a"], object), []),
+        "logits are real numbers, got object",
+    ),
+    "elements that are objects": (lambda: st.xp.from_dlpack(np.array([None], object)), "gives no elements"),
     "product of truths": (lambda: st.ones((2, 2), "bool") @ st.ones((2, 2), "bool"), "does not take bool"),
 }
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.core import Dim
-from strata.errors import DTypeError, FileError, ShapeError
+from strata.core import Dim, here
+from strata.errors import ArgumentError, DTypeError, FileError, ShapeError
 from strata.io.onnx.dtypes import numpy_dtype
 from strata.io.onnx.items import Host, Item, Sizes
+from strata.kinds import shown
 from strata.mir import Value
 
 if TYPE_CHECKING:
@@ -25,7 +26,10 @@ class NodeView:
         self.proto = proto
         self.items = items
         self.version = version
-        self._attributes = {a.name: a for a in proto.attribute}
+        attributes = getattr(proto, "attribute", None)
+        if attributes is None:
+            raise ArgumentError(f"NodeView: proto is a node of a model, got {shown(proto)}", code="O101", place=here())
+        self._attributes = {a.name: a for a in attributes}
 
     @property
     def op_type(self) -> str:

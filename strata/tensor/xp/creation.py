@@ -9,7 +9,7 @@ import numpy as np
 import strata.tensor as tensors
 from strata.core import as_dtype, f32, here, i64
 from strata.core import from_dlpack as dlpack_array
-from strata.errors import DTypeError, OptionError
+from strata.errors import BufferTypeError, DTypeError, OptionError
 from strata.tensor import creation
 from strata.tensor.tensor import Tensor
 from strata.tensor.xp.dtypes import check_device
@@ -46,7 +46,11 @@ def _plain(x: Any) -> Any:
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
     check_device(device)
-    array = np.from_dlpack(x, copy=copy) if copy is not None else dlpack_array(x)
+    try:
+        array = np.from_dlpack(x, copy=copy) if copy is not None else dlpack_array(x)
+    except BufferError as error:
+        kind = type(x).__name__
+        raise BufferTypeError(f"from_dlpack: {kind} gives no elements: {error}", code="D401", place=here()) from None
     return creation.asarray(array)
 
 
