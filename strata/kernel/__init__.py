@@ -48,6 +48,7 @@ from strata.kernel.schedule import (
     Prefetch,
     Schedule,
     Stage,
+    Stagger,
     Tile,
     Vectorise,
     followed_place,

@@ -34,6 +34,7 @@ from strata.kernel.schedule import (
     Prefetch,
     Schedule,
     Stage,
+    Stagger,
     Tile,
     Vectorise,
     followed_place,
@@ -85,6 +86,7 @@ _WOVEN_WIDTH = 2  # registers of such a loop: there is enough to be done side by
 _WOVEN_AHEAD = 9 << 10  # bytes from what it reads to what it asks for, into the second cache
 _WOVEN_APART = 3 << 10  # bytes that it is further ahead in each next buffer: a bank of memory serves one at a time
 _WOVEN_NEAR = 2 << 10  # bytes from what it reads to what it asks for again, into the nearest cache
+_STAGGERED = 1024  # elements of the longest row that waits for its sums longer than it takes to add them up
 _ROW_BYTES = 256 << 10  # the longest row kept on a thread's stack
 
 
@@ -125,7 +127,7 @@ class _Chooser:
         ahead = self._rows_ahead(chain, vectorised, numbers) or (
             [] if streams else self._next_rows(staged, chain, numbers)
         )
-        delay = self._delayed(chain, vectorised, numbers) if any(isinstance(a, NonTemporal) for a in streams) else []
+        delay = self._delayed(chain, vectorised, numbers)
         ahead = self._woven(chain, numbers) if self.widths else ahead
         followed = {a.buffer for a in ahead}
         streams = [*(a for a in streams if not isinstance(a, Prefetch) or a.buffer not in followed), *delay, *ahead]
@@ -149,6 +151,8 @@ class _Chooser:
         if exchanged is not None:
             actions.append(Exchange(numbers[id(exchanged)], _EXCHANGED_STEPS))
         actions += [Stage(numbers[id(loop)]) for loop in staged]
+        if chain and not (delay or exchanged or staged) and self._staggers(chain[-1], vectorised):
+            actions.append(Stagger(numbers[id(chain[-1])]))
         return Schedule((*actions, *streams))
 
     def _stays_whole(self, chain: list[MapLoop], cost: float) -> bool:
@@ -218,18 +222,20 @@ class _Chooser:
         return -(-_ROWS_AHEAD // (row * itemsize)) * row if near else 0
 
     def _delayed(self, chain: list[MapLoop], vectorised: frozenset[int], numbers: dict[int, int]) -> list[Delay]:
-        """Rows whose results go past the caches are woven together: their loops are one, each a row behind the one
-        before. Where registers are few, results alone are stored beside the dearest loop of the next row."""
+        """Rows are woven together: their loops are one, each a row behind the one before. Where registers are few, and
+        results go past the caches, those alone are stored beside the dearest loop of the next row."""
         loops = [s for s in chain[-1].body.steps if isinstance(s, (MapLoop, ReduceLoop))] if chain else []
         last = loops[-1] if loops else None
         if not isinstance(last, MapLoop) or last.scans or chain[-1].body.steps[-1] is not last:
             return []
-        stores = self._going_past(last)
+        past = self._going_past(last)
+        stores = past or [s.store for s in last.body.steps if isinstance(s, StoreStep)]
         length = last.axis.extent
         loads = [n for n in _values(last) if isinstance(n, Load)]
         plain = all(isinstance(a, Axis) for n in loads for a in linear(n.index[0]).terms)
         lines = bool(stores) and all(lines_up(s, last.axis) for s in stores)
-        if not lines or not plain or not isinstance(length, int):
+        near = max(map(known_bytes, self.kernel.buffers)) <= _STREAM_CACHES * self.machine.cache_bytes
+        if not lines or not (past or near) or not plain or not isinstance(length, int):
             return []
         inner = [s for s in loops if isinstance(s, ReduceLoop) and s.axis is last.axis and id(s) in vectorised]
         if not inner or len(inner) < len(loops) - 1 or length * 8 > _DELAYED_BYTES:
@@ -240,13 +246,30 @@ class _Chooser:
             width = min(_WOVEN_WIDTH * lanes, *map(self._width, loops))
             while length % width:
                 width //= 2
-            whole = all(length % chains_of(s, self.machine) == 0 for s in loops if goes_along(s))
+            chains = [chains_of(s, self.machine) for s in loops if goes_along(s)]
+            whole = all(length % n == 0 for n in chains) and (past or length >= 2 * max(chains, default=length))
             if width >= lanes and whole:
                 self.widths = {id(loop): width for loop in loops}
                 return [Delay(numbers[id(b)], numbers[id(a)]) for a, b in pairwise(loops)]
         beside = max(inner, key=self._scalar_cost)
         long = self._scalar_cost(beside) > _LIGHT  # else it reads from memory, and both have to wait
-        return [Delay(numbers[id(last)], numbers[id(beside)])] if long and length % self._width(beside) == 0 else []
+        return (
+            [Delay(numbers[id(last)], numbers[id(beside)])]
+            if past and long and length % self._width(beside) == 0
+            else []
+        )
+
+    def _staggers(self, rows: MapLoop, vectorised: frozenset[int]) -> bool:
+        """Whether each loop of a row is to work while others wait for their sums: rows that are not long."""
+        loops = [s for s in rows.body.steps if isinstance(s, (MapLoop, ReduceLoop))]
+        if len(loops) < 2 or _guess(rows.axis.extent) <= len(loops):
+            return False
+        if any(id(s) not in vectorised or (isinstance(s, MapLoop) and s.scans) for s in loops):
+            return False
+        if any(self._scalar_cost(s) > _LIGHT for s in loops):
+            return False
+        nested = any(isinstance(s, (MapLoop, ReduceLoop)) for loop in loops for s in loop.body.steps)
+        return not nested and _guess(loops[0].axis.extent) <= _STAGGERED
 
     def _woven(self, chain: list[MapLoop], numbers: dict[int, int]) -> list[Prefetch]:
         """What woven rows read of large buffers is asked for twice: in time for memory, and for the second cache."""

@@ -25,6 +25,7 @@ from strata.kernel.schedule import (
     Prefetch,
     Schedule,
     Stage,
+    Stagger,
     Tile,
     Vectorise,
     number_loops,
@@ -77,11 +78,14 @@ class _Fits:
         self.chain = parallel_chain(nest)
 
     def __call__(self, action: Action) -> str | None:
-        if isinstance(action, (Vectorise, Tile, Exchange, Stage, Delay, Prefetch)) and action.loop >= len(self.loops):
+        if isinstance(action, (Vectorise, Tile, Exchange, Stage, Delay, Stagger, Prefetch)) and action.loop >= len(
+            self.loops
+        ):
             return f"there are {len(self.loops)} loops"
         rules: dict[type, Callable[..., str | None]] = {
             Parallel: self._parallel, Vectorise: self._vectorise, Tile: self._tile, Exchange: self._exchange,
-            Stage: self._stage, Delay: self._delay, NonTemporal: self._past, Prefetch: self._prefetch,
+            Stage: self._stage, Delay: self._delay, Stagger: self._stagger, NonTemporal: self._past,
+            Prefetch: self._prefetch,
         }  # fmt: skip
         return rules[type(action)](action)
 
@@ -147,6 +151,21 @@ class _Fits:
             return "the loop before it is delayed, and it is not beside that one"
         same = self.schedule.lanes(action.loop) == self.schedule.lanes(action.beside)
         return None if same or late is last else "the two do not run in vectors of the same length"
+
+    def _stagger(self, action: Stagger) -> str | None:
+        rows = self.loops[action.loop]
+        inside = [s for s in rows.body.steps if isinstance(s, (MapLoop, ReduceLoop))]
+        if not isinstance(rows, MapLoop) or rows.scans or self.schedule.lanes(action.loop) > 1:
+            return "it is no loop over rows, one at a time"
+        if len(inside) < 2:
+            return "it does not go through each row several times"
+        if any(isinstance(s, (MapLoop, ReduceLoop)) for loop in inside for s in loop.body.steps):
+            return "there are loops inside those of a row"
+        if any(isinstance(s, MapLoop) and s.scans for s in inside):
+            return "a loop goes through its row in order"
+        if not any(loop is rows for loop in self.chain) or any(isinstance(a, Delay) for a in self.schedule.actions):
+            return "its rows do not contain everything, or loops of theirs are delayed"
+        return None
 
     def _past(self, action: NonTemporal) -> str | None:
         return None if action.buffer in [b.name for b in self.kernel.outputs] else "it is no output"

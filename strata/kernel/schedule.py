@@ -16,6 +16,7 @@ Loops are numbered in the order in which a nest prints them. A schedule is a tup
     delay 2 beside 1; delay 3 beside 2
                              all three are one loop: over a row, the one before it, and the one before that. What loop 2
                              asks for is further on in its own row
+    stagger 0                the loops inside loop 0, over rows, each work on another row: one behind the loop before
     nontemporal out          stores to `out` bypass the caches
     prefetch x along 1       loop 1 asks for the elements of `x` that come a block later, along several streams at once
     prefetch x along 2 ahead 1024
@@ -104,6 +105,14 @@ class Delay:
 
 
 @dataclass(frozen=True, slots=True)
+class Stagger:
+    loop: int
+
+    def __str__(self) -> str:
+        return f"stagger {self.loop}"
+
+
+@dataclass(frozen=True, slots=True)
 class NonTemporal:
     buffer: str
 
@@ -123,7 +132,7 @@ class Prefetch:
         return f"prefetch {self.buffer} along {self.loop}{far}"
 
 
-Action = Parallel | Vectorise | Tile | Exchange | Stage | Delay | NonTemporal | Prefetch
+Action = Parallel | Vectorise | Tile | Exchange | Stage | Delay | Stagger | NonTemporal | Prefetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +169,18 @@ class Schedule:
 
     def rows_behind(self, loop: int) -> int:
         """How many rows a loop is behind those that are."""
+        around = self._around(loop)
+        if around is not None:
+            return loop - around - 1
         delay = self.delay(loop)
         return 0 if delay is None else 1 + self.rows_behind(delay.beside)
+
+    def staggers(self, loop: int) -> bool:
+        """Whether the loops inside a loop over rows each work on another row."""
+        return any(isinstance(a, Stagger) and a.loop == loop for a in self.actions)
+
+    def _around(self, loop: int) -> int | None:
+        return next((a.loop for a in self.actions if isinstance(a, Stagger) and a.loop < loop), None)
 
     def is_nontemporal(self, buffer: str) -> bool:
         return any(isinstance(a, NonTemporal) and a.buffer == buffer for a in self.actions)
@@ -191,6 +210,7 @@ _ACTIONS = (
     (re.compile(r"exchange (\d{1,18}) by (\d{1,18})\Z"), lambda m: Exchange(int(m[1]), int(m[2]))),
     (re.compile(r"stage (\d{1,18})\Z"), lambda m: Stage(int(m[1]))),
     (re.compile(r"delay (\d{1,18}) beside (\d{1,18})\Z"), lambda m: Delay(int(m[1]), int(m[2]))),
+    (re.compile(r"stagger (\d{1,18})\Z"), lambda m: Stagger(int(m[1]))),
     (re.compile(r"nontemporal ([\w.]+)\Z"), lambda m: NonTemporal(m[1])),
     (
         re.compile(r"prefetch ([\w.]+) along (\d{1,18})(?: ahead (\d{1,18})(?: to ([12]))?)?\Z"),

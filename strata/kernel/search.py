@@ -23,6 +23,7 @@ from strata.kernel.schedule import (
     Parallel,
     Schedule,
     Stage,
+    Stagger,
     Tile,
     Vectorise,
     number_loops,
@@ -148,8 +149,8 @@ class Changes:
             near = self.inside[number] | {n for n, inner in self.inside.items() if number in inner}
             if any(goes_along(self.loops[n]) for n in near):
                 continue  # those vectors are the order of a sum
-            tied = (Vectorise, Stage, Exchange, Delay)  # to the vectors of their loop
-            kept = [a for a in schedule.actions if not (isinstance(a, tied) and a.loop in near)]
+            tied = (Vectorise, Stage, Exchange, Delay, Stagger)  # to the vectors of their loop
+            kept = [a for a in schedule.actions if not (isinstance(a, tied) and a.loop in near | {number})]
             yield self._fitted(Schedule((*kept, Vectorise(number, lanes))))
 
     def _fitted(self, schedule: Schedule) -> Schedule:

@@ -123,6 +123,12 @@ class Accumulator:
             return self._better(a, b, lanes, later=False)
         return self._combined(a, b, lanes)
 
+    def from_zero(self, state: Parts, lanes: int) -> Parts:
+        """What a sum would have come to from zero, which starts from -0.0: adding to that changes nothing."""
+        if self.kind != "sum" or not self.dtype.is_inexact:
+            return state
+        return self.join(tuple(v for _, v in self.start(lanes)), state, lanes)
+
     def narrow(self, state: Parts, lanes: int, to: int) -> Parts:
         """Fewer lanes, by joining halves."""
         while lanes > to:

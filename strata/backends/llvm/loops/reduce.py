@@ -234,6 +234,7 @@ class Reductions(Loops):
         f, chains = self.f, row_chains(loop, self.target)
         single = chains // REGISTERS[order_of_loop(loop)]
         lanes = min(max(lanes, single), chains)
+        totals, accumulators = accumulators, [replace(a, keeps_sign=True) for a in accumulators]
 
         def block(low: Value, end: Value) -> list[Parts]:
             whole = f.add(low, f.round_down(f.sub(end, low), chains))
@@ -251,9 +252,8 @@ class Reductions(Loops):
                 states = dealt(accumulators, run(part.low, part.high, carried))
             return [a.narrow(s, width, 1) for a, s in zip(accumulators, states, strict=True)]
 
-        widths = [1] * len(accumulators)
-        final = self._in_blocks(loop, accumulators, widths, high, chains * STEPS, block)
-        return [a.finish(s, 1) for a, s in zip(accumulators, final, strict=True)]
+        final = self._in_blocks(loop, totals, [1] * len(totals), high, chains * STEPS, block)
+        return [a.finish(a.from_zero(s, 1), 1) for a, s in zip(totals, final, strict=True)]
 
     def _rest_of_row(self, low: Value, high: Value, single: int) -> list[Segment]:
         """What is left of a row behind its whole steps: single registers, then a masked one or one by one. Where the
@@ -265,6 +265,8 @@ class Reductions(Loops):
             return [Segment(low, high, single, True)]
         middle = self.f.add(low, self.f.round_down(self.f.sub(high, low), single))
         parts = [Segment(low, middle, single, False)] if middle != low else []
+        if known:  # a turn each, which is no loop
+            parts = [Segment(at, at + single, single, False) for at in range(int(low), int(middle), single)]
         if middle != high:
             parts.append(Segment(middle, high, single if self.target.has_avx512 else 1, self.target.has_avx512))
         return parts

@@ -11,6 +11,9 @@ weave and the last ones out of it by the same loops one after the other.
 What is kept of a row is in a ring of row buffers: where the last loop that needs it goes along with the one that keeps
 it, it makes way for the new row step by step.
 
+Rows that caches hold are short on time, not on memory: each loop waits for the sums of the one before. Where they are
+staggered, the loops of a turn stay loops of their own, each on another row, and one has work while another waits.
+
 Processors take a load for one of what has just been stored where both are as far from the start of a page, and wait.
 So row buffers are put half a page from what is loaded, and where results would be stored right before it and nothing is
 kept, they are stored from another column on.
@@ -21,10 +24,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from strata.backends.llvm.ir.builder import Value
+from strata.backends.llvm.ir.builder import Typed, Value, constant
 from strata.backends.llvm.ir.registers import Parts, register_bytes, register_type
 from strata.backends.llvm.loops.loops import Segment
 from strata.backends.llvm.loops.reduce import joined_turns, order_of_loop, row_chains
@@ -62,18 +66,20 @@ class _Row:
     known: dict[Expr, Parts] = field(default_factory=dict)  # what its earlier stages have left
 
 
-def delayed(emitter: Emitter, rows: MapLoop) -> Delayed | None:
+def delayed(emitter: Emitter, rows: MapLoop) -> Staggered | None:
     """How the rows of a loop are woven together; None where they are done one after the other."""
     schedule, numbers = emitter.schedule, emitter.numbers
+    if schedule.staggers(numbers[id(rows)]):
+        return Staggered(emitter, rows, [s for s in rows.body.steps if isinstance(s, (MapLoop, ReduceLoop))])
     late = [s for s in rows.body.steps if isinstance(s, (MapLoop, ReduceLoop)) and schedule.delay(numbers[id(s)])]
     last = rows.body.steps[-1] if rows.body.steps else None
     if not late or late[-1] is not last or not isinstance(last, MapLoop):
         return None
     stores = [s.store for s in last.body.steps if isinstance(s, StoreStep)]
-    past = bool(stores) and all(schedule.is_nontemporal(s.buffer.name) for s in stores)
+    past = [schedule.is_nontemporal(s.buffer.name) for s in stores]
     number = schedule.host(numbers[id(last)])
     extent, lanes = last.axis.extent, schedule.lanes(number)
-    if not past or not isinstance(extent, int) or lanes == 1 or extent % lanes:
+    if not past or any(past) != all(past) or not isinstance(extent, int) or lanes == 1 or extent % lanes:
         return None
     host = next(s for s in rows.body.steps if isinstance(s, ReduceLoop) and numbers[id(s)] == number)
     loops = [host, *late]
@@ -86,24 +92,22 @@ def delayed(emitter: Emitter, rows: MapLoop) -> Delayed | None:
     return Delayed(emitter, rows, loops)
 
 
-class Delayed:
-    """One loop over rows. `loops` are done together: the first in its row, the others each a row further behind.
+class Staggered:
+    """One loop over rows. Each of `loops` is a row further behind than the one before.
 
     Stage k of a row is its k-th delayed loop and what is computed after it, stage 0 all that comes before the first."""
 
     def __init__(self, emitter: Emitter, rows: MapLoop, loops: list[MapLoop | ReduceLoop]) -> None:
         self.emitter, self.rows, self.loops = emitter, rows, loops
-        self.axis, self.number = loops[0].axis, emitter.numbers[id(loops[0])]
+        self.axis = loops[0].axis
         steps = rows.body.steps
         cuts = [0, *(steps.index(loop) for loop in loops[1:]), len(steps)]
         self.stages: list[Sequence[Step]] = [steps[a:b] for a, b in pairwise(cuts)]
         self.behind = len(loops) - 1
-        self.stores = [s.store for s in loops[-1].body.steps if isinstance(s, StoreStep)]
-        self.past = tuple(s.buffer.name for s in self.stores)
         self.kept = [self._kept(stage) for stage in range(1, len(self.stages))]
-        self.lanes = emitter.schedule.lanes(self.number)
+        self.types = [[register_type(n.dtype) for n in nodes for _ in range(_parts(n))] for nodes in self.kept]
         self.low: Value = 0
-        self.shift: Value = 0
+        self.high: Value = 0
 
     def _kept(self, stage: int) -> list[Expr]:
         """What a stage and later ones need of earlier ones, but for values along the row."""
@@ -112,20 +116,122 @@ class Delayed:
         return [n for n in dict.fromkeys(before) if n in needed and self.rows.axis in n.free]
 
     def emit(self, low: Value, high: Value) -> None:
-        """Rows that do not begin with a cache line, and chunks of few rows, are done one after the other."""
+        self.low, self.high = low, high
+        with self.emitter._scope():
+            self._turns(low, self.emitter.f.add(high, self.behind), self._nothing())
+
+    def _nothing(self) -> list[Typed]:
+        """What is carried before the first row."""
+        return [(t, constant(t, 0)) for types in self.types for t in types]
+
+    def _turns(self, low: Value, high: Value, carried: Sequence[Typed], *, last_first: bool = False) -> list[str]:
+        """Each loop on its own row. In the first turns and the last ones, not every loop has one. Where the last loop
+        is the first, it has read what is kept of its row before that of another is put there."""
         f = self.emitter.f
-        self.low = low
+
+        def turn(index: str, values: list[str]) -> list[str]:
+            rows, left = self._rows(index, values), [list[str]()] * len(self.stages)
+            for row in reversed(rows) if last_first else rows:
+                types = [*self.types, []][row.stage]
+                is_one = f.compare("ult", "i64", f.sub(row.index, self.low), f.sub(self.high, self.low))
+                stage = partial(self._alone, row)
+                left[row.stage] = f.if_(is_one, stage, partial(list, [constant(t, 0) for t in types]), types)
+            return [part for parts in left for part in parts]
+
+        return f.loop(low, high, 1, carried, turn)
+
+    def _rows(self, index: Value, carried: Sequence[str]) -> list[_Row]:
+        """The row at an index and those before it, each with what its last turn has left."""
+        rest = iter(carried)
+        known = [{n: tuple(next(rest) for _ in range(_parts(n))) for n in nodes} for nodes in self.kept]
+        return [_Row(stage, self.emitter.f.sub(index, stage), k) for stage, k in enumerate(({}, *known))]
+
+    def _left(self, stage: int) -> list[str]:
+        """What the row that has been worked on leaves to a stage."""
+        nodes = self.kept[stage - 1] if stage <= self.behind else []
+        return [part for n in nodes for part in self.emitter.value(n)]
+
+    def _alone(self, row: _Row) -> list[str]:
+        """One row in its stage. Returns what it leaves to the next one."""
+        with self._names(row, self._buffers(row)):
+            for step in self.stages[row.stage]:
+                self.emitter._step(step, self._after(step))
+            return self._left(row.stage + 1)
+
+    def _after(self, step: Step) -> Sequence[Step]:
+        steps = self.rows.body.steps
+        return steps[steps.index(step) + 1 :]
+
+    @contextmanager
+    def _names(self, row: _Row, buffers: Buffers) -> Iterator[None]:
+        """Inside, names mean what they do in one row."""
+        e = self.emitter
+        before = e.rows, e.filling, e.turn_of_row
+        with e._scope(self.rows.axis):
+            e.first[self.rows.axis], e.turn_of_row = row.index, e.f.sub(row.index, self.low)
+            e.rows, e.filling = buffers
+            e.values |= row.known
+            yield
+        e.rows, e.filling, e.turn_of_row = before
+
+    def _buffers(self, row: _Row, *, fill: bool = False) -> Buffers:
+        """The row buffers that earlier stages of a row have filled; with those that its own loop fills now."""
+        e = self.emitter
+        before = e.rows, e.filling, e.turn_of_row
+        e.turn_of_row, e.filling = e.f.sub(row.index, self.low), frozenset()
+        found = [(n, self.loops[stage].axis) for n, stage in self._kept_along() if stage < row.stage]
+        e.rows = {n: (axis, e.row_buffer(n, e.turn_of_row)) for n, axis in found}
+        loop = self.loops[row.stage] if fill else None
+        if isinstance(loop, ReduceLoop):
+            e._stage(loop, self._after(loop))
+        made = e.rows, e.filling
+        e.rows, e.filling, e.turn_of_row = before
+        return made
+
+    def _kept_along(self) -> list[tuple[Expr, int]]:
+        """Values that are kept along the row, and the stages that compute them."""
+        stages = {id(s): stage for stage, steps in enumerate(self.stages) for s in steps}
+        return [(n, stages[loop]) for loop, nodes in self.emitter.fillers.items() if loop in stages for n in nodes]
+
+
+class Delayed(Staggered):
+    """The same with `loops` done together, as one loop over the columns of all their rows."""
+
+    def __init__(self, emitter: Emitter, rows: MapLoop, loops: list[MapLoop | ReduceLoop]) -> None:
+        super().__init__(emitter, rows, loops)
+        self.number = emitter.numbers[id(loops[0])]
+        self.stores = [s.store for s in loops[-1].body.steps if isinstance(s, StoreStep)]
+        self.past = tuple(s.buffer.name for s in self.stores if emitter.schedule.is_nontemporal(s.buffer.name))
+        self.lanes = emitter.schedule.lanes(self.number)
+        self.shift: Value = 0
+
+    def emit(self, low: Value, high: Value) -> None:
+        """Turns before every loop has a row, and after, are the same code; so are all, past the caches, where rows do
+        not begin with a line of them."""
+        f = self.emitter.f
+        self.low, self.high = low, high
+        first, end = f.add(low, self.behind), f.add(high, self.behind)
         together = "0"
-        for store in self.stores:
+        for store in self.stores if self.past else ():
             together = f.binary("or", "i64", together, self._place(store, low))
         lines = f.compare("eq", "i64", f.binary("and", "i64", together, str(_LINE - 1)), 0)
-        many = f.compare("sgt", "i64", f.sub(high, low), self.behind)
         nodes = [s.node for s in self.loops[0].body.steps if isinstance(s, Compute)]
         load = next((n for n in nodes if isinstance(n, Load) and linear(n.index[0]).terms.get(self.axis) == 1), None)
         if load is not None:
             self._place_buffers(self._place(load, low))
             self.shift = self._shift(self._place(load, low))
-        f.if_(f.binary("and", "i1", lines, many), lambda: self._woven(high), lambda: self._plain(high))
+        start = self._nothing()
+
+        def part(number: str, carried: list[str]) -> list[str]:
+            is_before = f.compare("eq", "i64", number, 0)
+            since = f.select("i64", is_before, str(low), f.select("i64", lines, str(f.smax(first, high)), str(end)))
+            until = f.select("i64", f.binary("and", "i1", is_before, lines), str(first), str(end))
+            ends = self._turns(since, until, _typed(start, carried), last_first=True)
+            most = f.select("i64", f.binary("and", "i1", is_before, lines), str(high), str(first))
+            return f.loop(first, most, 1, _typed(start, ends), self._turn)
+
+        with self.emitter._scope():
+            f.loop(0, 2, 1, start, part)
 
     def _place(self, node: Load | Store, row: Value) -> str:
         """The address of the first element of a row that is loaded or stored."""
@@ -159,49 +265,6 @@ class Delayed:
         extent = self.axis.extent
         assert isinstance(extent, int), "only rows of known lengths are delayed"
         return f.select("i64", close, str(min(_APART, extent // 2) // self.lanes * self.lanes), "0")
-
-    def _plain(self, high: Value) -> None:
-        e = self.emitter
-        with e._scope():
-            e._serial(self.rows.axis, self.low, high, (), e._running_block(self.rows.body))
-
-    def _woven(self, high: Value) -> None:
-        """The first row goes through all stages but the last on its own, the next ones through fewer; and so on."""
-        e, f, behind = self.emitter, self.emitter.f, self.behind
-        with e._scope():
-            left = [self._alone(_Row(0, f.add(self.low, at)), behind - at) for at in range(behind)]
-            types = [register_type(n.dtype) for nodes in self.kept for n in nodes for _ in range(_parts(n))]
-            first = [part for found in reversed(left) for part in found]
-            final = f.loop(f.add(self.low, behind), high, 1, list(zip(types, first, strict=True)), self._turn)
-            for row in reversed(self._rows(high, final)[1:]):
-                self._alone(row, behind + 1)
-
-    def _rows(self, index: Value, carried: Sequence[str]) -> list[_Row]:
-        """The row at an index and those before it, each with what its last turn has left."""
-        rest = iter(carried)
-        known = [{n: tuple(next(rest) for _ in range(_parts(n))) for n in nodes} for nodes in self.kept]
-        return [_Row(stage, self.emitter.f.sub(index, stage), k) for stage, k in enumerate(({}, *known))]
-
-    def _left(self, stage: int) -> list[str]:
-        """What the row that has been worked on leaves to a stage."""
-        nodes = self.kept[stage - 1] if stage <= self.behind else []
-        return [part for n in nodes for part in self.emitter.value(n)]
-
-    def _alone(self, row: _Row, end: int) -> list[str]:
-        """One row from its stage on, loop by loop, up to another stage. Returns what it leaves to that one."""
-        e = self.emitter
-        with self._names(row, self._buffers(row)):
-            for step in (s for steps in self.stages[row.stage : end] for s in steps):
-                if step is self.loops[-1]:  # whole steps from the start of a cache line on
-                    whole = Segment(0, e.size(self.axis.extent), self.lanes, False, self.past)
-                    e._vector(self.axis, whole, (), e._running_block(step.body), e.numbers[id(step)])
-                else:
-                    e._step(step, self._after(step))
-            return self._left(end)
-
-    def _after(self, step: Step) -> Sequence[Step]:
-        steps = self.rows.body.steps
-        return steps[steps.index(step) + 1 :]
 
     def _turn(self, index: str, carried: list[str]) -> list[str]:
         """The first stage of one row, with the later ones of the rows before it. Returns what they leave."""
@@ -267,18 +330,6 @@ class Delayed:
     # what names mean in a row
 
     @contextmanager
-    def _names(self, row: _Row, buffers: Buffers) -> Iterator[None]:
-        """Inside, names mean what they do in one row."""
-        e = self.emitter
-        before = e.rows, e.filling, e.turn_of_row
-        with e._scope(self.rows.axis):
-            e.first[self.rows.axis], e.turn_of_row = row.index, e.f.sub(row.index, self.low)
-            e.rows, e.filling = buffers
-            e.values |= row.known
-            yield
-        e.rows, e.filling, e.turn_of_row = before
-
-    @contextmanager
     def _beside(self, row: _Row, buffers: Buffers) -> Iterator[None]:
         """Inside a step of the loops that are done together, the row and the columns of one of them."""
         e, f = self.emitter, self.emitter.f
@@ -320,30 +371,15 @@ class Delayed:
 
     # row buffers
 
-    def _buffers(self, row: _Row, *, fill: bool = False) -> Buffers:
-        """The row buffers that earlier stages of a row have filled; with those that its own loop fills now."""
-        e = self.emitter
-        before = e.rows, e.filling, e.turn_of_row
-        e.turn_of_row, e.filling = e.f.sub(row.index, self.low), frozenset()
-        found = [n for n, stage in self._kept_along() if stage < row.stage]
-        e.rows = {n: (self.axis, e.row_buffer(n, e.turn_of_row)) for n in found}
-        loop = self.loops[row.stage] if fill else None
-        if isinstance(loop, ReduceLoop):
-            e._stage(loop, self._after(loop))
-        made = e.rows, e.filling
-        e.rows, e.filling, e.turn_of_row = before
-        return made
-
-    def _kept_along(self) -> list[tuple[Expr, int]]:
-        """Values that are kept along the row, and the stages that compute them."""
-        stages = {id(s): stage for stage, steps in enumerate(self.stages) for s in steps}
-        return [(n, stages[loop]) for loop, nodes in self.emitter.fillers.items() if loop in stages for n in nodes]
-
     def _taken(self, stage: int) -> dict[Expr, Parts]:
         """What row buffers had where the current step has put values of a row that is a whole ring further on."""
         e = self.emitter
         replaced = e.replaced or {}
         return {n: replaced[n] for n, at in self._kept_along() if n in replaced and stage - at == e.memory[n].turns}
+
+
+def _typed(like: Sequence[Typed], values: Sequence[str]) -> list[Typed]:
+    return [(type_, value) for (type_, _), value in zip(like, values, strict=True)]
 
 
 def _parts(node: Expr) -> int:

@@ -22,6 +22,7 @@ from strata.kernel import (
     Prefetch,
     Schedule,
     Stage,
+    Stagger,
     apply,
     interpret,
     parse_schedule,
@@ -209,14 +210,17 @@ def _centred(rows: Any, columns: int, dtype: DType = f32) -> Any:
     )
 
 
-def test_rows_whose_results_go_past_the_caches_are_woven_together() -> None:
-    """All of their loops, in vectors of one length, where registers are many; else the last beside dear work."""
+def test_rows_are_woven_together() -> None:
+    """All of their loops, in vectors of one length, where registers are many; else, of rows whose results go past the
+    caches, the last beside dear work."""
     rows, wide = 4 * Target.host().l3_bytes // 4, Target.host().vector_registers >= 32
     everything = [Delay(2, 1), Delay(3, 2)] if wide else []
     assert actions(samples.softmax(rows // 1024, 1024), Delay) == (everything or [Delay(3, 2)])
     assert actions(samples.softmax(rows // 1024, 1024), Delay, Target.named("avx2")) == [Delay(3, 2)]
     assert actions(samples.softmax(rows // 1000, 1000), Delay) == []  # no whole lines
-    assert actions(samples.softmax(256, 1024), Delay) == []
+    assert actions(samples.softmax(256, 1024), Delay) == everything
+    assert actions(samples.softmax(256, 1024), Delay, Target.named("avx2")) == []
+    assert actions(samples.softmax(256, 64), Delay) == []  # of one step alone
     assert actions(samples.layernorm(rows // 1024, 1024), Delay) == everything
     assert actions(samples.layernorm(rows // 1024, 1024), Delay, Target.named("avx2")) == []
     for columns in (16, 48, 80, 1040, 8192):
@@ -226,6 +230,26 @@ def test_rows_whose_results_go_past_the_caches_are_woven_together() -> None:
     for columns, woven in ((1024, wide), (16384, wide), (32768, False)):  # of longer rows, few fit a core's own cache
         light = lower(_centred(rows // columns, columns), Target.host()).schedule
         assert [a for a in light.actions if isinstance(a, Delay)] == ([Delay(2, 1)] if woven else [])
+
+
+def test_short_rows_that_caches_hold_are_staggered() -> None:
+    """Where loops have little to do and keep nothing of a row, so that they would wait for each other's sums."""
+    staggers = lambda rows, columns: lower(_squared(rows, columns), Target.host()).schedule.staggers(0)
+    assert all(staggers(512, columns) for columns in (16, 64, 100, 300))
+    assert not staggers(2, 64)  # rows
+    assert not staggers(512, 4100)  # their sums take longer than waiting for them
+    assert actions(samples.softmax(512, 64), Stagger) == []
+    assert parse_schedule("stagger 3").actions == (Stagger(3),)
+
+
+def _squared(rows: Any, columns: int) -> Any:
+    """Rows less their means, over the sums of their squares."""
+    k = KernelBuilder("squared")
+    x = k.input("x", f32[rows, columns])
+    mean = lambda i: k.reduce("sum", columns, lambda j: x[i, j])
+    square = lambda i: k.reduce("sum", columns, lambda j: (x[i, j] - mean(i)) * (x[i, j] - mean(i)))
+    k.output("z", f32[rows, columns], lambda ix: (x[ix] - mean(ix[0])) * square(ix[0]))
+    return k.build()
 
 
 def test_woven_rows_are_asked_for_far_ahead_and_again_near() -> None:
@@ -257,6 +281,11 @@ DELAYED: dict[str, Any] = {  # a kernel, how many inputs it has, and what is don
     "weighted woven": (lambda c, t: _weighted(ROWS, c, t), 2, f"stage 1; stage 2; nontemporal z; {_ALL}"),
     "centred": (lambda c, t: _centred(ROWS, c, t), 1, "nontemporal z; delay 2 beside 1"),
     "spread": (lambda c, t: _spread(ROWS, c, t), 1, f"nontemporal z; {_ALL}"),
+    "softmax near": (lambda c, t: _softmax(ROWS, c, t), 1, f"stage 2; {_ALL}"),
+    "softmax staggered": (lambda c, t: _softmax(ROWS, c, t), 1, "stage 2; stagger 0"),
+    "residual staggered": (lambda c, t: _residual(ROWS, c, t), 2, "stage 1; stagger 0"),
+    "weighted staggered": (lambda c, t: _weighted(ROWS, c, t), 2, "stage 1; stage 2; nontemporal z; stagger 0"),
+    "centred staggered": (lambda c, t: _centred(ROWS, c, t), 1, "stagger 0"),
     "four loops": (lambda c, t: _four(ROWS, c, t), 2, f"stage 1; nontemporal z; {_ALL}; delay 4 beside 3"),
     "four, two": (lambda c, t: _four(ROWS, c, t), 2, "stage 1; nontemporal z; delay 3 beside 1; delay 4 beside 3"),
 }
@@ -281,7 +310,7 @@ def _check_delayed(name: str, columns: int, target: str, dtype: DType) -> None:
     kernel = make(columns, dtype)
     loops = len(list(walk_loops(lower(kernel, Target.named(target)).nest)))
     text = "; ".join(["parallel 1 grain 2", *(f"vectorise {n} by 32" for n in range(1, loops))])
-    at_once = [a for a in actions.split("; ") if not a.startswith("delay")]
+    at_once = [a for a in actions.split("; ") if not a.startswith(("delay", "stagger"))]
     plain = compile_kernel(kernel, Target.named(target), parse_schedule("; ".join([text, *at_once])))
     hints = f"prefetch x along 1 ahead 2560 to 2; prefetch x along {loops - 1} ahead 96"
     native = compile_kernel(kernel, Target.named(target), parse_schedule(f"{text}; {actions}; {hints}"))
