@@ -208,6 +208,16 @@ def untouched(fn: T) -> T:
     return fn
 
 
+def signed(like: Callable[..., None]) -> Callable[[T], T]:
+    """A function that is left as it is, and takes whatever it is given so that it can tell: its signature is another."""
+
+    def mark(fn: T) -> T:
+        fn.__signature__ = inspect.signature(like)  # type: ignore[attr-defined]
+        return untouched(fn)
+
+    return mark
+
+
 def own_checks(*names: str) -> Callable[[T], T]:
     """A function, or a class by its constructor, that checks the kinds of these arguments (of all, if none
     is named) itself, in better words."""
@@ -310,6 +320,13 @@ def wrong_call(
     except ArgumentError as found:
         return found
     return signature.failure(args, kwargs, error) if of_values else None
+
+
+def refused(fn: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ArgumentError:
+    """What a method that is `signed` says about arguments that do not fit."""
+    wrong = wrong_call(fn, name, args, kwargs, TypeError(), bound=True)
+    assert wrong is not None, "the arguments fit"
+    return wrong
 
 
 def _went_through_user(trace: TracebackType | None) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from strata.arguments import hot, too_many, untouched
+from strata.arguments import hot, refused, signed, too_many, untouched
 from strata.backends import Executable, Quick
 from strata.config import config
 from strata.core import here, new_rlock
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 KEPT_SHAPES = 1024  # sets of input shapes whose sizes are remembered
 MOST_FORMS = 8  # other programs for calls where a symbol is 1 and broadcast
+
+_ABSENT: Any = None
 
 
 @hot
@@ -246,12 +248,17 @@ class CompiledGraph:
             self._teach(quick, outputs, threads)
         return outputs
 
-    def run_into(self, feeds: Mapping[str, Any], out: Sequence[np.ndarray]) -> None:
+    @signed(lambda self, feeds, out: None)
+    def run_into(
+        self, feeds: Mapping[str, Any] = _ABSENT, out: Sequence[np.ndarray] = _ABSENT, *surplus: Any, **named: Any
+    ) -> None:
         """Run into arrays of the caller: contiguous, of the outputs' types.
 
         Nothing is allocated, except for inputs that an output lies over: they are copied first, unless the plan makes
         that output by changing that input, such as a cache.
         """
+        if surplus or named:
+            raise refused(CompiledGraph.run_into, "CompiledGraph.run_into", (self, feeds, out, *surplus), named)
         if type(out) is not list and not isinstance(out, Sequence):
             raise OptionError(f"run_into: out is a list of arrays, got {type(out).__name__}", code="O150", place=here())
         if self._is_special:

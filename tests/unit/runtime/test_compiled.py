@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,16 @@ import pytest
 import strata as st
 from strata import ops
 from strata.core import ALL_DTYPES, as_dtype, sym
-from strata.errors import DTypeError, OptionError, RunError, ShapeError, StrataError, SymbolError, UnknownNameError
+from strata.errors import (
+    ArgumentError,
+    DTypeError,
+    OptionError,
+    RunError,
+    ShapeError,
+    StrataError,
+    SymbolError,
+    UnknownNameError,
+)
 from strata.mir import Graph, evaluate
 from strata.runtime import CompiledGraph, Session
 from strata.runtime.execute.arrays import kept_apart
@@ -133,6 +143,22 @@ def test_names_shapes_and_dtypes_are_checked() -> None:
         c.run(x=good.T)
     with pytest.raises(DTypeError, match=r"got f64\[2, 3\]"):
         c.run(x=good.astype(np.float64))
+
+
+def test_run_into_refuses_other_arguments() -> None:
+    g = Graph("g")
+    c = Session("cpu").compile(g.outputs(g.input("x", (4,)) + 1.0))
+    run: Any = c.run_into
+    feeds, out = {"x": np.ones(4, np.float32)}, [np.empty(4, np.float32)]
+    with pytest.raises(ArgumentError, match="takes 2 arguments by position, got 3"):
+        run(feeds, out, 1)
+    with pytest.raises(ArgumentError, match="no argument 'outs'; did you mean 'out'"):
+        run(feeds, outs=out)
+    for missing in ((), (feeds,), (None, out)):
+        with pytest.raises(OptionError, match="got NoneType"):
+            run(*missing)
+    run(out=out, feeds=feeds)
+    np.testing.assert_array_equal(out[0], np.full(4, 2.0, np.float32))
 
 
 def test_run_into_checks_and_fills() -> None:
