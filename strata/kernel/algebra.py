@@ -267,9 +267,14 @@ def simplify_scalar(name: str, args: tuple[ir.Expr, ...], dtype: DType) -> ir.Ex
     return None
 
 
+_PLAIN: dict[str, Callable[..., int]] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
+
+
 def _fold(name: str, args: tuple[ir.Expr, ...], dtype: DType) -> ir.Expr | None:
     if name == "bitcast" and dtype.itemsize != args[0].dtype.itemsize:
         return None
+    if name in _PLAIN and dtype is i64 and all(a.dtype is i64 for a in args):
+        return ir.Const(_PLAIN[name](*(a.value for a in args if isinstance(a, ir.Const))), i64)  # which wraps
     arrays = [np.asarray(a.value).astype(a.dtype.np) for a in args if isinstance(a, ir.Const)]
     match name:
         case "cast":

@@ -14,6 +14,7 @@ part of a kernel: that is its schedule.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self, TypeVar
@@ -187,6 +188,9 @@ class Const(Expr):
     is_index = True
 
     def __new__(cls, value: Any, dtype: DType) -> Self:
+        if dtype is i64 and type(value) is int:  # most are
+            value = wrapped(value, i64)
+            return _intern(cls, (i64, value.to_bytes(8, sys.byteorder, signed=True)), i64, _NO_AXES, value=value)
         array = np.asarray(wrapped(value, dtype) if type(value) is int else value).astype(dtype.np)
         return _intern(cls, (dtype, array.tobytes()), dtype, _NO_AXES, value=_python(array, dtype))
 

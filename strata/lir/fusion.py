@@ -83,6 +83,7 @@ class _Grouper:
         self.fuse = self.most_ops > 1
         self.order = graph.nodes()
         self.reads_views = {id(n) for n in self.order if views is not None and views(n)}
+        self.known: dict[int, Traits] = {}  # by node
         self.whole = {id(n) for n in self.order if whole is not None and has_kernel(n.op) and whole(n)}
         self.users: dict[Value, list[Node]] = defaultdict(list)
         for node in self.order:
@@ -104,7 +105,10 @@ class _Grouper:
         self.products = self._find_products()
 
     def _traits(self, node: Node) -> Traits:
-        return STEP if id(node) in self.whole else traits(node)
+        found = self.known.get(id(node))
+        if found is None:
+            found = self.known[id(node)] = STEP if id(node) in self.whole else traits(node)
+        return found
 
     def run(self) -> Grouping:
         self._choose_stored()

@@ -329,6 +329,8 @@ class Node:
 
     @property
     def outputs(self) -> tuple[Value, ...]:
+        if len(self.types) == 1:
+            return (Value(self, 0),)
         return tuple(Value(self, i) for i in range(len(self.types)))
 
     def __repr__(self) -> str:
