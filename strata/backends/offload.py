@@ -9,7 +9,8 @@ they read comes down and what they make goes up only where somebody on the other
 from __future__ import annotations
 
 import time
-from collections import Counter
+from abc import ABC, abstractmethod
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, Self
@@ -17,11 +18,12 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from strata.backends.base import Arrays, Backend, Executable, Tell, memory_errors
-from strata.core import TensorType
+from strata.core import TensorType, new_lock
 from strata.errors import OutOfMemoryError, StrataError
-from strata.kernel import Kernel
+from strata.kernel import Kernel, show_kernel
 from strata.lir import Buffer, Lir, Step
 
+KEPT_KERNELS = 4096  # that a driver remembers; plans keep theirs
 KEPT_BYTES = 1 << 30  # that a pool holds for later runs
 _STEPS = 8  # sizes of the pool between one power of two and the next
 _KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay from run to run
@@ -34,36 +36,54 @@ class Launchable(Protocol):
         """Bytes of the buffers that it needs beside those of the kernel, for sizes of the symbols."""
 
 
-class Driver(Protocol):
+class Driver(ABC):
     """What is asked of a device. Launches, writes and copies take effect in the order of the calls."""
 
-    lock: AbstractContextManager[Any]
-    """Held by whoever uses the device: one run at a time."""
-
-    in_place: bool
+    in_place: bool = False
     """Whether a kernel may write the buffer that it reads, element by element."""
 
+    def __init__(self) -> None:
+        self.lock: AbstractContextManager[Any] = new_lock()  # held by whoever uses the device: one run at a time
+        self._made: OrderedDict[str, Any] = OrderedDict()
+
+    def made(self, kernel: Kernel) -> Any:
+        """What `make` made of a kernel of the same text."""
+        text = show_kernel(kernel)
+        if text not in self._made:
+            self._made[text] = self.make(kernel)
+            if len(self._made) > KEPT_KERNELS:
+                self._made.popitem(last=False)
+        return self._made[text]
+
+    @abstractmethod
     def allocate(self, size: int) -> Any:
         """A buffer of at least so many bytes; OutOfMemoryError where there is no room for it."""
 
+    @abstractmethod
     def release(self, buffer: Any) -> None:
         """Give up a buffer: launches that use it may still be under way."""
 
+    @abstractmethod
     def write(self, buffer: Any, array: np.ndarray) -> None:
         """Copy a contiguous array to the start of a buffer. The array may change once this returns."""
 
+    @abstractmethod
     def read(self, buffer: Any, array: np.ndarray) -> None:
         """Fill a contiguous array from the start of a buffer, when all that was asked for before is done."""
 
+    @abstractmethod
     def copy(self, source: Any, target: Any, size: int) -> None:
         """Bytes from the start of one buffer to the start of another."""
 
+    @abstractmethod
     def make(self, kernel: Kernel) -> Any:
-        """A Launchable; drivers keep those they have made."""
+        """A Launchable."""
 
+    @abstractmethod
     def launch(self, made: Any, buffers: Sequence[Any], sizes: Mapping[str, int]) -> None:
         """Run a kernel on its inputs, its outputs and its scratch, in this order."""
 
+    @abstractmethod
     def finish(self) -> None:
         """Wait for all that was launched; what went wrong there is raised here."""
 
@@ -144,7 +164,7 @@ class OffloadExecutable(Executable):
         self.driver, self.pool = driver, backend.pool
         super().__init__(lir, driver.lock)
         with driver.lock:
-            kernels = {name: driver.make(kernel) for name, kernel in lir.kernels.items()}
+            kernels = {name: driver.made(kernel) for name, kernel in lir.kernels.items()}
             self.made: list[Any] = [
                 kernels[s.name] if s.kernel is not None else backend.launchable(s) for s in lir.schedule
             ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from strata.arguments import own_checks
 from strata.backends.base import Backend
 from strata.core import Target, here, new_lock
@@ -9,22 +11,19 @@ from strata.errors import DeviceError, OptionError
 from strata.mir import near
 from strata.modules import imported
 
-_BUILT_IN = {
+_MODULES = {
     "cpu": ("strata.backends.llvm.backend", "CpuBackend"),
     "reference": ("strata.backends.reference", "ReferenceBackend"),
-}
-_OPTIONAL = {  # devices by number: `xla` is `xla:0`. A ModuleNotFoundError says that what they run on is missing
     "cuda": ("strata.backends.triton.backend", "CudaBackend"),
     "wgpu": ("strata.backends.wgsl.backend", "WgpuBackend"),
     "xla": ("strata.backends.stablehlo.executable", "XlaBackend"),
 }
-_NEEDS = {  # what devices of these kinds run on, when they are there
+_NEEDS = {  # devices by number, `xla` is `xla:0`, and what they run on: a package that may be missing
     "cuda": "pip install 'strata[cuda]', on a machine with an NVIDIA GPU and its driver",
     "wgpu": "pip install 'strata[wgpu]', on a machine with Vulkan, Metal or DirectX 12",
     "xla": "pip install 'strata[xla]'",
 }
 _made: dict[str, Backend] = {}
-_levels: dict[str, Backend] = {}  # of the processor, for instruction sets by name: `cpu:avx2`
 _lock = new_lock()
 
 
@@ -48,7 +47,7 @@ def register_backend(name: str, backend: Backend) -> None:
 
 def known_backends() -> list[str]:
     """Kinds of devices that there may be; those that need a package may turn out not to be there."""
-    return sorted({*_BUILT_IN, *_OPTIONAL, *(name.partition(":")[0] for name in _made)})
+    return sorted({*_MODULES, *(name.partition(":")[0] for name in _made)})
 
 
 def backend_for(name: str) -> Backend:
@@ -56,27 +55,18 @@ def backend_for(name: str) -> Backend:
     if not isinstance(name, str):
         raise DeviceError(f"a device is given by its name, got {name!r}", code="E101", place=here())
     kind, _, part = name.partition(":")
-    if kind == "cpu" and part and not part.isdecimal():
-        return _cpu_for(part)
-    if kind in _OPTIONAL and kind not in _made and (part.isdecimal() or not part):
-        return _numbered(name, kind, int(part or 0))
-    with _lock:
-        if kind in _made:
-            return _made[kind]
-        if kind not in _BUILT_IN:
-            raise _not_there(name)
-        module, attribute = _BUILT_IN[kind]
-        return _made.setdefault(kind, getattr(imported(module), attribute)())
-
-
-def _numbered(name: str, kind: str, number: int) -> Backend:
-    """One of several devices of a kind that runs on a package which may be missing."""
-    key = f"{kind}:{number}"
+    key, given = kind, list[Any]()
+    if kind == "cpu" and part and not part.isdecimal():  # with code that needs no more than these instructions
+        key, given = name, [Target.named(part)]
+    elif kind in _NEEDS and kind not in _made and (part.isdecimal() or not part):
+        key, given = f"{kind}:{int(part or 0)}", [int(part or 0)]
     with _lock:
         if key not in _made:
-            module, attribute = _OPTIONAL[kind]
+            if key in _NEEDS or kind not in _MODULES:
+                raise _not_there(name)
+            module, attribute = _MODULES[kind]
             try:
-                _made[key] = getattr(imported(module), attribute)(number)
+                _made[key] = getattr(imported(module), attribute)(*given)
             except ModuleNotFoundError as error:
                 raise _not_there(name, f": {error}") from None
         return _made[key]
@@ -85,16 +75,6 @@ def _numbered(name: str, kind: str, number: int) -> Backend:
 def _not_there(name: str, why: str | None = None) -> DeviceError:
     kind = name.partition(":")[0]
     if why is None:
-        known = sorted({*_BUILT_IN, *(k for k in _made if ":" not in k)})
+        known = sorted({*(_MODULES.keys() - _NEEDS), *(k for k in _made if ":" not in k)})
         why = f"; there are {', '.join(known)}{'' if kind in _NEEDS else near(kind, known)}"
     return DeviceError(f"device {name!r} is not available{why}", code="E101", fix=_NEEDS.get(kind))
-
-
-def _cpu_for(level: str) -> Backend:
-    """The processor, with code that needs no more than one of the known instruction sets."""
-    target = Target.named(level)
-    with _lock:
-        if f"cpu:{level}" not in _levels:
-            module, attribute = _BUILT_IN["cpu"]
-            _levels[f"cpu:{level}"] = getattr(imported(module), attribute)(target)
-        return _levels[f"cpu:{level}"]

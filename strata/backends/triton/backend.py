@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strata.backends.offload import Driver, OffloadBackend
+from strata.backends.offload import Driver, OffloadBackend, OffloadExecutable
 from strata.backends.triton.cuda import CudaDriver, count
 from strata.backends.triton.pairs import takes_pairs
 from strata.backends.triton.render import render
@@ -55,13 +55,12 @@ def interpreted() -> TritonBackend:
 
 def planned(gpu: Gpu) -> TritonBackend:
     """A backend that only plans: for looking at kernels, and compiling them, where there is no GPU."""
-    return TritonBackend("triton_planned", gpu, _NoDevice())
+    return _Planned(gpu)
 
 
-class _NoDevice:
-    """A driver that launches nothing."""
+class _Planned(TritonBackend):
+    def __init__(self, gpu: Gpu) -> None:
+        self.name, self.gpu = "triton_planned", gpu
 
-    in_place = False
-
-    def __getattr__(self, name: str) -> Any:
+    def compile(self, lir: Lir) -> OffloadExecutable:
         raise DeviceError("these plans are only looked at: there is no device", code="E101")

@@ -10,17 +10,18 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from strata.backends.offload import Driver
 from strata.backends.triton.compile import INSTALL, Binary, compile_program, is_installed
 from strata.backends.triton.launchable import Made
 from strata.backends.triton.launches import Call, Launches
 from strata.backends.triton.render import Program
 from strata.backends.triton.target import Gpu
-from strata.core import here, new_lock
+from strata.core import here
 from strata.errors import DeviceError, OutOfMemoryError, RunError
 from strata.kernel import Kernel
 
@@ -39,21 +40,18 @@ def count() -> int:
         return 0
 
 
-class CudaDriver:
+class CudaDriver(Driver):
     """One GPU as plans use it."""
 
-    in_place = False
-
     def __init__(self, number: int = 0, *, core: Any = None, compiler: Compiler = compile_program) -> None:
+        super().__init__()
         self._core = core or _core(number)
         if core is None and not is_installed():
             raise _missing(number, "there is no triton package")
         self.device, self.stream = _opened(self._core, number)
         major, minor = self.device.compute_capability
         self.gpu = Gpu.named(f"sm_{10 * major + minor}")
-        self.lock: AbstractContextManager[Any] = new_lock()
         self._compiler = compiler
-        self._made: dict[Kernel, _Loaded] = {}
         self._queue = Launches(self.stream, self._captured)
 
     # memory
@@ -105,9 +103,7 @@ class CudaDriver:
     # kernels
 
     def make(self, kernel: Kernel) -> _Loaded:
-        if kernel not in self._made:
-            self._made[kernel] = _Loaded(kernel, self)
-        return self._made[kernel]
+        return _Loaded(kernel, self)
 
     def load(self, program: Program) -> _Entry:
         """A program on the GPU."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
+from strata.backends.offload import Driver
 from strata.backends.triton.compile import function_of, is_interpreting
 from strata.backends.triton.launchable import Made
-from strata.core import here, new_lock
+from strata.core import here
 from strata.errors import DeviceError, RunError
 from strata.kernel import Kernel
 
@@ -59,18 +59,15 @@ class Pointer:
         """It is the same memory."""
 
 
-class InterpreterDriver:
+class InterpreterDriver(Driver):
     """Buffers are NumPy bytes that start as garbage."""
-
-    in_place = False
 
     def __init__(self) -> None:
         if not is_interpreting():
             raise DeviceError(
                 "Triton's interpreter is off in this process", code="E101", place=here(), fix="TRITON_INTERPRET=1"
             )
-        self.lock: AbstractContextManager[Any] = new_lock()
-        self._made: dict[Kernel, Made] = {}
+        super().__init__()
         self.launches: list[str] = []
 
     def allocate(self, size: int) -> np.ndarray:
@@ -91,9 +88,7 @@ class InterpreterDriver:
         target[:size] = source[:size]
 
     def make(self, kernel: Kernel) -> Made:
-        if kernel not in self._made:
-            self._made[kernel] = Made(kernel)
-        return self._made[kernel]
+        return Made(kernel)
 
     def launch(self, made: Made, buffers: Sequence[np.ndarray], sizes: Mapping[str, int]) -> None:
         for program, chosen, numbers, grid in made.launches(buffers, sizes):

@@ -6,7 +6,7 @@ import ctypes
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import prod
@@ -15,19 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from strata.backends.offload import Driver
 from strata.backends.wgsl.bounds import MOST
 from strata.backends.wgsl.phases import phases_of
 from strata.backends.wgsl.render import Shader, render
-from strata.core import new_lock, substitute
+from strata.core import substitute
 from strata.errors import CompileError, DeviceError, OutOfMemoryError, RunError
-from strata.kernel import Kernel, Phases, show_kernel
+from strata.kernel import Kernel, Phases
 from strata.modules import imported
 
 INSTALL = "pip install 'strata[wgpu]', on a machine with Vulkan, Metal or DirectX 12"
 SIDE = 65535  # workgroups along one dimension of a grid
 MOST_POINTS = (1 << 31) - (1 << 24)  # of a grid: those beyond the last must have numbers, too
 _BATCH = 64  # launches that are recorded before they are handed to the device
-_KERNELS = 4096  # kernels that a driver remembers; plans keep theirs
 _SIZES = 64  # tables of sizes that a shader keeps
 _WANTED = ("max-storage-buffers-per-shader-stage", "max-storage-buffer-binding-size", "max-buffer-size")
 
@@ -81,12 +81,11 @@ def _load_triton_first() -> None:
         ctypes.CDLL(str(Path(found.origin).parent / "_C" / "libtriton.so"))
 
 
-class WgpuDriver:
+class WgpuDriver(Driver):
     """Runs shaders on a GPU. Launches are recorded, and handed over when something waits for them."""
 
-    in_place = False  # one dispatch must not bind a buffer for reading and for writing
-
     def __init__(self, wgpu: Any, adapter: Any) -> None:
+        super().__init__()
         self._wgpu = wgpu
         limits = {name: adapter.limits[name] for name in _WANTED if name in adapter.limits}
         self.has_halves = "shader-f16" in adapter.features
@@ -96,10 +95,8 @@ class WgpuDriver:
         self.name = str(info.get("device", "GPU"))
         self.is_software = info.get("adapter_type") == "CPU"  # shaders run on the processor
         self.limits = {name: int(self._device.limits[name]) for name in _WANTED}
-        self.lock: AbstractContextManager[Any] = new_lock()
         self._encoder: Any = None
         self._recorded = 0
-        self._made: OrderedDict[str, Made] = OrderedDict()
         self._usage = (
             wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST  # fmt: skip
         )
@@ -147,12 +144,7 @@ class WgpuDriver:
     # kernels
 
     def make(self, kernel: Kernel) -> Made:
-        key = show_kernel(kernel)
-        if key not in self._made:
-            self._made[key] = self.make_phases(kernel, phases_of(kernel))
-            if len(self._made) > _KERNELS:
-                self._made.popitem(last=False)
-        return self._made[key]
+        return self.make_phases(kernel, phases_of(kernel))
 
     def make_phases(self, kernel: Kernel, phases: Phases) -> Made:
         """Normalized kernels that together compute what one with these buffers would."""

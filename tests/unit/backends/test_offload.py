@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.backends.offload import OffloadBackend, Pool, room_for
-from strata.core import dim_prod, f32, i32, new_lock, substitute, sym
+from strata.backends.offload import Driver, OffloadBackend, Pool, room_for
+from strata.core import dim_prod, f32, i32, substitute, sym
 from strata.errors import OutOfMemoryError
 from strata.kernel import Kernel, KernelBuilder, interpret
 from strata.lir import Step, plan
@@ -39,11 +39,11 @@ class Made:
         return (8,)
 
 
-class NumpyDriver:
+class NumpyDriver(Driver):
     """Buffers are bytes that start as garbage; kernels are interpreted."""
 
     def __init__(self, *, in_place: bool = False, memory: int | None = None) -> None:
-        self.lock = new_lock()
+        super().__init__()
         self.in_place = in_place
         self.memory = memory
         self.live: dict[int, np.ndarray] = {}
