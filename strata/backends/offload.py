@@ -13,13 +13,14 @@ from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
 from strata.backends.base import Arrays, Backend, Executable, Tell, memory_errors
-from strata.core import TensorType, new_lock
+from strata.core import Dim, TensorType, new_lock, substitute
 from strata.errors import OutOfMemoryError, StrataError
+from strata.kernel import Buffer as KernelBuffer
 from strata.kernel import Kernel, show_kernel
 from strata.lir import Buffer, Lir, Step
 
@@ -29,11 +30,25 @@ _STEPS = 8  # sizes of the pool between one power of two and the next
 _KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay from run to run
 
 
-class Launchable(Protocol):
-    """A kernel that a driver can launch."""
+class Launchable:
+    """A kernel that a driver can launch, and the buffers that it needs beside those of the kernel."""
 
-    def scratch(self, sizes: Mapping[str, int]) -> Sequence[int]:
-        """Bytes of the buffers that it needs beside those of the kernel, for sizes of the symbols."""
+    def __init__(self, kernel: Kernel, between: Sequence[KernelBuffer] = ()) -> None:
+        self.kernel, self.between = kernel, between
+
+    def scratch(self, sizes: Mapping[str, int]) -> list[int]:
+        """Bytes of the buffers beside those of the kernel, for sizes of the symbols."""
+        return [number(b.type.nbytes, sizes) for b in self.between]
+
+    def named(self, buffers: Sequence[Any]) -> dict[str, Any]:
+        """The buffers of a launch, by name."""
+        return dict(zip((b.name for b in (*self.kernel.buffers, *self.between)), buffers, strict=True))
+
+
+def number(dim: Dim, sizes: Mapping[str, int]) -> int:
+    value = substitute(dim, sizes)
+    assert isinstance(value, int), f"size {dim} is known when a step runs"
+    return value
 
 
 class Driver(ABC):
@@ -203,15 +218,12 @@ class OffloadExecutable(Executable):
         self._shared = set(other._shared)
 
     def run(self, inputs: Arrays, outputs: Arrays, binding: Mapping[str, int], threads: int | None = None) -> None:
-        self._run(inputs, outputs, binding, None)
+        self.run_observed(inputs, outputs, binding, threads, None)
 
     def run_observed(
-        self, inputs: Arrays, outputs: Arrays, binding: Mapping[str, int], threads: int | None, tell: Tell
+        self, inputs: Arrays, outputs: Arrays, binding: Mapping[str, int], threads: int | None, tell: Tell | None
     ) -> None:
-        """Run the steps one by one, waiting for each, and tell of it."""
-        self._run(inputs, outputs, binding, tell)
-
-    def _run(self, inputs: Arrays, outputs: Arrays, binding: Mapping[str, int], tell: Tell | None) -> None:
+        """Where somebody is told, each step is waited for."""
         with self.driver.lock, memory_errors():
             if not self.is_prepared:
                 self._prepare()
@@ -295,9 +307,7 @@ class _Run:
         return self.lir.buffer(name).type.bind(self.binding)
 
     def _bytes(self, name: str) -> int:
-        size = self._kind(name).nbytes
-        assert isinstance(size, int), "every size is known when a step runs"
-        return size
+        return number(self.lir.buffer(name).type.nbytes, self.binding)
 
     def buffer(self, name: str) -> Any:
         """The value on the device; it goes up if it is not there."""

@@ -70,11 +70,6 @@ def compile_case(device: str, case: Case) -> CompiledGraph:
     return Session(device).compile(single_op_graph(build(case.op, case.sample), types))
 
 
-def host_steps(compiled: CompiledGraph) -> list[str]:
-    """Ops of a compiled graph that run in Python rather than natively."""
-    return compiled.host_steps
-
-
 def run_case(device: str, case: Case) -> None:
     """Compile, run and compare; an AssertionError shows the numbers that disagree."""
     arrays = case.arrays()

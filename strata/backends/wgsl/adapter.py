@@ -7,7 +7,6 @@ import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -15,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends.offload import Driver
+from strata.backends.offload import Driver, Launchable
 from strata.backends.wgsl.bounds import MOST
 from strata.backends.wgsl.phases import phases_of
 from strata.backends.wgsl.render import Shader, render
 from strata.core import substitute
 from strata.errors import CompileError, DeviceError, OutOfMemoryError, RunError
-from strata.kernel import Kernel, Phases
+from strata.kernel import Buffer, Kernel, Phases
 from strata.modules import imported
 
 INSTALL = "pip install 'strata[wgpu]', on a machine with Vulkan, Metal or DirectX 12"
@@ -32,23 +31,14 @@ _SIZES = 64  # tables of sizes that a shader keeps
 _WANTED = ("max-storage-buffers-per-shader-stage", "max-storage-buffer-binding-size", "max-buffer-size")
 
 
-@dataclass
-class Made:
+class Made(Launchable):
     """The shaders of a kernel, and the buffers between them."""
 
-    kernel: Kernel
-    shaders: tuple[Shader, ...]
-    scratch_buffers: tuple[Any, ...]
-    pipelines: list[Any] = field(default_factory=list)
-    tables: OrderedDict[tuple[int, tuple[int, ...]], Any] = field(default_factory=OrderedDict)
-
-    def scratch(self, sizes: Mapping[str, int]) -> list[int]:
-        counts = [substitute(b.type.nbytes, sizes) for b in self.scratch_buffers]
-        return [int(count) for count in counts if isinstance(count, int)]
-
-    @property
-    def text(self) -> str:
-        return "\n".join(shader.text for shader in self.shaders)
+    def __init__(self, kernel: Kernel, shaders: tuple[Shader, ...], between: Sequence[Buffer]) -> None:
+        super().__init__(kernel, between)
+        self.shaders = shaders
+        self.pipelines: list[Any] = []
+        self.tables: OrderedDict[tuple[int, tuple[int, ...]], Any] = OrderedDict()
 
 
 def open_device(number: int = 0) -> WgpuDriver:
@@ -183,8 +173,7 @@ class WgpuDriver(Driver):
     def launch(self, made: Made, buffers: Sequence[Any], sizes: Mapping[str, int]) -> None:
         if not made.pipelines:
             made.pipelines = [self._pipeline(shader) for shader in made.shaders]
-        names = [*(b.name for b in made.kernel.buffers), *(b.name for b in made.scratch_buffers)]
-        known = dict(zip(names, buffers, strict=True))
+        known = made.named(buffers)
         for number, (shader, (pipeline, layout)) in enumerate(zip(made.shaders, made.pipelines, strict=True)):
             for dim in shader.axes:
                 _number(dim, sizes, shader.name)

@@ -472,11 +472,6 @@ class CpuExecutable(Executable):
     ) -> None:
         run_observed(self, inputs, outputs, binding, threads, tell)
 
-    def check(self, call: Call) -> None:
-        """Raise what native ops reported."""
-        if self.native:
-            check(call.table, call.regions)
-
     def finish(self, inputs: Arrays, outputs: Arrays) -> None:
         """Results that are inputs, parameters or constants, and results given twice."""
         if not self.has_leaf_results:
