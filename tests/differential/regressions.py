@@ -31,6 +31,13 @@ def at_op(name: str, inputs: int, count: int = 1, **fields: Any) -> Step:
     return Step(f"op:{name}", tuple(V[:inputs]), tuple(fields.items()), count, "op")
 
 
+def convolving(rank: int, *, padding: int = 1, groups: int = 1, input_dilation: int = 1) -> dict[str, Any]:
+    """The fields of a convolution that slides by one."""
+    ones, spread = (1,) * rank, (input_dilation,) * rank
+    fields: dict[str, Any] = {"stride": ones, "padding": ((padding, padding),) * rank, "dilation": ones}
+    return fields | {"groups": groups, "input_dilation": spread}
+
+
 V = [Ref(i) for i in range(8)]
 
 REGRESSIONS: dict[str, Program] = {
@@ -129,5 +136,29 @@ REGRESSIONS: dict[str, Program] = {
     "a sum of four": program(leaf(f32, "n", 2), steps=[Step("sum", (V[0],), (("axis", None),))], n=2),
     "the variance of three": program(leaf(f32, "n", "n"), steps=[Step("var", (V[0],), (("axis", 1),))]),
     "a small product with itself": program(leaf(f32, 1, "n", "n"), steps=[Step("use:gram", (V[0], False))]),
+    "channels that are a symbol": program(
+        leaf(f32, 1, "n", 20), leaf(f32, 16, "n", 3), n=8, low=1, steps=[at_op("conv", 2, **convolving(1))]
+    ),
+    "channels last that are a symbol": program(
+        leaf(f32, 1, 9, 8, "n"), leaf(f32, 3, 3, "n", 16), n=16, low=1, steps=[at_op("conv_last", 2, **convolving(2))]
+    ),
+    "taps that are a symbol": program(
+        leaf(f32, 2, 5, 33), leaf(f32, 4, 5, "n"), n=5, low=1, steps=[at_op("conv", 2, **convolving(1))]
+    ),
+    "few turned tiles": program(
+        leaf(f32, 1, 33, 33, "n"), leaf(f32, 33, 33, 3, 3), n=3, low=1,
+        steps=[at_op("conv", 2, **convolving(2, padding=0))],
+    ),
+    "low maps of planes by themselves": program(
+        leaf(f32, 2, 16, "n", 16), leaf(f32, 16, 1, 3, 3), n=3, low=1,
+        steps=[at_op("conv", 2, **convolving(2, groups=16))],
+    ),
+    "phases of three taps": program(
+        leaf(f32, 1, 16, 33, "n"), leaf(f32, 17, 16, 5, 5), n=3, low=1,
+        steps=[at_op("conv", 2, **convolving(2, input_dilation=2))],
+    ),
+    "a point of few pixels": program(
+        leaf(f32, 1, 32, "n"), leaf(f32, 16, 32, 1), n=3, low=1, steps=[at_op("conv", 2, **convolving(1, padding=0))]
+    ),
     "the least of eight bits": program(leaf(f8e4m3, 3, 2), steps=[exact("min", V[0], axis=0)]),
 }  # fmt: skip
