@@ -1,4 +1,4 @@
-"""Every exception that strata raises on purpose, and how its message is laid out.
+"""Every exception that strata raises on purpose, and the layout of its message.
 
     StrataError
     ├── ShapeError (ValueError)          S  sizes, ranks and axes that disagree

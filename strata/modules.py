@@ -1,4 +1,4 @@
-"""Modules that are imported by the first call that needs them, and less looking for garbage while much is made."""
+"""Lazy imports, and fewer garbage collections while much is allocated."""
 
 import gc
 import os

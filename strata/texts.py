@@ -1,4 +1,4 @@
-"""Texts of all stages read back: the first word says which stage it is."""
+"""Parsing the text of any stage: the first word says which one it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every backend and every executable has: the runtime asks for nothing beyond this page.
+"""The contract of backends and executables, with defaults: the runtime asks for nothing beyond it.
 
 A backend gives its `name` and `compile`; all else has a default here. What it can do beside running plans is its
 `capabilities`, data that is read once, when a program is compiled.

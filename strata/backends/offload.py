@@ -1,4 +1,4 @@
-"""Plans on a device with memory of its own: uploads, launches and downloads in the order of the schedule.
+"""Plans on a device with its own memory: uploads, launches and downloads in schedule order.
 
 A device is given by a small `Driver`; everything that is not about one device is here. Parameters and constants are
 uploaded once. Inputs go up, results come down, and every other value takes a buffer of the pool from the step that

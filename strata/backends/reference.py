@@ -1,4 +1,4 @@
-"""The `reference` backend: the NumPy interpreter of MIR behind the interface of a backend. An oracle, not fast."""
+"""The `reference` backend: the NumPy interpreter of MIR. An oracle, not fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs as the text of another compiler, whether or not what runs it is installed."""
+"""Generated source of any backend as text, whether or not its toolchain is installed."""
 
 from __future__ import annotations
 

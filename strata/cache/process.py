@@ -1,4 +1,4 @@
-"""The store of this process, in the folder that the settings name."""
+"""The disk cache of this process, in the folder that the settings name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which version of this package runs: digests of its folders, worked out once for each state of their files.
+"""The version of this package: digests of its folders, computed once for each state of their files.
 
 What a file holds is told by its size and two times: of the last change that it claims, as Python tells it for the
 modules that it has compiled, and that the system noted, since files of many packages and images all claim the same. A

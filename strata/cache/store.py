@@ -1,4 +1,4 @@
-"""A content-addressed store on disk that cannot hurt: checksummed, atomic, bounded, safe for many processes, no pickle.
+"""A content-addressed disk store: checksummed, atomic, bounded, safe for many processes, no pickle.
 
 An entry is one file, named by its key, the SHA-256 of what it was made from:
 

@@ -1,4 +1,4 @@
-"""Looking at the disk cache: what is in it, why something was compiled again, whether it is whole."""
+"""Inspecting the disk cache: what is in it, why something was compiled again, whether it is intact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays of a command: from files, or random."""
+"""Input arrays of commands: from files, or random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`strata cache`: compiled code on disk."""
+"""`strata cache`: the disk cache of compiled code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`strata completion`: completes commands, their options and files, from the parser itself."""
+"""`strata completion`: shell completion of commands, options and files, from the parser itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`strata demo`: what there is to see in a minute or two; models are shown where their packages are installed."""
+"""`strata demo`: a tour of a minute or two; models are shown where their packages are installed."""
 
 from __future__ import annotations
 

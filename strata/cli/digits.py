@@ -1,5 +1,4 @@
-"""Digits drawn by a few rules, so that training can be shown with no download: glyphs of 5 × 7 dots, placed, sheared,
-thickened and spoilt at random on 16 × 16 images."""
+"""A synthetic digit data set, so that training can be shown without a download."""
 
 from __future__ import annotations
 

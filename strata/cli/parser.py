@@ -1,4 +1,4 @@
-"""Commands and their arguments. A handler is `module:function` of this folder, imported when its command runs."""
+"""The argument parser. A handler is `module:function` of this folder, imported when its command runs."""
 
 from __future__ import annotations
 

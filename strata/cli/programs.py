@@ -1,4 +1,4 @@
-"""What MODEL on a command line can be, behind one face: its ports, and a function to run it."""
+"""What MODEL on a command line can be, behind one interface: inputs, outputs, and a function to run it."""
 
 from __future__ import annotations
 

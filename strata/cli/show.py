@@ -1,4 +1,4 @@
-"""What commands print: tables, sizes, times."""
+"""Printing for commands: tables, sizes, times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`strata inspect`, `opt`, `explain`: programs as text at each stage, and what became of them."""
+"""`strata inspect`, `opt`, `explain`: a program as text at each stage, and what the compiler did to it."""
 
 from __future__ import annotations
 

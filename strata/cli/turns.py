@@ -1,4 +1,4 @@
-"""Times of contenders in one process: bursts by turns, each after a pause.
+"""Fair timing of contenders in one process: bursts in turn, each after a pause.
 
 Threads of the contender before may still spin while they wait for work, and would take a core; after the pause they
 sleep.

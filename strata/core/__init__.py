@@ -1,4 +1,4 @@
-"""Plain data that every layer speaks: element types, sizes, tensor types, targets, source places."""
+"""Plain data that every layer uses: element types, sizes, tensor types, targets, source places."""
 
 from strata.arguments import hot, public
 from strata.core.budgets import Deadline, Meter, over_budget, require, show_bytes

@@ -1,4 +1,4 @@
-"""Budgets: what reading a file, a text or a template may take before it is refused.
+"""Budgets: limits on what reading a file, a text or a template may cost.
 
 Each budget is a setting of `Config`, so that `using(max_nodes=…)` raises it where a big model is known to be good.
 `require` checks one amount, a `Meter` adds amounts up, a `Deadline` counts seconds. All of them raise the same error.

@@ -1,4 +1,4 @@
-"""Arrays from DLPack: NumPy's way where it has one, and a copy for element types that NumPy lacks."""
+"""Arrays from DLPack: by NumPy where it can, copied for element types that NumPy lacks."""
 
 from __future__ import annotations
 

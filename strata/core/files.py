@@ -1,4 +1,4 @@
-"""Files that others named: opened only where they are plain files, so that nobody waits for a pipe or reads a device.
+"""Opening files that a user or a file named: only regular files, never pipes or devices.
 
 Opening a FIFO waits for a writer, a socket fails with a strange error, a device may do something when it is opened, and
 a folder fails later. `open_file` looks first, opens without waiting, and looks at what it got.

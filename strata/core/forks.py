@@ -1,4 +1,4 @@
-"""What a forked child must forget: locks that threads held, and work that they had begun. It has none of them.
+"""What a forked child must reset: locks that threads held, and work that they had begun.
 
 A child that waited for such a lock would wait for ever.
 """

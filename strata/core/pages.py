@@ -1,4 +1,4 @@
-"""Memory in pages of its own: huge ones where the system has them, and never shared with a forked child."""
+"""Page-aligned memory: huge pages where the system has them, not shared with forked children."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads this process may use: the user's setting, the affinity mask, the container's quota."""
+"""How many threads this process may use: the user's setting, the affinity mask, the container's CPU quota."""
 
 from __future__ import annotations
 

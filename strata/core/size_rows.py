@@ -1,4 +1,4 @@
-"""Sizes as rows of JSON: what many of them have in common is written once, and reading them takes no arithmetic.
+"""Symbolic sizes as rows of JSON: common subexpressions once, reading needs no arithmetic.
 
 A row is a symbol, a function of two sizes, or a sum of products of rows before it.
 """

@@ -1,4 +1,4 @@
-"""Functions whose errors name the user's line, also where nobody lets them travel that far."""
+"""Functions whose errors name the user's line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Targets: what a piece of code may assume about the processor that will run it, as plain data."""
+"""Targets: what generated code may assume about the processor, as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pytrees: nested dicts, lists, tuples, named tuples and dataclasses taken apart into leaves and put together again.
+"""Pytrees: nested dicts, lists, tuples, named tuples and dataclasses, flattened to leaves and rebuilt.
 
 A class takes part with `__tree_flatten__(self)`, which gives (keys, parts, static), and the class method
 `__tree_unflatten__(keys, parts, static)`; `static` is a tuple of (name, value) that can be hashed.

@@ -1,4 +1,4 @@
-"""Several processes or threads that compute together: sums, gathers and parts of arrays among all of them.
+"""Collectives among processes or threads: all-reduce, all-gather and their relatives.
 
 A `Group` is one member's view of all. Whatever carries the bytes (`Transport`), results have the same bits: sums are
 taken in the order of the members' ranks, never in the order in which messages come.

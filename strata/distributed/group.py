@@ -1,4 +1,4 @@
-"""Collective operations over any transport: every member calls the same ones, in the same order.
+"""Collective operations over any transport: every member calls the same ones in the same order.
 
 An array is cut into as many parts as there are members. Each member adds up one part of all members' arrays, in the
 order of ranks, and sends the result to all: every element is summed once, the same way whoever is late, so that all

@@ -1,4 +1,4 @@
-"""Members as processes, on one machine or several: a connection between each pair, and a thread that sends.
+"""Members as processes, on one or several machines: TCP connections between each pair.
 
 The first member listens at an address that all know; the others tell it where they listen, and learn of each other.
 Messages are lengths, a head and raw numbers: nothing that is received is ever run.

@@ -1,4 +1,4 @@
-"""The blocks: each says how it is written in MIR, directly as fused ops or as primitives that passes can fuse."""
+"""The blocks: each says how it is written in MIR, as one op or as primitives that passes can match."""
 
 from __future__ import annotations
 

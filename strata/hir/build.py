@@ -1,4 +1,4 @@
-"""Module: one method a block, and every other op by its name."""
+"""Module: the builder of HIR, with a method for each block; every other op by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks and modules: what an author means, before it is decided how it is computed.
+"""Blocks and modules: the program as its author means it, before lowering.
 
 A module is a list of nodes in the order in which they were built. A node applies a block (linear, swiglu_ffn, …), or
 one MIR op verbatim, to values of the module. Leaves have names; the others are h0, h1, … and carry a label that

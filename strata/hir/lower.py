@@ -1,4 +1,4 @@
-"""From blocks to the tensor graph, and back: every node keeps its block's label and the user's line."""
+"""Lowering from blocks to the tensor graph; every node keeps its block's label and the user's line."""
 
 from __future__ import annotations
 

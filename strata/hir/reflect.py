@@ -1,4 +1,4 @@
-"""What a module is made of, as plain data."""
+"""The structure of a module as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images in: PNG is read here, with checked bounds; other kinds need Pillow."""
+"""Reading images: PNG here, with checked bounds; other formats need Pillow."""
 
 from __future__ import annotations
 

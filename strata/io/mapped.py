@@ -1,4 +1,4 @@
-"""Files mapped into memory: bytes that are read when they are touched, and typed views that copy nothing."""
+"""Memory-mapped files: pages are read when touched, typed views copy nothing."""
 
 from __future__ import annotations
 

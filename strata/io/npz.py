@@ -1,4 +1,4 @@
-"""NumPy's .npy and .npz files. Headers are checked before anything is allocated, and unpacking has a budget."""
+"""NumPy's .npy and .npz files. Headers are checked before anything is allocated, and decompression is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs out: StableHLO text, which XLA, IREE and other compilers read."""
+"""StableHLO export: text that XLA, IREE and other compilers read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a kernel reads and writes: what can be shown of kernels that people write, and what is made safe.
+"""Memory access of kernels that users write: what is proved in bounds, and what is clamped.
 
 A store of such a kernel writes every element of its buffer once, alone or together with others: then results never
 depend on memory that nothing wrote, nor on which of two threads came last. A load stays inside its buffer: an index of

@@ -1,5 +1,4 @@
-"""Building kernels by pulling: an operation says what its output is at an index, in terms of its inputs at other
-indices.
+"""Building kernels by pulling: an op says what its output is at an index, in terms of its inputs at indices.
 
     k = KernelBuilder("softmax")
     x = k.input("x", f32[rows, columns])

@@ -1,4 +1,4 @@
-"""The default schedule of a kernel: rules that pick it from extents, strides and what is known of the processor."""
+"""The default schedule of a kernel: heuristics over extents, strides and the processor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kernel as part of another: its values at an index, read from views; with other sizes; with one axis more."""
+"""Inlining kernels into kernels: values at an index, other sizes, one more axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The meaning of a kernel, in NumPy: every expression becomes an array over the axes it depends on."""
+"""The NumPy interpreter of kernels: every expression becomes an array over the axes it depends on."""
 
 from __future__ import annotations
 

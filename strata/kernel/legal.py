@@ -1,4 +1,4 @@
-"""Which schedules fit a nest: what a person, a file or a search wrote is refused where no code would be right."""
+"""Which schedules are legal for a nest: those of users, files and searches are checked here."""
 
 from __future__ import annotations
 

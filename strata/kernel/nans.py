@@ -1,4 +1,4 @@
-"""What is known of numbers before they are computed: where NaN gets to anyway, and what is never above 0."""
+"""Facts about values: where a NaN propagates anyway, and what is never positive."""
 
 from __future__ import annotations
 

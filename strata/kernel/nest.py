@@ -1,4 +1,4 @@
-"""Loop nests: where each value of a kernel is computed.
+"""Loop nests: in which loop each value of a kernel is computed.
 
 A nest is a tree of blocks. A block computes values once per iteration of the loops around it, in order: scalars, loops
 that reduce or scan, stores, and loops over further axes of the stores. A value sits in the outermost block where all

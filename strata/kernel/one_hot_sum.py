@@ -1,4 +1,4 @@
-"""Sums of which one term at most is not 0, as that term: what a one-hot mask leaves of a row is read where it lies.
+"""Sums with at most one non-zero term (one-hot masks), rewritten as a gather of that term.
 
 y[i] = sum j in 1000 : select(j == label[i], x[i, j], 0)        y[i] = x[i, label[i]] where 0 <= label[i] < 1000
 """

@@ -1,4 +1,4 @@
-"""The order in which rounded terms are joined: a property of the problem, not of what is known when it is compiled.
+"""The order of rounding in sums: it depends on the problem, not on what is known at compile time.
 
 A float sum has the same bits whether its sizes are numbers or symbols, on any number of threads, alone or beside other
 rows. So its order is found from the way its terms lie in memory, and never from an extent:

@@ -1,4 +1,4 @@
-"""How loops go through memory: what is around each, the rows that it reads, and where runs begin and end."""
+"""How loops walk through memory: contiguous runs, rows, and where they begin and end."""
 
 from __future__ import annotations
 

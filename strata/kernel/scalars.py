@@ -1,4 +1,4 @@
-"""The one table of scalar functions: arity, result type and NumPy meaning of each.
+"""The table of scalar functions: arity, result type and NumPy meaning of each.
 
 Renderers keep their own table from these names to target code; nothing else may list them.
 """

@@ -1,4 +1,4 @@
-"""Schedules: how the loops of a nest are run, as data that can be printed, parsed, replayed and searched over.
+"""Schedules: how the loops of a nest run, as data that can be printed, parsed, replayed and searched.
 
 Loops are numbered in the order in which a nest prints them. A schedule is a tuple of actions:
 

@@ -1,4 +1,4 @@
-"""A beam search over schedules: small changes to the best ones so far, as long as they pay.
+"""Beam search over schedules: small changes to the best ones so far, as long as they pay.
 
 Every change keeps a schedule legal, so that the search needs no rules of its own: what is handed out to threads and how
 much at a time, which loop runs in vectors and how wide they are, which rows are kept, which stores bypass caches."""

@@ -1,4 +1,4 @@
-"""What every kernel must satisfy; a kernel that does not is a mistake of the code that built it."""
+"""The kernel verifier; a kernel that fails it is a bug of the code that built it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs in the memory of inputs: where a plan may write a result over an argument that its caller gives up."""
+"""Buffer donation: where a plan may write a result over an argument that its caller gives up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller has to bind: names, types and sizes of inputs, parameters and outputs of a plan."""
+"""The manifest of a plan: names, types and sizes of inputs, parameters and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory planner: offsets for scratch buffers such that buffers alive together never overlap."""
+"""The memory planner: offsets for scratch buffers such that buffers alive at once never overlap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of steps: as in the graph, or one that frees memory as soon as it can, where that has the lower peak.
+"""The order of steps: that of the graph, or one that frees memory early, whichever has the lower peak.
 
 Gradients of weights, for instance, come last in a graph; computed as soon as their operands are there, they free them.
 """

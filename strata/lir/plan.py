@@ -1,4 +1,4 @@
-"""From a graph to a plan: kernels in order, one buffer for each stored value, lifetimes."""
+"""From a graph to a plan: kernels in order, a buffer for each stored value, lifetimes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Siblings: kernels that stand next to each other, read the same value row by row, and need nothing of each other.
+"""Horizontal fusion: adjacent kernels that read the same value row by row and do not depend on each other.
 
 A decoder's projections, for instance: the rotated queries, and the new rows of the caches, all come from one product.
 One kernel goes through the rows and writes all of them, so a token takes one step instead of three.

@@ -1,4 +1,4 @@
-"""Sizes that were taken on trust: what rules let pass for symbols is checked when the sizes are known.
+"""Runtime checks of symbolic sizes: what shape rules assumed is checked when the sizes are known.
 
 Shape rules let a symbol meet a different size, since the symbol may turn out to be that size. Kernels read every
 operand at the index of the result, so the sizes must really be equal when they run. A symbol that turns out to be 1 is

@@ -1,4 +1,4 @@
-"""Plans for backends that take graphs: as few steps as can be, each a module of many ops, or one op of the host.
+"""Plans for backends that take whole graphs: as few modules as possible, between host ops.
 
 What runs on the host cuts a graph: what it needs comes before it, what needs it behind. All else is one module, whose
 kernels and memory are the business of whoever compiles it. Where fusion is limited, each group is a module.

@@ -1,4 +1,4 @@
-"""What grouping needs to know of an op: found by lowering it alone, and remembered."""
+"""What fusion needs to know of an op: found by lowering it alone, and cached."""
 
 from __future__ import annotations
 

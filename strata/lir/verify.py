@@ -1,4 +1,4 @@
-"""What every plan must satisfy; a plan that does not is a mistake of the code that made it."""
+"""The plan verifier; a plan that fails it is a bug of the code that made it."""
 
 from __future__ import annotations
 

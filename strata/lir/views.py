@@ -1,4 +1,4 @@
-"""Views: where a chain of movements reads the elements of the value that it starts from."""
+"""Views: chains of movement ops as index maps into the value they start from."""
 
 from __future__ import annotations
 

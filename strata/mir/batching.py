@@ -1,4 +1,4 @@
-"""vmap over values: the driver. A batched value has its batch axis first; unbatched values are shared, not copied."""
+"""vmap over values: the driver. A batched value has its batch axis first; unbatched values are shared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the values of graphs and of modules share, and the front-end functions that both have as methods."""
+"""What values of graphs and of modules share: front-end functions as methods."""
 
 from __future__ import annotations
 

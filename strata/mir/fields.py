@@ -1,4 +1,4 @@
-"""Whether the fields of an op or a block, read from a text, are of the kinds that its class declares."""
+"""Type checks of op and block fields that were read from a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs: named inputs and parameters, and results computed from them; and walks over values."""
+"""Graphs: named inputs and parameters, results, and walks over values."""
 
 from __future__ import annotations
 

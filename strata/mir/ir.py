@@ -1,4 +1,4 @@
-"""Ops as frozen classes, interned nodes, and values.
+"""Ops as frozen classes; interned nodes; values.
 
 A node is an op applied to values. Nodes are interned, so that equal expressions are one object and common
 subexpressions never exist. Where a node came from (the user's line, the block, the pass) is kept beside its identity.

@@ -1,4 +1,4 @@
-"""Where nodes come from: the user's line, the HIR block, the pass. Kept beside a node, never part of its identity."""
+"""Where nodes come from: the user's line, the HIR block, the pass. Never part of a node's identity."""
 
 from __future__ import annotations
 

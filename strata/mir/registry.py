@@ -1,4 +1,4 @@
-"""Op classes by name."""
+"""The registry of op classes by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every graph must satisfy: known leaves, unique names, and types that agree with the ops' shape rules."""
+"""The graph verifier: known leaves, unique names, types that agree with the ops' shape rules."""
 
 from __future__ import annotations
 

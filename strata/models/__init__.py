@@ -1,4 +1,4 @@
-"""Model families built on the compiler: loading, tokenising, embedding, generating, reading images."""
+"""Models built on the compiler: loading, tokenising, embedding, text generation with a KV cache, OCR."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

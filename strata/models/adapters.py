@@ -1,4 +1,4 @@
-"""LoRA adapters from PEFT's folders: low-rank changes of a model's products, merged into its weights or kept apart."""
+"""LoRA adapters from PEFT folders: low-rank updates of a model's matmuls, merged into its weights or kept apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BERT, DistilBERT and their kin: encoders for embeddings and classification, for any batch and length at once."""
+"""BERT, DistilBERT and relatives: encoders for embeddings and classification, for any batch and length."""
 
 from __future__ import annotations
 

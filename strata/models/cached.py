@@ -1,4 +1,4 @@
-"""Decoders as graphs: one graph for prefill and decode, of symbolic length, with caches that are updated in place.
+"""Decoder graphs with a KV cache: one graph for prefill and decode, of symbolic length, updated in place.
 
 Inputs are the new tokens, how many came before them, and a cache of keys and of values for each layer; results are the
 logits and the caches with the new rows written. Passing one array for a cache's input and its result writes in place.

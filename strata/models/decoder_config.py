@@ -1,4 +1,4 @@
-"""One record for the decoders of the Llama line: Llama, Mistral, Qwen2 and 3, SmolLM, Phi-3, Gemma 1 to 3.
+"""The configuration of Llama-like decoders: Llama, Mistral, Qwen2 and 3, SmolLM, Phi-3, Gemma 1 to 3.
 
 Hugging Face's config.json and GGUF's metadata both become this record; the graph is built from it alone.
 """

@@ -1,4 +1,4 @@
-"""Text embeddings: many texts in batches of near lengths on one compiled graph, in any order that saves work."""
+"""Text embeddings: texts in batches of similar length on one compiled graph."""
 
 from __future__ import annotations
 

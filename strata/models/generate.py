@@ -1,4 +1,4 @@
-"""Generation: a prompt through the graph once, then a token at a time, with the caches written in place."""
+"""Text generation: prefill of the prompt, then decode a token at a time, with the KV cache written in place."""
 
 from __future__ import annotations
 

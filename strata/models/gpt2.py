@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, norms with a shift, one projection for queries, keys and values."""
+"""GPT-2: learned positions, layer norms, one projection for queries, keys and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoders of the Llama line as graphs, from Hugging Face's weights or from a GGUF file's."""
+"""Llama-like decoders as graphs, from Hugging Face weights or a GGUF file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`load`: a model from a file or a folder, whatever is in it."""
+"""`load`: a model from a file or a folder, by what is in it."""
 
 from __future__ import annotations
 

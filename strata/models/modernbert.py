@@ -1,4 +1,4 @@
-"""ModernBERT: an encoder with rotary positions, gated feed-forwards, and windows in most of its layers."""
+"""ModernBERT: an encoder with rotary positions, gated feed-forwards, and sliding-window attention in most layers."""
 
 from __future__ import annotations
 

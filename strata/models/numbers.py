@@ -1,4 +1,4 @@
-"""Numbers of a configuration, each checked when it is read: a size is a size, and a factor is finite."""
+"""Checked numbers of a model's configuration: sizes are positive integers, factors are finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading text in images: find lines (a map of where text is), cut them out straight, read each, name the characters.
+"""OCR: find text lines, cut them out straight, recognise each.
 
 Two ONNX models of the PP-OCR kind do the work. The first gives, for each pixel, how sure it is of text; the second
 gives, for each column of a line that is 48 pixels high, how sure it is of each character.

@@ -1,4 +1,4 @@
-"""Keys and values in pages: a pool that lends them, a table for each sequence, and the arrays that hold them."""
+"""The paged KV cache: a pool of pages, a page table for each sequence, and the arrays that hold them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choosing the next token from logits: greedy, temperature, top-k, top-p, min-p, repetition penalty, with a seed."""
+"""Sampling the next token from logits: greedy, temperature, top-k, top-p, min-p, repetition penalty, seeded."""
 
 from __future__ import annotations
 

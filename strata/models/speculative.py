@@ -1,4 +1,4 @@
-"""Speculative decoding: a small model drafts some tokens, and the large one judges all of them in one step.
+"""Speculative decoding: a small model drafts tokens, and the large one verifies all of them in one step.
 
 Drafted tokens are accepted with such probabilities that what is said has the large model's distribution. Where all are
 accepted the same step gives one token more. Tokens are judged four at a time, three where weights are quantised: so few

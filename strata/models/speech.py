@@ -1,4 +1,4 @@
-"""Text from tokens as they come: a piece is held back while it may still be half a character or a stop string."""
+"""Streaming detokenisation: text is held back while it may still be half a character or a stop string."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates: Jinja in its sandbox, with a budget for steps, for bytes and for time.
+"""Chat templates: sandboxed Jinja, with budgets for steps, bytes and time.
 
 The sandbox keeps a template from Python's insides, not from a loop of ten thousand millions or a text of gigabytes.
 Here every loop counts its steps, whatever makes a text or a list is looked at before and charged after, and the clock

@@ -1,4 +1,4 @@
-"""Tokenizers: text to ids and back, from tokenizer.json or from the vocabulary inside a GGUF file.
+"""Tokenizers: text to ids and back, from tokenizer.json or the vocabulary of a GGUF file.
 
 Both become a tokenizer of the `tokenizers` package, which is imported when the first text has to be read.
 """

@@ -1,4 +1,4 @@
-"""Modules, optimisers, and what a training loop needs: plain pytrees over tensors."""
+"""Modules, optimisers and training loops: plain pytrees over tensors."""
 
 from strata.arguments import public_names
 from strata.nn import initial, optim

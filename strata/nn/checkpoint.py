@@ -1,4 +1,4 @@
-"""Checkpoints: any pytree of tensors as safetensors, with a JSON file that says what belongs together.
+"""Checkpoints: any pytree of tensors as safetensors, with a JSON file of its structure.
 
 The JSON file is written last, by a rename, and has the checksum of the data. A process that is killed at any moment
 leaves the checkpoint before it; `latest` takes the newest one whose checksum is right.

@@ -1,4 +1,4 @@
-"""Initial values of layers, from explicit keys or from one stream of keys that `manual_seed` starts again."""
+"""Initialisers of layers, from explicit keys or from the stream that `manual_seed` restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear maps, embeddings, normalisation, dropout, and layers in a row."""
+"""Linear, embedding, normalisation, dropout, sequential layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules: plain objects whose tensors are leaves of a pytree, with torch's names for them.
+"""Modules: plain objects whose tensors are leaves of a pytree, with torch's parameter names.
 
 A module can be an argument of `jit`, `grad` and `vmap` like a dict of tensors. Inside such a function it is a copy: a
 layer that keeps statistics sets them on the copy, and the function returns the module to hand them out.

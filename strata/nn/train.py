@@ -1,4 +1,4 @@
-"""Training: one compiled step (forward, backward, update), and a loop around it that can be stopped and resumed.
+"""Training: one compiled step (forward, backward, update), and a loop that can be stopped and resumed.
 
     trainer = nn.Trainer(loss, st.optim.AdamW(1e-3), clip_norm=1.0, precision="bf16", accumulate=4)
     state = trainer.init(model)

@@ -1,4 +1,4 @@
-"""What a pass is: a frozen value with a name and options, and a function from graph to graph.
+"""What a pass is: a frozen value with a name and options, that maps a graph to a graph.
 
 `str(pass)` is how the command line spells it, `fold{limit=4096}`, and `parse_passes` reads that back.
 """

@@ -1,4 +1,4 @@
-"""Serving: many requests on one model at once, over pages of keys and values; what a server around it needs."""
+"""Serving: continuous batching of requests over a paged KV cache, with an HTTP server around it."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

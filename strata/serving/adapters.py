@@ -1,4 +1,4 @@
-"""A queue of requests for adapters: neighbours that want the same one go together, so that it is changed seldom."""
+"""Scheduling requests by adapter: those that want the same one run together, so that switches are rare."""
 
 from __future__ import annotations
 

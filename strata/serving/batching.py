@@ -1,4 +1,4 @@
-"""What one step of a server computes: first a token of every sequence that is being continued, then prompts."""
+"""The batch of one engine step: a decode token of every running sequence first, then prefill chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many generations at once on one model: they come and go while others are on their way, and no one notices.
+"""Continuous batching: requests join and leave between steps, and no result depends on the others in its batch.
 
 Each step of the engine reads a token of every sequence that is being continued, and pieces of the prompts that have
 come. A request gives the tokens that it would give alone, bit for bit: rows of a batch do not depend on each other, and

@@ -1,4 +1,4 @@
-"""Experts of a mixture that are kept at hand: memory for some of them, given to those that are asked for most.
+"""A cache of mixture-of-experts weights: the experts that are used most stay in memory.
 
 What a mixture computes does not depend on it: an expert that is not at hand is fetched for the step that asks for it.
 """

@@ -1,4 +1,4 @@
-"""Bounds on what a model is asked: checked before anything is computed, with one clear error."""
+"""Request limits: checked before anything is computed, with one clear error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server counts: totals, and histograms whose buckets double in size."""
+"""Server metrics: counters, and histograms with doubling buckets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several models behind each other: stages that take what others give, run in an order that fits."""
+"""Pipelines of models: stages that take the outputs of others, run in topological order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests and their answers, kept a line each as JSON, to be asked again: against a change, a crash or a complaint."""
+"""Recording and replay: requests and answers as JSON lines, to be compared after a change or a complaint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests in the form that OpenAI's interface gave them: bodies of JSON become typed records, or one clear error."""
+"""Requests of the OpenAI API: JSON bodies become typed records, or one clear error."""
 
 from __future__ import annotations
 

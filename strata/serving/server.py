@@ -1,4 +1,4 @@
-"""An HTTP server in the form of OpenAI's interface: completions, chat, embeddings; streams, limits and a clean end.
+"""An HTTP server for the OpenAI API: completions, chat, embeddings; streaming, limits, graceful shutdown.
 
     POST /v1/completions, /v1/chat/completions, /v1/embeddings       GET /v1/models, /health, /metrics
 

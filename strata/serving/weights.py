@@ -1,4 +1,4 @@
-"""Weights that several users share: each kept once, for as long as somebody holds it."""
+"""Shared weights: each loaded once, and freed with its last user."""
 
 from __future__ import annotations
 

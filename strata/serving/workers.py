@@ -1,4 +1,4 @@
-"""Several workers for one stream of requests, and who gets the next one."""
+"""Several workers behind one queue of requests, and how the next one is chosen."""
 
 from __future__ import annotations
 

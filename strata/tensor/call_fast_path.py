@@ -1,4 +1,4 @@
-"""Calls like an earlier one: arguments of a known structure are taken apart without describing them anew.
+"""The fast path of calls: arguments with a known structure are flattened without describing them again.
 
 A signature is exact, and takes a microsecond for each leaf. A call that differs from an earlier one in nothing but the
 elements of its tensors needs none: types, keys and fixed values are compared as they are met. What does not fit, or is

@@ -1,4 +1,4 @@
-"""Leaves of tensor expressions: arrays that exist. The array is a handle of identity, never part of a graph's text."""
+"""Data leaves of tensor expressions: arrays by identity, never part of a graph's text."""
 
 from __future__ import annotations
 

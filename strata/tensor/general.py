@@ -1,4 +1,4 @@
-"""One program for many shapes: sizes become symbols where the program allows it.
+"""Shape-generic programs: sizes become symbols where the program allows it.
 
 Every size above SMALL is replaced by a symbol, in the types of the leaves, in the fields of the ops and in constants of
 one element (equal numbers, and products of sizes of one leaf). Shapes are inferred again on the symbols. The result

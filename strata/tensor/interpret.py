@@ -1,4 +1,4 @@
-"""An outline as NumPy calls: what small expressions run as, since compiling them would not pay."""
+"""Small expressions run as NumPy calls, since compiling them would not pay."""
 
 from __future__ import annotations
 

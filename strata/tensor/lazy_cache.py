@@ -1,4 +1,4 @@
-"""Programs of lazy expressions, kept by structure: interpreted while they are small, compiled when it pays.
+"""The cache of lazy expressions by structure: interpreted while small, compiled when it pays.
 
 The rule is that of renting or buying: what NumPy has taken for a structure so far is added up, and the structure is
 compiled once that is more than compiling it takes. A structure that comes in many shapes is compiled once, with symbols

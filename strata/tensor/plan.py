@@ -1,4 +1,4 @@
-"""Plans: expressions compiled once, with memory of their own, and run as often as one likes.
+"""Plans: expressions compiled once, with their own memory, run as often as you like.
 
 A run reads the arrays of the leaves as they are now, so a loop writes into an input's array, executes, and reads the
 output, and no graph is touched. Symbolic sizes are given to `execute` by name and stay until they are given again.

@@ -1,4 +1,4 @@
-"""The one door from expressions to arrays."""
+"""Realization: the one way from expressions to arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The structure of a call's arguments as plain tuples: what `flatten` finds, in a form that hashes at native speed."""
+"""Signatures: the structure of a call's arguments as plain tuples that hash quickly."""
 
 from __future__ import annotations
 

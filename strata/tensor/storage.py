@@ -1,4 +1,4 @@
-"""Memory of tensors whose sizes are symbolic: room for the largest sizes, and the part that is in use."""
+"""Storage of tensors with symbolic sizes: room for the largest size, and the part in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The structure of an expression: what is computed from what, with arrays as numbered slots.
+"""Structure keys: what an expression computes from what, with arrays as numbered slots.
 
 The outline of `a + b` is the same whatever arrays `a` and `b` are, so it is the key under which programs are kept.
 """

@@ -1,4 +1,4 @@
-"""One compiled signature of a jitted function, programs shared by many shapes, and what there is to say about them."""
+"""One compiled signature of a jitted function, programs shared by many shapes, and reports about them."""
 
 from __future__ import annotations
 

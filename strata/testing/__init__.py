@@ -1,4 +1,4 @@
-"""What strata tests itself with, shipped so that others can test their own ops, passes and backends."""
+"""What strata tests itself with, for tests of your own ops, passes and backends."""
 
 from strata.arguments import public_names
 from strata.testing.check import check_dtypes, check_op, checks_for, claimed_dtypes

@@ -1,4 +1,4 @@
-"""The suite that a backend must pass: every sample of every op, against the NumPy meaning evaluated in f64.
+"""The suite that a backend must pass: every sample of every op, against NumPy in f64.
 
 A backend's author runs it as `for case in cases(): run_case("my_device", case)`.
 """

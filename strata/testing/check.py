@@ -1,4 +1,4 @@
-"""Checks of an op against its own rules, from its samples: the author writes samples and no test.
+"""Checks of an op's rules against each other, generated from its samples.
 
 Each `check_*` raises AssertionError with the op, the sample and the two values that disagree.
 """

@@ -1,4 +1,4 @@
-"""Whether numbers are those of a reference: by the largest error, the relative one, and the angle between rows."""
+"""Comparison with reference numbers: largest error, relative error, cosine between rows."""
 
 from __future__ import annotations
 

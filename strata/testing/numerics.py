@@ -1,4 +1,4 @@
-"""How far results are from the true ones, in units in the last place: measured, and kept as docs/numerics.md.
+"""Measured errors of ops in ulp; docs/numerics.md is its report.
 
 `python -m strata.testing.numerics` writes the page; devices can be named behind it. A bound is what was measured on
 many inputs, rounded up with a margin; a test measures a slice of them anew.

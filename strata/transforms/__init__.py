@@ -1,4 +1,4 @@
-"""Graph to graph: derivatives and batching by name. Drivers only; every rule belongs to an op."""
+"""Graph transforms: derivatives and batching by name. Drivers only; every rule belongs to an op."""
 
 from strata.arguments import public_names
 from strata.transforms.forward import hvp, jacfwd, jvp

@@ -1,4 +1,4 @@
-"""What graph transforms share: a copy of a graph to build on, and inputs and parameters found by name."""
+"""What graph transforms share: a copy to build on, inputs and parameters by name."""
 
 from __future__ import annotations
 

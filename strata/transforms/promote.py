@@ -1,4 +1,4 @@
-"""Parameters as inputs: values that were fixed are given with every call."""
+"""Parameters as inputs: weights that are passed with every call."""
 
 from __future__ import annotations
 

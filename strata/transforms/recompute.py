@@ -1,4 +1,4 @@
-"""checkpoint on graphs: one op around the whole graph, whose backward pass keeps the inputs only."""
+"""checkpoint on graphs: the backward pass keeps only the inputs and recomputes the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clean-up after differentiation: scans that the backward pass runs again for their trajectory become one scan."""
+"""Clean-up after differentiation: scans that the backward pass would repeat for their trajectory are merged."""
 
 from __future__ import annotations
 

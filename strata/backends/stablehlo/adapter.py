@@ -1,4 +1,4 @@
-"""The one place that names JAX and PJRT: clients, compiled modules, arrays on a device. Made for jax 0.10.
+"""The only module that uses JAX and PJRT: clients, compiled modules, device arrays. Made for jax 0.10.
 
 JAX is imported when a device of the `xla` kind is first used, not before. Its global settings are left alone.
 """

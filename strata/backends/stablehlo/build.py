@@ -1,4 +1,4 @@
-"""Building StableHLO text: typed values, one line for each operation, regions, constants with exact bits."""
+"""A builder of StableHLO text: typed values, operations, regions, constants with exact bits."""
 
 from __future__ import annotations
 

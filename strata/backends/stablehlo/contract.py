@@ -1,4 +1,4 @@
-"""Products and convolutions as StableHLO. Half precision adds up in f32, small integers in i32."""
+"""Matmuls and convolutions as StableHLO. Half precision accumulates in f32, small integers in i32."""
 
 from __future__ import annotations
 

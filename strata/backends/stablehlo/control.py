@@ -1,4 +1,4 @@
-"""Branches and loops as StableHLO: bodies are regions that read what is around them."""
+"""Branches and loops as StableHLO: bodies are regions that capture outer values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graph as a StableHLO module: ops by the table, by what they are composed of, or by their kernels."""
+"""A graph as a StableHLO module: ops by the table, by their decomposition, or by their kernels."""
 
 from __future__ import annotations
 

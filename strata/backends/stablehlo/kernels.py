@@ -1,4 +1,4 @@
-"""Kernel expressions as StableHLO: an op that says what its output is at an index runs without a rule of its own.
+"""Kernel expressions as StableHLO: any op with a kernel lowering runs without a rule of its own.
 
 Every expression becomes a value with one dimension for each axis that it depends on, in the order of the axes' names.
 A load whose indices are plain axes is a view of its buffer (a slice, a transposition); others are gathers.

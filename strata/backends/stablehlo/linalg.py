@@ -1,4 +1,4 @@
-"""Matrix ops as StableHLO: what it has (cholesky, triangular_solve), and an LU factorization by elimination."""
+"""Matrix ops as StableHLO: cholesky, triangular_solve, and an LU factorization by elimination."""
 
 from __future__ import annotations
 

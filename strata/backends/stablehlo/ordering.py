@@ -1,4 +1,4 @@
-"""Sorting and scattering as StableHLO."""
+"""Sort and scatter as StableHLO."""
 
 from __future__ import annotations
 

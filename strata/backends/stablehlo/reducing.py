@@ -1,4 +1,4 @@
-"""Reductions, extremes and running ops of a graph as StableHLO."""
+"""Reductions, argmax, argmin and scans: the rules from ops to StableHLO."""
 
 from __future__ import annotations
 

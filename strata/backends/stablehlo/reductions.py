@@ -1,4 +1,4 @@
-"""Reductions, running reductions and the places of extremes, as StableHLO."""
+"""Builders of StableHLO reductions, scans and argmax."""
 
 from __future__ import annotations
 

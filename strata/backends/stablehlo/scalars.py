@@ -1,4 +1,4 @@
-"""Scalar functions as StableHLO: a row for each function of the table in strata.kernel, with our meaning at the edges.
+"""Scalar functions as StableHLO: a row for each function of the table in strata.kernel, edge cases included.
 
 Floats of fewer than 32 bits are computed in f32 and rounded once. Where StableHLO leaves a case open, or answers it in
 another way (a division of integers by 0, a shift by more than the width, a float beyond the integers), the row says

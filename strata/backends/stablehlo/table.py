@@ -1,4 +1,4 @@
-"""The table from op to StableHLO: what the rules of the families are entered into."""
+"""The table from op to StableHLO rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows and pools as StableHLO."""
+"""Sliding windows and pooling as StableHLO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton text to binaries. Everything that is asked of the `triton` package is asked here, for versions from 3.6 on.
+"""Triton text to binaries. The only module that uses the `triton` package (3.6 and later).
 
 Nothing of it needs a GPU or torch. Binaries are kept in strata's own store, by text, options, target and version.
 """

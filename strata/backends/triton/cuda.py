@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through `cuda.core`: the only file that knows its names (version 0.5 and later).
+"""NVIDIA GPUs through `cuda.core` (0.5 and later): the only module that uses it.
 
 Memory comes from the device's stream-ordered pool, everything happens on one stream, and a launch is a Triton binary
 with its buffers, sizes and the memory that Triton may ask for (none of these kernels does). Nothing is imported before

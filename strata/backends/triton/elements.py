@@ -1,4 +1,4 @@
-"""Element types in Triton: how a number lies in memory, and what it is while it is computed with.
+"""Element types in Triton: storage types and compute types.
 
 Floats of less than 32 bits are computed with as f32 and rounded where they are stored or cast, as on the processor.
 bf16 and the 8-bit floats travel as their bits, so that every GPU and Triton's interpreter agree on what they are.

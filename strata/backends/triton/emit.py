@@ -1,4 +1,4 @@
-"""Kernel IR as Triton text: loops of a nest as blocks of lanes.
+"""Kernel IR as Triton text: loops become blocks of lanes.
 
 The outer loops of a nest, whose points are independent, become one axis of points that programs share out: a program
 takes a block of them, one lane each. A loop inside it that has no loop of its own goes through its axis in blocks too,

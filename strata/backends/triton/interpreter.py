@@ -1,4 +1,4 @@
-"""A device of the tests: kernels run by Triton's interpreter on NumPy memory.
+"""A device for tests: kernels run by Triton's interpreter on NumPy memory.
 
 It shows what the text of a kernel means, not what a GPU makes of it. Triton decides when it is imported whether it
 interprets, so that a process for this device is started with TRITON_INTERPRET=1.

@@ -1,4 +1,4 @@
-"""A kernel as a driver launches it: its programs, their arguments and grids for given sizes."""
+"""A kernel ready to launch: its Triton programs with their arguments and grids for given sizes."""
 
 from __future__ import annotations
 

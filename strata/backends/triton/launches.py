@@ -1,4 +1,4 @@
-"""Launches that are held back a little, so that a sequence that comes again is one graph.
+"""Launches collected into CUDA graphs, where the same sequence comes again.
 
 A run of a plan of fixed sizes makes the same launches on the same memory every time. They are collected until somebody
 needs their effect. A sequence that was done before is captured, and from then on launched as a whole; one that is new,

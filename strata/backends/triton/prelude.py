@@ -1,4 +1,4 @@
-"""Functions that kernels call: what Triton has no function for, written in Triton.
+"""Library functions for kernels, written in Triton: what it has no function for.
 
 They use `tl` functions that have one meaning on NVIDIA and AMD GPUs and in the interpreter (exp, log, sin, sqrt, erf,
 fma), and no vendor library. Errors are a few units in the last place unless a comment says otherwise. A function of

@@ -1,4 +1,4 @@
-"""Contractions: sums of products as tiles of `tl.dot`, with any epilogue.
+"""Matmuls as tiles of `tl.dot`, with any epilogue.
 
 `y[b, m, n] = f(sum k : A(b, m, k) * B(b, k, n), …)`: axes that only one factor has are rows or columns, axes of both
 are batches, and the axes of the sum are one axis of terms. Matrix products, convolutions (as products of gathered

@@ -1,4 +1,4 @@
-"""A kernel as Triton programs: text, arguments, and how many programs to launch. Needs no GPU and no Triton."""
+"""A kernel as Triton programs: text, arguments, grids. Needs neither a GPU nor Triton."""
 
 from __future__ import annotations
 

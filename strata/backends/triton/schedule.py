@@ -1,4 +1,4 @@
-"""Schedules of Triton kernels: how many points a program takes, as data that can be printed.
+"""Schedules of Triton kernels: block sizes and warps, as data that can be printed.
 
     lanes 1024 warps 4                      programs of 1024 points
     rows 4 x 512 warps 4                    programs of 4 points, whose loops go 512 terms at a time

@@ -1,4 +1,4 @@
-"""The one place that knows of wgpu: a device, its buffers, and shaders that are launched on them."""
+"""The only module that uses the `wgpu` package: a device, its buffers, shader launches."""
 
 from __future__ import annotations
 

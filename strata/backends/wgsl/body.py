@@ -1,4 +1,4 @@
-"""The body of a shader: blocks of a nest as statements, values from the table, memory by words.
+"""The body of a shader: statements of a loop nest, values from the table, memory as 32-bit words.
 
 Elements of fewer than 32 bits lie packed in words of memory. A store of one clears and sets its own bits of the word
 by two atomic operations, so that neighbours of other invocations stay as they are.

@@ -1,4 +1,4 @@
-"""Which i64 values fit registers of 32 bits: nearly all of them are indices.
+"""Range analysis: which i64 values fit 32-bit registers. Nearly all of them are indices.
 
 Sizes and extents of a launch are checked against `MOST`, so that sums and products of few of them are known to fit.
 """

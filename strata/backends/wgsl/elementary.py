@@ -1,4 +1,4 @@
-"""Elementary functions in WGSL, to a few units in the last place: the language promises too little of its own.
+"""Elementary functions in WGSL to a few ulp: its built-in ones promise less.
 
 `sin` may be off by 2^-11, `log` by 2^-21. Polynomials here are least-squares fits on Chebyshev points, reweighted until
 the largest relative error is as small as it gets in f32 (1e-7 or less). No step relies on exact cancellation that a

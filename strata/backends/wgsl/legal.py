@@ -1,4 +1,4 @@
-"""Which ops shaders compute: those whose kernels hold no type that WGSL lacks."""
+"""Which ops shaders can compute: those whose kernels use no type that WGSL lacks."""
 
 from __future__ import annotations
 

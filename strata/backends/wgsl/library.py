@@ -1,4 +1,4 @@
-"""Functions that shaders call, as WGSL text: a shader gets those that it uses, and what they use.
+"""Library functions of shaders, as WGSL text: a shader gets the ones it calls.
 
 WGSL lets compilers assume that no number is infinite or NaN: `x != x` may be false for every x, and `x - x` may be 0
 where x is infinite. What depends on such numbers is therefore decided from bits.

@@ -1,4 +1,4 @@
-"""Ops without a lowering that shaders compute all the same: orders by ranks, running extremes in two passes.
+"""Ops without a lowering, written for shaders: sorts by rank, running extremes in two passes.
 
 An element's rank is the number of elements that come before it: as many comparisons as there are pairs, all of them
 independent, which is what a GPU has too many of. From `MOST` elements on a row is left to the host.

@@ -1,4 +1,4 @@
-"""A kernel as the dispatches that compute it: reductions that every point would repeat are done before."""
+"""A kernel as a sequence of dispatches: reductions that every point would repeat get a dispatch of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A normalized kernel as the text of a compute shader, under the schedule that is chosen for it."""
+"""A normalized kernel and its schedule as the text of a compute shader."""
 
 from __future__ import annotations
 

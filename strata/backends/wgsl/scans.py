@@ -1,4 +1,4 @@
-"""Long running reductions in blocks: one invocation alone would go through all of them.
+"""Long scans in blocks, so that more than one invocation works on each.
 
     total[b] = sum of x[b * L + w] over w in L          block by block, all at once
     upto[b]  = running sum of total                      few

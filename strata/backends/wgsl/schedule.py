@@ -1,4 +1,4 @@
-"""Schedules of shaders, as data: which loops go to the grid, and what the invocations of a workgroup share.
+"""Schedules of shaders, as data: which loops are the grid, what a workgroup shares.
 
     points 2 by 64      the first two loops are points; an invocation each, 64 to a workgroup; other loops inside it
     words 1 of 4 by 64  points, four neighbours an invocation: it writes whole words of packed elements (words.py)

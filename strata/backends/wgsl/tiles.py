@@ -1,4 +1,4 @@
-"""Products in tiles: a workgroup computes a square of results from strips of both factors that its invocations share.
+"""Tiled matmul: a workgroup computes a tile of results from strips of both operands in shared memory.
 
 Of `sum k : a * b`, the axes of the result that only `a` depends on are rows, those that only `b` depends on are
 columns, and the rest are of a batch. Rows and columns are counted through, whatever number of axes they are, and so is

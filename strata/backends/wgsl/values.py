@@ -1,4 +1,4 @@
-"""The one table from scalar functions of the kernel IR to WGSL text, and how element types are held in registers.
+"""The table from scalar functions of the kernel IR to WGSL text, and element types in registers.
 
 bool    truth values
 i32     signed integers of up to 32 bits, and those of 64 bits that are known to fit (see bounds.py)

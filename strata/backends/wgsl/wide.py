@@ -1,4 +1,4 @@
-"""Integers of 64 bits in WGSL, which has none: pairs of words, the lower one first."""
+"""64-bit integers in WGSL, which has none: pairs of 32-bit words, the lower one first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed elements by whole words: an invocation that has all the elements of a word needs no atomic operations."""
+"""Packed small elements: an invocation that writes a whole word needs no atomics."""
 
 from __future__ import annotations
 

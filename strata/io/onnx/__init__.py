@@ -1,4 +1,4 @@
-"""ONNX: models in (`load`), the standard runtime interface (`backend`), graphs out (`export`)."""
+"""ONNX: models in (`load`), the standard backend interface (`backend`), graphs out (`export`)."""
 
 from importlib import import_module
 from importlib.util import find_spec

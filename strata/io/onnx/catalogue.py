@@ -1,4 +1,4 @@
-"""Every op of the catalogue as `ops.<name>`: some functions share their name with the module they live in."""
+"""Every op as `ops.<name>`, for the handlers of ONNX operators."""
 
 from typing import Any
 

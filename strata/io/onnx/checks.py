@@ -1,4 +1,4 @@
-"""What must hold of a model's protobuf before it is read: names that are defined once, and a size within the budget."""
+"""Checks of a model's protobuf before it is read: unique names, a size within the budget."""
 
 from __future__ import annotations
 

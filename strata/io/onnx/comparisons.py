@@ -1,4 +1,4 @@
-"""Comparisons of sizes that guards are made of, by name."""
+"""Comparisons of sizes by name: what shape guards are made of."""
 
 from __future__ import annotations
 

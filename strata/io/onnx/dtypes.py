@@ -1,4 +1,4 @@
-"""ONNX's element types and NumPy's: which exist in graphs, and which only as arrays of the host."""
+"""ONNX's element types and NumPy's: which exist in graphs, and which only as host arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's bytes: hashed once, read when something is needed of them, and parts of them as arrays."""
+"""The bytes of a model file: hashed once, read on demand, parts of them as arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State of a tracer: the names of graphs and what they stand for, what was assumed, what a run may start from."""
+"""State of the tracer: scopes of names, what was assumed about inputs, where a run may start."""
 
 from __future__ import annotations
 

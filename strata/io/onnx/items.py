@@ -1,4 +1,4 @@
-"""What a name of an ONNX graph can stand for while it is read.
+"""What a name of an ONNX graph can stand for during tracing.
 
 Value     a node of the graph that is being built
 Host      an array that is known: an initializer or what follows from it (`fixed`), or data of this run

@@ -1,4 +1,4 @@
-"""What reading one model may take: nodes, arrays of the host, sizes of tensors, seconds.
+"""Limits on reading one model: nodes, host arrays, tensor sizes, seconds.
 
 A model is data of somebody else: a kilobyte can ask for gigabytes. Every amount here is a setting; `docs/concepts/
 budgets.md` lists them. Nodes and seconds are counted from one segment to the next, so that long runs are no offence.

@@ -1,4 +1,4 @@
-"""OnnxModel: an ONNX file that can be run on arrays of any size it allows.
+"""OnnxModel: an ONNX file that runs on arrays of any size it allows.
 
 The whole model is compiled once with symbolic sizes where that is possible. Otherwise it is compiled for the sizes that
 come, and models whose shapes depend on data run as several compiled segments with the host in between. What reading a

@@ -1,4 +1,4 @@
-"""NodeView: what a reader sees of one ONNX node: inputs in the form it asks for, and attributes."""
+"""NodeView: one ONNX node as its handler sees it: inputs in the form it asks for, and attributes."""
 
 from __future__ import annotations
 

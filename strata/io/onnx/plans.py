@@ -1,4 +1,4 @@
-"""Plans: a model compiled as one graph, and which inputs it is good for.
+"""Plans: a model compiled as one graph, and the inputs it is valid for.
 
 A plan keeps sizes symbolic. Where reading the model needs to know more about them (a branch on a shape, a comparison),
 the sizes at hand decide, and what was assumed becomes a guard: a run whose sizes break it takes or makes another plan.

@@ -1,4 +1,4 @@
-"""An ONNX file as read: its graph, opset versions, functions and tensors, checked before anything is built from it."""
+"""A parsed ONNX file: graph, opset versions, functions and tensors, checked before anything is built from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a model: its graph with symbolic sizes where that is possible, for the sizes that come, or in segments."""
+"""From a model to graphs: with symbolic sizes where possible, for concrete sizes, or in segments."""
 
 from __future__ import annotations
 

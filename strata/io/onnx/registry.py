@@ -1,4 +1,4 @@
-"""Which function reads which ONNX op, from which opset version on."""
+"""The registry of handlers: which function reads which ONNX operator, from which opset version on."""
 
 from __future__ import annotations
 

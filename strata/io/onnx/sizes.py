@@ -1,4 +1,4 @@
-"""Arithmetic on shapes: readers for nodes on integers that are known up to symbolic sizes.
+"""Shape arithmetic: handlers for integer nodes whose values are symbolic sizes.
 
 A rule gives None where it cannot answer; the numbers are then computed in the graph.
 """

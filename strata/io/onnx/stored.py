@@ -1,4 +1,4 @@
-"""Models as the store keeps them, so that a later process needs nothing of ONNX: what a file declares, and its plans.
+"""Models in the disk cache: what a file declares, and its plans, so that a warm start does not read ONNX.
 
 A stored plan has the compiled graph's plan, the sizes it is good for, and where its weights are: in the model's file,
 or in the entry itself where reading the model made them. Entries are data: JSON, then bytes. One that does not make

@@ -1,4 +1,4 @@
-"""Tracer: walks the nodes of an ONNX graph and builds a graph of ours from them.
+"""Tracer: walks the nodes of an ONNX graph and builds a tensor graph from them.
 
 Whatever can be known is known at once: arithmetic on shapes gives symbolic sizes, nodes on fixed tensors are evaluated.
 Where a reader needs data that only a run can give (the result of NonZero, the condition of a loop), the values found so

@@ -1,4 +1,4 @@
-"""Graphs out: an ONNX model from a graph, a module or a function of tensors.
+"""ONNX export: a model from a graph, a module or a function of tensors.
 
 Ops with a counterpart in ONNX are written by a table. Ops that are compositions are written as what they are made of.
 The rest is refused, all in one error.

@@ -1,1 +1,1 @@
-"""Rewrites of kernels: normal form first, then what makes loops plain, short and vectorisable."""
+"""Kernel passes: the normal form first, then rewrites that make loops simple, short and vectorisable."""

@@ -1,5 +1,4 @@
-"""Kernels that only move elements, choose among them or change their signs do so as integers of their size: nothing is
-decoded, rounded or encoded."""
+"""Kernels that only move, select or negate elements, as integer kernels of the same width: no conversions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that are read at the places of a table: where the columns lie is worked out once for several rows.
+"""Gathers along rows: column addresses are computed once for several rows.
 
     y[i, j] = x[i, t[j]]  over i in 1792, j in 28
     y[16 o + i, j] = x[16 o + i, t[j]]  over o in 112, j in 28, i in 16

@@ -1,4 +1,4 @@
-"""Short rows that are filled from several places: their elements become stores of their own, woven together again.
+"""Interleaving: short rows filled from several places become a store for each column, interleaved in registers.
 
     y[i, j] = x[j, i]  over i in 50176, j in 3        y[3 i] = x[i], y[3 i + 1] = x[50176 + i], y[3 i + 2] = …  over i
 

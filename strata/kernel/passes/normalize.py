@@ -1,4 +1,4 @@
-"""Kernels brought to one form before loops are chosen: flat addresses, one axis per reduction, as few axes as possible.
+"""The normal form of kernels: flat addresses, one axis per reduction, as few axes as possible.
 
 After `normalize`, every buffer is one-dimensional, every load and store has one index (its address in elements), every
 reduction binds one axis, neighbouring axes that no address tells apart are one axis, and an axis that is only used

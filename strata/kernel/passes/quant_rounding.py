@@ -1,4 +1,4 @@
-"""Floats rounded to whole numbers of a few bits, as quantised programs make them: codes, and what they mean."""
+"""Rounding to small integers, as quantised programs do it, and its inverse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions of short rows, written out: lanes then run along the rows, and not along a few elements of each.
+"""Short reductions unrolled, so that vectors run along the rows and not within one.
 
     y[i] = max j in 4 : x[4 i + j]        y[i] = max(max(x[4 i], x[4 i + 1]), max(x[4 i + 2], x[4 i + 3]))
 

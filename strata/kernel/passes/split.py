@@ -1,4 +1,4 @@
-"""Long reductions in parts: a kernel becomes several that run one after the other.
+"""Long reductions split (split-k): one kernel becomes several, run in order.
 
 A reduction over many terms that few other axes go around would keep one thread busy and leave the others idle. Here
 its terms are split into parts, by their number alone; a first kernel reduces every part into scratch memory, and in

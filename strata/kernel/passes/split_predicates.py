@@ -1,4 +1,4 @@
-"""Stores cut where the conditions on their axes change, so that every part is a plain loop.
+"""Stores split where predicates on their axes change, so that every part is a plain loop.
 
     y[i] = select(i < 128, a[i], b[i - 128])  over i in 256        y[i] = a[i], y[128 + i] = b[i]  over i in 128
 

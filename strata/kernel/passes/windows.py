@@ -1,4 +1,4 @@
-"""Reductions over a few terms written out: windows of pools.
+"""Reductions over the few terms of a pooling window, unrolled.
 
     y[i] = max of x[2 i + k] over k in 3        y[i] = max(max(x[2 i], x[2 i + 1]), x[2 i + 2])
 

@@ -1,1 +1,1 @@
-"""What every family of ops is written with: front-end arguments, the element-wise base class, movement, creation."""
+"""What every op family builds on: front-end arguments, the element-wise base class, movement, creation."""

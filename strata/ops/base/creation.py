@@ -1,4 +1,4 @@
-"""Tensors made from a shape alone: one number everywhere, index ramps, sizes as numbers."""
+"""Tensors made from a shape alone: constants, index ramps, sizes as numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What front-end functions share: turning arguments into values, promotion, and shapes given by users."""
+"""What front-end functions share: converting arguments to values, promotion, shape arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations of users: functions with their own derivatives (CustomFn), and ops that run user code (Custom)."""
+"""User-defined ops: functions with their own derivatives (CustomFn), and ops that run user code (Custom)."""
 
 from __future__ import annotations
 

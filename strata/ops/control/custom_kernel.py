@@ -1,4 +1,4 @@
-"""An op of a user whose body is the text of a kernel: part of the program, like every other kernel."""
+"""User-defined ops whose body is the text of a kernel; they fuse like every other op."""
 
 from __future__ import annotations
 

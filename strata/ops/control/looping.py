@@ -1,4 +1,4 @@
-"""while_loop: a loop whose number of steps depends on its values; and scan as a function of Python bodies."""
+"""while_loop: a loop whose trip count depends on its values; and scan over Python bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead parts of control flow: results of nested graphs that nobody uses, and the inputs that only they needed."""
+"""Dead code in control flow: unused results of nested graphs, and the inputs that only they needed."""
 
 from __future__ import annotations
 

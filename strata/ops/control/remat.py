@@ -1,4 +1,4 @@
-"""checkpoint: a closed graph whose backward pass computes it again instead of keeping its intermediate values."""
+"""checkpoint: a closed graph that the backward pass recomputes instead of keeping its intermediate values."""
 
 from __future__ import annotations
 

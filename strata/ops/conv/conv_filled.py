@@ -1,4 +1,4 @@
-"""Convolution of eight-bit codes whose padding is the code of zero.
+"""Convolution of 8-bit quantised values whose padding is the zero point.
 
 Where codes have a zero point, what lies outside x is that code, not 0. Programs are written with real numbers; the
 pass `integer_products` makes the first of these ops, and the layout pass turns it into the second.

@@ -1,4 +1,4 @@
-"""The functions that convolve: padding by name, bias, one image without a batch, ranks 1 to 3, and transposed ones."""
+"""Convolution functions: padding by name, bias, unbatched images, 1 to 3 dimensions, transposed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolution in the order of axes that the layout pass chose for it, for backends that claim these ops.
+"""Convolution in the layout that the layout pass chose, for backends that claim these ops.
 
 Programs are written with `conv`. `conv_last` has channels last, so that its inner loops run along channels:
 x[N, *sizes, C] with w[*kernel, C / groups, O] gives [N, *counts, O]. `conv_first` is `conv` itself, to stay as it is.

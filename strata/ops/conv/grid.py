@@ -1,4 +1,4 @@
-"""Sampling images at computed places: grid_sample, affine_grid and roi_align.
+"""Sampling images at computed positions: grid_sample, affine_grid, roi_align.
 
 All are compositions of gathers and weights that are differentiable in the image and in the places.
 """

@@ -1,4 +1,4 @@
-"""Pooling over windows of the trailing axes: sum, product, maximum and minimum, and what is built from them.
+"""Pooling over windows of the trailing axes: sum, product, max, min, and what is built from them.
 
 The first extreme of a window in row-major order takes the whole derivative; windows may overlap. Padding takes no part.
 """

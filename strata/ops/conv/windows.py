@@ -1,4 +1,4 @@
-"""Sliding windows over the trailing axes, and their transpose: what pooling, im2col and framing are made of.
+"""Sliding windows over the trailing axes, and their transpose: what pooling, im2col and framing are built on.
 
 A window has a size, a stride, (low, high) padding and a dilation per axis; the axes are the last ones of the input and
 whatever comes before them is batch. Padding may be negative, which crops.

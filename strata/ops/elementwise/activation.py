@@ -1,4 +1,4 @@
-"""Activations beyond those of `math`: softplus as an op, the others composed; and derivatives of activations as ops.
+"""Activations beyond those of `math`: softplus as an op, the others composed; derivatives of activations.
 
 At a kink the derivative is the one torch takes: 0 on the flat side.
 """

@@ -1,4 +1,4 @@
-"""Functions of one number: exponentials, logarithms, roots, trigonometry, activations."""
+"""Unary functions: exponentials, logarithms, roots, trigonometry, activations."""
 
 from __future__ import annotations
 

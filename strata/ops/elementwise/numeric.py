@@ -1,4 +1,4 @@
-"""More functions of numbers: quotients and remainders, pairs of floats, bits, clipping and closeness."""
+"""More numeric functions: quotients and remainders, hypot, logaddexp, gcd, bits, clipping, closeness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Special functions of one number: the gamma function's logarithm and its derivatives, the complement of erf."""
+"""Special functions: lgamma, digamma, polygamma, erfc."""
 
 from __future__ import annotations
 

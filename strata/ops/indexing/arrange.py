@@ -1,4 +1,4 @@
-"""Arrangements made of movement ops: roll, tile, repeat, triangles, diagonals, ramps, grids, padding in every mode."""
+"""Arrangements made of movement ops: roll, tile, repeat, triangles, diagonals, ramps, grids, every padding mode."""
 
 from __future__ import annotations
 

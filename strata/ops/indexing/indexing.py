@@ -1,4 +1,4 @@
-"""Reading at positions computed at run time: gathers along an axis, by element and by coordinates.
+"""Gather: reading at positions computed at run time, along an axis, by element, by coordinates.
 
 Ids are i32 or i64 in 0..n-1; with `wrap`, negative ids count from the end. An id that is out of range becomes the
 nearest valid one; with the setting `check_indices` it is an IndexRangeError, from kernels (the pass of that name puts

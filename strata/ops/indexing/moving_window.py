@@ -1,4 +1,4 @@
-"""Windows of a fixed size whose place is known at run time: reading and writing a cache.
+"""Dynamic slices: windows of fixed size at a run-time position, as a KV cache reads and writes them.
 
 A start that would let the window leave x is clamped to the nearest one that does not.
 """

@@ -1,4 +1,4 @@
-"""Writing at positions computed at run time: scatters by element and by coordinates, with reductions.
+"""Scatter: writing at positions computed at run time, by element and by coordinates, with reductions.
 
 Ids follow the rules of strata.ops.indexing. Updates that meet on one element are combined in index order; without a
 reduction the last of them stays. Derivatives are exact for every reduction, also where ids repeat.

@@ -1,4 +1,4 @@
-"""Order along an axis: sort, argsort, top-k, argmax and argmin, search in sorted numbers.
+"""Order along an axis: sort, argsort, top-k, argmax, argmin, searchsorted.
 
 NaN counts as the largest number, and equal elements keep their order, in both directions.
 """

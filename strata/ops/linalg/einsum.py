@@ -1,4 +1,4 @@
-"""Products of tensors along named indices: einsum and its relatives, reduced to dot_general, sums and transposes."""
+"""einsum and its relatives, reduced to dot_general, sums and transposes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products: batched matmul, and dot_general, which einsum and others reduce to it."""
+"""Matmul: batched matmul, and dot_general, which einsum and others reduce to it."""
 
 from __future__ import annotations
 

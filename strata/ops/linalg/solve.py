@@ -1,4 +1,4 @@
-"""Linear systems: dense and triangular solves of stacks of matrices, and what matrix ops share."""
+"""Linear systems: dense and triangular solves of stacks of matrices."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Neural network ops: norms, attention, rotary embeddings, recurrent layers, losses, experts, sampling of tokens."""
+"""Neural network ops: norms, attention, rotary embeddings, recurrent layers, losses, experts, token sampling."""

@@ -1,4 +1,4 @@
-"""Front-end functions of attention: layouts and masks as users give them, brought to the one form that the op takes."""
+"""Front-end functions of attention: users' layouts and masks, brought to the form that the op takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: matrix products whose weights are chosen by an id per row, and the router."""
+"""Mixture of experts: grouped matmul, where each row has the id of its weights, and the router."""
 
 from __future__ import annotations
 

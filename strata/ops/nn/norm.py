@@ -1,4 +1,4 @@
-"""Normalisations: biased variance, eps inside the root, statistics by two passes and in f32 for half precision."""
+"""Normalisations: biased variance, eps inside the root, two-pass statistics, in f32 for half precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of the normalisations as ops, the statistics computed again from x; and what both directions share.
+"""Gradients of the normalisations as ops, with statistics recomputed from x.
 
 x̂ is the normalised x, `inv` = 1 / sqrt(var + eps), means are over the normalised extent. Half precision is
 normalised in f32.

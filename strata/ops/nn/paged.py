@@ -1,4 +1,4 @@
-"""Attention over keys and values in pages, for many sequences that are continued side by side."""
+"""Paged attention: attention over a paged KV cache, for many sequences at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary position embeddings: feature pairs turned by angles from tables, and the tables with their scaling rules."""
+"""Rotary position embeddings: rotations of feature pairs by tables of angles, and the tables' scaling rules."""
 
 from __future__ import annotations
 

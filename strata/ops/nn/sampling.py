@@ -1,4 +1,4 @@
-"""Choosing a token: temperature, top-k, top-p and min-p, then one draw per row from an explicit key."""
+"""Token sampling: temperature, top-k, top-p and min-p, then one draw per row from an explicit key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that stay quantised: their decoding as an op, and the matrix product that reads them."""
+"""Weights that stay quantised: dequantisation as an op, and the matmul that reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF block formats on arrays: decoders that are exact, and encoders that search for good scales.
+"""GGUF block formats on arrays: exact decoders, and encoders that search for good scales.
 
 A tensor is a run of blocks along its last axis. Every function here works on bytes [blocks, bytes per block] and
 numbers [blocks, elements per block]; `decode` and `encode` take whole tensors.

@@ -1,4 +1,4 @@
-"""Integer arithmetic of quantised models: quantize, dequantize, and products with requantised results.
+"""Integer arithmetic of quantised models: quantize, dequantize, and matmuls with requantised results.
 
 Rounding is half away from zero and results saturate. Integers have no derivatives; `quantize_dequantize` is the pair
 with a straight-through derivative.

@@ -1,4 +1,4 @@
-"""Quantised weight schemes: how a matrix W[K, N] is stored, as a value that ops can carry, with codecs on arrays.
+"""Quantisation schemes of weights: how a matrix W[K, N] is stored, with codecs on arrays.
 
 int8/bs    i8[K, N], scale f32[⌈K/bs⌉, N]                  q·s
 int8a/bs   i8[K, N], scale and zero point f32[⌈K/bs⌉, N]    (q - z)·s

@@ -1,4 +1,4 @@
-"""Running sums, products and maxima along an axis, and the linear recurrence that their derivatives are made of."""
+"""Scans along an axis: cumsum, cumprod, cummax, and the linear recurrence of their derivatives."""
 
 from __future__ import annotations
 

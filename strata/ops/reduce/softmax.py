@@ -1,4 +1,4 @@
-"""The softmax family: reductions through exp that must not overflow."""
+"""softmax, log_softmax, logsumexp: reductions through exp that must not overflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals: window functions, ONNX's STFT and mel filters, and the inverse of stft."""
+"""Window functions, ONNX's STFT and mel filters, the inverse STFT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signal processing on spectra: learnable butterfly stages and log-mel features."""
+"""Spectral ops: learnable butterfly stages, log-mel features."""
 
 from __future__ import annotations
 

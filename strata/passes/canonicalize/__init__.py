@@ -1,1 +1,1 @@
-"""Passes that bring a graph to a plain form: fold, simplify, decompose, drop what is unused."""
+"""Canonicalization passes: fold, simplify, decompose, drop what is unused."""

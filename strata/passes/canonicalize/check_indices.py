@@ -1,5 +1,4 @@
-"""Ids are checked before they are used: those of experts and pages, or into an axis that may be empty, always, others
-with the setting `check_indices`."""
+"""Insert bounds checks of ids: always for experts, pages and axes that may be empty, elsewhere on request."""
 
 from __future__ import annotations
 

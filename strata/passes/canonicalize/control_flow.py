@@ -1,4 +1,4 @@
-"""Write branches and bounded loops without control flow: both branches and a selection, and the steps one by one."""
+"""Lower control flow: branches become selections, bounded loops are unrolled."""
 
 from __future__ import annotations
 

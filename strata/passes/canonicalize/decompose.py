@@ -1,4 +1,4 @@
-"""Replace ops that the backend does not take by the ops they are composed of."""
+"""Decompose ops that the backend does not claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluate what depends on constants only, and drop ops that do nothing."""
+"""Constant folding, and removal of ops that do nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scan of one step is the step: its weights are then packed ahead, and it is fused with what is around it."""
+"""Inline scans of one step, so that weights are packed ahead and the step fuses with its neighbours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spread operands that cannot be read by a running index: all but equal, one-element and trailing ones."""
+"""Make broadcasts explicit for backends that cannot index all of them."""
 
 from __future__ import annotations
 

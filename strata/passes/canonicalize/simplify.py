@@ -1,4 +1,4 @@
-"""Algebra that makes a graph smaller and keeps every bit of its results, and a marked set that may round otherwise."""
+"""Algebraic simplification: bit-exact rules, and a marked set that may round differently."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Passes that make one op of several: attention, matmuls that share an operand."""
+"""Passes that make one op of several: attention, matmuls with a shared operand."""

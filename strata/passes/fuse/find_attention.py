@@ -1,4 +1,4 @@
-"""Find attention that is written out as products and a softmax, and make it one op, which keeps no matrix of scores."""
+"""Find attention written as two matmuls and a softmax, and make it one op without a score matrix."""
 
 from __future__ import annotations
 

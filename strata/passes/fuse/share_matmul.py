@@ -1,4 +1,4 @@
-"""Join matrix products that share their left side: one wide product, its weights put side by side once.
+"""Merge matmuls that share their left operand: one wide matmul with concatenated weights.
 
 The weights depend on parameters only, so their concatenation runs when the parameters are set, never per call. A bias
 that is added to a product joins too; the parts are then plain slices that later kernels read in place.

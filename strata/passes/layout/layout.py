@@ -1,4 +1,4 @@
-"""Channels last inside convolutional regions: layouts are converted at their borders, once, and nowhere else.
+"""Layout assignment: channels last inside convolutional regions, with transposes at their borders only.
 
 Every value keeps the form it was made in; the other form is made where a reader asks for it. A convolution reads and
 gives channels last; ops that do not care about the order of axes (element-wise ops, pools, concatenation, slices,

@@ -1,5 +1,7 @@
-"""Pools over wide windows, one axis after the other: 5 and 5 taps in place of 25. Planes of a volume that are not wide
-themselves are pooled whole: 9 and 3 taps in place of 27."""
+"""Separable pooling: wide windows one axis after the other, 5 + 5 taps in place of 25.
+
+Planes of a volume that are not wide themselves are pooled whole: 9 + 3 taps in place of 27.
+"""
 
 from __future__ import annotations
 

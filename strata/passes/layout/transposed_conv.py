@@ -1,4 +1,4 @@
-"""Transposed convolutions as plain ones: every output pixel sees only the taps that meet a pixel of the input.
+"""Transposed convolutions as plain ones: every output pixel computes only the taps that meet an input pixel.
 
 Along an axis with input dilation s, the output pixels q · s + r of one phase r see every s-th tap, from one on that
 depends on r alone. So a phase is a plain convolution with a part of the taps, and the result is its phases put between

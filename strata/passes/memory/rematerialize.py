@@ -1,4 +1,4 @@
-"""Trade time for memory in training graphs: compute cheap values again where they are needed late, not keep them.
+"""Rematerialization: recompute cheap values in training graphs instead of keeping them.
 
 A value that the forward part uses and the backward part uses again, much later, is held all the while. Where it is an
 element-wise function of values that are held anyway, it is computed again from them, behind fences, so that the two are

@@ -1,4 +1,4 @@
-"""Quantisation after training: codes of eight bits where a calibration has scales for a value."""
+"""Post-training quantisation: 8-bit values where a calibration has scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of dequantised codes as products of the codes: i8 kernels where a model was quantised.
+"""Integer matmuls and convolutions: products of dequantised values become i8 kernels.
 
     (x - zx) · sx  ×  (w - zw) · sw   =   (Σ x·w - zx·Σ w - zw·Σ x + n·zx·zw) · (sx · sw)
 

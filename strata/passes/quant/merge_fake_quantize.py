@@ -1,4 +1,4 @@
-"""Drop fake quantisation of what lies on the same grid already, in graphs of quantisation-aware training."""
+"""Drop fake quantisation of values that are on the same grid already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute in a narrower float type where a policy allows it.
+"""Mixed precision: compute in a narrower float type where a policy allows it.
 
 Only f32 ops change: integers, booleans, f64, complex numbers, ids, and the types of inputs and results stay.
 """

@@ -1,4 +1,4 @@
-"""Divisions by the scale of codes taken into the scales of what is divided.
+"""Requantisation: divisions by an output scale are folded into the input scales.
 
     round((n · a + b) / s)   becomes   round(n · (a / s) + b / s)
 

@@ -1,4 +1,4 @@
-"""Convolutions of narrow floats computed in f32: what is read and written stays narrow, sums and tiles are of f32.
+"""Convolutions of narrow floats computed in f32; inputs and outputs stay narrow.
 
     conv(x, w) : bf16   becomes   cast(conv(cast(x, f32), cast(w, f32)), bf16)
 

@@ -1,4 +1,4 @@
-"""AotCache: plans under names of the caller's choice, in a folder that several processes and machines may share."""
+"""AotCache: plans under the caller's names, in a folder that several processes and machines may share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches of compiled graphs by a key of the caller: one graph per key, or one per range of keys with padded inputs."""
+"""Caches of compiled graphs by the caller's key: one per key, or one per bucket of keys with padded inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compile contract: how many forms of a graph may be compiled, and what a call does that none of them fits.
+"""The compile contract: how many variants of a graph may be compiled, and what a call does that fits none.
 
 A graph with symbolic sizes is specialised for the sizes it is called with, at most `max_variants` times. With
 `buckets`, a form serves a range of sizes, without padding: its sizes stay symbolic inside the range. Beyond the limit,

@@ -1,4 +1,4 @@
-"""Bounded tables of things that are dear to make: each is made once, however many threads ask for it."""
+"""Bounded make-once caches: each entry is made once, however many threads ask for it."""
 
 from __future__ import annotations
 

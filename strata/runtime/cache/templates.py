@@ -1,4 +1,4 @@
-"""Templates: a program with symbolic sizes, planned once, and specialised forms of it, compiled on demand."""
+"""Templates: a program with symbolic sizes, planned once, and specialised variants of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""assert_fused: a check for tests, that one step computes all the named ops."""
+"""assert_fused: a check for tests that one kernel computes all the named ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graph costs on a device, roughly, and the device that it should run on."""
+"""A rough cost model: what a graph costs on a device, and which device it should run on."""
 
 from __future__ import annotations
 

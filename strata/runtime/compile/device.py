@@ -1,4 +1,4 @@
-"""Devices: names of where programs run, what there is here, and which one a graph should take."""
+"""Devices: their names, which of them exist here, and the default for a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dispatch: how each op of a graph runs on a device, and a refusal that names every op that cannot."""
+"""Dispatch: how each op of a graph runs on a device, and an error that names every op that cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CompileOptions: every choice that a compile can be given, as a frozen value that is part of cache keys."""
+"""CompileOptions: every choice of a compile, as a frozen value that is part of cache keys."""
 
 from __future__ import annotations
 

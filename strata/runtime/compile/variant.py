@@ -1,4 +1,4 @@
-"""What tells one compiled form of a model from another: sizes, phase, options. Keys are the same in every process."""
+"""Variants of a compiled model: sizes, phase, options. Keys are the same in every process."""
 
 from __future__ import annotations
 

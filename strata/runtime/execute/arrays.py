@@ -1,4 +1,4 @@
-"""Arrays of callers: anything with `__array__`, `__dlpack__` or a buffer, checked against declared types."""
+"""Callers' arrays: anything with `__array__`, `__dlpack__` or a buffer, checked against declared types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads for runs in the background."""
+"""Threads for asynchronous runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Active extents: runs that process only the first places along a named axis and leave the rest as it was."""
+"""Active extents: runs that process only the first places along a named axis and leave the rest unchanged."""
 
 from __future__ import annotations
 

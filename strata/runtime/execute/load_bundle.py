@@ -1,4 +1,4 @@
-"""Loading an ahead-of-time bundle: its plan and machine code as they are, or its graph compiled again."""
+"""Loading an ahead-of-time bundle: its plan and machine code, or its graph compiled again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory for results: blocks that come back when the last array over them is gone.
+"""Result memory: blocks that are reused when the last array over them is gone.
 
 Fresh pages are slow to touch for the first time: a training step that returns its updated weights would spend most of
 its time in page faults. So large results are laid over recycled blocks, huge pages where the system has them.

@@ -1,4 +1,4 @@
-"""Whether rows of zeros behind the real ones change the real ones' results, and masks for graphs where they would."""
+"""Whether zero padding behind the real rows changes their results, and masks for graphs where it would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which plans treat every place along an axis by itself, so that the first places can be run alone.
+"""Which plans are row-wise along an axis, so that its first places can be run alone.
 
 The answer is read off the kernels: an element of an output at place `i` of the axis may load elements of others at the
 same place `i` only, may not reduce over the axis, and may not use its size. Attention is the exception that the

@@ -1,4 +1,4 @@
-"""State of a compiled graph: inputs that keep their value between runs, and outputs that become the next value."""
+"""State of a compiled graph: inputs that persist between runs, and outputs that update them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a compile or a run did: explanations, fusion reports, profiles, traces, watches."""
+"""What a compile or a run did: explanations, fusion reports, profiles, traces, NaN watches."""

@@ -1,4 +1,4 @@
-"""explain: what a compile made of a program, in words: steps, fusions, every cut edge and why, memory, times."""
+"""explain: what a compile did, in words: kernels, fusions, every cut edge and why, memory, times."""
 
 from __future__ import annotations
 

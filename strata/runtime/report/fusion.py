@@ -1,4 +1,4 @@
-"""FusionReport: what was fused, what was not, and why: a view of the plan that grouping made."""
+"""FusionReport: what was fused, what was not, and why; a view of the plan."""
 
 from __future__ import annotations
 

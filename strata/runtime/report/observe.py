@@ -1,4 +1,4 @@
-"""Runs that are looked at: traced, timed step by step, or watched for numbers that are not finite."""
+"""Observed runs: traced, timed step by step, or watched for NaN and infinity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run by NumPy and a compile are expected to take, in seconds.
+"""Time estimates in seconds: of an interpreted run and of a compile.
 
 Both are computed from the program, never measured while it runs, so that the same program makes the same choices, and
 gives the same bits, in every run.

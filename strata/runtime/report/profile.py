@@ -1,4 +1,4 @@
-"""Profiles: the time of every step, against what the processor could do at best."""
+"""Profiles: the time of every step, beside the processor's roofline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces: what was compiled and what ran, when, on which thread, as a file that Perfetto and Chrome open.
+"""Traces: what was compiled and what ran, when, on which thread; files for Perfetto and Chrome.
 
     with strata.trace("run.json"):
         compiled.run(x=array)

@@ -1,4 +1,4 @@
-"""Watching for numbers that are not finite: the first op that makes one is named, with the line that it comes from."""
+"""Watching for NaN and infinity: the first op that makes one is named, with its source line."""
 
 from __future__ import annotations
 

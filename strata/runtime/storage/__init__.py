@@ -1,1 +1,1 @@
-"""Plans and named parts as files."""
+"""Plans and bundles as files."""

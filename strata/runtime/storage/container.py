@@ -1,4 +1,4 @@
-"""One file of named parts: a checked header, then the parts, each with its own checksum and aligned for mapping.
+"""The container format of bundles: a checked header, then named parts with checksums, aligned for mapping.
 
     magic, SHA-256 of the header, length of the header, header (JSON), padding, parts
 

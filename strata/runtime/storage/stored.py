@@ -1,4 +1,4 @@
-"""Plans as data: what running needs of a plan, written so that it can be read back in milliseconds, and kept on disk.
+"""Plans in the disk cache: what a run needs of a plan, in a form that loads in milliseconds.
 
 A stored plan has the buffers, the steps, the texts of the kernels and of the ops that run whole, and the constants. It
 does not have the optimised graph, which only explanations need: they plan again, from the program that is at hand

@@ -1,4 +1,4 @@
-"""Shapes and selections of the standard."""
+"""Manipulation functions of the standard: shapes and selections."""
 
 from __future__ import annotations
 

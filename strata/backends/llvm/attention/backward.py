@@ -1,4 +1,4 @@
-"""The cotangents of attention from one recomputation of its probabilities, a block of query rows at a time.
+"""Backward attention: dq, dk and dv from one recomputation of the probabilities, a block of query rows at a time.
 
     void slopes(ptr args, i64 begin, i64 end)      a part of the query rows of one key head per chunk
     void slopes_sum(ptr args, i64 begin, i64 end)  what the parts of a key head found, added up in order, per key head

@@ -1,4 +1,4 @@
-"""Attention of a block of query rows, with queries in lanes: neither keys nor values are moved before they are read.
+"""Attention of a block of query rows (prefill), queries in vector lanes; keys and values are read in place.
 
 Scores are made transposed, scores[key][query] = k[key] · qᵀ, from rows of keys where they lie and from the block's
 queries, turned once. Maxima and sums of the softmax are then vectors of queries, which no step has to fold, and

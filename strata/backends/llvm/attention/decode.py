@@ -1,4 +1,4 @@
-"""Attention of few queries over a long cache: keys and values are read once, where they lie, in rows.
+"""Decode attention: few queries over a long KV cache, which is read once, in place, row by row.
 
 One chunk is one query of one key head; the query heads that share the key head are the rows of its block. Scores are
 inner products along the head's dimension, four keys at a time; values are mixed by the micro-kernel over unpacked rows.

@@ -1,4 +1,4 @@
-"""Attention: what its kernels share, from the description of one to the ranges of keys that a block of rows reads.
+"""What the attention kernels share: the description of one attention, and the key range that a block of rows reads.
 
     void pack(ptr args, i64 begin, i64 end)        packs the values of one key head per chunk, where they need it
     void attend(ptr args, i64 begin, i64 end)      one block of query rows of one head per chunk

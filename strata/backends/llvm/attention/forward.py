@@ -1,4 +1,4 @@
-"""The kernels of forward attention: of few queries over a long KV cache, or of blocks of queries and what they pack."""
+"""Forward attention: the decode kernel for few queries over a long KV cache, the block kernel for prefill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention of few queries over keys and values in pages: they are read where they lie, runs of pages as one.
+"""Paged attention: few queries over a paged KV cache, read in place; adjacent pages are read as one run.
 
 Sums are taken in the order of the keys, so that results have the bits of attention over one long array.
 """

@@ -1,4 +1,4 @@
-"""Attention over pages as one step: few queries read pages where they lie, many read them laid together."""
+"""Paged attention as a step of a program: decode reads pages in place, prefill gathers them first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores in rows, keys in lanes: the parts of attention that the decode and the backward pass are made of."""
+"""Scores of one query row with keys in vector lanes: what the decode and backward kernels are made of."""
 
 from __future__ import annotations
 

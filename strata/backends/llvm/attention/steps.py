@@ -1,4 +1,4 @@
-"""Attention and its cotangents as one step each: operands are read where they lie, scores are never all in memory."""
+"""Attention and its backward pass as steps: operands are read in place, the score matrix is never stored."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Machine code of the kernels of a plan: from the process, the disk cache, a compile, or a search for schedules."""
+"""Machine code of a plan's kernels: from memory, the disk cache, a compile, or a schedule search."""

@@ -1,4 +1,4 @@
-"""Kernels to machine code that can be called: normalize, nest, schedule, emit, compile, load."""
+"""The kernel pipeline: normalize, nest, schedule, emit LLVM IR, compile, load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machine code that no store has: kernels emitted, divided into parts and compiled, on all cores."""
+"""Compiling many kernels at once: those that no cache has are emitted, split into modules and compiled on all cores."""
 
 from __future__ import annotations
 

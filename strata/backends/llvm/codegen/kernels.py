@@ -1,4 +1,4 @@
-"""Machine code of kernels: from the process, from the disk store, or made.
+"""Machine code of kernels: from this process, from the disk cache, or compiled.
 
 What makes code is a large part of this package: it is imported when there is something to make.
 """

@@ -1,4 +1,4 @@
-"""Schedules found by measuring: `tune="beam"`.
+"""Beam search over schedules by measuring them: `tune="beam"`.
 
 Each generated kernel of a plan is searched for once on this processor, and what was found is kept in the store. A
 candidate has to give the results of the heuristic's schedule before it is timed. Products, convolutions and ops written

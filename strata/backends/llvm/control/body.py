@@ -1,4 +1,4 @@
-"""Graphs inside loops and branches, as programs that run in the workspace of the step that contains them.
+"""Bodies of loops and branches, as programs that run in the workspace of the step that contains them.
 
 A body is compiled like any graph. Its parameters are the values that every turn of a loop sees: what depends on them
 alone, and their packed forms, are computed by a first program, once for all turns. Where they are weights of the

@@ -1,4 +1,4 @@
-"""scan, cond and while: native loops and branches that walk the programs of their bodies.
+"""scan, cond and while as native loops and branches that run the programs of their bodies.
 
 Arguments begin with what running a program takes (walker, pool, threads, status words, what asks for signals and how
 often), then each body's start (see `BoundBody.slots`), then what changes from turn to turn. Rows of a scan are regions

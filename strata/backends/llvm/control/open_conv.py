@@ -1,4 +1,4 @@
-"""Convolutions whose weights have open sizes: code is made when these are known, and kept.
+"""Convolutions whose weights have symbolic sizes: code is generated when the sizes are known, and cached.
 
 How a convolution is computed, and so the order of its sums, follows from the sizes of its weights. Where they are
 symbols, a step is the program of the convolution alone, compiled for the values that they turn out to have; sizes of

@@ -1,4 +1,4 @@
-"""The gradient of a convolution in its weights: a matrix product that sums over pixels, with channels last.
+"""The weight gradient of a convolution with channels last: a matmul that sums over pixels.
 
     w[tap, c, o] = Σ over pixels of x[pixel at tap, c] · dy[pixel, o]
 

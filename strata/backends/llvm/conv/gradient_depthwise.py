@@ -1,4 +1,4 @@
-"""The sums of a depth-wise convolution's weight gradient: vectors run along channels, and nothing is packed.
+"""The weight gradient of a depthwise convolution: vectors run along channels, nothing is packed.
 
 A point is a vector of channels (the last one masked) over one part of the output lines. For each tap of the axes but
 the last, the sums of all taps along the last axis stay in registers while dy is read once.

@@ -1,4 +1,4 @@
-"""Where the pixels of a convolution's gradient are: arguments, positions of output pixels, and lines of x at a tap."""
+"""Pixel addresses in the weight gradient of a convolution: positions of output pixels, rows of x at each tap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Depth-wise convolution, and others of narrow groups: vectors run along the outputs of all groups side by side.
+"""Depthwise convolution and others with narrow groups: vectors run along the output channels of all groups.
 
     x[image, *sizes, channel]   weights[tap, channel of its group, output]   out[image, *counts, output]
 

@@ -1,4 +1,4 @@
-"""Kernels that are convolutions: found by what their step says, and emitted by the templates with their own epilogue.
+"""Finds kernels that are convolutions with channels last, and emits them by the templates with their epilogue.
 
 The kernel of a step says what is computed; the step keeps the `conv_last` that the one sum in it is, for its window.
 Pixels of all images are the rows of the contraction, outputs its columns, groups its batch. Weights are packed from

@@ -1,4 +1,4 @@
-"""Kernels that are convolutions with channels first: found by what their step says, as those of conv_steps."""
+"""Finds kernels that are convolutions with channels first (NCHW), as `match` does for channels last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolution with channels first, where turning everything around would cost more than it saves.
+"""Convolution with channels first (NCHW), where a change of layout would cost more than it saves.
 
     x[image, channel, y, x]   weights[output, tap, channel of its group]   out[image, output, y, x]
 

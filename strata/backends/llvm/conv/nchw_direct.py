@@ -1,4 +1,4 @@
-"""Convolution of few channels with channels first, where lines are long: vectors run along the pixels of a line.
+"""Direct convolution of few channels, channels first (NCHW): vectors run along the pixels of a long row.
 
     x[image, channel, *sizes]   weights[output, tap, channel]   out[image, output, *counts]
 

@@ -1,4 +1,4 @@
-"""Pools over planes: windows slide over the last two axes, and vectors run along the pixels of a line.
+"""2D pooling: windows over the last two axes, vectors along the pixels of a row.
 
     out[*planes, y, x] = epilogue(maximum, minimum or sum over v, u of in[*planes, s·y + d·v - low, s·x + d·u - low])
 

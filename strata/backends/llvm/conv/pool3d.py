@@ -1,4 +1,4 @@
-"""Pools over volumes: over the planes of the input first, then over what those leave along the axis in front.
+"""3D pooling: 2D pooling of each plane, then pooling along the third axis.
 
     t[*, z, y, x] = sum over v, u of in[*, z, s·y + d·v - low, s·x + d·u - low]
     out[*, z, y, x] = epilogue(sum over w of t[*, s·z + d·w - low, y, x])

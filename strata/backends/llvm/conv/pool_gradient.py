@@ -1,4 +1,4 @@
-"""The gradient of maximum and minimum pools: each window finds its first extreme and adds its share there.
+"""The gradient of max and min pooling: each window adds its share where its first extreme is.
 
 Trailing axes whose windows are single elements are channels, and vectors run along them; without any, a plane is walked
 element by element. A point is one image's (or plane's) block of channels: its windows come in order, so that what

@@ -1,4 +1,4 @@
-"""Convolution as a contraction whose rows are found through a table of addresses.
+"""Convolution as an implicit GEMM: a matmul whose rows of A are found through a table of addresses.
 
     x[image, *sizes, channel]   weights[tap, channel, output] (packed)   out[image, *counts, output]
 

@@ -1,4 +1,4 @@
-"""Convolution by 3 x 3 taps with fewer products: Winograd's F(2 x 2, 3 x 3).
+"""Winograd convolution, F(2 x 2, 3 x 3): 3 x 3 taps with fewer multiplications.
 
     x[image, y, x, channel]   weights[tap, channel, output]   out[image, y, x, output]
 

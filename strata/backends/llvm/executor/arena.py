@@ -1,4 +1,4 @@
-"""Memory that programs run in, and the addresses of arrays."""
+"""Arenas: the memory that programs run in, and the addresses of arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The walker of native programs: code that goes from step to step, the same for every program."""
+"""The dispatch loop: native code that runs a program step by step, the same for every program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native function behind `Quick`: looks at arrays, finds free results, runs the program, returns a tuple.
+"""The native code of a fast call: checks arrays, finds free result memory, runs the program, returns a tuple.
 
 Its first argument is a tuple that owns all it needs, whose first item is an array of words, the block:
 

@@ -1,4 +1,4 @@
-"""Native code that Ctrl-C ends: the main thread asks Python for signals now and then, and stops where one raises.
+"""Ctrl-C in native code: the main thread polls Python for signals and stops where one raises.
 
 Python runs handlers of signals in its main thread only, and only between its own instructions. So the main thread,
 while it runs a program, asks for them itself: between chunks of work, between some steps and between turns of loops,

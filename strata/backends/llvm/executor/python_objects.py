@@ -1,4 +1,4 @@
-"""Where the fields of Python's and NumPy's objects are that native code reads, and whether they are there."""
+"""Offsets of the fields of CPython and NumPy objects that native code reads, checked before use."""
 
 from __future__ import annotations
 

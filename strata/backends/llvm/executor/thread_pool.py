@@ -1,4 +1,4 @@
-"""Worker threads that live in native code, and the fork-join that hands chunks of a kernel out to them.
+"""The thread pool: native worker threads, and the fork-join that gives them chunks of a kernel.
 
 One atomic word holds `generation << 16 | open << 15 | active`. A caller opens a generation; workers enter it by
 compare-and-swap while it is open; the caller takes chunks too, closes the generation when none is left, and waits only

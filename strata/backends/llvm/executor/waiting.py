@@ -1,4 +1,4 @@
-"""How threads wait and tell the time: the parts of the pool that depend on the platform."""
+"""How threads wait and read the clock: the parts of the thread pool that depend on the platform."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fft op: transforms planned for their lengths as calls over groups of sequences.
+"""Complex FFTs: a plan for each length, called over groups of sequences.
 
 Many short sequences go through the lanes of `fft` as they are. A long one, or one of few, is split in two: columns
 across the lanes, a turn of each element, then rows. A length with a large prime factor becomes a convolution with a

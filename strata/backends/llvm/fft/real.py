@@ -1,4 +1,4 @@
-"""Transforms of real sequences, two in each lane: one as the real parts of a complex sequence, one as its imaginary.
+"""Real FFTs: two real sequences as the real and imaginary part of one complex sequence.
 
 The bins of both come out of one complex transform, since those of real numbers are their own mirrored conjugates. This
 is for lengths that `fft` takes in one go; longer ones are in `real_long`, others stay compositions of a complex

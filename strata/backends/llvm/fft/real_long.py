@@ -1,4 +1,4 @@
-"""Transforms of long real sequences: neighbours are the parts of complex numbers, of which there are half as many.
+"""Long real FFTs: n real numbers as n/2 complex ones.
 
 With Z the transform of those, and h their number, the bins of the sequence are
     X[k] = ½ (Z[k] + conj Z[h - k]) - ½ i e^(-πik/h) (Z[k] - conj Z[h - k]),

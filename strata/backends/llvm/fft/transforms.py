@@ -1,4 +1,4 @@
-"""Fourier transforms of many sequences at once, one in each lane of a vector.
+"""FFT code for many sequences at once, one in each vector lane.
 
 A group of sequences is brought to memory as planes, [element][re, im][lane], transformed there by autosorting passes
 of small radices between two buffers, and taken out again. Twiddle factors are scalars for all lanes, read from a

@@ -1,4 +1,4 @@
-"""What one multiply-accumulate step of a contraction does: element types, conversions on the way in, widening dots.
+"""One multiply-accumulate of a matmul: element types, conversions on load, widening dot products.
 
 A step takes `group` consecutive k's: one for floats and plain integers, four for bytes on processors with a byte dot
 product, two for bytes on others, and two for bf16 on processors that sum pairs of their products. Those treat numbers

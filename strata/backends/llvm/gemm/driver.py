@@ -1,4 +1,4 @@
-"""The block driver of a contraction: chunks of rows and column panels, blocks of k, row tiles, and tails.
+"""The block driver of a matmul: chunks of rows and column panels, k blocks, row tiles, tails.
 
     void kernel(ptr args, i64 begin, i64 end)
 

@@ -1,4 +1,4 @@
-"""From finished sums to the output: the epilogue slot of a contraction, conversion, tails and strides.
+"""The epilogue of a matmul: from accumulators to the output, with fused ops, conversion, tails and strides.
 
     void finish(ptr args, ptr sums, i64 sums_stride, i64 row, i64 column, i64 rows, i64 columns, i64 batch…)
 

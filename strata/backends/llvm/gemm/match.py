@@ -1,4 +1,4 @@
-"""Kernels that are contractions: found in kernel IR, and emitted by the matrix-product template with an epilogue.
+"""Finds kernels that are matmuls, and emits them by the matmul template with their epilogue.
 
 A kernel is a contraction when its one store holds one reduction, `sum over k of A[...] * B[...]`, at affine addresses,
 where each axis of the store moves A alone (a row axis), B alone (a column axis) or both (a batch axis). It may hold two

@@ -1,4 +1,4 @@
-"""The register micro-kernel of every contraction: a few rows times a few panels of packed B, over all of one k block.
+"""The register micro-kernel of every matmul: a tile of rows times panels of packed B, over one k block.
 
     void micro(ptr a, i64 a_stride, ptr b, i64 panel_stride, ptr c, i64 c_stride, i64 k, i64 resume)
 

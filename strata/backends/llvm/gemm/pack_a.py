@@ -1,4 +1,4 @@
-"""Packing blocks of A into tiles of rows, where a product cannot read its rows as they lie."""
+"""Packing blocks of A into row tiles, where a matmul cannot read A in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packing: B into panels of columns, once for weights or per call.
+"""Packing B into column panels: once for weights, otherwise in each call.
 
 Packed B is `[panel][k / group][panel columns][group]` over the whole of k, so any block of k is contiguous. The last
 panel is as wide as its columns rounded up to whole vectors; what lies past the end, in n or in k, is zero. A panel may

@@ -1,4 +1,4 @@
-"""Runs contractions from NumPy arrays, one chunk after the other, for tests, benchmarks and curiosity."""
+"""Runs a matmul kernel on NumPy arrays, for tests and benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contractions as data: what a matrix product reads and writes, how it is tiled, blocked and split into chunks.
+"""Matmuls as data: operands, tiles, k blocks, and how work is split into chunks.
 
     out[batch, m, n] = epilogue(sum over k of A[batch, m, k] * B[batch, k, n])
 

@@ -1,4 +1,4 @@
-"""Ids that are checked on their way: the first one out of range goes into the status words (see `status`)."""
+"""Bounds checks of ids in native code: the first one out of range goes into the status words (see `status`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""LLVM IR as text: types and constants spelled once, functions built statement by statement, modules that declare
-what they use.
+"""A builder of LLVM IR text: types, constants, functions, modules with their declarations.
 
 Types are strings (`i64`, `ptr`, `float`, `<8 x float>`); values are strings (`%t3`, a constant) or, where the type is
 `i64`, Python ints. Every method that makes a value returns its name. Nothing here knows a dtype, a kernel or a CPU.

@@ -1,5 +1,4 @@
-"""Float arithmetic on vectors: short names for what elementary functions are made of, tables in registers, functions in
-f64 and of the C library."""
+"""Float arithmetic on vectors: what elementary functions are written with, tables in registers, calls of libm."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What hand-written kernels share: their signature, arguments, element access, rows along an axis, and the identity
-ops.
-"""
+"""What hand-written kernels share: signature, arguments, element access, rows along an axis, identity ops."""
 
 from __future__ import annotations
 

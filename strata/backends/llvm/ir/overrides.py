@@ -1,5 +1,4 @@
-"""Hand-written kernels for named ops: what the loop generator cannot say (sorts, factorizations, transforms, loops of
-graphs).
+"""The registry of hand-written kernels: what the loop generator cannot express (sorts, FFTs, loops).
 
 A family registers a function for its op with `@override("name")`. It is given a node and a target, and returns a
 `NativeOp`, or None where it has nothing for these types; the op then runs as its loops say, or on the host, and

@@ -1,4 +1,4 @@
-"""How element types live in memory and in registers, and the way between the two.
+"""Element types in memory and in registers, and conversion between the two.
 
 Half-width floats are computed in f32 registers and rounded when stored or cast; bool is i1 in registers and a byte in
 memory; a complex number is two registers. Everything works on any number of lanes."""

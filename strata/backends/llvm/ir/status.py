@@ -1,4 +1,4 @@
-"""How native code reports what went wrong: a few words beside the region table, read after a run.
+"""Status words: how native code reports errors, read after a run.
 
 The first word is a code below, 0 while all is well. Then: the failing matrix in its stack (a flat index), the number
 that the routine gave, the number of stack axes and their sizes; for an id out of range: its place, the id, and the

@@ -1,4 +1,4 @@
-"""How the machine code of a kernel is called, as data that is kept beside it: a warm start needs no analysis."""
+"""How a kernel's machine code is called, as data kept beside it: a warm start needs no analysis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries of the store that hold machine code: what stands before it, and loading it together with its parts."""
+"""Cache entries of machine code: their header, and loading them with the functions they call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that make machine code while many modules are compiled: one for each core, and gone when all is made.
+"""Worker processes for a large compile: one for each core, ended when it is done.
 
 A process that runs a model has no other use for LLVM and its memory. The processes also work while this one writes the
 next modules, instead of taking turns with it. Where none can be started, or one dies, the module is compiled in another

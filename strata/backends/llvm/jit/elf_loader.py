@@ -1,4 +1,4 @@
-"""Object files put into memory without the code generator: what a warm start needs, at a fraction of its size.
+"""An ELF loader: object files into memory without LLVM, so that a warm start is small and fast.
 
 Objects of x86-64 Linux that hold what our own modules hold: code, constants, calls between them, and calls of functions
 of the process. Anything else is left to the code generator's linker, which knows everything and is a large library.

@@ -1,4 +1,4 @@
-"""Functions that many modules have, such as micro-kernels and packers, as modules of their own: compiled once for all.
+"""Functions that many modules share (micro-kernels, packing), outlined into modules that are compiled once.
 
 A part is a function that its module keeps apart (internal, never inlined), or one that it exports under a name given
 here, and that refers to nothing of its module but other parts. Code calls its parts by the names that they have in its

@@ -1,4 +1,4 @@
-"""A process that turns modules into object files, one after the other.
+"""A worker process: compiles modules to object files, one after the other.
 
 LLVM takes 90 MB of memory and more, and ends its process where it cannot select an instruction: in a process of its
 own it does neither to the one that runs a model.

@@ -1,4 +1,4 @@
-"""LAPACK routines by address, through the pointers that SciPy exports, and the work sizes that they ask for."""
+"""LAPACK routines by address, through the pointers that SciPy exports, and their workspace sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stacks of matrices for LAPACK: loops over them, the way in and out of its layout, its calls, what failures report."""
+"""Stacks of matrices for LAPACK: loops over the stack, copies to and from its layout, calls, error codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix ops on stacks, by LAPACK: the copies around its routines are generated, and matrices are points.
+"""Matrix ops on stacks by LAPACK, with generated copies around its routines.
 
 LAPACK wants columns one behind the other, so matrices are turned on the way in and out. Each matrix leaves the status
 of its routine in the workspace; a last step looks for the first one that failed and reports it (see `status`).

@@ -1,4 +1,4 @@
-"""Kernels as LLVM IR: a nest and its schedule become one function `void kernel(ptr arguments, i64 begin, i64 end)`.
+"""Emits a loop nest and its schedule as one LLVM function `void kernel(ptr arguments, i64 begin, i64 end)`.
 
 `arguments` is a block of pointers to the inputs, then the outputs, then the symbolic sizes as i64. The function does
 the points begin … end - 1 of the parallel loops, taken as one flat index."""

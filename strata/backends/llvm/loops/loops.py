@@ -1,4 +1,4 @@
-"""Loops of a kernel: in order or in vectors, with values that they carry, and what a place inside them knows."""
+"""Loops of a kernel: scalar or vector, with loop-carried values."""
 
 from __future__ import annotations
 

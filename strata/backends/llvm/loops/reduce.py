@@ -1,4 +1,4 @@
-"""Reductions and running reductions of a kernel: in order, in vectors, and around the vectors that they reduce."""
+"""Reductions and scans of a kernel: scalar, vectorised along the reduction, or vectorised across it."""
 
 from __future__ import annotations
 

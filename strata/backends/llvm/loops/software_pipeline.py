@@ -1,4 +1,4 @@
-"""Rows woven together: loops of a row that are done beside a loop of rows after it, each one row further behind.
+"""Software pipelining across rows: the later loops of one row run beside the first loop of the next.
 
 A row that is summed, gone through again and stored keeps memory busy in its first loop and its last one, by turns. With
 all of them in one loop, on three rows, reads and writes flow evenly, and what a row computes hides behind them:

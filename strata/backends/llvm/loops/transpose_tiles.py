@@ -1,4 +1,4 @@
-"""Transposes: two loops in squares that are turned in registers, handed out in blocks of squares.
+"""Transposes in tiles: squares of elements are transposed in registers, blocks of them are the chunks of work.
 
 A square reads whole runs along the outer loop and writes whole runs along the inner one; several side by side along the
 inner loop are turned before they are written, as vectors of as many lanes. The squares of a block start

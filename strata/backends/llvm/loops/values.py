@@ -1,4 +1,4 @@
-"""Values inside a kernel: registers of expressions, sizes, loads and stores, at one place of a nest.
+"""Values inside a kernel: expressions in registers, sizes, loads and stores (non-temporal where that pays).
 
 A vector loop around the place gives it a context; a value that varies along that loop has as many lanes as the context,
 any other has one and is spread over the lanes where they meet.

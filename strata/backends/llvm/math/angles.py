@@ -1,4 +1,4 @@
-"""Sines, tangents and their inverses as straight-line vector code, and the complex functions made of them.
+"""sin, cos, tan and their inverses as straight-line vector code, and the complex functions made of them.
 
 Bounds and coefficients are as in vector_math."""
 

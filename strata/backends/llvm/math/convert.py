@@ -1,4 +1,4 @@
-"""Numbers from one real type to another: floats, integers and booleans of all widths, rounded once."""
+"""Conversions between real types: floats, integers and booleans of all widths, rounded once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error function and what is made of it, as straight-line vector code.
+"""erf and the functions made of it, as straight-line vector code.
 
 Coefficients are Chebyshev interpolants (weighted least maximum for _ERF_LARGE) made with 50 digits."""
 

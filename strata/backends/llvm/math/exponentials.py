@@ -1,6 +1,4 @@
-"""Elementary functions as straight-line vector code, for f32 and f64 and any number of lanes: exponentials and
-remainders. Logarithms are in vector_logs, powers in vector_powers, angles in vector_angles, the error function in
-vector_normal, the gamma function in vector_gamma.
+"""exp and its relatives as straight-line vector code, for f32 and f64 and any number of lanes; remainders.
 
 Bounds, in units in the last place, as measured by tests/unit/backends/llvm/test_vector_math.py: f32 at most 2, f64 at
 most 4. Zeros keep their sign, denormals are exact in and out, infinities and NaN give what NumPy gives. Functions that

@@ -1,5 +1,4 @@
-"""The logarithm of the gamma function as vector code: for f32 in f64, which leaves bits enough even beside its zeros;
-for f64 by the C library."""
+"""lgamma as vector code: f32 is computed in f64, f64 by libm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logarithms and the inverses of hyperbolic functions as straight-line vector code.
+"""Logarithms and inverse hyperbolic functions as straight-line vector code.
 
 With tables in registers (AVX-512; f64 in some functions) a number is 2ᵏ · c · (1 + f): c is the nearest of sixteen
 numbers, in f32 such that its logarithm is all but a float, so that log x = k ln2 + log c + log(1 + f) with a short

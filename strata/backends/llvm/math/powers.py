@@ -1,4 +1,4 @@
-"""Powers, and greatest common divisors, as vector code. Bounds are as in vector_math."""
+"""pow and gcd as vector code. Error bounds are as in `exponentials`."""
 
 from __future__ import annotations
 

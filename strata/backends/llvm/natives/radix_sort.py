@@ -1,4 +1,4 @@
-"""Sorting of integers in memory, as functions of a module: insertion for short spans, merging, then radix by digits.
+"""Sorting integers in memory: insertion sort for short spans, merge sort, radix sort.
 
 What is sorted are unsigned integers of `bits` bits whose high `key` bits decide and whose low bits, where there are
 any, are positions that keep equal keys in order. A radix sort is stable, so it only looks at the keys.

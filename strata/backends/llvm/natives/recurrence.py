@@ -1,4 +1,4 @@
-"""Running values along an axis that depend on the one before: linear recurrences, running extrema, log-sum-exp.
+"""Sequential scans along an axis: linear recurrences, running extrema, log-sum-exp.
 
 Rows that lie side by side fill the lanes of a vector: contiguous where the axis is not the last one, gathered where
 it is. A block of rows is one point. The last block starts early enough to be full; rows that two blocks compute get

@@ -1,4 +1,4 @@
-"""Scatters: updates go straight to where their ids say, in index order, so results never depend on threads.
+"""Scatter: updates are applied in index order, so results never depend on threads.
 
 By rows (scatter_add, scatter_nd): an update is a row of `width` elements; points are blocks of columns, each of which
 walks all ids. By elements (scatter_elements): points are blocks of lines off the axis. Sums and products of types

@@ -1,4 +1,4 @@
-"""Search in sorted numbers: spans are halved without a branch, for many numbers side by side.
+"""searchsorted: branch-free binary search for many numbers at once.
 
 A span that may hold the place is a start and a length; all numbers have the same lengths, so that only starts differ.
 """

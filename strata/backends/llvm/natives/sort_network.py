@@ -1,5 +1,4 @@
-"""Many short rows sorted at once: a row in each lane, and a network of minima and maxima that does not look at the
-data.
+"""Sorting networks: many short rows sorted at once, one in each vector lane.
 
 The network is Batcher's merge exchange, for any length (Knuth, volume 3, algorithm 5.2.2M). A group of rows lies in
 the workspace as [element][lane]; keys of 64 bits with positions, as [element][key, position][lane]. The last group

@@ -1,4 +1,4 @@
-"""GGUF blocks in registers: 32 elements at a time as two vectors of 16-bit numbers, and what scales them."""
+"""GGUF blocks in registers: 32 elements as two vectors of 16-bit integers, with their scales."""
 
 from __future__ import annotations
 

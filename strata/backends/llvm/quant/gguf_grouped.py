@@ -1,4 +1,4 @@
-"""Grouped products with quantised weights: only experts that have rows are read, as they are stored.
+"""Grouped matmul (mixture of experts) with GGUF weights: only experts that have rows are read, as stored.
 
     sort, gather   rows of x side by side with the other rows of their expert, as for grouped products of floats
     quantize       GGUF blocks: rows of x as numbers of 16 bits, see native_dequant

@@ -1,4 +1,4 @@
-"""Products with GGUF weights, read as the blocks they are stored in: nothing is unpacked in memory.
+"""Matmul with GGUF weights, read as the blocks they are stored in: nothing is dequantised in memory.
 
     quantize   x in f32 becomes 16-bit numbers with one scale for each 32 of them, and the scaled sums of these
     rows       a few rows of x: rows of weights as they lie, four streams at a time; native_dequant_wide for 512 bits

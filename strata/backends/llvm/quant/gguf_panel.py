@@ -1,4 +1,4 @@
-"""Products of many rows of x with GGUF weights: a panel of weights is unpacked once, for all rows.
+"""Matmul of many rows with GGUF weights (prefill): a panel of weights is dequantised once for all rows.
 
 A panel is as many rows of weights as a vector has lanes, in pieces of up to 1024 columns. Its numbers are laid out in
 pairs of neighbours, a vector for each pair, so that one instruction multiplies a pair of every row of the panel with a

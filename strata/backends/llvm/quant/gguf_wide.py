@@ -1,4 +1,4 @@
-"""A few rows of x times GGUF weights, where vectors have 512 bits: 64 numbers of 8 bits to an instruction.
+"""Matmul of a few rows with GGUF weights on AVX-512: 64 8-bit products to an instruction.
 
 The numbers of a block stay bytes without sign, as they are stored; a number of x is 256 · high + low with two signed
 bytes, so that a sum of products is 256 · Σ q·high + Σ q·low. A step is four or eight blocks of 32 elements, or one of

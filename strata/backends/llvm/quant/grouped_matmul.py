@@ -1,4 +1,4 @@
-"""Grouped products: each row of x times the matrix of its expert, every matrix read once for all of its rows.
+"""Grouped matmul (mixture of experts): each row times its expert's matrix, every matrix read once.
 
     sort       row numbers by expert, in order (a counting sort)
     gather     rows of x side by side with the other rows of their expert

@@ -1,4 +1,4 @@
-"""Machine code of whole plans, to be put into bundles and taken out again."""
+"""Machine code of whole plans, stored in bundles and loaded from them."""
 
 from __future__ import annotations
 

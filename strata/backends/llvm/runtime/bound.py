@@ -1,4 +1,4 @@
-"""Programs of a plan for given sizes, and the parts that a plan is cut into where Python comes between kernels."""
+"""Programs of a plan for given sizes, and the parts of a plan that host steps separate."""
 
 from __future__ import annotations
 

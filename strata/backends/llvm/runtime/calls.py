@@ -1,4 +1,4 @@
-"""Calls of a bound program from Python: argument blocks that are made once and used by one run at a time."""
+"""Calls of a bound program from Python: argument blocks that are allocated once and reused."""
 
 from __future__ import annotations
 

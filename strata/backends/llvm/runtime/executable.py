@@ -1,4 +1,4 @@
-"""A plan on the CPU: native kernels and one program that runs them."""
+"""The CPU executable: a plan's native kernels and the program that runs them."""
 
 from __future__ import annotations
 

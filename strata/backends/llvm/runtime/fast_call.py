@@ -1,4 +1,4 @@
-"""The short way into a program: a native function that a caller's arrays go into and the results come out of.
+"""Fast calls: a native function from the caller's arrays to the results, past the general path.
 
 Most of what a small call costs is Python: looking at the arrays, making new ones for the results, filling a block. A
 program of fixed sizes that is run again and again is therefore entered by a function that does all of this natively.

@@ -1,4 +1,4 @@
-"""The steps that a kernel becomes in a program, from what is known of how its machine code is called."""
+"""The steps of a program that run a kernel, from its calling convention."""
 
 from __future__ import annotations
 

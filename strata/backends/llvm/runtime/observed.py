@@ -1,4 +1,4 @@
-"""Runs of a CPU executable step by step, with the time that each thread worked on each step."""
+"""Runs step by step, with the time that each thread spent on each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights in the order in which products read them: packed once, all of a plan's side by side in memory."""
+"""Packed weights: each in the order in which its matmul reads it, packed once, all of a plan's in one block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Native programs: a whole schedule of kernels walked by one native call.
+"""Native programs: the whole schedule of a plan, run by one native call.
 
 A program is data: steps that name a native kernel, its argument block and its points. Arguments are offsets into
 regions (the arena, inputs, outputs, weights), or sizes; both may be symbolic. `bind` turns the symbols into numbers

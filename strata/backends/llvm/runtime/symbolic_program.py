@@ -1,4 +1,4 @@
-"""Programs of plans with symbolic sizes: all that does not depend on the sizes is worked out once.
+"""Programs of plans with symbolic sizes: what does not depend on the sizes is prepared once.
 
 A step's arguments are region + offset, where offsets, points and counts are expressions of the sizes. The expressions
 of a whole plan become one Python function; binding sizes then is one call of it and a few operations on arrays.

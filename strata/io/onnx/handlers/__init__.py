@@ -1,4 +1,4 @@
-"""Readers of ONNX ops, a family a file."""
+"""Handlers of ONNX operators, one family in each file; every file of this folder is found."""
 
 from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""Attention as one op where it is the plain kind; other kinds are read through the body that the standard gives."""
+"""Attention as one op where the operator is the plain kind, otherwise by the standard's function body."""
 
 from __future__ import annotations
 

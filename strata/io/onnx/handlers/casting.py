@@ -1,4 +1,4 @@
-"""Cast and CastLike, element types that only the host has included."""
+"""Cast and CastLike, including element types that only exist on the host."""
 
 from __future__ import annotations
 

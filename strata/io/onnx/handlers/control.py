@@ -1,4 +1,4 @@
-"""If, Loop, Scan: ops of the graph where types allow it, otherwise decided and repeated while the model runs."""
+"""If, Loop, Scan: control-flow ops where types allow it, otherwise run on the host."""
 
 from __future__ import annotations
 

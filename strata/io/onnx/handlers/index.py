@@ -1,4 +1,4 @@
-"""Gathering, scattering, sorting, and ops whose result has as many elements as the data say."""
+"""Gather, scatter, sort, and ops whose result size depends on data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ai.onnx.ml: the ops that graphs of tensors meet; trees and labels are looked up on the host."""
+"""ai.onnx.ml: the operators that tensor graphs use; trees and labels are looked up on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""com.microsoft: the ops that common exporters emit."""
+"""com.microsoft: the operators that common exporters emit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products, dropout, determinants."""
+"""MatMul, Gemm, dropout, determinants."""
 
 from __future__ import annotations
 

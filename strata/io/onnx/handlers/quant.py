@@ -1,4 +1,4 @@
-"""Quantisation: linear codes by tensor, axis or block, and products of codes."""
+"""Quantisation: linear, by tensor, axis or block, and quantised matmuls and convolutions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences and optionals: lists of items, kept on the host's side while a model is read."""
+"""Sequences and optionals: lists of items, kept on the host while a model is traced."""
 
 from __future__ import annotations
 

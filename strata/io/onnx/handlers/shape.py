@@ -1,4 +1,4 @@
-"""Ops that look at shapes or change them, and ops that make tensors from nothing."""
+"""Ops that read or change shapes, and ops that make tensors from nothing."""
 
 from __future__ import annotations
 

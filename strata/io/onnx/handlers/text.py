@@ -1,4 +1,4 @@
-"""Strings: they live in arrays of the host, so that these readers compute at once."""
+"""Strings: they are host arrays, so these handlers compute at once."""
 
 from __future__ import annotations
 
