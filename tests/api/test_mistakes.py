@@ -335,7 +335,7 @@ NAMED: dict[str, tuple[Any, str]] = {
     "no node": (
         lambda: NodeView(object.__new__(Tracer), st.ones(2), [], 1),
         "proto is a node of a model, got a Tensor",
-    ),  # type: ignore[arg-type]
+    ),
     "logits of objects": (
         lambda: Sampler().probabilities(np.array([None, "a"], object), []),
         "logits are real numbers, got object",
