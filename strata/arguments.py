@@ -209,7 +209,7 @@ def untouched(fn: T) -> T:
 
 
 def signed(like: Callable[..., None]) -> Callable[[T], T]:
-    """A function that is left as it is, and takes whatever it is given so that it can tell: its signature is another."""
+    """A function that is left as it is, and takes whatever it is given so that it can tell; its signature as shown."""
 
     def mark(fn: T) -> T:
         fn.__signature__ = inspect.signature(like)  # type: ignore[attr-defined]
