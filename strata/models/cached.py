@@ -9,8 +9,9 @@ keeps the pools writes them to their pages.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from strata.core import f32, i32, i64, sym
 from strata.mir import Value, constant
@@ -88,3 +89,15 @@ class CachedGraph(Builder):
 
     def finish(self, logits: Value) -> None:
         self.graph.outputs(logits, *(v for i in range(self.sizes.layers) for v in self._updated[i]))
+
+
+@dataclass(frozen=True)
+class DecoderFamily:
+    """How a folder becomes a decoder: config.json to a configuration, weights under the graph's names, the graph."""
+
+    config: Callable[[dict[str, Any]], Any]
+    graph: Callable[..., CachedGraph]
+    names: Callable[[Weights], Weights]
+
+
+DECODERS: dict[str, DecoderFamily] = {}  # by the `model_type` of config.json; each family's module enters its own

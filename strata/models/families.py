@@ -1,8 +1,9 @@
-"""Models of language: a folder or a GGUF file becomes an encoder or a decoder of its family."""
+"""Language models by family: a folder or a GGUF file becomes an encoder or a decoder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +12,27 @@ from strata.io import GgufTensor, load_gguf
 from strata.models import decoder_config
 from strata.models.adapters import PREFIXES, Adapter, LowRank, apply_adapter, turned_rows
 from strata.models.bert import BertConfig
-from strata.models.cached import Layout
+from strata.models.cached import DECODERS, CachedGraph, Layout
 from strata.models.embed import Encoder
 from strata.models.generate import Decoder
-from strata.models.gpt2 import Gpt2Config, Gpt2Graph
-from strata.models.llama import LlamaGraph, gguf_names, plain_names
+from strata.models.llama import LlamaGraph, gguf_names
 from strata.models.modernbert import ModernBertConfig
 from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer
 from strata.models.weights import Weights, folder_weights, model_text, read_json, without_prefix
 
-ENCODERS = ("bert", "distilbert", "modernbert")
+ENCODERS: dict[str, Any] = {"bert": BertConfig, "distilbert": BertConfig, "modernbert": ModernBertConfig}
+for _module in ("gpt2", "llama"):  # each enters its families into DECODERS
+    import_module(f"strata.models.{_module}")
 
 
 def _decoder(
-    config: Any, weights: Weights, tokenizer: Callable[[], Tokenizer], device: str, context: int | None,
-    adapter: Adapter | None, merge: bool,
+    config: Any, make: Callable[..., CachedGraph], weights: Weights, tokenizer: Callable[[], Tokenizer], device: str,
+    context: int | None, adapter: Adapter | None, merge: bool,
 ) -> Decoder:  # fmt: skip
     config.check(weights)
     apart: Mapping[str, LowRank] = {}
     if adapter is not None:
         weights, apart = apply_adapter(weights, adapter, merge=merge)
-    make: Callable[..., Any] = Gpt2Graph if isinstance(config, Gpt2Config) else LlamaGraph
 
     def build(length: int, *, every: bool, layout: Layout = "plain") -> Any:
         graph = make(config, weights, length, every=every, layout=layout)
@@ -49,7 +50,7 @@ def load_gguf_model(path: Path, device: str, context: int | None, adapter: Adapt
     weights = gguf_names(file.tensors, config)
     if adapter is not None and config.interleaved:
         adapter = turned_rows(adapter, {"q_proj": config.heads, "k_proj": config.kv_heads})
-    return _decoder(config, weights, lambda: gguf_tokenizer(file.metadata), device, context, adapter, merge)
+    return _decoder(config, LlamaGraph, weights, lambda: gguf_tokenizer(file.metadata), device, context, adapter, merge)
 
 
 def load_folder(folder: Path, device: str, context: int | None, adapter: Adapter | None, merge: bool) -> Any:
@@ -58,23 +59,22 @@ def load_folder(folder: Path, device: str, context: int | None, adapter: Adapter
     settings = read_json(folder / "config.json")
     family = settings.get("model_type")
     weights: Weights = folder_weights(folder)
-    if family in ENCODERS:
+    kind = str(family)
+    if kind in ENCODERS:
         if adapter is not None:
             weights = apply_adapter(without_prefix(weights, PREFIXES), adapter, merge=True)[0]
-        return _load_encoder(folder, settings, weights, device)
-    if family in (*decoder_config.FAMILIES, "gpt2"):
-        gpt2 = family == "gpt2"
-        config = Gpt2Config.from_json(settings) if gpt2 else decoder_config.from_json(settings)
-        weights = without_prefix(weights, ("transformer.",)) if gpt2 else plain_names(weights)
-        return _decoder(config, weights, lambda: folder_tokenizer(folder), device, context, adapter, merge)
-    known = ", ".join((*ENCODERS, "gpt2", *decoder_config.FAMILIES))
-    raise FileError(f"load: models of the kind {family!r} are not known: {known}", code="F144")
+        return _load_encoder(folder, ENCODERS[kind], settings, weights, device)
+    if kind not in DECODERS:
+        known = ", ".join((*ENCODERS, *DECODERS))
+        raise FileError(f"load: models of the kind {family!r} are not known: {known}", code="F144")
+    of = DECODERS[kind]
+    config, weights = of.config(settings), of.names(weights)
+    return _decoder(config, of.graph, weights, lambda: folder_tokenizer(folder), device, context, adapter, merge)
 
 
-def _load_encoder(folder: Path, settings: dict[str, Any], weights: Any, device: str) -> Encoder:
+def _load_encoder(folder: Path, kind: Any, settings: dict[str, Any], weights: Any, device: str) -> Encoder:
     labels = weights["classifier.weight"].shape[0] if "classifier.weight" in weights else 0
-    modern = settings.get("model_type") == "modernbert"
-    config = (ModernBertConfig if modern else BertConfig).from_json(settings, labels)
+    config = kind.from_json(settings, labels)
     config.check(weights)
     pooling, normalize, limit = "mean", True, None
     if (folder / "1_Pooling" / "config.json").exists():

@@ -7,7 +7,7 @@ from typing import Any
 
 from strata.errors import FileError
 from strata.mir import Value
-from strata.models.cached import CachedGraph, CacheSizes, Layout
+from strata.models.cached import DECODERS, CachedGraph, CacheSizes, DecoderFamily, Layout
 from strata.models.numbers import real, text, whole
 from strata.models.weights import Weights, check_layers, check_shapes, ops, without_prefix
 
@@ -92,3 +92,8 @@ class Gpt2Graph(CachedGraph):
         x = self.layer_norm(self.asked(x), "ln_f", c.hidden, c.eps)
         self.finish(self.linear(x, "lm_head" if self.has("lm_head.weight") else "wte", c.vocab, c.hidden, bias=False))
         return self
+
+
+DECODERS["gpt2"] = DecoderFamily(
+    Gpt2Config.from_json, Gpt2Graph, lambda found: without_prefix(found, ("transformer.",))
+)

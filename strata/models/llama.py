@@ -10,8 +10,8 @@ import numpy as np
 from strata.core import f32
 from strata.io import GgufTensor
 from strata.mir import Value
-from strata.models.cached import CachedGraph, CacheSizes, Layout
-from strata.models.decoder_config import DecoderConfig
+from strata.models.cached import DECODERS, CachedGraph, CacheSizes, DecoderFamily, Layout
+from strata.models.decoder_config import FAMILIES, DecoderConfig, from_json
 from strata.models.weights import Weights, ops, without_prefix
 
 GGUF_NAMES = {
@@ -45,7 +45,7 @@ def gguf_names(tensors: Mapping[str, GgufTensor], config: DecoderConfig) -> dict
 
 
 class LlamaGraph(CachedGraph):
-    """Builds the graph of a decoder."""
+    """Builds the graph of a decoder. Families override its methods where they differ."""
 
     def __init__(
         self, config: DecoderConfig, weights: Weights, length: int, *, every: bool = False, layout: Layout = "plain"
@@ -133,10 +133,15 @@ class LlamaGraph(CachedGraph):
             x = x * c.embedding_scale
         for i in range(c.layers):
             x = self.layer(x, i)
-        x = self.norm(self.asked(x), "norm", c.hidden)
-        head = "embed_tokens" if c.is_tied and not self.has("lm_head.weight") else "lm_head"
-        logits = self.linear(x, head, c.vocab, c.hidden)
-        if c.logit_cap is not None:
-            logits = ops.tanh(logits / c.logit_cap) * c.logit_cap
-        self.finish(logits)
+        self.finish(self.logits(self.asked(x)))
         return self
+
+    def logits(self, x: Value) -> Value:
+        """The logits of the last layer's rows."""
+        c = self.config
+        head = "embed_tokens" if c.is_tied and not self.has("lm_head.weight") else "lm_head"
+        logits = self.linear(self.norm(x, "norm", c.hidden), head, c.vocab, c.hidden)
+        return logits if c.logit_cap is None else ops.tanh(logits / c.logit_cap) * c.logit_cap
+
+
+DECODERS.update(dict.fromkeys(FAMILIES, DecoderFamily(from_json, LlamaGraph, plain_names)))

@@ -1,14 +1,10 @@
 """Handlers of ONNX operators, one family in each file; every file of this folder is found."""
 
 from importlib import import_module
-
-FAMILIES = (
-    "attention", "casting", "control", "conv", "elementwise", "index", "learning", "loss", "microsoft", "nn",
-    "normalize", "quant", "random", "reduce", "rnn", "sequence", "shape", "signal", "text", "training", "vision",
-)  # fmt: skip
+from pkgutil import iter_modules
 
 
 def register() -> None:
-    """Import every family, which enters its readers in the registry."""
-    for family in FAMILIES:
-        import_module(f"{__name__}.{family}")
+    """Import every family, which enters its handlers in the registry."""
+    for family in iter_modules(__path__):
+        import_module(f"{__name__}.{family.name}")
