@@ -160,5 +160,18 @@ REGRESSIONS: dict[str, Program] = {
     "a point of few pixels": program(
         leaf(f32, 1, 32, "n"), leaf(f32, 16, 32, 1), n=3, low=1, steps=[at_op("conv", 2, **convolving(1, padding=0))]
     ),
+    "sums of windows on narrow lines": program(
+        leaf(f32, 2, 3, 17, "n"), n=7, low=4,
+        steps=[at_op("pool_sum", 1, kernel=(3, 3), stride=(3, 3), padding=((1, 0), (1, 0)), dilation=(2, 1))],
+    ),
+    "sums of windows of narrow volumes": program(
+        leaf(f32, 1, 2, 5, 7, "n"), n=7, low=6, steps=[
+            at_op("pool_sum", 1, kernel=(4, 4, 5), stride=(2, 1, 2), padding=((0, 1),) * 3, dilation=(1,) * 3)
+        ],
+    ),
+    "sums of windows that end with their line": program(
+        leaf(f32, 8, "n"), n=16, low=4,
+        steps=[at_op("pool_sum", 1, kernel=(4,), stride=(3,), padding=((0, 1),), dilation=(1,))],
+    ),
     "the least of eight bits": program(leaf(f8e4m3, 3, 2), steps=[exact("min", V[0], axis=0)]),
 }  # fmt: skip

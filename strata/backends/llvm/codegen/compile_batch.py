@@ -70,12 +70,12 @@ def emitted(
     pool = plan_pool(kernel, target) if not kernel.schedule else None
     if pool is not None:
         emit_pool(module, pool)
-        return pool.usage, module
+        return _or_narrow(pool.usage, pool, kernel, target, module), module
     volumes = split_volumes(kernel) if not kernel.schedule else None
     first = plan_pool(volumes.planes, target) if volumes is not None else None
     if volumes is not None and first is not None:
         emit_pool(module, first)
-        return _behind(first, volumes, target, module), module
+        return _or_narrow(_behind(first, volumes, target, module), first, kernel, target, module), module
     phases, scratch = lower_phases(kernel, target)
     for lowered in phases:
         emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
@@ -112,6 +112,19 @@ def _or_along(usage: Product, matrix: MatrixKernel, target: Target, module: Modu
         pack_points=usage.pack_points * many,
         few=replace(loops, points=loops.points * few),
     )
+
+
+def _or_narrow(usage: Loops, pool: PoolPlan, kernel: Kernel, target: Target, module: Module) -> Loops:
+    """A pool, behind the loops that take its place where its lines turn out to be narrow: a sum has one order, whether
+    their length was known or not."""
+    narrow = pool.is_narrow
+    if pool.kind != "sum" or narrow == 0:
+        return usage
+    lowered = lower(kernel.renamed(f"kernel_{len(usage.before)}"), target)
+    emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
+    loops, wide = _loops_of(lowered), 1 - narrow
+    before = [replace(u, points=u.points * wide) for u in usage.before]
+    return replace(usage, points=usage.points * wide, before=(*before, replace(loops, points=loops.points * narrow)))
 
 
 def _behind(planes: PoolPlan, volumes: Volumes, target: Target, module: Module) -> Loops:

@@ -24,7 +24,7 @@ from strata.backends.llvm.ir.registers import memory_type, to_memory
 from strata.backends.llvm.jit.calling_convention import Loops
 from strata.backends.llvm.loops.accumulate import Accumulator
 from strata.backends.llvm.loops.values import Context, Values
-from strata.core import Dim, Target, dim_prod, f32
+from strata.core import Dim, Target, dim_max, dim_min, dim_prod, f32
 from strata.kernel import Axis, Buffer, Const, Expr, Kernel, Load, Reduce, Scalar, Scan, identity, linear, postorder
 
 LINES: Final = (8, 4, 2, 1)  # of tiles
@@ -80,6 +80,11 @@ class PoolPlan:
         return self.down.stride >= self.down.taps
 
     @property
+    def is_narrow(self) -> Dim:
+        """1 where lines are too short for vectors along them, else 0: open where their length is."""
+        return dim_max(0, dim_min(1, NARROW - self.out.shape[-1]))
+
+    @property
     def usage(self) -> Loops:
         """How its machine code is called."""
         buffers = tuple(b.name for b in self.kernel.buffers)
@@ -108,7 +113,9 @@ def plan_pool(kernel: Kernel, target: Target) -> PoolPlan | None:
     if down is None or along is None or missing or set(windows[0]) & set(windows[1]):
         return None
     few = planned(store.buffer.shape[-1]) < NARROW or (along.stride > 4 and down.stride < down.taps)
-    plain = down.taps == 1 and load.where is None  # loops do as well
+    # loops do as well; for a sum, whether it has a border behind its lines does not count, as that may be open
+    apart = along.stride >= along.taps and along.start == 0
+    plain = down.taps == 1 and (apart if pooled.kind == "sum" else load.where is None)
     if few or plain or along.stride > MOST_STRIDE or max(down.taps, along.taps) > MOST_TAPS:
         return None
     epilogue = epilogue_of(kernel, store, pooled)
