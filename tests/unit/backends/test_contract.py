@@ -24,6 +24,7 @@ from strata.backends.reference import ReferenceBackend, ReferenceExecutable
 from strata.backends.stablehlo.executable import XlaBackend, XlaExecutable
 from strata.backends.triton.backend import TritonBackend
 from strata.backends.wgsl.backend import WgpuBackend
+from strata.config import using
 from strata.core import sym
 from strata.errors import CompileError, OptionError, RunError, StrataError
 from strata.lir import may_take_over
@@ -257,6 +258,18 @@ def test_results_may_lie_over_inputs(device: str, name: str) -> None:
         assert got[i] is given
         for a, b in zip(got, want, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@everywhere
+def test_arguments_that_are_given_up_to_jit(device: str) -> None:
+    step = st.jit(lambda x: (x + x.T.sum(axis=1), x.T), donate_argnums=(0,))
+    double = st.jit(lambda x: x * 2.0)  # what it makes, nobody else has seen
+    x = np.arange(4, dtype=np.float32).reshape(2, 2)
+    with using(device=device):
+        for _ in range(3):
+            total, turned = step(double(st.asarray(x)))
+            np.testing.assert_array_equal(turned.numpy(), 2 * x.T)
+            np.testing.assert_array_equal(total.numpy(), 2 * x + 2 * x.sum(axis=0))
 
 
 @everywhere

@@ -345,3 +345,16 @@ def test_clones_share_what_is_uploaded_until_it_is_set() -> None:
     second.set_param("b", biases[2])
     check(first, weights[2], biases[1])
     check(second, weights[1], biases[2])
+
+
+def test_a_host_result_that_is_a_view_of_what_another_result_is_written_over() -> None:
+    g = Graph("view")
+    x = g.input("x", f32[4, 8])
+    part = x[1:3]
+    g.outputs(add(x, reduce_sum(part, axes=(0,))), part)
+    made = executable(g, NumpyDriver(), whole=lambda node: node.op.name == "slice")
+    assert made.host_steps == ["slice"]
+    given, some = X.copy(), np.empty((2, 8), np.float32)
+    made.run([given], [given, some], {})
+    np.testing.assert_array_equal(some, X[1:3])
+    np.testing.assert_allclose(given, X + X[1:3].sum(axis=0), rtol=1e-6)
