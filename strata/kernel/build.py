@@ -22,6 +22,7 @@ from typing import Any
 
 from strata.core import Dim, DType, Shape, TensorType, bool_, i64
 from strata.errors import LowerError
+from strata.kernel.algebra import interval
 from strata.kernel.ir import (
     REDUCTIONS,
     Axis,
@@ -219,8 +220,22 @@ class KernelBuilder:
         """The row-major position of an index."""
         total: Expr = Const(0, i64)
         for i, extent in zip(index, shape, strict=True):
-            total = total * size(extent) + as_index(self.index(i))
+            total = total * size(extent) + as_index(self.index(i)) if extent != 1 else total
         return total
+
+    def broadcast(self, index: Sequence[Expr], shape: Shape) -> Index:
+        """The index into an operand of a shape for one of the output: right-aligned, 0 where an element is used again.
+        Of an operand that is used once, axes of one element stay: sums are ordered as where sizes are not known."""
+        last = index[len(index) - len(shape) :]
+        if not any(d == 1 and interval(i) != (0, 0) for i, d in zip(last, shape, strict=True)):
+            return tuple(last)
+        return tuple(Const(0, i64) if d == 1 else i for i, d in zip(last, shape, strict=True))
+
+    def reshape(self, index: Sequence[Expr], shape: Shape, other: Shape) -> Index:
+        """The index into another shape of the same elements. Axes that are in both stay as they are."""
+        first, shape, other, index = _same_axes(shape, other, index)
+        last, shape, other, index = _same_axes(shape[::-1], other[::-1], index[::-1])
+        return (*first, *self.unflatten(self.flatten(index[::-1], shape[::-1]), other[::-1]), *last[::-1])
 
     def unflatten(self, position: Expr, shape: Shape) -> Index:
         """The index at a row-major position: the inverse of flatten."""
@@ -231,6 +246,20 @@ class KernelBuilder:
             parts.append(rest % step)
             rest = rest // step
         return tuple(reversed([*parts, rest][: len(shape)]))
+
+
+def _same_axes(shape: Shape, other: Shape, index: Sequence[Expr]) -> tuple[list[Expr], Shape, Shape, Sequence[Expr]]:
+    """The index of axes of another shape that are first in both, axes of one element left out, and what is behind."""
+    found: list[Expr] = []
+    at = 0
+    while at < len(shape) and len(found) < len(other):
+        same, is_one = shape[at] == other[len(found)], other[len(found)] == 1
+        if not same and not is_one and shape[at] != 1:
+            break
+        if same or is_one:
+            found.append(index[at] if same else Const(0, i64))
+        at += same or not is_one
+    return found, shape[at:], other[len(found) :], index[at:]
 
 
 def _constant_like(otherwise: Any, value: Callable[[], Expr]) -> Expr:

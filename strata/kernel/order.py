@@ -6,7 +6,7 @@ rows. So its order is found from the way its terms lie in memory, and never from
     rows       the terms lie side by side: term k goes to chain k % CHAINS, the chains are joined by halves
     dot        the same with fewer chains: many such sums are done beside each other
     columns    other elements lie between them, of sums that are done side by side: one term after the other
-    serial     one term after the other, without blocks: how the sums of blocks are joined
+    serial     one term after the other, without blocks: how products of matrices are summed, and sums of blocks joined
 
 CHAINS is a number of registers (REGISTERS) times the lanes of one. Rows and columns are summed in blocks of so many
 terms, each from zero, whose sums are joined in their order. A block is what one thread sums at least, and rounding
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strata.core import DType
+from strata.core import Dim, DType
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Const, Expr, Load, Reduce, Scalar, Scan, apply, bound_axes, postorder
 
@@ -68,39 +68,44 @@ def order_of(node: Reduce | Scan) -> str:
     found = False
     for load in postorder((node.body,)):
         if isinstance(load, Load) and load.index and load.free & mine:
-            near = [atom for atom, step in linear(load.index[-1]).terms.items() if step in (1, -1)]
+            last = next(
+                i for i, d in zip(reversed(load.index), reversed(load.buffer.shape), strict=True) if _moves(i, d)
+            )
+            near = [atom for atom, step in linear(last).terms.items() if step in (1, -1)]
             if any(not atom.free & mine for atom in near):
                 return "columns"
-            found = found or bool(load.index[-1].free & mine)
+            found = found or bool(last.free & mine)
     return "rows" if found else "columns"
 
 
 def groups_of(node: Reduce) -> list[tuple[Axis, ...]]:
     """The axes of a rounded reduction, in order: neighbours are together where they are neighbours in every buffer,
-    whole ones. That they are in memory, because a size between them is 1, is not enough."""
+    whole ones. That they are in memory, because an axis between them has one element, is not enough."""
     loads = [n for n in postorder((node.body,)) if isinstance(n, Load)]
-    is_matrix = node.sums_products and len({x.free for x in node.body.inputs}) == 2  # which wants one axis to sum over
     groups: list[tuple[Axis, ...]] = []
     for axis in node.axes:
-        if groups and all(_follows(load, groups[-1][-1], axis, through=is_matrix) for load in loads):
+        if groups and all(_follows(load, groups[-1][-1], axis) for load in loads):
             groups[-1] = (*groups[-1], axis)
         else:
             groups.append((axis,))
     return groups
 
 
-def _follows(load: Load, outer: Axis, inner: Axis, *, through: bool) -> bool:
-    """Whether a load has one axis right behind the other; `through` indices of axes of one element."""
-    shape = load.buffer.shape
-    ones = [d == 1 and not i.free for i, d in zip(load.index, shape, strict=True)] if through else []
-    places = [at for at in range(len(shape)) if not ones or not ones[at]]
-    mine = [k for k, at in enumerate(places) if load.index[at].free & {outer, inner}]
+def _moves(index: Expr, extent: Dim) -> bool:
+    """Whether an index goes along an axis: of a flat sum, it does not where that has one element."""
+    return extent != 1 or bool(index.free)
+
+
+def _follows(load: Load, outer: Axis, inner: Axis) -> bool:
+    """Whether a load has one axis right behind the other."""
+    places = [(i, d) for i, d in zip(load.index, load.buffer.shape, strict=True) if _moves(i, d)]
+    mine = [at for at, (i, _) in enumerate(places) if i.free & {outer, inner}]
     if not mine:
         return not (load.where is not None and load.where.free & {outer, inner})
     if len(mine) != 2 or mine[1] != mine[0] + 1:
         return False
-    first, second = places[mine[0]], places[mine[1]]
-    return load.index[first] is outer and load.index[second] is inner and shape[second] == inner.extent
+    (first, _), (second, extent) = (places[at] for at in mine)
+    return first is outer and second is inner and extent == inner.extent
 
 
 def nested(node: Reduce, order: str) -> Reduce:

@@ -136,6 +136,8 @@ def _split_of(node: Reduce, limits: Limits, machine: Machine | None) -> _Split |
     narrow = node.dtype.is_float and node.dtype.itemsize < 4
     if node.kind not in (*JOINS, *_PLACES) or narrow or (node.kind == "sum" and node.dtype.is_bool):
         return None
+    if node.order == "serial":
+        return None
     body = postorder((node.body,))
     loads = [linear(n.index[0]).terms for n in body if isinstance(n, Load)]
     along = any(terms.get(axis) == 1 for terms in loads)

@@ -77,7 +77,7 @@ class Elementwise(Op):
         return broadcast_shapes(*shapes, what=self.name)
 
     def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
-        return self.scalar(k, *(x[broadcast_index(k, index, x.shape)] for x in inputs))
+        return self.scalar(k, *(x[k.broadcast(index, x.shape)] for x in inputs))
 
     @classmethod
     def has_rule(cls, rule: str) -> bool:
@@ -148,12 +148,6 @@ def unbroadcast(x: Value, shape: tuple[Dim, ...]) -> Value:
             )  # fmt: skip
     axes = [*range(lead)] + [lead + i for i, d in enumerate(shape) if d == 1 and x.shape[lead + i] != 1]
     return METHODS["reshape"](METHODS["reduce_sum"](x, tuple(axes)), shape) if axes else METHODS["reshape"](x, shape)
-
-
-def broadcast_index(k: KernelBuilder, index: tuple[Expr, ...], shape: tuple[Dim, ...]) -> tuple[Expr, ...]:
-    """The index into an operand of `shape` for an output index: right-aligned, 0 where the size is 1."""
-    tail = index[len(index) - len(shape) :]
-    return tuple(k.index(0) if d == 1 else i for i, d in zip(tail, shape, strict=True))
 
 
 # ----------------------------------------------------------------------------------------------------------- arithmetic

@@ -30,7 +30,7 @@ from strata.core import (
 )
 from strata.errors import OptionError, ShapeError
 from strata.mir import METHODS, Op, Sample, UnaryOp, Value, function, op
-from strata.ops.base.elementwise import broadcast_index, lift, unbroadcast
+from strata.ops.base.elementwise import lift, unbroadcast
 from strata.ops.base.frontend import Operand, as_value, full_shape, promoted
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Reshape(Movement):
 
     def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
         (x,) = inputs
-        return x[k.unflatten(k.flatten(index, self.shape), x.shape)]
+        return x[k.reshape(index, self.shape, x.shape)]
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -144,7 +144,7 @@ class BroadcastTo(Movement):
         return BroadcastTo((size, *self.shape))(lift(x, len(self.shape)))
 
     def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
-        return inputs[0][broadcast_index(k, index, inputs[0].shape)]
+        return inputs[0][k.broadcast(index, inputs[0].shape)]
 
     @classmethod
     def samples(cls) -> list[Sample]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from strata.core import Dim, DType, TensorType, as_dtype, bf16, bool_, broadcast_shapes, f16, f32, f64, i8, i32, i64, u8
 from strata.mir import METHODS, Op, Sample, UnaryOp, Value, constant, draw, function, op
-from strata.ops.base.elementwise import Elementwise, broadcast_index, lift, unbroadcast
+from strata.ops.base.elementwise import Elementwise, lift, unbroadcast
 from strata.ops.base.frontend import Operand, as_value, promoted
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Where(Op):
         return METHODS["broadcast_to"](self(*lifted), (size, *shape))
 
     def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
-        condition, x, y = (v[broadcast_index(k, index, v.shape)] for v in inputs)
+        condition, x, y = (v[k.broadcast(index, v.shape)] for v in inputs)
         return k.select(condition, x, y)
 
     @classmethod

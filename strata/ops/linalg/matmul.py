@@ -93,9 +93,7 @@ class MatMul(Op):
         accumulator = result.accumulator
 
         def side(v: View, row: Expr, column: Expr) -> Expr:
-            lead = batch[len(batch) - (len(v.shape) - 2) :]
-            at = tuple(k.index(0) if d == 1 else i for d, i in zip(v.shape[:-2], lead, strict=True))
-            return k.cast(v[(*at, row, column)], accumulator)
+            return k.cast(v[(*k.broadcast(batch, v.shape[:-2]), row, column)], accumulator)
 
         total = k.reduce("sum", (x.shape[-1],), lambda kk: side(x, m, kk) * side(y, kk, n))
         return k.cast(total, result)

@@ -26,10 +26,8 @@ from strata.backends.llvm.gemm.match import (
     emit_matrix,
     few_rows_together,
     find_contraction,
-    has_few_rows,
-    may_read_along,
     plan_matrix,
-    reads_along,
+    read_along,
 )
 from strata.backends.llvm.ir.builder import Module
 from strata.backends.llvm.jit import jit
@@ -38,7 +36,7 @@ from strata.backends.llvm.jit.code_cache import Head
 from strata.backends.llvm.jit.outlined_functions import INNER, Split, split
 from strata.backends.llvm.loops.emit import emit_kernel
 from strata.config import config
-from strata.core import Target, available_threads, new_lock
+from strata.core import Dim, Target, available_threads, new_lock
 from strata.kernel import Kernel
 from strata.lir import Step
 
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def emitted(
-    kernel: Kernel, target: Target, step: Step | None, is_fresh: bool, in_loop: bool = False
+    kernel: Kernel, target: Target, step: Step | None, kept: frozenset[str], in_loop: bool = False
 ) -> tuple[Usage, Module]:
     """A kernel as a convolution, a product of matrices, a pool, or loops."""
     module = Module(target.triple)
@@ -60,13 +58,16 @@ def emitted(
         emit_planes_kernel(module, planes)
         return Product.of(planes), module
     found = find_contraction(kernel) if not kernel.schedule else None
-    matrix = plan_matrix(found, kernel.name, target, is_fresh=is_fresh, in_loop=in_loop) if found is not None else None
+    matrix = plan_matrix(found, kernel.name, target, kept, in_loop=in_loop) if found is not None else None
+    along = read_along(found, kept) if found is not None else 0
     if found is not None and matrix is not None:
         emit_matrix(module, matrix)
         usage = replace(Product.of(matrix), grains=matrix.grains(), joined=matrix.spec.joined)
-        return (_or_along(usage, found, target, module) if is_fresh and may_read_along(found) else usage), module
-    if found is not None and is_fresh and reads_along(found):
+        return (_or_along(usage, found, along, target, module) if along != 0 else usage), module
+    if found is not None and along == 1:
         kernel = few_rows_together(found, target)
+    elif found is not None and found.columns is not None and not found.a.dtype.is_complex:
+        kernel = along_kernel(found, "serial")
     pool = plan_pool(kernel, target) if not kernel.schedule else None
     if pool is not None:
         emit_pool(module, pool)
@@ -96,12 +97,9 @@ def _or_direct(plan: ConvPlan, target: Target, module: Module) -> Product:
     return replace(usage, taken=wins, other=replace(Product.of(direct), taken=1 - wins))
 
 
-def _or_along(usage: Product, matrix: MatrixKernel, target: Target, module: Module) -> Product:
+def _or_along(usage: Product, matrix: MatrixKernel, few: Dim, target: Target, module: Module) -> Product:
     """A product beside the loops that take its place where its rows turn out to be few: a sum has one order, whether
     the number of rows was known or not."""
-    few = has_few_rows(matrix)
-    if few == 0:
-        return usage
     lowered = lower(along_kernel(matrix).renamed("kernel_few"), target)
     emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
     loops = _loops_of(lowered)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from strata.cache import digest, version_of
 from strata.config import config
 from strata.core import Target, available_threads, new_lock
 from strata.kernel import Kernel, show_kernel
-from strata.lir import Buffer, Lir, Step
+from strata.lir import Lir, Step
 
 if TYPE_CHECKING:
     from strata.backends.llvm.ir.builder import Module
@@ -79,13 +79,14 @@ class Piece:
 
 
 def kernel_source(
-    kernel: Kernel, target: Target, step: Step | None = None, *, is_fresh: bool = False, in_loop: bool = False
+    kernel: Kernel, target: Target, step: Step | None = None, *, kept: Iterable[str] = (), in_loop: bool = False
 ) -> Source:
-    """The source of the kernel of a step; fresh where none of the matrices that it reads stays from run to run."""
+    """The source of the kernel of a step; some of what it reads is kept from run to run."""
     anonymous = kernel.renamed("kernel")
     kind = "" if step is None or not step.has_slides else f"slides {config().winograd}"
-    if is_fresh and kernel.has_reductions:
-        kind += " fresh"
+    still = frozenset(kept if kernel.has_reductions else ())
+    if still:
+        kind += f" kept {' '.join(sorted(still))}"
     if in_loop and kernel.has_reductions:
         kind += " loop"
     text = show_kernel(anonymous)
@@ -93,7 +94,7 @@ def kernel_source(
     def make() -> tuple[str, Module]:
         from strata.backends.llvm.codegen.compile_batch import emitted
 
-        usage, module = emitted(anonymous, target, step, is_fresh, in_loop)
+        usage, module = emitted(anonymous, target, step, still, in_loop)
         return usage.to_text(), module
 
     return Source((text, target.key, kind), lambda: code_key(f"kernel {kind}", text, target), make, (), text)
@@ -126,11 +127,12 @@ def plan_sources(lir: Lir, target: Target, *, in_loop: bool = False) -> tuple[di
         for at, step in enumerate(lir.schedule)
         if step.kernel is None and (made := native_op(step.nodes[0], target, step.views)) is not None
     }
-    kept = {s.name for s in lir.schedule if any(_is_kept_matrix(lir.buffer(x)) for x in s.inputs) or _convolves(s)}
-    kernels = {
-        name: kernel_source(k, target, steps[name], is_fresh=name not in kept, in_loop=in_loop)
-        for name, k in lir.kernels.items()
-    }
+    still = {(s.name, at) for s in lir.schedule for at, x in enumerate(s.inputs)
+             if lir.buffer(x).role in KEPT or _convolves(s)}
+    kernels = {}
+    for name, k in lir.kernels.items():
+        kept = [b for at, b in enumerate(k.input_names) if (name, at) in still]
+        kernels[name] = kernel_source(k, target, steps[name], kept=kept, in_loop=in_loop)
     return kernels, ops
 
 
@@ -138,10 +140,6 @@ def _convolves(step: Step) -> bool:
     """Whether a convolution is in it, which may be a product of matrices: its sums have the order of all convolutions,
     and not the one of products by few rows of a matrix that is read in place."""
     return any(n.op.name.startswith("conv") for n in step.nodes)
-
-
-def _is_kept_matrix(buffer: Buffer) -> bool:
-    return buffer.role in KEPT and sum(d != 1 for d in buffer.type.shape) > 1
 
 
 # ------------------------------------------------------------------------------------------------- from many at a time

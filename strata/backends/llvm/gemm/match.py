@@ -89,6 +89,7 @@ class MatrixKernel:
     columns: Axis | None
     inner: Axis
     batch: tuple[Axis, ...]
+    along: tuple[tuple[Dim, str], ...] = ()  # 1 where a matrix may be read along its rows, else 0; its buffer
     second: Reduce | None = None  # the other product of a pair
     apart: Dim = 0  # how far behind B's start its B starts, in elements
 
@@ -108,12 +109,56 @@ def find_contraction(kernel: Kernel) -> MatrixKernel | None:
     if out is None or len(reduces) not in (1, 2):
         return None
     found = []
+    roles = _roles(kernel)
     for sums in reduces:
         sides = _sides(sums)
         if sides is None or not isinstance(sums, Reduce):
             return None
-        found.append(_arrange(normal, sums, *sides, out, tuple(store.axes)))
+        found.append(_arrange(normal, sums, *sides, out, tuple(store.axes), roles))
     return found[0] if len(found) == 1 else _paired(*found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Roles:
+    """What a product is before axes of one element are dropped: the order of its sums is found from it."""
+
+    is_matrix: bool  # a factor has axes of its own
+    along: tuple[tuple[Dim, str], ...] = ()
+
+
+def _roles(kernel: Kernel) -> _Roles:
+    """A sum is a dot product of rows where few rows are multiplied by a matrix whose rows it goes along, or a matrix by
+    one column; else terms are added one after the other. What counts are the sizes, known or not."""
+    store = kernel.stores[0]
+    sums = next((n for n in postorder([store.value]) if isinstance(n, Reduce)), None)
+    product = sums.body.args if sums is not None and isinstance(sums.body, Scalar) else ()
+    factors = [x for x in map(_through_cast, product) if isinstance(x, Load)]
+    if sums is None or len(kernel.stores) != 1 or len(factors) != 2:
+        return _Roles(is_matrix=False)
+    left, right = factors
+    own = {left: [a for a in store.axes if a in left.free - right.free],
+           right: [a for a in store.axes if a in right.free - left.free]}  # fmt: skip
+    if store.axes and store.axes[-1] in own[left]:
+        left, right = right, left
+    rows, columns = (dim_prod([a.extent for a in own[side]]) for side in (left, right))
+    few = _is_at_most(rows, ROWS_ALONG)
+    single = _is_at_most(columns, 1) if own[left] else 0
+    found: list[tuple[Dim, str]] = []
+    for side, where in ((right, few * (1 - single)), (left, single)):
+        if own[side] and side.dtype.is_float and where != 0 and _lies_along(side, sums.axes):
+            found.append((where, side.buffer.name))
+    return _Roles(bool(own[left] or own[right]), tuple(found))
+
+
+def _is_at_most(size: Dim, most: int) -> Dim:
+    """1 where it is, else 0."""
+    return dim_max(0, dim_min(1, most + 1 - size))
+
+
+def _lies_along(side: Load, axes: Sequence[Axis]) -> bool:
+    """Whether neighbours in memory are terms of one sum."""
+    near = [atom for atom, step in linear(side.index[-1]).terms.items() if step == 1] if side.index else []
+    return bool(near) and all(atom.free & set(axes) for atom in near)
 
 
 def _sides(sums: Reduce | Scan) -> tuple[Operand, Operand] | None:
@@ -163,9 +208,9 @@ def _affine(name: str, dtype: DType, address: Expr) -> Operand | None:
 
 
 def _arrange(
-    kernel: Kernel, sums: Reduce, left: Operand, right: Operand, out: Operand, axes: tuple[Axis, ...]
+    kernel: Kernel, sums: Reduce, left: Operand, right: Operand, out: Operand, axes: tuple[Axis, ...], roles: _Roles
 ) -> MatrixKernel | None:
-    """Axes by role. The side whose own axis is the output's innermost is B."""
+    """Axes by role. The side whose own axis is the output's innermost is B. A matrix of one column has a column."""
     (inner,) = sums.axes
     if inner not in left.strides or inner not in right.strides:
         return None
@@ -181,7 +226,8 @@ def _arrange(
         return None
     # rows and columns that the output keeps apart from the others: heads, for one
     batch = tuple(a for a in axes if a is not row and a is not column)
-    return MatrixKernel(kernel, sums, left, right, out, row, column, inner, batch)
+    column = Axis("single", 1) if column is None and roles.is_matrix else column
+    return MatrixKernel(kernel, sums, left, right, out, row, column, inner, batch, roles.along)
 
 
 def _overlaps(side: Operand, column: Axis, inner: Axis) -> bool:
@@ -308,17 +354,16 @@ class MatrixPlan:
 
 
 def plan_matrix(
-    matrix: MatrixKernel, name: str, target: Target, *, is_fresh: bool = False, in_loop: bool = False
+    matrix: MatrixKernel, name: str, target: Target, kept: frozenset[str] = frozenset(), *, in_loop: bool = False
 ) -> MatrixPlan | None:
     """Choose the template's parameters for the sizes of a kernel, or for their upper bounds.
 
-    Where B is fresh in every run, packing it once for all runs is not an option, and it may be read in place. In a
-    loop, smaller pieces are worth handing out.
+    Where B is not kept but fresh in every run, packing it once for all runs is not an option, and it may be read in
+    place. In a loop, smaller pieces are worth handing out.
     """
-    if matrix.a.dtype.is_complex or matrix.columns is None:
+    if matrix.a.dtype.is_complex or matrix.columns is None or read_along(matrix, kept) == 1:
         return None
-    if is_fresh and reads_along(matrix):
-        return None
+    is_fresh = matrix.b.buffer not in kept
     m, n, k = (planned(matrix.extent(a)) for a in (matrix.rows, matrix.columns, matrix.inner))
     batch = 1
     for axis in matrix.batch:
@@ -360,27 +405,15 @@ def plan_matrix(
     return plan if plan.packs_in_one_go() else None
 
 
-def reads_along(matrix: MatrixKernel) -> bool:
-    """A few vectors, and a matrix that is summed along its rows: loops read them where they lie."""
-    most = bounds(matrix.extent(matrix.rows))[1]
-    return may_read_along(matrix) and most is not None and most <= ROWS_ALONG
+def read_along(matrix: MatrixKernel, kept: frozenset[str]) -> Dim:
+    """1 where loops read both factors along their rows, else 0; a matrix that stays from run to run is packed."""
+    return sum((where for where, buffer in matrix.along if buffer not in kept), 0)
 
 
-def may_read_along(matrix: MatrixKernel) -> bool:
-    """The same, where the vectors are few."""
-    along = matrix.columns is not None and matrix.b.stride(matrix.inner) == 1 != matrix.b.stride(matrix.columns)
-    return along and matrix.b.dtype.is_float
-
-
-def has_few_rows(matrix: MatrixKernel) -> Dim:
-    """1 where they are few, else 0."""
-    return dim_max(0, dim_min(1, ROWS_ALONG + 1 - matrix.extent(matrix.rows)))
-
-
-def along_kernel(matrix: MatrixKernel) -> Kernel:
-    """The kernel as loops that read both factors along their rows."""
+def along_kernel(matrix: MatrixKernel, order: str = "dot") -> Kernel:
+    """The kernel as loops, whose sums have an order: "dot" where they read both factors along their rows."""
     (store,) = matrix.kernel.stores
-    sums = {r: Reduce(r.kind, r.axes, r.body, "dot") for r in (matrix.sums, matrix.second) if r is not None}
+    sums = {r: Reduce(r.kind, r.axes, r.body, order) for r in (matrix.sums, matrix.second) if r is not None}
     done: dict[Expr, Expr] = {}
     for node in postorder((store.value,)):
         made = tuple(done[x] for x in node.inputs)
@@ -393,11 +426,11 @@ def few_rows_together(matrix: MatrixKernel, target: Target) -> Kernel:
     both factors is used several times."""
     kernel = along_kernel(matrix)
     (store,) = kernel.stores
+    rows = matrix.extent(matrix.rows)
+    if matrix.rows is None or matrix.columns not in store.axes or not isinstance(rows, int) or rows > ROWS_ALONG:
+        return kernel
     assert matrix.columns is not None
     columns = matrix.columns.extent
-    if matrix.rows is None or not isinstance(matrix.rows.extent, int):
-        return kernel
-    rows = matrix.rows.extent
     most = max(1, (3 * target.vector_registers // 4) // rows)
     beside = 1
     if isinstance(columns, int):
