@@ -29,7 +29,7 @@ from strata.kernel.ir import (
 from strata.kernel.legal import check_own_schedule, check_schedule, loops_of
 from strata.kernel.nans import is_below, need_no_nan
 from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, make_nest
-from strata.kernel.order import REGISTERS, STEPS, Machine, sum_bytes
+from strata.kernel.order import REGISTERS, STEPS, Machine, groups_of, sum_bytes
 from strata.kernel.passes.bitcast_moves import as_bits
 from strata.kernel.passes.hoist_gather import columns_first
 from strata.kernel.passes.interleave import SPREADS, combs, unroll_short_rows

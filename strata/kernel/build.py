@@ -225,11 +225,9 @@ class KernelBuilder:
 
     def broadcast(self, index: Sequence[Expr], shape: Shape) -> Index:
         """The index into an operand of a shape for one of the output: right-aligned, 0 where an element is used again.
-        Of an operand that is used once, axes of one element stay: sums are ordered as where sizes are not known."""
+        Axes of one element stay: sums are ordered as where sizes are not known."""
         last = index[len(index) - len(shape) :]
-        if not any(d == 1 and interval(i) != (0, 0) for i, d in zip(last, shape, strict=True)):
-            return tuple(last)
-        return tuple(Const(0, i64) if d == 1 else i for i, d in zip(last, shape, strict=True))
+        return tuple(Const(0, i64) if d == 1 and interval(i) != (0, 0) else i for i, d in zip(last, shape, strict=True))
 
     def reshape(self, index: Sequence[Expr], shape: Shape, other: Shape) -> Index:
         """The index into another shape of the same elements. Axes that are in both stay as they are."""
@@ -249,16 +247,19 @@ class KernelBuilder:
 
 
 def _same_axes(shape: Shape, other: Shape, index: Sequence[Expr]) -> tuple[list[Expr], Shape, Shape, Sequence[Expr]]:
-    """The index of axes of another shape that are first in both, axes of one element left out, and what is behind."""
+    """The index of axes of another shape that are first in both, and what is behind them. Of axes of one element, some
+    are in one shape alone; those that are read at an axis count first."""
     found: list[Expr] = []
     at = 0
     while at < len(shape) and len(found) < len(other):
         same, is_one = shape[at] == other[len(found)], other[len(found)] == 1
-        if not same and not is_one and shape[at] != 1:
-            break
-        if same or is_one:
+        if shape[at] == 1 and (not same or (not index[at].free and shape[at + 1 : at + 2] == (1,))):
+            at += 1
+        elif same or is_one:
             found.append(index[at] if same else Const(0, i64))
-        at += same or not is_one
+            at += same
+        else:
+            break
     return found, shape[at:], other[len(found) :], index[at:]
 
 

@@ -65,9 +65,10 @@ def order_of(node: Reduce | Scan) -> str:
     if node.order:
         return node.order
     mine = frozenset(bound_axes(node))
+    several = frozenset(a for a in mine if a.extent != 1)
     found = False
     for load in postorder((node.body,)):
-        if isinstance(load, Load) and load.index and load.free & mine:
+        if isinstance(load, Load) and load.index and load.free & several:
             last = next(
                 i for i, d in zip(reversed(load.index), reversed(load.buffer.shape), strict=True) if _moves(i, d)
             )
@@ -100,7 +101,7 @@ def _follows(load: Load, outer: Axis, inner: Axis) -> bool:
     """Whether a load has one axis right behind the other."""
     places = [(i, d) for i, d in zip(load.index, load.buffer.shape, strict=True) if _moves(i, d)]
     mine = [at for at, (i, _) in enumerate(places) if i.free & {outer, inner}]
-    if not mine:
+    if len(mine) < 2 and all(places[at][1] == 1 for at in mine):  # it is used again, all but surely
         return not (load.where is not None and load.where.free & {outer, inner})
     if len(mine) != 2 or mine[1] != mine[0] + 1:
         return False

@@ -66,7 +66,7 @@ def emitted(
         return (_or_along(usage, found, along, target, module) if along != 0 else usage), module
     if found is not None and along == 1:
         kernel = few_rows_together(found, target)
-    elif found is not None and found.columns is not None and not found.a.dtype.is_complex:
+    elif found is not None and found.columns is not None and found.sums.sums_products:
         kernel = along_kernel(found, "serial")
     pool = plan_pool(kernel, target) if not kernel.schedule else None
     if pool is not None:

@@ -25,7 +25,21 @@ from strata.backends.llvm.jit.calling_convention import Loops
 from strata.backends.llvm.loops.accumulate import Accumulator
 from strata.backends.llvm.loops.values import Context, Values
 from strata.core import Dim, Target, dim_max, dim_min, dim_prod, f32
-from strata.kernel import Axis, Buffer, Const, Expr, Kernel, Load, Reduce, Scalar, Scan, identity, linear, postorder
+from strata.kernel import (
+    Axis,
+    Buffer,
+    Const,
+    Expr,
+    Kernel,
+    Load,
+    Reduce,
+    Scalar,
+    Scan,
+    groups_of,
+    identity,
+    linear,
+    postorder,
+)
 
 LINES: Final = (8, 4, 2, 1)  # of tiles
 MOST_STRIDE: Final = 8  # along a line: vectors that one is picked from
@@ -147,8 +161,8 @@ def _tiles(planes: int, height: Dim, width: int) -> tuple[int, int, tuple[int, .
 
 def windowed(pooled: Reduce) -> Load | None:
     """What a pool reads: elements of windows, and outside of the array what changes nothing."""
-    if pooled.kind not in KINDS:
-        return None
+    if pooled.kind not in KINDS or (pooled.is_rounded and len(groups_of(pooled)) < len(pooled.axes)):
+        return None  # sums over whole planes are sums of rows
     body = pooled.body
     if isinstance(body, Scalar) and body.name == "select":
         inside, body, fill = body.args

@@ -127,27 +127,29 @@ class _Roles:
 
 
 def _roles(kernel: Kernel) -> _Roles:
-    """A sum is a dot product of rows where few rows are multiplied by a matrix whose rows it goes along, or a matrix by
-    one column; else terms are added one after the other. What counts are the sizes, known or not."""
+    """A sum is a dot product where few rows are multiplied by a matrix whose rows it goes along, a matrix by one column,
+    or a row by a column; else terms are added one after the other. What counts are sizes, known or not."""
     store = kernel.stores[0]
     sums = next((n for n in postorder([store.value]) if isinstance(n, Reduce)), None)
     product = sums.body.args if sums is not None and isinstance(sums.body, Scalar) else ()
     factors = [x for x in map(_through_cast, product) if isinstance(x, Load)]
-    if sums is None or len(kernel.stores) != 1 or len(factors) != 2:
+    if sums is None or len(kernel.stores) != 1 or len(factors) != 2 or not sums.dtype.is_float:
         return _Roles(is_matrix=False)
     left, right = factors
     own = {left: [a for a in store.axes if a in left.free - right.free],
            right: [a for a in store.axes if a in right.free - left.free]}  # fmt: skip
-    if store.axes and store.axes[-1] in own[left]:
+    if not own[left] and not own[right]:
+        return _Roles(is_matrix=False)
+    if store.axes[-1] in own[left]:
         left, right = right, left
     rows, columns = (dim_prod([a.extent for a in own[side]]) for side in (left, right))
-    few = _is_at_most(rows, ROWS_ALONG)
-    single = _is_at_most(columns, 1) if own[left] else 0
-    found: list[tuple[Dim, str]] = []
-    for side, where in ((right, few * (1 - single)), (left, single)):
-        if own[side] and side.dtype.is_float and where != 0 and _lies_along(side, sums.axes):
-            found.append((where, side.buffer.name))
-    return _Roles(bool(own[left] or own[right]), tuple(found))
+    alone, single = _is_at_most(rows * columns, 1), _is_at_most(columns, 1)
+    found: list[tuple[Dim, str]] = [(alone, "")]
+    if _lies_along(right, sums.axes):
+        found.append((_is_at_most(rows, ROWS_ALONG) * (1 - single), right.buffer.name))
+    if _lies_along(left, sums.axes):
+        found.append((single - alone, left.buffer.name))
+    return _Roles(is_matrix=True, along=tuple((where, name) for where, name in found if where != 0))
 
 
 def _is_at_most(size: Dim, most: int) -> Dim:
