@@ -127,7 +127,7 @@ class _Roles:
 
 
 def _roles(kernel: Kernel) -> _Roles:
-    """A sum is a dot product where few rows are multiplied by a matrix whose rows it goes along, a matrix by one column,
+    """A sum is a dot product where few rows are multiplied by a matrix that it goes along, a matrix by one column,
     or a row by a column; else terms are added one after the other. What counts are sizes, known or not."""
     store = kernel.stores[0]
     sums = next((n for n in postorder([store.value]) if isinstance(n, Reduce)), None)
