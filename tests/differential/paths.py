@@ -181,7 +181,7 @@ def check(program: Program, paths: Sequence[str] = MAIN) -> None:
                 check(without_unused(replace(program, outputs=(i,))), paths)
             return
         if path in BITS and not isinstance(got, type):
-            if path in OPEN and ("bits" not in paths or _rounds_by_size(program)):
+            if path in OPEN and "bits" not in paths:
                 continue
             key = has_params and path in ("later", "jit", "bucketed")  # where parameters are inputs like others
             known = first.setdefault(key, (path, got))
@@ -230,12 +230,6 @@ def _check_sizes(program: Program, ways: Run) -> None:
         got, meaning = _outcome(lambda: run(ways.opened, feeds)), _meaning(other)  # noqa: B023
         if len(program.outputs) == 1 or not isinstance(got, type) or not isinstance(meaning, type):
             judge(f"symbolic at {values}", got, meaning)  # of several errors one is first: which one may differ
-
-
-def _rounds_by_size(program: Program) -> bool:
-    """Sums of complex numbers and transforms still round in an order that depends on which sizes are known."""
-    steps = [s for s in program.steps if "fft" in s.name or any(getattr(a, "is_complex", False) for a in s.args)]
-    return bool(steps) or any(leaf.dtype.is_complex for leaf in program.leaves)
 
 
 def _any_numbers(program: Program) -> bool:

@@ -173,5 +173,26 @@ REGRESSIONS: dict[str, Program] = {
         leaf(f32, 8, "n"), n=16, low=4,
         steps=[at_op("pool_sum", 1, kernel=(4,), stride=(3,), padding=((0, 1),), dilation=(1,))],
     ),
+    "a product with one column": program(
+        leaf(f32, 40, 70), leaf(f32, 70, "n"), steps=[Step("matmul", (V[0], V[1]))], n=1
+    ),
+    "a product with one row": program(
+        leaf(f32, "n", 70), leaf(f32, 70, 40), steps=[Step("matmul", (V[0], V[1]))], n=1
+    ),
+    "a row times a column": program(leaf(f32, "n", 70), leaf(f32, 70, "n"), steps=[Step("matmul", (V[0], V[1]))], n=1),
+    "a row times a matrix of one column": program(
+        leaf(f32, 70), leaf(f32, 70, "n"), steps=[Step("matmul", (V[0], V[1]))], n=1
+    ),
+    "squares of a column": program(
+        leaf(f32, 7, "n"), steps=[Step("multiply", (V[0], V[0])), Step("sum", (V[1],), (("axis", None),))], n=1
+    ),
+    "the product of one between others": program(
+        leaf(f32, 4, "n", 5), steps=[Step("prod", (V[0],), (("axis", None),))], n=1
+    ),
+    "a sum of planes that keeps them": program(
+        leaf(f32, 4, 5, "n"), steps=[Step("sum", (V[0],), (("axis", (0, 1)), ("keepdims", True)))]
+    ),
+    "the variance of planes": program(leaf(f32, 4, 5, "n"), steps=[Step("var", (V[0],), (("axis", (0, 1)),))]),
+    "a complex sum": program(leaf(c128, 7, "n"), steps=[Step("sum", (V[0],), (("axis", None),))], n=17),
     "the least of eight bits": program(leaf(f8e4m3, 3, 2), steps=[exact("min", V[0], axis=0)]),
 }  # fmt: skip

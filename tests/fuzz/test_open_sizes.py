@@ -121,6 +121,44 @@ def test_short_rows(name: str, width: int, rng: np.random.Generator) -> None:
         assert same_bits(np.asarray(got), np.asarray(want)), n
 
 
+# what is computed, and the shapes of what it is computed from: 0 is the size that is open
+ONES: dict[str, tuple[Any, ...]] = {
+    "a matrix times a column": (ops.matmul, (40, 70), (70, 0)),
+    "a row times a matrix": (ops.matmul, (0, 70), (70, 40)),
+    "a row times a column": (ops.matmul, (0, 70), (70, 0)),
+    "a row times a matrix that lies along": (lambda x, y: ops.matmul(x, ops.transpose(y)), (0, 70), (40, 70)),
+    "a column that lies along": (lambda x, y: ops.matmul(x, ops.transpose(y)), (40, 70), (0, 70)),
+    "a vector times columns": (ops.matmul, (70,), (70, 0)),
+    "rows times a vector": (ops.matmul, (0, 70), (70,)),
+    "columns of an einsum": (lambda x, y: ops.einsum("ij,jk->ik", x, y), (40, 70), (70, 0)),
+    "a gram product": (lambda x: ops.matmul(x, ops.transpose(x)), (3, 0)),
+    "squares": (lambda x: ops.sum(x * x), (7, 0)),
+    "a product of all": (lambda x: ops.prod(ops.cos(x) + 1.0), (4, 0, 5)),
+    "a sum that keeps planes": (lambda x: ops.sum(x, axis=(0, 1), keepdims=True), (4, 5, 0)),
+    "a variance of planes": (lambda x: ops.var(x, axis=(0, 1)), (4, 5, 0)),
+    "a variance around": (lambda x: ops.var(x, axis=(0, 1)), (4, 0, 5)),
+    "means of columns": (lambda x: x - ops.mean(x, axis=0, keepdims=True), (7, 0)),
+    "a flat sum": (lambda x: ops.sum(ops.reshape(x, (-1,))), (7, 0, 3)),
+}
+
+
+@pytest.mark.parametrize("name", ONES)
+def test_axes_of_few_elements(name: str, rng: np.random.Generator) -> None:
+    """An axis of one element is an axis, known or not: it decides over the order of sums like any other."""
+    fn, *shapes = ONES[name]
+
+    def compiled(n: Dim) -> Any:
+        g = Graph("ones")
+        sized = [tuple(n if d == 0 else d for d in shape) for shape in shapes]
+        return Session("cpu").compile(g.outputs(fn(*(g.input(f"x{i}", s, "f32") for i, s in enumerate(sized)))))
+
+    open_ = compiled(st.sym("n", 1))
+    for n in (1, 2, 3, 13, 17):
+        feeds = {f"x{i}": rng.standard_normal([d or n for d in s]).astype(np.float32) for i, s in enumerate(shapes)}
+        (got,), (want,) = open_.run(feeds), compiled(n).run(feeds)
+        assert same_bits(np.asarray(got), np.asarray(want)), n
+
+
 def test_jit_and_its_buckets(rng: np.random.Generator) -> None:
     def f(x: st.Tensor) -> st.Tensor:
         return st.softmax(st.layer_norm(x)).cumsum(axis=-1).mean(axis=0)
