@@ -127,8 +127,12 @@ def plan_sources(lir: Lir, target: Target, *, in_loop: bool = False) -> tuple[di
         for at, step in enumerate(lir.schedule)
         if step.kernel is None and (made := native_op(step.nodes[0], target, step.views)) is not None
     }
-    still = {(s.name, at) for s in lir.schedule for at, x in enumerate(s.inputs)
-             if lir.buffer(x).role in KEPT or _convolves(s)}
+    still = {
+        (s.name, at)
+        for s in lir.schedule
+        for at, x in enumerate(s.inputs)
+        if lir.buffer(x).role in KEPT or _convolves(s)
+    }
     kernels = {}
     for name, k in lir.kernels.items():
         kept = [b for at, b in enumerate(k.input_names) if (name, at) in still]
