@@ -22,7 +22,7 @@ from strata.core import Dim, TensorType, new_lock, substitute
 from strata.errors import OutOfMemoryError, StrataError
 from strata.kernel import Buffer as KernelBuffer
 from strata.kernel import Kernel, show_kernel
-from strata.lir import Buffer, Lir, Step
+from strata.lir import Lir, Step
 
 KEPT_KERNELS = 4096  # that a driver remembers; plans keep theirs
 KEPT_BYTES = 1 << 30  # that a pool holds for later runs
@@ -406,10 +406,6 @@ def _last_reads(lir: Lir) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     results = set(lir.io.outputs)
     for name, at in last.items():
-        if _is_passing(lir.buffer(name)) and name not in results:
+        if lir.buffer(name).role in ("scratch", "input") and name not in results:
             found.setdefault(at, []).append(name)
     return found
-
-
-def _is_passing(buffer: Buffer) -> bool:
-    return buffer.role in ("scratch", "input")

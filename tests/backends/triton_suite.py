@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 import strata.ops  # noqa: F401 - fills the registry
 from strata.backends import register_backend
-from strata.backends.triton.backend import interpreted, planned
+from strata.backends.triton.backend import PlannedBackend, interpreted
 from strata.backends.triton.compile import binary_of, compiled
 from strata.backends.triton.render import Program, render
 from strata.backends.triton.target import Gpu
@@ -61,7 +61,7 @@ def programs(case: Case) -> Iterator[Program]:
 
 def compile_all(found: Iterator[Case], gpu: Gpu) -> int:
     """Compiles the kernels of cases, each text once; gives how many fail."""
-    register_backend("triton_planned", planned(gpu))
+    register_backend("triton_planned", PlannedBackend(gpu))
     seen: set[str] = set()
     bad, spilled, most, start = 0, 0, 0, time.monotonic()
     for case in found:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from strata.backends.offload import Driver, OffloadBackend, OffloadExecutable
 from strata.backends.triton.cuda import CudaDriver, count
 from strata.backends.triton.pairs import takes_pairs
@@ -49,16 +47,12 @@ def interpreted() -> TritonBackend:
     """A backend whose kernels run in Triton's interpreter, for tests."""
     from strata.backends.triton.interpreter import InterpreterDriver
 
-    driver: Any = InterpreterDriver()
-    return TritonBackend("triton_interpreter", Gpu.named("sm_90"), driver)
+    return TritonBackend("triton_interpreter", Gpu.named("sm_90"), InterpreterDriver())
 
 
-def planned(gpu: Gpu) -> TritonBackend:
+class PlannedBackend(TritonBackend):
     """A backend that only plans: for looking at kernels, and compiling them, where there is no GPU."""
-    return _Planned(gpu)
 
-
-class _Planned(TritonBackend):
     def __init__(self, gpu: Gpu) -> None:
         self.name, self.gpu = "triton_planned", gpu
 
