@@ -4,9 +4,14 @@
     python docs/check.py PAGE...    run the code of these pages and show what it prints
     python docs/check.py --compare PAGE...   exit code 1 where that is not what the pages show
     python docs/check.py --update PAGE...    and write it into the pages; read the diff
+    python docs/check.py --follow PAGE...    edit this tree as these guides say
+    python docs/check.py --followed PAGE...  as --compare, in a tree that was edited so
 
 The Python blocks of a page are one program, run in order. A `text` block right behind one is its output: it must be
 equal, and `...` in it stands for anything on that line (a time, a path).
+
+A guide that adds to the source tree says where: "```python strata/passes/fuse/mine.py" is a new file, or the end of one
+that exists; "```diff" changes the file behind `---`, which has the block's old lines in one place.
 """
 
 from __future__ import annotations
@@ -26,17 +31,18 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```(\w*)[ \t]*([^\n]*)\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A Python block: its code, the line it starts at, and its expected output, if the page shows one."""
+    """A Python block: its code, the line it starts at, its expected output and its file, if the page shows them."""
 
     code: str
     line: int
     expected: str | None
+    file: str = ""
 
 
 def pages() -> list[Path]:
@@ -59,16 +65,46 @@ def blocks(page: Path) -> list[Block]:
             continue
         follower = found[at + 1] if at + 1 < len(found) else None
         is_output = follower is not None and follower[1] == "text" and not text[match.end() : follower.start()].strip()
-        expected = follower[2] if is_output and follower is not None else None
-        made.append(Block(match[2], text.count("\n", 0, match.start(2)), expected))
+        expected = follower[3] if is_output and follower is not None else None
+        made.append(Block(match[3], text.count("\n", 0, match.start(3)), expected, match[2].strip()))
     return made
 
 
-def run_page(page: Path) -> Iterator[tuple[Block, str]]:
-    """Run the blocks of a page in a folder of their own; gives each with what it printed."""
+def edited(page: Path) -> list[str]:
+    """The files that a guide touches."""
+    diffs = [
+        m[3].split("\n", 1)[0].removeprefix("--- ") for m in FENCE.finditer(page.read_text("utf-8")) if m[1] == "diff"
+    ]
+    return list(dict.fromkeys([*(b.file for b in blocks(page) if b.file), *diffs]))
+
+
+def follow(page: Path) -> None:
+    """Edit this tree as a guide says."""
+    for block in blocks(page):
+        if block.file:
+            place = ROOT / block.file
+            before = place.read_text("utf-8") + "\n\n" if place.exists() else ""
+            place.write_text(before + block.code, "utf-8")
+    for match in FENCE.finditer(page.read_text("utf-8")):
+        if match[1] == "diff":
+            name, *lines = match[3].splitlines()
+            place = ROOT / name.removeprefix("--- ")
+            old, new = ("".join(f"{line[1:]}\n" for line in lines if line[:1] in f" {sign}") for sign in "-+")
+            text = place.read_text("utf-8")
+            if text.count(old) != 1:
+                raise ValueError(f"{page.name}: {place.name} has these lines {text.count(old)} times:\n{old}")
+            place.write_text(text.replace(old, new), "utf-8")
+
+
+def run_page(page: Path, *, followed: bool = False) -> Iterator[tuple[Block, str]]:
+    """Run the blocks of a page in a folder of their own; gives each with what it printed.
+
+    Where the page was followed, what it puts into files is there already."""
     names: dict[str, Any] = {"__name__": "__main__"}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for block in blocks(page):
+            if followed and block.file:
+                continue
             code = compile(
                 "\n" * block.line + block.code, str(page), "exec", dont_inherit=True
             )  # lines are the page's own
@@ -78,10 +114,10 @@ def run_page(page: Path) -> Iterator[tuple[Block, str]]:
             yield block, printed.getvalue()
 
 
-def differences(page: Path) -> list[str]:
+def differences(page: Path, *, followed: bool = False) -> list[str]:
     """Blocks whose output is not what the page shows."""
     found = []
-    for block, printed in run_page(page):
+    for block, printed in run_page(page, followed=followed):
         if block.expected is not None and not agrees(block.expected, printed):
             found.append(
                 f"{page.relative_to(ROOT)}:{block.line}: the page shows\n{block.expected}\nbut it prints\n{printed}"
@@ -235,8 +271,13 @@ def main(argv: list[str]) -> int:
         for page in map(Path, argv[1:]):
             update(page.resolve())
         return 0
-    if argv[:1] == ["--compare"]:
-        found = [told for page in map(Path, argv[1:]) for told in differences(page.resolve())]
+    if argv[:1] == ["--follow"]:
+        for page in map(Path, argv[1:]):
+            follow(page)
+        return 0
+    if argv[:1] in (["--compare"], ["--followed"]):
+        followed = argv[0] == "--followed"
+        found = [told for page in map(Path, argv[1:]) for told in differences(page.resolve(), followed=followed)]
         print("\n".join(found))
         return bool(found)
     if argv:
