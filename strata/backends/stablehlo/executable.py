@@ -130,8 +130,7 @@ class XlaExecutable(Executable):
             if text.is_checked and self.place.take(results.pop()):
                 self._raise(stage, values)
             values.update(zip(stage.gives, results, strict=True))
-        for out, result in zip(outputs, graph.results, strict=True):
-            np.copyto(out, self.place.take(values[result]))
+        self.fill(outputs, [self.place.take(values[result]) for result in graph.results])
 
     def _raise(self, stage: Stage, values: Mapping[Value, Any]) -> None:
         """A module says that something in it is an error: NumPy finds out which, and where it comes from."""
