@@ -96,7 +96,7 @@ torture: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/check.py
-	$(BIN)/python -m pytest -q tests/api/test_docs.py tests/api/test_readme.py
+	$(BIN)/python -m pytest -q tests/api/test_docs.py tests/api/test_readme.py tests/guides
 
 # Errors of ops in ulp, measured on this machine.
 numerics: $(VENV)/.dev

@@ -88,7 +88,7 @@ class Config:
     check_indices: bool = field(default=False, metadata=_KEY)
     """Emit a range check at each gathered or scattered index."""
     winograd: bool = field(default=True, metadata=_KEY)
-    """Convolve with fewer products where that is faster; False multiplies every tap with every pixel."""
+    """Winograd convolution where that is faster; False multiplies every tap with every pixel."""
     max_nodes: int = 1 << 18
     """Nodes that an ONNX model may become, with every call of a function and every step of a loop that is written
     out."""

@@ -94,7 +94,7 @@ def random_array(kind: TensorType, rng: np.random.Generator) -> np.ndarray:
 
 
 def random_weight(kind: TensorType, rng: np.random.Generator) -> np.ndarray:
-    """As an input, but scaled so that a product with it keeps its size."""
+    """As an input, but scaled so that a matmul with it keeps its size."""
     made = random_array(kind, rng)
     shape = kind.static_shape
     return (

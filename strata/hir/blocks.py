@@ -48,7 +48,7 @@ class LinearFused(Block):
 
 @block("shared_linear_pair")
 class SharedLinearPair(Block):
-    """x · w1 and x · w2: one product with both weights side by side, or two."""
+    """x · w1 and x · w2: one matmul with both weights side by side, or two."""
 
     def lower(self, x: Value, w1: Value, w2: Value, *, fusable: bool) -> tuple[Value, Value]:
         if fusable:

@@ -6,7 +6,7 @@ rows. So its order is found from the way its terms lie in memory, and never from
     rows       the terms lie side by side: term k goes to chain k % CHAINS, the chains are joined by halves
     dot        the same with fewer chains: many such sums are done beside each other
     columns    other elements lie between them, of sums that are done side by side: one term after the other
-    serial     one term after the other, without blocks: how products of matrices are summed, and sums of blocks joined
+    serial     one term after the other, without blocks: how matmuls are summed, and sums of blocks joined
 
 CHAINS is a number of registers (REGISTERS) times the lanes of one. Rows and columns are summed in blocks of so many
 terms, each from zero, whose sums are joined in their order. A block is what one thread sums at least, and rounding

@@ -10,7 +10,7 @@ def may_take_over(lir: Lir, name: str, output: int) -> bool:
     """Whether an output may be written where an input lies: nothing reads the input once writing has begun.
 
     The step that writes may itself read it: an update starts from it, and a kernel computes each element before it
-    stores it, so that reads at the element's own index come first; epilogues of products, too, read beside their sums.
+    stores it, so that reads at the element's own index come first; epilogues of matmuls, too, read beside their sums.
     """
     source, result = dict(lir.io.inputs)[name], lir.io.outputs[output]
     if source in lir.io.outputs or lir.io.outputs.count(result) != 1 or lir.buffer(result).role != "result":

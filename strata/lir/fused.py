@@ -181,7 +181,7 @@ class KernelOf:
         wrong: dict[Value, str] = {}
         own = set(self.group.roots)
         products = {v for n in self.group.nodes if traits(n).contracts for v in n.outputs}
-        beside: dict[Value, str] = {}  # other sums, which are fine where the product goes elsewhere
+        beside: dict[Value, str] = {}  # other sums, which are fine where the matmul goes elsewhere
         for axes, value, root in self.stores:
             prefixes = [frozenset(axes[:n]) for n in range(len(axes) + 1)]
             for e in postorder([value]):

@@ -101,7 +101,7 @@ class _Grouper:
             ends = [x for x in node.inputs if x in self.sliding and _stays_in_place(node, x)]
             if ends or (node.inputs and self._traits(node).slides):
                 self.sliding.update(node.outputs)
-        self.halves: set[int] = set()  # slices: the two halves of a product, where they meet element by element
+        self.halves: set[int] = set()  # slices: the two halves of a matmul, where they meet element by element
         self.products = self._find_products()
 
     def _traits(self, node: Node) -> Traits:
@@ -297,7 +297,7 @@ class _Grouper:
         return total
 
     def _stores_product(self, x: Value, reader: Node) -> bool:
-        """Whether x is a product that the reader cannot be an epilogue of: it is stored, or will be."""
+        """Whether x is a matmul that the reader cannot be an epilogue of: it is stored, or will be."""
         return self._traits(x.node).contracts and not self._is_epilogue(reader, x)
 
     def _find_products(self) -> dict[Value, Node]:

@@ -13,7 +13,7 @@ from strata.core import Dim, divide_exactly, substitute
 from strata.lir.traits import traits
 from strata.mir import Constant, Input, Node, Param, Value
 
-RUN = 8  # elements side by side of a product that has been moved: fewer would leave most lanes of vectors empty
+RUN = 8  # elements side by side of a matmul that has been moved: fewer would leave most lanes of vectors empty
 VIEWS = ("transpose", "reshape", "broadcast_to", "slice", "fence")  # movements that can be read in place
 
 
@@ -77,9 +77,9 @@ def view_strides(value: Value, base: Value | None = None) -> Spacing | None:
 
 
 def keeps_runs(value: Value, products: Mapping[Value, Node]) -> bool:
-    """Whether the rows or the columns of a product lie one after the other where it has been moved to.
+    """Whether the rows or the columns of a matmul lie one after the other where it has been moved to.
 
-    Where only a few elements do, as after a shuffle of pixels, the product would be many of a few columns each. What
+    Where only a few elements do, as after a shuffle of pixels, the matmul would be many of a few columns each. What
     is put between, or has sizes that are not known, is taken to lie well."""
     if not all(isinstance(d, int) for d in value.shape) or 0 in value.shape:
         return True

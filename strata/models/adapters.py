@@ -23,7 +23,7 @@ _PART = re.compile(r"(.*)\.lora_([AB])(?:\.default)?\.weight\Z")
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """A change of one product: W becomes W + scale · B · A, with A [rank, in] and B [out, rank]."""
+    """A change of one matmul: W becomes W + scale · B · A, with A [rank, in] and B [out, rank]."""
 
     a: np.ndarray
     b: np.ndarray
@@ -36,7 +36,7 @@ class LowRank:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """Changes by the name of a product, without `.weight`; weights that are replaced as a whole."""
+    """Changes by the name of a matmul, without `.weight`; weights that are replaced as a whole."""
 
     changes: dict[str, LowRank]
     replaced: dict[str, np.ndarray]
@@ -59,7 +59,7 @@ def load_adapter(folder: str | os.PathLike[str]) -> Adapter:
         if found is not None:
             parts.setdefault(found[1], {})[found[2]] = tensor
         elif ".lora_" in name:
-            raise FileError(f"adapter: {name!r} is no part of a product", code="F140")
+            raise FileError(f"adapter: {name!r} is no part of a matmul", code="F140")
         else:
             replaced[name.replace(".modules_to_save", "").replace(".default", "")] = tensor
     return Adapter({name: _change(name, pair, settings) for name, pair in parts.items()}, replaced)
@@ -97,7 +97,7 @@ def turned_rows(adapter: Adapter, heads: Mapping[str, int]) -> Adapter:
 
 
 def _is_turned(weights: Weights, name: str, change: LowRank) -> bool:
-    """Whether a product is stored [in, out], as in GPT-2; one that the change does not fit is refused."""
+    """Whether a matmul is stored [in, out], as in GPT-2; one that the change does not fit is refused."""
     found = weights.get(f"{name}.weight")
     if found is None:
         raise FileError(f"adapter: it changes {name!r}, which the model does not have", code="F142")
@@ -163,7 +163,7 @@ class AdapterSet:
         for name, change in self.blank.items():
             _is_turned(weights, name, change)
             if f"{name}.lora_A" not in bound:
-                raise FileError(f"adapter: it changes {name!r}, which is no product of the model", code="F142")
+                raise FileError(f"adapter: it changes {name!r}, which is no matmul of the model", code="F142")
 
     def values(self) -> dict[str, np.ndarray]:
         """The parameters of the active adapter; zeros where it changes nothing."""

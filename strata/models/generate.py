@@ -54,7 +54,7 @@ class Decoder(Model):
         self._tokenizer: Tokenizer | None = None
         self._graphs: dict[tuple[bool, Layout], CompiledGraph] = {}
         self._adapters: AdapterSet | None = None
-        self.is_quantized = False  # some weights are blocks, whose products with few rows and with many differ in bits
+        self.is_quantized = False  # some weights are blocks, whose matmuls with few rows and with many differ in bits
 
     outputs = ("logits",)
 

@@ -97,14 +97,14 @@ def check_shapes(what: str, weights: Weights, shapes: Mapping[str, tuple[int, ..
 class Builder:
     """A graph under construction whose parameters are weights by name.
 
-    Weights in 16 bits are widened when they are bound; quantised ones stay as their blocks, and products read those.
+    Weights in 16 bits are widened when they are bound; quantised ones stay as their blocks, and matmuls read those.
     """
 
     def __init__(self, name: str, weights: Weights) -> None:
         self.graph = Graph(name)
         self.weights = weights
         self.bound: dict[str, np.ndarray] = {}
-        self.changes: Mapping[str, Any] = {}  # low-rank changes of products, kept apart from the weights
+        self.changes: Mapping[str, Any] = {}  # low-rank changes of matmuls, kept apart from the weights
         self._known: dict[str, Value] = {}
         self._wrong: list[str] = []
 
@@ -177,7 +177,7 @@ class Builder:
         return y + self.param(f"{name}.bias", (n,)) if bias else y
 
     def changed(self, x: Value, y: Value, name: str) -> Value:
-        """A product with the low-rank change that belongs to it, if there is one."""
+        """A matmul with the low-rank change that belongs to it, if there is one."""
         change = self.changes.get(name)
         if change is None:
             return y
@@ -190,7 +190,7 @@ class Builder:
         return y + ops.matmul(ops.matmul(x, down), up)
 
     def linears(self, x: Value, names: list[str], ns: tuple[int, ...], k: int) -> list[Value]:
-        """Several products with one x. Quantised weights of one kind are laid one after the other and read as one."""
+        """Several matmuls with one x. Quantised weights of one kind are laid one after the other and read as one."""
         found = [self.tensor(f"{name}.weight", (n, k)) for name, n in zip(names, ns, strict=True)]
         packed = [t for t in found if isinstance(t, GgufTensor) and not t.is_plain]
         joinable = len(packed) == len(found) and len({t.kind for t in packed}) == 1

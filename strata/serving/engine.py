@@ -92,7 +92,7 @@ class Engine:
 
     `cache_tokens` is the room for keys and values of all requests together. A step computes at most `max_tokens` tokens
     of at most `max_requests` requests; at most `queue` more may wait. `adapters` are LoRA folders by name, which
-    requests may ask for. Products of quantised weights with more than three rows differ from those of one in their last
+    requests may ask for. Matmuls of quantised weights with more than three rows differ from those of one in their last
     bits; `exact` continues three requests at a time there, so that no request depends on the others. Inside of `with
     engine:` a thread of its own does the work; otherwise whoever waits does it.
     """

@@ -50,7 +50,7 @@ def _matmul(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
     x, y = xs
     b, result = w.b, types_of(op, xs)[0].dtype
     lead = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
-    if y.ndim == 2:  # one product of all rows
+    if y.ndim == 2:  # one matmul of all rows
         return dot(b, x, y, ([x.ndim - 1], [0]), ([], []), result)
     x, y = b.trailing(x, (*lead, *x.shape[-2:])), b.trailing(y, (*lead, *y.shape[-2:]))
     axes = list(range(len(lead)))

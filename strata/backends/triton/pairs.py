@@ -1,7 +1,7 @@
 """Complex numbers as pairs of reals: an equivalent kernel over buffers of twice the length.
 
 Triton has no complex numbers. Every complex value becomes two real ones, and every complex element two elements side by
-side, as they lie in memory anyway. Sums of complex products become sums of real ones, so that complex matrix products
+side, as they lie in memory anyway. Sums of complex products become sums of real ones, so that complex matmuls
 are tiles too. Products over an axis are left out: their parts depend on each other.
 """
 

@@ -1,7 +1,7 @@
 """Matmuls as tiles of `tl.dot`, with any epilogue.
 
 `y[b, m, n] = f(sum k : A(b, m, k) * B(b, k, n), …)`: axes that only one factor has are rows or columns, axes of both
-are batches, and the axes of the sum are one axis of terms. Matrix products, convolutions (as products of gathered
+are batches, and the axes of the sum are one axis of terms. Matmuls, convolutions (as matmuls of gathered
 windows) and their fusions all have this form. f32 is multiplied with full precision, f16 and bf16 on tensor cores with
 sums in f32, i8 with sums in i32.
 """
@@ -34,7 +34,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """A kernel of products over the same axes."""
+    """A kernel of matmuls over the same axes."""
 
     kernel: Kernel
     batch: tuple[Axis, ...]
@@ -198,7 +198,7 @@ def _place_batch(e: Emitter, axes: tuple[Axis, ...]) -> None:
 
 
 def _sums(e: Emitter, products: list[Product], tiles: Tiles) -> None:
-    """One loop over blocks of terms for products over the same axes, which may share factors."""
+    """One loop over blocks of terms for matmuls over the same axes, which may share factors."""
     total = dim_prod([a.extent for a in products[0].terms])
     extent = e.size(total)
     sums = []

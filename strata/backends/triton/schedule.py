@@ -3,7 +3,7 @@
     lanes 1024 warps 4                      programs of 1024 points
     rows 4 x 512 warps 4                    programs of 4 points, whose loops go 512 terms at a time
     squares 32 x 32 warps 4                 programs of points along two axes, for transposes
-    product 64 x 64 x 32 warps 4 stages 3   programs of a tile of a matrix product, 32 terms of its sums at a time
+    product 64 x 64 x 32 warps 4 stages 3   programs of a tile of a matmul, 32 terms of its sums at a time
 
 Sizes of blocks are powers of two. One heuristic chooses them from extents and from how elements lie in memory; sizes
 that are not known count as large.
@@ -48,7 +48,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """A tile of a matrix product."""
+    """A tile of a matmul."""
 
     rows: int
     columns: int

@@ -124,6 +124,6 @@ def _outermost(store: Store, roots: list[MapLoop | StoreStep]) -> Axis | None:
 
 
 def _flat_product(kernel: Kernel) -> Kernel:
-    """The kernel with the terms of its sums counted through, where that makes it a product for tiles."""
+    """The kernel with the terms of its sums counted through, where that makes it a matmul for tiles."""
     flat = flat_sums(kernel)
     return flat if flat is not kernel and find_product(make_nest(flat)) is not None else kernel

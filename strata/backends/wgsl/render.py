@@ -158,7 +158,7 @@ class _Renderer(Body):
         outside = tuple(a.extent for a in outer)
         return ((outside, 1), ((last.extent,), each))
 
-    # products
+    # matmuls
 
     def _tiles(self, product: Product, each: int, chain: list[MapLoop]) -> tuple[tuple[tuple[Dim, ...], int], ...]:
         side = SIDE * each

@@ -2,7 +2,7 @@
 
     points 2 by 64      the first two loops are points; an invocation each, 64 to a workgroup; other loops inside it
     words 1 of 4 by 64  points, four neighbours an invocation: it writes whole words of packed elements (words.py)
-    tiles 64 x 64 x 16 by 256   squares of a product's results (tiles.py)
+    tiles 64 x 64 x 16 by 256   squares of a matmul's results (tiles.py)
     rows 1 by 256       the first loop is rows; a workgroup each, whose 256 invocations share the loops inside
 
 The choice depends on the kernel alone, so that sums are added up in one order wherever they run.

@@ -2,7 +2,7 @@
 
 Of `sum k : a * b`, the axes of the result that only `a` depends on are rows, those that only `b` depends on are
 columns, and the rest are of a batch. Rows and columns are counted through, whatever number of axes they are, and so is
-k: a convolution is then a product whose factor is read through its window. Every result adds up its terms in the order
+k: a convolution is then a matmul whose factor is read through its window. Every result adds up its terms in the order
 of k, one by one, as it would without tiles.
 """
 
@@ -85,7 +85,7 @@ class Product:
 
 
 def find_product(nest: Block) -> Product | None:
-    """The product that a nest computes; None where it is something else, or too small for tiles."""
+    """The matmul that a nest computes; None where it is something else, or too small for tiles."""
     chain = parallel_chain(nest)
     if not chain:
         return None

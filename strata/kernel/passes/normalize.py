@@ -40,7 +40,7 @@ from strata.kernel.order import REGISTERS, alone, along, nested, order_of
 _SMALLEST_SPLIT = 8  # an inner axis shorter than a vector is worse than division
 
 
-@lru_cache(maxsize=64)  # those that look for a matrix product, a convolution and loops in one kernel all ask
+@lru_cache(maxsize=64)  # those that look for a matmul, a convolution and loops in one kernel all ask
 def normalize(kernel: Kernel) -> Kernel:
     """The same kernel in the form that nests are made from."""
     kernel = replace(kernel, stores=tuple(s for s in kernel.stores if all(a.extent != 0 for a in s.axes)))

@@ -192,7 +192,7 @@ class Conv(Convolving):
             value = k.guard(inside, lambda: k.cast(x[(n, first, *place)], wide), k.const(self.outside(), wide))
             return value * k.cast(w[(o, c, *taps)], wide)
 
-        if all(d == 1 for d in w.shape[2:]):  # a product of matrices
+        if all(d == 1 for d in w.shape[2:]):  # a matmul
             return k.cast(k.reduce("sum", w.shape[1:2], lambda c: term(c, *(k.index(0) for _ in at))), result)
         return k.cast(k.reduce("sum", tuple(w.shape[1:]), term), result)
 

@@ -112,7 +112,7 @@ class ConvLast(Op):
             value = k.guard(inside, lambda: k.cast(x[(n, *place, first)], wide), k.const(self.outside(), wide))
             return value * k.cast(w[(*taps, c, o)], wide)
 
-        if all(d == 1 for d in w.shape[:-2]):  # a product of matrices
+        if all(d == 1 for d in w.shape[:-2]):  # a matmul
             return k.cast(k.reduce("sum", w.shape[-2:-1], lambda c: term(*(k.index(0) for _ in at), c)), result)
         return k.cast(k.reduce("sum", tuple(w.shape[:-1]), term), result)
 

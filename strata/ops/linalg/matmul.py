@@ -73,7 +73,7 @@ class MatMul(Op):
 
     def vjp(self, x: Value, y: Value, *, out: Value, ct: Value) -> tuple[Value | None, ...]:
         to_x = unbroadcast(MatMul()(ct, adjoint(y)), x.shape)
-        if y.ndim == 2 and x.ndim > 2:  # one wide product over all rows rather than a sum of small ones
+        if y.ndim == 2 and x.ndim > 2:  # one wide matmul over all rows rather than a sum of small ones
             rows = dim_prod(x.shape[:-1])
             to_y = MatMul()(adjoint(reshape(x, (rows, x.shape[-1]))), reshape(ct, (rows, ct.shape[-1])))
         else:

@@ -173,7 +173,7 @@ class LoraMatMul(Op):
         out = MatMul().infer(x, w)
         low = MatMul().infer(MatMul().infer(x, a), b)
         self.require(
-            same_shape(out.shape, low.shape), f"the low-rank product has shape {low}, the dense one {out}", code="S244"
+            same_shape(out.shape, low.shape), f"the low-rank matmul has shape {low}, the dense one {out}", code="S244"
         )
         return out
 

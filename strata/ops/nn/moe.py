@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Grouped(Indexed):
-    """What the grouped products share: rows with an expert id each."""
+    """What the grouped matmuls share: rows with an expert id each."""
 
     dtypes = "float"
     ids_at = 2
@@ -103,7 +103,7 @@ class GroupedMatMul(Grouped):
 
 @op("grouped_outer")
 class GroupedOuter(Grouped):
-    """W[e] = Σ x[i] ⊗ y[i] over the rows i with ids[i] = e: the transpose of the grouped product, [E, K, N]."""
+    """W[e] = Σ x[i] ⊗ y[i] over the rows i with ids[i] = e: the transpose of the grouped matmul, [E, K, N]."""
 
     experts: Dim
 

@@ -1,7 +1,7 @@
 """Recurrent layers on scan: LSTM, GRU and plain RNN, by ONNX's operators and by torch's modules.
 
 Inside, weights follow ONNX: gates are stacked i, o, f, c (LSTM) and z, r, h (GRU), biases of input and state are apart.
-The products with the input are taken for all steps at once; only the recurrent half is in the loop.
+The matmuls with the input are taken for all steps at once; only the recurrent half is in the loop.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ class Requantized(Op):
 
 @op("qmatmul")
 class QMatMul(Requantized):
-    """i8 product: x [.., M, K], w [K, N], bias i32 [N]; sum = bias + Σ (x - x_zp)·(w - w_zp)."""
+    """i8 matmul: x [.., M, K], w [K, N], bias i32 [N]; sum = bias + Σ (x - x_zp)·(w - w_zp)."""
 
     def infer(self, x: TensorType, w: TensorType, bias: TensorType) -> TensorType:
         self.require(x.ndim >= 1 and w.ndim == 2, f"x [.., K] and w [K, N] are {x} and {w}", code="S125")
@@ -220,7 +220,7 @@ class QMatMul(Requantized):
 
     def decompose(self, x: Value, w: Value, bias: Value) -> Value:
         rows = x if x.ndim > 1 else reshape(x, (1, x.shape[0]))
-        total = MatMul()(rows, w) + bias  # zero points are taken out of the i8 product afterwards
+        total = MatMul()(rows, w) + bias  # zero points are taken out of the i8 matmul afterwards
         if self.w_zp:
             total = total - reshape(reduce_sum(cast(rows, i32), (-1,)), (*rows.shape[:-1], 1)) * self.w_zp
         if self.x_zp:
@@ -336,7 +336,7 @@ def qmatmul(
     out_zp: int = 0,
     mult: Any = 1.0,
 ) -> Value:
-    """The i8 product of i8 operands; `mult` is scale_x · scale_w / scale_out, one number or one a column."""
+    """The i8 matmul of i8 operands; `mult` is scale_x · scale_w / scale_out, one number or one a column."""
     a, b = as_value(x), as_value(w)
     return QMatMul(x_zp, w_zp, out_zp, _mult(mult))(a, b, _bias(bias, b.shape[-1] if b.ndim else 0))
 

@@ -1,7 +1,7 @@
 """Merge matmuls that share their left operand: one wide matmul with concatenated weights.
 
 The weights depend on parameters only, so their concatenation runs when the parameters are set, never per call. A bias
-that is added to a product joins too; the parts are then plain slices that later kernels read in place.
+that is added to a matmul joins too; the parts are then plain slices that later kernels read in place.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from strata.passes.match import Uses
 class ShareMatMul(Pass):
     """x @ w1, x @ w2, … become slices of x @ [w1 w2 …]."""
 
-    least_columns: int = 8  # narrower products (a router, a gate of one column) stay on their own
+    least_columns: int = 8  # narrower matmuls (a router, a gate of one column) stay on their own
 
     name: ClassVar[str] = "share_matmul"
 
@@ -54,7 +54,7 @@ class ShareMatMul(Pass):
 
 @dataclass
 class _Part:
-    """One product of a family: where its columns start, and the bias that its only reader adds."""
+    """One matmul of a family: where its columns start, and the bias that its only reader adds."""
 
     family: int
     start: int
@@ -64,7 +64,7 @@ class _Part:
 
 @dataclass
 class _Plan:
-    parts: dict[Value, _Part]  # by the value that is replaced: the product, or the sum with its bias
+    parts: dict[Value, _Part]  # by the value that is replaced: the matmul, or the sum with its bias
     families: list[list[tuple[Node, _Part]]]
     wide: dict[int, Value]
 

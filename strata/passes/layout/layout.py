@@ -44,7 +44,7 @@ BESIDE = (2, 4, 8, 16)  # outputs of a group of no more channels, some of which 
 MANY_CHANNELS = 8  # of which even one output is worth it
 FEW_CHANNELS = 4  # of which all taps of some pixels are gathered into a panel
 MOST_STRIDE = 8  # of such a convolution along a line
-MOST_GATHERED = 256  # products of a sum of such a convolution
+MOST_GATHERED = 256  # terms of a sum of such a convolution
 MOST_ALONG = 512  # where lines of pixels fill vectors,
 MOST_IN_VOLUME = 1024  # and in three dimensions
 IDLE = 1.05  # lanes that a line may take for one pixel then
@@ -103,8 +103,8 @@ def _is_served(node: Node) -> bool:
 
 
 def _stays(node: Node) -> bool:
-    """Whether a convolution by itself is better with channels first: depth-wise, of very few channels, or a product of
-    matrices whose rows are planes of the result."""
+    """Whether a convolution by itself is better with channels first: depth-wise, of very few channels, or a matmul
+    whose rows are planes of the result."""
     if node.op.name != "conv" or node.inputs[0].dtype is not f32 or not _is_known(node):
         return False
     if is_product(node):
@@ -176,7 +176,7 @@ SERVED: dict[str, Callable[[Node], bool]] = {
 
 
 def _is_matrix_product(node: Node) -> bool:
-    """A point-wise convolution is a product of matrices in either order, one a group; converting would only cost.
+    """A point-wise convolution is a matmul in either order, one a group; converting would only cost.
 
     But pixels of small maps fill vectors badly: 49 take four of 16, while any number of outputs fits."""
     if node.op.name != "conv" or not node.inputs[0].dtype.is_float:
@@ -207,7 +207,7 @@ def _fewest(node: Node) -> int:
 
 
 def _as_products(value: Value, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-    """A point-wise convolution of groups as a product of matrices for each of them."""
+    """A point-wise convolution of groups as a matmul for each of them."""
     op: Any = value.node.op
     if not _is_matrix_product(value.node) or op.groups == 1:
         return None

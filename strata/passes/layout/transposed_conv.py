@@ -69,7 +69,7 @@ def as_plain(node: Node, x: Value, w: Value) -> Value:
 
 
 def is_product(node: Node) -> bool:
-    """Whether such a convolution is a product of matrices: its windows lie side by side, so that each phase has one tap
+    """Whether such a convolution is a matmul: its windows lie side by side, so that each phase has one tap
     and sees the pixels of x as they are."""
     op: Any = node.op
     if op.groups != 1 or not is_transposed(node):

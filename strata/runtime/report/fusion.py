@@ -91,7 +91,7 @@ class FusionReport:
 
     @cached_property
     def fused_products(self) -> int:
-        """Products with something behind or before them in the same kernel."""
+        """Matmuls with something behind or before them in the same kernel."""
         return sum(_is_kernel(s) and len(s.nodes) > 1 and any(map(_contracts, s.nodes)) for s in self.lir.schedule)
 
     @cached_property
@@ -181,7 +181,7 @@ def _biased(add: Node) -> list[Value]:
 
 
 def _gate(node: Node) -> Node | None:
-    """The silu of up · silu(gate), where both come from products, or are slices of one value."""
+    """The silu of up · silu(gate), where both come from matmuls, or are slices of one value."""
     if node.op.name != "multiply":
         return None
     for up, gate in (node.inputs, node.inputs[::-1]):
@@ -237,7 +237,7 @@ class _Misses:
                 self.readers[x].append(node)
 
     def epilogues(self) -> Iterator[MissedFusion]:
-        """Products, with what is behind them in their kernel, that an op reads which could have been part of it."""
+        """Matmuls, with what is behind them in their kernel, that an op reads which could have been part of it."""
         for step in self.lir.schedule:
             products = filter(_contracts, step.nodes) if _is_kernel(step) else ()
             yield from (miss for product in products for miss in self._behind(step, product))
@@ -279,14 +279,14 @@ class _Misses:
                 if product.op.name == "matmul" and apart:
                     yield _miss(node, "swiglu", self._reason(product, node))
             elif sources[0].inputs[0] != sources[1].inputs[0]:
-                yield _miss(node, "swiglu", "its two products have different left sides")
+                yield _miss(node, "swiglu", "its two matmuls have different left sides")
             else:
                 yield _miss(
-                    node, "swiglu", "a product or its weights have other readers, or weights that are not parameters"
+                    node, "swiglu", "a matmul or its weights have other readers, or weights that are not parameters"
                 )
 
     def shared(self) -> Iterator[MissedFusion]:
-        """Products of one left side that could be one wide product."""
+        """Matmuls of one left side that could be one wide matmul."""
         families: dict[Value, list[Node]] = defaultdict(list)
         least, fixed = ShareMatMul().least_columns, fixed_values(self.order)
         for node in self.order:
@@ -298,7 +298,7 @@ class _Misses:
             if len(family) < 2:
                 continue
             open_weights = sum(node.inputs[1] not in fixed for node in family)
-            reason = f"{len(family)} products share their left side and stay apart"
+            reason = f"{len(family)} matmuls share their left side and stay apart"
             if open_weights:
                 yield _miss(family[0], "shared_matmul", f"{reason}: {open_weights} of their weights are not parameters",
                             "declare the weights as parameters")  # fmt: skip

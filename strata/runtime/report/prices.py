@@ -16,7 +16,7 @@ from strata.mir import Constant, Graph, Node
 CALL = 2e-6  # an op, whatever its size
 ELEMENT = 1.2e-9  # an element read or written
 COMPOSED = 6.0  # a composition makes several passes over its arrays
-FLOP = 2.5e-11  # of a matrix product
+FLOP = 2.5e-11  # of a matmul
 COMPARED = 4e-9  # an element that is put in order among two
 IN_ORDER = ("sort", "argsort", "topk", "searchsorted")  # ops that compare each element with a part of a row
 COMPILE = 0.04  # a compile
@@ -40,7 +40,7 @@ def _seconds(node: Node) -> float:
     ins = [static_prod(x.shape) or 0 for x in node.inputs]
     if node.op.name in ("matmul", "einsum") and len(ins) == 2:
         return CALL + FLOP * 2 * sqrt(ins[0]) * sqrt(ins[1]) * sqrt(outs)
-    if node.op.name == "conv" and len(ins) == 2:  # windows written side by side, and a matrix product
+    if node.op.name == "conv" and len(ins) == 2:  # windows written side by side, and a matmul
         taps = ins[1] / max(static_prod(node.inputs[1].shape[:1]) or 1, 1)
         rows = outs / max(static_prod(node.inputs[1].shape[:1]) or 1, 1)
         return CALL + ELEMENT * (outs + ins[0] + rows * taps) + FLOP * 2 * outs * taps

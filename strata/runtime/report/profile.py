@@ -179,7 +179,7 @@ class Machine:
 
 @cache
 def measured_machine() -> Machine:
-    """Measured once in about 30 ms: a copy larger than the caches, and a product of matrices that fit in them."""
+    """Measured once in about 30 ms: a copy larger than the caches, and a matmul whose matrices fit in them."""
     source = np.ones(4 << 20, np.float64)
     target = np.empty_like(source)
     a = np.ones((512, 512), np.float32)

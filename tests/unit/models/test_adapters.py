@@ -129,7 +129,7 @@ def test_mistakes_in_adapters_are_named(tmp_path: Path) -> None:
         ({f"{at}A.weight": a, f"{at}B.weight": b}, {"use_dora": True}, "DoRA"),
         ({f"{at}A.weight": a, f"{at}B.weight": b}, {"peft_type": "IA3"}, "IA3"),
         ({f"{at}A.weight": a, f"{at}B.weight": b}, {"lora_alpha": "much"}, "lora_alpha 'much'"),
-        ({f"{at}embedding_A": a}, {}, "no part of a product"),
+        ({f"{at}embedding_A": a}, {}, "no part of a matmul"),
         ({f"{at.replace('q_proj', 'z_proj')}{p}.weight": x for p, x in (("A", a), ("B", b))}, {}, "does not have"),
     ]
     for parts, settings, message in cases:

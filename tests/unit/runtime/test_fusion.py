@@ -223,7 +223,7 @@ def test_what_cannot_be_an_epilogue_is_no_miss(device: str) -> None:
 
 
 def test_gates_that_stay_apart_are_misses() -> None:
-    assert "its two products have different left sides" in str(report(swiglu(other=True)))
+    assert "its two matmuls have different left sides" in str(report(swiglu(other=True)))
     kept = report(swiglu(kept=True))
     assert (kept.fused_products, kept.missed_swiglu()) == (0, 1)
 

@@ -246,14 +246,14 @@ def test_products_of_one_left_side_that_stay_apart():
     g.outputs(*(x @ g.input(f"w{i}", f32[8, 16]) for i in range(2)))
     report = CompilePipeline("cpu").compile(g).fusion
     assert report.missed_shared_matmul() == 1
-    assert "2 products share their left side and stay apart: 2 of their weights are not parameters" in str(report)
+    assert "2 matmuls share their left side and stay apart: 2 of their weights are not parameters" in str(report)
     assert "missed_shared_mm=1" in report.summary_line()
     g = Graph("g")
     x = g.input("x", f32[4, 8])
     g.outputs(*(x @ g.param(f"w{i}", f32[8, 16]) for i in range(3)))
     assert not CompilePipeline("cpu").compile(g).fusion.missed
     left_out = CompilePipeline("cpu", CompileOptions(skip_passes=("share_matmul",))).compile(g).fusion
-    assert "3 products share their left side and stay apart: share_matmul did not join them" in str(left_out)
+    assert "3 matmuls share their left side and stay apart: share_matmul did not join them" in str(left_out)
 
 
 def test_narrow_products_are_no_misses():

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 def emitted(
     kernel: Kernel, target: Target, step: Step | None, kept: frozenset[str], in_loop: bool = False
 ) -> tuple[Usage, Module]:
-    """A kernel as a convolution, a product of matrices, a pool, or loops."""
+    """A kernel as a convolution, a matmul, a pool, or loops."""
     module = Module(target.triple)
     convolution = convolution_plan(kernel, target, step) if step is not None else None
     if convolution is not None:
@@ -98,7 +98,7 @@ def _or_direct(plan: ConvPlan, target: Target, module: Module) -> Product:
 
 
 def _or_along(usage: Product, matrix: MatrixKernel, few: Dim, target: Target, module: Module) -> Product:
-    """A product beside the loops that take its place where its rows turn out to be few: a sum has one order, whether
+    """A matmul beside the loops that take its place where its rows turn out to be few: a sum has one order, whether
     the number of rows was known or not."""
     lowered = lower(along_kernel(matrix).renamed("kernel_few"), target)
     emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
@@ -140,7 +140,7 @@ def _loops_of(lowered: Lowered) -> Loops:
 
 
 def convolution_plan(kernel: Kernel, target: Target, step: Step) -> ConvPlan | None:
-    """The kernel as a convolution, unless it is a plain product of matrices."""
+    """The kernel as a convolution, unless it is a plain matmul."""
     found = find_convolution(kernel, step)
     matrix = find_contraction(kernel) if found is not None else None
     if found is None or (matrix is not None and not matrix.batch):

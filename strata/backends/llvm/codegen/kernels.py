@@ -141,8 +141,8 @@ def plan_sources(lir: Lir, target: Target, *, in_loop: bool = False) -> tuple[di
 
 
 def _convolves(step: Step) -> bool:
-    """Whether a convolution is in it, which may be a product of matrices: its sums have the order of all convolutions,
-    and not the one of products by few rows of a matrix that is read in place."""
+    """Whether a convolution is in it, which may be a matmul: its sums have the order of all convolutions,
+    and not the one of matmuls by few rows of a matrix that is read in place."""
     return any(n.op.name.startswith("conv") for n in step.nodes)
 
 

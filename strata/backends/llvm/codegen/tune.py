@@ -1,7 +1,7 @@
 """Beam search over schedules by measuring them: `tune="beam"`.
 
 Each generated kernel of a plan is searched for once on this processor, and what was found is kept in the store. A
-candidate has to give the results of the heuristic's schedule before it is timed. Products, convolutions and ops written
+candidate has to give the results of the heuristic's schedule before it is timed. Matmuls, convolutions and ops written
 by hand have parameters of their own and keep them."""
 
 from __future__ import annotations

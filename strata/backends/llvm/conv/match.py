@@ -268,7 +268,7 @@ class ConvPlan(SlidingPlan):
         return self.matrix.tiles if self.is_winograd else self.matrix.pixels
 
     def points(self) -> Dim:
-        """Chunks of the product, as Contraction.chunk_count says."""
+        """Chunks of the matmul, as Contraction.chunk_count says."""
         m, spec = self.matrix, self.spec
         columns = int(m.out.shape[-1]) if self.is_beside else m.outputs
         parts = -(-columns // (spec.panel_columns * spec.chunk_panels))

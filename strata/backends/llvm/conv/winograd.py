@@ -3,7 +3,7 @@
     x[image, y, x, channel]   weights[tap, channel, output]   out[image, y, x, output]
 
 A tile is two by two pixels of the output. The four by four pixels of x that it sees, and the taps, are each turned into
-sixteen values; sixteen products take the place of thirty-six. Each of the sixteen is a product of matrices, tiles by
+sixteen values; sixteen products take the place of thirty-six. Each of the sixteen is a matmul, tiles by
 channels and channels by outputs, and runs through the micro-kernels of every contraction. A chunk is some tiles by some
 panels of outputs: what it turns and multiplies stays on its stack. Both turns only add and subtract, and no pixel gets
 a term from outside its own window. Taps are turned when they are packed, in twice the precision.

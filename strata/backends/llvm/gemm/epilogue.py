@@ -30,7 +30,7 @@ class Site:
     batch: tuple[Value, ...]
     lanes: int
     mask: str | None
-    second: str = ""  # of a pair: the sums of the other product at this place
+    second: str = ""  # of a pair: the sums of the other matmul at this place
 
     def pointer(self, name: str) -> str:
         return self.f.load("ptr", self.f.address("i64", self.args, self.spec.slot(name)), 8)

@@ -2,7 +2,7 @@
 
 A kernel is a contraction when its one store holds one reduction, `sum over k of A[...] * B[...]`, at affine addresses,
 where each axis of the store moves A alone (a row axis), B alone (a column axis) or both (a batch axis). It may hold two
-that differ only in where B starts: halves of a wide product, as gated layers multiply them.
+that differ only in where B starts: halves of a wide matmul, as gated layers multiply them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class MatrixKernel:
-    """A kernel as a matrix product: its axes by role, its operands, and the reduction that its epilogue starts from."""
+    """A kernel as a matmul: its axes by role, its operands, and the reduction that its epilogue starts from."""
 
     kernel: Kernel  # in normal form
     sums: Reduce
@@ -90,7 +90,7 @@ class MatrixKernel:
     inner: Axis
     batch: tuple[Axis, ...]
     along: tuple[tuple[Dim, str], ...] = ()  # 1 where a matrix may be read along its rows, else 0; its buffer
-    second: Reduce | None = None  # the other product of a pair
+    second: Reduce | None = None  # the other matmul of a pair
     apart: Dim = 0  # how far behind B's start its B starts, in elements
 
     def extent(self, axis: Axis | None) -> Dim:
@@ -99,7 +99,7 @@ class MatrixKernel:
 
 @lru_cache(maxsize=64)
 def find_contraction(kernel: Kernel) -> MatrixKernel | None:
-    """The kernel as a matrix product, or None."""
+    """The kernel as a matmul, or None."""
     normal = normalize(kernel)
     if len(normal.stores) != 1:
         return None
@@ -120,7 +120,7 @@ def find_contraction(kernel: Kernel) -> MatrixKernel | None:
 
 @dataclass(frozen=True, slots=True)
 class _Roles:
-    """What a product is before axes of one element are dropped: the order of its sums is found from it."""
+    """What a matmul is before axes of one element are dropped: the order of its sums is found from it."""
 
     is_matrix: bool  # a factor has axes of its own
     along: tuple[tuple[Dim, str], ...] = ()
@@ -178,7 +178,7 @@ def _sides(sums: Reduce | Scan) -> tuple[Operand, Operand] | None:
 
 
 def _paired(first: MatrixKernel | None, second: MatrixKernel | None) -> MatrixKernel | None:
-    """Two products of one A with parts of one B, which all batches share."""
+    """Two matmuls of one A with parts of one B, which all batches share."""
     if first is None or second is None or first.inner is not second.inner or first.batch != second.batch:
         return None
     if (first.rows, first.columns) != (second.rows, second.columns) or first.a != second.a:
@@ -331,7 +331,7 @@ class MatrixPlan:
         return template_slots(spec, m.kernel, numbers, m.a.place, b, m.out.place)
 
     def points(self) -> Dim:
-        """Chunks of the product, as Contraction.chunk_count says."""
+        """Chunks of the matmul, as Contraction.chunk_count says."""
         m, n, k, batch = self._extents()
         return self.spec.chunk_count(m, n, batch, k)
 
@@ -488,7 +488,7 @@ def planned(extent: Dim) -> int:
 
 
 def emit_matrix(module: Module, plan: MatrixPlan) -> tuple[str, str]:
-    """Adds the packer and the product to a module; returns their names."""
+    """Adds the packer and the matmul to a module; returns their names."""
     spec = plan.spec
     value = plan.matrix.kernel.stores[0].value
     epilogue = (
@@ -531,7 +531,7 @@ class FinishedSums(Emitter):
 
 
 class _Epilogue(FinishedSums):
-    """The epilogue of a matrix product."""
+    """The epilogue of a matmul."""
 
     def __init__(self, site: Site, plan: MatrixPlan) -> None:
         m = plan.matrix

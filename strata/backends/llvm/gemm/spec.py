@@ -31,7 +31,7 @@ CHUNK_SECONDS: Final = 12e-6  # the least work worth handing out
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """One matrix product, ready to be emitted.
+    """One matmul, ready to be emitted.
 
     `heights` are the rows of the micro-kernels, tallest first; unless the last is 1, only multiples can be served.
     `k_block` is how much of k is summed before the next column panel is taken, 0 for all of it. Meanwhile the sums wait
@@ -46,7 +46,7 @@ class Contraction:
     out: DType = f32
     accumulator: DType = f32
     is_complex: bool = False  # the types above are those of one component
-    is_pair: bool = False  # two products of one A: the packed B holds both matrices, the epilogue takes both sums
+    is_pair: bool = False  # two matmuls of one A: the packed B holds both matrices, the epilogue takes both sums
     by_twos: bool = True  # bf16 may be multiplied and summed in pairs of k's
     heights: tuple[int, ...] = (6, 4, 2, 1)
     vectors: int = 2
@@ -330,9 +330,9 @@ B_ROWS_IN_PLACE: Final = (
     32  # rows of B: 1 x 1024 x 1024 takes 64 µs, with 8 rows and 2 panels 70; 8 x 1024 x 1024: 175, 225
 )
 FAR_ROWS_IN_PLACE, FAR_PANELS_IN_PLACE = 8, 2  # that come from memory: 64 MB in 2.4 ms, with 32 rows in 2.9
-MOST_CHUNKS: Final = 256  # of a large product: sixteen threads end together, and A is read from the second cache
+MOST_CHUNKS: Final = 256  # of a large matmul: sixteen threads end together, and A is read from the second cache
 FEW_CHUNKS: Final = 8  # up to which an uneven number of them leaves threads idle for long
-REPEATED: Final = 0.002  # so much longer takes a product for each block of rows more, or with narrower panels
+REPEATED: Final = 0.002  # so much longer takes a matmul for each block of rows more, or with narrower panels
 NARROW_PANELS: Final = 4  # up to so many panels, narrower ones are tried
 SOME_ALONE, ALONE = 1.05, 1.5  # time of a chunk some or all of whose panels are read one by one, to one of no such
 FLOPS, BYTES = 100e9, 30e9  # one core's arithmetic and reading, per second; what matters are ratios
@@ -445,7 +445,7 @@ def with_half_tail(spec: Contraction, n: int) -> Contraction:
 
 
 def in_rows(spec: Contraction, m: int, n: int, k: int, batch: int = 1) -> Contraction | None:
-    """The product with a B that is not packed, whose rows are contiguous, where that is as fast.
+    """The matmul with a B that is not packed, whose rows are contiguous, where that is as fast.
 
     Packing takes about as long as multiplying five rows. A panel of rows that lie apart comes from the second-level
     cache, however often it is read. The last vector of a row may begin in the panel before, but not before the row.

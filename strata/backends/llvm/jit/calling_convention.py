@@ -62,10 +62,10 @@ class Loops:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product or convolution: one function packs the second factor, or it is packed once, or not; one multiplies.
+    """A matmul or convolution: one function packs the second factor, or it is packed once, or not; one multiplies.
 
     Loops for `few` rows take its place where there are no more: then it has no points, else they have none. So does an
-    `other` product of the same factor, for sizes that ask for another way."""
+    `other` matmul of the same factor, for sizes that ask for another way."""
 
     factor: str  # the second one, as the kernel calls its buffer
     itemsize: int  # of its packed elements
@@ -86,7 +86,7 @@ class Product:
     other: Product | None = None
 
     def grain(self, threads: int) -> int:
-        """Points of the product that are handed out together; which do not change a bit of its results."""
+        """Points of the matmul that are handed out together; which do not change a bit of its results."""
         if self.joined == 1 or not isinstance(self.points, int):
             return self.grains[1]
         return max(1, min(self.joined, -(-self.points // threads)))

@@ -1,6 +1,6 @@
 """Grouped matmul (mixture of experts) with GGUF weights: only experts that have rows are read, as stored.
 
-    sort, gather   rows of x side by side with the other rows of their expert, as for grouped products of floats
+    sort, gather   rows of x side by side with the other rows of their expert, as for grouped matmuls of floats
     quantize       GGUF blocks: rows of x as numbers of 16 bits, see native_dequant
     multiply       a chunk is a part of one expert's matrix; without rows of x it is done
     scatter        results to their rows
@@ -72,7 +72,7 @@ class _Layout:
 
 
 class _Grouped:
-    """What both forms share: the rows sorted by expert before the product, the results sorted back behind it."""
+    """What both forms share: the rows sorted by expert before the matmul, the results sorted back behind it."""
 
     def __init__(self, op: Any, types: Sequence[TensorType], target: Target) -> None:
         self.op, self.types, self.target = op, types, target
@@ -109,7 +109,7 @@ class _Grouped:
 
 
 class _Blocks(_Grouped):
-    """Products with blocks: few rows read them row by row, more unpack a panel of them once."""
+    """Matmuls with blocks: few rows read them row by row, more unpack a panel of them once."""
 
     def __init__(self, op: Any, types: Sequence[TensorType], target: Target) -> None:
         super().__init__(op, types, target)
@@ -159,7 +159,7 @@ class _Blocks(_Grouped):
             rows = f.sub(end, begin)
 
             def some(function: str, name: str, points: Value) -> None:
-                """Its part of the points of a product for one matrix."""
+                """Its part of the points of a matmul for one matrix."""
                 out_row = f.mul(given["n"], 4)
                 places = (("codes", expert, given["slab"]), (f"{name}quants", begin, given[f"{name}quant_row"]),
                           (f"{name}sides", begin, given[f"{name}side_row"]), ("out", begin, out_row))  # fmt: skip
@@ -190,7 +190,7 @@ class _Blocks(_Grouped):
 
 
 class _Decoded(_Grouped):
-    """Products with weights decoded to f32, a block of rows and columns at a time."""
+    """Matmuls with weights decoded to f32, a block of rows and columns at a time."""
 
     def __init__(self, op: Any, types: Sequence[TensorType], target: Target) -> None:
         super().__init__(op, types, target)

@@ -118,7 +118,7 @@ class CpuExecutable(Executable):
         return None if at is None else 1 + len(self._outside) + at
 
     def packed_region(self, step: Step, product: Product) -> int | None:
-        """Where the packed form of a product's second factor is; None where each run packs it."""
+        """Where the packed form of a matmul's second factor is; None where each run packs it."""
         return self._weight_region(step.inputs[_input_index(step, product.factor)], product)
 
     def _packed_product(self, step: Step) -> Product | None:

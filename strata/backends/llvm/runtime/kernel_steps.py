@@ -46,7 +46,7 @@ def product_arguments(
     packed: Argument,
     product: Product,
 ) -> tuple[Argument, ...]:
-    """The slots of a product as arguments."""
+    """The slots of a matmul as arguments."""
     symbols = {s.name: s for s in product.symbols}
     arguments = []
     for kind, value in slots:

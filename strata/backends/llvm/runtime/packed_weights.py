@@ -15,7 +15,7 @@ from strata.backends.llvm.runtime.program import Argument, Program, Step, region
 
 @dataclass
 class PackedWeight:
-    """A weight that some products of a plan read packed alike."""
+    """A weight that some matmuls of a plan read packed alike."""
 
     source: str  # its buffer
     product: Product
@@ -63,7 +63,7 @@ class PackedWeights:
         return next(alike, None)
 
     def note(self, source: str, product: Product) -> None:
-        """A weight that a product will read; one of open size cannot be packed ahead."""
+        """A weight that a matmul will read; one of open size cannot be packed ahead."""
         if self.place(source, product) is None and isinstance(product.packed_bytes, int):
             weight = PackedWeight(source, product, self._bytes)
             self._weights.append(weight)

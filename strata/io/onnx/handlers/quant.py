@@ -131,7 +131,7 @@ def _is_code(n: NodeView, i: int) -> bool:
 
 @reads("QLinearMatMul")
 def qlinear_matmul(n: NodeView) -> Any:
-    """Codes times codes: the exact integer product, scaled once."""
+    """Codes times codes: the exact integer matmul, scaled once."""
     if _is_code(n, 0) and _is_code(n, 3):
         a, b = numbers(n, 0, 2, _rows), numbers(n, 3, 5, _columns)
     else:
