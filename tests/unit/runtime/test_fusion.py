@@ -10,7 +10,7 @@ import pytest
 
 from strata import ops
 from strata.backends import register_backend, registry
-from strata.backends.triton.backend import planned
+from strata.backends.triton.backend import PlannedBackend
 from strata.backends.triton.target import Gpu
 from strata.backends.wgsl.backend import WgpuBackend
 from strata.core import Dim, f32, sym
@@ -32,7 +32,7 @@ class Shaders(WgpuBackend):
 
 @pytest.fixture(scope="module", autouse=True)
 def _planning_devices() -> Iterator[None]:
-    made = {"shaders": Shaders(), "triton_planned": planned(Gpu.named("sm_90"))}
+    made = {"shaders": Shaders(), "triton_planned": PlannedBackend(Gpu.named("sm_90"))}
     for name, backend in made.items():
         register_backend(name, backend)
     yield
