@@ -6,9 +6,12 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf import quants
 
+from strata import ops
 from strata.errors import OptionError, ShapeError
+from strata.mir import Graph
 from strata.ops.quant import gguf_blocks
-from strata.ops.quant.gguf_blocks import FORMATS
+from strata.ops.quant.gguf_blocks import FORMATS, BitField, Bits, BlockFormat, Factor, encode_symmetric
+from strata.runtime import Session
 
 RNG = np.random.default_rng(5)
 K_QUANTS = ["q2k", "q3k", "q4k", "q5k", "q6k", "q8k"]
@@ -23,13 +26,8 @@ def random_blocks(name: str, rows: int = 6, blocks: int = 3) -> np.ndarray:
     """Random bytes, with finite numbers in the f16 (f32) fields."""
     form = FORMATS[name]
     data = RNG.integers(0, 256, (rows * blocks, form.bytes), np.uint8)
-    offsets = {"q2k": [80, 82], "q3k": [108], "q6k": [208], "q8k": [], "q4_0": [0], "q5_0": [0], "q8_0": [0]}.get(
-        name, [0, 2]
-    )
-    for offset in offsets:
-        data[:, offset : offset + 2] = RNG.standard_normal((len(data), 1)).astype("<f2").view(np.uint8)
-    if name == "q8k":
-        data[:, :4] = RNG.standard_normal((len(data), 1)).astype("<f4").view(np.uint8)
+    for factor in filter(None, (form.d, form.m)):
+        factor.write(data, RNG.standard_normal(len(data)))
     return data.reshape(rows, -1)
 
 
@@ -84,6 +82,44 @@ def test_case_73_hand_made_blocks() -> None:
         [np.frombuffer(np.float32(0.25).tobytes(), np.uint8), np.full(256, 4, np.uint8), np.zeros(32, np.uint8)]
     )
     np.testing.assert_array_equal(gguf_blocks.decode(q8k, "q8k"), 1)
+
+
+def test_a_description_is_all_that_a_format_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ternary numbers in pairs of bits, which have no entry: arrays, kernels and products read what is described."""
+    q = BitField((Bits(2, 0, ((2, 32, 0), (4, 0, 2), (32, 1, 0))),), add=-1)
+    monkeypatch.setitem(FORMATS, "tq2_0", BlockFormat("tq2_0", 35, 256, 66, encode_symmetric, Factor(64), q))
+    data = random_blocks("tq2_0", rows=5, blocks=2)
+    wanted = quants.dequantize(data, kind("tq2_0"))
+    np.testing.assert_array_equal(gguf_blocks.decode(data, "tq2_0"), wanted)
+    for target in ("cpu", "cpu:avx2", "cpu:baseline"):
+        g = Graph("g")
+        w, x = g.input("w", data.shape, "u8"), g.input("x", (3, 512))
+        weights = ops.dequant_weights(w, scheme="gguf_tq2_0", k=512, n=5)
+        made = Session(target).compile(g.outputs(weights, ops.dequant_matmul(x, w, scheme="gguf_tq2_0")))
+        rows = RNG.standard_normal((3, 512)).astype(np.float32)
+        found, product = made.run(w=data, x=rows)
+        np.testing.assert_array_equal(found, wanted.T)
+        np.testing.assert_allclose(product, rows @ wanted.T, rtol=0, atol=1e-3 * np.abs(product).max())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_bit_of_a_field_has_one_place(name) -> None:
+    """Codes that are written come back, and no two numbers share a bit."""
+    form = FORMATS[name]
+    taken: set[int] = set()
+    for field in filter(None, (form.q, form.scales, form.minima)):
+        places = [part.places(range(field.count)) for part in field.bits]
+        bits = [8 * byte + bit + i for part, found in zip(field.bits, places, strict=True)
+                for byte, bit in zip(*found, strict=True) for i in range(part.width)]  # fmt: skip
+        assert len(set(bits)) == len(bits) == field.count * sum(part.width for part in field.bits)
+        assert taken.isdisjoint(bits)
+        assert max(bits) < 8 * form.bytes
+        taken.update(bits)
+        codes = RNG.integers(0, field.levels, (7, field.count)).astype(np.uint8)
+        blocks = np.zeros((7, form.bytes), np.uint8)
+        field.write(blocks, codes)
+        numbers = codes.view(np.int8) if field.is_signed else codes
+        np.testing.assert_array_equal(field.read(blocks), numbers.astype(np.float32) + field.add)
 
 
 def test_mistakes() -> None:

@@ -117,7 +117,7 @@ class DequantWeights(Op):
             start = (column * k.index(self.k // form.elements) + k.floordiv(row, k.index(form.elements))) * k.index(
                 form.bytes
             )
-            return block_element(k, form.name, lambda at: code(start + at), k.mod(row, k.index(form.elements)))
+            return block_element(k, form, lambda at: code(start + at), k.mod(row, k.index(form.elements)))
         return self._lower_plain(k, code, lead, row, column, sides)
 
     def _lower_plain(

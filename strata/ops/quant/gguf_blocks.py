@@ -1,13 +1,25 @@
-"""GGUF block formats on arrays: exact decoders, and encoders that search for good scales.
+"""GGUF block formats, each described once: where the bits of its numbers lie, and what they stand for.
 
-A tensor is a run of blocks along its last axis. Every function here works on bytes [blocks, bytes per block] and
-numbers [blocks, elements per block]; `decode` and `encode` take whole tensors.
+A tensor is a run of blocks along its last axis. With q the number of an element, and the scale and the minimum of its
+group, which are whole numbers too, an element is
+
+    (d · scale) · q + m          d · q + m, d · q and (d · scale) · q - m · minimum where a format has fewer or more
+
+`FORMATS` says for each format which fields it has; all else follows from it. Here are decoders and encoders on arrays,
+gguf_kernels has an element as an expression of a kernel, and native products take blocks apart in registers.
+
+To add a format, add an entry to `FORMATS`: its code in files, its sizes, a field for its numbers, and those of scales
+and minima if it has them. An encoder is one of those below, or a function that searches for scales and gives `packed`
+the codes of each field. The processor multiplies with it natively if 16 neighbours of its numbers lie in 16 bytes;
+for vectors of 512 bits it takes an order of its elements (`STEPS` of the backend).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 
 import numpy as np
 
@@ -15,27 +27,143 @@ from strata.errors import OptionError, ShapeError
 
 Array = np.ndarray
 CHUNK = 4096  # blocks encoded at once: the search works in f64 and holds several copies
+Digit = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Some bits of every number of a field.
+
+    Those of number 0 begin at a bit of a byte. The index of a number is taken apart into digits, the first of which
+    counts most: each is its size, and by how many bytes and bits the place moves where it is one more.
+    """
+
+    width: int
+    byte: int
+    digits: tuple[Digit, ...]
+    bit: int = 0
+
+    def places(self, numbers: range) -> tuple[list[int], list[int]]:
+        """The bytes of some numbers, and the bits in them at which theirs begin."""
+        found = [self._place(number) for number in numbers]
+        return [byte for byte, _ in found], [bit for _, bit in found]
+
+    def _place(self, number: int) -> tuple[int, int]:
+        byte, bit = self.byte, self.bit
+        for size, bytes_, bits in reversed(self.digits):
+            number, digit = divmod(number, size)
+            byte, bit = byte + digit * bytes_, bit + digit * bits
+        return byte, bit
+
+
+@dataclass(frozen=True)
+class BitField:
+    """Whole numbers: their bits, the lowest first; they have a sign, or a constant is added to each."""
+
+    bits: tuple[Bits, ...]
+    add: int = 0
+    is_signed: bool = False
+
+    @cached_property
+    def count(self) -> int:
+        return prod(size for size, *_ in self.bits[0].digits)
+
+    @cached_property
+    def levels(self) -> int:
+        """How many different numbers it can hold."""
+        return 1 << sum(part.width for part in self.bits)
+
+    def read(self, blocks: Array) -> Array:
+        """Numbers [blocks, count] in f32."""
+        found: Array | None = None
+        to = 0
+        for part in self.bits:
+            sizes, bytes_, bits = zip(*part.digits, strict=True)
+            steps = (blocks.strides[0], *bytes_)
+            view = np.lib.stride_tricks.as_strided(
+                blocks[:, part.byte :], (len(blocks), *sizes), steps, writeable=False
+            )
+            moves = sum(step * place for step, place in zip(bits, np.ogrid[*map(slice, sizes)], strict=True))
+            if any(bits) or part.bit:
+                view = view >> (moves + part.bit).astype(np.uint8)
+            codes = (view & ((1 << part.width) - 1) if part.width < 8 else view).reshape(len(blocks), -1)
+            found, to = codes if found is None else found | codes << to, to + part.width
+        assert found is not None
+        numbers = (found.view(np.int8) if self.is_signed else found).astype(np.float32)
+        return numbers + np.float32(self.add) if self.add else numbers
+
+    def write(self, blocks: Array, codes: Array) -> None:
+        """Puts codes, which are numbers less what is added to them, into blocks of zeros."""
+        rest = codes.reshape(len(blocks), -1)
+        for part in self.bits:
+            byte, bit = map(np.array, part.places(range(self.count)))
+            for start in set(bit.tolist()):  # no two numbers have the same bits, so that here are no two of a byte
+                those = bit == start
+                some = (rest[:, those] & ((1 << part.width) - 1)) << start
+                blocks[:, byte[those]] |= some.astype(np.uint8)
+            rest = rest >> part.width
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A float of a block, f16 unless told."""
+
+    byte: int
+    dtype: str = "<f2"
+
+    def read(self, blocks: Array) -> Array:
+        """In f32 [blocks, 1]."""
+        size = np.dtype(self.dtype).itemsize
+        return np.ascontiguousarray(blocks[:, self.byte : self.byte + size]).view(self.dtype).astype(np.float32)
+
+    def write(self, blocks: Array, x: Array) -> None:
+        found = np.asarray(x, np.float32).reshape(-1, 1).astype(self.dtype).view(np.uint8)
+        blocks[:, self.byte : self.byte + found.shape[1]] = found
 
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """One block format: its sizes, its code in files, and both directions."""
+    """One block format: its code in files, its sizes, its fields, and how scales are found for it.
+
+    What is added to an element is m, or m · minimum, which is taken away.
+    """
 
     name: str
     code: int
     elements: int
     bytes: int
-    decode: Callable[[Array], Array]
-    encode: Callable[[Array], Array]
+    encode: Callable[[BlockFormat, Array], Array]
+    d: Factor
+    q: BitField
+    scales: BitField | None = None
+    m: Factor | None = None
+    minima: BitField | None = None
+
+    @property
+    def group(self) -> int:
+        """Elements that share a scale."""
+        return self.elements // self.scales.count if self.scales else self.elements
+
+    def decode(self, b: Array) -> Array:
+        """Numbers [blocks, elements] of bytes [blocks, bytes]."""
+        q = self.q.read(b).reshape(len(b), -1, self.group)
+        d = self.d.read(b) * self.scales.read(b) if self.scales else self.d.read(b)
+        found = np.multiply(q, d[:, :, None], out=q)
+        if self.m and self.minima:
+            found -= (self.m.read(b) * self.minima.read(b))[:, :, None]
+        elif self.m:
+            found += self.m.read(b)[:, :, None]
+        return found.reshape(len(b), -1)
+
+    def packed(self, count: int, **fields: Array) -> Array:
+        """Blocks with given floats and codes, by the names of their fields."""
+        blocks = np.zeros((count, self.bytes), np.uint8)
+        for name, values in fields.items():
+            getattr(self, name).write(blocks, values)
+        return blocks
 
 
-def f16_at(blocks: Array, offset: int) -> Array:
-    """The f16 field at a byte offset, as f32 [blocks, 1]."""
-    return np.ascontiguousarray(blocks[:, offset : offset + 2]).view("<f2").astype(np.float32)
-
-
-def f16_bytes(x: Array) -> Array:
-    return np.asarray(x, np.float32).reshape(-1, 1).astype("<f2").view(np.uint8)
+# ------------------------------------------------------------------------------------------------------------- encoders
 
 
 def rounded(x: Array) -> Array:
@@ -49,180 +177,38 @@ def inverse(x: Array) -> Array:
         return np.where(x == 0, np.float32(0), np.float32(1) / x)
 
 
-# ------------------------------------------------------------------------------------------------ blocks of 32 elements
-
-
-def nibbles(packed: Array) -> Array:
-    """Low halves, then high halves."""
-    return np.concatenate([packed & 15, packed >> 4], -1)
-
-
-def pack_nibbles(q: Array) -> Array:
-    half = q.shape[-1] // 2
-    return (q[..., :half] | q[..., half:] << 4).astype(np.uint8)
-
-
-def fifth_bits(blocks: Array, offset: int) -> Array:
-    word = np.ascontiguousarray(blocks[:, offset : offset + 4]).view("<u4")
-    return ((word >> np.arange(32, dtype=np.uint32)) & 1).astype(np.uint8)
-
-
-def pack_fifth_bits(q: Array) -> Array:
-    return np.packbits(q >> 4, axis=-1, bitorder="little")
-
-
-def decode_q4_0(b: Array) -> Array:
-    return f16_at(b, 0) * (nibbles(b[:, 2:]).astype(np.float32) - 8)
-
-
-def decode_q4_1(b: Array) -> Array:
-    return f16_at(b, 0) * nibbles(b[:, 4:]).astype(np.float32) + f16_at(b, 2)
-
-
-def decode_q5_0(b: Array) -> Array:
-    return f16_at(b, 0) * ((nibbles(b[:, 6:]) | fifth_bits(b, 2) << 4).astype(np.float32) - 16)
-
-
-def decode_q5_1(b: Array) -> Array:
-    return f16_at(b, 0) * (nibbles(b[:, 8:]) | fifth_bits(b, 4) << 4).astype(np.float32) + f16_at(b, 2)
-
-
-def decode_q8_0(b: Array) -> Array:
-    return f16_at(b, 0) * b[:, 2:].view(np.int8).astype(np.float32)
-
-
 def _signed_scale(x: Array, levels: int) -> Array:
     """The scale that puts the element of largest magnitude, sign and all, at -levels."""
     peak = np.take_along_axis(x, np.abs(x).argmax(-1, keepdims=True), -1)
     return (peak / np.float32(-levels)).astype(np.float32)
 
 
-def _symmetric_quants(x: Array, levels: int) -> tuple[Array, Array]:
+def encode_symmetric(form: BlockFormat, x: Array) -> Array:
+    levels = form.q.levels // 2
     d = _signed_scale(x, levels)
     steps = x.astype(np.float64) * inverse(d).astype(np.float64) + (levels + 0.5)
-    return d, np.clip(np.trunc(steps), 0, 2 * levels - 1).astype(np.uint8)
+    return form.packed(len(x), d=d, q=np.clip(np.trunc(steps), 0, 2 * levels - 1).astype(np.uint8))
 
 
-def _affine_quants(x: Array, levels: int) -> tuple[Array, Array, Array]:
-    low = x.min(-1, keepdims=True)
-    d = ((x.max(-1, keepdims=True) - low) / np.float32(levels)).astype(np.float32)
-    return d, low, np.clip(np.trunc((x - low) * inverse(d) + np.float32(0.5)), 0, levels).astype(np.uint8)
+def encode_affine(form: BlockFormat, x: Array) -> Array:
+    top, low = form.q.levels - 1, x.min(-1, keepdims=True)
+    d = ((x.max(-1, keepdims=True) - low) / np.float32(top)).astype(np.float32)
+    q = np.clip(np.trunc((x - low) * inverse(d) + np.float32(0.5)), 0, top).astype(np.uint8)
+    return form.packed(len(x), d=d, m=low, q=q)
 
 
-def encode_q4_0(x: Array) -> Array:
-    d, q = _symmetric_quants(x, 8)
-    return np.concatenate([f16_bytes(d), pack_nibbles(q)], -1)
-
-
-def encode_q4_1(x: Array) -> Array:
-    d, m, q = _affine_quants(x, 15)
-    return np.concatenate([f16_bytes(d), f16_bytes(m), pack_nibbles(q)], -1)
-
-
-def encode_q5_0(x: Array) -> Array:
-    d, q = _symmetric_quants(x, 16)
-    return np.concatenate([f16_bytes(d), pack_fifth_bits(q), pack_nibbles(q & 15)], -1)
-
-
-def encode_q5_1(x: Array) -> Array:
-    d, m, q = _affine_quants(x, 31)
-    return np.concatenate([f16_bytes(d), f16_bytes(m), pack_fifth_bits(q), pack_nibbles(q & 15)], -1)
-
-
-def encode_q8_0(x: Array) -> Array:
+def encode_bytes(form: BlockFormat, x: Array) -> Array:
     d = (np.abs(x).max(-1, keepdims=True) / np.float32(127)).astype(np.float32)
-    return np.concatenate([f16_bytes(d), rounded(x * inverse(d)).astype(np.int8).view(np.uint8)], -1)
+    return form.packed(len(x), d=d, q=rounded(x * inverse(d)).astype(np.int8).view(np.uint8))
 
 
-# ----------------------------------------------------------------------------------------------- blocks of 256 elements
-
-
-def scales_and_mins(packed: Array) -> tuple[Array, Array]:
-    """Eight 6-bit scales and eight 6-bit minima from 12 bytes."""
-    low, high = packed[:, :8], packed[:, 8:]
-    scales = np.concatenate([low[:, :4] & 63, (high & 15) | (low[:, :4] >> 6) << 4], -1)
-    mins = np.concatenate([low[:, 4:] & 63, (high >> 4) | (low[:, 4:] >> 6) << 4], -1)
-    return scales.astype(np.float32), mins.astype(np.float32)
-
-
-def pack_scales_and_mins(scales: Array, mins: Array) -> Array:
-    first = scales[:, :4] | (scales[:, 4:] >> 4) << 6
-    second = mins[:, :4] | (mins[:, 4:] >> 4) << 6
-    third = (scales[:, 4:] & 15) | (mins[:, 4:] & 15) << 4
-    return np.concatenate([first, second, third], -1).astype(np.uint8)
-
-
-def _halves(qs: Array) -> Array:
-    """Sub-blocks 2c and 2c + 1 are the low and high halves of bytes 32c .. 32c + 31."""
-    groups = qs.reshape(-1, 4, 1, 32)
-    return np.concatenate([groups & 15, groups >> 4], 2).reshape(-1, 8, 32)
-
-
-def _pack_halves(q: Array) -> Array:
-    pairs = q.reshape(-1, 4, 2, 32)
-    return (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128).astype(np.uint8)
-
-
-def _affine(b: Array, q: Array) -> Array:
-    scales, mins = scales_and_mins(b[:, 4:16])
-    d, m = f16_at(b, 0) * scales, f16_at(b, 2) * mins
-    return (d[:, :, None] * q.astype(np.float32) - m[:, :, None]).reshape(-1, 256)
-
-
-def decode_q4_k(b: Array) -> Array:
-    return _affine(b, _halves(b[:, 16:]))
-
-
-def decode_q5_k(b: Array) -> Array:
-    bit = (b[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
-    return _affine(b, _halves(b[:, 48:]) | bit << 4)
-
-
-def decode_q6_k(b: Array) -> Array:
-    low, high = b[:, :128].reshape(-1, 2, 2, 32), b[:, 128:192].reshape(-1, 2, 1, 32)
-    nibble = np.concatenate([low & 15, low >> 4], 2)
-    q = (nibble | ((high >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3) << 4).astype(np.float32) - 32
-    scales = f16_at(b, 208) * b[:, 192:208].view(np.int8).astype(np.float32)
-    return (scales[:, :, None] * q.reshape(-1, 16, 16)).reshape(-1, 256)
-
-
-def decode_q8_k(b: Array) -> Array:
-    d = np.ascontiguousarray(b[:, :4]).view("<f4")
-    return d * b[:, 4:260].view(np.int8).astype(np.float32)
-
-
-def _pairs(qs: Array) -> Array:
-    """2-bit numbers: for each half of 128 elements, four shifts over the same 32 bytes."""
-    return ((qs.reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3).reshape(-1, 16, 16)
-
-
-def _pack_pairs(q: Array) -> Array:
-    parts = q.reshape(-1, 2, 4, 32)
-    return (
-        (parts[:, :, 0] | parts[:, :, 1] << 2 | parts[:, :, 2] << 4 | parts[:, :, 3] << 6)
-        .reshape(-1, 64)
-        .astype(np.uint8)
-    )
-
-
-def decode_q2_k(b: Array) -> Array:
-    scales = f16_at(b, 80) * (b[:, :16] & 15).astype(np.float32)
-    mins = f16_at(b, 82) * (b[:, :16] >> 4).astype(np.float32)
-    return (scales[:, :, None] * _pairs(b[:, 16:80]).astype(np.float32) - mins[:, :, None]).reshape(-1, 256)
-
-
-def scales_of_q3_k(packed: Array) -> Array:
-    """Sixteen 6-bit scales from 12 bytes, less 32."""
-    low = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], -1)
-    high = ((packed[:, None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3).reshape(-1, 16)
-    return (low | high << 4).astype(np.float32) - 32
-
-
-def decode_q3_k(b: Array) -> Array:
-    scales = f16_at(b, 108) * scales_of_q3_k(b[:, 96:108])
-    bit = (b[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
-    q = _pairs(b[:, 32:96]).astype(np.float32) - np.where(bit.reshape(-1, 16, 16) == 1, np.float32(0), np.float32(4))
-    return (scales[:, :, None] * q).reshape(-1, 256)
+def encode_summed_bytes(form: BlockFormat, x: Array) -> Array:
+    d = _signed_scale(x, 127)
+    q = np.clip(rounded(x * inverse(d)), -127, 127).astype(np.int8)
+    blocks = form.packed(len(x), d=d, q=q.view(np.uint8))
+    sums = q.reshape(-1, 16, 16).sum(-1, dtype=np.int16)
+    blocks[:, form.bytes - 32 :] = sums.astype("<i2").view(np.uint8)
+    return blocks
 
 
 # ------------------------------------------------------------------------------------------------------- scale searches
@@ -283,39 +269,15 @@ def _common(fields: Array, levels: int) -> tuple[Array, Array]:
     return factor, np.clip(np.rint(fields * inverse(factor)), 0, levels).astype(np.uint8)
 
 
-def _requantize(x: Array, scale: Array, least: Array, levels: int) -> Array:
-    return np.clip(np.rint((x + least[:, :, None]) * inverse(scale.astype(np.float32))[:, :, None]), 0, levels).astype(
-        np.uint8
-    )
-
-
-def _encode_affine(x: Array, levels: int) -> tuple[Array, Array]:
-    parts = x.reshape(-1, 8, 32)
+def encode_affine_groups(form: BlockFormat, x: Array) -> Array:
+    assert form.scales
+    parts, levels = x.reshape(len(x), -1, form.group), form.q.levels - 1
     scale, least = fit_affine(parts, levels)
-    d, s = _common(scale, 63)
-    dm, m = _common(least, 63)
-    q = _requantize(parts, d * s, dm * m, levels)
-    return np.concatenate([f16_bytes(d), f16_bytes(dm), pack_scales_and_mins(s, m)], -1), q
-
-
-def encode_q4_k(x: Array) -> Array:
-    head, q = _encode_affine(x, 15)
-    return np.concatenate([head, _pack_halves(q)], -1)
-
-
-def encode_q5_k(x: Array) -> Array:
-    head, q = _encode_affine(x, 31)
-    high = np.packbits(q >> 4, axis=1, bitorder="little").reshape(-1, 32)
-    return np.concatenate([head, high, _pack_halves(q & 15)], -1)
-
-
-def encode_q2_k(x: Array) -> Array:
-    parts = x.reshape(-1, 16, 16)
-    scale, least = fit_affine(parts, 3)
-    d, s = _common(scale, 15)
-    dm, m = _common(least, 15)
-    q = _requantize(parts, d * s, dm * m, 3)
-    return np.concatenate([(s | m << 4).astype(np.uint8), _pack_pairs(q), f16_bytes(d), f16_bytes(dm)], -1)
+    d, scales = _common(scale, form.scales.levels - 1)
+    m, minima = _common(least, form.scales.levels - 1)
+    rate = inverse((d * scales).astype(np.float32))[:, :, None]
+    q = np.clip(np.rint((parts + (m * minima)[:, :, None]) * rate), 0, levels).astype(np.uint8)
+    return form.packed(len(x), d=d, m=m, scales=scales, minima=minima, q=q)
 
 
 def _signed_common(scale: Array, levels: int) -> tuple[Array, Array]:
@@ -325,53 +287,67 @@ def _signed_common(scale: Array, levels: int) -> tuple[Array, Array]:
     return d, np.clip(np.rint(scale * inverse(d)), -levels, levels - 1).astype(np.int8)
 
 
-def encode_q6_k(x: Array) -> Array:
-    parts = x.reshape(-1, 16, 16)
-    d, s = _signed_common(fit_symmetric(parts, 32), 128)
-    q = np.clip(np.rint(parts * inverse((d * s).astype(np.float32))[:, :, None]), -32, 31).astype(np.int8) + 32
-    q = q.astype(np.uint8).reshape(-1, 2, 4, 32)
-    low = np.stack([q[:, :, 0] & 15 | (q[:, :, 2] & 15) << 4, q[:, :, 1] & 15 | (q[:, :, 3] & 15) << 4], 2).reshape(
-        -1, 128
-    )
-    top = q >> 4
-    high = (top[:, :, 0] | top[:, :, 1] << 2 | top[:, :, 2] << 4 | top[:, :, 3] << 6).reshape(-1, 64)
-    return np.concatenate([low, high, s.view(np.uint8), f16_bytes(d)], -1)
+def encode_symmetric_groups(form: BlockFormat, x: Array) -> Array:
+    assert form.scales
+    parts, levels = x.reshape(len(x), -1, form.group), form.q.levels // 2
+    d, scales = _signed_common(fit_symmetric(parts, levels), form.scales.levels // 2)
+    q = np.clip(np.rint(parts * inverse((d * scales).astype(np.float32))[:, :, None]), -levels, levels - 1)
+    stored = (scales.astype(np.int16) - form.scales.add).astype(np.uint8)
+    return form.packed(len(x), d=d, scales=stored, q=(q - form.q.add).astype(np.uint8))
 
 
-def encode_q3_k(x: Array) -> Array:
-    parts = x.reshape(-1, 16, 16)
-    d, s = _signed_common(fit_symmetric(parts, 4), 32)
-    q = np.clip(np.rint(parts * inverse((d * s).astype(np.float32))[:, :, None]), -4, 3).astype(np.int8) + 4
-    q = q.astype(np.uint8)
-    stored = (s.astype(np.int16) + 32).astype(np.uint8)
-    low = (stored[:, :8] & 15 | (stored[:, 8:] & 15) << 4).astype(np.uint8)
-    top = (stored >> 4).reshape(-1, 4, 4)
-    high = top[:, 0] | top[:, 1] << 2 | top[:, 2] << 4 | top[:, 3] << 6
-    mask = np.packbits((q >> 2).reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
-    return np.concatenate([mask, _pack_pairs(q & 3), low, high.astype(np.uint8), f16_bytes(d)], -1)
+# -------------------------------------------------------------------------------------------------------------- formats
+
+_HALVES_32 = ((2, 0, 4), (16, 1, 0))  # low halves of 16 bytes, then high halves
+_HALVES = ((4, 32, 0), (2, 0, 4), (32, 1, 0))  # the same for each 32 of 128 bytes
+_PAIRS = ((2, 32, 0), (4, 0, 2), (32, 1, 0))  # pairs of bits of 32 bytes, then of the next 32
+_SINGLE = ((8, 0, 1), (32, 1, 0))  # bits of 32 bytes
+_SIX = (Bits(4, 4, ((2, 8, 0), (4, 1, 0))), Bits(2, 4, ((2, 0, 2), (4, 1, 0)), bit=4))
+_SIX_MINIMA = (Bits(4, 8, ((2, 4, 4), (4, 1, 0))), Bits(2, 8, ((2, 0, 2), (4, 1, 0)), bit=4))
+_D, _M = Factor(0), Factor(2)
+_AFFINE = (BitField(_SIX), _M, BitField(_SIX_MINIMA))
 
 
-def encode_q8_k(x: Array) -> Array:
-    d = _signed_scale(x, 127)
-    q = np.clip(rounded(x * inverse(d)), -127, 127).astype(np.int8)
-    sums = q.reshape(-1, 16, 16).sum(-1, dtype=np.int16)
-    return np.concatenate([d.astype("<f4").view(np.uint8), q.view(np.uint8), sums.astype("<i2").view(np.uint8)], -1)
+def _nibbles(byte: int, *above: Bits, add: int = 0) -> BitField:
+    return BitField((Bits(4, byte, _HALVES_32), *above), add)
+
+
+def _fifth(byte: int) -> Bits:
+    return Bits(1, byte, ((4, 1, 0), (8, 0, 1)))
+
+
+def _signed(byte: int, count: int) -> BitField:
+    return BitField((Bits(8, byte, ((count, 1, 0),)),), is_signed=True)
 
 
 FORMATS: dict[str, BlockFormat] = {
     f.name: f
     for f in (
-        BlockFormat("q4_0", 2, 32, 18, decode_q4_0, encode_q4_0), BlockFormat("q4_1", 3, 32, 20, decode_q4_1,
-        encode_q4_1),
-        BlockFormat("q5_0", 6, 32, 22, decode_q5_0, encode_q5_0), BlockFormat("q5_1", 7, 32, 24, decode_q5_1,
-        encode_q5_1),
-        BlockFormat("q8_0", 8, 32, 34, decode_q8_0, encode_q8_0), BlockFormat("q2k", 10, 256, 84, decode_q2_k,
-        encode_q2_k),
-        BlockFormat("q3k", 11, 256, 110, decode_q3_k, encode_q3_k), BlockFormat("q4k", 12, 256, 144, decode_q4_k,
-        encode_q4_k),
-        BlockFormat("q5k", 13, 256, 176, decode_q5_k, encode_q5_k), BlockFormat("q6k", 14, 256, 210, decode_q6_k,
-        encode_q6_k),
-        BlockFormat("q8k", 15, 256, 292, decode_q8_k, encode_q8_k),
+        BlockFormat("q4_0", 2, 32, 18, encode_symmetric, _D, _nibbles(2, add=-8)),
+        BlockFormat("q4_1", 3, 32, 20, encode_affine, _D, _nibbles(4), m=_M),
+        BlockFormat("q5_0", 6, 32, 22, encode_symmetric, _D, _nibbles(6, _fifth(2), add=-16)),
+        BlockFormat("q5_1", 7, 32, 24, encode_affine, _D, _nibbles(8, _fifth(4)), m=_M),
+        BlockFormat("q8_0", 8, 32, 34, encode_bytes, _D, _signed(2, 32)),
+        BlockFormat(
+            "q2k", 10, 256, 84, encode_affine_groups, Factor(80), BitField((Bits(2, 16, _PAIRS),)),
+            BitField((Bits(4, 0, ((16, 1, 0),)),)), Factor(82), BitField((Bits(4, 0, ((16, 1, 0),), bit=4),)),
+        ),
+        BlockFormat(
+            "q3k", 11, 256, 110, encode_symmetric_groups, Factor(108),
+            BitField((Bits(2, 32, _PAIRS), Bits(1, 0, _SINGLE)), add=-4),
+            BitField((Bits(4, 96, ((2, 0, 4), (8, 1, 0))), Bits(2, 104, ((4, 0, 2), (4, 1, 0)))), add=-32),
+        ),
+        BlockFormat("q4k", 12, 256, 144, encode_affine_groups, _D, BitField((Bits(4, 16, _HALVES),)), *_AFFINE),
+        BlockFormat(
+            "q5k", 13, 256, 176, encode_affine_groups, _D,
+            BitField((Bits(4, 48, _HALVES), Bits(1, 16, _SINGLE))), *_AFFINE,
+        ),
+        BlockFormat(
+            "q6k", 14, 256, 210, encode_symmetric_groups, Factor(208),
+            BitField((Bits(4, 0, ((2, 64, 0), (2, 0, 4), (2, 32, 0), (32, 1, 0))), Bits(2, 128, _PAIRS)), add=-32),
+            _signed(192, 16),
+        ),
+        BlockFormat("q8k", 15, 256, 292, encode_summed_bytes, Factor(0, "<f4"), _signed(4, 256)),
     )
 }  # fmt: skip
 
@@ -409,5 +385,5 @@ def encode(x: Array, name: str) -> Array:
     blocks = np.empty((len(rows), kind.bytes), np.uint8)
     with np.errstate(all="ignore"):
         for start in range(0, len(rows), CHUNK):
-            blocks[start : start + CHUNK] = kind.encode(rows[start : start + CHUNK])
+            blocks[start : start + CHUNK] = kind.encode(kind, rows[start : start + CHUNK])
     return blocks.reshape(*data.shape[:-1], data.shape[-1] // kind.elements * kind.bytes)

@@ -1,149 +1,79 @@
 """GGUF block formats inside kernels: one element of a block as an expression of its bytes.
 
-The same formulas as in gguf_blocks, in the same order of rounding, read at one position rather than over whole arrays.
+It is read from the description in gguf_blocks, and rounded in the same order as by the decoders on arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import TYPE_CHECKING
 
 from strata.core import f16, f32, i8, i32, u16, u32
+from strata.ops.quant.gguf_blocks import BitField, Bits, BlockFormat, Factor
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder
 
-Read = Callable[["Expr"], "Expr"]
-
 
 class BlockReader:
-    """Fields of one block: `read` gives the u8 at an offset, `at` is the element wanted."""
+    """Fields of one block: `read` gives the u8 at an offset."""
 
-    def __init__(self, k: KernelBuilder, read: Read, at: Expr) -> None:
-        self.k, self.read, self.at = k, read, at
+    def __init__(self, k: KernelBuilder, read: Callable[[Expr], Expr]) -> None:
+        self.k, self.read = k, read
 
-    def i(self, value: int) -> Expr:
-        return self.k.index(value)
+    def factor(self, field: Factor) -> Expr:
+        """A float of the block, in f32."""
+        k, (count, word, dtype) = self.k, {"<f2": (2, u16, f16), "<f4": (4, u32, f32)}[field.dtype]
+        parts = [k.cast(self.read(k.index(field.byte + n)), word) for n in range(count)]
+        whole = parts[0]
+        for n, part in enumerate(parts[1:], 1):
+            whole = k.or_(whole, k.shl(part, k.const(8 * n, word)))
+        return k.cast(k.bitcast(whole, dtype), f32)
 
-    def byte(self, offset: int, index: Expr | None = None) -> Expr:
-        """A byte as i32."""
-        place = self.i(offset) if index is None else index + self.i(offset)
-        return self.k.cast(self.read(place), i32)
-
-    def signed(self, offset: int, index: Expr) -> Expr:
-        return self.real(self.k.bitcast(self.read(index + self.i(offset)), i8))
-
-    def real(self, x: Expr) -> Expr:
-        return self.k.cast(x, f32)
-
-    def half(self, offset: int) -> Expr:
-        """An f16 field as f32."""
-        low, high = (self.k.cast(self.read(self.i(offset + n)), u16) for n in (0, 1))
-        return self.real(self.k.bitcast(self.k.or_(low, self.k.shl(high, self.k.const(8, u16))), f16))
-
-    def single(self, offset: int) -> Expr:
-        """An f32 field."""
-        word = self.k.const(0, u32)
-        for n in range(4):
-            part = self.k.cast(self.read(self.i(offset + n)), u32)
-            word = self.k.or_(word, self.k.shl(part, self.k.const(8 * n, u32)))
-        return self.k.bitcast(word, f32)
-
-    def bits(self, x: Expr, shift: Expr | int, mask: int) -> Expr:
-        """(x >> shift) & mask."""
-        count = self.k.const(shift, i32) if isinstance(shift, int) else self.k.cast(shift, i32)
-        return self.k.and_(self.k.shr(x, count), self.k.const(mask, i32))
-
-    def raised(self, x: Expr, shift: int) -> Expr:
-        return self.k.shl(x, self.k.const(shift, i32))
-
-    # ---------------------------------------------------------------------------------------- parts of the formats
-
-    def nibble32(self, offset: int) -> Expr:
-        """Element e of 32: the low half of byte e mod 16 for the first 16, else the high half."""
-        return self.bits(self.byte(offset, self.at % self.i(16)), (self.at // self.i(16)) * self.i(4), 15)
-
-    def fifth_bit(self, offset: int) -> Expr:
-        return self.raised(self.bits(self.byte(offset, self.at // self.i(8)), self.at % self.i(8), 1), 4)
-
-    def nibble256(self, offset: int) -> Expr:
-        group, lane = self.at // self.i(32), self.at % self.i(32)
-        place = (group // self.i(2)) * self.i(32) + lane
-        return self.bits(self.byte(offset, place), (group % self.i(2)) * self.i(4), 15)
-
-    def pair(self, offset: int) -> Expr:
-        """The 2-bit number of an element of 256."""
-        half, rest = self.at // self.i(128), self.at % self.i(128)
-        place = half * self.i(32) + rest % self.i(32)
-        return self.bits(self.byte(offset, place), (rest // self.i(32)) * self.i(2), 3)
-
-    def scale_and_min(self, offset: int) -> tuple[Expr, Expr]:
+    def number(self, field: BitField, index: Expr) -> Expr:
+        """A number of a field, in f32."""
         k = self.k
-        group = self.at // self.i(32)
-        first, second, third = (self.byte(offset + 4 * n, group % self.i(4)) for n in range(3))
-        early = k.lt(group, self.i(4))
-        scale = k.or_(self.bits(third, 0, 15), self.raised(self.bits(first, 6, 3), 4))
-        least = k.or_(self.bits(third, 4, 15), self.raised(self.bits(second, 6, 3), 4))
-        pairs = (self.bits(first, 0, 63), scale), (self.bits(second, 0, 63), least)
-        return tuple(self.real(k.select(early, a, b)) for a, b in pairs)  # type: ignore[return-value]
+        if field.is_signed:
+            return k.cast(k.bitcast(self.read(self._place(field.bits[0], index)[0]), i8), f32)
+        halves = {part.digits[0][0] for part in field.bits} == {2}
+        if len(field.bits) > 1 and halves and any(part.digits[0][2] for part in field.bits):
+            early = k.lt(index, k.index(field.count // 2))  # loops are cut here: halves have their bits elsewhere
+            found = k.select(early, *(self._code(field, index, half) for half in range(2)))
+        else:
+            found = self._code(field, index)
+        return k.cast(found, f32) - float(-field.add) if field.add else k.cast(found, f32)
 
-    def affine(self, q: Expr) -> Expr:
-        scale, least = self.scale_and_min(4)
-        return (self.half(0) * scale) * self.real(q) - self.half(2) * least
+    def _code(self, field: BitField, index: Expr, half: int | None = None) -> Expr:
+        """The bits of a number, as i32."""
+        k, found, to = self.k, None, 0
+        for part in field.bits:
+            place, first = self._place(part, index, half)
+            moved = k.shr(k.cast(self.read(place), i32), k.cast(first, i32))
+            bits = k.and_(moved, k.const((1 << part.width) - 1, i32))
+            found = k.or_(found, k.shl(bits, k.const(to, i32))) if found is not None else bits
+            to += part.width
+        assert found is not None
+        return found
 
-    # ---------------------------------------------------------------------------------------- formats
-
-    def q4_0(self) -> Expr:
-        return self.half(0) * (self.real(self.nibble32(2)) - 8.0)
-
-    def q4_1(self) -> Expr:
-        return self.half(0) * self.real(self.nibble32(4)) + self.half(2)
-
-    def q5_0(self) -> Expr:
-        return self.half(0) * (self.real(self.k.or_(self.nibble32(6), self.fifth_bit(2))) - 16.0)
-
-    def q5_1(self) -> Expr:
-        return self.half(0) * self.real(self.k.or_(self.nibble32(8), self.fifth_bit(4))) + self.half(2)
-
-    def q8_0(self) -> Expr:
-        return self.half(0) * self.signed(2, self.at)
-
-    def q4k(self) -> Expr:
-        return self.affine(self.nibble256(16))
-
-    def q5k(self) -> Expr:
-        top = self.bits(self.byte(16, self.at % self.i(32)), self.at // self.i(32), 1)
-        return self.affine(self.k.or_(self.nibble256(48), self.raised(top, 4)))
-
-    def q6k(self) -> Expr:
-        half, rest = self.at // self.i(128), self.at % self.i(128)
-        group, lane = rest // self.i(32), rest % self.i(32)
-        low = self.byte(0, half * self.i(64) + (group % self.i(2)) * self.i(32) + lane)
-        high = self.byte(128, half * self.i(32) + lane)
-        q = self.k.or_(
-            self.bits(low, (group // self.i(2)) * self.i(4), 15), self.raised(self.bits(high, group * self.i(2), 3), 4)
-        )
-        return (self.half(208) * self.signed(192, self.at // self.i(16))) * (self.real(q) - 32.0)
-
-    def q8k(self) -> Expr:
-        return self.single(0) * self.signed(4, self.at)
-
-    def q2k(self) -> Expr:
-        packed = self.byte(0, self.at // self.i(16))
-        scale, least = self.real(self.bits(packed, 0, 15)), self.real(self.bits(packed, 4, 15))
-        return (self.half(80) * scale) * self.real(self.pair(16)) - self.half(82) * least
-
-    def q3k(self) -> Expr:
-        group = self.at // self.i(16)
-        low = self.bits(self.byte(96, group % self.i(8)), (group // self.i(8)) * self.i(4), 15)
-        high = self.bits(self.byte(104, group % self.i(4)), (group // self.i(4)) * self.i(2), 3)
-        scale = self.real(self.k.or_(low, self.raised(high, 4))) - 32.0
-        top = self.bits(self.byte(0, self.at % self.i(32)), self.at // self.i(32), 1)
-        q = self.real(self.pair(32)) + (self.real(top) * 4.0 - 4.0)
-        return (self.half(108) * scale) * q
+    def _place(self, part: Bits, index: Expr, half: int | None = None) -> tuple[Expr, Expr]:
+        """The byte of a number and the first of its bits; where its half is known, so is its first digit."""
+        i = self.k.index
+        byte, bit = i(part.byte), i(part.bit)
+        for at, (size, bytes_, bits) in enumerate(part.digits):
+            digit = index // i(prod(inner for inner, *_ in part.digits[at + 1 :]))
+            digit = i(half) if not at and half is not None else digit % i(size) if at else digit
+            byte, bit = byte + digit * i(bytes_), bit + digit * i(bits)
+        return byte, bit
 
 
-def block_element(k: KernelBuilder, name: str, read: Read, at: Expr) -> Expr:
+def block_element(k: KernelBuilder, form: BlockFormat, read: Callable[[Expr], Expr], at: Expr) -> Expr:
     """Element `at` of a block of the format, in f32."""
-    value: Expr = getattr(BlockReader(k, read, at), name)()
-    return value
+    block, group = BlockReader(k, read), at // k.index(form.group)
+    scale = block.factor(form.d)
+    if form.scales:
+        scale = scale * block.number(form.scales, group)
+    found = scale * block.number(form.q, at)
+    if form.m and form.minima:
+        return found - block.factor(form.m) * block.number(form.minima, group)
+    return found + block.factor(form.m) if form.m else found
