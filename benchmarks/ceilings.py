@@ -25,9 +25,9 @@ import numpy as np
 
 import strata as st
 from strata import ops
-from strata.backends.llvm import Argument, Program, Step, region_table
+from strata.backends.llvm import Argument, NativeProgram, ProgramStep, region_table
 from strata.backends.llvm.executor.thread_pool import default_pool
-from strata.backends.llvm.ir.builder import Module, constant, vector
+from strata.backends.llvm.ir.builder import IrModule, constant, vector
 from strata.backends.llvm.jit.jit import compile_and_load
 from strata.config import using
 from strata.core import Target
@@ -48,12 +48,12 @@ def fork_joins(threads: int) -> tuple[dict[str, float], float]:
     count = 1000
     code = compile_and_load(_meeting(threads), ["meet", "note"], Target.host())
     arrived = np.zeros(8 * count, np.int64)
-    steps = tuple(Step("meet", (Argument(0, 64 * i),), threads, 1) for i in range(count))
-    bound = Program(steps, 1).bind({"meet": code.address("meet")}, {})
+    steps = tuple(ProgramStep("meet", (Argument(0, 64 * i),), threads, 1) for i in range(count))
+    bound = NativeProgram(steps, 1).bind({"meet": code.address("meet")}, {})
     regions = region_table([arrived.ctypes.data])
-    noted = [Step("note", (Argument(0, 64 * (1 + i)),), 1, 1) for i in range(2)]
+    noted = [ProgramStep("note", (Argument(0, 64 * (1 + i)),), 1, 1) for i in range(2)]
     functions = {name: code.address(name) for name in ("meet", "note")}
-    timed = Program((noted[0], steps[0], noted[1]), 1).bind(functions, {})
+    timed = NativeProgram((noted[0], steps[0], noted[1]), 1).bind(functions, {})
 
     def run(last: int) -> float:
         arrived[:] = 0
@@ -74,7 +74,7 @@ def fork_joins(threads: int) -> tuple[dict[str, float], float]:
 
 def _meeting(threads: int) -> str:
     """A chunk that ends when as many as there are threads have begun, and one that notes the time."""
-    module = Module(Target.host().triple)
+    module = IrModule(Target.host().triple)
     f = module.function("meet", [("ptr", "args"), ("i64", "begin"), ("i64", "end")])
     cell = f.load("ptr", "%args", 8)
     f.op(f"atomicrmw add ptr {cell}, i64 1 seq_cst")
@@ -96,7 +96,7 @@ def reading(threads: int) -> tuple[Run, int]:
     target = Target.host()
     lanes = target.lanes(4)
     chunk, type_ = 1 << 20, f"<{lanes} x i32>"
-    module = Module(target.triple)
+    module = IrModule(target.triple)
     f = module.function("read", [("ptr", "args"), ("i64", "begin"), ("i64", "end")])
     source, kept = (f.load("ptr", f.address("i64", "%args", i), 8) for i in range(2))
 
@@ -153,7 +153,7 @@ def multiply_adds(kind: str, threads: int) -> tuple[Run, float]:
     target, dtype = Target.host(), np.dtype({"f32": np.float32, "f64": np.float64}[kind])
     lanes, turns = target.lanes(dtype.itemsize), 400_000
     type_ = vector({4: "float", 8: "double"}[dtype.itemsize], lanes)
-    module = Module(target.triple)
+    module = IrModule(target.triple)
     f = module.function("peak", [("ptr", "args"), ("i64", "begin"), ("i64", "end")])
     x = constant(type_, 0.5)
     start = [(type_, constant(type_, float(i))) for i in range(12)]

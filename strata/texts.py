@@ -14,7 +14,7 @@ READERS = {"mir": mir.parse, "hir": hir.parse, "kernel": parse_kernel, "lir": pa
 
 @own_checks()
 @located
-def parse(text: str) -> mir.Graph | hir.Module | Kernel | Lir:
+def parse(text: str) -> mir.Graph | hir.HirModule | Kernel | Lir:
     """What a text stands for: a graph (`mir`), a module of blocks (`hir`), a kernel, or a plan with both (`lir`)."""
     if not isinstance(text, str):
         raise ParseError(f"parse takes a text, got {type(text).__name__}", code="P123")

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from strata.backends import registry
 from strata.backends.stablehlo import adapter
-from strata.testing import Case, check_case
+from strata.testing import GoldenCase, check_case
 
 # The default run draws the same examples every time, so that a red test is red for everyone; `make fuzz` explores.
 settings.register_profile("strata", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -99,7 +99,7 @@ def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[Path, Callable[[Case], str]], None]:
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, Callable[[GoldenCase], str]], None]:
     """`golden(path, run)` compares a golden case with `run(case)`, or rewrites it under --update-golden."""
     update: bool = request.config.getoption("--update-golden")
     return lambda path, run: check_case(path, run, update=update)

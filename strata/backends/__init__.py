@@ -7,9 +7,9 @@ from strata.backends.base import (
     CodeArchive,
     CostModel,
     Executable,
+    FastCall,
     MissingCodeError,
-    Quick,
-    Spread,
+    ThreadSpread,
 )
 from strata.backends.registry import backend_for, known_backends, register_backend
 from strata.backends.texts import stablehlo_text

@@ -97,7 +97,7 @@ class Executable(ABC):
             out[...] = result
 
     @property
-    def quick(self) -> Quick | None:
+    def quick(self) -> FastCall | None:
         """A short way into a plan of fixed sizes, where there is one."""
         return None
 
@@ -130,7 +130,7 @@ class Executable(ABC):
         return None
 
 
-class Quick(Protocol):
+class FastCall(Protocol):
     """A short way into a plan of fixed sizes that runs again and again."""
 
     @property
@@ -233,7 +233,7 @@ class Backend(ABC):
         """The plan with schedules that were searched for."""
         raise NotImplementedError
 
-    def compile_spread(self, lir: Lir, spread: Spread) -> Executable:
+    def compile_spread(self, lir: Lir, spread: ThreadSpread) -> Executable:
         """A plan for several devices, each with its part of the arrays; the results are those of one."""
         raise NotImplementedError
 
@@ -288,7 +288,7 @@ class MissingCodeError(LookupError):
 
 
 @dataclass(frozen=True)
-class Spread:
+class ThreadSpread:
     """Devices in a grid with named axes, and along which of them each axis of an array is cut."""
 
     axes: tuple[tuple[str, int], ...]

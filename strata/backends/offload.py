@@ -51,7 +51,7 @@ def number(dim: Dim, sizes: Mapping[str, int]) -> int:
     return value
 
 
-class Driver(ABC):
+class DeviceDriver(ABC):
     """What is asked of a device. Launches, writes and copies take effect in the order of the calls."""
 
     in_place: bool = False
@@ -103,10 +103,10 @@ class Driver(ABC):
         """Wait for all that was launched; what went wrong there is raised here."""
 
 
-class Pool:
+class BufferPool:
     """Buffers that wait for the next step that needs one of their size."""
 
-    def __init__(self, driver: Driver, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, driver: DeviceDriver, kept_bytes: int = KEPT_BYTES) -> None:
         self.driver = driver
         self._kept_bytes = kept_bytes
         self._free: dict[int, list[Any]] = {}
@@ -158,8 +158,8 @@ def room_for(size: int) -> int:
 class OffloadBackend(Backend):
     """Plans over a driver."""
 
-    def __init__(self, driver: Driver) -> None:
-        self.driver, self.pool = driver, Pool(driver)
+    def __init__(self, driver: DeviceDriver) -> None:
+        self.driver, self.pool = driver, BufferPool(driver)
 
     def launchable(self, step: Step) -> Launchable | None:
         """What runs a step of one op, over its inputs and outputs; None where that is the host."""

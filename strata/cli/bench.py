@@ -16,7 +16,7 @@ import numpy as np
 
 from strata.cli import show
 from strata.cli.parser import Mistake
-from strata.cli.programs import Program, kind_of, open_program
+from strata.cli.programs import ExampleProgram, kind_of, open_program
 from strata.cli.run import prepare
 from strata.cli.turns import in_turns
 from strata.config import config, using
@@ -61,7 +61,7 @@ def measure(options: Namespace) -> dict[str, Any]:
 
 
 def _ways(
-    program: Program, feeds: dict[str, np.ndarray], expected: list[Any], options: Namespace, threads: int
+    program: ExampleProgram, feeds: dict[str, np.ndarray], expected: list[Any], options: Namespace, threads: int
 ) -> list[dict[str, Any]]:
     def ours() -> Any:
         with using(num_threads=threads):

@@ -11,7 +11,7 @@ class Mistake(Exception):  # noqa: N818 - it is the user's, and it is told as on
     """Something on the command line that cannot be done."""
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Tells a mistake in one line, without the usage before it."""
 
     def error(self, message: str) -> NoReturn:
@@ -26,15 +26,15 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(None, f"no {what} is named {value!r}{hint}")
 
 
-def make_parser() -> Parser:
+def make_parser() -> CommandParser:
     """The whole command line."""
-    parser = Parser(prog="strata", description="Compile and run tensor programs and models.")
+    parser = CommandParser(prog="strata", description="Compile and run tensor programs and models.")
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.set_defaults(handler=None)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
-    def command(name: str, handler: str, about: str, **more: Any) -> Parser:
-        made: Parser = commands.add_parser(
+    def command(name: str, handler: str, about: str, **more: Any) -> CommandParser:
+        made: CommandParser = commands.add_parser(
             name, help=about, description=more.pop("description", about[0].upper() + about[1:] + "."), **more
         )
         made.set_defaults(handler=handler)
@@ -62,23 +62,23 @@ def make_parser() -> Parser:
 # -------------------------------------------------------------------------------------------------- arguments in common
 
 
-def _json(parser: Parser) -> None:
+def _json(parser: CommandParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON for a program to read")
 
 
 def _model(
-    parser: Parser,
+    parser: CommandParser,
     kinds: str = "model.onnx, model.gguf, a folder with config.json, a bundle (.strata), or a graph as text (.mir)",
 ) -> None:
     parser.add_argument("model", metavar="MODEL", help=kinds)
     parser.add_argument("--device", default="cpu", help="where to run (default: cpu)")
 
 
-def _threads(parser: Parser) -> None:
+def _threads(parser: CommandParser) -> None:
     parser.add_argument("--threads", type=_count, metavar="N", help="threads to use; results do not depend on it")
 
 
-def _arrays(parser: Parser) -> None:
+def _arrays(parser: CommandParser) -> None:
     parser.add_argument(
         "-i", "--input", action="append", default=[], metavar="[NAME=]FILE",
         help="an array from .npy, or arrays by name from .npz or .safetensors; inputs that are not given are random",
@@ -101,7 +101,7 @@ def _count(text: str) -> int:
 # ------------------------------------------------------------------------------------------------------------- commands
 
 
-def _run(parser: Parser) -> None:
+def _run(parser: CommandParser) -> None:
     _model(parser)
     _arrays(parser)
     _threads(parser)
@@ -112,7 +112,7 @@ def _run(parser: Parser) -> None:
     _json(parser)
 
 
-def _embed(parser: Parser) -> None:
+def _embed(parser: CommandParser) -> None:
     _model(parser, "a folder with config.json, weights and a tokenizer")
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="texts; none reads one a line from standard input")
     _threads(parser)
@@ -121,7 +121,7 @@ def _embed(parser: Parser) -> None:
     _json(parser)
 
 
-def _generate(parser: Parser) -> None:
+def _generate(parser: CommandParser) -> None:
     _model(parser, "model.gguf, or a folder with config.json, weights and a tokenizer")
     parser.add_argument("prompt", metavar="PROMPT", help="a text; - reads standard input")
     parser.add_argument(
@@ -138,7 +138,7 @@ def _generate(parser: Parser) -> None:
     _json(parser)
 
 
-def _serve(parser: Parser) -> None:
+def _serve(parser: CommandParser) -> None:
     parser.add_argument(
         "models", nargs="+", metavar="MODEL",
         help="model.gguf or a folder with config.json: one that generates, one that embeds, or one of each",
@@ -162,7 +162,7 @@ def _serve(parser: Parser) -> None:
     _json(parser)
 
 
-def _compile(parser: Parser) -> None:
+def _compile(parser: CommandParser) -> None:
     _model(parser, "model.onnx, a folder with config.json, model.gguf, or a graph as text (.mir)")
     parser.add_argument("-o", "--output", required=True, metavar="X.strata", help="where to write the bundle")
     parser.add_argument("--params", metavar="FILE", help="parameters of a graph in text: .npz or .safetensors")
@@ -176,7 +176,7 @@ def _compile(parser: Parser) -> None:
     _json(parser)
 
 
-def _trace(parser: Parser) -> None:
+def _trace(parser: CommandParser) -> None:
     _model(parser)
     _arrays(parser)
     _threads(parser)
@@ -184,7 +184,7 @@ def _trace(parser: Parser) -> None:
     parser.add_argument("--repeat", type=_count, default=3, metavar="N", help="runs after the compile (default: 3)")
 
 
-def _inspect(parser: Parser) -> None:
+def _inspect(parser: CommandParser) -> None:
     _model(parser, "a graph as text (.mir, - for standard input), model.onnx, model.gguf, .safetensors, or a folder")
     parser.add_argument(
         "--stage", choices=("summary", "graph", "passes", "optimized", "plan", "kernels", "memory", "stablehlo", "all"),
@@ -194,7 +194,7 @@ def _inspect(parser: Parser) -> None:
     _json(parser)
 
 
-def _opt(parser: Parser) -> None:
+def _opt(parser: CommandParser) -> None:
     parser.add_argument(
         "file", nargs="?", default="-", metavar="X.mir", help="graph in text; - is standard input (default)"
     )
@@ -209,7 +209,7 @@ def _opt(parser: Parser) -> None:
     parser.add_argument("--list", action="store_true", help="list the passes and exit")
 
 
-def _explain(parser: Parser) -> None:
+def _explain(parser: CommandParser) -> None:
     _model(parser)
     parser.add_argument("--memory", metavar="FILE.svg", help="draw the plan of memory")
     parser.add_argument(
@@ -218,7 +218,7 @@ def _explain(parser: Parser) -> None:
     _json(parser)
 
 
-def _bench(parser: Parser) -> None:
+def _bench(parser: CommandParser) -> None:
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="as for run; without one, the suite in benchmarks/ is run"
     )
@@ -238,12 +238,12 @@ def _bench(parser: Parser) -> None:
     _json(parser)
 
 
-def _cache(parser: Parser) -> None:
+def _cache(parser: CommandParser) -> None:
     _json(parser)
     parts = parser.add_subparsers(dest="part", metavar="PART")
 
-    def part(name: str, handler: str, about: str) -> Parser:
-        made: Parser = parts.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+    def part(name: str, handler: str, about: str) -> CommandParser:
+        made: CommandParser = parts.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
         made.set_defaults(handler=handler)
         made.add_argument(
             "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON for a program to read"
@@ -262,7 +262,7 @@ def _cache(parser: Parser) -> None:
     export.add_argument("folder", metavar="FOLDER")
 
 
-def _demo(parser: Parser) -> None:
+def _demo(parser: CommandParser) -> None:
     parser.add_argument(
         "parts", nargs="*", metavar="PART", help="compile, train, embed, generate, read; all if left out"
     )

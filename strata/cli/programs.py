@@ -24,7 +24,7 @@ _TYPE = re.compile(r"(\w+)\[(.*)\]")
 
 
 @dataclass(frozen=True)
-class Program:
+class ExampleProgram:
     """Something that runs: named and typed inputs and parameters, names of outputs."""
 
     name: str
@@ -83,7 +83,7 @@ def graph_of(path: str, device: str) -> Graph:
     raise Mistake(f"{path}: the stages of a {kind} are those of its compiled graph: strata explain shows them")
 
 
-def open_program(path: str, device: str) -> Program:
+def open_program(path: str, device: str) -> ExampleProgram:
     """Load and compile."""
     kind = kind_of(path)
     if kind == "graph":
@@ -100,13 +100,13 @@ def open_program(path: str, device: str) -> Program:
     return _onnx(model) if kind == "onnx" else _model(model, path)
 
 
-def _compiled(graph: Graph, device: str) -> Program:
+def _compiled(graph: Graph, device: str) -> ExampleProgram:
     from strata.runtime import Session
 
     return compiled_program(Session(device).compile(graph))
 
 
-def compiled_program(compiled: CompiledGraph) -> Program:
+def compiled_program(compiled: CompiledGraph) -> ExampleProgram:
     """A compiled graph; parameters that it brings along need no values."""
     missing = {name: kind for name, kind in compiled.params.items() if name in compiled._missing}
     outputs = tuple(f"out{i}" for i in range(len(compiled.outputs)))
@@ -114,28 +114,28 @@ def compiled_program(compiled: CompiledGraph) -> Program:
     def run(feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         return list(compiled.run(feeds))
 
-    return Program(compiled.name, compiled.inputs, missing, outputs, run, compiled.set_params, compiled)
+    return ExampleProgram(compiled.name, compiled.inputs, missing, outputs, run, compiled.set_params, compiled)
 
 
-def _onnx(model: Any) -> Program:
+def _onnx(model: Any) -> ExampleProgram:
     inputs = {}
     for port in model.inputs:
         if port.kind != "tensor" or port.dtype is None or port.shape is None:
             raise Mistake(f"input {port} has no fixed rank and element type: give it with --input")
         inputs[port.name] = TensorType(as_dtype(port.dtype), port.shape)
     names = tuple(port.name for port in model.outputs)
-    return Program(
+    return ExampleProgram(
         model.program.graph.name or "main", inputs, {}, names, lambda feeds: list(model.run(feeds)), _no_params, model
     )
 
 
-def _model(model: Any, path: str) -> Program:
+def _model(model: Any, path: str) -> ExampleProgram:
     inputs = {name: _read_type(text) for name, text in model.inputs.items()}
 
     def run(feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         return list(model.run(**feeds).values())
 
-    return Program(Path(path).name, inputs, {}, tuple(model.outputs), run, _no_params, model)
+    return ExampleProgram(Path(path).name, inputs, {}, tuple(model.outputs), run, _no_params, model)
 
 
 def _read_type(text: str) -> TensorType:

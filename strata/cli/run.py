@@ -13,7 +13,7 @@ import numpy as np
 from strata.cli import show
 from strata.cli.arrays import binding_for, random_array, random_weight, read_arrays, read_mapping, read_sizes
 from strata.cli.parser import Mistake
-from strata.cli.programs import Program, open_program
+from strata.cli.programs import ExampleProgram, open_program
 from strata.config import using
 
 
@@ -45,7 +45,7 @@ def run(options: Namespace) -> None:
         _print(report, options.output)
 
 
-def prepare(program: Program, options: Namespace) -> tuple[dict[str, np.ndarray], dict[str, bool]]:
+def prepare(program: ExampleProgram, options: Namespace) -> tuple[dict[str, np.ndarray], dict[str, bool]]:
     """Parameters set, inputs read or drawn; and which inputs are random."""
     given = read_arrays(options.input, list(program.inputs))
     known = [(program.inputs[n], a) for n, a in given.items()]

@@ -42,7 +42,7 @@ class Symbol:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SizeCall:
     """A non-polynomial function of two sizes: floordiv, mod, min or max."""
 
     kind: str
@@ -56,7 +56,7 @@ class Call:
         return f"{_wrap(self.a)} {'//' if self.kind == 'floordiv' else '%'} {_wrap(self.b)}"
 
 
-Atom = Symbol | Call
+Atom = Symbol | SizeCall
 Monomial = tuple[Atom, ...]  # sorted by text; a power is a repeated atom; () is the constant term
 
 
@@ -213,26 +213,29 @@ def _call(kind: str, a: Dim, b: Dim) -> SymExpr:
     return _atom(make_call(kind, a, b))
 
 
-def make_call(kind: str, a: Dim, b: Dim) -> Call:
+def make_call(kind: str, a: Dim, b: Dim) -> SizeCall:
     """A call that knows how deep it is; one that is too deep to be walked over is refused."""
     depth = 1 + max(_depth(a), _depth(b))
     if depth > MAX_DEPTH:
         raise SymbolError(f"a size has more than {MAX_DEPTH} divisions, remainders, minima or maxima inside each other",
                           code="S159")  # fmt: skip
-    return Call(kind, a, b, depth)
+    return SizeCall(kind, a, b, depth)
 
 
 def _depth(x: Dim) -> int:
     if not isinstance(x, SymExpr):
         return 0
-    return max((a.depth for mono, _ in x.terms for a in mono if isinstance(a, Call)), default=0)
+    return max((a.depth for mono, _ in x.terms for a in mono if isinstance(a, SizeCall)), default=0)
 
 
 def _show(terms: tuple[tuple[Monomial, int], ...]) -> str:
     parts: list[str] = []
     for mono, coeff in terms:
-        factors = [f"({a})" if isinstance(a, Call) and a.kind in ("floordiv", "mod") and (len(mono) > 1 or coeff != 1)
-                   else str(a) for a in mono]  # fmt: skip
+        is_factor = len(mono) > 1 or coeff != 1
+        factors = [
+            f"({a})" if is_factor and isinstance(a, SizeCall) and a.kind in ("floordiv", "mod") else str(a)
+            for a in mono
+        ]
         if abs(coeff) != 1 or not mono:
             factors.insert(0, str(abs(coeff)))
         sign = "-" if coeff < 0 else "+"
@@ -464,7 +467,7 @@ _CALLS = {"floordiv": floordiv, "mod": mod, "min": dim_min, "max": dim_max}
 
 
 def _substitute_atom(atom: Atom, binding: Mapping[str, Dim]) -> Dim:
-    if isinstance(atom, Call):
+    if isinstance(atom, SizeCall):
         return _CALLS[atom.kind](substitute(atom.a, binding), substitute(atom.b, binding))
     if atom.name not in binding:
         return _atom(atom)

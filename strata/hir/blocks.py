@@ -18,7 +18,7 @@ def missing(what: str, needs: str, code: str) -> LowerError:
 
 
 @block("linear")
-class Linear(Block):
+class LinearBlock(Block):
     """act(x · w + bias)."""
 
     act: str | None
@@ -82,7 +82,7 @@ class ResidualRmsNorm(Block):
 
 
 @block("rms_norm")
-class RmsNorm(Block):
+class RmsNormBlock(Block):
     """x / sqrt(mean(x²) + eps) γ + β over the last axis."""
 
     eps: float
@@ -92,7 +92,7 @@ class RmsNorm(Block):
 
 
 @block("attention")
-class Attention(Block):
+class AttentionBlock(Block):
     """Scaled dot-product attention; a mask only with mask_kind "custom" or "bias"."""
 
     num_heads: int
@@ -114,7 +114,7 @@ class Attention(Block):
 
 
 @block("rope")
-class Rope(Block):
+class RopeBlock(Block):
     """Rotary embedding of token-major x by tables of cosines and sines."""
 
     head_dim: int
@@ -148,7 +148,7 @@ class DepthwiseConv1dCausal(Block):
 
 
 @block("dequant_matmul")
-class DequantMatMul(Block):
+class DequantMatMulBlock(Block):
     """x times a quantised weight, which is decoded on the way; GGUF schemes need no scale and zero point."""
 
     scheme: str
@@ -170,7 +170,7 @@ class DequantMatMul(Block):
 
 
 @block("gated_delta_net")
-class GatedDeltaNet(Block):
+class GatedDeltaNetBlock(Block):
     """The gated delta rule over a sequence, from an empty state."""
 
     def lower(self, q: Value, k: Value, v: Value, g: Value, beta: Value, *, fusable: bool) -> Value:

@@ -7,7 +7,7 @@ from typing import Any
 
 from strata.core import TensorType, as_dtype, sym
 from strata.hir import blocks
-from strata.hir.ir import Builder, HirValue
+from strata.hir.ir import BlockBuilder, HirValue
 from strata.mir import METHODS, Graph, near
 
 # Short names that other builders of blocks use.
@@ -18,7 +18,7 @@ SHORT_NAMES = {
 Operand = Any
 
 
-class Module(Builder):
+class HirModule(BlockBuilder):
     """A program of blocks. `fusion` says how blocks are lowered: "direct" to fused ops, "fusable" to primitives.
 
         m = Module("ffn")
@@ -30,7 +30,7 @@ class Module(Builder):
     """
 
     @classmethod
-    def define(cls, name: str, build: Callable[[Module], Any], fusion: str = "direct") -> Module:
+    def define(cls, name: str, build: Callable[[HirModule], Any], fusion: str = "direct") -> HirModule:
         """A module from a function that builds it and returns its outputs."""
         made = cls(name, fusion)
         made.outputs(build(made))
@@ -50,7 +50,7 @@ class Module(Builder):
 
     def linear(self, x: Operand, w: Operand, bias: Operand | None = None, act: str | None = None) -> HirValue:
         """act(x · w + bias)."""
-        return self._block(blocks.Linear(act), x, w, bias)
+        return self._block(blocks.LinearBlock(act), x, w, bias)
 
     def linear_fused(self, x: Operand, w: Operand, bias: Operand, act: str | None = None) -> HirValue:
         """act(x · w + bias), always as the fused op."""
@@ -72,7 +72,7 @@ class Module(Builder):
 
     def rms_norm(self, x: Operand, gamma: Operand, beta: Operand | None = None, eps: float = 1e-5) -> HirValue:
         """x / sqrt(mean(x²) + eps) γ + β over the last axis."""
-        return self._block(blocks.RmsNorm(float(eps)), x, gamma, beta)
+        return self._block(blocks.RmsNormBlock(float(eps)), x, gamma, beta)
 
     def attention(
         self, q: Operand, k: Operand, v: Operand, mask: Operand | None = None, *, num_heads: int,
@@ -80,12 +80,12 @@ class Module(Builder):
         softcap: float | None = None, layout: str | None = None,
     ) -> HirValue:  # fmt: skip
         """Scaled dot-product attention; see ops.attention."""
-        made = blocks.Attention(num_heads, kv_heads, mask_kind, window, scale, softcap, layout)
+        made = blocks.AttentionBlock(num_heads, kv_heads, mask_kind, window, scale, softcap, layout)
         return self._block(made, q, k, v, mask)
 
     def rope(self, x: Operand, cos: Operand, sin: Operand, *, head_dim: int, n_rot: int | None = None) -> HirValue:
         """Rotary embedding of token-major x."""
-        return self._block(blocks.Rope(head_dim, head_dim if n_rot is None else n_rot), x, cos, sin)
+        return self._block(blocks.RopeBlock(head_dim, head_dim if n_rot is None else n_rot), x, cos, sin)
 
     def depthwise_conv1d_causal(self, x: Operand, w: Operand, left_pad: Operand, kernel: int) -> HirValue:
         """Each channel of x [B, S, C] convolved along the sequence with w [C, 1, 1, K] after left_pad [B, K - 1, C]."""
@@ -95,11 +95,11 @@ class Module(Builder):
         self, x: Operand, w: Operand, scale: Operand | None = None, zero_point: Operand | None = None, *, scheme: Any
     ) -> HirValue:
         """x times a quantised weight."""
-        return self._block(blocks.DequantMatMul(str(scheme)), x, w, scale, zero_point)
+        return self._block(blocks.DequantMatMulBlock(str(scheme)), x, w, scale, zero_point)
 
     def gated_delta_net(self, q: Operand, k: Operand, v: Operand, g: Operand, beta: Operand) -> HirValue:
         """The gated delta rule over a sequence, from an empty state."""
-        return self._block(blocks.GatedDeltaNet(), q, k, v, g, beta)
+        return self._block(blocks.GatedDeltaNetBlock(), q, k, v, g, beta)
 
     def gated_delta_net_carry(
         self, q: Operand, k: Operand, v: Operand, g: Operand, beta: Operand, state: Operand
@@ -155,7 +155,7 @@ class Module(Builder):
         return f"<Module {self.name}: {len(self.nodes)} nodes, {len(self.results)} outputs, {self.fusion}>"
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Module) and str(self) == str(other))
+        return self is other or (isinstance(other, HirModule) and str(self) == str(other))
 
     def __hash__(self) -> int:
         return hash(str(self))

@@ -79,7 +79,7 @@ def block(name: str) -> Callable[[BlockT], BlockT]:
     return wrap
 
 
-class Leaf(Block):
+class HirLeaf(Block):
     """A named input or parameter of the module."""
 
     key: str
@@ -92,11 +92,11 @@ class Leaf(Block):
         return 0, 0
 
 
-class InputLeaf(Leaf):
+class InputLeaf(HirLeaf):
     name: ClassVar[str] = "input"
 
 
-class ParamLeaf(Leaf):
+class ParamLeaf(HirLeaf):
     name: ClassVar[str] = "param"
 
 
@@ -123,7 +123,7 @@ class Verbatim(Block):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Node:
+class HirNode:
     """A block applied to values of its module."""
 
     id: str
@@ -135,7 +135,7 @@ class Node:
 
     @property
     def is_leaf(self) -> bool:
-        return isinstance(self.block, Leaf)
+        return isinstance(self.block, HirLeaf)
 
 
 class HirValue(Deferred):
@@ -145,7 +145,7 @@ class HirValue(Deferred):
     __array_priority__: ClassVar[int] = 1000
     __array_ufunc__ = None
 
-    def __init__(self, module: Builder, node: Node, slot: int = 0) -> None:
+    def __init__(self, module: BlockBuilder, node: HirNode, slot: int = 0) -> None:
         self.module = module
         self.node = node
         self.slot = slot
@@ -231,13 +231,13 @@ for _dunder, _method in {
     _operator(_dunder, _method, reflected=False)
 
 
-class Builder:
+class BlockBuilder:
     """Nodes in the order they were made, the outputs, and how blocks are lowered. `Module` adds the blocks to it."""
 
     def __init__(self, name: str = "main", fusion: str = "direct") -> None:
         self.name = name
         self.fusion = check_policy(fusion)
-        self.nodes: list[Node] = []
+        self.nodes: list[HirNode] = []
         self.results: tuple[HirValue, ...] = ()
         self._leaves: dict[str, HirValue] = {}
         self._adopted: dict[Value, HirValue] = {}
@@ -260,14 +260,14 @@ class Builder:
         made = constant(data, dtype).node.op
         return self.apply(Verbatim(made))
 
-    def _declare(self, kind: type[Leaf], name: str, shape: Sequence[Dim] | TensorType, dtype: Any) -> HirValue:
+    def _declare(self, kind: type[HirLeaf], name: str, shape: Sequence[Dim] | TensorType, dtype: Any) -> HirValue:
         if not isinstance(name, str) or not name:
             raise OptionError(f"module {self.name!r}: {name!r} is not a name for an input", code="O112", place=here())
         if name in self._leaves:
             message = f"module {self.name!r} has an input or parameter {name!r} already"
             raise OptionError(message, code="O113", place=here())
         tensor = shape if isinstance(shape, TensorType) else TensorType(as_dtype(dtype), check_shape(shape))
-        node = Node(name, kind(name, tensor), (), (tensor,), name, here())
+        node = HirNode(name, kind(name, tensor), (), (tensor,), name, here())
         self.nodes.append(node)
         self._leaves[name] = HirValue(self, node)
         return self._leaves[name]
@@ -286,7 +286,7 @@ class Builder:
             if not isinstance(made, Verbatim) and not error.summary.startswith(f"{made.name}:"):
                 error.summary = f"{made.name}: {error.summary}"
             raise
-        node = Node(f"h{self._count}", made, values, types, self._label(made, label), here())
+        node = HirNode(f"h{self._count}", made, values, types, self._label(made, label), here())
         self.nodes.append(node)
         self._count += 1
         results = tuple(HirValue(self, node, i) for i in range(len(types)))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from strata.core import here
 from strata.errors import LowerError
-from strata.hir.build import Module
+from strata.hir.build import HirModule
 from strata.hir.ir import HirValue, InputLeaf, ParamLeaf, check_policy
 from strata.mir import Graph, Input, Value, as_tuple, leaf_name, origin
 
 
-def lower(module: Module, policy: str | None = None) -> Graph:
+def lower(module: HirModule, policy: str | None = None) -> Graph:
     """The module as a graph. `policy` overrides the module's own: "direct" or "fusable"."""
     fusable = check_policy(policy or module.fusion) == "fusable"
     if not module.results:
@@ -31,14 +31,14 @@ def lower(module: Module, policy: str | None = None) -> Graph:
     return graph.outputs(*(table[x] for x in module.results))
 
 
-def lower_for_autodiff(module: Module) -> Graph:
+def lower_for_autodiff(module: HirModule) -> Graph:
     """The module as primitives, whatever its own policy."""
     return lower(module, "fusable")
 
 
-def wrap_mir_graph(graph: Graph, fusion: str = "direct") -> Module:
+def wrap_mir_graph(graph: Graph, fusion: str = "direct") -> HirModule:
     """A graph as a module with a node for each of its nodes."""
-    module = Module(graph.name, fusion)
+    module = HirModule(graph.name, fusion)
     table: dict[Value, HirValue] = {}
     for x in (*graph.inputs, *graph.params):
         declare = module.input if isinstance(x.node.op, Input) else module.param

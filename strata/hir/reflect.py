@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from strata.hir.build import Module
+from strata.hir.build import HirModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Reflection:
     blocks: dict[str, int]
 
 
-def reflect(module: Module) -> Reflection:
+def reflect(module: HirModule) -> Reflection:
     """A summary of a module."""
     made = [node for node in module.nodes if not node.is_leaf]
     histogram: dict[str, int] = {}

@@ -16,8 +16,8 @@ from typing import Any
 
 from strata.core import Symbol
 from strata.errors import BudgetError, StrataError
-from strata.hir.build import Module
-from strata.hir.ir import BLOCKS, Block, HirValue, Node, ParamLeaf, Verbatim
+from strata.hir.build import HirModule
+from strata.hir.ir import BLOCKS, Block, HirNode, HirValue, ParamLeaf, Verbatim
 from strata.mir import (
     FIELD_ERRORS,
     REGISTRY,
@@ -34,7 +34,7 @@ from strata.mir import (
 _ID = re.compile(r"h\d+(\.\d+)?\Z")
 
 
-def show(module: Module) -> str:
+def show(module: HirModule) -> str:
     """The text of a module."""
     leaves = [node for node in module.nodes if node.is_leaf]
     header = ", ".join(
@@ -57,7 +57,7 @@ def _operand(x: HirValue) -> str:
     return _leaf(x.text) if x.node.is_leaf else x.text
 
 
-def _line(node: Node) -> str:
+def _line(node: HirNode) -> str:
     made = node.block
     fields = made.op.static_fields() if isinstance(made, Verbatim) else made.static_fields()
     name = f"mir.{made.op.name}" if isinstance(made, Verbatim) else made.name
@@ -68,7 +68,7 @@ def _line(node: Node) -> str:
     return text if node.label == made.label else f"{text} as {show_field(node.label)}"
 
 
-def parse(text: str, registry: Registry = REGISTRY) -> Module:
+def parse(text: str, registry: Registry = REGISTRY) -> HirModule:
     """Read one module; the error names the line."""
     parser = ModuleParser(text, registry)
     return parser.whole(parser.module)
@@ -77,11 +77,11 @@ def parse(text: str, registry: Registry = REGISTRY) -> Module:
 class ModuleParser(Parser):
     """A cursor over tokens that builds modules."""
 
-    def module(self) -> Module:
+    def module(self) -> HirModule:
         symbols = self._symbols_ahead()
         self.take("hir")
         self.take("@")
-        made = Module(self.identifier())
+        made = HirModule(self.identifier())
         leaves: dict[str, HirValue] = self.leaves(made, symbols)
         nodes: dict[str, HirValue] = {}
         self.take("->")
@@ -107,7 +107,7 @@ class ModuleParser(Parser):
         return table[name]
 
     def block_statement(
-        self, made: Module, leaves: dict[str, HirValue], nodes: dict[str, HirValue], symbols: dict[str, Symbol]
+        self, made: HirModule, leaves: dict[str, HirValue], nodes: dict[str, HirValue], symbols: dict[str, Symbol]
     ) -> None:
         start = self.start
         target = self.identifier()
@@ -144,7 +144,7 @@ class ModuleParser(Parser):
             self.fail(f"{name}: {error}", start)
 
     def _apply(
-        self, made: Module, what: Block, inputs: list[HirValue], label: str | None, start: int
+        self, made: HirModule, what: Block, inputs: list[HirValue], label: str | None, start: int
     ) -> tuple[HirValue, ...]:
         try:
             result = made.apply(what, *inputs, label=label)

@@ -139,7 +139,7 @@ class Strings(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]
 
 
-class _Reader:
+class _GgufReader:
     """A cursor over the bytes of one file."""
 
     def __init__(self, data: np.ndarray, name: str) -> None:
@@ -251,7 +251,7 @@ def _joined(parts: list[GgufFile]) -> GgufFile:
 
 def _load_one(path: PathLike) -> GgufFile:
     data = map_file(path, "gguf")
-    r = _Reader(data, Path(path).name)
+    r = _GgufReader(data, Path(path).name)
     if r.left < 4 or bytes(r.bytes[:4]) != MAGIC:
         raise r.fail("does not begin with GGUF")
     r.at = 4
@@ -279,7 +279,7 @@ def _load_one(path: PathLike) -> GgufFile:
 Info = tuple[str, tuple[int, ...], int, int]  # name, shape outermost first, type code, offset
 
 
-def _tensor_info(r: _Reader) -> Info:
+def _tensor_info(r: _GgufReader) -> Info:
     name = r.string(MAX_NAME)
     rank = r.number("<I")
     if rank > MAX_RANK:
@@ -293,7 +293,7 @@ def _tensor_info(r: _Reader) -> Info:
     return name, dims[::-1], code, offset
 
 
-def _place(r: _Reader, data: np.ndarray, infos: list[Info], alignment: int) -> dict[str, GgufTensor]:
+def _place(r: _GgufReader, data: np.ndarray, infos: list[Info], alignment: int) -> dict[str, GgufTensor]:
     """Every tensor over its bytes, when they are inside the file and belong to it alone."""
     start = -(-r.at // alignment) * alignment
     tensors: dict[str, GgufTensor] = {}

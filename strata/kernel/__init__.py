@@ -1,7 +1,7 @@
 """Kernel IR: scalar expressions over index spaces, with a builder, a verifier, text and a NumPy interpreter."""
 
 from strata.kernel.access import NOT_READ, check_access, contained, is_plain, numbered_reads
-from strata.kernel.algebra import Linear, interval, linear
+from strata.kernel.algebra import LinearIndex, interval, linear
 from strata.kernel.build import Index, KernelBuilder, View
 from strata.kernel.choose import choose_schedule
 from strata.kernel.inline import element, with_batch, with_names, with_sizes
@@ -28,16 +28,15 @@ from strata.kernel.ir import (
 )
 from strata.kernel.legal import check_own_schedule, check_schedule, loops_of
 from strata.kernel.nans import is_below, need_no_nan
-from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, make_nest
+from strata.kernel.nest import Compute, LoopBlock, MapLoop, ReduceLoop, StoreStep, make_nest
 from strata.kernel.order import REGISTERS, STEPS, Machine, groups_of, sum_bytes
 from strata.kernel.passes.bitcast_moves import as_bits
 from strata.kernel.passes.hoist_gather import columns_first
 from strata.kernel.passes.interleave import SPREADS, combs, unroll_short_rows
 from strata.kernel.passes.normalize import address, normalize
-from strata.kernel.passes.quant_rounding import Code, code_of
+from strata.kernel.passes.quant_rounding import QuantCode, code_of
 from strata.kernel.passes.short_sums import unroll_short_reductions
-from strata.kernel.passes.split import Limits as SplitLimits
-from strata.kernel.passes.split import Phases, split_reductions
+from strata.kernel.passes.split import Phases, SplitLimits, split_reductions
 from strata.kernel.passes.split_predicates import cut_stores
 from strata.kernel.scalars import SCALARS, ScalarFunction
 from strata.kernel.schedule import (
@@ -59,6 +58,6 @@ from strata.kernel.schedule import (
     turns,
     walk_loops,
 )
-from strata.kernel.search import Changes, Limits, Trial, search
+from strata.kernel.search import Changes, SearchLimits, Trial, search
 from strata.kernel.text import StoredKernel, parse_kernel, show_kernel
 from strata.kernel.verify import verify_kernel

@@ -15,7 +15,7 @@ from math import gcd
 
 from strata.core import Dim, bool_, dim_prod, i64, known_le
 from strata.errors import VerifyError
-from strata.kernel.algebra import Linear, interval, linear, linear_interval
+from strata.kernel.algebra import LinearIndex, interval, linear, linear_interval
 from strata.kernel.ir import (
     Axis,
     Buffer,
@@ -138,7 +138,7 @@ def _clamped(node: Load) -> Expr:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _AccessPart:
     """One index of a load."""
 
     load: Load
@@ -161,30 +161,30 @@ class _Part:
     def is_inside(self) -> bool:
         form = linear(self.index)
         facts = list(_facts(self.load.where)) if self.load.where is not None else []
-        above = _plus(Linear({}, self.extent - 1), form, -1)
+        above = _plus(LinearIndex({}, self.extent - 1), form, -1)
         return _is_never_negative(form, facts) and _is_never_negative(above, facts)
 
 
-def _parts(node: Load) -> list[_Part]:
-    return [_Part(node, place) for place in range(len(node.index))]
+def _parts(node: Load) -> list[_AccessPart]:
+    return [_AccessPart(node, place) for place in range(len(node.index))]
 
 
-def _loads(kernel: Kernel) -> Iterator[_Part]:
+def _loads(kernel: Kernel) -> Iterator[_AccessPart]:
     for node in postorder(kernel.roots):
         if isinstance(node, Load):
             yield from _parts(node)
 
 
-def _plus(a: Linear, b: Linear, factor: int) -> Linear:
+def _plus(a: LinearIndex, b: LinearIndex, factor: int) -> LinearIndex:
     terms = dict(a.terms)
     for atom, coefficient in b.terms.items():
         total = terms.pop(atom, 0) + coefficient * factor
         if total != 0:
             terms[atom] = total
-    return Linear(terms, a.constant + b.constant * factor)
+    return LinearIndex(terms, a.constant + b.constant * factor)
 
 
-def _is_never_negative(form: Linear, facts: list[Linear]) -> bool:
+def _is_never_negative(form: LinearIndex, facts: list[LinearIndex]) -> bool:
     """Whether a form is 0 or more where all facts are."""
     low, _ = linear_interval(form)
     if low is not None and known_le(0, low):
@@ -196,7 +196,7 @@ def _is_never_negative(form: Linear, facts: list[Linear]) -> bool:
     return False
 
 
-def _facts(condition: Expr) -> Iterator[Linear]:
+def _facts(condition: Expr) -> Iterator[LinearIndex]:
     """Forms that are 0 or more where a condition holds."""
     match condition:
         case Scalar("and", (a, b)) if condition.dtype is bool_:
@@ -205,10 +205,10 @@ def _facts(condition: Expr) -> Iterator[Linear]:
         case Scalar("lt" | "gt" | "le" | "ge" as name, (a, b)) if a.dtype is i64:
             less, more = (a, b) if name in ("lt", "le") else (b, a)
             gap = _plus(linear(as_index(more)), linear(as_index(less)), -1)
-            yield Linear(gap.terms, gap.constant - (name in ("lt", "gt")))
+            yield LinearIndex(gap.terms, gap.constant - (name in ("lt", "gt")))
         case Scalar("eq", (a, b)) if a.dtype is i64:
             gap = _plus(linear(as_index(a)), linear(as_index(b)), -1)
-            yield from (gap, _plus(Linear({}, 0), gap, -1))
+            yield from (gap, _plus(LinearIndex({}, 0), gap, -1))
         case Scalar("not", (Scalar("lt" | "gt" | "le" | "ge" as name, (a, b)),)) if a.dtype is i64:
             yield from _facts(Scalar({"lt": "ge", "gt": "le", "le": "gt", "ge": "lt"}[name], (a, b), bool_))
 
@@ -252,7 +252,7 @@ def _check_stores(kernel: Kernel, buffer: Buffer, stores: list[Store]) -> None:
         raise _broken(kernel, f"stores write {written} of the {dim_prod(buffer.shape)} elements of {buffer}")
 
 
-def _is_one_to_one(store: Store, forms: list[Linear]) -> bool:
+def _is_one_to_one(store: Store, forms: list[LinearIndex]) -> bool:
     """Whether different points write different elements: each axis moves one index, by more than those inside it."""
     left = {a for a in store.axes if a.extent != 1}
     for form in forms:

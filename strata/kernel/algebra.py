@@ -25,7 +25,7 @@ from strata.kernel.scalars import SCALARS, bitcast_array, cast_array
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearIndex:
     """Sum of coefficient * atom, plus a constant; all coefficients are sizes and none is 0."""
 
     terms: Mapping[ir.Expr, Dim]
@@ -37,15 +37,15 @@ class Linear:
 
 
 @lru_cache(maxsize=4096)  # of nodes, which are interned; a rewrite asks for the same ones many times
-def linear(node: ir.Expr) -> Linear:
+def linear(node: ir.Expr) -> LinearIndex:
     """The linear form of an index; what cannot be opened, as data can not, is an atom."""
     match node:
         case ir.Scalar() if not node.is_index:
-            return Linear({node: 1}, 0)
+            return LinearIndex({node: 1}, 0)
         case ir.Const(value, _):
-            return Linear({}, int(value.real))
+            return LinearIndex({}, int(value.real))
         case ir.Size(dim):
-            return Linear({}, dim)
+            return LinearIndex({}, dim)
         case ir.Scalar("add", (a, b)):
             return _sum(linear(a), linear(b), 1)
         case ir.Scalar("sub", (a, b)):
@@ -58,16 +58,16 @@ def linear(node: ir.Expr) -> Linear:
                 return _scale(left, right.constant)
             if left.is_constant:
                 return _scale(right, left.constant)
-    return Linear({node: 1}, 0)
+    return LinearIndex({node: 1}, 0)
 
 
-def _scale(form: Linear, factor: Dim) -> Linear:
+def _scale(form: LinearIndex, factor: Dim) -> LinearIndex:
     if factor == 0:
-        return Linear({}, 0)
-    return Linear({a: c * factor for a, c in form.terms.items()}, form.constant * factor)
+        return LinearIndex({}, 0)
+    return LinearIndex({a: c * factor for a, c in form.terms.items()}, form.constant * factor)
 
 
-def _sum(a: Linear, b: Linear, sign: int) -> Linear:
+def _sum(a: LinearIndex, b: LinearIndex, sign: int) -> LinearIndex:
     terms = dict(a.terms)
     for atom, coefficient in b.terms.items():
         total = terms.get(atom, 0) + coefficient * sign
@@ -78,7 +78,7 @@ def _sum(a: Linear, b: Linear, sign: int) -> Linear:
     return _recombine(terms, a.constant + b.constant * sign)
 
 
-def _recombine(terms: dict[ir.Expr, Dim], constant: Dim) -> Linear:
+def _recombine(terms: dict[ir.Expr, Dim], constant: Dim) -> LinearIndex:
     """(x // d) * d * m + (x % d) * m becomes x * m; x may bring a constant of its own."""
     for atom, coefficient in list(terms.items()):
         if not (isinstance(atom, ir.Scalar) and atom.name == "mod" and atom in terms):
@@ -93,19 +93,19 @@ def _recombine(terms: dict[ir.Expr, Dim], constant: Dim) -> Linear:
             (whole, factor), *_ = parts.terms.items()
             if factor == 1 and whole in terms and by.is_constant and terms[whole] == coefficient * by.constant:
                 rest = {a: c for a, c in terms.items() if a is not atom and a is not whole}
-                return _sum(Linear(rest, constant), _scale(linear(x), coefficient), 1)
-    return Linear(terms, constant)
+                return _sum(LinearIndex(rest, constant), _scale(linear(x), coefficient), 1)
+    return LinearIndex(terms, constant)
 
 
 def strided(index: Sequence[ir.Expr], strides: Sequence[Dim]) -> ir.Expr:
     """The sum of index * stride."""
-    total = Linear({}, 0)
+    total = LinearIndex({}, 0)
     for i, stride in zip(index, strides, strict=True):
         total = _sum(total, _scale(linear(i), stride), 1)
     return build(total)
 
 
-def build(form: Linear) -> ir.Expr:
+def build(form: LinearIndex) -> ir.Expr:
     """The expression of a linear form, terms in a fixed order: axes by name first, the rest as they came."""
     ordered = sorted(form.terms.items(), key=lambda t: (0, t[0].name) if isinstance(t[0], ir.Axis) else (1, ""))
     result: ir.Expr | None = None
@@ -163,7 +163,7 @@ def _min_max_interval(
     return (other, tight) if name == "min" else (tight, other)
 
 
-def linear_interval(form: Linear) -> tuple[Dim | None, Dim | None]:
+def linear_interval(form: LinearIndex) -> tuple[Dim | None, Dim | None]:
     low: Dim | None = form.constant
     high: Dim | None = form.constant
     for atom, coefficient in form.terms.items():
@@ -206,11 +206,11 @@ def remainder(node: ir.Expr, by: Dim) -> ir.Expr:
             return ir.Scalar("mod", (inner, ir.size(by)), i64)
 
 
-def _exact(form: Linear, by: Dim) -> Dim | None:
+def _exact(form: LinearIndex, by: Dim) -> Dim | None:
     return divide_exactly(form.constant, by) if form.is_constant else None
 
 
-def _split(form: Linear, by: Dim) -> tuple[Linear, Linear]:
+def _split(form: LinearIndex, by: Dim) -> tuple[LinearIndex, LinearIndex]:
     """form = by * whole + rest, with every term of `rest` not divisible by `by`."""
     whole: dict[ir.Expr, Dim] = {}
     rest: dict[ir.Expr, Dim] = {}
@@ -222,13 +222,13 @@ def _split(form: Linear, by: Dim) -> tuple[Linear, Linear]:
             rest[atom] = coefficient
     quotient = divide_exactly(form.constant, by)
     if quotient is None and isinstance(form.constant, int) and isinstance(by, int):
-        return Linear(whole, form.constant // by), Linear(rest, form.constant % by)
+        return LinearIndex(whole, form.constant // by), LinearIndex(rest, form.constant % by)
     if quotient is None:
-        return Linear(whole, 0), Linear(rest, form.constant)
-    return Linear(whole, quotient), Linear(rest, 0)
+        return LinearIndex(whole, 0), LinearIndex(rest, form.constant)
+    return LinearIndex(whole, quotient), LinearIndex(rest, 0)
 
 
-def _below(rest: Linear, by: Dim) -> bool:
+def _below(rest: LinearIndex, by: Dim) -> bool:
     low, high = linear_interval(rest)
     return low is not None and high is not None and known_le(0, low) and known_le(high, by - 1)
 

@@ -10,7 +10,7 @@ from math import prod
 from strata.core import Dim, bounds, i64
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder
-from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop, StoreStep, known_bytes
+from strata.kernel.nest import Compute, LoopBlock, MapLoop, ReduceLoop, StoreStep, known_bytes
 from strata.kernel.order import Machine
 from strata.kernel.passes.interleave import SPREADS, combs
 from strata.kernel.runs import (
@@ -90,7 +90,7 @@ _STAGGERED = 1024  # elements of the longest row that waits for its sums longer 
 _ROW_BYTES = 256 << 10  # the longest row kept on a thread's stack
 
 
-def choose_schedule(kernel: Kernel, nest: Block, machine: Machine) -> Schedule:
+def choose_schedule(kernel: Kernel, nest: LoopBlock, machine: Machine) -> Schedule:
     """The default schedule of a normalized kernel and its nest."""
     return _Chooser(kernel, machine).choose(nest)
 
@@ -104,12 +104,12 @@ class _Chooser:
         self.widths: dict[int, int] = {}  # of loops that are woven together
         self.end_of_rows: Loop | None = None  # the last loop of rows that might be
 
-    def choose(self, nest: Block) -> Schedule:
+    def choose(self, nest: LoopBlock) -> Schedule:
         numbers = number_loops(nest)
         cost, vectorised = self._best(nest)
         actions: list[Action] = []
         chain = parallel_chain(nest)
-        before = Block(tuple(s for s in nest.steps if isinstance(s, ReduceLoop)))
+        before = LoopBlock(tuple(s for s in nest.steps if isinstance(s, ReduceLoop)))
         again, _ = self._best(before)
         if again > _CHUNK_COST / _AGAIN:
             chain = []  # every chunk would do those reductions
@@ -172,7 +172,7 @@ class _Chooser:
         return sum(map(known_bytes, self.kernel.buffers))
 
     def _streams(
-        self, nest: Block, vectorised: frozenset[int], numbers: dict[int, int], exchanged: MapLoop | None
+        self, nest: LoopBlock, vectorised: frozenset[int], numbers: dict[int, int], exchanged: MapLoop | None
     ) -> list[Action]:
         """Large buffers: results that no cache holds go past the caches; what is read once is asked for in time."""
         loops = [(loop, around) for loop, around in loops_with_outer(nest) if id(loop) in vectorised]
@@ -432,7 +432,7 @@ class _Chooser:
         numbers = not any(r.body.dtype.is_bool for r in reduction.reduces)
         return cheap and rows and long and wide and numbers
 
-    def _staged(self, block: Block, vectorised: frozenset[int]) -> Iterator[ReduceLoop]:
+    def _staged(self, block: LoopBlock, vectorised: frozenset[int]) -> Iterator[ReduceLoop]:
         """Vector reductions that compute something dear which a later vector loop over their axis needs again."""
         for at, step in enumerate(block.steps):
             if isinstance(step, (MapLoop, ReduceLoop)):
@@ -442,7 +442,7 @@ class _Chooser:
                 if any(row_values(step, s) for s in later if isinstance(s, (MapLoop, ReduceLoop))):
                     yield step
 
-    def _best(self, block: Block, vector: Axis | None = None) -> tuple[float, frozenset[int]]:
+    def _best(self, block: LoopBlock, vector: Axis | None = None) -> tuple[float, frozenset[int]]:
         """The estimated cost of a block and the loops to vectorise in it."""
         total, chosen = 0.0, frozenset[int]()
         woven = _woven(block, vector)
@@ -577,7 +577,7 @@ def _values(loop: Loop) -> Iterator[Expr]:
                     stack.append(step.body)
 
 
-def _woven(block: Block, axis: Axis | None) -> set[Store]:
+def _woven(block: LoopBlock, axis: Axis | None) -> set[Store]:
     """Stores of a block that are woven together where a vector runs along an axis."""
     stores = [s.store for s in block.steps if isinstance(s, StoreStep)] if axis is not None else []
     return {s for comb in combs(stores, axis) for s in comb} if axis is not None and len(stores) > 1 else set()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from strata.errors import CompileError
 from strata.kernel.choose import row_is_kept
 from strata.kernel.ir import Kernel
-from strata.kernel.nest import Block, MapLoop, ReduceLoop, make_nest
+from strata.kernel.nest import LoopBlock, MapLoop, ReduceLoop, make_nest
 from strata.kernel.order import USUAL, Machine
 from strata.kernel.passes.bitcast_moves import as_bits
 from strata.kernel.passes.hoist_gather import columns_first
@@ -38,7 +38,7 @@ _MOST_LANES = 1024
 _MOST = 1 << 48  # of counts that become numbers of the code
 
 
-def loops_of(normal: Kernel, machine: Machine = USUAL) -> tuple[Kernel, Block]:
+def loops_of(normal: Kernel, machine: Machine = USUAL) -> tuple[Kernel, LoopBlock]:
     """A normalized kernel in the form that code is made from, and its nest, whose loops schedules are about."""
     ready = columns_first(unroll_short_rows(unroll_short_reductions(as_bits(normal), machine)))
     return ready, make_nest(ready)
@@ -50,7 +50,7 @@ def check_own_schedule(kernel: Kernel) -> None:
         check_schedule(parse_schedule(kernel.schedule), *loops_of(normalize(kernel)))
 
 
-def check_schedule(schedule: Schedule, kernel: Kernel, nest: Block) -> None:
+def check_schedule(schedule: Schedule, kernel: Kernel, nest: LoopBlock) -> None:
     """CompileError for the first action that does not fit a normalized kernel and its nest."""
     fits = _Fits(schedule, kernel, nest)
     seen: set[object] = set()
@@ -71,7 +71,7 @@ def _is_power(count: int) -> bool:
 class _Fits:
     """Says of each action why it does not fit; None where it does."""
 
-    def __init__(self, schedule: Schedule, kernel: Kernel, nest: Block) -> None:
+    def __init__(self, schedule: Schedule, kernel: Kernel, nest: LoopBlock) -> None:
         self.schedule, self.kernel = schedule, kernel
         self.loops: list[Loop] = list(walk_loops(nest))
         self.numbers = number_loops(nest)

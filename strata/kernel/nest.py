@@ -46,7 +46,7 @@ class ReduceLoop:
 
     axis: Axis
     reduces: tuple[Reduce, ...]
-    body: Block
+    body: LoopBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class MapLoop:
     """A loop over an axis of stores; one that carries running reductions along goes through it in order."""
 
     axis: Axis
-    body: Block
+    body: LoopBlock
     scans: tuple[Scan, ...] = ()
 
 
@@ -64,11 +64,11 @@ class StoreStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class LoopBlock:
     steps: tuple[Compute | ReduceLoop | MapLoop | StoreStep, ...]
 
 
-def make_nest(kernel: Kernel) -> Block:
+def make_nest(kernel: Kernel) -> LoopBlock:
     """The nest of a normalized kernel, loops in the order of `loop_order`."""
     order = loop_order(kernel)
     stores = [(tuple(sorted(s.axes, key=order.index)), s) for s in kernel.stores]
@@ -187,7 +187,7 @@ def _block(
     roots: tuple[Expr, ...],
     known: frozenset[Expr],
     scope: frozenset[Axis] = frozenset(),
-) -> Block:
+) -> LoopBlock:
     """A block that has the roots at its end and performs the stores, each with the axes it has still to loop over."""
     here = [s for axes, s in stores if not axes]
     inner: dict[Axis, list[tuple[tuple[Axis, ...], Store]]] = {}
@@ -209,7 +209,7 @@ def _block(
         visible = frozenset(n for n in available if axis not in n.free)
         scans = _scans_along(axis, [e for _, s in below for e in (*s.index, s.value)])
         steps.append(MapLoop(axis, _block(below, scans, visible, scope | {axis}), scans))
-    return Block(tuple(steps))
+    return LoopBlock(tuple(steps))
 
 
 def _ordered(wanted: Iterable[Expr], known: frozenset[Expr], scope: frozenset[Axis]) -> list[Expr]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from strata.core import Dim
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Buffer, Load, Reduce, Scan, Store
-from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop
+from strata.kernel.nest import Compute, LoopBlock, MapLoop, ReduceLoop
 from strata.kernel.order import REGISTERS, Machine
 from strata.kernel.schedule import Loop, walk_loops
 
@@ -15,7 +15,7 @@ _LINE = 64  # bytes of a cache line
 _SCANNED = ("sum", "prod", "max", "min")  # whose running form may go over the lanes of a register
 
 
-def loops_with_outer(block: Block, around: tuple[Loop, ...] = ()) -> Iterator[tuple[Loop, tuple[Loop, ...]]]:
+def loops_with_outer(block: LoopBlock, around: tuple[Loop, ...] = ()) -> Iterator[tuple[Loop, tuple[Loop, ...]]]:
     for step in block.steps:
         if isinstance(step, (MapLoop, ReduceLoop)):
             yield step, around

@@ -35,7 +35,7 @@ from strata.core import Dim
 from strata.errors import ParseError
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Expr, Load, Scalar, size
-from strata.kernel.nest import Block, Compute, MapLoop, ReduceLoop
+from strata.kernel.nest import Compute, LoopBlock, MapLoop, ReduceLoop
 from strata.kernel.scalars import SCALARS
 
 Loop = MapLoop | ReduceLoop
@@ -232,19 +232,19 @@ def _parse_action(text: str) -> Action:
     raise ParseError(f"{text!r} is not a schedule action", code="P120")
 
 
-def number_loops(block: Block) -> dict[int, int]:
+def number_loops(block: LoopBlock) -> dict[int, int]:
     """id of a loop -> its number, outermost and first come first."""
     return {id(loop): number for number, loop in enumerate(walk_loops(block))}
 
 
-def walk_loops(block: Block) -> Iterator[Loop]:
+def walk_loops(block: LoopBlock) -> Iterator[Loop]:
     for step in block.steps:
         if isinstance(step, (MapLoop, ReduceLoop)):
             yield step
             yield from walk_loops(step.body)
 
 
-def parallel_chain(block: Block) -> list[MapLoop]:
+def parallel_chain(block: LoopBlock) -> list[MapLoop]:
     """The outermost loops that contain everything, so that their points can be handed out.
 
     Reductions before the first of them would be done again with every chunk."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from strata.core import bounds
 from strata.kernel.choose import register_lanes
 from strata.kernel.ir import Kernel
-from strata.kernel.nest import Block, ReduceLoop
+from strata.kernel.nest import LoopBlock, ReduceLoop
 from strata.kernel.order import Machine
 from strata.kernel.runs import goes_along, runs_in_vectors
 from strata.kernel.schedule import (
@@ -45,7 +45,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SearchLimits:
     """Where a search stops."""
 
     width: int = 4  # schedules whose changes are tried next
@@ -53,14 +53,14 @@ class Limits:
     gain: float = 0.02  # a wave that gains less is the last
 
 
-USUAL = Limits()
+USUAL = SearchLimits()
 
 
 def search(
     first: Schedule,
     changes: Callable[[Schedule], Iterator[Schedule]],
     measure: Callable[[Sequence[Schedule]], Sequence[float | None]],
-    limits: Limits = USUAL,
+    limits: SearchLimits = USUAL,
 ) -> list[Trial]:
     """Measured schedules, fastest first. `measure` gives None for one that must not be used.
 
@@ -90,7 +90,7 @@ def search(
 class Changes:
     """The schedules one change away from another one of the same nest."""
 
-    def __init__(self, kernel: Kernel, nest: Block, machine: Machine) -> None:
+    def __init__(self, kernel: Kernel, nest: LoopBlock, machine: Machine) -> None:
         self.kernel, self.nest, self.machine = kernel, nest, machine
         self.loops: list[Loop] = list(walk_loops(nest))
         self.numbers = number_loops(nest)

@@ -20,7 +20,7 @@ MOST_OPS = 2048  # of one kernel: compilers take a time that grows with the squa
 
 
 @dataclass
-class Group:
+class FusionGroup:
     """One kernel: the values it stores, the nodes computed in it, the stored values it reads."""
 
     roots: list[Value]
@@ -48,12 +48,12 @@ def typical(size: Dim) -> int:
     return int(substitute(size, usual))
 
 
-def is_allowed(group: Group, limits: FusionLimits | None) -> bool:
+def is_allowed(group: FusionGroup, limits: FusionLimits | None) -> bool:
     """Whether a kernel is within the limits of its ops and of the buffers that it reads."""
     return limits is None or limits.allow(len(group.nodes), len(group.read_values))
 
 
-def beyond_limits(group: Group, limits: FusionLimits | None) -> dict[Value, str]:
+def beyond_limits(group: FusionGroup, limits: FusionLimits | None) -> dict[Value, str]:
     """What to store so that a kernel reads fewer buffers: the part that reads the most of those it may read."""
     if limits is None or is_allowed(group, limits):
         return {}
@@ -71,7 +71,7 @@ def beyond_limits(group: Group, limits: FusionLimits | None) -> dict[Value, str]
 class KernelOf:
     """Builds the kernel expression of some roots, and says what keeps it from being one kernel."""
 
-    def __init__(self, stored: set[Value], group: Group) -> None:
+    def __init__(self, stored: set[Value], group: FusionGroup) -> None:
         self.stored = stored
         self.group = group
         self.k = KernelBuilder("kernel")

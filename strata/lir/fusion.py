@@ -22,7 +22,7 @@ import numpy as np
 
 from strata.core import f32
 from strata.kernel import Kernel
-from strata.lir.fused import MAX_DEPTH, MOST_OPS, Group, KernelOf, beyond_limits, is_allowed, typical
+from strata.lir.fused import MAX_DEPTH, MOST_OPS, FusionGroup, KernelOf, beyond_limits, is_allowed, typical
 from strata.lir.order import Costs, best_order
 from strata.lir.siblings import join_siblings
 from strata.lir.traits import STEP, Traits, has_kernel, is_inline_constant, is_leaf, traits
@@ -50,7 +50,7 @@ class Cut:
 
 @dataclass
 class Grouping:
-    groups: list[Group]
+    groups: list[FusionGroup]
     cuts: list[Cut]
     fixed: frozenset[Value] = frozenset()
 
@@ -112,7 +112,7 @@ class _Grouper:
 
     def run(self) -> Grouping:
         self._choose_stored()
-        groups: dict[Value, Group] = {}
+        groups: dict[Value, FusionGroup] = {}
         pending = [n for n in self.order if not is_leaf(n) and any(v in self.stored for v in n.outputs)]
         while pending:
             node = pending.pop()
@@ -360,9 +360,9 @@ class _Grouper:
 
     # one kernel
 
-    def _build(self, roots: list[Value], node: Node) -> tuple[Group, dict[Value, str]]:
+    def _build(self, roots: list[Value], node: Node) -> tuple[FusionGroup, dict[Value, str]]:
         """The kernel of some roots, or the values that must be stored for it to be sound."""
-        group = Group(list(roots))
+        group = FusionGroup(list(roots))
         if not self._traits(node).lowers:
             group.nodes = [node]
             group.kernel = self._own_kernel(node)
@@ -397,7 +397,7 @@ class _Grouper:
 
     # several roots in one kernel
 
-    def _merge(self, groups: dict[Value, Group]) -> list[Group]:
+    def _merge(self, groups: dict[Value, FusionGroup]) -> list[FusionGroup]:
         """Let a stored value share the kernel of a reader that runs over the same index space."""
         distinct = list({id(g): g for g in groups.values()}.values())
         reach = _Reach(groups, distinct, self.position)
@@ -408,7 +408,7 @@ class _Grouper:
                 producer = groups.get(read)
                 if producer is None or producer is group or not self._can_share(producer, group, reach):
                     continue
-                merged = Group(list(producer.roots) + list(group.roots))
+                merged = FusionGroup(list(producer.roots) + list(group.roots))
                 builder = KernelOf(self.stored, merged)
                 builder.add(merged.roots)
                 if builder.depth > MAX_DEPTH or builder.problems() or builder.contractions() > 1:
@@ -426,7 +426,7 @@ class _Grouper:
         self._drop_unread(merged_groups)
         return merged_groups
 
-    def _drop_unread(self, groups: list[Group]) -> None:
+    def _drop_unread(self, groups: list[FusionGroup]) -> None:
         """A value whose readers have all joined its kernel need not be stored any more."""
         read = {x for g in groups for x in (*g.reads, *g.sources)}
         read |= {x for g in groups for x in g.updates.values()} | self.results
@@ -435,7 +435,7 @@ class _Grouper:
             if group.kernel is None or group.is_closed or not kept or len(kept) == len(group.roots):
                 continue
             dropped = set(group.roots) - set(kept)
-            made = Group(kept)
+            made = FusionGroup(kept)
             builder = KernelOf(self.stored - dropped, made)
             builder.add(kept)
             if builder.depth > MAX_DEPTH or builder.problems():
@@ -445,7 +445,7 @@ class _Grouper:
             gone = {id(v.node) for v in dropped}
             self.cuts = [c for c in self.cuts if id(c.producer) not in gone]
 
-    def _can_share(self, producer: Group, consumer: Group, reach: _Reach) -> bool:
+    def _can_share(self, producer: FusionGroup, consumer: FusionGroup, reach: _Reach) -> bool:
         if producer.kernel is None or consumer.kernel is None or producer.updates or consumer.updates:
             return False
         if producer.is_closed or consumer.is_closed:
@@ -459,18 +459,18 @@ class _Grouper:
             return False
         return not reach.between(producer, consumer)
 
-    def _needs(self, groups: list[Group], maker: dict[Value, Group]) -> dict[int, list[Value]]:
+    def _needs(self, groups: list[FusionGroup], maker: dict[Value, FusionGroup]) -> dict[int, list[Value]]:
         """What must be there before each group: what it reads, and for an update all other readers of the old value.
 
         A reader that itself waits for the update cannot come first; the update copies then.
         """
         needs = {id(g): list(g.read_values if g.updates else g.reads) for g in groups}
-        readers: dict[Value, list[Group]] = defaultdict(list)
+        readers: dict[Value, list[FusionGroup]] = defaultdict(list)
         for g in groups:
             for x in g.reads:
                 readers[x].append(g)
 
-        def waits(group: Group, end: Group) -> bool:
+        def waits(group: FusionGroup, end: FusionGroup) -> bool:
             stack, seen = [group], {id(group)}
             while stack:
                 for before in (maker[x] for x in needs[id(stack.pop())] if x in maker):
@@ -487,12 +487,12 @@ class _Grouper:
                     needs[id(g)] += other.roots
         return needs
 
-    def _schedule(self, groups: list[Group]) -> list[Group]:
+    def _schedule(self, groups: list[FusionGroup]) -> list[FusionGroup]:
         """Groups in an order where every read is written before; ties keep the order of the graph."""
         maker = {root: g for g in groups for root in g.roots}
         needs = self._needs(groups, maker)
         done: set[int] = set()
-        order: list[Group] = []
+        order: list[FusionGroup] = []
         for start in sorted(groups, key=lambda g: max(self.position[id(r.node)] for r in g.roots)):
             stack = [start]
             while stack:
@@ -519,7 +519,7 @@ class _Grouper:
 class _Reach:
     """Which groups depend on which, to keep merged kernels free of cycles. Merged groups stand for their parts."""
 
-    def __init__(self, groups: dict[Value, Group], distinct: list[Group], position: dict[int, int]) -> None:
+    def __init__(self, groups: dict[Value, FusionGroup], distinct: list[FusionGroup], position: dict[int, int]) -> None:
         self.position = position
         self.groups = {id(g): g for g in distinct}
         self.merged: dict[int, int] = {}
@@ -534,7 +534,7 @@ class _Reach:
             group = self.merged[group]
         return group
 
-    def between(self, producer: Group, consumer: Group) -> bool:
+    def between(self, producer: FusionGroup, consumer: FusionGroup) -> bool:
         """Whether a third group lies on a path from producer to consumer; it comes after the producer in the graph."""
         start = min(self.position[id(r.node)] for r in producer.roots)
         ends = {id(producer), id(consumer)}
@@ -552,7 +552,7 @@ class _Reach:
                 stack += before
         return False
 
-    def replace(self, producer: Group, consumer: Group, merged: Group) -> None:
+    def replace(self, producer: FusionGroup, consumer: FusionGroup, merged: FusionGroup) -> None:
         self.groups[id(merged)] = merged
         self.inputs[id(merged)] = self.inputs[id(producer)] | self.inputs[id(consumer)]
         for part in (producer, consumer):

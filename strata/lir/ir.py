@@ -28,7 +28,7 @@ ROLES = ("input", "param", "constant", "weight", "result", "scratch")
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
+class LirBuffer:
     """A named block of memory. `key` is the name of an input or parameter, the index of a result or constant."""
 
     name: str
@@ -109,7 +109,7 @@ class Lir:
 
     graph: Graph
     target: Target
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[LirBuffer, ...]
     schedule: tuple[Step, ...]
     io: Io
     constants: tuple[np.ndarray, ...] = field(repr=False, default=())
@@ -120,11 +120,11 @@ class Lir:
     def name(self) -> str:
         return self.graph.name
 
-    def buffer(self, name: str) -> Buffer:
+    def buffer(self, name: str) -> LirBuffer:
         return self._by_name[name]
 
     @cached_property
-    def _by_name(self) -> dict[str, Buffer]:
+    def _by_name(self) -> dict[str, LirBuffer]:
         return {b.name: b for b in self.buffers}
 
     @cached_property

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from strata.core import Dim, bounds, substitute
 from strata.errors import MemoryLimitError, SymbolError
-from strata.lir.ir import ALIGNMENT, Buffer, Lir, Placement
+from strata.lir.ir import ALIGNMENT, Lir, LirBuffer, Placement
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ArenaBlock:
     """Bytes needed from one step to another, both included."""
 
     name: str
@@ -23,7 +23,7 @@ class Block:
 def place(lir: Lir, binding: Mapping[str, Dim] | None) -> Placement:
     """Place the scratch buffers of a plan for sizes, or for the upper bounds of the symbols when none are given."""
     scratch = [b for b in lir.buffers if b.role == "scratch"]
-    blocks = [Block(b.name, round_up(byte_size(b, binding)), b.birth, b.death) for b in scratch if b.alias is None]
+    blocks = [ArenaBlock(b.name, round_up(byte_size(b, binding)), b.birth, b.death) for b in scratch if b.alias is None]
     offsets, total = pack(blocks)
     for b in scratch:
         if b.alias is not None:
@@ -31,7 +31,7 @@ def place(lir: Lir, binding: Mapping[str, Dim] | None) -> Placement:
     return Placement(offsets, total, lower_bound(blocks), sum(b.size for b in blocks))
 
 
-def byte_size(buffer: Buffer, binding: Mapping[str, Dim] | None) -> int:
+def byte_size(buffer: LirBuffer, binding: Mapping[str, Dim] | None) -> int:
     size = buffer.type.nbytes
     if binding is not None:
         size = substitute(size, binding)
@@ -49,7 +49,7 @@ def round_up(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def pack(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
+def pack(blocks: Sequence[ArenaBlock]) -> tuple[dict[str, int], int]:
     """Offsets by best fit, largest first; several orders are tried and the smallest arena wins."""
     orders = (
         sorted(blocks, key=lambda b: (-b.size, b.birth)),
@@ -69,8 +69,8 @@ def pack(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
     return best
 
 
-def _first_fit(order: Sequence[Block]) -> tuple[dict[str, int], int]:
-    placed: list[tuple[int, int, Block]] = []  # start, end, block
+def _first_fit(order: Sequence[ArenaBlock]) -> tuple[dict[str, int], int]:
+    placed: list[tuple[int, int, ArenaBlock]] = []  # start, end, block
     offsets: dict[str, int] = {}
     top = 0
     for block in order:
@@ -88,7 +88,7 @@ def _first_fit(order: Sequence[Block]) -> tuple[dict[str, int], int]:
     return offsets, top
 
 
-def lower_bound(blocks: Sequence[Block]) -> int:
+def lower_bound(blocks: Sequence[ArenaBlock]) -> int:
     """The most bytes alive at one step."""
     changes: dict[int, int] = {}
     for b in blocks:

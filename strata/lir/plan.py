@@ -11,9 +11,9 @@ import numpy as np
 
 from strata.core import Target
 from strata.kernel import Expr, Kernel, Load, Reduce, Scan, postorder
-from strata.lir.fused import Group
+from strata.lir.fused import FusionGroup
 from strata.lir.fusion import Grouping, group_graph
-from strata.lir.ir import Buffer, Io, Lir, Step
+from strata.lir.ir import Io, Lir, LirBuffer, Step
 from strata.lir.memory import check_limit
 from strata.lir.traits import is_inline_constant, traits
 from strata.lir.views import Spacing, view_strides
@@ -43,7 +43,7 @@ def plan(
 class _Planner:
     def __init__(self, graph: Graph, target: Target, grouping: Grouping) -> None:
         self.graph, self.target, self.grouping = graph, target, grouping
-        self.buffers: dict[Value, Buffer] = {}
+        self.buffers: dict[Value, LirBuffer] = {}
         self.owners: dict[str, Value] = {}  # of scratch memory, by buffer name
         self.constants: list[np.ndarray] = []
         self.kernel_names: dict[Kernel, str] = {}
@@ -52,9 +52,9 @@ class _Planner:
     def run(self, made_with: str) -> Lir:
         grouping = self.grouping
         for x in self.graph.inputs:
-            self.buffers[x] = Buffer(leaf_name(x), x.type, "input", leaf_name(x))
+            self.buffers[x] = LirBuffer(leaf_name(x), x.type, "input", leaf_name(x))
         for x in self.graph.params:
-            self.buffers[x] = Buffer(leaf_name(x), x.type, "param", leaf_name(x))
+            self.buffers[x] = LirBuffer(leaf_name(x), x.type, "param", leaf_name(x))
         for node in self.graph.nodes():
             if isinstance(node.op, Constant) and not is_inline_constant(node):
                 self._constant(Value(node, 0))
@@ -68,11 +68,13 @@ class _Planner:
         for at, group in enumerate(grouping.groups):
             for root in group.roots:
                 if root in grouping.fixed:
-                    self.buffers[root] = Buffer(self._next("weight"), root.type, "weight")
+                    self.buffers[root] = LirBuffer(self._next("weight"), root.type, "weight")
                 elif root in first:
-                    self.buffers[root] = Buffer(f"out{first[root]}", root.type, "result", first[root])
+                    self.buffers[root] = LirBuffer(f"out{first[root]}", root.type, "result", first[root])
                 else:
-                    self.buffers[root] = Buffer(self._next("%"), root.type, "scratch", None, at, max(death[root], at))
+                    self.buffers[root] = LirBuffer(
+                        self._next("%"), root.type, "scratch", None, at, max(death[root], at)
+                    )
                     self._share(root, group, death, at)
         for x in self.graph.results:  # a result that is a one-element constant has no step that writes it
             if x not in self.buffers:
@@ -90,7 +92,7 @@ class _Planner:
         self.count[kind] += 1
         return f"{kind}{self.count[kind] - 1}"
 
-    def _share(self, root: Value, group: Group, death: dict[Value, int], at: int) -> None:
+    def _share(self, root: Value, group: FusionGroup, death: dict[Value, int], at: int) -> None:
         """Take over memory that nothing reads afterwards: of a value that is updated, or read element by element."""
         self.owners[self.buffers[root].name] = root
         dying = [x for x in inplace_inputs(group, root) if death[x] == at and self._is_scratch(x)]
@@ -107,10 +109,10 @@ class _Planner:
 
     def _constant(self, x: Value) -> None:
         assert isinstance(x.node.op, Constant)
-        self.buffers[x] = Buffer(f"const{len(self.constants)}", x.type, "constant", len(self.constants))
+        self.buffers[x] = LirBuffer(f"const{len(self.constants)}", x.type, "constant", len(self.constants))
         self.constants.append(x.node.op.data.array)
 
-    def _step(self, group: Group) -> Step:
+    def _step(self, group: FusionGroup) -> Step:
         reads = tuple(self._read_name(x) for x in group.reads)
         writes = tuple(self.buffers[x].name for x in group.roots)
         nodes = tuple(group.nodes)
@@ -153,7 +155,7 @@ def _views_of_sliding(nodes: tuple[Node, ...]) -> tuple[Spacing, ...] | None:
     return tuple(views) or None
 
 
-def inplace_inputs(group: Group, root: Value) -> list[Value]:
+def inplace_inputs(group: FusionGroup, root: Value) -> list[Value]:
     """Inputs whose memory a root of a group may take over while it runs.
 
     Without reductions, one output element is computed at a time, so an input that is read at the output's own index

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from strata.core import Dim
 from strata.kernel import Axis, Reduce, Scan, postorder
-from strata.lir.fused import MOST_OPS, Group, KernelOf, is_allowed
+from strata.lir.fused import MOST_OPS, FusionGroup, KernelOf, is_allowed
 from strata.lir.traits import traits
 from strata.mir import Constant, Input, Param, Value
 
@@ -22,14 +22,14 @@ ROW = 1 << 14  # elements of a row of all of them: rows are what is handed out t
 
 
 def join_siblings(
-    order: list[Group], stored: set[Value], fixed: set[Value], limits: FusionLimits | None = None
-) -> list[Group]:
+    order: list[FusionGroup], stored: set[Value], fixed: set[Value], limits: FusionLimits | None = None
+) -> list[FusionGroup]:
     """The same steps in the same order, neighbours joined. What depends on parameters only is stepped over."""
     readers: dict[Value, int] = {}
     for group in order:
         for x in group.read_values:
             readers[x] = readers.get(x, 0) + 1
-    made: list[Group] = []
+    made: list[FusionGroup] = []
     last: int | None = None  # the place of the last step that runs each time
     for group in order:
         if all(r in fixed for r in group.roots):  # it comes first, as what is joined before it may read it
@@ -47,8 +47,8 @@ def join_siblings(
 
 
 def _joined(
-    first: Group, second: Group, stored: set[Value], readers: dict[Value, int], limits: FusionLimits | None
-) -> Group | None:
+    first: FusionGroup, second: FusionGroup, stored: set[Value], readers: dict[Value, int], limits: FusionLimits | None
+) -> FusionGroup | None:
     """Both as one kernel, where that is sound and worth it."""
     if first.is_closed or second.is_closed:
         return None
@@ -66,7 +66,7 @@ def _joined(
     starts = [*first.updates.values(), *second.updates.values()]
     if any(readers[x] > 1 for x in starts):
         return None  # others read what is changed, and would have to come before all of the kernel
-    group = Group([*first.roots, *second.roots])
+    group = FusionGroup([*first.roots, *second.roots])
     builder = KernelOf(stored, group)
     for root in group.roots:
         if root in first.updates or root in second.updates:
@@ -79,7 +79,7 @@ def _joined(
     return group
 
 
-def _rows_of(group: Group) -> tuple[tuple[Dim, ...], int] | None:
+def _rows_of(group: FusionGroup) -> tuple[tuple[Dim, ...], int] | None:
     """The sizes of all axes but the last, if all stores have the same, and the elements of a row."""
     assert group.kernel is not None
     if any(traits(n).contracts for n in group.nodes):

@@ -14,7 +14,7 @@ import numpy as np
 
 from strata.core import Target
 from strata.lir.fusion import Cut, group_graph
-from strata.lir.ir import Buffer, Io, Lir, Step
+from strata.lir.ir import Io, Lir, LirBuffer, Step
 from strata.lir.memory import check_limit
 from strata.mir import Constant, Graph, Input, Node, Param, Value, leaf_name
 
@@ -27,7 +27,7 @@ OnHost = Callable[[Node], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PlanStage:
     """A module, or one op of the host: its nodes without constants, what it reads, and what others read of it."""
 
     nodes: tuple[Node, ...]
@@ -36,7 +36,7 @@ class Stage:
     is_host: bool
 
 
-def stages_of(graph: Graph, parts: Iterable[tuple[Sequence[Node], bool]]) -> list[Stage]:
+def stages_of(graph: Graph, parts: Iterable[tuple[Sequence[Node], bool]]) -> list[PlanStage]:
     """Parts of a graph in the order in which they run, each with whether it is of the host, as stages. A value that
     several parts compute is handed on by the first."""
     found = []
@@ -50,7 +50,7 @@ def stages_of(graph: Graph, parts: Iterable[tuple[Sequence[Node], bool]]) -> lis
         gives = tuple(x for n in nodes for x in n.outputs if x in wanted or is_host)
         wanted.difference_update(gives)
         if gives:
-            stages.append(Stage(nodes, taken, gives, is_host))
+            stages.append(PlanStage(nodes, taken, gives, is_host))
     return stages
 
 
@@ -80,9 +80,9 @@ def plan_stages(
 ) -> Lir:
     """The plan of a graph in stages. Only what goes from one stage to another has a buffer. With `limits`, a module
     has no more than the ops of one kernel."""
-    buffers: dict[Value, Buffer] = {}
+    buffers: dict[Value, LirBuffer] = {}
     for role, leaves in (("input", graph.inputs), ("param", graph.params)):
-        buffers |= {x: Buffer(leaf_name(x), x.type, role, leaf_name(x)) for x in leaves}
+        buffers |= {x: LirBuffer(leaf_name(x), x.type, role, leaf_name(x)) for x in leaves}
     grouping = None if limits is None else group_graph(graph, on_host, limits=limits)
     parts = _parts(graph, on_host) if grouping is None else ((g.nodes, on_host(g.nodes[0])) for g in grouping.groups)
     stages = stages_of(graph, parts)
@@ -92,15 +92,15 @@ def plan_stages(
     needed = [x for s in stages if s.is_host for x in s.takes] + list(graph.results)
     for x in dict.fromkeys(v for v in needed if isinstance(v.node.op, Constant)):
         assert isinstance(x.node.op, Constant)
-        buffers[x] = Buffer(f"const{len(constants)}", x.type, "constant", len(constants))
+        buffers[x] = LirBuffer(f"const{len(constants)}", x.type, "constant", len(constants))
         constants.append(x.node.op.data.array)
     scratch = 0
     for at, stage in enumerate(stages):
         for x in stage.gives:
             if x in first:
-                buffers[x] = Buffer(f"out{first[x]}", x.type, "result", first[x])
+                buffers[x] = LirBuffer(f"out{first[x]}", x.type, "result", first[x])
             else:
-                buffers[x] = Buffer(f"%{scratch}", x.type, "scratch", None, at, max(death.get(x, at), at))
+                buffers[x] = LirBuffer(f"%{scratch}", x.type, "scratch", None, at, max(death.get(x, at), at))
                 scratch += 1
     names = {x: b.name for x, b in buffers.items()}
     io = Io(
@@ -114,7 +114,7 @@ def plan_stages(
     return lir
 
 
-def _step(at: int, stage: Stage, names: dict[Value, str]) -> Step:
+def _step(at: int, stage: PlanStage, names: dict[Value, str]) -> Step:
     outputs = tuple(names[x] for x in stage.gives)
     inputs = tuple(names[x] for x in stage.takes if x in names)  # constants are part of a module
     if stage.is_host:
@@ -128,7 +128,7 @@ def _label(nodes: tuple[Node, ...]) -> str:
     return " + ".join([*shown, f"{len(nodes) - LABELLED} more"] if len(nodes) > LABELLED else shown)
 
 
-def _cuts(stages: list[Stage]) -> tuple[Cut, ...]:
+def _cuts(stages: list[PlanStage]) -> tuple[Cut, ...]:
     """Edges between stages."""
     found = []
     for stage in stages:

@@ -24,7 +24,7 @@ import numpy as np
 from strata.core import Symbol, Target, TensorType, parse_dim
 from strata.errors import ParseError
 from strata.kernel import Kernel, parse_kernel, show_kernel
-from strata.lir.ir import Buffer, Io, Lir, Step
+from strata.lir.ir import Io, Lir, LirBuffer, Step
 from strata.lir.views import Spacing
 from strata.mir import REGISTRY, Constant, Graph, Literal, Node, Parser, leaf_name, parse
 
@@ -69,7 +69,7 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(map(_name, names))
 
 
-def _buffer(b: Buffer) -> str:
+def _buffer(b: LirBuffer) -> str:
     detail = f" {b.birth}..{b.death}" if b.role == "scratch" else f" {_name(str(b.key))}" if b.key is not None else ""
     shared = f" in {b.alias}" if b.alias is not None else ""
     return f"buffer {_name(b.name)} : {b.type} {b.role}{detail}{shared}"
@@ -129,7 +129,7 @@ def parse_module(text: str) -> Lir:
     sections = _sections(text)
     graph = parse(sections["mir"][0])
     kernels = [parse_kernel(k) for k in sections.get("kernel", [])]
-    made = _Reader(sections["lir"][0], graph, {k.name: k for k in kernels}).plan()
+    made = _PlanReader(sections["lir"][0], graph, {k.name: k for k in kernels}).plan()
     made.verify()
     return made
 
@@ -152,7 +152,7 @@ def _sections(text: str) -> dict[str, list[str]]:
     return found
 
 
-class _Reader:
+class _PlanReader:
     def __init__(self, text: str, graph: Graph, kernels: Mapping[str, Kernel]) -> None:
         self.lines = text.splitlines()
         self.graph, self.kernels = graph, kernels
@@ -170,7 +170,7 @@ class _Reader:
         head = _HEAD.match(self.lines[0])
         if not head:
             raise self.fail("expected `lir @name target cpu {`")
-        buffers: list[Buffer] = []
+        buffers: list[LirBuffer] = []
         steps: list[Step] = []
         outputs: tuple[str, ...] = ()
         for at, raw in enumerate(self.lines[1:-1], 1):
@@ -185,7 +185,7 @@ class _Reader:
         io = Io(self._bound(buffers, "input"), self._bound(buffers, "param"), outputs)
         return Lir(self.graph, Target.of_plan(head["target"]), tuple(buffers), tuple(steps), io, tuple(self.constants))
 
-    def _buffer(self, line: str) -> Buffer:
+    def _buffer(self, line: str) -> LirBuffer:
         match = _BUFFER.match(line)
         if not match:
             raise self.fail("expected `buffer name : type role`")
@@ -194,12 +194,12 @@ class _Reader:
         if role == "scratch":
             birth, _, death = (detail or "").partition("..")
             lives = self._number(birth), self._number(death)
-            return Buffer(_plain(match["name"]), kind, role, None, *lives, match["alias"])
+            return LirBuffer(_plain(match["name"]), kind, role, None, *lives, match["alias"])
         if role == "constant":
             self.constants.append(self._array(match["node"] or "", kind))
         numbered = role in ("result", "constant")
         key = self._number(detail or "") if numbered else None if detail is None else _plain(detail)
-        return Buffer(_plain(match["name"]), kind, role, key)
+        return LirBuffer(_plain(match["name"]), kind, role, key)
 
     def _number(self, text: str) -> int:
         if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
@@ -252,7 +252,7 @@ class _Reader:
         parts = [s for s in strides.split(" | ") if s]
         return Spacing(parse_dim(start, self.symbols), tuple(parse_dim(s, self.symbols) for s in parts))
 
-    def _bound(self, buffers: Sequence[Buffer], role: str) -> tuple[tuple[str, str], ...]:
+    def _bound(self, buffers: Sequence[LirBuffer], role: str) -> tuple[tuple[str, str], ...]:
         by_key = {b.key: b.name for b in buffers if b.role == role}
         leaves = self.graph.inputs if role == "input" else self.graph.params
         lost = next((leaf_name(x) for x in leaves if leaf_name(x) not in by_key), None)

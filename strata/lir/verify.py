@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from strata.core import Dim, TensorType, known_le
 from strata.errors import SymbolError, VerifyError
-from strata.lir.ir import ALIGNMENT, ROLES, Buffer, Lir, Step
+from strata.lir.ir import ALIGNMENT, ROLES, Lir, LirBuffer, Step
 from strata.lir.memory import byte_size
 from strata.lir.views import Spacing
 
@@ -39,7 +39,7 @@ def verify_plan(lir: Lir) -> None:
     _check_placement(lir, known)
 
 
-def _check_boundary(lir: Lir, known: dict[str, Buffer]) -> None:
+def _check_boundary(lir: Lir, known: dict[str, LirBuffer]) -> None:
     """Whatever lies outside the arena gets its memory from one place: a caller, a parameter, or the prologue."""
     for role, bound in (("input", lir.io.inputs), ("param", lir.io.params)):
         given, declared = [name for _, name in bound], [b.name for b in lir.buffers if b.role == role]
@@ -53,7 +53,7 @@ def _check_boundary(lir: Lir, known: dict[str, Buffer]) -> None:
             raise _broken(lir, f"result {name} is a scratch buffer")
 
 
-def _check_aliases(lir: Lir, known: dict[str, Buffer]) -> None:
+def _check_aliases(lir: Lir, known: dict[str, LirBuffer]) -> None:
     for b in lir.buffers:
         if b.role not in ROLES:
             raise _broken(lir, f"buffer {b.name} has the role {b.role!r}")
@@ -71,7 +71,7 @@ def _check_aliases(lir: Lir, known: dict[str, Buffer]) -> None:
             )
 
 
-def _check_order(lir: Lir, at: int, step: Step, known: dict[str, Buffer], written: set[str]) -> None:
+def _check_order(lir: Lir, at: int, step: Step, known: dict[str, LirBuffer], written: set[str]) -> None:
     reads = step.read_buffers
     for name in reads:
         if name not in written:
@@ -93,7 +93,7 @@ def _check_order(lir: Lir, at: int, step: Step, known: dict[str, Buffer], writte
         raise _broken(lir, f"step {at} ({step.name}) runs when parameters are set, and reads {', '.join(reads)}")
 
 
-def _check_types(lir: Lir, at: int, step: Step, known: dict[str, Buffer]) -> None:
+def _check_types(lir: Lir, at: int, step: Step, known: dict[str, LirBuffer]) -> None:
     """Kernels see their buffers under the types that the plan gives them."""
     for made, source in step.updates:
         if made not in step.outputs or known[made].type != known[source].type:
@@ -129,7 +129,7 @@ def _check_types(lir: Lir, at: int, step: Step, known: dict[str, Buffer]) -> Non
             )
 
 
-def _check_views(lir: Lir, at: int, step: Step, known: dict[str, Buffer]) -> None:
+def _check_views(lir: Lir, at: int, step: Step, known: dict[str, LirBuffer]) -> None:
     """What an op reads in place lies inside the buffer, as far as the sizes say."""
     assert step.views is not None
     if len(step.views) != len(step.inputs):
@@ -168,7 +168,7 @@ def unproven_views(lir: Lir) -> list[str]:
     return found
 
 
-def _check_placement(lir: Lir, known: dict[str, Buffer]) -> None:
+def _check_placement(lir: Lir, known: dict[str, LirBuffer]) -> None:
     """Buffers alive at the same step do not overlap."""
     try:
         placement = lir.placement()

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from strata.models.base import Model
     from strata.models.cached import PAGE
     from strata.models.embed import Encoder
-    from strata.models.generate import Decoder, State
+    from strata.models.generate import Decoder, DecodeState
     from strata.models.ocr import Line, TextReader
     from strata.models.paged import PagedCache, PagePool, PageTable, page_bytes
     from strata.models.sampling import Sampler
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from strata.models.weights import read_json
 
 _PLACES = {
-    "Model": "base", "Encoder": "embed", "Decoder": "generate", "State": "generate", "Line": "ocr", "TextReader": "ocr",
+    "Model": "base", "Encoder": "embed", "Decoder": "generate", "DecodeState": "generate", "Line": "ocr",
+    "TextReader": "ocr",
     "PAGE": "cached", "Sampler": "sampling", "Speech": "speech", "Tokenizer": "tokenizer",
     "PagePool": "paged", "PageTable": "paged", "PagedCache": "paged", "page_bytes": "paged",
     "folder_tokenizer": "tokenizer", "gguf_tokenizer": "tokenizer", "read_json": "weights",
 }  # fmt: skip
-__all__ = ["PAGE", "Decoder", "Encoder", "Line", "Model", "PagePool", "PageTable", "PagedCache", "Sampler", "Speech",
-           "State", "TextReader", "Tokenizer", "folder_tokenizer", "gguf_tokenizer", "load", "page_bytes",
+__all__ = ["PAGE", "DecodeState", "Decoder", "Encoder", "Line", "Model", "PagePool", "PageTable", "PagedCache",
+           "Sampler", "Speech", "TextReader", "Tokenizer", "folder_tokenizer", "gguf_tokenizer", "load", "page_bytes",
            "read_json"]  # fmt: skip
 
 load = public(load)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from strata.models.weights import Builder
+from strata.models.weights import WeightBuilder
 from strata.runtime import CompiledGraph, CompileOptions, Session
 
 
-def compile_built(builder: Builder, device: str, options: CompileOptions | None = None) -> CompiledGraph:
+def compile_built(builder: WeightBuilder, device: str, options: CompileOptions | None = None) -> CompiledGraph:
     """A built graph, compiled, with its weights bound."""
     builder.check()
     made = (

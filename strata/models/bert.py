@@ -10,7 +10,7 @@ from strata.errors import FileError
 from strata.mir import Value, constant
 from strata.models.modernbert import ModernBertConfig, ModernBertGraph, labels_tokens
 from strata.models.numbers import real, text, whole
-from strata.models.weights import Builder, Weights, check_layers, check_shapes, ops, without_prefix
+from strata.models.weights import WeightBuilder, Weights, check_layers, check_shapes, ops, without_prefix
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def encoder_weights(weights: Weights) -> Weights:
             for n, t in plain.items()}  # fmt: skip
 
 
-class BertGraph(Builder):
+class BertGraph(WeightBuilder):
     """Builds the graph of an encoder over inputs of symbolic size [B, S]."""
 
     def __init__(self, config: BertConfig, weights: Weights, name: str = "bert") -> None:

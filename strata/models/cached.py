@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from strata.core import f32, i32, i64, sym
 from strata.mir import Value, constant
-from strata.models.weights import Builder, Weights, ops
+from strata.models.weights import WeightBuilder, Weights, ops
 
 PAGE: Final = 16  # tokens of a page; results do not depend on where a prompt is cut if it is cut between pages
 Layout = Literal["plain", "paged"]  # of the caches: one length for all, or pages
@@ -35,7 +35,7 @@ class CacheSizes:
         return self.kv_heads * self.head_dim
 
 
-class CachedGraph(Builder):
+class CachedGraph(WeightBuilder):
     """A decoder under construction. `every` gives logits of every new token instead of the last one's."""
 
     def __init__(

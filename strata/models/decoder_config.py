@@ -21,7 +21,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "ge
 
 
 @dataclass(frozen=True)
-class Rope:
+class RopeConfig:
     """Rotary positions of one kind of layer: a base, and how it is stretched."""
 
     theta: float = 10000.0
@@ -64,8 +64,8 @@ class DecoderConfig:
     eps: float = 1e-5
     activation: str = "silu"
     n_rot: int = 0  # features of a head that turn; 0 is all
-    rope: Rope = Rope()
-    local_rope: Rope | None = None  # of layers with a window, where it differs
+    rope: RopeConfig = RopeConfig()
+    local_rope: RopeConfig | None = None  # of layers with a window, where it differs
     interleaved: bool = False  # pairs of neighbours turn, as in GGUF files of Llama
     windows: tuple[int | None, ...] = ()  # keys that layers see, in turn, None for all
     turns: tuple[bool, ...] = ()  # whether each layer has rotary positions; empty is all
@@ -154,7 +154,7 @@ def _windows(family: str, found: Mapping[str, Any], layers: int) -> tuple[int | 
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _ropes(found: dict[str, Any], n_rot: int) -> tuple[Rope, Rope | None]:
+def _ropes(found: dict[str, Any], n_rot: int) -> tuple[RopeConfig, RopeConfig | None]:
     """The rope of full layers, and of local ones where the model tells them apart."""
     given = mapping(found, "rope_parameters")
     if "full_attention" in given:
@@ -163,10 +163,10 @@ def _ropes(found: dict[str, Any], n_rot: int) -> tuple[Rope, Rope | None]:
         return full, _rope(mapping(given, "sliding_attention"), found, n_rot) if is_split else None
     settings = {"rope_theta": found.get("rope_theta"), **mapping(found, "rope_scaling"), **given}
     base = optional_real(found, "rope_local_base_freq")
-    return _rope(settings, found, n_rot), Rope(base) if base else None
+    return _rope(settings, found, n_rot), RopeConfig(base) if base else None
 
 
-def _rope(settings: Mapping[str, Any], found: dict[str, Any], n_rot: int) -> Rope:
+def _rope(settings: Mapping[str, Any], found: dict[str, Any], n_rot: int) -> RopeConfig:
     theta = real(settings, "rope_theta", real(found, "rope_theta", 10000.0))
     kind = settings.get("rope_type") or settings.get("type") or "default"
     longest = whole(found, "max_position_embeddings", 2048)
@@ -175,20 +175,20 @@ def _rope(settings: Mapping[str, Any], found: dict[str, Any], n_rot: int) -> Rop
     factor = real(settings, "factor", 1.0)
     match kind:
         case "default":
-            return Rope(theta)
+            return RopeConfig(theta)
         case "linear" | "dynamic":
-            return Rope(theta, RopeScaling(kind, factor, trained))
+            return RopeConfig(theta, RopeScaling(kind, factor, trained))
         case "llama3":
             low, high = real(settings, "low_freq_factor"), real(settings, "high_freq_factor")
             if low >= high:
                 raise FileError(
                     f"the configuration has low_freq_factor = {low} and high_freq_factor = {high}", code="F140"
                 )
-            return Rope(theta, RopeScaling("llama3", factor, trained, low, high))
+            return RopeConfig(theta, RopeScaling("llama3", factor, trained, low, high))
         case "yarn":
             if theta <= 1:
                 raise FileError(f"the configuration has rope_theta = {theta}, yarn needs one above 1", code="F140")
-            return Rope(theta, RopeScaling("yarn", factor, trained, beta_fast=real(settings, "beta_fast", 32.0),
+            return RopeConfig(theta, RopeScaling("yarn", factor, trained, beta_fast=real(settings, "beta_fast", 32.0),
                                            beta_slow=real(settings, "beta_slow", 1.0),
                                            attention_factor=optional_real(settings, "attention_factor")))  # fmt: skip
         case "longrope" | "su":
@@ -201,7 +201,7 @@ def _rope(settings: Mapping[str, Any], found: dict[str, Any], n_rot: int) -> Rop
                 raise FileError(
                     f"rope factors for {len(long)} and {len(short)} pairs, a head has {n_rot // 2}", code="F140"
                 )
-            return Rope(theta, None, long, short, trained, size)
+            return RopeConfig(theta, None, long, short, trained, size)
     raise FileError(f"rope scaling {kind!r} is none of default, linear, dynamic, llama3, yarn, longrope", code="F140")
 
 
@@ -242,8 +242,9 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> Decode
         family, int(table.shape[0]), hidden, layers, heads, size("attention.head_count_kv", heads), head_dim,
         size("feed_forward_length"), size("context_length"),
         eps=number("attention.layer_norm_rms_epsilon", 1e-5), activation="gelu_tanh" if gemma else "silu",
-        n_rot=n_rot, rope=Rope(theta, scaling, divisors=divisors),
-        local_rope=Rope(10000.0) if family == "gemma3" else None, interleaved=family in ("llama", "mistral", "smollm3"),
+        n_rot=n_rot, rope=RopeConfig(theta, scaling, divisors=divisors),
+        local_rope=RopeConfig(10000.0) if family == "gemma3" else None,
+        interleaved=family in ("llama", "mistral", "smollm3"),
         windows=sees, embedding_scale=math.sqrt(hidden) if gemma else 1.0,
         score_cap=50.0 if family == "gemma2" else None, logit_cap=30.0 if family == "gemma2" else None,
         has_outer_norms=family in ("gemma2", "gemma3"), is_tied="output.weight" not in tensors,

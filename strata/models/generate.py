@@ -28,7 +28,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
 @dataclass
-class State:
+class DecodeState:
     """What a decoder remembers of one sequence: caches of keys and values, of which `length` rows are in use."""
 
     caches: list[np.ndarray]
@@ -114,12 +114,12 @@ class Decoder(Model):
 
     # ------------------------------------------------------------------------------------------------------ one step
 
-    def start(self, batch: int = 1, capacity: int = FIRST_CAPACITY) -> State:
+    def start(self, batch: int = 1, capacity: int = FIRST_CAPACITY) -> DecodeState:
         """An empty state."""
         shape = (batch, min(capacity, self.context), self.config.kv_heads * self.config.head_dim)
-        return State([np.zeros(shape, np.float32) for _ in range(2 * self.config.layers)])
+        return DecodeState([np.zeros(shape, np.float32) for _ in range(2 * self.config.layers)])
 
-    def step(self, state: State, ids: np.ndarray, *, every: bool = False) -> np.ndarray:
+    def step(self, state: DecodeState, ids: np.ndarray, *, every: bool = False) -> np.ndarray:
         """Logits after new tokens i32[B, S], which enter the state: f32[B, V], or with `every` f32[B, S, V]."""
         batch, count = ids.shape
         self._check_room(state.length + count)
@@ -141,7 +141,7 @@ class Decoder(Model):
                 fix="load(path, context=…)",
             )  # fmt: skip
 
-    def _reserve(self, state: State, rows: int) -> None:
+    def _reserve(self, state: DecodeState, rows: int) -> None:
         if rows <= state.capacity:
             return
         size = state.capacity
@@ -181,7 +181,7 @@ class Decoder(Model):
         max_tokens: int,
         sampler: Sampler,
         ends: Sequence[int] = (),
-        state: State | None = None,
+        state: DecodeState | None = None,
     ) -> Iterator[int]:
         """New tokens, one by one, up to one of `ends`, which is not given."""
         if not ids:

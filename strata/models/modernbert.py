@@ -8,9 +8,9 @@ from typing import Any
 from strata.core import bool_, f32, i32, sym
 from strata.errors import FileError
 from strata.mir import Value, constant
-from strata.models.decoder_config import Rope
+from strata.models.decoder_config import RopeConfig
 from strata.models.numbers import mapping, of_layers, real, text, whole
-from strata.models.weights import Builder, Weights, check_layers, check_shapes, ops, without_prefix
+from strata.models.weights import WeightBuilder, Weights, check_layers, check_shapes, ops, without_prefix
 
 LONGEST = 1 << 16  # tokens that positions are made for: no weights say how many there are
 
@@ -84,7 +84,7 @@ def labels_tokens(found: dict[str, Any]) -> bool:
     )
 
 
-class ModernBertGraph(Builder):
+class ModernBertGraph(WeightBuilder):
     """Builds the graph of an encoder over inputs of symbolic size [B, S]."""
 
     def __init__(self, config: ModernBertConfig, weights: Weights, name: str = "modernbert") -> None:
@@ -106,7 +106,7 @@ class ModernBertGraph(Builder):
         size = self.config.hidden // self.config.heads
         found = []
         for part, table in zip(
-            ("cos", "sin"), Rope(theta).tables(min(self.config.positions, LONGEST), size, size), strict=True
+            ("cos", "sin"), RopeConfig(theta).tables(min(self.config.positions, LONGEST), size, size), strict=True
         ):
             self.bound[f"{name}.{part}"] = table
             found.append(ops.narrow(self.graph.param(f"{name}.{part}", table.shape, f32), 0, 0, self.length))

@@ -17,7 +17,7 @@ from strata.errors import OptionError
 from strata.models.sampling import Sampler
 
 if TYPE_CHECKING:
-    from strata.models.generate import Decoder, State
+    from strata.models.generate import Decoder, DecodeState
 
 TOGETHER: Final = 4  # tokens that are judged in one step
 TOGETHER_QUANTIZED: Final = 3
@@ -143,7 +143,7 @@ class Drafting:
         return accept(tokens, np.asarray(drafted), np.asarray(wanted), self.numbers)
 
     @staticmethod
-    def _fed(model: Decoder, state: State, ids: Sequence[int], *, every: bool = False) -> np.ndarray:
+    def _fed(model: Decoder, state: DecodeState, ids: Sequence[int], *, every: bool = False) -> np.ndarray:
         logits = model.step(state, np.asarray([ids], np.int32), every=every)
         return logits[0] if every else logits
 

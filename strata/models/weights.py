@@ -88,13 +88,13 @@ def check_layers(what: str, layers: int, weights: Mapping[str, Any], prefix: str
 
 def check_shapes(what: str, weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse weights of other shapes than the configuration asks for."""
-    builder = Builder(what, weights)
+    builder = WeightBuilder(what, weights)
     for name, shape in shapes.items():
         builder.tensor(name, shape)
     builder.check()
 
 
-class Builder:
+class WeightBuilder:
     """A graph under construction whose parameters are weights by name.
 
     Weights in 16 bits are widened when they are bound; quantised ones stay as their blocks, and matmuls read those.

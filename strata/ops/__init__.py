@@ -25,8 +25,8 @@ from strata.ops.control.custom import (
 from strata.ops.control.custom_kernel import CustomKernel, kernel_text
 from strata.ops.control.looping import While, scan, scan_backward, scan_carry, while_loop
 from strata.ops.control.pruning import prune
-from strata.ops.control.remat import Barrier, Checkpoint, Fence, checkpoint
-from strata.ops.control.scanning import Scan
+from strata.ops.control.remat import Barrier, CheckpointOp, Fence, checkpoint
+from strata.ops.control.scanning import ScanOp
 from strata.ops.control.tracing import make_graph, numbered, outer_values, trace_body
 from strata.ops.conv.conv import Conv
 from strata.ops.conv.conv_filled import ConvFilled, ConvLastFilled

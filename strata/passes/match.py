@@ -27,15 +27,15 @@ MAX_CHAIN = 32  # rules applied one after the other to a single value
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
+class PatternVariable:
     """Binds what it meets."""
 
     name: str
 
 
 class _Variables:
-    def __getattr__(self, name: str) -> Variable:
-        return Variable(name)
+    def __getattr__(self, name: str) -> PatternVariable:
+        return PatternVariable(name)
 
 
 V = _Variables()
@@ -155,7 +155,7 @@ def match(pattern: Any, value: Value) -> Iterator[dict[str, Any]]:
 
 def _match(pattern: Any, value: Value, bound: dict[str, Any]) -> Iterator[dict[str, Any]]:
     match pattern:
-        case Variable(name):
+        case PatternVariable(name):
             if name not in bound:
                 yield {**bound, name: value}
             elif bound[name] == value:
@@ -179,7 +179,7 @@ def _match_op(pattern: Pattern, value: Value, bound: dict[str, Any]) -> Iterator
         return
     for key, wanted in pattern.fields:
         found = getattr(op, key)
-        if isinstance(wanted, Variable):
+        if isinstance(wanted, PatternVariable):
             if wanted.name in bound and bound[wanted.name] != found:
                 return
             bound = {**bound, wanted.name: found}

@@ -8,7 +8,7 @@ from strata.arguments import public
 if TYPE_CHECKING:
     from strata.models import PagedCache, PagePool, PageTable, page_bytes
     from strata.serving.adapters import AdapterQueue
-    from strata.serving.batching import Batch, Batcher, Piece, Prefill
+    from strata.serving.batching import Batch, Batcher, Prefill, PrefillChunk
     from strata.serving.engine import Engine, Generation
     from strata.serving.experts import ExpertPool, ExpertStore, Moves, affordable_experts, hit_counts, merged_mask
     from strata.serving.limits import Limits
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "adapters": ("AdapterQueue",),
-    "batching": ("Batch", "Batcher", "Piece", "Prefill"),
+    "batching": ("Batch", "Batcher", "Prefill", "PrefillChunk"),
     "engine": ("Engine", "Generation"),
     "experts": ("ExpertPool", "ExpertStore", "Moves", "affordable_experts", "hit_counts", "merged_mask"),
     "limits": ("Limits",),
@@ -38,7 +38,7 @@ _MODULE = {name: f"{__name__}.{module}" for module, names in _PLACES.items() for
 _MODULE |= dict.fromkeys(("PagePool", "PageTable", "PagedCache", "page_bytes"), "strata.models")
 __all__ = ["AdapterQueue", "Batch", "Batcher", "ChatRequest", "EmbeddingRequest", "Engine", "ExpertPool",
            "ExpertStore", "Generation", "Histogram", "Limits", "Metrics", "Moves", "Options", "PagePool",
-           "PageTable", "PagedCache", "Piece", "Pipeline", "Prefill", "Record", "Recorder", "Server", "Service",
+           "PageTable", "PagedCache", "Pipeline", "Prefill", "PrefillChunk", "Record", "Recorder", "Server", "Service",
            "TextRequest", "WeightRegistry", "WorkerPool", "affordable_experts", "ask", "hit_counts", "merged_mask",
            "page_bytes", "parse_request", "read_records", "replay", "schedule"]  # fmt: skip
 

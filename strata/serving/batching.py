@@ -24,7 +24,7 @@ class Prefill(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Piece(Generic[T]):
+class PrefillChunk(Generic[T]):
     """Tokens `start` to `end` of a prompt."""
 
     item: T
@@ -38,7 +38,7 @@ class Batch(Generic[T]):
     """One step's work."""
 
     decodes: tuple[T, ...]
-    pieces: tuple[Piece[T], ...]
+    pieces: tuple[PrefillChunk[T], ...]
 
     @property
     def tokens(self) -> int:
@@ -70,13 +70,13 @@ class Batcher:
         """The next step. Prompts that are read to their end leave the queue."""
         first = tuple(decodes[: min(self.max_tokens, self.max_entries)])
         room, entries = self.max_tokens - len(first), self.max_entries - len(first)
-        pieces: list[Piece[T]] = []
+        pieces: list[PrefillChunk[T]] = []
         while prefills and room > 0 and entries > 0:
             head = prefills[0]
             end = self._end(head, room)
             if end <= head.done:
                 break
-            pieces.append(Piece(head.item, head.done, end, end == head.total))
+            pieces.append(PrefillChunk(head.item, head.done, end, end == head.total))
             room, entries = room - (end - head.done), entries - 1
             head.done = end
             if end < head.total:

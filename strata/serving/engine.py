@@ -23,7 +23,7 @@ from strata.arguments import own_checks
 from strata.errors import OptionError, RunError, StrataError
 from strata.models import PAGE, Decoder, PagedCache, PageTable, Sampler, Speech
 from strata.serving.adapters import AdapterQueue
-from strata.serving.batching import Batch, Piece, Prefill, exact_batcher
+from strata.serving.batching import Batch, Prefill, PrefillChunk, exact_batcher
 from strata.serving.limits import Limits
 from strata.serving.metrics import Metrics
 
@@ -246,7 +246,9 @@ class Engine:
         self.metrics.set("free_pages", self.cache.pool.free)
         return self._batcher.build(self._running, self._reading)
 
-    def _run(self, requests: Sequence[Generation], ids: np.ndarray, piece: Piece[Generation] | None = None) -> None:
+    def _run(
+        self, requests: Sequence[Generation], ids: np.ndarray, piece: PrefillChunk[Generation] | None = None
+    ) -> None:
         try:
             tables = [g.table for g in requests]
             logits = self.cache.step(tables, ids)  # type: ignore[arg-type]

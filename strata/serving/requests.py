@@ -83,7 +83,7 @@ class EmbeddingRequest:
     model: str | None = None
 
 
-class _Body:
+class _RequestBody:
     """Fields of a JSON body, taken one by one; what is left over at the end was not understood."""
 
     def __init__(self, body: Any) -> None:
@@ -136,7 +136,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _options(body: _Body) -> Options:
+def _options(body: _RequestBody) -> Options:
     name = "max_completion_tokens" if "max_completion_tokens" in body._left else "max_tokens"
     stop = body.any("stop", ())
     stops = (stop,) if isinstance(stop, str) else stop
@@ -154,21 +154,21 @@ def _options(body: _Body) -> Options:
     )  # fmt: skip
 
 
-def _streaming(body: _Body) -> tuple[bool, bool]:
+def _streaming(body: _RequestBody) -> tuple[bool, bool]:
     stream, extra = body.flag("stream"), body.any("stream_options", {})
     if not isinstance(extra, Mapping) or not isinstance(extra.get("include_usage", False), bool):
         raise wrong(f"stream_options is an object, got {_shown(extra)}", "stream_options")
     return stream, bool(extra.get("include_usage", False))
 
 
-def _common(body: _Body) -> tuple[Options, int, bool, bool, str | None]:
+def _common(body: _RequestBody) -> tuple[Options, int, bool, bool, str | None]:
     """What requests for texts share."""
     return _options(body), body.whole("n", 1, 1, MOST_CHOICES), *_streaming(body), body.name("model")
 
 
 def parse_text(body: Any) -> TextRequest:
     """The body of /v1/completions."""
-    fields = _Body(body)
+    fields = _RequestBody(body)
     found = fields.any("prompt")
     one = isinstance(found, str) or (isinstance(found, list) and found and all(type(i) is int for i in found))
     many = [found] if one else found
@@ -189,7 +189,7 @@ def parse_text(body: Any) -> TextRequest:
 
 def parse_chat(body: Any) -> ChatRequest:
     """The body of /v1/chat/completions."""
-    fields = _Body(body)
+    fields = _RequestBody(body)
     found = fields.any("messages")
     if not isinstance(found, list) or not found:
         raise wrong(f"messages is a list of messages that is not empty, got {_shown(found)}", "messages")
@@ -216,7 +216,7 @@ def _message(at: int, found: Any) -> dict[str, str]:
 
 def parse_embedding(body: Any) -> EmbeddingRequest:
     """The body of /v1/embeddings."""
-    fields = _Body(body)
+    fields = _RequestBody(body)
     found = fields.any("input")
     texts = [found] if isinstance(found, str) else found
     if not isinstance(texts, list) or not texts or not all(isinstance(t, str) and t for t in texts):

@@ -95,7 +95,7 @@ def _tensor_rule(rule: Rule) -> Rule:
 # ------------------------------------------------------------------------------------------------- kernels and graphs
 
 
-class _Body:
+class _CustomBody:
     """A function of values, called with tensors, arrays or values of a graph; the latter give values again."""
 
     def __init__(self, name: str, made: Callable[..., Sequence[Value]], about: str) -> None:
@@ -137,7 +137,7 @@ class _Body:
         return located(call)
 
 
-def _kernel_body(source: str | Kernel, name: str | None, *, flat: bool) -> _Body:
+def _kernel_body(source: str | Kernel, name: str | None, *, flat: bool) -> _CustomBody:
     kernel = parse_kernel(source) if isinstance(source, str) else source
     label = kernel.name if name is None else name
     if not label.replace(".", "_").isidentifier() or not label.isascii():
@@ -149,10 +149,10 @@ def _kernel_body(source: str | Kernel, name: str | None, *, flat: bool) -> _Body
         outs: Sequence[Value] = CustomKernel(text, known, flat)(*values)
         return outs
 
-    return _Body(label, made, text)
+    return _CustomBody(label, made, text)
 
 
-def _graph_body(graph: Graph, name: str | None) -> _Body:
+def _graph_body(graph: Graph, name: str | None) -> _CustomBody:
     if graph.params:
         raise OptionError(
             f"custom_op: graph {graph.name!r} has parameters; its values are its inputs", code="O292", place=here()
@@ -161,7 +161,7 @@ def _graph_body(graph: Graph, name: str | None) -> _Body:
     def made(*values: Value) -> Sequence[Value]:
         return graph.call(*values)
 
-    return _Body(name or graph.name, made, str(graph))
+    return _CustomBody(name or graph.name, made, str(graph))
 
 
 def _dim(label: str, word: str, n: Any) -> Dim:

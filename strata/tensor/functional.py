@@ -21,7 +21,7 @@ from strata.transforms import tidy
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     """A function traced on some of its arguments: placeholders, the values they stand for, and flat results."""
 
     names: list[Value]
@@ -59,7 +59,7 @@ def trace_call(
     what: str,
     *,
     has_aux: bool,
-) -> Call:
+) -> FunctionCall:
     """Run `fn` with placeholders for the leaves of the arguments in `picks`; the others go in as they are."""
     _need_function(fn, what)
     for i in picks:
@@ -77,7 +77,7 @@ def trace_call(
             raise OptionError(f"{what}: with has_aux the function must return (result, aux)", code="T210", place=here())
         result, aux = result
     results, shape = values_of(result, what)
-    return Call(names, values, results, shape, aux)
+    return FunctionCall(names, values, results, shape, aux)
 
 
 def _need_function(fn: Any, what: str) -> None:
@@ -112,7 +112,7 @@ def _flipped(x: Value) -> Value:
     return x.T
 
 
-def _with_aux(call: Call, values: Sequence[Value]) -> tuple[list[Tensor], Any]:
+def _with_aux(call: FunctionCall, values: Sequence[Value]) -> tuple[list[Tensor], Any]:
     """Results on the real arguments, and the aux tree with its tensors treated alike."""
     leaves, structure = flatten(call.aux)
     traced = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
@@ -343,7 +343,7 @@ def jacrev(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable
 
 
 def _jacobian(
-    fn: Callable[..., Any], argnums: int | Sequence[int], what: str, blocks: Callable[[Call], list[list[Value]]]
+    fn: Callable[..., Any], argnums: int | Sequence[int], what: str, blocks: Callable[[FunctionCall], list[list[Value]]]
 ) -> Callable[..., Any]:
     _need_function(fn, what)
 
@@ -361,7 +361,7 @@ def _jacobian(
     return jacobian
 
 
-def _columns(call: Call) -> list[list[Value]]:
+def _columns(call: FunctionCall) -> list[list[Value]]:
     columns: list[list[Value]] = []
     for x in call.names:
         direction = placeholder("direction", x.type)
@@ -374,7 +374,7 @@ def _columns(call: Call) -> list[list[Value]]:
     return [[column[i] for column in columns] for i in range(len(call.results))]
 
 
-def _rows(call: Call) -> list[list[Value]]:
+def _rows(call: FunctionCall) -> list[list[Value]]:
     rows: list[list[Value]] = []
     for r in call.results:
         seed = placeholder("seed", r.type)

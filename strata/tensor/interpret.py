@@ -16,7 +16,7 @@ from strata.tensor.structure_key import Outline
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class InterpretedCall:
     """One op: where its inputs are, where its outputs go, and what their types are."""
 
     op: Op
@@ -59,7 +59,7 @@ class Interpreter:
         return [contiguous(table[r]) for r in self.roots]
 
 
-def _run(call: Call, table: list[Any]) -> None:
+def _run(call: InterpretedCall, table: list[Any]) -> None:
     inputs = [table[i] for i in call.inputs]
     if call.widen is not None:
         inputs = [x if wide is None else x.astype(wide) for x, wide in zip(inputs, call.widen, strict=True)]
@@ -80,7 +80,7 @@ def _run(call: Call, table: list[Any]) -> None:
         table[slot] = None
 
 
-def _typed(call: Call, out: Any, i: int) -> np.ndarray:
+def _typed(call: InterpretedCall, out: Any, i: int) -> np.ndarray:
     array = out if type(out) is np.ndarray else np.asarray(out)
     if array.shape != call.shapes[i]:
         raise ShapeError(
@@ -94,10 +94,12 @@ def contiguous(array: np.ndarray) -> np.ndarray:
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
-def _call(node: Node, inputs: tuple[int, ...], first: int, dead: tuple[int, ...]) -> Call:
+def _call(node: Node, inputs: tuple[int, ...], first: int, dead: tuple[int, ...]) -> InterpretedCall:
     dtypes = tuple(t.dtype.np for t in node.types)
     shapes = tuple(t.static_shape for t in node.types)
     widen = tuple(computed_in(node.op, x.dtype) for x in node.inputs)
     some = widen if any(w is not None for w in widen) else None
     is_foreign = isinstance(node.op, Custom)
-    return Call(node.op, node.op.numpy, inputs, first, dtypes, shapes, some, node.origin.place, dead, is_foreign)
+    return InterpretedCall(
+        node.op, node.op.numpy, inputs, first, dtypes, shapes, some, node.origin.place, dead, is_foreign
+    )

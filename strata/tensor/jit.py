@@ -27,7 +27,7 @@ from strata.tensor.realize import realize_values
 from strata.tensor.signature import exact, outline_arguments
 from strata.tensor.structure_key import is_traced
 from strata.tensor.tensor import Tensor, realize_tensors
-from strata.tensor.variant import Bucket, Explanation, Variant
+from strata.tensor.variant import Bucket, JitExplanation, Variant
 
 ON_MISS = ("error", "bucket", "interpret", "compile")
 REPEATS = 3  # calls that a call is compared with before its signature is looked up
@@ -201,7 +201,7 @@ class Jitted:
             )
         return traced.graph
 
-    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+    def explain(self, *args: Any, **kwargs: Any) -> JitExplanation:
         """What was compiled, and why again; with arguments, the variant for them is made if there is none yet."""
         if args or kwargs:
             call = self._call(args, kwargs)
@@ -209,7 +209,7 @@ class Jitted:
             chosen = [found] if isinstance(found, Variant) else []
         else:
             chosen = list(self.variants.values())
-        return Explanation(self.__name__, chosen, tuple(self.misses), self.max_variants)
+        return JitExplanation(self.__name__, chosen, tuple(self.misses), self.max_variants)
 
     def profile(self, *args: Any, repeats: int = 10, **kwargs: Any) -> Profile:
         """The time of each step of the program for these arguments, which stay as they are."""

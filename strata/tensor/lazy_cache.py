@@ -85,7 +85,7 @@ class Counts:
 
 
 @dataclass(slots=True)
-class Program:
+class LazyProgram:
     """One structure with its sizes."""
 
     interpreter: Interpreter | None  # None: sizes are symbolic
@@ -100,7 +100,7 @@ class Program:
 
 
 COUNTS = Counts()
-_programs: Recent[Any, Program] = Recent(PROGRAMS)
+_programs: Recent[Any, LazyProgram] = Recent(PROGRAMS)
 _families: Recent[Any, Family] = Recent(FAMILIES)
 
 
@@ -143,18 +143,18 @@ def _apart(made: list[np.ndarray], given: list[np.ndarray]) -> list[np.ndarray]:
     return made
 
 
-def _make(plan: Outline, roots: Sequence[Value], settings: Config) -> Program:
+def _make(plan: Outline, roots: Sequence[Value], settings: Config) -> LazyProgram:
     always = settings.device not in ("cpu", "reference")
     if any(not h.type.is_static for h in plan.leaves) or any(not x.type.is_static for x in roots):
-        return Program(None, 0.0, 0.0, always)
+        return LazyProgram(None, 0.0, 0.0, always)
     price = run_price(plan.nodes)
-    program = Program(Interpreter(plan), price, compile_price(len(plan.nodes)), always)
+    program = LazyProgram(Interpreter(plan), price, compile_price(len(plan.nodes)), always)
     if price > WORTH_A_LOOK:
         _find_family(program, plan, settings)
     return program
 
 
-def _find_family(program: Program, plan: Outline, settings: Config) -> None:
+def _find_family(program: LazyProgram, plan: Outline, settings: Config) -> None:
     program.general = generalize(plan)
     if program.general is not None:
         key = (program.general.key, settings.device, settings.code_settings)
@@ -162,7 +162,7 @@ def _find_family(program: Program, plan: Outline, settings: Config) -> None:
         program.family.shapes += 1
 
 
-def _consider(program: Program, plan: Outline, roots: Sequence[Value], settings: Config) -> CompiledGraph | None:
+def _consider(program: LazyProgram, plan: Outline, roots: Sequence[Value], settings: Config) -> CompiledGraph | None:
     """The compiled program, if there is one or if it is time to make one."""
     program.spent += program.price
     family = program.family
@@ -180,7 +180,7 @@ def _consider(program: Program, plan: Outline, roots: Sequence[Value], settings:
         return program.compiled
 
 
-def _compile(program: Program, plan: Outline, roots: Sequence[Value], settings: Config) -> CompiledGraph | None:
+def _compile(program: LazyProgram, plan: Outline, roots: Sequence[Value], settings: Config) -> CompiledGraph | None:
     if program.general is None:
         _find_family(program, plan, settings)
     family = program.family
@@ -201,7 +201,7 @@ def _compile(program: Program, plan: Outline, roots: Sequence[Value], settings: 
 
 
 def _run_symbolic(
-    program: Program, plan: Outline, roots: Sequence[Value], settings: Config
+    program: LazyProgram, plan: Outline, roots: Sequence[Value], settings: Config
 ) -> tuple[list[np.ndarray], dict[str, int]]:
     """Leaves have symbolic sizes: one compiled program for all of them."""
     binding = plan.binding()

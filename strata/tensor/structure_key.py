@@ -91,7 +91,7 @@ def outline(roots: Sequence[Value], find: Callable[[Value], Any] = handle_of) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredInput:
     """An input of a graph in the place of storage: it has a type, which is all that structure needs."""
 
     type: TensorType
@@ -100,7 +100,7 @@ class Declared:
 
 def outline_of(graph: Graph) -> Outline:
     """The structure of a graph; its inputs are the leaves, those that nothing uses left out."""
-    inputs = {x: Declared(x.type) for x in (*graph.inputs, *graph.params)}
+    inputs = {x: DeclaredInput(x.type) for x in (*graph.inputs, *graph.params)}
     return outline(graph.results, inputs.get)
 
 

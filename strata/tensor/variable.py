@@ -21,13 +21,13 @@ class Variable(SymExpr):
         self.name, self.lo, self.hi = name, lo, hi
 
     @own_checks("value")
-    def bind(self, value: int) -> Bound:
+    def bind(self, value: int) -> BoundSize:
         """The variable with a value, usable as a size of `empty` and of data."""
-        return Bound(self, check_range(self.name, value, self.lo, self.hi))
+        return BoundSize(self, check_range(self.name, value, self.lo, self.hi))
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundSize:
     """A variable with a value."""
 
     variable: Variable
@@ -55,7 +55,7 @@ def split_bound(shape: Iterable[object]) -> tuple[list[Dim], dict[str, int]]:
     dims: list[Dim] = []
     binding: dict[str, int] = {}
     for d in shape:
-        if isinstance(d, Bound):
+        if isinstance(d, BoundSize):
             name, value = d.as_var_val()
             if binding.setdefault(name, value) != value:
                 raise SymbolError(f"the size {name} is bound to {binding[name]} and to {value}", code="S154")

@@ -172,7 +172,7 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class JitExplanation:
     """What a jitted function was compiled to; `str` is the report."""
 
     name: str

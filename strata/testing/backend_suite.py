@@ -28,7 +28,7 @@ TOLERANCE = {
 
 
 @dataclass(frozen=True)
-class Case:
+class SampleCase:
     """One op on one sample in one dtype."""
 
     op: type[Op]
@@ -48,11 +48,11 @@ class Case:
         return [a.astype(self.dtype.np) if a.dtype == first else a for a in arrays]
 
 
-def cases(ops: list[type[Op]] | None = None) -> Iterator[Case]:
+def cases(ops: list[type[Op]] | None = None) -> Iterator[SampleCase]:
     """Every sample of every op, and the first sample of each in all dtypes of its class that the op claims."""
     for cls in ops if ops is not None else REGISTRY.classes():
         for i, sample in enumerate(cls.samples()):
-            yield Case(cls, sample, i)
+            yield SampleCase(cls, sample, i)
             if i == 0 and sample.inputs:
                 first = as_dtype(sample.arrays()[0].dtype)
                 for dtype in claimed_dtypes(cls):
@@ -62,15 +62,15 @@ def cases(ops: list[type[Op]] | None = None) -> Iterator[Case]:
                         first.is_complex,
                     )
                     if same_kind and dtype is not first and not dtype.is_bool:
-                        yield Case(cls, sample, i, dtype)
+                        yield SampleCase(cls, sample, i, dtype)
 
 
-def compile_case(device: str, case: Case) -> CompiledGraph:
+def compile_case(device: str, case: SampleCase) -> CompiledGraph:
     types = [type_of(a) for a in case.arrays()]
     return Session(device).compile(single_op_graph(build(case.op, case.sample), types))
 
 
-def run_case(device: str, case: Case) -> None:
+def run_case(device: str, case: SampleCase) -> None:
     """Compile, run and compare; an AssertionError shows the numbers that disagree."""
     arrays = case.arrays()
     compiled = compile_case(device, case)

@@ -25,7 +25,7 @@ _BECOMES = "# becomes"
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class GoldenCase:
     """One golden case. `expected` is None while the file has no `# becomes` part yet."""
 
     path: Path
@@ -49,7 +49,7 @@ def find_cases(folder: Path, pattern: str = "**/*.mir") -> list[Path]:
     return found
 
 
-def read_case(path: Path) -> Case:
+def read_case(path: Path) -> GoldenCase:
     """Read a case file; what is malformed is named by its line."""
     lines = path.read_text(encoding="utf-8").splitlines()
     header: dict[str, str] = {}
@@ -69,17 +69,17 @@ def read_case(path: Path) -> Case:
     program = _join(lines[at:cut])
     if not program:
         raise FileError(f"{path}:{at + 1}: the program is missing", code="F191")
-    return Case(path, MappingProxyType(header), program, _join(lines[cut + 1 :]) if cuts else None)
+    return GoldenCase(path, MappingProxyType(header), program, _join(lines[cut + 1 :]) if cuts else None)
 
 
-def check_case(path: Path, run: Callable[[Case], str], *, update: bool = False) -> None:
+def check_case(path: Path, run: Callable[[GoldenCase], str], *, update: bool = False) -> None:
     """Compare `run(case)` with the expected text; with `update`, write it into the file instead."""
     case = read_case(path)
     actual = _join(run(case).splitlines())
     if actual == case.expected:
         return
     if update:
-        _write(Case(path, case.header, case.program, actual))
+        _write(GoldenCase(path, case.header, case.program, actual))
         return
     if case.expected is None:
         raise AssertionError(f"{path} has no '{_BECOMES}' part; `make golden` writes it. The result is\n{actual}")
@@ -92,7 +92,7 @@ def _join(lines: list[str]) -> str:
     return "\n".join(line.rstrip() for line in lines).strip("\n")
 
 
-def _write(case: Case) -> None:
+def _write(case: GoldenCase) -> None:
     draft = case.path.with_name(case.path.name + ".new")
     draft.write_text(str(case), encoding="utf-8")
     os.replace(draft, case.path)  # a killed run leaves the old case, never half of the new one

@@ -5,7 +5,7 @@ from __future__ import annotations
 from strata.arguments import own_checks
 from strata.core import located
 from strata.mir import Graph, Param, leaf_name
-from strata.ops import Checkpoint, make_graph
+from strata.ops import CheckpointOp, make_graph
 from strata.transforms.derive import require_graph
 
 
@@ -18,4 +18,4 @@ def checkpoint(graph: Graph) -> Graph:
     body = make_graph("body", [(leaf_name(x), x) for x in leaves], graph.results)
     result = Graph(f"{graph.name}_checkpoint")
     given = [(result.param if isinstance(x.node.op, Param) else result.input)(leaf_name(x), x.type) for x in leaves]
-    return result.outputs(*Checkpoint(body)(*given))
+    return result.outputs(*CheckpointOp(body)(*given))

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from strata.mir import Node, Value, make_node, origin_of, substitute_values, toposort
-from strata.ops import Cond, Scan, prune
+from strata.ops import Cond, ScanOp, prune
 
 
 def tidy(roots: Sequence[Value]) -> tuple[Value, ...]:
     """What gradients need so that a forward scan runs once, and computes no more than what is used."""
-    if not any(isinstance(node.op, (Scan, Cond)) for node in toposort(roots)):
+    if not any(isinstance(node.op, (ScanOp, Cond)) for node in toposort(roots)):
         return tuple(roots)
     return merge_scans(prune(expand_checkpoints(roots)))
 
@@ -22,7 +22,7 @@ def expand_checkpoints(roots: Sequence[Value]) -> tuple[Value, ...]:
     for node in toposort(roots):
         inputs = tuple(table.get(x, x) for x in node.inputs)
         with origin_of(node):
-            if isinstance(node.op, Scan) and node.op.checkpoints is not None:
+            if isinstance(node.op, ScanOp) and node.op.checkpoints is not None:
                 outs: Sequence[Value] = node.op.segmented(*inputs)
             elif inputs != node.inputs:
                 outs = make_node(node.op, inputs).outputs
@@ -38,7 +38,7 @@ def merge_scans(roots: Sequence[Value]) -> tuple[Value, ...]:
     groups: dict[object, list[Node]] = {}
     same: dict[Value, Value] = {}  # carries of one group are equal, so what starts from them may be one group, too
     for node in order:
-        if isinstance(node.op, Scan) and node.op.num_carry:
+        if isinstance(node.op, ScanOp) and node.op.num_carry:
             inputs = tuple(same.get(x, x) for x in node.inputs)
             group = groups.setdefault((inputs, _steps_of(node.op)), [])
             group.append(node)
@@ -62,19 +62,19 @@ def merge_scans(roots: Sequence[Value]) -> tuple[Value, ...]:
     return tuple(table.get(x, x) for x in roots)
 
 
-def _steps_of(scan: Scan) -> Scan:
+def _steps_of(scan: ScanOp) -> ScanOp:
     """The scan without its ys."""
     return replace(scan, body=scan.body.returning(*scan.body.results[: scan.num_carry]))
 
 
 def _merge(group: Sequence[Node], inputs: tuple[Value, ...], table: dict[Value, Value]) -> None:
     first = group[0].op
-    assert isinstance(first, Scan)
+    assert isinstance(first, ScanOp)
     carries = first.num_carry
     rows: dict[Value, int] = {}
     places: list[list[int]] = []
     for node in group:
-        assert isinstance(node.op, Scan)
+        assert isinstance(node.op, ScanOp)
         body = node.op.body
         same = substitute_values(body.results[carries:], dict(zip(body.inputs, first.body.inputs, strict=True)))
         places.append([rows.setdefault(row, len(rows)) for row in same])

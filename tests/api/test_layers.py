@@ -208,6 +208,15 @@ def test_rooms_keep_their_order(folder: str) -> None:
     assert not found, "\n" + "\n".join(found)
 
 
+def test_no_two_classes_share_a_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for path, name, _ in modules():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(name)
+    assert not (shared := {name: found for name, found in homes.items() if len(found) > 1}), shared
+
+
 def test_rooms_are_small_and_say_what_they_hold() -> None:
     for folder in {path.parent for path, _, _ in modules()}:
         held = [path for path in folder.glob("*.py") if path.name != "__init__.py"]

@@ -12,7 +12,7 @@ import pytest
 import strata as st
 from strata.errors import ArgumentError, DeviceError, OptionError, OutOfMemoryError, ShapeError, StrataError, TraceError
 from strata.io.onnx import NodeView
-from strata.io.onnx.trace import Tracer
+from strata.io.onnx.trace import OnnxTracer
 from strata.models import Sampler
 from tests.api.surface import callables, wrong_answers
 
@@ -333,7 +333,7 @@ NAMED: dict[str, tuple[Any, str]] = {
     "negative batch": (lambda: st.ModelVariant.prefill(-1, 2), "batch cannot be -1"),
     "truth as a size": (lambda: st.Variable("N", 1, 4).bind(True), "it cannot be True"),
     "no node": (
-        lambda: NodeView(object.__new__(Tracer), st.ones(2), [], 1),
+        lambda: NodeView(object.__new__(OnnxTracer), st.ones(2), [], 1),
         "proto is a node of a model, got a Tensor",
     ),
     "logits of objects": (

@@ -28,7 +28,7 @@ from strata.core import Target, sym
 from strata.errors import StrataError
 from strata.mir import Graph, Value, as_tuple, evaluate
 from strata.runtime import CompiledGraph, CompileOptions, Session
-from strata.testing.backend_suite import Case, cases, compare
+from strata.testing.backend_suite import SampleCase, cases, compare
 from strata.testing.check import build, type_of
 
 PAGE = mmap.PAGESIZE
@@ -89,7 +89,7 @@ def guarded_scratch(fill: int) -> Iterator[None]:
             module.Arena = Arena
 
 
-def graph_of(case: Case, form: str) -> Graph | None:
+def graph_of(case: SampleCase, form: str) -> Graph | None:
     """The case as a graph: sizes as numbers, one size as a symbol, or all inputs but the first as parameters."""
     op, arrays = build(case.op, case.sample), case.arrays()
     types = [type_of(a) for a in arrays]
@@ -157,7 +157,7 @@ def _forget_arenas(compiled: CompiledGraph) -> None:
     executable._only = None
 
 
-def check_case(case: Case, device: str) -> None:
+def check_case(case: SampleCase, device: str) -> None:
     """One sample in all forms."""
     arrays = case.arrays()
     feeds = {f"x{i}": a for i, a in enumerate(arrays)}
@@ -178,7 +178,7 @@ def compare_all(graph: Graph, feeds: Mapping[str, np.ndarray], results: list[np.
         compare(got, want, out.type.with_shape(got.shape), name)
 
 
-def check_sizes(case: Case, graph: Graph, feeds: Mapping[str, np.ndarray], device: str) -> None:
+def check_sizes(case: SampleCase, graph: Graph, feeds: Mapping[str, np.ndarray], device: str) -> None:
     """One symbolic graph at many sizes, where nothing may be read beside its arrays.
 
     Values are compared at the sample's own size: elements over again are no sorted list, and no regular matrix.

@@ -13,7 +13,7 @@ import pytest
 import strata.ops  # noqa: F401 - fills the registry
 from strata.mir import REGISTRY, Graph, as_tuple, evaluate
 from strata.runtime import Session
-from strata.testing.backend_suite import Case, cases, compare, run_case
+from strata.testing.backend_suite import SampleCase, cases, compare, run_case
 from strata.testing.check import build, type_of
 
 pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="the xla device runs on jax, which is not installed")
@@ -24,7 +24,7 @@ PARTS = [NAMES[i : i + TOGETHER] for i in range(0, len(NAMES), TOGETHER)]
 ON_THE_HOST = {"custom", "eigh", "svd"}  # and what is composed of them: no module can hold them
 
 
-def check_together(some: Sequence[Case]) -> list[str]:
+def check_together(some: Sequence[SampleCase]) -> list[str]:
     """Samples as one graph; the ops that ran on the host."""
     graph, feeds, outs, parts = Graph("samples"), {}, [], []
     for at, case in enumerate(some):

@@ -22,22 +22,22 @@ import strata.ops  # noqa: F401 - fills the registry
 from strata.backends import register_backend
 from strata.backends.triton.backend import PlannedBackend, interpreted
 from strata.backends.triton.compile import binary_of, compiled
-from strata.backends.triton.render import Program, render
+from strata.backends.triton.render import TritonProgram, render
 from strata.backends.triton.target import Gpu
 from strata.errors import StrataError
 from strata.runtime import CompilePipeline
-from strata.testing.backend_suite import Case, cases, run_case
+from strata.testing.backend_suite import SampleCase, cases, run_case
 from strata.testing.check import build, single_op_graph, type_of
 
 
-def chosen(names: list[str], every: int, first: int) -> Iterator[Case]:
+def chosen(names: list[str], every: int, first: int) -> Iterator[SampleCase]:
     wanted = (c for c in cases() if not names or c.op.name in names or c.name in names)
     for at, case in enumerate(wanted):
         if at % every == first:
             yield case
 
 
-def interpret(found: Iterator[Case]) -> int:
+def interpret(found: Iterator[SampleCase]) -> int:
     """Runs cases in the interpreter; gives how many fail."""
     register_backend("triton_interpreter", interpreted())
     total, bad, start = 0, 0, time.monotonic()
@@ -52,14 +52,14 @@ def interpret(found: Iterator[Case]) -> int:
     return bad if total else 1
 
 
-def programs(case: Case) -> Iterator[Program]:
+def programs(case: SampleCase) -> Iterator[TritonProgram]:
     """Of the plan of a case."""
     graph = single_op_graph(build(case.op, case.sample), [type_of(a) for a in case.arrays()])
     for kernel in CompilePipeline("triton_planned").compile(graph).lir.kernels.values():
         yield from render(kernel).programs
 
 
-def compile_all(found: Iterator[Case], gpu: Gpu) -> int:
+def compile_all(found: Iterator[SampleCase], gpu: Gpu) -> int:
     """Compiles the kernels of cases, each text once; gives how many fail."""
     register_backend("triton_planned", PlannedBackend(gpu))
     seen: set[str] = set()

@@ -15,11 +15,11 @@ import strata.ops  # noqa: F401 - fills the registry
 from strata.backends.llvm.codegen.compile import lower_phases
 from strata.backends.llvm.codegen.kernels import op_source, plan_sources
 from strata.core import Target
-from strata.kernel import Block, MapLoop, ReduceLoop, parse_kernel
+from strata.kernel import LoopBlock, MapLoop, ReduceLoop, parse_kernel
 from strata.lir import Lir
 from strata.mir import parse
 from strata.runtime import CompilePipeline
-from strata.testing import Case
+from strata.testing import GoldenCase
 
 TARGETS = ("avx2", "avx512", "neon")
 SHORT = 40  # lines of a function that is shown whole, for the first target
@@ -38,14 +38,14 @@ def by_target(text: Callable[[str], str]) -> str:
     return "\n".join(f"== {', '.join(names)}\n{made}" for made, names in found.items())
 
 
-def planned(case: Case, target: str) -> Lir:
+def planned(case: GoldenCase, target: str) -> Lir:
     return CompilePipeline(f"cpu:{target}").compile(parse(case.program)).lir
 
 
 # ---------------------------------------------------------------------------------------------------------------- plans
 
 
-def plan_text(case: Case) -> str:
+def plan_text(case: GoldenCase) -> str:
     """The steps and buffers of a plan, and the edges of the graph that are not fused."""
 
     def text(target: str) -> str:
@@ -59,7 +59,7 @@ def plan_text(case: Case) -> str:
 # ------------------------------------------------------------------------------------------------------------ schedules
 
 
-def schedule_text(case: Case) -> str:
+def schedule_text(case: GoldenCase) -> str:
     """The loops of a kernel and how they are run."""
     kernel = parse_kernel(case.program)
 
@@ -74,7 +74,7 @@ def schedule_text(case: Case) -> str:
     return by_target(text)
 
 
-def _loops(block: Block, depth: int) -> Iterator[str]:
+def _loops(block: LoopBlock, depth: int) -> Iterator[str]:
     for step in block.steps:
         if isinstance(step, MapLoop | ReduceLoop):
             kind = "for" if isinstance(step, MapLoop) else "reduce"
@@ -85,7 +85,7 @@ def _loops(block: Block, depth: int) -> Iterator[str]:
 # -------------------------------------------------------------------------------------------------------------- LLVM IR
 
 
-def modules(case: Case, target: str) -> dict[str, tuple[str, list[str]]]:
+def modules(case: GoldenCase, target: str) -> dict[str, tuple[str, list[str]]]:
     """How the module of each step is called, and its globals and functions."""
     lir = planned(case, target)
     kernels, ops = plan_sources(lir, Target.named(target))
@@ -94,14 +94,14 @@ def modules(case: Case, target: str) -> dict[str, tuple[str, list[str]]]:
     return {name: (usage, functions_of(module.text())) for name, (usage, module) in made.items()}
 
 
-def whole_text(case: Case, target: str) -> str:
+def whole_text(case: GoldenCase, target: str) -> str:
     lines = []
     for name, (usage, parts) in modules(case, target).items():
         lines += [f"; {target} {name} {usage}", *parts]
     return "\n".join(lines)
 
 
-def llvm_text(case: Case) -> str:
+def llvm_text(case: GoldenCase) -> str:
     """Each module of each target in outline."""
 
     def text(target: str) -> str:

@@ -14,14 +14,14 @@ import pytest
 
 from strata.backends import registry
 from strata.errors import StrataError
-from strata.testing import Case, find_cases, read_case
+from strata.testing import GoldenCase, find_cases, read_case
 
 FOLDER = Path(__file__).parent / "cases"
 CASES = find_cases(FOLDER, "*.case")
 PRELUDE = (Path(__file__).parent / "prelude.txt").read_text("utf-8")
 
 
-def run(case: Case) -> str:
+def run(case: GoldenCase) -> str:
     """The name and message of the error that a program ends in."""
     scope: dict[str, object] = {"__name__": "case"}
     exec(compile(PRELUDE, "<prelude>", "exec"), scope)  # noqa: S102 - the programs are ours
@@ -45,7 +45,7 @@ def run(case: Case) -> str:
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
-def test_message(path: Path, golden: Callable[[Path, Callable[[Case], str]], None]) -> None:
+def test_message(path: Path, golden: Callable[[Path, Callable[[GoldenCase], str]], None]) -> None:
     golden(path, run)
 
 

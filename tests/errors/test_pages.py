@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from strata.testing import Case, find_cases, read_case
+from strata.testing import GoldenCase, find_cases, read_case
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs/errors"
@@ -32,8 +32,8 @@ CODE = re.compile(r"""["']([SDINOPVRTLCEXFGB][0-9]{3})["']""")
 SECTION = re.compile(r"^## ([A-Z][0-9]{3}): ", re.MULTILINE)
 
 
-def cases_by_code() -> dict[str, list[Case]]:
-    found: dict[str, list[Case]] = {}
+def cases_by_code() -> dict[str, list[GoldenCase]]:
+    found: dict[str, list[GoldenCase]] = {}
     for path in find_cases(Path(__file__).parent / "cases", "*.case"):
         case = read_case(path)
         if re.fullmatch(r"[A-Z][0-9]{3}", case.header["error"]):
@@ -41,7 +41,7 @@ def cases_by_code() -> dict[str, list[Case]]:
     return found
 
 
-def section(code: str, cases: list[Case]) -> str:
+def section(code: str, cases: list[GoldenCase]) -> str:
     title = cases[0].path.stem.partition("_")[2].replace("_", " ")
     parts = [f"## {code}: {title}"]
     for case in cases:

@@ -17,7 +17,7 @@ from strata.mir import (
     pushforward,
     toposort,
 )
-from strata.ops import Cond, Scan, cond, dense_solve, scan, scan_backward, scan_carry, while_loop
+from strata.ops import Cond, ScanOp, cond, dense_solve, scan, scan_backward, scan_carry, while_loop
 
 RNG = np.random.default_rng(7)
 
@@ -221,8 +221,8 @@ def test_104_every_number_of_checkpoints_on_a_nonlinear_body(count, reverse):
 
 def saved_rows(values, carry):
     """How many rows shaped like the carry the forward scans of a gradient hand to its backward scans."""
-    scans = [n for n in toposort(values) if isinstance(n.op, Scan)]
-    handed = {x for n in scans for x in n.inputs if isinstance(x.node.op, Scan) and x.index >= x.node.op.num_carry}
+    scans = [n for n in toposort(values) if isinstance(n.op, ScanOp)]
+    handed = {x for n in scans for x in n.inputs if isinstance(x.node.op, ScanOp) and x.index >= x.node.op.num_carry}
     return sum(x.shape[0] for x in handed if x.shape[1:] == carry)
 
 
@@ -258,7 +258,7 @@ def test_the_backward_pass_is_one_sweep():
     init, xs, ys = placeholder("init", f64[3]), placeholder("xs", f64[4, 3]), placeholder("ys", f64[4, 3])
     last, out = scan(lambda c, r: ((c * r[0] + r[1]).tanh(), c), init, (xs, ys))
     grads = pullback([last.sum() + out.sum()], [ONE], [init, xs, ys])
-    sweeps = [n for n in toposort(grads) if isinstance(n.op, Scan) and n.op.reverse]
+    sweeps = [n for n in toposort(grads) if isinstance(n.op, ScanOp) and n.op.reverse]
     assert len(sweeps) == 1
 
 

@@ -8,7 +8,7 @@ from strata import ops
 from strata.core import bf16, f32, f64, sym
 from strata.errors import DTypeError, OptionError, ShapeError
 from strata.mir import Graph, constant, evaluate, evaluate_values, placeholder, pullback
-from strata.ops.nn.norm import BatchNormInference, GroupNorm, LayerNorm, RmsNorm
+from strata.ops.nn.norm import BatchNormInference, GroupNormOp, LayerNormOp, RmsNorm
 from strata.testing.check import type_of
 
 F = torch.nn.functional
@@ -131,7 +131,7 @@ def test_84_layer_norm_of_one_to_four() -> None:
 
 def test_variance_far_from_zero_is_not_negative() -> None:
     x = np.float32(1e4) + np.float32([[0, 0.01, 0.02, 0.03]])
-    (got,) = evaluate_values([LayerNorm((1,), 1e-12).decompose(constant(x))], {}, {})
+    (got,) = evaluate_values([LayerNormOp((1,), 1e-12).decompose(constant(x))], {}, {})
     assert np.isfinite(got).all()
     assert abs(got.std() - 1) < 0.05
 
@@ -195,8 +195,8 @@ def test_only_the_shift_may_be_given() -> None:
 
 def test_a_node_stays_one_node_under_vmap_and_vjp() -> None:
     x, gamma = placeholder("x", f32[5, 3, 4]), placeholder("g", f32[4])
-    y = LayerNorm((1,), 1e-5).vmap(x, gamma, batched=(True, False), size=5)
-    assert y.node.op == LayerNorm((2,), 1e-5)
+    y = LayerNormOp((1,), 1e-5).vmap(x, gamma, batched=(True, False), size=5)
+    assert y.node.op == LayerNormOp((2,), 1e-5)
     single = RmsNorm((2,), 1e-5)(x, gamma)
     dx, dgamma = pullback([single], [ops.ones_like(single)], [x, gamma])
     assert dx.node.op.name == "rms_norm_backward_input"
@@ -208,7 +208,7 @@ def test_mistakes() -> None:
     with pytest.raises(ShapeError, match=r"axes \(2,\) of f32\[2, 6, 3\] need parameters of shape \[3\], got f32\[6\]"):
         ops.layer_norm(x, placeholder("g", f32[6]))
     with pytest.raises(ShapeError, match=r"6 channels of .* do not divide into 4 groups"):
-        GroupNorm(4, 1e-5)(x)
+        GroupNormOp(4, 1e-5)(x)
     with pytest.raises(ShapeError, match="is empty and cannot be normalised"):
         ops.rms_norm(placeholder("x", f32[2, 0]))
     with pytest.raises(OptionError, match="eps must not be negative, got -1"):

@@ -17,7 +17,7 @@ import strata as st
 from strata import ops
 from strata.core import f32, sym
 from strata.errors import OptionError, ParseError, ShapeError, TraceError, UnknownNameError
-from strata.hir import Module
+from strata.hir import HirModule
 from strata.lir import plan, verify_plan
 from strata.mir import Graph, evaluate, parse, verify
 from strata.runtime import CompileOptions, CompilePipeline, ModelComponent, ModelVariant, Session
@@ -246,14 +246,14 @@ def check_shown(tests: list[tuple[str, str] | str]) -> None:
         assert name in {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}, where
 
 
-def linear(fused: bool = False) -> Module:
-    m = Module("linear")
+def linear(fused: bool = False) -> HirModule:
+    m = HirModule("linear")
     x, w, b = m.input("x", (4, 8)), m.param("w", (8, 16)), m.param("b", (16,))
     return m.outputs(m.linear_fused(x, w, b, act="gelu") if fused else m.linear(x, w, b, act="gelu"))
 
 
 def test_a_block_of_symbolic_sizes_specialises() -> None:
-    m = Module("m")
+    m = HirModule("m")
     x = m.input_batch_seq("x", hidden=64)
     y = m.linear(x, m.param("w", (64, 64)), m.param("b", (64,)), act="relu")
     result = CompilePipeline("cpu").compile(m.outputs(m.linear(y, m.param("v", (64, 64)), m.param("c", (64,)))))

@@ -21,7 +21,7 @@ from strata.errors import StrataError
 from strata.mir import REGISTRY, Constant, Graph, constant, evaluate
 from strata.ops import cast
 from strata.passes import PassContext, Pattern, RuleSet
-from strata.passes.match import Variable
+from strata.passes.match import PatternVariable
 
 INSTANCES = 6  # of each rule
 TRIALS = 60_000  # random instances tried for them; most patterns fit within a hundred
@@ -59,7 +59,7 @@ class Instance:
 
     def build(self, pattern):
         match pattern:
-            case Variable(name):
+            case PatternVariable(name):
                 return self.bound[name] if name in self.bound else self.leaf(name)
             case Pattern("constant", inputs):
                 return constant(float(self.rng.integers(1, 5)), self.dtype) if inputs else None
@@ -90,7 +90,7 @@ class Instance:
         return choices[int(rng.integers(len(choices)))]
 
     def field(self, key, wanted, inputs):
-        if not isinstance(wanted, Variable):
+        if not isinstance(wanted, PatternVariable):
             return wanted
         if wanted.name not in self.bound:
             self.bound[wanted.name] = self.draw(key, inputs)

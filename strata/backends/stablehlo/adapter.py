@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends.base import Spread
+from strata.backends.base import ThreadSpread
 from strata.errors import DeviceError, OutOfMemoryError, RunError
 from strata.modules import imported
 
@@ -67,11 +67,11 @@ class Client:
     def version(self) -> str:
         return f"jax {self._jax.__version__}, {self.platform}"
 
-    def place(self, index: int) -> Place:
+    def place(self, index: int) -> DevicePlace:
         """One of the devices."""
-        return Place(self, (index,))
+        return DevicePlace(self, (index,))
 
-    def grid(self, spread: Spread) -> Grid:
+    def grid(self, spread: ThreadSpread) -> Grid:
         """As many devices as a grid has places."""
         if spread.count > len(self.devices):
             fix = None
@@ -107,7 +107,7 @@ class Client:
     def on_one(self, index: int) -> Any:
         return self._jax.sharding.SingleDeviceSharding(self.devices[index])
 
-    def on_grid(self, spread: Spread, cuts: Sequence[tuple[str, ...]]) -> Any:
+    def on_grid(self, spread: ThreadSpread, cuts: Sequence[tuple[str, ...]]) -> Any:
         sharding = self._jax.sharding
         devices = np.array(self.devices[: spread.count]).reshape([n for _, n in spread.axes])
         return sharding.NamedSharding(
@@ -152,7 +152,7 @@ class Client:
             raise RunError(f"xla, {doing}: {text}") from None
 
 
-class Place:
+class DevicePlace:
     """A device: where modules are loaded and run, and arrays are kept."""
 
     def __init__(self, client: Client, indices: Sequence[int]) -> None:
@@ -173,10 +173,10 @@ class Place:
         return self.client.take(array)
 
 
-class Grid(Place):
+class Grid(DevicePlace):
     """Devices that run one module together, each on its part of the arrays. Results are whole on each of them."""
 
-    def __init__(self, client: Client, spread: Spread) -> None:
+    def __init__(self, client: Client, spread: ThreadSpread) -> None:
         super().__init__(client, range(spread.count))
         self.spread = spread
         self._copies = client.on_grid(spread, ())

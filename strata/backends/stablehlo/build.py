@@ -90,7 +90,7 @@ def _number(dtype: DType, value: Any) -> str:
     )
 
 
-class Builder:
+class StableHloBuilder:
     """Appends operations to the block that is being written. Values of outer blocks can be read in inner ones."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends.stablehlo.build import Builder, Hlo, array, kind, kind_of, numbers
+from strata.backends.stablehlo.build import Hlo, StableHloBuilder, array, kind, kind_of, numbers
 from strata.backends.stablehlo.kernels import gather
 from strata.backends.stablehlo.table import Results, Writer, rule, types_of
 from strata.core import DType, f32, f64, i32, i64
@@ -23,7 +23,7 @@ def _sums(x: DType, y: DType, result: DType) -> tuple[DType, DType]:
 
 
 def dot(
-    b: Builder, x: Hlo, y: Hlo, contract: tuple[Sequence[int], Sequence[int]],
+    b: StableHloBuilder, x: Hlo, y: Hlo, contract: tuple[Sequence[int], Sequence[int]],
     batch: tuple[Sequence[int], Sequence[int]], result: DType,
 ) -> Hlo:  # fmt: skip
     """dot_general: batch axes first, then the free ones of x, then those of y."""
@@ -81,7 +81,7 @@ def _conv_last(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
 
 
 def _convolved(
-    b: Builder, op: Any, x: Hlo, weights: Hlo, *, spatial: Sequence[Sequence[int]],
+    b: StableHloBuilder, op: Any, x: Hlo, weights: Hlo, *, spatial: Sequence[Sequence[int]],
     features: Sequence[tuple[int, int]],
 ) -> Hlo:  # fmt: skip
     """`spatial` axes and the two others (batch and channels, inputs and outputs) of x, weights and result."""
@@ -108,7 +108,7 @@ def _convolved(
 
 
 def _convolution(
-    b: Builder, op: Any, x: Hlo, weights: Hlo, added: DType, shape: Sequence[int], padding: Any, spread: Any,
+    b: StableHloBuilder, op: Any, x: Hlo, weights: Hlo, added: DType, shape: Sequence[int], padding: Any, spread: Any,
     spatial: Sequence[Sequence[int]], features: Sequence[tuple[int, int]],
 ) -> Hlo:  # fmt: skip
     (batch, channels), (inputs, outputs), (to_batch, to_channels) = features
@@ -130,7 +130,7 @@ def _convolution(
 
 
 def _complex_convolved(
-    b: Builder, op: Any, x: Hlo, weights: Hlo, made: Any, padding: Any, spread: Any,
+    b: StableHloBuilder, op: Any, x: Hlo, weights: Hlo, made: Any, padding: Any, spread: Any,
     spatial: Sequence[Sequence[int]], features: Sequence[tuple[int, int]],
 ) -> Hlo:  # fmt: skip
     """Four real convolutions."""

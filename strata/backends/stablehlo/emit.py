@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from strata.backends.base import Spread
+from strata.backends.base import ThreadSpread
 from strata.backends.stablehlo import (  # noqa: F401 - they fill the table
     contract,
     control,
@@ -16,7 +16,7 @@ from strata.backends.stablehlo import (  # noqa: F401 - they fill the table
     spectral,
     windows,
 )
-from strata.backends.stablehlo.build import Builder, Hlo, kind
+from strata.backends.stablehlo.build import Hlo, StableHloBuilder, kind
 from strata.backends.stablehlo.kernels import lowered
 from strata.backends.stablehlo.table import RULES
 from strata.core import TensorType, bool_
@@ -63,7 +63,7 @@ class GraphWriter:
     """Writes the nodes of graphs whose sizes are known."""
 
     def __init__(self) -> None:
-        self.b = Builder()
+        self.b = StableHloBuilder()
         self._failures: list[list[Hlo]] = [[]]  # of each block, the innermost last
 
     def fail_if(self, bad: Hlo) -> None:
@@ -115,7 +115,7 @@ def write_graph(graph: Graph) -> str:
     return _module(graph.name, (*graph.inputs, *graph.params), graph.results, checked=False)[0]
 
 
-def write_module(name: str, reads: Sequence[Value], gives: Sequence[Value], spread: Spread | None = None) -> Text:
+def write_module(name: str, reads: Sequence[Value], gives: Sequence[Value], spread: ThreadSpread | None = None) -> Text:
     """The module that computes values from others. Constants among them are part of the text, unless they are large."""
     takes = [x for x in reads if not isinstance(x.node.op, Constant) or x.node.op.data.array.nbytes > INLINE]
     text, is_checked = _module(name, takes, gives, checked=True, spread=spread)
@@ -123,7 +123,7 @@ def write_module(name: str, reads: Sequence[Value], gives: Sequence[Value], spre
 
 
 def _module(
-    name: str, takes: Sequence[Value], gives: Sequence[Value], *, checked: bool, spread: Spread | None = None
+    name: str, takes: Sequence[Value], gives: Sequence[Value], *, checked: bool, spread: ThreadSpread | None = None
 ) -> tuple[str, bool]:
     """The text, and whether it gives one boolean behind its results: that something in it is an error."""
     writer = GraphWriter()
@@ -153,13 +153,13 @@ def _module(
     return "\n".join(lines) + "\n", is_checked
 
 
-def _together(spread: Spread | None) -> str:
+def _together(spread: ThreadSpread | None) -> str:
     if spread is None:
         return ""
     return f" attributes {{mhlo.num_partitions = {spread.count} : i32, mhlo.num_replicas = 1 : i32}}"
 
 
-def _mesh(spread: Spread | None) -> list[str]:
+def _mesh(spread: ThreadSpread | None) -> list[str]:
     """The grid of devices that a module runs on, where it is several."""
     if spread is None:
         return []
@@ -167,7 +167,7 @@ def _mesh(spread: Spread | None) -> list[str]:
     return [f"  sdy.mesh @mesh = <[{axes}]>"]
 
 
-def _cut(value: Value | None, x: Hlo, spread: Spread | None) -> str:
+def _cut(value: Value | None, x: Hlo, spread: ThreadSpread | None) -> str:
     """How a value lies on the grid: cut as its name says, else whole on each device."""
     if spread is None:
         return ""

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends.base import Arrays, Backend, Capabilities, Executable, Spread
-from strata.backends.stablehlo.adapter import Client, Place, client, listening
+from strata.backends.base import Arrays, Backend, Capabilities, Executable, ThreadSpread
+from strata.backends.stablehlo.adapter import Client, DevicePlace, client, listening
 from strata.backends.stablehlo.emit import Text, is_native, write_module
 from strata.core import TensorType, new_lock
 from strata.errors import DeviceError, MemoryLimitError, OptionError
-from strata.lir import Lir, Stage, Step, stages_of
+from strata.lir import Lir, PlanStage, Step, stages_of
 from strata.mir import Constant, Graph, Node, Op, Value, evaluate_values, leaf_name, run_op, substitute_values
 
 KEPT_SIZES = 32  # sets of sizes that an executable keeps modules for; each is a compile
@@ -55,7 +55,7 @@ class XlaBackend(Backend):
     def compile(self, lir: Lir) -> XlaExecutable:
         return XlaExecutable(lir, self.client.place(self.index))
 
-    def compile_spread(self, lir: Lir, spread: Spread) -> XlaExecutable:
+    def compile_spread(self, lir: Lir, spread: ThreadSpread) -> XlaExecutable:
         return XlaExecutable(lir, self.client.grid(spread), spread)
 
 
@@ -64,7 +64,7 @@ class _Program:
     """All stages for one set of sizes."""
 
     graph: Graph
-    stages: tuple[Stage, ...]
+    stages: tuple[PlanStage, ...]
     texts: tuple[Text | None, ...]
     loaded: tuple[Any, ...]
     constants: Mapping[Value, Any]
@@ -74,7 +74,7 @@ class _Program:
 class XlaExecutable(Executable):
     """A plan on a PJRT device. Sizes that are symbols are compiled for as they are met."""
 
-    def __init__(self, lir: Lir, place: Place, spread: Spread | None = None) -> None:
+    def __init__(self, lir: Lir, place: DevicePlace, spread: ThreadSpread | None = None) -> None:
         super().__init__(lir)
         self.place, self.spread = place, spread
         self._programs: OrderedDict[tuple[tuple[str, int], ...], _Program] = OrderedDict()
@@ -132,12 +132,12 @@ class XlaExecutable(Executable):
             values.update(zip(stage.gives, results, strict=True))
         self.fill(outputs, [self.place.take(values[result]) for result in graph.results])
 
-    def _raise(self, stage: Stage, values: Mapping[Value, Any]) -> None:
+    def _raise(self, stage: PlanStage, values: Mapping[Value, Any]) -> None:
         """A module says that something in it is an error: NumPy finds out which, and where it comes from."""
         known = {x: self.place.take(values[x]) for x in stage.takes if not isinstance(x.node.op, Constant)}
         evaluate_values(stage.gives, known, {})
 
-    def _run_host(self, stage: Stage, values: dict[Value, Any]) -> None:
+    def _run_host(self, stage: PlanStage, values: dict[Value, Any]) -> None:
         for node in stage.nodes:
             arrays = [self.place.take(values[x]) for x in node.inputs]
             results = run_op(node.op, arrays, node.types)
@@ -180,8 +180,8 @@ class XlaExecutable(Executable):
 
 
 def _written(
-    lir: Lir, graph: Graph, binding: Mapping[str, int], spread: Spread | None = None
-) -> list[tuple[Stage, Text | None]]:
+    lir: Lir, graph: Graph, binding: Mapping[str, int], spread: ThreadSpread | None = None
+) -> list[tuple[PlanStage, Text | None]]:
     """The stages of a plan, over its graph with sizes, and the text of each that is a module."""
     old = [Value(n, 0) for n in lir.graph.nodes()]
     leaves = dict(zip((*lir.graph.inputs, *lir.graph.params), (*graph.inputs, *graph.params), strict=True))
@@ -189,14 +189,14 @@ def _written(
     alike = {id(a.node): b.node for a, b in zip(old, new, strict=True)}
     parts = ((list({id(alike[id(n)]): alike[id(n)] for n in s.nodes}.values()), not s.is_module) for s in lir.schedule)
     stages = stages_of(graph, parts)
-    made: list[tuple[Stage, Text | None]] = []
+    made: list[tuple[PlanStage, Text | None]] = []
     for at, stage in enumerate(stages):
         name = f"{graph.name}_{at}" if len(stages) > 1 else graph.name
         made.append((stage, None if stage.is_host else write_module(name, stage.takes, stage.gives, spread)))
     return made
 
 
-def check_cuts(graph: Graph, spread: Spread) -> None:
+def check_cuts(graph: Graph, spread: ThreadSpread) -> None:
     """Refuse cuts of what is not there, or that do not come out even."""
     for name, cuts in spread.cuts.items():
         kind = graph.leaf(name).type

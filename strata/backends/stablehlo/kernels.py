@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from strata.backends.stablehlo.build import Builder, Hlo, array, value_type
+from strata.backends.stablehlo.build import Hlo, StableHloBuilder, array, value_type
 from strata.backends.stablehlo.reductions import arg_reduce, reduce, running
 from strata.backends.stablehlo.scalars import scalar
 from strata.core import i64
@@ -20,7 +20,7 @@ from strata.mir import Op, as_tuple
 Axes = tuple[Axis, ...]
 
 
-def lowered(b: Builder, op: Op, inputs: Sequence[Hlo]) -> tuple[Hlo, ...]:
+def lowered(b: StableHloBuilder, op: Op, inputs: Sequence[Hlo]) -> tuple[Hlo, ...]:
     """An op by its kernel."""
     types = [value_type(x) for x in inputs]
     kernel = op.own_kernel(*types)
@@ -33,9 +33,9 @@ def lowered(b: Builder, op: Op, inputs: Sequence[Hlo]) -> tuple[Hlo, ...]:
     return run_kernel(b, kernel, inputs)
 
 
-def run_kernel(b: Builder, kernel: Kernel, inputs: Sequence[Hlo]) -> tuple[Hlo, ...]:
+def run_kernel(b: StableHloBuilder, kernel: Kernel, inputs: Sequence[Hlo]) -> tuple[Hlo, ...]:
     """A kernel of known sizes on values."""
-    writer = _Writer(b, dict(zip(kernel.input_names, inputs, strict=True)))
+    writer = _KernelWriter(b, dict(zip(kernel.input_names, inputs, strict=True)))
     made: dict[str, Hlo] = {}
     for store in kernel.stores:
         made[store.buffer.name] = writer.stored(store, made.get(store.buffer.name))
@@ -51,8 +51,8 @@ class _Linear:
     start: int
 
 
-class _Writer:
-    def __init__(self, b: Builder, buffers: Mapping[str, Hlo]) -> None:
+class _KernelWriter:
+    def __init__(self, b: StableHloBuilder, buffers: Mapping[str, Hlo]) -> None:
         self.b, self.buffers = b, buffers
         self.values: dict[Expr, Hlo] = {}
 
@@ -178,7 +178,7 @@ class _Writer:
         return scatter(b, start, where, self.over(store.value, store.axes), lambda _old, new: new)
 
 
-def gather(b: Builder, source: Hlo, starts: Hlo, axes: Sequence[int]) -> Hlo:
+def gather(b: StableHloBuilder, source: Hlo, starts: Hlo, axes: Sequence[int]) -> Hlo:
     """[*rows, *others]: at places [*rows, n] along n axes, the other axes of the source whole."""
     rows = starts.shape[:-1]
     others = [a for a in range(source.ndim) if a not in axes]
@@ -194,7 +194,9 @@ def gather(b: Builder, source: Hlo, starts: Hlo, axes: Sequence[int]) -> Hlo:
     return made
 
 
-def scatter(b: Builder, x: Hlo, places: Hlo, updates: Hlo, combine: Callable[[Hlo, Hlo], Hlo], window: int = 0) -> Hlo:
+def scatter(
+    b: StableHloBuilder, x: Hlo, places: Hlo, updates: Hlo, combine: Callable[[Hlo, Hlo], Hlo], window: int = 0
+) -> Hlo:
     """x with updates combined at places [*rows, n] of its first n axes; the last `window` axes of both are whole."""
     count = places.shape[-1]
     rows = places.ndim - 1

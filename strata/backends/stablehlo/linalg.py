@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends.stablehlo.build import Builder, Hlo, kind
+from strata.backends.stablehlo.build import Hlo, StableHloBuilder, kind
 from strata.backends.stablehlo.contract import dot
 from strata.backends.stablehlo.reductions import arg_reduce, reduce
 from strata.backends.stablehlo.scalars import any_of, scalar
@@ -15,16 +15,16 @@ from strata.backends.stablehlo.table import Results, Writer, rule, types_of
 from strata.core import DType, i64
 
 
-def _any(b: Builder, x: Hlo) -> Hlo:
+def _any(b: StableHloBuilder, x: Hlo) -> Hlo:
     return any_of(b, x) if x.ndim else x
 
 
-def _adjoint(b: Builder, x: Hlo) -> Hlo:
+def _adjoint(b: StableHloBuilder, x: Hlo) -> Hlo:
     flipped = b.transpose(x, [*range(x.ndim - 2), x.ndim - 1, x.ndim - 2])
     return scalar(b, "conj", x.dtype, [flipped]) if x.dtype.is_complex else flipped
 
 
-def _diagonal(b: Builder, x: Hlo) -> Hlo:
+def _diagonal(b: StableHloBuilder, x: Hlo) -> Hlo:
     """The diagonals of matrices, [*batch, min(M, N)]."""
     k = min(x.shape[-2:])
     lead = x.ndim - 2
@@ -47,7 +47,7 @@ def _cholesky(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
     return made
 
 
-def _triangle(b: Builder, x: Hlo, *, lower: bool, offset: int = 0) -> Hlo:
+def _triangle(b: StableHloBuilder, x: Hlo, *, lower: bool, offset: int = 0) -> Hlo:
     """x with zeros above (or below) a diagonal."""
     lead = x.ndim - 2
     row, column = b.iota(i64, x.shape, lead), b.iota(i64, x.shape, lead + 1)
@@ -55,12 +55,12 @@ def _triangle(b: Builder, x: Hlo, *, lower: bool, offset: int = 0) -> Hlo:
     return b.select(b.compare("LE" if lower else "GE", column, limit), x, b.like(0, x))
 
 
-def _spread_batch(b: Builder, *xs: Hlo) -> list[Hlo]:
+def _spread_batch(b: StableHloBuilder, *xs: Hlo) -> list[Hlo]:
     batch = np.broadcast_shapes(*(x.shape[:-2] for x in xs))
     return [b.trailing(x, (*batch, *x.shape[-2:])) for x in xs]
 
 
-def _solved(b: Builder, a: Hlo, y: Hlo, *, lower: bool, turn: str = "NO_TRANSPOSE", unit: bool = False) -> Hlo:
+def _solved(b: StableHloBuilder, a: Hlo, y: Hlo, *, lower: bool, turn: str = "NO_TRANSPOSE", unit: bool = False) -> Hlo:
     attributes = (
         f"left_side = true, lower = {str(lower).lower()}, unit_diagonal = {str(unit).lower()}, "
         f"transpose_a = #stablehlo<transpose {turn}>"
@@ -82,7 +82,7 @@ def _triangular_solve(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
     return _solved(b, a, y, lower=not op.upper, turn=turn, unit=op.unit_diagonal)
 
 
-def _factored(b: Builder, x: Hlo) -> tuple[Hlo, Hlo, Hlo]:
+def _factored(b: StableHloBuilder, x: Hlo) -> tuple[Hlo, Hlo, Hlo]:
     """L below and U on and above the diagonal of one matrix, the rows in their new order, and how many were exchanged.
 
     Elimination by columns with partial pivoting, all matrices of a stack at once.
@@ -135,14 +135,14 @@ def _factored(b: Builder, x: Hlo) -> tuple[Hlo, Hlo, Hlo]:
     return a, order, swaps
 
 
-def _pivot_size(b: Builder, x: Hlo) -> Hlo:
+def _pivot_size(b: StableHloBuilder, x: Hlo) -> Hlo:
     """What pivots are chosen by: of complex numbers the sum of both parts, as LAPACK does."""
     if not x.dtype.is_complex:
         return b.same("abs", x)
     return b.same("add", *(b.same("abs", scalar(b, part, x.dtype.real, [x])) for part in ("real", "imag")))
 
 
-def _one_hot(b: Builder, order: Hlo, dtype: DType) -> Hlo:
+def _one_hot(b: StableHloBuilder, order: Hlo, dtype: DType) -> Hlo:
     """[*batch, M, M] with 1 at (order[i], i): the permutation P of A = P·L·U."""
     m, lead = order.shape[-1], order.ndim - 1
     shape = (*order.shape, m)
@@ -197,7 +197,7 @@ def _det(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
     return b.same("multiply", reduce(b, "prod", _diagonal(b, a), [x.ndim - 2]), _parity(b, swaps, x.dtype))
 
 
-def _parity(b: Builder, swaps: Hlo, dtype: DType) -> Hlo:
+def _parity(b: StableHloBuilder, swaps: Hlo, dtype: DType) -> Hlo:
     odd = b.compare("NE", b.same("and", swaps, b.like(1, swaps)), b.like(0, swaps))
     return b.select(odd, b.const(-1, dtype, swaps.shape), b.const(1, dtype, swaps.shape))
 

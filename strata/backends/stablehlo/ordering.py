@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends.stablehlo.build import Builder, Hlo
+from strata.backends.stablehlo.build import Hlo, StableHloBuilder
 from strata.backends.stablehlo.kernels import gather, scatter
 from strata.backends.stablehlo.reductions import better, wide
 from strata.backends.stablehlo.scalars import any_of
@@ -17,7 +17,7 @@ from strata.core import i64
 _COMBINE = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
 
 
-def _ordered(b: Builder, x: Hlo, axis: int, *, descending: bool) -> tuple[Hlo, Hlo]:
+def _ordered(b: StableHloBuilder, x: Hlo, axis: int, *, descending: bool) -> tuple[Hlo, Hlo]:
     """Elements in a stable order along an axis, and where they were. NaN is the largest number."""
     places = b.iota(i64, x.shape, axis)
     if x.size == 0:
@@ -56,7 +56,7 @@ def _topk(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
 # ------------------------------------------------------------------------------------------------------------- scatters
 
 
-def _position(b: Builder, ids: Hlo, size: int, *, wrap: bool) -> Hlo:
+def _position(b: StableHloBuilder, ids: Hlo, size: int, *, wrap: bool) -> Hlo:
     """Ids as positions inside an axis, whatever their value."""
     at = b.convert(ids, i64)
     if wrap:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from strata.backends.stablehlo.build import Builder, Hlo
+from strata.backends.stablehlo.build import Hlo, StableHloBuilder
 from strata.core import DType, bool_, f32, i64
 from strata.kernel import identity
 
@@ -16,7 +16,7 @@ def wide(dtype: DType) -> DType:
     return f32 if dtype.is_float and dtype.bits < 32 else dtype
 
 
-def reduce(b: Builder, kind: str, x: Hlo, axes: Sequence[int]) -> Hlo:
+def reduce(b: StableHloBuilder, kind: str, x: Hlo, axes: Sequence[int]) -> Hlo:
     """Over axes, which are dropped. Half precision adds up in f32."""
     if not axes:
         return x
@@ -27,11 +27,13 @@ def reduce(b: Builder, kind: str, x: Hlo, axes: Sequence[int]) -> Hlo:
     return b.convert(made, x.dtype)
 
 
-def combiner(b: Builder, kind: str) -> Callable[[Hlo, Hlo], Hlo]:
+def combiner(b: StableHloBuilder, kind: str) -> Callable[[Hlo, Hlo], Hlo]:
     return lambda p, q: b.same(_BODIES[kind], p, q)
 
 
-def running(b: Builder, kind: str, x: Hlo, axis: int, *, exclusive: bool = False, reverse: bool = False) -> Hlo:
+def running(
+    b: StableHloBuilder, kind: str, x: Hlo, axis: int, *, exclusive: bool = False, reverse: bool = False
+) -> Hlo:
     """The reduction of all up to each place along an axis, without the place itself when exclusive."""
     if x.size == 0:
         return x
@@ -46,7 +48,7 @@ def running(b: Builder, kind: str, x: Hlo, axis: int, *, exclusive: bool = False
 
 
 def scanned(
-    b: Builder, x: Hlo, start: Hlo, body: Callable[[Hlo, Hlo], Hlo], axis: int, *, reverse: bool = False
+    b: StableHloBuilder, x: Hlo, start: Hlo, body: Callable[[Hlo, Hlo], Hlo], axis: int, *, reverse: bool = False
 ) -> Hlo:
     """What an associative function makes of all up to each place. XLA takes such windows apart into short ones."""
     length, ones = x.shape[axis], [1] * x.ndim
@@ -56,7 +58,7 @@ def scanned(
     return b.reduce_window(x, start, body, window=window, stride=ones, dilation=ones, padding=padding, shape=x.shape)
 
 
-def better(b: Builder, largest: bool, x: Hlo, y: Hlo) -> Hlo:
+def better(b: StableHloBuilder, largest: bool, x: Hlo, y: Hlo) -> Hlo:
     """Whether x is ahead of y: larger (smaller), or a NaN where y is none."""
     ahead = b.compare("GT" if largest else "LT", x, y)
     if not x.dtype.is_float:
@@ -64,7 +66,7 @@ def better(b: Builder, largest: bool, x: Hlo, y: Hlo) -> Hlo:
     return b.same("or", ahead, b.same("and", b.compare("NE", x, x), b.compare("EQ", y, y)))
 
 
-def choose(b: Builder, largest: bool, last: bool) -> Callable[..., tuple[Hlo, Hlo]]:
+def choose(b: StableHloBuilder, largest: bool, last: bool) -> Callable[..., tuple[Hlo, Hlo]]:
     """Of two values with their places the better one; at a tie the first (or the last), NaN being best of all."""
 
     def body(x: Hlo, i: Hlo, y: Hlo, j: Hlo) -> tuple[Hlo, Hlo]:
@@ -76,7 +78,7 @@ def choose(b: Builder, largest: bool, last: bool) -> Callable[..., tuple[Hlo, Hl
     return body
 
 
-def arg_reduce(b: Builder, largest: bool, x: Hlo, axis: int, *, last: bool = False) -> Hlo:
+def arg_reduce(b: StableHloBuilder, largest: bool, x: Hlo, axis: int, *, last: bool = False) -> Hlo:
     """Places of the largest (smallest) along an axis."""
     shape = [n for a, n in enumerate(x.shape) if a != axis]
     if x.size == 0:
@@ -90,6 +92,6 @@ def arg_reduce(b: Builder, largest: bool, x: Hlo, axis: int, *, last: bool = Fal
     return places
 
 
-def truth(b: Builder, x: Hlo) -> Hlo:
+def truth(b: StableHloBuilder, x: Hlo) -> Hlo:
     """One boolean: whether all are true."""
     return reduce(b, "all", x, range(x.ndim)) if x.ndim else b.convert(x, bool_)

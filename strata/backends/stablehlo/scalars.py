@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from strata.backends.stablehlo.build import Builder, Hlo, kind, kind_of
+from strata.backends.stablehlo.build import Hlo, StableHloBuilder, kind, kind_of
 from strata.core import DType, bool_, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 
 Row = Callable[..., Hlo]
@@ -19,7 +19,7 @@ _SIGNED = {8: i8, 16: i16, 32: i32, 64: i64}
 _UNSIGNED = {8: u8, 16: u16, 32: u32, 64: u64}
 
 
-def scalar(b: Builder, name: str, dtype: DType, xs: list[Hlo]) -> Hlo:
+def scalar(b: StableHloBuilder, name: str, dtype: DType, xs: list[Hlo]) -> Hlo:
     """A function on values of one shape."""
     if name == "cast":
         return cast(b, xs[0], dtype)
@@ -33,7 +33,7 @@ def scalar(b: Builder, name: str, dtype: DType, xs: list[Hlo]) -> Hlo:
     return row(b, *xs)
 
 
-def cast(b: Builder, x: Hlo, dtype: DType) -> Hlo:
+def cast(b: StableHloBuilder, x: Hlo, dtype: DType) -> Hlo:
     """Floats to integers truncate and saturate, NaN gives 0; anything to bool tests for non-zero."""
     source = x.dtype
     if source is dtype:
@@ -56,7 +56,7 @@ def cast(b: Builder, x: Hlo, dtype: DType) -> Hlo:
     return b.convert(x, dtype)
 
 
-def _saturated(b: Builder, x: Hlo, dtype: DType) -> Hlo:
+def _saturated(b: StableHloBuilder, x: Hlo, dtype: DType) -> Hlo:
     signed = dtype.kind == "int"
     low, high = (-(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1) if signed else (0, (1 << dtype.bits) - 1)
     if x.dtype.bits < 32:
@@ -69,15 +69,15 @@ def _saturated(b: Builder, x: Hlo, dtype: DType) -> Hlo:
     return b.convert(made, dtype)
 
 
-def _real(b: Builder, x: Hlo) -> Hlo:
+def _real(b: StableHloBuilder, x: Hlo) -> Hlo:
     return b.to("stablehlo.real", [x], x.dtype.real, x.shape)
 
 
-def _imag(b: Builder, x: Hlo) -> Hlo:
+def _imag(b: StableHloBuilder, x: Hlo) -> Hlo:
     return b.to("stablehlo.imag", [x], x.dtype.real, x.shape)
 
 
-def _complex(b: Builder, re: Hlo, im: Hlo) -> Hlo:
+def _complex(b: StableHloBuilder, re: Hlo, im: Hlo) -> Hlo:
     from strata.core import c64, c128
 
     if re.dtype not in (f32, f64):
@@ -85,33 +85,33 @@ def _complex(b: Builder, re: Hlo, im: Hlo) -> Hlo:
     return b.to("stablehlo.complex", [re, im], c128 if re.dtype is f64 else c64, re.shape)
 
 
-def _trunc(b: Builder, x: Hlo) -> Hlo:
+def _trunc(b: StableHloBuilder, x: Hlo) -> Hlo:
     if not x.dtype.is_float:
         return x
     return b.select(b.compare("LT", x, b.like(0, x)), b.same("ceil", x), b.same("floor", x))
 
 
-def _is_zero(b: Builder, x: Hlo) -> Hlo:
+def _is_zero(b: StableHloBuilder, x: Hlo) -> Hlo:
     return b.compare("EQ", x, b.like(0, x))
 
 
-def _safe(b: Builder, x: Hlo) -> Hlo:
+def _safe(b: StableHloBuilder, x: Hlo) -> Hlo:
     """A divisor, 1 in the place of 0."""
     return b.select(_is_zero(b, x), b.like(1, x), x)
 
 
-def _unless_zero(b: Builder, divisor: Hlo, made: Hlo) -> Hlo:
+def _unless_zero(b: StableHloBuilder, divisor: Hlo, made: Hlo) -> Hlo:
     return b.select(_is_zero(b, divisor), b.like(0, made), made)
 
 
-def _differs_in_sign(b: Builder, rest: Hlo, divisor: Hlo) -> Hlo:
+def _differs_in_sign(b: StableHloBuilder, rest: Hlo, divisor: Hlo) -> Hlo:
     """Whether a remainder is not 0 and lies on the other side of it than the divisor."""
     zero = b.like(0, rest)
     crossed = b.compare("NE", b.compare("LT", rest, zero), b.compare("LT", divisor, zero))
     return b.same("and", b.compare("NE", rest, zero), crossed)
 
 
-def _floordiv(b: Builder, x: Hlo, y: Hlo) -> Hlo:
+def _floordiv(b: StableHloBuilder, x: Hlo, y: Hlo) -> Hlo:
     if x.dtype.is_int:
         divisor = _safe(b, y)
         quotient = b.same("divide", x, divisor)
@@ -135,13 +135,13 @@ def _floordiv(b: Builder, x: Hlo, y: Hlo) -> Hlo:
     return b.select(_is_zero(b, y), plain, made)
 
 
-def _truncdiv(b: Builder, x: Hlo, y: Hlo) -> Hlo:
+def _truncdiv(b: StableHloBuilder, x: Hlo, y: Hlo) -> Hlo:
     if x.dtype.is_float:
         return _trunc(b, b.same("divide", x, y))
     return _unless_zero(b, y, b.same("divide", x, _safe(b, y)))
 
 
-def _mod(b: Builder, x: Hlo, y: Hlo) -> Hlo:
+def _mod(b: StableHloBuilder, x: Hlo, y: Hlo) -> Hlo:
     if x.dtype.is_int:
         rest = b.same("remainder", x, _safe(b, y))
         if x.dtype.kind == "int":
@@ -152,28 +152,28 @@ def _mod(b: Builder, x: Hlo, y: Hlo) -> Hlo:
     return b.select(_is_zero(b, fixed), _copysign(b, b.like(0, x), y), fixed)
 
 
-def _rem(b: Builder, x: Hlo, y: Hlo) -> Hlo:
+def _rem(b: StableHloBuilder, x: Hlo, y: Hlo) -> Hlo:
     if x.dtype.is_float:
         return b.same("remainder", x, y)
     return _unless_zero(b, y, b.same("remainder", x, _safe(b, y)))
 
 
-def _signbit(b: Builder, x: Hlo) -> Hlo:
+def _signbit(b: StableHloBuilder, x: Hlo) -> Hlo:
     if x.dtype.is_float:
         x = b.bitcast(x, _SIGNED[x.dtype.bits])
     return b.compare("LT", x, b.like(0, x))
 
 
-def _copysign(b: Builder, x: Hlo, y: Hlo) -> Hlo:
+def _copysign(b: StableHloBuilder, x: Hlo, y: Hlo) -> Hlo:
     size = b.same("abs", x)
     return b.select(_signbit(b, y), b.same("negate", size), size)
 
 
-def _sign(b: Builder, x: Hlo) -> Hlo:
+def _sign(b: StableHloBuilder, x: Hlo) -> Hlo:
     return b.same("minimum", x, b.like(1, x)) if x.dtype.kind == "uint" else b.same("sign", x)
 
 
-def _abs(b: Builder, x: Hlo) -> Hlo:
+def _abs(b: StableHloBuilder, x: Hlo) -> Hlo:
     if x.dtype.kind == "uint":
         return x
     if not x.dtype.is_complex:
@@ -183,7 +183,7 @@ def _abs(b: Builder, x: Hlo) -> Hlo:
     return b.select(far, b.like(math.inf, size), size)  # beside an infinity, NaN is not seen
 
 
-def _divide(b: Builder, x: Hlo, y: Hlo) -> Hlo:
+def _divide(b: StableHloBuilder, x: Hlo, y: Hlo) -> Hlo:
     """Of complex numbers as NumPy divides them: scaled by the larger part of the divisor."""
     if not x.dtype.is_complex:
         return b.same("divide", x, y)
@@ -201,7 +201,7 @@ def _divide(b: Builder, x: Hlo, y: Hlo) -> Hlo:
     return _complex(b, *(b.select(zero, b.same("divide", z, above), b.same("multiply", p, scale)) for z, p in parts))
 
 
-def _gcd(b: Builder, x: Hlo, y: Hlo) -> Hlo:
+def _gcd(b: StableHloBuilder, x: Hlo, y: Hlo) -> Hlo:
     def test(_: Hlo, rest: Hlo) -> Hlo:
         return any_of(b, b.compare("NE", rest, b.like(0, rest)))
 
@@ -212,13 +212,13 @@ def _gcd(b: Builder, x: Hlo, y: Hlo) -> Hlo:
     return b.while_([_abs(b, x), _abs(b, y)], test, step)[0]
 
 
-def any_of(b: Builder, x: Hlo) -> Hlo:
+def any_of(b: StableHloBuilder, x: Hlo) -> Hlo:
     """Whether any element is true."""
     start = b.const(False, bool_)
     return b.reduce([x], [start], range(x.ndim), lambda p, q: (b.same("or", p, q),))[0]
 
 
-def _pow(b: Builder, x: Hlo, y: Hlo) -> Hlo:
+def _pow(b: StableHloBuilder, x: Hlo, y: Hlo) -> Hlo:
     if not x.dtype.is_int:
         return b.same("power", x, y)
     one, zero = b.like(1, x), b.like(0, x)
@@ -243,7 +243,7 @@ def _pow(b: Builder, x: Hlo, y: Hlo) -> Hlo:
 
 
 def _shift(name: str) -> Row:
-    def row(b: Builder, x: Hlo, amount: Hlo) -> Hlo:
+    def row(b: StableHloBuilder, x: Hlo, amount: Hlo) -> Hlo:
         unsigned = _UNSIGNED[x.dtype.bits]
         far = b.compare("GE", b.bitcast(amount, unsigned), b.const(x.dtype.bits, unsigned, x.shape))
         near = b.select(far, b.like(0, amount), amount)
@@ -256,40 +256,40 @@ def _shift(name: str) -> Row:
     return row
 
 
-def _isnan(b: Builder, x: Hlo) -> Hlo:
+def _isnan(b: StableHloBuilder, x: Hlo) -> Hlo:
     if x.dtype.is_complex:
         return b.same("or", _isnan(b, _real(b, x)), _isnan(b, _imag(b, x)))
     return b.compare("NE", x, x)
 
 
-def _isinf(b: Builder, x: Hlo) -> Hlo:
+def _isinf(b: StableHloBuilder, x: Hlo) -> Hlo:
     if not x.dtype.is_float:
         return b.const(False, bool_, x.shape)
     return b.compare("EQ", b.same("abs", x), b.like(math.inf, x))
 
 
-def _isfinite(b: Builder, x: Hlo) -> Hlo:
+def _isfinite(b: StableHloBuilder, x: Hlo) -> Hlo:
     if not x.dtype.is_float:
         return b.const(True, bool_, x.shape)
     return b.to("stablehlo.is_finite", [x], bool_, x.shape)
 
 
-def _conj(b: Builder, x: Hlo) -> Hlo:
+def _conj(b: StableHloBuilder, x: Hlo) -> Hlo:
     return _complex(b, _real(b, x), b.same("negate", _imag(b, x)))
 
 
-def _fma(b: Builder, x: Hlo, y: Hlo, z: Hlo) -> Hlo:
+def _fma(b: StableHloBuilder, x: Hlo, y: Hlo, z: Hlo) -> Hlo:
     if x.dtype is f32:  # the product is exact in f64
         return b.convert(_fma(b, *(b.convert(v, f64) for v in (x, y, z))), f32)
     return b.same("add", b.same("multiply", x, y), z)
 
 
-def _gelu(b: Builder, x: Hlo) -> Hlo:
+def _gelu(b: StableHloBuilder, x: Hlo) -> Hlo:
     tail = _chlo("erfc")(b, b.same("multiply", x, b.like(-math.sqrt(0.5), x)))
     return b.same("multiply", b.same("multiply", x, b.like(0.5, x)), tail)
 
 
-def _lgamma(b: Builder, x: Hlo) -> Hlo:
+def _lgamma(b: StableHloBuilder, x: Hlo) -> Hlo:
     return b.select(_isinf(b, x), b.like(math.inf, x), _chlo("lgamma")(b, x))
 
 
@@ -309,7 +309,7 @@ def _test(direction: str) -> Row:
     return lambda b, x, y: b.compare(direction, x, y)
 
 
-def _log2(b: Builder, x: Hlo) -> Hlo:
+def _log2(b: StableHloBuilder, x: Hlo) -> Hlo:
     """The exponent is taken apart, so that powers of two come out exact."""
     if x.dtype not in (f32, f64):
         return b.same("multiply", b.same("log", x), b.like(1 / math.log(2), x))

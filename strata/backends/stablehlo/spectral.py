@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from strata.backends.stablehlo.build import Builder, Hlo
+from strata.backends.stablehlo.build import Hlo, StableHloBuilder
 from strata.backends.stablehlo.table import Results, Writer, rule, types_of
 
 
-def _transformed(b: Builder, kind: str, x: Hlo, n: int, result: Any, scale: str) -> Hlo:
+def _transformed(b: StableHloBuilder, kind: str, x: Hlo, n: int, result: Any, scale: str) -> Hlo:
     """The transform of the last axis; StableHLO's inverse ones divide by n, ours by what the scale says."""
     shape = result.static_shape
     if 0 in shape:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from strata.backends.stablehlo.build import Builder, Hlo, value_type
+from strata.backends.stablehlo.build import Hlo, StableHloBuilder, value_type
 from strata.core import TensorType
 from strata.mir import Graph, Op, as_tuple
 
@@ -18,7 +18,7 @@ RULES: dict[str, Rule] = {}
 class Writer(Protocol):
     """What a rule writes with."""
 
-    b: Builder
+    b: StableHloBuilder
 
     def node(self, op: Op, inputs: Sequence[Hlo]) -> tuple[Hlo, ...]:
         """The results of another op."""

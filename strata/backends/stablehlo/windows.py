@@ -7,7 +7,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from strata.backends.stablehlo.build import Builder, Hlo
+from strata.backends.stablehlo.build import Hlo, StableHloBuilder
 from strata.backends.stablehlo.kernels import lowered
 from strata.backends.stablehlo.reductions import arg_reduce, combiner, reduce, wide
 from strata.backends.stablehlo.table import Results, Writer, rule, types_of
@@ -26,7 +26,7 @@ def _windows(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
     return unfolded(w.b, op, x, op.value, made.static_shape)
 
 
-def unfolded(b: Builder, op: Any, x: Hlo, fill: Any, shape: Sequence[int]) -> Hlo:
+def unfolded(b: StableHloBuilder, op: Any, x: Hlo, fill: Any, shape: Sequence[int]) -> Hlo:
     """[*lead, *counts, *kernel]: a slice for each tap, put side by side."""
     rank = len(op.kernel)
     lead = x.ndim - rank
@@ -52,7 +52,7 @@ def _fold_windows(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
     return folded(w.b, op, x, types_of(op, xs)[0].static_shape)
 
 
-def folded(b: Builder, op: Any, x: Hlo, shape: Sequence[int]) -> Hlo:
+def folded(b: StableHloBuilder, op: Any, x: Hlo, shape: Sequence[int]) -> Hlo:
     """Every tap spread out to where its windows lie, and all of them added up."""
     rank = len(op.kernel)
     lead = len(shape) - rank
@@ -97,7 +97,7 @@ def _pool(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
     return b.convert(made, x.dtype)
 
 
-def _first_taps(b: Builder, op: Any, x: Hlo, counts: Sequence[int]) -> Hlo:
+def _first_taps(b: StableHloBuilder, op: Any, x: Hlo, counts: Sequence[int]) -> Hlo:
     """[*lead, *counts]: the number of the tap that holds the extreme of each window first; padding never does."""
     rank, kind = len(op.kernel), op.extreme_kind()
     lead = x.ndim - rank

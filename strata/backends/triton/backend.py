@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata.backends.offload import Driver, OffloadBackend, OffloadExecutable
+from strata.backends.offload import DeviceDriver, OffloadBackend, OffloadExecutable
 from strata.backends.triton.cuda import CudaDriver, count
 from strata.backends.triton.pairs import takes_pairs
 from strata.backends.triton.render import render
@@ -16,7 +16,7 @@ from strata.mir import Node
 class TritonBackend(OffloadBackend):
     """Plans over a driver that runs Triton kernels."""
 
-    def __init__(self, name: str, gpu: Gpu, driver: Driver) -> None:
+    def __init__(self, name: str, gpu: Gpu, driver: DeviceDriver) -> None:
         super().__init__(driver)
         self.name, self.gpu = name, gpu
 

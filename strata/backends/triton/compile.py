@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from strata.backends.triton.render import Program
+from strata.backends.triton.render import TritonProgram
 from strata.backends.triton.target import Gpu
 from strata.cache import default_store, digest
 from strata.core import here
@@ -64,7 +64,7 @@ def is_interpreting() -> bool:
     return type(tl.sum).__name__ == "InterpretedFunction"
 
 
-def compile_program(program: Program, gpu: Gpu) -> Binary:
+def compile_program(program: TritonProgram, gpu: Gpu) -> Binary:
     """The binary of a program for a GPU, from the store if it has been made before."""
     text = program.text()
     options = options_of(program, gpu)
@@ -79,14 +79,14 @@ def compile_program(program: Program, gpu: Gpu) -> Binary:
     return made
 
 
-def options_of(program: Program, gpu: Gpu) -> dict[str, Any]:
+def options_of(program: TritonProgram, gpu: Gpu) -> dict[str, Any]:
     options: dict[str, Any] = {"num_warps": program.warps, "enable_fp_fusion": True}
     if gpu.kind == "cuda":
         options["num_stages"] = program.stages
     return options
 
 
-def compiled(program: Program, gpu: Gpu) -> Any:
+def compiled(program: TritonProgram, gpu: Gpu) -> Any:
     """What Triton makes of a program: its `asm` has the text of every stage."""
     triton = _triton()
     from triton.backends.compiler import GPUTarget
@@ -103,7 +103,7 @@ def compiled(program: Program, gpu: Gpu) -> Any:
         raise CompileError(message, code="C120", operands=(program.function,)) from error
 
 
-def binary_of(made: Any, program: Program, gpu: Gpu) -> Binary:
+def binary_of(made: Any, program: TritonProgram, gpu: Gpu) -> Binary:
     code = made.asm["cubin" if gpu.kind == "cuda" else "hsaco"]
     count = len(program.signature)
     if gpu.kind == "cuda":

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends.offload import Driver
+from strata.backends.offload import DeviceDriver
 from strata.backends.triton.compile import INSTALL, Binary, compile_program, is_installed
-from strata.backends.triton.launchable import Made
-from strata.backends.triton.launches import Call, Launches
-from strata.backends.triton.render import Program
+from strata.backends.triton.launchable import LaunchableKernel
+from strata.backends.triton.launches import KernelLaunch, Launches
+from strata.backends.triton.render import TritonProgram
 from strata.backends.triton.target import Gpu
 from strata.core import here
 from strata.errors import DeviceError, OutOfMemoryError, RunError
@@ -29,7 +29,7 @@ NEEDS = f"{INSTALL}, on a machine with an NVIDIA GPU and its driver"
 _PLAIN_SHARED = 48 << 10  # bytes of shared memory that a kernel may use without asking
 _MOST_PROGRAMS = (1 << 31) - 1  # of a grid along its first dimension
 
-Compiler = Callable[[Program, Gpu], Binary]
+Compiler = Callable[[TritonProgram, Gpu], Binary]
 
 
 def count() -> int:
@@ -40,7 +40,7 @@ def count() -> int:
         return 0
 
 
-class CudaDriver(Driver):
+class CudaDriver(DeviceDriver):
     """One GPU as plans use it."""
 
     def __init__(self, number: int = 0, *, core: Any = None, compiler: Compiler = compile_program) -> None:
@@ -91,7 +91,7 @@ class CudaDriver(Driver):
         places = address_of(source), address_of(target)
         parts = self._part(source, size), self._part(target, size)
         self._queue.add(
-            Call(("copy", *places, size), frozenset(places), lambda on: parts[0].copy_to(parts[1], stream=on))
+            KernelLaunch(("copy", *places, size), frozenset(places), lambda on: parts[0].copy_to(parts[1], stream=on))
         )
 
     def _part(self, buffer: Any, size: int) -> Any:
@@ -105,7 +105,7 @@ class CudaDriver(Driver):
     def make(self, kernel: Kernel) -> _Loaded:
         return _Loaded(kernel, self)
 
-    def load(self, program: Program) -> _Entry:
+    def load(self, program: TritonProgram) -> _Entry:
         """A program on the GPU."""
         binary = self._compiler(program, self.gpu)
         with self._asking(f"loading kernel {program.name}"):
@@ -134,7 +134,7 @@ class CudaDriver(Driver):
             )
             arguments = [*places, *numbers, *spare]
             self._queue.add(
-                Call(
+                KernelLaunch(
                     (id(entry), grid, places, tuple(numbers)),
                     frozenset(places),
                     lambda on, config=config, entry=entry, arguments=arguments: self._core.launch(  # type: ignore[misc]
@@ -153,7 +153,7 @@ class CudaDriver(Driver):
         """How often a sequence of launches was done as one graph."""
         return self._queue.replays
 
-    def _captured(self, calls: Sequence[Call]) -> Callable[[], None]:
+    def _captured(self, calls: Sequence[KernelLaunch]) -> Callable[[], None]:
         builder = self.device.create_graph_builder()
         builder.begin_building()
         for call in calls:
@@ -183,7 +183,7 @@ class _Entry:
         self.code, self.function, self.binary = code, function, binary
 
 
-class _Loaded(Made):
+class _Loaded(LaunchableKernel):
     """A kernel whose programs are on the GPU."""
 
     def __init__(self, kernel: Kernel, driver: CudaDriver) -> None:

@@ -17,18 +17,18 @@ from dataclasses import dataclass, field
 
 from strata.backends.triton.elements import is_small, literal, number, register
 from strata.backends.triton.prelude import is_prelude
-from strata.backends.triton.scalars import Call, decoded, emit_scalar, encoded
-from strata.backends.triton.schedule import Lanes, Rows, Squares, Tiles, known, power_of_two
+from strata.backends.triton.scalars import TritonCall, decoded, emit_scalar, encoded
+from strata.backends.triton.schedule import Lanes, Squares, TritonRows, TritonTiles, known, power_of_two
 from strata.core import Dim, DType, bounds, dim_prod, i64, known_le
 from strata.kernel import (
     Axis,
-    Block,
     Buffer,
     Compute,
     Const,
     Expr,
     Kernel,
     Load,
+    LoopBlock,
     MapLoop,
     Reduce,
     ReduceLoop,
@@ -61,11 +61,11 @@ class Lane:
 
 
 @dataclass
-class Emitter:
+class TritonEmitter:
     """Writes the body of one Triton function."""
 
     kernel: Kernel
-    schedule: Lanes | Rows | Squares | Tiles
+    schedule: Lanes | TritonRows | Squares | TritonTiles
     shape: tuple[int, ...]  # of a tile: points, or points x terms
     lines: list[str] = field(default_factory=list)
     sizes: dict[Dim, str] = field(default_factory=dict)  # symbolic sizes that are arguments, by name
@@ -229,7 +229,7 @@ class Emitter:
                     for a, t in zip(args[at:], texts[at:], strict=True)
                 )
             )
-        return emit_scalar(Call(name, texts, tuple(a.dtype for a in args), node.dtype, self.needs, natural))
+        return emit_scalar(TritonCall(name, texts, tuple(a.dtype for a in args), node.dtype, self.needs, natural))
 
     def load(self, node: Load) -> str:
         return decoded(self.raw_load(node), node.dtype, self.needs)
@@ -255,7 +255,7 @@ class Emitter:
 
     # steps
 
-    def block(self, block: Block) -> None:
+    def block(self, block: LoopBlock) -> None:
         for step in block.steps:
             match step:
                 case Compute(node):
@@ -280,7 +280,7 @@ class Emitter:
         assert not missing, f"a store to {store.buffer.name} writes one place at several points"
         self.write(f"tl.store({place}, {value}{''.join(f', mask={m}' for m in [' & '.join(masks)] if m)})")
 
-    def has_loops(self, block: Block) -> bool:
+    def has_loops(self, block: LoopBlock) -> bool:
         return any(isinstance(s, (MapLoop, ReduceLoop)) for s in block.steps)
 
     @property
@@ -290,7 +290,7 @@ class Emitter:
 
     def terms(self, axis: Axis) -> int:
         """How many terms of a loop are taken at a time."""
-        assert isinstance(self.schedule, Rows)
+        assert isinstance(self.schedule, TritonRows)
         return power_of_two(known(axis.extent), 1, self.schedule.terms)
 
     def is_whole(self, axis: Axis) -> bool:
@@ -336,7 +336,7 @@ class Emitter:
 
     def reduce_loop(self, loop: ReduceLoop) -> None:
         if self.has_loops(loop.body) or isinstance(self.schedule, Lanes):
-            folds = [Fold(self, r, self.tile(self.point_dims)) for r in loop.reduces]
+            folds = [ReduceFold(self, r, self.tile(self.point_dims)) for r in loop.reduces]
             with self.stepped(loop.axis):
                 self.block(loop.body)
                 for fold in folds:
@@ -346,7 +346,7 @@ class Emitter:
             return
         self.shape = (*self.shape[:-1], self.terms(loop.axis))
         tile = self.tile(self.point_dims | {self.row})
-        folds = [Fold(self, r, tile, once=self.is_whole(loop.axis)) for r in loop.reduces]
+        folds = [ReduceFold(self, r, tile, once=self.is_whole(loop.axis)) for r in loop.reduces]
         with self.blocked(loop.axis):
             self.block(loop.body)
             for fold in folds:
@@ -435,13 +435,13 @@ def joined(kind: str, dtype: DType, a: str, b: str, needs: Callable[[str], str])
         return f"{a} {'+' if kind == 'sum' else '*'} {b}"
     if kind in ("all", "any"):
         return f"{a} {'&' if kind == 'all' else '|'} {b}"
-    return emit_scalar(Call(kind, (a, b), (dtype, dtype), dtype, needs))
+    return emit_scalar(TritonCall(kind, (a, b), (dtype, dtype), dtype, needs))
 
 
-class Fold:
+class ReduceFold:
     """A reduction while its terms come: a tile of running values, one or more for each result."""
 
-    def __init__(self, emitter: Emitter, node: Reduce, tile: str, *, once: bool = False) -> None:
+    def __init__(self, emitter: TritonEmitter, node: Reduce, tile: str, *, once: bool = False) -> None:
         self.e, self.node, self.tile = emitter, node, tile
         self.dtype = node.body.dtype
         self.picks = node.kind in ("argmax", "argmin")
@@ -511,7 +511,7 @@ class Fold:
         return e.name(made)
 
 
-def place_points(emitter: Emitter, axes: Sequence[Axis], program: str, block: int, dim: int, prefix: str) -> None:
+def place_points(emitter: TritonEmitter, axes: Sequence[Axis], program: str, block: int, dim: int, prefix: str) -> None:
     """Lanes of a block of points that are spread over axes, the last of them innermost."""
     total = dim_prod([a.extent for a in axes])
     narrow = known(total) < _NARROW - block

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends.offload import Driver
+from strata.backends.offload import DeviceDriver
 from strata.backends.triton.compile import function_of, is_interpreting
-from strata.backends.triton.launchable import Made
+from strata.backends.triton.launchable import LaunchableKernel
 from strata.core import here
 from strata.errors import DeviceError, RunError
 from strata.kernel import Kernel
@@ -59,7 +59,7 @@ class Pointer:
         """It is the same memory."""
 
 
-class InterpreterDriver(Driver):
+class InterpreterDriver(DeviceDriver):
     """Buffers are NumPy bytes that start as garbage."""
 
     def __init__(self) -> None:
@@ -87,10 +87,10 @@ class InterpreterDriver(Driver):
     def copy(self, source: np.ndarray, target: np.ndarray, size: int) -> None:
         target[:size] = source[:size]
 
-    def make(self, kernel: Kernel) -> Made:
-        return Made(kernel)
+    def make(self, kernel: Kernel) -> LaunchableKernel:
+        return LaunchableKernel(kernel)
 
-    def launch(self, made: Made, buffers: Sequence[np.ndarray], sizes: Mapping[str, int]) -> None:
+    def launch(self, made: LaunchableKernel, buffers: Sequence[np.ndarray], sizes: Mapping[str, int]) -> None:
         for program, chosen, numbers, grid in made.launches(buffers, sizes):
             function = function_of(program.text(interpreted=True), program.name)
             kinds = list(program.signature.values())

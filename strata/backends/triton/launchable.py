@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from strata.backends.offload import Launchable, number
-from strata.backends.triton.render import Program, Rendered, render
+from strata.backends.triton.render import Rendered, TritonProgram, render
 from strata.kernel import Kernel
 
 
-class Made(Launchable):
+class LaunchableKernel(Launchable):
     """The programs of a kernel."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -19,7 +19,7 @@ class Made(Launchable):
 
     def launches(
         self, buffers: Sequence[Any], sizes: Mapping[str, int]
-    ) -> Iterator[tuple[Program, list[Any], list[int], tuple[int, ...]]]:
+    ) -> Iterator[tuple[TritonProgram, list[Any], list[int], tuple[int, ...]]]:
         """Programs in order, each with its buffers, the sizes that it takes, and its grid; none that has no points."""
         known = self.named(buffers)
         for program in self.rendered.programs:

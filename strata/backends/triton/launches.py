@@ -18,7 +18,7 @@ KEPT = 64  # graphs, and sequences that were seen once
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class KernelLaunch:
     """One launch or copy: what makes it equal to another, the buffers that it touches, and how to do it on a stream."""
 
     key: Hashable
@@ -29,13 +29,13 @@ class Call:
 class Launches:
     """Collects calls, and does them on a stream in their order."""
 
-    def __init__(self, stream: Any, capture: Callable[[Sequence[Call]], Callable[[], None]]) -> None:
+    def __init__(self, stream: Any, capture: Callable[[Sequence[KernelLaunch]], Callable[[], None]]) -> None:
         self._stream, self._capture = stream, capture
-        self._waiting: list[Call] = []
+        self._waiting: list[KernelLaunch] = []
         self._seen: OrderedDict[Hashable, Callable[[], None] | None] = OrderedDict()  # None: seen once
         self.replays = 0
 
-    def add(self, call: Call) -> None:
+    def add(self, call: KernelLaunch) -> None:
         self._waiting.append(call)
 
     def touches(self, address: int) -> bool:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata.backends.triton.elements import literal
-from strata.backends.triton.emit import Emitter, Lane, place_points
+from strata.backends.triton.emit import Lane, TritonEmitter, place_points
 from strata.backends.triton.scalars import encoded
-from strata.backends.triton.schedule import Tiles, choose_tiles, known
+from strata.backends.triton.schedule import TritonTiles, choose_tiles, known
 from strata.core import Dim, DType, bf16, dim_prod, f16, f32, i8, i32
 from strata.kernel import Axis, Const, Expr, Kernel, Load, Reduce, Scalar, Scan, apply, postorder
 
@@ -22,7 +22,7 @@ _SHORT = 16  # terms, of which fewer are no tile
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class TritonProduct:
     """One sum of products: its factors, in the type that they are multiplied in."""
 
     node: Reduce
@@ -33,22 +33,22 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Contraction:
+class TritonContraction:
     """A kernel of matmuls over the same axes."""
 
     kernel: Kernel
     batch: tuple[Axis, ...]
     rows: tuple[Axis, ...]
     columns: tuple[Axis, ...]
-    products: tuple[Product, ...]
+    products: tuple[TritonProduct, ...]
 
     @property
-    def tiles(self) -> Tiles:
+    def tiles(self) -> TritonTiles:
         sizes = [dim_prod([a.extent for a in axes]) for axes in (self.rows, self.columns, self.products[0].terms)]
         return choose_tiles(sizes[0], sizes[1], sizes[2], self.products[0].dtype)
 
 
-def find_contraction(kernel: Kernel) -> Contraction | None:
+def find_contraction(kernel: Kernel) -> TritonContraction | None:
     """A normalized kernel as a contraction; None where it is none, or where tiles would be nearly empty."""
     if not kernel.stores or any(isinstance(n, Scan) for n in postorder(kernel.roots)):
         return None
@@ -59,7 +59,7 @@ def find_contraction(kernel: Kernel) -> Contraction | None:
     if not sums:
         return None
     products = [_product(node) for node in sums]
-    found: list[Product] = [p for p in products if p is not None]
+    found: list[TritonProduct] = [p for p in products if p is not None]
     if len(found) < len(products):
         return None
     own = set(axes)
@@ -76,7 +76,7 @@ def find_contraction(kernel: Kernel) -> Contraction | None:
         if sides == (left, right):
             turned.append(p)
         elif sides == (right, left):
-            turned.append(Product(p.node, p.terms, p.right, p.left, p.dtype))
+            turned.append(TritonProduct(p.node, p.terms, p.right, p.left, p.dtype))
         else:
             return None
     order = axes.index
@@ -85,7 +85,7 @@ def find_contraction(kernel: Kernel) -> Contraction | None:
     terms = min(known(dim_prod([a.extent for a in p.terms])) for p in turned)
     if min(sizes) < _FEW or terms < _SHORT or any(n < 1 for n in sizes):
         return None
-    return Contraction(kernel, groups[0], groups[1], groups[2], tuple(turned))
+    return TritonContraction(kernel, groups[0], groups[1], groups[2], tuple(turned))
 
 
 def _outermost(kernel: Kernel) -> list[Reduce]:
@@ -104,7 +104,7 @@ def _outermost(kernel: Kernel) -> list[Reduce]:
     return list(found)
 
 
-def _product(node: Reduce) -> Product | None:
+def _product(node: Reduce) -> TritonProduct | None:
     axes: list[Axis] = []
     body: Expr = node
     while isinstance(body, Reduce) and body.kind == "sum":
@@ -119,12 +119,12 @@ def _product(node: Reduce) -> Product | None:
         for dtype in (f16, bf16):
             narrow = [_without_cast(x, dtype) for x in (left, right)]
             if narrow[0] is not None and narrow[1] is not None:
-                return Product(node, tuple(axes), narrow[0], narrow[1], dtype)
-        return Product(node, tuple(axes), left, right, f32)
+                return TritonProduct(node, tuple(axes), narrow[0], narrow[1], dtype)
+        return TritonProduct(node, tuple(axes), left, right, f32)
     if node.dtype is i32:
         narrow = [_without_cast(x, i8) for x in (left, right)]
         if narrow[0] is not None and narrow[1] is not None:
-            return Product(node, tuple(axes), narrow[0], narrow[1], i8)
+            return TritonProduct(node, tuple(axes), narrow[0], narrow[1], i8)
     return None
 
 
@@ -141,10 +141,10 @@ def _without_cast(node: Expr, dtype: DType) -> Expr | None:
     return None
 
 
-def emit_contraction(form: Contraction) -> tuple[Emitter, tuple[Dim, ...]]:
+def emit_contraction(form: TritonContraction) -> tuple[TritonEmitter, tuple[Dim, ...]]:
     """The body of the function, and how many programs there are: of tiles, and of batches."""
     tiles = form.tiles
-    e = Emitter(form.kernel, tiles, (tiles.rows, tiles.columns))
+    e = TritonEmitter(form.kernel, tiles, (tiles.rows, tiles.columns))
     across = _count(e, form.columns, tiles.columns)
     e.write("tile = tl.program_id(0)")
     if form.batch:
@@ -152,7 +152,7 @@ def emit_contraction(form: Contraction) -> tuple[Emitter, tuple[Dim, ...]]:
         _place_batch(e, form.batch)
     place_points(e, form.rows, f"(tile // {across})", tiles.rows, 0, "row")
     place_points(e, form.columns, f"(tile % {across})", tiles.columns, 1, "column")
-    loops: dict[tuple[object, ...], list[Product]] = {}
+    loops: dict[tuple[object, ...], list[TritonProduct]] = {}
     for product in form.products:
         loops.setdefault((product.terms, product.dtype), []).append(product)
     for products in loops.values():
@@ -170,7 +170,7 @@ def emit_contraction(form: Contraction) -> tuple[Emitter, tuple[Dim, ...]]:
     return e, programs
 
 
-def values_in_order(e: Emitter, root: Expr) -> None:
+def values_in_order(e: TritonEmitter, root: Expr) -> None:
     """Epilogues may be long chains: their values are written inputs first, without recursion."""
     stack: list[tuple[Expr, bool]] = [(root, False)]
     while stack:
@@ -184,11 +184,11 @@ def values_in_order(e: Emitter, root: Expr) -> None:
             stack += [(x, False) for x in reversed(node.inputs)]
 
 
-def _count(e: Emitter, axes: tuple[Axis, ...], block: int) -> str:
+def _count(e: TritonEmitter, axes: tuple[Axis, ...], block: int) -> str:
     return e.size((dim_prod([a.extent for a in axes]) + block - 1) // block)
 
 
-def _place_batch(e: Emitter, axes: tuple[Axis, ...]) -> None:
+def _place_batch(e: TritonEmitter, axes: tuple[Axis, ...]) -> None:
     rest = "batch"
     for at in range(len(axes) - 1, 0, -1):
         extent = e.size(axes[at].extent)
@@ -197,7 +197,7 @@ def _place_batch(e: Emitter, axes: tuple[Axis, ...]) -> None:
     e.axes[axes[0]] = Lane(rest)
 
 
-def _sums(e: Emitter, products: list[Product], tiles: Tiles) -> None:
+def _sums(e: TritonEmitter, products: list[TritonProduct], tiles: TritonTiles) -> None:
     """One loop over blocks of terms for matmuls over the same axes, which may share factors."""
     total = dim_prod([a.extent for a in products[0].terms])
     extent = e.size(total)
@@ -221,7 +221,7 @@ def _sums(e: Emitter, products: list[Product], tiles: Tiles) -> None:
     e.values |= {product.node: made for product, made in zip(products, sums, strict=True)}
 
 
-def _dot(e: Emitter, dtype: DType, left: str, right: str, sums: str) -> str:
+def _dot(e: TritonEmitter, dtype: DType, left: str, right: str, sums: str) -> str:
     match dtype.name:
         case "bf16":
             return f"{e.needs('dot_bf16')}({left}, {right}, {sums})"
@@ -234,7 +234,14 @@ def _dot(e: Emitter, dtype: DType, left: str, right: str, sums: str) -> str:
 
 
 def _factor(
-    e: Emitter, product: Product, node: Expr, dim: int, shape: tuple[int, int], start: str, extent: str, step: int
+    e: TritonEmitter,
+    product: TritonProduct,
+    node: Expr,
+    dim: int,
+    shape: tuple[int, int],
+    start: str,
+    extent: str,
+    step: int,
 ) -> str:
     """A tile of a factor, 0 outside of the terms there are; terms lie along the given dimension."""
     before_shape, before_axes, before_values = e.shape, dict(e.axes), e.values

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from strata.backends.triton.elements import pointer
-from strata.backends.triton.emit import Emitter, across, argument_names, place_points, reads_along
+from strata.backends.triton.emit import TritonEmitter, across, argument_names, place_points, reads_along
 from strata.backends.triton.pairs import without_complex
 from strata.backends.triton.prelude import prelude
 from strata.backends.triton.product import emit_contraction, find_contraction, values_in_order
@@ -14,7 +14,7 @@ from strata.backends.triton.schedule import (
     WHOLE_ROW,
     GpuSchedule,
     Lanes,
-    Rows,
+    TritonRows,
     choose_lanes,
     choose_rows,
     choose_squares,
@@ -23,11 +23,11 @@ from strata.backends.triton.schedule import (
 from strata.core import Dim, dim_prod
 from strata.kernel import (
     Axis,
-    Block,
     Buffer,
     Compute,
     Kernel,
     Load,
+    LoopBlock,
     MapLoop,
     ReduceLoop,
     SplitLimits,
@@ -57,7 +57,7 @@ def range(*bounds):
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class TritonProgram:
     """One Triton function and how it is launched. `grid` and `sizes` are worked out when sizes are known."""
 
     name: str
@@ -99,7 +99,7 @@ class Rendered:
     """The programs of a kernel, run one after the other, and the buffers that they hand on."""
 
     kernel: Kernel
-    programs: tuple[Program, ...]
+    programs: tuple[TritonProgram, ...]
     scratch: tuple[Buffer, ...]
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ def render(kernel: Kernel) -> Rendered:
         emitter, grid = emit_contraction(form)
         return Rendered(kernel, (_program(emitter, kernel.name, grid),), ())
     phases = split_reductions(normal, LIMITS)
-    programs: list[Program] = []
+    programs: list[TritonProgram] = []
     for phase in phases.kernels:
         for part in _parts(phase) if phase.stores else ():
             programs.append(_loops(part, f"{kernel.name}_{len(programs)}" if programs else kernel.name))
@@ -139,20 +139,20 @@ def _parts(kernel: Kernel) -> list[Kernel]:
     return [part for stores in groups.values() for part in _parts(replace(kernel, stores=tuple(stores)))]
 
 
-def _loops(kernel: Kernel, name: str) -> Program:
+def _loops(kernel: Kernel, name: str) -> TritonProgram:
     """A kernel whose outer loops are points of programs."""
     nest = make_nest(kernel)
     chain = parallel_chain(nest)
     if chain and known(dim_prod([c.axis.extent for c in chain])) <= WHOLE_ROW and chain[0] is not nest.steps[0]:
         chain = []  # one row: what is reduced before its points stays where it is
-    body: Block = chain[-1].body if chain else nest
+    body: LoopBlock = chain[-1].body if chain else nest
     before = [s for s in nest.steps if s is not chain[0]] if chain else []
     order = [a for s in kernel.stores for a in s.axes]
     points = sorted((loop.axis for loop in chain), key=order.index)
-    inner = [loop for steps in (Block(tuple(before)), body) for loop in walk_loops(steps)]
+    inner = [loop for steps in (LoopBlock(tuple(before)), body) for loop in walk_loops(steps)]
     blocked = [loop for loop in inner if not any(isinstance(s, (MapLoop, ReduceLoop)) for s in loop.body.steps)]
     total = dim_prod([a.extent for a in points])
-    schedule: Lanes | Rows
+    schedule: Lanes | TritonRows
     if blocked:
         terms = max((loop.axis.extent for loop in blocked), key=known)
         along = bool(points) and reads_along(kernel, points, [loop.axis for loop in blocked])
@@ -164,23 +164,23 @@ def _loops(kernel: Kernel, name: str) -> Program:
             return turned
         schedule = choose_lanes(total)
         shape = (schedule.points,)
-    emitter = Emitter(kernel, schedule, shape)
+    emitter = TritonEmitter(kernel, schedule, shape)
     if points:
         place_points(emitter, points, "tl.program_id(0)", schedule.points, 0, "x")
-    elif isinstance(schedule, Rows):
+    elif isinstance(schedule, TritonRows):
         emitter.shape = (1, schedule.terms)
     else:
         emitter.shape = (1,)
-    emitter.block(Block(tuple(before)))
+    emitter.block(LoopBlock(tuple(before)))
     emitter.forget(points)
     for loop in chain[:-1]:
-        emitter.block(Block(tuple(s for s in loop.body.steps if not isinstance(s, MapLoop))))
+        emitter.block(LoopBlock(tuple(s for s in loop.body.steps if not isinstance(s, MapLoop))))
     emitter.block(body)
     grid = ((total + schedule.points - 1) // schedule.points,) if points else (1,)
     return _program(emitter, name, grid)
 
 
-def _squares(kernel: Kernel, name: str, body: Block, points: Sequence[Axis]) -> Program | None:
+def _squares(kernel: Kernel, name: str, body: LoopBlock, points: Sequence[Axis]) -> TritonProgram | None:
     """Points along two axes, where something is read across the last one."""
     axis = across(kernel, points)
     if axis is None or any(not isinstance(s, (Compute, StoreStep)) for s in body.steps):
@@ -189,7 +189,7 @@ def _squares(kernel: Kernel, name: str, body: Block, points: Sequence[Axis]) -> 
     schedule = choose_squares(axis.extent, points[-1].extent)
     if schedule is None:
         return None
-    emitter = Emitter(kernel, schedule, (schedule.rows, schedule.columns))
+    emitter = TritonEmitter(kernel, schedule, (schedule.rows, schedule.columns))
     counts = [(dim_prod([a.extent for a in axes]) + n - 1) // n
               for axes, n in ((rows, schedule.rows), (points[-1:], schedule.columns))]  # fmt: skip
     emitter.write("tile = tl.program_id(0)")
@@ -201,13 +201,13 @@ def _squares(kernel: Kernel, name: str, body: Block, points: Sequence[Axis]) -> 
     return _program(emitter, name, (counts[0] * counts[1],))
 
 
-def _program(emitter: Emitter, name: str, grid: Sequence[Dim]) -> Program:
+def _program(emitter: TritonEmitter, name: str, grid: Sequence[Dim]) -> TritonProgram:
     kernel = emitter.kernel
     read = {n.buffer.name for n in postorder(kernel.roots) if isinstance(n, Load)}
     written = {s.buffer.name for s in kernel.stores}
     buffers = tuple(b for b in kernel.buffers if b.name in read or b.name in written)
     lines = [f"    {text} = {text}.to(tl.int64)" for text in emitter.sizes.values()] + emitter.lines
-    return Program(
+    return TritonProgram(
         name, kernel, "\n".join(lines) + "\n", frozenset(emitter.helpers), buffers, tuple(emitter.sizes), tuple(grid),
         emitter.schedule,
     )  # fmt: skip

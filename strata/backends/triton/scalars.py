@@ -16,7 +16,7 @@ from strata.errors import CompileError
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TritonCall:
     """A scalar function about to be written: operands as text, their types, and what to tell of prelude functions."""
 
     name: str
@@ -47,10 +47,10 @@ class Call:
         return self.dtype.name == "f64"
 
 
-Emission = Callable[[Call], str]
+Emission = Callable[[TritonCall], str]
 
 
-def emit_scalar(call: Call) -> str:
+def emit_scalar(call: TritonCall) -> str:
     """The text of a scalar function."""
     emission = _TABLE.get(call.name)
     if emission is None or call.dtype.is_complex or call.result.is_complex:
@@ -71,7 +71,7 @@ def divided(a: str, b: str, dtype: DType) -> str:
     return f"({a} / {b})" if dtype.name == "f64" else f"tl.div_rn({a}, {b})"
 
 
-def _div(call: Call) -> str:
+def _div(call: TritonCall) -> str:
     return divided(call.a, call.b, call.dtype) if call.dtype.is_float else _whole("truncdiv")(call)
 
 
@@ -79,7 +79,7 @@ def _whole(name: str) -> Emission:
     """Division and remainder: plain where operands are natural numbers, functions of the prelude otherwise."""
     sign = "%" if name in ("mod", "rem") else "//"
 
-    def emit(call: Call) -> str:
+    def emit(call: TritonCall) -> str:
         if call.dtype.is_float:
             return f"{call.needs(f'{name}_f64' if call.is_wide else f'{name}_f32')}({call.a}, {call.b})"
         if call.is_natural:
@@ -92,17 +92,17 @@ def _whole(name: str) -> Emission:
     return emit
 
 
-def _neg(call: Call) -> str:
+def _neg(call: TritonCall) -> str:
     """Triton's own minus is 0 - x up to 3.6, which has no negative zero."""
     return f"(0 - {call.a})" if call.dtype.is_int else f"({call.a} * -1.0)"
 
 
-def _abs(call: Call) -> str:
+def _abs(call: TritonCall) -> str:
     return call.a if call.dtype.kind in ("uint", "bool") else f"tl.abs({call.a})"
 
 
 def _extreme(name: str) -> Emission:
-    def emit(call: Call) -> str:
+    def emit(call: TritonCall) -> str:
         if call.dtype.is_bool:
             return f"({call.a} {'&' if name == 'min' else '|'} {call.b})"
         nan = ", propagate_nan=tl.PropagateNan.ALL" if call.dtype.is_float else ""
@@ -121,7 +121,7 @@ def _helper(name: str) -> Emission:
 
 
 def _rounding(direct: str | None, helper: str = "") -> Emission:
-    def emit(call: Call) -> str:
+    def emit(call: TritonCall) -> str:
         if not call.dtype.is_float:
             return call.a
         return f"tl.{direct}({call.a})" if direct else f"{call.needs(helper)}({call.a})"
@@ -129,25 +129,25 @@ def _rounding(direct: str | None, helper: str = "") -> Emission:
     return emit
 
 
-def _sqrt(call: Call) -> str:
+def _sqrt(call: TritonCall) -> str:
     return f"tl.sqrt({call.a})" if call.is_wide else f"tl.sqrt_rn({call.a})"
 
 
-def _rsqrt(call: Call) -> str:
+def _rsqrt(call: TritonCall) -> str:
     return divided("1.0", _sqrt(call), call.dtype)
 
 
-def _pow(call: Call) -> str:
+def _pow(call: TritonCall) -> str:
     if call.dtype.is_float:
         return _helper("pow")(call)
     return f"{call.needs(f'pow_{call.dtype.kind}{max(call.dtype.bits, 8)}')}({call.a}, {call.b})"
 
 
-def _gcd(call: Call) -> str:
+def _gcd(call: TritonCall) -> str:
     return f"{call.needs(f'gcd_{call.dtype.kind}{call.dtype.bits}')}({call.a}, {call.b})"
 
 
-def _sign(call: Call) -> str:
+def _sign(call: TritonCall) -> str:
     zero = literal(0, call.dtype)
     if call.dtype.is_float:
         return f"{call.needs('sign')}({call.a})"
@@ -155,13 +155,13 @@ def _sign(call: Call) -> str:
     return positive if call.dtype.kind == "uint" else f"({positive} - ({call.a} < {zero}).to({call.register}))"
 
 
-def _signbit(call: Call) -> str:
+def _signbit(call: TritonCall) -> str:
     if call.dtype.is_float:
         return f"{call.needs('signbit_f64' if call.is_wide else 'signbit_f32')}({call.a})"
     return f"({call.a} < 0)"
 
 
-def _not(call: Call) -> str:
+def _not(call: TritonCall) -> str:
     if call.dtype.is_bool:
         return f"({call.a} == 0)"
     ones = -1 if call.dtype.kind == "int" else (1 << call.dtype.bits) - 1
@@ -171,7 +171,7 @@ def _not(call: Call) -> str:
 def _shift(left: bool) -> Emission:
     """Amounts outside the width give what shifting by one bit at a time would give."""
 
-    def emit(call: Call) -> str:
+    def emit(call: TritonCall) -> str:
         bits, signed = max(call.dtype.bits, 8), call.dtype.kind == "int"
         inside = f"(({call.b} >= 0) & ({call.b} < {bits}))" if signed else f"({call.b} < {bits})"
         amount = f"tl.where({inside}, {call.b}, {number(0, call.dtype)})"
@@ -184,7 +184,7 @@ def _shift(left: bool) -> Emission:
 
 
 def _test(for_floats: str, for_integers: str) -> Emission:
-    def emit(call: Call) -> str:
+    def emit(call: TritonCall) -> str:
         if call.dtype.is_float:
             return for_floats.format(call.a)
         return f"({call.a} {for_integers} {call.a})"
@@ -195,25 +195,25 @@ def _test(for_floats: str, for_integers: str) -> Emission:
 def _order(sign: str) -> Emission:
     """Truth values are numbers of one bit to Triton, and signed: they are compared as wider ones."""
 
-    def emit(call: Call) -> str:
+    def emit(call: TritonCall) -> str:
         a, b = (f"{x}.to(tl.int32)" for x in call.args) if call.dtype.is_bool else call.args
         return f"({a} {sign} {b})"
 
     return emit
 
 
-def _select(call: Call) -> str:
+def _select(call: TritonCall) -> str:
     return f"tl.where({', '.join(call.args)})"
 
 
-def _fma(call: Call) -> str:
+def _fma(call: TritonCall) -> str:
     return f"tl.fma({', '.join(call.args)})" if call.dtype.is_float else f"({call.a} * {call.b} + {call.args[2]})"
 
 
 # conversions
 
 
-def _cast(call: Call) -> str:
+def _cast(call: TritonCall) -> str:
     source, result = call.dtype, call.result
     if result.is_bool:
         return call.a if source.is_bool else f"({call.a} != 0)"
@@ -258,7 +258,7 @@ def decoded(value: str, dtype: DType, needs: Callable[[str], str]) -> str:
     return value if register(dtype) == memory(dtype) else f"{value}.to({register(dtype)})"
 
 
-def _bitcast(call: Call) -> str:
+def _bitcast(call: TritonCall) -> str:
     stored = encoded(call.a, call.dtype, call.needs)
     if memory(call.dtype) != memory(call.result):
         stored = f"{stored}.to({memory(call.result)}, bitcast=True)"

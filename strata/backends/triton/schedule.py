@@ -35,7 +35,7 @@ class Lanes:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TritonRows:
     """Points of a program, and terms of its loops that are taken at a time."""
 
     points: int
@@ -47,7 +47,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class TritonTiles:
     """A tile of a matmul."""
 
     rows: int
@@ -72,7 +72,7 @@ class Squares:
         return f"squares {self.rows} x {self.columns} warps {self.warps}"
 
 
-GpuSchedule = Lanes | Rows | Squares | Tiles
+GpuSchedule = Lanes | TritonRows | Squares | TritonTiles
 
 
 def known(dim: Dim) -> int:
@@ -100,26 +100,26 @@ def choose_squares(rows: Dim, columns: Dim) -> Squares | None:
     return Squares(SQUARE, SQUARE)
 
 
-def choose_rows(points: Dim, terms: Dim, *, along_points: bool) -> Rows:
+def choose_rows(points: Dim, terms: Dim, *, along_points: bool) -> TritonRows:
     """Whole rows where they fit a block; where neighbouring points, not terms, lie side by side, more points."""
     count, length = known(points), known(terms)
     if along_points:
         wide = power_of_two(count, 1, 64)
-        block = Rows(wide, power_of_two(length, 1, max(16, TILE // 2 // wide)))
+        block = TritonRows(wide, power_of_two(length, 1, max(16, TILE // 2 // wide)))
     elif length <= WHOLE_ROW:
         step = power_of_two(length, 1)
-        block = Rows(power_of_two(count, 1, max(1, TILE // 2 // max(step, 64))), step)
+        block = TritonRows(power_of_two(count, 1, max(1, TILE // 2 // max(step, 64))), step)
     else:
-        block = Rows(1, STEP)
+        block = TritonRows(1, STEP)
     elements = block.points * block.terms
-    return Rows(block.points, block.terms, 8 if elements >= TILE else 4 if elements > 512 else 2)
+    return TritonRows(block.points, block.terms, 8 if elements >= TILE else 4 if elements > 512 else 2)
 
 
-def choose_tiles(rows: Dim, columns: Dim, terms: Dim, dtype: DType) -> Tiles:
+def choose_tiles(rows: Dim, columns: Dim, terms: Dim, dtype: DType) -> TritonTiles:
     """Tensor cores take operands of 16 and 8 bits; f32 is multiplied exactly, on the other units."""
     least = 32 if dtype.bits == 8 else 16
     m, n = power_of_two(known(rows), 16, 128), power_of_two(known(columns), 16, 128)
     if dtype.bits >= 32:
         m, n = min(m, 64), min(n, 64)
     k = power_of_two(known(terms), least, 32 if dtype.bits >= 32 else 64)
-    return Tiles(m, n, k, 8 if m * n >= 128 * 128 else 4, 3 if known(terms) > 2 * k else 2)
+    return TritonTiles(m, n, k, 8 if m * n >= 128 * 128 else 4, 3 if known(terms) > 2 * k else 2)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends.offload import Driver, Launchable
+from strata.backends.offload import DeviceDriver, Launchable
 from strata.backends.wgsl.bounds import MOST
 from strata.backends.wgsl.phases import phases_of
 from strata.backends.wgsl.render import Shader, render
@@ -31,7 +31,7 @@ _SIZES = 64  # tables of sizes that a shader keeps
 _WANTED = ("max-storage-buffers-per-shader-stage", "max-storage-buffer-binding-size", "max-buffer-size")
 
 
-class Made(Launchable):
+class CompiledShader(Launchable):
     """The shaders of a kernel, and the buffers between them."""
 
     def __init__(self, kernel: Kernel, shaders: tuple[Shader, ...], between: Sequence[Buffer]) -> None:
@@ -71,7 +71,7 @@ def _load_triton_first() -> None:
         ctypes.CDLL(str(Path(found.origin).parent / "_C" / "libtriton.so"))
 
 
-class WgpuDriver(Driver):
+class WgpuDriver(DeviceDriver):
     """Runs shaders on a GPU. Launches are recorded, and handed over when something waits for them."""
 
     def __init__(self, wgpu: Any, adapter: Any) -> None:
@@ -133,13 +133,13 @@ class WgpuDriver(Driver):
 
     # kernels
 
-    def make(self, kernel: Kernel) -> Made:
+    def make(self, kernel: Kernel) -> CompiledShader:
         return self.make_phases(kernel, phases_of(kernel))
 
-    def make_phases(self, kernel: Kernel, phases: Phases) -> Made:
+    def make_phases(self, kernel: Kernel, phases: Phases) -> CompiledShader:
         """Normalized kernels that together compute what one with these buffers would."""
         shaders = tuple(render(phase, halves=self.has_halves) for phase in phases.kernels)
-        return Made(kernel, shaders, phases.scratch)
+        return CompiledShader(kernel, shaders, phases.scratch)
 
     def _pipeline(self, shader: Shader) -> Any:
         most = self.limits["max-storage-buffers-per-shader-stage"]
@@ -170,7 +170,7 @@ class WgpuDriver(Driver):
         pipeline = self._device.create_compute_pipeline(layout=whole, compute={"module": module, "entry_point": "main"})
         return pipeline, layout
 
-    def launch(self, made: Made, buffers: Sequence[Any], sizes: Mapping[str, int]) -> None:
+    def launch(self, made: CompiledShader, buffers: Sequence[Any], sizes: Mapping[str, int]) -> None:
         if not made.pipelines:
             made.pipelines = [self._pipeline(shader) for shader in made.shaders]
         known = made.named(buffers)
@@ -205,7 +205,7 @@ class WgpuDriver(Driver):
         if self._recorded >= _BATCH:
             self._flush()
 
-    def _table(self, made: Made, number: int, values: tuple[int, ...]) -> Any:
+    def _table(self, made: CompiledShader, number: int, values: tuple[int, ...]) -> Any:
         """A buffer with the sizes of a launch; launches of the same sizes share it."""
         key = number, values
         if key not in made.tables:

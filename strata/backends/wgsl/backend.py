@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from strata.backends.base import Capabilities
 from strata.backends.offload import OffloadBackend
-from strata.backends.wgsl.adapter import Made, WgpuDriver, open_device
+from strata.backends.wgsl.adapter import CompiledShader, WgpuDriver, open_device
 from strata.backends.wgsl.legal import can_lower
 from strata.backends.wgsl.overrides import is_plain, own_phases
 from strata.backends.wgsl.phases import phases_of, phases_of_all
@@ -47,7 +47,7 @@ class WgpuBackend(OffloadBackend):
         halves = self.driver.has_halves
         return {name: shader_text(kernel, halves=halves) for name, kernel in lir.kernels.items()}
 
-    def launchable(self, step: Step) -> Made | None:
+    def launchable(self, step: Step) -> CompiledShader | None:
         """Shaders for a step of one op that has no lowering."""
         (node,) = step.nodes
         types = tuple(x.type for x in node.inputs)

@@ -27,13 +27,13 @@ from strata.backends.wgsl.values import (
 from strata.core import Dim, DType, bool_, f16, f32, i64
 from strata.kernel import (
     Axis,
-    Block,
     Buffer,
     Compute,
     Const,
     Expr,
     Kernel,
     Load,
+    LoopBlock,
     MapLoop,
     Reduce,
     ReduceLoop,
@@ -48,7 +48,7 @@ _OWN_NAMES = re.compile(r"(in|out|part|whole)\d+")
 ELEMENTS = {"f32": "f32", "i32": "i32", "u32": "u32", "i64": "vec2<u32>", "u64": "vec2<u32>"}
 
 
-class Body:
+class WgslBody:
     """Statements in the order in which they are made; `lanes` is how many invocations share a loop."""
 
     def __init__(self, kernel: Kernel, lanes: int, halves: bool) -> None:
@@ -131,7 +131,7 @@ class Body:
 
     # blocks
 
-    def _block(self, block: Block) -> None:
+    def _block(self, block: LoopBlock) -> None:
         for step in block.steps:
             self._step(step)
 
@@ -148,7 +148,7 @@ class Body:
             case _:
                 assert_never(step)
 
-    def _row(self, block: Block) -> None:
+    def _row(self, block: LoopBlock) -> None:
         """A block whose loops the invocations of a workgroup share."""
         for step in block.steps:
             match step:

@@ -5,14 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
-from strata.backends.wgsl.body import ELEMENTS, Body
+from strata.backends.wgsl.body import ELEMENTS, WgslBody
 from strata.backends.wgsl.library import needed
-from strata.backends.wgsl.schedule import Points, Rows, Schedule, choose
-from strata.backends.wgsl.tiles import DEPTH, SIDE, Product, Tiles, find_product, runs_along
+from strata.backends.wgsl.schedule import Points, Schedule, WgslRows, choose
+from strata.backends.wgsl.tiles import DEPTH, SIDE, TileProduct, WgslTiles, find_product, runs_along
 from strata.backends.wgsl.values import TYPES, kind_of, literal, scalar
 from strata.backends.wgsl.words import WORD, Words, find_words
 from strata.core import Dim
-from strata.kernel import Axis, Block, Buffer, Expr, Kernel, MapLoop, ReduceLoop, StoreStep, make_nest, parallel_chain
+from strata.kernel import (
+    Axis,
+    Buffer,
+    Expr,
+    Kernel,
+    LoopBlock,
+    MapLoop,
+    ReduceLoop,
+    StoreStep,
+    make_nest,
+    parallel_chain,
+)
 
 _SHARED = {"b": "u32", "i": "i32", "u": "u32", "f": "f32", "q": "vec2<u32>", "w": "vec2<u32>"}
 
@@ -29,7 +40,7 @@ class Shader:
     axes: tuple[Dim, ...]  # extents that must not be above the most
     grid: tuple[tuple[tuple[Dim, ...], int], ...]  # extents of loops, and how many of their points go together
     many: int  # of what is left that a workgroup takes
-    schedule: Schedule | Tiles | Words
+    schedule: Schedule | WgslTiles | Words
 
 
 def render(kernel: Kernel, *, halves: bool = False) -> Shader:
@@ -37,11 +48,13 @@ def render(kernel: Kernel, *, halves: bool = False) -> Shader:
     return _Renderer(kernel, halves).run()
 
 
-class _Renderer(Body):
+class _Renderer(WgslBody):
     def __init__(self, kernel: Kernel, halves: bool) -> None:
         self.nest = make_nest(kernel)
         self.product = find_product(self.nest)
-        self.schedule: Schedule | Tiles | Words = self.product.tiles if self.product is not None else choose(self.nest)
+        self.schedule: Schedule | WgslTiles | Words = (
+            self.product.tiles if self.product is not None else choose(self.nest)
+        )
         super().__init__(kernel, self.schedule.size, halves)
         if isinstance(self.schedule, Points):
             self.schedule = find_words(self.nest, self._is_packed) or self.schedule
@@ -55,13 +68,13 @@ class _Renderer(Body):
                 grid: tuple[tuple[tuple[Dim, ...], int], ...] = ((extents, 1),)
                 self._entry(chain)
                 self._block(self._before(chain))
-            case Rows():
+            case WgslRows():
                 grid = ((extents, 1),)
                 self._entry(chain)
                 self._row(self._before(chain))
             case Words(_, each, many):
                 grid = self._by_words(chain, each, many)
-            case Tiles(_, each):
+            case WgslTiles(_, each):
                 assert self.product is not None
                 grid = self._tiles(self.product, each, chain)
             case _:
@@ -99,7 +112,7 @@ class _Renderer(Body):
 
     def _entry(self, chain: list[MapLoop]) -> None:
         """Which point, or row, this is; numbers beyond the last have nothing to do."""
-        rows = isinstance(self.schedule, Rows)
+        rows = isinstance(self.schedule, WgslRows)
         number = "group.y * groups.x + group.x"
         self._line(
             f"let point = i32({number});" if rows else f"let point = i32(({number}) * {self.schedule.size}u + lane);"
@@ -108,7 +121,7 @@ class _Renderer(Body):
         self._line(f"if (point >= {total}) {{ return; }}")
         self._unfold("point", tuple(loop.axis for loop in chain))
 
-    def _before(self, chain: list[MapLoop]) -> Block:
+    def _before(self, chain: list[MapLoop]) -> LoopBlock:
         """What the blocks around compute, outermost first; gives the block inside."""
         block = self.nest
         for loop in chain:
@@ -160,7 +173,7 @@ class _Renderer(Body):
 
     # matmuls
 
-    def _tiles(self, product: Product, each: int, chain: list[MapLoop]) -> tuple[tuple[tuple[Dim, ...], int], ...]:
+    def _tiles(self, product: TileProduct, each: int, chain: list[MapLoop]) -> tuple[tuple[tuple[Dim, ...], int], ...]:
         side = SIDE * each
         rows, columns = (" * ".join(self._size(a.extent) for a in axes) for axes in (product.rows, product.columns))
         for name, total in (("rows", rows), ("columns", columns)):
@@ -222,7 +235,7 @@ class _Renderer(Body):
             self._line(f"{name}[term * {side} + line] = {value};")
         self.axes = before
 
-    def _result(self, product: Product, chain: list[MapLoop], i: int, j: int, name: str) -> None:
+    def _result(self, product: TileProduct, chain: list[MapLoop], i: int, j: int, name: str) -> None:
         """Everything behind the sum, for one of the results of an invocation."""
         before = dict(self.axes)
         row, column = self._fresh("row"), self._fresh("column")

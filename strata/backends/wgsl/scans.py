@@ -52,10 +52,10 @@ def split_scan(kernel: Kernel) -> Phases | None:
         return None
     if scan.dtype.bits < 32:
         return None  # what a block comes to would be rounded
-    return _Blocks(kernel, scan, store, along, others).phases()
+    return _ScanBlocks(kernel, scan, store, along, others).phases()
 
 
-class _Blocks:
+class _ScanBlocks:
     def __init__(self, kernel: Kernel, scan: Scan, store: Store, along: Axis, others: tuple[Axis, ...]) -> None:
         self.kernel, self.scan, self.store, self.along, self.others = kernel, scan, store, along, others
         assert isinstance(along.extent, int)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from strata.backends.wgsl.bounds import extent_range
 from strata.core import Dim, dim_prod
-from strata.kernel import Block, MapLoop, ReduceLoop, parallel_chain, walk_loops
+from strata.kernel import LoopBlock, MapLoop, ReduceLoop, parallel_chain, walk_loops
 
 POINTS = 64  # invocations of a workgroup that do not work together
 SHORT = 64  # iterations that are not worth sharing
@@ -34,7 +34,7 @@ class Points:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class WgslRows:
     loops: int
     size: int
 
@@ -42,7 +42,7 @@ class Rows:
         return f"rows {self.loops} by {self.size}"
 
 
-Schedule = Points | Rows
+Schedule = Points | WgslRows
 
 
 def typical(dim: Dim) -> int:
@@ -53,7 +53,7 @@ def typical(dim: Dim) -> int:
     return max(low, min(high, TYPICAL))
 
 
-def choose(nest: Block) -> Schedule:
+def choose(nest: LoopBlock) -> Schedule:
     """How the loops of a nest are handed out."""
     chain = parallel_chain(nest)
     inner = chain[-1].body if chain else nest
@@ -67,5 +67,5 @@ def choose(nest: Block) -> Schedule:
     is_row = bool(maps) and longest >= SHORT
     is_long = longest >= LONG and points < FEW
     if is_row or is_long:
-        return Rows(len(chain), MOST_LANES if longest >= 2 * MOST_LANES else 64)
+        return WgslRows(len(chain), MOST_LANES if longest >= 2 * MOST_LANES else 64)
     return Points(len(chain))

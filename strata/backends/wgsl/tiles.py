@@ -14,11 +14,11 @@ from strata.backends.wgsl.bounds import extent_range
 from strata.core import Dim, dim_prod, i64
 from strata.kernel import (
     Axis,
-    Block,
     Compute,
     Expr,
     Kernel,
     Load,
+    LoopBlock,
     MapLoop,
     Reduce,
     ReduceLoop,
@@ -42,7 +42,7 @@ TYPICAL = 128  # stands in for a size that is not known
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class WgslTiles:
     """`each` x `each` results an invocation."""
 
     loops: int
@@ -61,7 +61,7 @@ class Tiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class TileProduct:
     """sum over `axis` of left * right, and which loops of the result go where."""
 
     reduce: Reduce
@@ -73,9 +73,9 @@ class Product:
     columns: tuple[Axis, ...]
 
     @property
-    def tiles(self) -> Tiles:
+    def tiles(self) -> WgslTiles:
         large = all(_typical(_count(axes)) >= LARGE for axes in (self.rows, self.columns))
-        return Tiles(len(self.batch) + len(self.rows) + len(self.columns), 4 if large else 1)
+        return WgslTiles(len(self.batch) + len(self.rows) + len(self.columns), 4 if large else 1)
 
     @property
     def fills_a_device(self) -> bool:
@@ -84,7 +84,7 @@ class Product:
         return results >= MANY or _typical(self.axis.extent) < LONG
 
 
-def find_product(nest: Block) -> Product | None:
+def find_product(nest: LoopBlock) -> TileProduct | None:
     """The matmul that a nest computes; None where it is something else, or too small for tiles."""
     chain = parallel_chain(nest)
     if not chain:
@@ -110,7 +110,7 @@ def find_product(nest: Block) -> Product | None:
     if min(_typical(_count(rows)), _typical(_count(columns)), _typical(loop.axis.extent)) < LEAST:
         return None
     batch = tuple(a for a in axes if a not in rows and a not in columns)
-    return Product(reduce, loop.axis, left, right, batch, rows, columns)
+    return TileProduct(reduce, loop.axis, left, right, batch, rows, columns)
 
 
 def _reads(node: Expr) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from strata.kernel import Axis, Block, Buffer, Compute, Store, StoreStep, linear, parallel_chain
+from strata.kernel import Axis, Buffer, Compute, LoopBlock, Store, StoreStep, linear, parallel_chain
 
 WORD = 4  # bytes
 MOST_STEPS = 128  # of a block that is written out once for each element of a word
@@ -23,7 +23,7 @@ class Words:
         return f"words {self.loops} of {self.each} by {self.size}"
 
 
-def find_words(nest: Block, is_packed: Callable[[Buffer], bool]) -> Words | None:
+def find_words(nest: LoopBlock, is_packed: Callable[[Buffer], bool]) -> Words | None:
     """The schedule by words of a nest without inner loops; None where elements of a word may be of several rows."""
     chain = parallel_chain(nest)
     if not chain or not all(isinstance(s, (Compute, StoreStep)) for s in chain[-1].body.steps):

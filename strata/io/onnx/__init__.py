@@ -15,7 +15,7 @@ from strata.io.onnx.model import OnnxModel, load_onnx
 if TYPE_CHECKING:
     from strata.io.onnx.node import NodeView
     from strata.io.onnx.reading import known_ops, reads
-    from strata.io.onnx.standard import PreparedModel, ReferenceBackend, StrataBackend
+    from strata.io.onnx.standard import OnnxReferenceBackend, PreparedModel, StrataBackend
     from strata.io.onnx.writing import export
 
 load = public(load_onnx, name="load")
@@ -25,7 +25,7 @@ public(OnnxModel)
 _LATER = {
     "backend": ("strata.io.onnx.standard", "StrataBackend"),
     "StrataBackend": ("strata.io.onnx.standard", "StrataBackend"),
-    "ReferenceBackend": ("strata.io.onnx.standard", "ReferenceBackend"),
+    "ReferenceBackend": ("strata.io.onnx.standard", "OnnxReferenceBackend"),
     "PreparedModel": ("strata.io.onnx.standard", "PreparedModel"),
     "export": ("strata.io.onnx.writing", "export"),
     "known_ops": ("strata.io.onnx.reading", "known_ops"),

@@ -23,7 +23,7 @@ HELD = 4  # arrays of the host may be so many times what the model holds and is 
 WATCHED = 1 << 12  # bytes of an array that is worth counting
 
 
-class Limits:
+class OnnxLimits:
     """The budgets of one tracer; `elements`, of `size` bytes, are those that the model holds."""
 
     def __init__(self, elements: int, size: int) -> None:

@@ -20,14 +20,14 @@ from strata.config import config, logger
 from strata.core import Dim, give_back, here, located, new_rlock, symbols
 from strata.errors import DTypeError, RunError, ShapeError, StrataError, UnknownMethodError, UnknownNameError
 from strata.io.onnx.file import ModelFile
-from strata.io.onnx.plans import Plan, Port, Shapes, samples
+from strata.io.onnx.plans import OnnxPlan, Port, Shapes, samples
 from strata.io.onnx.stored import StoredPlan, head_key, plan_key, read_head, read_stored, write_head, write_stored
 from strata.mir import Graph, near
 from strata.modules import making_much
 from strata.runtime import CompiledGraph, Session
 
 if TYPE_CHECKING:
-    from strata.io.onnx.program import Program
+    from strata.io.onnx.program import OnnxProgram
     from strata.io.onnx.reading import Reading
 
 SIGNATURES = 256  # sets of input shapes whose plan is remembered
@@ -55,8 +55,8 @@ class OnnxModel:
         self._file = None if self._proto is not None else ModelFile(source)
         self._read: Reading | None = None
         self._declare()
-        self._plans: list[Plan] = []  # with symbolic sizes
-        self._by_signature: OrderedDict[Any, Plan | None] = OrderedDict()  # None: run in segments
+        self._plans: list[OnnxPlan] = []  # with symbolic sizes
+        self._by_signature: OrderedDict[Any, OnnxPlan | None] = OrderedDict()  # None: run in segments
         self._assumed: set[str] = set()  # inputs whose elements some plan depends on
         self._quick: dict[Any, _Quick] = {}  # for arrays as they are, by what `_quick_key` says
         self.why_not_symbolic: list[str] = []
@@ -75,7 +75,7 @@ class OnnxModel:
         self._dtypes = {p.name: p.dtype for p in self.inputs if p.kind == "tensor"}
 
     @property
-    def program(self) -> Program:
+    def program(self) -> OnnxProgram:
         """The model as its file has it."""
         return self._reading.program
 
@@ -141,7 +141,7 @@ class OnnxModel:
 
     __call__ = run
 
-    def _plan_for(self, arrays: dict[str, Any]) -> tuple[Any, Plan | None]:
+    def _plan_for(self, arrays: dict[str, Any]) -> tuple[Any, OnnxPlan | None]:
         """What decides the plan of a run, and the plan, made if need be; None where it depends on all sizes."""
         key = self._signature(arrays)
         with self._lock:
@@ -168,7 +168,7 @@ class OnnxModel:
             *[given[name].tobytes() for name in sorted(self._assumed) if name in given],
         )
 
-    def _remember_quick(self, arrays: Mapping[str, Any], plan: Plan) -> None:
+    def _remember_quick(self, arrays: Mapping[str, Any], plan: OnnxPlan) -> None:
         """Runs that need nothing but the compiled graph go there directly from then on."""
         compiled, key = plan.compiled, self._quick_key(arrays)
         if key is None or compiled is None or not compiled.inputs.keys() <= arrays.keys():
@@ -179,7 +179,7 @@ class OnnxModel:
             quick[key] = compiled, names
             self._quick = quick
 
-    def _remember(self, key: Any, plan: Plan | None) -> None:
+    def _remember(self, key: Any, plan: OnnxPlan | None) -> None:
         with self._lock:
             self._by_signature[key] = plan
             if len(self._by_signature) > SIGNATURES:
@@ -244,7 +244,7 @@ class OnnxModel:
         """Whether the runs so far were served by graphs with symbolic sizes."""
         return bool(self._plans)
 
-    def _made(self, arrays: Mapping[str, Any]) -> Plan | None:
+    def _made(self, arrays: Mapping[str, Any]) -> OnnxPlan | None:
         """A plan for arrays that fit none so far: a stored one, or a new one with symbolic sizes, if there is one."""
         found = self._stored(arrays)
         if found is not None:
@@ -282,11 +282,11 @@ class OnnxModel:
         arrays: Mapping[str, Any],
         start: float,
         is_symbolic: bool,
-        plan: Plan,
+        plan: OnnxPlan,
         params: Mapping[str, np.ndarray],
         *,
         later: list[Callable[[], None]] | None = None,
-    ) -> Plan:
+    ) -> OnnxPlan:
         """The plan with its parameters, in the store as well; what is in the model's file is then read from there.
 
         `later` takes what is to be done once the caller holds nothing of what was read.

@@ -15,13 +15,13 @@ from strata.kinds import shown
 from strata.mir import Value
 
 if TYPE_CHECKING:
-    from strata.io.onnx.trace import Tracer
+    from strata.io.onnx.trace import OnnxTracer
 
 
 class NodeView:
     """One node. `n[0]` is its first input as a graph value, None where it is absent."""
 
-    def __init__(self, tracer: Tracer, proto: Any, items: Sequence[Item | None], version: int) -> None:
+    def __init__(self, tracer: OnnxTracer, proto: Any, items: Sequence[Item | None], version: int) -> None:
         self.tracer = tracer
         self.proto = proto
         self.items = items

@@ -52,7 +52,7 @@ class Declared:
 
 
 @dataclass(frozen=True)
-class Plan:
+class OnnxPlan:
     """A model as one compiled graph, for inputs of some shapes; `assumed` are inputs whose elements it depends on.
 
     Outputs are its results by number, arrays, or lists of these.

@@ -35,7 +35,7 @@ NEWEST_OPSET = 28
 MAX_ELEMENTS = 1 << 33
 
 
-class Program:
+class OnnxProgram:
     """A model's protobuf with what reading it needs. `custom` maps op names ("domain::Op" or "Op") to readers."""
 
     def __init__(self, proto: Any, folder: Path | None = None, custom: Mapping[str, Handler] | None = None) -> None:
@@ -302,16 +302,16 @@ def _whole(text: Any, what: str, tensor: str) -> int:
     return int(text)
 
 
-def read_program(source: Any, custom: Mapping[str, Handler] | None = None) -> Program:
+def read_program(source: Any, custom: Mapping[str, Handler] | None = None) -> OnnxProgram:
     """A program from a file or a ModelProto."""
     if not isinstance(source, ModelFile):
-        return Program(source, None, custom)
+        return OnnxProgram(source, None, custom)
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(source.read())
     except (DecodeError, EncodeError, ValueError, RecursionError) as error:
         raise FileError(f"not an ONNX model: {error}", code="F500") from None
-    program = Program(proto, source.folder, custom)
+    program = OnnxProgram(proto, source.folder, custom)
     program.file = source.name
     return program
 

@@ -17,10 +17,10 @@ from strata.io.onnx.dtypes import in_graphs
 from strata.io.onnx.frames import Prefix
 from strata.io.onnx.handlers import register
 from strata.io.onnx.items import NOTHING, Host, Item, Nothing, Sizes
-from strata.io.onnx.plans import Plan, Port, Shapes, bind_shapes, forms, samples
-from strata.io.onnx.program import Program, read_program
+from strata.io.onnx.plans import OnnxPlan, Port, Shapes, bind_shapes, forms, samples
+from strata.io.onnx.program import OnnxProgram, read_program
 from strata.io.onnx.registry import known_ops, reads
-from strata.io.onnx.trace import NeedsData, Tracer
+from strata.io.onnx.trace import NeedsData, OnnxTracer
 from strata.mir import Graph, Op, Value, evaluate
 from strata.runtime import CompiledGraph, Session, compile_price, run_price
 
@@ -31,13 +31,13 @@ KEPT = 64  # compiled segments, least recently used dropped first
 SEEN = 1024  # segments whose price is remembered
 INTERPRETED = ("cpu", "reference")  # devices whose arrays NumPy has
 AT_ONCE = 0.5  # seconds of compiling that a model's segments may take without having run before
-Keep = Callable[[Plan, Mapping[str, np.ndarray]], Plan]  # a plan and its parameters, which it does not have yet
+Keep = Callable[[OnnxPlan, Mapping[str, np.ndarray]], OnnxPlan]  # a plan and its parameters, which it does not have yet
 
 
 class Reading:
     """Makes plans of a program. `keep` sets their parameters."""
 
-    def __init__(self, program: Program, session: Session, lock: threading.RLock) -> None:
+    def __init__(self, program: OnnxProgram, session: Session, lock: threading.RLock) -> None:
         self.program, self.session, self.inputs = program, session, program.declared().inputs
         self._lock = lock
         self._prefixes: dict[Any, Prefix] = {}
@@ -48,31 +48,31 @@ class Reading:
 
     def graph(self, hints: Mapping[str, int] | None = None) -> Graph:
         """The model as one graph with symbolic sizes; `hints` decide where the graph depends on them."""
-        return self._whole(Tracer(self.program, hints=hints), {})
+        return self._whole(OnnxTracer(self.program, hints=hints), {})
 
     def compiled(self, sizes: Mapping[str, int]) -> CompiledGraph:
         """The same, with these sizes fixed, compiled and with its weights."""
-        tracer = Tracer(self.program)
+        tracer = OnnxTracer(self.program)
         graph = self._whole(tracer, sizes)
         made = self.session.compile(graph)
         made.set_params({name: tracer.params[name] for name in graph.param_names})
         return made
 
-    def _whole(self, tracer: Tracer, sizes: Mapping[str, int]) -> Graph:
+    def _whole(self, tracer: OnnxTracer, sizes: Mapping[str, int]) -> Graph:
         try:
             items = self._trace(tracer, {p.name: tracer.leaf(p.name, _type(p).bind(sizes)) for p in self.inputs})
             return self._graph(tracer, [tracer.value(x) for x in items])
         except NeedsData as reason:
             raise LowerError(f"the model is not one graph: it needs {reason}", code="L503") from None
 
-    def symbolic_plan(self, arrays: Mapping[str, Any], keep: Keep, why_not: list[str]) -> Plan | None:
+    def symbolic_plan(self, arrays: Mapping[str, Any], keep: Keep, why_not: list[str]) -> OnnxPlan | None:
         """The most general graph that serves these arrays, if there is one with a symbolic size."""
         failed: tuple[Shapes, Any] | None = None  # the last form that was tried, and the op that refused its inputs
         for shapes in forms(self.inputs, arrays):
             if failed is not None and _fails_again(*failed, shapes):
                 continue
             try:
-                tracer = Tracer(self.program, hints=bind_shapes(shapes, arrays), samples=samples(arrays))
+                tracer = OnnxTracer(self.program, hints=bind_shapes(shapes, arrays), samples=samples(arrays))
                 leaves = {
                     name: tracer.leaf(name, TensorType(as_dtype(arrays[name].dtype), s)) for name, s in shapes.items()
                 }
@@ -89,14 +89,14 @@ class Reading:
     def graph_again(self, shapes: Shapes, arrays: Mapping[str, Any]) -> Graph:
         """The graph of a plan that was made for arrays of these shapes; where it has none, for exactly these."""
         hints = bind_shapes(shapes, arrays) if shapes else None
-        tracer = Tracer(self.program, hints=hints, samples=samples(arrays))
+        tracer = OnnxTracer(self.program, hints=hints, samples=samples(arrays))
         kinds = {n: TensorType(as_dtype(x.dtype), shapes.get(n, x.shape)) for n, x in arrays.items()}
         items = self._trace(tracer, {name: tracer.leaf(name, kind) for name, kind in kinds.items()})
         values: list[Value] = []
         _template(items, tracer, values)
         return self._graph(tracer, values)
 
-    def _trace(self, tracer: Tracer, inputs: Mapping[str, Item]) -> list[Item]:
+    def _trace(self, tracer: OnnxTracer, inputs: Mapping[str, Item]) -> list[Item]:
         graph = self.program.graph
         fixed = {t.name: t for t in graph.initializer} | {t.values.name: t for t in graph.sparse_initializer}
         items = []
@@ -111,10 +111,10 @@ class Reading:
                 items.append(NOTHING)
         return tracer.run_graph(graph, items, top=True)
 
-    def _graph(self, tracer: Tracer, values: Sequence[Value]) -> Graph:
+    def _graph(self, tracer: OnnxTracer, values: Sequence[Value]) -> Graph:
         return tracer.graph(values, name=re.sub(r"\W", "_", self.program.graph.name) or "main")
 
-    def _plan(self, tracer: Tracer, items: Sequence[Item], keep: Keep, shapes: Shapes | None = None) -> Plan:
+    def _plan(self, tracer: OnnxTracer, items: Sequence[Item], keep: Keep, shapes: Shapes | None = None) -> OnnxPlan:
         values: list[Value] = []
         outputs = _template(items, tracer, values)
         compiled, params = None, {}
@@ -122,11 +122,11 @@ class Reading:
             graph = self._graph(tracer, values)
             compiled = self.session.compile(graph)
             params = {name: tracer.params[name] for name in graph.param_names}
-        return keep(Plan(compiled, outputs, shapes or {}, tuple(tracer.guards), dict(tracer.assumed)), params)
+        return keep(OnnxPlan(compiled, outputs, shapes or {}, tuple(tracer.guards), dict(tracer.assumed)), params)
 
     # for the sizes at hand
 
-    def run_sized(self, key: Any, arrays: Mapping[str, Any], keep: Keep) -> tuple[list[Any], Plan | None]:
+    def run_sized(self, key: Any, arrays: Mapping[str, Any], keep: Keep) -> tuple[list[Any], OnnxPlan | None]:
         """The outputs for arrays of these shapes, and the plan that gave them, if the model is one graph."""
 
         def execute(graph: Graph, feeds: Mapping[str, Any], params: Mapping[str, Any]) -> Sequence[np.ndarray]:
@@ -134,7 +134,7 @@ class Reading:
                 segment = self._segment(graph, params)
                 return evaluate(graph, {**feeds, **params}) if segment is None else segment.run(dict(feeds))
 
-        tracer = Tracer(self.program, execute)
+        tracer = OnnxTracer(self.program, execute)
         try:
             prefix = self._prefixes.get(key)
             if prefix is not None:
@@ -156,7 +156,7 @@ class Reading:
             self._prefixes[key] = tracer.prefix
         return self._finish(tracer, items), None
 
-    def _input_item(self, tracer: Tracer, name: str, x: Any) -> Item:
+    def _input_item(self, tracer: OnnxTracer, name: str, x: Any) -> Item:
         if x is None:
             return NOTHING
         if isinstance(x, list):
@@ -165,7 +165,7 @@ class Reading:
             return Host(x, fixed=False)
         return tracer.leaf(name, x)
 
-    def _finish(self, tracer: Tracer, items: Sequence[Item]) -> list[Any]:
+    def _finish(self, tracer: OnnxTracer, items: Sequence[Item]) -> list[Any]:
         values: list[Value] = []
 
         def collect(item: Any) -> None:
@@ -224,7 +224,7 @@ class Reading:
         return self._spent[key] > price
 
 
-def _template(items: Sequence[Item], tracer: Tracer, values: list[Value]) -> list[Any]:
+def _template(items: Sequence[Item], tracer: OnnxTracer, values: list[Value]) -> list[Any]:
     """Outputs as numbers of values, arrays, or lists of these."""
 
     def template(item: Item) -> Any:

@@ -87,7 +87,7 @@ class StrataBackend(Backend):
         return cls.device if kind == "cpu" else device.lower()
 
 
-class ReferenceBackend(StrataBackend):
+class OnnxReferenceBackend(StrataBackend):
     """The same on the NumPy interpreter: tells a misread model from a wrong kernel."""
 
     device = "reference"

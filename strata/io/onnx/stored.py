@@ -22,7 +22,7 @@ from strata.io.onnx.dtypes import NUMBER, in_graphs, numpy_dtype
 from strata.io.onnx.file import ModelFile
 from strata.io.onnx.frames import Guard
 from strata.io.onnx.items import NOTHING, Nothing
-from strata.io.onnx.plans import Declared, Plan, Port, Shapes
+from strata.io.onnx.plans import Declared, OnnxPlan, Port, Shapes
 from strata.lir import RuleCheck, SizeCheck, size_checks
 from strata.mir import Graph
 from strata.runtime import DAMAGED, CompiledGraph, Session, StoredArray, code_version, read_plan, write_plan
@@ -36,7 +36,7 @@ Array = np.ndarray | StoredArray
 class StoredPlan:
     """A plan, and what else was found out when it was made."""
 
-    plan: Plan
+    plan: OnnxPlan
     is_symbolic: bool
     why_not_symbolic: list[str]
 
@@ -191,7 +191,7 @@ class _Reader:
         guards = tuple(Guard(COMPARISONS[t], self._dim(a), self._dim(b), bool(ok)) for t, a, b, ok in head["guards"])
         assumed = {name: np.asarray(self._array(row)) for name, row in head["assumed"].items()}
         outputs = [self._template(x) for x in head["outputs"]]
-        plan = Plan(self._compiled(session, lambda: graph(shapes)), outputs, shapes, guards, assumed)
+        plan = OnnxPlan(self._compiled(session, lambda: graph(shapes)), outputs, shapes, guards, assumed)
         return StoredPlan(plan, head["is symbolic"] is True, [str(x) for x in head["why"]])
 
     def _compiled(self, session: Session, graph: Callable[[], Graph]) -> CompiledGraph | None:

@@ -21,9 +21,9 @@ from strata.io.onnx.comparisons import equal_sizes
 from strata.io.onnx.dtypes import NUMBER, in_graphs
 from strata.io.onnx.frames import Frame, Guard, Path, Prefix, copied, has_run_data, put, values_in
 from strata.io.onnx.items import NOTHING, Host, Item, Nothing, Sizes
-from strata.io.onnx.limits import Limits
+from strata.io.onnx.limits import OnnxLimits
 from strata.io.onnx.node import NodeView
-from strata.io.onnx.program import Program, expand_standard, opset_table, outer_names, tensor_type
+from strata.io.onnx.program import OnnxProgram, expand_standard, opset_table, outer_names, tensor_type
 from strata.io.onnx.sizes import SIZE_RULES
 from strata.mir import (
     Constant,
@@ -67,12 +67,12 @@ class NeedsData(Exception):  # noqa: N818
     """A reader needs the elements of a value that depends on the data of a run."""
 
 
-class Tracer:
+class OnnxTracer:
     """Reads one program. `leaf` declares run-time data; `results` come as items."""
 
     def __init__(
         self,
-        program: Program,
+        program: OnnxProgram,
         execute: Execute | None = None,
         hints: Mapping[str, int] | None = None,
         samples: Mapping[str, np.ndarray] | None = None,
@@ -96,7 +96,7 @@ class Tracer:
         self._depth = 0
         self._attributes: Mapping[str, Any] = {}
         self._callers: list[Frame] = []
-        self.limits = Limits(program.elements, program.size)
+        self.limits = OnnxLimits(program.elements, program.size)
         self._index = 0  # of the node of the outermost graph that is being read
         self.segments = 0
         self.prefix: Prefix | None = None

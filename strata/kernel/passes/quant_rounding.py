@@ -11,7 +11,7 @@ _FAR = 1 << 15  # shifts beyond it are no zero points
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class QuantCode:
     """round(x) + shift as a number of a dtype, which saturates and has 0 for NaN; less `back` where it is a float
     again."""
 
@@ -28,7 +28,7 @@ class Code:
         return low - self.shift, high - self.shift
 
 
-def code_of(node: Expr) -> Code | None:
+def code_of(node: Expr) -> QuantCode | None:
     """A node as a code of 8 or 16 bits or as the float that such a code becomes; None where it is neither.
 
     cast.u8(add(round(x), 128.0))
@@ -46,24 +46,24 @@ def code_of(node: Expr) -> Code | None:
     return None
 
 
-def _read_back(node: Expr, back: int) -> Code | None:
+def _read_back(node: Expr, back: int) -> QuantCode | None:
     found = code_of(node) if node.dtype.is_int else None
-    return None if found is None else Code(found.x, found.shift, found.dtype, back)
+    return None if found is None else QuantCode(found.x, found.shift, found.dtype, back)
 
 
-def _rounded(x: Expr, dtype: DType) -> Code | None:
+def _rounded(x: Expr, dtype: DType) -> QuantCode | None:
     match x:
         case Scalar("round", (inner,)):
-            made = Code(inner, 0, dtype)
+            made = QuantCode(inner, 0, dtype)
         case Scalar("add", (Scalar("round", (inner,)), Const(value, _))):
             shift = value.real
             if not abs(shift) <= _FAR or shift != int(shift):
                 return None
-            made = Code(inner, int(shift), dtype)
+            made = QuantCode(inner, int(shift), dtype)
         case _:
             return None
     if made.bounds[0] >= 0 and (above := _relu(made.x)) is not None:  # what is below 0 becomes 0 anyway, and NaN
-        return Code(above, made.shift, dtype)
+        return QuantCode(above, made.shift, dtype)
     return made
 
 

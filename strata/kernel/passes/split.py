@@ -48,7 +48,7 @@ _BEST = {"argmax": "max", "argmin": "min"}
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SplitLimits:
     """When a reduction is split, and how far."""
 
     terms: int = 1 << 17  # fewer are not worth a second kernel
@@ -65,7 +65,7 @@ class Limits:
     open_parts: int = 16  # of a reduction whose number of terms is not known
 
 
-USUAL = Limits()
+USUAL = SplitLimits()
 _RUN = 64  # terms side by side that a part is a multiple of
 
 
@@ -86,7 +86,7 @@ class _Split:
     rest: Dim
 
 
-def split_reductions(kernel: Kernel, limits: Limits = USUAL, *, machine: Machine | None = None) -> Phases:
+def split_reductions(kernel: Kernel, limits: SplitLimits = USUAL, *, machine: Machine | None = None) -> Phases:
     """A normalized kernel as the phases that compute it; with a machine, rounded terms keep their order on it."""
     phases: list[Kernel] = []
     scratch: list[Buffer] = []
@@ -107,7 +107,7 @@ def split_reductions(kernel: Kernel, limits: Limits = USUAL, *, machine: Machine
 
 
 def _groups(
-    kernel: Kernel, limits: Limits, machine: Machine | None, done: set[Axis]
+    kernel: Kernel, limits: SplitLimits, machine: Machine | None, done: set[Axis]
 ) -> list[tuple[list[Reduce], _Split]]:
     """Reductions to split now, those that can share a kernel together."""
     nodes = postorder(kernel.roots)
@@ -130,7 +130,7 @@ def _groups(
     return [(reduces, found[reduces[0]]) for reduces in groups.values()]
 
 
-def _split_of(node: Reduce, limits: Limits, machine: Machine | None) -> _Split | None:
+def _split_of(node: Reduce, limits: SplitLimits, machine: Machine | None) -> _Split | None:
     (axis,) = node.axes
     block = block_terms(node.order, machine.lanes(node.dtype)) if machine is not None and node.is_rounded else 0
     narrow = node.dtype.is_float and node.dtype.itemsize < 4

@@ -32,7 +32,7 @@ from strata.mir import (
 )
 from strata.ops.base.creation import zeros_like
 from strata.ops.base.movement import broadcast_to
-from strata.ops.control.scanning import Scan
+from strata.ops.control.scanning import ScanOp
 from strata.ops.control.tracing import is_wide, make_graph, narrowed, run_graph
 
 # ------------------------------------------------------------------------------------------------------------ functions
@@ -318,7 +318,7 @@ class Custom(Op):
         graph.outputs(*self(*formals))
         row = make_graph("row", [(f"x{i}", formals[i]) for i in order], graph.results)
         shared = len(inputs) - sum(batched)
-        return Scan(row, size, 0, shared)(*(inputs[i] for i in order))
+        return ScanOp(row, size, 0, shared)(*(inputs[i] for i in order))
 
     def _rule(self, name: str) -> Rule:
         rule: Rule | None = getattr(self.extension, name)

@@ -16,7 +16,7 @@ from strata.ops.base.elementwise import lift
 from strata.ops.base.frontend import as_value
 from strata.ops.base.movement import broadcast_to, concat, insert_axis, narrow, reshape
 from strata.ops.control.branching import Cond, branch_graphs, merged_captures
-from strata.ops.control.scanning import Scan, segment_ends
+from strata.ops.control.scanning import ScanOp, segment_ends
 from strata.ops.control.tracing import is_wide, make_graph, narrowed, numbered, runner, trace_body
 from strata.ops.elementwise.logic import to_bool, where
 from strata.ops.reduce.reduce import all_, any_
@@ -116,7 +116,7 @@ class While(Op):
         formals = [graph.input(name, x.type) for name, x in zip(self.body.input_names, self.body.inputs, strict=True)]
         (test,) = self.cond.call(*formals)
         step = graph.outputs(*Cond(self.body, stay)(test, *formals))
-        return tuple(Scan(step, self.max_iterations, self.num_carry, len(inputs) - self.num_carry)(*inputs))
+        return tuple(ScanOp(step, self.max_iterations, self.num_carry, len(inputs) - self.num_carry)(*inputs))
 
     def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim, **_: Any) -> tuple[Value, ...]:
         carries = self.num_carry
@@ -259,7 +259,7 @@ def scan(
     if graph is None:
         return init, unflatten(y_structure, ())
     kept = _checkpoint_count(checkpoints, steps)
-    outs = Scan(graph, steps, count, len(traced.captures), reverse, kept)(*carries, *traced.captures, *rows)
+    outs = ScanOp(graph, steps, count, len(traced.captures), reverse, kept)(*carries, *traced.captures, *rows)
     return unflatten(carry_structure, outs[:count]), unflatten(y_structure, outs[count:])
 
 
@@ -308,7 +308,7 @@ def scan_carry(
     """A scan of a body (carry, consts, rows) → carry: the last carry, or with `trajectory` that after every step."""
     kept = _checkpoint_count(checkpoints, length)
     step = body.returning(body.results[0], body.results[0]) if trajectory else body
-    outs: tuple[Value, ...] = Scan(step, length, 1, len(consts), False, kept)(init, *consts, *xs)
+    outs: tuple[Value, ...] = ScanOp(step, length, 1, len(consts), False, kept)(init, *consts, *xs)
     return outs[-1]
 
 
@@ -344,7 +344,7 @@ def scan_backward(
         ("d", inner), ("carry", carry), *numbered("x", rows), *([("up", step_up)] if per_step else []),
     ], grads)  # fmt: skip
     start = zeros_like(init) if per_step else upstream
-    return tuple(Scan(graph, length, 1, 0, reverse=True)(start, entering, *xs, *([upstream] if per_step else [])))
+    return tuple(ScanOp(graph, length, 1, 0, reverse=True)(start, entering, *xs, *([upstream] if per_step else [])))
 
 
 def _entering(
@@ -361,6 +361,6 @@ def _entering(
         assert not isinstance(end, SymExpr)
         anchor = init if k == 0 else reshape(narrow(trajectory, 0, k - 1, 1), init.shape)
         rows = [narrow(x, 0, start, end - start) for x in xs]
-        pieces.append(Scan(graph, end - start, 1, 0)(anchor, *rows)[1])
+        pieces.append(ScanOp(graph, end - start, 1, 0)(anchor, *rows)[1])
         start = end
     return concat(pieces, 0)

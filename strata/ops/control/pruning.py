@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from strata.mir import Node, Op, Value, make_node, origin_of, toposort
 from strata.ops.control.branching import Cond
-from strata.ops.control.scanning import Scan
+from strata.ops.control.scanning import ScanOp
 from strata.ops.control.tracing import make_graph, used
 
 
@@ -52,14 +52,14 @@ def prune(roots: Sequence[Value]) -> tuple[Value, ...]:
 
 def _prune_node(node: Node, live: Sequence[bool]) -> Pruned | None:
     match node.op:
-        case Scan():
+        case ScanOp():
             return _prune_scan(node.op, live)
         case Cond():
             return _prune_cond(node.op, live)
     return None
 
 
-def _prune_scan(scan: Scan, live: Sequence[bool]) -> Pruned | None:
+def _prune_scan(scan: ScanOp, live: Sequence[bool]) -> Pruned | None:
     leaves, results, carries = scan.body.inputs, scan.body.results, scan.num_carry
     outputs = list(live)
     while True:  # a carry stays when what stays depends on it

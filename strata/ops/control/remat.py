@@ -73,7 +73,7 @@ class Fence(UnaryOp):
 
 
 @op("checkpoint")
-class Checkpoint(Op):
+class CheckpointOp(Op):
     """A graph as one op. Its backward pass starts from the inputs, behind a barrier, and keeps nothing else."""
 
     body: Graph
@@ -122,6 +122,6 @@ def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
         if not traced.results:
             return traced.restore(())
         graph = make_graph("body", [*numbered("a", traced.inputs), *numbered("k", traced.captures)], traced.results)
-        return traced.restore(Checkpoint(graph)(*values, *traced.captures))
+        return traced.restore(CheckpointOp(graph)(*values, *traced.captures))
 
     return checkpointed

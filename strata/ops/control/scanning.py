@@ -37,7 +37,7 @@ class Sweep:
 
 
 @op("scan")
-class Scan(Op):
+class ScanOp(Op):
     """Steps of a body over the leading axis: (carries, consts, row of each xs) → (carries, ys).
 
     Inputs are the first carries, then values that every step sees, then xs with `length` rows each. Outputs are the
@@ -213,7 +213,7 @@ class Scan(Op):
         if sweep.saved:
             body = self.body.returning(*self.body.results, *(self.body.inputs[i] for i in sweep.saved))
             entering = replace(self, body=body, checkpoints=None)(*inputs)[len(self.body.results) :]
-        backward = Scan(sweep.step, self.length, len(state), len(sweep.shared), not self.reverse)
+        backward = ScanOp(sweep.step, self.length, len(state), len(sweep.shared), not self.reverse)
         outs: tuple[Value, ...] = backward(
             *state, *(inputs[i] for i in sweep.shared), *entering, *(inputs[i] for i in sweep.rows), *upstream
         )
@@ -238,7 +238,7 @@ class Scan(Op):
         for run, anchors, rows in reversed(runs):
             cts = [self._cut(u, run) for u in upstream]
             segment = self._segment_backward(sweep, state, run[2], upstream)
-            outs = Scan(segment, run[1], len(state), len(consts), not self.reverse)(
+            outs = ScanOp(segment, run[1], len(state), len(consts), not self.reverse)(
                 *state, *consts, *anchors, *rows, *cts
             )
             state = list(outs[: len(state)])
@@ -281,7 +281,7 @@ class Scan(Op):
         part = narrow(x, 0, begin, count * steps)
         return reshape(part, (count, steps, *x.shape[1:]))
 
-    def _segments(self, count: int, steps: Dim) -> Scan:
+    def _segments(self, count: int, steps: Dim) -> ScanOp:
         """A scan over `count` segments of `steps` steps each."""
         inner = replace(self, length=steps, checkpoints=None)
         graph = Graph("segment")

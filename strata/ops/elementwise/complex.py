@@ -42,7 +42,7 @@ class Conj(Elementwise):
         return [Sample(c64[3, 4]), Sample(c64[()]), Sample(c64[0])]
 
 
-class Part(Elementwise):
+class ComplexPart(Elementwise):
     """The real or imaginary part of a complex number."""
 
     allowed = "complex"
@@ -60,7 +60,7 @@ class Part(Elementwise):
 
 
 @op("real")
-class Real(Part):
+class Real(ComplexPart):
     """The real part."""
 
     def numpy(self, x: np.ndarray) -> np.ndarray:
@@ -74,7 +74,7 @@ class Real(Part):
 
 
 @op("imag")
-class Imag(Part):
+class Imag(ComplexPart):
     """The imaginary part."""
 
     def numpy(self, x: np.ndarray) -> np.ndarray:
@@ -119,7 +119,7 @@ class MakeComplex(Elementwise):
 
 
 @op("complex_norm_sq")
-class ComplexNormSq(Part):
+class ComplexNormSq(ComplexPart):
     """The squared modulus, a real number."""
 
     def numpy(self, x: np.ndarray) -> np.ndarray:

@@ -41,7 +41,7 @@ LAYOUTS = {"bhsd": 4, "bshd": 4, "bsd": 3, "sd": 2}
 MASKS = ("none", "custom", "bias")
 
 
-class Sizes(NamedTuple):
+class AttentionSizes(NamedTuple):
     """The extents of one attention, whatever the layout."""
 
     batch: Dim
@@ -86,16 +86,16 @@ class AttentionFamily(Op):
     def scale(self) -> float:
         return self.head_dim**-0.5 if self.score_scale is None else self.score_scale
 
-    def sizes(self, q: TensorType, k: TensorType, v: TensorType) -> Sizes:
+    def sizes(self, q: TensorType, k: TensorType, v: TensorType) -> AttentionSizes:
         match self.layout:
             case "bhsd":
-                return Sizes(q.shape[0], q.shape[2], k.shape[2], v.shape[3])
+                return AttentionSizes(q.shape[0], q.shape[2], k.shape[2], v.shape[3])
             case "bshd":
-                return Sizes(q.shape[0], q.shape[1], k.shape[1], v.shape[3])
+                return AttentionSizes(q.shape[0], q.shape[1], k.shape[1], v.shape[3])
         wide = divide_exactly(v.shape[-1], self.kv_heads)
         self.require(wide is not None, f"{v} does not divide into {self.kv_heads} heads", code="S262")
         assert wide is not None
-        return Sizes(q.shape[0] if self.layout == "bsd" else 1, q.shape[-2], k.shape[-2], wide)
+        return AttentionSizes(q.shape[0] if self.layout == "bsd" else 1, q.shape[-2], k.shape[-2], wide)
 
     def packed(self, batch: Dim, heads: int, length: Dim, dim: Dim) -> tuple[Dim, ...]:
         """The shape of a tensor in this op's layout."""
@@ -108,7 +108,7 @@ class AttentionFamily(Op):
                 return batch, length, heads * dim
         return length, heads * dim
 
-    def check(self, q: TensorType, k: TensorType, v: TensorType, extra: tuple[TensorType, ...]) -> Sizes:
+    def check(self, q: TensorType, k: TensorType, v: TensorType, extra: tuple[TensorType, ...]) -> AttentionSizes:
         def option(ok: bool, message: str, code: str) -> None:
             self.require(ok, message, code=code, error=OptionError)
 
@@ -135,7 +135,7 @@ class AttentionFamily(Op):
         self._check_extra(sizes, q, extra)
         return sizes
 
-    def _check_extra(self, sizes: Sizes, q: TensorType, extra: tuple[TensorType, ...]) -> None:
+    def _check_extra(self, sizes: AttentionSizes, q: TensorType, extra: tuple[TensorType, ...]) -> None:
         if self.mask != "none":
             mask = extra[0]
             wanted = bool_ if self.mask == "custom" else q.dtype
@@ -194,7 +194,7 @@ class AttentionFamily(Op):
         """The inverse of `grouped`."""
         return reshape(x, (x.shape[0], self.num_heads, length, x.shape[3]))
 
-    def keeps(self, sizes: Sizes, extra: tuple[Value, ...]) -> Value | None:
+    def keeps(self, sizes: AttentionSizes, extra: tuple[Value, ...]) -> Value | None:
         """Which scores stay, as booleans that broadcast to [B, H, Sq, Sk]; None when all do."""
         found = extra[0] if self.mask == "custom" else None
         if self.causal or self.window is not None:
@@ -210,7 +210,9 @@ class AttentionFamily(Op):
             found = near if found is None else logical_and(found, near)
         return found
 
-    def probabilities(self, q: Value, k: Value, sizes: Sizes, extra: tuple[Value, ...]) -> tuple[Value, Value, Value]:
+    def probabilities(
+        self, q: Value, k: Value, sizes: AttentionSizes, extra: tuple[Value, ...]
+    ) -> tuple[Value, Value, Value]:
         """P [B, H, Sq, Sk] from q and k in [B, heads, S, D]; the capped scores, and where the score still matters."""
         scores = self.ungrouped(MatMul()(self.grouped(q), swapaxes(k, -1, -2)), sizes.queries) * self.scale
         if self.softcap is not None:

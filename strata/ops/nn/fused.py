@@ -16,7 +16,7 @@ from strata.ops.elementwise.activation import ACTIVATIONS, activation_name, halv
 from strata.ops.elementwise.logic import cast
 from strata.ops.elementwise.math import silu
 from strata.ops.linalg.matmul import MatMul
-from strata.ops.nn.norm import LayerNorm, RmsNorm, check_eps
+from strata.ops.nn.norm import LayerNormOp, RmsNorm, check_eps
 from strata.ops.nn.norm_gradients import check_affine, check_float
 
 Step = tuple[Any, ...]  # (op, operands) or (op, operands, fields)
@@ -107,7 +107,7 @@ class FusedResidualLN(FusedResidual):
     """layer_norm(x + residual (+ bias))."""
 
     def norm(self, axes: tuple[int, ...]) -> Op:
-        return LayerNorm(axes, self.eps)
+        return LayerNormOp(axes, self.eps)
 
 
 @op("fused_residual_rms_norm")

@@ -12,7 +12,7 @@ from strata.ops.base.movement import split
 from strata.ops.elementwise.activation import ACTIVATIONS, activation_name
 from strata.ops.linalg.matmul import MatMul
 from strata.ops.nn.attention_functions import attention
-from strata.ops.nn.norm import LayerNorm, check_eps
+from strata.ops.nn.norm import LayerNormOp, check_eps
 from strata.ops.nn.norm_gradients import check_float
 from strata.ops.nn.rope import rope
 
@@ -138,9 +138,9 @@ class FusedTransformerLayer(FusedBlock):
         names = ("hidden", "qkv_w", "out_w", "mask", *(("qkv_b", "out_b") if self.has_bias else ()))
         block = FusedAttentionBlock(self.heads, self.dim, self.has_bias, has_rope=False)
         attended = block.decompose(*(given[name] for name in names))
-        h = LayerNorm((2,), self.eps1)(x + attended, given["ln1_g"], given["ln1_b"])
+        h = LayerNormOp((2,), self.eps1)(x + attended, given["ln1_g"], given["ln1_b"])
         wide = ACTIVATIONS[self.act](project(h, "fc1"))
-        return LayerNorm((2,), self.eps2)(h + project(wide, "fc2"), given["ln2_g"], given["ln2_b"])
+        return LayerNormOp((2,), self.eps2)(h + project(wide, "fc2"), given["ln2_g"], given["ln2_b"])
 
     @classmethod
     def samples(cls) -> list[Sample]:

@@ -115,7 +115,7 @@ class AffineNorm(AxesNorm):
 
 
 @op("layer_norm")
-class LayerNorm(AffineNorm):
+class LayerNormOp(AffineNorm):
     """(x - mean) / sqrt(var + eps) γ + β."""
 
     def normal(self, x: Value) -> Value:
@@ -164,7 +164,7 @@ class LayerNorm2d(Op):
         return x
 
     def decompose(self, x: Value, *affine: Value) -> Value:
-        return LayerNorm((1,), self.eps)(x, *affine)
+        return LayerNormOp((1,), self.eps)(x, *affine)
 
     def numpy(self, x: np.ndarray, *affine: np.ndarray) -> np.ndarray:
         last = np.moveaxis(x, 1, -1)
@@ -183,7 +183,7 @@ class LayerNorm2d(Op):
 
 
 @op("group_norm")
-class GroupNorm(Op):
+class GroupNormOp(Op):
     """Each sample of [N, C, ...] normalised over groups of channels; takes (x), (x, γ) or (x, γ, β)."""
 
     groups: int
@@ -327,7 +327,7 @@ def layer_norm(
     x: Operand, gamma: Operand | None = None, beta: Operand | None = None, *, axis: Axis = -1, eps: float = 1e-5
 ) -> Value:
     """x with mean 0 and variance 1 over axes, times gamma plus beta, which have the sizes of those axes."""
-    return _affine_norm(LayerNorm, x, gamma, beta, axis, eps)
+    return _affine_norm(LayerNormOp, x, gamma, beta, axis, eps)
 
 
 @function()
@@ -357,7 +357,7 @@ def group_norm(
 ) -> Value:
     """[N, C, ...] normalised over each group of channels and all positions, sample by sample."""
     value = as_value(x)
-    return _apply(GroupNorm(int(groups), check_eps(eps, "group_norm")), value, *_with_channels(value, gamma, beta))
+    return _apply(GroupNormOp(int(groups), check_eps(eps, "group_norm")), value, *_with_channels(value, gamma, beta))
 
 
 @function()

@@ -15,7 +15,7 @@ from strata.mir import Op, Sample, Value, draw, function, op, placeholder
 from strata.ops.base.creation import zeros
 from strata.ops.base.frontend import Operand, promoted, same_shape
 from strata.ops.base.movement import broadcast_to, insert_axis, moveaxis, reshape
-from strata.ops.control.scanning import Scan
+from strata.ops.control.scanning import ScanOp
 from strata.ops.control.tracing import make_graph
 from strata.ops.elementwise.logic import cast
 from strata.ops.elementwise.math import exp
@@ -94,7 +94,7 @@ class SelectiveScan(Recurrent):
         y = sum_(moved * insert_axis(ct, 1), -1)
         formals = [("s", state), ("a", rates), *zip(("x", "delta", "b", "c"), names, strict=True)]
         body = make_graph("selective_step", formals, [moved, y])
-        outs = Scan(body, length, num_carry=1, num_consts=1)(zeros(state.shape, wide), factors, *rows)
+        outs = ScanOp(body, length, num_carry=1, num_consts=1)(zeros(state.shape, wide), factors, *rows)
         return cast(moveaxis(outs[1], 0, 1), x.dtype)
 
     def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim) -> Value:
@@ -181,7 +181,7 @@ class GatedDeltaNet(Recurrent):
         moved = decayed + column * insert_axis(error, -2)
         y = sum_(moved * insert_axis(qt, -1), -2) * (1 / math.sqrt(self.state_size))
         body = make_graph("delta_step", [("s", state), *zip("qkvgb", names, strict=True)], [moved, y])
-        last, ys = Scan(body, length, num_carry=1, num_consts=0)(first, *rows)
+        last, ys = ScanOp(body, length, num_carry=1, num_consts=0)(first, *rows)
         return cast(moveaxis(ys, 0, 1), q.dtype), cast(last, q.dtype)
 
     def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim) -> tuple[Value, ...]:

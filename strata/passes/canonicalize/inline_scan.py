@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from strata.mir import Graph, Value, toposort
-from strata.ops import Scan, reshape
+from strata.ops import ScanOp, reshape
 from strata.passes.base import Pass, PassContext, register, rewrite
 
 
@@ -25,12 +25,12 @@ class InlineScan(Pass):
 
 
 def _is_single(op: object) -> bool:
-    return isinstance(op, Scan) and op.length == 1
+    return isinstance(op, ScanOp) and op.length == 1
 
 
 def _step(value: Value, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
     op = value.node.op
-    if not isinstance(op, Scan) or not _is_single(op):
+    if not isinstance(op, ScanOp) or not _is_single(op):
         return None
     first = op.num_carry + op.num_consts
     rows = [reshape(x, x.shape[1:]) for x in inputs[first:]]

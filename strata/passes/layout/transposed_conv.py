@@ -25,7 +25,7 @@ MOST_PHASES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class ConvPhase:
     """Of one axis: the first tap of a phase, how many it has, and the input pixel, from q on, that it sees first."""
 
     first: int
@@ -93,26 +93,26 @@ def as_product(node: Node, x: Value, w: Value) -> Value:
     return whole if whole.shape == shape else Slice((0,) * (rank + 2), shape, (1,) * (rank + 2))(whole)
 
 
-def _axes(op: Any, w: Value) -> list[list[Phase]]:
+def _axes(op: Any, w: Value) -> list[list[ConvPhase]]:
     """The phases of each axis."""
     given = zip(op.input_dilation, op.padding, w.shape[2:], strict=True)
     return [_phases(s, low, int(k)) for s, (low, _), k in given]
 
 
-def _phases(spread: int, low: int, kernel: int) -> list[Phase]:
+def _phases(spread: int, low: int, kernel: int) -> list[ConvPhase]:
     found = []
     for r in range(spread):
         first = (low - r) % spread
-        found.append(Phase(first, max(0, -(-(kernel - first) // spread)), (r + first - low) // spread))
+        found.append(ConvPhase(first, max(0, -(-(kernel - first) // spread)), (r + first - low) // spread))
     return found
 
 
-def _reach(phases: Sequence[Phase]) -> int:
+def _reach(phases: Sequence[ConvPhase]) -> int:
     """Taps from the first to the last that any phase has."""
     return max(1, max(p.start + p.taps for p in phases) - min(p.start for p in phases))
 
 
-def _cost(outputs: int, axes: Sequence[Sequence[Phase]], apart: int) -> float:
+def _cost(outputs: int, axes: Sequence[Sequence[ConvPhase]], apart: int) -> float:
     """Products of a pixel where phases of so many axes, from the first on, have a convolution each."""
     taps = prod(sum(p.taps for p in phases) for phases in axes[:apart]) * prod(_reach(p) for p in axes[apart:])
     beyond = APART if apart == len(axes) else MOVED if apart < len(axes) - 1 else 1.0
@@ -123,7 +123,7 @@ def _up(count: int) -> int:
     return -(-count // LANES) * LANES
 
 
-def _taps(w: Value, phases: Sequence[Phase], spread: Sequence[int]) -> Value:
+def _taps(w: Value, phases: Sequence[ConvPhase], spread: Sequence[int]) -> Value:
     """The taps of one phase of every axis, as [O, C / groups, *taps]."""
     start = (0, 0, *(p.first for p in phases))
     return Slice(start, w.shape, (1, 1, *spread))(w)
@@ -140,7 +140,7 @@ def _plain(x: Value, taps: Value, groups: Any, starts: Sequence[int], counts: Se
 
 
 def _by_phases(
-    groups: Any, x: Value, w: Value, axes: Sequence[Sequence[Phase]], counts: Sequence[Dim], apart: int
+    groups: Any, x: Value, w: Value, axes: Sequence[Sequence[ConvPhase]], counts: Sequence[Dim], apart: int
 ) -> Value:
     """A convolution for every phase of the first axes; the results as [N, q, r, q, r, …, O]."""
 
@@ -163,8 +163,8 @@ def _together(
     groups: Any,
     x: Value,
     w: Value,
-    axes: Sequence[Sequence[Phase]],
-    chosen: Sequence[Sequence[Phase]],
+    axes: Sequence[Sequence[ConvPhase]],
+    chosen: Sequence[Sequence[ConvPhase]],
     counts: Sequence[Dim],
     apart: int,
 ) -> Value:

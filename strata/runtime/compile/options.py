@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from strata.arguments import own_checks
-from strata.backends import Spread
+from strata.backends import ThreadSpread
 from strata.config import config
 from strata.core import here
 from strata.errors import OptionError
@@ -126,11 +126,11 @@ class CompileOptions:
                 )
 
     @property
-    def spread(self) -> Spread | None:
+    def spread(self) -> ThreadSpread | None:
         """The mesh and how arrays are cut over it; None on one device."""
         if self.mesh is None:
             return None
-        return Spread(tuple(self.mesh.items()), {name: _cuts(cuts) for name, cuts in (self.shard or {}).items()})
+        return ThreadSpread(tuple(self.mesh.items()), {name: _cuts(cuts) for name, cuts in (self.shard or {}).items()})
 
     @property
     def key(self) -> str:

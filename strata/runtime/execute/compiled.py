@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from strata.arguments import hot, refused, signed, too_many, untouched
-from strata.backends import Executable, Quick
+from strata.backends import Executable, FastCall
 from strata.config import config
 from strata.core import here, new_rlock
 from strata.errors import OptionError, UnknownNameError
@@ -23,7 +23,7 @@ from strata.runtime.execute.arrays import USABLE, StoredArray, check_output, kep
 from strata.runtime.execute.background import background
 from strata.runtime.execute.extent import Extents, Remembering, is_remembered
 from strata.runtime.execute.memory import MemoryReport, makers_of
-from strata.runtime.execute.state import State, updates_in_place
+from strata.runtime.execute.state import GraphState, updates_in_place
 from strata.runtime.report.observe import OBSERVERS, run_observed
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class CompiledGraph:
         self._sizes: dict[Any, tuple[dict[str, int], tuple[Any, ...]]] = {}
         self._makers = makers_of(self._outputs) if self._is_static else ()
         self._threads_option = options.threads
-        self._state: State | None = None
+        self._state: GraphState | None = None
         self._extents: Extents | None = None
         self._is_special = False  # has state, or an active extent
         self._last: Sequence[np.ndarray] = ()  # what the last run gave, of a graph that can have extents
@@ -91,7 +91,7 @@ class CompiledGraph:
             given = f"{self.device} compiles to a {type(executable).__name__}"
             raise OptionError(f"{given}, which is no strata.backends.Executable", code="O413", place=here())
         quick = executable.quick
-        self._quick: Quick | None = Remembering(quick, self) if quick is not None and is_remembered(self) else quick
+        self._quick: FastCall | None = Remembering(quick, self) if quick is not None and is_remembered(self) else quick
         self._executable, self._run = executable, executable.run  # behind it: see `_teach`
 
     # signature
@@ -298,7 +298,7 @@ class CompiledGraph:
         if quick is not None and self._is_static and quick.wants(threads):
             self._teach(quick, [make(shape, dtype) for make, shape, dtype in makers], threads)
 
-    def _teach(self, quick: Quick, outputs: list[np.ndarray], threads: int | None) -> None:
+    def _teach(self, quick: FastCall, outputs: list[np.ndarray], threads: int | None) -> None:
         """Tell of a run that went the long way, unless the executable has become another meanwhile."""
         executable = self._executable
         if self._quick is quick:
@@ -500,9 +500,9 @@ class CompiledGraph:
         with self._lock:
             return (self._extents or Extents(self)).reasons(axis)
 
-    def _own_state(self) -> State:
+    def _own_state(self) -> GraphState:
         if self._state is None:
-            self._state = State(self._lir, dict(self._inputs), self._outputs)
+            self._state = GraphState(self._lir, dict(self._inputs), self._outputs)
         return self._state
 
     def _note_special(self) -> None:

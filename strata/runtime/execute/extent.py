@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.backends import Quick
+from strata.backends import FastCall
 from strata.core import SymExpr, TensorType, bounds, here
 from strata.errors import OptionError, UnknownNameError
 from strata.mir import Graph, leaf_name, near, substitute_values
@@ -159,7 +159,7 @@ def is_remembered(graph: CompiledGraph) -> bool:
 class Remembering:
     """A short way into a program whose results its owner remembers, for extents that are set later."""
 
-    def __init__(self, quick: Quick, owner: CompiledGraph) -> None:
+    def __init__(self, quick: FastCall, owner: CompiledGraph) -> None:
         self._quick, self._owner = quick, weakref.ref(owner)
         self.wants, self.learn = quick.wants, quick.learn
 

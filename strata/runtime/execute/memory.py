@@ -29,7 +29,7 @@ class BlockPool:
     """Free blocks by size class: sizes are rounded up to an eighth of a power of two, so that near ones share."""
 
     def __init__(self, keep: int = KEEP) -> None:
-        self._free: dict[int, list[Block]] = {}
+        self._free: dict[int, list[MemoryBlock]] = {}
         self._held = 0
         self._keep = keep
         self._lock = new_rlock()  # an array may end while it is held
@@ -60,7 +60,7 @@ class BlockPool:
         base.block = block
         return np.ndarray(shape, dtype, base)
 
-    def _take(self, size: int) -> Block:
+    def _take(self, size: int) -> MemoryBlock:
         with self._lock:
             blocks = self._free.get(size)
             if blocks:
@@ -68,17 +68,17 @@ class BlockPool:
                 return blocks.pop()
         return self._new(size)
 
-    def _new(self, size: int) -> Block:
+    def _new(self, size: int) -> MemoryBlock:
         """A block of its own, or, where that is too short for a huge page, next to others in one."""
         if not NEIGHBOURS <= size < HUGE_PAGE:
-            return Block(new_pages(size))
+            return MemoryBlock(new_pages(size))
         with self._lock:
             if len(self._region) < size:
                 self._region = new_pages(REGION)
             memory, self._region = self._region[:size], self._region[size:]
-        return Block(memory)
+        return MemoryBlock(memory)
 
-    def give(self, block: Block, size: int) -> None:
+    def give(self, block: MemoryBlock, size: int) -> None:
         with self._lock:
             if self._held + size <= self._keep:
                 self._free.setdefault(size, []).append(block)
@@ -99,7 +99,7 @@ def _lease_of(pool: BlockPool, size: int) -> Any:
     return type("Lease", (ctypes.c_char * size,), {"__del__": end})
 
 
-class Block:
+class MemoryBlock:
     """Memory and where it is."""
 
     __slots__ = ("address", "memory")

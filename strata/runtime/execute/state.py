@@ -15,7 +15,7 @@ from strata.mir import near
 from strata.runtime.execute.arrays import read_array
 
 
-class State:
+class GraphState:
     """Kept values by input name. The owner holds a lock while it is used."""
 
     def __init__(self, lir: Lir, inputs: Mapping[str, TensorType], outputs: Sequence[TensorType]) -> None:
@@ -89,8 +89,8 @@ class State:
         for name, i in self._feeds.items():
             self.values[name] = outputs[i].copy()
 
-    def copy(self) -> State:
-        made = State(self._lir, self._inputs, self._outputs)
+    def copy(self) -> GraphState:
+        made = GraphState(self._lir, self._inputs, self._outputs)
         made.values = {name: a.copy() for name, a in self.values.items()}
         made._feeds, made._in_place = dict(self._feeds), dict(self._in_place)
         return made

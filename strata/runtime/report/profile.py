@@ -112,7 +112,7 @@ def random_feeds(compiled: CompiledGraph, given: Mapping[str, Any]) -> dict[str,
     return made
 
 
-def row_of(lir: Lir, at: int, seconds: float, binding: Mapping[str, int], machine: Machine) -> Row:
+def row_of(lir: Lir, at: int, seconds: float, binding: Mapping[str, int], machine: MeasuredMachine) -> Row:
     step = lir.schedule[at]
     moved, work = bytes_of(lir, step, binding), flops_of(step, binding)
     least = max(moved / machine.bytes_per_second, work / machine.flops_per_second)
@@ -170,7 +170,7 @@ def _number(dim: Dim, binding: Mapping[str, int]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MeasuredMachine:
     """What this processor reaches on simple loops: the two sides of the roofline."""
 
     bytes_per_second: float
@@ -178,7 +178,7 @@ class Machine:
 
 
 @cache
-def measured_machine() -> Machine:
+def measured_machine() -> MeasuredMachine:
     """Measured once in about 30 ms: a copy larger than the caches, and a matmul whose matrices fit in them."""
     source = np.ones(4 << 20, np.float64)
     target = np.empty_like(source)
@@ -186,7 +186,7 @@ def measured_machine() -> Machine:
     out = np.empty_like(a)
     copying = _best(lambda: np.copyto(target, source), 3)
     product = _best(lambda: np.matmul(a, a, out=out), 5)
-    return Machine(2 * source.nbytes / copying, 2 * 512**3 / product)
+    return MeasuredMachine(2 * source.nbytes / copying, 2 * 512**3 / product)
 
 
 def _best(call: Callable[[], Any], repeats: int) -> float:

@@ -21,7 +21,7 @@ from strata.config import config, logger
 from strata.core import Dim, Symbol, Target, TensorType, as_dtype, parse_dim
 from strata.errors import FileError, StrataError
 from strata.kernel import StoredKernel, show_kernel
-from strata.lir import Buffer, Io, Lir, Spacing, Step, node_text, unproven_views, verify_plan
+from strata.lir import Io, Lir, LirBuffer, Spacing, Step, node_text, unproven_views, verify_plan
 from strata.mir import (
     Constant,
     Graph,
@@ -238,7 +238,7 @@ def read_plan(data: bytes, source: Graph | None, whole: Callable[[], Graph], tar
     kernels = [StoredKernel.of(text) for text in head["kernels"]]
     nodes: list[str] = head["nodes"]
     buffers = tuple(
-        Buffer(name, kind_of(kind), role, key, birth, death, alias)
+        LirBuffer(name, kind_of(kind), role, key, birth, death, alias)
         for name, kind, role, key, birth, death, alias in head["buffers"]
     )
     steps = tuple(_read_step(row, kernels, nodes, symbols) for row in head["steps"])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.backends.offload import Driver, OffloadBackend, Pool, room_for
+from strata.backends.offload import BufferPool, DeviceDriver, OffloadBackend, room_for
 from strata.core import dim_prod, f32, i32, substitute, sym
 from strata.errors import OutOfMemoryError
 from strata.kernel import Kernel, KernelBuilder, interpret
@@ -39,7 +39,7 @@ class Made:
         return (8,)
 
 
-class NumpyDriver(Driver):
+class NumpyDriver(DeviceDriver):
     """Buffers are bytes that start as garbage; kernels are interpreted."""
 
     def __init__(self, *, in_place: bool = False, memory: int | None = None) -> None:
@@ -264,7 +264,7 @@ def test_memory_is_used_again_within_a_run_and_short_memory_is_an_error() -> Non
 
 def test_waiting_buffers_make_room_for_others() -> None:
     driver = NumpyDriver(memory=4096)
-    pool = Pool(driver)
+    pool = BufferPool(driver)
     buffer, room = pool.take(3000)
     pool.give(buffer, room)
     assert pool.free_bytes == room
@@ -275,7 +275,7 @@ def test_waiting_buffers_make_room_for_others() -> None:
 
 def test_a_pool_keeps_no_more_than_it_may() -> None:
     driver = NumpyDriver()
-    pool = Pool(driver, kept_bytes=1000)
+    pool = BufferPool(driver, kept_bytes=1000)
     pairs = [pool.take(600) for _ in range(3)]
     for buffer, room in pairs:
         pool.give(buffer, room)

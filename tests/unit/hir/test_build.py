@@ -6,7 +6,7 @@ import pytest
 from strata import hir
 from strata.core import f32, sym
 from strata.errors import LowerError, ParseError
-from strata.hir import Module, reflect, wrap_mir_graph
+from strata.hir import HirModule, reflect, wrap_mir_graph
 from strata.mir import Graph, evaluate
 from strata.ops.elementwise.math import Exp
 
@@ -21,8 +21,8 @@ hir @ffn(x: f32[S, 8], param w: f32[8, 6], param "h0": f32[6]) -> f32[S, 6], f32
 }"""
 
 
-def example() -> Module:
-    m = Module("ffn", fusion="fusable")
+def example() -> HirModule:
+    m = HirModule("ffn", fusion="fusable")
     x, w, b = m.input("x", (sym("S", 1, 64), 8)), m.param("w", (8, 6)), m.param("h0", (6,))
     w2 = m.param("w2", (6, 3))
     with m.scope("layer0"):
@@ -63,7 +63,7 @@ def test_wrong_text_names_the_line(change: tuple[str, str], message: str) -> Non
 
 
 def test_every_op_is_a_method_of_modules_and_values(rng) -> None:
-    m = Module("ops")
+    m = HirModule("ops")
     x, y = m.input("x", (2, 3)), m.input("y", (3, 2))
     a = (x + y.T) / 2 - x * 3.0
     b = -abs(a) @ y
@@ -87,7 +87,7 @@ def test_every_op_is_a_method_of_modules_and_values(rng) -> None:
 def test_graph_values_are_taken_over_with_their_leaves(rng) -> None:
     g = Graph("hello")
     x, w = g.input("x", (1, 4), "f32"), g.param("w", (4, 2), "f32")
-    m = Module("ffn", fusion="direct")
+    m = HirModule("ffn", fusion="direct")
     h = m.linear(x.exp(), w, bias=None, act="gelu")
     m.outputs(h, m.linear(x, w))
     assert [v.text for v in m.inputs] == ["x"]
@@ -98,7 +98,7 @@ def test_graph_values_are_taken_over_with_their_leaves(rng) -> None:
 
 
 def test_mir_applies_one_op_verbatim() -> None:
-    m = Module("v")
+    m = HirModule("v")
     y = m.mir(Exp(), m.input("x", (3,)))
     assert y.type == f32[3]
     assert y.label == "exp"
@@ -127,20 +127,20 @@ def test_reflection() -> None:
 
 
 def test_labels_of_another_module_do_not_leak_through_shared_constants() -> None:
-    first = Module("a")
+    first = HirModule("a")
     kept = first.outputs(first.named("mine", lambda m: m.input("x", (2,)) * 7.5)).lower()
-    second = Module("b")
+    second = HirModule("b")
     second.outputs(second.input("x", (2,)) * 7.5)
     assert [n.label for n in second.nodes] == ["x", "constant", "multiply"]
     assert kept.results
 
 
 def test_define_takes_the_returned_outputs() -> None:
-    m = Module.define("d", lambda m: m.linear(m.input("x", (2, 3)), m.param("w", (3, 4)), act="relu"))
+    m = HirModule.define("d", lambda m: m.linear(m.input("x", (2, 3)), m.param("w", (3, 4)), act="relu"))
     assert m.results[0].type == f32[2, 4]
 
 
 def test_a_value_has_no_truth_value() -> None:
-    m = Module("t")
+    m = HirModule("t")
     with pytest.raises(LowerError, match="has no truth value"):
         bool(m.input("x", (1,)))

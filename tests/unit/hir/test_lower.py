@@ -8,7 +8,7 @@ import pytest
 from strata import hir, ops
 from strata.core import TensorType, bf16, f32, i64
 from strata.errors import LowerError, OptionError, ShapeError, UnknownNameError
-from strata.hir import Module, lower, lower_for_autodiff
+from strata.hir import HirModule, lower, lower_for_autodiff
 from strata.mir import Graph, evaluate, pullback
 from strata.ops.quant.dequant import quantize_weights
 
@@ -17,7 +17,7 @@ def counts(graph: Graph) -> Counter[str]:
     return Counter(node.op.name for node in graph.nodes() if node.op.name not in ("input", "param"))
 
 
-def feeds(module: Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
+def feeds(module: HirModule, rng: np.random.Generator) -> dict[str, np.ndarray]:
     arrays = {}
     for leaf in (*module.inputs, *module.params):
         shape = leaf.type.static_shape
@@ -28,7 +28,7 @@ def feeds(module: Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
     return arrays
 
 
-def check_policies_agree(module: Module, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+def check_policies_agree(module: HirModule, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
     arrays = feeds(module, rng)
     direct = evaluate(lower(module, "direct"), arrays, wide=True)
     fusable = evaluate(lower(module, "fusable"), arrays, wide=True)
@@ -37,15 +37,15 @@ def check_policies_agree(module: Module, rng: np.random.Generator) -> tuple[np.n
     return direct
 
 
-def linear_module(act: str | None = "gelu", *, bias: bool = True) -> Module:
-    m = Module("linear")
+def linear_module(act: str | None = "gelu", *, bias: bool = True) -> HirModule:
+    m = HirModule("linear")
     x, w = m.input("x", (4, 8)), m.param("w", (8, 6))
     b = m.param("b", (6,)) if bias else None
     return m.outputs(m.linear(x, w, b, act=act))
 
 
-def swiglu_module() -> Module:
-    m = Module("ffn")
+def swiglu_module() -> HirModule:
+    m = HirModule("ffn")
     x = m.input("x", (4, 8))
     up, gate, down = m.param("up", (8, 6)), m.param("gate", (8, 6)), m.param("down", (6, 8))
     return m.outputs(m.swiglu_ffn(x, up, gate, down))
@@ -67,7 +67,7 @@ def test_linear_without_bias_is_the_same_in_both(rng) -> None:
 
 
 def test_linear_fused_is_fused_in_both(rng) -> None:
-    m = Module("f")
+    m = HirModule("f")
     m.outputs(m.linear_fused(m.input("x", (4, 8)), m.param("w", (8, 6)), m.param("b", (6,)), act="silu"))
     assert counts(m.lower()) == counts(m.lower("fusable")) == {"fused_matmul_bias_act": 1}
 
@@ -90,7 +90,7 @@ def test_swiglu_ffn_equals_the_formula(rng) -> None:
 
 
 def test_residual_rms_norm(rng) -> None:
-    m = Module("r")
+    m = HirModule("r")
     x, r, g, b = m.input("x", (3, 4)), m.input("r", (3, 4)), m.param("g", (4,)), m.param("b", (4,))
     m.outputs(m.residual_rms_norm(x, r, g, b, eps=1e-6))
     assert counts(m.lower()) == {"fused_residual_rms_norm": 1}
@@ -99,7 +99,7 @@ def test_residual_rms_norm(rng) -> None:
 
 
 def test_a_shared_pair_is_lowered_once(rng) -> None:
-    m = Module("pair")
+    m = HirModule("pair")
     x, w1, w2 = m.input("x", (3, 4)), m.param("w1", (4, 5)), m.param("w2", (4, 2))
     a, b = m.shared_linear_pair(x, w1, w2)
     assert (a.label, b.label) == ("shared_linear_pair[0]", "shared_linear_pair[1]")
@@ -112,7 +112,7 @@ def test_a_shared_pair_is_lowered_once(rng) -> None:
 
 
 def test_attention_rope_and_norm_blocks_equal_the_ops(rng) -> None:
-    m = Module("a")
+    m = HirModule("a")
     q, k, v = (m.input(n, (2, 3, 8)) for n in "qkv")
     cos, sin, g = m.param("cos", (3, 2)), m.param("sin", (3, 2)), m.param("g", (8,))
     turned = m.rope(q, cos, sin, head_dim=4)
@@ -134,7 +134,7 @@ def test_attention_rope_and_norm_blocks_equal_the_ops(rng) -> None:
 
 
 def test_depthwise_conv1d_causal_equals_a_loop(rng) -> None:
-    m = Module("c")
+    m = HirModule("c")
     x, w, pad = m.input("x", (2, 5, 3)), m.param("w", (3, 1, 1, 4)), m.input("pad", (2, 3, 3))
     m.outputs(m.depthwise_conv1d_causal(x, w, pad, kernel=4))
     (got,) = check_policies_agree(m, rng)
@@ -147,13 +147,13 @@ def test_depthwise_conv1d_causal_equals_a_loop(rng) -> None:
             want[:, t] += long[:, t + j] * arrays["w"][:, 0, 0, j]
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     with pytest.raises(LowerError, match=r"left_pad must have shape \[2, 4, 3\]"):
-        Module.depthwise_conv1d_causal(m, x, m.param("w5", (3, 1, 1, 5)), pad, kernel=5)
+        HirModule.depthwise_conv1d_causal(m, x, m.param("w5", (3, 1, 1, 5)), pad, kernel=5)
 
 
 @pytest.mark.parametrize("scheme", ["int8/8", "int4/8", "fp8e4m3", "gguf_q8_0"])
 def test_dequant_matmul(scheme: str, rng) -> None:
     codes, *sides = quantize_weights(rng.standard_normal((32, 3)), scheme)
-    m = Module("q")
+    m = HirModule("q")
     x = m.input("x", (2, 32))
     m.outputs(m.dequant_matmul(x, codes, *sides, scheme=scheme))
     array = rng.standard_normal((2, 32)).astype(np.float32)
@@ -165,7 +165,7 @@ def test_dequant_matmul(scheme: str, rng) -> None:
 
 
 def test_gated_delta_net_with_and_without_state(rng) -> None:
-    m = Module("gdn")
+    m = HirModule("gdn")
     q, k, v = (m.input(n, (1, 3, 2, 4)) for n in "qkv")
     g, beta, state = m.input("g", (1, 3, 2)), m.input("beta", (1, 3, 2)), m.input("state", (1, 2, 4, 4))
     plain = m.gated_delta_net(q, k, v, g, beta)
@@ -177,8 +177,8 @@ def test_gated_delta_net_with_and_without_state(rng) -> None:
     np.testing.assert_allclose(a, b)
 
 
-def llama_module(kv_heads: int = 1, mask_kind: str = "causal") -> Module:
-    m = Module("llama")
+def llama_module(kv_heads: int = 1, mask_kind: str = "causal") -> HirModule:
+    m = HirModule("llama")
     x = m.input("x", (2, 3, 8))
     shapes = {
         "ln1_g": (8,),
@@ -238,7 +238,7 @@ def test_a_decoder_block_equals_plain_numpy(rng) -> None:
 
 
 def test_the_draft_head_takes_29_inputs_and_reads_one_token(rng) -> None:
-    m = Module("mtp")
+    m = HirModule("mtp")
     width, heads, dim = 8, 2, 4
     shapes = {
         "hidden": (2, 3, width),
@@ -285,7 +285,7 @@ def test_lowering_for_derivatives_is_fusable_and_differentiates() -> None:
 
 
 def test_symbolic_batch_and_sequence(rng) -> None:
-    m = Module("sym")
+    m = HirModule("sym")
     x = m.input_batch_seq("x", "batch", "seq", 64)
     m.outputs(m.linear(x, m.param("w", (64, 2)), m.param("b", (2,)), act="relu"))
     graph = m.lower()
@@ -297,7 +297,7 @@ def test_symbolic_batch_and_sequence(rng) -> None:
 
 
 def test_provenance_is_kept() -> None:
-    m = Module("p")
+    m = HirModule("p")
     x, w, b = m.input("x", (4, 8)), m.param("w", (8, 8)), m.param("b", (8,))
     with m.scope("layer0"):
         h = m.linear(x, w, b, act="gelu")
@@ -311,7 +311,7 @@ def test_provenance_is_kept() -> None:
 
 
 def test_half_precision_modules(rng) -> None:
-    m = Module("half")
+    m = HirModule("half")
     x, w, b = m.input("x", (4, 8), bf16), m.param("w", (8, 6), bf16), m.param("b", (6,), bf16)
     m.outputs(m.linear(x, w, b, act="gelu"))
     assert m.lower().results[0].dtype is bf16
@@ -319,7 +319,7 @@ def test_half_precision_modules(rng) -> None:
 
 
 def test_mistakes() -> None:
-    m = Module("m")
+    m = HirModule("m")
     x, w, b = m.input("x", (4, 8)), m.param("w", (9, 6)), m.param("b", (6,))
     with pytest.raises(ShapeError, match=r"linear: .*inner sizes differ, 8 and 9") as caught:
         m.linear(x, w, b)
@@ -338,11 +338,11 @@ def test_mistakes() -> None:
     with pytest.raises(LowerError, match="module 'm' has no outputs"):
         m.lower()
     with pytest.raises(OptionError, match="fusion is 'direct' or 'fusable', got 'eager'"):
-        Module("n", fusion="eager")
+        HirModule("n", fusion="eager")
     with pytest.raises(OptionError, match="module 'm' has an input or parameter 'x' already"):
         m.param("x", (1,))
     with pytest.raises(LowerError, match=r"x : f32\[4, 8\] belongs to module 'm', not to 'n'"):
-        Module("n").relu(x)
+        HirModule("n").relu(x)
     with pytest.raises(OptionError, match="no activation is named 'gelo'"):
         m.linear(x, m.param("w2", (8, 6)), act="gelo")
     with pytest.raises(AttributeError, match="a module has no block or op 'linaer'"):

@@ -9,7 +9,7 @@ import pytest
 
 from strata.backends.llvm.codegen.compile import compile_kernel
 from strata.core import DType, Target, f32, i8, i16, i32, u8, u16
-from strata.kernel import Code, Const, Expr, Kernel, KernelBuilder, apply, code_of, interpret
+from strata.kernel import Const, Expr, Kernel, KernelBuilder, QuantCode, apply, code_of, interpret
 
 TARGETS = [name for name in ("host", "avx2", "baseline") if Target.named(name).runs_on(Target.host())]
 DTYPES = (i8, u8, i16, u16)
@@ -72,17 +72,17 @@ def _x() -> Expr:
 
 def test_what_is_a_code() -> None:
     x = _x()
-    assert code_of(_code(x, u8, 128)) == Code(x, 128, u8)
-    assert code_of(_back(_code(x, i8, 3), 3)) == Code(x, 3, i8, 3)
-    assert code_of(apply("cast", apply("round", x), dtype=u8)) == Code(x, 0, u8)
+    assert code_of(_code(x, u8, 128)) == QuantCode(x, 128, u8)
+    assert code_of(_back(_code(x, i8, 3), 3)) == QuantCode(x, 3, i8, 3)
+    assert code_of(apply("cast", apply("round", x), dtype=u8)) == QuantCode(x, 0, u8)
 
 
 def test_what_is_below_zero_anyway() -> None:
     x = _x()
-    assert code_of(_code(_relu(x), u8, 0)) == Code(x, 0, u8)
+    assert code_of(_code(_relu(x), u8, 0)) == QuantCode(x, 0, u8)
     kept = _relu(x)
-    assert code_of(_code(kept, u8, 128)) == Code(kept, 128, u8)
-    assert code_of(_code(kept, i8, 0)) == Code(kept, 0, i8)
+    assert code_of(_code(kept, u8, 128)) == QuantCode(kept, 128, u8)
+    assert code_of(_code(kept, i8, 0)) == QuantCode(kept, 0, i8)
 
 
 def test_what_is_no_code() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from strata.kernel import Limits, Parallel, Schedule, search
+from strata.kernel import Parallel, Schedule, SearchLimits, search
 
 FIRST = Schedule((Parallel(1, 64),))
 
@@ -31,7 +31,7 @@ class Machine:
 @pytest.mark.parametrize("refused", [set(), {65, 66}, {65, 66, 67, 68}, set(range(65, 2000))], ids=len)
 def test_refused_candidates_do_not_stop_it(refused: set[int]) -> None:
     machine = Machine(refused, fastest=90)
-    limits = Limits(trials=40)
+    limits = SearchLimits(trials=40)
     trials = search(FIRST, endless, machine, limits)
     assert len(machine.tried) <= limits.trials * 2
     assert not {t.schedule.parallel.grain for t in trials} & refused

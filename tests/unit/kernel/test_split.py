@@ -10,10 +10,10 @@ import pytest
 
 from strata.core import DType, bool_, f32, f64, i8, i16, i32, sym, u8
 from strata.kernel import Kernel, KernelBuilder, Machine, Phases, interpret, normalize, show_kernel, split_reductions
-from strata.kernel.passes.split import Limits
+from strata.kernel.passes.split import SplitLimits
 from tests.unit.kernel import samples
 
-SMALL = Limits(terms=200, lines=4, columns=64, part_bytes=256, short_part_bytes=64, parts=4, open_parts=2)
+SMALL = SplitLimits(terms=200, lines=4, columns=64, part_bytes=256, short_part_bytes=64, parts=4, open_parts=2)
 
 
 def run(phases: Phases, arrays: list[Any], sizes: dict[str, int]) -> list[Any]:

@@ -9,7 +9,7 @@ from strata import ops
 from strata.core import f32
 from strata.errors import VerifyError
 from strata.lir import Lir, plan, verify_plan
-from strata.lir.memory import Block, lower_bound, pack
+from strata.lir.memory import ArenaBlock, lower_bound, pack
 from strata.mir import Graph
 
 
@@ -23,7 +23,7 @@ def chain(steps: int = 4, size: int = 16) -> Graph:
 
 
 def test_blocks_that_never_meet_share_memory():
-    offsets, total = pack([Block("a", 64, 0, 1), Block("b", 64, 2, 3), Block("c", 64, 1, 2)])
+    offsets, total = pack([ArenaBlock("a", 64, 0, 1), ArenaBlock("b", 64, 2, 3), ArenaBlock("c", 64, 1, 2)])
     assert offsets["a"] == offsets["b"] != offsets["c"]
     assert total == 128
 
@@ -33,7 +33,7 @@ def test_blocks_never_overlap_while_alive(rng):
         blocks = []
         for i in range(40):
             birth = int(rng.integers(0, 60))
-            blocks.append(Block(str(i), 64 * int(rng.integers(1, 40)), birth, birth + int(rng.integers(0, 12))))
+            blocks.append(ArenaBlock(str(i), 64 * int(rng.integers(1, 40)), birth, birth + int(rng.integers(0, 12))))
         offsets, total = pack(blocks)
         assert lower_bound(blocks) <= total <= sum(b.size for b in blocks)
         for i, a in enumerate(blocks):

@@ -8,7 +8,7 @@ import pytest
 from strata import ops
 from strata.core import sym
 from strata.errors import OptionError, UnknownNameError
-from strata.hir import Module
+from strata.hir import HirModule
 from strata.mir import Graph
 from strata.runtime import CompiledGraph, CompileOptions, Session, row_obstacles
 
@@ -144,7 +144,7 @@ def test_state_that_is_fed_keeps_its_tail() -> None:
 
 
 def test_blocks_with_fixed_sizes_have_extents() -> None:
-    m = Module("m")
+    m = HirModule("m")
     x = m.input("x", (sym("rows", 1, 8), 4))
     m.outputs(m.linear(x, m.param("w", (4, 4))))
     c = Session("cpu").compile(m, CompileOptions(dim_binding={"rows": 8}))

@@ -19,7 +19,7 @@ from strata.errors import (
     TraceError,
     UnknownNameError,
 )
-from strata.hir import Module
+from strata.hir import HirModule
 from strata.mir import Graph, infer_binding
 from strata.runtime import CompileOptions, CompilePipeline, assert_fused, dispatch_report
 
@@ -61,8 +61,8 @@ def claiming():
         registry._made.pop("claiming", None)
 
 
-def linear(bias=True, act="gelu") -> Module:
-    m = Module("linear")
+def linear(bias=True, act="gelu") -> HirModule:
+    m = HirModule("linear")
     x, w = m.input("x", (4, 8)), m.param("w", (8, 16))
     b = m.param("b", (16,)) if bias else None
     m.outputs(m.linear(x, w, b, act=act))
@@ -94,7 +94,7 @@ def test_memory_is_shared():
 
 
 def test_modules_defined_by_a_function():
-    m = Module.define("two", lambda m: (m.input("x", (4, 8)) @ m.param("w", (8, 8))).relu() @ m.param("v", (8, 2)))
+    m = HirModule.define("two", lambda m: (m.input("x", (4, 8)) @ m.param("w", (8, 8))).relu() @ m.param("v", (8, 2)))
     assert CompilePipeline("cpu").compile_module(m).lir.arena_size > 0
 
 
@@ -154,7 +154,7 @@ def test_symbols_are_listed_and_specialised():
 
 
 def test_unbound_symbols_stay():
-    m = Module("m")
+    m = HirModule("m")
     x = m.input_batch_seq("x", hidden=64)
     m.outputs(m.linear(x, m.param("w", (64, 64)), m.param("b", (64,)), act="relu"))
     result = CompilePipeline("cpu").compile(m)

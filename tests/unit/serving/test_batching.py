@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from strata.errors import OptionError, UnknownNameError
-from strata.serving import AdapterQueue, Batcher, Piece, Prefill
+from strata.serving import AdapterQueue, Batcher, Prefill, PrefillChunk
 
 
 def queue(*totals: int) -> deque[Prefill[str]]:
@@ -19,7 +19,7 @@ def test_those_being_continued_come_first() -> None:
     prompts = queue(3, 4)
     batch = Batcher(10, 8).build(["a", "b", "c"], prompts)
     assert batch.decodes == ("a", "b", "c")
-    assert batch.pieces == (Piece("p0", 0, 3, True), Piece("p1", 0, 4, True))
+    assert batch.pieces == (PrefillChunk("p0", 0, 3, True), PrefillChunk("p1", 0, 4, True))
     assert batch.tokens == 10
     assert not prompts
     assert Batcher(2, 8).build(["a", "b", "c"], queue(1)).decodes == ("a", "b")
@@ -29,9 +29,9 @@ def test_the_first_prompt_that_does_not_fit_is_cut() -> None:
     prompts = queue(5, 3, 1)
     batch = Batcher(8, 8).build(["a"], prompts)
     assert batch.tokens == 8
-    assert batch.pieces == (Piece("p0", 0, 5, True), Piece("p1", 0, 2, False))
+    assert batch.pieces == (PrefillChunk("p0", 0, 5, True), PrefillChunk("p1", 0, 2, False))
     assert [(p.item, p.total - p.done, p.done) for p in prompts] == [("p1", 1, 2), ("p2", 1, 0)]  # nobody overtakes it
-    assert Batcher(8, 8).build([], prompts).pieces == (Piece("p1", 2, 3, True), Piece("p2", 0, 1, True))
+    assert Batcher(8, 8).build([], prompts).pieces == (PrefillChunk("p1", 2, 3, True), PrefillChunk("p2", 0, 1, True))
 
 
 def test_at_most_so_many_sequences() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from strata.errors import FileError
-from strata.testing import Case, check_case, find_cases, read_case
+from strata.testing import GoldenCase, check_case, find_cases, read_case
 
 TEXT = """\
 # pass: upper{times=1}
@@ -23,7 +23,7 @@ MIR @F {
 """
 
 
-def upper(case: Case) -> str:
+def upper(case: GoldenCase) -> str:
     return case.program.removeprefix("# a comment of the program\n").upper() + "\n"
 
 

@@ -6,7 +6,7 @@ import pytest
 from strata.core import f64, i64, sym
 from strata.errors import DTypeError, OptionError, ShapeError, StrataError, TraceError, UnknownNameError
 from strata.mir import Graph, evaluate, parse
-from strata.ops import Scan, cond, scan
+from strata.ops import ScanOp, cond, scan
 from strata.transforms import checkpoint, grad, grad_with_loss, hvp, jacfwd, jacrev, jvp, value_and_grad, vjp, vmap
 
 RNG = np.random.default_rng(3)
@@ -163,7 +163,7 @@ def test_a_forward_scan_runs_once(checkpoints):
     last, ys = scan(lambda c, x: ((c @ w + x).tanh(), c * 2.0), init, xs, checkpoints=checkpoints)
     g.outputs(last.sum() + ys.sum())
     both = grad_with_loss(g, ["init", "xs", "w"])
-    scans = [n.op for n in both.nodes() if isinstance(n.op, Scan)]
+    scans = [n.op for n in both.nodes() if isinstance(n.op, ScanOp)]
     runs = 2 if checkpoints == 3 else 1  # segments of 3, 3 and 2 steps
     assert [s.reverse for s in scans].count(False) == runs
     assert [s.reverse for s in scans].count(True) == runs
@@ -182,7 +182,7 @@ def test_a_gradient_computes_no_more_than_what_was_asked_for():
     last, ys = scan(lambda c, x: ((c @ w + x).tanh(), c * 2.0), init, xs)
     g.outputs(cond(last.sum() > 0.0, last.sum, ys.sum))
     for name, outputs in (("init", 1), ("w", 2), ("xs", 2)):
-        (sweep,) = [n for n in grad(g, [name]).nodes() if isinstance(n.op, Scan) and n.op.reverse]
+        (sweep,) = [n for n in grad(g, [name]).nodes() if isinstance(n.op, ScanOp) and n.op.reverse]
         assert len(sweep.types) == outputs, f"the carry's cotangent, and that of {name}"
     data = feeds(g)
     whole = evaluate(grad(g, ["init", "w", "xs"]), data | {"d_output": 1.0})

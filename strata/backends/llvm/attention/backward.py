@@ -19,7 +19,7 @@ from typing import Final
 from strata.backends.llvm.attention.form import DROPPED, OUTSIDE, AttentionSpec, pack_matrix
 from strata.backends.llvm.attention.rows import RowScores
 from strata.backends.llvm.gemm.micro import TileSet, call_micro
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
 from strata.backends.llvm.math import exponentials
 
 _POINTERS: Final = ("q", "k", "v", "dy", "dq", "dk", "dv", "work", "mask", "offset")
@@ -54,7 +54,7 @@ def work_size(spec: AttentionSpec, keys: int, parts: int, batch: int) -> int:
     return batch * spec.kv_heads * parts * (-(-(sum(sizes) + sums) // _ALIGN) * _ALIGN)
 
 
-def emit_backward(module: Module, spec: AttentionSpec, name: str = "slopes") -> tuple[str, str]:
+def emit_backward(module: IrModule, spec: AttentionSpec, name: str = "slopes") -> tuple[str, str]:
     """Adds both kernels; they take the same arguments."""
     assert can_go_back(spec)
     parameters = [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")]
@@ -70,7 +70,7 @@ def emit_backward(module: Module, spec: AttentionSpec, name: str = "slopes") -> 
 class _Backward(RowScores):
     """Emits the backward pass of one part of a key head's query rows."""
 
-    def __init__(self, f: Function, spec: AttentionSpec) -> None:
+    def __init__(self, f: IrFunction, spec: AttentionSpec) -> None:
         super().__init__(f, spec, BACKWARD_SLOTS)
         self.d_columns = spec.padded(spec.head_dim)
         self.sums = f.alloca(self.element, spec.query_rows * self.d_columns)  # dQ of the block

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Final
 
 from strata.backends.llvm.attention.form import DROPPED, OUTSIDE, Attend, AttentionSpec, pack_matrix
-from strata.backends.llvm.gemm.arith import Arithmetic, convert
+from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.gemm.micro import call_micro
-from strata.backends.llvm.ir.builder import Function, Module, Typed, Value, constant, vector, vector_constant
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Typed, Value, constant, vector, vector_constant
 from strata.backends.llvm.ir.registers import memory_type
 from strata.backends.llvm.math import exponentials
 from strata.core import DType, bool_
@@ -27,10 +27,10 @@ _LEAST_SCALE: Final = 1e-20  # above, DROPPED over the scale is a number
 _Body = Callable[[Value, list[str]], list[Value]]
 
 
-class Block(Attend):
+class QueryBlock(Attend):
     """Emits the attention of one block of query rows of one head."""
 
-    def __init__(self, f: Function, spec: AttentionSpec) -> None:
+    def __init__(self, f: IrFunction, spec: AttentionSpec) -> None:
         super().__init__(f, spec)
         self.wide = spec.padded(spec.query_rows)  # from key to key of the scores
         self.scores = f.alloca(self.element, spec.key_block * self.wide)
@@ -337,7 +337,7 @@ class Block(Attend):
         f.loop(0, rows, 1, [], one)
 
 
-def emit_score(module: Module, spec: AttentionSpec, height: int, vectors: int) -> str:
+def emit_score(module: IrModule, spec: AttentionSpec, height: int, vectors: int) -> str:
     """`void score(ptr k, i64 k_row, ptr q, ptr scores, ptr highest, i64 tiles)`: keys times a panel of queries.
 
     Maxima are taken while the next tile's products are under way: they need other parts of the processor.
@@ -345,7 +345,7 @@ def emit_score(module: Module, spec: AttentionSpec, height: int, vectors: int) -
     name = f"score_{spec.dtype}_{height}x{vectors}_{spec.head_dim}"
     if module.has(name):
         return name
-    arithmetic = Arithmetic(spec.dtype, spec.accumulator, spec.accumulator, spec.target)
+    arithmetic = GemmArithmetic(spec.dtype, spec.accumulator, spec.accumulator, spec.target)
     parameters = [("ptr noalias", "k"), ("i64", "k_row"), ("ptr noalias", "q"), ("ptr noalias", "scores")]
     parameters += [("ptr noalias", "highest"), ("i64", "tiles")]
     f = module.function(name, parameters, attributes="nounwind noinline", linkage="internal")
@@ -398,7 +398,7 @@ def emit_score(module: Module, spec: AttentionSpec, height: int, vectors: int) -
 class _Mask:
     """The mask of a block of rows, as vectors of queries."""
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: QueryBlock) -> None:
         self.block, self.f = block, block.f
         self.dtype: DType = bool_ if block.spec.mask == "custom" else block.spec.dtype
         spec = block.spec

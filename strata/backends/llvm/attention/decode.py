@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 from strata.backends.llvm.attention.form import SLOTS, AttentionSpec
 from strata.backends.llvm.attention.rows import RowScores
-from strata.backends.llvm.gemm.arith import Arithmetic, convert
-from strata.backends.llvm.gemm.micro import Micro, Tile, call_micro
+from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
+from strata.backends.llvm.gemm.micro import Micro, RegisterTile, call_micro
 from strata.backends.llvm.gemm.pack_b import transpose
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant, vector
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
 from strata.backends.llvm.ir.registers import memory_type
 from strata.backends.llvm.math import exponentials
 
@@ -36,7 +36,7 @@ def part_elements(spec: AttentionSpec) -> int:
     return spec.value_columns + spec.lanes
 
 
-def emit_merge(module: Module, spec: AttentionSpec, name: str = "merge") -> str:
+def emit_merge(module: IrModule, spec: AttentionSpec, name: str = "merge") -> str:
     """Adds the kernel that adds segments up, with the arguments of the decode; `work` is what they left."""
     f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
     decode = Decode(f, spec)
@@ -45,7 +45,7 @@ def emit_merge(module: Module, spec: AttentionSpec, name: str = "merge") -> str:
     return name
 
 
-def emit_decode(f: Function, spec: AttentionSpec) -> str:
+def emit_decode(f: IrFunction, spec: AttentionSpec) -> str:
     assert can_decode(spec)
     decode = Decode(f, spec)
     f.loop("%begin", "%end", 1, [], lambda chunk, _: decode.chunk(chunk))
@@ -56,11 +56,11 @@ def emit_decode(f: Function, spec: AttentionSpec) -> str:
 class Decode(RowScores):
     """Emits the attention of one query for all heads that share a key head."""
 
-    def __init__(self, f: Function, spec: AttentionSpec, slots: Sequence[str] = SLOTS) -> None:
+    def __init__(self, f: IrFunction, spec: AttentionSpec, slots: Sequence[str] = SLOTS) -> None:
         super().__init__(f, spec, slots)
         self.mask_step, self.out_step = self.number["mask_head"], self.number["out_head"]
         self.given = memory_type(spec.dtype)  # of queries, keys, values and results
-        self.mixing_rows = Arithmetic(spec.accumulator, spec.dtype, spec.accumulator, spec.target)
+        self.mixing_rows = GemmArithmetic(spec.accumulator, spec.dtype, spec.accumulator, spec.target)
 
     def _place(self, item: Value) -> tuple[Value, Value, Value, Value]:
         """The batch, the key head, its first query head and the query of a chunk."""
@@ -236,7 +236,7 @@ class Decode(RowScores):
             column = 0
             while column < spec.value_dim:
                 vectors = min(self._vectors_at_once(height), (spec.value_dim - column) // spec.lanes)
-                kernel = Micro(self.mixing_rows, Tile(height, vectors), "rows", strided_b=True).emit(f.module)
+                kernel = Micro(self.mixing_rows, RegisterTile(height, vectors), "rows", strided_b=True).emit(f.module)
                 a = f.address(self.element, self.scores, f.add(at, row * spec.score_step))
                 b = f.address(self.given, values, column)
                 c = f.address(self.element, self.sums, row * spec.value_columns + column)

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from strata.backends.llvm.gemm.arith import Arithmetic
+from strata.backends.llvm.gemm.arith import GemmArithmetic
 from strata.backends.llvm.gemm.micro import TileSet
 from strata.backends.llvm.gemm.pack_b import Panels, pack_panel
-from strata.backends.llvm.ir.builder import Function, Value, vector
+from strata.backends.llvm.ir.builder import IrFunction, Value, vector
 from strata.backends.llvm.ir.registers import memory_type
 from strata.backends.llvm.math import exponentials
 from strata.core import DType, Target, bool_, f32
@@ -195,7 +195,7 @@ def _needed(heights: tuple[int, ...], block: int, count: int | None) -> tuple[in
 class Arguments:
     """The argument block, loaded once per call: pointers, then numbers from `batch` on."""
 
-    def __init__(self, f: Function, spec: AttentionSpec, slots: Sequence[str] = SLOTS) -> None:
+    def __init__(self, f: IrFunction, spec: AttentionSpec, slots: Sequence[str] = SLOTS) -> None:
         self.f, self.spec = f, spec
         places = {slot: f.address("i64", "%args", i) for i, slot in enumerate(slots)}
         pointers = slots.index("batch")
@@ -215,7 +215,7 @@ class Arguments:
 
 
 def pack_matrix(
-    f: Function, panels: Panels, source: str, to: str, n: Value, k: Value, k_stride: Value, n_stride: Value
+    f: IrFunction, panels: Panels, source: str, to: str, n: Value, k: Value, k_stride: Value, n_stride: Value
 ) -> None:
     """An n by k matrix in panels."""
 
@@ -229,15 +229,15 @@ def pack_matrix(
 class Attend(Arguments):
     """What the kernels over blocks of query rows share: types, positions, ranges of keys."""
 
-    def __init__(self, f: Function, spec: AttentionSpec, slots: Sequence[str] = SLOTS) -> None:
+    def __init__(self, f: IrFunction, spec: AttentionSpec, slots: Sequence[str] = SLOTS) -> None:
         super().__init__(f, spec, slots)
         accumulator, target = spec.accumulator, spec.target
         self.element = memory_type(accumulator)
         self.type = vector(self.element, spec.lanes)
         self.size = accumulator.itemsize
-        self.scoring = Arithmetic(spec.dtype, accumulator, accumulator, target)
-        self.mixing = Arithmetic(accumulator, accumulator, accumulator, target)
-        self.math = exponentials.Math(f, self.type, target)
+        self.scoring = GemmArithmetic(spec.dtype, accumulator, accumulator, target)
+        self.mixing = GemmArithmetic(accumulator, accumulator, accumulator, target)
+        self.math = exponentials.VectorMath(f, self.type, target)
 
     def _start(self, rows: Value) -> None:
         """Before the first block of keys."""

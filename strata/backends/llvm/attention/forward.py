@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from strata.backends.llvm.attention.blocks import Block
+from strata.backends.llvm.attention.blocks import QueryBlock
 from strata.backends.llvm.attention.decode import emit_decode
 from strata.backends.llvm.attention.form import Arguments, AttentionSpec, pack_matrix
-from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.ir.builder import IrModule
 
 
-def emit_attention(module: Module, spec: AttentionSpec, name: str = "attend") -> tuple[str, str]:
+def emit_attention(module: IrModule, spec: AttentionSpec, name: str = "attend") -> tuple[str, str]:
     """Adds both kernels, with the same arguments; returns the names of pack, "" where nothing is packed, and attend."""
     parameters = [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")]
     if spec.decode:
@@ -19,7 +19,7 @@ def emit_attention(module: Module, spec: AttentionSpec, name: str = "attend") ->
         f.loop("%begin", "%end", 1, [], lambda chunk, _: _pack_values(packer, chunk))
         f.ret()
     f = module.function(name, parameters)
-    block = Block(f, spec)
+    block = QueryBlock(f, spec)
     f.loop("%begin", "%end", 1, [], lambda chunk, _: block.chunk(chunk))
     f.ret()
     return f"{name}_pack" if spec.packs_values else "", name

@@ -10,7 +10,7 @@ from typing import Final
 
 from strata.backends.llvm.attention.decode import Decode
 from strata.backends.llvm.attention.form import SLOTS, AttentionSpec
-from strata.backends.llvm.ir.builder import Function, Module, Value
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
 from strata.backends.llvm.ir.native import arguments, copy, kernel, while_loop
 from strata.backends.llvm.ir.registers import memory_type
 
@@ -23,7 +23,7 @@ PAGED_SLOTS: Final = (
 class PagedDecode(Decode):
     """Emits the attention of one query for all heads that share a key head, over pages of `page` tokens."""
 
-    def __init__(self, f: Function, spec: AttentionSpec, page: int) -> None:
+    def __init__(self, f: IrFunction, spec: AttentionSpec, page: int) -> None:
         super().__init__(f, spec, PAGED_SLOTS)
         self.page = page
 
@@ -78,14 +78,14 @@ class PagedDecode(Decode):
         body(f.address(self.given, self.pointer[f"new_{operand}"], fresh), f.sub(count, old), old)
 
 
-def emit_paged_decode(module: Module, spec: AttentionSpec, page: int, name: str) -> None:
+def emit_paged_decode(module: IrModule, spec: AttentionSpec, page: int, name: str) -> None:
     f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
     decode = PagedDecode(f, spec, page)
     f.loop("%begin", "%end", 1, [], lambda chunk, _: decode.chunk(chunk))
     f.ret()
 
 
-def emit_paged_merge(module: Module, spec: AttentionSpec, page: int, name: str) -> None:
+def emit_paged_merge(module: IrModule, spec: AttentionSpec, page: int, name: str) -> None:
     f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
     decode = PagedDecode(f, spec, page)
     f.loop("%begin", "%end", 1, [], lambda item, _: decode.merge(item))
@@ -95,7 +95,7 @@ def emit_paged_merge(module: Module, spec: AttentionSpec, page: int, name: str) 
 COLLECT: Final = "pppppiiiii"  # to, pool, new, table, past, pages of a sequence, pages of all, new rows, page, width
 
 
-def emit_collect(module: Module, spec: AttentionSpec, name: str) -> None:
+def emit_collect(module: IrModule, spec: AttentionSpec, name: str) -> None:
     """Adds the kernel that lays the rows of a sequence one behind the other: one page a point."""
     f = kernel(module, name)
     to, pool, new, table, past, mine, pages, count, page, width = arguments(f, COLLECT)

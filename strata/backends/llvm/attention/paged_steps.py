@@ -12,7 +12,7 @@ from strata.backends.llvm.attention.forward import emit_attention
 from strata.backends.llvm.attention.paged import PAGED_SLOTS, emit_collect, emit_paged_decode, emit_paged_merge
 from strata.backends.llvm.attention.steps import DECODE_QUERIES, FEW_HEADS, SEGMENT, with_blocks
 from strata.backends.llvm.ir.native import number_slots, numbers
-from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes, Slot, override
+from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.core import Target, TensorType, f32
 from strata.mir import Node, Op
 
@@ -78,11 +78,13 @@ def paged_attention(node: Node, target: Target) -> NativeOp | None:
         if decodes and queries <= DECODE_QUERIES:
             count = single.chunk_count(queries, batch)
             if not splits or rows <= SEGMENT:
-                return Planned((Call("decode", slots(PAGED_SLOTS), count),))
+                return Planned((NativeCall("decode", slots(PAGED_SLOTS), count),))
             segments = -(-rows // SEGMENT)
             left = count * segments * single.shared_by * part_elements(single) * single.accumulator.itemsize
             both = slots(PAGED_SLOTS)
-            return Planned((Call("decode_part", both, count * segments), Call("merge", both, count)), left + _ALIGN)
+            return Planned(
+                (NativeCall("decode_part", both, count * segments), NativeCall("merge", both, count)), left + _ALIGN
+            )
         one = batch * rows * width * 4
         first = -(-packed.v_packed_size(rows, batch) * 4 // _ALIGN) * _ALIGN if packing else 0
         places = {"k": first, "v": first + -(-one // _ALIGN) * _ALIGN}
@@ -90,12 +92,12 @@ def paged_attention(node: Node, target: Target) -> NativeOp | None:
         for at, (name, place) in enumerate(places.items()):
             told = number_slots(mine, pages, queries, page, width)
             inputs: list[Slot] = [("input", 1 + at), ("input", 3 + at), ("input", 5), ("input", 6)]
-            gathers.append(Call("collect", [("workspace", place), *inputs, *told], batch * mine))
+            gathers.append(NativeCall("collect", [("workspace", place), *inputs, *told], batch * mine))
             values[name] = ("workspace", place)
             sizes[f"{name}_batch"] = rows * width
         calls = (
-            *gathers, *(Call(name, slots(SLOTS), packed.pack_count(batch)) for name in packing),
-            Call("attend", slots(SLOTS), packed.chunk_count(queries, batch)),
+            *gathers, *(NativeCall(name, slots(SLOTS), packed.pack_count(batch)) for name in packing),
+            NativeCall("attend", slots(SLOTS), packed.chunk_count(queries, batch)),
         )  # fmt: skip
         return Planned(calls, places["v"] + one + _ALIGN)
 

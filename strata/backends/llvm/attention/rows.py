@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from strata.backends.llvm.attention.form import DROPPED, OUTSIDE, SLOTS, Attend, AttentionSpec
 from strata.backends.llvm.gemm.arith import convert
 from strata.backends.llvm.gemm.micro import call_micro
-from strata.backends.llvm.ir.builder import Function, Value, constant, vector, vector_constant
+from strata.backends.llvm.ir.builder import IrFunction, Value, constant, vector, vector_constant
 from strata.backends.llvm.ir.registers import memory_type
 from strata.backends.llvm.math import exponentials
 
@@ -16,7 +16,7 @@ from strata.backends.llvm.math import exponentials
 class RowScores(Attend):
     """Emits scores, their softmax and the mixing of values for a block of rows."""
 
-    def __init__(self, f: Function, spec: AttentionSpec, slots: Sequence[str] = SLOTS) -> None:
+    def __init__(self, f: IrFunction, spec: AttentionSpec, slots: Sequence[str] = SLOTS) -> None:
         super().__init__(f, spec, slots)
         self.scores = f.alloca(self.element, spec.block_rows * spec.score_step)
         self.sums = f.alloca(self.element, spec.block_rows * spec.value_columns)

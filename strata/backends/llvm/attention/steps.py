@@ -18,7 +18,7 @@ from strata.backends.llvm.attention.backward import (
 from strata.backends.llvm.attention.decode import can_decode, emit_merge, part_elements
 from strata.backends.llvm.attention.form import SLOTS, AttentionSpec
 from strata.backends.llvm.attention.forward import emit_attention
-from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes, Slot, override
+from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.core import Dim, Target, TensorType, bf16, bool_, bounds, f16, f32, f64, i64, substitute
 from strata.lir import Spacing
 from strata.mir import Node, Op
@@ -89,14 +89,14 @@ def attention(node: Node, target: Target, views: Sequence[Spacing] | None) -> Na
                 segments = -(-keys // SEGMENT)
                 slots = placed.slots(SLOTS, bound, work=("workspace", 0))
                 left = count * segments * single.shared_by * part_elements(single) * single.accumulator.itemsize
-                both = Call("decode_part", slots, count * segments), Call("merge", slots, count)
+                both = NativeCall("decode_part", slots, count * segments), NativeCall("merge", slots, count)
                 return Planned(both, left + _ALIGN)
-            return Planned((Call("decode", placed.slots(SLOTS, bound), count),))
+            return Planned((NativeCall("decode", placed.slots(SLOTS, bound), count),))
         v_bytes = packed.v_packed_size(keys, batch) * packed.accumulator.itemsize
         slots = placed.slots(SLOTS, bound, work=("workspace", 0))
         calls = (
-            *(Call(name, slots, packed.pack_count(batch)) for name in packing),
-            Call("attend", slots, packed.chunk_count(queries, batch)),
+            *(NativeCall(name, slots, packed.pack_count(batch)) for name in packing),
+            NativeCall("attend", slots, packed.chunk_count(queries, batch)),
         )
         return Planned(calls, v_bytes + _ALIGN if packing else 0)
 
@@ -142,7 +142,7 @@ def attention_backward(node: Node, target: Target, views: Sequence[Spacing] | No
         if batch == 0:
             return Planned(())
         slots = placed.slots(BACKWARD_SLOTS, bound, work=("workspace", 0), parts=("number", parts))
-        calls = (Call("slopes", slots, heads * parts), Call("slopes_sum", slots, heads))
+        calls = (NativeCall("slopes", slots, heads * parts), NativeCall("slopes_sum", slots, heads))
         return Planned(calls, work_size(spec, keys, parts, batch) * spec.accumulator.itemsize + _ALIGN)
 
     return NativeOp(f"backward {spec}", lambda module: _emit_backward(module, spec), ("slopes", "slopes_sum"), plan)

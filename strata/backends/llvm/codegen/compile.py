@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends.llvm.executor.thread_pool import Pool, default_pool
-from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.executor.thread_pool import ThreadPool, default_pool
+from strata.backends.llvm.ir.builder import IrModule
 from strata.backends.llvm.jit import jit
 from strata.backends.llvm.loops.emit import emit_kernel, points
 from strata.core import Dim, SymExpr, Target, substitute
 from strata.errors import RunError
 from strata.kernel import (
-    Block,
     Buffer,
     Kernel,
+    LoopBlock,
     Machine,
     Schedule,
     check_schedule,
@@ -37,7 +37,7 @@ class Lowered:
     """A kernel ready to be emitted: normal form, nest and schedule, and the size of its parallel space."""
 
     kernel: Kernel
-    nest: Block
+    nest: LoopBlock
     schedule: Schedule
     points: Dim
 
@@ -81,12 +81,12 @@ def machine_of(target: Target) -> Machine:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NativeKernel:
+class CompiledKernel:
     """A kernel loaded into this process."""
 
     original: Kernel
     lowered: Lowered
-    code: jit.Code
+    code: jit.MachineCode
     address: int
     text: str
 
@@ -114,7 +114,7 @@ class NativeKernel:
         *,
         sizes: Mapping[str, int] | None = None,
         threads: int | None = None,
-        pool: Pool | None = None,
+        pool: ThreadPool | None = None,
         grain: int | None = None,
     ) -> list[Any]:
         """Runs on NumPy arrays, chunks handed out by the pool."""
@@ -152,16 +152,16 @@ def bind_sizes(kernel: Kernel, inputs: Sequence[Any], sizes: Mapping[str, int] |
 
 def emit_text(lowered: Sequence[Lowered], target: Target) -> str:
     """LLVM IR of several kernels as one module; their names must differ."""
-    module = Module(target.triple)
+    module = IrModule(target.triple)
     for item in lowered:
         emit_kernel(module, item.kernel, item.nest, item.schedule, target)
     return module.text()
 
 
-def compile_kernel(kernel: Kernel, target: Target | None = None, schedule: Schedule | None = None) -> NativeKernel:
+def compile_kernel(kernel: Kernel, target: Target | None = None, schedule: Schedule | None = None) -> CompiledKernel:
     """One kernel as one module."""
     host = target or Target.host()
     lowered = lower(kernel, host, schedule)
     text = emit_text([lowered], host)
     code = jit.compile_and_load(text, [kernel.name], host)
-    return NativeKernel(kernel, lowered, code, code.address(kernel.name), text)
+    return CompiledKernel(kernel, lowered, code, code.address(kernel.name), text)

@@ -29,10 +29,10 @@ from strata.backends.llvm.gemm.match import (
     plan_matrix,
     read_along,
 )
-from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.ir.builder import IrModule
 from strata.backends.llvm.jit import jit
-from strata.backends.llvm.jit.calling_convention import Loops, Product, Usage, read_usage
-from strata.backends.llvm.jit.code_cache import Head
+from strata.backends.llvm.jit.calling_convention import LoopUsage, MatmulUsage, Usage, read_usage
+from strata.backends.llvm.jit.code_cache import CodeHeader
 from strata.backends.llvm.jit.outlined_functions import INNER, Split, split
 from strata.backends.llvm.loops.emit import emit_kernel
 from strata.config import config
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 def emitted(
     kernel: Kernel, target: Target, step: Step | None, kept: frozenset[str], in_loop: bool = False
-) -> tuple[Usage, Module]:
+) -> tuple[Usage, IrModule]:
     """A kernel as a convolution, a matmul, a pool, or loops."""
-    module = Module(target.triple)
+    module = IrModule(target.triple)
     convolution = convolution_plan(kernel, target, step) if step is not None else None
     if convolution is not None:
         emit_convolution_kernel(module, convolution)
@@ -56,13 +56,13 @@ def emitted(
     planes = planes_plan(kernel, target, step) if step is not None else None
     if planes is not None:
         emit_planes_kernel(module, planes)
-        return Product.of(planes), module
+        return MatmulUsage.of(planes), module
     found = find_contraction(kernel) if not kernel.schedule else None
     matrix = plan_matrix(found, kernel.name, target, kept, in_loop=in_loop) if found is not None else None
     along = read_along(found, kept) if found is not None else 0
     if found is not None and matrix is not None:
         emit_matrix(module, matrix)
-        usage = replace(Product.of(matrix), grains=matrix.grains(), joined=matrix.spec.joined)
+        usage = replace(MatmulUsage.of(matrix), grains=matrix.grains(), joined=matrix.spec.joined)
         return (_or_along(usage, found, along, target, module) if along != 0 else usage), module
     if found is not None and along == 1:
         kernel = few_rows_together(found, target)
@@ -84,20 +84,20 @@ def emitted(
     return replace(last, before=tuple(before), scratch=tuple((b.name, b.type.nbytes) for b in scratch)), module
 
 
-def _or_direct(plan: ConvPlan, target: Target, module: Module) -> Product:
+def _or_direct(plan: ConvPlan, target: Target, module: IrModule) -> MatmulUsage:
     """A convolution, beside the direct one that takes the place of Winograd's where that turns out to be slower: the
     choice is the same, whether the sizes were known or not."""
-    usage = Product.of(plan)
+    usage = MatmulUsage.of(plan)
     wins = wins_turned(plan.matrix) if plan.is_winograd else 1
     if wins == 1:
         return usage
     direct = plan_convolution_kernel(plan.matrix, f"{plan.name}_other", target, winograd=False)
     assert direct is not None
     emit_convolution_kernel(module, direct)
-    return replace(usage, taken=wins, other=replace(Product.of(direct), taken=1 - wins))
+    return replace(usage, taken=wins, other=replace(MatmulUsage.of(direct), taken=1 - wins))
 
 
-def _or_along(usage: Product, matrix: MatrixKernel, few: Dim, target: Target, module: Module) -> Product:
+def _or_along(usage: MatmulUsage, matrix: MatrixKernel, few: Dim, target: Target, module: IrModule) -> MatmulUsage:
     """A matmul beside the loops that take its place where its rows turn out to be few: a sum has one order, whether
     the number of rows was known or not."""
     lowered = lower(along_kernel(matrix).renamed("kernel_few"), target)
@@ -112,7 +112,7 @@ def _or_along(usage: Product, matrix: MatrixKernel, few: Dim, target: Target, mo
     )
 
 
-def _or_narrow(usage: Loops, pool: PoolPlan, kernel: Kernel, target: Target, module: Module) -> Loops:
+def _or_narrow(usage: LoopUsage, pool: PoolPlan, kernel: Kernel, target: Target, module: IrModule) -> LoopUsage:
     """A pool, behind the loops that take its place where its lines turn out to be narrow: a sum has one order, whether
     their length was known or not."""
     narrow = pool.is_narrow
@@ -125,7 +125,7 @@ def _or_narrow(usage: Loops, pool: PoolPlan, kernel: Kernel, target: Target, mod
     return replace(usage, points=usage.points * wide, before=(*before, replace(loops, points=loops.points * narrow)))
 
 
-def _behind(planes: PoolPlan, volumes: Volumes, target: Target, module: Module) -> Loops:
+def _behind(planes: PoolPlan, volumes: Volumes, target: Target, module: IrModule) -> LoopUsage:
     """What a pool over volumes does with its pooled planes."""
     lowered = lower(volumes.rest, target)
     emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
@@ -133,10 +133,10 @@ def _behind(planes: PoolPlan, volumes: Volumes, target: Target, module: Module) 
     return replace(_loops_of(lowered), before=(planes.usage,), scratch=((between.name, between.type.nbytes),))
 
 
-def _loops_of(lowered: Lowered) -> Loops:
+def _loops_of(lowered: Lowered) -> LoopUsage:
     kernel = lowered.kernel
     buffers = tuple(b.name for b in kernel.buffers)
-    return Loops(buffers, tuple(kernel.symbols().values()), lowered.points, lowered.grain)
+    return LoopUsage(buffers, tuple(kernel.symbols().values()), lowered.points, lowered.grain)
 
 
 def convolution_plan(kernel: Kernel, target: Target, step: Step) -> ConvPlan | None:
@@ -154,7 +154,7 @@ def planes_plan(kernel: Kernel, target: Target, step: Step) -> PlanesPlan | None
     return None if found is None else plan_planes_kernel(found, kernel.name, target)
 
 
-class Batch:
+class CompileBatch:
     """Code that is made at the same time. Sources that come to the same text are compiled once, and so are parts."""
 
     def __init__(self, target: Target) -> None:
@@ -186,17 +186,17 @@ class Batch:
             return head.to_line() + self._object(divided.text)
 
         payload = jit.made(key, make, self._about("kernel", source.about))
-        for name, part in Head.of(payload).parts.items():
+        for name, part in CodeHeader.of(payload).parts.items():
             self.parts[part] = self._once(part, partial(self._part, name, part, source, known))
         return payload
 
-    def _divided(self, source: Source) -> tuple[Head, Split]:
+    def _divided(self, source: Source) -> tuple[CodeHeader, Split]:
         usage, module = source.make()
         functions = source.functions or read_usage(usage).functions
         divided = split(module, functions[1:])
         own = tuple(name for name in functions if name not in divided.parts)
         exports = tuple(name for name in functions if name in divided.parts)
-        return Head(usage, own, divided.keys(self._target), exports), divided
+        return CodeHeader(usage, own, divided.keys(self._target), exports), divided
 
     def _part(self, name: str, key: str, source: Source, known: list[Split]) -> bytes:
         found = jit.stored(key)
@@ -205,7 +205,7 @@ class Batch:
         if not known:  # another process made the entry, and not yet its parts
             known.append(self._divided(source)[1])
         part, keys = known[0].parts[name], known[0].keys(self._target)
-        head = Head("", (name,), {called: keys[called] for called in part.calls}, ()).to_line()
+        head = CodeHeader("", (name,), {called: keys[called] for called in part.calls}, ()).to_line()
         return jit.made(key, lambda: head + self._object(part.text, INNER), self._about("part", name))
 
     def _object(self, text: str, level: int = 2) -> bytes:

@@ -16,7 +16,7 @@ from strata.backends.base import MissingCodeError
 from strata.backends.llvm.executor.thread_pool import native_code
 from strata.backends.llvm.ir.overrides import NativeOp, native_op
 from strata.backends.llvm.jit import jit
-from strata.backends.llvm.jit.calling_convention import Loops, Product, Usage, read_usage
+from strata.backends.llvm.jit.calling_convention import LoopUsage, MatmulUsage, Usage, read_usage
 from strata.backends.llvm.jit.code_cache import Loader
 from strata.backends.llvm.jit.compile_workers import current, many
 from strata.cache import digest, version_of
@@ -26,7 +26,7 @@ from strata.kernel import Kernel, show_kernel
 from strata.lir import Lir, Step
 
 if TYPE_CHECKING:
-    from strata.backends.llvm.ir.builder import Module
+    from strata.backends.llvm.ir.builder import IrModule
 
 CODE_LIMIT = 2048  # pieces of code kept loaded in the process, least recently used dropped first
 KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay from run to run
@@ -34,19 +34,19 @@ COPY_BYTES = 256 << 10  # of one chunk
 
 
 @dataclass(frozen=True, eq=False)
-class NativeKernel:
+class LoadedKernel:
     """Machine code of one kernel, with what a program needs to call it."""
 
-    code: jit.Code
+    code: jit.MachineCode
     usage: Usage
 
     @property
-    def loops(self) -> Loops | None:
-        return self.usage if isinstance(self.usage, Loops) else None
+    def loops(self) -> LoopUsage | None:
+        return self.usage if isinstance(self.usage, LoopUsage) else None
 
     @property
-    def product(self) -> Product | None:
-        return self.usage if isinstance(self.usage, Product) else None
+    def product(self) -> MatmulUsage | None:
+        return self.usage if isinstance(self.usage, MatmulUsage) else None
 
     def address(self, name: str) -> int:
         return self.code.address(name)
@@ -65,16 +65,16 @@ class Source:
 
     identity: Any  # equal ones have equal code in this process
     key: Callable[[], str]  # in the store
-    make: Callable[[], tuple[str, Module]]
+    make: Callable[[], tuple[str, IrModule]]
     functions: tuple[str, ...]  # none: its usage says which
     about: str
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class CodePiece:
     """Loaded machine code and how it is called, of a kernel."""
 
-    code: jit.Code
+    code: jit.MachineCode
     usage: Usage | None
 
 
@@ -91,7 +91,7 @@ def kernel_source(
         kind += " loop"
     text = show_kernel(anonymous)
 
-    def make() -> tuple[str, Module]:
+    def make() -> tuple[str, IrModule]:
         from strata.backends.llvm.codegen.compile_batch import emitted
 
         usage, module = emitted(anonymous, target, step, still, in_loop)
@@ -103,10 +103,10 @@ def kernel_source(
 def op_source(op: NativeOp, target: Target) -> Source:
     """The source of a hand-written op; equal keys share code."""
 
-    def make() -> tuple[str, Module]:
-        from strata.backends.llvm.ir.builder import Module
+    def make() -> tuple[str, IrModule]:
+        from strata.backends.llvm.ir.builder import IrModule
 
-        module = Module(target.triple)
+        module = IrModule(target.triple)
         op.emit(module)
         return "", module
 
@@ -148,19 +148,19 @@ def _convolves(step: Step) -> bool:
 
 # ------------------------------------------------------------------------------------------------- from many at a time
 
-_loaded: OrderedDict[Any, Future[Piece]] = OrderedDict()  # by identity
+_loaded: OrderedDict[Any, Future[CodePiece]] = OrderedDict()  # by identity
 _loaded_lock = new_lock()
 
 
-def as_kernel(piece: Piece) -> NativeKernel:
+def as_kernel(piece: CodePiece) -> LoadedKernel:
     assert piece.usage is not None
-    return NativeKernel(piece.code, piece.usage)
+    return LoadedKernel(piece.code, piece.usage)
 
 
-def native_pieces(sources: Sequence[Source], target: Target) -> list[Piece]:
+def native_pieces(sources: Sequence[Source], target: Target) -> list[CodePiece]:
     """Machine code for all sources: what is missing is made by as many threads as there are cores."""
-    futures: list[Future[Piece]] = []
-    mine: list[tuple[Source, Future[Piece]]] = []
+    futures: list[Future[CodePiece]] = []
+    mine: list[tuple[Source, Future[CodePiece]]] = []
     with _loaded_lock:
         for source in sources:
             future = _loaded.get(source.identity)
@@ -181,14 +181,14 @@ def native_pieces(sources: Sequence[Source], target: Target) -> list[Piece]:
     return pieces
 
 
-def _result(source: Source, future: Future[Piece], target: Target) -> Piece:
+def _result(source: Source, future: Future[CodePiece], target: Target) -> CodePiece:
     try:
         return future.result()
     except CancelledError:  # another thread failed at something that it wanted too
         return native_pieces([source], target)[0]
 
 
-def _complete(wanted: Sequence[tuple[Source, Future[Piece]]], target: Target) -> None:
+def _complete(wanted: Sequence[tuple[Source, Future[CodePiece]]], target: Target) -> None:
     """Give futures their code; what cannot be made raises."""
     keys = [source.key() for source, _ in wanted]
     loader = Loader()
@@ -197,9 +197,9 @@ def _complete(wanted: Sequence[tuple[Source, Future[Piece]]], target: Target) ->
     if missing and jit.is_bundled():
         raise MissingCodeError(wanted[missing[0]][0].about)
     if missing:
-        from strata.backends.llvm.codegen.compile_batch import Batch
+        from strata.backends.llvm.codegen.compile_batch import CompileBatch
 
-        batch = Batch(target)
+        batch = CompileBatch(target)
         with many(len(missing), available_threads(config().num_threads)):
             for i, made in zip(missing, batch.run([(keys[i], wanted[i][0]) for i in missing]), strict=True):
                 payloads[i] = made
@@ -210,10 +210,10 @@ def _complete(wanted: Sequence[tuple[Source, Future[Piece]]], target: Target) ->
     for (source, future), key, payload in zip(wanted, keys, payloads, strict=True):
         assert payload is not None
         head, code = loader.code(key, payload)
-        future.set_result(Piece(code, None if source.functions else read_usage(head.usage)))
+        future.set_result(CodePiece(code, None if source.functions else read_usage(head.usage)))
 
 
-def _give_up(wanted: Sequence[tuple[Source, Future[Piece]]]) -> None:
+def _give_up(wanted: Sequence[tuple[Source, Future[CodePiece]]]) -> None:
     """Let whoever waits for code that could not be made try for himself."""
     for source, future in wanted:
         if not future.done():
@@ -237,7 +237,7 @@ def code_key(kind: str, text: str, target: Target) -> str:
     return digest(text, kind, target.key, jit.VERSION, generator_version(), config().key_fields())
 
 
-def copy_code(target: Target) -> jit.Code:
+def copy_code(target: Target) -> jit.MachineCode:
     """void copy(source, destination, bytes), a block of COPY_BYTES a point; returns at once where both are the same."""
     text = f"""
 define void @copy(ptr %arguments, i64 %begin, i64 %end) nounwind {{

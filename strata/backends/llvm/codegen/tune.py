@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends.llvm.codegen.compile import NativeKernel, compile_kernel, lower, machine_of
+from strata.backends.llvm.codegen.compile import CompiledKernel, compile_kernel, lower, machine_of
 from strata.backends.llvm.codegen.kernels import code_key
 from strata.backends.llvm.conv.pool2d import plan_pool
-from strata.backends.llvm.executor.thread_pool import Pool, default_pool
+from strata.backends.llvm.executor.thread_pool import ThreadPool, default_pool
 from strata.backends.llvm.gemm.match import find_contraction
 from strata.backends.llvm.jit import jit
 from strata.config import config
@@ -28,9 +28,9 @@ from strata.kernel import (
     Buffer,
     Changes,
     Kernel,
-    Limits,
     Load,
     Schedule,
+    SearchLimits,
     cut_stores,
     normalize,
     postorder,
@@ -106,7 +106,7 @@ def best_schedule(kernel: Kernel, target: Target) -> Found | None:
 def _search(kernel: Kernel, target: Target, threads: int) -> Found | None:
     first = lower(kernel, target)
     bench = _Bench(kernel, target, threads)
-    limits = Limits()
+    limits = SearchLimits()
     trials = search(first.schedule, Changes(first.kernel, first.nest, machine_of(target)), bench.measure, limits)
     if not trials:
         return None
@@ -121,7 +121,7 @@ class _Bench:
 
     def __init__(self, kernel: Kernel, target: Target, threads: int) -> None:
         self.kernel, self.target, self.threads = kernel, target, threads
-        self.pool: Pool = default_pool()
+        self.pool: ThreadPool = default_pool()
         self.sizes = _usual_sizes(kernel)
         random = np.random.default_rng(0)
         places = _index_buffers(kernel)
@@ -163,7 +163,7 @@ class _Bench:
             self.expected = [out.copy() for out in self.outputs]
         return run if all(map(_agree, self.outputs, self.expected)) else None
 
-    def _runner(self, native: NativeKernel) -> Callable[[], float]:
+    def _runner(self, native: CompiledKernel) -> Callable[[], float]:
         block = native.arguments([*self.inputs, *self.outputs], self.sizes)
         points = int(substitute(native.lowered.points, self.sizes))
         grain, address, pool, threads = native.lowered.grain, native.address, self.pool, self.threads

@@ -18,8 +18,7 @@ from strata.backends.llvm.executor.arena import address_of
 from strata.backends.llvm.ir.overrides import Sizes, Slot
 from strata.backends.llvm.runtime.executable import COPY_BYTES, CpuExecutable, copy_code
 from strata.backends.llvm.runtime.kernel_steps import product_arguments
-from strata.backends.llvm.runtime.program import Argument, BoundProgram, Program
-from strata.backends.llvm.runtime.program import Step as ProgramStep
+from strata.backends.llvm.runtime.program import Argument, BoundProgram, NativeProgram, ProgramStep
 from strata.config import config
 from strata.core import Target, substitute
 from strata.lir import plan
@@ -54,7 +53,7 @@ class BoundBody:
         return head + [slot for region, value in pairs for slot in (("number", region), value)]
 
 
-def make_body(graph: Graph, constant: Collection[int], target: Target, *, in_loop: bool = True) -> Body:
+def make_body(graph: Graph, constant: Collection[int], target: Target, *, in_loop: bool = True) -> GraphBody:
     """A graph whose inputs with these numbers stay the same from turn to turn; a branch is no loop."""
     made = Graph(graph.name)
     values = []
@@ -65,10 +64,10 @@ def make_body(graph: Graph, constant: Collection[int], target: Target, *, in_loo
     context = PassContext(target, backend.takes, backend.capabilities.claims, verify_each=config().verify)
     passes = default_passes(context, PassChoices(check_indices=config().check_indices))
     optimized, _ = run_passes(passes, made, context)
-    return Body(optimized, backend, in_loop)
+    return GraphBody(optimized, backend, in_loop)
 
 
-class Body(CpuExecutable):
+class GraphBody(CpuExecutable):
     """A graph compiled to run inside a step."""
 
     def __init__(self, graph: Graph, backend: CpuBackend, in_loop: bool) -> None:
@@ -124,7 +123,7 @@ class Body(CpuExecutable):
                 finer = self._in_loop and at not in self.native
                 need, steady = max(need, size), steady + (list(map(_finer, made)) if finer else made)
         steady += [self._result_copy(self.lir.io.outputs[i], results[i], place, sizes) for i in copies]
-        layout = _Layout(start)
+        layout = _BodyLayout(start)
         table = layout.take(8 * regions)
         fixed: list[tuple[int, Slot]] = [(0, ("workspace", layout.take(placement.arena_size + need)))]
         for buffer in self._outside:
@@ -144,8 +143,8 @@ class Body(CpuExecutable):
         fixed += [(self._context + i, (kind, 0)) for i, kind in enumerate(("pool", "threads", "status"))]
         keep += [self, *self.values.values(), *(w.memory for w in self._packed)]  # a run may outlive the next `hold`
         return BoundBody(
-            Program(tuple(once), regions).bind(self._functions, sizes),
-            Program(tuple(steady), regions).bind(self._functions, sizes),
+            NativeProgram(tuple(once), regions).bind(self._functions, sizes),
+            NativeProgram(tuple(steady), regions).bind(self._functions, sizes),
             table,
             tuple(fixed),
             self.input_regions,
@@ -199,7 +198,7 @@ def _finer(step: ProgramStep) -> ProgramStep:
     return replace(step, grain=fine - fine % ALIGN if fine >= ALIGN else fine)
 
 
-class _Layout:
+class _BodyLayout:
     """Places in a workspace, one behind the other."""
 
     def __init__(self, start: int) -> None:
@@ -211,5 +210,5 @@ class _Layout:
         return at
 
 
-def layout_from(start: int) -> _Layout:
-    return _Layout(start)
+def layout_from(start: int) -> _BodyLayout:
+    return _BodyLayout(start)

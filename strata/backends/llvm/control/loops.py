@@ -14,12 +14,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from strata.backends.llvm.control.body import Body, BoundBody, layout_from, make_body
+from strata.backends.llvm.control.body import BoundBody, GraphBody, layout_from, make_body
 from strata.backends.llvm.executor.interrupts import TURNS_BETWEEN
 from strata.backends.llvm.executor.thread_pool import native_code
-from strata.backends.llvm.ir.builder import Function, Module, Value
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
 from strata.backends.llvm.ir.native import arguments, copy, kernel, number_slots, numbers, while_loop
-from strata.backends.llvm.ir.overrides import Call, Holding, NativeOp, Planned, Sizes, Slot, override
+from strata.backends.llvm.ir.overrides import Holding, NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.core import Dim, Target
 from strata.mir import Graph, Node
 
@@ -27,7 +27,7 @@ HEAD = 6  # walker, pool, threads, status, what asks for signals, turns between
 NO_LIMIT = (1 << 63) - 1
 
 
-def _head(*bodies: Body) -> list[Slot]:
+def _head(*bodies: GraphBody) -> list[Slot]:
     code = native_code()
     walker, ask = (("pointer", code.address(name)) for name in ("program_run", "poll_turn"))
     between = 1 if any(body.native for body in bodies) else TURNS_BETWEEN
@@ -37,7 +37,7 @@ def _head(*bodies: Body) -> list[Slot]:
 class _Words:
     """A cursor over the argument block."""
 
-    def __init__(self, f: Function, at: Value) -> None:
+    def __init__(self, f: IrFunction, at: Value) -> None:
         self.f, self.at = f, at
 
     def take(self, type_: str = "i64") -> str:
@@ -49,7 +49,7 @@ class _Words:
 class _Runner:
     """Emits the start and the turns of bodies."""
 
-    def __init__(self, f: Function) -> None:
+    def __init__(self, f: IrFunction) -> None:
         self.f = f
         self.walker, self.pool, self.threads, self.status, self.ask, self.between = arguments(f, "ppippi")
 
@@ -104,14 +104,14 @@ class _Runner:
         f.loop(0, count, 1, (), lambda i, _: body(_Words(f, f.add(place[0], f.mul(i, place[1])))))
 
 
-def _swap(f: Function, turn: Value, initial: str, a: str, b: str) -> str:
+def _swap(f: IrFunction, turn: Value, initial: str, a: str, b: str) -> str:
     """Where the carry that enters a turn lies."""
     odd = f.op(f"trunc i64 {turn} to i1")
     later = f.select("i64", odd, a, b)
     return f.select("i64", f.compare("eq", "i64", turn, 0), initial, later)
 
 
-def _emit_scan(module: Module) -> None:
+def _emit_scan(module: IrModule) -> None:
     """Behind the body: length, carries × (in, out, initial, last, a, b, bytes), rows × (region, first, stride)."""
     f = kernel(module, "scan")
     run = _Runner(f)
@@ -156,7 +156,7 @@ def _emit_scan(module: Module) -> None:
     f.ret()
 
 
-def _emit_while(module: Module) -> None:
+def _emit_while(module: IrModule) -> None:
     """Behind the starts of test and body: limit, address of the test's result, carries.
 
     A carry is (its region in the test, in the body, and as a result; initial, last, a, b; bytes).
@@ -204,7 +204,7 @@ def _emit_while(module: Module) -> None:
     f.ret()
 
 
-def _emit_cond(module: Module) -> None:
+def _emit_cond(module: IrModule) -> None:
     """The predicate's address, words to the second body, then both bodies."""
     f = kernel(module, "cond")
     run = _Runner(f)
@@ -217,7 +217,7 @@ def _emit_cond(module: Module) -> None:
     f.ret()
 
 
-def _emit_walk(module: Module) -> None:
+def _emit_walk(module: IrModule) -> None:
     """Behind the head: one body."""
     f = kernel(module, "walk")
     run = _Runner(f)
@@ -225,7 +225,7 @@ def _emit_walk(module: Module) -> None:
     f.ret()
 
 
-def walked(body_for: Callable[[Sizes], Body]) -> NativeOp:
+def walked(body_for: Callable[[Sizes], GraphBody]) -> NativeOp:
     """An op whose step walks the program of a body, which may be made when the sizes are known."""
 
     def plan(sizes: Sizes) -> Planned:
@@ -233,18 +233,20 @@ def walked(body_for: Callable[[Sizes], Body]) -> NativeOp:
         bound = body.bind_body(sizes, 0)
         ends = [(region, ("input", i)) for i, region in enumerate(bound.inputs)]
         ends += [(region, ("output", i)) for i, region in enumerate(bound.results)]
-        return Planned([Call("walk", [*_head(body), *bound.slots(ends)])], bound.end, (bound, body))
+        return Planned([NativeCall("walk", [*_head(body), *bound.slots(ends)])], bound.end, (bound, body))
 
     return NativeOp("walk", _emit_walk, ("walk",), plan)
 
 
-def _native_bodies(graphs: list[tuple[Graph, range]], target: Target, *, in_loop: bool = True) -> list[Body] | None:
+def _native_bodies(
+    graphs: list[tuple[Graph, range]], target: Target, *, in_loop: bool = True
+) -> list[GraphBody] | None:
     """Bodies of graphs and the inputs that stay the same; None where one has a step that runs in Python."""
     bodies = [make_body(graph, constant, target, in_loop=in_loop) for graph, constant in graphs]
     return None if any(b.host_steps for b in bodies) else bodies
 
 
-def _holding(bodies: list[Body], first: int) -> Holding:
+def _holding(bodies: list[GraphBody], first: int) -> Holding:
     """For bodies whose parameters begin at input `first`."""
 
     def hold(number: int, array: np.ndarray) -> None:
@@ -256,7 +258,9 @@ def _holding(bodies: list[Body], first: int) -> Holding:
     return Holding(hold, held, lambda: sum(body.packed_bytes for body in bodies))
 
 
-def _again(make: Callable[[Node, list[Body]], NativeOp], node: Node, bodies: list[Body]) -> Callable[[], NativeOp]:
+def _again(
+    make: Callable[[Node, list[GraphBody]], NativeOp], node: Node, bodies: list[GraphBody]
+) -> Callable[[], NativeOp]:
     """How an op is made again, with bodies that hold what these hold at that time."""
     return lambda: make(node, [body.clone() for body in bodies])
 
@@ -275,7 +279,7 @@ def _scan(node: Node, target: Target) -> NativeOp | None:
     return None if made is None else _scan_of(node, made)
 
 
-def _scan_of(node: Node, bodies: list[Body]) -> NativeOp:
+def _scan_of(node: Node, bodies: list[GraphBody]) -> NativeOp:
     op = node.op
     graph, carries, consts = op.body, op.num_carry, op.num_consts  # type: ignore[attr-defined]
     first = carries + consts
@@ -308,7 +312,7 @@ def _scan_of(node: Node, bodies: list[Body]) -> NativeOp:
             where: Slot = (f"{kind}_at", (number, start))
             records += [("number", region), where, ("number", -stride if op.reverse else stride)]  # type: ignore[attr-defined]
         slots = [*_head(body), *bound.slots(fixed), *number_slots(length, carries, len(rows)), *records]
-        return Planned([Call("scan", slots)], layout.top, (bound, body))
+        return Planned([NativeCall("scan", slots)], layout.top, (bound, body))
 
     holding = _holding(bodies, carries) if varies else None
     return NativeOp("scan", _emit_scan, ("scan",), plan, holding, _again(_scan_of, node, bodies))
@@ -323,7 +327,7 @@ def _while(node: Node, target: Target) -> NativeOp | None:
     return None if made is None else _while_of(node, made)
 
 
-def _while_of(node: Node, bodies: list[Body]) -> NativeOp:
+def _while_of(node: Node, bodies: list[GraphBody]) -> NativeOp:
     op = node.op
     carries, limit = op.num_carry, op.max_iterations  # type: ignore[attr-defined]
     test, body = bodies
@@ -353,7 +357,7 @@ def _while_of(node: Node, bodies: list[Body]) -> NativeOp:
             *turned.slots(shared(turned)),
         ]
         slots += [("number", NO_LIMIT if limit is None else limit), flag, ("number", carries), *records]
-        return Planned([Call("while", slots)], layout.top, (asked, turned, bodies))
+        return Planned([NativeCall("while", slots)], layout.top, (asked, turned, bodies))
 
     holding = _holding(bodies, carries) if carries else None
     return NativeOp("while", _emit_while, ("while",), plan, holding, _again(_while_of, node, bodies))
@@ -376,6 +380,6 @@ def _cond(node: Node, target: Target) -> NativeOp | None:
             branches.append(one.slots(ends))
         second = HEAD + 2 + len(branches[0])
         slots = [*_head(*made), ("input", 0), ("number", second), *branches[0], *branches[1]]
-        return Planned([Call("cond", slots)], max(one.end for one in bound), (bound, made))
+        return Planned([NativeCall("cond", slots)], max(one.end for one in bound), (bound, made))
 
     return NativeOp("cond", _emit_cond, ("cond",), plan)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from strata.backends.llvm.control.body import Body, make_body
+from strata.backends.llvm.control.body import GraphBody, make_body
 from strata.backends.llvm.control.loops import walked
 from strata.backends.llvm.ir.overrides import NativeOp, Sizes, override
 from strata.core import SymExpr, Target, symbols
@@ -38,9 +38,9 @@ def open_convolution(node: Node, target: Target) -> NativeOp | None:
     if not is_open(node.op, types, target):
         return None
     names = sorted(open_sizes(node.op, types))
-    made: OrderedDict[tuple[int, ...], Body] = OrderedDict()
+    made: OrderedDict[tuple[int, ...], GraphBody] = OrderedDict()
 
-    def body_for(sizes: Sizes) -> Body:
+    def body_for(sizes: Sizes) -> GraphBody:
         key = tuple(sizes[name] for name in names)
         if key not in made:
             binding = dict(zip(names, key, strict=True))

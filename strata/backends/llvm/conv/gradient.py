@@ -17,13 +17,13 @@ from math import prod
 from typing import Any
 
 from strata.backends.llvm.conv.gradient_depthwise import emit_depthwise_sums
-from strata.backends.llvm.conv.gradient_pixels import Geometry
-from strata.backends.llvm.gemm.arith import Arithmetic, convert
-from strata.backends.llvm.gemm.micro import Micro, Tile, call_micro
+from strata.backends.llvm.conv.gradient_pixels import PixelGeometry
+from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
+from strata.backends.llvm.gemm.micro import Micro, RegisterTile, call_micro
 from strata.backends.llvm.gemm.pack_b import Panels, pack_panel
-from strata.backends.llvm.ir.builder import Function, Module, Value
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
 from strata.backends.llvm.ir.native import kernel, numbers
-from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes, Slot, override
+from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, TensorType, bf16, f16, f32, f64
 from strata.mir import Node, Op
@@ -42,7 +42,7 @@ class Gradient:
     """What decides the code."""
 
     dtype: DType
-    geometry: Geometry
+    geometry: PixelGeometry
     groups: int
     channels: int  # of one group
     outputs: int  # of one group
@@ -53,8 +53,8 @@ class Gradient:
         return self.dtype.accumulator
 
     @property
-    def arithmetic(self) -> Arithmetic:
-        return Arithmetic(self.accumulator, self.accumulator, self.accumulator, self.target)
+    def arithmetic(self) -> GemmArithmetic:
+        return GemmArithmetic(self.accumulator, self.accumulator, self.accumulator, self.target)
 
     @property
     def is_depthwise(self) -> bool:
@@ -124,14 +124,14 @@ class Gradient:
 
     # code
 
-    def emit(self, module: Module) -> None:
+    def emit(self, module: IrModule) -> None:
         if self.is_depthwise:
             emit_depthwise_sums(module, self.dtype, self.geometry, self.groups, self.target)
         else:
             self._emit_sums(module)
         self._emit_finish(module)
 
-    def _emit_sums(self, module: Module) -> None:
+    def _emit_sums(self, module: IrModule) -> None:
         """Sums of the units (run, tile) from `first` on, of one part of the pixels, of one group."""
         f = kernel(module, "sums")
         pixels = self.geometry.arguments(f)
@@ -197,14 +197,14 @@ class Gradient:
         f.ret()
 
     def _products(
-        self, f: Function, height: int, tile: str, packed: str, length: Value, to: str, resume: Value
+        self, f: IrFunction, height: int, tile: str, packed: str, length: Value, to: str, resume: Value
     ) -> None:
         """A packed tile times all panels."""
         element, columns = memory_type(self.accumulator), self.panels.columns
         whole = self.outputs // columns * columns
 
         def panel(column: Value, vectors: int) -> None:
-            micro = "@" + Micro(self.arithmetic, Tile(height, vectors), "packed").emit(f.module)
+            micro = "@" + Micro(self.arithmetic, RegisterTile(height, vectors), "packed").emit(f.module)
             b = f.address(element, packed, f.mul(column, length))
             call_micro(f, micro, tile, 0, b, 0, f.address(element, to, column), self.padded, length, resume)
 
@@ -212,7 +212,7 @@ class Gradient:
         if whole < self.outputs:
             panel(whole, -(-(self.outputs - whole) // self.arithmetic.lanes))
 
-    def _emit_pack(self, module: Module, height: int) -> str:
+    def _emit_pack(self, module: IrModule, height: int) -> str:
         """Packs a tile: [pixel][row] of a block of pixels at one tap, or at all taps along the last axis."""
         name = f"pack_{height}"
         parameters = [("ptr", "arguments"), ("ptr noalias", "x"), ("ptr noalias", "packed"), ("i64", "length"),
@@ -237,7 +237,7 @@ class Gradient:
         f.ret()
         return name
 
-    def _move(self, f: Function, source: str | None, to: str, count: int) -> None:
+    def _move(self, f: IrFunction, source: str | None, to: str, count: int) -> None:
         """Elements side by side, or zeros."""
         kept, item = memory_type(self.accumulator, count), self.accumulator.itemsize
         zero = "zeroinitializer" if count > 1 else "0.0"
@@ -320,7 +320,7 @@ class Gradient:
 
         f.loop(0, length, 1, [], one)
 
-    def _emit_finish(self, module: Module) -> None:
+    def _emit_finish(self, module: IrModule) -> None:
         """Adds up the parts of a row (of one group), in order."""
         f = kernel(module, "finish")
         pixels = self.geometry.arguments(f)
@@ -394,9 +394,9 @@ class Gradient:
                 values[f"{part}{axis}"] = ("number", all_axes[axis])
         slots = [values[name] for name in self.geometry.slots]
         if pixels == 0:
-            return Planned((Call("nothing", slots, 1),))
+            return Planned((NativeCall("nothing", slots, 1),))
         finish = self.rows * (1 if self.is_depthwise else self.groups)
-        calls = (Call("sums", slots, points), Call("finish", slots, finish, max(1, 4096 // self.padded)))
+        calls = (NativeCall("sums", slots, points), NativeCall("finish", slots, finish, max(1, 4096 // self.padded)))
         return Planned(calls, sums_bytes + points * panel_bytes + _ALIGN)
 
 
@@ -414,18 +414,18 @@ def conv_last_backward_weight(node: Node, target: Target) -> NativeOp | None:
     if not _accepts(op, types, target):
         return None
     x, dy = types
-    geometry = Geometry(op.kernel, op.stride, op.dilation, op.padding)
+    geometry = PixelGeometry(op.kernel, op.stride, op.dilation, op.padding)
     channels, outputs = int(x.shape[-1]) // op.groups, int(dy.shape[-1]) // op.groups
     gradient = Gradient(x.dtype, geometry, op.groups, channels, outputs, target)
 
-    def emit(module: Module) -> None:
+    def emit(module: IrModule) -> None:
         gradient.emit(module)
         _emit_nothing(module, gradient)
 
     return NativeOp(gradient.key, emit, ("sums", "finish", "nothing"), lambda sizes: gradient.plan(types, sizes))
 
 
-def _emit_nothing(module: Module, gradient: Gradient) -> None:
+def _emit_nothing(module: IrModule, gradient: Gradient) -> None:
     """The sum over no pixels."""
     f = kernel(module, "nothing")
     out = gradient.geometry.arguments(f).pointer("out")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from math import prod
 
-from strata.backends.llvm.conv.gradient_pixels import Geometry, Pixels
-from strata.backends.llvm.gemm.arith import Arithmetic, convert
-from strata.backends.llvm.ir.builder import Module, Value
+from strata.backends.llvm.conv.gradient_pixels import PixelGeometry, Pixels
+from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
+from strata.backends.llvm.ir.builder import IrModule, Value
 from strata.backends.llvm.ir.native import kernel
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target
@@ -18,17 +18,17 @@ from strata.core import DType, Target
 AT_ONCE = 8  # taps along the last axis whose sums are kept in registers
 
 
-def emit_depthwise_sums(module: Module, dtype: DType, geometry: Geometry, channels: int, target: Target) -> None:
+def emit_depthwise_sums(module: IrModule, dtype: DType, geometry: PixelGeometry, channels: int, target: Target) -> None:
     """Adds the kernel `sums`: [part][tap][channel, rounded up to vectors]."""
     _Sums(module, dtype, geometry, channels, target).emit()
 
 
 class _Sums:
-    def __init__(self, module: Module, dtype: DType, geometry: Geometry, channels: int, target: Target) -> None:
+    def __init__(self, module: IrModule, dtype: DType, geometry: PixelGeometry, channels: int, target: Target) -> None:
         self.f = kernel(module, "sums")
         self.pixels: Pixels = geometry.arguments(self.f)
         self.dtype, self.geometry, self.channels, self.target = dtype, geometry, channels, target
-        self.arithmetic = Arithmetic(dtype.accumulator, dtype.accumulator, dtype.accumulator, target)
+        self.arithmetic = GemmArithmetic(dtype.accumulator, dtype.accumulator, dtype.accumulator, target)
         self.blocks = -(-channels // self.arithmetic.lanes)
 
     def emit(self) -> None:

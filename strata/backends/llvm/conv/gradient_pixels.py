@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from strata.backends.llvm.ir.builder import Function, Value
+from strata.backends.llvm.ir.builder import IrFunction, Value
 from strata.backends.llvm.ir.native import while_loop
 from strata.core import Dim
 
@@ -14,7 +14,7 @@ _NUMBERS = ("count", "parts", "per_part", "units", "panels")
 
 
 @dataclass(frozen=True)
-class Geometry:
+class PixelGeometry:
     """The window of a convolution over any number of axes."""
 
     kernel: tuple[int, ...]
@@ -35,10 +35,10 @@ class Geometry:
         axes = tuple(f"{part}{axis}" for part in ("size", "count", "low") for axis in range(self.rank))
         return (*_POINTERS, *_NUMBERS, *axes)
 
-    def arguments(self, f: Function) -> Pixels:
+    def arguments(self, f: IrFunction) -> Pixels:
         return Pixels(f, self)
 
-    def taps(self, f: Function, flat: Value, axes: int) -> list[Value]:
+    def taps(self, f: IrFunction, flat: Value, axes: int) -> list[Value]:
         """The position of a tap, counted row-major over the first axes of the kernel."""
         found: list[Value] = []
         for size in reversed(self.kernel[:axes]):
@@ -51,7 +51,7 @@ class Geometry:
 class Pixels:
     """The arguments inside one function."""
 
-    def __init__(self, f: Function, geometry: Geometry) -> None:
+    def __init__(self, f: IrFunction, geometry: PixelGeometry) -> None:
         self.f, self.geometry = f, geometry
         self._loaded: dict[str, str] = {}
         for name in geometry.slots:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from strata.backends.llvm.conv.table import ConvDriver, Convolution, Window, plan_convolution
-from strata.backends.llvm.gemm.arith import Arithmetic, convert
-from strata.backends.llvm.gemm.driver import Block, Chunk
+from strata.backends.llvm.conv.table import ConvDriver, Convolution, ConvWindow, plan_convolution
+from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
+from strata.backends.llvm.gemm.driver import Chunk, GemmBlock
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site
 from strata.backends.llvm.gemm.spec import SHORT_EPILOGUE, for_rows
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant, vector
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
 from strata.backends.llvm.ir.native import while_loop
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, f32
@@ -34,7 +34,7 @@ WIDEST = 16  # outputs of a group up to which a contraction by itself would fill
 MOST_SPREAD = 64  # taps of a line times channels, of which shuffles are written out
 
 
-def fits_beside(channels: int, outputs: int, groups: int, window: Window, dtype: DType, target: Target) -> bool:
+def fits_beside(channels: int, outputs: int, groups: int, window: ConvWindow, dtype: DType, target: Target) -> bool:
     """Whether groups of so many channels and outputs are better side by side than each a contraction."""
     if groups == 1:
         return False
@@ -51,7 +51,7 @@ def fits_beside(channels: int, outputs: int, groups: int, window: Window, dtype:
 def plan_beside(
     pixels: int,
     groups: int,
-    window: Window,
+    window: ConvWindow,
     target: Target,
     *,
     channels: int = 1,
@@ -92,7 +92,7 @@ def plan_beside(
     return replace(spec, product=made, joined=False, beside=groups, outputs=outputs, pixel=pixel)
 
 
-def emit_beside(module: Module, spec: Convolution, epilogue: Epilogue | None = None, name: str | None = None) -> str:
+def emit_beside(module: IrModule, spec: Convolution, epilogue: Epilogue | None = None, name: str | None = None) -> str:
     """Adds the kernel `void (ptr args, i64 begin, i64 end)` and returns its name."""
     name = name or f"beside_{spec.product.name}"
     f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
@@ -105,14 +105,14 @@ def emit_beside(module: Module, spec: Convolution, epilogue: Epilogue | None = N
 class _BesideDriver(ConvDriver):
     """The driver of a convolution, with lines of x in place of the table of addresses."""
 
-    def __init__(self, f: Function, spec: Convolution, name: str, epilogue: Epilogue | None) -> None:
+    def __init__(self, f: IrFunction, spec: Convolution, name: str, epilogue: Epilogue | None) -> None:
         super().__init__(f, spec, "", epilogue)
         self.name = name
 
     def _prepare(self, chunk: Chunk) -> None:
         """Lines are found tile by tile."""
 
-    def _panel(self, chunk: Chunk, block: Block, panel: Value) -> None:
+    def _panel(self, chunk: Chunk, block: GemmBlock, panel: Value) -> None:
         f, spec, number, rank = self.f, self.spec, self.number, self.window.rank
         is_tail = f.compare("eq", "i64", panel, chunk.full_panels)
         column = f.mul(panel, spec.panel_columns)
@@ -203,14 +203,14 @@ class _Pixels:
 class _Tile:
     """The pixels of a tile inside its function."""
 
-    def __init__(self, f: Function, driver: _BesideDriver, height: int) -> None:
+    def __init__(self, f: IrFunction, driver: _BesideDriver, height: int) -> None:
         conv = driver.conv
         self.channels, self.outputs, self.columns = conv.channels, conv.outputs, conv.beside * conv.outputs
         self.f, self.height, self.epilogue = f, height, driver.epilogue
         self.spec, self.window = driver.spec, driver.window
         self.fill, self.pixel = conv.fill, conv.pixel
         sums = self.spec.accumulator  # what is loaded is converted at once: bytes are multiplied as words
-        self.arithmetic = Arithmetic(sums, sums, sums, self.spec.target)
+        self.arithmetic = GemmArithmetic(sums, sums, sums, self.spec.target)
         site = self._site(0, 0, None)
         self.weights, self.out = site.pointer("b"), site.pointer("out")
         rank = self.window.rank

@@ -12,7 +12,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from strata.backends.llvm.conv.grouped import emit_beside, fits_beside, plan_beside
-from strata.backends.llvm.conv.table import Convolution, Window, emit_convolution, plan_convolution
+from strata.backends.llvm.conv.table import Convolution, ConvWindow, emit_convolution, plan_convolution
 from strata.backends.llvm.conv.winograd import (
     TURNED,
     Winograd,
@@ -26,7 +26,7 @@ from strata.backends.llvm.gemm.epilogue import Site
 from strata.backends.llvm.gemm.match import FinishedSums, Slot, ceil_div, planned, template_slots
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS, emit_pack_b
 from strata.backends.llvm.gemm.spec import Contraction
-from strata.backends.llvm.ir.builder import Function, Module, Value
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
 from strata.backends.llvm.ir.registers import memory_type
 from strata.backends.llvm.loops.values import Context
 from strata.config import config
@@ -112,9 +112,9 @@ class ConvKernel:
         return template_slots(spec, self.kernel, numbers, self.x.place, ("packed", ""), (self.out.name, 0))
 
     @property
-    def window(self) -> Window:
+    def window(self) -> ConvWindow:
         kernel = tuple(int(d) for d in self.b.shape[:-2])
-        return Window(kernel, self.op.stride, self.op.dilation, self.op.input_dilation)
+        return ConvWindow(kernel, self.op.stride, self.op.dilation, self.op.input_dilation)
 
 
 def find_convolution(kernel: Kernel, step: Step) -> ConvKernel | None:
@@ -355,10 +355,10 @@ def _with_fitting_vectors(found: ConvKernel, target: Target) -> Target:
     return half if few or 0 < last <= half.lanes(size) else target
 
 
-def emit_convolution_kernel(module: Module, plan: ConvPlan) -> tuple[str, str]:
+def emit_convolution_kernel(module: IrModule, plan: ConvPlan) -> tuple[str, str]:
     """Adds the packer and the convolution to a module; returns their names."""
     found = plan.matrix
-    epilogue = None if found.epilogue is None else lambda site, sums: _Epilogue(site, plan).finish(sums)
+    epilogue = None if found.epilogue is None else lambda site, sums: _ConvEpilogue(site, plan).finish(sums)
     if isinstance(plan.convolution, Winograd):
         emit_winograd(module, plan.convolution, epilogue, plan.name)
         emit_pack_taps(module, plan.convolution, plan.pack_name, _taps_at(plan))
@@ -372,7 +372,7 @@ def emit_convolution_kernel(module: Module, plan: ConvPlan) -> tuple[str, str]:
     return plan.name, plan.pack_name
 
 
-def _offset(f: Function, k: Value, plan: ConvPlan) -> Value:
+def _offset(f: IrFunction, k: Value, plan: ConvPlan) -> Value:
     """Where the k-th row of the weights starts: k counts channels, then taps."""
     sizes, strides = plan.matrix.b.shape[:-1], plan.matrix.weight_strides[:-1]
     total: Value = 0
@@ -392,7 +392,7 @@ def _weights_at(plan: ConvPlan) -> Any:
     element, size = memory_type(b.dtype), b.dtype.itemsize
     stride = plan.matrix.weight_strides[-1]
 
-    def load(f: Function, source: str, k: Value, n: Value, lanes: int, mask: str | None) -> str:
+    def load(f: IrFunction, source: str, k: Value, n: Value, lanes: int, mask: str | None) -> str:
         row = f.address(element, source, _offset(f, k, plan))
         type_ = memory_type(b.dtype, lanes)
         value = "zeroinitializer"
@@ -412,12 +412,12 @@ def _taps_at(plan: ConvPlan) -> Any:
     m = plan.matrix
     element, size, stride = memory_type(m.b.dtype), m.b.dtype.itemsize, m.weight_strides[-1]
 
-    def load(f: Function, channel: Value, output: Value, lanes: int, mask: str | None) -> list[str]:
+    def load(f: IrFunction, channel: Value, output: Value, lanes: int, mask: str | None) -> list[str]:
         source = f.load("ptr", f.address("i64", "%args", PACK_SLOTS.index("source")), 8)
         first = f.address(element, source, f.add(f.mul(channel, m.weight_strides[-2]), f.mul(output, stride)))
         return [vector_at(f, f.address(element, first, away), output, lanes, mask) for away in taps]
 
-    def vector_at(f: Function, place: str, output: Value, lanes: int, mask: str | None) -> str:
+    def vector_at(f: IrFunction, place: str, output: Value, lanes: int, mask: str | None) -> str:
         type_ = memory_type(m.b.dtype, lanes)
         if stride == 1:
             return f.load(type_, place, size) if mask is None else f.masked_load(type_, place, size, mask)
@@ -432,7 +432,7 @@ def _taps_at(plan: ConvPlan) -> Any:
     return load
 
 
-def _emit_pack_lines(module: Module, plan: ConvPlan) -> None:
+def _emit_pack_lines(module: IrModule, plan: ConvPlan) -> None:
     """The packer for groups side by side: a line of outputs for each tap and channel of a group."""
     b, outputs = plan.matrix.b, int(plan.matrix.b.shape[-1])
     element, size = memory_type(b.dtype), b.dtype.itemsize
@@ -482,7 +482,7 @@ class _Places:
         return self.last is not None
 
 
-class _Epilogue(FinishedSums):
+class _ConvEpilogue(FinishedSums):
     """The epilogue of a convolution, evaluated on a row of finished sums."""
 
     def __init__(self, site: Site, plan: ConvPlan) -> None:

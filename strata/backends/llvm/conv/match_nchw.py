@@ -8,11 +8,11 @@ from typing import Any
 from strata.backends.llvm.conv.match import SUMS, ConvKernel, SlidingPlan, find_sliding
 from strata.backends.llvm.conv.nchw import Border, Planes, emit_planes, plan_planes
 from strata.backends.llvm.conv.nchw_direct import Lines, emit_lines, plan_lines
-from strata.backends.llvm.conv.table import Window
+from strata.backends.llvm.conv.table import ConvWindow
 from strata.backends.llvm.gemm.epilogue import Site
 from strata.backends.llvm.gemm.match import FinishedSums, Slot, ceil_div, planned
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS
-from strata.backends.llvm.ir.builder import Function, Module, Value
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
 from strata.backends.llvm.loops.values import Context
 from strata.core import Dim, Target, dim_prod, divide_exactly, f32
 from strata.kernel import Axis, Kernel, Load, Store, postorder
@@ -91,7 +91,7 @@ def plan_planes_kernel(found: ConvKernel, name: str, target: Target) -> PlanesPl
         pointers = tuple(f"p_{b.name}" for b in found.epilogue.inputs if b.name != SUMS)
         text = repr(found.epilogue.stores[0].value)
     images, _, *counts = (planned(d) for d in found.out.shape)
-    window = Window(tuple(kernel), found.op.stride, found.op.dilation, found.op.input_dilation)
+    window = ConvWindow(tuple(kernel), found.op.stride, found.op.dilation, found.op.input_dilation)
     fields: dict[str, Any] = {
         "out": found.out.dtype, "epilogue": text, "epilogue_pointers": pointers,
         "epilogue_numbers": tuple(f"size_{i}" for i in range(len(found.kernel.symbols()))),
@@ -125,9 +125,9 @@ def _borders(found: ConvKernel) -> tuple[Border, ...]:
     return tuple(made)
 
 
-def emit_planes_kernel(module: Module, plan: PlanesPlan) -> tuple[str, str]:
+def emit_planes_kernel(module: IrModule, plan: PlanesPlan) -> tuple[str, str]:
     """Adds the packer and the convolution to a module; returns their names."""
-    epilogue = None if plan.matrix.epilogue is None else lambda site, sums: _Epilogue(site, plan).finish(sums)
+    epilogue = None if plan.matrix.epilogue is None else lambda site, sums: _NchwEpilogue(site, plan).finish(sums)
     if isinstance(plan.convolution, Lines):
         emit_lines(module, plan.convolution, epilogue, plan.name)
     else:
@@ -136,7 +136,7 @@ def emit_planes_kernel(module: Module, plan: PlanesPlan) -> tuple[str, str]:
     return plan.name, plan.pack_name
 
 
-def _emit_pack_rows(module: Module, plan: PlanesPlan) -> None:
+def _emit_pack_rows(module: IrModule, plan: PlanesPlan) -> None:
     """The packer: the channels of a tap next to each other, an output a point."""
     m, k = plan.matrix, plan.convolution.k
     f = module.function(plan.pack_name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
@@ -152,7 +152,7 @@ def _emit_pack_rows(module: Module, plan: PlanesPlan) -> None:
     f.ret()
 
 
-def _copy(f: Function, source: str, to: str, sizes: list[int], strides: list[int]) -> None:
+def _copy(f: IrFunction, source: str, to: str, sizes: list[int], strides: list[int]) -> None:
     """Elements at strides, to places next to each other."""
     if not sizes:
         f.store("float", f.load("float", source, 4), to, 4)
@@ -192,7 +192,7 @@ class PlaneSums(FinishedSums):
         return quotient, f.sub(value, f.mul(quotient, extent))
 
 
-class _Epilogue(PlaneSums):
+class _NchwEpilogue(PlaneSums):
     """The epilogue of a convolution with channels first."""
 
     def __init__(self, site: Site, plan: PlanesPlan) -> None:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from strata.backends.llvm.conv.table import Window
-from strata.backends.llvm.gemm.arith import Arithmetic, convert
+from strata.backends.llvm.conv.table import ConvWindow
+from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish
 from strata.backends.llvm.gemm.micro import TileSet, call_micro
 from strata.backends.llvm.gemm.spec import Contraction, plan_contraction
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant, lanes_of, vector, vector_constant
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, lanes_of, vector, vector_constant
 from strata.backends.llvm.ir.native import while_loop
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, f32
@@ -52,7 +52,7 @@ class Planes:
     """
 
     product: Contraction
-    window: Window
+    window: ConvWindow
     channels: int
     outputs: int
     groups: int
@@ -87,7 +87,7 @@ def plan_planes(
     outputs: int,
     channels: int,
     counts: tuple[int, int],
-    window: Window,
+    window: ConvWindow,
     target: Target,
     *,
     groups: int = 1,
@@ -119,7 +119,7 @@ def plan_planes(
     return Planes(spec, window, channels, outputs, groups, planes, max(1, lines), heights, by_line, known)
 
 
-def emit_planes(module: Module, spec: Planes, epilogue: Epilogue | None = None, name: str | None = None) -> str:
+def emit_planes(module: IrModule, spec: Planes, epilogue: Epilogue | None = None, name: str | None = None) -> str:
     """Adds the kernel `void (ptr args, i64 begin, i64 end)` and returns its name."""
     name = name or f"planes_{spec.product.name}"
     finish = "" if spec.is_depthwise else emit_finish(module, spec.product, f"{name}_finish", epilogue)
@@ -133,7 +133,7 @@ def emit_planes(module: Module, spec: Planes, epilogue: Epilogue | None = None, 
     return name
 
 
-def every(f: Function, type_: str, parts: Sequence[str], start: int) -> str:
+def every(f: IrFunction, type_: str, parts: Sequence[str], start: int) -> str:
     """Of so many vectors next to each other, every so many-th element from one on."""
     if len(parts) == 1:
         return parts[0]
@@ -150,7 +150,7 @@ def every(f: Function, type_: str, parts: Sequence[str], start: int) -> str:
 class PlaneDriver:
     """What all ways need: arguments, and where lines of x end."""
 
-    def __init__(self, f: Function, product: Contraction, window: Window) -> None:
+    def __init__(self, f: IrFunction, product: Contraction, window: ConvWindow) -> None:
         self.f, self.product, self.window = f, product, window
         site = Site(f, product, "%args", 0, 0, (), 1, None)
         self.x, self.weights, self.out = (site.pointer(p) for p in ("a", "b", "out"))
@@ -181,7 +181,7 @@ class PlaneDriver:
 class _Planes(PlaneDriver):
     """What both ways here need: lines of x, tap by tap."""
 
-    def __init__(self, f: Function, spec: Planes) -> None:
+    def __init__(self, f: IrFunction, spec: Planes) -> None:
         super().__init__(f, spec.product, spec.window)
         self.spec = spec
 
@@ -209,10 +209,10 @@ class _Planes(PlaneDriver):
 class _Depthwise(_Planes):
     """Planes by themselves."""
 
-    def __init__(self, f: Function, spec: Planes, epilogue: Epilogue | None) -> None:
+    def __init__(self, f: IrFunction, spec: Planes, epilogue: Epilogue | None) -> None:
         super().__init__(f, spec)
         self.epilogue = epilogue
-        self.arithmetic = Arithmetic(f32, f32, f32, spec.product.target)
+        self.arithmetic = GemmArithmetic(f32, f32, f32, spec.product.target)
         reach = max(away for reads in self.reads() for away in reads) + self.lanes
         self.zeros = f.alloca("float", reach)
         zero = constant("float", 0)
@@ -376,7 +376,7 @@ class _Tiles(_Depthwise):
 class _Panels(_Planes):
     """All outputs of some pixels at a time."""
 
-    def __init__(self, f: Function, spec: Planes, finish: str) -> None:
+    def __init__(self, f: IrFunction, spec: Planes, finish: str) -> None:
         super().__init__(f, spec)
         self.finish = finish
         self.panel = f.alloca("float", spec.k * spec.product.panel_columns)

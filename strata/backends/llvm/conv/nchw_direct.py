@@ -16,12 +16,12 @@ from math import prod
 from typing import Final
 
 from strata.backends.llvm.conv.nchw import PlaneDriver, every
-from strata.backends.llvm.conv.table import Window
+from strata.backends.llvm.conv.table import ConvWindow
 from strata.backends.llvm.gemm.arith import multiply_add
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish, put_sums
 from strata.backends.llvm.gemm.micro import TileSet
 from strata.backends.llvm.gemm.spec import SHORT_EPILOGUE, Contraction, plan_contraction, with_even_tiles
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, f32
 
@@ -43,7 +43,7 @@ class Lines:
     """
 
     product: Contraction
-    window: Window
+    window: ConvWindow
     channels: int
     outputs: int
     lines: int
@@ -126,7 +126,7 @@ def plan_lines(
     outputs: int,
     channels: int,
     counts: tuple[int, ...],
-    window: Window,
+    window: ConvWindow,
     target: Target,
     *,
     width_exact: bool = False,
@@ -179,7 +179,7 @@ def _tiles(width: int, spec: Lines) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def emit_lines(module: Module, spec: Lines, epilogue: Epilogue | None = None, name: str | None = None) -> str:
+def emit_lines(module: IrModule, spec: Lines, epilogue: Epilogue | None = None, name: str | None = None) -> str:
     """Adds the kernel `void (ptr args, i64 begin, i64 end)` and returns its name."""
     name = name or f"lines_{spec.product.name}"
     f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
@@ -192,7 +192,7 @@ def emit_lines(module: Module, spec: Lines, epilogue: Epilogue | None = None, na
 class _Lines(PlaneDriver):
     """The loops around the tiles."""
 
-    def __init__(self, f: Function, spec: Lines, name: str, epilogue: Epilogue | None) -> None:
+    def __init__(self, f: IrFunction, spec: Lines, name: str, epilogue: Epilogue | None) -> None:
         super().__init__(f, spec.product, spec.window)
         self.spec, self.name, self.epilogue = spec, name, epilogue
         self.rank = spec.window.rank
@@ -376,7 +376,7 @@ class _Lines(PlaneDriver):
         f.ret()
         return name
 
-    def _sums(self, f: Function, height: int, vectors: int, lanes: int) -> list[str]:
+    def _sums(self, f: IrFunction, height: int, vectors: int, lanes: int) -> list[str]:
         spec, window = self.spec, self.window
         channels, down, taps = spec.channels, window.kernel[-2], window.kernel[-1]
         front, plane, type_ = prod(window.kernel[:-2]), spec.rows * spec.line, memory_type(f32, lanes)

@@ -19,9 +19,9 @@ from strata.backends.llvm.conv.match import SUMS, epilogue_of
 from strata.backends.llvm.conv.match_nchw import PlaneSums
 from strata.backends.llvm.conv.nchw import every
 from strata.backends.llvm.gemm.match import planned
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant, vector, vector_constant
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector, vector_constant
 from strata.backends.llvm.ir.registers import memory_type, to_memory
-from strata.backends.llvm.jit.calling_convention import Loops
+from strata.backends.llvm.jit.calling_convention import LoopUsage
 from strata.backends.llvm.loops.accumulate import Accumulator
 from strata.backends.llvm.loops.values import Context, Values
 from strata.core import Dim, Target, dim_max, dim_min, dim_prod, f32
@@ -99,11 +99,11 @@ class PoolPlan:
         return dim_max(0, dim_min(1, NARROW - self.out.shape[-1]))
 
     @property
-    def usage(self) -> Loops:
+    def usage(self) -> LoopUsage:
         """How its machine code is called."""
         buffers = tuple(b.name for b in self.kernel.buffers)
         blocks = -(-dim_prod(self.out.shape[:-2]) // self.planes) * -(-self.out.shape[-2] // self.lines)
-        return Loops(buffers, tuple(self.kernel.symbols().values()), blocks, 1)
+        return LoopUsage(buffers, tuple(self.kernel.symbols().values()), blocks, 1)
 
 
 def plan_pool(kernel: Kernel, target: Target) -> PoolPlan | None:
@@ -205,7 +205,7 @@ def slide_along(index: Expr, axis: Axis, taps: list[Axis]) -> Slide | None:
     return Slide(count, stride, dilation, form.constant) if min(stride, dilation, count) > 0 else None
 
 
-def emit_pool(module: Module, plan: PoolPlan) -> str:
+def emit_pool(module: IrModule, plan: PoolPlan) -> str:
     """Adds the kernel `void (ptr arguments, i64 begin, i64 end)` and returns its name."""
     parameters = (("ptr noalias readonly", "arguments"), ("i64", "begin"), ("i64", "end"))
     f = module.function(plan.kernel.name, parameters)
@@ -236,7 +236,7 @@ class _Finished(PlaneSums):
 class _Pool:
     """The function of a pool."""
 
-    def __init__(self, f: Function, plan: PoolPlan) -> None:
+    def __init__(self, f: IrFunction, plan: PoolPlan) -> None:
         self.f, self.plan = f, plan
         kernel = plan.kernel
         self.pointers = {

@@ -13,9 +13,9 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant, with_element
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, with_element
 from strata.backends.llvm.ir.native import arguments, fill_zero, kernel, numbers
-from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes, Slot, override
+from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, f32, f64
 from strata.mir import Node
@@ -56,7 +56,7 @@ class _PoolBackward:
         fields = (self.dtype, self.kind, self.kernel, self.stride, self.dilation, self.has_channels)
         return f"pool backward {' '.join(map(str, fields))}"
 
-    def emit(self, module: Module) -> None:
+    def emit(self, module: IrModule) -> None:
         _Emitter(self, kernel(module, "pool_backward")).emit()
 
     def slots(self, sizes: list[int], counts: list[int], lows: list[int], channels: int, fills: int) -> list[Slot]:
@@ -67,7 +67,7 @@ class _PoolBackward:
 
 
 class _Emitter:
-    def __init__(self, spec: _PoolBackward, f: Function) -> None:
+    def __init__(self, spec: _PoolBackward, f: IrFunction) -> None:
         self.spec, self.f, rank = spec, f, spec.rank
         self.x, self.dy, self.out, self.channels, self.width, self.fills, *rest = arguments(f, "pppiii" + "iii" * rank)
         self.sizes, self.counts, self.lows = rest[:rank], rest[rank : 2 * rank], rest[2 * rank :]
@@ -292,6 +292,6 @@ def pool_backward(node: Node, target: Target) -> NativeOp | None:
         slots = spec.slots(sizes, counts, lows, channels, 0 if covers else 1)
         width = min(channels, CHANNELS)
         grain = max(1, WINDOWS // max(1, prod(counts) * -(-width // spec.lanes)))
-        return Planned((Call("pool_backward", slots, images * -(-channels // width), grain),))
+        return Planned((NativeCall("pool_backward", slots, images * -(-channels // width), grain),))
 
     return NativeOp(spec.key, spec.emit, ("pool_backward",), plan)

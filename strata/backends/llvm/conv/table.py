@@ -18,10 +18,10 @@ from itertools import product as cartesian
 from math import prod
 from typing import Final
 
-from strata.backends.llvm.gemm.driver import Block, Chunk, Driver
+from strata.backends.llvm.gemm.driver import Chunk, GemmBlock, GemmDriver
 from strata.backends.llvm.gemm.epilogue import Epilogue, emit_finish
 from strata.backends.llvm.gemm.spec import Contraction, for_rows, plan_contraction, with_ending
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant, vector, vector_constant
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector, vector_constant
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, f32
 
@@ -35,7 +35,7 @@ SHORT_RUN: Final = 16  # channels below which the taps of a row are joined: the 
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ConvWindow:
     """The taps of a convolution over any number of axes."""
 
     kernel: tuple[int, ...]
@@ -86,7 +86,7 @@ class Convolution:
     """
 
     product: Contraction
-    window: Window
+    window: ConvWindow
     channels: int
     joined: bool
     fill: int = 0  # what x is in the padding
@@ -128,7 +128,7 @@ def plan_convolution(
     pixels: int,
     outputs: int,
     channels: int,
-    window: Window,
+    window: ConvWindow,
     target: Target,
     *,
     dtype: DType = f32,
@@ -180,7 +180,7 @@ def plan_convolution(
     return Convolution(spec, window, channels, joined, fill, line=line)
 
 
-def line_tiles(width: int, edges: tuple[int, int], window: Window, tallest: int) -> tuple[int, ...]:
+def line_tiles(width: int, edges: tuple[int, int], window: ConvWindow, tallest: int) -> tuple[int, ...]:
     """Tiles of a line that end where taps begin or cease to see x; none where even ones are as fast."""
     if width > LONGEST_CUT or window.dilation[-1] == 1 or window.input_dilation[-1] > 1:
         return ()
@@ -215,7 +215,7 @@ def panels_of_chunk(spec: Contraction, pixels: int, outputs: int, rows: int, gro
 
 
 def emit_convolution(
-    module: Module, spec: Convolution, epilogue: Epilogue | None = None, name: str | None = None
+    module: IrModule, spec: Convolution, epilogue: Epilogue | None = None, name: str | None = None
 ) -> str:
     """Adds the kernel `void (ptr args, i64 begin, i64 end)` and returns its name."""
     name = name or f"conv_{spec.product.name}"
@@ -227,10 +227,10 @@ def emit_convolution(
     return name
 
 
-class ConvDriver(Driver):
+class ConvDriver(GemmDriver):
     """The driver of a contraction, with a table of addresses in place of A."""
 
-    def __init__(self, f: Function, spec: Convolution, finish: str, epilogue: Epilogue | None = None) -> None:
+    def __init__(self, f: IrFunction, spec: Convolution, finish: str, epilogue: Epilogue | None = None) -> None:
         super().__init__(f, spec.product, finish, epilogue)
         self.conv, self.window = spec, spec.window
         self.element = memory_type(spec.product.a)
@@ -249,7 +249,7 @@ class ConvDriver(Driver):
         type_ = vector(self.element, self.spec.lanes)
         self.f.store(type_, constant(type_, self.conv.fill), place, self.spec.a.itemsize)
 
-    def _a_tile(self, chunk: Chunk, block: Block | None, row: Value) -> str:
+    def _a_tile(self, chunk: Chunk, block: GemmBlock | None, row: Value) -> str:
         return self.f.address("ptr", self.table, self.f.mul(row, self.spec.a_runs))
 
     def _row_tiles(self, chunk: Chunk, body: Callable[[Value, Value], None], skipped: Value = 0) -> None:

@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from strata.backends.llvm.conv.table import Window
-from strata.backends.llvm.gemm.driver import Chunk, Driver
+from strata.backends.llvm.conv.table import ConvWindow
+from strata.backends.llvm.gemm.driver import Chunk, GemmDriver
 from strata.backends.llvm.gemm.epilogue import Epilogue, emit_finish
 from strata.backends.llvm.gemm.micro import call_micro
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS
 from strata.backends.llvm.gemm.spec import BYTES, FLOPS, Contraction, for_rows, plan_contraction
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
 from strata.backends.llvm.ir.native import while_loop
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import Dim, DType, Target, dim_max, dim_min, f32, f64
@@ -36,7 +36,7 @@ FEWEST_CHANNELS: Final = 8  # 28 x 28, 4 to 64: 1.09 times as fast; 8 to 64: 1.3
 UNITS: Final = 3e12  # of time, in a second: costs are whole numbers of them, for sizes that are known later, too
 PRODUCT, BYTE = round(2 * UNITS / FLOPS), round(UNITS / BYTES)  # what a product costs, and a byte of weights
 TURN: Final = round(0.7e-9 * UNITS)  # what it costs to turn one channel of a tile
-Load = Callable[[Function, Value, Value, int, "str | None"], list[str]]
+Load = Callable[[IrFunction, Value, Value, int, "str | None"], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Winograd:
     """A convolution, ready to be emitted. `product` is its contraction: m counts tiles, k channels."""
 
     product: Contraction
-    window: Window
+    window: ConvWindow
     channels: int
 
     @property
@@ -81,14 +81,14 @@ class Winograd:
         return f"winograd 2x2 {self.window} channels {self.channels}; {self.product}"
 
 
-def winograd_wins(window: Window, channels: int, outputs: int, size: Dim, counts: Sequence[Dim], low: Dim) -> Dim:
+def winograd_wins(window: ConvWindow, channels: int, outputs: int, size: Dim, counts: Sequence[Dim], low: Dim) -> Dim:
     """1 where fewer products are worth the turns and the larger weights, by what both ways would cost an image, else 0.
 
     `size` is that of x down its lines, `counts` are those of the output, `low` is the padding above. The number of
     images has no say, so that an image gives the same bits in any batch.
     """
     ones = (1, 1)
-    if window != Window((3, 3), ones, ones, ones) or channels < FEWEST_CHANNELS:
+    if window != ConvWindow((3, 3), ones, ones, ones) or channels < FEWEST_CHANNELS:
         return 0
     height, width = counts
     lines: Dim = 0  # that the taps see, of all lines of the output
@@ -105,7 +105,7 @@ def plan_winograd(
     tiles: int,
     outputs: int,
     channels: int,
-    window: Window,
+    window: ConvWindow,
     target: Target,
     *,
     out: DType = f32,
@@ -129,7 +129,7 @@ def plan_winograd(
     return Winograd(for_rows(spec, tiles) if m_exact else spec, window, channels)
 
 
-def emit_winograd(module: Module, spec: Winograd, epilogue: Epilogue | None = None, name: str | None = None) -> str:
+def emit_winograd(module: IrModule, spec: Winograd, epilogue: Epilogue | None = None, name: str | None = None) -> str:
     """Adds the kernel `void (ptr args, i64 begin, i64 end)` and returns its name."""
     name = name or f"winograd_{spec.product.name}"
     finish = emit_finish(module, spec.product, f"{name}_finish", epilogue)
@@ -140,10 +140,10 @@ def emit_winograd(module: Module, spec: Winograd, epilogue: Epilogue | None = No
     return name
 
 
-class _WinogradDriver(Driver):
+class _WinogradDriver(GemmDriver):
     """The driver of a contraction: sixteen products in a chunk, and turns before and behind them."""
 
-    def __init__(self, f: Function, spec: Winograd, finish: str) -> None:
+    def __init__(self, f: IrFunction, spec: Winograd, finish: str) -> None:
         super().__init__(f, spec.product, finish)
         self.conv, product = spec, spec.product
         self.table = f.alloca("ptr", product.chunk_rows * TURNED)
@@ -292,7 +292,7 @@ class _WinogradDriver(Driver):
         while_loop(f, [("i64", v) for v in start], lambda c: f.compare("slt", "i64", c[0], chunk.rows), some)
 
 
-def _emit_turn(module: Module, lanes: int) -> str:
+def _emit_turn(module: IrModule, lanes: int) -> str:
     """`void (ptr pixels, ptr to, i64 plane, i64 first, i64 count)`: channels of one tile, from first on."""
     name = f"winograd_turn_{lanes}"
     if module.has(name):
@@ -330,7 +330,7 @@ def _emit_turn(module: Module, lanes: int) -> str:
     return name
 
 
-def _emit_turn_back(module: Module, lanes: int, columns: int) -> str:
+def _emit_turn_back(module: IrModule, lanes: int, columns: int) -> str:
     """`void (ptr sums, i64 plane, ptr lines, i64 tiles, i64 width)`: tiles of a line to two lines of pixels."""
     name = f"winograd_back_{lanes}_{columns}"
     if module.has(name):
@@ -369,7 +369,7 @@ def _emit_turn_back(module: Module, lanes: int, columns: int) -> str:
     return name
 
 
-def _over_vectors(f: Function, count: Value, lanes: int, body: Callable[[Value, str | None], None]) -> None:
+def _over_vectors(f: IrFunction, count: Value, lanes: int, body: Callable[[Value, str | None], None]) -> None:
     """Whole vectors, then what is left under a mask."""
     whole = f.round_down(count, lanes)
     f.loop(0, whole, lanes, [], lambda at, _: body(at, None))
@@ -378,7 +378,7 @@ def _over_vectors(f: Function, count: Value, lanes: int, body: Callable[[Value, 
         f.if_(f.compare("sgt", "i64", rest, 0), lambda: body(whole, f.mask_below(lanes, rest)))
 
 
-def emit_pack_taps(module: Module, spec: Winograd, name: str, load: Load) -> str:
+def emit_pack_taps(module: IrModule, spec: Winograd, name: str, load: Load) -> str:
     """The packer: a panel of outputs a point, as [one of the sixteen, channel, output].
 
     load(f, channel, output, lanes, mask) gives vectors of the nine taps.

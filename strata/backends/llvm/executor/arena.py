@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from strata.core import HUGE_PAGE, Dim, new_pages
-from strata.lir import Buffer
+from strata.lir import LirBuffer
 
 LINE = 64  # bytes of a cache line
 
@@ -33,7 +33,7 @@ class Arena:
         made.address = self.address + offset
         return made
 
-    def view(self, offset: int, buffer: Buffer, binding: Mapping[str, Dim]) -> np.ndarray:
+    def view(self, offset: int, buffer: LirBuffer, binding: Mapping[str, Dim]) -> np.ndarray:
         kind = buffer.type.bind(binding)
         count = int(np.prod(kind.static_shape, dtype=np.int64)) * kind.dtype.itemsize
         return self.bytes[offset : offset + count].view(kind.dtype.np).reshape(kind.static_shape)

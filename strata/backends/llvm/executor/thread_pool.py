@@ -355,7 +355,7 @@ _EXPORTS: Final = (
 )  # fmt: skip
 
 
-def native_code(of: Target | None = None) -> jit.Code:
+def native_code(of: Target | None = None) -> jit.MachineCode:
     """The pool and the program walker, loaded once per process; the same code for all processors of a kind."""
     target = Target.named("neon" if (of or Target.host()).has("neon") else "baseline")
     machine = target.triple.partition("-")[0]
@@ -364,7 +364,7 @@ def native_code(of: Target | None = None) -> jit.Code:
     return jit.stored_text(text, _EXPORTS, target)
 
 
-class Pool:
+class ThreadPool:
     """Workers beside the calling threads. Threads start on the first use that wants them, and again after a fork."""
 
     def __init__(self) -> None:
@@ -501,14 +501,14 @@ def _join(worker: Any) -> None:
         ctypes.CDLL(None).pthread_join(worker, None)
 
 
-_the_pool: list[Pool] = []
+_the_pool: list[ThreadPool] = []
 _making_it = new_lock()
 
 
-def default_pool() -> Pool:
+def default_pool() -> ThreadPool:
     """The one pool of the process, shared by all sessions."""
     if not _the_pool:
         with _making_it:
             if not _the_pool:
-                _the_pool.append(Pool())
+                _the_pool.append(ThreadPool())
     return _the_pool[0]

@@ -12,10 +12,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from strata.backends.llvm.fft.transforms import RADICES, Mover, Transform
-from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.fft.transforms import RADICES, Mover, TransformEmitter
+from strata.backends.llvm.ir.builder import IrModule
 from strata.backends.llvm.ir.native import arguments, kernel, number_slots, numbers
-from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes, Slot, override
+from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.core import Target
 from strata.mir import Node
 
@@ -24,7 +24,7 @@ LARGEST_PRIME = 61  # factors above make the length a convolution
 CHUNK = 1 << 14  # elements that one point of a product takes
 
 
-def _emit_groups(module: Module, form: Transform) -> None:
+def _emit_groups(module: IrModule, form: TransformEmitter) -> None:
     """Groups of sequences: gathered into lanes, transformed, turned where a table says so, scattered."""
     f = kernel(module, "groups")
     given = arguments(f, "ppp" + "iiiiii" + "iii" + "iii" + "ii" + "ppi" + "ppi")
@@ -64,7 +64,7 @@ def _emit_groups(module: Module, form: Transform) -> None:
     f.ret()
 
 
-def _emit_product(module: Module, form: Transform) -> None:
+def _emit_product(module: IrModule, form: TransformEmitter) -> None:
     """Rows times a table: out[row][j] = source[row][j] · table[j], 0 behind the `kept` first. Points are rows."""
     f = kernel(module, "product")
     source, out, table, kept, wide_in, wide_out, swap_in, swap_out, scale = arguments(f, "pppiiiiip")
@@ -93,7 +93,7 @@ def _emit_product(module: Module, form: Transform) -> None:
     f.ret()
 
 
-def emit_transforms(module: Module, form: Transform) -> None:
+def emit_transforms(module: IrModule, form: TransformEmitter) -> None:
     """What the calls of a planner need."""
     form.emit(module)
     _emit_groups(module, form)
@@ -181,9 +181,9 @@ def _split(n: int) -> tuple[int, int] | None:
 class Planner:
     """Collects the calls of transforms and the memory between them."""
 
-    def __init__(self, form: Transform) -> None:
+    def __init__(self, form: TransformEmitter) -> None:
         self.form, self.real = form, form.dtype.real.np.name
-        self.calls: list[Call] = []
+        self.calls: list[NativeCall] = []
         self.top = 0
 
     def area(self, size: int) -> Slot:
@@ -220,7 +220,7 @@ class Planner:
         memory = self.area(size * slots)
         count = len(factors_of(n))
         turned: Slot = ("table", turns) if turns is not None else ("pointer", 0)
-        self.calls.append(Call("groups", [
+        self.calls.append(NativeCall("groups", [
             source, out, memory, *number_slots(size, groups, slots, per_row, lanes, n, *into, *back, *swap),
             ("table", np.array([scale], self.real)), ("table", stages), ("number", count), ("table", table), turned,
             ("number", lanes),
@@ -235,7 +235,7 @@ class Planner:
             x: Slot, y: Slot, table: np.ndarray, kept: int, wide: tuple[int, int], swap: tuple[bool, bool], s: float
         ) -> None:
             slots = [x, y, ("table", table), *number_slots(kept, *wide, *swap), ("table", np.array([s], self.real))]
-            self.calls.append(Call("product", slots, rows, max(1, CHUNK // size)))
+            self.calls.append(NativeCall("product", slots, rows, max(1, CHUNK // size)))
 
         product(source, a, chirp, n, (n, size), (inverse, False), 1.0)
         self.transform(a, b, rows, size, False, 1.0)
@@ -248,7 +248,7 @@ class Planner:
 def _fft(node: Node, target: Target) -> NativeOp:
     (x,) = node.inputs
     op = node.op
-    form = Transform(x.dtype, target)
+    form = TransformEmitter(x.dtype, target)
 
     def plan(sizes: Sizes) -> Planned:
         *batch, n = numbers(x.shape, sizes)

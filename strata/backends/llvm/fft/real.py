@@ -14,24 +14,24 @@ import numpy as np
 
 from strata.backends.llvm.fft.complex import LARGEST_PRIME, SLOTS, factors_of, stage_tables
 from strata.backends.llvm.fft.real_long import long_real
-from strata.backends.llvm.fft.transforms import Complex, Transform, transposed
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant
+from strata.backends.llvm.fft.transforms import Complex, TransformEmitter, transposed
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
 from strata.backends.llvm.ir.native import arguments, fill_zero, kernel, number_slots, numbers
-from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes, Slot, override
+from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.core import Dim, DType, Target, TensorType, c64, c128
 from strata.mir import Node, Op
 
 SHORT = 128  # numbers of a sequence that is not worth a plan of its own, however few there are
 
 
-def _form(dtype: DType, target: Target) -> Transform:
-    return Transform(dtype if dtype.is_complex else c128 if dtype.itemsize == 8 else c64, target)
+def _form(dtype: DType, target: Target) -> TransformEmitter:
+    return TransformEmitter(dtype if dtype.is_complex else c128 if dtype.itemsize == 8 else c64, target)
 
 
 class _Pairs:
     """Emits the way of pairs of rows between memory and planes. Rows of a group are 2 · lanes, or `some`, fewer."""
 
-    def __init__(self, f: Function, form: Transform) -> None:
+    def __init__(self, f: IrFunction, form: TransformEmitter) -> None:
         self.f, self.form, self.lanes = f, form, form.lanes
 
     def plane(self, planes: Value, element: Value, part: int) -> str:
@@ -224,7 +224,7 @@ def _emit_numbers(work: _Pairs, planes: Value, base: Value, n: Value, some: Valu
     work.tiles(some, n, work.lanes, tile, single)
 
 
-def _emit(module: Module, form: Transform, inverse: bool) -> None:
+def _emit(module: IrModule, form: TransformEmitter, inverse: bool) -> None:
     """Groups of 2 · lanes rows: paired up, transformed, taken apart. Points are slots of the workspace."""
     form.emit(module)
     f = kernel(module, "real_groups")
@@ -317,6 +317,6 @@ def _real(node: Node, target: Target) -> NativeOp | None:
             ("number", len(factors_of(n))),
             ("table", table),
         ]
-        return Planned([Call("real_groups", given, slots)], size * slots)
+        return Planned([NativeCall("real_groups", given, slots)], size * slots)
 
     return NativeOp(f"{op.name} {form.dtype}", lambda module: _emit(module, form, inverse), ("real_groups",), plan)

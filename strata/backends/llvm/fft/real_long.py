@@ -14,10 +14,10 @@ from functools import lru_cache
 import numpy as np
 
 from strata.backends.llvm.fft.complex import Planner, emit_transforms
-from strata.backends.llvm.fft.transforms import Complex, Transform
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant, vector
+from strata.backends.llvm.fft.transforms import Complex, TransformEmitter
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
 from strata.backends.llvm.ir.native import arguments, kernel, number_slots, numbers
-from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes
+from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes
 from strata.backends.llvm.ir.registers import deinterleave, interleave
 from strata.mir import Node
 
@@ -28,7 +28,7 @@ class _Bins:
     """Emits the way from Z to the bins, or back; a row of both starts at an address."""
 
     def __init__(
-        self, f: Function, form: Transform, source: Value, out: Value, half: Value, scale: str, *, back: bool
+        self, f: IrFunction, form: TransformEmitter, source: Value, out: Value, half: Value, scale: str, *, back: bool
     ) -> None:
         self.f, self.form, self.source, self.out, self.half, self.back = f, form, source, out, half, back
         self.scale = f.binary("fmul", form.real, scale, constant(form.real, 0.5))
@@ -108,7 +108,7 @@ class _Bins:
         return re, im
 
 
-def _emit_bins(module: Module, form: Transform, back: bool) -> None:
+def _emit_bins(module: IrModule, form: TransformEmitter, back: bool) -> None:
     """Points are chunks of pairs, row by row."""
     f = kernel(module, "bins")
     source, out, turns, scale, half, chunks = arguments(f, "ppppii")
@@ -143,12 +143,12 @@ def _turns(half: int, real: str) -> np.ndarray:
     return np.stack([np.cos(angle), np.sin(angle)], -1).reshape(-1).astype(real)
 
 
-def long_real(node: Node, form: Transform, n: int) -> NativeOp:
+def long_real(node: Node, form: TransformEmitter, n: int) -> NativeOp:
     """rfft or irfft of an even number of numbers in a row."""
     (x,) = node.inputs
     half, back = n // 2, node.op.name == "irfft"
 
-    def emit(module: Module) -> None:
+    def emit(module: IrModule) -> None:
         emit_transforms(module, form)
         _emit_bins(module, form, back)
 
@@ -163,11 +163,11 @@ def long_real(node: Node, form: Transform, n: int) -> NativeOp:
         factor = np.array([2 * scale if back else scale], made.real)
         given = [("table", _turns(half, made.real)), ("table", factor), *number_slots(half, chunks)]
         if back:
-            made.calls.append(Call("bins", [("input", 0), middle, *given], rows * chunks))
+            made.calls.append(NativeCall("bins", [("input", 0), middle, *given], rows * chunks))
             made.transform(middle, ("output", 0), rows, half, True, 1.0)
         else:
             made.transform(("input", 0), middle, rows, half, False, 1.0)
-            made.calls.append(Call("bins", [middle, ("output", 0), *given], rows * chunks))
+            made.calls.append(NativeCall("bins", [middle, ("output", 0), *given], rows * chunks))
         return Planned(made.calls, made.top)
 
     return NativeOp(f"long {node.op.name} {form.dtype}", emit, ("groups", "product", "bins"), plan)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant, vector
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
 from strata.backends.llvm.ir.native import fill_zero
 from strata.backends.llvm.ir.registers import deinterleave, interleave
 from strata.core import DType, Target
@@ -21,7 +21,7 @@ Complex = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Transform:
+class TransformEmitter:
     """What decides the code: the type of a component and how many lanes there are."""
 
     dtype: DType  # complex
@@ -48,16 +48,16 @@ class Transform:
         """Of one element of a group."""
         return 2 * self.lanes * self.size
 
-    def emit(self, module: Module) -> None:
+    def emit(self, module: IrModule) -> None:
         for radix in (*RADICES, 0):
             _Pass(module, self, radix).emit()
         _emit_passes(module, self)
 
 
-class Arithmetic:
+class ComplexArithmetic:
     """Complex arithmetic on pairs of vectors."""
 
-    def __init__(self, f: Function, form: Transform) -> None:
+    def __init__(self, f: IrFunction, form: TransformEmitter) -> None:
         self.f, self.form, self.type = f, form, form.type
 
     def load(self, base: Value, element: Value) -> Complex:
@@ -167,7 +167,7 @@ class Arithmetic:
 class _Pass:
     """Of (x, y, m, s, twiddles, r, roots): y[q + s(rp + j)] = w^(pj) · Σ_k x[q + s(p + mk)] · e^(-2πi·jk/r)."""
 
-    def __init__(self, module: Module, form: Transform, radix: int) -> None:
+    def __init__(self, module: IrModule, form: TransformEmitter, radix: int) -> None:
         parameters = (
             ("ptr", "x"),
             ("ptr", "y"),
@@ -179,7 +179,7 @@ class _Pass:
         )
         self.f = module.function(f"pass{radix}", parameters, linkage="internal")
         self.radix, self.form = radix, form
-        self.math = Arithmetic(self.f, form)
+        self.math = ComplexArithmetic(self.f, form)
 
     def emit(self) -> None:
         f = self.f
@@ -234,7 +234,7 @@ class _Pass:
         f.loop(0, "%r", 1, (), result)
 
 
-def _emit_passes(module: Module, form: Transform) -> None:
+def _emit_passes(module: IrModule, form: TransformEmitter) -> None:
     """`ptr passes(a, b, stages, count, table)`; a stage is radix, its pass, m, s, and where twiddles and roots are."""
     parameters = (("ptr", "a"), ("ptr", "b"), ("ptr", "stages"), ("i64", "count"), ("ptr", "table"))
     f = module.function("passes", parameters, "ptr", linkage="internal")
@@ -259,9 +259,9 @@ def _emit_passes(module: Module, form: Transform) -> None:
 class Mover:
     """Emits the way of a group between memory, with strides for lanes and for elements, and planes."""
 
-    def __init__(self, f: Function, form: Transform) -> None:
+    def __init__(self, f: IrFunction, form: TransformEmitter) -> None:
         self.f, self.form = f, form
-        self.math = Arithmetic(f, form)
+        self.math = ComplexArithmetic(f, form)
 
     def choose(
         self, lanes: Value, lane_stride: Value, element_stride: Value, n: Value, way: Callable[[str], None]
@@ -380,7 +380,7 @@ class Mover:
         f.loop(0, n, 1, (), row)
 
 
-def transposed(f: Function, type_: str, rows: list[str]) -> list[str]:
+def transposed(f: IrFunction, type_: str, rows: list[str]) -> list[str]:
     """Columns of a square of vectors, by interleaving rows that are half the square apart."""
     width = len(rows)
     low = [i // 2 + (width if i % 2 else 0) for i in range(width)]

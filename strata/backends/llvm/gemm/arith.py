@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from strata.backends.llvm.ir.builder import Function, Value, constant, element_of, vector
+from strata.backends.llvm.ir.builder import IrFunction, Value, constant, element_of, vector
 from strata.backends.llvm.ir.registers import from_memory, memory_type, register_type, to_memory
 from strata.core import DType, Target, bf16, f32, i8, i32, u8
 from strata.errors import DTypeError
@@ -20,7 +20,7 @@ _BYTE_DOT: Final = {16: "llvm.x86.avx512.vpdpbusd.512", 8: "llvm.x86.avx512.vpdp
 _HALF_DOT: Final = {16: "llvm.x86.avx512bf16.dpbf16ps.512"}
 
 
-def convert(f: Function, value: str, source: DType, to: DType, lanes: int, target: Target) -> str:
+def convert(f: IrFunction, value: str, source: DType, to: DType, lanes: int, target: Target) -> str:
     """A value as it lies in memory to another dtype, again as in memory."""
     if source is to:
         return value
@@ -43,7 +43,7 @@ def _cast(source: DType, to: DType, from_type: str, to_type: str) -> str:
     return "sext" if source.is_signed else "zext"
 
 
-def multiply_add(f: Function, type_: str, a: Value, b: Value, total: Value, target: Target) -> str:
+def multiply_add(f: IrFunction, type_: str, a: Value, b: Value, total: Value, target: Target) -> str:
     """total + a * b of floats, rounded once where the processor can."""
     if target.has_fma:
         return f.fma(type_, a, b, total)
@@ -56,7 +56,7 @@ def is_multiplied(dtype: DType) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Arithmetic:
+class GemmArithmetic:
     """Element types of one contraction: of A and B in memory as the micro-kernel reads them, and of the sums."""
 
     a: DType
@@ -126,7 +126,7 @@ class Arithmetic:
         """Of one vector of columns in one step."""
         return self.group * self.lanes * self.b.itemsize
 
-    def load_a(self, f: Function, address: Value, valid: Value | None = None) -> str:
+    def load_a(self, f: IrFunction, address: Value, valid: Value | None = None) -> str:
         """A's values of one step in every lane; with `valid`, only so many are there and the others count as 0."""
         if self.group == 1:
             scalar = f.load(memory_type(self.a), address, self.a.itemsize)
@@ -143,7 +143,7 @@ class Arithmetic:
         pairs = f.convert("bitcast", words, f.splat(words, packed), self._pairs("i8"))
         return f.convert("sext" if self.a.is_signed else "zext", self._pairs("i8"), pairs, self._pairs("i16"))
 
-    def load_b(self, f: Function, address: Value) -> str:
+    def load_b(self, f: IrFunction, address: Value) -> str:
         """B's values of one step, a vector of columns."""
         if self.group == 1:
             packed = f.load(memory_type(self.b, self.lanes), address, self.b.itemsize)
@@ -155,7 +155,7 @@ class Arithmetic:
         pairs = f.load(self._pairs("i8"), address, 1)
         return f.convert("sext" if self.b.is_signed else "zext", self._pairs("i8"), pairs, self._pairs("i16"))
 
-    def step(self, f: Function, a: str, b: str, total: str) -> str:
+    def step(self, f: IrFunction, a: str, b: str, total: str) -> str:
         """total + a * b, rounded once where the processor can."""
         if self.has_quad_dot:
             unsigned, signed = (b, a) if self.b is u8 else (a, b)
@@ -170,19 +170,19 @@ class Arithmetic:
             return f.binary("add", self.type, total, f.binary("mul", self.type, a, b))
         return multiply_add(f, self.type, a, b, total, self.target)
 
-    def shift_step(self, f: Function, b: str, total: str) -> str:
+    def shift_step(self, f: IrFunction, b: str, total: str) -> str:
         """The sum of B's values, for `start`."""
         ones = constant(self.type, 0x01010101)
         return f.call(self.type, _BYTE_DOT[self.lanes], (self.type, total), (self.type, ones), (self.type, b))
 
-    def start(self, f: Function, b_sums: str) -> str:
+    def start(self, f: IrFunction, b_sums: str) -> str:
         """What the sums of shifted products start at."""
         return f.binary("mul", self.type, b_sums, constant(self.type, -128))
 
     def _pairs(self, element: str) -> str:
         return vector(element, 2 * self.lanes)
 
-    def _first(self, f: Function, address: Value, valid: Value, word: str) -> str:
+    def _first(self, f: IrFunction, address: Value, valid: Value, word: str) -> str:
         """The first `valid` elements at an address as an integer, reading nothing behind them."""
         element, size = memory_type(self.a), self.a.itemsize
         result = constant(word, 0)

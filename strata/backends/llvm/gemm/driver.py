@@ -13,22 +13,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish, put_sums
-from strata.backends.llvm.gemm.micro import Micro, Tile, call_micro
+from strata.backends.llvm.gemm.micro import Micro, RegisterTile, call_micro
 from strata.backends.llvm.gemm.spec import FEW_CHUNKS, UNBOUNDED, Contraction
-from strata.backends.llvm.ir.builder import Function, Module, Value
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
 from strata.backends.llvm.ir.registers import memory_type
 
 LINE = 64  # bytes that come from memory together
 
 
 def emit_contraction(
-    module: Module, spec: Contraction, epilogue: Epilogue | None = None, name: str | None = None
+    module: IrModule, spec: Contraction, epilogue: Epilogue | None = None, name: str | None = None
 ) -> str:
     """Adds the kernel (and the internal functions it needs) and returns its name."""
     name = name or spec.name
     finish = emit_finish(module, spec, f"{name}_finish", epilogue)
     f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
-    driver = Driver(f, spec, finish, epilogue)
+    driver = GemmDriver(f, spec, finish, epilogue)
     if spec.joined == 1:
         f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
     else:
@@ -54,7 +54,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class GemmBlock:
     """A block of k: where it starts, how long it is, whether sums resume, whether it is the last."""
 
     start: Value
@@ -63,10 +63,10 @@ class Block:
     is_last: Value
 
 
-class Driver:
+class GemmDriver:
     """Emits the loops of one kernel into `f`."""
 
-    def __init__(self, f: Function, spec: Contraction, finish: str, epilogue: Epilogue | None = None) -> None:
+    def __init__(self, f: IrFunction, spec: Contraction, finish: str, epilogue: Epilogue | None = None) -> None:
         self.f, self.spec, self.finish, self.epilogue = f, spec, finish, epilogue
         self.arithmetic = spec.arithmetic
         self.pointer = {p: f.load("ptr", f.address("i64", "%args", spec.slot(p)), 8) for p in ("a", "b", "out")}
@@ -194,21 +194,21 @@ class Driver:
 
     # loops
 
-    def _k_loop(self, body: Callable[[Block], None]) -> None:
+    def _k_loop(self, body: Callable[[GemmBlock], None]) -> None:
         f = self.f
         if not self.spec.k_block:
-            body(Block(0, self.k, 0, "true"))
+            body(GemmBlock(0, self.k, 0, "true"))
             return
 
         def one(index: str, _: list[str]) -> None:
             start = f.mul(index, self.block_length)
             length = f.smin(self.block_length, f.sub(self.k, start))
             last = f.compare("eq", "i64", f.add(index, 1), self.blocks)
-            body(Block(start, length, index, last))
+            body(GemmBlock(start, length, index, last))
 
         f.loop(0, self.blocks, 1, [], one)
 
-    def _panels(self, chunk: Chunk, block: Block, first_panel: Value) -> None:
+    def _panels(self, chunk: Chunk, block: GemmBlock, first_panel: Value) -> None:
         f, spec = self.f, self.spec
         if spec.a_packed:
             self._pack_block(chunk, block)
@@ -242,9 +242,9 @@ class Driver:
     def _micro(self, rows: int, vectors: int, streams: int = 1, *, is_half: bool = False) -> Micro:
         spec = self.spec
         ahead = spec.ahead(rows, streams) if vectors == spec.vectors and not is_half else 0
-        return Micro(self.arithmetic, Tile(rows, vectors, streams, is_half), spec.layout, ahead, spec.b_rows)
+        return Micro(self.arithmetic, RegisterTile(rows, vectors, streams, is_half), spec.layout, ahead, spec.b_rows)
 
-    def _pack_block(self, chunk: Chunk, block: Block) -> None:
+    def _pack_block(self, chunk: Chunk, block: GemmBlock) -> None:
         """A block of k of all rows: the tallest tiles together, the others one by one."""
         f, spec, number = self.f, self.spec, self.number
         height = spec.heights[0]
@@ -261,14 +261,14 @@ class Driver:
         tile = spec.tile_packer.emit(f.module)
         self._row_tiles(chunk, lambda row, rows: pack(tile, row, rows), tallest)
 
-    def _a_tile(self, chunk: Chunk, block: Block, row: Value) -> str:
+    def _a_tile(self, chunk: Chunk, block: GemmBlock, row: Value) -> str:
         f, spec = self.f, self.spec
         if spec.a_packed:
             length = f.round_down(f.add(block.length, self.arithmetic.group - 1), self.arithmetic.group)
             return f.address(memory_type(self.arithmetic.a), self.a_block, f.mul(row, length))
         return f.address(memory_type(spec.a), chunk.a, f.add(f.mul(row, self.number["a_row"]), block.start))
 
-    def _b_panel(self, chunk: Chunk, block: Block, panel: Value, columns: Value) -> str:
+    def _b_panel(self, chunk: Chunk, block: GemmBlock, panel: Value, columns: Value) -> str:
         f, spec = self.f, self.spec
         if spec.b_rows:
             place = f.add(f.mul(panel, spec.panel_columns), f.mul(block.start, self.number["b_k"]))
@@ -277,7 +277,7 @@ class Driver:
         offset = f.add(f.mul(f.mul(panel, spec.panel_columns), self.packed_k), f.mul(start, columns))
         return f.address(memory_type(spec.b), chunk.b, offset)
 
-    def _panel(self, chunk: Chunk, block: Block, panel: Value) -> None:
+    def _panel(self, chunk: Chunk, block: GemmBlock, panel: Value) -> None:
         f, spec, number = self.f, self.spec, self.number
         is_tail = f.compare("eq", "i64", panel, chunk.full_panels)
         vectors = f.select("i64", is_tail, self._ceil(chunk.tail, spec.lanes), spec.vectors)
@@ -333,14 +333,14 @@ class Driver:
 
         self._row_tiles(chunk, tile)
 
-    def _ended(self, chunk: Chunk, block: Block, row: Value, b: str, column: Value, out: str) -> None:
+    def _ended(self, chunk: Chunk, block: GemmBlock, row: Value, b: str, column: Value, out: str) -> None:
         """A whole tile of the tallest height: from the products through the epilogue to the output."""
         f, spec = self.f, self.spec
         micro = self._micro(spec.heights[0], spec.vectors)
         name = f"{self.finish}_{micro.name}"
         places = ["row", "column", *(f"batch{axis}" for axis in range(spec.batch_rank))]
 
-        def end(g: Function, rows: list[list[str]]) -> None:
+        def end(g: IrFunction, rows: list[list[str]]) -> None:
             batch = tuple(f"%batch{axis}" for axis in range(spec.batch_rank))
             put_sums(Site(g, spec, "%args", "%row", "%column", batch, spec.lanes, None), rows, self.epilogue, None)
 
@@ -361,7 +361,7 @@ class Driver:
         second = f.address(memory_type(spec.b), b, self.b_elements)
         return [(b, sums), (second, f.address(memory_type(spec.accumulator), sums, spec.tile_elements))]
 
-    def _fetch_operands(self, block: Block, out: str, height: Value) -> None:
+    def _fetch_operands(self, block: GemmBlock, out: str, height: Value) -> None:
         """What the epilogue will read beside the output comes nearer while the products are summed."""
         f, spec = self.f, self.spec
         if not spec.beside_output:
@@ -403,7 +403,7 @@ class Driver:
         return f.address(memory_type(spec.accumulator), self.sums, offset)
 
     def _finish(
-        self, chunk: Chunk, block: Block, ready: str, sums: str, stride: Value, row: Value, column: Value,
+        self, chunk: Chunk, block: GemmBlock, ready: str, sums: str, stride: Value, row: Value, column: Value,
         rows: Value, columns: Value,
     ) -> None:  # fmt: skip
         f = self.f
@@ -416,7 +416,7 @@ class Driver:
 
     # few rows
 
-    def _few_rows(self, chunk: Chunk, block: Block) -> Value:
+    def _few_rows(self, chunk: Chunk, block: GemmBlock) -> Value:
         """With few rows, reading B is what takes time: several panels at once. Returns the first panel left over."""
         f, spec, number = self.f, self.spec, self.number
         if not spec.streams:

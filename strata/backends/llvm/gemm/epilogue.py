@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from strata.backends.llvm.gemm.arith import convert
 from strata.backends.llvm.gemm.spec import Contraction
-from strata.backends.llvm.ir.builder import Function, Module, Value
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType
 
@@ -22,7 +22,7 @@ from strata.core import DType
 class Site:
     """Where an epilogue is: one row, `lanes` columns from `column` on; `mask` has those inside the output, None all."""
 
-    f: Function
+    f: IrFunction
     spec: Contraction
     args: str
     row: Value
@@ -58,7 +58,7 @@ class Site:
 Epilogue = Callable[[Site, str], str]
 
 
-def emit_finish(module: Module, spec: Contraction, name: str, epilogue: Epilogue | None) -> str:
+def emit_finish(module: IrModule, spec: Contraction, name: str, epilogue: Epilogue | None) -> str:
     """Adds the function that stores a tile of sums and returns its name."""
     parameters = [
         ("ptr noalias", "args"), ("ptr", "sums"), ("i64", "sums_stride"), ("i64", "row"), ("i64", "column"),
@@ -145,7 +145,7 @@ def put_sums(site: Site, rows: Sequence[Sequence[str]], epilogue: Epilogue | Non
     f.if_(is_whole, lambda: put(None), lambda: put(f.mask_below(lanes, f.sub(columns, before))))
 
 
-def _scattered(f: Function, spec: Contraction, column: Value, stride: Value) -> Value:
+def _scattered(f: IrFunction, spec: Contraction, column: Value, stride: Value) -> Value:
     """The place of a column in a row whose elements are not next to each other."""
     if not spec.is_complex:
         return f.mul(column, stride)

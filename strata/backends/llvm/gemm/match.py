@@ -30,9 +30,9 @@ from strata.backends.llvm.gemm.spec import (
     with_ending,
     with_half_tail,
 )
-from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.ir.builder import IrModule
 from strata.backends.llvm.ir.registers import from_memory, to_memory
-from strata.backends.llvm.loops.emit import Emitter
+from strata.backends.llvm.loops.emit import LoopEmitter
 from strata.backends.llvm.loops.values import Context
 from strata.core import Dim, DType, Target, bounds, dim_max, dim_min, dim_prod, i8, i64, u8
 from strata.kernel import (
@@ -487,12 +487,14 @@ def planned(extent: Dim) -> int:
     return max(low, min(high, UNBOUNDED_ROWS) if high is not None else UNBOUNDED_ROWS)
 
 
-def emit_matrix(module: Module, plan: MatrixPlan) -> tuple[str, str]:
+def emit_matrix(module: IrModule, plan: MatrixPlan) -> tuple[str, str]:
     """Adds the packer and the matmul to a module; returns their names."""
     spec = plan.spec
     value = plan.matrix.kernel.stores[0].value
     epilogue = (
-        None if value is plan.matrix.sums else lambda site, sums: _Epilogue(site, plan).finish(sums, plan.matrix.second)
+        None
+        if value is plan.matrix.sums
+        else lambda site, sums: _GemmEpilogue(site, plan).finish(sums, plan.matrix.second)
     )
     emit_contraction(module, spec, epilogue, plan.name)
     if not spec.b_rows:
@@ -500,7 +502,7 @@ def emit_matrix(module: Module, plan: MatrixPlan) -> tuple[str, str]:
     return plan.name, plan.pack_name
 
 
-class FinishedSums(Emitter):
+class FinishedSums(LoopEmitter):
     """The expression around a reduction, evaluated on a row of finished sums."""
 
     def begin(self, site: Site, kernel: Kernel, sums: Expr, symbols: Sequence[str]) -> None:
@@ -530,7 +532,7 @@ class FinishedSums(Emitter):
         return isinstance(node, Scalar) and node.dtype.name != "i64" and self.sums in node.inputs
 
 
-class _Epilogue(FinishedSums):
+class _GemmEpilogue(FinishedSums):
     """The epilogue of a matmul."""
 
     def __init__(self, site: Site, plan: MatrixPlan) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from strata.backends.llvm.gemm.arith import Arithmetic
-from strata.backends.llvm.ir.builder import Function, Module, Typed, Value
+from strata.backends.llvm.gemm.arith import GemmArithmetic
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Typed, Value
 
 # body(step index, carried values, steps to take, k's in the only step when it is not whole)
 _Body = Callable[[Value, list[str], int, "Value | None"], list[Value]]
@@ -26,7 +26,7 @@ _OPERANDS: Final = (("ptr noalias", "a"), ("i64", "a_stride"), ("ptr noalias", "
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class RegisterTile:
     """Rows, vectors in one panel, and how many panels are read side by side."""
 
     rows: int
@@ -61,8 +61,8 @@ class Micro:
     address is null is zero in all rows.
     """
 
-    arithmetic: Arithmetic
-    tile: Tile
+    arithmetic: GemmArithmetic
+    tile: RegisterTile
     layout: Layout
     prefetch: int = 0  # steps ahead in B, into the second cache; 0 leaves it to the processor
     strided_b: bool = False  # B is a row-major matrix: panels side by side, whose k's are `panel_stride` apart
@@ -78,13 +78,13 @@ class Micro:
         ahead = f"_ahead{self.prefetch}" if self.prefetch else ""
         return f"micro_{types}_{self.tile}_{self.layout}{ahead}{'_strided' if self.strided_b else ''}"
 
-    def emit(self, module: Module) -> str:
+    def emit(self, module: IrModule) -> str:
         """Adds the function once and returns its name."""
         if not module.has(self.name):
             self._emit(module)
         return self.name
 
-    def _emit(self, module: Module) -> None:
+    def _emit(self, module: IrModule) -> None:
         arithmetic, tile = self.arithmetic, self.tile
         parameters = [*_OPERANDS, ("ptr noalias", "c"), ("i64", "c_stride"), ("i64", "k"), ("i64", "resume")]
         f = module.function(self.name, parameters, attributes="nounwind noinline", linkage="internal")
@@ -97,10 +97,10 @@ class Micro:
 
     def emit_ended(
         self,
-        module: Module,
+        module: IrModule,
         name: str,
         parameters: Sequence[tuple[str, str]],
-        end: Callable[[Function, list[list[str]]], None],
+        end: Callable[[IrFunction, list[list[str]]], None],
     ) -> None:
         """Adds a function of A, B, k and more parameters that gives all sums, row by row, to `end` in registers."""
         every = [*_OPERANDS, ("i64", "k"), *parameters]
@@ -110,12 +110,12 @@ class Micro:
         end(f, [sums[row * across : (row + 1) * across] for row in range(self.tile.rows)])
         f.ret()
 
-    def _sums(self, f: Function, start: list[Typed]) -> list[str]:
+    def _sums(self, f: IrFunction, start: list[Typed]) -> list[str]:
         """All sums, each from its start on."""
         plain = self.layout != "pointers"
         return self._all_steps(f, start, "%k", self._plain_body(f)) if plain else self._runs(f, start)
 
-    def _at(self, column: int) -> Arithmetic:
+    def _at(self, column: int) -> GemmArithmetic:
         """What is computed for a vector of columns."""
         if not self.tile.is_half or column < self.tile.across - 1:
             return self.arithmetic
@@ -127,7 +127,7 @@ class Micro:
         step, columns = self.arithmetic.lanes * self.arithmetic.size, range(self.tile.across)
         return [(row, column * step, self._at(column).type) for row in range(self.tile.rows) for column in columns]
 
-    def _initial(self, f: Function, rows: list[str]) -> list[Typed]:
+    def _initial(self, f: IrFunction, rows: list[str]) -> list[Typed]:
         size, places = self.arithmetic.size, self._places()
         types = [type_ for _, _, type_ in places]
 
@@ -137,7 +137,7 @@ class Micro:
         values = f.if_(f.compare("ne", "i64", "%resume", 0), resumed, lambda: self._begun(f), types=types)
         return list(zip(types, values, strict=True))
 
-    def _begun(self, f: Function) -> list[Value]:
+    def _begun(self, f: IrFunction) -> list[Value]:
         """What sums start at: zero, or what the heads of the panels say."""
         arithmetic, vectors = self.arithmetic, self.tile.vectors
         if not arithmetic.head:
@@ -147,7 +147,7 @@ class Micro:
         first = [f.load(arithmetic.type, f.address("i8", h, v * step), 1) for h in heads for v in range(vectors)]
         return [*first] * self.tile.rows
 
-    def _panels(self, f: Function) -> list[str]:
+    def _panels(self, f: IrFunction) -> list[str]:
         """Where the panels start that are read side by side."""
         arithmetic, tile = self.arithmetic, self.tile
         apart: Value = tile.vectors * arithmetic.b_bytes
@@ -155,7 +155,7 @@ class Micro:
             apart = f.mul("%panel_stride", arithmetic.b.itemsize)
         return [f.address("i8", "%b", f.mul(s, apart)) for s in range(tile.streams)]
 
-    def _runs(self, f: Function, start: list[Typed]) -> list[str]:
+    def _runs(self, f: IrFunction, start: list[Typed]) -> list[str]:
         """All runs of A, each over its part of B; a run is whole groups."""
         arithmetic, tile = self.arithmetic, self.tile
         count = f.op(f"udiv i64 %k, {f.smax('%a_stride', 1)}")
@@ -183,7 +183,7 @@ class Micro:
 
         return f.loop(0, count, 1, start, one)
 
-    def _run_of_zeros(self, f: Function, panel: str, carried: list[str]) -> list[Value]:
+    def _run_of_zeros(self, f: IrFunction, panel: str, carried: list[str]) -> list[Value]:
         """What the head of a panel takes off for a run, though its rows are zero, is added again."""
         arithmetic, vectors = self.arithmetic, self.tile.vectors
         step_bytes = vectors * arithmetic.b_bytes
@@ -198,7 +198,7 @@ class Micro:
         taken = [arithmetic.start(f, total) for total in b_sums]
         return [f.binary("sub", arithmetic.type, c, taken[i % vectors]) for i, c in enumerate(carried)]
 
-    def _plain_body(self, f: Function) -> _Body:
+    def _plain_body(self, f: IrFunction) -> _Body:
         arithmetic, tile = self.arithmetic, self.tile
         panels = self._panels(f)
         row_address = self._row_address(f)
@@ -214,7 +214,7 @@ class Micro:
         apart = f.mul("%panel_stride", arithmetic.b.itemsize) if self.strided_b else None
         return self._body(f, panels, addresses, apart)
 
-    def _all_steps(self, f: Function, start: list[Typed], k: Value, body: _Body) -> list[str]:
+    def _all_steps(self, f: IrFunction, start: list[Typed], k: Value, body: _Body) -> list[str]:
         group, types = self.arithmetic.group, [type_ for type_, _ in start]
         steps: Value = k if group == 1 else f.op(f"udiv i64 {k}, {group}")
         unrolled = f.round_down(steps, self.unroll)
@@ -229,7 +229,7 @@ class Micro:
             values = f.loop(steps, end, 1, start, lambda i, carried: body(i, carried, 1, left))
         return values
 
-    def _row_address(self, f: Function) -> Callable[[str, int, int], str]:
+    def _row_address(self, f: IrFunction) -> Callable[[str, int, int], str]:
         """Where a row's values of a step are, from the address of row 0 at step 0 of the turn."""
         size, rows = self.arithmetic.a_bytes, self.tile.rows
         if self.layout == "packed":
@@ -251,7 +251,7 @@ class Micro:
 
         return address
 
-    def _body(self, f: Function, panels: list[str], addresses: _Rows, b_stride: Value | None = None) -> _Body:
+    def _body(self, f: IrFunction, panels: list[str], addresses: _Rows, b_stride: Value | None = None) -> _Body:
         arithmetic, tile = self.arithmetic, self.tile
         width: Value = tile.vectors * arithmetic.b_bytes if b_stride is None else b_stride
         padded = self.layout == "packed"  # with zeros, to whole groups
@@ -284,7 +284,7 @@ class Micro:
 
 
 def call_micro(
-    f: Function, kernel: Value, a: Value, a_stride: Value, b: Value, panel_stride: Value, c: Value, c_stride: Value,
+    f: IrFunction, kernel: Value, a: Value, a_stride: Value, b: Value, panel_stride: Value, c: Value, c_stride: Value,
     k: Value, resume: Value,
 ) -> None:  # fmt: skip
     """Runs a micro-kernel given by its address."""
@@ -303,7 +303,7 @@ class TileSet:
     layout: Layout = "rows"
     strided_b: bool = False
 
-    def by_vectors(self, f: Function, arithmetic: Arithmetic, vectors: Value) -> list[Value]:
+    def by_vectors(self, f: IrFunction, arithmetic: GemmArithmetic, vectors: Value) -> list[Value]:
         """For each height, the address of the kernel for panels of so many vectors."""
         result: list[Value] = []
         for height in self.heights:
@@ -314,18 +314,18 @@ class TileSet:
             result.append(kernel)
         return result
 
-    def _micro(self, f: Function, arithmetic: Arithmetic, height: int, vectors: int) -> str:
-        micro = Micro(arithmetic, Tile(height, vectors), self.layout, strided_b=self.strided_b)
+    def _micro(self, f: IrFunction, arithmetic: GemmArithmetic, height: int, vectors: int) -> str:
+        micro = Micro(arithmetic, RegisterTile(height, vectors), self.layout, strided_b=self.strided_b)
         return "@" + micro.emit(f.module)
 
-    def by_height(self, f: Function, left: Value, type_: str, choices: Sequence[Value]) -> Value:
+    def by_height(self, f: IrFunction, left: Value, type_: str, choices: Sequence[Value]) -> Value:
         """The choice that belongs to the tallest height that fits into the rows left."""
         result = choices[-1]
         for height, choice in reversed(list(zip(self.heights[:-1], choices[:-1], strict=True))):
             result = f.select(type_, f.compare("sge", "i64", left, height), choice, result)
         return result
 
-    def count(self, f: Function, rows: Value) -> Value:
+    def count(self, f: IrFunction, rows: Value) -> Value:
         """Tiles of so many rows."""
         total: Value = 0
         for height in self.heights:
@@ -333,7 +333,7 @@ class TileSet:
             total, rows = f.add(total, tiles), f.sub(rows, f.mul(tiles, height))
         return total
 
-    def over_rows(self, f: Function, rows: Value, body: Callable[[Value, Value], None]) -> None:
+    def over_rows(self, f: IrFunction, rows: Value, body: Callable[[Value, Value], None]) -> None:
         """Tiles of the tallest height, then what is left by the shorter ones: body(first row, height)."""
 
         def one(_: str, carried: list[str]) -> list[Value]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from strata.backends.llvm.gemm.arith import convert
 from strata.backends.llvm.gemm.pack_b import transpose, weave
-from strata.backends.llvm.ir.builder import Function, Module, Value
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target
 
@@ -20,7 +20,7 @@ class TilePacker:
     group: int
     target: Target
 
-    def emit(self, module: Module) -> str:
+    def emit(self, module: IrModule) -> str:
         """Adds the function once and returns its name."""
         name = f"pack_a_{self.source}_{self.packed}" + (f"x{self.group}" if self.group > 1 else "")
         if not module.has(name):
@@ -31,7 +31,7 @@ class TilePacker:
             self._emit(module.function(name, parameters, attributes="nounwind noinline", linkage="internal"))
         return name
 
-    def emit_block(self, module: Module, height: int) -> str:
+    def emit_block(self, module: IrModule, height: int) -> str:
         """`void pack_a(source, row stride, k stride, packed, tiles, k)`: tiles of one height, one behind the other."""
         tile = self.emit(module)
         name = f"{tile}_{height}_rows"
@@ -64,7 +64,7 @@ class TilePacker:
         f.ret()
         return name
 
-    def _block_along_rows(self, f: Function, height: int) -> None:
+    def _block_along_rows(self, f: IrFunction, height: int) -> None:
         """A few k's of all tiles, then the next few: each line of the source is read once, while it is near."""
         element, size = memory_type(self.source), self.source.itemsize
         widths = (8, 4, 2, 1) if self.source is self.packed else (8, 4, 1)
@@ -97,7 +97,7 @@ class TilePacker:
         f.loop(0, whole, 4, [], lambda k, _: some(k, 4))
         f.loop(whole, "%k", 1, [], lambda k, _: some(k, 1))
 
-    def _emit(self, f: Function) -> None:
+    def _emit(self, f: IrFunction) -> None:
         if self.group > 1:
             self._by_groups(f)
         elif self.source.is_complex:
@@ -111,10 +111,10 @@ class TilePacker:
             )
         f.ret()
 
-    def _place(self, f: Function, k: Value, row: Value) -> str:
+    def _place(self, f: IrFunction, k: Value, row: Value) -> str:
         return f.address("i8", "%packed", f.mul(f.add(f.mul(k, "%rows"), row), self.packed.itemsize))
 
-    def _one(self, f: Function, row: Value, k: Value) -> None:
+    def _one(self, f: IrFunction, row: Value, k: Value) -> None:
         element, size = memory_type(self.source), self.source.itemsize
         if self.source.is_complex:  # k counts components
             index = f.add(f.mul(row, "%row_stride"), f.mul(f.op(f"lshr i64 {k}, 1"), "%k_stride"))
@@ -126,10 +126,10 @@ class TilePacker:
             value = convert(f, value, self.source, self.packed, 1, self.target)
         f.store(memory_type(self.packed), value, self._place(f, k, row), self.packed.itemsize)
 
-    def _by_elements(self, f: Function, first_row: Value) -> None:
+    def _by_elements(self, f: IrFunction, first_row: Value) -> None:
         f.loop(first_row, "%rows", 1, [], lambda row, _: f.loop(0, "%k", 1, [], lambda k, _: self._one(f, row, k)))
 
-    def _by_groups(self, f: Function) -> None:
+    def _by_groups(self, f: IrFunction) -> None:
         """Whole groups as words, or rows woven, eight at a time; what is left, element by element."""
         whole = f.round_down("%k", self.group)
         unit_k, unit_row = f.compare("eq", "i64", "%k_stride", 1), f.compare("eq", "i64", "%row_stride", 1)
@@ -143,10 +143,10 @@ class TilePacker:
         self._group_elements(f, woven, 0, whole)
         self._group_elements(f, 0, whole, "%k")
 
-    def _group_place(self, f: Function, k: Value, row: Value) -> str:
+    def _group_place(self, f: IrFunction, k: Value, row: Value) -> str:
         return f.address("i8", "%packed", f.mul(f.add(f.mul(k, "%rows"), f.mul(row, self.group)), self.source.itemsize))
 
-    def _group_words(self, f: Function, whole: Value) -> None:
+    def _group_words(self, f: IrFunction, whole: Value) -> None:
         element, word, size = (
             memory_type(self.source),
             f"i{8 * self.group * self.source.itemsize}",
@@ -163,7 +163,7 @@ class TilePacker:
 
         f.loop(0, "%rows", 1, [], one_row)
 
-    def _woven_rows(self, f: Function, rows: Value, whole: Value) -> None:
+    def _woven_rows(self, f: IrFunction, rows: Value, whole: Value) -> None:
         element, eight, size = memory_type(self.source), memory_type(self.source, 8), self.source.itemsize
 
         def step(k: str, _: list[str]) -> None:
@@ -177,7 +177,7 @@ class TilePacker:
 
         f.loop(0, whole, self.group, [], step)
 
-    def _group_elements(self, f: Function, first_row: Value, low: Value, high: Value) -> None:
+    def _group_elements(self, f: IrFunction, first_row: Value, low: Value, high: Value) -> None:
         element, size = memory_type(self.source), self.source.itemsize
 
         def step(k: str, _: list[str]) -> None:
@@ -198,7 +198,7 @@ class TilePacker:
 
         f.loop(low, high, self.group, [], step)
 
-    def _along_k(self, f: Function) -> None:
+    def _along_k(self, f: IrFunction) -> None:
         element, four, align = memory_type(self.source), memory_type(self.source, 4), self.source.itemsize
         whole, fours = f.round_down("%k", 4), f.round_down("%rows", 4)
 
@@ -219,7 +219,7 @@ class TilePacker:
         f.loop(0, fours, 4, [], four_rows)
         self._by_elements(f, fours)
 
-    def _along_rows(self, f: Function) -> None:
+    def _along_rows(self, f: IrFunction) -> None:
         element, four, align = memory_type(self.source), memory_type(self.source, 4), self.source.itemsize
         fours = f.round_down("%rows", 4)
 
@@ -234,6 +234,6 @@ class TilePacker:
 
         f.loop(0, "%k", 1, [], one_k)
 
-    def _put_four(self, f: Function, value: str, k: Value, row: Value) -> None:
+    def _put_four(self, f: IrFunction, value: str, k: Value, row: Value) -> None:
         value = convert(f, value, self.source, self.packed, 4, self.target)
         f.store(memory_type(self.packed, 4), value, self._place(f, k, row), self.packed.itemsize)

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from strata.backends.llvm.gemm.arith import Arithmetic, convert
-from strata.backends.llvm.ir.builder import Function, Module, Value, element_of, lanes_of, vector
+from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, element_of, lanes_of, vector
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import Dim, DType, Target, i32
 
@@ -26,7 +26,7 @@ ROWS_AHEAD: Final = 8  # of B that are fetched while one is packed
 PACK_SLOTS: Final = ("source", "packed", "n", "k", "k_stride", "n_stride", "source_batch", "packed_batch")
 
 # load(f, source, k, n, lanes, mask or None) -> vector of packed elements; replaces the plain strided load of B
-LoadB = Callable[[Function, str, Value, Value, int, "str | None"], str]
+LoadB = Callable[[IrFunction, str, Value, Value, int, "str | None"], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Panels:
         return batch * -(-n * self.parts // self.columns)
 
 
-def transpose(f: Function, type_: str, rows: list[str]) -> list[str]:
+def transpose(f: IrFunction, type_: str, rows: list[str]) -> list[str]:
     """As many vectors as lanes, transposed by halving distances."""
     lanes = len(rows)
     distance = lanes // 2
@@ -100,7 +100,7 @@ def transpose(f: Function, type_: str, rows: list[str]) -> list[str]:
     return result
 
 
-def emit_pack_b(module: Module, panels: Panels, name: str | None = None, load: LoadB | None = None) -> str:
+def emit_pack_b(module: IrModule, panels: Panels, name: str | None = None, load: LoadB | None = None) -> str:
     """The kernel that packs B; with `load`, its values come from that expression instead of memory."""
     name = name or panels.name
     if module.has(name):
@@ -129,7 +129,7 @@ def emit_pack_b(module: Module, panels: Panels, name: str | None = None, load: L
 
 
 def pack_panel(
-    f: Function, panels: Panels, origin: str, base: str, column: Value, n: Value, k: Value, k_stride: Value,
+    f: IrFunction, panels: Panels, origin: str, base: str, column: Value, n: Value, k: Value, k_stride: Value,
     n_stride: Value, load: LoadB | None = None,
 ) -> None:  # fmt: skip
     """Emits the packing of the panel that starts at a column of an n by k matrix, to `base`."""
@@ -164,9 +164,9 @@ def pack_panel(
         _write_head(f, panels, base, width, k)
 
 
-def _write_head(f: Function, panels: Panels, base: str, width: Value, k: Value) -> None:
+def _write_head(f: IrFunction, panels: Panels, base: str, width: Value, k: Value) -> None:
     """What the sums of a packed panel's columns start at."""
-    arithmetic = Arithmetic(panels.packed, panels.packed, i32, panels.target)
+    arithmetic = GemmArithmetic(panels.packed, panels.packed, i32, panels.target)
     steps = f.op(f"udiv i64 {f.add(k, panels.group - 1)}, {panels.group}")
     step_bytes = f.mul(width, panels.group)
 
@@ -183,7 +183,7 @@ def _write_head(f: Function, panels: Panels, base: str, width: Value, k: Value) 
     f.loop(0, width, panels.lanes, [], one)
 
 
-def _copy_rows(f: Function, panels: Panels, origin: str, base: str, column: Value, k: Value, k_stride: Value) -> None:
+def _copy_rows(f: IrFunction, panels: Panels, origin: str, base: str, column: Value, k: Value, k_stride: Value) -> None:
     """A whole panel of a matrix whose columns are next to each other: its part of each row, fetched ahead."""
     element, align = memory_type(panels.source), panels.source.itemsize
     raw, kept = memory_type(panels.source, panels.lanes), memory_type(panels.packed, panels.lanes)
@@ -206,7 +206,9 @@ def _copy_rows(f: Function, panels: Panels, origin: str, base: str, column: Valu
     f.loop(fours, k, 1, [], lambda at, _: some(at, 1))
 
 
-def _weave_rows(f: Function, panels: Panels, origin: str, base: str, column: Value, k: Value, k_stride: Value) -> Value:
+def _weave_rows(
+    f: IrFunction, panels: Panels, origin: str, base: str, column: Value, k: Value, k_stride: Value
+) -> Value:
     """As `_copy_rows`, the rows of a group element by element; returns the k's of whole groups, which it has packed."""
     element, align, group = memory_type(panels.source), panels.source.itemsize, panels.group
     raw, kept = memory_type(panels.source, panels.lanes), memory_type(panels.packed, panels.lanes * group)
@@ -228,7 +230,7 @@ def _weave_rows(f: Function, panels: Panels, origin: str, base: str, column: Val
     return whole
 
 
-def weave(f: Function, type_: str, rows: list[str]) -> str:
+def weave(f: IrFunction, type_: str, rows: list[str]) -> str:
     """The first elements of all rows, then the second ones, and so on; rows are as many as a power of two."""
     if len(rows) == 1:
         return rows[0]
@@ -242,7 +244,7 @@ def weave(f: Function, type_: str, rows: list[str]) -> str:
 class _Packer:
     """Packs one vector of columns over all of k."""
 
-    f: Function
+    f: IrFunction
     panels: Panels
     origin: str
     place: str

@@ -13,9 +13,9 @@ from strata.backends.llvm.gemm.driver import emit_contraction
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS, Panels, emit_pack_b
 from strata.backends.llvm.gemm.spec import Contraction
-from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.ir.builder import IrModule
 from strata.backends.llvm.ir.registers import memory_type
-from strata.backends.llvm.jit.jit import Code, compile_and_load
+from strata.backends.llvm.jit.jit import MachineCode, compile_and_load
 from strata.core import Target, as_dtype
 
 Array = np.ndarray
@@ -23,25 +23,25 @@ _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
 
 
 @cache
-def build(spec: Contraction, epilogue: Epilogue | None) -> Code:
-    module = Module(spec.target.triple)
+def build(spec: Contraction, epilogue: Epilogue | None) -> MachineCode:
+    module = IrModule(spec.target.triple)
     emit_contraction(module, spec, epilogue, "kernel")
     return _compiled(module.text(), spec.target)
 
 
 @cache
-def build_pack(panels: Panels) -> Code:
-    module = Module(panels.target.triple)
+def build_pack(panels: Panels) -> MachineCode:
+    module = IrModule(panels.target.triple)
     emit_pack_b(module, panels, "kernel")
     return _compiled(module.text(), panels.target)
 
 
 @cache  # specifications that differ often have the same text
-def _compiled(text: str, target: Target) -> Code:
+def _compiled(text: str, target: Target) -> MachineCode:
     return compile_and_load(text, ["kernel"], target)
 
 
-def call(code: Code, block: Array, ranges: Iterable[tuple[int, int]]) -> None:
+def call(code: MachineCode, block: Array, ranges: Iterable[tuple[int, int]]) -> None:
     kernel = _KERNEL(code.address("kernel"))
     for begin, end in ranges:
         kernel(block.ctypes.data, begin, end)

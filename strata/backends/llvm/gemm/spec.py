@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from strata.backends.llvm.gemm.arith import Arithmetic
+from strata.backends.llvm.gemm.arith import GemmArithmetic
 from strata.backends.llvm.gemm.micro import Layout
 from strata.backends.llvm.gemm.pack_a import TilePacker
 from strata.backends.llvm.gemm.pack_b import Panels
@@ -90,9 +90,9 @@ class Contraction:
         assert not self.is_open or not (self.k_block or self.a_runs or self.is_complex)
 
     @property
-    def arithmetic(self) -> Arithmetic:
+    def arithmetic(self) -> GemmArithmetic:
         """Element types inside the micro-kernel: a packed A is already converted, except for the byte dot."""
-        arithmetic = Arithmetic(self.a, self.b, self.accumulator, self.target, self.by_twos)
+        arithmetic = GemmArithmetic(self.a, self.b, self.accumulator, self.target, self.by_twos)
         return replace(arithmetic, a=self.accumulator) if self.a_packed and arithmetic.group == 1 else arithmetic
 
     @property

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.ir.builder import IrModule
 from strata.backends.llvm.ir.native import arguments, copy, kernel, number_slots, numbers
-from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes, override
+from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, override
 from strata.backends.llvm.ir.status import OUT_OF_RANGE, code_of
 from strata.core import Target
 from strata.mir import Node
@@ -22,7 +22,7 @@ def _checked_ids(node: Node, target: Target) -> NativeOp:
     sizes, wrap, allowed = op.sizes, op.wrap, op.allowed
     width = ids.dtype.itemsize
 
-    def emit(module: Module) -> None:
+    def emit(module: IrModule) -> None:
         """Arguments: ids, where they go, status, their number, code, the number of sizes, sizes…"""
         f = kernel(module, "check_ids")
         source, to, status, count, code, axes = arguments(f, "pppiii")
@@ -53,7 +53,7 @@ def _checked_ids(node: Node, target: Target) -> NativeOp:
     def plan(known: Sizes) -> Planned:
         count = math.prod(numbers(ids.shape, known))
         head = number_slots(count, code_of(op.what, OUT_OF_RANGE[op.kind]), len(sizes), *numbers(sizes, known))
-        return Planned([Call("check_ids", [("input", 0), ("output", 0), ("status", 0), *head])])
+        return Planned([NativeCall("check_ids", [("input", 0), ("output", 0), ("status", 0), *head])])
 
     return NativeOp(
         f"checked_ids {width} {wrap} {allowed} {op.kind == 'empty'} {len(sizes) == 1}", emit, ("check_ids",), plan

@@ -108,14 +108,14 @@ def _float_as_double_bits(value: float) -> int:
     return int.from_bytes(struct.pack(">d", rounded), "big")
 
 
-class Module:
+class IrModule:
     """Functions, constants and the declarations they need, printed as one LLVM module."""
 
     def __init__(self, triple: str = "") -> None:
         self.triple = triple
         self._declarations: dict[str, str] = {}
         self._globals: dict[str, str] = {}
-        self._functions: dict[str, Function | str] = {}
+        self._functions: dict[str, IrFunction | str] = {}
 
     def function(
         self,
@@ -125,9 +125,9 @@ class Module:
         *,
         attributes: str = "nounwind",
         linkage: str = "",
-    ) -> Function:
+    ) -> IrFunction:
         """A new function; parameters are (type with attributes, name without %)."""
-        made = Function(self, name, tuple(parameters), result, attributes, linkage)
+        made = IrFunction(self, name, tuple(parameters), result, attributes, linkage)
         self._functions[name] = made
         return made
 
@@ -156,12 +156,12 @@ class Module:
         return "\n".join(parts) + "\n"
 
 
-class Function:
+class IrFunction:
     """One function under construction. Statements go to the current block; `alloca` goes to the entry block."""
 
     def __init__(
         self,
-        module: Module,
+        module: IrModule,
         name: str,
         parameters: tuple[tuple[str, str], ...],
         result: str,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from strata.backends.llvm.ir.builder import (
-    Function,
+    IrFunction,
     bits_of,
     constant,
     element_of,
@@ -30,10 +30,10 @@ MAGIC: Final = {32: 12582912.0, 64: 6755399441055744.0}  # 1.5 * 2^(mantissa bit
 
 
 @dataclass(frozen=True, slots=True)
-class Math:
+class VectorMath:
     """Short names for float arithmetic on one type."""
 
-    f: Function
+    f: IrFunction
     type: str
     target: Target
     meant: int = 0  # lanes whose results are used, where others are only there to fill a register
@@ -124,7 +124,7 @@ class Math:
         shifted = self.integer("shl", self.integer("add", n, self.i(BIAS[self.bits])), self.i(MANTISSA[self.bits]))
         return self.from_bits(shifted)
 
-    def doubled(self) -> Math:
+    def doubled(self) -> VectorMath:
         """The same lanes in f64."""
         return replace(self, type=with_element(self.type, "double"))
 
@@ -242,7 +242,7 @@ def in_registers(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function computed on whole registers of AVX-512, whose tables and instructions narrower types do not have: so
     that one element gives the bits that it gives beside others."""
 
-    def call(m: Math, *args: str) -> Any:
+    def call(m: VectorMath, *args: str) -> Any:
         lanes, whole = lanes_of(m.type), _REGISTER // m.bits
         if not m.target.has_avx512 or lanes >= whole:
             return function(m, *args)
@@ -266,7 +266,7 @@ def in_registers(function: Callable[..., Any]) -> Callable[..., Any]:
 def in_double(function: Callable[..., str]) -> Callable[..., str]:
     """A function computed in f64 whatever it is called with: for f32 the result is then rounded once."""
 
-    def call(m: Math, *args: str) -> str:
+    def call(m: VectorMath, *args: str) -> str:
         if m.bits == 64:
             return function(m, *args)
         wide = m.doubled()
@@ -277,7 +277,7 @@ def in_double(function: Callable[..., str]) -> Callable[..., str]:
     return call
 
 
-def library(name: str, m: Math, *args: str) -> str:
+def library(name: str, m: VectorMath, *args: str) -> str:
     """A function of the C library, lane by lane, in f64; lanes that are not meant have the result of the first."""
     wide = m.doubled()
     inputs = [m.f.convert("fpext", m.type, a, wide.type) if m.bits == 32 else a for a in args]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from strata.backends.llvm.ir.builder import Function, Module, Value, vector
-from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes, Slot, override
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, vector
+from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.backends.llvm.ir.registers import (
     Parts,
     component_bytes,
@@ -24,12 +24,12 @@ from strata.mir import Node
 CHUNK = 1 << 18  # bytes that one point of a copy moves
 
 
-def kernel(module: Module, name: str) -> Function:
+def kernel(module: IrModule, name: str) -> IrFunction:
     """A function as programs call it."""
     return module.function(name, (("ptr", "arguments"), ("i64", "begin"), ("i64", "end")))
 
 
-def arguments(f: Function, kinds: str) -> list[str]:
+def arguments(f: IrFunction, kinds: str) -> list[str]:
     """The first slots of the argument block: `p` for a pointer, `i` for a number."""
     types = {"p": "ptr", "i": "i64"}
     return [f.load(types[kind], f.address("i64", "%arguments", i), 8) for i, kind in enumerate(kinds)]
@@ -51,7 +51,7 @@ def around(shape: Sequence[Dim], axis: int, sizes: Sizes) -> tuple[int, int, int
     return math.prod(known[:axis]), known[axis], math.prod(known[axis + 1 :])
 
 
-def load_element(f: Function, dtype: DType, base: Value, index: Value, lanes: int, target: Target) -> Parts:
+def load_element(f: IrFunction, dtype: DType, base: Value, index: Value, lanes: int, target: Target) -> Parts:
     """base[index …] of one dtype, in register form."""
     element = memory_type(dtype)
     size = component_bytes(dtype)
@@ -63,7 +63,7 @@ def load_element(f: Function, dtype: DType, base: Value, index: Value, lanes: in
 
 
 def store_element(
-    f: Function, dtype: DType, parts: Parts, base: Value, index: Value, lanes: int, target: Target
+    f: IrFunction, dtype: DType, parts: Parts, base: Value, index: Value, lanes: int, target: Target
 ) -> None:
     element = memory_type(dtype)
     size = component_bytes(dtype)
@@ -76,7 +76,7 @@ def store_element(
 
 
 def while_loop(
-    f: Function,
+    f: IrFunction,
     carried: Sequence[tuple[str, Value]],
     test: Callable[[list[str]], str],
     body: Callable[[list[str]], Sequence[Value]],
@@ -103,16 +103,16 @@ def while_loop(
     return names
 
 
-def copy(f: Function, to: Value, source: Value, count: Value) -> None:
+def copy(f: IrFunction, to: Value, source: Value, count: Value) -> None:
     """`count` bytes that do not overlap."""
     f.call("void", "llvm.memcpy.p0.p0.i64", ("ptr", to), ("ptr", source), ("i64", count), ("i1", "false"))
 
 
-def fill_zero(f: Function, to: Value, count: Value) -> None:
+def fill_zero(f: IrFunction, to: Value, count: Value) -> None:
     f.call("void", "llvm.memset.p0.i64", ("ptr", to), ("i8", 0), ("i64", count), ("i1", "false"))
 
 
-def _emit_copy(module: Module) -> None:
+def _emit_copy(module: IrModule) -> None:
     f = kernel(module, "copy")
     to, source, size = arguments(f, "ppi")
     start = f.mul("%begin", CHUNK)
@@ -121,9 +121,9 @@ def _emit_copy(module: Module) -> None:
     f.ret()
 
 
-def copy_call(to: Slot, source: Slot, size: int) -> Call:
+def copy_call(to: Slot, source: Slot, size: int) -> NativeCall:
     """A call of `copy`."""
-    return Call("copy", (to, source, ("number", size)), -(-size // CHUNK))
+    return NativeCall("copy", (to, source, ("number", size)), -(-size // CHUNK))
 
 
 @override("barrier")
@@ -142,7 +142,7 @@ def _concat(node: Node, target: Target) -> NativeOp | None:
     if len(node.inputs) <= op.many:
         return None
 
-    def emit(module: Module) -> None:
+    def emit(module: IrModule) -> None:
         """Arguments: where they go, rows, bytes of a row; then of each input: it, bytes of a row, where those begin."""
         f = kernel(module, "concat")
         to, rows, width = arguments(f, "pii")
@@ -171,6 +171,6 @@ def _concat(node: Node, target: Target) -> NativeOp | None:
         for i, (width, end) in enumerate(zip(widths, accumulate(widths), strict=True)):
             slots += [("input", i), *number_slots(width, end - width)]
         grain = max(1, CHUNK * len(widths) // max(rows * sum(widths), 1))
-        return Planned([Call("concat", slots, len(widths), grain)])
+        return Planned([NativeCall("concat", slots, len(widths), grain)])
 
     return NativeOp("concat", emit, ("concat",), plan)

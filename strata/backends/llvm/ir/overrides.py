@@ -21,7 +21,7 @@ from strata.lir import Spacing
 from strata.mir import Node, Op
 
 if TYPE_CHECKING:
-    from strata.backends.llvm.ir.builder import Module
+    from strata.backends.llvm.ir.builder import IrModule
 
 # an argument of a call: ("input", i), ("output", i), ("input_at", (i, bytes from its start)), ("output_at", …),
 # ("workspace", bytes from its start), ("number", size), ("table", array kept alive by the executable),
@@ -32,7 +32,7 @@ Sizes = Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Call:
+class NativeCall:
     """One function of the module over a number of points: `void function(ptr arguments, i64 begin, i64 end)`."""
 
     function: str
@@ -45,7 +45,7 @@ class Call:
 class Planned:
     """What an op does for given sizes: calls in order, and the bytes of workspace that they share."""
 
-    calls: Sequence[Call]
+    calls: Sequence[NativeCall]
     workspace: int = 0
     keep: Any = None  # what must stay alive as long as the calls may run
 
@@ -68,7 +68,7 @@ class NativeOp:
     """An op as machine code and a way to call it. `key` decides the code: equal keys share it."""
 
     key: str
-    emit: Callable[[Module], None]
+    emit: Callable[[IrModule], None]
     functions: tuple[str, ...]
     plan: Callable[[Sizes], Planned]
     holding: Holding | None = None

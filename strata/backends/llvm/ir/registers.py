@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from strata.backends.llvm.ir.builder import Function, constant, integer_of, lanes_of, suffix, vector
+from strata.backends.llvm.ir.builder import IrFunction, constant, integer_of, lanes_of, suffix, vector
 from strata.core import DType, Target
 
 Parts = tuple[str, ...]  # one register per component: two for complex numbers
@@ -67,7 +67,7 @@ def register_bytes(dtype: DType) -> int:
     return 4 if dtype.name in SMALL else 1 if dtype.is_bool else component_bytes(dtype)
 
 
-def from_memory(f: Function, dtype: DType, value: str, lanes: int, target: Target) -> str:
+def from_memory(f: IrFunction, dtype: DType, value: str, lanes: int, target: Target) -> str:
     """One component, as loaded, to its register form."""
     memory, register = memory_type(dtype, lanes), register_type(dtype, lanes)
     if dtype.is_bool:
@@ -86,7 +86,7 @@ def from_memory(f: Function, dtype: DType, value: str, lanes: int, target: Targe
     return made
 
 
-def to_memory(f: Function, dtype: DType, value: str, lanes: int, target: Target) -> str:
+def to_memory(f: IrFunction, dtype: DType, value: str, lanes: int, target: Target) -> str:
     """One component from its register form to what is stored."""
     memory, register = memory_type(dtype, lanes), register_type(dtype, lanes)
     if dtype.is_bool:
@@ -106,14 +106,14 @@ def to_memory(f: Function, dtype: DType, value: str, lanes: int, target: Target)
     return _encode(f, SMALL[dtype.name], memory, value, register)
 
 
-def round_through(f: Function, dtype: DType, value: str, lanes: int, target: Target) -> str:
+def round_through(f: IrFunction, dtype: DType, value: str, lanes: int, target: Target) -> str:
     """A register rounded to what its type can hold."""
     if dtype.name not in SMALL:
         return value
     return from_memory(f, dtype, to_memory(f, dtype, value, lanes, target), lanes, target)
 
 
-def _decode(f: Function, form: SmallFloat, memory: str, value: str, register: str) -> str:
+def _decode(f: IrFunction, form: SmallFloat, memory: str, value: str, register: str) -> str:
     wide = integer_of(register)
     bits = f.convert("zext", memory, value, wide)
     shift = 23 - form.mantissa
@@ -135,7 +135,7 @@ def _decode(f: Function, form: SmallFloat, memory: str, value: str, register: st
     return f.convert("bitcast", wide, f.binary("or", wide, number, sign), register)
 
 
-def _encode(f: Function, form: SmallFloat, memory: str, value: str, register: str) -> str:
+def _encode(f: IrFunction, form: SmallFloat, memory: str, value: str, register: str) -> str:
     """Rounds to nearest, ties to even; overflow gives infinity, or NaN where there is none."""
     wide = integer_of(register)
     bits = f.convert("bitcast", register, value, wide)
@@ -163,7 +163,7 @@ def _encode(f: Function, form: SmallFloat, memory: str, value: str, register: st
     return f.convert("trunc", wide, f.binary("or", wide, normal, sign), memory)
 
 
-def _encode_bf16(f: Function, value: str, lanes: int) -> str:
+def _encode_bf16(f: IrFunction, value: str, lanes: int) -> str:
     """The upper half of an f32, rounded to nearest, ties to even; what rounds up from the largest is infinity."""
     wide, register = vector("i32", lanes), vector("float", lanes)
     bits = f.convert("bitcast", register, value, wide)
@@ -174,7 +174,7 @@ def _encode_bf16(f: Function, value: str, lanes: int) -> str:
     return f.convert("trunc", wide, f.binary("lshr", wide, kept, constant(wide, 16)), vector("i16", lanes))
 
 
-def _encode_bf16_by_instruction(f: Function, value: str, lanes: int) -> str:
+def _encode_bf16_by_instruction(f: IrFunction, value: str, lanes: int) -> str:
     """The same with the instruction for it, which takes denormals for zeros: they are rounded as 1 + a fraction."""
     register, memory = vector("float", lanes), vector("i16", lanes)
     if lanes > 16:
@@ -197,7 +197,7 @@ def _encode_bf16_by_instruction(f: Function, value: str, lanes: int) -> str:
     return f.binary("sub", memory, f.convert("bitcast", vector("bfloat", lanes), made, memory), lift)
 
 
-def interleave(f: Function, type_: str, parts: Parts, lanes: int) -> str:
+def interleave(f: IrFunction, type_: str, parts: Parts, lanes: int) -> str:
     """Two registers as one vector in memory order: re im re im."""
     picks = [lane + lanes * part for lane in range(lanes) for part in range(2)]
     if lanes == 1:
@@ -207,14 +207,14 @@ def interleave(f: Function, type_: str, parts: Parts, lanes: int) -> str:
     return f.shuffle(type_, parts[0], parts[1], picks)
 
 
-def deinterleave(f: Function, element: str, value: str, lanes: int) -> Parts:
+def deinterleave(f: IrFunction, element: str, value: str, lanes: int) -> Parts:
     pair = vector(element, 2 * lanes)
     if lanes == 1:
         return f.extract(pair, value, 0), f.extract(pair, value, 1)
     return tuple(f.shuffle(pair, value, "poison", range(part, 2 * lanes, 2)) for part in range(2))
 
 
-def picked(f: Function, type_: str, registers: Sequence[str], places: Sequence[tuple[int, int]]) -> str:
+def picked(f: IrFunction, type_: str, registers: Sequence[str], places: Sequence[tuple[int, int]]) -> str:
     """A register of lanes (register, lane) of others."""
     lanes = len(places)
     made = registers[0]
@@ -228,7 +228,7 @@ def picked(f: Function, type_: str, registers: Sequence[str], places: Sequence[t
     return made
 
 
-def woven(f: Function, type_: str, registers: Sequence[str]) -> list[str]:
+def woven(f: IrFunction, type_: str, registers: Sequence[str]) -> list[str]:
     """The first lanes of all registers, then the second ones, and so on: as many registers again."""
     count, lanes = len(registers), lanes_of(type_)
     if count == 1:
@@ -243,7 +243,7 @@ def woven(f: Function, type_: str, registers: Sequence[str]) -> list[str]:
     return made
 
 
-def columns_of(f: Function, type_: str, registers: Sequence[str]) -> tuple[str, ...]:
+def columns_of(f: IrFunction, type_: str, registers: Sequence[str]) -> tuple[str, ...]:
     """Lanes that are as far apart as there are registers, which are a power of two: the reverse of `woven`."""
     if len(registers) == 1:
         return tuple(registers)
@@ -255,7 +255,7 @@ def columns_of(f: Function, type_: str, registers: Sequence[str]) -> tuple[str, 
     return tuple(column for both in zip(even, odd, strict=True) for column in both)
 
 
-def gather(f: Function, type_: str, pointers: str, align: int, mask: str) -> str:
+def gather(f: IrFunction, type_: str, pointers: str, align: int, mask: str) -> str:
     """A load per lane through a vector of addresses; lanes that are masked out give 0 and are not read."""
     lanes = type_[1 : type_.index(" ")]
     arguments = (
@@ -266,7 +266,7 @@ def gather(f: Function, type_: str, pointers: str, align: int, mask: str) -> str
     return f.call(type_, f"llvm.masked.gather.{suffix(type_)}.v{lanes}p0", *arguments)
 
 
-def scatter(f: Function, type_: str, value: str, pointers: str, align: int, mask: str) -> None:
+def scatter(f: IrFunction, type_: str, value: str, pointers: str, align: int, mask: str) -> None:
     lanes = type_[1 : type_.index(" ")]
     arguments = ((type_, value), (f"<{lanes} x ptr>", f"align {align} {pointers}"), (f"<{lanes} x i1>", mask))
     f.call("void", f"llvm.masked.scatter.{suffix(type_)}.v{lanes}p0", *arguments)

@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from strata.backends.llvm.ir.builder import Function, bits_of, constant, lanes_of, suffix, vector, with_element
+from strata.backends.llvm.ir.builder import IrFunction, bits_of, constant, lanes_of, suffix, vector, with_element
 from strata.core import DType
-from strata.kernel import Code
+from strata.kernel import QuantCode
 
 
-def float_to_integer(f: Function, from_type: str, x: str, result: DType, to_type: str) -> str:
+def float_to_integer(f: IrFunction, from_type: str, x: str, result: DType, to_type: str) -> str:
     """x, f32 or f64 registers, as integers of a dtype in registers of `to_type`."""
     signed = result.kind == "int"
     low, high = (-(1 << result.bits - 1), (1 << result.bits - 1) - 1) if signed else (0, (1 << result.bits) - 1)
@@ -33,7 +33,7 @@ def float_to_integer(f: Function, from_type: str, x: str, result: DType, to_type
     return made if whole == to_type else f.convert("trunc", whole, made, to_type)
 
 
-def rounded_to_code(f: Function, code: Code, x: str, lanes: int) -> str:
+def rounded_to_code(f: IrFunction, code: QuantCode, x: str, lanes: int) -> str:
     """A code, or the float that it becomes, from x in registers of f32: kept within bounds, then rounded to an integer
     by one instruction."""
     real, whole = vector("float", lanes), vector("i32", lanes)

@@ -21,7 +21,7 @@ OTHER = "kernel_other"
 
 
 @dataclass(frozen=True, slots=True)
-class Loops:
+class LoopUsage:
     """Generated loops: buffers and sizes in the order of the arguments, and the parallel space.
 
     Loops that come `before` leave in scratch memory, named with its bytes, what these loops read."""
@@ -30,7 +30,7 @@ class Loops:
     symbols: tuple[Symbol, ...]
     points: Dim
     grain: int
-    before: tuple[Loops, ...] = ()
+    before: tuple[LoopUsage, ...] = ()
     scratch: tuple[tuple[str, Dim], ...] = ()
 
     @property
@@ -61,7 +61,7 @@ class Loops:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MatmulUsage:
     """A matmul or convolution: one function packs the second factor, or it is packed once, or not; one multiplies.
 
     Loops for `few` rows take its place where there are no more: then it has no points, else they have none. So does an
@@ -81,9 +81,9 @@ class Product:
     joined: int = (
         1  # points that may be handed out together where there are few threads: they are then done in one pass
     )
-    few: Loops | None = None
+    few: LoopUsage | None = None
     taken: Dim = 1  # 1 where this one runs, 0 where the other one does
-    other: Product | None = None
+    other: MatmulUsage | None = None
 
     def grain(self, threads: int) -> int:
         """Points of the matmul that are handed out together; which do not change a bit of its results."""
@@ -104,7 +104,7 @@ class Product:
         return (*own, *beside, *(f"{OTHER}{name.removeprefix('kernel')}" for name in other))
 
     @property
-    def ways(self) -> tuple[tuple[str, Product], ...]:
+    def ways(self) -> tuple[tuple[str, MatmulUsage], ...]:
         """This one and the other one, each with the name of its function."""
         return (("kernel", self), *(() if self.other is None else ((OTHER, self.other),)))
 
@@ -114,10 +114,10 @@ class Product:
         return self.packed_elements * self.itemsize + 256 if self.is_packed else 0
 
     @staticmethod
-    def of(plan: ProductPlan) -> Product:
+    def of(plan: ProductPlan) -> MatmulUsage:
         """The calls of a planned template."""
         factor, kernel = plan.matrix.b.buffer, plan.matrix.kernel
-        return Product(
+        return MatmulUsage(
             factor, plan.spec.b.itemsize, plan.layout, plan.packed_elements(),
             tuple(plan.pack_arguments()), plan.pack_points(), tuple(plan.arguments()), plan.points(),
             tuple(kernel.symbols().values()), factor in _outside_sums(kernel),
@@ -140,7 +140,7 @@ class Product:
         return [*words, sizes.add(self.taken), None if self.other is None else self.other._words(sizes)]
 
 
-Usage = Loops | Product
+Usage = LoopUsage | MatmulUsage
 
 
 def read_usage(text: str) -> Usage:
@@ -152,11 +152,11 @@ def read_usage(text: str) -> Usage:
     return _read_product(size, words)
 
 
-def _read_product(size: SizeReader, words: list[Any]) -> Product:
+def _read_product(size: SizeReader, words: list[Any]) -> MatmulUsage:
     symbols, factor, itemsize, layout, elements, pack, pack_points, arguments, points, reads_factor, *grains = words
     (pack_grain, grain), joined, few, *ways = grains
     taken, other = ways or (1, None)
-    return Product(
+    return MatmulUsage(
         factor, itemsize, layout, size(elements), tuple(_read_slot(s, size) for s in pack), size(pack_points),
         tuple(_read_slot(s, size) for s in arguments), size(points), _read_symbols(symbols), reads_factor is True,
         (pack_grain, grain), joined, None if few is None else _read_loops(size, *few), size(taken) if ways else 1,
@@ -166,10 +166,10 @@ def _read_product(size: SizeReader, words: list[Any]) -> Product:
 
 def _read_loops(
     size: SizeReader, symbols: list[Any], buffers: list[str], points: Any, grain: int, before: list[Any], scratch: Any
-) -> Loops:
+) -> LoopUsage:
     pieces = tuple((name, size(count)) for name, count in scratch)
     earlier = tuple(_read_loops(size, *words) for words in before)
-    return Loops(tuple(buffers), _read_symbols(symbols), size(points), grain, earlier, pieces)
+    return LoopUsage(tuple(buffers), _read_symbols(symbols), size(points), grain, earlier, pieces)
 
 
 def _sizes(symbols: Sequence[Symbol]) -> list[list[Any]]:

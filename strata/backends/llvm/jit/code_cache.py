@@ -12,7 +12,7 @@ from strata.core import new_rlock
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class CodeHeader:
     """What stands before the code in an entry of the store."""
 
     usage: str  # of a kernel
@@ -24,12 +24,14 @@ class Head:
         return json.dumps([self.usage, self.functions, self.parts, self.exports]).encode() + b"\n"
 
     @staticmethod
-    def of(payload: bytes) -> Head:
+    def of(payload: bytes) -> CodeHeader:
         usage, functions, parts, exports = json.loads(payload[: payload.index(b"\n")])
-        return Head(usage, tuple(functions), parts, tuple(exports))
+        return CodeHeader(usage, tuple(functions), parts, tuple(exports))
 
 
-_loaded: WeakValueDictionary[str, jit.Code] = WeakValueDictionary()  # parts by key; code that calls them keeps them
+_loaded: WeakValueDictionary[str, jit.MachineCode] = (
+    WeakValueDictionary()
+)  # parts by key; code that calls them keeps them
 _lock = new_rlock()
 
 
@@ -38,20 +40,20 @@ class Loader:
 
     def __init__(self) -> None:
         self.made: dict[str, bytes] = {}  # entries of parts that may not be in the store
-        self._parts: dict[str, jit.Code] = {}  # keeps them until all is loaded
-        self._same: dict[tuple[str, ...], jit.Code] = {}
+        self._parts: dict[str, jit.MachineCode] = {}  # keeps them until all is loaded
+        self._same: dict[tuple[str, ...], jit.MachineCode] = {}
 
     def stored(self, key: str) -> bytes | None:
         """An entry of the store, if it and all its parts are there."""
         payload = jit.stored(key)
         if payload is None:
             return None
-        head = Head.of(payload)
+        head = CodeHeader.of(payload)
         return payload if all(self._part(k) is not None for k in head.parts.values()) else None
 
-    def code(self, key: str, payload: bytes) -> tuple[Head, jit.Code]:
+    def code(self, key: str, payload: bytes) -> tuple[CodeHeader, jit.MachineCode]:
         """The code of an entry whose parts are there."""
-        head = Head.of(payload)
+        head = CodeHeader.of(payload)
         line, _, data = payload.partition(b"\n")
         same = (digest(data), *head.functions, *head.parts.values(), *head.exports)
         code = self._same.get(same)
@@ -59,7 +61,7 @@ class Loader:
             code = self._same[same] = self._linked(key, head, data)
         return head, replace(code, key=key, head=line + b"\n")
 
-    def _part(self, key: str) -> jit.Code | None:
+    def _part(self, key: str) -> jit.MachineCode | None:
         """A part, loaded once per process; None where the store has lost it."""
         with _lock:
             code = self._parts.get(key) or _loaded.get(key)
@@ -68,12 +70,12 @@ class Loader:
                 if payload is None:
                     return None
                 line, _, data = payload.partition(b"\n")
-                code = replace(self._linked(key, Head.of(payload), data), head=line + b"\n")
+                code = replace(self._linked(key, CodeHeader.of(payload), data), head=line + b"\n")
                 _loaded[key] = code
             self._parts[key] = code
             return code
 
-    def _linked(self, key: str, head: Head, data: bytes) -> jit.Code:
+    def _linked(self, key: str, head: CodeHeader, data: bytes) -> jit.MachineCode:
         parts = {name: part for name, k in head.parts.items() if (part := self._part(k)) is not None}
         code = jit.load(data, head.functions, key, parts)
         return replace(code, exports={name: parts[name] for name in head.exports})

@@ -32,7 +32,7 @@ VERSION = f"llvmlite {llvmlite.__version__}"  # part of the key of every stored 
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Code:
+class MachineCode:
     """Loaded machine code. Its functions stay callable as long as this object lives."""
 
     object_code: bytes
@@ -40,8 +40,8 @@ class Code:
     _names: tuple[str, ...]
     key: str = ""  # of the entry in the store that it came from or went to
     head: bytes = b""  # what stands before the code in that entry
-    parts: tuple[Code, ...] = ()  # code that it calls
-    exports: Mapping[str, Code] = field(default_factory=dict)  # functions that are parts
+    parts: tuple[MachineCode, ...] = ()  # code that it calls
+    exports: Mapping[str, MachineCode] = field(default_factory=dict)  # functions that are parts
 
     def address(self, name: str) -> int:
         """The address of an exported function."""
@@ -92,15 +92,17 @@ def assembly(text: str, target: Target, *, level: int = 2) -> str:
     return str(machine_for(target, level).emit_assembly(module))
 
 
-def load(object_code: bytes, names: Sequence[str], key: str = "", parts: Mapping[str, Code] | None = None) -> Code:
+def load(
+    object_code: bytes, names: Sequence[str], key: str = "", parts: Mapping[str, MachineCode] | None = None
+) -> MachineCode:
     """Links object code into the process and exports the named functions. `parts` are code that it calls, by name."""
     called = {name: part.address(name) for name, part in (parts or {}).items()}
     kept = tuple((parts or {}).values())
     if _elsewhere.get() and machine_of_object(object_code) not in ("", Target.host().triple.partition("-")[0]):
-        return Code(object_code, dict.fromkeys(names, 0), tuple(names), key, parts=kept)
+        return MachineCode(object_code, dict.fromkeys(names, 0), tuple(names), key, parts=kept)
     linked = link(object_code, names, called)
     if linked is not None:
-        return Code(object_code, linked, tuple(names), key, parts=kept)
+        return MachineCode(object_code, linked, tuple(names), key, parts=kept)
     from llvmlite import binding
 
     with _lock:
@@ -113,10 +115,10 @@ def load(object_code: bytes, names: Sequence[str], key: str = "", parts: Mapping
             tracker = builder.link(_engine(), f"strata{next(_counter)}")
         except RuntimeError as error:
             raise CompileError(f"object code cannot be linked: {error}", code="C121") from None
-    return Code(object_code, tracker, tuple(names), key, parts=kept)
+    return MachineCode(object_code, tracker, tuple(names), key, parts=kept)
 
 
-def compile_and_load(text: str, names: Sequence[str], target: Target | None = None, *, level: int = 2) -> Code:
+def compile_and_load(text: str, names: Sequence[str], target: Target | None = None, *, level: int = 2) -> MachineCode:
     return load(compile_text(text, target or Target.host(), level=level), names)
 
 
@@ -148,10 +150,10 @@ def made(key: str, make: Callable[[], bytes], about: Mapping[str, Any]) -> bytes
     return data
 
 
-_texts: dict[str, Code] = {}  # by key; they stay loaded, since addresses in them are kept without them
+_texts: dict[str, MachineCode] = {}  # by key; they stay loaded, since addresses in them are kept without them
 
 
-def stored_text(text: str, names: Sequence[str], target: Target) -> Code:
+def stored_text(text: str, names: Sequence[str], target: Target) -> MachineCode:
     """Code of a text that is fixed by our version, through the store; loaded once, whichever thread asks first."""
     key = digest(text, target.key, VERSION)
     code = _texts.get(key)
@@ -165,7 +167,7 @@ def stored_text(text: str, names: Sequence[str], target: Target) -> Code:
     return code
 
 
-def note(code: Code) -> None:
+def note(code: MachineCode) -> None:
     """Tell a recording about code that is in use."""
     record = _record.get()
     if record is not None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from strata.backends.llvm.ir.builder import Function, Module
+from strata.backends.llvm.ir.builder import IrFunction, IrModule
 from strata.backends.llvm.jit import jit
 from strata.cache import digest
 from strata.core import Target
@@ -22,7 +22,7 @@ INNER = 3  # the level of optimisation of parts: most are inner loops
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OutlinedFunction:
     """A function as a module, and the parts that it calls."""
 
     text: str
@@ -34,7 +34,7 @@ class Split:
     """A module's own text, and its parts by name, called ones first."""
 
     text: str
-    parts: dict[str, Part]
+    parts: dict[str, OutlinedFunction]
 
     def keys(self, target: Target) -> dict[str, str]:
         """The keys of the parts' entries: the text of a part and what it calls decide its code."""
@@ -45,30 +45,31 @@ class Split:
         return found
 
 
-def split(module: Module, exported: Collection[str] = ()) -> Split:
+def split(module: IrModule, exported: Collection[str] = ()) -> Split:
     """The parts of a module, and the rest."""
     functions = {name: f if isinstance(f, str) else f.text() for name, f in module._functions.items()}
     candidates = {
         name: f
         for name, f in module._functions.items()
-        if isinstance(f, Function) and (name in exported or (f._linkage == "internal" and "noinline" in f._attributes))
+        if isinstance(f, IrFunction)
+        and (name in exported or (f._linkage == "internal" and "noinline" in f._attributes))
     }
     uses = {name: set(_NAME.findall(text)) - {name} for name, text in functions.items()}
     local = {*functions, *(table.removeprefix("@") for table in module._globals.values())}
-    parts: dict[str, Part] = {}
+    parts: dict[str, OutlinedFunction] = {}
     left = list(candidates)
     while ready := [n for n in left if uses[n] & local <= set(parts)]:
         for name in ready:
             visible = functions[name].replace("define internal ", "define ", 1)
             text = _module_text(module, {name: visible}, uses[name], candidates)
-            parts[name] = Part(text, tuple(sorted(uses[name] & set(parts))))
+            parts[name] = OutlinedFunction(text, tuple(sorted(uses[name] & set(parts))))
         left = [n for n in left if n not in ready]
     kept = {name: text for name, text in functions.items() if name not in parts}
     needed = set[str]().union(*(uses[name] for name in kept))
     return Split(_module_text(module, kept, needed, candidates), parts)
 
 
-def _module_text(module: Module, functions: dict[str, str], uses: set[str], parts: dict[str, Function]) -> str:
+def _module_text(module: IrModule, functions: dict[str, str], uses: set[str], parts: dict[str, IrFunction]) -> str:
     """Some functions of a module with what they refer to; functions that are not among them are declared."""
     outside = [name for name in parts if name in uses and name not in functions]
     lines = [
@@ -85,6 +86,6 @@ def _module_text(module: Module, functions: dict[str, str], uses: set[str], part
     return "\n".join(lines) + "\n"
 
 
-def _declared(f: Function) -> str:
+def _declared(f: IrFunction) -> str:
     types = ", ".join(type_ for type_, _ in f._parameters)
     return f"declare {f._result} @{f.name}({types})"

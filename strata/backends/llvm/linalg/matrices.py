@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strata.backends.llvm.ir.builder import Module, Value, constant
+from strata.backends.llvm.ir.builder import IrModule, Value, constant
 from strata.backends.llvm.ir.native import arguments, copy, kernel, number_slots, numbers, while_loop
-from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes, Slot
+from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot
 from strata.backends.llvm.ir.status import MAX_AXES, code_of
 from strata.backends.llvm.linalg.lapack import THREADS_GUARD, thread_functions
 from strata.core import Dim, DType, Target
@@ -21,7 +21,7 @@ REPORT = 4  # words before the sizes of the stack
 class Matrices:
     """Emits a loop over the matrices of a stack: a slot of the workspace at a time, so that few are in work at once."""
 
-    def __init__(self, module: Module, name: str, dtype: DType, target: Target, kinds: str) -> None:
+    def __init__(self, module: IrModule, name: str, dtype: DType, target: Target, kinds: str) -> None:
         self.f = f = kernel(module, name)
         self.dtype, self.target = dtype, target
         self.real = "double" if dtype.real.name == "f64" else "float"
@@ -163,7 +163,7 @@ class Matrices:
         return self.f.intrinsic("smax", "i64", info, self.f.op(f"sub i64 0, {info}"))
 
 
-def _emit_check(module: Module) -> None:
+def _emit_check(module: IrModule) -> None:
     """Arguments: status, statuses, their number, code, axes, sizes…; the first status above 0 is reported."""
     f = kernel(module, "check")
     status, infos, count, code, axes = arguments(f, "ppiii")
@@ -184,12 +184,12 @@ def _emit_check(module: Module) -> None:
     f.ret()
 
 
-class Plan:
+class StackPlan:
     """Calls over matrices and the workspace that they share: kept areas, then slots."""
 
     def __init__(self) -> None:
         self.top = 0
-        self.calls: list[Call] = []
+        self.calls: list[NativeCall] = []
 
     def area(self, size: int) -> Slot:
         at, self.top = self.top, self.top + -(-max(size, 8) // 64) * 64
@@ -211,12 +211,12 @@ class Plan:
             ("pointer", read),
             ("pointer", write),
         ]
-        self.calls.append(Call(function, [*head, *slots, *number_slots(*starts)], points))
+        self.calls.append(NativeCall(function, [*head, *slots, *number_slots(*starts)], points))
 
     def check(self, op: str, kind: int, infos: Slot, batch: Sequence[int]) -> None:
         sizes = list(batch)[:MAX_AXES]
         slots = [("status", 0), infos, *number_slots(math.prod(batch), code_of(op, kind), len(sizes), *sizes)]
-        self.calls.append(Call("check", slots))
+        self.calls.append(NativeCall("check", slots))
 
     def done(self, keep: Any = None) -> Planned:
         return Planned(self.calls, self.top, keep)
@@ -225,11 +225,11 @@ class Plan:
 def lapack_op(
     name: str,
     dtype: DType,
-    emit: Callable[[Module], None],
+    emit: Callable[[IrModule], None],
     functions: tuple[str, ...],
     plan: Callable[[Sizes], Planned],
 ) -> NativeOp:
-    def both(module: Module) -> None:
+    def both(module: IrModule) -> None:
         emit(module)
         _emit_check(module)
 

@@ -10,12 +10,12 @@ import math
 
 import numpy as np
 
-from strata.backends.llvm.ir.builder import Module, constant
+from strata.backends.llvm.ir.builder import IrModule, constant
 from strata.backends.llvm.ir.native import fill_zero, number_slots
 from strata.backends.llvm.ir.overrides import NativeOp, Planned, Sizes, override
 from strata.backends.llvm.ir.status import DIVERGED, NOT_POSITIVE, SINGULAR
 from strata.backends.llvm.linalg.lapack import routine, work_size
-from strata.backends.llvm.linalg.matrices import Matrices, Plan, lapack_op, stack_of
+from strata.backends.llvm.linalg.matrices import Matrices, StackPlan, lapack_op, stack_of
 from strata.backends.llvm.math import exponentials, logs
 from strata.core import Target, broadcast_shapes
 from strata.mir import Node
@@ -28,7 +28,7 @@ def _solve(node: Node, target: Target) -> NativeOp:
     a, b = node.inputs
     dtype, adjoint = a.dtype, node.op.adjoint  # type: ignore[attr-defined]
 
-    def emit(module: Module) -> None:
+    def emit(module: IrModule) -> None:
         m = Matrices(module, "factor", dtype, target, "ppppip")
         f = m.f
         source, factors, pivots, infos, n, getrf = m.given
@@ -59,7 +59,7 @@ def _solve(node: Node, target: Target) -> NativeOp:
     def plan(sizes: Sizes) -> Planned:
         batch_a, n, _ = stack_of(a.shape, sizes)
         batch_b, _, k = stack_of(b.shape, sizes)
-        made = Plan()
+        made = StackPlan()
         count, (of_a, of_b) = _broadcast(batch_a, batch_b)
         stack = math.prod(batch_a)
         if count * n * k == 0 or stack == 0:
@@ -93,7 +93,7 @@ def _triangular_solve(node: Node, target: Target) -> NativeOp:
     dtype, op = a.dtype, node.op
     upper, transpose, unit = op.upper, op.transpose, op.unit_diagonal  # type: ignore[attr-defined]
 
-    def emit(module: Module) -> None:
+    def emit(module: IrModule) -> None:
         m = Matrices(module, "triangular", dtype, target, "ppppppiipi")
         f = m.f
         source, right, out, infos, of_a, of_b, n, k, trtrs, _ = m.given
@@ -118,7 +118,7 @@ def _triangular_solve(node: Node, target: Target) -> NativeOp:
     def plan(sizes: Sizes) -> Planned:
         batch_a, n, _ = stack_of(a.shape, sizes)
         batch_b, _, k = stack_of(b.shape, sizes)
-        made = Plan()
+        made = StackPlan()
         count, (of_a, of_b) = _broadcast(batch_a, batch_b)
         if count * n * k == 0:
             return Planned(())
@@ -146,7 +146,7 @@ def _triangular_solve(node: Node, target: Target) -> NativeOp:
 def _cholesky(node: Node, target: Target) -> NativeOp:
     (x,) = node.inputs
 
-    def emit(module: Module) -> None:
+    def emit(module: IrModule) -> None:
         m = Matrices(module, "cholesky", x.dtype, target, "pppip")
         f = m.f
         source, out, infos, n, potrf = m.given
@@ -176,7 +176,7 @@ def _cholesky(node: Node, target: Target) -> NativeOp:
 
     def plan(sizes: Sizes) -> Planned:
         batch, n, _ = stack_of(x.shape, sizes)
-        made, count = Plan(), math.prod(batch)
+        made, count = StackPlan(), math.prod(batch)
         if count * n == 0:
             return Planned(())
         infos = made.area(8 * count)
@@ -193,7 +193,7 @@ def _qr(node: Node, target: Target) -> NativeOp:
     (x,) = node.inputs
     dtype = x.dtype
 
-    def emit(module: Module) -> None:
+    def emit(module: IrModule) -> None:
         m = Matrices(module, "qr", dtype, target, "pppiiiippiii")
         f = m.f
         source, q, r, rows, columns, k, lwork, geqrf, orgqr, _, tau_at, work_at = m.given
@@ -219,7 +219,7 @@ def _qr(node: Node, target: Target) -> NativeOp:
     def plan(sizes: Sizes) -> Planned:
         batch, rows, columns = stack_of(x.shape, sizes)
         k = rows if node.op.complete else columns  # type: ignore[attr-defined]
-        made, count = Plan(), math.prod(batch)
+        made, count = StackPlan(), math.prod(batch)
         if count * rows * k == 0:
             return Planned(())
         lead = max(rows, 1)
@@ -242,7 +242,7 @@ def _lu(node: Node, target: Target) -> NativeOp:
     (x,) = node.inputs
     dtype = x.dtype
 
-    def emit(module: Module) -> None:
+    def emit(module: IrModule) -> None:
         m = Matrices(module, "lu", dtype, target, "ppppiiipiii")
         f = m.f
         source, p, low, up, rows, columns, k, getrf, _, swaps_at, order_at = m.given
@@ -295,7 +295,7 @@ def _lu(node: Node, target: Target) -> NativeOp:
 
     def plan(sizes: Sizes) -> Planned:
         batch, rows, columns = stack_of(x.shape, sizes)
-        k, made, count = min(rows, columns), Plan(), math.prod(batch)
+        k, made, count = min(rows, columns), StackPlan(), math.prod(batch)
         if count == 0:
             return Planned(())
         outputs = [("output", i) for i in range(3)]
@@ -312,13 +312,13 @@ def _determinant(node: Node, target: Target) -> NativeOp:
     dtype = x.dtype
     logarithm = node.op.name == "slogdet"
 
-    def emit(module: Module) -> None:
+    def emit(module: IrModule) -> None:
         m = Matrices(module, "determinant", dtype, target, "pppipii")
         f = m.f
         source, out, log, n, getrf, _, swaps_at = m.given
         parts = 2 if dtype.is_complex else 1
         real = m.real
-        math_ = exponentials.Math(f, real, target)
+        math_ = exponentials.VectorMath(f, real, target)
 
         def pair(value: str) -> list[str]:
             return [f.extract(m.element, value, i) for i in range(2)] if parts == 2 else [value]
@@ -363,7 +363,7 @@ def _determinant(node: Node, target: Target) -> NativeOp:
 
     def plan(sizes: Sizes) -> Planned:
         batch, n, _ = stack_of(x.shape, sizes)
-        made, count = Plan(), math.prod(batch)
+        made, count = StackPlan(), math.prod(batch)
         if count == 0:
             return Planned(())
         given = [
@@ -387,7 +387,7 @@ def _eigh(node: Node, target: Target) -> NativeOp:
     (x,) = node.inputs
     dtype = x.dtype
 
-    def emit(module: Module) -> None:
+    def emit(module: IrModule) -> None:
         m = Matrices(module, "eigh", dtype, target, "ppppiiiipiiii")
         f = m.f
         source, values, vectors, infos, n, lwork, lreal, lwhole, syevd, _, work_at, real_at, whole_at = m.given
@@ -410,7 +410,7 @@ def _eigh(node: Node, target: Target) -> NativeOp:
 
     def plan(sizes: Sizes) -> Planned:
         batch, n, _ = stack_of(x.shape, sizes)
-        made, count = Plan(), math.prod(batch)
+        made, count = StackPlan(), math.prod(batch)
         if count * n == 0:
             return Planned(())
         work = work_size("syevd", dtype, "VL", (n, n))
@@ -436,7 +436,7 @@ def _svd(node: Node, target: Target) -> NativeOp:
     (x,) = node.inputs
     dtype, full = x.dtype, node.op.full_matrices  # type: ignore[attr-defined]
 
-    def emit(module: Module) -> None:
+    def emit(module: IrModule) -> None:
         m = Matrices(module, "svd", dtype, target, "pppppiiiiipiiiiii")
         f = m.f
         source, u, s, vh, infos, rows, columns, wide, high, lwork, gesdd, *places = m.given
@@ -468,7 +468,7 @@ def _svd(node: Node, target: Target) -> NativeOp:
 
     def plan(sizes: Sizes) -> Planned:
         batch, rows, columns = stack_of(x.shape, sizes)
-        made, count, k = Plan(), math.prod(batch), min(rows, columns)
+        made, count, k = StackPlan(), math.prod(batch), min(rows, columns)
         wide, high = (rows, columns) if full else (k, k)
         if count == 0:
             return Planned(())

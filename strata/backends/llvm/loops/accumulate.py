@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strata.backends.llvm.ir.builder import Function, constant, vector, vector_constant
+from strata.backends.llvm.ir.builder import IrFunction, constant, vector, vector_constant
 from strata.backends.llvm.ir.registers import Parts, register_type
 from strata.backends.llvm.math.scalars import combine
 from strata.core import DType, Target, i64
@@ -19,7 +19,7 @@ class Accumulator:
     A position of -1 stands for all places so far, none of which has better than the worst value.
     """
 
-    f: Function
+    f: IrFunction
     kind: str
     dtype: DType
     target: Target

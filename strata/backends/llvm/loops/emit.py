@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from strata.backends.llvm.ir.builder import Module, Value
+from strata.backends.llvm.ir.builder import IrModule, Value
 from strata.backends.llvm.ir.registers import register_bytes, register_type
-from strata.backends.llvm.loops.loops import Segment
+from strata.backends.llvm.loops.loops import LoopSegment
 from strata.backends.llvm.loops.software_pipeline import delayed
-from strata.backends.llvm.loops.transpose_tiles import Tiles
+from strata.backends.llvm.loops.transpose_tiles import TransposeTiles
 from strata.backends.llvm.loops.values import Ring
 from strata.core import Dim, Target, bounds, dim_prod
 from strata.kernel import (
-    Block,
     Compute,
     Expr,
     Kernel,
+    LoopBlock,
     MapLoop,
     ReduceLoop,
     Schedule,
@@ -33,16 +33,16 @@ from strata.kernel import (
 _LINE = 64  # bytes of a cache line
 
 
-def emit_kernel(module: Module, kernel: Kernel, nest: Block, schedule: Schedule, target: Target) -> str:
+def emit_kernel(module: IrModule, kernel: Kernel, nest: LoopBlock, schedule: Schedule, target: Target) -> str:
     """Adds the function of a kernel to a module and returns its name."""
-    Emitter(module, kernel, nest, schedule, target).emit()
+    LoopEmitter(module, kernel, nest, schedule, target).emit()
     return kernel.name
 
 
-class Emitter(Tiles):
+class LoopEmitter(TransposeTiles):
     """The function of one kernel: its loops, around the values that they compute."""
 
-    def __init__(self, module: Module, kernel: Kernel, nest: Block, schedule: Schedule, target: Target) -> None:
+    def __init__(self, module: IrModule, kernel: Kernel, nest: LoopBlock, schedule: Schedule, target: Target) -> None:
         parameters = (("ptr noalias readonly", "arguments"), ("i64", "begin"), ("i64", "end"))
         self.nest, self.schedule = nest, schedule
         self.turn_of_row: Value = 0  # rows from the first of a chunk: which of its row buffers it has
@@ -109,7 +109,7 @@ class Emitter(Tiles):
         for loop in loops:
             self._steps_before(loop.body)
 
-    def _running_block(self, block: Block) -> Callable[[list[str]], tuple[Value, ...]]:
+    def _running_block(self, block: LoopBlock) -> Callable[[list[str]], tuple[Value, ...]]:
         """A block as the body of a loop that carries nothing."""
 
         def body(_: list[str]) -> tuple[Value, ...]:
@@ -118,13 +118,13 @@ class Emitter(Tiles):
 
         return body
 
-    def _steps_before(self, block: Block) -> None:
+    def _steps_before(self, block: LoopBlock) -> None:
         """What a block does before the one loop in it that is handed out."""
         for at, step in enumerate(block.steps):
             if isinstance(step, (Compute, ReduceLoop)):
                 self._step(step, block.steps[at + 1 :])
 
-    def block(self, block: Block) -> None:
+    def block(self, block: LoopBlock) -> None:
         axis = self.context.axis
         stores = [s.store for s in block.steps if isinstance(s, StoreStep)]
         groups = combs(stores, axis) if axis is not None and self.context.lanes > 1 and len(stores) > 1 else []
@@ -171,7 +171,7 @@ class Emitter(Tiles):
 
     def _aligned_segments(
         self, loop: MapLoop, low: Value, high: Value, lanes: int, single: int | None = None
-    ) -> list[Segment]:
+    ) -> list[LoopSegment]:
         """Segments of a map; before a store past the caches, a first one up to the start of a cache line."""
         f = self.f
         stores = [s.store for s in loop.body.steps if isinstance(s, StoreStep)]
@@ -187,7 +187,7 @@ class Emitter(Tiles):
         start = f.smin(f.add(low, missing), high)
         self._ask_for_end(pointer, past.buffer.dtype.itemsize, f.sub(high, low))
         masked = self.target.has_avx512
-        head = Segment(low, start, min(lanes, single or self._single_lanes(loop)) if masked else 1, masked)
+        head = LoopSegment(low, start, min(lanes, single or self._single_lanes(loop)) if masked else 1, masked)
         rest = self._segments(loop, start, high, lanes, single)
         return [head, *(replace(s, past=(past.buffer.name,)) for s in rest)]
 
@@ -240,7 +240,7 @@ def _kept_for(loop: ReduceLoop, step: object) -> list[Expr]:
     return row_values(loop, step) if isinstance(step, (MapLoop, ReduceLoop)) else []
 
 
-def points(kernel: Kernel, nest: Block, schedule: Schedule) -> Dim:
+def points(kernel: Kernel, nest: LoopBlock, schedule: Schedule) -> Dim:
     """How many points the parallel loops have in all, or blocks of points."""
     extents = [loop.axis.extent for loop in parallel_chain(nest)[: schedule.parallel.loops]]
     if schedule.tile is not None:

@@ -11,11 +11,11 @@ from strata.backends.llvm.ir.registers import register_bytes
 from strata.backends.llvm.loops.values import Context, Values
 from strata.kernel import (
     Axis,
-    Block,
     Buffer,
     Compute,
     Expr,
     Load,
+    LoopBlock,
     MapLoop,
     ReduceLoop,
     StoreStep,
@@ -25,7 +25,7 @@ from strata.kernel import (
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class LoopSegment:
     """A part of a vector loop: its bounds, how many points it does at once, and whether its last step is masked."""
 
     low: Value
@@ -38,7 +38,7 @@ class Segment:
 class Loops(Values):
     """The loops around a place."""
 
-    nest: Block
+    nest: LoopBlock
     numbers: dict[int, int]  # id of a loop -> its number in schedules
 
     def _followed(self, buffer: str, axis: Axis) -> tuple[Buffer, Expr] | None:
@@ -82,7 +82,7 @@ class Loops(Values):
     def _vector(
         self,
         axis: Axis,
-        segment: Segment,
+        segment: LoopSegment,
         carried: Sequence[tuple[str, Value]],
         body: Callable[[list[str]], Sequence[Value]],
         number: int = -1,
@@ -115,23 +115,23 @@ class Loops(Values):
 
     def _segments(
         self, loop: MapLoop | ReduceLoop, low: Value, high: Value, lanes: int, single: int | None = None
-    ) -> list[Segment]:
+    ) -> list[LoopSegment]:
         """The range by whole steps, then what is left: masked where that is cheap, else by ones.
 
         What is left has `single` lanes; by default, those of one register of the widest element."""
         f = self.f
         single = min(lanes, single or self._single_lanes(loop))
-        segments: list[Segment] = []
+        segments: list[LoopSegment] = []
         known = isinstance(low, int) and isinstance(high, int)
         widths = [lanes] if (self.target.has_avx512 and not known) or single == lanes else [lanes, single]
         for width in widths:
             middle = f.add(low, f.round_down(f.sub(high, low), width))
             if middle != low:
-                segments.append(Segment(low, middle, width, False))
+                segments.append(LoopSegment(low, middle, width, False))
             low = middle
         if low != high:
             masked = self.target.has_avx512
-            segments.append(Segment(low, high, single if masked else 1, masked))
+            segments.append(LoopSegment(low, high, single if masked else 1, masked))
         return segments
 
     def _single_lanes(self, loop: MapLoop | ReduceLoop) -> int:

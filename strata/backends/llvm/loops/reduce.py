@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from strata.backends.llvm.ir.builder import Function, Value, bits_of, constant, vector, vector_constant
+from strata.backends.llvm.ir.builder import IrFunction, Value, bits_of, constant, vector, vector_constant
 from strata.backends.llvm.ir.native import while_loop
 from strata.backends.llvm.ir.registers import Parts, register_type
 from strata.backends.llvm.loops.accumulate import Accumulator
-from strata.backends.llvm.loops.loops import Loops, Segment
+from strata.backends.llvm.loops.loops import Loops, LoopSegment
 from strata.core import DType, Target, bounds, i32, i64
-from strata.kernel import REGISTERS, STEPS, Axis, Block, MapLoop, ReduceLoop, Scalar, sum_bytes
+from strata.kernel import REGISTERS, STEPS, Axis, LoopBlock, MapLoop, ReduceLoop, Scalar, sum_bytes
 
 RunRange = Callable[[Value, Value, Sequence[tuple[str, Value]]], list[str]]
 _EXCHANGE_BYTES = 16 << 10  # of running values in memory: half of the nearest cache
@@ -22,13 +22,13 @@ _MOST_STEPS = 256  # between two looks at whether a result is decided
 class Reductions(Loops):
     """Loops that carry accumulators."""
 
-    def block(self, block: Block) -> None:
+    def block(self, block: LoopBlock) -> None:
         """The steps of a block, in order."""
         raise NotImplementedError
 
     def _aligned_segments(
         self, loop: MapLoop, low: Value, high: Value, lanes: int, single: int | None = None
-    ) -> list[Segment]:
+    ) -> list[LoopSegment]:
         """Segments of a map; before a store past the caches, a first one up to the start of a cache line."""
         raise NotImplementedError
 
@@ -100,7 +100,7 @@ class Reductions(Loops):
             states = [self._in_every_lane(a, s, width, 1) for a, s in zip(accumulators, states, strict=True)]
         return [part for state in states for part in state]
 
-    def _scanning(self, loop: MapLoop, accumulators: list[Accumulator], segment: Segment) -> RunRange:
+    def _scanning(self, loop: MapLoop, accumulators: list[Accumulator], segment: LoopSegment) -> RunRange:
         """Runs a part of a vector scan's range."""
 
         def body(values: list[str]) -> list[Value]:
@@ -191,7 +191,7 @@ class Reductions(Loops):
         final = self._in_blocks(loop, accumulators, widths, high, length, block)
         return [a.finish(p, n) for a, p, n in zip(accumulators, final, widths, strict=True)]
 
-    def _reducing(self, loop: ReduceLoop, accumulators: list[Accumulator], segment: Segment) -> RunRange:
+    def _reducing(self, loop: ReduceLoop, accumulators: list[Accumulator], segment: LoopSegment) -> RunRange:
         """Runs a part of a vector reduction's range."""
         widths = [segment.lanes] * len(accumulators)
 
@@ -240,7 +240,7 @@ class Reductions(Loops):
             whole = f.add(low, f.round_down(f.sub(end, low), chains))
             states, width = [tuple(v for _, v in a.start(single)) for a in accumulators], single
             if whole != low:
-                segment = Segment(low, whole, lanes, False)
+                segment = LoopSegment(low, whole, lanes, False)
                 states = self._chained(loop, accumulators, segment, chains // lanes)
                 states = [a.narrow(s, lanes, single) for a, s in zip(accumulators, states, strict=True)]
             for part in self._rest_of_row(whole, end, single):
@@ -255,23 +255,25 @@ class Reductions(Loops):
         final = self._in_blocks(loop, totals, [1] * len(totals), high, chains * STEPS, block)
         return [a.finish(a.from_zero(s, 1), 1) for a, s in zip(totals, final, strict=True)]
 
-    def _rest_of_row(self, low: Value, high: Value, single: int) -> list[Segment]:
+    def _rest_of_row(self, low: Value, high: Value, single: int) -> list[LoopSegment]:
         """What is left of a row behind its whole steps: single registers, then a masked one or one by one. Where the
         length is not known, all of them under masks."""
         if low == high:
             return []
         known = isinstance(low, int) and isinstance(high, int)
         if self.target.has_avx512 and not known:
-            return [Segment(low, high, single, True)]
+            return [LoopSegment(low, high, single, True)]
         middle = self.f.add(low, self.f.round_down(self.f.sub(high, low), single))
-        parts = [Segment(low, middle, single, False)] if middle != low else []
+        parts = [LoopSegment(low, middle, single, False)] if middle != low else []
         if known:  # a turn each, which is no loop
-            parts = [Segment(at, at + single, single, False) for at in range(int(low), int(middle), single)]
+            parts = [LoopSegment(at, at + single, single, False) for at in range(int(low), int(middle), single)]
         if middle != high:
-            parts.append(Segment(middle, high, single if self.target.has_avx512 else 1, self.target.has_avx512))
+            parts.append(LoopSegment(middle, high, single if self.target.has_avx512 else 1, self.target.has_avx512))
         return parts
 
-    def _chained(self, loop: ReduceLoop, accumulators: list[Accumulator], segment: Segment, turns: int) -> list[Parts]:
+    def _chained(
+        self, loop: ReduceLoop, accumulators: list[Accumulator], segment: LoopSegment, turns: int
+    ) -> list[Parts]:
         """The chains of a row, so many steps taking turns, each of its own; joined by halves to those of one step."""
         lanes = segment.lanes
         start = [c for a in accumulators for c in a.start(lanes)]
@@ -358,10 +360,10 @@ class Reductions(Loops):
         in_blocks = is_long(reduction, STEPS if order_of_loop(reduction) else 0)
         width = sum(bits_of(t) // 8 for a in accumulators for t, _ in a.start(1)) * (1 + in_blocks)
         columns = _EXCHANGE_BYTES // width // lanes * lanes or lanes
-        totals = _Row(self, loop, accumulators, columns + lanes)  # the last step may store a whole register
-        running = _Row(self, loop, accumulators, columns + lanes) if in_blocks else totals
+        totals = _ReduceRow(self, loop, accumulators, columns + lanes)  # the last step may store a whole register
+        running = _ReduceRow(self, loop, accumulators, columns + lanes) if in_blocks else totals
         at = loop.body.steps.index(reduction)
-        before, after = Block(loop.body.steps[:at]), Block(loop.body.steps[at + 1 :])
+        before, after = LoopBlock(loop.body.steps[:at]), LoopBlock(loop.body.steps[at + 1 :])
 
         def add(start: Value, row: Value, steps: int) -> None:
             self.block(before)
@@ -420,7 +422,7 @@ def _goes_in_blocks(loop: MapLoop, accumulators: list[Accumulator], block: int) 
     return plain and (most is None or most > block)
 
 
-def _with_rest(f: Function, type_: str, a: str, b: str) -> tuple[str, str]:
+def _with_rest(f: IrFunction, type_: str, a: str, b: str) -> tuple[str, str]:
     """a + b as it is rounded, and what was lost by that (Knuth); nothing, -0.0, where there is no number."""
     total = f.binary("fadd", type_, a, b)
     of_b = f.binary("fsub", type_, total, a)
@@ -430,7 +432,7 @@ def _with_rest(f: Function, type_: str, a: str, b: str) -> tuple[str, str]:
     return total, f.select(type_, is_some, lost, constant(type_, -0.0))
 
 
-class _Row:
+class _ReduceRow:
     """Accumulators of the columns of a block, in memory."""
 
     def __init__(self, loops: Loops, loop: MapLoop, accumulators: list[Accumulator], length: int) -> None:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from strata.backends.llvm.ir.builder import Typed, Value, constant
 from strata.backends.llvm.ir.registers import Parts, register_bytes, register_type
-from strata.backends.llvm.loops.loops import Segment
+from strata.backends.llvm.loops.loops import LoopSegment
 from strata.backends.llvm.loops.reduce import joined_turns, order_of_loop, row_chains
 from strata.kernel import (
     REGISTERS,
@@ -48,7 +48,7 @@ from strata.kernel import (
 )
 
 if TYPE_CHECKING:
-    from strata.backends.llvm.loops.emit import Emitter
+    from strata.backends.llvm.loops.emit import LoopEmitter
 
 Step = Compute | StoreStep | MapLoop | ReduceLoop
 Buffers = tuple[dict[Expr, tuple[Axis, str]], frozenset[Expr]]  # row buffers, and those that are being filled
@@ -66,7 +66,7 @@ class _Row:
     known: dict[Expr, Parts] = field(default_factory=dict)  # what its earlier stages have left
 
 
-def delayed(emitter: Emitter, rows: MapLoop) -> Staggered | None:
+def delayed(emitter: LoopEmitter, rows: MapLoop) -> Staggered | None:
     """How the rows of a loop are woven together; None where they are done one after the other."""
     schedule, numbers = emitter.schedule, emitter.numbers
     if schedule.staggers(numbers[id(rows)]):
@@ -97,7 +97,7 @@ class Staggered:
 
     Stage k of a row is its k-th delayed loop and what is computed after it, stage 0 all that comes before the first."""
 
-    def __init__(self, emitter: Emitter, rows: MapLoop, loops: list[MapLoop | ReduceLoop]) -> None:
+    def __init__(self, emitter: LoopEmitter, rows: MapLoop, loops: list[MapLoop | ReduceLoop]) -> None:
         self.emitter, self.rows, self.loops = emitter, rows, loops
         self.axis = loops[0].axis
         steps = rows.body.steps
@@ -197,7 +197,7 @@ class Staggered:
 class Delayed(Staggered):
     """The same with `loops` done together, as one loop over the columns of all their rows."""
 
-    def __init__(self, emitter: Emitter, rows: MapLoop, loops: list[MapLoop | ReduceLoop]) -> None:
+    def __init__(self, emitter: LoopEmitter, rows: MapLoop, loops: list[MapLoop | ReduceLoop]) -> None:
         super().__init__(emitter, rows, loops)
         self.number = emitter.numbers[id(loops[0])]
         self.stores = [s.store for s in loops[-1].body.steps if isinstance(s, StoreStep)]
@@ -318,7 +318,7 @@ class Delayed(Staggered):
 
         pairs = zip(accumulators, turns, strict=True)
         start = [c for some, n in pairs for _ in range(n) for a in some for c in a.start(lanes)]
-        rest = e._vector(self.axis, Segment(0, e.size(self.axis.extent), lanes, False), start, body, self.number)
+        rest = e._vector(self.axis, LoopSegment(0, e.size(self.axis.extent), lanes, False), start, body, self.number)
         found: list[dict[Expr, Parts]] = []
         for loop, some, count in zip(reduces, accumulators, counts, strict=True):
             states = joined_turns(some, rest[:count], lanes) if some else []

@@ -19,7 +19,7 @@ from strata.backends.llvm.ir.registers import Parts, memory_type, register_bytes
 from strata.backends.llvm.loops.reduce import Reductions
 from strata.backends.llvm.loops.values import Context
 from strata.core import dim_prod
-from strata.kernel import Block, Buffer, Compute, Expr, Load, MapLoop, Store, StoreStep, Tile, linear, turns
+from strata.kernel import Buffer, Compute, Expr, Load, LoopBlock, MapLoop, Store, StoreStep, Tile, linear, turns
 
 _LINE = 64  # bytes of a cache line
 _LONG_ROW = 3 << 10  # bytes
@@ -28,14 +28,14 @@ _BESIDE = 4  # rows that are read between hints
 _LANE = 16  # bytes within which processors move elements most quickly
 
 
-class Tiles(Reductions):
+class TransposeTiles(Reductions):
     """Loops around squares."""
 
     def _enter(self, loops: Sequence[MapLoop], position: Value) -> None:
         """Give nested loops their values at a flat position, and do what they do before the loop inside them."""
         raise NotImplementedError
 
-    def _steps_before(self, block: Block) -> None:
+    def _steps_before(self, block: LoopBlock) -> None:
         """What a block does before the one loop in it that is handed out."""
         raise NotImplementedError
 
@@ -85,7 +85,9 @@ class Tiles(Reductions):
 class _Squares:
     """The squares of a block."""
 
-    def __init__(self, tiles: Tiles, outer: MapLoop, inner: MapLoop, tile: Tile, blocks: tuple[Value, Value]) -> None:
+    def __init__(
+        self, tiles: TransposeTiles, outer: MapLoop, inner: MapLoop, tile: Tile, blocks: tuple[Value, Value]
+    ) -> None:
         self.tiles, self.outer, self.inner, self.tile, self.blocks = tiles, outer, inner, tile, blocks
         self.f, self.by = tiles.f, tile.by
         self.wide = tiles.schedule.lanes(tiles.numbers[id(inner)])

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from strata.backends.llvm.ir.builder import Function, Value, constant, vector, vector_constant
-from strata.backends.llvm.ir.float_ops import Math
+from strata.backends.llvm.ir.builder import IrFunction, Value, constant, vector, vector_constant
+from strata.backends.llvm.ir.float_ops import VectorMath
 from strata.backends.llvm.ir.registers import (
     Parts,
     columns_of,
@@ -29,7 +29,7 @@ from strata.backends.llvm.ir.registers import (
 from strata.backends.llvm.ir.saturate import rounded_to_code
 from strata.backends.llvm.loops.accumulate import Accumulator
 from strata.backends.llvm.math.exponentials import exp_below
-from strata.backends.llvm.math.scalars import Call, emit_scalar
+from strata.backends.llvm.math.scalars import ScalarCall, emit_scalar
 from strata.core import Atom, Dim, DType, Symbol, SymExpr, Target, known_le
 from strata.errors import CompileError
 from strata.kernel import (
@@ -88,7 +88,7 @@ class Values:
 
     schedule = Schedule()
 
-    def start(self, f: Function, kernel: Kernel, target: Target) -> None:
+    def start(self, f: IrFunction, kernel: Kernel, target: Target) -> None:
         """The state of an emitter that has emitted nothing yet."""
         self.f, self.kernel, self.target = f, kernel, target
         self.leave_nan = need_no_nan(kernel)
@@ -249,15 +249,15 @@ class Values:
             case Scalar(name, args):
                 made = tuple(self.widened(a, lanes) for a in args)
                 dtypes = tuple(a.dtype for a in args)
-                return emit_scalar(Call(self.f, self.target, name, made, dtypes, node.dtype, lanes))
+                return emit_scalar(ScalarCall(self.f, self.target, name, made, dtypes, node.dtype, lanes))
             case Scan():
                 return self._advance(node, lanes)
             case Reduce():
                 raise AssertionError(f"{node!r} is used before the loop that computes it")
         raise AssertionError(node)
 
-    def _math(self, node: Expr, lanes: int) -> Math:
-        return Math(self.f, register_type(node.dtype, lanes), self.target)
+    def _math(self, node: Expr, lanes: int) -> VectorMath:
+        return VectorMath(self.f, register_type(node.dtype, lanes), self.target)
 
     def _axis(self, axis: Axis, lanes: int) -> Parts:
         if axis not in self.first:
@@ -290,7 +290,7 @@ class Values:
             case _:
                 parts = tuple((str(a),) for a in args)
                 dtypes = tuple(a.dtype for a in node.args)
-                (made,) = emit_scalar(Call(self.f, self.target, node.name, parts, dtypes, node.dtype, 1))
+                (made,) = emit_scalar(ScalarCall(self.f, self.target, node.name, parts, dtypes, node.dtype, 1))
         self.first[node] = made
         return made
 

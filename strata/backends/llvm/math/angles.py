@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 from strata.backends.llvm.ir.builder import lanes_of, suffix
-from strata.backends.llvm.ir.float_ops import MAGIC, Math, library
+from strata.backends.llvm.ir.float_ops import MAGIC, VectorMath, library
 from strata.backends.llvm.math.exponentials import exp, hypot
 from strata.backends.llvm.math.logs import log
 
@@ -56,7 +56,7 @@ _HALF_PI = {
 _TURN_LIMIT = {32: 30000.0, 64: 1.0e6}  # above, the remainder by π/2 needs more bits than three words of it
 
 
-def _reduce_turn(m: Math, x: str) -> tuple[str, str]:
+def _reduce_turn(m: VectorMath, x: str) -> tuple[str, str]:
     """(quadrant as an integer, r) with x = quadrant π/2 + r and |r| ≤ π/4."""
     shifted = m.fma(x, m.c(2 / math.pi), m.c(MAGIC[m.bits]))
     n = m.sub(shifted, m.c(MAGIC[m.bits]))
@@ -66,7 +66,7 @@ def _reduce_turn(m: Math, x: str) -> tuple[str, str]:
     return m.as_bits(shifted), r
 
 
-def _turning(m: Math, x: str, name: str, make: Callable[[str, str], str]) -> str:
+def _turning(m: VectorMath, x: str, name: str, make: Callable[[str, str], str]) -> str:
     """make(quadrant, what is left); arguments too large for three words of π go to the C library. Others in the same
     register keep the bits that they have without them."""
     f = m.f
@@ -78,23 +78,23 @@ def _turning(m: Math, x: str, name: str, make: Callable[[str, str], str]) -> str
     return f.if_(some, lambda: [m.select(large, library(name, m, x), near)], lambda: [near], (m.type,))[0]
 
 
-def _sine_and_cosine(m: Math, r: str) -> tuple[str, str]:
+def _sine_and_cosine(m: VectorMath, r: str) -> tuple[str, str]:
     z = m.mul(r, r)
     sine = m.fma(m.mul(r, z), m.polynomial(z, _SIN[m.bits]), r)
     return sine, m.add(m.fma(m.mul(z, z), m.polynomial(z, _COS[m.bits]), m.mul(z, m.c(-0.5))), m.c(1.0))
 
 
-def _is_odd(m: Math, quadrant: str) -> str:
+def _is_odd(m: VectorMath, quadrant: str) -> str:
     return m.f.compare("ne", m.whole, m.integer("and", quadrant, m.i(1)), m.i(0))
 
 
-def _with_sign(m: Math, quadrant: str, value: str) -> str:
+def _with_sign(m: VectorMath, quadrant: str, value: str) -> str:
     """Minus the value in the third and fourth quadrants."""
     sign = m.integer("shl", m.integer("and", quadrant, m.i(2)), m.i(m.bits - 2))
     return m.from_bits(m.integer("xor", m.as_bits(value), sign))
 
 
-def sin(m: Math, x: str) -> str:
+def sin(m: VectorMath, x: str) -> str:
     def make(quadrant: str, r: str) -> str:
         sine, cosine = _sine_and_cosine(m, r)
         value = _with_sign(m, quadrant, m.select(_is_odd(m, quadrant), cosine, sine))
@@ -103,7 +103,7 @@ def sin(m: Math, x: str) -> str:
     return _turning(m, x, "sin", make)
 
 
-def cos(m: Math, x: str) -> str:
+def cos(m: VectorMath, x: str) -> str:
     def make(quadrant: str, r: str) -> str:
         sine, cosine = _sine_and_cosine(m, r)
         following = m.integer("add", quadrant, m.i(1))
@@ -112,7 +112,7 @@ def cos(m: Math, x: str) -> str:
     return _turning(m, x, "cos", make)
 
 
-def tan(m: Math, x: str) -> str:
+def tan(m: VectorMath, x: str) -> str:
     def make(quadrant: str, r: str) -> str:
         odd = _is_odd(m, quadrant)
         if m.bits == 32:
@@ -129,7 +129,7 @@ def tan(m: Math, x: str) -> str:
     return _turning(m, x, "tan", make)
 
 
-def _reduce_turn_exactly(m: Math, x: str) -> tuple[str, str]:
+def _reduce_turn_exactly(m: VectorMath, x: str) -> tuple[str, str]:
     """r of `_reduce_turn`, and what it was rounded by."""
     fma = m.f.fma
     n = m.sub(m.fma(x, m.c(2 / math.pi), m.c(MAGIC[m.bits])), m.c(MAGIC[m.bits]))
@@ -144,7 +144,7 @@ def _reduce_turn_exactly(m: Math, x: str) -> tuple[str, str]:
     return r, m.sub(lost, m.sub(r, total))
 
 
-def atan(m: Math, x: str) -> str:
+def atan(m: VectorMath, x: str) -> str:
     a = m.abs(x)
     inverted = m.test("ogt", a, m.c(1.0))
     t = m.select(inverted, m.div(m.c(1.0), a), a)
@@ -153,12 +153,12 @@ def atan(m: Math, x: str) -> str:
     return m.copysign(m.select(inverted, turned, made), x)
 
 
-def _atan_of(m: Math, t: str) -> str:
+def _atan_of(m: VectorMath, t: str) -> str:
     z = m.mul(t, t)
     return m.fma(m.mul(t, z), m.polynomial(z, _ATAN[m.bits]), t)
 
 
-def atan2(m: Math, y: str, x: str) -> str:
+def atan2(m: VectorMath, y: str, x: str) -> str:
     ay, ax = m.abs(y), m.abs(x)
     steep = m.test("ogt", ay, ax)
     low, high = m.select(steep, ax, ay), m.select(steep, ay, ax)
@@ -174,11 +174,11 @@ def atan2(m: Math, y: str, x: str) -> str:
     return m.select(unordered, m.c(math.nan), m.copysign(angle, y))
 
 
-def _asin_half(m: Math, t: str, z: str) -> str:
+def _asin_half(m: VectorMath, t: str, z: str) -> str:
     return m.fma(m.mul(t, z), m.polynomial(z, _ASIN[m.bits]), t)
 
 
-def asin(m: Math, x: str) -> str:
+def asin(m: VectorMath, x: str) -> str:
     a = m.abs(x)
     outer = m.test("ogt", a, m.c(_ASIN_LIMIT[m.bits]))
     z = m.select(outer, m.mul(m.sub(m.c(1.0), a), m.c(0.5)), m.mul(a, a))
@@ -188,7 +188,7 @@ def asin(m: Math, x: str) -> str:
     return m.copysign(m.select(outer, turned, made), x)
 
 
-def acos(m: Math, x: str) -> str:
+def acos(m: VectorMath, x: str) -> str:
     a = m.abs(x)
     outer = m.test("ogt", a, m.c(_ASIN_LIMIT[m.bits]))
     z = m.select(outer, m.mul(m.sub(m.c(1.0), a), m.c(0.5)), m.mul(a, a))
@@ -208,7 +208,7 @@ _EXP_LIMIT = {32: 88.0, 64: 709.0}  # above, eˣ is taken in two steps: times a 
 _ROOM = {32: (2.0**125, 2.0**-100), 64: (2.0**1021, 2.0**-968)}  # outside, a length overflows or lacks digits
 
 
-def complex_exp(m: Math, re: str, im: str) -> tuple[str, str]:
+def complex_exp(m: VectorMath, re: str, im: str) -> tuple[str, str]:
     limit = _EXP_LIMIT[m.bits]
     above = m.test("ogt", re, m.c(limit))
     e = exp(m, m.select(above, m.sub(re, m.c(limit)), re))
@@ -221,13 +221,13 @@ def complex_exp(m: Math, re: str, im: str) -> tuple[str, str]:
     return m.select(ends, e, real), m.select(none, e, imaginary)
 
 
-def complex_log(m: Math, re: str, im: str) -> tuple[str, str]:
+def complex_log(m: VectorMath, re: str, im: str) -> tuple[str, str]:
     (x, y), scale = _with_room(m, re, im, (0.25, 2.0**64))
     lacks = _by_room(m, scale, (2 * math.log(2.0), -64 * math.log(2.0)), 0.0)
     return m.add(log(m, hypot(m, x, y)), lacks), atan2(m, im, re)
 
 
-def complex_sqrt(m: Math, re: str, im: str) -> tuple[str, str]:
+def complex_sqrt(m: VectorMath, re: str, im: str) -> tuple[str, str]:
     (x, y), scale = _with_room(m, re, im, (0.25, 2.0**64))
     size = hypot(m, x, y)
     root = m.sqrt(m.mul(m.add(size, m.abs(x)), m.c(0.5)))
@@ -240,7 +240,7 @@ def complex_sqrt(m: Math, re: str, im: str) -> tuple[str, str]:
     return m.select(right, root, other), m.copysign(m.select(right, other, root), im)
 
 
-def _with_room(m: Math, re: str, im: str, scales: tuple[float, float]) -> tuple[tuple[str, str], tuple[str, str]]:
+def _with_room(m: VectorMath, re: str, im: str, scales: tuple[float, float]) -> tuple[tuple[str, str], tuple[str, str]]:
     """Both parts, scaled where they are very large or very small, and the tests for both."""
     high, low = _ROOM[m.bits]
     a, b = m.abs(re), m.abs(im)
@@ -250,6 +250,6 @@ def _with_room(m: Math, re: str, im: str, scales: tuple[float, float]) -> tuple[
     return (m.mul(re, scale), m.mul(im, scale)), tests
 
 
-def _by_room(m: Math, tests: tuple[str, str], values: tuple[float, float], usual: float) -> str:
+def _by_room(m: VectorMath, tests: tuple[str, str], values: tuple[float, float], usual: float) -> str:
     large, small = tests
     return m.select(large, m.c(values[0]), m.select(small, m.c(values[1]), m.c(usual)))

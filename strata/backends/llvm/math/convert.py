@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strata.backends.llvm.ir.builder import (
-    Function,
+    IrFunction,
     bits_of,
     constant,
     element_of,
@@ -17,7 +17,7 @@ from strata.backends.llvm.ir.saturate import float_to_integer
 from strata.core import DType, Target, f32
 
 
-def convert(f: Function, target: Target, x: str, source: DType, result: DType, lanes: int) -> str:
+def convert(f: IrFunction, target: Target, x: str, source: DType, result: DType, lanes: int) -> str:
     """One component from one real type to another."""
     from_type, to_type = register_type(source, lanes), register_type(result, lanes)
     if source is result:
@@ -43,13 +43,13 @@ def convert(f: Function, target: Target, x: str, source: DType, result: DType, l
     return _resize_integer(f, source, from_type, x, result, to_type)
 
 
-def _resize_float(f: Function, from_type: str, x: str, to_type: str) -> str:
+def _resize_float(f: IrFunction, from_type: str, x: str, to_type: str) -> str:
     if from_type == to_type:
         return x
     return f.convert("fptrunc" if bits_of(to_type) < bits_of(from_type) else "fpext", from_type, x, to_type)
 
 
-def _round_to_odd(f: Function, from_type: str, x: str, to_type: str, target: Target) -> str:
+def _round_to_odd(f: IrFunction, from_type: str, x: str, to_type: str, target: Target) -> str:
     if target.has_avx512 and lanes_of(from_type) >= 8:
         return _round_to_odd_by_instruction(f, from_type, x, to_type)
     near = f.convert("fptrunc", from_type, x, to_type)
@@ -64,7 +64,7 @@ def _round_to_odd(f: Function, from_type: str, x: str, to_type: str, target: Tar
     return f.convert("bitcast", whole, f.select(whole, exact, bits, odd), to_type)
 
 
-def _round_to_odd_by_instruction(f: Function, from_type: str, x: str, to_type: str) -> str:
+def _round_to_odd_by_instruction(f: IrFunction, from_type: str, x: str, to_type: str) -> str:
     """Rounded towards zero; the last bit is set where that cut something off."""
     if lanes_of(from_type) > 8:
         half, made = (vector(element_of(t), lanes_of(t) // 2) for t in (from_type, to_type))
@@ -78,7 +78,7 @@ def _round_to_odd_by_instruction(f: Function, from_type: str, x: str, to_type: s
     return f.convert("bitcast", whole, f.select(whole, inexact, odd, bits), to_type)
 
 
-def _resize_integer(f: Function, source: DType, from_type: str, x: str, result: DType, to_type: str) -> str:
+def _resize_integer(f: IrFunction, source: DType, from_type: str, x: str, result: DType, to_type: str) -> str:
     if bits_of(to_type) < bits_of(from_type):
         x = f.convert("trunc", from_type, x, to_type)
     else:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 
-from strata.backends.llvm.ir.float_ops import MAGIC, MANTISSA, TABLE, Math, library
+from strata.backends.llvm.ir.float_ops import MAGIC, MANTISSA, TABLE, VectorMath, library
 from strata.backends.llvm.math.exponentials import EXP_NEAR, LN2, POWERS, reduce_exp, scale_by
 
 # (erf x - x) / x in x², |x| ≤ 0.96; and (-log erfc x - x) / x in x from there to 3.95
@@ -170,7 +170,7 @@ _ERFC_64 = (
 )  # fmt: skip
 
 
-def erf(m: Math, x: str) -> str:
+def erf(m: VectorMath, x: str) -> str:
     if m.bits == 64:
         return _erf_in_double(m, x)
     if m.has_tables:
@@ -185,7 +185,7 @@ def erf(m: Math, x: str) -> str:
     return m.copysign(m.select(m.test("olt", a, m.c(0.96)), small, large), x)
 
 
-def _erf_in_double(m: Math, x: str) -> str:
+def _erf_in_double(m: VectorMath, x: str) -> str:
     a = m.at_most(m.abs(x), 6.0)  # of which it is 1
     small = m.fma(m.polynomial(m.mul(a, a), _ERF_SMALL_64), a, a)
     _, n, q = reduce_exp(m, m.neg(m.polynomial(a, _ERF_LARGE_64)))
@@ -194,7 +194,7 @@ def _erf_in_double(m: Math, x: str) -> str:
     return m.copysign(m.select(m.test("olt", a, m.c(0.92)), small, large), x)
 
 
-def _erf_by_table(m: Math, x: str) -> str:
+def _erf_by_table(m: VectorMath, x: str) -> str:
     """A short polynomial around the nearest of sixteen places."""
     a = m.at_most(m.abs(x), 4.0)
     shifted = m.fma(a, m.c(1 / _ERF_WIDTH), m.c(MAGIC[m.bits]))  # the number of the place is in the last bits
@@ -208,14 +208,14 @@ def _erf_by_table(m: Math, x: str) -> str:
     return m.copysign(m.at_most(m.fma(slope, r, first), 1.0), x)
 
 
-def gelu(m: Math, x: str) -> str:
+def gelu(m: VectorMath, x: str) -> str:
     """x Φ(x). As 1 + erf does, Φ rounds to a part of 1, and not of itself where it is small."""
     if m.has_tables:
         return _gelu_by_table(m, x)
     return m.mul(m.mul(x, m.c(0.5)), m.add(erf(m, m.mul(x, m.c(math.sqrt(0.5)))), m.c(1.0)))
 
 
-def _gelu_by_table(m: Math, x: str) -> str:
+def _gelu_by_table(m: VectorMath, x: str) -> str:
     """max(x, 0) - |x| Φ(-|x|), Φ by a short polynomial around the nearest of sixteen places.
 
     A number just below a power of two is added to find it: what is then left in the last bits counts widths up to that
@@ -232,13 +232,13 @@ def _gelu_by_table(m: Math, x: str) -> str:
     return m.fma(value, a, m.not_negative(x))  # NaN for -inf, as 0 times it is
 
 
-def erfc(m: Math, x: str) -> str:
+def erfc(m: VectorMath, x: str) -> str:
     if m.has_tables:
         return _erfc_by_table(m, x)
     return _erfc_in_double(m, x) if m.bits == 64 and m.target.has_fma else library("erfc", m, x)
 
 
-def _erfc_in_double(m: Math, x: str) -> str:
+def _erfc_in_double(m: VectorMath, x: str) -> str:
     """e^(-x²), with what squaring lost, times a polynomial over 1 + 2x; near 0, 1 - erf x."""
     a = m.at_most(m.abs(x), 27.5)  # of which it is 0
     t = m.div(m.sub(a, m.c(4.0)), m.add(a, m.c(4.0)))
@@ -253,7 +253,7 @@ def _erfc_in_double(m: Math, x: str) -> str:
     return m.select(m.test("olt", a, m.c(0.5)), small, made)
 
 
-def _erfc_by_table(m: Math, x: str) -> str:
+def _erfc_by_table(m: VectorMath, x: str) -> str:
     """e^(-x²) as in exp, with what squaring lost, times a short polynomial around the nearest of sixteen places."""
     a = m.at_most(m.abs(x), 10.5)  # of which it is 0
     place = m.integer("lshr", m.as_bits(m.add(a, m.c(1.0))), m.i(MANTISSA[32] - 2))

@@ -14,7 +14,7 @@ import struct
 from typing import Final
 
 from strata.backends.llvm.ir.builder import lanes_of, suffix
-from strata.backends.llvm.ir.float_ops import MAGIC, MANTISSA, Math, library
+from strata.backends.llvm.ir.float_ops import MAGIC, MANTISSA, VectorMath, library
 
 _INF: Final = math.inf
 
@@ -48,7 +48,7 @@ _EXP_LIMITS = {32: (-104.0, 88.8), 64: (-746.0, 710.0)}
 # exponentials
 
 
-def reduce_exp(m: Math, x: str) -> tuple[str, str, str]:
+def reduce_exp(m: VectorMath, x: str) -> tuple[str, str, str]:
     """(n as a float, n as an integer, e^r - 1) with x = n ln2 + r."""
     shifted = m.fma(x, m.c(1 / math.log(2)), m.c(MAGIC[m.bits]))
     n = m.sub(shifted, m.c(MAGIC[m.bits]))
@@ -58,7 +58,7 @@ def reduce_exp(m: Math, x: str) -> tuple[str, str, str]:
     return n, whole, m.fma(m.mul(r, r), m.polynomial(r, EXPM1[m.bits]), r)
 
 
-def scale_by(m: Math, x: str, n: str, whole: str) -> str:
+def scale_by(m: VectorMath, x: str, n: str, whole: str) -> str:
     """x * 2ⁿ, rounded once; n is given as a float and as an integer."""
     if m.target.has_avx512 and lanes_of(m.type) * m.bits >= 128:
         return m.scaled(x, n)
@@ -66,7 +66,7 @@ def scale_by(m: Math, x: str, n: str, whole: str) -> str:
     return m.mul(m.mul(x, m.power_of_two(half)), m.power_of_two(m.integer("sub", whole, half)))
 
 
-def _exp_by_table(m: Math, x: str, *, exact: bool = False) -> str:
+def _exp_by_table(m: VectorMath, x: str, *, exact: bool = False) -> str:
     """eˣ = 2ⁿ · 2^(k/16) · eʳ; both n + k/16, which the scaling rounds down, and k come from one addition.
 
     If exact, the rounding of the powers of 2^(1/16) is counted: 0.6 in place of 1 ulp at most."""
@@ -81,7 +81,7 @@ def _exp_by_table(m: Math, x: str, *, exact: bool = False) -> str:
     return m.scaled(m.fma(m.mul(power, r), m.polynomial(r, EXP_NEAR), power), n)
 
 
-def exp(m: Math, x: str) -> str:
+def exp(m: VectorMath, x: str) -> str:
     low, high = _EXP_LIMITS[m.bits]
     inside = m.at_most(m.at_least(x, low), high)
     if m.has_tables:
@@ -90,7 +90,7 @@ def exp(m: Math, x: str) -> str:
     return scale_by(m, m.add(q, m.c(1.0)), n, whole)
 
 
-def exp_below(m: Math, x: str) -> str:
+def exp_below(m: VectorMath, x: str) -> str:
     """eˣ of numbers that are not above 0, as in a softmax; what would be denormal may be 0."""
     if m.has_tables:
         return _exp_by_table(m, m.at_least(x, _EXP_LIMITS[m.bits][0]))
@@ -103,7 +103,7 @@ def exp_below(m: Math, x: str) -> str:
     return m.select(m.test("olt", x, m.c(low)), m.c(0.0), m.fma(scale, q, scale))
 
 
-def exp_of_product(m: Math, x: str, scale: float) -> str:
+def exp_of_product(m: VectorMath, x: str, scale: float) -> str:
     """e^(x·scale) of numbers that are not above 0 and a positive scale; what would be denormal may be 0."""
     if not m.has_tables:
         return exp_below(m, x if scale == 1.0 else m.mul(x, m.c(scale)))
@@ -117,7 +117,7 @@ def exp_of_product(m: Math, x: str, scale: float) -> str:
     return m.scaled(m.fma(m.mul(power, r), m.polynomial(r, _EXP2_NEAR), power), n)
 
 
-def exp2(m: Math, x: str) -> str:
+def exp2(m: VectorMath, x: str) -> str:
     low, high = {32: (-151.0, 129.0), 64: (-1076.0, 1025.0)}[m.bits]
     inside = m.at_most(m.at_least(x, low), high)
     shifted = m.add(inside, m.c(MAGIC[m.bits]))
@@ -128,7 +128,7 @@ def exp2(m: Math, x: str) -> str:
     return scale_by(m, m.add(q, m.c(1.0)), n, whole)
 
 
-def expm1(m: Math, x: str) -> str:
+def expm1(m: VectorMath, x: str) -> str:
     low, high = {32: (-30.0, 89.0), 64: (-60.0, 710.0)}[m.bits]
     inside = m.at_most(m.at_least(x, low), high)
     _, whole, q = reduce_exp(m, inside)
@@ -137,7 +137,7 @@ def expm1(m: Math, x: str) -> str:
     return m.copysign(m.add(half, half), x)
 
 
-def sigmoid(m: Math, x: str) -> str:
+def sigmoid(m: VectorMath, x: str) -> str:
     """1 / (1 + e⁻ˣ), or eˣ / (1 + eˣ) below 0. There a place of the result may be half of one of eˣ, which has to be
     more exact than elsewhere."""
     inside = m.at_least(m.neg(m.abs(x)), _EXP_LIMITS[m.bits][0])
@@ -161,7 +161,7 @@ def sigmoid(m: Math, x: str) -> str:
     return m.fma(rest if low is None else m.add(rest, low), inverse, quotient)
 
 
-def tanh(m: Math, x: str) -> str:
+def tanh(m: VectorMath, x: str) -> str:
     if m.has_tables:
         return _tanh_by_table(m, x)
     a = m.abs(x)
@@ -176,7 +176,7 @@ def tanh(m: Math, x: str) -> str:
     return m.copysign(large, x)
 
 
-def _tanh_by_table(m: Math, x: str) -> str:
+def _tanh_by_table(m: VectorMath, x: str) -> str:
     """1 - 2 / (e²ˣ + 1) of |x|; a polynomial near 0, and for NaN."""
     z = m.mul(x, x)
     small = m.fma(m.mul(x, z), m.polynomial(z, _TANH), x)
@@ -193,13 +193,13 @@ def _tanh_by_table(m: Math, x: str) -> str:
     return m.copysign(m.select(m.test("ult", z, m.c(0.36)), small, large), x)
 
 
-def _half_exp(m: Math, a: str) -> str:
+def _half_exp(m: VectorMath, a: str) -> str:
     """eᵃ / 2, which does not overflow before sinh and cosh do."""
     n, whole, q = reduce_exp(m, m.at_most(a, {32: 100.0, 64: 720.0}[m.bits]))
     return scale_by(m, m.add(q, m.c(1.0)), m.sub(n, m.c(1.0)), m.integer("sub", whole, m.i(1)))
 
 
-def sinh(m: Math, x: str) -> str:
+def sinh(m: VectorMath, x: str) -> str:
     a = m.abs(x)
     half = _half_exp(m, a)
     large = m.sub(half, m.div(m.c(0.25), half))
@@ -208,7 +208,7 @@ def sinh(m: Math, x: str) -> str:
     return m.copysign(m.select(m.test("olt", a, m.c(1.0)), small, large), x)
 
 
-def cosh(m: Math, x: str) -> str:
+def cosh(m: VectorMath, x: str) -> str:
     half = _half_exp(m, m.abs(x))
     return m.add(half, m.div(m.c(0.25), half))
 
@@ -216,7 +216,7 @@ def cosh(m: Math, x: str) -> str:
 # the rest
 
 
-def fmod(m: Math, x: str, y: str) -> str:
+def fmod(m: VectorMath, x: str, y: str) -> str:
     """The exact remainder with the sign of x. Quotients that are not exact integers of the type, infinities and NaN go
     to the C library, all lanes."""
     f = m.f
@@ -238,7 +238,7 @@ def fmod(m: Math, x: str, y: str) -> str:
     return f.if_(usual, near, lambda: [library("fmod", m, x, y)], (m.type,))[0]
 
 
-def python_mod(m: Math, x: str, y: str) -> str:
+def python_mod(m: VectorMath, x: str, y: str) -> str:
     r = fmod(m, x, y)
     differs = m.test("one", r, m.c(0.0))
     signs = m.f.binary("xor", m.flag, m.test("olt", r, m.c(0.0)), m.test("olt", y, m.c(0.0)))
@@ -246,7 +246,7 @@ def python_mod(m: Math, x: str, y: str) -> str:
     return m.select(m.test("oeq", fixed, m.c(0.0)), m.copysign(m.c(0.0), y), fixed)
 
 
-def floor_divide(m: Math, x: str, y: str) -> str:
+def floor_divide(m: VectorMath, x: str, y: str) -> str:
     """The whole number below x / y as exactly known, not below its rounded quotient: 1 // 0.1 is 9."""
     left = fmod(m, x, y)
     quotient = m.div(m.sub(x, left), y)
@@ -260,7 +260,7 @@ def floor_divide(m: Math, x: str, y: str) -> str:
     return m.select(m.test("oeq", y, m.c(0.0)), plain, whole)
 
 
-def hypot(m: Math, x: str, y: str) -> str:
+def hypot(m: VectorMath, x: str, y: str) -> str:
     """√(x² + y²) without overflow on the way."""
     if m.bits == 32:
         wide = m.doubled()

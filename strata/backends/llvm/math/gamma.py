@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from strata.backends.llvm.ir.builder import lanes_of, suffix
-from strata.backends.llvm.ir.float_ops import Math, library
+from strata.backends.llvm.ir.float_ops import VectorMath, library
 from strata.backends.llvm.math.logs import log
 
 _ZERO = 1e-13  # no number of f32 but 1 and 2 has a result as near to 0
@@ -22,7 +22,7 @@ _SINE = (
 )  # fmt: skip
 
 
-def lgamma(m: Math, x: str) -> str:
+def lgamma(m: VectorMath, x: str) -> str:
     """log |Γ(x)|. Below 0 it is that of the reflection Γ(x) Γ(-x) = -π / (x sin πx)."""
     if m.bits == 64 or not m.target.has_fma:
         return library("lgamma", m, x)
@@ -46,7 +46,7 @@ def lgamma(m: Math, x: str) -> str:
     return m.select(far, m.c(math.inf), f.convert("fptrunc", wide.type, made, m.type))
 
 
-def _of_positive(m: Math, z: str) -> str:
+def _of_positive(m: VectorMath, z: str) -> str:
     """Stirling's series, small numbers first moved up: Γ(z) = Γ(z + 8) / (z (z + 1) … (z + 7))."""
     small = m.test("olt", z, m.c(float(_SHIFT)))
     w = m.select(small, m.add(z, m.c(float(_SHIFT))), z)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from strata.backends.llvm.ir.float_ops import MANTISSA, Math, in_double
+from strata.backends.llvm.ir.float_ops import MANTISSA, VectorMath, in_double
 
 _INF: Final = math.inf
 LEAST_NORMAL = {32: 2.0**-126, 64: 2.0**-1022}
@@ -67,7 +67,7 @@ _ASINH = (
 _ASINH_FAR: Final = {32: 4096.0, 64: 2.0**27}  # from where x² + 1 is x² as far as a float can tell
 
 
-def reduce_log(m: Math, x: str) -> tuple[str, str]:
+def reduce_log(m: VectorMath, x: str) -> tuple[str, str]:
     """(k as a float, f) with x = 2ᵏ (1 + f) and 1 + f near 1, for positive x; k is infinite where log x is."""
     if m.has_exponents:
         mantissa = m.mantissa(x)
@@ -83,7 +83,7 @@ def reduce_log(m: Math, x: str) -> tuple[str, str]:
     return exponent, m.sub(m.from_bits(mantissa), m.c(1.0))
 
 
-def log_specials(m: Math, x: str, result: str) -> str:
+def log_specials(m: VectorMath, x: str, result: str) -> str:
     """What the logarithm of zeros, infinities and negative numbers is, where the result is not that already."""
     if m.has_exponents:  # zeros and infinities are right
         return m.select(m.test("olt", x, m.c(0.0)), m.c(math.nan), result)
@@ -93,7 +93,7 @@ def log_specials(m: Math, x: str, result: str) -> str:
     return m.select(positive, result, zero_or_nan)
 
 
-def _log_of(m: Math, f: str) -> tuple[str, str]:
+def _log_of(m: VectorMath, f: str) -> tuple[str, str]:
     """(f, rest) with log(1 + f) = f + rest."""
     s = m.div(f, m.add(f, m.c(2.0)))
     z = m.mul(s, s)
@@ -102,7 +102,7 @@ def _log_of(m: Math, f: str) -> tuple[str, str]:
     return f, m.fma(s, inner, m.neg(half_square))
 
 
-def _from_table(m: Math, x: str, base: str, low: str = "") -> tuple[str, str, str]:
+def _from_table(m: VectorMath, x: str, base: str, low: str = "") -> tuple[str, str, str]:
     """(k, log c, f) of x and, where it is given, a second word."""
     mantissa = m.mantissa(x)
     k = m.sub(m.exponent(x), m.exponent(mantissa))
@@ -115,7 +115,7 @@ def _from_table(m: Math, x: str, base: str, low: str = "") -> tuple[str, str, st
     return k, start, f
 
 
-def _from_wide_table(m: Math, x: str, base: str, low: str = "") -> tuple[str, str, str]:
+def _from_wide_table(m: VectorMath, x: str, base: str, low: str = "") -> tuple[str, str, str]:
     """(k, log c, natural log(1 + f)) of a number of f64 and, where it is given, a second word."""
     mantissa = m.mantissa(x)
     k = m.sub(m.exponent(x), m.exponent(mantissa))
@@ -129,12 +129,12 @@ def _from_wide_table(m: Math, x: str, base: str, low: str = "") -> tuple[str, st
     return k, start, m.fma(square, tail, f)
 
 
-def _natural(m: Math, k: str, start: str, f: str) -> str:
+def _natural(m: VectorMath, k: str, start: str, f: str) -> str:
     near = m.fma(m.mul(f, f), m.polynomial(f, _NEAR_E), f)
     return m.fma(k, m.c(math.log(2)), m.add(start, near))
 
 
-def log(m: Math, x: str) -> str:
+def log(m: VectorMath, x: str) -> str:
     if m.has_tables:
         return log_specials(m, x, _natural(m, *_from_table(m, x, "e")))
     k, f = reduce_log(m, x)
@@ -144,7 +144,7 @@ def log(m: Math, x: str) -> str:
     return log_specials(m, x, m.fma(k, m.c(high), m.add(f, small)))
 
 
-def log2(m: Math, x: str) -> str:
+def log2(m: VectorMath, x: str) -> str:
     """Without a table log(1 + f) / ln2, with the rounding of the product given back."""
     if m.has_tables:
         k, start, f = _from_table(m, x, "2")
@@ -165,7 +165,7 @@ def log2(m: Math, x: str) -> str:
     return log_specials(m, x, m.add(k, m.add(product, below)))
 
 
-def log1p(m: Math, x: str) -> str:
+def log1p(m: VectorMath, x: str) -> str:
     u = m.add(x, m.c(1.0))
     lost = m.sub(x, m.sub(u, m.c(1.0)))
     if m.has_tables:
@@ -181,7 +181,7 @@ def log1p(m: Math, x: str) -> str:
 # inverses of hyperbolic functions
 
 
-def asinh(m: Math, x: str) -> str:
+def asinh(m: VectorMath, x: str) -> str:
     """log(|x| + √(x² + 1)), the sum in two words."""
     if m.has_wide_tables:
         return _asinh_by_wide_table(m, x)
@@ -200,7 +200,7 @@ def asinh(m: Math, x: str) -> str:
     return m.copysign(m.select(m.test("olt", z, m.c(0.25)), small, _natural(m, k, start, f)), x)
 
 
-def _asinh_by_wide_table(m: Math, x: str) -> str:
+def _asinh_by_wide_table(m: VectorMath, x: str) -> str:
     """As above in f64, where small numbers, too, are what the second word says."""
     a = m.abs(x)
     square = m.fma(a, a, m.c(1.0))
@@ -208,7 +208,7 @@ def _asinh_by_wide_table(m: Math, x: str) -> str:
     return m.copysign(_log_of_sum(m, a, root, a, root_rest), x)
 
 
-def _wide_root(m: Math, square: str, rest: str = "") -> tuple[str, str]:
+def _wide_root(m: VectorMath, square: str, rest: str = "") -> tuple[str, str]:
     """√ of a number of one or two words that is not 0."""
     root = m.sqrt(square)
     near = m.inverse_near(root)
@@ -217,7 +217,7 @@ def _wide_root(m: Math, square: str, rest: str = "") -> tuple[str, str]:
     return root, m.mul(m.add(left, rest) if rest else left, m.mul(inverse, m.c(0.5)))
 
 
-def _log_of_sum(m: Math, a: str, large: str, small: str, rest: str) -> str:
+def _log_of_sum(m: VectorMath, a: str, large: str, small: str, rest: str) -> str:
     """log(large + small) in f64, and of what is left of it; log 2a where a is so large that it is that."""
     far = m.test("ogt", a, m.c(_ASINH_FAR[64]))
     total = m.add(large, small)
@@ -228,7 +228,7 @@ def _log_of_sum(m: Math, a: str, large: str, small: str, rest: str) -> str:
     return m.fma(k, m.c(math.log(2)), m.add(start, near))
 
 
-def acosh(m: Math, x: str) -> str:
+def acosh(m: VectorMath, x: str) -> str:
     """log(x + √(x² - 1)), the sum in two words."""
     if m.has_wide_tables:
         return _acosh_by_wide_table(m, x)
@@ -244,14 +244,14 @@ def acosh(m: Math, x: str) -> str:
     return m.select(m.test("olt", x, m.c(1.0)), m.c(math.nan), _natural(m, k, start, f))
 
 
-def _acosh_by_wide_table(m: Math, x: str) -> str:
+def _acosh_by_wide_table(m: VectorMath, x: str) -> str:
     root, root_rest = _wide_root(m, m.at_least(m.fma(x, x, m.c(-1.0)), 2.0**-52))
     made = _log_of_sum(m, x, x, root, root_rest)
     made = m.select(m.test("oeq", x, m.c(1.0)), m.c(0.0), made)
     return m.select(m.test("olt", x, m.c(1.0)), m.c(math.nan), made)
 
 
-def atanh(m: Math, x: str) -> str:
+def atanh(m: VectorMath, x: str) -> str:
     """½ log(1 + 2x / (1 - x)) of |x|, the quotient in two words."""
     if not m.has_tables:
         return _atanh_in_double(m, x)
@@ -268,7 +268,7 @@ def atanh(m: Math, x: str) -> str:
     return m.copysign(made, x)
 
 
-def _root_in_two_words(m: Math, square: str, above: str, rest: str = "") -> tuple[str, str]:
+def _root_in_two_words(m: VectorMath, square: str, above: str, rest: str = "") -> tuple[str, str]:
     """√ of a number of one or two words; `above` is the first, or what stands for it where that is 0."""
     inverse = m.inverse_root_near(above)
     root = m.mul(square, inverse)
@@ -277,7 +277,7 @@ def _root_in_two_words(m: Math, square: str, above: str, rest: str = "") -> tupl
 
 
 @in_double
-def _asinh_in_double(m: Math, x: str) -> str:
+def _asinh_in_double(m: VectorMath, x: str) -> str:
     a = m.abs(x)
     big = m.test("ogt", a, m.c(1e8))
     z = m.mul(a, a)
@@ -287,7 +287,7 @@ def _asinh_in_double(m: Math, x: str) -> str:
 
 
 @in_double
-def _acosh_in_double(m: Math, x: str) -> str:
+def _acosh_in_double(m: VectorMath, x: str) -> str:
     t = m.sub(x, m.c(1.0))
     near = log1p(m, m.add(t, m.sqrt(m.fma(t, t, m.add(t, t)))))
     far = m.add(log(m, x), m.c(math.log(2)))
@@ -296,7 +296,7 @@ def _acosh_in_double(m: Math, x: str) -> str:
 
 
 @in_double
-def _atanh_in_double(m: Math, x: str) -> str:
+def _atanh_in_double(m: VectorMath, x: str) -> str:
     a = m.abs(x)
     made = m.mul(log1p(m, m.div(m.add(a, a), m.sub(m.c(1.0), a))), m.c(0.5))
     return m.copysign(made, x)

@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from strata.backends.llvm.ir.builder import (
-    Function,
+    IrFunction,
     Value,
     bits_of,
     constant,
@@ -15,7 +15,7 @@ from strata.backends.llvm.ir.builder import (
     suffix,
     with_element,
 )
-from strata.backends.llvm.ir.float_ops import MAGIC, MANTISSA, Math, library
+from strata.backends.llvm.ir.float_ops import MAGIC, MANTISSA, VectorMath, library
 from strata.backends.llvm.ir.native import while_loop
 from strata.backends.llvm.math.exponentials import EXPM1, POWERS, scale_by
 from strata.backends.llvm.math.logs import INVERSES, LOG, LOG2_E, LOG_NEAR, log_specials, reduce_log
@@ -74,7 +74,7 @@ _POWERS_LOST = (
 )  # fmt: skip
 
 
-def power(m: Math, x: str, y: str) -> str:
+def power(m: VectorMath, x: str, y: str) -> str:
     """f32 by tables or through f64, where a plain product of logarithms is accurate enough; f64 with logarithms of two
     words."""
     f = m.f
@@ -90,7 +90,7 @@ def power(m: Math, x: str, y: str) -> str:
     return _with_specials(m, x, y, magnitude)
 
 
-def _with_rare_specials(m: Math, x: str, y: str, magnitude: str) -> str:
+def _with_rare_specials(m: VectorMath, x: str, y: str, magnitude: str) -> str:
     """The same as `_with_specials`, skipped where all bases are positive and all numbers finite."""
     f = m.f
     plain = f.binary("and", m.flag, m.test("ogt", x, m.c(0.0)), m.test("olt", x, m.c(_INF)))
@@ -100,7 +100,7 @@ def _with_rare_specials(m: Math, x: str, y: str, magnitude: str) -> str:
     return f.if_(plain, lambda: [magnitude], lambda: [_with_specials(m, x, y, magnitude)], (m.type,))[0]
 
 
-def _with_specials(m: Math, x: str, y: str, magnitude: str) -> str:
+def _with_specials(m: VectorMath, x: str, y: str, magnitude: str) -> str:
     """xʸ from |x|ʸ: signs of odd powers, and what NaN, infinities and fractions of negative numbers give."""
     f = m.f
     whole = m.test("oeq", f.intrinsic("trunc", m.type, y), y)
@@ -117,7 +117,7 @@ def _with_specials(m: Math, x: str, y: str, magnitude: str) -> str:
     return m.select(f.binary("or", m.flag, is_one, unit), m.c(1.0), signed)
 
 
-def _power_by_table(m: Math, x: str, y: str) -> str:
+def _power_by_table(m: VectorMath, x: str, y: str) -> str:
     """xʸ, x not negative, by log2 x in two words: to 32 bits, of f64 to 62. Where it is no number, some number."""
     log, log_rest = _log2_by_table(m, x)
     exponent = m.mul(log, y)
@@ -134,7 +134,7 @@ def _power_by_table(m: Math, x: str, y: str) -> str:
     return m.scaled(m.fma(m.mul(two_to, r), m.polynomial(r, _EXP2_NEAR[m.bits]), two_to), n)
 
 
-def _log2_by_table(m: Math, x: str) -> tuple[str, str]:
+def _log2_by_table(m: VectorMath, x: str) -> tuple[str, str]:
     """log2 x as a number and what is left of it, which is no number where x is 0 or infinite."""
     mantissa = m.mantissa(x)
     k = m.sub(m.exponent(x), m.exponent(mantissa))
@@ -163,19 +163,19 @@ def _log2_by_table(m: Math, x: str) -> tuple[str, str]:
     return log, m.add(m.sub(part, m.sub(log, whole)), m.add(part_rest, start_rest))
 
 
-def _product(m: Math, a: tuple[str, str], b: tuple[str, str]) -> tuple[str, str]:
+def _product(m: VectorMath, a: tuple[str, str], b: tuple[str, str]) -> tuple[str, str]:
     """Of two numbers of two words each."""
     high = m.mul(a[0], b[0])
     return high, m.fma(a[1], b[0], m.fma(a[0], b[1], m.fma(a[0], b[0], m.neg(high))))
 
 
-def _sum(m: Math, large: str, b: tuple[str, str]) -> tuple[str, str]:
+def _sum(m: VectorMath, large: str, b: tuple[str, str]) -> tuple[str, str]:
     """Of a number that is 0 or not smaller than the other, which has two words."""
     high = m.add(large, b[0])
     return high, m.add(m.sub(b[0], m.sub(high, large)), b[1])
 
 
-def _power_in_two_words(m: Math, x: str, y: str) -> str:
+def _power_in_two_words(m: VectorMath, x: str, y: str) -> str:
     """xʸ of f64, x not negative: log2 x to 63 bits, as s (2 + s² (⅔ + …)) with s = f / (2 + f)."""
     k, f = reduce_log(m, x)
     below, below_rest = _sum(m, m.c(2.0), (f, m.c(0.0)))
@@ -201,7 +201,7 @@ def _power_in_two_words(m: Math, x: str, y: str) -> str:
     return scale_by(m, m.add(q, m.c(1.0)), n, m.integer("sub", m.as_bits(shifted), m.as_bits(m.c(MAGIC[64]))))
 
 
-def _log2_short(m: Math, x: str) -> str:
+def _log2_short(m: VectorMath, x: str) -> str:
     """log2 in f64 to 38 bits: what a power in f32 needs."""
     k, f = reduce_log(m, x)
     s = m.div(f, m.add(f, m.c(2.0)))
@@ -210,7 +210,7 @@ def _log2_short(m: Math, x: str) -> str:
     return log_specials(m, x, m.fma(part, m.c(LOG2_E[64][0]), k))
 
 
-def _exp2_short(m: Math, x: str) -> str:
+def _exp2_short(m: VectorMath, x: str) -> str:
     """2ˣ in f64 to 38 bits, where the result is not below 2⁻²⁰⁰ and not above 2²⁰⁰."""
     inside = m.at_most(m.at_least(x, -200.0), 200.0)
     shifted = m.add(inside, m.c(MAGIC[64]))
@@ -220,7 +220,7 @@ def _exp2_short(m: Math, x: str) -> str:
     return m.fma(m.mul(scale, r), m.polynomial(r, _EXP2_SHORT), scale)
 
 
-def integer_power(f: Function, type_: str, x: str, y: str, *, signed: bool) -> str:
+def integer_power(f: IrFunction, type_: str, x: str, y: str, *, signed: bool) -> str:
     """Square and multiply, one bit of the exponents a turn until none has any left, wrapping; a negative exponent gives
     0, 1 or -1."""
     zero, one = constant(type_, 0), constant(type_, 1)
@@ -249,13 +249,13 @@ def integer_power(f: Function, type_: str, x: str, y: str, *, signed: bool) -> s
     return f.select(type_, negative, inverse, result)
 
 
-def any_lane(f: Function, type_: str, flags: str) -> str:
+def any_lane(f: IrFunction, type_: str, flags: str) -> str:
     """Whether a test of numbers of a type holds for one of them."""
     flag = with_element(type_, "i1")
     return flags if lanes_of(type_) == 1 else f.call("i1", f"llvm.vector.reduce.or.{suffix(flag)}", (flag, flags))
 
 
-def greatest_divisor(f: Function, type_: str, x: str, y: str, *, signed: bool) -> str:
+def greatest_divisor(f: IrFunction, type_: str, x: str, y: str, *, signed: bool) -> str:
     """Euclid's algorithm, lane by lane: no processor divides whole numbers in vectors, and each needs its own turns."""
     if signed:  # the magnitudes, read as unsigned
         x, y = (f.call(type_, f"llvm.abs.{suffix(type_)}", (type_, v), ("i1", "false")) for v in (x, y))
@@ -276,7 +276,7 @@ def greatest_divisor(f: Function, type_: str, x: str, y: str, *, signed: bool) -
     return f.load(type_, xs, size)
 
 
-def _euclid(f: Function, type_: str, x: str, y: str) -> str:
+def _euclid(f: IrFunction, type_: str, x: str, y: str) -> str:
     def left(state: list[str]) -> str:
         return f.compare("ne", type_, state[1], 0)
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from strata.backends.llvm.ir.builder import (
-    Function,
+    IrFunction,
     bits_of,
     constant,
     integer_of,
     with_element,
 )
-from strata.backends.llvm.ir.float_ops import Math, in_registers
+from strata.backends.llvm.ir.float_ops import VectorMath, in_registers
 from strata.backends.llvm.ir.registers import (
     Parts,
     from_memory,
@@ -28,10 +28,10 @@ from strata.errors import CompileError
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ScalarCall:
     """A scalar function about to be emitted: operand registers and types, all with the same number of lanes."""
 
-    f: Function
+    f: IrFunction
     target: Target
     name: str
     args: tuple[Parts, ...]
@@ -58,10 +58,10 @@ class Call:
         return self.args[1][0]
 
 
-Emission = Callable[[Call], Parts]
+Emission = Callable[[ScalarCall], Parts]
 
 
-def emit_scalar(call: Call) -> Parts:
+def emit_scalar(call: ScalarCall) -> Parts:
     """Registers that hold the result."""
     emission = _TABLE.get(call.name)
     if emission is None:
@@ -71,25 +71,25 @@ def emit_scalar(call: Call) -> Parts:
     return emission(call)
 
 
-def _no_complex(call: Call) -> Parts:
+def _no_complex(call: ScalarCall) -> Parts:
     raise CompileError(f"{call.name} of {call.dtype} cannot be compiled", code="C131")
 
 
-def combine(f: Function, kind: str, dtype: DType, lanes: int, a: Parts, b: Parts, target: Target) -> Parts:
+def combine(f: IrFunction, kind: str, dtype: DType, lanes: int, a: Parts, b: Parts, target: Target) -> Parts:
     """One step of a reduction."""
     name = {"sum": "add", "prod": "mul", "all": "and", "any": "or"}.get(kind, kind)
     if kind in ("max", "min") and dtype.is_float:
         return (f.intrinsic(f"{kind}imum", register_type(dtype, lanes), a[0], b[0], flags="nsz"),)
     if kind == "sum" and dtype.is_bool:
         name = "or"
-    return emit_scalar(Call(f, target, name, (a, b), (dtype, dtype), dtype, lanes))
+    return emit_scalar(ScalarCall(f, target, name, (a, b), (dtype, dtype), dtype, lanes))
 
 
 # arithmetic
 
 
 def _binary(floating: str, signed: str, unsigned: str | None = None) -> Emission:
-    def emit(call: Call) -> Parts:
+    def emit(call: ScalarCall) -> Parts:
         if call.dtype.is_float:
             name = floating
         else:
@@ -100,17 +100,17 @@ def _binary(floating: str, signed: str, unsigned: str | None = None) -> Emission
 
 
 def _bool_arithmetic(otherwise: Emission, operation: str) -> Emission:
-    def emit(call: Call) -> Parts:
+    def emit(call: ScalarCall) -> Parts:
         return (call.f.binary(operation, call.type, call.a, call.b),) if call.dtype.is_bool else otherwise(call)
 
     return emit
 
 
-def _div(call: Call) -> Parts:
+def _div(call: ScalarCall) -> Parts:
     return (call.f.binary("fdiv", call.type, call.a, call.b),) if call.dtype.is_float else _truncdiv(call)
 
 
-def _safe_divisor(call: Call) -> tuple[str, str, str]:
+def _safe_divisor(call: ScalarCall) -> tuple[str, str, str]:
     """(divisor without 0 and without the one quotient that overflows, is zero, is the overflow)."""
     f, type_ = call.f, call.type
     zero = f.compare("eq", type_, call.b, constant(type_, 0))
@@ -123,7 +123,7 @@ def _safe_divisor(call: Call) -> tuple[str, str, str]:
     return f.select(type_, bad, constant(type_, 1), call.b), zero, wraps
 
 
-def _quotient(call: Call, divisor: str) -> str:
+def _quotient(call: ScalarCall, divisor: str) -> str:
     """Of whole numbers, towards 0. Processors divide them one by one, but floats in vectors: twice the bits of a number
     and more are enough, since no quotient is nearer to the next whole number than one part of the divisor."""
     f, type_, bits = call.f, call.type, bits_of(call.type)
@@ -138,7 +138,7 @@ def _quotient(call: Call, divisor: str) -> str:
     return made if bits == 32 else f.convert("trunc", whole, made, type_)
 
 
-def _truncdiv(call: Call) -> Parts:
+def _truncdiv(call: ScalarCall) -> Parts:
     f, type_ = call.f, call.type
     if call.dtype.is_float:
         return (f.intrinsic("trunc", type_, f.binary("fdiv", type_, call.a, call.b)),)
@@ -147,20 +147,20 @@ def _truncdiv(call: Call) -> Parts:
     return (f.select(type_, zero, constant(type_, 0), quotient),)
 
 
-def _rem(call: Call) -> Parts:
+def _rem(call: ScalarCall) -> Parts:
     f, type_ = call.f, call.type
     if call.dtype.is_float:
-        return (in_registers(exponentials.fmod)(Math(f, type_, call.target), call.a, call.b),)
+        return (in_registers(exponentials.fmod)(VectorMath(f, type_, call.target), call.a, call.b),)
     divisor, zero, wraps = _safe_divisor(call)
     left = f.binary("sub", type_, call.a, f.binary("mul", type_, _quotient(call, divisor), divisor))
     none = f.binary("or", with_element(type_, "i1"), zero, wraps)
     return (f.select(type_, none, constant(type_, 0), left),)
 
 
-def _floordiv(call: Call) -> Parts:
+def _floordiv(call: ScalarCall) -> Parts:
     f, type_ = call.f, call.type
     if call.dtype.is_float:
-        return (in_registers(exponentials.floor_divide)(Math(f, type_, call.target), call.a, call.b),)
+        return (in_registers(exponentials.floor_divide)(VectorMath(f, type_, call.target), call.a, call.b),)
     if call.dtype.kind == "uint":
         return _truncdiv(call)
     divisor, zero, _ = _safe_divisor(call)
@@ -171,16 +171,16 @@ def _floordiv(call: Call) -> Parts:
     return (f.select(type_, zero, constant(type_, 0), lower),)
 
 
-def _signs_differ(call: Call, left: str) -> str:
+def _signs_differ(call: ScalarCall, left: str) -> str:
     f, type_ = call.f, call.type
     flips = f.compare("slt", type_, f.binary("xor", type_, left, call.b), constant(type_, 0))
     return f.binary("and", with_element(type_, "i1"), flips, f.compare("ne", type_, left, constant(type_, 0)))
 
 
-def _mod(call: Call) -> Parts:
+def _mod(call: ScalarCall) -> Parts:
     f, type_ = call.f, call.type
     if call.dtype.is_float:
-        return (in_registers(exponentials.python_mod)(Math(f, type_, call.target), call.a, call.b),)
+        return (in_registers(exponentials.python_mod)(VectorMath(f, type_, call.target), call.a, call.b),)
     if call.dtype.kind == "uint":
         return _rem(call)
     (left,) = _rem(call)
@@ -189,13 +189,13 @@ def _mod(call: Call) -> Parts:
     return (f.select(type_, zero, constant(type_, 0), fixed),)
 
 
-def _neg(call: Call) -> Parts:
+def _neg(call: ScalarCall) -> Parts:
     if call.dtype.is_float:
         return (call.f.op(f"fneg {call.type} {call.a}"),)
     return (call.f.binary("sub", call.type, constant(call.type, 0), call.a),)
 
 
-def _abs(call: Call) -> Parts:
+def _abs(call: ScalarCall) -> Parts:
     if call.dtype.is_float:
         return (call.f.intrinsic("fabs", call.type, call.a),)
     if call.dtype.kind != "int":
@@ -205,7 +205,7 @@ def _abs(call: Call) -> Parts:
 
 
 def _min_max(name: str) -> Emission:
-    def emit(call: Call) -> Parts:
+    def emit(call: ScalarCall) -> Parts:
         if call.dtype.is_float:
             computed = call.a.startswith("%") and call.b.startswith("%")  # which zero of two comes out does not matter
             return (call.f.intrinsic(f"{name}imum", call.type, call.a, call.b, flags="nsz" if computed else ""),)
@@ -217,12 +217,12 @@ def _min_max(name: str) -> Emission:
     return emit
 
 
-def _math(function: Callable[[Math, str], str]) -> Emission:
-    return lambda call: (in_registers(function)(Math(call.f, call.type, call.target), call.a),)
+def _math(function: Callable[[VectorMath, str], str]) -> Emission:
+    return lambda call: (in_registers(function)(VectorMath(call.f, call.type, call.target), call.a),)
 
 
-def _math2(function: Callable[[Math, str, str], str]) -> Emission:
-    return lambda call: (in_registers(function)(Math(call.f, call.type, call.target), call.a, call.b),)
+def _math2(function: Callable[[VectorMath, str, str], str]) -> Emission:
+    return lambda call: (in_registers(function)(VectorMath(call.f, call.type, call.target), call.a, call.b),)
 
 
 def _intrinsic(name: str) -> Emission:
@@ -230,22 +230,22 @@ def _intrinsic(name: str) -> Emission:
     return lambda call: (call.f.intrinsic(name, call.type, call.a),) if call.dtype.is_float else call.args[0]
 
 
-def _pow(call: Call) -> Parts:
+def _pow(call: ScalarCall) -> Parts:
     if call.dtype.is_float:
-        return (in_registers(powers.power)(Math(call.f, call.type, call.target), call.a, call.b),)
+        return (in_registers(powers.power)(VectorMath(call.f, call.type, call.target), call.a, call.b),)
     return (powers.integer_power(call.f, call.type, call.a, call.b, signed=call.dtype.kind == "int"),)
 
 
-def _gcd(call: Call) -> Parts:
+def _gcd(call: ScalarCall) -> Parts:
     return (powers.greatest_divisor(call.f, call.type, call.a, call.b, signed=call.dtype.kind == "int"),)
 
 
-def _rsqrt(call: Call) -> Parts:
+def _rsqrt(call: ScalarCall) -> Parts:
     root = call.f.intrinsic("sqrt", call.type, call.a)
     return (call.f.binary("fdiv", call.type, constant(call.type, 1.0), root),)
 
 
-def _sign(call: Call) -> Parts:
+def _sign(call: ScalarCall) -> Parts:
     f, type_ = call.f, call.type
     if call.dtype.kind == "uint":
         return (f.select(type_, f.compare("ne", type_, call.a, constant(type_, 0)), constant(type_, 1), call.a),)
@@ -259,11 +259,11 @@ def _sign(call: Call) -> Parts:
     return (f.select(type_, ordered, one, f.select(type_, is_nan, call.a, constant(type_, 0.0))),)
 
 
-def _copysign(call: Call) -> Parts:
+def _copysign(call: ScalarCall) -> Parts:
     return (call.f.intrinsic("copysign", call.type, call.a, call.b),)
 
 
-def _fma(call: Call) -> Parts:
+def _fma(call: ScalarCall) -> Parts:
     c = call.args[2][0]
     if call.dtype.is_float:
         return (call.f.fma(call.type, call.a, call.b, c),)
@@ -274,7 +274,7 @@ def _fma(call: Call) -> Parts:
 
 
 def _compare(ordered: str, signed: str, unsigned: str) -> Emission:
-    def emit(call: Call) -> Parts:
+    def emit(call: ScalarCall) -> Parts:
         if call.dtype.is_float:
             predicate = ordered
         else:
@@ -284,8 +284,8 @@ def _compare(ordered: str, signed: str, unsigned: str) -> Emission:
     return emit
 
 
-def _float_test(test: Callable[[Function, str, str], str], for_integers: bool) -> Emission:
-    def emit(call: Call) -> Parts:
+def _float_test(test: Callable[[IrFunction, str, str], str], for_integers: bool) -> Emission:
+    def emit(call: ScalarCall) -> Parts:
         if call.dtype.is_float:
             return (test(call.f, call.type, call.a),)
         return (constant(register_type(bool_, call.lanes), for_integers),)
@@ -293,19 +293,19 @@ def _float_test(test: Callable[[Function, str, str], str], for_integers: bool) -
     return emit
 
 
-def _isnan(f: Function, type_: str, x: str) -> str:
+def _isnan(f: IrFunction, type_: str, x: str) -> str:
     return f.compare("uno", type_, x, x)
 
 
-def _isinf(f: Function, type_: str, x: str) -> str:
+def _isinf(f: IrFunction, type_: str, x: str) -> str:
     return f.compare("oeq", type_, f.intrinsic("fabs", type_, x), constant(type_, float("inf")))
 
 
-def _isfinite(f: Function, type_: str, x: str) -> str:
+def _isfinite(f: IrFunction, type_: str, x: str) -> str:
     return f.compare("olt", type_, f.intrinsic("fabs", type_, x), constant(type_, float("inf")))
 
 
-def _signbit(call: Call) -> Parts:
+def _signbit(call: ScalarCall) -> Parts:
     if not call.dtype.is_signed:
         return (constant(register_type(bool_, call.lanes), 0),)
     whole = integer_of(call.type) if call.dtype.is_float else call.type
@@ -317,14 +317,14 @@ def _bits(name: str) -> Emission:
     return lambda call: (call.f.binary(name, call.type, call.a, call.b),)
 
 
-def _not(call: Call) -> Parts:
+def _not(call: ScalarCall) -> Parts:
     return (call.f.binary("xor", call.type, call.a, constant(call.type, 1 if call.dtype.is_bool else -1)),)
 
 
 def _shift(left: bool) -> Emission:
     """Amounts outside the width give what shifting by one bit at a time would give."""
 
-    def emit(call: Call) -> Parts:
+    def emit(call: ScalarCall) -> Parts:
         f, type_ = call.f, call.type
         bits = bits_of(type_)
         inside = f.compare("ult", type_, call.b, constant(type_, bits))
@@ -338,7 +338,7 @@ def _shift(left: bool) -> Emission:
     return emit
 
 
-def _select(call: Call) -> Parts:
+def _select(call: ScalarCall) -> Parts:
     type_ = register_type(call.result, call.lanes)
     pairs = zip(call.args[1], call.args[2], strict=True)
     return tuple(call.f.select(type_, call.a, then, otherwise) for then, otherwise in pairs)
@@ -347,7 +347,7 @@ def _select(call: Call) -> Parts:
 # conversions
 
 
-def _cast(call: Call) -> Parts:
+def _cast(call: ScalarCall) -> Parts:
     source, result = call.dtype, call.result
     if result.is_complex:
         element = result.real
@@ -362,7 +362,7 @@ def _cast(call: Call) -> Parts:
     return (convert(call.f, call.target, call.a, source.real, result, call.lanes),)
 
 
-def _bitcast(call: Call) -> Parts:
+def _bitcast(call: ScalarCall) -> Parts:
     stored = to_memory(call.f, call.dtype, call.a, call.lanes, call.target)
     bits = call.f.convert("bitcast", memory_type(call.dtype, call.lanes), stored, memory_type(call.result, call.lanes))
     return (from_memory(call.f, call.result, bits, call.lanes, call.target),)
@@ -371,20 +371,20 @@ def _bitcast(call: Call) -> Parts:
 # complex numbers
 
 
-def _component(name: str, dtype: DType, call: Call, *args: str) -> str:
-    made = Call(call.f, call.target, name, tuple((a,) for a in args), (dtype,) * len(args), dtype, call.lanes)
+def _component(name: str, dtype: DType, call: ScalarCall, *args: str) -> str:
+    made = ScalarCall(call.f, call.target, name, tuple((a,) for a in args), (dtype,) * len(args), dtype, call.lanes)
     return emit_scalar(made)[0]
 
 
 def _complex_pairwise(name: str) -> Emission:
-    def emit(call: Call) -> Parts:
+    def emit(call: ScalarCall) -> Parts:
         real = call.dtype.real
         return tuple(_component(name, real, call, *parts) for parts in zip(*call.args, strict=True))
 
     return emit
 
 
-def _complex_mul(call: Call) -> Parts:
+def _complex_mul(call: ScalarCall) -> Parts:
     (a, b), (c, d) = call.args[0], call.args[1]
     real = call.dtype.real
     second = [_component("mul", real, call, b, x) for x in (d, c)]
@@ -397,7 +397,7 @@ def _complex_mul(call: Call) -> Parts:
     return _component("sub", real, call, first[0], second[0]), _component("add", real, call, first[1], second[1])
 
 
-def _complex_div(call: Call) -> Parts:
+def _complex_div(call: ScalarCall) -> Parts:
     """Smith's method as in NumPy: scaled by the larger component of the divisor, so that squares cannot overflow."""
     f, type_ = call.f, call.type
     (a, b), (c, d) = call.args[0], call.args[1]
@@ -418,12 +418,12 @@ def _complex_div(call: Call) -> Parts:
     )
 
 
-def _complex_abs(call: Call) -> Parts:
-    return (in_registers(exponentials.hypot)(Math(call.f, call.type, call.target), *call.args[0]),)
+def _complex_abs(call: ScalarCall) -> Parts:
+    return (in_registers(exponentials.hypot)(VectorMath(call.f, call.type, call.target), *call.args[0]),)
 
 
 def _complex_equal(predicate: str, join: str) -> Emission:
-    def emit(call: Call) -> Parts:
+    def emit(call: ScalarCall) -> Parts:
         tests = [call.f.compare(predicate, call.type, x, y) for x, y in zip(*call.args, strict=True)]
         return (call.f.binary(join, with_element(call.type, "i1"), *tests),)
 
@@ -431,25 +431,25 @@ def _complex_equal(predicate: str, join: str) -> Emission:
 
 
 def _complex_test(name: str, join: str) -> Emission:
-    def emit(call: Call) -> Parts:
+    def emit(call: ScalarCall) -> Parts:
         tests = [_component(name, call.dtype.real, call, x) for x in call.args[0]]
         return (call.f.binary(join, with_element(call.type, "i1"), *tests),)
 
     return emit
 
 
-def _conj(call: Call) -> Parts:
+def _conj(call: ScalarCall) -> Parts:
     if not call.dtype.is_complex:
         return call.args[0]
     return call.args[0][0], call.f.op(f"fneg {call.type} {call.args[0][1]}")
 
 
-def _complex_math(function: Callable[[Math, str, str], tuple[str, str]]) -> Emission:
-    return lambda call: in_registers(function)(Math(call.f, call.type, call.target), *call.args[0])
+def _complex_math(function: Callable[[VectorMath, str, str], tuple[str, str]]) -> Emission:
+    return lambda call: in_registers(function)(VectorMath(call.f, call.type, call.target), *call.args[0])
 
 
 def _part(at: int) -> Emission:
-    def emit(call: Call) -> Parts:
+    def emit(call: ScalarCall) -> Parts:
         if call.dtype.is_complex:
             return (call.args[0][at],)
         return (call.args[0][0] if at == 0 else constant(call.type, 0),)

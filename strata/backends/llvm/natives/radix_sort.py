@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant, vector
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
 from strata.backends.llvm.ir.native import copy, fill_zero, while_loop
 from strata.backends.llvm.ir.registers import SMALL
 from strata.core import DType
@@ -52,7 +52,7 @@ def key_bits(dtype: DType) -> int:
     return 8 * dtype.itemsize
 
 
-def order_key(f: Function, dtype: DType, raw: str, lanes: int, *, descending: bool, one_zero: bool) -> str:
+def order_key(f: IrFunction, dtype: DType, raw: str, lanes: int, *, descending: bool, one_zero: bool) -> str:
     """Bits of an element as an unsigned integer with the same order: NaN last; `one_zero` makes -0 equal to 0."""
     bits = key_bits(dtype)
     type_ = vector(f"i{bits}", lanes)
@@ -73,7 +73,7 @@ def order_key(f: Function, dtype: DType, raw: str, lanes: int, *, descending: bo
     return f.binary("xor", type_, raw, constant(type_, -1)) if descending else raw
 
 
-def from_key(f: Function, dtype: DType, key: str, lanes: int, *, descending: bool) -> str:
+def from_key(f: IrFunction, dtype: DType, key: str, lanes: int, *, descending: bool) -> str:
     """The element of a key that was made without `one_zero`."""
     bits = key_bits(dtype)
     type_ = vector(f"i{bits}", lanes)
@@ -87,7 +87,7 @@ def from_key(f: Function, dtype: DType, key: str, lanes: int, *, descending: boo
     return f.binary("xor", type_, key, constant(type_, sign)) if dtype.kind == "int" else key
 
 
-def emit_zeros(module: Module, dtype: DType, descending: bool, *, looks: bool) -> str:
+def emit_zeros(module: IrModule, dtype: DType, descending: bool, *, looks: bool) -> str:
     """Adds `void zeros(ptr source, ptr out, i64 n, i64 stride)`, which puts zeros of both signs in their order.
 
     `out` has the elements of `source` sorted by keys that tell -0 from 0. They are equal, so they stay as they came.
@@ -152,7 +152,7 @@ def _infinity(dtype: DType) -> int:
     return {32: 0x7F800000, 64: 0x7FF0000000000000}[dtype.bits]
 
 
-def emit_sort(module: Module, layout: Layout, key: int) -> str:
+def emit_sort(module: IrModule, layout: Layout, key: int) -> str:
     """Adds `ptr sort(ptr elements, ptr spare, i64 n)`, which returns the one of its two spans that holds the result."""
     name = f"{layout.name}_{key}"
     if module.has(name):
@@ -181,15 +181,15 @@ def emit_sort(module: Module, layout: Layout, key: int) -> str:
     return name
 
 
-def _load(f: Function, layout: Layout, base: Value, index: Value) -> str:
+def _load(f: IrFunction, layout: Layout, base: Value, index: Value) -> str:
     return f.load(layout.type, f.address(layout.type, base, index), layout.align)
 
 
-def _store(f: Function, layout: Layout, value: Value, base: Value, index: Value) -> None:
+def _store(f: IrFunction, layout: Layout, value: Value, base: Value, index: Value) -> None:
     f.store(layout.type, value, f.address(layout.type, base, index), layout.align)
 
 
-def _emit_insertion(module: Module, layout: Layout) -> None:
+def _emit_insertion(module: IrModule, layout: Layout) -> None:
     f = module.function(f"{layout.name}_insertion", (("ptr", "a"), ("i64", "n")), linkage="internal")
 
     def insert(i: str, _: list[str]) -> None:
@@ -215,7 +215,7 @@ def _emit_insertion(module: Module, layout: Layout) -> None:
     f.ret()
 
 
-def _emit_merge(module: Module, layout: Layout) -> None:
+def _emit_merge(module: IrModule, layout: Layout) -> None:
     """Runs in order, then pairs of runs merged between the two spans until one is left."""
     _emit_merge_pair(module, layout)
     f = module.function(f"{layout.name}_merge", (("ptr", "a"), ("ptr", "b"), ("i64", "n")), "ptr", linkage="internal")
@@ -245,7 +245,7 @@ def _emit_merge(module: Module, layout: Layout) -> None:
     f.ret("ptr", result)
 
 
-def _emit_merge_pair(module: Module, layout: Layout) -> None:
+def _emit_merge_pair(module: IrModule, layout: Layout) -> None:
     parameters = (("ptr", "left"), ("ptr", "right"), ("ptr", "out"), ("i64", "nl"), ("i64", "nr"))
     f = module.function(f"{layout.name}_pair", parameters, linkage="internal")
 
@@ -273,7 +273,7 @@ def digits_of(key: int) -> list[tuple[int, int]]:
     return [(at, min(width, key - at)) for at in range(0, key, width)]
 
 
-def _emit_radix(module: Module, layout: Layout, key: int) -> None:
+def _emit_radix(module: IrModule, layout: Layout, key: int) -> None:
     """One pass counts all digits; then one pass a digit moves the elements, unless they all have the same one."""
     digits = digits_of(key)
     f = module.function(

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from strata.backends.llvm.fft.transforms import transposed
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant, vector, vector_constant, with_element
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector, vector_constant, with_element
 from strata.backends.llvm.ir.native import arguments, around, kernel, load_element, number_slots, store_element
-from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes, override
+from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, override
 from strata.backends.llvm.ir.registers import (
     Parts,
     component_bytes,
@@ -28,15 +28,14 @@ from strata.backends.llvm.ir.registers import (
     to_memory,
 )
 from strata.backends.llvm.math import exponentials, logs
-from strata.backends.llvm.math.scalars import Call as ScalarCall
-from strata.backends.llvm.math.scalars import emit_scalar
+from strata.backends.llvm.math.scalars import ScalarCall, emit_scalar
 from strata.core import Dim, DType, Target, i64
 from strata.mir import Node
 
 GATHERED_ROWS = 16  # rows at a time when they do not lie side by side
 
 # (function, target, lanes, index of the step, state, inputs) -> (state, outputs)
-Step = Callable[[Function, Target, int, Value, list[str], list[Parts]], tuple[list[str], list[Parts]]]
+Step = Callable[[IrFunction, Target, int, Value, list[str], list[Parts]], tuple[list[str], list[Parts]]]
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Recurrence:
     state: Callable[[int], list[tuple[str, str]]]
     step: Step
     reverse: bool = False
-    emit_whole_rows: Callable[[Module, Target], None] | None = None  # a kernel "whole_rows" for few rows in one piece
+    emit_whole_rows: Callable[[IrModule, Target], None] | None = None  # a kernel "whole_rows" for few rows in one piece
 
     @property
     def can_tile(self) -> bool:
@@ -60,7 +59,7 @@ class Recurrence:
         """Rows and columns of a square that is turned in registers."""
         return max(8, target.lanes(max(4, *(d.itemsize for d in self.inputs))))
 
-    def emit(self, module: Module, target: Target) -> None:
+    def emit(self, module: IrModule, target: Target) -> None:
         lanes = target.lanes(max(register_bytes(d) for d in self.inputs))
         self._emit_rows(module, "rows_wide", 4 * lanes, target, together=True)
         self._emit_rows(module, "rows", lanes, target, together=True)
@@ -71,7 +70,7 @@ class Recurrence:
         if self.emit_whole_rows is not None:
             self.emit_whole_rows(module, target)
 
-    def _emit_rows(self, module: Module, name: str, lanes: int, target: Target, *, together: bool) -> None:
+    def _emit_rows(self, module: IrModule, name: str, lanes: int, target: Target, *, together: bool) -> None:
         """Blocks of `lanes` rows. Arguments: arrays, length, distance of elements, rows, blocks of an outer row."""
         f = kernel(module, name)
         arrays = len(self.inputs) + len(self.outputs)
@@ -100,7 +99,7 @@ class Recurrence:
         f.ret()
 
     def _row(
-        self, f: Function, target: Target, lanes: int, pointers: list[str], length: Value, inner: Value, base: Value,
+        self, f: IrFunction, target: Target, lanes: int, pointers: list[str], length: Value, inner: Value, base: Value,
         offsets: str | None, begin: Value = 0, state: list[tuple[str, str]] | None = None,
     ) -> None:  # fmt: skip
         sources, results = pointers[: len(self.inputs)], pointers[len(self.inputs) :]
@@ -127,7 +126,7 @@ class Recurrence:
 
         f.loop(begin, length, 1, state or self.state(lanes), turn)
 
-    def _emit_tiles(self, module: Module, lanes: int, target: Target) -> None:
+    def _emit_tiles(self, module: IrModule, lanes: int, target: Target) -> None:
         """Blocks of whole rows: squares are turned, so that a line of memory is read once. Arguments as before."""
         f = kernel(module, "rows_tiled")
         kinds = (*self.inputs, *self.outputs)
@@ -184,18 +183,18 @@ class Recurrence:
                 if inner >= width:
                     blocks = -(-inner // width)
                     slots = [*arrays, *number_slots(length, inner, inner, blocks)]
-                    return Planned([Call(name, slots, outer * blocks)])
+                    return Planned([NativeCall(name, slots, outer * blocks)])
             rows = outer * inner
             square = self.tile(target)
             if self.can_tile and inner == 1 and rows >= square and length >= square:
                 slots = [*arrays, *number_slots(length, inner, rows, 1)]
-                return Planned([Call("rows_tiled", slots, -(-rows // square))])
+                return Planned([NativeCall("rows_tiled", slots, -(-rows // square))])
             if self.emit_whole_rows is not None and inner == 1:
-                return Planned([Call("whole_rows", [*arrays, *number_slots(length, inner, rows, 1)], rows)])
+                return Planned([NativeCall("whole_rows", [*arrays, *number_slots(length, inner, rows, 1)], rows)])
             if rows >= GATHERED_ROWS:
                 slots = [*arrays, *number_slots(length, inner, rows, 1)]
-                return Planned([Call("rows_gathered", slots, -(-rows // GATHERED_ROWS))])
-            return Planned([Call("rows_single", [*arrays, *number_slots(length, inner, inner, inner)], rows)])
+                return Planned([NativeCall("rows_gathered", slots, -(-rows // GATHERED_ROWS))])
+            return Planned([NativeCall("rows_single", [*arrays, *number_slots(length, inner, inner, inner)], rows)])
 
         names = ("rows_wide", "rows", "rows_gathered", "rows_single", *(("rows_tiled",) if self.can_tile else ()))
         names += ("whole_rows",) if self.emit_whole_rows is not None else ()
@@ -203,7 +202,7 @@ class Recurrence:
         return NativeOp(key, lambda module: self.emit(module, target), names, plan)
 
 
-def _opened(f: Function, dtype: DType, bits: str, lanes: int, target: Target) -> Parts:
+def _opened(f: IrFunction, dtype: DType, bits: str, lanes: int, target: Target) -> Parts:
     """Elements as integers to registers."""
     source, memory = vector(f"i{8 * dtype.itemsize}", lanes), memory_type(dtype)
     if dtype.is_complex:
@@ -211,7 +210,7 @@ def _opened(f: Function, dtype: DType, bits: str, lanes: int, target: Target) ->
     return (from_memory(f, dtype, f.convert("bitcast", source, bits, vector(memory, lanes)), lanes, target),)
 
 
-def _closed(f: Function, dtype: DType, parts: Parts, lanes: int, target: Target) -> str:
+def _closed(f: IrFunction, dtype: DType, parts: Parts, lanes: int, target: Target) -> str:
     """Registers to elements as integers."""
     result, memory = vector(f"i{8 * dtype.itemsize}", lanes), memory_type(dtype)
     if dtype.is_complex:
@@ -220,7 +219,7 @@ def _closed(f: Function, dtype: DType, parts: Parts, lanes: int, target: Target)
     return f.convert("bitcast", vector(memory, lanes), to_memory(f, dtype, parts[0], lanes, target), result)
 
 
-def _pointers(f: Function, base: str, dtype: DType, offsets: str | None, lanes: int) -> str:
+def _pointers(f: IrFunction, base: str, dtype: DType, offsets: str | None, lanes: int) -> str:
     """Addresses of the first elements of rows that do not lie side by side."""
     if offsets is None:
         return base
@@ -229,13 +228,13 @@ def _pointers(f: Function, base: str, dtype: DType, offsets: str | None, lanes: 
     return f.op(f"getelementptr i8, ptr {base}, {wide} {bytes_}")
 
 
-def _lane_addresses(f: Function, dtype: DType, bases: str, element: Value, lanes: int, component: int) -> str:
+def _lane_addresses(f: IrFunction, dtype: DType, bases: str, element: Value, lanes: int, component: int) -> str:
     wide = vector("i64", lanes)
     step = f.add(f.mul(element, dtype.itemsize), component * component_bytes(dtype))
     return f.op(f"getelementptr i8, <{lanes} x ptr> {bases}, {wide} {f.splat(wide, step)}")
 
 
-def _gathered(f: Function, dtype: DType, bases: str, element: Value, lanes: int, target: Target) -> Parts:
+def _gathered(f: IrFunction, dtype: DType, bases: str, element: Value, lanes: int, target: Target) -> Parts:
     memory, mask = memory_type(dtype, lanes), constant(vector("i1", lanes), 1)
     parts = []
     for component in range(2 if dtype.is_complex else 1):
@@ -245,7 +244,9 @@ def _gathered(f: Function, dtype: DType, bases: str, element: Value, lanes: int,
     return tuple(parts)
 
 
-def _scattered(f: Function, dtype: DType, parts: Parts, bases: str, element: Value, lanes: int, target: Target) -> None:
+def _scattered(
+    f: IrFunction, dtype: DType, parts: Parts, bases: str, element: Value, lanes: int, target: Target
+) -> None:
     memory, mask = memory_type(dtype, lanes), constant(vector("i1", lanes), 1)
     for component, part in enumerate(parts):
         addresses = _lane_addresses(f, dtype, bases, element, lanes, component)
@@ -262,7 +263,7 @@ def _linear_recurrence(node: Node, target: Target) -> NativeOp:
     parts = 2 if dtype.is_complex else 1
 
     def step(
-        f: Function, target: Target, lanes: int, index: Value, state: list[str], read: list[Parts]
+        f: IrFunction, target: Target, lanes: int, index: Value, state: list[str], read: list[Parts]
     ) -> tuple[list[str], list[Parts]]:
         factor, term = read
         type_ = register_type(dtype, lanes)
@@ -292,7 +293,7 @@ def _running_extremum(node: Node, target: Target) -> NativeOp:
     )
 
     def step(
-        f: Function, target: Target, lanes: int, index: Value, state: list[str], read: list[Parts]
+        f: IrFunction, target: Target, lanes: int, index: Value, state: list[str], read: list[Parts]
     ) -> tuple[list[str], list[Parts]]:
         type_ = register_type(dtype, lanes)
         flag, ids = with_element(type_, "i1"), vector("i64", lanes)
@@ -312,7 +313,7 @@ def _running_extremum(node: Node, target: Target) -> NativeOp:
         type_, ids = register_type(dtype, lanes), vector("i64", lanes)
         return [(type_, constant(type_, 0)), (ids, constant(ids, 0))]
 
-    def emit_whole_rows(module: Module, target: Target) -> None:
+    def emit_whole_rows(module: IrModule, target: Target) -> None:
         """Vectors without a new extremum, as most are, store the old one; in others it goes element by element."""
         f = kernel(module, "whole_rows")
         source, values, places, length, _inner, _rows, _blocks = arguments(f, "pppiiii")
@@ -368,10 +369,10 @@ def _log_cumsum_exp(node: Node, target: Target) -> NativeOp:
     dtype = kind.dtype
 
     def step(
-        f: Function, target: Target, lanes: int, index: Value, state: list[str], read: list[Parts]
+        f: IrFunction, target: Target, lanes: int, index: Value, state: list[str], read: list[Parts]
     ) -> tuple[list[str], list[Parts]]:
         type_ = register_type(dtype, lanes)
-        m = exponentials.Math(f, type_, target)
+        m = exponentials.VectorMath(f, type_, target)
         (total,), ((x,),) = state, read
         high = f.select(type_, f.compare("ogt", type_, total, x), total, x)
         # equal numbers may both be infinite: their difference is 0
@@ -384,7 +385,7 @@ def _log_cumsum_exp(node: Node, target: Target) -> NativeOp:
         type_ = register_type(dtype, lanes)
         return [(type_, constant(type_, float("-inf")))]
 
-    def emit_whole_rows(module: Module, target: Target) -> None:
+    def emit_whole_rows(module: IrModule, target: Target) -> None:
         """A register at a time: rounds double the runs of lanes that are done, then all take in what came before."""
         f = kernel(module, "whole_rows")
         source, sums, length, _inner, _rows, _blocks = arguments(f, "ppiiii")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant, vector
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
 from strata.backends.llvm.ir.native import (
     arguments,
     around,
@@ -25,7 +25,7 @@ from strata.backends.llvm.ir.native import (
     numbers,
     store_element,
 )
-from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes, Slot, override
+from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.backends.llvm.ir.registers import SMALL, Parts, memory_type
 from strata.backends.llvm.math import scalars
 from strata.core import DType, Shape, Target, f32
@@ -76,7 +76,7 @@ class _Scatter:
         lanes = self.target.lanes(8)
         return lanes if lanes >= FEW else 1
 
-    def positions(self, f: Function, ids: Value, index: Value, size: Value, count: int = 1) -> list[str]:
+    def positions(self, f: IrFunction, ids: Value, index: Value, size: Value, count: int = 1) -> list[str]:
         """Ids as positions inside their axis, whatever their values."""
         element = memory_type(self.ids)
         kind, wide = vector(element, count), vector("i64", count)
@@ -92,7 +92,7 @@ class _Scatter:
         return [f.extract(wide, at, i) for i in range(count)] if count > 1 else [at]
 
     def each(
-        self, f: Function, ids: Value, start: Value, span: tuple[Value, Value], size: Value,
+        self, f: IrFunction, ids: Value, start: Value, span: tuple[Value, Value], size: Value,
         body: Callable[[Value, Value], None],
     ) -> None:  # fmt: skip
         """body(i, position of ids[start + i]) for each i of a span, in order."""
@@ -107,7 +107,7 @@ class _Scatter:
             f.loop(low, end, count, (), some)
             low = end
 
-    def combine(self, f: Function, out: Value, at: Value, updates: Value, source: Value, lanes: int) -> None:
+    def combine(self, f: IrFunction, out: Value, at: Value, updates: Value, source: Value, lanes: int) -> None:
         new = load_element(f, self.dtype, updates, source, lanes, self.target)
         if self.reduction != "none":
             old = load_element(f, self.kept, out, at, lanes, self.target)
@@ -117,12 +117,12 @@ class _Scatter:
 
     # code
 
-    def emit(self, module: Module) -> None:
+    def emit(self, module: IrModule) -> None:
         self._emit_rows(module)
         self._emit_elements(module)
         self._emit_moves(module)
 
-    def _emit_rows(self, module: Module) -> None:
+    def _emit_rows(self, module: IrModule) -> None:
         """Of out, updates, ids, updates of a batch, width, rows of a batch, blocks, block, (size, stride)s."""
         f = kernel(module, "rows")
         names = arguments(f, "pppiiiii" + "ii" * self.coordinates)
@@ -175,7 +175,7 @@ class _Scatter:
         f.loop("%begin", "%end", 1, (), point)
         f.ret()
 
-    def _emit_elements(self, module: Module) -> None:
+    def _emit_elements(self, module: IrModule) -> None:
         """Lines of updates [pre, n, post] into out [.., size, behind]; tables, if given, say where they start."""
         f = kernel(module, "elements")
         names = arguments(f, "pppppiiiii")
@@ -217,7 +217,7 @@ class _Scatter:
         f.loop("%begin", "%end", 1, (), point)
         f.ret()
 
-    def _emit_moves(self, module: Module) -> None:
+    def _emit_moves(self, module: IrModule) -> None:
         """Chunks of elements: copied and widened, narrowed again, or zeroed."""
         self._emit_move(module, "enter", self.dtype, self.kept)
         self._emit_move(module, "leave", self.kept, self.dtype)
@@ -228,7 +228,7 @@ class _Scatter:
         fill_zero(f, f.address("i8", to, f.mul(low, size)), f.mul(f.sub(high, low), size))
         f.ret()
 
-    def _emit_move(self, module: Module, name: str, before: DType, after: DType) -> None:
+    def _emit_move(self, module: IrModule, name: str, before: DType, after: DType) -> None:
         f = kernel(module, name)
         to, source, count = arguments(f, "ppi")
         low, high = f.mul("%begin", CHUNK), f.smin(f.mul("%end", CHUNK), count)
@@ -263,19 +263,19 @@ class _Scatter:
             narrow = self.kept is not self.dtype
             place: Slot = ("workspace", 0) if narrow else ("output", 0)
             if x is None:
-                calls = [Call("zero", [place, ("number", total)], points)]
+                calls = [NativeCall("zero", [place, ("number", total)], points)]
             else:
-                calls = [Call("enter", [place, ("input", 0), ("number", total)], points)]
+                calls = [NativeCall("enter", [place, ("input", 0), ("number", total)], points)]
             calls += plan_into(sizes, place)  # type: ignore[operator]
             if narrow:
-                calls.append(Call("leave", [("output", 0), place, ("number", total)], points))
+                calls.append(NativeCall("leave", [("output", 0), place, ("number", total)], points))
             return Planned(calls, 4 * total if narrow else 0)
 
         return NativeOp(self.key, self.emit, ("rows", "elements", "enter", "leave", "zero"), plan)
 
     def row_calls(
         self, out: Slot, updates: int, ids: int, batches: int, count: int, width: int, sizes: list[int]
-    ) -> list[Call]:
+    ) -> list[NativeCall]:
         if batches * count * width == 0:
             return []
         block = max(-(-width // COLUMN_BLOCKS), LEAST_BLOCK)
@@ -289,10 +289,10 @@ class _Scatter:
             ("input", ids),
             *number_slots(count, width, math.prod(sizes), blocks, block, *pairs),
         ]
-        return [Call("rows", slots, batches * blocks)]
+        return [NativeCall("rows", slots, batches * blocks)]
 
 
-def _joined(f: Function, kind: str, dtype: DType, lanes: int, old: Parts, new: Parts, target: Target) -> Parts:
+def _joined(f: IrFunction, kind: str, dtype: DType, lanes: int, old: Parts, new: Parts, target: Target) -> Parts:
     return scalars.combine(f, kind, dtype, lanes, old, new, target)
 
 
@@ -308,7 +308,7 @@ def _scatter_add(node: Node, target: Target) -> NativeOp:
     width = _small(updates.shape[ids.ndim :])
     made = _Scatter(updates.dtype, ids.dtype, "add", node.op.wrap, 1, width, target)  # type: ignore[attr-defined]
 
-    def into(sizes: Sizes, out: Slot) -> list[Call]:
+    def into(sizes: Sizes, out: Slot) -> list[NativeCall]:
         rows, *rest = numbers(node.types[0].shape, sizes)
         return made.row_calls(out, 0, 1, 1, math.prod(numbers(ids.shape, sizes)), math.prod(rest), [rows])
 
@@ -323,7 +323,7 @@ def _scatter_nd(node: Node, target: Target) -> NativeOp:
     width = _small(x.shape[batch + count :])
     made = _Scatter(x.dtype, ids.dtype, op.reduction, op.wrap, count, width, target)  # type: ignore[attr-defined]
 
-    def into(sizes: Sizes, out: Slot) -> list[Call]:
+    def into(sizes: Sizes, out: Slot) -> list[NativeCall]:
         shape, places = numbers(x.shape, sizes), numbers(ids.shape, sizes)
         named, rest = shape[batch : batch + count], shape[batch + count :]
         updates = math.prod(places[batch:-1])
@@ -339,7 +339,7 @@ def _scatter_elements(node: Node, target: Target) -> NativeOp:
     axis = op.axis  # type: ignore[attr-defined]
     made = _Scatter(x.dtype, ids.dtype, op.reduction, op.wrap, 1, 0, target)  # type: ignore[attr-defined]
 
-    def into(sizes: Sizes, out: Slot) -> list[Call]:
+    def into(sizes: Sizes, out: Slot) -> list[NativeCall]:
         shape, places = numbers(x.shape, sizes), numbers(ids.shape, sizes)
         _, size, behind = around(x.shape, axis, sizes)
         pre, n, post = around(ids.shape, axis, sizes)
@@ -349,7 +349,7 @@ def _scatter_elements(node: Node, target: Target) -> NativeOp:
         after = _starts(places[axis + 1 :], shape[axis + 1 :], 1)
         blocks = -(-post // LINES)
         slots = [out, ("input", 2), ("input", 1), before, after, *number_slots(n, post, size, behind, blocks)]
-        return [Call("elements", slots, pre * blocks)]
+        return [NativeCall("elements", slots, pre * blocks)]
 
     return made.native(into, x, node.outputs[0])
 

@@ -5,9 +5,9 @@ A span that may hold the place is a start and a length; all numbers have the sam
 
 from __future__ import annotations
 
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant, vector
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
 from strata.backends.llvm.ir.native import arguments, kernel, number_slots, numbers, while_loop
-from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes, override
+from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, override
 from strata.backends.llvm.ir.registers import gather
 from strata.backends.llvm.natives.radix_sort import key_bits, order_key
 from strata.core import DType, Target
@@ -20,7 +20,7 @@ CHUNK = 512  # numbers that one thread takes at a time
 class _Search:
     """Emits the search for one number or several next to each other; -0 and 0 are equal, NaN is the largest."""
 
-    def __init__(self, f: Function, dtype: DType, right: bool) -> None:
+    def __init__(self, f: IrFunction, dtype: DType, right: bool) -> None:
         self.f, self.dtype, self.right = f, dtype, right
         self.raw = f"i{key_bits(dtype)}"
 
@@ -64,7 +64,7 @@ def _searchsorted(node: Node, target: Target) -> NativeOp:
     right = node.op.right  # type: ignore[attr-defined]
     lanes = TOGETHER * target.lanes(8) if target.vector_bytes >= 32 else 1  # narrower ones have no gathers
 
-    def emit(module: Module) -> None:
+    def emit(module: IrModule) -> None:
         f = kernel(module, "search")
         sorted_, wanted, out, n, per_batch = arguments(f, "pppii")
         work = _Search(f, x.dtype, right)
@@ -106,6 +106,6 @@ def _searchsorted(node: Node, target: Target) -> NativeOp:
         for size in batch:
             count *= size
         slots = [("input", 0), ("input", 1), ("output", 0), *number_slots(n, max(per_batch, 1))]
-        return Planned([Call("search", slots, count, CHUNK)])
+        return Planned([NativeCall("search", slots, count, CHUNK)])
 
     return NativeOp(f"search {x.dtype} {right}", emit, ("search",), plan)

@@ -6,9 +6,9 @@ and written back: elements for sort, positions for argsort, the best ones of bot
 
 from __future__ import annotations
 
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant, vector
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
 from strata.backends.llvm.ir.native import arguments, around, kernel, number_slots, numbers, while_loop
-from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes, override
+from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, override
 from strata.backends.llvm.natives.radix_sort import Layout, emit_sort, emit_zeros, from_key, key_bits, order_key
 from strata.backends.llvm.natives.sort_network import LONGEST, emit_groups, network_lanes, network_longest
 from strata.core import DType, Target
@@ -27,7 +27,7 @@ MUCH_LONGER = 32  # than k is a row of which they are kept so, even where it is 
 class _Rows:
     """Emits the work on one row: element i of a row starting at `base` lies at base + i · stride."""
 
-    def __init__(self, f: Function, dtype: DType, layout: Layout, descending: bool) -> None:
+    def __init__(self, f: IrFunction, dtype: DType, layout: Layout, descending: bool) -> None:
         self.f, self.dtype, self.layout, self.descending = f, dtype, layout, descending
         self.raw = f"i{key_bits(dtype)}"
         self.one_zero = layout.shift > 0
@@ -101,7 +101,7 @@ class _Rows:
         return f.binary("and", "i64", low, (1 << layout.shift) - 1) if layout.shift < 64 else low
 
 
-def _emit(module: Module, dtype: DType, target: Target, what: str, descending: bool) -> None:
+def _emit(module: IrModule, dtype: DType, target: Target, what: str, descending: bool) -> None:
     """Slots of rows. Arguments: source, out, ids, workspace, bytes of a slot, n, inner, rows, slots, k."""
     layout = Layout.of(dtype, with_position=what != "sort")
     sort = emit_sort(module, layout, key_bits(dtype))
@@ -154,7 +154,7 @@ def _emit(module: Module, dtype: DType, target: Target, what: str, descending: b
 
 
 def _candidates(
-    f: Function,
+    f: IrFunction,
     work: _Rows,
     sort: str,
     begin: Value,
@@ -236,7 +236,7 @@ def _candidates(
     return str(a)
 
 
-def _best(f: Function, work: _Rows, begin: Value, stride: Value, n: Value, k: Value, best: Value, lanes: int) -> str:
+def _best(f: IrFunction, work: _Rows, begin: Value, stride: Value, n: Value, k: Value, best: Value, lanes: int) -> str:
     """The k first elements in order, kept so all the time: one that beats the last of them is put in its place."""
     layout, raw, type_ = work.layout, work.raw, vector(work.raw, lanes)
     last = f.sub(k, 1)
@@ -319,16 +319,16 @@ def _ordered(node: Node, target: Target, what: str, descending: bool) -> NativeO
             groups = per_outer * (outer if inner > 1 else 1)
             slots, bytes_ = min(groups, SLOTS), n * together * layout.size
             given = number_slots(bytes_, n, inner, side_by_side, slots, k, groups, per_outer)
-            return Planned([Call(f"{what}_network", [*arrays, *given], slots)], bytes_ * slots)
+            return Planned([NativeCall(f"{what}_network", [*arrays, *given], slots)], bytes_ * slots)
         few = what == "topk" and k * FEW < n
         slots = min(rows, SLOTS if n < LONG_ROW else FEWER_SLOTS)
         span = (max(4 * k, 256) + 2 * lanes if few else n) * layout.size
         bytes_ = 2 * (-(-span // 64) * 64)
         name = "topk_very_few" if very_few else "topk_few" if few else what
-        call = Call(name, [*arrays, *number_slots(bytes_, n, inner, rows, slots, k)], slots)
+        call = NativeCall(name, [*arrays, *number_slots(bytes_, n, inner, rows, slots, k)], slots)
         return Planned([call], bytes_ * slots)
 
-    def emit(module: Module) -> None:
+    def emit(module: IrModule) -> None:
         for name in names:
             _emit(module, dtype, target, name, descending)
         if layout.bits in LONGEST:

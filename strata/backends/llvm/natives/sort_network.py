@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from strata.backends.llvm.fft.transforms import transposed
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant, vector, vector_constant
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector, vector_constant
 from strata.backends.llvm.ir.native import arguments, kernel, while_loop
 from strata.backends.llvm.ir.registers import Parts, gather, scatter
 from strata.backends.llvm.natives.radix_sort import Layout, emit_zeros, from_key, key_bits, order_key
@@ -61,7 +61,7 @@ def merge_pairs(length: int) -> list[tuple[int, int]]:
 class _Network:
     """Emits exchanges of elements, which are one vector or two: in registers, or where they lie."""
 
-    def __init__(self, f: Function, layout: Layout, lanes: int) -> None:
+    def __init__(self, f: IrFunction, layout: Layout, lanes: int) -> None:
         self.f, self.words, self.lanes = f, _words(layout), lanes
         self.align = 8 if self.words == 2 else layout.align
         self.type = vector(_lane_type(layout), lanes)
@@ -156,7 +156,7 @@ _WINDOW = (
 )
 
 
-def emit_network(module: Module, layout: Layout, lanes: int) -> str:
+def emit_network(module: IrModule, layout: Layout, lanes: int) -> str:
     """Adds `void network(ptr rows, i64 n)`: blocks in registers, then pairs of blocks merged, and pairs of those."""
     name = f"network_{layout.bits}"
     if module.has(name):
@@ -211,7 +211,7 @@ def emit_network(module: Module, layout: Layout, lanes: int) -> str:
 class _Group:
     """Emits the way of a group of rows into the workspace and out of it."""
 
-    def __init__(self, f: Function, dtype: DType, layout: Layout, lanes: int, descending: bool) -> None:
+    def __init__(self, f: IrFunction, dtype: DType, layout: Layout, lanes: int, descending: bool) -> None:
         self.f, self.dtype, self.layout, self.lanes, self.descending = f, dtype, layout, lanes, descending
         self.raw = f"i{key_bits(dtype)}"
         self.raws, self.type = vector(self.raw, lanes), vector(_lane_type(layout), lanes)
@@ -349,7 +349,7 @@ class _Group:
         return f.if_(ragged, lambda: tile(f.sub(n, lanes), state), lambda: state, types)
 
 
-def emit_groups(module: Module, dtype: DType, target: Target, what: str, descending: bool) -> None:
+def emit_groups(module: IrModule, dtype: DType, target: Target, what: str, descending: bool) -> None:
     """Groups of rows: brought into lanes, sorted by the network, written as elements, positions or the best of both."""
     layout = Layout.of(dtype, with_position=what != "sort")
     lanes = network_lanes(layout, target)

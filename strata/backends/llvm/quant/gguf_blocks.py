@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from strata.backends.llvm.ir.builder import Function, constant, vector_constant
+from strata.backends.llvm.ir.builder import IrFunction, constant, vector_constant
 
 FLOATS, WORDS, SHORTS, BYTES = "<8 x float>", "<8 x i32>", "<16 x i16>", "<16 x i8>"
 Halves = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Group:
+class QuantGroup:
     """32 elements, quants · scale + least. Scale and least are in every lane of a vector <8 x float>."""
 
     quants: Halves  # <16 x i16> each: the first 16 elements, and the others
@@ -24,7 +24,7 @@ class Group:
 
 
 @dataclass
-class Head:
+class BlockHead:
     """What the groups of one block share: its address, and fields that are decoded once."""
 
     at: str
@@ -50,9 +50,9 @@ class Format:
 
     elements: int
     bytes: int
-    head: Callable[[Function, str], Head]
-    group: Callable[[Function, Head, int], Group]
-    fold: Callable[[Function, Head, Scales, str], str]
+    head: Callable[[IrFunction, str], BlockHead]
+    group: Callable[[IrFunction, BlockHead, int], QuantGroup]
+    fold: Callable[[IrFunction, BlockHead, Scales, str], str]
     has_least: bool = True
     least_factor: float = 1.0  # of what `fold` adds up for blocks of 32
     is_halved: bool = False  # 16 elements share a scale, not 32
@@ -68,26 +68,26 @@ class Format:
         return self.groups * (3 if self.is_halved else 2)
 
 
-def _f16(f: Function, base: str, offset: int) -> str:
+def _f16(f: IrFunction, base: str, offset: int) -> str:
     """The f16 at a byte offset, as a float in every lane."""
     half = f.load("half", f.address("i8", base, offset), 1)
     return f.splat(FLOATS, f.convert("fpext", "half", half, "float"))
 
 
-def _wide(f: Function, base: str, offset: int, extend: str = "zext") -> str:
+def _wide(f: IrFunction, base: str, offset: int, extend: str = "zext") -> str:
     """16 bytes as 16-bit numbers."""
     return f.convert(extend, BYTES, f.load(BYTES, f.address("i8", base, offset), 1), SHORTS)
 
 
-def _and(f: Function, x: str, mask: int) -> str:
+def _and(f: IrFunction, x: str, mask: int) -> str:
     return f.binary("and", SHORTS, x, constant(SHORTS, mask))
 
 
-def _right(f: Function, x: str, count: int) -> str:
+def _right(f: IrFunction, x: str, count: int) -> str:
     return f.binary("lshr", SHORTS, x, constant(SHORTS, count)) if count else x
 
 
-def _scaled(f: Function, x: str, factor: float) -> str:
+def _scaled(f: IrFunction, x: str, factor: float) -> str:
     return f.binary("fmul", FLOATS, x, constant(FLOATS, factor))
 
 
@@ -96,7 +96,7 @@ def _scaled(f: Function, x: str, factor: float) -> str:
 PAIR: Final = "<4 x float>"
 
 
-def _fold_pair(f: Function, head: Head, x: Scales, least: str) -> str:
+def _fold_pair(f: IrFunction, head: BlockHead, x: Scales, least: str) -> str:
     """d and m lie side by side and are read at once, with two fields behind them that nothing looks at."""
     raw = f.load("<4 x half>", head.at, 1)
     both = f.binary("fmul", PAIR, f.convert("fpext", "<4 x half>", raw, PAIR), x.pair)
@@ -104,7 +104,7 @@ def _fold_pair(f: Function, head: Head, x: Scales, least: str) -> str:
     return f.binary("fadd", PAIR, least, both)
 
 
-def _fold_single(f: Function, head: Head, x: Scales, least: str) -> str:
+def _fold_single(f: IrFunction, head: BlockHead, x: Scales, least: str) -> str:
     """Only d is stored; what is added to every element is a multiple of it."""
     half = f.load("half", head.at, 1)
     both = f.binary("fmul", PAIR, f.splat(PAIR, f.convert("fpext", "half", half, "float")), x.pair)
@@ -112,7 +112,7 @@ def _fold_single(f: Function, head: Head, x: Scales, least: str) -> str:
     return f.binary("fadd", PAIR, least, both)
 
 
-def folded_least(f: Function, form: Format, least: str) -> str:
+def folded_least(f: IrFunction, form: Format, least: str) -> str:
     """What `fold` added up, as the number that belongs into the result."""
     if form.elements == 32:
         total = f.extract(PAIR, least, 1)
@@ -120,17 +120,17 @@ def folded_least(f: Function, form: Format, least: str) -> str:
     return f.fold_lanes(FLOATS, least, lambda kind, a, b: f.binary("fadd", kind, a, b))
 
 
-def _plain_head(f: Function, at: str) -> Head:
-    return Head(at)
+def _plain_head(f: IrFunction, at: str) -> BlockHead:
+    return BlockHead(at)
 
 
-def _nibbles(f: Function, base: str, offset: int) -> Halves:
+def _nibbles(f: IrFunction, base: str, offset: int) -> Halves:
     """Low halves of 16 bytes, and high halves."""
     packed = _wide(f, base, offset)
     return _and(f, packed, 15), _right(f, packed, 4)
 
 
-def _fifth_bits(f: Function, quants: Halves, base: str, offset: int) -> Halves:
+def _fifth_bits(f: IrFunction, quants: Halves, base: str, offset: int) -> Halves:
     """Quants with their fifth bits, which lie together in 4 bytes."""
     made = []
     for i, part in enumerate(quants):
@@ -141,48 +141,48 @@ def _fifth_bits(f: Function, quants: Halves, base: str, offset: int) -> Halves:
     return made[0], made[1]
 
 
-def _q4_0(f: Function, head: Head, _: int) -> Group:
+def _q4_0(f: IrFunction, head: BlockHead, _: int) -> QuantGroup:
     if "scale" in head.fields:
-        return Group(_nibbles(f, head.at, 2), head.fields["scale"])
+        return QuantGroup(_nibbles(f, head.at, 2), head.fields["scale"])
     d = _f16(f, head.at, 0)
-    return Group(_nibbles(f, head.at, 2), d, _scaled(f, d, -8.0))
+    return QuantGroup(_nibbles(f, head.at, 2), d, _scaled(f, d, -8.0))
 
 
-def _q4_1(f: Function, head: Head, _: int) -> Group:
+def _q4_1(f: IrFunction, head: BlockHead, _: int) -> QuantGroup:
     if "scale" in head.fields:
-        return Group(_nibbles(f, head.at, 4), head.fields["scale"])
-    return Group(_nibbles(f, head.at, 4), _f16(f, head.at, 0), _f16(f, head.at, 2))
+        return QuantGroup(_nibbles(f, head.at, 4), head.fields["scale"])
+    return QuantGroup(_nibbles(f, head.at, 4), _f16(f, head.at, 0), _f16(f, head.at, 2))
 
 
-def _q5_0(f: Function, head: Head, _: int) -> Group:
+def _q5_0(f: IrFunction, head: BlockHead, _: int) -> QuantGroup:
     quants = _fifth_bits(f, _nibbles(f, head.at, 6), head.at, 2)
     if "scale" in head.fields:
-        return Group(quants, head.fields["scale"])
+        return QuantGroup(quants, head.fields["scale"])
     d = _f16(f, head.at, 0)
-    return Group(quants, d, _scaled(f, d, -16.0))
+    return QuantGroup(quants, d, _scaled(f, d, -16.0))
 
 
-def _q5_1(f: Function, head: Head, _: int) -> Group:
+def _q5_1(f: IrFunction, head: BlockHead, _: int) -> QuantGroup:
     quants = _fifth_bits(f, _nibbles(f, head.at, 8), head.at, 4)
     if "scale" in head.fields:
-        return Group(quants, head.fields["scale"])
-    return Group(quants, _f16(f, head.at, 0), _f16(f, head.at, 2))
+        return QuantGroup(quants, head.fields["scale"])
+    return QuantGroup(quants, _f16(f, head.at, 0), _f16(f, head.at, 2))
 
 
-def _q8_0(f: Function, head: Head, _: int) -> Group:
+def _q8_0(f: IrFunction, head: BlockHead, _: int) -> QuantGroup:
     quants = _wide(f, head.at, 2, "sext"), _wide(f, head.at, 18, "sext")
-    return Group(quants, head.fields["scale"] if "scale" in head.fields else _f16(f, head.at, 0))
+    return QuantGroup(quants, head.fields["scale"] if "scale" in head.fields else _f16(f, head.at, 0))
 
 
 # ----------------------------------------------------------------------------------------------- blocks of 256 elements
 
 
-def _lane(f: Function, vector: str, lane: int) -> str:
+def _lane(f: IrFunction, vector: str, lane: int) -> str:
     """One lane of eight floats in every lane."""
     return f.shuffle(FLOATS, vector, "poison", [lane] * 8)
 
 
-def _six_bits(f: Function, at: str) -> Head:
+def _six_bits(f: IrFunction, at: str) -> BlockHead:
     """Eight scales and eight least values of a Q4_K or Q5_K block, as floats."""
     part = "<4 x i8>"
     a, b, c = (f.load(part, f.address("i8", at, 4 + 4 * i), 1) for i in range(3))
@@ -201,49 +201,49 @@ def _six_bits(f: Function, at: str) -> Head:
 
     scales = floats(low(a), top(a, f.binary("and", part, c, constant(part, 15))), _f16(f, at, 0))
     least = floats(low(b), top(b, f.binary("lshr", part, c, constant(part, 4))), _scaled(f, _f16(f, at, 2), -1.0))
-    return Head(at, {"scales": scales, "least": least})
+    return BlockHead(at, {"scales": scales, "least": least})
 
 
-def _fold_eight(f: Function, head: Head, x: Scales, least: str) -> str:
+def _fold_eight(f: IrFunction, head: BlockHead, x: Scales, least: str) -> str:
     head.fields["scales"] = f.binary("fmul", FLOATS, head.fields["scales"], x.scales)
     return f.fma(FLOATS, head.fields.pop("least"), x.sums[0], least)
 
 
-def _four_bits(f: Function, head: Head, j: int, offset: int) -> Halves:
+def _four_bits(f: IrFunction, head: BlockHead, j: int, offset: int) -> Halves:
     """Sub-block j: the low or high halves of 32 bytes."""
     packed = [_wide(f, head.at, offset + 32 * (j // 2) + 16 * i) for i in range(2)]
     first, second = (_right(f, p, 4) if j % 2 else _and(f, p, 15) for p in packed)
     return first, second
 
 
-def _least_lane(f: Function, head: Head, j: int) -> str:
+def _least_lane(f: IrFunction, head: BlockHead, j: int) -> str:
     return _lane(f, head.fields["least"], j) if "least" in head.fields else ""
 
 
-def _q4k(f: Function, head: Head, j: int) -> Group:
-    return Group(_four_bits(f, head, j, 16), _lane(f, head.fields["scales"], j), _least_lane(f, head, j))
+def _q4k(f: IrFunction, head: BlockHead, j: int) -> QuantGroup:
+    return QuantGroup(_four_bits(f, head, j, 16), _lane(f, head.fields["scales"], j), _least_lane(f, head, j))
 
 
-def _q5k(f: Function, head: Head, j: int) -> Group:
+def _q5k(f: IrFunction, head: BlockHead, j: int) -> QuantGroup:
     made = []
     for i, part in enumerate(_four_bits(f, head, j, 48)):
         high = _wide(f, head.at, 16 + 16 * i)
         moved = _right(f, high, j - 4) if j >= 4 else f.binary("shl", SHORTS, high, constant(SHORTS, 4 - j))
         made.append(f.binary("or", SHORTS, part, _and(f, moved, 16)))
-    return Group((made[0], made[1]), _lane(f, head.fields["scales"], j), _least_lane(f, head, j))
+    return QuantGroup((made[0], made[1]), _lane(f, head.fields["scales"], j), _least_lane(f, head, j))
 
 
-def _q6_head(f: Function, at: str) -> Head:
+def _q6_head(f: IrFunction, at: str) -> BlockHead:
     d = _f16(f, at, 208)
     fields = {}
     for i in range(2):
         raw = f.load("<8 x i8>", f.address("i8", at, 192 + 8 * i), 1)
         wide = f.convert("sitofp", WORDS, f.convert("sext", "<8 x i8>", raw, WORDS), FLOATS)
         fields[f"scales{i}"] = f.binary("fmul", FLOATS, wide, d)
-    return Head(at, fields)
+    return BlockHead(at, fields)
 
 
-def _fold_sixteen(f: Function, head: Head, x: Scales, least: str) -> str:
+def _fold_sixteen(f: IrFunction, head: BlockHead, x: Scales, least: str) -> str:
     for i in range(2):
         twice = f.shuffle(FLOATS, x.scales, "poison", [4 * i + j // 2 for j in range(8)])
         head.fields[f"scales{i}"] = f.binary("fmul", FLOATS, head.fields[f"scales{i}"], twice)
@@ -252,17 +252,17 @@ def _fold_sixteen(f: Function, head: Head, x: Scales, least: str) -> str:
     return least
 
 
-def _halves(f: Function, head: Head, j: int, quants: Halves) -> Group:
+def _halves(f: IrFunction, head: BlockHead, j: int, quants: Halves) -> QuantGroup:
     """Group j of a block in which 16 elements share a scale."""
     which, at = divmod(2 * j, 8)
     scales, least = head.fields[f"scales{which}"], head.fields.get(f"least{which}")
     first, second = _lane(f, scales, at), _lane(f, scales, at + 1)
     if least is None:
-        return Group(quants, first, second_scale=second)
-    return Group(quants, first, _lane(f, least, at), second, _lane(f, least, at + 1))
+        return QuantGroup(quants, first, second_scale=second)
+    return QuantGroup(quants, first, _lane(f, least, at), second, _lane(f, least, at + 1))
 
 
-def _sixteen_floats(f: Function, numbers: str, factor: str, extend: str) -> Halves:
+def _sixteen_floats(f: IrFunction, numbers: str, factor: str, extend: str) -> Halves:
     """Sixteen bytes as floats, times a factor."""
     made = []
     for i in range(2):
@@ -272,7 +272,7 @@ def _sixteen_floats(f: Function, numbers: str, factor: str, extend: str) -> Halv
     return made[0], made[1]
 
 
-def _q6k(f: Function, head: Head, j: int) -> Group:
+def _q6k(f: IrFunction, head: BlockHead, j: int) -> QuantGroup:
     """Group j = 4 · half + quarter: halves of 128 elements, quarters of 32."""
     half, quarter = divmod(j, 4)
     made = []
@@ -288,16 +288,16 @@ def _q6k(f: Function, head: Head, j: int) -> Group:
     return _halves(f, head, j, (made[0], made[1]))
 
 
-def _q2_head(f: Function, at: str) -> Head:
+def _q2_head(f: IrFunction, at: str) -> BlockHead:
     raw = f.load(BYTES, at, 1)
     low = f.binary("and", BYTES, raw, constant(BYTES, 15))
     high = f.binary("lshr", BYTES, raw, constant(BYTES, 4))
     scales = _sixteen_floats(f, low, _f16(f, at, 80), "zext")
     least = _sixteen_floats(f, high, _scaled(f, _f16(f, at, 82), -1.0), "zext")
-    return Head(at, {"scales0": scales[0], "scales1": scales[1], "least0": least[0], "least1": least[1]})
+    return BlockHead(at, {"scales0": scales[0], "scales1": scales[1], "least0": least[0], "least1": least[1]})
 
 
-def _two_bits(f: Function, head: Head, j: int, offset: int) -> Halves:
+def _two_bits(f: IrFunction, head: BlockHead, j: int, offset: int) -> Halves:
     """Group j = 4 · half + quarter: two bits of each of the half's 32 bytes."""
     half, quarter = divmod(j, 4)
     first, second = (
@@ -306,11 +306,11 @@ def _two_bits(f: Function, head: Head, j: int, offset: int) -> Halves:
     return first, second
 
 
-def _q2k(f: Function, head: Head, j: int) -> Group:
+def _q2k(f: IrFunction, head: BlockHead, j: int) -> QuantGroup:
     return _halves(f, head, j, _two_bits(f, head, j, 16))
 
 
-def q3_scales(f: Function, at: str) -> str:
+def q3_scales(f: IrFunction, at: str) -> str:
     """Sixteen bytes from scales of 6 bits: four of number i in byte i % 8, the upper two in byte 8 + i % 4."""
     low = f.load("<8 x i8>", f.address("i8", at, 96), 1)
     top = f.load("<4 x i8>", f.address("i8", at, 104), 1)
@@ -324,12 +324,12 @@ def q3_scales(f: Function, at: str) -> str:
     return f.binary("sub", BYTES, both, constant(BYTES, 32))
 
 
-def _q3_head(f: Function, at: str) -> Head:
+def _q3_head(f: IrFunction, at: str) -> BlockHead:
     scales = _sixteen_floats(f, q3_scales(f, at), _f16(f, at, 108), "sext")
-    return Head(at, {"scales0": scales[0], "scales1": scales[1]})
+    return BlockHead(at, {"scales0": scales[0], "scales1": scales[1]})
 
 
-def _q3k(f: Function, head: Head, j: int) -> Group:
+def _q3k(f: IrFunction, head: BlockHead, j: int) -> QuantGroup:
     made = []
     for i, part in enumerate(_two_bits(f, head, j, 32)):
         bit = _and(f, _right(f, _wide(f, head.at, 16 * i), j), 1)
@@ -338,18 +338,18 @@ def _q3k(f: Function, head: Head, j: int) -> Group:
     return _halves(f, head, j, (made[0], made[1]))
 
 
-def _q8k_head(f: Function, at: str) -> Head:
-    return Head(at, {"scales": f.splat(FLOATS, f.load("float", at, 1))})
+def _q8k_head(f: IrFunction, at: str) -> BlockHead:
+    return BlockHead(at, {"scales": f.splat(FLOATS, f.load("float", at, 1))})
 
 
-def _fold_scales(f: Function, head: Head, x: Scales, least: str) -> str:
+def _fold_scales(f: IrFunction, head: BlockHead, x: Scales, least: str) -> str:
     head.fields["scales"] = f.binary("fmul", FLOATS, head.fields["scales"], x.scales)
     return least
 
 
-def _q8k(f: Function, head: Head, j: int) -> Group:
+def _q8k(f: IrFunction, head: BlockHead, j: int) -> QuantGroup:
     first, second = (_wide(f, head.at, 4 + 32 * j + 16 * i, "sext") for i in range(2))
-    return Group((first, second), _lane(f, head.fields["scales"], j))
+    return QuantGroup((first, second), _lane(f, head.fields["scales"], j))
 
 
 FORMATS: Final = {

@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from strata.backends.llvm.gemm.arith import convert
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant, vector, vector_constant
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector, vector_constant
 from strata.backends.llvm.ir.native import arguments, kernel, number_slots, numbers
-from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes, Slot, override
+from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.backends.llvm.ir.registers import memory_type
-from strata.backends.llvm.math.exponentials import Math
+from strata.backends.llvm.math.exponentials import VectorMath
 from strata.backends.llvm.quant.gguf_blocks import FORMATS
 from strata.backends.llvm.quant.gguf_matmul import MANY, emit_products, reads_blocks
 from strata.backends.llvm.quant.gguf_panel import GROUP, panel_rows
 from strata.backends.llvm.quant.gguf_wide import STEPS, STREAMS, has_wide
-from strata.backends.llvm.quant.grouped_matmul import Multiply, columns_of, emit_gather, emit_scatter, emit_sort
+from strata.backends.llvm.quant.grouped_matmul import GroupedMultiply, columns_of, emit_gather, emit_scatter, emit_sort
 from strata.core import DType, Target, TensorType, bf16, f8e4m3, f8e5m2, f16, f32, i8, u8
 from strata.mir import Node, Op
 from strata.ops import schemes
@@ -82,7 +82,7 @@ class _Grouped:
         self.ids = types[2].dtype
 
     def around(
-        self, sizes: Sizes, out_row: int, product: Callable[[int, _Layout, Slot, Slot, Slot], list[Call]]
+        self, sizes: Sizes, out_row: int, product: Callable[[int, _Layout, Slot, Slot, Slot], list[NativeCall]]
     ) -> Planned:
         """product(rows, layout, sorted x, where experts begin, results) -> calls."""
         (rows,) = numbers([self.types[0].shape[0]], sizes)
@@ -92,14 +92,14 @@ class _Grouped:
         order, first = layout.add(8 * rows), layout.add(8 * (self.experts + 1))
         x, results = layout.add(4 * rows * self.k), layout.add(rows * out_row)
         calls = (
-            Call("sort", [("input", 2), order, first, *number_slots(rows, self.experts)]),
-            Call("gather", [("input", 0), order, x, *number_slots(4 * self.k)], rows, 16),
+            NativeCall("sort", [("input", 2), order, first, *number_slots(rows, self.experts)]),
+            NativeCall("gather", [("input", 0), order, x, *number_slots(4 * self.k)], rows, 16),
             *product(rows, layout, x, first, results),
-            Call("scatter", [results, order, ("output", 0), *number_slots(4 * self.n, out_row)], rows, 16),
+            NativeCall("scatter", [results, order, ("output", 0), *number_slots(4 * self.n, out_row)], rows, 16),
         )
         return Planned(calls, layout.size + _ALIGN)
 
-    def emit_around(self, module: Module) -> None:
+    def emit_around(self, module: IrModule) -> None:
         emit_sort(module, self.ids)
         emit_gather(module)
         emit_scatter(module)
@@ -123,7 +123,7 @@ class _Blocks(_Grouped):
     def plan(self, sizes: Sizes) -> Planned:
         return self.around(sizes, 4 * self.n, self._product)
 
-    def _product(self, rows: int, layout: _Layout, x: Slot, first: Slot, results: Slot) -> list[Call]:
+    def _product(self, rows: int, layout: _Layout, x: Slot, first: Slot, results: Slot) -> list[NativeCall]:
         form, blocks = self.form, self.k // self.form.elements
         slots: dict[str, Slot] = {"codes": ("input", 1), "first": first, "out": results}
         counts = dict(n=self.n, k=self.k, slab=self.slab, parts=max(1, min(self.slab // PART_BYTES, self.n // 16)))
@@ -139,16 +139,16 @@ class _Blocks(_Grouped):
             slots |= dict(zip((f"{name}quants", f"{name}sides"), both, strict=True))
             groups = number_slots(self.k // GROUP, whole * form.groups)
             function = "quantize_wide" if step else "quantize"
-            calls.append(Call(function, [x, *both, *groups], rows * whole * form.groups, 64))
+            calls.append(NativeCall(function, [x, *both, *groups], rows * whole * form.groups, 64))
         given = [*(slots[part] for part in _PARTS), *number_slots(*(counts[count] for count in _COUNTS))]
-        return [*calls, Call("multiply", given, self.experts * counts["parts"])]
+        return [*calls, NativeCall("multiply", given, self.experts * counts["parts"])]
 
-    def emit(self, module: Module) -> None:
+    def emit(self, module: IrModule) -> None:
         self.emit_around(module)
         emit_products(module, self.kind, self.target)
         self._emit_multiply(kernel(module, "multiply"))
 
-    def _emit_multiply(self, f: Function) -> None:
+    def _emit_multiply(self, f: IrFunction) -> None:
         given = dict(zip((*_PARTS, *_COUNTS), arguments(f, "p" * len(_PARTS) + "i" * len(_COUNTS)), strict=True))
         block = f.alloca("i64", 7)
 
@@ -210,15 +210,15 @@ class _Decoded(_Grouped):
         columns = columns_of(f32, self.target)
         blocks = -(-self.n // columns)
 
-        def product(rows: int, layout: _Layout, x: Slot, first: Slot, results: Slot) -> list[Call]:
+        def product(rows: int, layout: _Layout, x: Slot, first: Slot, results: Slot) -> list[NativeCall]:
             counts = number_slots(self.k, self.n, blocks)
             sides = [("input", 3 + i) for i in range(len(self.sides))]
             given = [x, ("input", 1), first, results, *counts, *sides]
-            return [Call("multiply", given, self.experts * blocks)]
+            return [NativeCall("multiply", given, self.experts * blocks)]
 
         return self.around(sizes, 4 * blocks * columns, product)
 
-    def emit(self, module: Module) -> None:
+    def emit(self, module: IrModule) -> None:
         self.emit_around(module)
         dtypes = [s.dtype for s in self.sides]
         _DecodeMultiply(kernel(module, "multiply"), self.target, self.op.scheme, dtypes, self._one_scale, self.n).emit()
@@ -228,7 +228,7 @@ class _Decoded(_Grouped):
 class _Scaling:
     """The zero points and the factors of some columns."""
 
-    f: Function
+    f: IrFunction
     type: str
     factors: tuple[str, ...]
     zero: str = ""
@@ -242,11 +242,11 @@ class _Scaling:
         return value
 
 
-class _DecodeMultiply(Multiply):
+class _DecodeMultiply(GroupedMultiply):
     """Emits `multiply` for weights that are decoded on their way into the packed block."""
 
     def __init__(
-        self, f: Function, target: Target, scheme: Any, dtypes: Sequence[DType], one_scale: bool, n: int
+        self, f: IrFunction, target: Target, scheme: Any, dtypes: Sequence[DType], one_scale: bool, n: int
     ) -> None:
         super().__init__(f, f32, target, len(dtypes))
         self.scheme, self.dtypes, self.one_scale = scheme, dtypes, one_scale
@@ -317,7 +317,7 @@ class _DecodeMultiply(Multiply):
             for i, total in enumerate(totals):
                 f.store(type_, total, f.address("float", out, f.add(at, i * self.lanes)), 4)
 
-        math = Math(f, type_, self.target)
+        math = VectorMath(f, type_, self.target)
         f.loop(0, self.columns, VECTORS * self.lanes, [], some_columns)
 
     def shared_rows(self) -> tuple[Value, Value]:
@@ -400,7 +400,7 @@ class _DecodeMultiply(Multiply):
         code = f.binary("and", words, f.binary("lshr", words, packed, shift), constant(words, 15))
         if kind == "int4":
             return f.convert("uitofp", words, code, type_)
-        math = Math(f, type_, self.target)
+        math = VectorMath(f, type_, self.target)
         if math.has_tables:
             return math.look_up(code, [float(x) for x in schemes.FP4])
         value = constant(type_, float(schemes.FP4[0]))

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from strata.backends.llvm.ir.builder import Function, Module, Value, constant
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
 from strata.backends.llvm.ir.native import arguments, kernel, number_slots, numbers
-from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes, override
+from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, override
 from strata.backends.llvm.quant.gguf_blocks import (
     FLOATS,
     FORMATS,
@@ -25,13 +25,13 @@ from strata.backends.llvm.quant.gguf_blocks import (
     SHORTS,
     WORDS,
     Format,
-    Group,
+    QuantGroup,
     Scales,
     folded_least,
 )
-from strata.backends.llvm.quant.gguf_panel import GROUP, Panels, panel_rows
+from strata.backends.llvm.quant.gguf_panel import GROUP, GgufPanels, panel_rows
 from strata.backends.llvm.quant.gguf_wide import LEVELS as WIDE_LEVELS
-from strata.backends.llvm.quant.gguf_wide import STEPS, STREAMS, Step, WideRows, each_row, has_wide, row_points
+from strata.backends.llvm.quant.gguf_wide import STEPS, STREAMS, WideRows, WideStep, each_row, has_wide, row_points
 from strata.core import Target, TensorType, dim_prod, f32
 from strata.mir import Node, Op
 
@@ -78,24 +78,24 @@ def dequant_matmul(node: Node, target: Target) -> NativeOp | None:
         slots = [("input", 1), *work, ("output", 0), *number_slots(rows, n, k)]
         if rows >= MANY:
             panels = -(-n // panel_rows(target))
-            product = Call("panels", slots, panels, max(1, min(panels // 32, 4)))
+            product = NativeCall("panels", slots, panels, max(1, min(panels // 32, 4)))
         else:
             points = row_points(n)
             chunk = min(max(n * row_bytes // 32, LEAST_CHUNK), MOST_CHUNK)
-            product = Call("rows", slots, points, max(1, min(chunk // (STREAMS * row_bytes), points // 4)))
+            product = NativeCall("rows", slots, points, max(1, min(chunk // (STREAMS * row_bytes), points // 4)))
         counts = number_slots(groups, whole * form.groups)
         name, every = "quantize_wide" if wide else "quantize", rows * whole * form.groups
-        quantize = Call(name, [("input", 0), *work, *counts], every, 64)
+        quantize = NativeCall(name, [("input", 0), *work, *counts], every, 64)
         return Planned((quantize, product), sides + rows * whole * form.record * 4 + 64)
 
-    def emit(module: Module) -> None:
+    def emit(module: IrModule) -> None:
         emit_products(module, kind, target)
 
     functions = ("quantize", "rows", "panels", *(["quantize_wide"] if step else []))
     return NativeOp(f"dequant_matmul {kind} {AHEAD}", emit, functions, plan)
 
 
-def emit_products(module: Module, kind: str, target: Target) -> None:
+def emit_products(module: IrModule, kind: str, target: Target) -> None:
     """Adds `quantize`, `rows` and `panels`, and `quantize_wide` where rows have steps of 512 bits."""
     form = FORMATS[kind]
     emit_quantize(module, form)
@@ -103,11 +103,11 @@ def emit_products(module: Module, kind: str, target: Target) -> None:
         emit_quantize(module, form, STEPS[kind])
         WideRows(kernel(module, "rows"), kind).emit()
     else:
-        Rows(kernel(module, "rows"), form).emit()
-    Panels(kernel(module, "panels"), form, target).emit()
+        GgufRows(kernel(module, "rows"), form).emit()
+    GgufPanels(kernel(module, "panels"), form, target).emit()
 
 
-def emit_quantize(module: Module, form: Format, step: Step | None = None) -> None:
+def emit_quantize(module: IrModule, form: Format, step: WideStep | None = None) -> None:
     """A group of 32 a point: numbers, the scale, and the scaled sum of the group or of each half."""
     f = kernel(module, "quantize_wide" if step else "quantize")
     x, quants, sides, groups, whole = arguments(f, "pppii")
@@ -154,13 +154,13 @@ def emit_quantize(module: Module, form: Format, step: Step | None = None) -> Non
     f.ret()
 
 
-def _parts(f: Function, x: str, group: Value) -> list[str]:
+def _parts(f: IrFunction, x: str, group: Value) -> list[str]:
     """The 32 elements of a group."""
     first = f.mul(group, GROUP)
     return [f.load(FLOATS, f.address("float", x, f.add(first, 8 * j)), 4) for j in range(4)]
 
 
-def _behind_the_end(f: Function, x: str, group: str, groups: str, whole: str) -> list[str]:
+def _behind_the_end(f: IrFunction, x: str, group: str, groups: str, whole: str) -> list[str]:
     """The 32 elements of a group, of rows that have zeros behind their elements up to a whole step."""
     row, at = (f.op(f"{op} i64 {group}, {whole}") for op in ("udiv", "urem"))
     is_there = f.compare("slt", "i64", at, groups)
@@ -171,7 +171,7 @@ def _behind_the_end(f: Function, x: str, group: str, groups: str, whole: str) ->
     return f.if_(is_there, lambda: _parts(f, x, f.add(f.mul(row, groups), at)), zeros, [FLOATS] * 4)
 
 
-def _store_bytes(f: Function, step: Step, wholes: list[str], quants: str, group: str) -> None:
+def _store_bytes(f: IrFunction, step: WideStep, wholes: list[str], quants: str, group: str) -> None:
     """Numbers as 256 · high + low, each eight of them where its step wants it."""
     at, which = (f.op(f"{op} i64 {group}, {step.groups}") for op in ("udiv", "urem"))
     base = f.address("i8", quants, f.mul(at, 2 * step.elements))
@@ -184,10 +184,10 @@ def _store_bytes(f: Function, step: Step, wholes: list[str], quants: str, group:
             f.store("<8 x i8>", small, f.address("i8", base, f.add(place, offset)), 1)
 
 
-class Rows:
+class GgufRows:
     """Emits `rows`: tiles of 4 rows of weights times each row of x."""
 
-    def __init__(self, f: Function, form: Format) -> None:
+    def __init__(self, f: IrFunction, form: Format) -> None:
         self.f, self.form = f, form
         self.codes, self.quants, self.sides, self.out, self.rows, self.n, self.k = arguments(f, "ppppiii")
         self.blocks = f.op(f"udiv i64 {self.k}, {form.elements}")
@@ -246,7 +246,7 @@ class Rows:
         first, *sums = (f.load(FLOATS, f.address("float", record, at), 4) for at in range(0, form.record, 8))
         return Scales(scales=first, sums=tuple(sums))
 
-    def add(self, acc: str, part: Group, x: list[str]) -> str:
+    def add(self, acc: str, part: QuantGroup, x: list[str]) -> str:
         """acc + d·Σ q·xq, by products of 16-bit pairs."""
         f = self.f
         first, second = (

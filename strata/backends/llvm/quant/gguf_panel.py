@@ -8,7 +8,7 @@ pair of x and adds both products to whole-number sums. After each group the sums
 from __future__ import annotations
 
 from strata.backends.llvm.gemm.pack_b import transpose
-from strata.backends.llvm.ir.builder import Function, Value, vector
+from strata.backends.llvm.ir.builder import IrFunction, Value, vector
 from strata.backends.llvm.ir.native import arguments
 from strata.backends.llvm.quant.gguf_blocks import FLOATS, SHORTS, Format
 from strata.core import Target
@@ -24,10 +24,10 @@ def panel_rows(target: Target) -> int:
     return 16 if target.has_avx512 else 8
 
 
-class Panels:
+class GgufPanels:
     """Emits `panels`: some panels of weights times all rows of x."""
 
-    def __init__(self, f: Function, form: Format, target: Target) -> None:
+    def __init__(self, f: IrFunction, form: Format, target: Target) -> None:
         self.f, self.form, self.target = f, form, target
         self.codes, self.quants, self.sides, self.out, self.rows, self.n, self.k = arguments(f, "ppppiii")
         self.blocks = f.op(f"udiv i64 {self.k}, {self.form.elements}")

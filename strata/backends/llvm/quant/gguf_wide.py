@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from strata.backends.llvm.ir.builder import Function, Value, constant, vector_constant
+from strata.backends.llvm.ir.builder import IrFunction, Value, constant, vector_constant
 from strata.backends.llvm.ir.native import arguments, fill_zero
 from strata.backends.llvm.quant.gguf_blocks import FORMATS, Format, q3_scales
 from strata.core import Target
@@ -30,7 +30,7 @@ ZERO = "zeroinitializer"
 
 
 @dataclass(frozen=True)
-class Step:
+class WideStep:
     """How one step of a format is taken apart.
 
     `runs` names the 8 elements in each eighth of each vector, by their number among the step's eights. `numbers` gives
@@ -39,9 +39,9 @@ class Step:
 
     blocks: int
     runs: tuple[tuple[int, ...], ...]
-    numbers: Callable[[Function, str], list[str]]
-    sides: Callable[[Function, str], list[str]]  # scales and sums of x, once for all rows of weights
-    scales: Callable[[Function, str, list[str], str], tuple[list[str], str]]
+    numbers: Callable[[IrFunction, str], list[str]]
+    sides: Callable[[IrFunction, str], list[str]]  # scales and sums of x, once for all rows of weights
+    scales: Callable[[IrFunction, str, list[str], str], tuple[list[str], str]]
     shared: int = 1  # vectors in a row with the same scales
     at_once: int = STREAMS  # rows that are taken apart before products: fewer where the parts of all fill the registers
 
@@ -64,7 +64,7 @@ def has_wide(target: Target) -> bool:
     return all(target.has(x) for x in ("avx512f", "avx512vnni", "avx512vbmi", "gfni")) and target.vector_bytes == 64
 
 
-def each_row(f: Function, n: Value, take: Callable[[list[Value]], None]) -> None:
+def each_row(f: IrFunction, n: Value, take: Callable[[list[Value]], None]) -> None:
     """Points %begin to %end of n rows: a point is a row of each quarter; behind them, rows that are left over.
 
     Rows far apart are streams, which memory gives twice as fast as one; they go on from chunk to chunk.
@@ -83,7 +83,7 @@ def row_points(n: int) -> int:
 class WideRows:
     """Emits `rows`: tiles of rows of weights times each row of x."""
 
-    def __init__(self, f: Function, kind: str) -> None:
+    def __init__(self, f: IrFunction, kind: str) -> None:
         self.f, self.form, self.step = f, FORMATS[kind], STEPS[kind]
         self.codes, self.quants, self.x_sides, self.out, self.rows, self.n, self.k = arguments(f, "ppppiii")
         self.blocks = f.op(f"udiv i64 {self.k}, {self.form.elements}")
@@ -179,32 +179,32 @@ class WideRows:
             f.store(BYTES, part, f.address("i8", to, line), 64)
 
 
-def _with_least(f: Function, acc: str, found: str, lanes: Sequence[int], factor: float = 1.0) -> str:
+def _with_least(f: IrFunction, acc: str, found: str, lanes: Sequence[int], factor: float = 1.0) -> str:
     """acc + factor times some lanes of what was found; the others are scales."""
     factors = vector_constant("float", [factor if lane in lanes else 0.0 for lane in range(16)])
     return f.fma(FLOATS, found, factors, acc)
 
 
-def _dots(f: Function, total: str, numbers: Sequence[str], x: Sequence[str]) -> str:
+def _dots(f: IrFunction, total: str, numbers: Sequence[str], x: Sequence[str]) -> str:
     """total + the sums of four products each of bytes without sign and bytes with one."""
     for a, b in zip(numbers, x, strict=True):
         total = f.call(WORDS, "llvm.x86.avx512.vpdpbusd.512", (WORDS, total), (BYTES, a), (BYTES, b))
     return total
 
 
-def _at(f: Function, kind: str, base: str, offset: int) -> str:
+def _at(f: IrFunction, kind: str, base: str, offset: int) -> str:
     return f.load(kind, f.address("i8", base, offset), 1)
 
 
-def _and(f: Function, x: str, mask: int) -> str:
+def _and(f: IrFunction, x: str, mask: int) -> str:
     return f.binary("and", BYTES, x, constant(BYTES, mask))
 
 
-def _right(f: Function, x: str, count: int) -> str:
+def _right(f: IrFunction, x: str, count: int) -> str:
     return f.binary("lshr", BYTES, x, constant(BYTES, count)) if count else x
 
 
-def _woven(f: Function, a: str, b: str) -> tuple[str, str]:
+def _woven(f: IrFunction, a: str, b: str) -> tuple[str, str]:
     """Of each quarter of two vectors, the first eights side by side, and the second eights.
 
     Two vectors whose quarters have a scale each become two with the same scales, which are added up at once.
@@ -215,12 +215,12 @@ def _woven(f: Function, a: str, b: str) -> tuple[str, str]:
     return first, second
 
 
-def _twice(f: Function, base: str, offset: int) -> str:
+def _twice(f: IrFunction, base: str, offset: int) -> str:
     """32 bytes in both halves of a vector."""
     return f.shuffle("<32 x i8>", _at(f, "<32 x i8>", base, offset), "poison", [i % 32 for i in range(64)])
 
 
-def _bits(f: Function, x: str, firsts: Sequence[int], count: int, to: int = 0) -> str:
+def _bits(f: IrFunction, x: str, firsts: Sequence[int], count: int, to: int = 0) -> str:
     """Of each byte, `count` bits moved to bit `to`, the others 0; the first of them is given for equal parts of x.
 
     It is the product of a byte and a matrix of bits, one for each eight bytes, whose last row makes bit 0.
@@ -232,7 +232,7 @@ def _bits(f: Function, x: str, firsts: Sequence[int], count: int, to: int = 0) -
     return f.call(BYTES, "llvm.x86.vgf2p8affineqb.512", (BYTES, x), (BYTES, matrix), ("i8", "0"))
 
 
-def _lanes(f: Function, x: str, kind: str, lanes: Sequence[int]) -> str:
+def _lanes(f: IrFunction, x: str, kind: str, lanes: Sequence[int]) -> str:
     """Lanes of a vector, each as often as there are places for it in sixteen."""
     count = 16 // len(lanes)
     return f.shuffle(kind, x, "poison", [lanes[i // count] for i in range(16)])
@@ -241,12 +241,12 @@ def _lanes(f: Function, x: str, kind: str, lanes: Sequence[int]) -> str:
 # ------------------------------------------------------------------------------------------------ blocks of 32 elements
 
 
-def _pieces(f: Function, at: str, size: int) -> tuple[str, str]:
+def _pieces(f: IrFunction, at: str, size: int) -> tuple[str, str]:
     """The first and the last 64 of up to 128 bytes, which two vectors hold together."""
     return _at(f, BYTES, at, 0), _at(f, BYTES, at, size - 64)
 
 
-def _gather(f: Function, pieces: tuple[str, str], size: int, width: int, offsets: Sequence[int]) -> str:
+def _gather(f: IrFunction, pieces: tuple[str, str], size: int, width: int, offsets: Sequence[int]) -> str:
     """Fields of `width` bytes at some offsets of a step, side by side."""
     kind = f"<{64 // width} x i{8 * width}>"
     a, b = (f.convert("bitcast", BYTES, p, kind) for p in pieces)
@@ -255,30 +255,30 @@ def _gather(f: Function, pieces: tuple[str, str], size: int, width: int, offsets
     return f.shuffle(kind, a, b if any(p >= 64 // width for p in picks) else "poison", picks)
 
 
-def _packed(f: Function, at: str, bytes_: int, offset: int) -> str:
+def _packed(f: IrFunction, at: str, bytes_: int, offset: int) -> str:
     """The bytes of four blocks that hold two numbers of 4 bits each."""
     offsets = [bytes_ * (i // 16) + offset + i % 16 for i in range(64)]
     return _gather(f, _pieces(f, at, 4 * bytes_), 4 * bytes_, 1, offsets)
 
 
-def _nibbles(f: Function, packed: str) -> list[str]:
+def _nibbles(f: IrFunction, packed: str) -> list[str]:
     return [_and(f, packed, 15), _bits(f, packed, [4], 4)]
 
 
-def _eight_blocks(bytes_: int, offset: int) -> Callable[[Function, str], list[str]]:
+def _eight_blocks(bytes_: int, offset: int) -> Callable[[IrFunction, str], list[str]]:
     """Eight blocks of 32 numbers of 4 bits: quarters of their bytes in four vectors."""
 
-    def numbers(f: Function, at: str) -> list[str]:
+    def numbers(f: IrFunction, at: str) -> list[str]:
         a, b = (_packed(f, f.address("i8", at, 4 * bytes_ * i), bytes_, offset) for i in range(2))
         return [part for half in _woven(f, a, b) for part in _nibbles(f, half)]
 
     return numbers
 
 
-def _with_fifth(bytes_: int, offset: int) -> Callable[[Function, str], list[str]]:
+def _with_fifth(bytes_: int, offset: int) -> Callable[[IrFunction, str], list[str]]:
     """Four blocks of 32 numbers of 4 bits and a fifth; fifth bits lie together in 4 bytes before the others."""
 
-    def numbers(f: Function, at: str) -> list[str]:
+    def numbers(f: IrFunction, at: str) -> list[str]:
         made = []
         for half, part in enumerate(_nibbles(f, _packed(f, at, bytes_, offset))):
             bits = ""
@@ -293,7 +293,7 @@ def _with_fifth(bytes_: int, offset: int) -> Callable[[Function, str], list[str]
     return numbers
 
 
-def _signed_bytes(f: Function, at: str) -> list[str]:
+def _signed_bytes(f: IrFunction, at: str) -> list[str]:
     """Four blocks of 32 bytes with sign, moved up by 128."""
     made = []
     for pair in range(2):
@@ -303,24 +303,24 @@ def _signed_bytes(f: Function, at: str) -> list[str]:
     return made
 
 
-def _four_sides(factor: float) -> Callable[[Function, str], list[str]]:
+def _four_sides(factor: float) -> Callable[[IrFunction, str], list[str]]:
     """Four scales, and four sums times what least values are multiples of."""
     return _sides(EIGHT, [1.0] * 4 + [factor] * 4)
 
 
-def _sides(kind: str, factors: Sequence[float]) -> Callable[[Function, str], list[str]]:
-    def sides(f: Function, record: str) -> list[str]:
+def _sides(kind: str, factors: Sequence[float]) -> Callable[[IrFunction, str], list[str]]:
+    def sides(f: IrFunction, record: str) -> list[str]:
         return [f.binary("fmul", kind, f.load(kind, record, 4), vector_constant("float", factors))]
 
     return sides
 
 
-def _four_scales(form: Format, least_at: int) -> Callable[[Function, str, list[str], str], tuple[list[str], str]]:
+def _four_scales(form: Format, least_at: int) -> Callable[[IrFunction, str, list[str], str], tuple[list[str], str]]:
     """The scales of four blocks, and their fields at `least_at`, times scales and sums of x."""
     size = 4 * form.bytes
     offsets = [form.bytes * i + start for start in (0, least_at) for i in range(4)]
 
-    def scales(f: Function, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
+    def scales(f: IrFunction, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
         pieces = _pieces(f, at, min(size, 128))
         found = _gather(f, pieces, min(size, 128), 2, offsets)
         floats = f.convert("fpext", "<8 x half>", f.convert("bitcast", "<8 x i16>", found, "<8 x half>"), EIGHT)
@@ -332,16 +332,16 @@ def _four_scales(form: Format, least_at: int) -> Callable[[Function, str, list[s
     return scales
 
 
-def _whole_sides(factor: float) -> Callable[[Function, str], list[str]]:
+def _whole_sides(factor: float) -> Callable[[IrFunction, str], list[str]]:
     """Eight scales, and eight sums times what least values are multiples of."""
     return _sides(FLOATS, [1.0] * 8 + [factor] * 8)
 
 
-def _eight_scales(form: Format, least_at: int) -> Callable[[Function, str, list[str], str], tuple[list[str], str]]:
+def _eight_scales(form: Format, least_at: int) -> Callable[[IrFunction, str, list[str], str], tuple[list[str], str]]:
     """The scales of eight blocks, and their fields at `least_at`, times scales and sums of x."""
     assert 3 * form.bytes + 4 <= 64  # all fields of four blocks are in one vector
 
-    def scales(f: Function, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
+    def scales(f: IrFunction, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
         loaded = [_at(f, BYTES, at, 4 * form.bytes * i) for i in range(2)]
         a, b = (f.convert("bitcast", BYTES, v, "<32 x i16>") for v in loaded)
         picks = [(form.bytes * (i % 4) + start) // 2 + 32 * (i // 4) for start in (0, least_at) for i in range(8)]
@@ -358,18 +358,18 @@ def _eight_scales(form: Format, least_at: int) -> Callable[[Function, str, list[
 _QUARTERS = ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15))  # vectors of 64 elements in order
 
 
-def _half(f: Function, at: str, offset: int) -> str:
+def _half(f: IrFunction, at: str, offset: int) -> str:
     return f.convert("fpext", "half", _at(f, "half", at, offset), "float")
 
 
-def _eight_sides(f: Function, record: str) -> list[str]:
+def _eight_sides(f: IrFunction, record: str) -> list[str]:
     """Four scales, four sums with their sign turned, and the others: the order of `_six_bits`."""
     (both,) = _whole_sides(-1.0)(f, record)
     order = [0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15]
     return [f.shuffle(FLOATS, both, "poison", order)]
 
 
-def _six_bits(f: Function, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
+def _six_bits(f: IrFunction, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
     """Eight scales and eight least values of 6 bits, put together in plain registers: four of each at a time."""
     first, last = _at(f, "i64", at, 4), f.convert("zext", "i32", _at(f, "i32", at, 12), "i64")
     low = f.binary("and", "i64", first, str(0x3F3F3F3F3F3F3F3F))
@@ -388,7 +388,7 @@ def _six_bits(f: Function, at: str, x: list[str], acc: str) -> tuple[list[str], 
     return made, _with_least(f, acc, found, (4, 5, 6, 7, 12, 13, 14, 15))
 
 
-def _four_bits(f: Function, at: str, offset: int) -> list[str]:
+def _four_bits(f: IrFunction, at: str, offset: int) -> list[str]:
     """First and second halves of sub-blocks 0, 2, 4 and 6, then of 1, 3, 5 and 7: low and high halves of bytes."""
     a, b = (f.convert("bitcast", BYTES, _at(f, BYTES, at, offset + 64 * i), LONGS) for i in range(2))
     made = []
@@ -398,11 +398,11 @@ def _four_bits(f: Function, at: str, offset: int) -> list[str]:
     return [made[half][which] for which in range(2) for half in range(2)]
 
 
-def _q4k(f: Function, at: str) -> list[str]:
+def _q4k(f: IrFunction, at: str) -> list[str]:
     return _four_bits(f, at, 16)
 
 
-def _q5k(f: Function, at: str) -> list[str]:
+def _q5k(f: IrFunction, at: str) -> list[str]:
     made = []
     for i, part in enumerate(_four_bits(f, at, 48)):
         bits = f.shuffle(SIXTEEN, _at(f, SIXTEEN, at, 16 + 16 * (i % 2)), "poison", [j % 16 for j in range(64)])
@@ -411,10 +411,10 @@ def _q5k(f: Function, at: str) -> list[str]:
     return made
 
 
-def _sixteen_sides(factor: float) -> Callable[[Function, str], list[str]]:
+def _sixteen_sides(factor: float) -> Callable[[IrFunction, str], list[str]]:
     """The eight scales twice each, and the sixteen sums times what least values are multiples of."""
 
-    def sides(f: Function, record: str) -> list[str]:
+    def sides(f: IrFunction, record: str) -> list[str]:
         scales = f.load(EIGHT, record, 4)
         sums = f.load(FLOATS, f.address("float", record, 8), 4)
         scaled = f.binary("fmul", FLOATS, sums, constant(FLOATS, factor))
@@ -423,26 +423,26 @@ def _sixteen_sides(factor: float) -> Callable[[Function, str], list[str]]:
     return sides
 
 
-def _fold_sixteen(f: Function, found: str, x: list[str], lanes: Sequence[Sequence[int]]) -> list[str]:
+def _fold_sixteen(f: IrFunction, found: str, x: list[str], lanes: Sequence[Sequence[int]]) -> list[str]:
     both = f.binary("fmul", FLOATS, found, x[0])
     return [_lanes(f, both, FLOATS, four) for four in lanes]
 
 
-def _floats(f: Function, extend: str, numbers: str) -> str:
+def _floats(f: IrFunction, extend: str, numbers: str) -> str:
     return f.convert("sitofp", WORDS, f.convert(extend, SIXTEEN, numbers, WORDS), FLOATS)
 
 
 _HALVES = ((0, 1, 8, 9), (2, 3, 10, 11), (4, 5, 12, 13), (6, 7, 14, 15))  # the same quarter of both halves
 
 
-def _q6_scales(f: Function, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
+def _q6_scales(f: IrFunction, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
     d = f.splat(FLOATS, _half(f, at, 208))
     found = f.binary("fmul", FLOATS, _floats(f, "sext", _at(f, SIXTEEN, at, 192)), d)
     lanes = [[8 * (i % 2) + 4 * high + i // 2 for i in range(8)] for high in range(2)]
     return _fold_sixteen(f, found, x, lanes), f.fma(FLOATS, found, x[1], acc)
 
 
-def _q6k(f: Function, at: str) -> list[str]:
+def _q6k(f: IrFunction, at: str) -> list[str]:
     """Quarters of 32 elements of both halves of a block: 4 bits of each, and 2 bits of a byte for all four quarters."""
     fours = _woven(f, _at(f, BYTES, at, 0), _at(f, BYTES, at, 64))
     twos = f.convert("bitcast", BYTES, _at(f, BYTES, at, 128), LONGS)
@@ -456,7 +456,7 @@ def _q6k(f: Function, at: str) -> list[str]:
     return made[0] + made[1]
 
 
-def _q2_scales(f: Function, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
+def _q2_scales(f: IrFunction, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
     raw = _at(f, SIXTEEN, at, 0)
     low = f.binary("and", SIXTEEN, raw, constant(SIXTEEN, 15))
     high = f.binary("lshr", SIXTEEN, raw, constant(SIXTEEN, 4))
@@ -466,18 +466,18 @@ def _q2_scales(f: Function, at: str, x: list[str], acc: str) -> tuple[list[str],
     return _fold_sixteen(f, found, x, _HALVES), f.fma(FLOATS, offsets, x[1], acc)
 
 
-def _q2k(f: Function, at: str) -> list[str]:
+def _q2k(f: IrFunction, at: str) -> list[str]:
     packed = _at(f, BYTES, at, 16)
     return [_bits(f, packed, [2 * quarter], 2) for quarter in range(4)]
 
 
-def _q3_scales(f: Function, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
+def _q3_scales(f: IrFunction, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
     d = f.splat(FLOATS, _half(f, at, 108))
     found = f.binary("fmul", FLOATS, _floats(f, "sext", q3_scales(f, at)), d)
     return _fold_sixteen(f, found, x, _HALVES), f.fma(FLOATS, found, x[1], acc)
 
 
-def _q3k(f: Function, at: str) -> list[str]:
+def _q3k(f: IrFunction, at: str) -> list[str]:
     bits, packed = _twice(f, at, 0), _at(f, BYTES, at, 32)
     made = []
     for quarter in range(4):
@@ -487,13 +487,13 @@ def _q3k(f: Function, at: str) -> list[str]:
     return made
 
 
-def _q8k_scales(f: Function, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
+def _q8k_scales(f: IrFunction, at: str, x: list[str], acc: str) -> tuple[list[str], str]:
     found = f.binary("fmul", FLOATS, f.splat(FLOATS, _at(f, "float", at, 0)), x[0])
     made = [_lanes(f, found, FLOATS, (2 * i, 2 * i + 1)) for i in range(4)]
     return made, _with_least(f, acc, found, range(8, 16))
 
 
-def _q8k(f: Function, at: str) -> list[str]:
+def _q8k(f: IrFunction, at: str) -> list[str]:
     parts = (_at(f, BYTES, at, 4 + 64 * i) for i in range(4))
     return [f.binary("xor", BYTES, part, constant(BYTES, 128)) for part in parts]
 
@@ -508,17 +508,17 @@ _WOVEN_BLOCKS = tuple(tuple(4 * (i // 2 + 4 * (i % 2)) + eight for i in range(8)
 _WOVEN_HALVES = tuple(tuple(16 * (i % 2) + 2 * (i // 2) + eight for i in range(8)) for eight in (0, 1, 8, 9))
 
 
-def _four(kind: str, numbers: Callable[[Function, str], list[str]], factor: float, least_at: int = 0) -> Step:
+def _four(kind: str, numbers: Callable[[IrFunction, str], list[str]], factor: float, least_at: int = 0) -> WideStep:
     scales = _four_scales(FORMATS[kind], least_at)
     is_whole = kind == "q8_0"  # a byte has one number
     runs = _eights(*(_QUARTERS[:2] if is_whole else ((0, 2, 4, 6), (1, 3, 5, 7))))
-    return Step(4, runs, numbers, _four_sides(factor), scales, 1 if is_whole else 2)
+    return WideStep(4, runs, numbers, _four_sides(factor), scales, 1 if is_whole else 2)
 
 
-def _eight(kind: str, offset: int, factor: float, least_at: int = 0) -> Step:
+def _eight(kind: str, offset: int, factor: float, least_at: int = 0) -> WideStep:
     form = FORMATS[kind]
     scales = _eight_scales(form, least_at)
-    return Step(8, _WOVEN_BLOCKS, _eight_blocks(form.bytes, offset), _whole_sides(factor), scales, 4)
+    return WideStep(8, _WOVEN_BLOCKS, _eight_blocks(form.bytes, offset), _whole_sides(factor), scales, 4)
 
 
 STEPS: Final = {
@@ -527,10 +527,10 @@ STEPS: Final = {
     "q5_0": _four("q5_0", _with_fifth(22, 6), -16.0),
     "q5_1": _four("q5_1", _with_fifth(24, 8), 1.0, least_at=2),
     "q8_0": _four("q8_0", _signed_bytes, -128.0),
-    "q4k": Step(1, _FOUR_BIT_RUNS, _q4k, _eight_sides, _six_bits, 2),
-    "q5k": Step(1, _FOUR_BIT_RUNS, _q5k, _eight_sides, _six_bits, 2, 1),
-    "q6k": Step(1, _WOVEN_HALVES, _q6k, _sixteen_sides(-32.0), _q6_scales, 2, 1),
-    "q2k": Step(1, _eights(*_HALVES), _q2k, _sixteen_sides(-1.0), _q2_scales),
-    "q3k": Step(1, _eights(*_HALVES), _q3k, _sixteen_sides(-4.0), _q3_scales),
-    "q8k": Step(1, _eights(*_QUARTERS), _q8k, _whole_sides(-128.0), _q8k_scales),
+    "q4k": WideStep(1, _FOUR_BIT_RUNS, _q4k, _eight_sides, _six_bits, 2),
+    "q5k": WideStep(1, _FOUR_BIT_RUNS, _q5k, _eight_sides, _six_bits, 2, 1),
+    "q6k": WideStep(1, _WOVEN_HALVES, _q6k, _sixteen_sides(-32.0), _q6_scales, 2, 1),
+    "q2k": WideStep(1, _eights(*_HALVES), _q2k, _sixteen_sides(-1.0), _q2_scales),
+    "q3k": WideStep(1, _eights(*_HALVES), _q3k, _sixteen_sides(-4.0), _q3_scales),
+    "q8k": WideStep(1, _eights(*_QUARTERS), _q8k, _whole_sides(-128.0), _q8k_scales),
 }

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from strata.backends.llvm.gemm.arith import Arithmetic
-from strata.backends.llvm.gemm.micro import Micro, Tile, TileSet, call_micro
-from strata.backends.llvm.ir.builder import Function, Module, Value, vector
+from strata.backends.llvm.gemm.arith import GemmArithmetic
+from strata.backends.llvm.gemm.micro import Micro, RegisterTile, TileSet, call_micro
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, vector
 from strata.backends.llvm.ir.native import arguments, copy, fill_zero, kernel, number_slots, numbers
-from strata.backends.llvm.ir.overrides import Call, NativeOp, Planned, Sizes, override
+from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, override
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, TensorType, bounds, dim_prod, f32, f64, i32
 from strata.mir import Node
@@ -56,23 +56,23 @@ def grouped_matmul(node: Node, target: Target) -> NativeOp | None:
         starts = [sum(-(-p // _ALIGN) * _ALIGN for p in parts[:i]) for i in range(len(parts) + 1)]
         order, first, sorted_x, results = (("workspace", at) for at in starts[:-1])
         calls = (
-            Call("sort", [("input", 2), order, first, *number_slots(rows, experts)]),
-            Call("gather", [("input", 0), order, sorted_x, *number_slots(k * size)], rows, 16),
-            Call(
+            NativeCall("sort", [("input", 2), order, first, *number_slots(rows, experts)]),
+            NativeCall("gather", [("input", 0), order, sorted_x, *number_slots(k * size)], rows, 16),
+            NativeCall(
                 "multiply",
                 [sorted_x, ("input", 1), first, results, *number_slots(k, n, blocks)],
                 experts * blocks,
             ),
-            Call(
+            NativeCall(
                 "scatter", [results, order, ("output", 0), *number_slots(n * size, blocks * columns * size)], rows, 16
             ),
         )
         return Planned(calls, starts[-1] + _ALIGN)
 
-    def emit(module: Module) -> None:
+    def emit(module: IrModule) -> None:
         emit_sort(module, ids.dtype)
         emit_gather(module)
-        Multiply(kernel(module, "multiply"), x.dtype, target).emit()
+        GroupedMultiply(kernel(module, "multiply"), x.dtype, target).emit()
         emit_scatter(module)
 
     return NativeOp(f"grouped_matmul {x.dtype} {ids.dtype}", emit, ("sort", "gather", "multiply", "scatter"), plan)
@@ -89,7 +89,7 @@ def columns_of(dtype: DType, target: Target) -> int:
     return PANELS * tiles_of(target).vectors * target.lanes(dtype.itemsize)
 
 
-def emit_sort(module: Module, dtype: DType) -> None:
+def emit_sort(module: IrModule, dtype: DType) -> None:
     """Row numbers by expert, and where each expert's begin. Ids outside the range count as the nearest inside."""
     f = kernel(module, "sort")
     ids, order, first, rows, experts = arguments(f, "pppii")
@@ -132,7 +132,7 @@ def _nothing(_: str) -> None:
     return None
 
 
-def emit_gather(module: Module) -> None:
+def emit_gather(module: IrModule) -> None:
     f = kernel(module, "gather")
     source, order, to, size = arguments(f, "pppi")
 
@@ -144,7 +144,7 @@ def emit_gather(module: Module) -> None:
     f.ret()
 
 
-def emit_scatter(module: Module) -> None:
+def emit_scatter(module: IrModule) -> None:
     f = kernel(module, "scatter")
     source, order, to, size, step = arguments(f, "pppii")
 
@@ -156,16 +156,16 @@ def emit_scatter(module: Module) -> None:
     f.ret()
 
 
-class Multiply:
+class GroupedMultiply:
     """Emits `multiply`: some columns of one expert's matrix for all of its rows."""
 
-    def __init__(self, f: Function, dtype: DType, target: Target, sides: int = 0) -> None:
+    def __init__(self, f: IrFunction, dtype: DType, target: Target, sides: int = 0) -> None:
         self.f, self.dtype, self.target = f, dtype, target
         given = arguments(f, "ppppiii" + "p" * sides)
         self.x, self.w, self.first, self.out, self.k, self.n, self.blocks, *self.sides = given
         self.element, self.size = memory_type(dtype), dtype.itemsize
         self.lanes, self.columns = target.lanes(dtype.itemsize), columns_of(dtype, target)
-        self.arithmetic = Arithmetic(dtype, dtype, dtype, target)
+        self.arithmetic = GemmArithmetic(dtype, dtype, dtype, target)
         self.packed = f.alloca(self.element, K_BLOCK * self.columns)
         self.out_row = f.mul(self.blocks, self.columns)
 
@@ -208,7 +208,8 @@ class Multiply:
     def micros(self, tiles: TileSet) -> list[Value]:
         """The micro-kernels of all heights."""
         made = (
-            Micro(self.arithmetic, Tile(h, tiles.vectors), "rows", strided_b=tiles.strided_b) for h in tiles.heights
+            Micro(self.arithmetic, RegisterTile(h, tiles.vectors), "rows", strided_b=tiles.strided_b)
+            for h in tiles.heights
         )
         return ["@" + micro.emit(self.f.module) for micro in made]
 

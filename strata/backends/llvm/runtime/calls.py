@@ -11,14 +11,14 @@ import numpy as np
 
 from strata.backends.llvm.executor.arena import DATA_FIELD, Arena, address_of
 from strata.backends.llvm.executor.python_objects import LIST_ITEMS
-from strata.backends.llvm.executor.thread_pool import Pool, native_code
+from strata.backends.llvm.executor.thread_pool import ThreadPool, native_code
 from strata.backends.llvm.ir.status import WORDS
 from strata.backends.llvm.runtime.program import BoundProgram
 
 _INPUTS, _OUTPUTS = 6, 9  # words of a block that hold the lists of a run; see program_enter
 
 
-class Call:
+class ProgramCall:
     """A region table, with words for a status behind it, and the block that native code is entered with."""
 
     __slots__ = ("_address", "_enter", "_pool", "_words", "arena", "regions", "steps", "table", "threads")
@@ -29,7 +29,7 @@ class Call:
         addresses: Sequence[int],
         inputs: Sequence[int],
         outputs: Sequence[int],
-        pool: Pool,
+        pool: ThreadPool,
     ) -> None:
         """`inputs` and `outputs` are the regions of the arrays of a run, 0 for an output that no step writes."""
         self.regions = len(addresses)

@@ -24,15 +24,14 @@ from strata.backends.llvm.executor.arena import Arena, ArenaPool, address_of
 from strata.backends.llvm.executor.python_objects import IS_DIRECT
 from strata.backends.llvm.executor.thread_pool import default_pool
 from strata.backends.llvm.ir.status import WORDS, check
-from strata.backends.llvm.jit.calling_convention import Product
-from strata.backends.llvm.runtime.bound import Bound, Segment
-from strata.backends.llvm.runtime.calls import Call
-from strata.backends.llvm.runtime.fast_call import Quick
+from strata.backends.llvm.jit.calling_convention import MatmulUsage
+from strata.backends.llvm.runtime.bound import BoundPlan, PlanSegment
+from strata.backends.llvm.runtime.calls import ProgramCall
+from strata.backends.llvm.runtime.fast_call import NativeFastCall
 from strata.backends.llvm.runtime.kernel_steps import bytes_read, loop_steps, product_arguments, unpacked_reads
 from strata.backends.llvm.runtime.observed import run_observed
 from strata.backends.llvm.runtime.packed_weights import PackedWeights
-from strata.backends.llvm.runtime.program import Argument, BoundProgram, Program
-from strata.backends.llvm.runtime.program import Step as ProgramStep
+from strata.backends.llvm.runtime.program import Argument, BoundProgram, NativeProgram, ProgramStep
 from strata.backends.llvm.runtime.symbolic_program import FIXED_ARENA, OpenProgram
 from strata.config import config
 from strata.core import Dim, Target, available_threads, dim_max, new_lock, substitute
@@ -62,14 +61,14 @@ class CpuExecutable(Executable):
         self._packed = PackedWeights()
         self._functions: dict[str, int] = {}
         self.segments = self._split()
-        self._bound: OrderedDict[tuple[tuple[str, int], ...], Bound] = OrderedDict()
+        self._bound: OrderedDict[tuple[tuple[str, int], ...], BoundPlan] = OrderedDict()
         self.arenas = ArenaPool()
         self._is_dynamic = lir.has_dynamic_dims
         self._fixed: Placement | None = None  # for all sizes
         self._is_placed = False
         self._open: OpenProgram | None = None
-        self.only: Bound | None = None  # the program of a plan without symbols
-        self._quick = Quick()
+        self.only: BoundPlan | None = None  # the program of a plan without symbols
+        self._quick = NativeFastCall()
         self.pool = default_pool()
         self.threads = available_threads(config().num_threads)
         self.input_regions = tuple(self._region[buffer] for _, buffer in lir.io.inputs)
@@ -89,18 +88,18 @@ class CpuExecutable(Executable):
 
     # building the program
 
-    def _split(self) -> list[Segment]:
+    def _split(self) -> list[PlanSegment]:
         """Runs of kernels between host steps."""
-        segments: list[Segment] = []
+        segments: list[PlanSegment] = []
         for at, step in enumerate(self.lir.schedule):
             if step.phase == "prologue":
                 continue
             if self.is_host_step(at, step):
-                segments.append(Segment((at,), step))
+                segments.append(PlanSegment((at,), step))
             elif segments and segments[-1].host is None:
-                segments[-1] = Segment((*segments[-1].steps, at), None)
+                segments[-1] = PlanSegment((*segments[-1].steps, at), None)
             else:
-                segments.append(Segment((at,), None))
+                segments.append(PlanSegment((at,), None))
         for step in self.lir.schedule:
             native = self.kernels.get(step.name) if step.kernel is not None else None
             if native is not None and native.product is not None:
@@ -108,20 +107,20 @@ class CpuExecutable(Executable):
                     self._note_weight(step, product)
         return segments
 
-    def _note_weight(self, step: Step, product: Product) -> None:
+    def _note_weight(self, step: Step, product: MatmulUsage) -> None:
         source = step.inputs[_input_index(step, product.factor)]
         if product.is_packed and self.lir.buffer(source).role in KEPT:
             self._packed.note(source, product)
 
-    def _weight_region(self, source: str, product: Product) -> int | None:
+    def _weight_region(self, source: str, product: MatmulUsage) -> int | None:
         at = self._packed.place(source, product)
         return None if at is None else 1 + len(self._outside) + at
 
-    def packed_region(self, step: Step, product: Product) -> int | None:
+    def packed_region(self, step: Step, product: MatmulUsage) -> int | None:
         """Where the packed form of a matmul's second factor is; None where each run packs it."""
         return self._weight_region(step.inputs[_input_index(step, product.factor)], product)
 
-    def _packed_product(self, step: Step) -> Product | None:
+    def _packed_product(self, step: Step) -> MatmulUsage | None:
         """How a step is called that reads a factor in its packed form."""
         product = self.kernels[step.name].product if step.kernel is not None else None
         return product if product is not None and self.packed_region(step, product) is not None else None
@@ -244,7 +243,7 @@ class CpuExecutable(Executable):
             steps.append(ProgramStep("copy", arguments, (count + COPY_BYTES - 1) // COPY_BYTES, 1, count))
         return steps
 
-    def _bind(self, binding: Mapping[str, int]) -> Bound:
+    def _bind(self, binding: Mapping[str, int]) -> BoundPlan:
         placement = self._placement(binding)
         top, need = placement.arena_size, 0
         place = self._placed(placement.offsets)
@@ -267,7 +266,7 @@ class CpuExecutable(Executable):
                 need = max(need, size + 64)
                 ranges[at] = len(steps), len(steps) + len(made)
                 steps += made
-            programs.append(Program(tuple(steps), regions).bind(self._functions, binding))
+            programs.append(NativeProgram(tuple(steps), regions).bind(self._functions, binding))
         return self._finished(programs, placement, top + need, keep, ranges)
 
     def _placement(self, binding: Mapping[str, int]) -> Placement:
@@ -288,7 +287,7 @@ class CpuExecutable(Executable):
         arena: int,
         keep: list[Any],
         ranges: dict[int, tuple[int, int]],
-    ) -> Bound:
+    ) -> BoundPlan:
         """Programs with the addresses that stay the same between runs."""
         addresses = [0] * (self._context + 3)
         for buffer in self._outside:
@@ -300,7 +299,7 @@ class CpuExecutable(Executable):
         single = programs[0] if len(programs) == 1 else None
         keep += [*self.values.values(), *(w.memory for w in self._packed)]  # a run may outlive the next set_param
         is_direct = single is not None and IS_DIRECT
-        return Bound(programs, single, dict(placement.offsets), arena, addresses, [], keep, ranges, is_direct)
+        return BoundPlan(programs, single, dict(placement.offsets), arena, addresses, [], keep, ranges, is_direct)
 
     # weights
 
@@ -316,10 +315,10 @@ class CpuExecutable(Executable):
         self.native = {at: (op.again() if op.again else op, code) for at, (op, code) in other.native.items()}
         self._holdings = {at: op.holding for at, (op, _) in self.native.items() if op.holding is not None}
         self._bound, self.only, self._open = OrderedDict(), None, None
-        self.arenas, self._quick, self.lock = ArenaPool(), Quick(), new_lock()
+        self.arenas, self._quick, self.lock = ArenaPool(), NativeFastCall(), new_lock()
 
     @property
-    def quick(self) -> Quick:
+    def quick(self) -> NativeFastCall:
         return self._quick
 
     def hold(self, name: str, array: np.ndarray) -> None:
@@ -372,7 +371,7 @@ class CpuExecutable(Executable):
             addresses[self._region[name]] = address_of(array)
         table = (ctypes.c_int64 * (regions + WORDS))(memory.address, *addresses[1:])
         self._set_context(table, regions, self.threads)
-        Program(tuple(steps), regions).bind(self._functions).run(table)
+        NativeProgram(tuple(steps), regions).bind(self._functions).run(table)
         check(table, regions)
 
     def _set_context(self, table: Any, regions: int, threads: int) -> None:
@@ -397,7 +396,7 @@ class CpuExecutable(Executable):
         try:
             call = bound.free.pop()  # a list: popping is atomic, so callers never share a call
         except IndexError:
-            call = Call(bound.single, bound.addresses, self.input_regions, self.output_regions, self.pool)
+            call = ProgramCall(bound.single, bound.addresses, self.input_regions, self.output_regions, self.pool)
         arena = call.arena
         if arena is None:
             arena = self.arenas.take(bound.arena)
@@ -428,7 +427,7 @@ class CpuExecutable(Executable):
     def _run_segments(
         self,
         table: Any,
-        bound: Bound,
+        bound: BoundPlan,
         arena: Arena,
         inputs: Arrays,
         outputs: Arrays,
@@ -452,7 +451,7 @@ class CpuExecutable(Executable):
         return values
 
     def run_step(
-        self, step: Step, values: dict[str, np.ndarray], bound: Bound, arena: Arena, binding: Mapping[str, int]
+        self, step: Step, values: dict[str, np.ndarray], bound: BoundPlan, arena: Arena, binding: Mapping[str, int]
     ) -> None:
         """A step on the host, on arrays where the program has them."""
         arrays = [self.array(name, values, bound, arena, binding) for name in step.inputs]
@@ -460,7 +459,7 @@ class CpuExecutable(Executable):
             self.array(name, values, bound, arena, binding)[...] = result
 
     def array(
-        self, name: str, values: dict[str, np.ndarray], bound: Bound, arena: Arena, binding: Mapping[str, int]
+        self, name: str, values: dict[str, np.ndarray], bound: BoundPlan, arena: Arena, binding: Mapping[str, int]
     ) -> np.ndarray:
         buffer = self.lir.buffer(name)
         if buffer.role != "scratch":
@@ -481,7 +480,7 @@ class CpuExecutable(Executable):
             if values[name] is not array:
                 array[...] = values[name]
 
-    def bound_for(self, binding: Mapping[str, int]) -> Bound:
+    def bound_for(self, binding: Mapping[str, int]) -> BoundPlan:
         """The program for given sizes, with all that depends on parameters computed."""
         if not self.is_prepared:
             self._prepare()

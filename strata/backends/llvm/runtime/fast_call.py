@@ -30,7 +30,7 @@ from strata.backends.llvm.executor.fast_call_code import (
 )
 from strata.backends.llvm.executor.python_objects import CAN_CHECK_ARRAYS
 from strata.backends.llvm.executor.thread_pool import native_code
-from strata.backends.llvm.runtime.calls import Call
+from strata.backends.llvm.runtime.calls import ProgramCall
 from strata.core import new_lock
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ Entry = Callable[[Any], "tuple[np.ndarray, ...] | None"]
 Inputs = Sequence[tuple[str, "np.dtype[Any]", Any]]  # name, dtype, shape
 
 
-class Quick:
+class NativeFastCall:
     """What a program is entered by, on as many threads as are `asked` for; it takes a dict, or a list in order, or a
     tuple of either and a list of arrays for the results."""
 
@@ -136,7 +136,7 @@ def _leave(given: Any) -> None:
 
 
 def _block(
-    call: Call, executable: CpuExecutable, inputs: Inputs, outputs: Sequence[np.ndarray]
+    call: ProgramCall, executable: CpuExecutable, inputs: Inputs, outputs: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, list[Any]]:
     """The words that the native function reads, and the objects that they refer to."""
     table = ctypes.addressof(call.table)
@@ -182,11 +182,13 @@ def _address(name: str) -> int:
     return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
 
 
-_holders: weakref.WeakKeyDictionary[Quick, int] = weakref.WeakKeyDictionary()  # bytes kept, the longest ago first
+_holders: weakref.WeakKeyDictionary[NativeFastCall, int] = (
+    weakref.WeakKeyDictionary()
+)  # bytes kept, the longest ago first
 _lock = new_lock()
 
 
-def _make_room(quick: Quick, size: int) -> None:
+def _make_room(quick: NativeFastCall, size: int) -> None:
     """Note what a program keeps; where all keep too much, those that began first give it up."""
     with _lock:
         _holders.pop(quick, None)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from strata.backends.llvm.jit.calling_convention import Loops, Product
-from strata.backends.llvm.runtime.program import Argument, Step, held_in_part
+from strata.backends.llvm.jit.calling_convention import LoopUsage, MatmulUsage
+from strata.backends.llvm.runtime.program import Argument, ProgramStep, held_in_part
 from strata.core import Dim, SymExpr, bounds
 from strata.lir import Lir
 from strata.lir import Step as LirStep
 
 
-def bytes_read(lir: Lir, step: LirStep, product: Product | None) -> Dim:
+def bytes_read(lir: Lir, step: LirStep, product: MatmulUsage | None) -> Dim:
     """How many bytes a kernel reads, a packed factor as it lies packed; 0 where they are few for all sizes."""
     assert step.kernel is not None
     packed = product.factor if product is not None and product.is_packed else None
@@ -25,8 +25,8 @@ def bytes_read(lir: Lir, step: LirStep, product: Product | None) -> Dim:
 
 
 def loop_steps(
-    name: str, loops: Loops, places: Mapping[str, Argument], workspace: Argument | None, reads: Dim
-) -> list[Step]:
+    name: str, loops: LoopUsage, places: Mapping[str, Argument], workspace: Argument | None, reads: Dim
+) -> list[ProgramStep]:
     """Generated loops, and before them those that fill their scratch memory; in the order of `loops.functions`."""
     known = dict(places)
     for number, (piece, _) in enumerate(loops.scratch):
@@ -35,7 +35,9 @@ def loop_steps(
     steps = []
     for function, part in zip(loops.functions, (*loops.before, loops), strict=True):
         arguments = [known[b] for b in part.buffers] + [Argument(None, _symbol(s)) for s in part.symbols]
-        steps.append(Step(name + function.removeprefix("kernel"), tuple(arguments), part.points, part.grain, reads))
+        steps.append(
+            ProgramStep(name + function.removeprefix("kernel"), tuple(arguments), part.points, part.grain, reads)
+        )
     return steps
 
 
@@ -44,7 +46,7 @@ def product_arguments(
     place: Callable[[str], Argument],
     buffers: Mapping[str, str],
     packed: Argument,
-    product: Product,
+    product: MatmulUsage,
 ) -> tuple[Argument, ...]:
     """The slots of a matmul as arguments."""
     symbols = {s.name: s for s in product.symbols}
@@ -65,7 +67,7 @@ def product_arguments(
 
 
 def unpacked_reads(
-    lir: Lir, packed_product: Callable[[LirStep], Product | None], held: Mapping[int, Collection[int]]
+    lir: Lir, packed_product: Callable[[LirStep], MatmulUsage | None], held: Mapping[int, Collection[int]]
 ) -> set[str]:
     """Buffers that are read as they are; of weights that are only read packed, no other form has to be kept.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from strata.backends.base import Arrays, Tell
 from strata.backends.llvm.ir.status import check
-from strata.backends.llvm.runtime.calls import Call
+from strata.backends.llvm.runtime.calls import ProgramCall
 from strata.core import new_lock
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def run_observed(
     bound = executable.bound_for(binding)
     pool = executable.pool
     count = pool.ensure(threads or pool.default_threads)
-    call = Call(None, bound.addresses, executable.input_regions, executable.output_regions, pool)
+    call = ProgramCall(None, bound.addresses, executable.input_regions, executable.output_regions, pool)
     arena = executable.arenas.take(bound.arena)
     call.set_arena(arena)
     call.set_threads(count)

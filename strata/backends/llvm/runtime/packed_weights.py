@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from strata.backends.llvm.executor.arena import LINE, Arena, address_of
-from strata.backends.llvm.jit.calling_convention import Product
+from strata.backends.llvm.jit.calling_convention import MatmulUsage
 from strata.backends.llvm.runtime.kernel_steps import product_arguments
-from strata.backends.llvm.runtime.program import Argument, Program, Step, region_table
+from strata.backends.llvm.runtime.program import Argument, NativeProgram, ProgramStep, region_table
 
 
 @dataclass
@@ -18,7 +18,7 @@ class PackedWeight:
     """A weight that some matmuls of a plan read packed alike."""
 
     source: str  # its buffer
-    product: Product
+    product: MatmulUsage
     offset: int  # in the memory that all share
     memory: Arena | None = None
 
@@ -57,12 +57,12 @@ class PackedWeights:
     def held_bytes(self) -> int:
         return sum(w.memory.size for w in self._weights if w.memory is not None)
 
-    def place(self, source: str, product: Product) -> int | None:
+    def place(self, source: str, product: MatmulUsage) -> int | None:
         """The number of a weight."""
         alike = (i for i, w in enumerate(self._weights) if (w.source, w.layout) == (source, product.layout))
         return next(alike, None)
 
-    def note(self, source: str, product: Product) -> None:
+    def note(self, source: str, product: MatmulUsage) -> None:
         """A weight that a matmul will read; one of open size cannot be packed ahead."""
         if self.place(source, product) is None and isinstance(product.packed_bytes, int):
             weight = PackedWeight(source, product, self._bytes)
@@ -80,7 +80,7 @@ class PackedWeights:
             Argument(1, 0),
             product,
         )
-        program = Program((Step("pack", arguments, product.pack_points, 1),), 2).bind({"pack": packer})
+        program = NativeProgram((ProgramStep("pack", arguments, product.pack_points, 1),), 2).bind({"pack": packer})
         program.run(region_table([address_of(array), store.address]))
         weight.memory = store
 

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from strata.backends.llvm.executor.dispatch_loop import STEP_WORDS
-from strata.backends.llvm.executor.thread_pool import Pool, default_pool, native_code
+from strata.backends.llvm.executor.thread_pool import ThreadPool, default_pool, native_code
 from strata.core import Dim, Target, substitute
 from strata.errors import CompileError, RunError
 
@@ -29,7 +29,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProgramStep:
     """One kernel over a number of points, `grain` at a time; `kernel` names an entry of the program's functions.
 
     `reads` is how many bytes it goes through. Where a cache holds only a part of them, the step turns: it takes its
@@ -45,10 +45,10 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class NativeProgram:
     """Steps in order, over a fixed number of regions."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     regions: int
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class BoundProgram:
 
     __slots__ = ("_address", "_numbers", "_run", "_words", "program")
 
-    def __init__(self, program: Program | None, words: Any, numbers: tuple[int, ...]) -> None:
+    def __init__(self, program: NativeProgram | None, words: Any, numbers: tuple[int, ...]) -> None:
         self.program = program
         self._words = words  # keeps the memory alive
         self._address = ctypes.addressof(words)
@@ -129,7 +129,7 @@ class BoundProgram:
         regions: Any,
         *,
         threads: int | None = None,
-        pool: Pool | None = None,
+        pool: ThreadPool | None = None,
         first: int = 0,
         last: int | None = None,
     ) -> None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strata.backends.llvm.executor.dispatch_loop import STEP_WORDS
-from strata.backends.llvm.runtime.program import Argument, BoundProgram, held_in_part
-from strata.backends.llvm.runtime.program import Step as ProgramStep
+from strata.backends.llvm.runtime.program import Argument, BoundProgram, ProgramStep, held_in_part
 from strata.core import Atom, Dim, Symbol, SymExpr, symbols
 from strata.errors import SymbolError
 from strata.lir import Placement

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from strata.backends.llvm.ir.builder import Module
-from strata.backends.llvm.jit.jit import Code, compile_and_load
+from strata.backends.llvm.ir.builder import IrModule
+from strata.backends.llvm.jit.jit import MachineCode, compile_and_load
 from strata.core import Target
 
 
-def compiled(module: Module, target: Target, *names: str) -> Code:
+def compiled(module: IrModule, target: Target, *names: str) -> MachineCode:
     """The named functions of a module. What is emitted alike for two targets of one width is compiled for the first."""
     text = module.text()
     key = (text, names, target.vector_bytes)
@@ -16,4 +16,4 @@ def compiled(module: Module, target: Target, *names: str) -> Code:
     return _loaded[key]
 
 
-_loaded: dict[tuple[str, tuple[str, ...], int], Code] = {}
+_loaded: dict[tuple[str, tuple[str, ...], int], MachineCode] = {}

@@ -22,8 +22,8 @@ from strata.backends.llvm.attention.decode import can_decode
 from strata.backends.llvm.attention.form import SLOTS, AttentionSpec
 from strata.backends.llvm.attention.forward import emit_attention
 from strata.backends.llvm.attention.steps import with_blocks
-from strata.backends.llvm.ir.builder import Module
-from strata.backends.llvm.jit.jit import Code
+from strata.backends.llvm.ir.builder import IrModule
+from strata.backends.llvm.jit.jit import MachineCode
 from strata.config import using
 from strata.core import DType, Target, as_dtype, bf16, f16, f32, f64
 from strata.ops.nn.attention import Attention, AttentionBackward
@@ -36,8 +36,8 @@ KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
 @cache
-def build(spec: AttentionSpec) -> Code:
-    module = Module(spec.target.triple)
+def build(spec: AttentionSpec) -> MachineCode:
+    module = IrModule(spec.target.triple)
     names = [name for name in emit_attention(module, spec) if name]
     return compiled(module, spec.target, *names)
 
@@ -254,8 +254,8 @@ def test_text_and_stack() -> None:
 
 
 @cache
-def build_backward(spec: AttentionSpec) -> Code:
-    module = Module(spec.target.triple)
+def build_backward(spec: AttentionSpec) -> MachineCode:
+    module = IrModule(spec.target.triple)
     return compiled(module, spec.target, *emit_backward(module, spec))
 
 

@@ -21,10 +21,10 @@ from strata.backends.llvm.codegen import kernels
 from strata.backends.llvm.codegen.compile import lower
 from strata.backends.llvm.executor.arena import Arena
 from strata.backends.llvm.executor.thread_pool import native_code
-from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.ir.builder import IrModule
 from strata.backends.llvm.ir.overrides import NativeOp, Planned
 from strata.backends.llvm.jit import isolate, jit
-from strata.backends.llvm.jit.calling_convention import Loops, Product, read_usage
+from strata.backends.llvm.jit.calling_convention import LoopUsage, MatmulUsage, read_usage
 from strata.backends.llvm.jit.isolate import KNOWN, is_unusual
 from strata.backends.llvm.jit.outlined_functions import split
 from strata.backends.llvm.jit.worker_process import Died
@@ -255,11 +255,11 @@ assert len(set(map(id, pools))) == 1
 def test_usage_is_kept_beside_the_code() -> None:
     made = Session("cpu").compile(chain("usage", 2))
     usages = [k.usage for k in made._executable.kernels.values()]  # type: ignore[attr-defined]
-    assert any(isinstance(u, Product) for u in usages)
+    assert any(isinstance(u, MatmulUsage) for u in usages)
     g = Graph("loops")
     g.outputs(g.input("x", (sym("n"), 5)) * 2.0)
     usages += [k.usage for k in Session("cpu").compile(g)._executable.kernels.values()]  # type: ignore[attr-defined]
-    assert any(isinstance(u, Loops) for u in usages)
+    assert any(isinstance(u, LoopUsage) for u in usages)
     assert [read_usage(u.to_text()) for u in usages] == usages
 
 
@@ -296,9 +296,9 @@ def test_store_is_read_before_compiling(tmp_path: Path, monkeypatch: pytest.Monk
         Session("cpu").compile(chain("stored", 3))
 
 
-def doubled(name: str, number: int, *, table: bool = False) -> Module:
+def doubled(name: str, number: int, *, table: bool = False) -> IrModule:
     """f(p) stores twice a number, through an internal function that others may share."""
-    module = Module(HOST.triple)
+    module = IrModule(HOST.triple)
     helper = module.function("helper", (("ptr", "p"),), attributes="nounwind noinline", linkage="internal")
     if table:
         value = helper.load("i64", module.table("i64", [number]), 8)
@@ -316,7 +316,7 @@ def doubled(name: str, number: int, *, table: bool = False) -> Module:
     return module
 
 
-def stored_by(code: jit.Code, name: str) -> int:
+def stored_by(code: jit.MachineCode, name: str) -> int:
     word = ctypes.c_int64(0)
     ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(code.address(name))(
         ctypes.byref(word), 0, 1
@@ -335,7 +335,7 @@ def test_parts_are_split_off() -> None:
     assert keys[0]["twice"] != keys[1]["twice"], "what a part calls is part of its key"
     assert split(doubled("f", 3, table=True)).parts == {}, "a table is the module's own"
     assert list(split(doubled("f", 3), ["f"]).parts) == ["helper", "twice", "f"]
-    whole = Module()
+    whole = IrModule()
     whole.add_text("f", "define void @f() {\n  ret void\n}")
     assert split(whole).parts == {}
 
@@ -345,7 +345,7 @@ def test_parts_call_what_their_module_called(tmp_path: Path, is_kept: bool) -> N
     """Whether from a full store, or from one that takes nothing."""
 
     def op(number: int, table: bool) -> NativeOp:
-        def emit(module: Module) -> None:
+        def emit(module: IrModule) -> None:
             made = doubled("f", number, table=table)
             module._functions, module._declarations, module._globals = (
                 made._functions, made._declarations, made._globals
@@ -365,7 +365,7 @@ def test_parts_call_what_their_module_called(tmp_path: Path, is_kept: bool) -> N
 
 def test_lost_part_is_made_again(tmp_path: Path) -> None:
     def op() -> NativeOp:
-        def emit(module: Module) -> None:
+        def emit(module: IrModule) -> None:
             made = doubled("f", 21)
             module._functions, module._declarations = made._functions, made._declarations
 

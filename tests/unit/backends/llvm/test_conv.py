@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from strata.backends.llvm.conv.grouped import emit_beside, fits_beside, plan_beside
-from strata.backends.llvm.conv.table import Convolution, Window, emit_convolution, line_tiles, plan_convolution
+from strata.backends.llvm.conv.table import Convolution, ConvWindow, emit_convolution, line_tiles, plan_convolution
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS
 from strata.backends.llvm.gemm.run import build_pack
-from strata.backends.llvm.ir.builder import Module
-from strata.backends.llvm.jit.jit import Code
+from strata.backends.llvm.ir.builder import IrModule
+from strata.backends.llvm.jit.jit import MachineCode
 from strata.core import DType, Target, f32, f64, i8, u8
 from strata.ops.conv.conv import Conv
 from strata.ops.conv.conv_filled import ConvFilled
@@ -26,8 +26,8 @@ KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
 @cache
-def build(spec: Convolution) -> Code:
-    module = Module(spec.product.target.triple)
+def build(spec: Convolution) -> MachineCode:
+    module = IrModule(spec.product.target.triple)
     return compiled(module, spec.product.target, emit_convolution(module, spec, None, "conv"))
 
 
@@ -88,7 +88,7 @@ def test_against_the_op(case: tuple, dtype: DType) -> None:
     rng = np.random.default_rng(0)
     op = Conv(stride=stride, padding=padding, dilation=dilation, groups=groups, input_dilation=spread)
     w = rng.standard_normal((outputs, channels // groups, *kernel))
-    window = Window(kernel, stride, dilation, spread)
+    window = ConvWindow(kernel, stride, dilation, spread)
     for images in (1, 3):
         x = rng.standard_normal((images, channels, *sizes))
         exact = op.numpy(x, w)
@@ -118,7 +118,7 @@ def test_taps_far_apart(apart: tuple, target: Target) -> None:
     size, taps, stride, padding, dilation = apart
     rng = np.random.default_rng(0)
     op = Conv(stride=(1, stride), padding=((1, 1), padding), dilation=(1, dilation), groups=1, input_dilation=(1, 1))
-    window = Window((3, taps), (1, stride), (1, dilation), (1, 1))
+    window = ConvWindow((3, taps), (1, stride), (1, dilation), (1, 1))
     x, w = rng.standard_normal((2, 20, 5, size)), rng.standard_normal((50, 20, 3, taps))
     exact = op.numpy(x, w)
     results = []
@@ -136,7 +136,7 @@ def test_taps_far_apart(apart: tuple, target: Target) -> None:
 
 
 def test_few_images_keep_threads_busy_where_there_may_be_many() -> None:
-    window = Window((5, 1), (1, 1), (1, 1), (1, 1))
+    window = ConvWindow((5, 1), (1, 1), (1, 1), (1, 1))
     many = plan_convolution(100_000, 512, 256, window, HOST).product
     few = plan_convolution(100_000, 512, 256, window, HOST, fewest=508).product
     assert few.chunk_count(508, 512) >= 32 > many.chunk_count(508, 512)
@@ -144,7 +144,7 @@ def test_few_images_keep_threads_busy_where_there_may_be_many() -> None:
 
 def test_which_lines_are_cut() -> None:
     def cut(width: int, low: int, dilation: int, taps: int = 3) -> tuple[int, ...]:
-        return line_tiles(width, (low, width), Window((3, taps), (1, 1), (1, dilation), (1, 1)), 8)
+        return line_tiles(width, (low, width), ConvWindow((3, taps), (1, 1), (1, dilation), (1, 1)), 8)
 
     assert cut(28, 12, 12) == (6, 6, 4, 6, 6)
     assert cut(28, 6, 6) == (6, 8, 8, 6)
@@ -163,7 +163,7 @@ def test_codes(case: tuple, target: Target, codes: DType, fill: int) -> None:
     x = rng.integers(info.min, info.max + 1, (2, channels, *sizes)).astype(codes.np)
     w = rng.integers(-128, 128, (outputs, channels // groups, *kernel)).astype(np.int8)
     exact = op.numpy(x, w)
-    window, pixels = Window(kernel, stride, dilation, spread), 2 * int(np.prod(exact.shape[2:]))
+    window, pixels = ConvWindow(kernel, stride, dilation, spread), 2 * int(np.prod(exact.shape[2:]))
     spec = plan_convolution(
         pixels, outputs // groups, channels // groups, window, target, dtype=codes, weights=i8, fill=fill,
         groups=groups, width=exact.shape[-1],
@@ -174,7 +174,7 @@ def test_codes(case: tuple, target: Target, codes: DType, fill: int) -> None:
 def test_images_do_not_depend_on_their_batch() -> None:
     rng = np.random.default_rng(0)
     op = Conv(stride=(1, 1), padding=((1, 1), (1, 1)), dilation=(1, 1), groups=1, input_dilation=(1, 1))
-    window = Window((3, 3), (1, 1), (1, 1), (1, 1))
+    window = ConvWindow((3, 3), (1, 1), (1, 1), (1, 1))
     x, w = rng.standard_normal((5, 8, 7, 7)).astype(np.float32), rng.standard_normal((33, 8, 3, 3)).astype(np.float32)
     many = run(x, w, op, plan_convolution(5 * 49, 33, 8, window, HOST), (7, 7), f32)
     for i in range(5):
@@ -183,7 +183,7 @@ def test_images_do_not_depend_on_their_batch() -> None:
 
 def test_stack_use_is_bounded() -> None:
     for pixels, channels, side in itertools.product((1, 49, 50000), (1, 64, 512), (1, 3, 7, 31)):
-        spec = plan_convolution(pixels, 64, channels, Window((side, side), (1, 1), (1, 1), (1, 1)), HOST)
+        spec = plan_convolution(pixels, 64, channels, ConvWindow((side, side), (1, 1), (1, 1), (1, 1)), HOST)
         assert spec.stack_bytes <= 256 << 10, str(spec)
 
 
@@ -198,7 +198,7 @@ DEPTHWISE = [
 def run_beside(x: np.ndarray, w: np.ndarray, spec: Convolution, counts: tuple[int, ...], op: Conv) -> np.ndarray:
     """x [N, C, *sizes] and w [O, C / groups, *kernel] through the channels-last kernel of groups side by side."""
     outputs, sizes, target = len(w), x.shape[2:], spec.product.target
-    module = Module(target.triple)
+    module = IrModule(target.triple)
     code = compiled(module, target, emit_beside(module, spec, None, "beside"))
     nhwc = np.ascontiguousarray(np.moveaxis(x, 1, -1))
     weights = np.ascontiguousarray(np.moveaxis(w.reshape(outputs, w.shape[1], -1), (2, 1), (0, 1)))
@@ -229,7 +229,7 @@ def test_depthwise(channels: int, dtype: DType) -> None:
         x, w = rng.standard_normal((2, channels, *sizes)), rng.standard_normal((channels, 1, *kernel))
         exact = op.numpy(x, w)
         counts = exact.shape[2:]
-        window = Window(kernel, stride, dilation, spread)
+        window = ConvWindow(kernel, stride, dilation, spread)
         spec = plan_beside(2 * int(np.prod(counts)), channels, window, HOST, dtype=dtype, width=counts[-1])
         result = run_beside(x.astype(dtype.np), w.astype(dtype.np), spec, counts, op)
         assert np.allclose(result, exact, atol=2e-4 if dtype is f32 else 1e-12)
@@ -249,7 +249,7 @@ def test_depthwise_codes(channels: int, target: Target, codes: DType, fill: int)
         exact = op.numpy(x, w)
         counts = exact.shape[2:]
         spec = plan_beside(
-            2 * int(np.prod(counts)), channels, Window(kernel, stride, dilation, spread), target, dtype=codes,
+            2 * int(np.prod(counts)), channels, ConvWindow(kernel, stride, dilation, spread), target, dtype=codes,
             weights=i8, fill=fill, width=counts[-1],
         )  # fmt: skip
         np.testing.assert_array_equal(run_beside(x, w, spec, counts, op), exact)
@@ -278,7 +278,7 @@ def test_groups_side_by_side(group: tuple[int, int, int], dtype: DType, target: 
     groups, channels, outputs = group
     rng = np.random.default_rng(0)
     for at, (sizes, kernel, stride, padding, dilation, spread) in enumerate(WINDOWS):
-        window = Window(kernel, stride, dilation, spread)
+        window = ConvWindow(kernel, stride, dilation, spread)
         if not fits_beside(channels, outputs, groups, window, dtype, target):
             continue
         op = Conv(stride=stride, padding=padding, dilation=dilation, groups=groups, input_dilation=spread)
@@ -295,7 +295,7 @@ def test_groups_side_by_side(group: tuple[int, int, int], dtype: DType, target: 
 
 
 def test_which_groups_are_side_by_side() -> None:
-    window = Window((3, 3), (1, 1), (1, 1), (1, 1))
+    window = ConvWindow((3, 3), (1, 1), (1, 1), (1, 1))
     wide, narrow = Target.named("avx512"), Target.named("baseline")
     assert all(fits_beside(c, c, 8, window, f32, t) for c in (1, 2, 4, 8, 16) for t in (wide, narrow))
     assert not any(fits_beside(*case, window, f32, wide) for case in ((4, 4, 1), (12, 12, 8), (32, 32, 4), (8, 4, 8)))

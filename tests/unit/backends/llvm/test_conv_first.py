@@ -13,8 +13,8 @@ import strata.ops as functions
 from strata.backends.llvm.codegen.compile_batch import planes_plan
 from strata.backends.llvm.conv.nchw import Border, Planes, emit_planes, plan_planes
 from strata.backends.llvm.conv.nchw_direct import Lines, emit_lines, plan_lines
-from strata.backends.llvm.conv.table import Window
-from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.conv.table import ConvWindow
+from strata.backends.llvm.ir.builder import IrModule
 from strata.core import Target, sym
 from strata.mir import Graph
 from strata.ops.conv.conv import Conv
@@ -61,7 +61,7 @@ def arrays(case: tuple, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
 def run_kernel(case: tuple, x: np.ndarray, w: np.ndarray, counts: tuple[int, ...], spec: Planes | Lines) -> np.ndarray:
     """All chunks, the last one first."""
     target = spec.product.target
-    module = Module(target.triple)
+    module = IrModule(target.triple)
     code = compiled(module, target, emit(module, spec))
     out = np.full((x.shape[0], w.shape[0], *counts), 77, np.float32)
     pixels, strides = math.prod(counts), [s // 4 for s in x.strides]
@@ -89,7 +89,7 @@ def chunks(spec: Planes | Lines, images: int, rows: int, counts: tuple[int, ...]
     return images * -(-math.prod(counts) // (spec.product.panel_columns * spec.product.chunk_panels))
 
 
-def emit(module: Module, spec: Planes | Lines) -> str:
+def emit(module: IrModule, spec: Planes | Lines) -> str:
     if isinstance(spec, Lines):
         return emit_lines(module, spec, None, "conv")
     return emit_planes(module, spec, None, "conv")
@@ -102,7 +102,7 @@ def test_kernel(case: tuple, target: Target, rng: np.random.Generator) -> None:
     x, w = arrays(case, rng)
     expected = exact(case, x, w)
     counts = expected.shape[2:]
-    window = Window(kernel, stride, dilation, (1, 1))
+    window = ConvWindow(kernel, stride, dilation, (1, 1))
     for planned in ((images, counts), (8, (100, 200))):  # as it is, and for more than there is
         spec = plan_planes(planned[0], outputs, channels // groups, planned[1], window, target, groups=groups)
         assert spec.stack_bytes < 128 << 10
@@ -129,7 +129,7 @@ def test_planes_of_one_tile(case: tuple, target: Target, rng: np.random.Generato
     x, w = arrays(case, rng)
     expected = exact(case, x, w)
     counts = expected.shape[2:]
-    window = Window(kernel, stride, dilation, (1, 1))
+    window = ConvWindow(kernel, stride, dilation, (1, 1))
     borders = tuple(Border(low, size, n) for (low, _), size, n in zip(padding, sizes, counts, strict=True))
     results = []
     for known in (borders, ()):
@@ -186,7 +186,7 @@ def test_lines(case: tuple, target: Target, rng: np.random.Generator) -> None:
     x, w = arrays(case, rng)
     expected = exact(case, x, w)
     counts = expected.shape[2:]
-    window = Window(kernel, stride, dilation, (1,) * len(stride))
+    window = ConvWindow(kernel, stride, dilation, (1,) * len(stride))
     more = (8, (*(9 for _ in counts[:-2]), 100, 4096))
     for (planned, sizes), is_exact in (((images, counts), True), ((images, counts), False), (more, False)):
         spec = plan_lines(planned, outputs, channels, sizes, window, target, width_exact=is_exact)
@@ -200,7 +200,7 @@ def test_lines(case: tuple, target: Target, rng: np.random.Generator) -> None:
 
 
 def test_lines_that_leave_lanes_idle_are_not_taken() -> None:
-    window = Window((3, 3), (1, 1), (1, 1), (1, 1))
+    window = ConvWindow((3, 3), (1, 1), (1, 1), (1, 1))
     target = Target.named("avx512")
     for width, fits in ((112, True), (150, False), (28, False), (30, False), (31, True)):
         assert (plan_lines(1, 8, 3, (9, width), window, target) is not None) == fits

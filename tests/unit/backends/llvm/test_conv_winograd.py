@@ -11,7 +11,7 @@ import pytest
 import strata.ops as functions
 from strata.backends.llvm.codegen.compile_batch import convolution_plan
 from strata.backends.llvm.conv.match import ConvPlan
-from strata.backends.llvm.conv.table import Window
+from strata.backends.llvm.conv.table import ConvWindow
 from strata.backends.llvm.conv.winograd import (
     Winograd,
     emit_pack_taps,
@@ -20,7 +20,7 @@ from strata.backends.llvm.conv.winograd import (
     winograd_wins,
 )
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS
-from strata.backends.llvm.ir.builder import Function, Module, Value
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
 from strata.backends.llvm.ir.registers import memory_type
 from strata.config import using
 from strata.core import Target, as_dtype, f32, sym
@@ -32,7 +32,7 @@ from tests.unit.backends.llvm.compiled import compiled
 HOST = Target.host()
 LEVELS = [t for t in map(Target.named, ("baseline", "avx2", "avx512", "host")) if t.runs_on(HOST)]
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-WINDOW = Window((3, 3), (1, 1), (1, 1), (1, 1))
+WINDOW = ConvWindow((3, 3), (1, 1), (1, 1), (1, 1))
 ops: Any = functions
 
 
@@ -49,7 +49,7 @@ def run_kernel(x: np.ndarray, w: np.ndarray, padding: Any, spec: Winograd) -> np
     outputs, channels = w.shape[:2]
     nhwc, taps = np.ascontiguousarray(np.moveaxis(x, 1, -1)), np.ascontiguousarray(w.transpose(2, 3, 1, 0))
 
-    def load(f: Function, channel: Value, output: Value, lanes: int, mask: str | None) -> list[str]:
+    def load(f: IrFunction, channel: Value, output: Value, lanes: int, mask: str | None) -> list[str]:
         source = f.load("ptr", f.address("i64", "%args", PACK_SLOTS.index("source")), 8)
         type_ = memory_type(f32, lanes)
         places = [f.add(f.mul(f.add(channel, tap * channels), outputs), output) for tap in range(9)]
@@ -57,7 +57,7 @@ def run_kernel(x: np.ndarray, w: np.ndarray, padding: Any, spec: Winograd) -> np
         return [f.load(type_, p, 4) if mask is None else f.masked_load(type_, p, 4, mask) for p in lines]
 
     target = spec.product.target
-    module, packing = Module(target.triple), Module(target.triple)
+    module, packing = IrModule(target.triple), IrModule(target.triple)
     code = compiled(module, target, emit_winograd(module, spec, None, "conv"))
     pack = compiled(packing, target, emit_pack_taps(packing, spec, "pack", load))
     packed = np.full(spec.packed_elements(outputs) + 64, 99, np.float32)
@@ -242,7 +242,7 @@ def test_gradients(rng: np.random.Generator) -> None:
 
 
 def test_where_it_pays() -> None:
-    def fits(channels: int, outputs: int, *counts: int, window: Window = WINDOW) -> bool:
+    def fits(channels: int, outputs: int, *counts: int, window: ConvWindow = WINDOW) -> bool:
         return winograd_wins(window, channels, outputs, counts[0], counts, 1) == 1
 
     assert fits(64, 64, 56, 56)
@@ -253,9 +253,9 @@ def test_where_it_pays() -> None:
     assert not fits(256, 256, 1, 1)
     assert not fits(256, 256, 2, 2)
     assert not fits(64, 64, 1, 100)  # of three lines of taps one is inside
-    assert not fits(64, 64, 56, 56, window=Window((3, 3), (2, 2), (1, 1), (1, 1)))
-    assert not fits(64, 64, 56, 56, window=Window((3, 3), (1, 1), (2, 2), (1, 1)))
-    assert not fits(64, 64, 56, 56, window=Window((5, 5), (1, 1), (1, 1), (1, 1)))
+    assert not fits(64, 64, 56, 56, window=ConvWindow((3, 3), (2, 2), (1, 1), (1, 1)))
+    assert not fits(64, 64, 56, 56, window=ConvWindow((3, 3), (1, 1), (2, 2), (1, 1)))
+    assert not fits(64, 64, 56, 56, window=ConvWindow((5, 5), (1, 1), (1, 1), (1, 1)))
 
 
 def test_doubles_and_groups_are_direct() -> None:

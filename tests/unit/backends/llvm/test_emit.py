@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.backends.llvm.codegen.compile import NativeKernel, compile_kernel
+from strata.backends.llvm.codegen.compile import CompiledKernel, compile_kernel
 from strata.backends.llvm.executor.thread_pool import default_pool
 from strata.core import DType, Target, bf16, bool_, c64, c128, f16, f32, f64, i8, i32, i64, sym, u8
 from strata.kernel import KernelBuilder, interpret, show_kernel
@@ -54,7 +54,7 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, tuple) else [value]
 
 
-def check(native: NativeKernel, sample: samples.Sample, sizes: dict[str, int]) -> None:
+def check(native: CompiledKernel, sample: samples.Sample, sizes: dict[str, int]) -> None:
     arrays = sample.arrays(sizes)
     if any(b.dtype is i64 and b.name == "ids" for b in sample.kernel.inputs):
         arrays[1] %= 4
@@ -194,7 +194,7 @@ def test_long_chains_compile_with_linear_work() -> None:
             return x
 
         kernel = samples.elementwise((1000,), chain, inputs=2)
-        made: list[NativeKernel] = []
+        made: list[CompiledKernel] = []
         count = calls(lambda: made.append(compile_kernel(kernel)))
         (native,) = made
         ones = np.full(1000, 0.5, np.float32)

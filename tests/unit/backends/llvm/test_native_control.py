@@ -186,16 +186,16 @@ def _loops(graph_of: Any, *values: Any) -> Any:
 
 def test_weights_of_a_body_are_packed_when_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in every run, and no other form of them is kept; a new value counts from the next run on."""
-    from strata.backends.llvm.control.body import Body
+    from strata.backends.llvm.control.body import GraphBody
 
-    t, bind, once = sym("t"), Body.bind_body, []
+    t, bind, once = sym("t"), GraphBody.bind_body, []
 
-    def watched(body: Body, *sizes: Any) -> Any:
+    def watched(body: GraphBody, *sizes: Any) -> Any:
         bound = bind(body, *sizes)
         once.append(bound.once.count)
         return bound
 
-    monkeypatch.setattr(Body, "bind_body", watched)
+    monkeypatch.setattr(GraphBody, "bind_body", watched)
 
     def loop(h: Any, w: Any, xs: Any) -> Any:
         last, ys = scan(_cell(w), h, xs)

@@ -13,10 +13,10 @@ import pytest
 
 import strata.backends.llvm.runtime.program as program_module
 import strata.ops as functions_of_ops
-from strata.backends.llvm import Argument, Pool, Program, Step, region_table
+from strata.backends.llvm import Argument, NativeProgram, ProgramStep, ThreadPool, region_table
 from strata.backends.llvm.codegen.compile import compile_kernel
 from strata.backends.llvm.executor.thread_pool import _SPIN, native_code
-from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.ir.builder import IrModule
 from strata.backends.llvm.jit.jit import compile_and_load
 from strata.backends.llvm.runtime import kernel_steps
 from strata.backends.llvm.runtime import symbolic_program as open_program
@@ -31,15 +31,15 @@ ROWS = sym("R")
 ops: Any = functions_of_ops
 
 
-def softmax_program() -> tuple[Program, dict[str, int]]:
+def softmax_program() -> tuple[NativeProgram, dict[str, int]]:
     kernel = compile_kernel(samples.softmax(ROWS, 130).kernel)
     KEEP.append(kernel)
     arguments = ((0, 1), (1, 2))
     steps = tuple(
-        Step("softmax", (Argument(a), Argument(b), Argument(None, ROWS)), kernel.lowered.points, 16)
+        ProgramStep("softmax", (Argument(a), Argument(b), Argument(None, ROWS)), kernel.lowered.points, 16)
         for a, b in arguments
     )
-    return Program(steps, 3), {"softmax": kernel.address}
+    return NativeProgram(steps, 3), {"softmax": kernel.address}
 
 
 KEEP: list[object] = []
@@ -76,9 +76,9 @@ def test_ranges_of_steps() -> None:
     np.testing.assert_allclose(held[2], expected(held[0]), rtol=1e-5)
 
 
-def order_program(points: Dim, grain: int, reads: tuple[Dim, ...]) -> tuple[Program, dict[str, int]]:
+def order_program(points: Dim, grain: int, reads: tuple[Dim, ...]) -> tuple[NativeProgram, dict[str, int]]:
     """Steps that note in region 1 + step, for each point, how many chunks were taken before its own."""
-    module = Module(Target.host().triple)
+    module = IrModule(Target.host().triple)
     f = module.function("note", [("ptr", "args"), ("i64", "begin"), ("i64", "end")])
     counter, places = (f.load("ptr", f.address("i64", "%args", i), 8) for i in range(2))
     number = f.op(f"atomicrmw add ptr {counter}, i64 1 seq_cst")
@@ -86,11 +86,11 @@ def order_program(points: Dim, grain: int, reads: tuple[Dim, ...]) -> tuple[Prog
     f.ret()
     code = compile_and_load(module.text(), ["note"], Target.host())
     KEEP.append(code)
-    steps = [Step("note", (Argument(0, 8 * i), Argument(1 + i)), points, grain, r) for i, r in enumerate(reads)]
-    return Program(tuple(steps), 1 + len(reads)), {"note": code.address("note")}
+    steps = [ProgramStep("note", (Argument(0, 8 * i), Argument(1 + i)), points, grain, r) for i, r in enumerate(reads)]
+    return NativeProgram(tuple(steps), 1 + len(reads)), {"note": code.address("note")}
 
 
-def orders(bound: BoundProgram, points: int, steps: int, pool: Pool, threads: int) -> list[list[int]]:
+def orders(bound: BoundProgram, points: int, steps: int, pool: ThreadPool, threads: int) -> list[list[int]]:
     counters = np.zeros(steps, np.int64)
     noted = [np.full(points, -1) for _ in range(steps)]
     bound.run(region_table([a.ctypes.data for a in (counters, *noted)]), threads=threads, pool=pool)
@@ -99,7 +99,7 @@ def orders(bound: BoundProgram, points: int, steps: int, pool: Pool, threads: in
 
 def test_steps_that_read_more_than_a_cache_holds_turn() -> None:
     """One after the other they go from the first chunk to the last and from the last to the first; others never."""
-    far, pool = held_in_part() + 1, Pool()
+    far, pool = held_in_part() + 1, ThreadPool()
     program, functions = order_program(10, 3, (far, 0, far, far - 1, far))
     bound = program.bind(functions)
     forward, backward = [0, 0, 0, 1, 1, 1, 2, 2, 2, 3], [3, 3, 3, 2, 2, 2, 1, 1, 1, 0]
@@ -121,7 +121,7 @@ def test_steps_that_read_more_than_a_cache_holds_turn() -> None:
 
 @pytest.mark.parametrize("threads", [2, 7])
 def test_turning_steps_take_every_chunk_once(threads: int) -> None:
-    far, pool = held_in_part() + 1, Pool()
+    far, pool = held_in_part() + 1, ThreadPool()
     program, functions = order_program(1000, 7, (far, far))
     bound = program.bind(functions)
     wrong: list[object] = []
@@ -208,7 +208,7 @@ def test_fork() -> None:
 
 
 def test_stop_and_start_again() -> None:
-    pool = Pool()
+    pool = ThreadPool()
     nothing = native_code().address("nothing")
     pool.parallel(nothing, 0, 100, 1, 4)
     assert pool.workers == 3
@@ -221,18 +221,18 @@ def test_stop_and_start_again() -> None:
 
 def test_bad_programs() -> None:
     with pytest.raises(CompileError, match="region 3 of 2"):
-        Program((Step("k", (Argument(3),), 1),), 2)
+        NativeProgram((ProgramStep("k", (Argument(3),), 1),), 2)
     with pytest.raises(RunError, match="R is not bound"):
-        Program((Step("k", (), ROWS),), 0).bind({"k": native_code().address("nothing")})
+        NativeProgram((ProgramStep("k", (), ROWS),), 0).bind({"k": native_code().address("nothing")})
 
 
 def test_steps_without_points_are_left_out() -> None:
-    Program((Step("k", (), sym("N", 0)),), 0).bind({"k": 0}, {"N": 0}).run(region_table([]))
+    NativeProgram((ProgramStep("k", (), sym("N", 0)),), 0).bind({"k": 0}, {"N": 0}).run(region_table([]))
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="threads cannot be placed here")
 def test_workers_are_woken_elsewhere_and_may_run_anywhere() -> None:
-    pool = Pool()
+    pool = ThreadPool()
     nothing = native_code().address("nothing")
     before = set(os.listdir("/proc/self/task"))
     everywhere = os.sched_getaffinity(0)
@@ -271,7 +271,7 @@ def test_one_processor_is_enough() -> None:
     everywhere = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(everywhere)})
-        pool = Pool()
+        pool = ThreadPool()
         for _ in range(3):
             pool.parallel(native_code().address("nothing"), 0, 100, 1, 3)
             time.sleep(0.005)

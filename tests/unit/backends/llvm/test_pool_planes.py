@@ -10,7 +10,7 @@ import pytest
 
 import strata.ops as functions
 from strata.backends.llvm.conv.pool2d import PoolPlan, emit_pool, plan_pool
-from strata.backends.llvm.ir.builder import Module
+from strata.backends.llvm.ir.builder import IrModule
 from strata.core import Target, sym
 from strata.kernel import Kernel, interpret
 from strata.mir import Graph
@@ -30,7 +30,7 @@ def kernels(graph: Graph) -> list[Kernel]:
 
 def run(plan: PoolPlan, inputs: list[np.ndarray]) -> np.ndarray:
     """Chunk by chunk, the last one first."""
-    module = Module(plan.target.triple)
+    module = IrModule(plan.target.triple)
     name = emit_pool(module, plan)
     code = compiled(module, plan.target, name)
     out = np.full([int(d) for d in plan.out.shape], 77, np.float32)

@@ -15,7 +15,7 @@ import strata as st
 from strata.backends.llvm.executor.fast_call_code import HITS
 from strata.backends.llvm.executor.python_objects import CAN_CHECK_ARRAYS
 from strata.backends.llvm.runtime import fast_call as short
-from strata.backends.llvm.runtime.fast_call import NOT_READY, PATIENCE, Quick
+from strata.backends.llvm.runtime.fast_call import NOT_READY, PATIENCE, NativeFastCall
 
 pytestmark = pytest.mark.skipif(not CAN_CHECK_ARRAYS, reason="this Python lays its objects out in another way")
 
@@ -31,15 +31,15 @@ def _arrays(rng: np.random.Generator, shape: tuple[int, ...] = (6, 5)) -> dict[s
     return {n: rng.standard_normal(shape).astype(np.float32) for n in "xy"}
 
 
-def _ready(compiled: Any, feeds: dict[str, np.ndarray]) -> Quick:
+def _ready(compiled: Any, feeds: dict[str, np.ndarray]) -> NativeFastCall:
     for _ in range(short.FIRST_RUNS + 1):
         compiled.run(feeds)
-    quick: Quick = compiled._quick
+    quick: NativeFastCall = compiled._quick
     assert quick.asked != NOT_READY
     return quick
 
 
-def _hits(quick: Quick) -> int:
+def _hits(quick: NativeFastCall) -> int:
     return int(quick._words[HITS])
 
 

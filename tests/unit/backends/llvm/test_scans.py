@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.backends.llvm.codegen.compile import NativeKernel, compile_kernel, lower
+from strata.backends.llvm.codegen.compile import CompiledKernel, compile_kernel, lower
 from strata.backends.llvm.executor.thread_pool import default_pool
 from strata.core import DType, Target, bf16, bool_, c64, f16, f32, f64, i8, i32, sym
 from strata.kernel import Expr, Kernel, KernelBuilder, parse_schedule
@@ -54,7 +54,7 @@ def expected(kind: str, x: np.ndarray, reverse: bool, exclusive: bool, start: fl
     return np.flip(found, 1) if reverse else found
 
 
-def check(native: NativeKernel, kind: str, dtype: DType, *, reverse: bool = False, exclusive: bool = False) -> None:
+def check(native: CompiledKernel, kind: str, dtype: DType, *, reverse: bool = False, exclusive: bool = False) -> None:
     start = {"sum": 0, "prod": 1, "max": -np.inf, "min": np.inf}[kind]
     tolerance = {"f16": 2e-2, "bf16": 1e-1, "f64": 1e-11}.get(dtype.name, 1e-4)
     for columns in LENGTHS:

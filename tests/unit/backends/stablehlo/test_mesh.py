@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strata.backends import Spread
+from strata.backends import ThreadSpread
 from strata.errors import OptionError
 from strata.mir import Graph
 from strata.runtime import CompileOptions, Session
@@ -105,7 +105,7 @@ def test_eight_devices_are_as_one() -> None:
 
 
 def test_parts_of_arrays() -> None:
-    spread = Spread((("data", 2), ("model", 3)), {})
+    spread = ThreadSpread((("data", 2), ("model", 3)), {})
     array = np.arange(24).reshape(4, 6)
     for cuts in ((), (("data",),), ((), ("model",)), (("model",), ("data",)), ((), ("model", "data"))):
         if cuts == (("model",), ("data",)):

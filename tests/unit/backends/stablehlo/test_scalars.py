@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from strata.backends.stablehlo.adapter import client
-from strata.backends.stablehlo.build import Builder, kind
+from strata.backends.stablehlo.build import StableHloBuilder, kind
 from strata.backends.stablehlo.scalars import ROWS, scalar
 from strata.core import ALL_DTYPES, DType, as_dtype, bool_, f32
 from strata.kernel import SCALARS
@@ -62,7 +62,7 @@ def arguments(name: str, dtype: DType) -> list[np.ndarray]:
 
 def run_all(jobs: list[tuple[str, DType, list[np.ndarray]]]) -> list[np.ndarray]:
     """Functions on arrays, all of them in one module."""
-    b = Builder()
+    b = StableHloBuilder()
     arrays = [a for _, _, given in jobs for a in given]
     formals = [b.fresh(as_dtype(a.dtype), a.shape) for a in arrays]
     rest = iter(formals)

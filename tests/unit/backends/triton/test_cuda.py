@@ -18,8 +18,8 @@ from strata.backends.offload import OffloadBackend
 from strata.backends.triton import cuda
 from strata.backends.triton.compile import Binary
 from strata.backends.triton.cuda import CudaDriver
-from strata.backends.triton.launches import KEPT, SHORT, Call, Launches
-from strata.backends.triton.render import Program
+from strata.backends.triton.launches import KEPT, SHORT, KernelLaunch, Launches
+from strata.backends.triton.render import TritonProgram
 from strata.backends.triton.target import Gpu
 from strata.core import f32, substitute, sym
 from strata.errors import DeviceError, OutOfMemoryError, RunError
@@ -28,7 +28,7 @@ from strata.lir import plan
 from strata.mir import Graph, evaluate
 from strata.ops import gelu, matmul, reduce_sum, sort
 
-PROGRAMS: dict[str, Program] = {}
+PROGRAMS: dict[str, TritonProgram] = {}
 COPY = """kernel @copy(x: f32[8]) -> out: f32[8] {
   axis i in 8
   %0 = x[i]
@@ -36,7 +36,7 @@ COPY = """kernel @copy(x: f32[8]) -> out: f32[8] {
 }"""
 
 
-def fake_binary(program: Program, gpu: Gpu) -> Binary:
+def fake_binary(program: TritonProgram, gpu: Gpu) -> Binary:
     """Code that says what it is the code of, with two more pointers as Triton has them."""
     key = str(len(PROGRAMS))
     PROGRAMS[key] = program
@@ -146,7 +146,7 @@ class FakeCore:
         stream.do(f"launch {program.name}", lambda: execute(self, program, config.grid, arguments))
 
 
-def execute(core: FakeCore, program: Program, grid: tuple[int, ...], arguments: tuple[int, ...]) -> None:
+def execute(core: FakeCore, program: TritonProgram, grid: tuple[int, ...], arguments: tuple[int, ...]) -> None:
     """The meaning of a program's kernel on memory that is live."""
     count = len(program.buffers)
     sizes = {str(d): n for d, n in zip(program.sizes, arguments[count:-2], strict=True)}
@@ -319,7 +319,7 @@ def test_sequences_are_captured_when_they_come_again() -> None:
 
     def add(*keys: str) -> None:
         for key in keys:
-            queue.add(Call(key, frozenset((ord(key[0]),)), lambda on, key=key: log.append(f"{key} on {on}")))
+            queue.add(KernelLaunch(key, frozenset((ord(key[0]),)), lambda on, key=key: log.append(f"{key} on {on}")))
 
     add("a", "b")
     assert queue.touches(ord("a"))

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from strata.config import using
 from strata.errors import BudgetError, FileError, StrataError
 from strata.io.onnx import load
-from strata.io.onnx.limits import Limits
+from strata.io.onnx.limits import OnnxLimits
 from tests.fuzz.mutate.worker import peak_memory, resident_memory
 
 node, info = helper.make_node, helper.make_tensor_value_info
@@ -198,8 +198,8 @@ def test_a_loop_that_nothing_ends(ends: str) -> None:
 def test_splitting_into_many(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many items as an axis has, each a view: the number of nodes and compiles does not grow with them."""
     counts: list[int] = []
-    count = Limits.nodes
-    monkeypatch.setattr(Limits, "nodes", lambda self, n=1: (counts.append(n), count(self, n))[1])
+    count = OnnxLimits.nodes
+    monkeypatch.setattr(OnnxLimits, "nodes", lambda self, n=1: (counts.append(n), count(self, n))[1])
     data = model(
         [node("SplitToSequence", ["x"], ["s"], axis=0, keepdims=keep),
          node("ConcatFromSequence", ["s"], ["y"], axis=0, new_axis=1 - keep), node("SequenceLength", ["s"], ["n"])],

@@ -22,7 +22,7 @@ from strata.io.onnx import load, reads
 from strata.io.onnx import model as importer
 from strata.io.onnx.file import BLOCK, ModelFile
 from strata.io.onnx.plans import Port, forms
-from strata.io.onnx.trace import Tracer
+from strata.io.onnx.trace import OnnxTracer
 from tests.unit.io.onnx.models import BOOL, INT64, model, node, port
 
 
@@ -37,14 +37,14 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """One item for each time that a model's graph was read."""
     found: list[Any] = []
-    real = Tracer.run_graph
+    real = OnnxTracer.run_graph
 
-    def run_graph(self: Tracer, *args: Any, **named: Any) -> Any:
+    def run_graph(self: OnnxTracer, *args: Any, **named: Any) -> Any:
         if named.get("top"):
             found.append(self)
         return real(self, *args, **named)
 
-    monkeypatch.setattr(Tracer, "run_graph", run_graph)
+    monkeypatch.setattr(OnnxTracer, "run_graph", run_graph)
     return found
 
 
