@@ -178,7 +178,7 @@ SECTIONS = {
     "strata.runtime": "Compiling and running",
     "strata.models": "Models", "strata.core": "Types", "strata.config": "Settings", "strata.backends": "Devices",
 }  # fmt: skip
-NAMESPACES = {"serving": "Serving", "distributed": "Many members"}  # modules whose names are on the page, too
+NAMESPACES = {"serving": "Serving", "distributed": "Collectives"}  # modules whose names are on the page, too
 
 
 def api_page() -> str:

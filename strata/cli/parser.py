@@ -41,19 +41,19 @@ def make_parser() -> CommandParser:
         return made
 
     _run(command("run", "run:run", "run a model or a graph on arrays"))
-    _embed(command("embed", "text:embed", "vectors of texts, or their similarity"))
-    _generate(command("generate", "text:generate", "text that follows a prompt, as it is made"))
-    _serve(command("serve", "serve:serve", "models over HTTP, in the form of OpenAI's interface"))
-    _compile(command("compile", "compile:compile_", "a bundle that runs anywhere without compiling"))
+    _embed(command("embed", "text:embed", "text embeddings, or their similarity"))
+    _generate(command("generate", "text:generate", "generate text from a prompt, streamed"))
+    _serve(command("serve", "serve:serve", "serve models over HTTP (OpenAI API): continuous batching, paged KV cache"))
+    _compile(command("compile", "compile:compile_", "compile ahead of time, to a bundle that runs without compiling"))
     _inspect(command("inspect", "stages:inspect", "what is in a file; the text of every stage of a program"))
-    _opt(command("opt", "stages:opt", "run passes: text in, text out"))
-    _explain(command("explain", "stages:explain", "what was fused, what was not and why; memory and times"))
+    _opt(command("opt", "stages:opt", "run passes on a graph as text"))
+    _explain(command("explain", "stages:explain", "what was fused, what was not and why; memory plan and times"))
     _bench(command("bench", "bench:bench", "time a model, or run the suite of the source tree"))
     _trace(command("trace", "trace:trace", "a timeline of a compile and of runs, for Perfetto or Chrome"))
-    _cache(command("cache", "cache:listing", "compiled code on disk: ls, why, verify, prune, export"))
+    _cache(command("cache", "cache:listing", "the disk cache of compiled code: ls, why, verify, prune, export"))
     doctor = command("doctor", "doctor:doctor", "what this machine has: ISA, threads and limits, devices, cache")
     _json(doctor)
-    _demo(command("demo", "demo:demo", "see it work: compile story, training, and models that are installed"))
+    _demo(command("demo", "demo:demo", "a tour: compile, training, and models that are installed"))
     completion = command("completion", "completion:completion", "a script that completes commands in your shell")
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     return parser
@@ -133,7 +133,9 @@ def _generate(parser: CommandParser) -> None:
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1 is no limit (default)")
     parser.add_argument("--seed", type=int, help="of the choices at a temperature above 0")
     parser.add_argument("--context", type=_count, metavar="N", help="tokens to plan for")
-    parser.add_argument("--draft", metavar="MODEL", help="a smaller model with the same tokens, which makes it faster")
+    parser.add_argument(
+        "--draft", metavar="MODEL", help="a smaller model with the same tokenizer, for speculative decoding"
+    )
     _threads(parser)
     _json(parser)
 
@@ -147,17 +149,19 @@ def _serve(parser: CommandParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
     parser.add_argument("--name", help="what the model is called in answers (default: the name of its file)")
-    parser.add_argument("--context", type=_count, metavar="N", help="tokens that one request may have")
-    parser.add_argument("--cache-tokens", type=_count, metavar="N", help="tokens of all requests (default: 4 contexts)")
-    parser.add_argument("--max-requests", type=_count, default=16, metavar="N", help="served at once (default: 16)")
-    parser.add_argument("--queue", type=int, default=256, metavar="N", help="that may wait beyond those (default: 256)")
+    parser.add_argument("--context", type=_count, metavar="N", help="longest request: tokens of prompt and answer")
+    parser.add_argument(
+        "--cache-tokens", type=_count, metavar="N", help="KV cache of all requests (default: 4 contexts)"
+    )
+    parser.add_argument("--max-requests", type=_count, default=16, metavar="N", help="in one batch (default: 16)")
+    parser.add_argument("--queue", type=int, default=256, metavar="N", help="that may wait (default: 256)")
     parser.add_argument(
         "--adapter", action="append", default=[], metavar="NAME=FOLDER", help="a LoRA adapter that requests may name"
     )
     parser.add_argument(
-        "--exact", action="store_true", help="with quantised weights, too: answers do not depend on other requests"
+        "--exact", action="store_true", help="answers never depend on other requests, with quantised weights either"
     )
-    parser.add_argument("--record", metavar="FILE.jsonl", help="write requests and answers to the end of a file")
+    parser.add_argument("--record", metavar="FILE.jsonl", help="append requests and answers to a file")
     _threads(parser)
     _json(parser)
 
