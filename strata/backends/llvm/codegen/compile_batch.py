@@ -45,7 +45,12 @@ if TYPE_CHECKING:
 
 
 def emitted(
-    kernel: Kernel, target: Target, step: Step | None, kept: frozenset[str], in_loop: bool = False
+    kernel: Kernel,
+    target: Target,
+    step: Step | None,
+    kept: frozenset[str],
+    convolves: bool = False,
+    in_loop: bool = False,
 ) -> tuple[Usage, IrModule]:
     """A kernel as a convolution, a matmul, a pool, or loops."""
     module = IrModule(target.triple)
@@ -58,6 +63,8 @@ def emitted(
         emit_planes_kernel(module, planes)
         return MatmulUsage.of(planes), module
     found = find_contraction(kernel) if not kernel.schedule else None
+    if found is not None and convolves:
+        found = replace(found, along=())
     matrix = plan_matrix(found, kernel.name, target, kept, in_loop=in_loop) if found is not None else None
     along = read_along(found, kept) if found is not None else 0
     if found is not None and matrix is not None:

@@ -79,7 +79,13 @@ class CodePiece:
 
 
 def kernel_source(
-    kernel: Kernel, target: Target, step: Step | None = None, *, kept: Iterable[str] = (), in_loop: bool = False
+    kernel: Kernel,
+    target: Target,
+    step: Step | None = None,
+    *,
+    kept: Iterable[str] = (),
+    convolves: bool = False,
+    in_loop: bool = False,
 ) -> Source:
     """The source of the kernel of a step; some of what it reads is kept from run to run."""
     anonymous = kernel.renamed("kernel")
@@ -87,6 +93,8 @@ def kernel_source(
     still = frozenset(kept if kernel.has_reductions else ())
     if still:
         kind += f" kept {' '.join(sorted(still))}"
+    if convolves:
+        kind += " convolves"
     if in_loop and kernel.has_reductions:
         kind += " loop"
     text = show_kernel(anonymous)
@@ -94,7 +102,7 @@ def kernel_source(
     def make() -> tuple[str, IrModule]:
         from strata.backends.llvm.codegen.compile_batch import emitted
 
-        usage, module = emitted(anonymous, target, step, still, in_loop)
+        usage, module = emitted(anonymous, target, step, still, convolves, in_loop)
         return usage.to_text(), module
 
     return Source((text, target.key, kind), lambda: code_key(f"kernel {kind}", text, target), make, (), text)
@@ -127,22 +135,18 @@ def plan_sources(lir: Lir, target: Target, *, in_loop: bool = False) -> tuple[di
         for at, step in enumerate(lir.schedule)
         if step.kernel is None and (made := native_op(step.nodes[0], target, step.views)) is not None
     }
-    still = {
-        (s.name, at)
-        for s in lir.schedule
-        for at, x in enumerate(s.inputs)
-        if lir.buffer(x).role in KEPT or _convolves(s)
-    }
+    still = {(s.name, at) for s in lir.schedule for at, x in enumerate(s.inputs) if lir.buffer(x).role in KEPT}
+    convolving = {s.name for s in lir.schedule if _convolves(s)}
     kernels = {}
     for name, k in lir.kernels.items():
         kept = [b for at, b in enumerate(k.input_names) if (name, at) in still]
-        kernels[name] = kernel_source(k, target, steps[name], kept=kept, in_loop=in_loop)
+        kernels[name] = kernel_source(k, target, steps[name], kept=kept, convolves=name in convolving, in_loop=in_loop)
     return kernels, ops
 
 
 def _convolves(step: Step) -> bool:
     """Whether a convolution is in it, which may be a matmul: its sums have the order of all convolutions,
-    and not the one of matmuls by few rows of a matrix that is read in place."""
+    and not the one of matmuls by few rows of a matrix that is read along its rows."""
     return any(n.op.name.startswith("conv") for n in step.nodes)
 
 

@@ -409,8 +409,6 @@ def plan_matrix(
 
 def read_along(matrix: MatrixKernel, kept: frozenset[str]) -> Dim:
     """1 where loops read both factors along their rows, else 0; a matrix that stays from run to run is packed."""
-    if {matrix.a.buffer, matrix.b.buffer} <= kept:
-        return 0
     return sum((where for where, buffer in matrix.along if buffer not in kept), 0)
 
 

@@ -3,8 +3,9 @@
 import itertools
 
 import numpy as np
+import pytest
 
-from strata.core import f32, f64
+from strata.core import f32, f64, sym
 from strata.mir import Graph
 from strata.runtime import Session
 
@@ -93,3 +94,23 @@ def test_a_vector_that_stays_is_no_matrix_to_pack_for(rng: np.random.Generator) 
         assert not any(k.product is not None and k.product.is_packed for k in kernels)
         found.append(y[0])
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("taps", [1, 3])
+@pytest.mark.parametrize("outputs", [1, 3, 40])
+def test_images_are_read_in_place_with_the_bits_of_any_batch_and_size(
+    rng: np.random.Generator, outputs: int, taps: int
+) -> None:
+    w, images = rng.standard_normal((outputs, 70, taps, taps)), rng.standard_normal((5, 70, 8, 18))
+    found = []
+    for shape in (images.shape, (sym("N"), 70, 8, 18), (5, 70, sym("H"), sym("W"))):
+        g = Graph("conv")
+        g.outputs(g.input("x", shape).conv2d(g.param("w", w.shape)))
+        c = Session("cpu").compile(g)
+        c.set_param("w", w.astype("f"))
+        found.append(c.run(x=images.astype("f"))[0])
+        if taps == 1 and isinstance(shape[-1], int):
+            kernels = c._executable.kernels.values()  # type: ignore[attr-defined]
+            assert not any(k.product.is_packed for k in kernels if k.product is not None)
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)
