@@ -16,7 +16,7 @@ from strata.config import using
 
 
 def embed(options: Namespace) -> None:
-    """Vectors of texts."""
+    """Embeddings of texts."""
     texts = options.texts or [line.rstrip("\n") for line in sys.stdin]
     if not texts:
         raise Mistake("embed: there is no text, neither as an argument nor on standard input")

@@ -27,7 +27,7 @@ class Transport(Protocol):
     size: int
 
     def send(self, to: int, head: bytes, body: bytes) -> None:
-        """Give a message to another member."""
+        """Send a message to another member."""
         ...
 
     def receive(self, source: int) -> tuple[bytes, Any]:
@@ -40,7 +40,7 @@ class Transport(Protocol):
 
 
 class Group:
-    """One of `size` members that compute together; `rank` says which."""
+    """One member, `rank`, of a group of `size` that compute together."""
 
     def __init__(self, transport: Transport) -> None:
         if not 0 <= transport.rank < transport.size:
@@ -66,7 +66,7 @@ class Group:
         return mine.reshape(given.shape[0] // self.size, *given.shape[1:])
 
     def all_gather(self, array: Any) -> np.ndarray:
-        """All members' arrays behind each other, by rank; their first sizes may differ, the others are alike."""
+        """All members' arrays concatenated by rank; first sizes may differ."""
         given = np.atleast_1d(_checked(array))
         parts = self._gathered("all_gather", given)
         if len({(p.dtype, p.shape[1:]) for p in parts}) > 1:
@@ -87,7 +87,7 @@ class Group:
         return self._receive(root, "broadcast")
 
     def barrier(self) -> None:
-        """Until all members are here."""
+        """Wait until all members are here."""
         self._gathered("barrier", np.empty(0))
 
     def close(self) -> None:

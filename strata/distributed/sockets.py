@@ -58,7 +58,7 @@ class SocketTransport:
             raise RunError(f"rank {self.rank} lost rank {source}: {error}", code="X611") from None
 
     def close(self) -> None:
-        """What was sent arrives; then the connections end."""
+        """Close the connections once everything sent has arrived."""
         for line in self._lines.values():
             line.put(None)
         for thread in self._threads:

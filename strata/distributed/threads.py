@@ -32,7 +32,7 @@ class ThreadTransport:
         return found
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 def local_groups(size: int, *, timeout: float = 60.0) -> list[Group]:
@@ -44,7 +44,7 @@ def local_groups(size: int, *, timeout: float = 60.0) -> list[Group]:
 
 
 def run_members(size: int, work: Callable[[Group], T], *, timeout: float = 60.0) -> list[T]:
-    """work(group) in a thread for each member; what they give, by rank. An error of one is raised at the end."""
+    """Run work(group) in a thread for each member; results by rank. An error of one is raised at the end."""
     found: dict[int, T] = {}
     errors: dict[int, BaseException] = {}
 

@@ -1,10 +1,10 @@
 """Decoder graphs with a KV cache: one graph for prefill and decode, of symbolic length, updated in place.
 
-Inputs are the new tokens, how many came before them, and a cache of keys and of values for each layer; results are the
-logits and the caches with the new rows written. Passing one array for a cache's input and its result writes in place.
-In a paged graph, for sequences of any lengths, the keys and values of all sequences lie in
-pools of pages, a table for each sequence says which pages are its own, and the results are the new rows alone: whoever
-keeps the pools writes them to their pages.
+Inputs are the new tokens, how many came before them, and the KV cache: an array of keys and one of values for each
+layer. Results are the logits and the caches with the new rows written; one array for a cache's input and its result is
+updated in place. With a paged KV cache, the keys and values of all sequences, of any lengths, are in pools of pages; a
+page table for each sequence says which pages are its own. Results are then the new rows alone, and whoever owns the
+pools writes them to their pages.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ MOST_PAGES = 1 << 24  # with their numbers in one list
 
 
 class PagePool:
-    """Numbers of pages, lent lowest first. A page has room for `tokens` tokens and is `size` bytes long."""
+    """The pool of pages of a paged KV cache, lent lowest first: `tokens` tokens, `size` bytes each."""
 
     def __init__(self, pages: int, *, tokens: int = PAGE, size: int = 0) -> None:
         if not 1 <= pages <= MOST_PAGES or tokens < 1 or size < 0:
@@ -30,11 +30,11 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Pages that can be lent."""
+        """The number of free pages."""
         return len(self._free)
 
     def take(self) -> int | None:
-        """The lowest free page; None when there is none."""
+        """Borrow the lowest free page; None when there is none."""
         if not self._free:
             return None
         page = heapq.heappop(self._free)
@@ -42,7 +42,7 @@ class PagePool:
         return page
 
     def give_back(self, pages: Iterable[int]) -> None:
-        """Pages that nobody reads any more."""
+        """Return pages to the pool."""
         for page in pages:
             if page not in self._lent:
                 raise OptionError(f"pages: {page} is given back and was not lent", code="O601")
@@ -50,14 +50,14 @@ class PagePool:
             heapq.heappush(self._free, page)
 
     def offset(self, page: int) -> int:
-        """Where a page begins, in bytes."""
+        """The offset of a page in bytes."""
         if not 0 <= page < self.pages:
             raise OptionError(f"pages: {page} is none of {self.pages} pages", code="O601")
         return page * self.size
 
 
 class PageTable:
-    """The pages of one sequence, in order, of which `length` tokens are in use."""
+    """The page table of one sequence: its pages in order, of which `length` tokens are in use."""
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
@@ -69,7 +69,7 @@ class PageTable:
         return len(self.pages) * self.pool.tokens
 
     def reserve(self, tokens: int) -> bool:
-        """Make room for so many tokens in all; without enough free pages nothing is taken, and the answer is False."""
+        """Reserve pages for so many tokens in all; False, and nothing taken, where too few are free."""
         missing = -(-(tokens - self.capacity) // self.pool.tokens)
         if missing > self.pool.free:
             return False
@@ -80,30 +80,30 @@ class PageTable:
         return True
 
     def page_of(self, token: int) -> int:
-        """The page that a token lies in."""
+        """The page that holds a token."""
         if not 0 <= token < self.capacity:
             raise OptionError(f"pages: token {token} is outside of a table for {self.capacity}", code="O601")
         return self.pages[token // self.pool.tokens]
 
     def rows(self, start: int, count: int) -> np.ndarray:
-        """Where tokens lie among all rows of all pages, i64[count]."""
+        """The rows of tokens in the arrays of pages, i64[count]."""
         at = np.arange(start, start + count)
         return np.asarray(self.pages, np.int64)[at // self.pool.tokens] * self.pool.tokens + at % self.pool.tokens
 
     def release(self) -> None:
-        """Give all pages back."""
+        """Return all pages to the pool."""
         self.pool.give_back(self.pages)
         self.pages, self.length = [], 0
 
 
 def page_bytes(model: Decoder) -> int:
-    """Of the keys and values of one page, in all layers."""
+    """Bytes of one page of the KV cache: keys and values of all layers."""
     c = model.config
     return PAGE * c.layers * 2 * c.kv_heads * c.head_dim * 4
 
 
 class PagedCache:
-    """The keys and values of many sequences of one model, and the step that reads and extends them."""
+    """The paged KV cache of many sequences of one model, and the step that reads and extends it."""
 
     def __init__(self, model: Decoder, pages: int) -> None:
         self.model = model
@@ -114,7 +114,7 @@ class PagedCache:
         self._pools = {name: np.zeros(shape, np.float32) for name in names}
 
     def table(self) -> PageTable:
-        """Of a new sequence."""
+        """The page table of a new sequence."""
         return PageTable(self.pool)
 
     def step(self, tables: Sequence[PageTable], ids: np.ndarray) -> np.ndarray:

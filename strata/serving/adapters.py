@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class AdapterQueue(Generic[T]):
-    """First come, first served; a batch is what stands at the head and wants one adapter, at most `limit` requests."""
+    """A first-in-first-out queue; a batch is the requests at its head that want one adapter, at most `limit`."""
 
     def __init__(self, limit: int, known: Collection[str] | None = None) -> None:
         if limit < 1:
@@ -38,7 +38,7 @@ class AdapterQueue(Generic[T]):
             raise UnknownNameError(f"there is no adapter {adapter!r}; there are {known}", code="N600")
 
     def head(self) -> tuple[str | None, T] | None:
-        """Who is next, and the adapter they want."""
+        """The next request and its adapter."""
         return self._waiting[0] if self._waiting else None
 
     def pop(self) -> T:
@@ -49,7 +49,7 @@ class AdapterQueue(Generic[T]):
         return item
 
     def batch(self) -> tuple[str | None, list[T]]:
-        """The next requests that want one adapter, in order."""
+        """The next batch: requests at the head that want one adapter."""
         found: list[T] = []
         first = self.head()
         if first is None:

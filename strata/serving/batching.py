@@ -16,7 +16,7 @@ LEAST: Final = 4  # tokens: so few at the end of a prompt would be read by the k
 
 @dataclass
 class Prefill(Generic[T]):
-    """A prompt of `total` tokens, of which `done` have been read."""
+    """A prompt to prefill: `total` tokens, of which `done` are in the KV cache."""
 
     item: T
     total: int
@@ -25,7 +25,7 @@ class Prefill(Generic[T]):
 
 @dataclass(frozen=True)
 class PrefillChunk(Generic[T]):
-    """Tokens `start` to `end` of a prompt."""
+    """A chunk of a prefill: tokens `start` to `end` of a prompt."""
 
     item: T
     start: int
@@ -35,7 +35,7 @@ class PrefillChunk(Generic[T]):
 
 @dataclass(frozen=True)
 class Batch(Generic[T]):
-    """One step's work."""
+    """The work of one step: sequences to decode, and prefill chunks."""
 
     decodes: tuple[T, ...]
     pieces: tuple[PrefillChunk[T], ...]
@@ -49,9 +49,9 @@ class Batch(Generic[T]):
 class Batcher:
     """Fills steps of at most `max_tokens` tokens of at most `max_entries` sequences.
 
-    Sequences that are being continued come first, one token each, in their order; then prompts, whole while they fit.
-    The first that does not fit is cut, and what is left of it stays at the head of the queue; those behind it wait. A
-    prompt is cut at a multiple of `grain`, and never leaves a rest of `least` tokens or fewer.
+    Decodes come first, one token for each running sequence, in their order; then prefills, whole while they fit. The
+    first that does not fit is split, and its rest stays at the head of the queue; those behind it wait. It is split at
+    a multiple of `grain`, and never leaves a rest of `least` tokens or fewer.
     """
 
     max_tokens: int
@@ -85,7 +85,7 @@ class Batcher:
         return Batch(first, tuple(pieces))
 
     def _end(self, head: Prefill[T], room: int) -> int:
-        """Where the next piece of a prompt ends."""
+        """Where the next chunk of a prompt ends."""
         if head.total - head.done <= room:
             return head.total
         end = (head.done + room) // self.grain * self.grain
@@ -95,7 +95,7 @@ class Batcher:
 
 
 def exact_batcher(max_tokens: int, max_entries: int) -> Batcher:
-    """One that cuts prompts only where it does not change a bit of what follows."""
+    """A batcher that splits prompts only where no bit of the results changes."""
     if max_tokens < max_entries + 2 * PAGE:
         raise OptionError(
             f"a step of {max_tokens} tokens for {max_entries} sequences leaves no room for prompts", code="O603",

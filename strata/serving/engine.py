@@ -32,7 +32,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
 class Generation:
-    """One request on its way. Iterate over it for pieces of text, or ask for all of it by `text()`."""
+    """A submitted request. Iterate over it to stream the text, or ask for all of it by `text()`."""
 
     def __init__(
         self, engine: Engine, number: int, ids: Sequence[int], sampler: Sampler, max_tokens: int, speech: Speech,
@@ -56,15 +56,15 @@ class Generation:
         return self.finish_reason is not None
 
     def cancel(self) -> None:
-        """End it; what was said stays."""
+        """Cancel it; text that was generated stays."""
         self._engine._cancel(self)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until it is done; False if that takes longer than `timeout` seconds."""
+        """Wait until it is done; False if that takes longer than `timeout` seconds."""
         return self._engine._wait(lambda: self.is_done, timeout)
 
     def text(self, timeout: float | None = None) -> str:
-        """All of the text, when it is done."""
+        """The whole text; waits until it is done."""
         if not self.wait(timeout):
             raise RunError(f"generate: request {self.number} took longer than {timeout} s", code="X601")
         self._check()
@@ -83,18 +83,18 @@ class Generation:
             raise self.error
 
     def rows(self, context: int) -> int:
-        """Of the cache that it may come to need: the last token is never read."""
+        """Rows of the KV cache that it may need: the last token is never read."""
         return min(len(self.prompt_ids) + self.max_tokens - 1, context)
 
 
 class Engine:
-    """Generates for many requests at once with one decoder.
+    """Continuous batching: generates for many requests at once with one decoder, over a paged KV cache.
 
-    `cache_tokens` is the room for keys and values of all requests together. A step computes at most `max_tokens` tokens
-    of at most `max_requests` requests; at most `queue` more may wait. `adapters` are LoRA folders by name, which
-    requests may ask for. Matmuls of quantised weights with more than three rows differ from those of one in their last
-    bits; `exact` continues three requests at a time there, so that no request depends on the others. Inside of `with
-    engine:` a thread of its own does the work; otherwise whoever waits does it.
+    `cache_tokens` is the size of the KV cache, for all requests together. A step computes at most `max_tokens` tokens,
+    at most `max_requests` requests; at most `queue` more may wait. `adapters` are LoRA folders by name, which requests
+    may ask for. Matmuls of quantised weights with more than three rows differ from those of one in their last bits;
+    `exact` decodes three requests at a time there, so that no request depends on the others. Inside `with engine:` a
+    thread runs the steps; otherwise whoever waits does.
     """
 
     @own_checks()
@@ -138,7 +138,7 @@ class Engine:
         min_p: float = 0.0, repetition_penalty: float = 1.0, seed: int | None = None, stop: str | Sequence[str] = (),
         adapter: str | None = None,
     ) -> Generation:  # fmt: skip
-        """A request with the options of `generate`; it begins when there is room."""
+        """Queue a request, with the options of `generate`; it starts when the batch and the KV cache have room."""
         sampler = Sampler(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
             seed=seed,
@@ -199,7 +199,7 @@ class Engine:
     # ----------------------------------------------------------------------------------------------------------- work
 
     def step(self) -> bool:
-        """Compute one step for whoever is served; False when there is nothing to do."""
+        """Compute one step of the batch; False when there is nothing to do."""
         with self._stepping:
             with self._changed:
                 batch = self._next()
@@ -218,7 +218,7 @@ class Engine:
             return True
 
     def run(self) -> None:
-        """Work until nothing is left to do."""
+        """Run steps until no request is left."""
         while self.step():
             pass
 
@@ -313,7 +313,7 @@ class Engine:
     # ---------------------------------------------------------------------------------------------------------- thread
 
     def start(self) -> None:
-        """Work in a thread from now on."""
+        """Run steps in a thread from now on."""
         if self._thread is None:
             self._closing = False
             settings = copy_context()  # such as the number of threads
@@ -321,7 +321,7 @@ class Engine:
             self._thread.start()
 
     def close(self, *, drain: bool = True) -> None:
-        """Take no more requests, and end the thread: when all are done, or with those on their way cancelled."""
+        """Accept no more requests, and stop the thread: when all are done, or with running ones cancelled (`drain=False`)."""
         with self._changed:
             self._closing = True
             if not drain:

@@ -22,14 +22,14 @@ ops: Any = functions  # found by name, also where a module has the same one
 
 @dataclass(frozen=True)
 class Moves:
-    """What a refresh changed: experts that came and that went, lowest first."""
+    """What a refresh changed: experts that were loaded and that were dropped, lowest first."""
 
     came: tuple[int, ...] = ()
     went: tuple[int, ...] = ()
 
 
 class ExpertPool:
-    """Which of `experts` are at hand: `budget` of them, 0, 1, … at first, looked at anew every `every` steps."""
+    """Which of `experts` are in memory: `budget` of them, at first the lowest, chosen again every `every` steps."""
 
     def __init__(self, experts: int, budget: int, *, every: int = 1) -> None:
         if experts < 1 or budget < 0 or every < 1:
@@ -43,22 +43,22 @@ class ExpertPool:
 
     @property
     def resident(self) -> tuple[int, ...]:
-        """The experts at hand, lowest first."""
+        """The experts in memory, lowest first."""
         return tuple(sorted(self._resident))
 
     @property
     def mask(self) -> np.ndarray:
-        """Which experts are at hand, bool[experts]."""
+        """Which experts are in memory, bool[experts]."""
         found = np.zeros(self.experts, bool)
         found[list(self._resident)] = True
         return found
 
     def is_due(self, step: int, *, is_prefill: bool = False) -> bool:
-        """Whether a step is one to look again at; never where all experts are at hand."""
+        """Whether the experts are chosen again in this step; never where all of them are in memory."""
         return self.budget < self.experts and (is_prefill or step % self.every == 0)
 
     def refresh(self, ids: np.ndarray) -> Moves:
-        """Keep those that were asked for most; of equals the lower. Others stay unless their place is needed."""
+        """Keep the most used experts, of equals the lower; others stay unless their place is needed."""
         counts = hit_counts(ids, self.experts)
         order = np.lexsort((np.arange(self.experts), -counts))
         wanted = [int(e) for e in order[: self.budget] if counts[e] > 0]
@@ -71,7 +71,7 @@ class ExpertPool:
 
 
 def hit_counts(ids: np.ndarray, experts: int) -> np.ndarray:
-    """How often each expert was asked for, i64[experts]."""
+    """How often each expert was used, i64[experts]."""
     flat = np.asarray(ids).reshape(-1)
     if flat.dtype.kind not in "iu":
         flat = flat.astype(np.int64) if not flat.size else flat
@@ -83,13 +83,13 @@ def hit_counts(ids: np.ndarray, experts: int) -> np.ndarray:
 
 
 def merged_mask(pools: Sequence[ExpertPool]) -> np.ndarray:
-    """Experts that are at hand in some layer, bool[experts]; `[p.mask for p in pools]` says it of each layer."""
+    """Experts that are in memory in some layer, bool[experts]; `[p.mask for p in pools]` is each layer's."""
     found: np.ndarray = np.logical_or.reduce([p.mask for p in pools])
     return found
 
 
 def affordable_experts(free: int, *, bytes_per_expert: int, layers: int, experts: int, reserve: int = 0) -> int:
-    """How many experts of each layer fit into free memory, of which `reserve` bytes are left alone."""
+    """How many experts of each layer fit into free memory, with `reserve` bytes left free."""
     if bytes_per_expert < 1 or layers < 1:
         raise OptionError(f"experts: {bytes_per_expert} bytes in {layers} layers are no experts", code="O612")
     return max(0, min((free - reserve) // (bytes_per_expert * layers), experts))
@@ -99,10 +99,10 @@ Fetch = Callable[[int], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 class ExpertStore:
-    """The feed-forward of one layer's experts, of which a pool says which are at hand.
+    """The feed-forward of one layer's experts; a pool says which of them are in memory.
 
     `fetch(expert)` gives its matrices, gate and up [K, N] and down [N, K], from wherever they are: a mapped file, or
-    blocks that are decoded. `run` gives what all experts at hand would, whatever the pool holds.
+    blocks that are decoded. `run` gives the same result, whichever experts are in memory.
     """
 
     def __init__(self, pool: ExpertPool, fetch: Fetch, *, device: str = "cpu") -> None:

@@ -13,7 +13,7 @@ from strata.errors import RequestError
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a server takes. None is no bound."""
+    """Limits on requests. None is no limit."""
 
     max_length: int | None = None  # tokens of a sequence
     max_batch: int | None = None  # sequences, texts or images of one request

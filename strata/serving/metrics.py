@@ -11,7 +11,7 @@ BUCKETS: Final = 16
 
 
 class Histogram:
-    """How often values of each order of magnitude came: bucket i holds 2**i up to below 2**(i + 1).
+    """A histogram with doubling buckets: bucket i counts values from 2**i up to below 2**(i + 1).
 
     The first takes all that is less than 2, and the last all that is larger than the others hold.
     """

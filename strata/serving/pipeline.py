@@ -11,9 +11,9 @@ Stage = tuple[Callable[..., Any], Sequence[str]]
 
 
 def schedule(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Names in an order in which each comes behind all that it needs; of those that could be next, the first named.
+    """Topological order of names by what each needs; of those that could be next, the first named.
 
-    What is needed and not named itself comes from outside. A circle is an error that names it.
+    What is needed and not named itself is an input. A cycle is an error that names it.
     """
     order: list[str] = []
     placed: set[str] = set()
@@ -37,7 +37,7 @@ def _circle(needs: Mapping[str, Sequence[str]], placed: set[str]) -> list[str]:
 
 
 class Pipeline:
-    """Stages by name: a function, and the names of what it takes: inputs, or stages before it.
+    """Stages by name: a function, and the names of its arguments: inputs, or other stages.
 
     Pipeline({"found": (search, ["vector"]), "vector": (model.embed, ["question"])}).run(question="what?")
     """
@@ -49,7 +49,7 @@ class Pipeline:
         self.inputs = tuple(dict.fromkeys(n for n in named if n not in stages))
 
     def run(self, **inputs: Any) -> dict[str, Any]:
-        """What every stage gave, by its name."""
+        """Run all stages; their results by name."""
         wrong = set(inputs) ^ set(self.inputs)
         if wrong:
             raise UnknownNameError(

@@ -25,7 +25,7 @@ class Record:
 
 
 class Recorder:
-    """Writes records to the end of a file, each whole as soon as it comes; from many threads."""
+    """Appends records to a file, each at once and whole; safe for many threads."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         try:
@@ -51,7 +51,7 @@ class Recorder:
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
-    """The records of a file, in the order in which they were written."""
+    """The records of a file, in the order of writing."""
     with io.TextIOWrapper(open_file(path), "utf-8") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -66,7 +66,7 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
 def replay(
     path: str | os.PathLike[str], answer: Callable[[str, Any], Any], *, same: Callable[[Any, Any], bool] | None = None
 ) -> list[tuple[Record, Any]]:
-    """Ask all recorded requests again, in their order; gives those that are answered otherwise, with the new answer.
+    """Send all recorded requests again, in order; returns those whose answers differ, with the new answer.
 
     `answer(path, body)` asks, and `same(old, new)` compares, by default what was said and not when.
     """

@@ -30,7 +30,7 @@ def wrong(message: str, name: str | None = None) -> RequestError:
 
 @dataclass(frozen=True)
 class Options:
-    """How to generate, as `Engine.submit` takes it."""
+    """Sampling options, as `Engine.submit` takes them."""
 
     max_tokens: int = MAX_TOKENS
     temperature: float = 1.0
@@ -43,7 +43,7 @@ class Options:
     adapter: str | None = None
 
     def arguments(self, choice: int = 0) -> dict[str, Any]:
-        """For one of several choices, each with random numbers of its own."""
+        """The arguments of one of several choices, each with its own seed."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}
         if self.seed is not None:
             found["seed"] = self.seed + choice
@@ -52,7 +52,7 @@ class Options:
 
 @dataclass(frozen=True)
 class TextRequest:
-    """Texts that follow prompts: `choices` of each."""
+    """Completions of prompts: `choices` of each."""
 
     prompts: tuple[str | tuple[int, ...], ...]
     options: Options = field(default_factory=Options)
@@ -64,7 +64,7 @@ class TextRequest:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """What the assistant says to messages."""
+    """A chat completion: an answer to messages."""
 
     messages: tuple[dict[str, str], ...]
     options: Options = field(default_factory=Options)
@@ -76,7 +76,7 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class EmbeddingRequest:
-    """Vectors of texts."""
+    """Embeddings of texts."""
 
     texts: tuple[str, ...]
     base64: bool = False
@@ -236,7 +236,7 @@ PATHS: Final[dict[str, Callable[[Any], Request]]] = {
 
 
 def parse_request(path: str, body: Any) -> Request:
-    """A request by the path it was sent to."""
+    """A typed request from its path and JSON body."""
     if path not in PATHS:
         raise wrong(f"there is no path {path!r}; there are {', '.join(PATHS)}")
     return PATHS[path](body)

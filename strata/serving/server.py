@@ -70,9 +70,9 @@ def refusal(error: Exception) -> Refused:
 
 
 class Service:
-    """What is asked and what is answered, as plain data; the server puts HTTP around it.
+    """Requests and answers of the OpenAI API as plain data; the server puts HTTP around it.
 
-    `generator` makes texts and `embedder` makes vectors; at least one of them is there.
+    `generator` generates text and `embedder` computes embeddings; at least one of them is given.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Service:
         self._settings = copy_context()  # such as the number of threads
 
     def answer(self, path: str, body: Any) -> dict[str, Any]:
-        """The whole answer to a request, also to one that asks for a stream."""
+        """The whole answer to a request, streamed or not."""
         start = time.perf_counter()
         request = self._parsed(path, body)
         if isinstance(request, EmbeddingRequest):
@@ -105,7 +105,7 @@ class Service:
         return made
 
     def respond(self, path: str, body: Any) -> dict[str, Any] | Iterator[dict[str, Any]]:
-        """The answer to a request; for one that asks for a stream, its parts as they come."""
+        """The answer to a request; for a streamed one, an iterator of its parts."""
         request = self._parsed(path, body)
         if isinstance(request, EmbeddingRequest) or not request.stream:
             return self.answer(path, body)
@@ -113,7 +113,7 @@ class Service:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What requests may name as their model: the one that is served, and its adapters."""
+        """Names that requests may give as their model: the served one, and its adapters."""
         return (self.name, *(self.engine.adapters if self.engine is not None else ()))
 
     def _parsed(self, path: str, body: Any) -> Request:
@@ -359,7 +359,7 @@ class _Http(ThreadingHTTPServer):
 
 
 class Server:
-    """Serves a `Service` on an address. Inside of `with server:` it answers; `port` 0 takes a free one."""
+    """An HTTP server around a `Service`, running inside `with server:`; `port` 0 takes a free one."""
 
     def __init__(self, service: Service, *, host: str = "127.0.0.1", port: int = 8000) -> None:
         self.service = service
@@ -376,14 +376,14 @@ class Server:
         return f"http://{host!s}:{port}"
 
     def start(self) -> None:
-        """Answer from now on, in threads."""
+        """Answer requests from now on, in threads."""
         if self.service.engine is not None:
             self.service.engine.start()
         self._thread = Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self._thread.start()
 
     def close(self, *, drain: bool = True) -> None:
-        """Take no more requests; those on their way are answered, or ended where `drain` is False."""
+        """Accept no more requests; those in flight are answered, or cancelled where `drain` is False."""
         if self._thread is not None:
             self._http.shutdown()
             self._thread.join()
@@ -404,7 +404,7 @@ class Server:
 
 
 def ask(url: str, path: str, body: Mapping[str, Any], *, timeout: float = 600.0) -> Any:
-    """The answer of a server to a request, as data: also where it is an error."""
+    """Send a request to a server; its answer as data, also where it is an error."""
     from http.client import HTTPConnection
     from urllib.parse import urlsplit
 

@@ -11,7 +11,7 @@ from strata.errors import OptionError, UnknownNameError
 
 
 class WeightRegistry:
-    """Arrays by name. A name is given once; others may be tied to it; what is pinned cannot be dropped."""
+    """Shared arrays by name. A name is registered once; others may be tied to it; pinned arrays cannot be dropped."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, np.ndarray] = {}

@@ -14,7 +14,7 @@ POLICIES: Final = ("least_loaded", "round_robin")
 
 
 class WorkerPool(Generic[T]):
-    """Workers of one kind: engines, models, devices. `policy` is round_robin, or least_loaded with ties in turn."""
+    """Equal workers: engines, models, devices. `policy` is round_robin, or least_loaded with ties in turn."""
 
     def __init__(self, workers: Sequence[T], *, policy: str = "least_loaded") -> None:
         if not workers:
@@ -28,7 +28,7 @@ class WorkerPool(Generic[T]):
 
     @property
     def loads(self) -> tuple[int, ...]:
-        """What each worker is busy with now."""
+        """The load of each worker now."""
         with self._lock:
             return tuple(self._loads)
 

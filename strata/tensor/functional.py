@@ -191,7 +191,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
 
 def jvp(fn: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = False) -> Any:
-    """fn and its directional derivative; a tuple of primals is several arguments, anything else is one."""
+    """fn's result and its directional derivative; a tuple of primals is several arguments, anything else is one."""
     args, directions = _arguments(primals), _arguments(tangents)
     call = trace_call(fn, args, {}, range(len(args)), "jvp", has_aux=has_aux)
     seeds, shape = values_of(list(directions), "jvp")

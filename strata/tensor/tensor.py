@@ -70,7 +70,7 @@ class Tensor:
 
     @property
     def value(self) -> Value:
-        """What the tensor is in graphs."""
+        """The tensor's value in graphs."""
         if self._value is None:
             assert self._handle is not None
             self._value = handle_value(self._handle)
@@ -342,7 +342,7 @@ class Tensor:
         self.value = METHODS["setitem"](self.value, unwrap(_concrete_masks(index)), unwrap(operand(value)))
 
     def assign(self, value: Any) -> Tensor:
-        """From here on this tensor is `value`, which has its type."""
+        """Make this tensor stand for `value`, of the same type, from now on."""
         made = METHODS["broadcast_to"](METHODS["cast"](_as_value(unwrap(operand(value))), self.dtype), self.shape)
         self.value = Tensor(made).value
         return self
@@ -403,7 +403,7 @@ def _restored(array: np.ndarray, kind: TensorType, binding: Mapping[str, int] | 
 
 
 def realize(*trees: Any) -> Any:
-    """Compute tensors (any pytrees of them) together; each becomes its array. Returns what was given."""
+    """Compute tensors (any pytrees of them) together, in place. Returns its arguments."""
     leaves = flatten(list(trees))[0]
     tensors = [x for x in leaves if isinstance(x, Tensor)]
     if leaves and not tensors:

@@ -54,7 +54,7 @@ class AotCache:
             return None
 
     def fingerprint(self, key: str) -> str | None:
-        """Of the plan that is kept under a name."""
+        """The fingerprint of the plan stored under a name."""
         data = self.store.get(self._key(key))
         return data.partition(b" ")[0].decode() if data is not None else None
 
@@ -75,7 +75,7 @@ class AotCache:
     def compile_hir_cached(
         self, key: str, build: Callable[[], Any], device: str | None = None, options: CompileOptions | None = None
     ) -> CompiledGraph:
-        """The same for a program that is built only when it is needed: the name alone says which one it is."""
+        """The same for a program that is built only on a miss: the name alone identifies it."""
         session = Session(device, options)
         return self._compiled(key, session, lambda: _planned(session, build()), None)
 

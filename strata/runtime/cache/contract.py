@@ -85,7 +85,7 @@ class VariantGraph:
         self._background = None
 
     def set_params(self, values: Mapping[str, Any]) -> None:
-        """Give parameters their values, in all forms that there are and will be."""
+        """Set parameters, in all variants that exist and will."""
         arrays = {name: self._read(name, value) for name, value in values.items()}
         with self._lock:
             self._params |= arrays
@@ -107,7 +107,7 @@ class VariantGraph:
 
     @located
     def run(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> tuple[np.ndarray, ...]:
-        """Run on arrays by input name, on the form that fits their sizes."""
+        """Run on arrays by input name, on the variant that fits their sizes."""
         given = {**(feeds or {}), **named}
         binding = self._binding(given)
         key = self._key(binding)
@@ -123,11 +123,11 @@ class VariantGraph:
 
     @property
     def variants(self) -> list[str]:
-        """The sizes that there are forms for."""
+        """The sizes of the compiled variants."""
         return [_show(dict(key[0])) for key in self._variants.known()]  # type: ignore[index]
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until every compile in the background is done."""
+        """Wait until every compile in the background is done."""
         for future in list(self._pending.values()):
             future.result(timeout)
 

@@ -148,7 +148,7 @@ class ModelCompilePipeline:
         self.session = self._cache.session
 
     def build_template(self, build_hir: Build, options: CompileOptions | None = None) -> CompileResult:
-        """Build and plan the program with its sizes open; once."""
+        """Build and plan the program with symbolic sizes; once."""
         return self._cache.ensure_template(build_hir, options)
 
     def specialize_template(self, binding: Mapping[str, int], options: CompileOptions | None = None) -> CompileResult:

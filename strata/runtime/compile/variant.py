@@ -13,7 +13,7 @@ from strata.runtime.compile.options import CompileOptions
 
 
 class Phase(Enum):
-    """What a model is run for."""
+    """What a model is run for: prefill, decode, an encoder, any inference."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -81,12 +81,12 @@ class ModelComponent:
     layer_composition_key: str = ""
 
     def template_key(self) -> str:
-        """Of what is the same for all sizes."""
+        """A key over what is the same for all sizes."""
         open_options = replace(self.options, dim_binding=None)
         return stable_key("template", open_options.key, self.profile_key, self.quant or "", self.layer_composition_key)
 
     def cache_key(self) -> str:
-        """Of everything."""
+        """A key over everything."""
         return stable_key("component", self.variant.cache_key(), self.template_key(), self.mode.value)
 
     def aot_disk_base(self) -> str:

@@ -39,7 +39,7 @@ _ABSENT: Any = None
 class CompiledGraph:
     """Made by `Session.compile`. `run(x=array)` gives a tuple of arrays, one for each output.
 
-    Arrays that are contiguous and of the declared type are read where they lie; results are new arrays. Parameters are
+    Arrays that are contiguous and of the declared type are read in place; results are new arrays. Parameters are
     kept until they are set again; they are not copied, so an array given as a parameter must not be changed afterwards.
     """
 

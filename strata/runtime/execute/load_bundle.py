@@ -25,7 +25,7 @@ from strata.runtime.storage.stored import DAMAGED, check_plan, read_plan
 def load_compiled(path: str | os.PathLike[str], device: str | None = None) -> CompiledGraph:
     """The compiled graph of a bundle. Weights are mapped from the file, which must stay where it is.
 
-    A bundle holds machine code: load those only that come from where you would install a program from.
+    A bundle holds machine code: load only those that you would also install a program from.
     """
     file = Container(path)
     about = About.of(file)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def watch_finite(*, nan: bool = True, inf: bool = True) -> Iterator[None]:
-    """Inside, a run whose op makes a NaN or an infinity out of numbers that are none raises RunError.
+    """Inside the block, an op that makes a NaN or an infinity from finite numbers raises RunError.
 
     An infinity that comes from an input, as in a mask of -inf, is not held against the op that passes it on. Runs are
     slow.
