@@ -60,32 +60,32 @@ _CHAIN = 24  # scalar work whose steps mostly wait for each other, so that more 
 _STREAM_CACHES = 2  # a core's own caches that a buffer must exceed to be read as a stream
 _FOLLOWING = 64  # bytes of vectors of processors that are quick along one stream: they need no more than a hint
 _AHEAD = 4 << 10  # bytes from what is read to that hint
-_AHEAD_OF_PAST = 2 << 10  # the same in loops that store past the caches; a stream alone comes into the nearest one
+_AHEAD_OF_PAST = 2 << 10  # the same beside non-temporal stores; a single stream comes into the nearest cache
 _AHEAD_OF_WORK = 2560  # and in those of them that take longer than memory does; into the nearest cache
-_ROWS_AHEAD = 8 << 10  # bytes from a row that is worked on to the one that is asked for meanwhile
+_ROWS_AHEAD = 8 << 10  # bytes from a row that is worked on to the one that is prefetched meanwhile
 _ROWS_LEAST = 2 << 10  # bytes of a row for which that pays
 _ROWS_SHARE = 16  # part of a core's own cache that rows between the two may take
-_STREAM_CHUNK = 1 << 20  # bytes of a chunk that streams: what one core asks for ahead, it should use
+_STREAM_CHUNK = 1 << 20  # bytes of a chunk that streams: what one core prefetches, it should use
 _LEAST_CHUNKS = 32  # of a kernel that goes through much memory
-_STREAM_ROW = 3 << 10  # bytes of a row that is worth its own start and end past the caches
+_STREAM_ROW = 3 << 10  # bytes of a row that is worth its own start and end with non-temporal stores
 _STREAM_LINES = 1 << 8  # the same of one that begins and ends with a cache line
 _LINE = 64  # bytes of a cache line
-_MANY_REGISTERS = 32  # of vectors: enough to do all loops of a row as one, and to turn wide squares
-_SQUARE = 16  # the widest square that is turned in registers; twice as wide where there are many
+_MANY_REGISTERS = 32  # of vectors: enough to do all loops of a row as one, and to transpose wide tiles
+_SQUARE = 16  # the widest tile that is transposed in registers; twice as wide where there are many
 _LEAST_SQUARE = 4  # the narrowest
-_SQUARES_LEAST = 1 << 14  # points that are turned in one chunk
+_SQUARES_LEAST = 1 << 14  # points that are transposed in one chunk
 _TURNED_BLOCK = 256, 512, 2 << 10  # of a transpose: bytes to read in a row; rows to read, or bytes to write, if fewer
 _NEAR_BLOCK = 256, 32  # points of one that caches hold
-_NEAR_HINT = 2 * _LINE  # bytes ahead that it asks for
+_NEAR_HINT = 2 * _LINE  # bytes ahead that it prefetches
 _TURNED_ROW = 2 << 10  # bytes of rows along which hints are given
 _STREAM_TURNED = 4 << 20  # bytes that a chunk of such blocks reads and writes: the first of them waits for memory
 _EXCHANGED_STEPS = 8  # rows that are added up before their sum joins the running one in memory
 _EXCHANGED_LEAST = 256  # columns of a chunk
 _DELAYED_BYTES = 128 << 10  # the longest row of which several are kept
 _WOVEN_WIDTH = 2  # registers of such a loop: there is enough to be done side by side
-_WOVEN_AHEAD = 9 << 10  # bytes from what it reads to what it asks for, into the second cache
+_WOVEN_AHEAD = 9 << 10  # bytes from what it reads to what it prefetches, into the second-level cache
 _WOVEN_APART = 3 << 10  # bytes that it is further ahead in each next buffer: a bank of memory serves one at a time
-_WOVEN_NEAR = 2 << 10  # bytes from what it reads to what it asks for again, into the nearest cache
+_WOVEN_NEAR = 2 << 10  # bytes from what it reads to what it prefetches again, into the first-level cache
 _STAGGERED = 1024  # elements of the longest row that waits for its sums longer than it takes to add them up
 _ROW_BYTES = 256 << 10  # the longest row kept on a thread's stack
 
@@ -101,7 +101,7 @@ class _Chooser:
         self.machine = machine
         self.kept: set[Expr] = set()  # values that a row buffer has
         self.lanes = 1  # of the vector loop whose cost is estimated
-        self.widths: dict[int, int] = {}  # of loops that are woven together
+        self.widths: dict[int, int] = {}  # of loops that are pipelined together
         self.end_of_rows: Loop | None = None  # the last loop of rows that might be
 
     def choose(self, nest: LoopBlock) -> Schedule:
@@ -174,7 +174,8 @@ class _Chooser:
     def _streams(
         self, nest: LoopBlock, vectorised: frozenset[int], numbers: dict[int, int], exchanged: MapLoop | None
     ) -> list[Action]:
-        """Large buffers: results that no cache holds go past the caches; what is read once is asked for in time."""
+        """Large buffers: results that no cache holds are written by non-temporal stores; what is read once is
+        prefetched."""
         loops = [(loop, around) for loop, around in loops_with_outer(nest) if id(loop) in vectorised]
         passing = {
             id(loop): stores for loop, _ in loops if isinstance(loop, MapLoop) and (stores := self._going_past(loop))
@@ -189,7 +190,7 @@ class _Chooser:
                 reduction = next(s for s in loop.body.steps if isinstance(s, ReduceLoop))
                 order, body = (*around, reduction, loop), reduction.body
             loads = [s.node for s in body.steps if isinstance(s, Compute) and isinstance(s.node, Load)]
-            # a row that is gone through several times has its own rhythm: asking ahead gets in its way
+            # a row that is read several times has its own rhythm: prefetches get in its way
             once = [n.buffer for n in loads if places[n.buffer] == 1 and in_order(n, order)]
             large = [b for b in once if known_bytes(b) > _STREAM_CACHES * self.machine.cache_bytes]
             far, cache = (_AHEAD, 2) if follows and loop is not exchanged else (0, 1)
@@ -208,8 +209,8 @@ class _Chooser:
         return [*(NonTemporal(s.buffer.name) for stores in passing.values() for s in stores), *asked]
 
     def _picked_rows_ahead(self, load: Load, order: Sequence[Loop]) -> int:
-        """How far ahead a loop asks for rows of a large buffer from which it picks about as many elements as they have,
-        in an order that no processor guesses; 0 where it does not."""
+        """How far ahead a loop prefetches rows of a large buffer from which it picks about as many elements as they
+        have, in an order that no processor guesses; 0 where it does not."""
         if len(order) < 2 or known_bytes(load.buffer) <= _STREAM_CACHES * self.machine.cache_bytes:
             return 0
         (*_, rows, picks), terms = order, linear(load.index[0]).terms
@@ -222,8 +223,8 @@ class _Chooser:
         return -(-_ROWS_AHEAD // (row * itemsize)) * row if near else 0
 
     def _delayed(self, chain: list[MapLoop], vectorised: frozenset[int], numbers: dict[int, int]) -> list[Delay]:
-        """Rows are woven together: their loops are one, each a row behind the one before. Where registers are few, and
-        results go past the caches, those alone are stored beside the dearest loop of the next row."""
+        """Software pipelining of rows: their loops are one, each a row behind the one before. Where registers are few,
+        and results are non-temporal stores, those alone run beside the dearest loop of the next row."""
         loops = [s for s in chain[-1].body.steps if isinstance(s, (MapLoop, ReduceLoop))] if chain else []
         last = loops[-1] if loops else None
         if not isinstance(last, MapLoop) or last.scans or chain[-1].body.steps[-1] is not last:
@@ -272,7 +273,8 @@ class _Chooser:
         return not nested and _guess(loops[0].axis.extent) <= _STAGGERED
 
     def _woven(self, chain: list[MapLoop], numbers: dict[int, int]) -> list[Prefetch]:
-        """What woven rows read of large buffers is asked for twice: in time for memory, and for the second cache."""
+        """What pipelined rows read of large buffers is prefetched twice: into the second-level cache, then into the
+        first."""
         loops = [s for s in chain[-1].body.steps if isinstance(s, (MapLoop, ReduceLoop)) and id(s) in self.widths]
         length = _guess(loops[0].axis.extent)
         rows = rows_of(loops, chain[-1].axis).items()
@@ -309,7 +311,7 @@ class _Chooser:
         return asked
 
     def _next_rows(self, staged: list[ReduceLoop], chain: list[MapLoop], numbers: dict[int, int]) -> list[Prefetch]:
-        """While a loop works on a row, ask for the next one: the loop after it that only reads has to wait less."""
+        """While a loop works on a row, prefetch the next one: the loop after it that only reads has to wait less."""
         asked: list[Prefetch] = []
         for loop in staged if chain else ():
             if self._scalar_cost(loop) <= _LIGHT:
@@ -323,7 +325,7 @@ class _Chooser:
         return list(dict.fromkeys(asked))
 
     def _going_past(self, loop: MapLoop, around: MapLoop | None = None) -> list[Store]:
-        """The stores of a loop that should bypass the caches: one alone, or all at the end of woven rows."""
+        """The stores of a loop that should be non-temporal: one alone, or all at the end of pipelined rows."""
         stores = [s.store for s in loop.body.steps if isinstance(s, StoreStep)]
         together = loop is self.end_of_rows and all(lines_up(s, loop.axis) for s in stores)
         one_by_one = len(stores) == 1 or together
@@ -347,9 +349,9 @@ class _Chooser:
     def _transpose(self, chain: list[MapLoop], by: int, numbers: dict[int, int]) -> Schedule:
         """Squares of the two innermost loops, in blocks that a core's own cache holds more than twice.
 
-        A block is asked for while the one before it is turned, row by row. Where it has whole rows of the result, which
-        then is written from one end to the other, memory does better with hints along long rows that are read; so do
-        caches that hold all of it."""
+        A block is prefetched while the one before it is transposed, row by row. Where it has whole rows of the result,
+        which then is written from one end to the other, memory does better with hints along long rows that are read; so
+        do caches that hold all of it."""
         outer, inner = chain[-2:]
         past = next(iter(self._going_past(inner, outer)), None)
         loads = [n for n in _values(inner) if isinstance(n, Load) and turns(n, outer.axis, inner.axis)]
@@ -381,8 +383,8 @@ class _Chooser:
         return Schedule(tuple(actions))
 
     def _squares(self, store: Store | None, outer: MapLoop, inner: MapLoop, by: int) -> int:
-        """Lanes of squares that are turned side by side: those that write two lines past the caches, or one where they
-        are small, or where rows that are read are short."""
+        """Lanes of tiles that are transposed side by side: those that write two lines by non-temporal stores, or one
+        where they are small, or where rows that are read are short."""
         if store is None or not lines_up(store, inner.axis):
             return by
         lanes, size = by, store.buffer.dtype.itemsize
@@ -578,7 +580,7 @@ def _values(loop: Loop) -> Iterator[Expr]:
 
 
 def _woven(block: LoopBlock, axis: Axis | None) -> set[Store]:
-    """Stores of a block that are woven together where a vector runs along an axis."""
+    """Stores of a block that are interleaved where a vector runs along an axis."""
     stores = [s.store for s in block.steps if isinstance(s, StoreStep)] if axis is not None else []
     return {s for comb in combs(stores, axis) for s in comb} if axis is not None and len(stores) > 1 else set()
 

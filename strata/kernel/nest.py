@@ -90,7 +90,7 @@ def loop_order(kernel: Kernel) -> list[Axis]:
 
 
 def _with_squares(kernel: Kernel, axes: list[Axis]) -> list[Axis]:
-    """Store axes in an order in which loads can be turned."""
+    """Store axes in an order in which loads can be transposed in tiles."""
     if len(axes) < 3 or any(len(s.axes) < len(axes) for s in kernel.stores):
         return axes
     *outer, last = axes

@@ -8,7 +8,7 @@ Loops are numbered in the order in which a nest prints them. A schedule is a tup
                              loop 0 goes 16 points at a time around the vector loop inside it, and turns loads that are
                              contiguous along loop 0 by shuffles: transposes. The vectors are 16 lanes or some times as
                              many, of squares side by side. What is handed out to threads are blocks of 512 points of
-                             loop 0 and 256 of the loop inside it; `prefetch` along loop 0 asks for the next block
+                             loop 0 and 256 of the loop inside it; `prefetch` along loop 0 fetches the next block
     exchange 0 by 8          the reduction inside vector loop 0 goes around it, 8 of its steps at a time, its running
                              values in a row buffer: sums of columns
     stage 3                  loop 3 keeps values that later loops over its axis need again in a row buffer
@@ -186,11 +186,11 @@ class Schedule:
         return any(isinstance(a, NonTemporal) and a.buffer == buffer for a in self.actions)
 
     def streams(self, buffer: str, loop: int) -> bool:
-        """Whether a loop asks for what it reads from a buffer a block ahead, along several streams."""
+        """Whether a loop prefetches what it reads from a buffer a block ahead, along several streams."""
         return any(a.buffer == buffer and not a.ahead for a in self._prefetches(loop))
 
     def asks(self, loop: int) -> list[Prefetch]:
-        """What a loop asks for that is a fixed way ahead."""
+        """What a loop prefetches at a fixed distance."""
         return [a for a in self._prefetches(loop) if a.ahead]
 
     def _prefetches(self, loop: int) -> list[Prefetch]:

@@ -128,7 +128,7 @@ def apply_adapter(
 
 
 class AdapterSet:
-    """Adapters by name, of which one at a time is used: a graph has room for the largest change of each product.
+    """Adapters by name, of which one at a time is used: a graph has room for the largest change of each matmul.
 
     `blank` is what the graph is built with; `values` are the parameters that make it one adapter, or none.
     """

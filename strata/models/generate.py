@@ -29,7 +29,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 @dataclass
 class DecodeState:
-    """What a decoder remembers of one sequence: caches of keys and values, of which `length` rows are in use."""
+    """What a decoder remembers of one sequence: its KV cache, of which `length` rows are in use."""
 
     caches: list[np.ndarray]
     length: int = 0
@@ -241,7 +241,7 @@ class Decoder(Model):
         top_p: float = 1.0, min_p: float = 0.0, repetition_penalty: float = 1.0, seed: int | None = None,
         stop: str | Sequence[str] = (),
     ) -> list[str]:  # fmt: skip
-        """Texts that follow prompts of any lengths, as `generate` gives for each of them alone, in one batch."""
+        """Generate from prompts of any lengths in one batch; each text is what `generate` gives for it alone."""
         sampler = Sampler(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
             seed=seed,
@@ -258,11 +258,11 @@ class Decoder(Model):
         min_p: float = 0.0, repetition_penalty: float = 1.0, seed: int | None = None, stop: str | Sequence[str] = (),
         stream: bool = False, draft: Decoder | None = None, draft_tokens: int | None = None,
     ) -> Any:  # fmt: skip
-        """Text that follows a prompt (a text, chat messages or ids); with `stream`, an iterator of its pieces.
+        """Generate text from a prompt (a text, chat messages or ids); with `stream`, an iterator of its pieces.
 
-        `draft` is a smaller model with the same tokens: it drafts `draft_tokens` of them at a time, as many as are
-        judged in one step if that is not given. This model accepts them or not, so that the text comes faster and is
-        this model's own: the same at a temperature of 0, and of the same distribution above.
+        `draft` is a smaller model with the same tokenizer, for speculative decoding: it drafts `draft_tokens` at a
+        time, by default as many as are verified in one step. This model accepts them or not: the text comes faster and
+        is this model's own, the same at a temperature of 0, and of the same distribution above.
         """
         sampler = Sampler(
             temperature=temperature,

@@ -1,8 +1,8 @@
 """Speculative decoding: a small model drafts tokens, and the large one verifies all of them in one step.
 
-Drafted tokens are accepted with such probabilities that what is said has the large model's distribution. Where all are
-accepted the same step gives one token more. Tokens are judged four at a time, three where weights are quantised: so few
-are read by the same kernels as single ones, so that greedy tokens are those of the large model alone.
+Drafted tokens are accepted with such probabilities that the text has the large model's distribution. Where all are
+accepted, the same step gives one token more. Tokens are verified four at a time, three where weights are quantised: so
+few take the same kernels as single ones, so that greedy tokens are those of the large model alone.
 """
 
 from __future__ import annotations

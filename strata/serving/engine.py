@@ -1,9 +1,9 @@
 """Continuous batching: requests join and leave between steps, and no result depends on the others in its batch.
 
-Each step of the engine reads a token of every sequence that is being continued, and pieces of the prompts that have
-come. A request gives the tokens that it would give alone, bit for bit: rows of a batch do not depend on each other, and
-prompts are cut only between pages. With quantised weights that holds for up to three at a time. The pages that a
-request may need are set aside when it begins, so that none has to be put off halfway.
+Each step decodes a token of every running sequence and prefills chunks of new prompts. A request gives the tokens that
+it would give alone, bit for bit: rows of a batch do not depend on each other, and prompts are split only between pages.
+With quantised weights that holds for up to three at a time. The pages of the KV cache that a request may need are
+reserved when it starts, so that none is preempted.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class Engine:
             pass
 
     def _next(self) -> Batch[Generation]:
-        """Let requests in for which there is room, and say what the next step computes."""
+        """Admit requests for which there is room, and say what the next step computes."""
         for request in [g for g in self._served if g.wants_end]:
             self._finish(request, "cancelled")
         while (head := self._waiting.head()) is not None and self._active < self._batcher.max_entries:
@@ -321,7 +321,8 @@ class Engine:
             self._thread.start()
 
     def close(self, *, drain: bool = True) -> None:
-        """Accept no more requests, and stop the thread: when all are done, or with running ones cancelled (`drain=False`)."""
+        """Accept no more requests, and stop the thread: when all are done, or with running ones cancelled
+        (`drain=False`)."""
         with self._changed:
             self._closing = True
             if not drain:

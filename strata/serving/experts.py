@@ -1,6 +1,6 @@
 """A cache of mixture-of-experts weights: the experts that are used most stay in memory.
 
-What a mixture computes does not depend on it: an expert that is not at hand is fetched for the step that asks for it.
+Results do not depend on it: an expert that is not in memory is fetched for the step that needs it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Vectors run along columns in either order. In the second, what the table says, and all that is computed from it, stays
 in registers while rows go by: resizing an image by any factor, for one. Where elements are only moved, from memory that
-no cache holds, rows one after the other are better: they can be asked for in time."""
+no cache holds, rows one after the other are better: they can be prefetched."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from strata.kernel.passes.normalize import divisions, split_store_axis
 
 MOST_TEETH = 8
 SPREADS = (2, 3, 4, 5, 6, 7, 8)  # elements from one lane to the next that whole registers are loaded for
-_EVEN = (0, 1, 2, 3, 4)  # the same, of several loads whose results are woven together
+_EVEN = (0, 1, 2, 3, 4)  # the same, of several loads whose results are interleaved
 _LONG = 16  # points of the loop around a short row
 
 

@@ -5,7 +5,7 @@
 Concatenations, paddings and rolls are written with conditions. As they stand, every element would read all sides under
 masks, and a masked read outside of its buffer is slow on processors that look at the page before the mask. Parts whose
 shared loops are too few to be handed out to threads become kernels of their own, which run one after the other; so do
-parts that are transposes, each of which is turned in squares."""
+parts that are transposes, each of which runs in tiles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SMALL = 1 << 13  # elements that one thread writes
 _SHORT = 64  # elements of a part of a row
 _TURNED = 1 << 10  # elements of a transpose that is worth a kernel of its own
 _SQUARE = 8  # rows of one
-_FAR = 8 << 20  # bytes of a result that may go past the caches
+_FAR = 8 << 20  # bytes of a result that may be written by non-temporal stores
 
 
 class _TooManyPartsError(Exception):
@@ -98,7 +98,7 @@ def _opened(kernel: Kernel, stores: Region) -> Region:
 
 
 def _breaks_lines(stores: Region, points: Sequence[Dim]) -> bool:
-    """Whether short parts of rows would be written apart from the rest of cache lines that go past the caches.
+    """Whether short parts of rows would be written apart from the rest of cache lines of non-temporal stores.
 
     Only where every part reads elements in their order, of at least four bytes: others, under masks, cost more than
     lines in two pieces."""

@@ -102,7 +102,7 @@ class AttentionSpec:
 
     @property
     def query_panels(self) -> Panels:
-        """How the queries of a block lie, turned."""
+        """The layout of the transposed queries of a block."""
         return replace(self.panels, vectors=self.score_tiles.vectors)
 
     @property

@@ -249,7 +249,7 @@ class ConvPlan(SlidingPlan):
         return [kinds.get(slot, ("number", numbers.get(slot, 0))) for slot in PACK_SLOTS]
 
     def arguments(self) -> list[Slot]:
-        """(kind, value) of each slot of the product."""
+        """(kind, value) of each slot of the matmul."""
         m, spec = self.matrix, self.spec
         width = m.out.shape[-1]
         grouped = not self.is_beside

@@ -2,11 +2,11 @@
 
     x[image, y, x, channel]   weights[tap, channel, output]   out[image, y, x, output]
 
-A tile is two by two pixels of the output. The four by four pixels of x that it sees, and the taps, are each turned into
-sixteen values; sixteen products take the place of thirty-six. Each of the sixteen is a matmul, tiles by
-channels and channels by outputs, and runs through the micro-kernels of every contraction. A chunk is some tiles by some
-panels of outputs: what it turns and multiplies stays on its stack. Both turns only add and subtract, and no pixel gets
-a term from outside its own window. Taps are turned when they are packed, in twice the precision.
+A tile is two by two pixels of the output. The four by four pixels of x that it sees, and the taps, are transformed to
+sixteen values; sixteen products take the place of thirty-six. Each of the sixteen is a matmul, tiles by channels and
+channels by outputs, and runs through the micro-kernels of every contraction. A chunk is some tiles by some panels of
+outputs: what it transforms and multiplies stays on its stack. Both transforms only add and subtract, and no pixel gets
+a term from outside its own window. Taps are transformed when they are packed, in twice the precision.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from strata.core import Dim, DType, Target, dim_max, dim_min, f32, f64
 
 TURNED: Final = 16  # values of a tile
 MOST_TILES: Final = 24  # of a chunk: the packed taps come from the third-level cache once for so many
-MOST_CHANNELS: Final = 128  # turned at once
+MOST_CHANNELS: Final = 128  # transformed at once
 PANEL_COLUMNS: Final = 144  # outputs of a chunk, in whole panels
-AT_ONCE: Final = 8  # tiles of a line that are turned back together
+AT_ONCE: Final = 8  # tiles of a row that are transformed back together
 FEWEST_CHUNKS: Final = 16
 FEWEST_CHANNELS: Final = 8  # 28 x 28, 4 to 64: 1.09 times as fast; 8 to 64: 1.33; 32 to 32: 1.69; 128 to 128: 2.06
 UNITS: Final = 3e12  # of time, in a second: costs are whole numbers of them, for sizes that are known later, too
 PRODUCT, BYTE = round(2 * UNITS / FLOPS), round(UNITS / BYTES)  # what a product costs, and a byte of weights
-TURN: Final = round(0.7e-9 * UNITS)  # what it costs to turn one channel of a tile
+TURN: Final = round(0.7e-9 * UNITS)  # what it costs to transform one channel of a tile
 Load = Callable[[IrFunction, Value, Value, int, "str | None"], list[str]]
 
 
@@ -49,13 +49,14 @@ class Winograd:
 
     @property
     def k_block(self) -> int:
-        """Channels that are turned at once."""
+        """Channels that are transformed at once."""
         blocks = -(-self.channels // MOST_CHANNELS)
         return -(-self.channels // (blocks * self.product.lanes)) * self.product.lanes
 
     @property
     def row(self) -> int:
-        """Distance of a tile to the next among turned values of x: not a power of two, for the sake of the caches."""
+        """Distance of a tile to the next among transformed values of x: not a power of two, for the sake of the
+        caches."""
         return self.k_block + self.product.lanes
 
     @property
@@ -82,7 +83,7 @@ class Winograd:
 
 
 def winograd_wins(window: ConvWindow, channels: int, outputs: int, size: Dim, counts: Sequence[Dim], low: Dim) -> Dim:
-    """1 where fewer products are worth the turns and the larger weights, by what both ways would cost an image, else 0.
+    """1 where fewer multiplications are worth the transforms and larger weights, by what both ways cost, else 0.
 
     `size` is that of x down its lines, `counts` are those of the output, `low` is the padding above. The number of
     images has no say, so that an image gives the same bits in any batch.
@@ -141,7 +142,7 @@ def emit_winograd(module: IrModule, spec: Winograd, epilogue: Epilogue | None = 
 
 
 class _WinogradDriver(GemmDriver):
-    """The driver of a contraction: sixteen products in a chunk, and turns before and behind them."""
+    """The matmul driver: sixteen matmuls in a chunk, and the transforms before and behind them."""
 
     def __init__(self, f: IrFunction, spec: Winograd, finish: str) -> None:
         super().__init__(f, spec.product, finish)

@@ -362,7 +362,7 @@ class GemmDriver:
         return [(b, sums), (second, f.address(memory_type(spec.accumulator), sums, spec.tile_elements))]
 
     def _fetch_operands(self, block: GemmBlock, out: str, height: Value) -> None:
-        """What the epilogue will read beside the output comes nearer while the products are summed."""
+        """Prefetch what the epilogue will read beside the output, while the sums are computed."""
         f, spec = self.f, self.spec
         if not spec.beside_output:
             return

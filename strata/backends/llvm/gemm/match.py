@@ -306,7 +306,7 @@ class MatrixPlan:
         return slots
 
     def arguments(self) -> list[Slot]:
-        """(kind, value) of each slot of the product."""
+        """(kind, value) of each slot of the matmul."""
         m, spec = self.matrix, self.spec
         numbers: dict[str, Dim] = {
             "m": m.extent(m.rows), "n": m.extent(m.columns), "k": m.inner.extent, "a_row": m.a.stride(m.rows),

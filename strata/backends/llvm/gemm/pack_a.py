@@ -130,7 +130,7 @@ class TilePacker:
         f.loop(first_row, "%rows", 1, [], lambda row, _: f.loop(0, "%k", 1, [], lambda k, _: self._one(f, row, k)))
 
     def _by_groups(self, f: IrFunction) -> None:
-        """Whole groups as words, or rows woven, eight at a time; what is left, element by element."""
+        """Whole groups as words, or rows interleaved, eight at a time; what is left, element by element."""
         whole = f.round_down("%k", self.group)
         unit_k, unit_row = f.compare("eq", "i64", "%k_stride", 1), f.compare("eq", "i64", "%row_stride", 1)
         eights = f.round_down("%rows", 8)

@@ -65,8 +65,8 @@ class Contraction:
     chunk_seconds: float = CHUNK_SECONDS  # what a chunk is to take at least
     is_open: bool = False  # the panels of a chunk are an argument
     streams: tuple[int, ...] = ()
-    prefetch: int = 0  # steps that tall tiles ask for B ahead
-    is_far: bool = False  # B comes from memory: a row or two ask for it ahead too
+    prefetch: int = 0  # steps ahead that tall tiles prefetch B
+    is_far: bool = False  # B comes from memory: tiles of a row or two prefetch it, too
     batch_rank: int = 0
     unit_columns: bool = True  # the output's columns are next to each other
     epilogue: str = ""  # its text; "" stores the sums
@@ -140,7 +140,7 @@ class Contraction:
         return TilePacker(self.element(self.a), arithmetic.a, arithmetic.group, self.target)
 
     def ahead(self, rows: int, streams: int) -> int:
-        """Steps that tiles of so many rows ask for B ahead of time."""
+        """How many steps ahead tiles of so many rows prefetch B."""
         if self.b_rows and self.k_block:
             return self.prefetch
         if rows * self.accumulator.itemsize >= PREFETCH_ROWS * self.b.itemsize:
@@ -461,7 +461,7 @@ def in_rows(spec: Contraction, m: int, n: int, k: int, batch: int = 1) -> Contra
 
 
 def _few_in_rows(spec: Contraction, m: int, n: int, k: int, batch: int) -> Contraction:
-    """All of B is read once: some of its rows side by side, the next ones asked for meanwhile.
+    """All of B is read once: some of its rows side by side, the next ones prefetched meanwhile.
 
     The sums wait on the stack: in the output, threads would take lines at the ends of their columns from each other.
     """

@@ -172,7 +172,7 @@ class LoopEmitter(TransposeTiles):
     def _aligned_segments(
         self, loop: MapLoop, low: Value, high: Value, lanes: int, single: int | None = None
     ) -> list[LoopSegment]:
-        """Segments of a map; before a store past the caches, a first one up to the start of a cache line."""
+        """Segments of a map; before non-temporal stores, a first one up to the start of a cache line."""
         f = self.f
         stores = [s.store for s in loop.body.steps if isinstance(s, StoreStep)]
         past = next((s for s in stores if self.schedule.is_nontemporal(s.buffer.name)), None)
@@ -192,7 +192,7 @@ class LoopEmitter(TransposeTiles):
         return [head, *(replace(s, past=(past.buffer.name,)) for s in rest)]
 
     def _ask_for_end(self, pointer: str, itemsize: int, count: Value) -> None:
-        """Have the last line of a row brought in while the others are stored past the caches, if the next row has a
+        """Prefetch the last line of a row while the others are stored by non-temporal stores, if the next row has a
         part of it: what is stored there is joined with what it holds."""
         f = self.f
         end = f.address("i8", pointer, f.mul(count, itemsize))

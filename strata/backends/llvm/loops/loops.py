@@ -32,7 +32,7 @@ class LoopSegment:
     high: Value
     lanes: int
     masked: bool
-    past: tuple[str, ...] = ()  # the buffers that it stores to past the caches, from the start of a cache line on
+    past: tuple[str, ...] = ()  # the buffers that it writes by non-temporal stores, from the start of a cache line on
 
 
 class Loops(Values):
@@ -104,8 +104,8 @@ class Loops(Values):
         return f.loop(segment.low, segment.high, segment.lanes, carried, inside)
 
     def _ask(self, axis: Axis, number: int) -> None:
-        """Ask for what comes a fixed way behind the place of a vector loop; at the ends of a row too: a line that is
-        left out has to be waited for."""
+        """Prefetch what comes a fixed distance behind the place of a vector loop; at the ends of a row too: a line that
+        is left out has to be waited for."""
         for asked in self.schedule.asks(number):
             followed = self._followed(asked.buffer, axis)
             if followed is not None:

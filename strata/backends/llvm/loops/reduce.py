@@ -29,7 +29,7 @@ class Reductions(Loops):
     def _aligned_segments(
         self, loop: MapLoop, low: Value, high: Value, lanes: int, single: int | None = None
     ) -> list[LoopSegment]:
-        """Segments of a map; before a store past the caches, a first one up to the start of a cache line."""
+        """Segments of a map; before non-temporal stores, a first one up to the start of a cache line."""
         raise NotImplementedError
 
     def _scan(self, loop: MapLoop, low: Value, high: Value) -> None:

@@ -1,22 +1,22 @@
 """Software pipelining across rows: the later loops of one row run beside the first loop of the next.
 
-A row that is summed, gone through again and stored keeps memory busy in its first loop and its last one, by turns. With
-all of them in one loop, on three rows, reads and writes flow evenly, and what a row computes hides behind them:
+A row that is summed, read again and stored keeps memory busy in its first loop and its last one only. With all of them
+in one loop, on three rows, reads and writes flow evenly, and the arithmetic hides behind them:
 
     sum of row r,  squares of row r - 1,  store of row r - 2
 
-What one loop leaves to later ones, a mean, is carried from turn to turn. The first rows of a chunk are led into the
-weave and the last ones out of it by the same loops one after the other.
+What one loop leaves to later ones, a mean, is carried from iteration to iteration. The prologue and the epilogue of the
+pipeline, for the first and the last rows of a chunk, run the same loops one after the other.
 
-What is kept of a row is in a ring of row buffers: where the last loop that needs it goes along with the one that keeps
-it, it makes way for the new row step by step.
+What is kept of a row is in a ring of row buffers: where the last loop that needs it runs along with the one that keeps
+it, the new row replaces it step by step.
 
-Rows that caches hold are short on time, not on memory: each loop waits for the sums of the one before. Where they are
-staggered, the loops of a turn stay loops of their own, each on another row, and one has work while another waits.
+Rows that caches hold are bound by latency, not by memory: each loop waits for the sums of the one before. Where they
+are staggered, the loops of an iteration stay separate, each on another row, and one has work while another waits.
 
-Processors take a load for one of what has just been stored where both are as far from the start of a page, and wait.
-So row buffers are put half a page from what is loaded, and where results would be stored right before it and nothing is
-kept, they are stored from another column on.
+Processors mistake a load for one of what has just been stored where both have the same offset in a page (4K aliasing),
+and wait. So row buffers are put half a page from what is loaded, and where results would be stored right before it and
+nothing is kept, they are stored from another column on.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _APART = 512  # columns from what is computed to what is stored, then
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row in one turn of the weave."""
+    """A row in one iteration of the pipeline."""
 
     stage: int
     index: Value
@@ -67,7 +67,7 @@ class _Row:
 
 
 def delayed(emitter: LoopEmitter, rows: MapLoop) -> Staggered | None:
-    """How the rows of a loop are woven together; None where they are done one after the other."""
+    """How the rows of a loop are pipelined; None where they are done one after the other."""
     schedule, numbers = emitter.schedule, emitter.numbers
     if schedule.staggers(numbers[id(rows)]):
         return Staggered(emitter, rows, [s for s in rows.body.steps if isinstance(s, (MapLoop, ReduceLoop))])
@@ -206,8 +206,8 @@ class Delayed(Staggered):
         self.shift: Value = 0
 
     def emit(self, low: Value, high: Value) -> None:
-        """Turns before every loop has a row, and after, are the same code; so are all, past the caches, where rows do
-        not begin with a line of them."""
+        """Prologue and epilogue of the pipeline are the same code; so is all of it, with non-temporal stores, where
+        rows do not begin with a line of them."""
         f = self.emitter.f
         self.low, self.high = low, high
         first, end = f.add(low, self.behind), f.add(high, self.behind)

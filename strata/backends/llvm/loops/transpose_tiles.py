@@ -1,12 +1,12 @@
 """Transposes in tiles: squares of elements are transposed in registers, blocks of them are the chunks of work.
 
-A square reads whole runs along the outer loop and writes whole runs along the inner one; several side by side along the
-inner loop are turned before they are written, as vectors of as many lanes. The squares of a block start
-where cache lines of what is read begin, and, where results go past the caches, where lines of the result begin; so the
-first and last squares of a row or column may be partly outside, and take the lanes that are inside by masks.
+A tile reads whole runs along the outer loop and writes whole runs along the inner one; several side by side along the
+inner loop are transposed before they are written, as vectors of as many lanes. The tiles of a block start where cache
+lines of what is read begin, and, for non-temporal stores, where lines of the result begin; so the first and last tiles
+of a row or column may be partly outside, and use masks for the lanes that are inside.
 
-What a block reads is asked for while the block before it is turned, row after row: each row is some lines side by side,
-which memory has ready sooner than lines of many rows in turns. Blocks follow each other along what is read."""
+What a block reads is prefetched while the block before it is transposed, row after row: each row is some lines side by
+side, which memory delivers sooner than lines of many rows in turns. Blocks follow each other along what is read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LANE = 16  # bytes within which processors move elements most quickly
 
 
 class TransposeTiles(Reductions):
-    """Loops around squares."""
+    """Loops around tiles."""
 
     def _enter(self, loops: Sequence[MapLoop], position: Value) -> None:
         """Give nested loops their values at a flat position, and do what they do before the loop inside them."""
@@ -54,7 +54,7 @@ class TransposeTiles(Reductions):
 
         @contextmanager
         def at(position: Value) -> Iterator[tuple[str, str]]:
-            """Row and column of a block, with the loops around it at their places."""
+            """Row and column of a block, with the loops around it at their indices."""
             rest = f.op(f"sdiv i64 {position}, {first}")
             found = f.op(f"srem i64 {position}, {first}"), f.op(f"srem i64 {rest}, {second}")
             with self._scope(*(loop.axis for loop in around)):
@@ -83,7 +83,7 @@ class TransposeTiles(Reductions):
 
 
 class _Squares:
-    """The squares of a block."""
+    """The tiles of a block."""
 
     def __init__(
         self, tiles: TransposeTiles, outer: MapLoop, inner: MapLoop, tile: Tile, blocks: tuple[Value, Value]
@@ -100,7 +100,7 @@ class _Squares:
         number = tiles.numbers[id(outer)]
         self.asked = [n for n in self.turned if tiles.schedule.streams(n.buffer.name, number)]
         self.ahead = {a.buffer: a.ahead for a in tiles.schedule.asks(number)}
-        self.asks: list[str] = []  # where lines begin that are asked for while squares are read
+        self.asks: list[str] = []  # where lines begin that are prefetched while tiles are read
         self.high = tiles.size(outer.axis.extent), tiles.size(inner.axis.extent)
 
     @property
@@ -131,7 +131,7 @@ class _Squares:
         return whole and terms.get(self.inner.axis) == 1 and lines
 
     def starts(self, row: Value, column: Value) -> list[str]:
-        """Where a block begins in each of the buffers that are asked for."""
+        """Where a block begins in each of the prefetched buffers."""
         first_row, first_column = self._first(row, column)
         tiles = self.tiles
         with tiles._scope(self.outer.axis, self.inner.axis):
@@ -139,7 +139,7 @@ class _Squares:
             return [tiles._pointer(n.buffer, tiles.at_first(n.index[0])) for n in self.asked]
 
     def emit(self, row: Value, column: Value, asked: list[str]) -> None:
-        """One block; what begins at `asked` is brought near meanwhile."""
+        """One block; what begins at `asked` is prefetched meanwhile."""
         f, by, wide = self.f, self.by, self.wide
         firsts = self._first(row, column)
         sizes = self.tile.rows, self.tile.columns
@@ -174,7 +174,7 @@ class _Squares:
         return f.sub(f.mul(row, self.tile.rows), down), f.sub(f.mul(column, self.tile.columns), across)
 
     def _lines(self, node: Load, start: str, done: Value) -> Iterator[str]:
-        """Where lines begin of as many points of a block as squares side by side have: of rows, or of a part of one."""
+        """Addresses of the row starts that one tile loads."""
         tiles, f, size = self.tiles, self.f, node.buffer.dtype.itemsize
         stride = f.mul(tiles.size(linear(node.index[0]).terms[self.inner.axis]), size)
         row, behind = f.op(f"udiv i64 {done}, {self.tile.rows}"), f.op(f"urem i64 {done}, {self.tile.rows}")
@@ -213,7 +213,7 @@ class _Squares:
             tiles.tiles = {}
 
     def _row(self, i: str, turn: int) -> None:
-        """One row of the result, from a turned square."""
+        """One row of the result, from a transposed tile."""
         tiles = self.tiles
         with tiles._scope(self.outer.axis):
             tiles.turn = turn
@@ -222,7 +222,7 @@ class _Squares:
             tiles.block(self.inner.body)
 
     def _edge(self, i: str, j: str) -> None:
-        """A square that is partly outside."""
+        """A tile that is partly outside."""
         tiles, f, widths = self.tiles, self.f, (self.by, self.wide)
         lows = [f.smax(f.sub(0, at), 0) for at in (i, j)]
         highs = [f.smin(f.sub(high, at), w) for at, high, w in zip((i, j), self.high, widths, strict=True)]
@@ -263,7 +263,7 @@ class _Squares:
         return f.binary("and", "i1", f.compare("sle", "i64", low, at), f.compare("sgt", "i64", high, at))
 
     def _turned(self, node: Load, mask: str | None, rows: tuple[Value, Value] | None) -> list[Parts]:
-        """Squares of a strided load: rows loaded whole, then interleaved into columns, and those of all squares joined.
+        """Tiles of a strided load: rows loaded whole, then interleaved into columns, and those of all tiles joined.
 
         At an edge, `mask` has the lanes that are inside, and `rows` the first row that is and the first that is not."""
         tiles, f, by = self.tiles, self.f, self.by
@@ -305,7 +305,7 @@ class _Squares:
 
 
 def _interleaved(squares: _Squares, node: Load, rows: list[Parts]) -> list[Parts]:
-    """Rows of a square into columns, by as many rounds as its size has bits: see `turning_rounds`."""
+    """Rows of a tile into columns, by as many rounds as its size has bits: see `turning_rounds`."""
     f, by = squares.f, squares.by
     type_ = register_type(node.dtype, by)
     for distance, picks in turning_rounds(by, register_bytes(node.dtype)):

@@ -54,15 +54,15 @@ from strata.kernel import (
 )
 
 _LINE = 64  # bytes of a cache line
-_BLOCK = 64 << 10  # bytes that are asked for while as many are worked on: a part of any core's own cache
-_STREAMS = 4  # runs of a block that are asked for side by side
+_BLOCK = 64 << 10  # bytes that are prefetched while as many are worked on: a part of any core's own cache
+_STREAMS = 4  # runs of a block that are prefetched side by side
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     """The vector loop around the current place: its axis, its lanes, which of them are alive, and its number.
 
-    Stores to `past` bypass the caches: they start at multiples of a cache line."""
+    Stores to `past` are non-temporal (they bypass the caches): they start at multiples of a cache line."""
 
     axis: Axis | None = None
     lanes: int = 1
@@ -398,13 +398,13 @@ class Values:
         return (row[0], place) if row[0] is not None and None not in row else None
 
     def _ask_for(self, buffer: Buffer, index: Value, lanes: int, cache: int) -> None:
-        """Have elements from a place on brought to a cache of the core."""
+        """Prefetch elements from a place on."""
         start = self._pointer(buffer, index)
         for at in range(0, lanes * buffer.dtype.itemsize, _LINE):
             self.f.prefetch(self.f.address("i8", start, at), locality=4 - cache)
 
     def _ask_ahead(self, buffer: Buffer, index: Value, lanes: int) -> None:
-        """Have lines of the next block of memory brought to the core's own cache.
+        """Prefetch lines of the next block of memory into the core's own cache.
 
         As many as are read here, but in another order: a block is fetched as `_STREAMS` runs side by side, each of
         which the processor recognises and follows on its own. One run alone keeps too few reads under way.
@@ -506,7 +506,7 @@ class Values:
             scatter(f, vector(element, lanes), part, pointers, component_bytes(dtype), alive)
 
     def store_comb(self, comb: tuple[Store, ...]) -> None:
-        """Stores that fill their buffer without gaps along the vector loop, woven together."""
+        """Stores that fill their buffer without gaps along the vector loop, interleaved."""
         f, lanes = self.f, self.context.lanes
         dtype = comb[0].buffer.dtype
         stored = [to_memory(f, dtype, self.widened(s.value, lanes)[0], lanes, self.target) for s in comb]

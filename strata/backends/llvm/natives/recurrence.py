@@ -56,7 +56,7 @@ class Recurrence:
         return all(d.itemsize <= 8 for d in (*self.inputs, *self.outputs))
 
     def tile(self, target: Target) -> int:
-        """Rows and columns of a square that is turned in registers."""
+        """Rows and columns of a tile that is transposed in registers."""
         return max(8, target.lanes(max(4, *(d.itemsize for d in self.inputs))))
 
     def emit(self, module: IrModule, target: Target) -> None:
@@ -127,7 +127,7 @@ class Recurrence:
         f.loop(begin, length, 1, state or self.state(lanes), turn)
 
     def _emit_tiles(self, module: IrModule, lanes: int, target: Target) -> None:
-        """Blocks of whole rows: squares are turned, so that a line of memory is read once. Arguments as before."""
+        """Blocks of whole rows: tiles are transposed, so that a line of memory is read once. Arguments as before."""
         f = kernel(module, "rows_tiled")
         kinds = (*self.inputs, *self.outputs)
         *pointers, length, _inner, rows, _blocks = arguments(f, "p" * len(kinds) + "iiii")
