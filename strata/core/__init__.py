@@ -18,7 +18,6 @@ from strata.core.dims import (
     known_le,
     known_positive,
     mod,
-    parse_dim,
     solve_for,
     static_prod,
     substitute,
@@ -59,6 +58,7 @@ from strata.core.forks import call_in_children, new_lock, new_rlock
 from strata.core.pages import HUGE_PAGE, give_back, new_pages, no_memory
 from strata.core.processors import available_threads, cgroup_quota
 from strata.core.size_rows import SizeReader, SizeWriter
+from strata.core.size_text import parse_dim
 from strata.core.source import located
 from strata.core.target import Target
 from strata.core.tree import LEAF, TreeDef, builder, endless, flatten, tree_map, unflatten

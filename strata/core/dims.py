@@ -1,4 +1,4 @@
-"""Symbolic sizes: bounded integer expressions in canonical form, so that equal sizes are equal objects.
+"""Symbolic sizes: bounded integer expressions in canonical form, so that sizes are equal where their terms are.
 
 A size is an `int` or a `SymExpr`. A `SymExpr` is a polynomial with integer coefficients over atoms; an atom is a named
 symbol with bounds, or one of `floordiv`, `mod`, `min`, `max` of two sizes. Arithmetic on sizes gives an `int` whenever
@@ -8,25 +8,24 @@ the result is constant.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, reduce
 from math import gcd, prod
 from operator import index
 from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 from strata.config import config
 from strata.core.budgets import over_budget
+from strata.core.forks import new_rlock
 from strata.core.source import located
-from strata.errors import OptionError, ParseError, SymbolError
+from strata.errors import OptionError, SymbolError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
 LONG_PRODUCT = 64  # terms and factors of a product below which none is counted against the budget
 MERGED = 16  # pairs of terms that may fall together into one term of a product
 MAX_DEPTH = 128  # divisions, remainders, minima and maxima inside each other: walks over sizes are recursive
-MAX_NESTING = 200  # brackets inside each other in a size's text
-MAX_DIGITS = 40  # of a number in a size's text
-KEPT_TEXT = 1000  # characters of a size that is kept once it was read
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +40,17 @@ class Symbol:
         return self.name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class SizeCall:
-    """A non-polynomial function of two sizes: floordiv, mod, min or max."""
+    """A non-polynomial function of two sizes: floordiv, mod, min or max. Equal calls are one object."""
 
     kind: str
     a: Dim
     b: Dim
-    depth: int = field(default=1, compare=False)  # calls inside each other
+    depth: int  # calls inside each other
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return make_call, (self.kind, self.a, self.b)
 
     def __str__(self) -> str:
         if self.kind in ("min", "max"):
@@ -76,6 +78,9 @@ class SymExpr:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:  # hashes are those of a process
+        return SymExpr, (self.terms,)
 
     def __str__(self) -> str:
         if self._text is None:
@@ -205,21 +210,31 @@ def _make(total: Mapping[Monomial, int]) -> Dim:
     return SymExpr(tuple(ordered))
 
 
-def _atom(atom: Atom) -> SymExpr:
+def from_atom(atom: Atom) -> SymExpr:
+    """A symbol, or a function of two sizes, as a size."""
     return SymExpr((((atom,), 1),))
 
 
 def _call(kind: str, a: Dim, b: Dim) -> SymExpr:
-    return _atom(make_call(kind, a, b))
+    return from_atom(make_call(kind, a, b))
 
 
 def make_call(kind: str, a: Dim, b: Dim) -> SizeCall:
     """A call that knows how deep it is; one that is too deep to be walked over is refused."""
+    key = kind, a, b
+    found = _calls.get(key)
+    if found is not None:
+        return found
     depth = 1 + max(_depth(a), _depth(b))
     if depth > MAX_DEPTH:
         raise SymbolError(f"a size has more than {MAX_DEPTH} divisions, remainders, minima or maxima inside each other",
                           code="S159")  # fmt: skip
-    return SizeCall(kind, a, b, depth)
+    with _calls_lock:
+        return _calls.setdefault(key, SizeCall(kind, a, b, depth))
+
+
+_calls: WeakValueDictionary[tuple[str, Dim, Dim], SizeCall] = WeakValueDictionary()  # those that some size holds
+_calls_lock = new_rlock()
 
 
 def _depth(x: Dim) -> int:
@@ -258,7 +273,7 @@ def sym(name: str, lo: int = 1, hi: int | None = None) -> SymExpr:
         raise OptionError(f"{name!r} cannot name a size: use letters, digits, '_' and '.'", code="O110")
     if lo < 0 or (hi is not None and hi < lo):
         raise OptionError(f"size {name}: bounds {lo}..{hi} are not an interval of sizes", code="O111")
-    return _atom(Symbol(name, lo, hi))
+    return from_atom(Symbol(name, lo, hi))
 
 
 def bounds(x: Dim) -> tuple[int, int | None]:
@@ -452,10 +467,11 @@ def substitute(x: Dim, binding: Mapping[str, Dim]) -> Dim:
     """Replace symbols by sizes; unknown symbols stay. A value outside its symbol's bounds is an error."""
     if not isinstance(x, SymExpr):
         return x
-    return _sum(dim_prod([_substitute_atom(atom, binding) for atom in mono]) * coeff for mono, coeff in x.terms)
+    return dim_sum(dim_prod([_substitute_atom(atom, binding) for atom in mono]) * coeff for mono, coeff in x.terms)
 
 
-def _sum(parts: Iterable[Dim]) -> Dim:
+def dim_sum(parts: Iterable[Dim]) -> Dim:
+    """The sum of sizes."""
     total: dict[Monomial, int] = {}
     for part in parts:
         for mono, coeff in _terms(part):
@@ -470,7 +486,7 @@ def _substitute_atom(atom: Atom, binding: Mapping[str, Dim]) -> Dim:
     if isinstance(atom, SizeCall):
         return _CALLS[atom.kind](substitute(atom.a, binding), substitute(atom.b, binding))
     if atom.name not in binding:
-        return _atom(atom)
+        return from_atom(atom)
     value = _plain(binding[atom.name])
     if isinstance(value, int) and (value < atom.lo or (atom.hi is not None and value > atom.hi)):
         raise SymbolError(
@@ -499,138 +515,6 @@ def solve_for(pattern: Dim, value: int) -> tuple[str, int] | None:
 def common_divisor(x: Dim) -> int:
     """The largest int that divides x whatever its symbols are; 0 for 0."""
     return reduce(gcd, (c for _, c in _terms(x)), 0)
-
-
-_TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z0-9_.]*)|(//|[-+*%(),]))")
-
-
-def parse_dim(text: str, known: Mapping[str, Symbol] | None = None) -> Dim:
-    """Read a size as `str` prints it. Symbols take their bounds from `known`; others get the defaults of `sym`."""
-    table = tuple((known or {}).items())
-    return _parsed(text, table) if len(text) < KEPT_TEXT else _read(text, table)
-
-
-def _read(text: str, known: tuple[tuple[str, Symbol], ...]) -> Dim:
-    tokens: list[str] = []
-    at, end = 0, len(text.rstrip())
-    depth = 0
-    while at < end:
-        match = _TOKEN.match(text, at)
-        if not match:
-            raise ParseError(f"size {_short(text)}: cannot read {_short(text[at:])}", code="P110")
-        token = match.group().strip()
-        depth += (token == "(") - (token == ")")
-        if depth > MAX_NESTING:
-            raise ParseError(f"size {_short(text)}: more than {MAX_NESTING} brackets inside each other", code="P110")
-        if len(token) > MAX_DIGITS and token.isdigit():
-            raise ParseError(f"size {_short(text)}: a number of {len(token)} digits", code="P110")
-        tokens.append(token)
-        at = match.end()
-    parser = _DimParser(tokens, dict(known), text)
-    try:
-        result = parser.sum()
-    except RecursionError:
-        raise ParseError(f"size {_short(text)}: it is nested too deeply", code="P110") from None
-    parser.end()
-    return result
-
-
-_parsed = lru_cache(maxsize=4096)(_read)  # plans and stored code have the same few sizes again and again
-
-
-def _short(text: str) -> str:
-    return repr(text) if len(text) <= 80 else f"{text[:80]!r} …"
-
-
-class _DimParser:
-    def __init__(self, tokens: list[str], known: Mapping[str, Symbol], text: str) -> None:
-        self.tokens, self.known, self.text, self.at = tokens, known, text, 0
-        self._ends = _matching(tokens)
-        self._read: dict[str, Dim] = {}  # what stands between brackets: long sizes have the same parts many times
-
-    def peek(self) -> str:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
-
-    def take(self, expected: str | None = None) -> str:
-        token = self.peek()
-        if not token or (expected is not None and token != expected):
-            raise ParseError(
-                f"size {_short(self.text)}: expected {expected or 'a size'}, found {token or 'the end'!r}", code="P110"
-            )
-        self.at += 1
-        return token
-
-    def end(self) -> None:
-        if self.peek():
-            raise ParseError(f"size {_short(self.text)}: nothing may follow, found {self.peek()!r}", code="P110")
-
-    def sum(self) -> Dim:
-        parts = [self.product()]
-        while self.peek() in ("+", "-"):
-            sign = 1 if self.take() == "+" else -1
-            parts.append(self.product() * sign)
-        return parts[0] if len(parts) == 1 else _sum(parts)
-
-    def product(self) -> Dim:
-        value = self.factor()
-        while self.peek() in ("*", "//", "%"):
-            match self.take():
-                case "*":
-                    value = value * self.factor()
-                case "//":
-                    value = floordiv(value, self.factor())
-                case _:
-                    value = mod(value, self.factor())
-        return value
-
-    def factor(self) -> Dim:
-        start = self.at
-        end = self._ends.get(start + 1 if self.peek() in ("min", "max") else start)
-        if end is None:
-            return self._factor()
-        key = " ".join(self.tokens[start:end])
-        if key not in self._read:
-            self._read[key] = self._factor()
-        else:
-            self.at = end + 1
-        return self._read[key]
-
-    def _factor(self) -> Dim:
-        token = self.take()
-        if token == "-":
-            sign = -1
-            while self.peek() == "-":
-                self.take()
-                sign = -sign
-            return self.factor() * sign
-        if token == "(":
-            value = self.sum()
-            self.take(")")
-            return value
-        if token.isdigit():
-            return int(token)
-        if token in ("min", "max"):
-            self.take("(")
-            a = self.sum()
-            self.take(",")
-            b = self.sum()
-            self.take(")")
-            return _CALLS[token](a, b)
-        if _NAME.match(token):
-            return _atom(self.known[token]) if token in self.known else sym(token)
-        raise ParseError(f"size {_short(self.text)}: {token!r} is not a size", code="P110")
-
-
-def _matching(tokens: Sequence[str]) -> dict[int, int]:
-    """Where each bracket is closed."""
-    found: dict[int, int] = {}
-    opened: list[int] = []
-    for at, token in enumerate(tokens):
-        if token == "(":
-            opened.append(at)
-        elif token == ")" and opened:
-            found[opened.pop()] = at
-    return found
 
 
 def static_prod(dims: Iterable[Dim]) -> int | None:

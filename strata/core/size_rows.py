@@ -6,7 +6,6 @@ A row is a symbol, a function of two sizes, or a sum of products of rows before 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from strata.core.dims import Atom, Dim, Symbol, SymExpr, make_call
@@ -14,7 +13,6 @@ from strata.errors import ParseError
 
 Written = int | list[int]  # a number, or the place of a row
 _KINDS = ("floordiv", "mod", "min", "max")
-_same = lru_cache(maxsize=4096)(SymExpr)  # equal ones are one object, so that comparing them later looks at no parts
 
 
 class SizeWriter:
@@ -55,7 +53,7 @@ class SizeReader:
 
     def _read(self, kind: str, row: list[Any]) -> Atom | SymExpr:
         if kind == "sum":
-            return _same(tuple((tuple(self._made[i] for i in atoms), int(factor)) for factor, *atoms in row))
+            return SymExpr(tuple((tuple(self._made[i] for i in atoms), int(factor)) for factor, *atoms in row))
         if kind == "symbol":
             name, lo, hi = row
             return Symbol(str(name), lo, hi)

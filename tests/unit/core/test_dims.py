@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -350,6 +351,13 @@ def test_division_by_zero_is_a_strata_error(size: Dim) -> None:
             divide(size, 0)
     with pytest.raises(OptionError, match="division by zero"):
         parse_dim("S // 0")
+
+
+def test_copies_are_equal() -> None:
+    for size in (sym("A"), sym("A") // 2, dim_min(sym("A") % 3, sym("B") + 1)):
+        made = copy.deepcopy(size)
+        assert made == size
+        assert hash(made) == hash(size)
 
 
 def test_parsed_symbols_take_known_bounds() -> None:

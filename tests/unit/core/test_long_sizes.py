@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 import strata as st
 from strata.config import using
-from strata.core import parse_dim, substitute, sym
+from strata.core import Dim, floordiv, mod, parse_dim, substitute, sym
 from strata.errors import BudgetError, ParseError, StrataError, SymbolError
 
 PRODUCT = "*".join(f"(A{i} + B{i})" for i in range(24))
@@ -58,6 +60,24 @@ def test_what_is_too_deep_or_long_cannot_be_read(text: str) -> None:
 def test_divisions_inside_each_other_have_an_end(text: str) -> None:
     with pytest.raises(SymbolError, match="inside each other"):
         parse_dim(text)
+
+
+def _below(frames: int, call: Callable[[], object]) -> object:
+    return call() if frames == 0 else _below(frames - 1, call)
+
+
+@pytest.mark.parametrize("sign", ["//", " % "])
+def test_equal_deep_sizes_are_equal_however_much_stack_is_left(sign: str) -> None:
+    """A size of which an equal one is known already is not compared part by part."""
+
+    def deep() -> Dim:
+        value: Dim = sym("A")
+        for i in range(128):
+            value = floordiv(value, sym(f"B{i}")) if sign == "//" else mod(sym(f"B{i}"), value + 1)
+        return value
+
+    first = deep()
+    assert _below(400, lambda: deep() == first and hash(deep()) == hash(first)) is True
 
 
 def test_many_signs() -> None:
