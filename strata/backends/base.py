@@ -216,7 +216,7 @@ class Backend(ABC):
         return type(op).lower is not Op.lower and op.has_rule("lower")
 
     def reads_views(self, node: Node) -> bool:
-        """Whether a node that is a step of its own reads evenly spaced elements where they lie."""
+        """Whether a node that is a step of its own reads evenly spaced elements in place."""
         return False
 
     def runs_whole(self, node: Node) -> bool:

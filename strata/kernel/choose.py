@@ -395,7 +395,7 @@ class _Chooser:
 
     def _tiled(self, chain: list[MapLoop]) -> int:
         """Lanes of a transpose: the innermost loop reads along the loop around it. 0 where there is none, or where half
-        of its squares would be outside."""
+        of its tiles would be outside."""
         if len(chain) < 2 or any(isinstance(s, (MapLoop, ReduceLoop)) for s in chain[-1].body.steps):
             return 0
         outer, inner = chain[-2:]

@@ -29,7 +29,7 @@ from strata.kernel.ir import (
 )
 from strata.kernel.order import REGISTERS, sum_bytes
 
-_SQUARE = 4  # points along an axis that make it worth turning squares of it
+_SQUARE = 4  # points along an axis that make it worth transposing in tiles
 _FAR = 4 << 20  # bytes of a result that does not stay in a core's own cache
 
 
@@ -79,7 +79,7 @@ def loop_order(kernel: Kernel) -> list[Axis]:
     """All store axes, outermost first: those that reductions depend on, then the rest, each in the stores' order.
 
     In a transpose, the axis along which loads are contiguous goes right around the innermost one: the two are turned
-    in squares, whatever is between them in memory. Rows that only change places are moved in the order of the reads."""
+    in tiles, whatever is between them in memory. Rows that only change places are moved in the order of the reads."""
     axes = list(dict.fromkeys(a for s in kernel.stores for a in s.axes))
     reductions = [n for n in postorder(kernel.roots) if isinstance(n, (Reduce, Scan))]
     scanned = {n.position for n in reductions if isinstance(n, Scan)}

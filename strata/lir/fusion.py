@@ -65,7 +65,7 @@ def group_graph(
     """Split a graph into kernels and steps of one op, in an order in which they can run.
 
     `whole` says of a node that has a lowering whether it is better a step of its own; `views`, of a step of its own,
-    whether it reads evenly spaced elements where they lie. `limits` bound the ops and inputs of each kernel.
+    whether it reads evenly spaced elements in place. `limits` bound the ops and inputs of each kernel.
     """
     return _Grouper(graph, whole, views, limits).run()
 

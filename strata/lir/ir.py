@@ -61,7 +61,7 @@ class Step:
         return (*self.inputs, *(source for _, source in self.updates))
 
     def operands(self, arrays: Sequence[np.ndarray], binding: Mapping[str, int]) -> list[np.ndarray]:
-        """What the op of a host step takes, of its buffers: all of them, or what it reads where they lie."""
+        """What the op of a host step takes, of its buffers: all of them, or what it reads in place."""
         if self.views is None:
             return list(arrays)
         (node,) = self.nodes

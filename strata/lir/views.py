@@ -26,7 +26,7 @@ class Spacing:
 
 
 def read_view(array: np.ndarray, spacing: Spacing, shape: tuple[Dim, ...], binding: Mapping[str, int]) -> np.ndarray:
-    """The elements of an array that a view reads, where they lie."""
+    """The elements of an array that a view reads, in place."""
     sizes = [substitute(d, binding) for d in (*shape, spacing.start, *spacing.strides)]
     numbers = [d for d in sizes if isinstance(d, int)]
     assert len(numbers) == len(sizes), "every size is known when a step runs"

@@ -126,7 +126,7 @@ def _add(tree: Any, leaves: list[Any]) -> bool:
 
 
 def _taker(tree: Any) -> Taker:
-    """How trees of the structure of this one are taken apart, in the order of `outline_arguments`."""
+    """How trees of the structure of this one are flattened, in the order of `outline_arguments`."""
     kind = type(tree)
     if kind is Tensor or kind is np.ndarray or (tree is not None and kind in FIXED):
         return _add

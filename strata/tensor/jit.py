@@ -161,7 +161,7 @@ class Jitted:
         return unflatten(structure, given)
 
     def _call(self, args: Any, kwargs: Any) -> _Call:
-        """The arguments taken apart."""
+        """The arguments flattened."""
         for i in (*self.static_argnums, *self.donate_argnums):
             if not -len(args) <= i < len(args):
                 kind = "static" if i in self.static_argnums else "donated"
@@ -429,7 +429,7 @@ class Jitted:
 
 @dataclass(slots=True)
 class _Call:
-    """The arguments of one call: as given, static ones marked, and taken apart."""
+    """The arguments of one call: as given, static ones marked, and flattened."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]

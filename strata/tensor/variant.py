@@ -138,11 +138,11 @@ class Variant:
         return self.compiled
 
     def form(self, ranges: Mapping[int, tuple[int, int]]) -> General | None:
-        """The program with sizes open inside ranges, if there is one."""
+        """The program with sizes symbolic inside ranges, if there is one."""
         return generalize(outline_of(self.graph), ranges=ranges)
 
     def open_forms(self, sizes: Iterable[int]) -> Iterator[General]:
-        """Programs for many shapes: with these sizes open, then with all large ones, then with all that can be."""
+        """Programs for many shapes: with these sizes symbolic, then with all large ones, then with all that can be."""
         program = outline_of(self.graph)
         for small, ranges in ((SMALL, dict.fromkeys(sizes, (1, LARGEST))), (SMALL, None), (1, None)):
             found = generalize(program, small, ranges)

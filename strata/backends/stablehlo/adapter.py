@@ -96,7 +96,7 @@ class Client:
         return self._guarded(lambda: self._client.compile_and_load(text, devices, options), f"compiling {name!r}")
 
     def put(self, parts: Sequence[np.ndarray], shape: Sequence[int], sharding: Any, indices: Sequence[int]) -> Any:
-        """Parts of an array on devices. On a CPU they may stay where they lie: they must not change while in use."""
+        """Parts of an array on devices. On a CPU they may stay in place: they must not change while in use."""
         with self._jax.enable_x64(True):  # of this thread: without it, 64 bits are silently cut to 32
             kind = self._jax.core.ShapedArray(tuple(shape), parts[0].dtype)
             places = [self.devices[i] for i in indices]

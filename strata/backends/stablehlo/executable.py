@@ -45,7 +45,7 @@ class XlaBackend(Backend):
         return True
 
     def sources(self, lir: Lir) -> dict[str, str]:
-        """The text of the modules of a plan, by name; none while sizes are open."""
+        """The text of the modules of a plan, by name; none while sizes are symbolic."""
         if lir.symbols:
             return {}
         return {

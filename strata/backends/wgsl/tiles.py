@@ -34,7 +34,7 @@ from strata.kernel import (
 
 SIDE = 16  # invocations along rows, and along columns
 DEPTH = 16  # terms of a strip
-LARGE = 64  # rows and columns from which an invocation computes a square of results
+LARGE = 64  # rows and columns from which an invocation computes a tile of results
 LEAST = 16  # rows, columns and terms below which tiles are mostly empty
 MANY = 4096  # results that keep a device busy
 LONG = 1 << 14  # terms of a sum that is worth parts, where there are few results

@@ -34,7 +34,7 @@ Digit = tuple[int, int, int]
 class Bits:
     """Some bits of every number of a field.
 
-    Those of number 0 begin at a bit of a byte. The index of a number is taken apart into digits, the first of which
+    Those of number 0 begin at a bit of a byte. The index of a number is unpacked into digits, the first of which
     counts most: each is its size, and by how many bytes and bits the place moves where it is one more.
     """
 

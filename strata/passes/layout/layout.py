@@ -3,7 +3,7 @@
 Every value keeps the form it was made in; the other form is made where a reader asks for it. A convolution reads and
 gives channels last; ops that do not care about the order of axes (element-wise ops, pools, concatenation, slices,
 padding, reductions, resizing) follow their inputs. Weights are transposed where they are parameters: once. Compositions
-that hide such ops are taken apart first. A convolution that is alone stays as it is where that is faster. Narrow floats
+that hide such ops are decomposed first. A convolution that is alone stays as it is where that is faster. Narrow floats
 are widened on the way.
 """
 
@@ -33,7 +33,7 @@ from strata.passes.canonicalize.decompose import Decompose
 from strata.passes.layout.transposed_conv import as_plain, as_product, is_product, is_transposed
 from strata.passes.quant.widen import widen_convolutions
 
-# compositions that lose their axes when taken apart
+# compositions that lose their axes when decomposed
 KEPT = "conv_backward_weight+pool_prod+pool_sum+resize_axis+resize_nearest_2x"
 MOST_FOLLOWED = 8  # ops that are done again with channels last, rather than their result turned around
 MOST_TAPS = 128  # kernels with more are gradients of weights, or filters: another algorithm's business

@@ -134,7 +134,7 @@ class VariantGraph:
     # misses
 
     def _miss(self, key: Any, binding: Mapping[str, int], given: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
-        kept_free = 1 if self.on_miss == "bucket" else 0  # for the form whose sizes are open
+        kept_free = 1 if self.on_miss == "bucket" else 0  # for the variant whose sizes are symbolic
         is_full = len(self._variants) >= self.max_variants - kept_free
         if self.on_miss == "interpret":
             if not is_full:

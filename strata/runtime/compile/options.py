@@ -36,7 +36,7 @@ class CompileOptions:
     kernel_dispatch: str = "prefer_native"
     """prefer_native; force_common takes every composition apart; force_native refuses to take any apart."""
     force_common: str | tuple[str, ...] = ()
-    """Ops to take apart even where the backend has a kernel for them."""
+    """Ops to decompose even where the backend has a kernel for them."""
     force_native: str | tuple[str, ...] = ()
     """Ops that must stay as they are: refused where the backend has no kernel for them."""
     tune: str = "heuristic"

@@ -1,8 +1,8 @@
 """Attention of a block of query rows (prefill), queries in vector lanes; keys and values are read in place.
 
-Scores are made transposed, scores[key][query] = k[key] · qᵀ, from rows of keys where they lie and from the block's
+Scores are made transposed, scores[key][query] = k[key] · qᵀ, from rows of keys in place and from the block's
 queries, turned once. Maxima and sums of the softmax are then vectors of queries, which no step has to fold, and
-sums[query] += scoresᵀ · v reads rows of values where they lie.
+sums[query] += scoresᵀ · v reads rows of values in place.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class AttentionSpec:
     mask_spans_rows: bool = True  # False: one row of the mask for all queries
     has_offset: bool = False
     softcap: float | None = None
-    decode: bool = False  # few queries: keys and values are read where they lie
+    decode: bool = False  # few queries: keys and values are read in place
     segment: int = 0  # keys that a chunk of a decode takes, where heads alone are too few chunks; 0: all of them
     query_rows: int = 32
     key_block: int = 1024
@@ -119,7 +119,7 @@ class AttentionSpec:
 
     @property
     def packs_values(self) -> bool:
-        """Whether rows of values cannot be read where they lie, in whole vectors."""
+        """Whether rows of values cannot be read in place, in whole vectors."""
         return not self.decode and (self.dtype is not self.accumulator or self.value_dim != self.value_columns)
 
     def v_packed_size(self, keys: int, batch: int = 1) -> int:

@@ -1,10 +1,10 @@
 """scan, cond and while as native loops and branches that run the programs of their bodies.
 
-Arguments begin with what running a program takes (walker, pool, threads, status words, what asks for signals and how
-often), then each body's start (see `BoundBody.slots`), then what changes from turn to turn. Rows of a scan are regions
-that move by a stride; carries go from one buffer to another and back, the first turn reads the initial values and the
-last one of a scan writes the result, so nothing is copied. All counts are arguments: one piece of code serves every
-loop.
+Arguments begin with what running a program takes (dispatch loop, pool, threads, status words, what asks for signals and
+how often), then each body's start (see `BoundBody.slots`), then what changes from turn to turn. Rows of a scan are
+regions that move by a stride; carries go from one buffer to another and back, the first turn reads the initial values
+and the last one of a scan writes the result, so nothing is copied. All counts are arguments: one piece of code serves
+every loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from strata.backends.llvm.ir.overrides import Holding, NativeCall, NativeOp, Pla
 from strata.core import Dim, Target
 from strata.mir import Graph, Node
 
-HEAD = 6  # walker, pool, threads, status, what asks for signals, turns between
+HEAD = 6  # dispatch loop, pool, threads, status, what asks for signals, turns between
 NO_LIMIT = (1 << 63) - 1
 
 

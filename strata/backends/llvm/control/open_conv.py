@@ -26,14 +26,14 @@ def open_sizes(op: Any, types: Any) -> frozenset[str]:
 
 
 def is_open(op: Op, types: Any, target: Target) -> bool:
-    """Whether a convolution of numbers that are rounded has weights of open sizes."""
+    """Whether a convolution of numbers that are rounded has weights of symbolic sizes."""
     return types[0].dtype.is_inexact and bool(open_sizes(op, types))
 
 
 @override("conv", "conv_first", "conv_last", whole=True)
 @override("conv_backward_weight", instead_of_parts=is_open)
 def open_convolution(node: Node, target: Target) -> NativeOp | None:
-    """The step of a convolution with weights of open sizes."""
+    """The step of a convolution with weights of symbolic sizes."""
     types = [x.type for x in node.inputs]
     if not is_open(node.op, types, target):
         return None

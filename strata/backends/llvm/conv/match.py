@@ -2,7 +2,7 @@
 
 The kernel of a step says what is computed; the step keeps the `conv_last` that the one sum in it is, for its window.
 Pixels of all images are the rows of the contraction, outputs its columns, groups its batch. Weights are packed from
-where they lie, whatever the order of their axes; those of groups side by side become a line for each tap and channel.
+in place, whatever the order of their axes; those of groups side by side become a line for each tap and channel.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ STEP_WORDS: Final = 6  # of a step in a program
 
 
 def walker_text(turn: int) -> str:
-    """The walker as LLVM text; at `turn` in the pool's memory is whether the last step that may turn did."""
+    """The dispatch loop as LLVM text; at `turn` in the pool's memory is whether the last step that may turn did."""
     return f"""
 ; where the next step that turns does so: about where caller and workers would meet, or 0 for one in plain order. Such
 ; steps read more than a cache holds, and what the one before read last is still there

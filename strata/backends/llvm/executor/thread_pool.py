@@ -356,7 +356,7 @@ _EXPORTS: Final = (
 
 
 def native_code(of: Target | None = None) -> jit.MachineCode:
-    """The pool and the program walker, loaded once per process; the same code for all processors of a kind."""
+    """The pool and the dispatch loop, loaded once per process; the same code for all processors of a kind."""
     target = Target.named("neon" if (of or Target.host()).has("neon") else "baseline")
     machine = target.triple.partition("-")[0]
     text = f'target triple = "{target.triple}"\n{wait_functions(machine)}{clock_functions(machine)}{_TEXT}'

@@ -52,7 +52,7 @@ class Contraction:
     vectors: int = 2
     tails: tuple[int, ...] = (1, 2)  # vectors that the last, narrower panel can have
     half_tail: bool = False  # half of its last vector is enough; there is one tail then
-    b_rows: bool = False  # B is read where it lies, a row of columns for each k; otherwise it is packed
+    b_rows: bool = False  # B is read in place, a row of columns for each k; otherwise it is packed
     a_packed: bool = False
     a_runs: int = 0  # runs of k in a row of A that are found through a table of addresses; 0: A is a matrix
     k_block: int = 0
@@ -169,7 +169,7 @@ class Contraction:
         return self.slots.index(name)
 
     def panels_of_chunk(self, m: Dim, n: Dim, k: Dim, batch: Dim = 1) -> Dim:
-        """The panels of a chunk: for open sizes, by the rules of `_with_chunks`, in whole numbers."""
+        """The panels of a chunk: for symbolic sizes, by the rules of `_with_chunks`, in whole numbers."""
         if not self.is_open:
             return self.chunk_panels
         panels = dim_max(ceil_div(n, self.panel_columns), 1)
@@ -189,7 +189,7 @@ class Contraction:
         return dim_max(even // step, 1) * step
 
     def chunk_count(self, m: Dim, n: Dim, batch: Dim = 1, k: Dim = 1) -> Dim:
-        """How many chunks there are; k matters for open sizes only."""
+        """How many chunks there are; k matters for symbolic sizes only."""
         columns = self.panels_of_chunk(m, n, k, batch) * self.panel_columns
         return batch * self.row_blocks(m) * ceil_div(n * self.parts, columns)
 

@@ -111,7 +111,7 @@ def override(
 ) -> Callable[[Any], Any]:
     """Register the maker of one op, or of several.
 
-    With `whole`, it is preferred to the loops that the op lowers to. With `views`, inputs are read where they lie, and
+    With `whole`, it is preferred to the loops that the op lowers to. With `views`, inputs are read in place, and
     the maker is given their spacing. `instead_of_parts` says of a composition on given types that it is not to be
     decomposed.
     """
@@ -154,7 +154,7 @@ def takes_composition(op: Op, types: Sequence[TensorType], target: Target) -> bo
 
 
 def reads_views(node: Node) -> bool:
-    """Whether a node's hand-written step reads its inputs where they lie."""
+    """Whether a node's hand-written step reads its inputs in place."""
     _load(node.op.name)
     return node.op.name in _VIEWS
 

@@ -93,7 +93,7 @@ class MatmulUsage:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the second factor is read packed; otherwise it is read where it lies."""
+        """Whether the second factor is read packed; otherwise it is read in place."""
         return any(kind == "packed" for kind, _ in self.arguments)
 
     @property

@@ -86,7 +86,7 @@ def _address_in_process(name: str) -> int:
 
 
 class _Object:
-    """A relocatable ELF file, taken apart."""
+    """A relocatable ELF file, parsed."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data

@@ -47,7 +47,7 @@ class LoopEmitter(TransposeTiles):
         self.nest, self.schedule = nest, schedule
         self.turn_of_row: Value = 0  # rows from the first of a chunk: which of its row buffers it has
         self.numbers = number_loops(nest)
-        # registers of squares may have to wait on the stack, in lines of their own
+        # registers of tiles may have to wait on the stack, in lines of their own
         attributes = f"nounwind alignstack({target.vector_bytes})" if schedule.tile is not None else "nounwind"
         self.start(module.function(kernel.name, parameters, attributes=attributes), kernel, target)
 

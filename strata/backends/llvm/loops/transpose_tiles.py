@@ -113,8 +113,8 @@ class _Squares:
 
     @property
     def _follows_lines(self) -> bool:
-        """Whether squares are to begin where lines of what is read do: they are the same for all rows, and a part of a
-        square at both ends of a row is little."""
+        """Whether tiles are to begin where lines of what is read do: they are the same for all rows, and a part of a
+        tile at both ends of a row is little."""
         if not self.turned:
             return False
         size, extent = self.turned[0].buffer.dtype.itemsize, self.outer.axis.extent
@@ -123,7 +123,7 @@ class _Squares:
         return lines and not (isinstance(extent, int) and extent * size < _SHORT_RUN)
 
     def _lines_up(self, store: Store) -> bool:
-        """Whether rows of a result begin at the same place of a cache line, and squares write whole lines."""
+        """Whether rows of a result begin at the same place of a cache line, and tiles write whole lines."""
         terms, size = linear(store.index[0]).terms, store.buffer.dtype.itemsize
         steps = [step for atom, step in terms.items() if atom is not self.inner.axis]
         whole = self.wide * size % _LINE == 0 and not store.buffer.dtype.is_complex

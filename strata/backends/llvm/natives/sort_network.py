@@ -59,7 +59,7 @@ def merge_pairs(length: int) -> list[tuple[int, int]]:
 
 
 class _Network:
-    """Emits exchanges of elements, which are one vector or two: in registers, or where they lie."""
+    """Emits exchanges of elements, which are one vector or two: in registers, or in memory."""
 
     def __init__(self, f: IrFunction, layout: Layout, lanes: int) -> None:
         self.f, self.words, self.lanes = f, _words(layout), lanes

@@ -42,7 +42,7 @@ class Scales:
 
 @dataclass(frozen=True)
 class Format:
-    """A block format: its sizes, and how it is taken apart.
+    """A block format: its sizes, and how it is unpacked.
 
     For a single row of x, `fold` multiplies the scales of a block by those of x once, and adds the least values times
     the sums to a running vector; groups taken after it need neither.

@@ -2,7 +2,7 @@
 
 The numbers of a block stay bytes without sign, as they are stored; a number of x is 256 · high + low with two signed
 bytes, so that a sum of products is 256 · Σ q·high + Σ q·low. A step is four or eight blocks of 32 elements, or one of
-256. It is taken apart into vectors of 64 bytes; x is stored in the order in which they come out:
+256. It is unpacked into vectors of 64 bytes; x is stored in the order in which they come out:
 
     x of a step   for each vector: its 64 high bytes, its 64 low bytes
     beside it     a scale for each 32, then their sums, or the sums of each 16
@@ -31,7 +31,7 @@ ZERO = "zeroinitializer"
 
 @dataclass(frozen=True)
 class WideStep:
-    """How one step of a format is taken apart.
+    """How one step of a format is unpacked.
 
     `runs` names the 8 elements in each eighth of each vector, by their number among the step's eights. `numbers` gives
     the vectors; `scales` the scales of their lanes, times those of x, and the sums of a row with what least values add.
@@ -43,7 +43,7 @@ class WideStep:
     sides: Callable[[IrFunction, str], list[str]]  # scales and sums of x, once for all rows of weights
     scales: Callable[[IrFunction, str, list[str], str], tuple[list[str], str]]
     shared: int = 1  # vectors in a row with the same scales
-    at_once: int = STREAMS  # rows that are taken apart before products: fewer where the parts of all fill the registers
+    at_once: int = STREAMS  # rows that are unpacked before products: fewer where the parts of all fill the registers
 
     @property
     def elements(self) -> int:

@@ -2,7 +2,7 @@
 
     sort       row numbers by expert, in order (a counting sort)
     gather     rows of x side by side with the other rows of their expert
-    multiply   a chunk is some columns of one expert's matrix: few rows read them where they lie, more pack them first
+    multiply   a chunk is some columns of one expert's matrix: few rows read them in place, more pack them first
     scatter    results to their rows
 
 Sums run over k in order, whatever the number of rows and threads.
@@ -21,7 +21,7 @@ from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, TensorType, bounds, dim_prod, f32, f64, i32
 from strata.mir import Node
 
-FEW = 4  # fewer rows than this read a matrix where it lies
+FEW = 4  # fewer rows than this read a matrix in place
 ROWS = 4  # for each expert; fewer are left to the loops of the op
 PANELS = 4  # of a chunk: what is read of a row of the matrix is longer than a line of the cache
 K_BLOCK = 128  # rows of the matrix that are packed at once
@@ -197,7 +197,7 @@ class GroupedMultiply:
         f.if_(is_few, lambda: self.in_place(x, w, out, rows), lambda: self.by_blocks(x, out, rows, pack))
 
     def in_place(self, x: str, w: str, out: str, rows: Value) -> None:
-        """The matrix where it lies, all columns of the chunk at once: what is read of its rows is one stream."""
+        """The matrix in place, all columns of the chunk at once: what is read of its rows is one stream."""
         heights = (2, 1) if self.target.vector_registers >= 32 else (1,)
         tiles = TileSet(heights, self.columns // self.lanes, strided_b=True)
         kernels = self.micros(tiles)

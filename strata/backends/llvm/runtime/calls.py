@@ -61,7 +61,7 @@ class ProgramCall:
         self.table[0] = arena.address
 
     def set_threads(self, threads: int) -> None:
-        """What the walker and native ops may use."""
+        """What the dispatch loop and native ops may use."""
         self.threads = self._words[3] = self.table[self.regions - 2] = threads
 
     def place(self, regions: Sequence[int], arrays: Sequence[np.ndarray]) -> None:

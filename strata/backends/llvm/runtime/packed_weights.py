@@ -63,7 +63,7 @@ class PackedWeights:
         return next(alike, None)
 
     def note(self, source: str, product: MatmulUsage) -> None:
-        """A weight that a matmul will read; one of open size cannot be packed ahead."""
+        """A weight that a matmul will read; one of symbolic size cannot be packed ahead."""
         if self.place(source, product) is None and isinstance(product.packed_bytes, int):
             weight = PackedWeight(source, product, self._bytes)
             self._weights.append(weight)

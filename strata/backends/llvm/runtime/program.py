@@ -2,7 +2,7 @@
 
 A program is data: steps that name a native kernel, its argument block and its points. Arguments are offsets into
 regions (the arena, inputs, outputs, weights), or sizes; both may be symbolic. `bind` turns the symbols into numbers
-once per set of sizes; a run then needs only the addresses of the regions. The walker is the same code for every
+once per set of sizes; a run then needs only the addresses of the regions. The dispatch loop is the same code for every
 program, so programs are never compiled and hold no addresses until they are bound.
 """
 

@@ -143,7 +143,7 @@ def closed(parts: Sequence[OpenSteps], values: np.ndarray, bases: np.ndarray) ->
 
 
 class OpenProgram:
-    """The program of a plan whose steps all run natively, its sizes open."""
+    """The program of a plan whose steps all run natively, with symbolic sizes."""
 
     def __init__(self, executable: CpuExecutable) -> None:
         self._executable = executable
