@@ -347,7 +347,7 @@ class _Chooser:
         return plain and long and beyond and self._scalar_cost(loop) <= most
 
     def _transpose(self, chain: list[MapLoop], by: int, numbers: dict[int, int]) -> Schedule:
-        """Squares of the two innermost loops, in blocks that a core's own cache holds more than twice.
+        """Tiles of the two innermost loops, in blocks that a core's own cache holds more than twice.
 
         A block is prefetched while the one before it is transposed, row by row. Where it has whole rows of the result,
         which then is written from one end to the other, memory does better with hints along long rows that are read; so

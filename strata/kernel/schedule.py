@@ -5,24 +5,24 @@ Loops are numbered in the order in which a nest prints them. A schedule is a tup
     parallel 2 grain 4096    the two outermost loops are handed out to threads, 4096 points at a time
     vectorise 1 by 32        loop 1 runs 32 points at once, whatever number of registers that takes
     tile 0 by 16 blocks 512 x 256
-                             loop 0 goes 16 points at a time around the vector loop inside it, and turns loads that are
-                             contiguous along loop 0 by shuffles: transposes. The vectors are 16 lanes or some times as
-                             many, of squares side by side. What is handed out to threads are blocks of 512 points of
+                             loop 0 goes 16 points at a time around the vector loop inside it, and transposes loads
+                             contiguous along loop 0 by shuffles. The vectors are 16 lanes or some times as
+                             many, of tiles side by side. What is handed out to threads are blocks of 512 points of
                              loop 0 and 256 of the loop inside it; `prefetch` along loop 0 fetches the next block
     exchange 0 by 8          the reduction inside vector loop 0 goes around it, 8 of its steps at a time, its running
                              values in a row buffer: sums of columns
     stage 3                  loop 3 keeps values that later loops over its axis need again in a row buffer
-    delay 3 beside 2         loop 3, the last of a row, is done together with loop 2 of the next row
+    delay 3 beside 2         loop 3, the last of a row, runs with loop 2 of the next row (software pipelining)
     delay 2 beside 1; delay 3 beside 2
                              all three are one loop: over a row, the one before it, and the one before that. What loop 2
-                             asks for is further on in its own row
+                             prefetches is further on in its own row
     stagger 0                the loops inside loop 0, over rows, each work on another row: one behind the loop before
-    nontemporal out          stores to `out` bypass the caches
-    prefetch x along 1       loop 1 asks for the elements of `x` that come a block later, along several streams at once
+    nontemporal out          stores to `out` are non-temporal: they bypass the caches
+    prefetch x along 1       loop 1 prefetches the elements of `x` a block ahead, along several streams at once
     prefetch x along 2 ahead 1024
-                             loop 2 asks for the elements of `x` that are 1024 further on: those of the next row
+                             loop 2 prefetches the elements of `x` that are 1024 further on: those of the next row
     prefetch x along 2 ahead 8192 to 2
-                             the same, into the core's second cache; loop 2 need not read `x`
+                             the same, into the core's second-level cache; loop 2 need not read `x`
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Tile:
 
     def blocks(self, rows: Dim, columns: Dim) -> tuple[Dim, Dim]:
         """How many blocks each way. They may begin before the first point, so that they lie in lines: the last one
-        then has a part of a square more."""
+        then has a part of a tile more."""
         return (rows + self.rows - 1) // self.rows, (columns + self.columns - 1) // self.columns
 
 

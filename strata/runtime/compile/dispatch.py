@@ -135,7 +135,7 @@ def _offender(node: Node, backend: Backend) -> Offender:
 
 
 def _nearest(node: Node, backend: Backend) -> str:
-    """The nearest form that the backend does run: in another type, decomposed, or a relative of the op."""
+    """The nearest thing that the backend does run: another type, a decomposition, or a related op."""
     dtypes = backend.capabilities.dtypes
     if dtypes is not None:
         foreign = {t.dtype for t in (*node.types, *(x.type for x in node.inputs)) if t.dtype.name not in dtypes}

@@ -218,7 +218,7 @@ def _complete(wanted: Sequence[tuple[Source, Future[CodePiece]]], target: Target
 
 
 def _give_up(wanted: Sequence[tuple[Source, Future[CodePiece]]]) -> None:
-    """Let whoever waits for code that could not be made try for himself."""
+    """Let others that wait for code that could not be made try themselves."""
     for source, future in wanted:
         if not future.done():
             with _loaded_lock:

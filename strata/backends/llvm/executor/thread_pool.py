@@ -399,7 +399,7 @@ class ThreadPool:
         return threads
 
     def _add(self) -> None:
-        """One worker more. Where the system grants none, those that are there do all the work."""
+        """Start one more worker. Where the system refuses, the others do all the work."""
         try:
             self._workers.append(self._start())
         except (OSError, RuntimeError) as error:
@@ -413,12 +413,12 @@ class ThreadPool:
         self.check()
 
     def check(self) -> None:
-        """Raise what a handler of a signal raised while this thread ran native code."""
+        """Raise what a signal handler raised while this thread ran native code."""
         if self._ended.value and self._ended.value == threading.get_ident():
             self._raise_kept(self.address)
 
     def note_times(self, events: Any | None) -> None:
-        """Have threads note when they work, in words: count, capacity, then (thread, begin, end, chunks) each."""
+        """Record when threads work, in words: count, capacity, then (thread, begin, end, chunks) each."""
         ctypes.c_int64.from_address(self.address + _TRACE).value = 0 if events is None else ctypes.addressof(events)
 
     def stop(self) -> None:
@@ -442,7 +442,7 @@ class ThreadPool:
         return ctypes.c_int32.from_address(self.address + offset)
 
     def _allow(self, workers: int) -> None:
-        """Tell waking which workers there are and where they may run; with 0, that all have gone."""
+        """Publish the workers and the processors they may run on; 0 for none."""
         words = (ctypes.c_uint64 * (1 + MOST_PLACED + MASK_WORDS)).from_address(self.address + _PLACE)
         mask = allowed_processors()
         for i, word in enumerate(mask, 1 + MOST_PLACED):

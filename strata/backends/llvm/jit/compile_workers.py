@@ -24,7 +24,7 @@ SOME = 16  # the same, where LLVM is in this process anyway
 
 
 class Makers:
-    """Some processes, each with one module at a time; a thread that finds all of them busy waits."""
+    """A pool of worker processes, each with one module at a time; a thread that finds all of them busy waits."""
 
     def __init__(self, count: int) -> None:
         from strata.backends.llvm.jit.worker_process import Child  # which not every process needs
@@ -58,7 +58,7 @@ _users = 0
 
 
 def current() -> Makers | None:
-    """The processes that are there now."""
+    """The pool of worker processes that runs now."""
     with suppress(IndexError):
         return _open[0]
     return None

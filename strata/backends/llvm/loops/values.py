@@ -76,7 +76,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Row buffers of a value, which rows have in turns: where they are, elements from one to the next, how many."""
+    """A ring of row buffers of one value: where they are, elements from one to the next, how many."""
 
     start: str
     size: int

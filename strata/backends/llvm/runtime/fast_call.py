@@ -63,17 +63,17 @@ class NativeFastCall:
         self._turn = self._misses = self._runs = self._seen = 0
 
     def forget(self) -> None:
-        """As if the program had not run yet."""
+        """Start over, as if the program had not run yet."""
         self.asked, self.enter, self._kept = NOT_READY, _leave, []
 
     def wants(self, asked: int | None) -> bool:
-        """Whether `learn` would make the entry now."""
+        """Whether `learn` would make the fast call now."""
         return self.asked != asked and not self._is_given_up
 
     def learn(
         self, executable: CpuExecutable, inputs: Inputs, outputs: Sequence[np.ndarray], asked: int | None
     ) -> None:
-        """After a run that went the long way: its results are kept for a later one."""
+        """After a run on the general path: its results are kept for a later one."""
         if self._is_given_up:
             return
         if self._runs < FIRST_RUNS:
@@ -121,7 +121,7 @@ class NativeFastCall:
         _make_room(self, TURNS * size)
 
     def _keep(self, outputs: Sequence[np.ndarray]) -> None:
-        """Results of the long way in the place of kept ones."""
+        """Replace kept results by those of the general path."""
         words = self._words
         at = len(FIELDS) + INPUT_WORDS * int(words[FIELDS.index("inputs")]) + KEPT_AT + 2 * self._turn
         for kept, array in zip(self._kept, outputs, strict=True):
@@ -132,7 +132,7 @@ class NativeFastCall:
 
 
 def _leave(given: Any) -> None:
-    """The entry of a program that has none."""
+    """Leave the fast path: a program without one."""
 
 
 def _block(
@@ -189,7 +189,7 @@ _lock = new_lock()
 
 
 def _make_room(quick: NativeFastCall, size: int) -> None:
-    """Note what a program keeps; where all keep too much, those that began first give it up."""
+    """Account for what a program keeps; where all keep too much, the oldest give it up."""
     with _lock:
         _holders.pop(quick, None)
         _holders[quick] = size
