@@ -512,7 +512,7 @@ def jit(
 
     With `max_variants`, `on_miss` says what a call beyond them does: "error" raises; "interpret" runs without a trace;
     "bucket" makes the last of them a program with symbolic sizes, for all further shapes; "compile", the default, lets
-    the variant that was not used for longest make room. Arguments in `donate_argnums` are given up: results take over
+    the least recently used variant make room. Arguments in `donate_argnums` are given up: results take over
     their memory where they can, and a donated tensor cannot be used again.
 
     `buckets` gives the largest size of each range of an axis, by argument: with `{0: {1: [16, 64, 256]}}`, calls share

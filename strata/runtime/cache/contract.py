@@ -1,13 +1,13 @@
 """The compile contract: how many variants of a graph may be compiled, and what a call does that fits none.
 
 A graph with symbolic sizes is specialised for the sizes it is called with, at most `max_variants` times. With
-`buckets`, a form serves a range of sizes, without padding: its sizes stay symbolic inside the range. Beyond the limit,
-or while a form is being made, `on_miss` decides:
+`buckets`, a variant serves a range of sizes, without padding: its sizes stay symbolic inside the range. Beyond the
+limit, or while a variant is being compiled, `on_miss` decides:
 
-    error      refuse, with the sizes and the forms that there are
-    bucket     run the one form whose sizes are all open; it fits every call and is the last of the `max_variants`
+    error      refuse, with the sizes and the variants that exist
+    bucket     run the one variant whose sizes are all symbolic; it fits every call, and is the last of `max_variants`
     interpret  answer at once from the interpreter, and compile in the background as long as the limit allows
-    compile    compile now; beyond the limit the form that was not used for longest makes room
+    compile    compile now; beyond the limit the least recently used variant makes room
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class VariantGraph:
                 self._pending.pop(key, None)
 
     def _compile(self, binding: Mapping[str, int]) -> CompiledGraph:
-        """The form for sizes: fixed, or with bounds where there are buckets."""
+        """The variant for sizes: fixed, or with bounds where there are buckets."""
         sizes = {n: size for n, size in binding.items() if n not in self._buckets}
         graph = self.graph.bind(sizes) if sizes else self.graph
         ranges = {n: self._range(n, size) for n, size in binding.items() if n in self._buckets}
@@ -240,7 +240,7 @@ def _checked(name: str, sizes: Sequence[int], graph: Graph) -> tuple[int, ...]:
 
 
 def _set(form: CompiledGraph, arrays: Mapping[str, np.ndarray]) -> None:
-    """Set the parameters that a form has, of those of its sizes."""
+    """Set the parameters of a variant, of those of its sizes."""
     for name, kind in form.params.items():
         array = arrays.get(name)
         if array is not None and all(

@@ -25,7 +25,7 @@ class Counters:
 
 
 class Entries(Generic[T]):
-    """At most `capacity` entries; then the longest unused one goes (lru), or the first made (fifo)."""
+    """At most `capacity` entries; then the least recently used one goes (lru), or the first made (fifo)."""
 
     def __init__(self, capacity: int | None, policy: str = "lru") -> None:
         if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1):

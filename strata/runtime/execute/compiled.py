@@ -299,7 +299,7 @@ class CompiledGraph:
             self._teach(quick, [make(shape, dtype) for make, shape, dtype in makers], threads)
 
     def _teach(self, quick: FastCall, outputs: list[np.ndarray], threads: int | None) -> None:
-        """Tell of a run that went the long way, unless the executable has become another meanwhile."""
+        """Tell the fast call of a run on the general path, unless the executable has changed meanwhile."""
         executable = self._executable
         if self._quick is quick:
             quick.learn(executable, self._fast, outputs, threads)

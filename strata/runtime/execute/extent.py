@@ -23,7 +23,7 @@ class Extents:
     """The extents that are active on a compiled graph. Its owner holds a lock while it is used.
 
     A graph compiled with symbolic sizes runs at the smaller size itself. One compiled for fixed sizes has a second
-    program, with the axis left open, compiled when an extent is first set.
+    program, with the axis symbolic, compiled when an extent is first set.
     """
 
     def __init__(self, owner: CompiledGraph) -> None:
@@ -118,7 +118,7 @@ class Extents:
                 )
 
     def _program(self, axes: frozenset[str], results: tuple[int, ...] | None = None) -> CompiledGraph:
-        """The program with these axes open, and of these results only."""
+        """The program with these axes symbolic, and of these results only."""
         owner = self._owner
         every = tuple(range(len(owner._outputs)))
         key = axes, every if results is None else results
@@ -157,7 +157,7 @@ def is_remembered(graph: CompiledGraph) -> bool:
 
 
 class Remembering:
-    """A short way into a program whose results its owner remembers, for extents that are set later."""
+    """A fast call of a program whose results its owner remembers, for extents that are set later."""
 
     def __init__(self, quick: FastCall, owner: CompiledGraph) -> None:
         self._quick, self._owner = quick, weakref.ref(owner)

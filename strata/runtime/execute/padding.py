@@ -77,7 +77,7 @@ def _rebuilt(graph: Graph, padded: Collection[str], upper: int, rows: Dim, chang
 
 
 def _leading(op: Op, upper: int, rows: Dim) -> Op:
-    """An op that names a result's shape, with the rows in front left open."""
+    """An op that names a result's shape, with the rows in front symbolic."""
     shape = op.static_fields().get("shape")
     if isinstance(shape, tuple) and shape and shape[0] == upper:
         return type(op)(**{**op.static_fields(), "shape": (rows, *shape[1:])})

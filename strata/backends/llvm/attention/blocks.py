@@ -1,7 +1,7 @@
 """Attention of a block of query rows (prefill), queries in vector lanes; keys and values are read in place.
 
 Scores are made transposed, scores[key][query] = k[key] · qᵀ, from rows of keys in place and from the block's
-queries, turned once. Maxima and sums of the softmax are then vectors of queries, which no step has to fold, and
+queries, transposed once. Maxima and sums of the softmax are then vectors of queries, which no step has to fold, and
 sums[query] += scoresᵀ · v reads rows of values in place.
 """
 
@@ -340,7 +340,7 @@ class QueryBlock(Attend):
 def emit_score(module: IrModule, spec: AttentionSpec, height: int, vectors: int) -> str:
     """`void score(ptr k, i64 k_row, ptr q, ptr scores, ptr highest, i64 tiles)`: keys times a panel of queries.
 
-    Maxima are taken while the next tile's products are under way: they need other parts of the processor.
+    Maxima are taken while the next tile is multiplied: they need other parts of the processor.
     """
     name = f"score_{spec.dtype}_{height}x{vectors}_{spec.head_dim}"
     if module.has(name):

@@ -2,7 +2,7 @@
 
 The kernel of a step says what is computed; the step keeps the `conv_last` that the one sum in it is, for its window.
 Pixels of all images are the rows of the contraction, outputs its columns, groups its batch. Weights are packed from
-in place, whatever the order of their axes; those of groups side by side become a line for each tap and channel.
+any order of their axes; those of groups side by side become a line for each tap and channel.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ def _edges(found: ConvKernel) -> tuple[int, int] | None:
 
 
 def wins_turned(found: ConvKernel) -> Dim:
-    """1 where Winograd's way is faster, else 0: open where sizes are."""
+    """1 where Winograd's way is faster, else 0: symbolic where sizes are."""
     if not config().winograd or found.x.dtype is not f32 or found.groups != 1 or found.rank != 2:
         return 0
     size, low = found.x.shape[1], found.op.padding[0][0]

@@ -5,7 +5,7 @@
 Vectors run along the pixels of a line. Depth-wise: the sums of a few lines stay in registers while the lines of x below
 them are read, each vector once for all taps that see it. Few channels: the values that some pixels see become a panel,
 [tap and channel, pixel], which all outputs multiply by the micro-kernels of every contraction (where lines are short:
-others are the business of conv_lines). Rows of the contraction are outputs, its columns the pixels of a plane. What
+`nchw_direct` has the others). Rows of the contraction are outputs, its columns the pixels of a plane. What
 lies in the padding is masked out.
 """
 

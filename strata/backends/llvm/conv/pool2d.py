@@ -95,7 +95,7 @@ class PoolPlan:
 
     @property
     def is_narrow(self) -> Dim:
-        """1 where lines are too short for vectors along them, else 0: open where their length is."""
+        """1 where rows are too short for vectors along them, else 0: symbolic where their length is."""
         return dim_max(0, dim_min(1, NARROW - self.out.shape[-1]))
 
     @property

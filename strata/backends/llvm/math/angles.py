@@ -1,6 +1,6 @@
 """sin, cos, tan and their inverses as straight-line vector code, and the complex functions made of them.
 
-Bounds and coefficients are as in vector_math."""
+Bounds and coefficients are as in `exponentials`."""
 
 from __future__ import annotations
 

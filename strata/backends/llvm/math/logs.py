@@ -2,7 +2,7 @@
 
 With tables in registers (AVX-512; f64 in some functions) a number is 2ᵏ · c · (1 + f): c is the nearest of sixteen
 numbers, in f32 such that its logarithm is all but a float, so that log x = k ln2 + log c + log(1 + f) with a short
-polynomial. Else it is 2ᵏ (1 + f), and log(1 + f) a polynomial in f / (2 + f). Bounds are as in vector_math."""
+polynomial. Else it is 2ᵏ (1 + f), and log(1 + f) a polynomial in f / (2 + f). Bounds are as in `exponentials`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Grouped matmul (mixture of experts) with GGUF weights: only experts that have rows are read, as stored.
 
     sort, gather   rows of x side by side with the other rows of their expert, as for grouped matmuls of floats
-    quantize       GGUF blocks: rows of x as numbers of 16 bits, see native_dequant
+    quantize       GGUF blocks: rows of x as numbers of 16 bits, see `gguf_matmul`
     multiply       a chunk is a part of one expert's matrix; without rows of x it is done
     scatter        results to their rows
 

@@ -1,8 +1,8 @@
 """Matmul with GGUF weights, read as the blocks they are stored in: nothing is dequantised in memory.
 
     quantize   x in f32 becomes 16-bit numbers with one scale for each 32 of them, and the scaled sums of these
-    rows       a few rows of x: rows of weights as they lie, four streams at a time; native_dequant_wide for 512 bits
-    panels     more rows of x: weights are unpacked once for all of them, see native_dequant_panel
+    rows       a few rows of x: rows of weights as they lie, four streams at a time; `gguf_wide` for 512 bits
+    panels     more rows of x: weights are unpacked once for all of them, see `gguf_panel`
 
 An element of a weight is d·q + m with small whole numbers q, so a block gives d·dx·Σ q·xq + m·dx·Σ xq. Sixteen bits for
 x keep the result within 1e-4 of exact; eight would be faster, and lose 4 % over the layers of a small model.
