@@ -149,7 +149,7 @@ def copy_share(result: Result) -> float:
 def ceilings(rows: Sequence[Result]) -> list[str]:
     """What is measured against the machine instead of a peer."""
     lines = [
-        "Against what the machine can do at best, measured in turns: multiply-adds in registers for products, reading",
+        "Against what the machine can do at best, measured in turns: multiply-adds in registers for matmuls, reading",
         "four streams a thread for weights. A fork-join is the time until all threads have had a part.",
         "",
         "| what | threads | reached | ceiling | share | bar | |",

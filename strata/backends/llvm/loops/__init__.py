@@ -1,3 +1,1 @@
-"""The loop generator: a nest and its schedule as LLVM IR: loops, loads and stores, reductions, transposed tiles,
-software pipelining.
-"""
+"""The loop generator, nest and schedule to LLVM IR: loops, reductions, transpose tiles, software pipelining."""
