@@ -211,6 +211,6 @@ def constant_number(value: Value) -> float | None:
     while value.node.op.name == "broadcast_to":
         value = value.node.inputs[0]
     op = value.node.op
-    if isinstance(op, Constant) and op.data.array.size == 1 and op.data.array.dtype.kind in "fiub":
+    if isinstance(op, Constant) and op.data.array.size == 1 and not value.dtype.is_complex:
         return float(op.data.array.reshape(-1)[0])
     return None

@@ -159,6 +159,61 @@ def test_axes_of_few_elements(name: str, rng: np.random.Generator) -> None:
         assert same_bits(np.asarray(got), np.asarray(want)), n
 
 
+def attends(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+    scores = ops.matmul(q, ops.swapaxes(k, -1, -2)) * 0.3
+    return ops.matmul(ops.softmax(scores if mask is None else scores + mask, axis=-1), v)
+
+
+def attends_where(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    scores = ops.matmul(q, ops.swapaxes(k, -1, -2)) / 1.7
+    return ops.matmul(ops.softmax(ops.where(mask > 0, scores, -3e4), axis=-1), v)
+
+
+def attends_across(q: Any, k: Any, v: Any) -> Any:
+    return ops.transpose(attends(*(ops.transpose(x, (0, 2, 1, 3)) for x in (q, k, v))), (0, 2, 1, 3))
+
+
+# queries, keys, values and perhaps a mask: 0 is the size that is open
+ATTENTIONS: dict[str, tuple[Any, ...]] = {
+    "heads of open width": (attends, (2, 9, 0), (2, 7, 0), (2, 7, 0)),
+    "keys of open width": (attends, (2, 9, 0), (2, 7, 0), (2, 7, 5)),
+    "values of open width": (attends, (2, 3, 9, 8), (2, 3, 7, 8), (2, 3, 7, 0)),
+    "an open number of heads": (attends, (2, 0, 9, 8), (2, 0, 7, 8), (2, 0, 7, 8)),
+    "heads behind tokens": (attends_across, (2, 9, 0, 8), (2, 7, 0, 8), (2, 7, 0, 8)),
+    "all of one size": (attends, (0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0)),
+    "one set of keys": (attends, (0, 9, 8), (1, 7, 8), (1, 7, 8)),
+    "one set of queries": (attends, (1, 9, 8), (0, 7, 8), (0, 7, 8)),
+    "keys for all heads": (attends, (2, 0, 9, 8), (2, 1, 7, 8), (2, 1, 7, 8)),
+    "a mask for each": (attends, (1, 9, 8), (1, 7, 8), (1, 7, 8), (0, 9, 7)),
+    "a mask for each head": (attends, (2, 0, 9, 8), (2, 0, 7, 8), (2, 0, 7, 8), (0, 9, 7)),
+    "a mask that adds rows": (attends, (2, 1, 8), (2, 7, 8), (2, 7, 8), (0, 7)),
+    "a mask of keys": (attends_where, (2, 9, 0), (2, 7, 0), (2, 7, 0), (1, 7)),
+    "a mask of open keys": (attends_where, (2, 9, 8), (2, 0, 8), (2, 0, 8), (1, 0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16"])
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention_of_open_heads(name: str, dtype: str, rng: np.random.Generator) -> None:
+    """Attention is found whatever is known of its sizes, also where an axis of one element is spread."""
+    fn, *shapes = ATTENTIONS[name]
+
+    def compiled(n: Dim, device: str = "cpu") -> Any:
+        g = Graph("attention")
+        sized = [tuple(n if d == 0 else d for d in shape) for shape in shapes]
+        return Session(device).compile(g.outputs(fn(*(g.input(f"x{i}", s, dtype) for i, s in enumerate(sized)))))
+
+    open_ = compiled(st.sym("n", 0))
+    for n in (0, 1, 2, 5, 8, 17):
+        feeds = {f"x{i}": rng.standard_normal([d or n for d in s]) for i, s in enumerate(shapes)}
+        feeds = {name: x.astype(as_dtype(dtype).np) for name, x in feeds.items()}
+        (got,), (want,) = open_.run(feeds), compiled(n).run(feeds)
+        assert same_bits(np.asarray(got), np.asarray(want)), n
+        (meant,) = compiled(n, "reference").run(feeds)
+        near = 1e-5 if dtype in ("f32", "f64") else 0.05
+        np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(meant, np.float64), near, near)
+
+
 def test_jit_and_its_buckets(rng: np.random.Generator) -> None:
     def f(x: st.Tensor) -> st.Tensor:
         return st.softmax(st.layer_norm(x)).cumsum(axis=-1).mean(axis=0)

@@ -23,6 +23,7 @@ from strata.core import (
     f32,
     i32,
     i64,
+    known_le,
 )
 from strata.errors import OptionError
 from strata.mir import Op, Sample, Value, constant, draw, op
@@ -58,9 +59,9 @@ class AttentionFamily(Op):
     that the last input is an integer vector [B|1] of query offsets.
     """
 
-    num_heads: int
-    kv_heads: int
-    head_dim: int
+    num_heads: Dim
+    kv_heads: Dim
+    head_dim: Dim
     layout: str = "bhsd"
     causal: bool = False
     window: int | None = None
@@ -84,7 +85,14 @@ class AttentionFamily(Op):
 
     @property
     def scale(self) -> float:
-        return self.head_dim**-0.5 if self.score_scale is None else self.score_scale
+        return self.head_dim.__index__() ** -0.5 if self.score_scale is None else self.score_scale
+
+    @property
+    def group(self) -> Dim:
+        """How many query heads share a key head."""
+        found = divide_exactly(self.num_heads, self.kv_heads)
+        assert found is not None
+        return found
 
     def sizes(self, q: TensorType, k: TensorType, v: TensorType) -> AttentionSizes:
         match self.layout:
@@ -97,7 +105,7 @@ class AttentionFamily(Op):
         assert wide is not None
         return AttentionSizes(q.shape[0] if self.layout == "bsd" else 1, q.shape[-2], k.shape[-2], wide)
 
-    def packed(self, batch: Dim, heads: int, length: Dim, dim: Dim) -> tuple[Dim, ...]:
+    def packed(self, batch: Dim, heads: Dim, length: Dim, dim: Dim) -> tuple[Dim, ...]:
         """The shape of a tensor in this op's layout."""
         match self.layout:
             case "bhsd":
@@ -114,7 +122,8 @@ class AttentionFamily(Op):
 
         option(self.layout in LAYOUTS, f"layout {self.layout!r} is none of {', '.join(LAYOUTS)}", "O220")
         option(self.mask in MASKS, f"mask {self.mask!r} is none of {', '.join(MASKS)}", "O221")
-        heads_fit = self.kv_heads >= 1 and self.num_heads >= 1 and self.num_heads % self.kv_heads == 0
+        some = not known_le(self.kv_heads, 0) and not known_le(self.num_heads, 0)
+        heads_fit = some and divide_exactly(self.num_heads, self.kv_heads) is not None
         option(heads_fit, f"{self.num_heads} query heads cannot share {self.kv_heads} key heads", "O222")
         option(self.window is None or self.window >= 0, f"window {self.window} is negative", "O223")
         option(self.softcap is None or self.softcap > 0, f"softcap {self.softcap} is not positive", "O224")
@@ -166,7 +175,7 @@ class AttentionFamily(Op):
 
     # ------------------------------------------------------------------------------------------------- graph building
 
-    def split_heads(self, x: Value, heads: int) -> Value:
+    def split_heads(self, x: Value, heads: Dim) -> Value:
         """From this layout to [B, heads, S, d], in the accumulator's dtype."""
         x = cast(x, x.dtype.accumulator)
         if self.layout == "bhsd":
@@ -182,13 +191,12 @@ class AttentionFamily(Op):
         b, heads, s, d = x.shape
         if self.layout != "bhsd":
             x = transpose(x, (0, 2, 1, 3))
-        return cast(reshape(x, self.packed(b, heads, s, d)), dtype)  # type: ignore[arg-type]
+        return cast(reshape(x, self.packed(b, heads, s, d)), dtype)
 
     def grouped(self, x: Value) -> Value:
         """[B, H, S, d] as [B, Hk, G·S, d]: the query heads that share a key head become more rows of one product."""
         b, _, s, d = x.shape
-        group = self.num_heads // self.kv_heads
-        return x if group == 1 else reshape(x, (b, self.kv_heads, group * s, d))
+        return x if self.group == 1 else reshape(x, (b, self.kv_heads, self.group * s, d))
 
     def ungrouped(self, x: Value, length: Dim) -> Value:
         """The inverse of `grouped`."""
@@ -255,7 +263,8 @@ class AttentionFamily(Op):
 
     # ------------------------------------------------------------------------------------------------------------ numpy
 
-    def numpy_heads(self, x: np.ndarray, heads: int) -> np.ndarray:
+    def numpy_heads(self, x: np.ndarray, count: Dim) -> np.ndarray:
+        heads = count.__index__()
         if self.layout == "bhsd":
             return x
         shape = (-1 if self.layout == "bshd" else x.shape[0], x.shape[-2], heads, x.shape[-1] // heads)
@@ -266,12 +275,12 @@ class AttentionFamily(Op):
     def numpy_rows(self, q: np.ndarray, k: np.ndarray, extra: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
         """Scores (capped), dropped flags and probabilities [B, H, Sq, Sk] by a loop over batch rows and heads."""
         batch, _, queries, _ = q.shape
-        keys, group = k.shape[2], self.num_heads // self.kv_heads
-        shape = (batch, self.num_heads, queries, keys)
+        keys, group = k.shape[2], self.group.__index__()
+        shape = (*q.shape[:3], keys)
         scores, dropped = np.empty(shape, np.float64), np.zeros(shape, bool)
         for b in range(batch):
             shift = int(np.broadcast_to(extra[-1], (batch,))[b]) if self.has_offset else max(keys - queries, 0)
-            for h in range(self.num_heads):
+            for h in range(self.num_heads.__index__()):
                 s = np.einsum("id,jd->ij", q[b, h], k[b, h // group], dtype=np.float64) * self.scale
                 scores[b, h] = s if self.softcap is None else self.softcap * np.tanh(s / self.softcap)
                 distance = np.arange(queries)[:, None] + shift - np.arange(keys)[None, :]
@@ -301,7 +310,7 @@ class Attention(AttentionFamily):
     def numpy(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *extra: np.ndarray) -> np.ndarray:
         heads = self.numpy_heads(v, self.kv_heads)
         _, _, p = self.numpy_rows(self.numpy_heads(q, self.num_heads), self.numpy_heads(k, self.kv_heads), extra)
-        out = np.einsum("bhij,bhjd->bhid", p, np.repeat(heads, self.num_heads // self.kv_heads, axis=1))
+        out = np.einsum("bhij,bhjd->bhid", p, np.repeat(heads, self.group.__index__(), axis=1))
         return self._numpy_join(out).astype(q.dtype)
 
     def _numpy_join(self, x: np.ndarray) -> np.ndarray:
@@ -358,7 +367,7 @@ class AttentionBackward(AttentionFamily):
     def numpy(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, dy: np.ndarray, *extra: np.ndarray
     ) -> tuple[np.ndarray, ...]:
-        group, dtype = self.num_heads // self.kv_heads, q.dtype
+        group, dtype = self.group.__index__(), q.dtype
         split = [
             self.numpy_heads(x, h)
             for x, h in ((q, self.num_heads), (k, self.kv_heads), (v, self.kv_heads), (dy, self.num_heads))

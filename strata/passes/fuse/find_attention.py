@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from strata.core import Dim
 from strata.mir import REGISTRY, Constant, Graph, Value
-from strata.ops import reshape, transpose, where, zeros
+from strata.ops import broadcast_to, expand_dims, reshape, transpose, where, zeros
 from strata.passes.base import Pass, PassContext, register
 from strata.passes.match import Uses, constant_number, rewrite_each
 
@@ -48,21 +49,30 @@ def _found(value: Value, uses: Uses, ctx: PassContext) -> Value | None:
     if op.name != "softmax" or op.axis != value.ndim - 1 or uses.of(weights) != 1 or v.ndim != value.ndim:  # type: ignore[attr-defined]
         return None
     scores = _scores(weights.node.inputs[0], uses)
-    if scores is None or not (scores.q.ndim == scores.keys.ndim == v.ndim) or scores.q.shape[:-2] != v.shape[:-2]:
+    if scores is None or not (scores.q.ndim == scores.keys.ndim == v.ndim):
         return None
-    if scores.keys.shape[:-2] != v.shape[:-2] or not isinstance(v.shape[-3] if v.ndim == 4 else 1, int):
+    batch, (rows, columns), width = value.shape[:-2], weights.shape[-2:], scores.q.shape[-1]
+    shapes = (*batch, rows, width), (*batch, width, columns), (*batch, columns, v.shape[-1])
+    if 0 in shapes[0][:-1] or not all(map(_spreads, (scores.q, scores.keys, v), shapes)):
         return None
-    q, keys = scores.q, scores.keys
+    q, keys, v = (
+        x if x.shape == shape else broadcast_to(x, shape)
+        for x, shape in zip((scores.q, scores.keys, v), shapes, strict=True)
+    )
+    mask = scores.mask
     if v.ndim == 3:
-        q, keys, v = (reshape(x, (x.shape[0], 1, *x.shape[1:])) for x in (q, keys, v))
-    sizes = (*q.shape[:3], keys.shape[3])
-    if not isinstance(q.shape[-1], int):
-        return None
-    mask = _as_four_axes(scores.mask, sizes) if scores.mask is not None else None
-    if scores.mask is not None and mask is None:
-        return None
+        q, keys, v = (expand_dims(x, 1) for x in (q, keys, v))
+        mask = expand_dims(mask, 1) if mask is not None and mask.ndim == 3 else mask
+    if mask is not None:
+        mask = _as_four_axes(mask, (*q.shape[:3], columns))
+        if mask is None:
+            return None
     made = _attention(q, keys, v, scores.scale, mask, ctx)
     return made if made is None or value.ndim == 4 else reshape(made, value.shape)
+
+
+def _spreads(x: Value, shape: tuple[Dim, ...]) -> bool:
+    return all(d in (1, wanted) for d, wanted in zip(x.shape, shape, strict=True))
 
 
 def _attention(q: Value, keys: Value, v: Value, scale: float, mask: Value | None, ctx: PassContext) -> Value | None:
@@ -92,7 +102,7 @@ def _scores(value: Value, uses: Uses) -> _Scores | None:
         return None
     if value.node.op.name == "add":
         a, b = value.node.inputs
-        value, mask = (a, b) if a.type == value.type and _is_product(a) else (b, a)
+        value, mask = (a, b) if _is_product(a) else (b, a)
     elif value.node.op.name == "where":
         keep, scored, low = value.node.inputs
         number = constant_number(low)
@@ -107,7 +117,7 @@ def _scores(value: Value, uses: Uses) -> _Scores | None:
         factor, other = constant_number(b), a
         if factor is None and value.node.op.name == "multiply":
             factor, other = constant_number(a), b
-        if factor is None or factor == 0 or other.type != value.type:
+        if factor is None or factor == 0 or other.ndim != value.ndim:
             return None
         scale = factor if value.node.op.name == "multiply" else 1.0 / factor
         value = other
@@ -123,16 +133,12 @@ def _is_product(value: Value) -> bool:
     return value.node.op.name == "matmul"
 
 
-def _as_four_axes(mask: Value, scores: tuple[object, ...]) -> Value | None:
+def _as_four_axes(mask: Value, scores: tuple[Dim, ...]) -> Value | None:
     """A mask with one size or the full one on each of the four axes; None where it has others."""
     if mask.ndim > 4:
         return None
-    if mask.ndim == 3 and mask.shape[0] == scores[0] and scores[1] == 1:
-        mask = reshape(mask, (mask.shape[0], 1, *mask.shape[1:]))
-    shape = (*(1,) * (4 - mask.ndim), *mask.shape)
-    if any(m not in (1, s) for m, s in zip(shape, scores, strict=True)):
-        return None
-    return mask if mask.ndim == 4 else reshape(mask, shape)
+    whole = reshape(mask, (*(1,) * (4 - mask.ndim), *mask.shape))
+    return whole if _spreads(whole, scores) else None
 
 
 def is_causal(mask: Value) -> bool:

@@ -54,8 +54,8 @@ def node_flops(node: Node) -> float:
             return 2.0 * out * _bytes(node.inputs[0].type.shape[-1])
         case "attention":
             sizes = op.sizes(*(x.type for x in node.inputs[:3]))
-            pairs = _bytes(sizes.batch) * op.num_heads * _bytes(sizes.queries) * _bytes(sizes.keys)
-            return 4.0 * pairs * op.head_dim
+            pairs = _bytes(sizes.batch) * _bytes(op.num_heads) * _bytes(sizes.queries) * _bytes(sizes.keys)
+            return 4.0 * pairs * _bytes(op.head_dim)
         case name if name.startswith("conv"):
             weights = node.inputs[1].type
             return 2.0 * out * _bytes(weights.size) / max(1, _bytes(weights.shape[0]))

@@ -32,10 +32,10 @@ _ALIGN = 64
 
 
 def _accepts(op: Op, types: Sequence[TensorType], target: Target) -> bool:
-    """Floats of at least 16 bits with static heads, keys that exist, masks of the kernel's types."""
+    """Floats of at least 16 bits, keys that exist, masks of the kernel's types."""
     q, k, v, *extra = types
     sizes = op.sizes(q, k, v)  # type: ignore[attr-defined]
-    if q.dtype not in (f16, bf16, f32, f64) or not isinstance(sizes.value_dim, int) or sizes.keys == 0:
+    if q.dtype not in (f16, bf16, f32, f64) or sizes.keys == 0:
         return False
     masked = op.mask != "none"  # type: ignore[attr-defined]
     if masked and extra[0].dtype is not (bool_ if op.mask == "custom" else q.dtype):  # type: ignore[attr-defined]
@@ -43,7 +43,11 @@ def _accepts(op: Op, types: Sequence[TensorType], target: Target) -> bool:
     return not op.has_offset or extra[-1].dtype is i64  # type: ignore[attr-defined]
 
 
-@override("attention", views=True, instead_of_parts=_accepts)
+def _heads(op: Any, types: Sequence[TensorType]) -> Sequence[Dim]:
+    return op.num_heads, op.kv_heads, op.head_dim, op.sizes(*types[:3]).value_dim
+
+
+@override("attention", views=True, instead_of_parts=_accepts, numbers=_heads)
 def attention(node: Node, target: Target, views: Sequence[Spacing] | None) -> NativeOp | None:
     """The attention of a node whose inputs have the given spacing."""
     op: Any = node.op
@@ -122,7 +126,7 @@ def _goes_back(op: Op, types: Sequence[TensorType], target: Target) -> bool:
     return can_go_back(_spec(op, types, 4, target))
 
 
-@override("attention_backward", views=True, instead_of_parts=_goes_back)
+@override("attention_backward", views=True, instead_of_parts=_goes_back, numbers=_heads)
 def attention_backward(node: Node, target: Target, views: Sequence[Spacing] | None) -> NativeOp | None:
     """The cotangents of queries, keys and values."""
     op: Any = node.op

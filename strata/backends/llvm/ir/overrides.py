@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.core import Target, TensorType
+from strata.core import Dim, SymExpr, Target, TensorType, symbols
 from strata.lir import Spacing
 from strata.mir import Node, Op
 
@@ -80,13 +80,14 @@ _MAKERS: dict[str, Maker] = {}
 _WHOLE: set[str] = set()
 _VIEWS: set[str] = set()
 _COMPOSITIONS: dict[str, Callable[..., bool]] = {}
+_NUMBERS: dict[str, Callable[..., Sequence[Dim]]] = {}
 # modules of this folder, and the ops that they register; each is imported when one of its ops is first met
 FAMILIES: dict[str, tuple[str, ...]] = {
     "ir.native": ("barrier", "concat"),
     "attention.steps": ("attention", "attention_backward"),
     "conv.gradient": ("conv_last_backward_weight",),
     "control.loops": ("cond", "scan", "while"),
-    "control.open_conv": ("conv", "conv_backward_weight", "conv_first", "conv_last"),
+    "control.open_sizes": ("conv", "conv_backward_weight", "conv_first", "conv_last"),
     "quant.gguf_matmul": ("dequant_matmul",),
     "quant.gguf_grouped": ("dequant_grouped_matmul",),
     "fft.complex": ("fft",),
@@ -107,13 +108,18 @@ _FAMILY_OF = {name: family for family, names in FAMILIES.items() for name in nam
 
 
 def override(
-    *names: str, whole: bool = False, views: bool = False, instead_of_parts: Callable[..., bool] | None = None
+    *names: str,
+    whole: bool = False,
+    views: bool = False,
+    instead_of_parts: Callable[..., bool] | None = None,
+    numbers: Callable[[Any, Sequence[TensorType]], Sequence[Dim]] | None = None,
 ) -> Callable[[Any], Any]:
     """Register the maker of one op, or of several.
 
     With `whole`, it is preferred to the loops that the op lowers to. With `views`, inputs are read in place, and
     the maker is given their spacing. `instead_of_parts` says of a composition on given types that it is not to be
-    decomposed.
+    decomposed. `numbers` lists the sizes that code is generated for: where one of them is a symbol, that is done when
+    its value is known (`control.open_sizes`), and inputs are read as they are.
     """
 
     def wrap(maker: Any) -> Any:
@@ -125,6 +131,8 @@ def override(
                 _VIEWS.add(name)
             if instead_of_parts is not None:
                 _COMPOSITIONS[name] = instead_of_parts
+            if numbers is not None:
+                _NUMBERS[name] = numbers
         return maker
 
     return wrap
@@ -137,9 +145,19 @@ def _load(name: str) -> None:
         importlib.import_module(f"strata.backends.llvm.{_FAMILY_OF[name]}")
 
 
+def open_sizes(op: Op, types: Sequence[TensorType]) -> frozenset[str]:
+    """The symbols in sizes of an op that must be numbers when its code is generated."""
+    _load(op.name)
+    dims = _NUMBERS[op.name](op, types) if op.name in _NUMBERS else ()
+    return frozenset(name for d in dims if isinstance(d, SymExpr) for name in symbols(d))
+
+
 def native_op(node: Node, target: Target, views: Sequence[Spacing] | None = None) -> NativeOp | None:
     """The hand-written form of a node, if there is one."""
     _load(node.op.name)
+    if open_sizes(node.op, [x.type for x in node.inputs]):
+        made: NativeOp = importlib.import_module("strata.backends.llvm.control.open_sizes").open_step(node, target)
+        return made
     maker: Any = _MAKERS.get(node.op.name)
     if maker is None:
         return None
@@ -156,7 +174,7 @@ def takes_composition(op: Op, types: Sequence[TensorType], target: Target) -> bo
 def reads_views(node: Node) -> bool:
     """Whether a node's hand-written step reads its inputs in place."""
     _load(node.op.name)
-    return node.op.name in _VIEWS
+    return node.op.name in _VIEWS and not open_sizes(node.op, [x.type for x in node.inputs])
 
 
 def runs_whole(node: Node, target: Target) -> bool:

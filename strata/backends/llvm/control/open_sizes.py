@@ -1,0 +1,66 @@
+"""Ops whose code is generated for sizes that may be symbols: that is done when the sizes are known, and cached.
+
+How a convolution is computed, and so the order of its sums, follows from the sizes of its weights; how attention is,
+from its heads and their widths. Where these are symbols, a step is the program of the op alone, compiled for the values
+that they turn out to have; other sizes stay open in it. So a sum has the bits that it has in a program whose sizes were
+known all along.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from strata.backends.llvm.control.body import GraphBody, make_body
+from strata.backends.llvm.control.loops import walked
+from strata.backends.llvm.ir.overrides import NativeOp, Planned, Sizes, open_sizes, override
+from strata.core import Dim, Target, TensorType, substitute
+from strata.mir import Graph, Node, Op, as_tuple
+
+KEPT = 32  # programs of one step
+
+
+def _of_weights(op: Any, types: Sequence[TensorType]) -> Sequence[Dim]:
+    """The sizes of the weights and the number of groups, where sums are rounded."""
+    if not types[0].dtype.is_inexact:
+        return ()
+    return op.groups, *(op.shape if op.name == "conv_backward_weight" else types[1].shape)
+
+
+def _is_open(op: Op, types: Sequence[TensorType], target: Target) -> bool:
+    return bool(open_sizes(op, types))
+
+
+@override("conv", "conv_first", "conv_last", whole=True, numbers=_of_weights)
+@override("conv_backward_weight", instead_of_parts=_is_open, numbers=_of_weights)
+def _known_convolution(node: Node, target: Target) -> None:
+    """With weights of known sizes, a convolution is no step of its own."""
+
+
+def open_step(node: Node, target: Target) -> NativeOp:
+    """The step of an op with open sizes."""
+    types = [x.type for x in node.inputs]
+    names = sorted(open_sizes(node.op, types))
+    made: OrderedDict[tuple[int, ...], GraphBody] = OrderedDict()
+
+    def body_for(sizes: Sizes) -> GraphBody:
+        key = tuple(sizes[name] for name in names)
+        if key not in made:
+            binding = dict(zip(names, key, strict=True))
+            graph = Graph(node.op.name)
+            inputs = [graph.input(f"x{i}", t.bind(binding)) for i, t in enumerate(types)]
+            results = as_tuple(node.op.bind(binding)(*inputs))
+            made[key] = make_body(graph.outputs(*results), range(0), target, in_loop=False)
+        made.move_to_end(key)
+        while len(made) > KEPT:
+            made.popitem(last=False)
+        return made[key]
+
+    step = walked(body_for)
+
+    def plan(sizes: Sizes) -> Planned:
+        is_empty = all(substitute(t.size, sizes) == 0 for t in node.types)
+        return Planned(()) if is_empty else step.plan(sizes)
+
+    return NativeOp(step.key, step.emit, step.functions, plan)
