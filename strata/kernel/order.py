@@ -69,9 +69,10 @@ def order_of(node: Reduce | Scan) -> str:
     found = False
     for load in postorder((node.body,)):
         if isinstance(load, Load) and load.index and load.free & several:
-            last = next(
-                i for i, d in zip(reversed(load.index), reversed(load.buffer.shape), strict=True) if _moves(i, d)
-            )
+            places = zip(reversed(load.index), reversed(load.buffer.shape), strict=True)
+            last = next((i for i, d in places if _moves(i, d)), None)
+            if last is None:  # one element, which a condition puts into some of the terms
+                continue
             near = [atom for atom, step in linear(last).terms.items() if step in (1, -1)]
             if any(not atom.free & mine for atom in near):
                 return "columns"

@@ -186,7 +186,7 @@ class KernelOf:
             prefixes = [frozenset(axes[:n]) for n in range(len(axes) + 1)]
             for e in postorder([value]):
                 alone = len(own) == 1 and self.makers.get(e) in own  # then the store itself can run in the scan's order
-                if isinstance(e, Scan) and e.position not in axes and not alone:
+                if isinstance(e, Scan) and not alone and not _goes_along(e, axes):
                     wrong[self.makers[e]] = "its reader does not read it in order"
                     continue
                 if not isinstance(e, (Reduce, Scan)) or self.makers.get(e) == root:
@@ -210,6 +210,12 @@ class KernelOf:
         makers = {self.makers[e]: "another value of the kernel runs along another axis" for e in scans}
         own = set(self.group.roots)
         return {maker: why for maker, why in makers.items() if maker not in own} or makers
+
+
+def _goes_along(scan: Scan, axes: Sequence[Expr]) -> bool:
+    """Whether a running reduction is read at every place of one of these axes, and not in a part of it."""
+    at = scan.position
+    return at in axes and isinstance(at, Axis) and at.extent == scan.axis.extent
 
 
 def _aligned(order: Sequence[Node], roots: Sequence[Value]) -> list[Value]:

@@ -348,7 +348,7 @@ class _Grouper:
     def _is_epilogue(self, reader: Node, x: Value, products: Mapping[Value, Node] | None = None) -> bool:
         out = reader.types[0]
         if reader.op.elementwise:
-            return out.shape == x.shape
+            return out.shape == x.shape and out.dtype.is_complex == x.dtype.is_complex
         if id(reader) in self.halves or (x in self.sliding and _stays_in_place(reader, x)):
             return True
         if not self._traits(reader).moves or out.size != x.type.size or x in self.sliding:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import DType, bf16, bool_, c128, f8e4m3, f16, f32, f64, i4, i8, i32, i64, u4, u8, u16
+from strata.core import DType, bf16, bool_, c64, c128, f8e4m3, f16, f32, f64, i4, i8, i32, i64, u4, u8, u16, u32
 from tests.differential.program import Leaf, Program, Ref, Shape, Size, Step
 
 
@@ -194,5 +194,19 @@ REGRESSIONS: dict[str, Program] = {
     ),
     "the variance of planes": program(leaf(f32, 4, 5, "n"), steps=[Step("var", (V[0],), (("axis", (0, 1)),))]),
     "a complex sum": program(leaf(c128, 7, "n"), steps=[Step("sum", (V[0],), (("axis", None),))], n=17),
+    "a row at the least of a row of any length": program(
+        leaf(u16, 4, "n"), leaf(u16, 8, 2), n=5, low=1,
+        steps=[exact("argmin", V[0], axis=1), exact("gather", V[1], V[2])],
+    ),
+    "a product of real numbers as complex ones": program(
+        leaf(f64, 1, "n", 2), steps=[Step("use:gram", (V[0], False)), Step("cast", (V[1], c64))]
+    ),
+    "the first of a running product": program(
+        leaf(u32, 2), steps=[exact("cumprod", V[0], axis=0), exact("getitem", V[1], (slice(-5, -1, None),))]
+    ),
+    "one element in a row of padding": program(
+        leaf(bf16, 1, 1),
+        steps=[exact("pad", V[0], ((2, 0), (1, 2))), Step("use:centred", (V[1], 1))],
+    ),
     "the least of eight bits": program(leaf(f8e4m3, 3, 2), steps=[exact("min", V[0], axis=0)]),
 }  # fmt: skip

@@ -21,7 +21,7 @@ nothing is kept, they are stored from another column on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -111,9 +111,10 @@ class Staggered:
 
     def _kept(self, stage: int) -> list[Expr]:
         """What a stage and later ones need of earlier ones, but for values along the row."""
-        before = [n for steps in self.stages[:stage] for s in steps for n in _made(s)]
-        needed = {n for steps in self.stages[stage:] for s in steps for n in _needed(s)}
-        return [n for n in dict.fromkeys(before) if n in needed and self.rows.axis in n.free]
+        before = dict.fromkeys(n for steps in self.stages[:stage] for s in steps for n in _made(s))
+        later = [s for steps in self.stages[stage:] for s in steps]
+        needed = {n for s in later for n in _needed(s)} | _parts_of([i for s in later for i in _places(s)], before)
+        return [n for n in before if n in needed and self.rows.axis in n.free]
 
     def emit(self, low: Value, high: Value) -> None:
         self.low, self.high = low, high
@@ -391,6 +392,32 @@ def _made(step: Step) -> list[Expr]:
     if isinstance(step, Compute):
         return [step.node] if isinstance(step.node, (Scalar, Load)) else []
     return list(step.reduces) if isinstance(step, ReduceLoop) else []
+
+
+def _places(step: Step) -> Iterator[Expr]:
+    """Where a step loads and stores, with what is inside it."""
+    if isinstance(step, Compute):
+        yield from step.node.index if isinstance(step.node, Load) else ()
+    elif isinstance(step, StoreStep):
+        yield from step.store.index
+    else:
+        for inner in step.body.steps:
+            yield from _places(inner)
+
+
+def _parts_of(places: Sequence[Expr], known: Container[Expr]) -> set[Expr]:
+    """The known values that addresses are made of, as they are written and as sums of steps."""
+    stack = [n for place in places for n in (place, *linear(place).terms)]
+    found: set[Expr] = set()
+    seen: set[Expr] = set()
+    while stack:
+        node = stack.pop()
+        if node in known:
+            found.add(node)
+        elif node not in seen:
+            seen.add(node)
+            stack += node.inputs
+    return found
 
 
 def _needed(step: Step) -> Iterator[Expr]:
