@@ -1,17 +1,20 @@
 """GGUF block formats, each described once: where the bits of its numbers lie, and what they stand for.
 
-A tensor is a run of blocks along its last axis. With q the number of an element, and the scale and the minimum of its
-group, which are whole numbers too, an element is
+A tensor is a run of blocks along its last axis. An element is
 
-    (d · scale) · q + m          d · q + m, d · q and (d · scale) · q - m · minimum where a format has fewer or more
+    (d · scale) · q - m · minimum
 
-`FORMATS` says for each format which fields it has; all else follows from it. Here are decoders and encoders on arrays,
-gguf_kernels has an element as an expression of a kernel, and native products take blocks apart in registers.
+with floats d and m of the block, the number q of the element, and whole numbers for the scale and the minimum of its
+group. Formats without scales have d · q, those with m alone add it, others add nothing.
 
-To add a format, add an entry to `FORMATS`: its code in files, its sizes, a field for its numbers, and those of scales
-and minima if it has them. An encoder is one of those below, or a function that searches for scales and gives `packed`
-the codes of each field. The processor multiplies with it natively if 16 neighbours of its numbers lie in 16 bytes;
-for vectors of 512 bits it takes an order of its elements (`STEPS` of the backend).
+`FORMATS` says where each field lies; all else follows from it. Decoders and encoders on arrays are here, gguf_kernels
+has an element as an expression of a kernel, and the processor's products unpack blocks in registers.
+
+To add a format, add an entry to `FORMATS`: its code in files, its sizes and its fields. Its encoder is one of those
+below, or a function that searches for scales and gives `packed` the codes of each field. The processor multiplies
+natively with blocks of 32 or 256 elements whose numbers lie in 16 neighbouring bytes, or bits, for each 16 elements;
+others are decoded by a kernel. For vectors of 512 bits, `STEPS` of the backend names an order of the elements. Numbers
+from a codebook are a kind of field of their own: it needs `read` here, and `number` in gguf_kernels.
 """
 
 from __future__ import annotations
@@ -44,11 +47,12 @@ class Bits:
     bit: int = 0
 
     def places(self, numbers: range) -> tuple[list[int], list[int]]:
-        """The bytes of some numbers, and the bits in them at which theirs begin."""
-        found = [self._place(number) for number in numbers]
+        """The bytes of some numbers, and their bits."""
+        found = [self.place(number) for number in numbers]
         return [byte for byte, _ in found], [bit for _, bit in found]
 
-    def _place(self, number: int) -> tuple[int, int]:
+    def place(self, number: int) -> tuple[int, int]:
+        """The byte of a number, and the bit in it at which its bits begin."""
         byte, bit = self.byte, self.bit
         for size, bytes_, bits in reversed(self.digits):
             number, digit = divmod(number, size)

@@ -1,22 +1,27 @@
-"""GGUF blocks in registers: 32 elements as two vectors of 16-bit integers, with their scales."""
+"""GGUF blocks in registers: 32 elements as two vectors of 16-bit integers, with their scales.
+
+Where bits lie is read from the description of a format in strata.ops.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
-from strata.backends.llvm.ir.builder import IrFunction, constant, vector_constant
+from strata.backends.llvm.ir.builder import IrFunction, constant, element_of, vector, vector_constant
+from strata.ops import gguf_blocks
 
 FLOATS, WORDS, SHORTS, BYTES = "<8 x float>", "<8 x i32>", "<16 x i16>", "<16 x i8>"
-Halves = tuple[str, str]
+PAIR: Final = "<4 x float>"
 
 
 @dataclass(frozen=True)
 class QuantGroup:
     """32 elements, quants · scale + least. Scale and least are in every lane of a vector <8 x float>."""
 
-    quants: Halves  # <16 x i16> each: the first 16 elements, and the others
+    quants: Sequence[str]  # <16 x i16> each: the first 16 elements, and the others
     scale: str
     least: str = ""
     second_scale: str = ""  # of the second 16 elements, where they have their own
@@ -25,10 +30,12 @@ class QuantGroup:
 
 @dataclass
 class BlockHead:
-    """What the groups of one block share: its address, and fields that are decoded once."""
+    """What the groups of one block share: its address, its scales and least values in eights, bytes that were read."""
 
     at: str
-    fields: dict[str, str] = field(default_factory=dict)
+    scales: list[str] = field(default_factory=list)
+    least: list[str] = field(default_factory=list)
+    loads: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,328 +47,172 @@ class Scales:
     sums: tuple[str, ...] = ()  # <8 x float>, of eight groups, or of their sixteen halves
 
 
-@dataclass(frozen=True)
+def load_at(f: IrFunction, kind: str, base: str, offset: int) -> str:
+    return f.load(kind, f.address("i8", base, offset), 1)
+
+
+def load_factor(f: IrFunction, base: str, factor: gguf_blocks.Factor) -> str:
+    if factor.dtype == "<f4":
+        return load_at(f, "float", base, factor.byte)
+    return f.convert("fpext", "half", load_at(f, "half", base, factor.byte), "float")
+
+
+def place_bits(f: IrFunction, kind: str, x: str, bits: Sequence[int], width: int, to: int) -> str:
+    """Of each lane, a byte without sign, `width` bits moved to bit `to`, the others 0; the first of them is given."""
+
+    def move(op: str, x: str, counts: Sequence[int]) -> str:
+        return f.binary(op, kind, x, vector_constant(element_of(kind), counts)) if any(counts) else x
+
+    after = to if min(bits) < to < max(bits) else 0  # moved at once, unless some go up and some go down
+    down = [bit - to + after for bit in bits]
+    x = move("lshr", x, down) if max(down) > 0 else move("shl", x, [-count for count in down])
+    if width < 8 and (to or {bit + width for bit in bits} != {8}):
+        x = f.binary("and", kind, x, constant(kind, ((1 << width) - 1) << to - after))
+    return move("shl", x, [after] * len(bits))
+
+
 class Format:
-    """A block format: its sizes, and how it is unpacked.
+    """How a block format is unpacked.
 
     For a single row of x, `fold` multiplies the scales of a block by those of x once, and adds the least values times
     the sums to a running vector; groups taken after it need neither.
     """
 
-    elements: int
-    bytes: int
-    head: Callable[[IrFunction, str], BlockHead]
-    group: Callable[[IrFunction, BlockHead, int], QuantGroup]
-    fold: Callable[[IrFunction, BlockHead, Scales, str], str]
-    has_least: bool = True
-    least_factor: float = 1.0  # of what `fold` adds up for blocks of 32
-    is_halved: bool = False  # 16 elements share a scale, not 32
-
-    @property
-    def groups(self) -> int:
-        """Groups of 32 in a block."""
-        return self.elements // 32
+    def __init__(self, block: gguf_blocks.BlockFormat) -> None:
+        self.block, self.elements, self.bytes = block, block.elements, block.bytes
+        self.groups = self.elements // 32  # of 32 elements
+        self.is_halved = block.group == 16  # 16 elements share a scale, not 32
+        self.is_single = self.groups == 1
+        # what is added to the numbers of small blocks becomes a part of what is added to elements
+        self.least_factor = float(block.q.add) if self.is_single and not block.m else 1.0
+        self.has_least = block.m is not None or (self.is_single and block.q.add != 0)
 
     @property
     def record(self) -> int:
         """Floats that x has beside the numbers of one block: a scale a group, sums of groups or their halves."""
         return self.groups * (3 if self.is_halved else 2)
 
-
-def _f16(f: IrFunction, base: str, offset: int) -> str:
-    """The f16 at a byte offset, as a float in every lane."""
-    half = f.load("half", f.address("i8", base, offset), 1)
-    return f.splat(FLOATS, f.convert("fpext", "half", half, "float"))
-
-
-def _wide(f: IrFunction, base: str, offset: int, extend: str = "zext") -> str:
-    """16 bytes as 16-bit numbers."""
-    return f.convert(extend, BYTES, f.load(BYTES, f.address("i8", base, offset), 1), SHORTS)
-
-
-def _and(f: IrFunction, x: str, mask: int) -> str:
-    return f.binary("and", SHORTS, x, constant(SHORTS, mask))
-
-
-def _right(f: IrFunction, x: str, count: int) -> str:
-    return f.binary("lshr", SHORTS, x, constant(SHORTS, count)) if count else x
-
-
-def _scaled(f: IrFunction, x: str, factor: float) -> str:
-    return f.binary("fmul", FLOATS, x, constant(FLOATS, factor))
-
-
-# ------------------------------------------------------------------------------------------------ blocks of 32 elements
-
-PAIR: Final = "<4 x float>"
-
-
-def _fold_pair(f: IrFunction, head: BlockHead, x: Scales, least: str) -> str:
-    """d and m lie side by side and are read at once, with two fields behind them that nothing looks at."""
-    raw = f.load("<4 x half>", head.at, 1)
-    both = f.binary("fmul", PAIR, f.convert("fpext", "<4 x half>", raw, PAIR), x.pair)
-    head.fields["scale"] = f.shuffle(PAIR, both, "poison", [0] * 8)
-    return f.binary("fadd", PAIR, least, both)
-
-
-def _fold_single(f: IrFunction, head: BlockHead, x: Scales, least: str) -> str:
-    """Only d is stored; what is added to every element is a multiple of it."""
-    half = f.load("half", head.at, 1)
-    both = f.binary("fmul", PAIR, f.splat(PAIR, f.convert("fpext", "half", half, "float")), x.pair)
-    head.fields["scale"] = f.shuffle(PAIR, both, "poison", [0] * 8)
-    return f.binary("fadd", PAIR, least, both)
-
-
-def folded_least(f: IrFunction, form: Format, least: str) -> str:
-    """What `fold` added up, as the number that belongs into the result."""
-    if form.elements == 32:
-        total = f.extract(PAIR, least, 1)
-        return f.binary("fmul", "float", total, constant("float", form.least_factor))
-    return f.fold_lanes(FLOATS, least, lambda kind, a, b: f.binary("fadd", kind, a, b))
-
-
-def _plain_head(f: IrFunction, at: str) -> BlockHead:
-    return BlockHead(at)
-
-
-def _nibbles(f: IrFunction, base: str, offset: int) -> Halves:
-    """Low halves of 16 bytes, and high halves."""
-    packed = _wide(f, base, offset)
-    return _and(f, packed, 15), _right(f, packed, 4)
-
-
-def _fifth_bits(f: IrFunction, quants: Halves, base: str, offset: int) -> Halves:
-    """Quants with their fifth bits, which lie together in 4 bytes."""
-    made = []
-    for i, part in enumerate(quants):
-        word = f.load("i16", f.address("i8", base, offset + 2 * i), 1)
-        bits = f.convert("bitcast", "i16", word, "<16 x i1>")
-        added = f.select(SHORTS, bits, constant(SHORTS, 16), "zeroinitializer")
-        made.append(f.binary("or", SHORTS, part, added))
-    return made[0], made[1]
-
-
-def _q4_0(f: IrFunction, head: BlockHead, _: int) -> QuantGroup:
-    if "scale" in head.fields:
-        return QuantGroup(_nibbles(f, head.at, 2), head.fields["scale"])
-    d = _f16(f, head.at, 0)
-    return QuantGroup(_nibbles(f, head.at, 2), d, _scaled(f, d, -8.0))
-
-
-def _q4_1(f: IrFunction, head: BlockHead, _: int) -> QuantGroup:
-    if "scale" in head.fields:
-        return QuantGroup(_nibbles(f, head.at, 4), head.fields["scale"])
-    return QuantGroup(_nibbles(f, head.at, 4), _f16(f, head.at, 0), _f16(f, head.at, 2))
-
-
-def _q5_0(f: IrFunction, head: BlockHead, _: int) -> QuantGroup:
-    quants = _fifth_bits(f, _nibbles(f, head.at, 6), head.at, 2)
-    if "scale" in head.fields:
-        return QuantGroup(quants, head.fields["scale"])
-    d = _f16(f, head.at, 0)
-    return QuantGroup(quants, d, _scaled(f, d, -16.0))
-
-
-def _q5_1(f: IrFunction, head: BlockHead, _: int) -> QuantGroup:
-    quants = _fifth_bits(f, _nibbles(f, head.at, 8), head.at, 4)
-    if "scale" in head.fields:
-        return QuantGroup(quants, head.fields["scale"])
-    return QuantGroup(quants, _f16(f, head.at, 0), _f16(f, head.at, 2))
-
-
-def _q8_0(f: IrFunction, head: BlockHead, _: int) -> QuantGroup:
-    quants = _wide(f, head.at, 2, "sext"), _wide(f, head.at, 18, "sext")
-    return QuantGroup(quants, head.fields["scale"] if "scale" in head.fields else _f16(f, head.at, 0))
-
-
-# ----------------------------------------------------------------------------------------------- blocks of 256 elements
-
-
-def _lane(f: IrFunction, vector: str, lane: int) -> str:
-    """One lane of eight floats in every lane."""
-    return f.shuffle(FLOATS, vector, "poison", [lane] * 8)
-
-
-def _six_bits(f: IrFunction, at: str) -> BlockHead:
-    """Eight scales and eight least values of a Q4_K or Q5_K block, as floats."""
-    part = "<4 x i8>"
-    a, b, c = (f.load(part, f.address("i8", at, 4 + 4 * i), 1) for i in range(3))
-
-    def low(x: str) -> str:
-        return f.binary("and", part, x, constant(part, 63))
-
-    def top(x: str, nibble: str) -> str:
-        upper = f.binary("and", part, f.binary("lshr", part, x, constant(part, 2)), constant(part, 48))
-        return f.binary("or", part, nibble, upper)
-
-    def floats(first: str, second: str, factor: str) -> str:
-        both = f.shuffle(part, first, second, range(8))
-        wide = f.convert("sitofp", WORDS, f.convert("zext", "<8 x i8>", both, WORDS), FLOATS)
-        return f.binary("fmul", FLOATS, wide, factor)
-
-    scales = floats(low(a), top(a, f.binary("and", part, c, constant(part, 15))), _f16(f, at, 0))
-    least = floats(low(b), top(b, f.binary("lshr", part, c, constant(part, 4))), _scaled(f, _f16(f, at, 2), -1.0))
-    return BlockHead(at, {"scales": scales, "least": least})
-
-
-def _fold_eight(f: IrFunction, head: BlockHead, x: Scales, least: str) -> str:
-    head.fields["scales"] = f.binary("fmul", FLOATS, head.fields["scales"], x.scales)
-    return f.fma(FLOATS, head.fields.pop("least"), x.sums[0], least)
-
-
-def _four_bits(f: IrFunction, head: BlockHead, j: int, offset: int) -> Halves:
-    """Sub-block j: the low or high halves of 32 bytes."""
-    packed = [_wide(f, head.at, offset + 32 * (j // 2) + 16 * i) for i in range(2)]
-    first, second = (_right(f, p, 4) if j % 2 else _and(f, p, 15) for p in packed)
-    return first, second
-
-
-def _least_lane(f: IrFunction, head: BlockHead, j: int) -> str:
-    return _lane(f, head.fields["least"], j) if "least" in head.fields else ""
-
-
-def _q4k(f: IrFunction, head: BlockHead, j: int) -> QuantGroup:
-    return QuantGroup(_four_bits(f, head, j, 16), _lane(f, head.fields["scales"], j), _least_lane(f, head, j))
-
-
-def _q5k(f: IrFunction, head: BlockHead, j: int) -> QuantGroup:
-    made = []
-    for i, part in enumerate(_four_bits(f, head, j, 48)):
-        high = _wide(f, head.at, 16 + 16 * i)
-        moved = _right(f, high, j - 4) if j >= 4 else f.binary("shl", SHORTS, high, constant(SHORTS, 4 - j))
-        made.append(f.binary("or", SHORTS, part, _and(f, moved, 16)))
-    return QuantGroup((made[0], made[1]), _lane(f, head.fields["scales"], j), _least_lane(f, head, j))
-
-
-def _q6_head(f: IrFunction, at: str) -> BlockHead:
-    d = _f16(f, at, 208)
-    fields = {}
-    for i in range(2):
-        raw = f.load("<8 x i8>", f.address("i8", at, 192 + 8 * i), 1)
-        wide = f.convert("sitofp", WORDS, f.convert("sext", "<8 x i8>", raw, WORDS), FLOATS)
-        fields[f"scales{i}"] = f.binary("fmul", FLOATS, wide, d)
-    return BlockHead(at, fields)
-
-
-def _fold_sixteen(f: IrFunction, head: BlockHead, x: Scales, least: str) -> str:
-    for i in range(2):
-        twice = f.shuffle(FLOATS, x.scales, "poison", [4 * i + j // 2 for j in range(8)])
-        head.fields[f"scales{i}"] = f.binary("fmul", FLOATS, head.fields[f"scales{i}"], twice)
-        if f"least{i}" in head.fields:
-            least = f.fma(FLOATS, head.fields.pop(f"least{i}"), x.sums[i], least)
-    return least
-
-
-def _halves(f: IrFunction, head: BlockHead, j: int, quants: Halves) -> QuantGroup:
-    """Group j of a block in which 16 elements share a scale."""
-    which, at = divmod(2 * j, 8)
-    scales, least = head.fields[f"scales{which}"], head.fields.get(f"least{which}")
-    first, second = _lane(f, scales, at), _lane(f, scales, at + 1)
-    if least is None:
-        return QuantGroup(quants, first, second_scale=second)
-    return QuantGroup(quants, first, _lane(f, least, at), second, _lane(f, least, at + 1))
-
-
-def _sixteen_floats(f: IrFunction, numbers: str, factor: str, extend: str) -> Halves:
-    """Sixteen bytes as floats, times a factor."""
-    made = []
-    for i in range(2):
-        part = f.shuffle(BYTES, numbers, "poison", range(8 * i, 8 * i + 8))
-        wide = f.convert("sitofp", WORDS, f.convert(extend, "<8 x i8>", part, WORDS), FLOATS)
-        made.append(f.binary("fmul", FLOATS, wide, factor))
-    return made[0], made[1]
-
-
-def _q6k(f: IrFunction, head: BlockHead, j: int) -> QuantGroup:
-    """Group j = 4 · half + quarter: halves of 128 elements, quarters of 32."""
-    half, quarter = divmod(j, 4)
-    made = []
-    for i in range(2):
-        packed = _wide(f, head.at, 64 * half + 32 * (quarter % 2) + 16 * i)
-        low = _right(f, packed, 4) if quarter >= 2 else _and(f, packed, 15)
-        pair = _and(f, _wide(f, head.at, 128 + 32 * half + 16 * i), 3 << (2 * quarter))
-        shift = 4 - 2 * quarter
-        if shift > 0:
-            pair = f.binary("shl", SHORTS, pair, constant(SHORTS, shift))
-        pair = _right(f, pair, -shift) if shift < 0 else pair
-        made.append(f.binary("sub", SHORTS, f.binary("or", SHORTS, low, pair), constant(SHORTS, 32)))
-    return _halves(f, head, j, (made[0], made[1]))
-
-
-def _q2_head(f: IrFunction, at: str) -> BlockHead:
-    raw = f.load(BYTES, at, 1)
-    low = f.binary("and", BYTES, raw, constant(BYTES, 15))
-    high = f.binary("lshr", BYTES, raw, constant(BYTES, 4))
-    scales = _sixteen_floats(f, low, _f16(f, at, 80), "zext")
-    least = _sixteen_floats(f, high, _scaled(f, _f16(f, at, 82), -1.0), "zext")
-    return BlockHead(at, {"scales0": scales[0], "scales1": scales[1], "least0": least[0], "least1": least[1]})
-
-
-def _two_bits(f: IrFunction, head: BlockHead, j: int, offset: int) -> Halves:
-    """Group j = 4 · half + quarter: two bits of each of the half's 32 bytes."""
-    half, quarter = divmod(j, 4)
-    first, second = (
-        _and(f, _right(f, _wide(f, head.at, offset + 32 * half + 16 * i), 2 * quarter), 3) for i in range(2)
-    )
-    return first, second
-
-
-def _q2k(f: IrFunction, head: BlockHead, j: int) -> QuantGroup:
-    return _halves(f, head, j, _two_bits(f, head, j, 16))
-
-
-def q3_scales(f: IrFunction, at: str) -> str:
-    """Sixteen bytes from scales of 6 bits: four of number i in byte i % 8, the upper two in byte 8 + i % 4."""
-    low = f.load("<8 x i8>", f.address("i8", at, 96), 1)
-    top = f.load("<4 x i8>", f.address("i8", at, 104), 1)
-    fours = f.shuffle("<8 x i8>", low, "poison", [i % 8 for i in range(16)])
-    shift = vector_constant("i8", [4 * (i // 8) for i in range(16)])
-    fours = f.binary("and", BYTES, f.binary("lshr", BYTES, fours, shift), constant(BYTES, 15))
-    twos = f.shuffle("<4 x i8>", top, "poison", [i % 4 for i in range(16)])
-    shift = vector_constant("i8", [2 * (i // 4) for i in range(16)])
-    twos = f.binary("and", BYTES, f.binary("lshr", BYTES, twos, shift), constant(BYTES, 3))
-    both = f.binary("or", BYTES, fours, f.binary("shl", BYTES, twos, constant(BYTES, 4)))
-    return f.binary("sub", BYTES, both, constant(BYTES, 32))
-
-
-def _q3_head(f: IrFunction, at: str) -> BlockHead:
-    scales = _sixteen_floats(f, q3_scales(f, at), _f16(f, at, 108), "sext")
-    return BlockHead(at, {"scales0": scales[0], "scales1": scales[1]})
-
-
-def _q3k(f: IrFunction, head: BlockHead, j: int) -> QuantGroup:
-    made = []
-    for i, part in enumerate(_two_bits(f, head, j, 32)):
-        bit = _and(f, _right(f, _wide(f, head.at, 16 * i), j), 1)
-        both = f.binary("or", SHORTS, part, f.binary("shl", SHORTS, bit, constant(SHORTS, 2)))
-        made.append(f.binary("sub", SHORTS, both, constant(SHORTS, 4)))
-    return _halves(f, head, j, (made[0], made[1]))
-
-
-def _q8k_head(f: IrFunction, at: str) -> BlockHead:
-    return BlockHead(at, {"scales": f.splat(FLOATS, f.load("float", at, 1))})
-
-
-def _fold_scales(f: IrFunction, head: BlockHead, x: Scales, least: str) -> str:
-    head.fields["scales"] = f.binary("fmul", FLOATS, head.fields["scales"], x.scales)
-    return least
-
-
-def _q8k(f: IrFunction, head: BlockHead, j: int) -> QuantGroup:
-    first, second = (_wide(f, head.at, 4 + 32 * j + 16 * i, "sext") for i in range(2))
-    return QuantGroup((first, second), _lane(f, head.fields["scales"], j))
-
-
-FORMATS: Final = {
-    "q4_0": Format(32, 18, _plain_head, _q4_0, _fold_single, least_factor=-8.0),
-    "q4_1": Format(32, 20, _plain_head, _q4_1, _fold_pair),
-    "q5_0": Format(32, 22, _plain_head, _q5_0, _fold_single, least_factor=-16.0),
-    "q5_1": Format(32, 24, _plain_head, _q5_1, _fold_pair),
-    "q8_0": Format(32, 34, _plain_head, _q8_0, _fold_single, has_least=False),
-    "q4k": Format(256, 144, _six_bits, _q4k, _fold_eight),
-    "q5k": Format(256, 176, _six_bits, _q5k, _fold_eight),
-    "q6k": Format(256, 210, _q6_head, _q6k, _fold_sixteen, has_least=False, is_halved=True),
-    "q2k": Format(256, 84, _q2_head, _q2k, _fold_sixteen, is_halved=True),
-    "q3k": Format(256, 110, _q3_head, _q3k, _fold_sixteen, has_least=False, is_halved=True),
-    "q8k": Format(256, 292, _q8k_head, _q8k, _fold_scales, has_least=False),
-}
+    @property
+    def is_readable(self) -> bool:
+        """One group with d (and m behind it), or eight, with a scale for each 16 or 32; numbers in bytes or in bits."""
+        block = self.block
+        if self.elements not in (32, 256) or not all(map(self._is_run, range(0, self.elements, 16))):
+            return False
+        if self.is_single:
+            pair = block.m is None or block.m.byte == block.d.byte + 2
+            return block.d.dtype == "<f2" and pair and block.scales is None
+        return block.group in (16, 32, 256) and (block.m is None) == (block.minima is None)
+
+    def _is_run(self, start: int) -> bool:
+        for part in self.block.q.bits:
+            byte, bit = part.places(range(start, start + 16))
+            whole = [8 * a + b for a, b in zip(byte, bit, strict=True)]
+            step = 8 if len(set(bit)) == 1 else 1
+            if whole != list(range(whole[0], whole[0] + 16 * step, step)) or (step == 1 and (part.width > 1 or bit[0])):
+                return False
+        return True
+
+    def head(self, f: IrFunction, at: str) -> BlockHead:
+        block, head = self.block, BlockHead(at)
+        if not self.is_single:
+            d = f.splat(FLOATS, load_factor(f, at, block.d))
+            head.scales = self._eights(f, at, block.scales, d) if block.scales else [d]
+            if block.m and block.minima:
+                m = f.binary("fmul", FLOATS, f.splat(FLOATS, load_factor(f, at, block.m)), constant(FLOATS, -1.0))
+                head.least = self._eights(f, at, block.minima, m)
+        return head
+
+    def fold(self, f: IrFunction, head: BlockHead, x: Scales, least: str) -> str:
+        if self.is_single:
+            if self.block.m:  # d and m are read at once, with two fields behind them that nothing looks at
+                raw = load_at(f, "<4 x half>", head.at, self.block.d.byte)
+                found = f.convert("fpext", "<4 x half>", raw, PAIR)
+            else:
+                found = f.splat(PAIR, load_factor(f, head.at, self.block.d))
+            both = f.binary("fmul", PAIR, found, x.pair)
+            head.scales = [f.shuffle(PAIR, both, "poison", [0] * 8)]
+            return f.binary("fadd", PAIR, least, both)
+        scales, head.scales = head.scales, []
+        for i, scale in enumerate(scales):
+            lanes = [4 * i + j // 2 for j in range(8)]
+            spread = f.shuffle(FLOATS, x.scales, "poison", lanes) if self.is_halved else x.scales
+            head.scales.append(f.binary("fmul", FLOATS, scale, spread))
+            if head.least:
+                least = f.fma(FLOATS, head.least[i], x.sums[i], least)
+        head.least = []
+        return least
+
+    def folded_least(self, f: IrFunction, least: str) -> str:
+        """What `fold` added up, as the number that belongs into the result."""
+        if self.is_single:
+            return f.binary("fmul", "float", f.extract(PAIR, least, 1), constant("float", self.least_factor))
+        return f.fold_lanes(FLOATS, least, lambda kind, a, b: f.binary("fadd", kind, a, b))
+
+    def group(self, f: IrFunction, head: BlockHead, j: int) -> QuantGroup:
+        quants = [self._sixteen(f, head, 32 * j + 16 * i) for i in range(2)]
+        if self.is_single:
+            if head.scales:
+                return QuantGroup(quants, head.scales[0])
+            d = f.splat(FLOATS, load_factor(f, head.at, self.block.d))
+            if self.block.m:
+                return QuantGroup(quants, d, f.splat(FLOATS, load_factor(f, head.at, self.block.m)))
+            least = f.binary("fmul", FLOATS, d, constant(FLOATS, self.least_factor)) if self.has_least else ""
+            return QuantGroup(quants, d, least)
+        parts = 2 if self.is_halved else 1
+        which, lane = divmod(parts * j, 8)
+        scale, *second = (f.shuffle(FLOATS, head.scales[which], "poison", [lane + i] * 8) for i in range(parts))
+        if not head.least:
+            return QuantGroup(quants, scale, second_scale="".join(second))
+        least, *other = (f.shuffle(FLOATS, head.least[which], "poison", [lane + i] * 8) for i in range(parts))
+        return QuantGroup(quants, scale, least, "".join(second), "".join(other))
+
+    def _sixteen(self, f: IrFunction, head: BlockHead, start: int) -> str:
+        """Numbers from `start` on, <16 x i16>; of small blocks without what is added to them."""
+        q, found, to = self.block.q, "", 0
+        for part in q.bits:
+            byte, bit = part.places(range(start, start + 16))
+            if len(set(bit)) == 1:
+                if byte[0] not in head.loads:
+                    raw = load_at(f, BYTES, head.at, byte[0])
+                    head.loads[byte[0]] = f.convert("sext" if q.is_signed else "zext", BYTES, raw, SHORTS)
+                bits = place_bits(f, SHORTS, head.loads[byte[0]], bit, part.width, to)
+            else:
+                mask = f.convert("bitcast", "i16", load_at(f, "i16", head.at, byte[0]), "<16 x i1>")
+                bits = f.select(SHORTS, mask, constant(SHORTS, 1 << to), "zeroinitializer")
+            found, to = f.binary("or", SHORTS, found, bits) if found else bits, to + part.width
+        return f.binary("sub", SHORTS, found, constant(SHORTS, -q.add)) if q.add and not self.is_single else found
+
+    def _eights(self, f: IrFunction, at: str, numbers: gguf_blocks.BitField, factor: str) -> list[str]:
+        """The numbers of a field times a factor, eight to a vector."""
+        found = [self.floats(f, at, numbers, range(i, i + 8)) for i in range(0, numbers.count, 8)]
+        return [f.binary("fmul", FLOATS, x, factor) for x in found]
+
+    def floats(self, f: IrFunction, at: str, numbers: gguf_blocks.BitField, which: range) -> str:
+        """Numbers of a field as floats."""
+        kind, found, to = vector("i32", len(which)), "", 0
+        for part in numbers.bits:
+            byte, bit = part.places(which)
+            extend = "sext" if numbers.is_signed else "zext"
+            wide = f.convert(extend, vector("i8", len(which)), self._bytes(f, at, byte), kind)
+            bits = place_bits(f, kind, wide, bit, part.width, to)
+            found, to = f.binary("or", kind, found, bits) if found else bits, to + part.width
+        if numbers.add:
+            found = f.binary("sub", kind, found, constant(kind, -numbers.add))
+        return f.convert("sitofp", kind, found, vector("float", len(which)))
+
+    def _bytes(self, f: IrFunction, at: str, places: Sequence[int]) -> str:
+        """Bytes of a block side by side, read at once."""
+        size = 1 << max(max(places) - min(places), 3).bit_length()
+        start = min(*places, self.bytes - size)
+        kind, picks = f"<{size} x i8>", [place - start for place in places]
+        found = load_at(f, kind, at, start)
+        return found if picks == list(range(size)) else f.shuffle(kind, found, "poison", picks)
+
+
+@cache
+def _made(block: gguf_blocks.BlockFormat) -> Format:
+    return Format(block)
+
+
+def format_of(kind: str) -> Format:
+    return _made(gguf_blocks.block_format(kind))

@@ -21,10 +21,10 @@ from strata.backends.llvm.ir.native import arguments, kernel, number_slots, numb
 from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.backends.llvm.ir.registers import memory_type
 from strata.backends.llvm.math.exponentials import VectorMath
-from strata.backends.llvm.quant.gguf_blocks import FORMATS
+from strata.backends.llvm.quant.gguf_blocks import format_of
 from strata.backends.llvm.quant.gguf_matmul import MANY, emit_products, reads_blocks
 from strata.backends.llvm.quant.gguf_panel import GROUP, panel_rows
-from strata.backends.llvm.quant.gguf_wide import STEPS, STREAMS, has_wide
+from strata.backends.llvm.quant.gguf_wide import STREAMS, wide_step
 from strata.backends.llvm.quant.grouped_matmul import GroupedMultiply, columns_of, emit_gather, emit_scatter, emit_sort
 from strata.core import DType, Target, TensorType, bf16, f8e4m3, f8e5m2, f16, f32, i8, u8
 from strata.mir import Node, Op
@@ -114,8 +114,8 @@ class _Blocks(_Grouped):
     def __init__(self, op: Any, types: Sequence[TensorType], target: Target) -> None:
         super().__init__(op, types, target)
         self.kind = op.scheme.kind.removeprefix("gguf_")
-        self.form = FORMATS[self.kind]
-        self.step = STEPS[self.kind] if has_wide(target) else None
+        self.form = format_of(self.kind)
+        self.step = wide_step(self.kind, target)
         self.key = f"dequant_grouped_matmul {self.kind} {self.ids}"
         quantize = ("quantize", "quantize_wide") if self.step else ("quantize",)
         self.functions = ("sort", "gather", *quantize, "multiply", "scatter")

@@ -20,18 +20,17 @@ from strata.backends.llvm.ir.native import arguments, kernel, number_slots, numb
 from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, override
 from strata.backends.llvm.quant.gguf_blocks import (
     FLOATS,
-    FORMATS,
     PAIR,
     SHORTS,
     WORDS,
     Format,
     QuantGroup,
     Scales,
-    folded_least,
+    format_of,
 )
 from strata.backends.llvm.quant.gguf_panel import GROUP, GgufPanels, panel_rows
 from strata.backends.llvm.quant.gguf_wide import LEVELS as WIDE_LEVELS
-from strata.backends.llvm.quant.gguf_wide import STEPS, STREAMS, WideRows, WideStep, each_row, has_wide, row_points
+from strata.backends.llvm.quant.gguf_wide import STREAMS, WideRows, WideStep, each_row, row_points, wide_step
 from strata.core import Target, TensorType, dim_prod, f32
 from strata.mir import Node, Op
 
@@ -49,9 +48,9 @@ def _accepts(op: Op, types: Sequence[TensorType], target: Target) -> bool:
 
 def reads_blocks(op: Op, x: TensorType, target: Target) -> bool:
     """f32 rows of at least 64, weights in a block format that is read here, a processor with products of pairs."""
-    form = op.scheme.kind.removeprefix("gguf_")  # type: ignore[attr-defined]
+    kind = op.scheme.kind  # type: ignore[attr-defined]
     able = target.has_avx2 and target.has_fma and target.has_f16c
-    return able and form in FORMATS and x.dtype is f32 and x.shape[-1].__index__() >= LEAST_K
+    return able and format_of(kind).is_readable and x.dtype is f32 and x.shape[-1].__index__() >= LEAST_K
 
 
 @override("dequant_matmul", instead_of_parts=_accepts)
@@ -62,10 +61,10 @@ def dequant_matmul(node: Node, target: Target) -> NativeOp | None:
         return None
     k, n = op.columns(x, codes, ())
     kind = op.scheme.kind.removeprefix("gguf_")
-    form = FORMATS[kind]
+    form = format_of(kind)
     row_bytes = codes.size.__index__() // n
     groups, blocks = k // GROUP, k // form.elements
-    step = STEPS[kind] if has_wide(target) else None
+    step = wide_step(kind, target)
 
     def plan(sizes: Sizes) -> Planned:
         (rows,) = numbers([dim_prod(x.shape[:-1])], sizes)
@@ -97,11 +96,11 @@ def dequant_matmul(node: Node, target: Target) -> NativeOp | None:
 
 def emit_products(module: IrModule, kind: str, target: Target) -> None:
     """Adds `quantize`, `rows` and `panels`, and `quantize_wide` where rows have steps of 512 bits."""
-    form = FORMATS[kind]
+    form = format_of(kind)
     emit_quantize(module, form)
-    if has_wide(target):
-        emit_quantize(module, form, STEPS[kind])
-        WideRows(kernel(module, "rows"), kind).emit()
+    if step := wide_step(kind, target):
+        emit_quantize(module, form, step)
+        WideRows(kernel(module, "rows"), step).emit()
     else:
         GgufRows(kernel(module, "rows"), form).emit()
     GgufPanels(kernel(module, "panels"), form, target).emit()
@@ -234,7 +233,7 @@ class GgufRows:
         for r in range(count):
             value = f.fold_lanes(FLOATS, found[r], lambda kind, a, b: f.binary("fadd", kind, a, b))
             if form.has_least:
-                value = f.binary("fadd", "float", value, folded_least(f, form, found[count + r]))
+                value = f.binary("fadd", "float", value, form.folded_least(f, found[count + r]))
             f.store("float", value, f.address("float", self.out, f.add(f.mul(token, self.n), rows[r])), 4)
 
     def x_scales(self, record: str) -> Scales:

@@ -7,12 +7,12 @@ import pytest
 
 from strata import ops
 from strata.backends.llvm.backend import CpuBackend
-from strata.backends.llvm.quant.gguf_blocks import FORMATS
 from strata.backends.llvm.quant.gguf_wide import STEPS
 from strata.core import Target, sym
 from strata.mir import Graph
 from strata.ops.quant import schemes
 from strata.ops.quant.dequant import quantize_weights
+from strata.ops.quant.gguf_blocks import FORMATS
 from strata.runtime import CompiledGraph, CompileOptions, Session
 
 KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2k", "q3k", "q4k", "q5k", "q6k", "q8k")
