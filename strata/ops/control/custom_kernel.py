@@ -65,7 +65,7 @@ def _safe(text: str) -> Kernel:
 
 @op("custom_kernel")
 class CustomKernel(Op):
-    """A kernel that somebody wrote. Inputs are its buffers in order; its symbols take the sizes of what it is given.
+    """A user's kernel. Inputs are its buffers in order; its symbols take the sizes of what it is given.
 
     `sizes` are those that no input shows. A body whose stores go through the outputs in order is fused with its
     neighbours as any op is; one with other stores, or with a schedule, is a kernel of its own.

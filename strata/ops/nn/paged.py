@@ -17,7 +17,7 @@ from strata.ops.nn.attention import Attention
 
 @op("paged_attention")
 class PagedAttention(Op):
-    """Causal attention of new tokens to themselves and to what came before them, which lies in pages.
+    """Causal attention of new tokens to themselves and to what came before them, which is in a paged KV cache.
 
     q is [B, S, H·D]; pools of keys and values are [P, T, W] with pages of T tokens; the new tokens' own rows are
     [B, S, W]. Token j of sequence b lies in row j % T of page table[b, j // T] while j < past[b], and is new from there

@@ -177,7 +177,7 @@ class Rotary(Op):
 
 @op("rope")
 class Rope(Rotary):
-    """Feature pairs turned by the angles of their token."""
+    """Feature pairs rotated by the angles of their token."""
 
     def numpy(self, x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
         return self.numpy_rotate(x, cos, sin, 1)
@@ -214,7 +214,7 @@ class RopeBackward(Rotary):
 
 @op("axial_rope2d")
 class AxialRope2d(UnaryOp):
-    """Rotary embedding of a grid: the first half of each head turns by the column, the second half by the row.
+    """Rotary embedding of a grid: the first half of each head rotates by the column, the second half by the row.
 
     x is [B, S, H·D] with S = end_x · end_y · repeat_factor; token t stands at grid position t // repeat_factor.
     """
