@@ -40,11 +40,13 @@ from strata.kernel import (
     Expr,
     Load,
     MapLoop,
+    Reduce,
     ReduceLoop,
     Scalar,
     Store,
     StoreStep,
     linear,
+    postorder,
 )
 
 if TYPE_CHECKING:
@@ -406,13 +408,14 @@ def _places(step: Step) -> Iterator[Expr]:
 
 
 def _parts_of(places: Sequence[Expr], known: Container[Expr]) -> set[Expr]:
-    """The known values that addresses are made of, as they are written and as sums of steps."""
+    """The known values that addresses are made of, as they are written and as sums of steps; but for index arithmetic,
+    which is done again."""
     stack = [n for place in places for n in (place, *linear(place).terms)]
     found: set[Expr] = set()
     seen: set[Expr] = set()
     while stack:
         node = stack.pop()
-        if node in known:
+        if node in known and any(isinstance(n, (Load, Reduce)) for n in postorder((node,))):
             found.add(node)
         elif node not in seen:
             seen.add(node)
