@@ -1,6 +1,6 @@
 """Plans on a device with its own memory: uploads, launches and downloads in schedule order.
 
-A device is given by a small `Driver`; everything that is not about one device is here. Parameters and constants are
+A device is given by a `DeviceDriver`; everything that is not about one device is here. Parameters and constants are
 uploaded once. Inputs go up, results come down, and every other value takes a buffer of the pool from the step that
 makes it to the last one that reads it. Ops that the device does not take run by their NumPy meaning in between: what
 they read comes down and what they make goes up only where somebody on the other side asks for it.
@@ -20,8 +20,7 @@ import numpy as np
 from strata.backends.base import Arrays, Backend, Executable, Tell, memory_errors
 from strata.core import Dim, TensorType, new_lock, substitute
 from strata.errors import OutOfMemoryError, StrataError
-from strata.kernel import Buffer as KernelBuffer
-from strata.kernel import Kernel, show_kernel
+from strata.kernel import Buffer, Kernel, show_kernel
 from strata.lir import Lir, Step
 
 KEPT_KERNELS = 4096  # that a driver remembers; plans keep theirs
@@ -33,7 +32,7 @@ _KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay fr
 class Launchable:
     """A kernel that a driver can launch, and the buffers that it needs beside those of the kernel."""
 
-    def __init__(self, kernel: Kernel, between: Sequence[KernelBuffer] = ()) -> None:
+    def __init__(self, kernel: Kernel, between: Sequence[Buffer] = ()) -> None:
         self.kernel, self.between = kernel, between
 
     def scratch(self, sizes: Mapping[str, int]) -> list[int]:

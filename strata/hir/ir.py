@@ -232,7 +232,7 @@ for _dunder, _method in {
 
 
 class BlockBuilder:
-    """Nodes in the order they were made, the outputs, and how blocks are lowered. `Module` adds the blocks to it."""
+    """Nodes in the order they were made, the outputs, and how blocks are lowered. `HirModule` adds the blocks to it."""
 
     def __init__(self, name: str = "main", fusion: str = "direct") -> None:
         self.name = name

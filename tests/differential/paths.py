@@ -17,7 +17,7 @@ from strata.config import using
 from strata.errors import MissingRuleError, ShapeError, StrataError, SymbolError
 from strata.mir import Graph, parse
 from strata.runtime import CompiledGraph, CompileOptions, Session
-from strata.tensor import lazy_cache as schedule
+from strata.tensor import lazy_cache
 from tests.backends.guard_pages import run_guarded
 from tests.differential.meaning import Meaning, Violation, bits_of, compare, meaning_of, same_bits
 from tests.differential.program import Program, without_unused
@@ -51,8 +51,8 @@ def run(made: CompiledGraph, feeds: dict[str, np.ndarray]) -> Arrays:
 @contextmanager
 def compiling_at_once() -> Iterator[None]:
     """Lazy expressions are compiled when they are first met."""
-    schedule.clear()
-    with patch.object(schedule, "compile_price", lambda nodes: -1.0):
+    lazy_cache.clear()
+    with patch.object(lazy_cache, "compile_price", lambda nodes: -1.0):
         yield
 
 

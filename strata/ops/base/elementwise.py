@@ -385,25 +385,25 @@ def _product(one: Expr, base: Expr, count: int) -> Expr:
 @function()
 def add(x: Operand, y: Operand) -> Value:
     """Element-wise sum."""
-    return Add()(*_numbers(x, y))
+    return Add()(*numbers(x, y))
 
 
 @function("sub")
 def subtract(x: Operand, y: Operand) -> Value:
     """Element-wise difference."""
-    return Subtract()(*_numbers(x, y))
+    return Subtract()(*numbers(x, y))
 
 
 @function("mul")
 def multiply(x: Operand, y: Operand) -> Value:
     """Element-wise product."""
-    return Multiply()(*_numbers(x, y))
+    return Multiply()(*numbers(x, y))
 
 
 @function("div", "true_divide")
 def divide(x: Operand, y: Operand) -> Value:
     """Element-wise quotient; integers become floats as in NumPy. `trunc_divide` keeps integers."""
-    a, b = _numbers(x, y)
+    a, b = numbers(x, y)
     if a.dtype.is_int:
         wide = f64 if a.dtype.bits == 64 else f32
         a, b = METHODS["cast"](a, wide), METHODS["cast"](b, wide)
@@ -413,7 +413,7 @@ def divide(x: Operand, y: Operand) -> Value:
 @function()
 def trunc_divide(x: Operand, y: Operand) -> Value:
     """Quotient of integers rounded towards zero; x / 0 is 0. Floats divide exactly."""
-    return Divide()(*_numbers(x, y))
+    return Divide()(*numbers(x, y))
 
 
 @function()
@@ -440,10 +440,10 @@ def power(x: Operand, y: Operand) -> Value:
         )  # fmt: skip
     if isinstance(y, int) and not isinstance(y, bool) and isinstance(x, Value) and y in (1, 2, 3):
         return x if y == 1 else x * x if y == 2 else x * x * x
-    return Power()(*_numbers(x, y))
+    return Power()(*numbers(x, y))
 
 
-def _numbers(x: Any, y: Any) -> tuple[Value, ...]:
+def numbers(x: Any, y: Any) -> tuple[Value, ...]:
     """Promoted operands; booleans count as integers."""
     a, b = promoted(x, y)
     if a.dtype.is_bool:

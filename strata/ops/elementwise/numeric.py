@@ -11,8 +11,7 @@ from strata.core import DType, f32, f64, i8, i32, u8, u16, u32, u64
 from strata.errors import OptionError
 from strata.mir import METHODS, Sample, Value, constant, draw, function, op
 from strata.ops.base.creation import ones_like
-from strata.ops.base.elementwise import Arithmetic, Elementwise, Partial
-from strata.ops.base.elementwise import _numbers as numbers
+from strata.ops.base.elementwise import Arithmetic, Elementwise, Partial, numbers
 from strata.ops.base.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.elementwise.logic import Predicate
 

@@ -12,7 +12,7 @@ from strata.ops.base.creation import zeros_like
 from strata.ops.base.elementwise import accepts
 from strata.ops.base.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.base.movement import Pad, broadcast_to, flatten, narrow
-from strata.ops.reduce.reduce import _summable as summable
+from strata.ops.reduce.reduce import summable
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder, View

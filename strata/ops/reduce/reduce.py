@@ -205,7 +205,7 @@ def _reduce(cls: type[Reduction], x: Value, axis: Axes, keepdims: bool, what: st
     return reshape(result, tuple(1 if a in axes else d for a, d in enumerate(x.shape))) if keepdims else result
 
 
-def _summable(x: Value) -> Value:
+def summable(x: Value) -> Value:
     """Narrow integers and booleans add up in 64 bits, as in NumPy."""
     if x.dtype.is_bool or (x.dtype.is_int and x.dtype.bits < 64):
         return METHODS["cast"](x, u64 if x.dtype.kind == "uint" else i64)
@@ -222,7 +222,7 @@ def reduce_sum(x: Operand, axes: Axes = None) -> Value:
 def sum_(x: Operand, axis: Axes = None, keepdims: bool = False, dtype: Any = None) -> Value:
     """Sum over axes; all of them by default."""
     value = as_value(x)
-    value = METHODS["cast"](value, dtype) if dtype is not None else _summable(value)
+    value = METHODS["cast"](value, dtype) if dtype is not None else summable(value)
     return _reduce(ReduceSum, value, axis, keepdims, "sum")
 
 
@@ -230,7 +230,7 @@ def sum_(x: Operand, axis: Axes = None, keepdims: bool = False, dtype: Any = Non
 def prod(x: Operand, axis: Axes = None, keepdims: bool = False, dtype: Any = None) -> Value:
     """Product over axes; all of them by default."""
     value = as_value(x)
-    value = METHODS["cast"](value, dtype) if dtype is not None else _summable(value)
+    value = METHODS["cast"](value, dtype) if dtype is not None else summable(value)
     return _reduce(ReduceProd, value, axis, keepdims, "prod")
 
 

@@ -5,8 +5,8 @@
 
 Keys are taken in blocks of fixed length with a running maximum and sum per row (online softmax), so the order of every
 sum depends on nothing but the number of keys. Blocks of keys that all rows of a query block drop are not read. Sizes,
-strides and offsets are arguments; the head sizes and the kinds of mask are part of the code. See strata.ops.attention
-for the meaning of every field.
+strides and offsets are arguments; the head sizes and the kinds of mask are part of the code. The fields
+mean what they do in strata.ops.nn.attention.
 """
 
 from __future__ import annotations

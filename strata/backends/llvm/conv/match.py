@@ -30,8 +30,7 @@ from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
 from strata.backends.llvm.ir.registers import memory_type
 from strata.backends.llvm.loops.values import Context
 from strata.config import config
-from strata.core import Dim, DType, Target, bounds, dim_prod, divide_exactly, f32, f64, i8, u8
-from strata.core import f16 as f16_type
+from strata.core import Dim, DType, Target, bounds, dim_prod, divide_exactly, f16, f32, f64, i8, u8
 from strata.kernel import Axis, Buffer, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, normalize, postorder, rebuild
 from strata.lir import Spacing, Step
 
@@ -282,7 +281,7 @@ def plan_convolution_kernel(found: ConvKernel, name: str, target: Target, *, win
     window = found.window
     last = found.x.spacing.strides[-1]
     bytes_ = found.x.dtype in (i8, u8)
-    if (found.x.dtype not in (f32, f64, f16_type) and not bytes_) or 0 in found.b.shape:
+    if (found.x.dtype not in (f32, f64, f16) and not bytes_) or 0 in found.b.shape:
         return None
     if bytes_ and not found.is_depthwise and found.channels % WHOLE_WORD:
         return None

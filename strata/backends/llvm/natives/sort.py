@@ -1,6 +1,6 @@
 """sort, argsort and topk along any axis.
 
-Rows are turned into unsigned integers with the order of their elements (see `sorter`), put in order in a workspace,
+Rows are turned into unsigned integers with the order of their elements (see `radix_sort`), put in order in a workspace,
 and written back: elements for sort, positions for argsort, the best ones of both for topk.
 """
 

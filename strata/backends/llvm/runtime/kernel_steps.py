@@ -8,11 +8,10 @@ from typing import Any
 from strata.backends.llvm.jit.calling_convention import LoopUsage, MatmulUsage
 from strata.backends.llvm.runtime.program import Argument, ProgramStep, held_in_part
 from strata.core import Dim, SymExpr, bounds
-from strata.lir import Lir
-from strata.lir import Step as LirStep
+from strata.lir import Lir, Step
 
 
-def bytes_read(lir: Lir, step: LirStep, product: MatmulUsage | None) -> Dim:
+def bytes_read(lir: Lir, step: Step, product: MatmulUsage | None) -> Dim:
     """How many bytes a kernel reads, a packed factor as it lies packed; 0 where they are few for all sizes."""
     assert step.kernel is not None
     packed = product.factor if product is not None and product.is_packed else None
@@ -67,7 +66,7 @@ def product_arguments(
 
 
 def unpacked_reads(
-    lir: Lir, packed_product: Callable[[LirStep], MatmulUsage | None], held: Mapping[int, Collection[int]]
+    lir: Lir, packed_product: Callable[[Step], MatmulUsage | None], held: Mapping[int, Collection[int]]
 ) -> set[str]:
     """Buffers that are read as they are; of weights that are only read packed, no other form has to be kept.
 

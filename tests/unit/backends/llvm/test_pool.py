@@ -18,8 +18,7 @@ from strata.backends.llvm.codegen.compile import compile_kernel
 from strata.backends.llvm.executor.thread_pool import _SPIN, native_code
 from strata.backends.llvm.ir.builder import IrModule
 from strata.backends.llvm.jit.jit import compile_and_load
-from strata.backends.llvm.runtime import kernel_steps
-from strata.backends.llvm.runtime import symbolic_program as open_program
+from strata.backends.llvm.runtime import kernel_steps, symbolic_program
 from strata.backends.llvm.runtime.program import BoundProgram, held_in_part
 from strata.core import Dim, Target, sym
 from strata.errors import CompileError, RunError
@@ -159,7 +158,7 @@ def test_turning_changes_no_bit(rows: Any, monkeypatch: pytest.MonkeyPatch) -> N
         return [np.asarray(r) for _ in range(2) for r in compiled.run(x=x)]
 
     wanted = results(1)
-    for module in (program_module, kernel_steps, open_program):
+    for module in (program_module, kernel_steps, symbolic_program):
         monkeypatch.setattr(module, "held_in_part", lambda: 1)
     for threads in (1, 2, 7):
         for found, want in zip(results(threads), wanted, strict=True):
