@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 
 import numpy as np
@@ -46,11 +46,6 @@ class Bits:
     digits: tuple[Digit, ...]
     bit: int = 0
 
-    def places(self, numbers: range) -> tuple[list[int], list[int]]:
-        """The bytes of some numbers, and their bits."""
-        found = [self.place(number) for number in numbers]
-        return [byte for byte, _ in found], [bit for _, bit in found]
-
     def place(self, number: int) -> tuple[int, int]:
         """The byte of a number, and the bit in it at which its bits begin."""
         byte, bit = self.byte, self.bit
@@ -58,6 +53,16 @@ class Bits:
             number, digit = divmod(number, size)
             byte, bit = byte + digit * bytes_, bit + digit * bits
         return byte, bit
+
+    def places(self, numbers: range) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The bytes of some numbers, and their bits."""
+        return _places(self, numbers)
+
+
+@cache
+def _places(bits: Bits, numbers: range) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    byte, bit = zip(*map(bits.place, numbers), strict=True)
+    return byte, bit
 
 
 @dataclass(frozen=True)

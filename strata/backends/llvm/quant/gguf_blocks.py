@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Final
 
 from strata.backends.llvm.ir.builder import IrFunction, constant, element_of, vector, vector_constant
@@ -61,7 +61,10 @@ def place_bits(f: IrFunction, kind: str, x: str, bits: Sequence[int], width: int
     """Of each lane, a byte without sign, `width` bits moved to bit `to`, the others 0; the first of them is given."""
 
     def move(op: str, x: str, counts: Sequence[int]) -> str:
-        return f.binary(op, kind, x, vector_constant(element_of(kind), counts)) if any(counts) else x
+        if not any(counts):
+            return x
+        same = len(set(counts)) == 1
+        return f.binary(op, kind, x, constant(kind, counts[0]) if same else vector_constant(element_of(kind), counts))
 
     after = to if min(bits) < to < max(bits) else 0  # moved at once, unless some go up and some go down
     down = [bit - to + after for bit in bits]
@@ -92,7 +95,7 @@ class Format:
         """Floats that x has beside the numbers of one block: a scale a group, sums of groups or their halves."""
         return self.groups * (3 if self.is_halved else 2)
 
-    @property
+    @cached_property
     def is_readable(self) -> bool:
         """One group with d (and m behind it), or eight, with a scale for each 16 or 32; numbers in bytes or in bits."""
         block = self.block
