@@ -22,9 +22,7 @@ from strata.kernel.ir import (
     apply,
     describe,
     postorder,
-    rebuild,
     size,
-    substitute_axes,
 )
 from strata.kernel.legal import check_own_schedule, check_schedule, loops_of
 from strata.kernel.nans import is_below, need_no_nan
@@ -38,6 +36,7 @@ from strata.kernel.passes.quant_rounding import QuantCode, code_of
 from strata.kernel.passes.short_sums import unroll_short_reductions
 from strata.kernel.passes.split import Phases, SplitLimits, split_reductions
 from strata.kernel.passes.split_predicates import cut_stores
+from strata.kernel.rewrite import rebuild, substitute_axes
 from strata.kernel.scalars import SCALARS, ScalarFunction
 from strata.kernel.schedule import (
     Delay,

@@ -30,11 +30,10 @@ from strata.kernel.ir import (
     apply,
     as_index,
     describe,
-    load,
     postorder,
-    rebuild,
     size,
 )
+from strata.kernel.rewrite import load, rebuild
 
 _MOST_TERMS = 5  # of a store's index along one axis of its buffer
 _MOST_NESTED = 16  # reductions inside each other

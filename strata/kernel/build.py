@@ -36,12 +36,12 @@ from strata.kernel.ir import (
     apply,
     as_data,
     as_index,
-    load,
     narrowed,
     size,
     widened,
 )
 from strata.kernel.one_hot_sum import picked
+from strata.kernel.rewrite import load
 from strata.kernel.scalars import SCALARS
 
 Index = tuple[Expr, ...]

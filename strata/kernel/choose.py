@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import prod
 
-from strata.core import Dim, bounds, i64
+from strata.core import Dim, bounds
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder
+from strata.kernel.loop_values import loop_values, register_lanes, row_is_kept
 from strata.kernel.nest import Compute, LoopBlock, MapLoop, ReduceLoop, StoreStep, known_bytes
 from strata.kernel.order import Machine
 from strata.kernel.passes.interleave import SPREADS, combs
@@ -87,7 +88,6 @@ _WOVEN_AHEAD = 9 << 10  # bytes from what it reads to what it prefetches, into t
 _WOVEN_APART = 3 << 10  # bytes that it is further ahead in each next buffer: a bank of memory serves one at a time
 _WOVEN_NEAR = 2 << 10  # bytes from what it reads to what it prefetches again, into the first-level cache
 _STAGGERED = 1024  # elements of the longest row that waits for its sums longer than it takes to add them up
-_ROW_BYTES = 256 << 10  # the longest row kept on a thread's stack
 
 
 def choose_schedule(kernel: Kernel, nest: LoopBlock, machine: Machine) -> Schedule:
@@ -232,7 +232,7 @@ class _Chooser:
         past = self._going_past(last)
         stores = past or [s.store for s in last.body.steps if isinstance(s, StoreStep)]
         length = last.axis.extent
-        loads = [n for n in _values(last) if isinstance(n, Load)]
+        loads = [n for n in loop_values(last) if isinstance(n, Load)]
         plain = all(isinstance(a, Axis) for n in loads for a in linear(n.index[0]).terms)
         lines = bool(stores) and all(lines_up(s, last.axis) for s in stores)
         near = max(map(known_bytes, self.kernel.buffers)) <= _STREAM_CACHES * self.machine.cache_bytes
@@ -354,7 +354,7 @@ class _Chooser:
         do caches that hold all of it."""
         outer, inner = chain[-2:]
         past = next(iter(self._going_past(inner, outer)), None)
-        loads = [n for n in _values(inner) if isinstance(n, Load) and turns(n, outer.axis, inner.axis)]
+        loads = [n for n in loop_values(inner) if isinstance(n, Load) and turns(n, outer.axis, inner.axis)]
         size = max(n.buffer.dtype.itemsize for n in loads)
         read, most, written = _TURNED_BLOCK
         columns = max(by, min(most, written // size))
@@ -399,7 +399,7 @@ class _Chooser:
         if len(chain) < 2 or any(isinstance(s, (MapLoop, ReduceLoop)) for s in chain[-1].body.steps):
             return 0
         outer, inner = chain[-2:]
-        nodes = list(_values(inner))
+        nodes = list(loop_values(inner))
         turned = [n for n in nodes if isinstance(n, Load) and turns(n, outer.axis, inner.axis)]
         widest = 2 * _SQUARE if self.machine.vector_registers >= _MANY_REGISTERS else _SQUARE
         lanes = min(widest, self._register_lanes(inner))
@@ -507,15 +507,15 @@ class _Chooser:
         """Of what a loop computes, but for what it finds in a row buffer."""
         inside: set[Expr] = set()
         if isinstance(loop, MapLoop):
-            found = [n for n in _values(loop) if n in self.kept]
+            found = [n for n in loop_values(loop) if n in self.kept]
             inside = {n for n in postorder(found) if not isinstance(n, Reduce)}
-        nodes = dict.fromkeys(_values(loop))  # once, though what is stored is computed, too
+        nodes = dict.fromkeys(loop_values(loop))  # once, though what is stored is computed, too
         return sum(SCALARS[n.name].cost for n in nodes if isinstance(n, Scalar) and n not in inside)
 
     def _width(self, loop: Loop) -> int:
         """Lanes of a vectorised loop: several registers at once where the work on each is small."""
         lanes = self._register_lanes(loop)
-        nodes, cost = list(_values(loop)), self._scalar_cost(loop)
+        nodes, cost = list(loop_values(loop)), self._scalar_cost(loop)
         live = sum(isinstance(n, (Load, Reduce)) for n in nodes)
         chains = (
             cost >= _CHAIN and live <= 3 and self.machine.vector_registers >= _MANY_REGISTERS
@@ -541,44 +541,6 @@ class _Chooser:
         return lanes * registers
 
 
-def register_lanes(loop: Loop, machine: Machine) -> int:
-    """Elements of the widest type computed in a loop that fill one register. Places are counted in one register for
-    all lanes: what is added up to find an element takes none."""
-    values = list(_values(loop))
-    places = {n for n in values if _is_place(n)}
-    used = {x for n in values if n not in places and isinstance(n, (Scalar, Reduce, Scan)) for x in n.inputs}
-    stored = {
-        s.store.value for inner in (loop, *walk_loops(loop.body)) for s in inner.body.steps if isinstance(s, StoreStep)
-    }
-    widest = max((_bytes(n) for n in values if n not in places or n in used or n in stored), default=4)
-    return max(1, machine.vector_bytes // widest)
-
-
-def _is_place(node: Expr) -> bool:
-    """A sum of axes and multiples of them."""
-    is_sum = isinstance(node, Scalar) and node.dtype is i64 and node.name in ("add", "sub", "mul")
-    return is_sum and all(isinstance(atom, Axis) for atom in linear(node).terms)
-
-
-def _values(loop: Loop) -> Iterator[Expr]:
-    """What a loop computes, inner loops included."""
-    if isinstance(loop, ReduceLoop):
-        yield from loop.reduces
-    stack = [loop.body]
-    while stack:
-        for step in stack.pop().steps:
-            match step:
-                case Compute(node):
-                    yield node
-                case StoreStep(store):
-                    yield store.value
-                case ReduceLoop():
-                    yield from step.reduces
-                    stack.append(step.body)
-                case MapLoop():
-                    stack.append(step.body)
-
-
 def _woven(block: LoopBlock, axis: Axis | None) -> set[Store]:
     """Stores of a block that are interleaved where a vector runs along an axis."""
     stores = [s.store for s in block.steps if isinstance(s, StoreStep)] if axis is not None else []
@@ -595,14 +557,7 @@ def _spread(address: Expr, axis: Axis) -> int:
 
 def _spreads(loop: Loop) -> bool:
     """Whether a loop loads elements that are a few apart."""
-    return any(isinstance(n, Load) and _spread(n.index[0], loop.axis) for n in _values(loop))
-
-
-def _bytes(node: Expr) -> int:
-    if isinstance(node, Reduce) and node.kind in ("argmax", "argmin"):  # positions are carried in four bytes
-        return max(4, _bytes(node.body))
-    size = node.dtype.itemsize // (2 if node.dtype.is_complex else 1)
-    return 4 if node.dtype.is_float and size < 4 else size
+    return any(isinstance(n, Load) and _spread(n.index[0], loop.axis) for n in loop_values(loop))
 
 
 def _is_short(extent: Dim) -> bool:
@@ -614,9 +569,3 @@ def _guess(extent: Dim) -> int:
         return extent
     low, high = bounds(extent)
     return max(low, _GUESS if high is None else min(high, _GUESS))
-
-
-def row_is_kept(axis: Axis) -> bool:
-    """Whether a row along an axis is short enough to be kept on a thread's stack, in elements of any type."""
-    high = bounds(axis.extent)[1]
-    return high is not None and high * 8 <= _ROW_BYTES

@@ -22,11 +22,10 @@ from strata.kernel.ir import (
     all_axes,
     apply,
     bound_axes,
-    load,
     postorder,
-    rebuild,
     size,
 )
+from strata.kernel.rewrite import load, rebuild
 from strata.kernel.schedule import NonTemporal, Prefetch, Schedule, parse_schedule
 
 SizeOf = Callable[[Dim], Dim]

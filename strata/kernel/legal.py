@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from strata.errors import CompileError
-from strata.kernel.choose import row_is_kept
 from strata.kernel.ir import Kernel
+from strata.kernel.loop_values import row_is_kept
 from strata.kernel.nest import LoopBlock, MapLoop, ReduceLoop, make_nest
 from strata.kernel.order import USUAL, Machine
 from strata.kernel.passes.bitcast_moves import as_bits

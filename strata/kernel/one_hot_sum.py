@@ -8,21 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strata.core import i64, known_le
-from strata.kernel.ir import (
-    Axis,
-    Const,
-    Expr,
-    Load,
-    Reduce,
-    Scalar,
-    Scan,
-    apply,
-    as_index,
-    load,
-    postorder,
-    rebuild,
-    size,
-)
+from strata.kernel.ir import Axis, Const, Expr, Load, Reduce, Scalar, Scan, apply, as_index, postorder, size
+from strata.kernel.rewrite import load, rebuild
 
 
 def picked(axes: tuple[Axis, ...], body: Expr) -> Expr | None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from strata.core import bounds
-from strata.kernel.choose import register_lanes
 from strata.kernel.ir import Kernel
+from strata.kernel.loop_values import register_lanes
 from strata.kernel.nest import LoopBlock, ReduceLoop
 from strata.kernel.order import Machine
 from strata.kernel.runs import goes_along, runs_in_vectors

@@ -49,7 +49,8 @@ LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 # another it takes from the module that has it, so that a program loads no more than it needs.
 ROOMS = {
     "kernel": (
-        *(("scalars",), ("ir", "algebra", "text", "nest", "schedule", "order"), ("interp", "nans", "verify", "runs")),
+        *(("scalars",), ("ir", "algebra", "text", "nest", "schedule", "order")),
+        ("interp", "nans", "verify", "runs", "rewrite", "loop_values"),
         *(("one_hot_sum",), ("build", "access"), ("inline",), ("passes",), ("choose",), ("legal",), ("search",)),
     ),
     "ops": (

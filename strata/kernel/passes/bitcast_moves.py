@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from strata.core import DType, bf16, f16, u8, u16, u64
-from strata.kernel.ir import Buffer, Const, Expr, Kernel, Load, Scalar, Store, apply, load, postorder
+from strata.kernel.ir import Buffer, Const, Expr, Kernel, Load, Scalar, Store, apply, postorder
+from strata.kernel.rewrite import load
 
 _SIGNED = (f16, bf16)  # types of which -x is x with another sign bit, whatever x is
 

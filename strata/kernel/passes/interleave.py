@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from strata.core import i64
 from strata.kernel.algebra import linear
-from strata.kernel.ir import Axis, Const, Kernel, Load, Reduce, Scan, Store, postorder, substitute_axes
+from strata.kernel.ir import Axis, Const, Kernel, Load, Reduce, Scan, Store, postorder
 from strata.kernel.passes.normalize import divisions, split_store_axis
+from strata.kernel.rewrite import substitute_axes
 
 MOST_TEETH = 8
 SPREADS = (2, 3, 4, 5, 6, 7, 8)  # elements from one lane to the next that whole registers are loaded for

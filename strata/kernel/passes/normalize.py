@@ -29,13 +29,11 @@ from strata.kernel.ir import (
     Store,
     bound_axes,
     describe,
-    load,
     postorder,
-    rebuild,
     size,
-    substitute_axes,
 )
 from strata.kernel.order import REGISTERS, alone, along, nested, order_of
+from strata.kernel.rewrite import load, rebuild, substitute_axes
 
 _SMALLEST_SPLIT = 8  # an inner axis shorter than a vector is worse than division
 

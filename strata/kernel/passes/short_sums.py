@@ -15,20 +15,9 @@ from math import prod
 
 from strata.core import f32, f64, i32, i64
 from strata.kernel.algebra import linear
-from strata.kernel.ir import (
-    Axis,
-    Const,
-    Expr,
-    Kernel,
-    Load,
-    Reduce,
-    Scan,
-    apply,
-    postorder,
-    rebuild,
-    substitute_axes,
-)
+from strata.kernel.ir import Axis, Const, Expr, Kernel, Load, Reduce, Scan, apply, postorder
 from strata.kernel.order import USUAL, Machine, written_out
+from strata.kernel.rewrite import rebuild, substitute_axes
 
 _MOST = 8  # elements of a row
 _LEAST = 64  # rows

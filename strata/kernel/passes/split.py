@@ -24,24 +24,10 @@ from math import prod
 
 from strata.core import Dim, bounds, dim_prod, i64
 from strata.kernel.algebra import linear
-from strata.kernel.ir import (
-    Axis,
-    Buffer,
-    Const,
-    Expr,
-    Kernel,
-    Load,
-    Reduce,
-    Scan,
-    Store,
-    apply,
-    postorder,
-    rebuild,
-    size,
-    substitute_axes,
-)
+from strata.kernel.ir import Axis, Buffer, Const, Expr, Kernel, Load, Reduce, Scan, Store, apply, postorder, size
 from strata.kernel.order import Machine, block_terms
 from strata.kernel.passes.windows import JOINS
+from strata.kernel.rewrite import rebuild, substitute_axes
 
 _PLACES = {"argmax": "gt", "argmin": "lt"}
 _BEST = {"argmax": "max", "argmin": "min"}

@@ -16,11 +16,12 @@ from math import prod
 
 from strata.core import Dim, i64, known_le
 from strata.kernel.algebra import linear
-from strata.kernel.ir import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder, size, substitute_axes
+from strata.kernel.ir import Axis, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, postorder, size
 from strata.kernel.nest import known_bytes
 from strata.kernel.order import USUAL, Machine
 from strata.kernel.passes.normalize import address, divisions, split_store_axis
 from strata.kernel.passes.windows import unroll_windows
+from strata.kernel.rewrite import substitute_axes
 
 _COMPARISONS = {"lt": 0, "ge": 0, "le": 1, "gt": 1}  # what is added to the place of equality where the answer changes
 _MOST_PARTS = 64

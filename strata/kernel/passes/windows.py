@@ -13,9 +13,10 @@ from itertools import product
 from math import prod
 
 from strata.core import i64
-from strata.kernel.ir import Axis, Const, Expr, Kernel, Load, Reduce, Scan, apply, postorder, rebuild, substitute_axes
+from strata.kernel.ir import Axis, Const, Expr, Kernel, Load, Reduce, Scan, apply, postorder
 from strata.kernel.order import REGISTERS, Machine, groups_of, order_of, written_out
 from strata.kernel.passes.normalize import divisions
+from strata.kernel.rewrite import rebuild, substitute_axes
 
 JOINS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "all": "and", "any": "or"}
 MOST_TERMS = 32

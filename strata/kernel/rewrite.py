@@ -1,0 +1,51 @@
+"""Expressions of kernels with other inputs or axes, simplified again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from strata.kernel.ir import Axis, Buffer, Const, Expr, Load, Reduce, Scalar, Scan, apply, bound_axes, postorder
+
+
+def rebuild(node: Expr, inputs: tuple[Expr, ...]) -> Expr:
+    """The node with other inputs, simplified again."""
+    match node:
+        case Load():
+            count = len(node.index)
+            return load(node.buffer, inputs[:count], inputs[count] if node.where is not None else None)
+        case Scalar():
+            return apply(node.name, *inputs, dtype=node.dtype)
+        case Reduce():
+            return node.over(node.axes, inputs[0])
+        case Scan():
+            return node.over(node.axis, *inputs)
+        case _:
+            return node
+
+
+def load(buffer: Buffer, index: tuple[Expr, ...], where: Expr | None = None) -> Expr:
+    """buffer[index]; a condition that is known disappears."""
+    match where:
+        case Const(value, _):
+            return Load(buffer, index) if value else Const(0, buffer.dtype)
+        case _:
+            return Load(buffer, index, where)
+
+
+def substitute_axes(roots: Iterable[Expr], replace: dict[Axis, Expr]) -> dict[Expr, Expr]:
+    """A map from every node below the roots to the node with free axes replaced. Bound axes are left alone."""
+    done: dict[Expr, Expr] = {}
+    names = frozenset(replace)
+    for node in postorder(roots):
+        if not (node.free & names):
+            done[node] = node
+        elif isinstance(node, Axis):
+            done[node] = replace[node]
+        elif isinstance(node, (Reduce, Scan)) and names & frozenset(bound_axes(node)):
+            inner = {a: e for a, e in replace.items() if a not in bound_axes(node)}
+            body = substitute_axes((node.body,), inner)[node.body]
+            rest = tuple(done[x] for x in node.inputs[1:])
+            done[node] = rebuild(node, (body, *rest))
+        else:
+            done[node] = rebuild(node, tuple(done.get(x, x) for x in node.inputs))
+    return done
