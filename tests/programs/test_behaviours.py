@@ -26,6 +26,7 @@ from strata.transforms import grad, promote_params
 
 TESTS = Path(__file__).parents[1]
 CONFIG, CACHES = "unit/test_config.py", "unit/runtime/test_caches.py"
+PADDING = "unit/runtime/test_padding.py"
 PIPELINE, FUSION, PASSES = "unit/runtime/test_pipeline.py", "unit/runtime/test_fusion.py", "unit/passes/test_fusion.py"
 LISTS, LOWER, PLAN = "unit/passes/test_pipeline.py", "unit/hir/test_lower.py", "unit/lir/test_plan.py"
 HERE = "programs/test_behaviours.py"
@@ -147,8 +148,8 @@ SHOWN |= {
     91: [(COMPILED, "test_scalar_and_last_axis_broadcast_in_a_chain")],
     92: [(CACHES, "test_one_compile_a_key_and_a_limit"), (CACHES, "test_least_recently_used_goes_first")],
     93: [(CACHES, "test_buckets_compile_lazily_for_their_largest_key"), (CACHES, "test_buckets_are_checked")],
-    94: [(CACHES, "test_pad_and_slice_rows")],
-    95: [(CACHES, "test_run_padded_pads_and_slices"), (CACHES, "test_run_padded_takes_rows_of_any_shape_and_dtype")],
+    94: [(PADDING, "test_pad_and_slice_rows")],
+    95: [(CACHES, "test_run_padded_pads_and_slices"), (PADDING, "test_run_padded_takes_rows_of_any_shape_and_dtype")],
     96: [(CACHES, "test_ladders"), (CACHES, "test_ladder_finds_the_next_power")],
     97: [(EXTENT, "test_tail_of_an_activation_stays"), (EXTENT, "test_tail_of_an_addition_stays"),
          (EXTENT, "test_attention_limits_queries_and_keys"), (EXTENT, "test_graphs_that_mix_places_run_in_full")],
