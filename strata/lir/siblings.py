@@ -1,6 +1,6 @@
 """Horizontal fusion: adjacent kernels that read the same value row by row and do not depend on each other.
 
-A decoder's projections, for instance: the rotated queries, and the new rows of the caches, all come from one product.
+A decoder's projections, for instance: the rotated queries, and the new rows of the KV cache, all come from one matmul.
 One kernel goes through the rows and writes all of them, so a token takes one step instead of three.
 """
 

@@ -96,7 +96,7 @@ def _attention(q: Value, keys: Value, v: Value, scale: float, mask: Value | None
 
 
 def _scores(value: Value, uses: Uses) -> _Scores | None:
-    """Read scores from the outside in: a mask, a factor, the product."""
+    """Read scores from the outside in: a mask, a factor, the matmul."""
     mask: Value | None = None
     if uses.of(value) != 1:
         return None

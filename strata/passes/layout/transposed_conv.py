@@ -20,7 +20,7 @@ from strata.mir import Node, Value, constant
 from strata.ops import ConvLast, Slice, broadcast_to, concat, pad_constant, reshape, stack, transpose, weight_to_last
 
 LANES = 16  # outputs that a vector along channels has
-APART, MOVED = 1.1, 1.05  # what convolutions for every phase cost beyond their products, and phases that are moved
+APART, MOVED = 1.1, 1.05  # cost of a convolution for every phase beyond its arithmetic, and of phases that are moved
 MOST_PHASES = 64
 
 
@@ -113,7 +113,7 @@ def _reach(phases: Sequence[ConvPhase]) -> int:
 
 
 def _cost(outputs: int, axes: Sequence[Sequence[ConvPhase]], apart: int) -> float:
-    """Products of a pixel where phases of so many axes, from the first on, have a convolution each."""
+    """Multiplications of a pixel where phases of so many axes, from the first on, have a convolution each."""
     taps = prod(sum(p.taps for p in phases) for phases in axes[:apart]) * prod(_reach(p) for p in axes[apart:])
     beyond = APART if apart == len(axes) else MOVED if apart < len(axes) - 1 else 1.0
     return beyond * taps * _up(outputs * prod(len(phases) for phases in axes[apart:]))
