@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
@@ -18,12 +18,11 @@ from typing import Any, Self
 import numpy as np
 
 from strata.backends.base import Arrays, Backend, Executable, Tell, memory_errors
-from strata.core import Dim, TensorType, new_lock, substitute
+from strata.core import Dim, Table, TensorType, new_lock, substitute
 from strata.errors import OutOfMemoryError, StrataError
 from strata.kernel import Buffer, Kernel, show_kernel
 from strata.lir import Lir, Step
 
-KEPT_KERNELS = 4096  # that a driver remembers; plans keep theirs
 KEPT_BYTES = 1 << 30  # that a pool holds for later runs
 _STEPS = 8  # sizes of the pool between one power of two and the next
 _KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay from run to run
@@ -58,16 +57,11 @@ class DeviceDriver(ABC):
 
     def __init__(self) -> None:
         self.lock: AbstractContextManager[Any] = new_lock()  # held by whoever uses the device: one run at a time
-        self._made: OrderedDict[str, Any] = OrderedDict()
+        self._made: Table[str, Any] = Table("device kernels")
 
     def made(self, kernel: Kernel) -> Any:
         """What `make` made of a kernel of the same text."""
-        text = show_kernel(kernel)
-        if text not in self._made:
-            self._made[text] = self.make(kernel)
-            if len(self._made) > KEPT_KERNELS:
-                self._made.popitem(last=False)
-        return self._made[text]
+        return self._made.get_or_make(show_kernel(kernel), lambda: self.make(kernel))
 
     @abstractmethod
     def allocate(self, size: int) -> Any:

@@ -60,8 +60,9 @@ from strata.core.processors import available_threads, cgroup_quota
 from strata.core.size_rows import SizeReader, SizeWriter
 from strata.core.size_text import parse_dim
 from strata.core.source import located
+from strata.core.tables import TABLES, Counters, Table, TableKind
 from strata.core.target import Target
-from strata.core.tree import LEAF, TreeDef, builder, endless, flatten, tree_map, unflatten
+from strata.core.tree import LEAF, TreeDef, builder, endless, exact, flatten, signature, taker, tree_map, unflatten
 from strata.core.types import (
     Shape,
     TensorType,

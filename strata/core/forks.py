@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
-_forgetting: list[weakref.WeakMethod[Callable[[], None]]] = []
+_forgetting: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 
 
 def new_lock() -> threading.Lock:
@@ -30,17 +30,16 @@ def new_rlock() -> Any:
 
 
 def call_in_children(method: Callable[[], None]) -> None:
-    """Have forked children call an object's method as long as the object lives."""
-    _forgetting[:] = [known for known in _forgetting if known() is not None]
-    _forgetting.append(weakref.WeakMethod(method))
+    """Have forked children call an object's method as long as the object lives; one of each object."""
+    owner: Any = method.__self__  # type: ignore[attr-defined]
+    _forgetting[owner] = method.__func__  # type: ignore[attr-defined]
 
 
 def _in_child() -> None:
     for lock in list(_locks):
         lock._at_fork_reinit()  # what Python's own modules do with theirs
-    for method in [known() for known in _forgetting]:
-        if method is not None:
-            method()
+    for owner, method in list(_forgetting.items()):
+        method(owner)
 
 
 if hasattr(os, "register_at_fork"):

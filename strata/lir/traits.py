@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from strata.core import TensorType
+from strata.core import Table, TensorType
 from strata.kernel import SCALARS, Expr, KernelBuilder, Load, Reduce, Scalar, Scan, postorder
 from strata.mir import Constant, Input, Node, Op, Param, as_tuple
 
@@ -25,19 +25,13 @@ class Traits:
 
 _CHOICES = ("select", "and", "or", "not", "lt", "le", "gt", "ge")
 STEP = Traits(False, False, False, False, False, 0)  # of an op that is a step of its own
-_TRAITS: dict[tuple[Op, tuple[TensorType, ...]], Traits] = {}
-_TRAITS_LIMIT = 4096
+_TRAITS: Table[tuple[Op, tuple[TensorType, ...]], Traits] = Table("op traits")
 
 
 def traits(node: Node) -> Traits:
     """The traits of a node's op, remembered for equal ops on equal types."""
     key = (node.op, tuple(x.type for x in node.inputs))
-    found = _TRAITS.get(key)
-    if found is None:
-        if len(_TRAITS) >= _TRAITS_LIMIT:
-            _TRAITS.clear()  # another thread may be about to read what it has just written
-        found = _TRAITS[key] = _probe(node)
-    return found
+    return _TRAITS.peek(key) or _TRAITS.get_or_make(key, lambda: _probe(node))
 
 
 def _probe(node: Node) -> Traits:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import update_wrapper
+from itertools import accumulate, pairwise
 from types import MethodType
 from typing import Any
 
@@ -14,25 +14,25 @@ import numpy as np
 
 from strata.arguments import untouched
 from strata.config import config
-from strata.core import TensorType, endless, flatten, here, new_rlock, tree_map, unflatten
+from strata.core import Table, TensorType, exact, flatten, here, new_rlock, signature, tree_map, unflatten
 from strata.errors import OptionError, RunError, TraceError
 from strata.mir import Graph, Value, fresh_scope, placeholder, substitute_values
 from strata.ops import outer_values
-from strata.runtime import Profile
+from strata.runtime import CompiledGraph, Profile
 from strata.tensor.call_fast_path import FIXED, Repeat, UnlikeError
 from strata.tensor.creation import asarray
 from strata.tensor.data import Handle
 from strata.tensor.general import General
 from strata.tensor.realize import realize_values
-from strata.tensor.signature import exact, outline_arguments
 from strata.tensor.structure_key import is_traced
 from strata.tensor.tensor import Tensor, realize_tensors
-from strata.tensor.variant import Bucket, JitExplanation, Variant
+from strata.tensor.variant import JitExplanation, Variant
 
 ON_MISS = ("error", "bucket", "interpret", "compile")
 REPEATS = 3  # calls that a call is compared with before its signature is looked up
+FEW_VARIANTS = 32  # of a function without max_variants, up to which the order of their use does not matter
+MOST_MISSES = 64  # that an explanation tells
 MOST_REPEATS = 8  # calls of one variant that are kept for it, over time
-DEFAULT_VARIANTS = 64  # of a function without max_variants; the one that was not used for longest is dropped
 
 
 class Jitted:
@@ -70,12 +70,10 @@ class Jitted:
         self.on_miss = on_miss
         self.ranges = {(arg, axis): _rising(arg, axis, sizes)
                        for arg, axes in (buckets or {}).items() for axis, sizes in axes.items()}  # fmt: skip
-        self.variants: OrderedDict[Any, Variant] = OrderedDict()
-        self.buckets: OrderedDict[Any, Bucket] = OrderedDict()
+        self.variants: Table[Any, Variant] = Table("jit", None if self.ranges else max_variants)
+        self.buckets: Table[Any, CompiledGraph] = Table("jit shared", max_variants)
         self.misses: list[str] = []
-        self._sharing: OrderedDict[Any, Variant | None] = (
-            OrderedDict()
-        )  # other signatures: on a shared program, or plain
+        self._sharing: Table[Any, Variant | None] = Table("jit further")  # on a shared program, or plain
         self._repeats: tuple[Repeat, ...] = ()  # the calls that others are compared with first
         self._lock = new_rlock()
 
@@ -98,10 +96,8 @@ class Jitted:
             if not isinstance(found, Variant):
                 return found[0]
             variant = found
-        elif len(self.variants) > (1 if self.max_variants is not None else DEFAULT_VARIANTS // 2):
-            with self._lock:
-                if call.key in self.variants:
-                    self.variants.move_to_end(call.key)
+        elif len(self.variants) > (1 if self.max_variants is not None else FEW_VARIANTS):
+            self.variants.get(call.key)  # a use, which a call that is only compared would not be
         elif not pending and variant.repeats < MOST_REPEATS and variant.takes_arrays:
             self._expect(call, variant)
         return variant.run(realize_tensors(call.tensors) if pending else call.handles)  # type: ignore[arg-type]
@@ -117,9 +113,9 @@ class Jitted:
     def _expect(self, call: _Call, variant: Variant) -> None:
         """Calls like this one are to be recognised without a signature."""
         variant.repeats += 1
-        static = {i % len(call.args) for i in self.static_argnums}
+        structure = flatten((call.given, call.kwargs))[1]
         try:
-            made = Repeat(call.args, call.kwargs, static, call.key[1], config(), variant)
+            made = Repeat(call.args, call.kwargs, structure, call.key[1], config(), variant)
         except UnlikeError:
             variant.repeats = MOST_REPEATS
             return
@@ -128,7 +124,7 @@ class Jitted:
                 self._repeats = (made, *self._repeats[: REPEATS - 1])
 
     def _known(self, key: Any) -> Variant | None:
-        return self.variants.get(key) or self._sharing.get(key)
+        return self.variants.peek(key) or self._sharing.peek(key)
 
     def _plainly(self, call: _Call) -> Any:
         """The function called without a trace of its own: with tensors, as in a trace."""
@@ -154,7 +150,7 @@ class Jitted:
 
     def _arguments(self, call: _Call, tensors: Sequence[Tensor]) -> Any:
         """The arguments with these tensors in place of those that were given, as `(args, kwargs)`."""
-        leaves, structure = flatten([list(call.given), call.kwargs], is_leaf=_is_static)
+        leaves, structure = flatten((call.given, call.kwargs))
         given = [x.value if isinstance(x, _Static) else x for x in leaves]
         for place, tensor in zip(call.dynamic, tensors, strict=True):
             given[place] = tensor
@@ -172,11 +168,10 @@ class Jitted:
         if self.static_argnums:
             static = {i % len(args) for i in self.static_argnums}
             given = tuple([_Static(a) if i in static else a for i, a in enumerate(args)])
-        leaves: list[Any] = []
-        try:
-            shape = outline_arguments([given, kwargs], leaves)
-        except RecursionError:
-            raise endless(args) from None
+        leaves, shape = signature(given)
+        if kwargs:
+            named, names = signature(kwargs)
+            leaves, shape = leaves + named, (shape, names)
         dynamic = [i for i, x in enumerate(leaves) if type(x) is Tensor or _is_dynamic(x)]
         inputs = leaves if len(dynamic) == len(leaves) else [leaves[i] for i in dynamic]
         tensors = [x if type(x) is Tensor else _tensor(x) for x in inputs]
@@ -233,17 +228,8 @@ class Jitted:
         """Which inputs of the graph the caller gives up."""
         if not self.donate_argnums:
             return ()
-        chosen = {i % len(call.args) for i in self.donate_argnums}
-        found: list[int] = []
-        at = 0
-        for i, arg in enumerate(call.given):
-            leaves: list[Any] = []
-            outline_arguments(arg, leaves)
-            count = sum(_is_dynamic(x) for x in leaves)
-            if i in chosen:
-                found += range(at, at + count)
-            at += count
-        return tuple(found)
+        spans = _spans(call)
+        return tuple(at for i in sorted({i % len(spans) for i in self.donate_argnums}) for at in spans[i])
 
     def _unhashable(self, call: _Call) -> TraceError:
         fixed = [x.value if isinstance(x, _Static) else x for x in call.leaves if not _is_dynamic(x)]
@@ -256,19 +242,14 @@ class Jitted:
     def _ranges_of(self, call: _Call) -> dict[int, tuple[int, int]]:
         """Sizes of this call that have buckets, and the range that each is in."""
         found: dict[int, tuple[int, int]] = {}
-        at = 0
-        for i, arg in enumerate(call.given):
-            leaves: list[Any] = []
-            outline_arguments(arg, leaves)
-            count = sum(_is_dynamic(x) for x in leaves)
-            for value in call.values[at : at + count]:
+        for i, span in enumerate(_spans(call)):
+            for value in call.values[span.start : span.stop]:
                 for (number, axis), sizes in self.ranges.items():
                     if number == i and axis < value.ndim and isinstance(value.shape[axis], int):
                         size = int(value.shape[axis])
                         low, high = _range_of(size, sizes, f"jit: {self.__name__}: argument {i}, axis {axis}")
                         known = found.get(size, (low, high))
                         found[size] = max(low, known[0]), min(high, known[1])
-            at += count
         return found
 
     def _miss_in_buckets(self, call: _Call) -> Variant | tuple[Any] | None:
@@ -283,14 +264,12 @@ class Jitted:
         with self._lock:
             if general.key not in self.buckets and self._is_full(len(self.buckets)):
                 if self.on_miss == "interpret":
-                    self._keep(call, None)
+                    self._sharing.put(call.key, None)
                     return (self._interpreted(call),)
                 if self.on_miss == "error":
                     raise self._beyond(call)
                 if self.on_miss == "bucket":
                     general = self._open_form(call, variant)
-                else:
-                    self.buckets.popitem(last=False)
             try:
                 found = self._share(call, variant, general)
             except TraceError:
@@ -298,9 +277,7 @@ class Jitted:
                     raise
                 return None
             if found is variant:
-                self.variants[call.key] = variant
-                while len(self.variants) > DEFAULT_VARIANTS:
-                    self.variants.popitem(last=False)
+                self.variants.put(call.key, variant)
         return found
 
     def _is_full(self, count: int) -> bool:
@@ -316,7 +293,7 @@ class Jitted:
         """The variant on a shared program. What would need one program too many is run op by op."""
         if general is not None and general.key not in self.buckets:
             if self.on_miss == "bucket" and not self._has_room():
-                self._keep(call, None)
+                self._sharing.put(call.key, None)
                 return (self._interpreted(call),)
             self._note(call)
         variant.share(self.buckets, general)
@@ -341,14 +318,9 @@ class Jitted:
                 found |= {d for a, b in pairs for d, e in zip(a, b, strict=True) if d != e and isinstance(d, int)}
         return found
 
-    def _keep(self, call: _Call, variant: Variant | None) -> None:
-        self._sharing[call.key] = variant
-        while len(self._sharing) > DEFAULT_VARIANTS:
-            self._sharing.popitem(last=False)
-
     def _note(self, call: _Call) -> None:
         place = here()
-        if len(self.misses) < DEFAULT_VARIANTS:
+        if len(self.misses) < MOST_MISSES:
             signature = ", ".join(str(v.type) for v in call.values)
             self.misses.append(f"{signature}{f' at {place.short}' if place else ''}")
 
@@ -389,14 +361,13 @@ class Jitted:
                 if open_form is not None or not self._has_room():
                     found = self._share(call, variant, open_form)
                     if found is variant:
-                        self._keep(call, variant)
+                        self._sharing.put(call.key, variant)
                     return found
         self._note(call)
-        with self._lock:
-            self.variants[call.key] = variant
-            while len(self.variants) > (self.max_variants or DEFAULT_VARIANTS):
-                self.variants.popitem(last=False)
-        return variant
+        found = self.variants.get_or_make(call.key, lambda: variant)  # another thread may have traced it, too
+        if self.max_variants is not None:
+            self.variants.shrink(self.max_variants)
+        return found
 
     def _trace(self, call: _Call) -> Variant | tuple[Any]:
         values = call.values
@@ -449,14 +420,15 @@ class _Static:
     """An argument that is part of the signature, whatever it is."""
 
     __slots__ = ("value",)
-    __tree_leaf__ = True
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
-def _is_static(x: Any) -> bool:
-    return type(x) is _Static
+def _spans(call: _Call) -> list[range]:
+    """Which inputs of the graph are in each positional argument."""
+    ends = list(accumulate((sum(map(_is_dynamic, flatten(arg)[0])) for arg in call.given), initial=0))
+    return [range(begin, end) for begin, end in pairwise(ends)]
 
 
 def _tensor(x: Any) -> Tensor:

@@ -8,15 +8,14 @@ for its sizes. Both prices are computed from the expression, so the choice depen
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
 from strata.config import Config, config
-from strata.core import new_lock
+from strata.core import Table, new_lock
 from strata.errors import SymbolError
 from strata.mir import Value
 from strata.runtime import CompiledGraph, Session, compile_price, run_price
@@ -25,43 +24,7 @@ from strata.tensor.interpret import Interpreter
 from strata.tensor.storage import slices
 from strata.tensor.structure_key import Outline, outline
 
-PROGRAMS = 4096  # structures with sizes that are kept
-FAMILIES = 1024  # structures without sizes
 WORTH_A_LOOK = 50e-6  # seconds of work below which the general form of an expression is not looked for
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-class Recent(Generic[K, V]):
-    """A bounded map that drops what was not used for longest."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._items: OrderedDict[K, V] = OrderedDict()
-        self._lock = new_lock()
-
-    def get(self, key: K) -> V | None:
-        with self._lock:
-            found = self._items.get(key)
-            if found is not None:
-                self._items.move_to_end(key)
-            return found
-
-    def add(self, key: K, value: V) -> V:
-        """The value that is kept under the key: the first one given."""
-        with self._lock:
-            value = self._items.setdefault(key, value)
-            if len(self._items) > self.limit:
-                self._items.popitem(last=False)
-            return value
-
-    def clear(self) -> None:
-        with self._lock:
-            self._items.clear()
-
-    def __len__(self) -> int:
-        return len(self._items)
 
 
 @dataclass(slots=True)
@@ -100,8 +63,8 @@ class LazyProgram:
 
 
 COUNTS = Counts()
-_programs: Recent[Any, LazyProgram] = Recent(PROGRAMS)
-_families: Recent[Any, Family] = Recent(FAMILIES)
+_programs: Table[Any, LazyProgram] = Table("lazy")
+_families: Table[Any, Family] = Table("lazy families")
 
 
 def clear() -> None:
@@ -118,7 +81,7 @@ def run_values(roots: Sequence[Value]) -> tuple[list[np.ndarray], dict[str, int]
     key = (plan.key, settings.device, settings.code_settings)
     program = _programs.get(key)
     if program is None:
-        program = _programs.add(key, _make(plan, roots, settings))
+        program = _programs.get_or_make(key, lambda: _make(plan, roots, settings))
     else:
         COUNTS.hits += 1
     if program.interpreter is None:
@@ -158,7 +121,7 @@ def _find_family(program: LazyProgram, plan: Outline, settings: Config) -> None:
     program.general = generalize(plan)
     if program.general is not None:
         key = (program.general.key, settings.device, settings.code_settings)
-        program.family = _families.get(key) or _families.add(key, Family())
+        program.family = _families.get_or_make(key, Family)
         program.family.shapes += 1
 
 

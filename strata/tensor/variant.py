@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from strata.config import config
-from strata.core import TensorType, TreeDef, builder, here, new_lock
+from strata.core import Table, TensorType, TreeDef, builder, here, new_lock
 from strata.errors import TraceError
 from strata.lir import may_take_over
 from strata.mir import Graph, leaf_name
@@ -19,13 +19,6 @@ from strata.tensor.data import Handle
 from strata.tensor.general import LARGEST, NEEDS_NUMBERS, SMALL, General, generalize
 from strata.tensor.structure_key import outline_of
 from strata.tensor.tensor import Tensor
-
-
-@dataclass(slots=True)
-class Bucket:
-    """A program with symbolic sizes that any variant with the same general form runs on."""
-
-    compiled: CompiledGraph
 
 
 @dataclass(slots=True)
@@ -155,20 +148,18 @@ class Variant:
             code="T218", place=here(), fix="raise max_variants, or on_miss='interpret'",
         )  # fmt: skip
 
-    def share(self, buckets: OrderedDict[Any, Bucket], general: General | None) -> None:
+    def share(self, programs: Table[Any, CompiledGraph], general: General | None) -> None:
         """Run on a program with symbolic sizes, made now if it is the first of its form."""
         program = outline_of(self.graph)
         if general is None:
             raise self._not_shared()
-        bucket = buckets.get(general.key)
-        if bucket is None:
-            try:
-                bucket = buckets[general.key] = Bucket(Session(config().device).compile(general.graph))
-            except NEEDS_NUMBERS as error:
-                raise self._not_shared() from error
+        try:
+            made = programs.get_or_make(general.key, lambda: Session(config().device).compile(general.graph))
+        except NEEDS_NUMBERS as error:
+            raise self._not_shared() from error
         used = [leaf_name(x) for x in program.leaf_values]
         self.shared = {name: f"d{i}" for i, name in enumerate(used)}
-        self.compiled = bucket.compiled
+        self.compiled = made
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,17 @@ from collections import Counter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from strata.runtime.cache.entries import Entries
+from strata.core import Table
 
 KEYS = st.sampled_from([1, 2, 3, "1", (1, 2), None])
 
 
 class EntriesMachine(RuleBasedStateMachine):
-    """`Entries` beside a list of keys, the next to go first."""
+    """`Table` beside a list of keys, the next to go first."""
 
     @initialize(capacity=st.none() | st.integers(1, 4), policy=st.sampled_from(["lru", "fifo"]))
     def start(self, capacity: int | None, policy: str) -> None:
-        self.entries: Entries[object] = Entries(capacity, policy)
+        self.entries: Table[object, object] = Table("buckets", capacity, policy)
         self.capacity, self.policy = capacity, policy
         self.order: list[object] = []
         self.values: dict[object, object] = {}
@@ -62,7 +62,7 @@ class EntriesMachine(RuleBasedStateMachine):
     def same(self) -> None:
         if not hasattr(self, "entries"):
             return
-        assert self.entries.known() == self.order
+        assert self.entries.keys() == self.order
         assert len(self.entries) == len(self.order)
         assert all(key in self.entries for key in self.order)
         counters = self.entries.counters

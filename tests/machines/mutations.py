@@ -172,10 +172,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         "    if found.st_mode & 0o000:\n", machine("StoreMachine", 60),
     ),
     Mutation(
-        "equal-values-of-other-classes", "strata/tensor/signature.py",
+        "equal-values-of-other-classes", "strata/core/tree.py",
         "        return (kind, *map(exact, x))\n", "        return x\n",
         machine("JitMachine", 60),
-        also=(("strata/tensor/signature.py", "    return kind, x\n", "    return x\n"),),
+        also=(("strata/core/tree.py", "    return kind, x\n", "    return x\n"),),
     ),
     Mutation(
         "a-tensor-that-is-another", "strata/tensor/tensor.py",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,12 +12,10 @@ import numpy as np
 from strata.backends.base import Arrays, Backend, Capabilities, Executable, ThreadSpread
 from strata.backends.stablehlo.adapter import Client, DevicePlace, client, listening
 from strata.backends.stablehlo.emit import Text, is_native, write_module
-from strata.core import TensorType, new_lock
+from strata.core import Table, TensorType
 from strata.errors import DeviceError, MemoryLimitError, OptionError
 from strata.lir import Lir, PlanStage, Step, stages_of
 from strata.mir import Constant, Graph, Node, Op, Value, evaluate_values, leaf_name, run_op, substitute_values
-
-KEPT_SIZES = 32  # sets of sizes that an executable keeps modules for; each is a compile
 
 
 class XlaBackend(Backend):
@@ -77,8 +74,7 @@ class XlaExecutable(Executable):
     def __init__(self, lir: Lir, place: DevicePlace, spread: ThreadSpread | None = None) -> None:
         super().__init__(lir)
         self.place, self.spread = place, spread
-        self._programs: OrderedDict[tuple[tuple[str, int], ...], _Program] = OrderedDict()
-        self._lock, self._making = new_lock(), new_lock()
+        self._programs: Table[tuple[tuple[str, int], ...], _Program] = Table("xla programs")
         self._limit: int | None = None
         if not lir.has_dynamic_dims:
             self._program({})
@@ -89,15 +85,12 @@ class XlaExecutable(Executable):
     @property
     def scratch_bytes(self) -> int:
         """Scratch memory of the program that was made or used last; 0 before any sizes were met."""
-        with self._lock:
-            return next(reversed(self._programs.values())).scratch if self._programs else 0
+        return next((program.scratch for program in reversed(self._programs.values())), 0)
 
     def limit_scratch(self, limit: int) -> None:
         """Those that are made already, and those to come."""
         self._limit = limit
-        with self._lock:
-            kept = list(self._programs.values())
-        for program in kept:
+        for program in self._programs.values():
             self._check_limit(program)
 
     def _check_limit(self, program: _Program) -> None:
@@ -145,22 +138,7 @@ class XlaExecutable(Executable):
 
     def _program(self, binding: Mapping[str, int]) -> _Program:
         key = tuple(sorted(binding.items())) if binding else ()
-        found = self._kept(key)
-        if found is not None:
-            return found
-        with self._making:  # runs at other sizes go on meanwhile
-            found = self._kept(key) or self._made(binding)
-            with self._lock:
-                self._programs[key] = found
-                if len(self._programs) > KEPT_SIZES:
-                    self._programs.popitem(last=False)
-            return found
-
-    def _kept(self, key: tuple[tuple[str, int], ...]) -> _Program | None:
-        with self._lock:
-            if key in self._programs:
-                self._programs.move_to_end(key)
-            return self._programs.get(key)
+        return self._programs.get_or_make(key, lambda: self._made(binding))
 
     def _made(self, binding: Mapping[str, int]) -> _Program:
         graph = self.lir.graph.bind(binding) if binding else self.lir.graph

@@ -8,13 +8,13 @@ has to be said about sizes or buffers that change: those are other sequences.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strata.core import Table
+
 SHORT = 3  # calls that are not worth a graph
-KEPT = 64  # graphs, and sequences that were seen once
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Launches:
     def __init__(self, stream: Any, capture: Callable[[Sequence[KernelLaunch]], Callable[[], None]]) -> None:
         self._stream, self._capture = stream, capture
         self._waiting: list[KernelLaunch] = []
-        self._seen: OrderedDict[Hashable, Callable[[], None] | None] = OrderedDict()  # None: seen once
+        self._seen: Table[Hashable, Callable[[], None] | None] = Table("cuda graphs")  # None: seen once
         self.replays = 0
 
     def add(self, call: KernelLaunch) -> None:
@@ -51,15 +51,13 @@ class Launches:
             return
         key = tuple(call.key for call in calls)
         if key not in self._seen:
-            self._seen[key] = None
+            self._seen.put(key, None)
             for call in calls:
                 call.do(self._stream)
-        else:
-            graph = self._seen[key]
-            if graph is None:
-                graph = self._seen[key] = self._capture(calls)
-            self._seen.move_to_end(key)
-            self.replays += 1
-            graph()
-        while len(self._seen) > KEPT:
-            self._seen.popitem(last=False)
+            return
+        graph = self._seen.get(key)
+        if graph is None:
+            graph = self._capture(calls)
+            self._seen.put(key, graph)
+        self.replays += 1
+        graph()

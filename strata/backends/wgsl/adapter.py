@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -18,7 +17,7 @@ from strata.backends.offload import DeviceDriver, Launchable
 from strata.backends.wgsl.bounds import MOST
 from strata.backends.wgsl.phases import phases_of
 from strata.backends.wgsl.render import Shader, render
-from strata.core import substitute
+from strata.core import Table, substitute
 from strata.errors import CompileError, DeviceError, OutOfMemoryError, RunError
 from strata.kernel import Buffer, Kernel, Phases
 from strata.modules import imported
@@ -27,7 +26,6 @@ INSTALL = "pip install 'strata[wgpu]', on a machine with Vulkan, Metal or Direct
 SIDE = 65535  # workgroups along one dimension of a grid
 MOST_POINTS = (1 << 31) - (1 << 24)  # of a grid: those beyond the last must have numbers, too
 _BATCH = 64  # launches that are recorded before they are handed to the device
-_SIZES = 64  # tables of sizes that a shader keeps
 _WANTED = ("max-storage-buffers-per-shader-stage", "max-storage-buffer-binding-size", "max-buffer-size")
 
 
@@ -38,7 +36,7 @@ class CompiledShader(Launchable):
         super().__init__(kernel, between)
         self.shaders = shaders
         self.pipelines: list[Any] = []
-        self.tables: OrderedDict[tuple[int, tuple[int, ...]], Any] = OrderedDict()
+        self.tables: Table[tuple[int, tuple[int, ...]], Any] = Table("uniforms")
 
 
 def open_device(number: int = 0) -> WgpuDriver:
@@ -207,14 +205,13 @@ class WgpuDriver(DeviceDriver):
 
     def _table(self, made: CompiledShader, number: int, values: tuple[int, ...]) -> Any:
         """A buffer with the sizes of a launch; launches of the same sizes share it."""
-        key = number, values
-        if key not in made.tables:
+
+        def make() -> Any:
             data = np.zeros(-(-len(values) // 4) * 4, np.int32)
             data[: len(values)] = values
-            made.tables[key] = self._device.create_buffer_with_data(data=data, usage=self._wgpu.BufferUsage.UNIFORM)
-            if len(made.tables) > _SIZES:
-                made.tables.popitem(last=False)
-        return made.tables[key]
+            return self._device.create_buffer_with_data(data=data, usage=self._wgpu.BufferUsage.UNIFORM)
+
+        return made.tables.get_or_make((number, values), make)
 
     def _recorder(self) -> Any:
         if self._encoder is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strata.config import config, logger
-from strata.core import Dim, give_back, here, located, new_rlock, symbols
+from strata.core import Dim, Table, give_back, here, located, new_rlock, symbols
 from strata.errors import DTypeError, RunError, ShapeError, StrataError, UnknownMethodError, UnknownNameError
 from strata.io.onnx.file import ModelFile
 from strata.io.onnx.plans import OnnxPlan, Port, Shapes, samples
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from strata.io.onnx.program import OnnxProgram
     from strata.io.onnx.reading import Reading
 
-SIGNATURES = 256  # sets of input shapes whose plan is remembered
 SYMBOLIC_PLANS = 16
 TRIES = 4  # sets of input shapes for which a symbolic plan is looked for though data decide sizes
 WORTH_SECONDS = 0.02  # of reading; less is not worth an entry of the store
@@ -56,9 +54,9 @@ class OnnxModel:
         self._read: Reading | None = None
         self._declare()
         self._plans: list[OnnxPlan] = []  # with symbolic sizes
-        self._by_signature: OrderedDict[Any, OnnxPlan | None] = OrderedDict()  # None: run in segments
+        self._by_signature: Table[Any, OnnxPlan | None] = Table("onnx plans")  # None: run in segments
         self._assumed: set[str] = set()  # inputs whose elements some plan depends on
-        self._quick: dict[Any, _Quick] = {}  # for arrays as they are, by what `_quick_key` says
+        self._quick: Table[Any, _Quick] = Table("onnx calls")  # for arrays as they are, by what `_quick_key` says
         self.why_not_symbolic: list[str] = []
         self._tries = TRIES
         self._told: set[str] = set()  # inputs that came in another form than declared
@@ -117,7 +115,7 @@ class OnnxModel:
     def run(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> tuple[Any, ...]:
         """Run on arrays by input name: a tuple of arrays, one for each output (lists for sequences)."""
         given = named if feeds is None else {**feeds, **named}
-        quick = self._quick.get(self._quick_key(given))
+        quick = self._quick.peek(self._quick_key(given))
         if quick is None:
             arrays = self._checked(given)
             key, plan = self._plan_for(arrays)
@@ -130,7 +128,7 @@ class OnnxModel:
                 return tuple(plan.run(arrays))
             keep = partial(self._kept, arrays, time.perf_counter(), False)
             results, plan = self._reading.run_sized(key, arrays, keep)
-            self._remember(key, plan)
+            self._by_signature.put(key, plan)
             return tuple(results)
         except StrataError:
             raise
@@ -145,11 +143,11 @@ class OnnxModel:
         """What decides the plan of a run, and the plan, made if need be; None where it depends on all sizes."""
         key = self._signature(arrays)
         with self._lock:
-            plan = self._by_signature.get(key)
+            plan = self._by_signature.peek(key)
             if key not in self._by_signature:
                 plan = next((p for p in self._plans if p.fits(arrays)), None) or self._made(arrays)
                 if plan is not None:
-                    self._remember(self._signature(arrays), plan)
+                    self._by_signature.put(self._signature(arrays), plan)
         return key, plan
 
     def _quick_key(self, given: Mapping[str, Any]) -> Any:
@@ -175,15 +173,7 @@ class OnnxModel:
             return
         if all(type(x) is int and x == i for i, x in enumerate(plan.outputs)):
             names = None if len(compiled.inputs) == len(arrays) else tuple(compiled.inputs)
-            quick = self._quick if len(self._quick) < SIGNATURES else {}
-            quick[key] = compiled, names
-            self._quick = quick
-
-    def _remember(self, key: Any, plan: OnnxPlan | None) -> None:
-        with self._lock:
-            self._by_signature[key] = plan
-            if len(self._by_signature) > SIGNATURES:
-                self._by_signature.popitem(last=False)
+            self._quick.put(key, (compiled, names))
 
     def _checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
         ports = {p.name: p for p in (*self.inputs, *self.optional_inputs)}

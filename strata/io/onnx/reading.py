@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from strata.core import SymExpr, TensorType, as_dtype, symbols
+from strata.core import SymExpr, Table, TensorType, as_dtype, symbols
 from strata.errors import DTypeError, LowerError, OptionError, ShapeError, StrataError
 from strata.io.onnx.dtypes import in_graphs
 from strata.io.onnx.frames import Prefix
@@ -27,8 +26,6 @@ from strata.runtime import CompiledGraph, Session, compile_price, run_price
 __all__ = ["Reading", "known_ops", "read_program", "reads"]
 register()
 
-KEPT = 64  # compiled segments, least recently used dropped first
-SEEN = 1024  # segments whose price is remembered
 INTERPRETED = ("cpu", "reference")  # devices whose arrays NumPy has
 AT_ONCE = 0.5  # seconds of compiling that a model's segments may take without having run before
 Keep = Callable[[OnnxPlan, Mapping[str, np.ndarray]], OnnxPlan]  # a plan and its parameters, which it does not have yet
@@ -40,9 +37,9 @@ class Reading:
     def __init__(self, program: OnnxProgram, session: Session, lock: threading.RLock) -> None:
         self.program, self.session, self.inputs = program, session, program.declared().inputs
         self._lock = lock
-        self._prefixes: dict[Any, Prefix] = {}
-        self._compiled: OrderedDict[str, CompiledGraph] = OrderedDict()
-        self._spent: OrderedDict[str, float] = OrderedDict()  # on segments that are not compiled
+        self._prefixes: Table[Any, Prefix] = Table("onnx prefixes")
+        self._compiled: Table[str, CompiledGraph] = Table("onnx segments")
+        self._spent: Table[str, float] = Table("onnx prices")  # of segments that are not compiled
         self._at_once = AT_ONCE
         self.needs_data = False  # whether some shapes had no symbolic plan because of that
 
@@ -152,8 +149,8 @@ class Reading:
         ):
             plan = self._plan(tracer, items, keep)
             return plan.run(arrays), plan
-        if plain and tracer.prefix is not None and len(self._prefixes) < KEPT:
-            self._prefixes[key] = tracer.prefix
+        if plain and tracer.prefix is not None:
+            self._prefixes.put(key, tracer.prefix)
         return self._finish(tracer, items), None
 
     def _input_item(self, tracer: OnnxTracer, name: str, x: Any) -> Item:
@@ -196,19 +193,15 @@ class Reading:
         """
         key = hashlib.sha256(str(graph).encode()).hexdigest()
         with self._lock:
-            found = self._compiled.get(key)
-            if found is not None:
-                self._compiled.move_to_end(key)
-                return found
-            if not self._is_worth_compiling(key, graph):
+            if key not in self._compiled and not self._is_worth_compiling(key, graph):
                 return None
-        made = self.session.compile(graph)
-        made.set_params(params)
-        with self._lock:
-            self._compiled[key] = made
-            if len(self._compiled) > KEPT:
-                self._compiled.popitem(last=False)
-        return made
+
+        def make() -> CompiledGraph:
+            made = self.session.compile(graph)
+            made.set_params(params)
+            return made
+
+        return self._compiled.get_or_make(key, make)
 
     def _is_worth_compiling(self, key: str, graph: Graph) -> bool:
         if self.session.backend.name not in INTERPRETED:
@@ -218,10 +211,9 @@ class Reading:
         if price <= self._at_once and key not in self._spent:
             self._at_once -= price
             return True
-        self._spent[key] = self._spent.pop(key, 0.0) + run_price(nodes)
-        if len(self._spent) > SEEN:
-            self._spent.popitem(last=False)
-        return self._spent[key] > price
+        spent = (self._spent.peek(key) or 0.0) + run_price(nodes)
+        self._spent.put(key, spent)
+        return spent > price
 
 
 def _template(items: Sequence[Item], tracer: OnnxTracer, values: list[Value]) -> list[Any]:

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import here
+from strata.core import Counters, Table, here
 from strata.errors import OptionError, ShapeError
 from strata.kinds import shown
-from strata.runtime.cache.entries import Counters, Entries
 from strata.runtime.compile.device import Device
 from strata.runtime.compile.options import CompileOptions
 from strata.runtime.execute.compiled import CompiledGraph
@@ -32,7 +31,7 @@ class CompileCache:
         options: CompileOptions | None = None,
     ) -> None:
         self.session = Session(device, options)
-        self._entries: Entries[CompiledGraph] = Entries(capacity, policy)
+        self._entries: Table[Any, CompiledGraph] = Table("compiled", capacity, policy)
 
     def get_or_compile(self, key: Hashable, build: Build, options: CompileOptions | None = None) -> CompiledGraph:
         """The graph of a key; `build()` gives the program and runs on a miss only. Its parameters stay with it."""
@@ -78,8 +77,8 @@ class BucketedCompileCache:
     ) -> None:
         self.session = Session(device, options)
         self._ranges = _checked_ranges(ranges)
-        self._entries: Entries[CompiledGraph] = Entries(None)
-        self._paddings: dict[tuple[int, str, frozenset[str]], Padding] = {}
+        self._entries: Table[Any, CompiledGraph] = Table("buckets")
+        self._paddings: Table[Any, Padding] = Table("paddings")
 
     @classmethod
     def power_of_two_ladder(
@@ -179,9 +178,7 @@ class BucketedCompileCache:
         at = self.bucket_for(key)
         assert at is not None
         name = at, self.session.entry_key(self.session.options), padded
-        if name not in self._paddings:
-            self._paddings[name] = Padding(compiled, padded, upper)
-        return self._paddings[name]
+        return self._paddings.get_or_make(name, lambda: Padding(compiled, padded, upper))
 
     def buckets(self) -> list[range]:
         return list(self._ranges)

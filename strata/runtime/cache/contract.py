@@ -23,10 +23,9 @@ from weakref import WeakSet
 import numpy as np
 
 from strata.config import config
-from strata.core import Symbol, SymExpr, call_in_children, here, located, new_lock
+from strata.core import Symbol, SymExpr, Table, call_in_children, here, located, new_lock
 from strata.errors import OptionError, RunError, StrataError, SymbolError, UnknownNameError
 from strata.mir import Graph, evaluate, infer_binding, leaf_name, near
-from strata.runtime.cache.entries import Entries
 from strata.runtime.compile.device import Device
 from strata.runtime.compile.options import CompileOptions
 from strata.runtime.execute.arrays import read_array
@@ -70,8 +69,8 @@ class VariantGraph:
         self.session = Session(device, options)
         self.counters = ContractCounters()
         self._buckets = {name: _checked(name, sizes, graph) for name, sizes in (buckets or {}).items()}
-        self._variants: Entries[CompiledGraph] = Entries(max_variants, "lru")
-        self._general: Entries[CompiledGraph] = Entries(1)
+        self._variants: Table[Any, CompiledGraph] = Table("forms", max_variants)
+        self._general: Table[Any, CompiledGraph] = Table("open form")
         self._pending: dict[Any, Future[None]] = {}
         self._params: dict[str, np.ndarray] = {}
         self._forms: WeakSet[CompiledGraph] = WeakSet()  # all that are in use, those that are about to be kept, too
@@ -124,7 +123,7 @@ class VariantGraph:
     @property
     def variants(self) -> list[str]:
         """The sizes of the compiled variants."""
-        return [_show(dict(key[0])) for key in self._variants.known()]  # type: ignore[index]
+        return [_show(dict(key[0])) for key in self._variants]
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until every compile in the background is done."""

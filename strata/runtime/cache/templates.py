@@ -6,10 +6,9 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from strata.core import here
+from strata.core import Counters, Table, here
 from strata.errors import OptionError
 from strata.lir import BindingManifest
-from strata.runtime.cache.entries import Counters, Entries
 from strata.runtime.compile.device import Device
 from strata.runtime.compile.options import CompileOptions
 from strata.runtime.compile.pipeline import CompilePipeline, CompileResult
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from strata.runtime.cache.aot import AotCache
 
 Build = Callable[[], Any]
-TEMPLATES = 16  # kept by one cache: one for each set of options and each kind of component
 _DEFAULT = "default"
 
 
@@ -39,8 +37,8 @@ class DynamicDimCompileCache:
         options: CompileOptions | None = None,
     ) -> None:
         self.session = Session(device, options)
-        self._templates: Entries[CompileResult] = Entries(TEMPLATES)
-        self._entries: Entries[tuple[CompiledGraph, dict[str, int]]] = Entries(capacity, policy)
+        self._templates: Table[Any, CompileResult] = Table("templates")
+        self._entries: Table[Any, tuple[CompiledGraph, dict[str, int]]] = Table("specialised", capacity, policy)
 
     def ensure_template(
         self, build: Build, options: CompileOptions | None = None, model: str = _DEFAULT
@@ -126,7 +124,7 @@ class DynamicDimCompileCache:
         wanted = self.session.entry_key(self.session.chosen(options))
         if model is not None:
             return (model, key, wanted) in self._entries
-        return any(isinstance(name, tuple) and name[1:] == (key, wanted) for name in self._entries.known())
+        return any(name[1:] == (key, wanted) for name in self._entries)
 
     __contains__ = contains
 

@@ -13,7 +13,7 @@ import numpy as np
 from strata.arguments import hot, refused, signed, too_many, untouched
 from strata.backends import Executable, FastCall
 from strata.config import config
-from strata.core import here, new_rlock
+from strata.core import Table, here, new_rlock
 from strata.errors import OptionError, UnknownNameError
 from strata.lir import Lir, RuleCheck, SizeCheck, Spread, check_sizes, size_checks
 from strata.mir import Graph, infer_binding, leaf_name, near
@@ -29,7 +29,6 @@ from strata.runtime.report.observe import OBSERVERS, run_observed
 if TYPE_CHECKING:
     from strata.runtime.report.profile import Profile
 
-KEPT_SHAPES = 1024  # sets of input shapes whose sizes are remembered
 MOST_FORMS = 8  # other programs for calls where a symbol is 1 and broadcast
 
 _ABSENT: Any = None
@@ -72,7 +71,7 @@ class CompiledGraph:
         self._param_values: dict[str, np.ndarray | StoredArray] = {}
         # sizes that are symbols are checked when they are first met, in `_sized`
         self._fast = tuple((name, t.dtype.np, t.shape if t.is_static else None) for name, t in self._inputs)
-        self._sizes: dict[Any, tuple[dict[str, int], tuple[Any, ...]]] = {}
+        self._sizes: Table[Any, tuple[dict[str, int], tuple[Any, ...]]] = Table("sizes")
         self._makers = makers_of(self._outputs) if self._is_static else ()
         self._threads_option = options.threads
         self._state: GraphState | None = None
@@ -151,7 +150,7 @@ class CompiledGraph:
             if not self._params[name].is_static:
                 infer_binding({self._lir.graph.leaf(name): array.shape})  # refuses sizes out of bounds
                 self._param_shapes[name] = array.shape
-                self._sizes = {}
+                self._sizes.clear()
             self._part()
             self._executable.set_param(name, array)
             self._param_values[name] = value if isinstance(value, StoredArray) else array
@@ -395,7 +394,7 @@ class CompiledGraph:
     def _sized(self, arrays: Sequence[np.ndarray]) -> tuple[dict[str, int], tuple[Any, ...]]:
         """Sizes of the symbols, and the outputs that they give."""
         key = tuple([a.shape for a in arrays])
-        found = self._sizes.get(key)
+        found = self._sizes.peek(key)
         if found is None:
             for (name, kind), array in zip(self._inputs, arrays, strict=True):
                 read_array(name, kind, array, "input")
@@ -407,9 +406,7 @@ class CompiledGraph:
                 self._checks = size_checks(self.source)
             check_sizes(self._checks, binding)
             found = binding, makers_of([t.bind(binding) for t in self._outputs])
-            if len(self._sizes) >= KEPT_SHAPES:
-                self._sizes = {}
-            self._sizes[key] = found
+            self._sizes.put(key, found)
         return found
 
     def sized(self, arrays: Sequence[np.ndarray]) -> tuple[dict[str, int], tuple[Any, ...]]:
@@ -520,7 +517,7 @@ class CompiledGraph:
         with self._lock, _SHARING:
             made.__dict__.update(self.__dict__)
             made._param_values, made._param_shapes = dict(self._param_values), dict(self._param_shapes)
-            made._missing, made._sizes = set(self._missing), dict(self._sizes)
+            made._missing, made._sizes = set(self._missing), Table("sizes")
             made._forms = {key: form.clone() for key, form in self._forms.items()}
             made._state = self._state.copy() if self._state is not None else None
             if self._sharers is None:

@@ -10,11 +10,10 @@ import pytest
 import strata as st
 from strata import ops
 from strata.config import using
-from strata.core import sym
+from strata.core import Table, sym
 from strata.errors import OptionError, RunError, SymbolError, UnknownNameError
 from strata.mir import Graph
 from strata.runtime import VariantGraph
-from strata.runtime.cache.entries import Entries
 
 
 def softmax_graph() -> Graph:
@@ -180,15 +179,15 @@ def test_a_parameter_changes_its_size_and_comes_back(buckets) -> None:
 def test_a_parameter_that_is_set_while_a_form_is_made_is_not_lost(monkeypatch) -> None:
     v = scaled(max_variants=4, on_miss="compile")
     v.set_params({"w": 2.0, "b": np.zeros(3, np.float32)})
-    put = Entries.put
+    put = Table.put
 
-    def late(self: Entries, key: object, form: object) -> None:
+    def late(self: Table, key: object, form: object) -> None:
         """Between the making of a form and its being there for others."""
-        monkeypatch.setattr(Entries, "put", put)
+        monkeypatch.setattr(Table, "put", put)
         v.set_param("w", 5.0)
         put(self, key, form)
 
-    monkeypatch.setattr(Entries, "put", late)
+    monkeypatch.setattr(Table, "put", late)
     for _ in range(2):
         np.testing.assert_array_equal(v.run(x=np.ones(3, np.float32))[0], 5)
 

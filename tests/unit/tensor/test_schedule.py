@@ -98,17 +98,6 @@ def test_reference_device_never_compiles(counts, rng):
     assert counts.interpreted == 1
 
 
-def test_programs_are_bounded():
-    kept = schedule.Recent(2)
-    kept.add(1, "a")
-    kept.add(2, "b")
-    assert kept.get(1) == "a"
-    assert kept.add(3, "c") == "c"
-    assert kept.get(2) is None
-    assert len(kept) == 2
-    assert kept.add(1, "other") == "a"
-
-
 @pytest.mark.parametrize(
     ("build", "shapes"),
     [

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -36,7 +36,7 @@ from strata.backends.llvm.jit.code_cache import CodeHeader
 from strata.backends.llvm.jit.outlined_functions import INNER, Split, split
 from strata.backends.llvm.loops.emit import emit_kernel
 from strata.config import config
-from strata.core import Dim, Target, available_threads, new_lock
+from strata.core import Dim, Table, Target, available_threads
 from strata.kernel import Kernel
 from strata.lir import Step
 
@@ -167,8 +167,7 @@ class CompileBatch:
     def __init__(self, target: Target) -> None:
         self._target = target
         self.parts: dict[str, bytes] = {}  # entries by key
-        self._made_once: dict[str, Future[bytes]] = {}
-        self._lock = new_lock()
+        self._objects: Table[str, bytes] = Table("batch")  # and entries of parts, by key
 
     def run(self, wanted: Sequence[tuple[str, Source]]) -> list[bytes]:
         threads = available_threads(config().num_threads)
@@ -194,7 +193,7 @@ class CompileBatch:
 
         payload = jit.made(key, make, self._about("kernel", source.about))
         for name, part in CodeHeader.of(payload).parts.items():
-            self.parts[part] = self._once(part, partial(self._part, name, part, source, known))
+            self.parts[part] = self._objects.get_or_make(part, partial(self._part, name, part, source, known))
         return payload
 
     def _divided(self, source: Source) -> tuple[CodeHeader, Split]:
@@ -216,21 +215,7 @@ class CompileBatch:
         return jit.made(key, lambda: head + self._object(part.text, INNER), self._about("part", name))
 
     def _object(self, text: str, level: int = 2) -> bytes:
-        return self._once(text, lambda: jit.compile_text(text, self._target, level=level))
+        return self._objects.get_or_make(text, lambda: jit.compile_text(text, self._target, level=level))
 
     def _about(self, kind: str, text: str) -> dict[str, str]:
         return {"kind": kind, "text": text[:4000], "target": self._target.key, "made by": jit.VERSION}
-
-    def _once(self, key: str, make: Callable[[], bytes]) -> bytes:
-        """What the first one made that came with this key."""
-        with self._lock:
-            future = self._made_once.get(key)
-            is_first = future is None
-            if future is None:
-                future = self._made_once[key] = Future()
-        if is_first:
-            try:
-                future.set_result(make())
-            except BaseException as error:  # noqa: BLE001 - for all that wait for it
-                future.set_exception(error)
-        return future.result()

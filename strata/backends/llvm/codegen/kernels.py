@@ -5,10 +5,7 @@ What makes code is a large part of this package: it is imported when there is so
 
 from __future__ import annotations
 
-import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +18,13 @@ from strata.backends.llvm.jit.code_cache import Loader
 from strata.backends.llvm.jit.compile_workers import current, many
 from strata.cache import digest, version_of
 from strata.config import config
-from strata.core import Target, available_threads, new_lock
+from strata.core import Table, Target, available_threads
 from strata.kernel import Kernel, show_kernel
 from strata.lir import Lir, Step
 
 if TYPE_CHECKING:
     from strata.backends.llvm.ir.builder import IrModule
 
-CODE_LIMIT = 2048  # pieces of code kept loaded in the process, least recently used dropped first
 KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay from run to run
 COPY_BYTES = 256 << 10  # of one chunk
 
@@ -152,8 +148,7 @@ def _convolves(step: Step) -> bool:
 
 # ------------------------------------------------------------------------------------------------- from many at a time
 
-_loaded: OrderedDict[Any, Future[CodePiece]] = OrderedDict()  # by identity
-_loaded_lock = new_lock()
+_loaded: Table[Any, CodePiece] = Table("code")  # by identity
 
 
 def as_kernel(piece: CodePiece) -> LoadedKernel:
@@ -163,77 +158,40 @@ def as_kernel(piece: CodePiece) -> LoadedKernel:
 
 def native_pieces(sources: Sequence[Source], target: Target) -> list[CodePiece]:
     """Machine code for all sources: what is missing is made by as many threads as there are cores."""
-    futures: list[Future[CodePiece]] = []
-    mine: list[tuple[Source, Future[CodePiece]]] = []
-    with _loaded_lock:
-        for source in sources:
-            future = _loaded.get(source.identity)
-            if future is None:
-                future = _loaded[source.identity] = Future()
-                mine.append((source, future))
-            _loaded.move_to_end(source.identity)
-            futures.append(future)
-        while len(_loaded) > max(CODE_LIMIT, len(sources)):
-            _loaded.popitem(last=False)
-    try:
-        _complete(mine, target)
-    finally:
-        _give_up(mine)
-    pieces = [_result(source, future, target) for source, future in zip(sources, futures, strict=True)]
+    known = {source.identity: source for source in sources}
+    pieces = _loaded.get_or_make_all(
+        [source.identity for source in sources], lambda missing: _made([known[i] for i in missing], target)
+    )
     for piece in pieces:
         jit.note(piece.code)
     return pieces
 
 
-def _result(source: Source, future: Future[CodePiece], target: Target) -> CodePiece:
-    try:
-        return future.result()
-    except CancelledError:  # another thread failed at something that it wanted too
-        return native_pieces([source], target)[0]
-
-
-def _complete(wanted: Sequence[tuple[Source, Future[CodePiece]]], target: Target) -> None:
-    """Give futures their code; what cannot be made raises."""
-    keys = [source.key() for source, _ in wanted]
+def _made(wanted: Sequence[Source], target: Target) -> list[CodePiece]:
+    """Code of sources, from the store or compiled; what cannot be made raises."""
+    keys = [source.key() for source in wanted]
     loader = Loader()
     payloads = [loader.stored(key) for key in keys]
     missing = [i for i, payload in enumerate(payloads) if payload is None]
     if missing and jit.is_bundled():
-        raise MissingCodeError(wanted[missing[0]][0].about)
+        raise MissingCodeError(wanted[missing[0]].about)
     if missing:
         from strata.backends.llvm.codegen.compile_batch import CompileBatch
 
         batch = CompileBatch(target)
         with many(len(missing), available_threads(config().num_threads)):
-            for i, made in zip(missing, batch.run([(keys[i], wanted[i][0]) for i in missing]), strict=True):
+            for i, made in zip(missing, batch.run([(keys[i], wanted[i]) for i in missing]), strict=True):
                 payloads[i] = made
             if current() is not None:
                 native_code()  # what runs them, by the same means, and what moves results that programs hand on
                 copy_code(target)
         loader.made = batch.parts
-    for (source, future), key, payload in zip(wanted, keys, payloads, strict=True):
+    pieces = []
+    for source, key, payload in zip(wanted, keys, payloads, strict=True):
         assert payload is not None
         head, code = loader.code(key, payload)
-        future.set_result(CodePiece(code, None if source.functions else read_usage(head.usage)))
-
-
-def _give_up(wanted: Sequence[tuple[Source, Future[CodePiece]]]) -> None:
-    """Let others that wait for code that could not be made try themselves."""
-    for source, future in wanted:
-        if not future.done():
-            with _loaded_lock:
-                _loaded.pop(source.identity, None)
-            future.cancel()
-
-
-def _forget_unfinished() -> None:
-    """In the child of a fork no other thread is left that could finish."""
-    for identity in [i for i, future in _loaded.items() if not future.done()]:
-        del _loaded[identity]
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_unfinished)
+        pieces.append(CodePiece(code, None if source.functions else read_usage(head.usage)))
+    return pieces
 
 
 def code_key(kind: str, text: str, target: Target) -> str:

@@ -8,17 +8,14 @@ known all along.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 from strata.backends.llvm.control.body import GraphBody, make_body
 from strata.backends.llvm.control.loops import walked
 from strata.backends.llvm.ir.overrides import NativeOp, Planned, Sizes, open_sizes, override
-from strata.core import Dim, Target, TensorType, substitute
+from strata.core import Dim, Table, Target, TensorType, substitute
 from strata.mir import Graph, Node, Op, as_tuple
-
-KEPT = 32  # programs of one step
 
 
 def _of_weights(op: Any, types: Sequence[TensorType]) -> Sequence[Dim]:
@@ -42,20 +39,18 @@ def open_step(node: Node, target: Target) -> NativeOp:
     """The step of an op with open sizes."""
     types = [x.type for x in node.inputs]
     names = sorted(open_sizes(node.op, types))
-    made: OrderedDict[tuple[int, ...], GraphBody] = OrderedDict()
+    made: Table[tuple[int, ...], GraphBody] = Table("open steps")
 
     def body_for(sizes: Sizes) -> GraphBody:
-        key = tuple(sizes[name] for name in names)
-        if key not in made:
-            binding = dict(zip(names, key, strict=True))
+        binding = {name: sizes[name] for name in names}
+
+        def make() -> GraphBody:
             graph = Graph(node.op.name)
             inputs = [graph.input(f"x{i}", t.bind(binding)) for i, t in enumerate(types)]
             results = as_tuple(node.op.bind(binding)(*inputs))
-            made[key] = make_body(graph.outputs(*results), range(0), target, in_loop=False)
-        made.move_to_end(key)
-        while len(made) > KEPT:
-            made.popitem(last=False)
-        return made[key]
+            return make_body(graph.outputs(*results), range(0), target, in_loop=False)
+
+        return made.get_or_make(tuple(binding.values()), make)
 
     step = walked(body_for)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, Self
@@ -34,11 +33,10 @@ from strata.backends.llvm.runtime.packed_weights import PackedWeights
 from strata.backends.llvm.runtime.program import Argument, BoundProgram, NativeProgram, ProgramStep
 from strata.backends.llvm.runtime.symbolic_program import FIXED_ARENA, OpenProgram
 from strata.config import config
-from strata.core import Dim, Target, available_threads, dim_max, new_lock, substitute
+from strata.core import Dim, Table, Target, available_threads, dim_max, new_lock, substitute
 from strata.errors import SymbolError
 from strata.lir import Lir, Placement, Step
 
-BOUND_LIMIT = 256  # sets of sizes that a program keeps its argument blocks for
 KEPT_CALLS = 4  # for as many callers at once as are likely
 
 
@@ -61,7 +59,7 @@ class CpuExecutable(Executable):
         self._packed = PackedWeights()
         self._functions: dict[str, int] = {}
         self.segments = self._split()
-        self._bound: OrderedDict[tuple[tuple[str, int], ...], BoundPlan] = OrderedDict()
+        self._bound: Table[tuple[tuple[str, int], ...], BoundPlan] = Table("argument blocks")
         self.arenas = ArenaPool()
         self._is_dynamic = lir.has_dynamic_dims
         self._fixed: Placement | None = None  # for all sizes
@@ -314,7 +312,7 @@ class CpuExecutable(Executable):
         self._functions, self._packed = dict(other._functions), other._packed.copy()
         self.native = {at: (op.again() if op.again else op, code) for at, (op, code) in other.native.items()}
         self._holdings = {at: op.holding for at, (op, _) in self.native.items() if op.holding is not None}
-        self._bound, self.only, self._open = OrderedDict(), None, None
+        self._bound, self.only, self._open = Table("argument blocks"), None, None
         self.arenas, self._quick, self.lock = ArenaPool(), NativeFastCall(), new_lock()
 
     @property
@@ -485,17 +483,14 @@ class CpuExecutable(Executable):
         if not self.is_prepared:
             self._prepare()
         key = tuple(sorted(binding.items())) if binding else ()
-        found = self._bound.get(key)
+        found = self._bound.peek(key)
         if found is not None:
             return found
         with self.lock:
-            if key not in self._bound:
-                self._bound[key] = self._bind(binding)
-                if len(self._bound) > BOUND_LIMIT:
-                    self._bound.popitem(last=False)
+            found = self._bound.get_or_make(key, lambda: self._bind(binding))
             if not self._is_dynamic and self.is_prepared:
-                self.only = self._bound[key]
-            return self._bound[key]
+                self.only = found
+            return found
 
 
 def _input_index(step: Step, kernel_buffer: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 import strata as st
 from strata import ops
-from strata.core import ALL_DTYPES, DType, f32, i64
+from strata.core import ALL_DTYPES, TABLES, DType, f32, i64
 from strata.errors import DeviceError, IndexRangeError, MemoryLimitError, RunError
 from strata.mir import Graph, evaluate
 from strata.runtime import CompiledGraph, Session
@@ -57,7 +58,7 @@ def test_sizes_that_are_symbols() -> None:
 
 
 def test_programs_for_few_sizes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strata.backends.stablehlo.executable.KEPT_SIZES", 2)
+    monkeypatch.setitem(TABLES, "xla programs", replace(TABLES["xla programs"], capacity=2))
     g = Graph("g")
     compiled = Session("xla").compile(g.outputs(g.input("x", (st.sym("n", 0, 64),)) * 2.0))
     executable: Any = compiled._executable

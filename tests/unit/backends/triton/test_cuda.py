@@ -18,10 +18,10 @@ from strata.backends.offload import OffloadBackend
 from strata.backends.triton import cuda
 from strata.backends.triton.compile import Binary
 from strata.backends.triton.cuda import CudaDriver
-from strata.backends.triton.launches import KEPT, SHORT, KernelLaunch, Launches
+from strata.backends.triton.launches import SHORT, KernelLaunch, Launches
 from strata.backends.triton.render import TritonProgram
 from strata.backends.triton.target import Gpu
-from strata.core import f32, substitute, sym
+from strata.core import TABLES, f32, substitute, sym
 from strata.errors import DeviceError, OutOfMemoryError, RunError
 from strata.kernel import interpret, parse_kernel
 from strata.lir import plan
@@ -330,7 +330,8 @@ def test_sequences_are_captured_when_they_come_again() -> None:
         add(*"abcde"[: SHORT + 1])
         queue.flush()
     assert log[2:] == [f"{key} on stream" for key in "abcd"] + ["graph ['a', 'b', 'c', 'd']"] * 2
-    for n in range(2 * KEPT):  # what is kept is bounded
+    most = TABLES["cuda graphs"].capacity
+    for n in range(2 * most):  # what is kept is bounded
         add(*(f"{c}{n}" for c in "abcd"))
         queue.flush()
-    assert len(queue._seen) == KEPT
+    assert len(queue._seen) == most

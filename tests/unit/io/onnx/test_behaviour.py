@@ -190,7 +190,7 @@ def test_a_segment_that_comes_often_is_compiled() -> None:
     reading: Reading = made._reading
     before = len(reading._compiled)
     for key in reading._spent:
-        reading._spent[key] = 1e6  # as if it had come a million times
+        reading._spent.put(key, 1e6)  # as if it had come a million times
     np.testing.assert_allclose(made.run(x=x)[0], first, rtol=1e-5, atol=1e-6)
     assert len(reading._compiled) > before
 
