@@ -1,8 +1,8 @@
 """Real FFTs: two real sequences as the real and imaginary part of one complex sequence.
 
 The bins of both come out of one complex transform, since those of real numbers are their own mirrored conjugates. This
-is for lengths that `fft` takes in one go; longer ones are in `real_long`, others stay compositions of a complex
-transform.
+is for lengths that `fft` takes in one go; longer ones are in `real_long`, others go through a complex transform.
+Which of the three it is depends on the sizes of a run, so that results do not depend on what was known before.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from strata.backends.llvm.fft.complex import LARGEST_PRIME, SLOTS, factors_of, stage_tables
-from strata.backends.llvm.fft.real_long import long_real
+from strata.backends.llvm.fft.complex import LARGEST_PRIME, SLOTS, Planner, emit_transforms, factors_of, stage_tables
+from strata.backends.llvm.fft.real_long import by_halves, emit_bins
 from strata.backends.llvm.fft.transforms import Complex, TransformEmitter, transposed
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
 from strata.backends.llvm.ir.native import arguments, fill_zero, kernel, number_slots, numbers
@@ -226,7 +226,6 @@ def _emit_numbers(work: _Pairs, planes: Value, base: Value, n: Value, some: Valu
 
 def _emit(module: IrModule, form: TransformEmitter, inverse: bool) -> None:
     """Groups of 2 · lanes rows: paired up, transformed, taken apart. Points are slots of the workspace."""
-    form.emit(module)
     f = kernel(module, "real_groups")
     source, out, workspace, slot_bytes, groups, slots, rows, n, scale, stages, count, table = arguments(
         f, "pppiiiiippip"
@@ -268,45 +267,38 @@ def _length(op: Op, types: Sequence[TensorType]) -> Dim:
     return op.n if op.name == "irfft" else types[0].shape[-1]  # type: ignore[attr-defined]
 
 
-def _in_one_go(op: Op, types: Sequence[TensorType], target: Target) -> bool:
-    """Whether the length suits, and enough rows are known, or nothing is known of them; short ones are no work."""
-    n, form = _length(op, types), _form(types[0].dtype, target)
-    if not isinstance(n, int) or n < 2 or max(factors_of(n)) > LARGEST_PRIME:
-        return False
-    rows = [d for d in types[0].shape[:-1] if isinstance(d, int)]
-    is_known = len(rows) == len(types[0].shape) - 1
-    enough = n <= SHORT or not is_known or math.prod(rows) >= form.lanes
-    return n * form.plane_bytes <= target.l2_bytes and enough
+def _form_of(rows: int, n: int, form: TransformEmitter) -> str:
+    """Which functions transform so many sequences: known sizes and those of a run choose alike."""
+    suits = n >= 2 and max(factors_of(n)) <= LARGEST_PRIME and n * form.plane_bytes <= form.target.l2_bytes
+    if suits and (n <= SHORT or rows >= form.lanes):
+        return "pairs"
+    return "halves" if n % 2 == 0 and n > SHORT else "complex"
 
 
-def _by_halves(op: Op, types: Sequence[TensorType]) -> bool:
-    """Whether the sequence is as good as half as many complex numbers."""
-    n = _length(op, types)
-    return isinstance(n, int) and n % 2 == 0 and n > SHORT
-
-
-def _is_whole(op: Op, types: Sequence[TensorType], target: Target) -> bool:
-    return _in_one_go(op, types, target) or _by_halves(op, types)
-
-
-@override("rfft", "irfft", instead_of_parts=_is_whole)
-def _real(node: Node, target: Target) -> NativeOp | None:
+@override("rfft", "irfft", instead_of_parts=lambda op, types, target: True)
+def _real(node: Node, target: Target) -> NativeOp:
     (x,) = node.inputs
     op, inverse = node.op, node.op.name == "irfft"
-    if not _is_whole(op, [x.type], target):
-        return None
     form = _form(x.dtype, target)
-    n = _length(op, [x.type])
-    assert isinstance(n, int)
-    if not _in_one_go(op, [x.type], target):
-        return long_real(node, form, n)
+    real, length = form.dtype.real.np.name, _length(op, [x.type])
+    known = [d for d in (*x.shape[:-1], length) if isinstance(d, int)]
+    forms = (_form_of(math.prod(known[:-1]), known[-1], form),) if len(known) == len(x.shape) else tuple(_FUNCTIONS)
 
     def plan(sizes: Sizes) -> Planned:
-        rows = math.prod(numbers(x.shape[:-1], sizes))
+        *batch, n = numbers((*x.shape[:-1], length), sizes)
+        rows = math.prod(batch)
         if rows == 0:
             return Planned(())
-        real = form.dtype.real.np.name
         scale = {"one": 1.0, "by_n": 1.0 / n, "ortho": 1.0 / math.sqrt(n)}[op.scale]  # type: ignore[attr-defined]
+        match _form_of(rows, n, form):
+            case "pairs":
+                return _in_pairs(form, rows, n, scale)
+            case "halves":
+                return by_halves(form, rows, n, scale, back=inverse)
+            case _:
+                return _as_complex(form, rows, n, scale, back=inverse)
+
+    def _in_pairs(form: TransformEmitter, rows: int, n: int, scale: float) -> Planned:
         groups = -(-rows // (2 * form.lanes))
         slots, size = min(groups, SLOTS), 2 * n * form.plane_bytes
         stages, table = stage_tables(n, real)
@@ -319,4 +311,77 @@ def _real(node: Node, target: Target) -> NativeOp | None:
         ]
         return Planned([NativeCall("real_groups", given, slots)], size * slots)
 
-    return NativeOp(f"{op.name} {form.dtype}", lambda module: _emit(module, form, inverse), ("real_groups",), plan)
+    def emit(module: IrModule) -> None:
+        if forms == ("pairs",):
+            form.emit(module)
+        else:
+            emit_transforms(module, form)
+        for name in forms:
+            _FUNCTIONS[name][0](module, form, inverse)
+
+    functions = tuple(dict.fromkeys(f for name in forms for f in _FUNCTIONS[name][1]))
+    return NativeOp(f"{op.name} {form.dtype} {' '.join(forms)}", emit, functions, plan)
+
+
+def _as_complex(form: TransformEmitter, rows: int, n: int, scale: float, *, back: bool) -> Planned:
+    """By a complex transform of all n numbers, for lengths that have no shorter way."""
+    made = Planner(form)
+    whole, turned = (made.area(rows * n * form.dtype.itemsize) for _ in range(2))
+    made.calls.append(NativeCall("widened", [("input", 0), whole, *number_slots(n)], rows))
+    made.transform(whole, turned, rows, n, back, scale)
+    made.calls.append(NativeCall("cut", [turned, ("output", 0), *number_slots(n)], rows))
+    return Planned(made.calls, made.top)
+
+
+def _emit_ends(module: IrModule, form: TransformEmitter, back: bool) -> None:
+    """The ways into and out of a complex transform; points are rows. Bins are mirrored, and numbers have no imaginary
+    part."""
+    real, size = form.real, form.size
+
+    def place(f: IrFunction, start: Value, at: Value, parts: int, part: int = 0) -> str:
+        return f.address(real, start, f.add(f.mul(at, parts), part))
+
+    f = kernel(module, "widened")
+    source, out, n = arguments(f, "ppi")
+    bins = f.add(f.binary("lshr", "i64", n, 1), 1)
+
+    def widen(row: str, _: list[str]) -> None:
+        def one(j: str, _: list[str]) -> None:
+            to = f.add(f.mul(row, n), j)
+            if not back:
+                parts = f.load(real, place(f, source, to, 1), size), constant(real, 0)
+            else:
+                is_kept = f.compare("ult", "i64", j, bins)
+                at = f.add(f.mul(row, bins), f.select("i64", is_kept, j, f.sub(n, j)))
+                re, im = (f.load(real, place(f, source, at, 2, p), size) for p in range(2))
+                parts = re, f.select(real, is_kept, im, f.op(f"fneg {real} {im}"))
+            for p, part in enumerate(parts):
+                f.store(real, part, place(f, out, to, 2, p), size)
+
+        f.loop(0, n, 1, (), one)
+
+    f.loop("%begin", "%end", 1, (), widen)
+    f.ret()
+    f = kernel(module, "cut")
+    source, out, n = arguments(f, "ppi")
+    bins = f.add(f.binary("lshr", "i64", n, 1), 1)
+
+    def cut(row: str, _: list[str]) -> None:
+        def one(j: str, _: list[str]) -> None:
+            to = f.add(f.mul(row, n if back else bins), j)
+            for p in range(1 if back else 2):
+                value = f.load(real, place(f, source, f.add(f.mul(row, n), j), 2, p), size)
+                f.store(real, value, place(f, out, to, 1 if back else 2, p), size)
+
+        f.loop(0, n if back else bins, 1, (), one)
+
+    f.loop("%begin", "%end", 1, (), cut)
+    f.ret()
+
+
+# the functions of each form, beside those of complex transforms
+_FUNCTIONS: dict[str, tuple[Callable[[IrModule, TransformEmitter, bool], None], tuple[str, ...]]] = {
+    "pairs": (_emit, ("real_groups",)),
+    "halves": (emit_bins, ("groups", "product", "bins")),
+    "complex": (_emit_ends, ("groups", "product", "widened", "cut")),
+}

@@ -8,18 +8,16 @@ so those at k and at h - k come from the same two numbers. The way back is
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 
 import numpy as np
 
-from strata.backends.llvm.fft.complex import Planner, emit_transforms
+from strata.backends.llvm.fft.complex import Planner
 from strata.backends.llvm.fft.transforms import Complex, TransformEmitter
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
-from strata.backends.llvm.ir.native import arguments, kernel, number_slots, numbers
-from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes
+from strata.backends.llvm.ir.native import arguments, kernel, number_slots
+from strata.backends.llvm.ir.overrides import NativeCall, Planned
 from strata.backends.llvm.ir.registers import deinterleave, interleave
-from strata.mir import Node
 
 CHUNK = 1 << 12  # pairs of bins that one point takes
 
@@ -108,7 +106,7 @@ class _Bins:
         return re, im
 
 
-def _emit_bins(module: IrModule, form: TransformEmitter, back: bool) -> None:
+def emit_bins(module: IrModule, form: TransformEmitter, back: bool) -> None:
     """Points are chunks of pairs, row by row."""
     f = kernel(module, "bins")
     source, out, turns, scale, half, chunks = arguments(f, "ppppii")
@@ -143,31 +141,18 @@ def _turns(half: int, real: str) -> np.ndarray:
     return np.stack([np.cos(angle), np.sin(angle)], -1).reshape(-1).astype(real)
 
 
-def long_real(node: Node, form: TransformEmitter, n: int) -> NativeOp:
+def by_halves(form: TransformEmitter, rows: int, n: int, scale: float, *, back: bool) -> Planned:
     """rfft or irfft of an even number of numbers in a row."""
-    (x,) = node.inputs
-    half, back = n // 2, node.op.name == "irfft"
-
-    def emit(module: IrModule) -> None:
-        emit_transforms(module, form)
-        _emit_bins(module, form, back)
-
-    def plan(sizes: Sizes) -> Planned:
-        rows = math.prod(numbers(x.shape[:-1], sizes))
-        if rows == 0:
-            return Planned(())
-        made = Planner(form)
-        scale = {"one": 1.0, "by_n": 1.0 / n, "ortho": 1.0 / math.sqrt(n)}[node.op.scale]  # type: ignore[attr-defined]
-        middle = made.area(rows * half * form.dtype.itemsize)
-        chunks = max(1, -(-((half - 1) // 2) // CHUNK))
-        factor = np.array([2 * scale if back else scale], made.real)
-        given = [("table", _turns(half, made.real)), ("table", factor), *number_slots(half, chunks)]
-        if back:
-            made.calls.append(NativeCall("bins", [("input", 0), middle, *given], rows * chunks))
-            made.transform(middle, ("output", 0), rows, half, True, 1.0)
-        else:
-            made.transform(("input", 0), middle, rows, half, False, 1.0)
-            made.calls.append(NativeCall("bins", [middle, ("output", 0), *given], rows * chunks))
-        return Planned(made.calls, made.top)
-
-    return NativeOp(f"long {node.op.name} {form.dtype}", emit, ("groups", "product", "bins"), plan)
+    half = n // 2
+    made = Planner(form)
+    middle = made.area(rows * half * form.dtype.itemsize)
+    chunks = max(1, -(-((half - 1) // 2) // CHUNK))
+    factor = np.array([2 * scale if back else scale], made.real)
+    given = [("table", _turns(half, made.real)), ("table", factor), *number_slots(half, chunks)]
+    if back:
+        made.calls.append(NativeCall("bins", [("input", 0), middle, *given], rows * chunks))
+        made.transform(middle, ("output", 0), rows, half, True, 1.0)
+    else:
+        made.transform(("input", 0), middle, rows, half, False, 1.0)
+        made.calls.append(NativeCall("bins", [middle, ("output", 0), *given], rows * chunks))
+    return Planned(made.calls, made.top)
