@@ -73,6 +73,11 @@ class Step:
         return self.slides is not None
 
     @property
+    def convolves(self) -> bool:
+        """Whether a convolution is in it, which may be a matmul: its sums have the order of all convolutions."""
+        return any(n.op.name.startswith("conv") for n in self.nodes)
+
+    @property
     def slides(self) -> Node | None:
         """The convolution in a kernel: templates want its window, which loops do not show plainly."""
         return (

@@ -35,7 +35,7 @@ from strata.mir import (
     substitute_values,
 )
 
-FORMAT = 2
+FORMAT = 3
 MOST_CONSTANT_BYTES = 64 << 20  # of constants that the program does not have itself; larger plans are made anew
 WORTH_SECONDS = 0.02  # plans that are made faster than this are not kept: writing one safely takes about as long
 COMPILER = ("core", "kernel", "mir", "ops", "passes", "lir", "backends", "runtime")  # folders that decide a plan
@@ -160,6 +160,7 @@ def write_plan(lir: Lir, source: Graph | None = None) -> bytes | None:
             None if (kept := s.slides if s.kernel is not None else s.nodes[0]) is None
             else number(nodes, node_text(kept)),
             None if s.views is None else [[str(v.start), [str(d) for d in v.strides]] for v in s.views],
+            s.convolves,
         ]
         for s in lir.schedule
     ]  # fmt: skip
@@ -308,7 +309,7 @@ def split_outside(text: str) -> list[str]:
 class StoredStep(Step):
     """A step whose op is read from its text when somebody asks for it: to run stored code nobody does."""
 
-    __slots__ = ("_text",)
+    __slots__ = ("_convolves", "_text")
 
     def __getattr__(self, name: str) -> Any:  # of a field that was not read yet
         if name != "nodes":
@@ -321,9 +322,13 @@ class StoredStep(Step):
     def has_slides(self) -> bool:
         return bool(self._text) if self.kernel is not None and hasattr(self, "_text") else super().has_slides
 
+    @property
+    def convolves(self) -> bool:
+        return self._convolves if hasattr(self, "_convolves") else super().convolves
+
 
 def _read_step(row: list[Any], kernels: list[StoredKernel], nodes: list[str], symbols: Mapping[str, Symbol]) -> Step:
-    name, inputs, outputs, label, phase, updates, kernel, node, views = row
+    name, inputs, outputs, label, phase, updates, kernel, node, views, convolves = row
 
     def dim(text: str) -> Dim:
         return parse_dim(text, symbols)
@@ -339,6 +344,7 @@ def _read_step(row: list[Any], kernels: list[StoredKernel], nodes: list[str], sy
     )  # fmt: skip
     object.__delattr__(step, "nodes")
     object.__setattr__(step, "_text", "" if node is None else nodes[node])
+    object.__setattr__(step, "_convolves", bool(convolves))
     return step
 
 

@@ -14,6 +14,7 @@ import pytest
 
 import strata as st
 from strata import ops
+from strata.backends.llvm.codegen.kernels import plan_sources
 from strata.config import using
 from strata.core import Dim, sym
 from strata.kernel import text
@@ -55,12 +56,13 @@ def test_read_back_is_the_same_plan() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(*outs, strict=True))
 
 
-def test_running_stored_code_reads_no_kernel(monkeypatch) -> None:
+@pytest.mark.parametrize("shape", [(4, 3, 3, 3), (4, 3, 1, 1), (1, 3, 1, 1)])
+def test_running_stored_code_reads_no_kernel(monkeypatch, shape: tuple[int, ...]) -> None:
     g = Graph("net")
-    x = ops.conv(g.input("x", (1, 3, 8, 8)), g.param("w", (4, 3, 3, 3)), padding=((1, 1), (1, 1)))
+    x = ops.conv(g.input("x", (1, 3, 8, 8)), g.param("w", shape), padding=((shape[-1] // 2,) * 2,) * 2)
     g.outputs(ops.softmax(ops.relu(x), axis=-1), ops.reduce_sum(x, axes=(0,)))
     lir = CompilePipeline("cpu").compile(g).lir
-    w, x = (np.random.default_rng(0).standard_normal(s).astype(np.float32) for s in ((4, 3, 3, 3), (1, 3, 8, 8)))
+    w, x = (np.random.default_rng(0).standard_normal(s).astype(np.float32) for s in (shape, (1, 3, 8, 8)))
     made = Session("cpu").compile_lir(lir)
     made.set_param("w", w)
     expected = made.run(x=x)
@@ -73,8 +75,10 @@ def test_running_stored_code_reads_no_kernel(monkeypatch) -> None:
         again = Session("cpu").compile_lir(back)
         again.set_param("w", w)
         assert all(np.array_equal(a, b) for a, b in zip(again.run(x=x), expected, strict=True))
+        keys = [[source.key() for source in plan_sources(plan, plan.target)[0].values()] for plan in (lir, back)]
+        assert keys[0] == keys[1]
     slides = [s.slides for s in lir.schedule if s.has_slides]
-    assert slides
+    assert bool(slides) == (shape[-1] > 1)
     assert [str(s.slides.op) for s in back.schedule if s.has_slides] == [str(n.op) for n in slides]
 
 

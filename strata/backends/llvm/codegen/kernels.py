@@ -132,18 +132,12 @@ def plan_sources(lir: Lir, target: Target, *, in_loop: bool = False) -> tuple[di
         if step.kernel is None and (made := native_op(step.nodes[0], target, step.views)) is not None
     }
     still = {(s.name, at) for s in lir.schedule for at, x in enumerate(s.inputs) if lir.buffer(x).role in KEPT}
-    convolving = {s.name for s in lir.schedule if _convolves(s)}
+    convolving = {s.name for s in lir.schedule if s.convolves}
     kernels = {}
     for name, k in lir.kernels.items():
         kept = [b for at, b in enumerate(k.input_names) if (name, at) in still]
         kernels[name] = kernel_source(k, target, steps[name], kept=kept, convolves=name in convolving, in_loop=in_loop)
     return kernels, ops
-
-
-def _convolves(step: Step) -> bool:
-    """Whether a convolution is in it, which may be a matmul: its sums have the order of all convolutions,
-    and not the one of matmuls by few rows of a matrix that is read along its rows."""
-    return any(n.op.name.startswith("conv") for n in step.nodes)
 
 
 # ------------------------------------------------------------------------------------------------- from many at a time
