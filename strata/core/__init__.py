@@ -1,6 +1,7 @@
 """Plain data that every layer uses: element types, sizes, tensor types, targets, source places."""
 
 from strata.arguments import hot, public
+from strata.core.buckets import ON_MISS, range_of, rising
 from strata.core.budgets import Deadline, Meter, over_budget, require, show_bytes
 from strata.core.dims import (
     Atom,

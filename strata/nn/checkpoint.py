@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strata.core import endless, flatten, here, open_file, read_text, unflatten
+from strata.core import TreeDef, flatten, here, open_file, read_text, unflatten
 from strata.errors import FileError
 from strata.io import load_safetensors, save_safetensors
 from strata.nn.module import Module
-from strata.tensor import Tensor, asarray
+from strata.tensor import asarray
 
 FORMAT = 1
 
@@ -112,23 +112,16 @@ def _drop_old(folder: Path, keep: int) -> None:
 
 def leaf_names(tree: Any) -> list[str]:
     """A dotted name for each leaf, in the order of `flatten`."""
-    try:
-        return [name.removeprefix(".") or "value" for name in _names(tree, "")]
-    except RecursionError:
-        raise endless(tree) from None
+    return [name.removeprefix(".") or "value" for name in _names(flatten(tree)[1], "")]
 
 
-def _names(tree: Any, prefix: str) -> Iterator[str]:
-    if isinstance(tree, Module):
-        for name in tree.__dict__.get("_parts", ()):
-            yield from _names(tree.__dict__[name], f"{prefix}.{name}")
-    elif isinstance(tree, dict):
-        for key in sorted(tree, key=str):
-            yield from _names(tree[key], f"{prefix}.{key}")
-    elif isinstance(tree, (list, tuple)):
-        for i, item in enumerate(tree):
-            yield from _names(item, f"{prefix}.{i}")
-    elif isinstance(tree, Tensor):
+def _names(structure: TreeDef, prefix: str) -> Iterator[str]:
+    kind, cls = structure.kind, structure.cls
+    if kind == "dataclass" or (kind == "object" and cls is not None and not issubclass(cls, Module)):
+        yield from (f"{prefix}.{i}" if i else prefix for i in range(structure.num_leaves))
+    elif kind == "leaf":
         yield prefix
     else:
-        yield from (f"{prefix}.{i}" if i else prefix for i in range(len(flatten(tree)[0])))
+        keys = structure.keys if kind in ("dict", "object") else range(len(structure.children))
+        for key, child in zip(keys, structure.children, strict=True):
+            yield from _names(child, f"{prefix}.{key}")

@@ -10,17 +10,16 @@ layer that keeps statistics sets them on the copy, and the function returns the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import repeat
 from reprlib import recursive_repr
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from strata.core import endless, flatten, here, tree_map, unflatten
+from strata.core import TreeDef, endless, flatten, here, tree_map, unflatten
 from strata.errors import OptionError, ShapeError, UnknownNameError
 from strata.mir import Value, near
 from strata.tensor import Tensor, asarray
-
-_LISTS = (list, tuple)
 
 
 class Module:
@@ -153,27 +152,20 @@ def cast_floats(tree: Any, dtype: Any) -> Any:
 
 def trainable(tree: Any) -> list[bool]:
     """For each leaf, in the order of `flatten`, whether training changes it: floats that are no buffers."""
-    found: list[bool] = []
-    try:
-        _mark(tree, False, found)
-    except RecursionError:
-        raise endless(tree) from None
-    return found
+    leaves, structure = flatten(tree)
+    return [
+        not is_buffer and (not hasattr(x, "dtype") or asarray(x).dtype.is_float)
+        for x, is_buffer in zip(leaves, _buffers(structure, False), strict=True)
+    ]
 
 
-def _mark(tree: Any, buffer: bool, found: list[bool]) -> None:
-    if isinstance(tree, Module):
-        for name in tree.__dict__.get("_parts", ()):
-            _mark(tree.__dict__[name], buffer or name in type(tree).buffers, found)
-    elif isinstance(tree, dict):
-        for key in sorted(tree, key=str):
-            _mark(tree[key], buffer, found)
-    elif isinstance(tree, _LISTS):
-        for item in tree:
-            _mark(item, buffer, found)
-    else:
-        leaves = flatten(tree)[0]
-        found += [not buffer and (not hasattr(x, "dtype") or asarray(x).dtype.is_float) for x in leaves]
+def _buffers(structure: TreeDef, inside: bool) -> Iterator[bool]:
+    """For each leaf, whether it is a buffer of a module, or inside of one."""
+    if structure.kind == "leaf":
+        yield inside
+    own = getattr(structure.cls, "buffers", ()) if structure.kind == "object" else ()
+    for key, child in zip(structure.keys or repeat(None), structure.children, strict=False):
+        yield from _buffers(child, inside or key in own)
 
 
 def modules_of(tree: Any) -> Iterator[Module]:
@@ -187,14 +179,8 @@ def modules_of(tree: Any) -> Iterator[Module]:
 def _modules(tree: Any) -> Iterator[Module]:
     if isinstance(tree, Module):
         yield tree
-        for _, part in tree.children():
-            yield from _modules(part)
-    elif isinstance(tree, dict):
-        for part in tree.values():
-            yield from _modules(part)
-    elif isinstance(tree, _LISTS):
-        for part in tree:
-            yield from _modules(part)
+    for _, part in _items(tree):
+        yield from _modules(part)
 
 
 def _holds_tensors(x: Any) -> bool:
@@ -205,11 +191,7 @@ def _holds_tensors(x: Any) -> bool:
 
 
 def _holds(x: Any) -> bool:
-    if isinstance(x, (Tensor, Module, Value, np.ndarray)):
-        return True
-    if isinstance(x, dict):
-        return any(_holds(v) for v in x.values())
-    return isinstance(x, _LISTS) and any(_holds(v) for v in x)
+    return isinstance(x, (Tensor, Module, Value, np.ndarray)) or any(_holds(part) for _, part in _items(x))
 
 
 def _frozen(x: Any) -> Any:
@@ -221,7 +203,7 @@ def _items(x: Any) -> Iterator[tuple[str, Any]]:
         yield from x.children()
     elif isinstance(x, dict):
         yield from ((str(k), v) for k, v in x.items())
-    elif isinstance(x, _LISTS):
+    elif isinstance(x, (list, tuple)):
         yield from ((str(i), v) for i, v in enumerate(x))
 
 

@@ -14,8 +14,21 @@ import numpy as np
 
 from strata.arguments import untouched
 from strata.config import config
-from strata.core import Table, TensorType, exact, flatten, here, new_rlock, signature, tree_map, unflatten
-from strata.errors import OptionError, RunError, TraceError
+from strata.core import (
+    ON_MISS,
+    Table,
+    TensorType,
+    exact,
+    flatten,
+    here,
+    new_rlock,
+    range_of,
+    rising,
+    signature,
+    tree_map,
+    unflatten,
+)
+from strata.errors import OptionError, TraceError
 from strata.mir import Graph, Value, fresh_scope, placeholder, substitute_values
 from strata.ops import outer_values
 from strata.runtime import CompiledGraph, Profile
@@ -28,7 +41,6 @@ from strata.tensor.structure_key import is_traced
 from strata.tensor.tensor import Tensor, realize_tensors
 from strata.tensor.variant import JitExplanation, Variant
 
-ON_MISS = ("error", "bucket", "interpret", "compile")
 REPEATS = 3  # calls that a call is compared with before its signature is looked up
 FEW_VARIANTS = 32  # of a function without max_variants, up to which the order of their use does not matter
 MOST_MISSES = 64  # that an explanation tells
@@ -247,7 +259,7 @@ class Jitted:
                 for (number, axis), sizes in self.ranges.items():
                     if number == i and axis < value.ndim and isinstance(value.shape[axis], int):
                         size = int(value.shape[axis])
-                        low, high = _range_of(size, sizes, f"jit: {self.__name__}: argument {i}, axis {axis}")
+                        low, high = range_of(size, sizes, 1, f"jit: {self.__name__}: argument {i}, axis {axis}: ")
                         known = found.get(size, (low, high))
                         found[size] = max(low, known[0]), min(high, known[1])
         return found
@@ -445,22 +457,12 @@ def _is_dynamic(x: Any) -> bool:
 
 def _rising(arg: int, axis: int, sizes: Sequence[int]) -> tuple[int, ...]:
     made = tuple(sizes)
-    whole = all(isinstance(s, int) and not isinstance(s, bool) for s in made)
-    if arg < 0 or axis < 0 or not made or not whole or any(b <= a for a, b in zip((0, *made), made, strict=False)):
+    if arg < 0 or axis < 0 or not rising(made):
         raise OptionError(
             f"jit: buckets are {{argument: {{axis: rising sizes}}}}, got {{{arg}: {{{axis}: {list(made)}}}}}",
             code="T217", place=here(),
         )  # fmt: skip
     return made
-
-
-def _range_of(size: int, sizes: Sequence[int], what: str) -> tuple[int, int]:
-    low = 0
-    for high in sizes:
-        if size <= high:
-            return low + 1, high
-        low = high
-    raise RunError(f"{what}: {size} is above the largest bucket, {sizes[-1]}", code="X401", place=here())
 
 
 def _hashable(x: Any) -> bool:

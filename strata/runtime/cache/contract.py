@@ -23,7 +23,7 @@ from weakref import WeakSet
 import numpy as np
 
 from strata.config import config
-from strata.core import Symbol, SymExpr, Table, call_in_children, here, located, new_lock
+from strata.core import ON_MISS, Symbol, SymExpr, Table, call_in_children, here, located, new_lock, range_of, rising
 from strata.errors import OptionError, RunError, StrataError, SymbolError, UnknownNameError
 from strata.mir import Graph, evaluate, infer_binding, leaf_name, near
 from strata.runtime.compile.device import Device
@@ -31,8 +31,6 @@ from strata.runtime.compile.options import CompileOptions
 from strata.runtime.execute.arrays import read_array
 from strata.runtime.execute.compiled import CompiledGraph
 from strata.runtime.execute.session import Session
-
-ON_MISS = ("error", "bucket", "interpret", "compile")
 
 
 @dataclass(slots=True)
@@ -207,15 +205,9 @@ class VariantGraph:
         return tuple(sizes), config().code_settings
 
     def _range(self, name: str, size: int) -> tuple[int, int]:
-        low = min(1, self.graph.symbols()[name].lo)  # a range begins behind the one before, the first where sizes do
-        for high in self._buckets[name]:
-            if size <= high:
-                return low, high
-            low = high + 1
-        self.counters.refused += 1
-        raise RunError(
-            f"{name} = {size} is above the largest bucket, {self._buckets[name][-1]}", code="X401", place=here()
-        )
+        if size > self._buckets[name][-1]:
+            self.counters.refused += 1
+        return range_of(size, self._buckets[name], min(1, self.graph.symbols()[name].lo), f"{name} = ")
 
 
 def specialize(graph: Graph, device: str | Device | None = None, **contract: Any) -> VariantGraph:
@@ -233,7 +225,7 @@ def _checked(name: str, sizes: Sequence[int], graph: Graph) -> tuple[int, ...]:
     if name not in graph.symbols():
         raise OptionError(f"buckets: {graph.name!r} has no symbolic size {name!r}", code="O410", place=here())
     made = tuple(sizes)
-    if not made or any(b <= a for a, b in zip((0, *made), made, strict=False)):
+    if not rising(made):
         raise OptionError(f"buckets of {name} are rising sizes, got {list(made)}", code="O410", place=here())
     return made
 
