@@ -182,13 +182,19 @@ def _store_split(kernel: Kernel) -> tuple[Axis, Dim] | None:
 def _split_reduction(node: Expr) -> Expr:
     if not isinstance(node, Reduce) or node.kind in ("argmax", "argmin"):
         return node
-    for axis, by in divisions((node.body,)):
+    for axis, by in sums_of_sums(node) if node.is_rounded else divisions((node.body,)):
         if axis in node.axes and (node.is_rounded or not isinstance(by, int) or by >= _SMALLEST_SPLIT):
             outer, inner = _halves(axis, by)
             body = substitute_axes((node.body,), {axis: outer * size(by) + inner})[node.body]
             axes = tuple(x for y in node.axes for x in ((outer, inner) if y is axis else (y,)))
             return _split_reduction(node.over(axes, body))
     return node
+
+
+def sums_of_sums(node: Reduce) -> list[tuple[Axis, Dim]]:
+    """Divided axes of a rounded sum: those of what is read. Random numbers are drawn in fours, which a symbolic size
+    may or may not be a multiple of."""
+    return divisions(i for n in postorder((node.body,)) if isinstance(n, Load) for i in n.index)
 
 
 def divisions(roots: Iterable[Expr]) -> list[tuple[Axis, Dim]]:

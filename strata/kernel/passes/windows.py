@@ -15,7 +15,7 @@ from math import prod
 from strata.core import i64
 from strata.kernel.ir import Axis, Const, Expr, Kernel, Load, Reduce, Scan, apply, postorder
 from strata.kernel.order import REGISTERS, Machine, groups_of, order_of, written_out
-from strata.kernel.passes.normalize import divisions
+from strata.kernel.passes.normalize import sums_of_sums
 from strata.kernel.rewrite import rebuild, substitute_axes
 
 JOINS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "all": "and", "any": "or"}
@@ -49,7 +49,7 @@ def _is_short(node: Reduce) -> bool:
     order = order_of(node)
     if order and len(node.axes) > 1 and (order in REGISTERS or node.sums_products):
         return False
-    if order and any(axis in node.axes for axis, _ in divisions((node.body,))):
+    if order and any(axis in node.axes for axis, _ in sums_of_sums(node)):
         return False  # it is a sum of sums
     inside = postorder((node.body,))
     narrow = node.dtype.is_float and node.dtype.itemsize < 4

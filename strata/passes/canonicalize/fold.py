@@ -14,11 +14,31 @@ from strata.mir import Constant, Graph, Input, Node, Param, Value, constant, fie
 from strata.ops import Indexed
 from strata.passes.base import Pass, PassContext, register, rewrite
 
+# ops on floats that give the same bits wherever they are computed: they move, choose, or round once as IEEE 754 says
+MOVES = frozenset(
+    {
+        "broadcast_to", "cast", "complex", "concat", "conj", "dynamic_slice", "dynamic_update_slice", "flip", "gather",
+        "gather_elements", "gather_nd", "imag", "negative", "pad", "real", "reshape", "resize_nearest_2x", "slice",
+        "stop_gradient", "transpose", "where", "windows",
+    }
+)  # fmt: skip
+ROUNDS_ONCE = frozenset(
+    {
+        "abs", "add", "ceil", "copysign", "cummax", "cummin", "dequantize", "divide", "floor", "maximum", "minimum",
+        "multiply", "quantize", "quantize_dequantize", "reduce_max", "reduce_min", "relu", "round", "sign", "sort",
+        "sqrt", "subtract", "topk", "trunc",
+    }
+)  # fmt: skip
+
 
 @register
 @dataclass(frozen=True)
 class Fold(Pass):
-    """Replace pure ops on constants by their value, up to a size."""
+    """Replace pure ops on constants by their value, up to a size.
+
+    Whether something is constant may depend on what is known of sizes, so only ops that have the same bits in a kernel
+    are folded. Others are computed once, before the first run.
+    """
 
     limit: int = 4096  # elements: larger values are cheaper to compute than to carry
 
@@ -46,16 +66,25 @@ class Fold(Pass):
             return [constant(np.empty(t.static_shape, t.dtype.np)) for t in node.types]
         if not node.inputs or not node.op.pure or not all(isinstance(x.node.op, Constant) for x in inputs):
             return None
+        if not _is_exact(node):
+            return None
         fields = tuple(node.op.static_fields().values())
         if field_symbols(fields) or any(isinstance(x, Graph) for x in fields):
             return None  # it depends on sizes too, or holds loops that may run for long
         sizes = [t.size for t in node.types]
         if not all(isinstance(s, int) and s <= self.limit for s in sizes):
             return None
-        if node.op.name == "broadcast_to" and any(s > 1 for s in sizes):
-            return None  # a spread constant is free where it is used
+        if node.op.name == "random_bits" or (node.op.name == "broadcast_to" and any(s > 1 for s in sizes)):
+            return None  # numbers are drawn where they are used, known or not; a spread constant is free there
         arrays = [x.node.op.data.array for x in inputs if isinstance(x.node.op, Constant)]
         return [constant(a) for a in run_op(node.op, arrays, node.types)]
+
+
+def _is_exact(node: Node) -> bool:
+    dtypes = [t.dtype for t in node.types if t.dtype.is_inexact]
+    if not dtypes or node.op.name in MOVES:
+        return True
+    return node.op.name in ROUNDS_ONCE and not any(d.is_complex for d in dtypes)
 
 
 def _failing(graph: Graph) -> set[Value]:
