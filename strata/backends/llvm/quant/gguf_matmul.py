@@ -48,9 +48,9 @@ def _accepts(op: Op, types: Sequence[TensorType], target: Target) -> bool:
 
 def reads_blocks(op: Op, x: TensorType, target: Target) -> bool:
     """f32 rows of at least 64, weights in a block format that is read here, a processor with products of pairs."""
-    kind = op.scheme.kind  # type: ignore[attr-defined]
-    able = target.has_avx2 and target.has_fma and target.has_f16c
-    return able and format_of(kind).is_readable and x.dtype is f32 and x.shape[-1].__index__() >= LEAST_K
+    scheme = op.scheme  # type: ignore[attr-defined]
+    able = target.has_avx2 and target.has_fma and target.has_f16c and scheme.is_gguf
+    return able and format_of(scheme.kind).is_readable and x.dtype is f32 and x.shape[-1].__index__() >= LEAST_K
 
 
 @override("dequant_matmul", instead_of_parts=_accepts)
