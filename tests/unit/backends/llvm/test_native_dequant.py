@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from strata import ops
 from strata.backends.llvm.backend import CpuBackend
 from strata.backends.llvm.quant.gguf_wide import STEPS
-from strata.core import Target, sym
-from strata.mir import Graph
+from strata.core import Target, as_dtype, sym
+from strata.mir import REGISTRY, Graph
 from strata.ops.quant import schemes
 from strata.ops.quant.dequant import quantize_weights
 from strata.ops.quant.gguf_blocks import FORMATS
@@ -127,3 +129,16 @@ def test_what_is_not_finite_is_never_lost(rows: int, scheme: str, level: str) ->
             (got,) = compiled.run(x=broken, w=codes)
             assert not np.isfinite(got[0]).any(), (value, at)
             np.testing.assert_array_equal(got[1:], wanted[1:])
+
+
+def test_schemes_without_blocks_run_as_loops(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((2, 6)).astype(np.float32)
+    codes = rng.integers(-128, 127, (6, 3)).astype(np.int8)
+    feeds: dict[str, np.ndarray] = {"x": x, "codes": codes}
+    feeds |= {name: rng.random((2, 3)).astype(np.float32) for name in ("scales", "zeros")}
+    g = Graph("int8a")
+    kind: Any = REGISTRY["dequant_matmul"]
+    multiplied = kind(scheme=schemes.Scheme(kind="int8a", block_size=4))
+    g.outputs(multiplied(*(g.input(name, a.shape, as_dtype(a.dtype)) for name, a in feeds.items())))
+    (got,), (want,) = (Session(device).compile(g).run(feeds) for device in ("cpu", "reference"))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
