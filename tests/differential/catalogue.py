@@ -40,6 +40,9 @@ def catalogue() -> list[tuple[type[Op], Sample]]:
     return found
 
 
+DEFINED = {"eigh": (0,), "svd": (1,)}  # outputs that have one value: vectors may point either way
+
+
 def catalogue_step(seed: int) -> Program | None:
     """One op on leaves like its sample's; draws take other numbers, and the first dtype another that the op claims."""
     rng = np.random.default_rng([seed, 1])
@@ -67,7 +70,7 @@ def catalogue_step(seed: int) -> Program | None:
         return None
     step = Step(f"op:{cls.name}", tuple(Ref(i) for i in range(len(leaves))), fields, count, "op")
     size = (Size("n", opened, 0, None),) if opened else ()
-    outputs = tuple(len(leaves) + i for i in range(count))
+    outputs = tuple(len(leaves) + i for i in DEFINED.get(cls.name, range(count)))
     return Program(size, tuple(leaves), (step,), outputs, seed, note=cls.name)
 
 
