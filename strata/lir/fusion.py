@@ -206,6 +206,8 @@ class _Grouper:
                     return f"{matrix.op.name} cannot read it in place: its rows are not contiguous"
                 if reading.slides and user.inputs[0] == value and not _has_runs(value):
                     return f"{matrix.op.name} reads runs along its last axis"
+                if reading.slides and len({self._base(x) for x in user.inputs[:2]}) < len(user.inputs[:2]):
+                    return f"{matrix.op.name} reads images and weights from buffers of their own"
                 self.matrix_reader[value] = matrix
                 if not reading.lowers:
                     continue

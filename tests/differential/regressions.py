@@ -210,5 +210,6 @@ REGRESSIONS: dict[str, Program] = {
     ),
     "bins of a length that is not known": program(leaf(f64, 3, "n"), steps=[at_op("rfft", 1)], n=6, low=1),
     "bins of few rows, or many": program(leaf(f32, "n", 256), steps=[at_op("rfft", 1)], n=1),
+    "images and weights in one buffer": program(leaf(f32, 1, "n", "n"), steps=[Step("use:convolved", (V[0], 1))]),
     "the least of eight bits": program(leaf(f8e4m3, 3, 2), steps=[exact("min", V[0], axis=0)]),
 }  # fmt: skip
