@@ -48,9 +48,9 @@ def cases(device: str = "cpu") -> dict[str, Callable[..., Any]]:
     warnings.simplefilter("ignore")
     from onnx.backend.test import BackendTest
 
-    from strata.io.onnx import OnnxReferenceBackend, StrataBackend
+    from strata.io.onnx import ReferenceBackend, StrataBackend
 
-    suite = BackendTest({"cpu": StrataBackend, "reference": OnnxReferenceBackend}[device], __name__)
+    suite = BackendTest({"cpu": StrataBackend, "reference": ReferenceBackend}[device], __name__)
     found: dict[str, Callable[..., Any]] = {}
     for items in suite._test_items.values():
         found |= {name.removesuffix("_cpu"): item.func for name, item in items.items() if name.endswith("_cpu")}

@@ -208,12 +208,12 @@ def test_a_forked_child_does_not_wait_for_threads_that_it_has_not() -> None:
 FEW_THREADS = """
 import numpy as np
 from strata import ops
-from strata.backends.llvm.executor.thread_pool import Pool
+from strata.backends.llvm.executor.thread_pool import ThreadPool
 from strata.mir import Graph
 from strata.runtime import Session
 def refuse(self):
     raise OSError(11, "no more threads")
-Pool._start = refuse
+ThreadPool._start = refuse
 g = Graph("g")
 x = np.zeros(1 << 20, np.float32)
 c = Session("cpu").compile(g.outputs(ops.exp(g.input("x", x.shape))), threads=4)
