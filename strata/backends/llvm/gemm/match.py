@@ -109,7 +109,7 @@ def find_contraction(kernel: Kernel) -> MatrixKernel | None:
     if out is None or len(reduces) not in (1, 2):
         return None
     found = []
-    roles = _roles(kernel)
+    roles = _roles(kernel, normal)
     for sums in reduces:
         sides = _sides(sums)
         if sides is None or not isinstance(sums, Reduce):
@@ -126,11 +126,15 @@ class _Roles:
     along: tuple[tuple[Dim, str], ...] = ()
 
 
-def _roles(kernel: Kernel) -> _Roles:
+def _roles(kernel: Kernel, normal: Kernel) -> _Roles:
     """A sum is a dot product where few rows are multiplied by a matrix that it goes along, a matrix by one column,
-    or a row by a column; else terms are added one after the other. What counts are sizes, known or not."""
+    or a row by a column; else terms are added one after the other. What counts are sizes, known or not.
+
+    Axes that a reshape has put together are apart in the normal form only."""
     store = kernel.stores[0]
     sums = next((n for n in postorder([store.value]) if isinstance(n, Reduce)), None)
+    if kernel is not normal and sums is not None and any(_puts_together(n) for n in postorder([sums.body])):
+        return _roles(normal, normal)
     product = sums.body.args if sums is not None and isinstance(sums.body, Scalar) else ()
     factors = [x for x in map(_through_cast, product) if isinstance(x, Load)]
     if sums is None or len(kernel.stores) != 1 or len(factors) != 2 or not sums.dtype.is_float:
@@ -150,6 +154,12 @@ def _roles(kernel: Kernel) -> _Roles:
     if _lies_along(left, sums.axes):
         found.append((single - alone, left.buffer.name))
     return _Roles(is_matrix=True, along=tuple((where, name) for where, name in found if where != 0))
+
+
+def _puts_together(node: Expr) -> bool:
+    """Whether a load divides an axis, as reshaped values do."""
+    indices = node.index if isinstance(node, Load) else ()
+    return any(not isinstance(atom, Axis) for index in indices for atom in linear(index).terms)
 
 
 def _is_at_most(size: Dim, most: int) -> Dim:

@@ -16,10 +16,10 @@ from strata.backends.llvm.gemm.spec import (
     plan_contraction,
     with_ending,
 )
-from strata.core import Target, bf16, c64, f32
+from strata.core import Dim, Target, bf16, c64, f32, sym
 from strata.errors import DTypeError, ShapeError
 from strata.mir import Graph
-from strata.runtime import CompilePipeline
+from strata.runtime import CompilePipeline, Session
 
 ops: Any = functions
 HOST = Target.host()
@@ -83,3 +83,13 @@ def test_products_of_one_row_are_contractions(m: int, turned: bool) -> None:
     (step,) = CompilePipeline("cpu").compile(g).lir.schedule
     assert step.kernel is not None
     assert find_contraction(step.kernel) is not None
+
+
+@pytest.mark.parametrize("batch", [1, 3, sym("n", 1, 8)])
+def test_a_reshaped_matmul_is_a_matmul(batch: Dim) -> None:
+    """Rows and columns that a reshape puts together are told apart again: loops would take fifty times as long."""
+    g = Graph("reshaped")
+    y = g.input("x", (batch, 64, 33)) @ g.param("w", (33, 16)) + g.param("b", (16,))
+    g.outputs(ops.reshape(ops.gelu(y), (batch, 16, 64)))
+    (kernel,) = Session("cpu").compile(g)._executable.kernels.values()  # type: ignore[attr-defined]
+    assert kernel.product is not None
