@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from strata import ops
-from strata.core import TensorType, as_dtype, f32, f64, sym
+from strata.core import TensorType, as_dtype, f16, f32, f64, sym
 from strata.errors import OptionError, ShapeError
 from strata.mir import Graph, evaluate, evaluate_values, placeholder, pullback, pushforward
+from strata.ops.nn.attention import AttentionBackward
 from strata.runtime import Session
 
 RNG = np.random.default_rng(7)
@@ -239,3 +240,13 @@ def test_an_added_mask_drops_what_a_boolean_one_drops(given: str, dtype: str, de
     for one, other in (found[:2], found[2:]):
         assert np.isfinite(other.astype(np.float32)).all()
         assert np.array_equal(one, other)
+
+
+def test_a_width_that_is_a_symbol_is_refused_where_heads_cannot_be_told_apart() -> None:
+    """Attention itself checks it when sizes are known; what its gradient is made of needs the number before."""
+    g = Graph("open")
+    shapes = ((2, 3, sym("n", 0)), (2, 5, 2), (2, 5, 6), (2, 3, 12))
+    inputs = [g.input(f"x{i}", shape, f16) for i, shape in enumerate(shapes)]
+    g.outputs(*AttentionBackward(num_heads=2, kv_heads=1, head_dim=2, layout="bsd")(*inputs))
+    with pytest.raises(ShapeError, match="has 6\\*n elements"):
+        Session("cpu").compile(g)

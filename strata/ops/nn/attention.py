@@ -182,7 +182,8 @@ class AttentionFamily(Op):
             return x
         if self.layout != "bshd":
             d = divide_exactly(x.shape[-1], heads)
-            assert d is not None
+            if d is None:  # q or k, whose width is a symbol that must turn out to be this
+                d = self.head_dim
             x = reshape(x, (x.shape[0] if self.layout == "bsd" else 1, x.shape[-2], heads, d))
         return transpose(x, (0, 2, 1, 3))
 
