@@ -24,7 +24,8 @@ class CompileOptions:
     """How to compile. Equal options and equal graphs give equal code."""
 
     precision: str | None = None
-    """A precision policy (f16, bf16, mixed_f16, mixed_f16_conservative, mixed_bf16), or `compute=f16+reduction=f32`."""
+    """A precision policy (f16, bf16, mixed_f16, mixed_f16_conservative, mixed_bf16), or `compute=f16+reduction=f32`.
+    Bodies of loops and branches keep their own types on `cpu`."""
     fusion: bool | FusionLimits = True
     """False gives each op a kernel of its own; limits say how many ops and inputs a kernel may have."""
     assert_fusion_clean: bool = False
