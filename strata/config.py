@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -40,6 +41,11 @@ def _default_cache_dir(environ: Mapping[str, str]) -> Path:
         return Path.home() / ".cache" / "strata"
     except RuntimeError:  # a container whose user has neither HOME nor a passwd entry
         return _own_temporary_dir()
+
+
+def api_key() -> str | None:
+    """The API key that the environment has for a server, `STRATA_API_KEY`."""
+    return os.environ.get("STRATA_API_KEY") or None
 
 
 def default_cache_dir() -> Path:
@@ -87,6 +93,28 @@ class Config:
     """Bit-equal results for any number of threads and any batch size."""
     check_indices: bool = field(default=False, metadata=_KEY)
     """Emit a range check at each gathered or scattered index."""
+    memory_planner: str = field(default="arena", metadata=_KEY)
+    """How scratch buffers share memory where a compile does not say: arena, remap or off."""
+    tune: str = field(default="heuristic", metadata=_KEY)
+    """How schedules are chosen where a compile does not say, for lazy tensors, too: heuristic, or beam."""
+    beam_width: int = 4
+    """Schedules whose changes a beam search tries next."""
+    beam_seconds: float = 4.0
+    """Seconds that a beam search may take for one kernel; then the best so far is kept."""
+    beam_max_ops: int = 3000
+    """Ops of a kernel beyond which it keeps the heuristic's schedule."""
+    beam_log: bool = False
+    """Log every kernel that is searched for, with its times, at the level info."""
+    lazy_cache: bool = True
+    """Keep the programs of lazy tensors by structure; False makes each anew, with the same bits."""
+    lazy_cache_limit: int = 4096
+    """Programs of lazy tensors that are kept."""
+    concurrent: bool = True
+    """Run parts of a lazy plan that do not depend on each other at the same time, where there are threads for it."""
+    attention_mask_threshold: float = field(default=0.5, metadata=_KEY)
+    """Keys are kept where a float mask of flags is at least this."""
+    attention_score_skip: float = field(default=0.0, metadata=_KEY)
+    """Weights of attention below this are 0: their values are not looked at. It is then taken apart; 0 skips none."""
     winograd: bool = field(default=True, metadata=_KEY)
     """Winograd convolution where that is faster; False multiplies every tap with every pixel."""
     max_nodes: int = 1 << 18
@@ -129,6 +157,8 @@ class Config:
         environ = os.environ if environ is None else environ
         changes: dict[str, Any] = {"cache_dir": _default_cache_dir(environ)}
         for variable in sorted(v for v in environ if v.startswith("STRATA_") and environ[v]):
+            if variable in SECRETS:
+                continue
             if variable not in _VARIABLES:
                 logger.warning("%s is not a setting and has no effect%s", variable, _suggest(variable, _VARIABLES))
                 continue
@@ -190,6 +220,18 @@ def _check_level(name: str, value: object) -> str | None:
     return level
 
 
+def _check_number(name: str, value: object, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ConfigError(f"{name} is a number from {low} to {high}, got {value!r}", code="G102")
+    return float(value)
+
+
+def _check_one_of(name: str, value: object, known: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in known:
+        raise ConfigError(f"{name} is one of {', '.join(known)}, got {value!r}", code="G102")
+    return value
+
+
 def _check_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{name} is True or False, got {value!r}", code="G102")
@@ -206,6 +248,17 @@ _CHECKS: dict[str, Callable[[str, object], object]] = {
     "deterministic": _check_flag,
     "check_indices": _check_flag,
     "winograd": _check_flag,
+    "attention_mask_threshold": lambda name, value: _check_number(name, value, -math.inf, math.inf),
+    "attention_score_skip": lambda name, value: _check_number(name, value, 0.0, 1.0),
+    "memory_planner": lambda name, value: _check_one_of(name, value, ("arena", "remap", "off")),
+    "tune": lambda name, value: _check_one_of(name, value, ("heuristic", "beam")),
+    "beam_width": _check_count,
+    "beam_seconds": _check_seconds,
+    "beam_max_ops": _check_count,
+    "beam_log": _check_flag,
+    "lazy_cache": _check_flag,
+    "lazy_cache_limit": _check_count,
+    "concurrent": _check_flag,
     "max_nodes": _check_count,
     "max_depth": _check_count,
     "max_folded_bytes": _check_count,
@@ -249,6 +302,8 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "STRATA_MAX_SECONDS": ("max_seconds", _read_number),
 }
 
+SECRETS = ("STRATA_API_KEY",)  # no settings: they are in no record of them, and are read where they are used
+
 _current: ContextVar[Config | None] = ContextVar("strata_config", default=None)
 
 
@@ -256,6 +311,19 @@ _current: ContextVar[Config | None] = ContextVar("strata_config", default=None)
 def config() -> Config:
     """The current settings."""
     return _current.get() or _process_config()
+
+
+@contextlib.contextmanager
+def using_config(settings: Config | None) -> Iterator[None]:
+    """Given settings for the block, all of them; None leaves those that hold."""
+    if settings is None:
+        yield
+        return
+    token = _current.set(settings)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 @contextlib.contextmanager
@@ -282,6 +350,16 @@ def using(**changes: object) -> Iterator[Config]:
             logger.setLevel(level)
 
 
+@contextlib.contextmanager
+def holding(settings: Config) -> Iterator[None]:
+    """Settings that were made before, for the block: what `using` does, for calls that come often."""
+    token = _current.set(settings)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
 @functools.cache
 def _process_config() -> Config:
     """Made once. STRATA_LOG also asks for output, so it adds a handler; logging set up by the application stays."""
@@ -293,6 +371,12 @@ def _process_config() -> Config:
             handler.setFormatter(logging.Formatter("%(name)s %(levelname)s: %(message)s"))
             logger.addHandler(handler)
     return Config.from_environment()
+
+
+def child_environment(variable: str, folders: Sequence[str]) -> dict[str, str]:
+    """The environment for a program that is started, with folders in front of those that a variable lists."""
+    rest = os.environ.get(variable)
+    return {**os.environ, variable: os.pathsep.join([*folders, *([rest] if rest else [])])}
 
 
 def _suggest(name: str, known: Mapping[str, object] | set[str]) -> str:

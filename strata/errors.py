@@ -30,7 +30,7 @@
     └── ConfigError (ValueError)         G  a setting that cannot be used
 
 A message says, in this order: what is wrong with both values that disagree, and a code; the user's line; where each
-operand came from; a fix, only when it is sure to work.
+operand came from; a fix, only when it is sure to work. A traceback ends with the command that shows the code's page.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class StrataError(Exception):
         self.operands = tuple(operands)
         self.fix = fix
         self.applied: tuple[Any, Any] | None = None  # the op that refused its inputs, and their types
+        self.add_note(f"more: strata explain {self.code}")  # the last line of a traceback, and no part of the message
 
     def rename(self, operation: str, is_operation: Callable[[str], bool]) -> None:
         """Let the message name the operation that the user called, rather than the one it became."""
@@ -120,6 +121,7 @@ class ArgumentError(OptionError, TypeError):
 class RequestError(OptionError):
     default_code = "O620"
     field: str | None = None  # of the request, that is to blame
+    reason: str | None = None  # the word that the protocol has for it
 
 
 class ParseError(StrataError, ValueError):

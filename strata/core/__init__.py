@@ -6,6 +6,7 @@ from strata.core.budgets import Deadline, Meter, over_budget, require, show_byte
 from strata.core.dims import (
     Atom,
     Dim,
+    SizeCall,
     Symbol,
     SymExpr,
     bounds,
@@ -25,7 +26,7 @@ from strata.core.dims import (
     sym,
     symbols,
 )
-from strata.core.dlpack import from_dlpack
+from strata.core.dlpack import device_capsule, foreign_memory, from_dlpack
 from strata.core.dtypes import (
     ALL_DTYPES,
     DType,
@@ -54,10 +55,12 @@ from strata.core.dtypes import (
     u32,
     u64,
 )
-from strata.core.files import check_plain, open_file, open_handle, read_bytes, read_text
+from strata.core.files import append_private, check_plain, open_file, open_handle, read_bytes, read_text
 from strata.core.forks import call_in_children, new_lock, new_rlock
+from strata.core.notebook import folded
 from strata.core.pages import HUGE_PAGE, give_back, new_pages, no_memory
 from strata.core.processors import available_threads, cgroup_quota
+from strata.core.progress import progress
 from strata.core.size_rows import SizeReader, SizeWriter
 from strata.core.size_text import parse_dim
 from strata.core.source import located

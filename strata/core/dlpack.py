@@ -1,9 +1,10 @@
-"""Arrays from DLPack: by NumPy where it can, copied for element types that NumPy lacks."""
+"""DLPack both ways: arrays of the host by NumPy where it can, memory of devices by their addresses."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,3 +64,102 @@ def _copied(x: Any) -> np.ndarray | None:
     memory = (ctypes.c_char * size).from_address(found.data + found.byte_offset)
     raw = np.frombuffer(memoryview(memory).cast("B"), np.uint8)
     return np.ndarray(shape, dtype, raw, strides=strides).copy()  # the capsule, which owns it, lives until here
+
+
+# memory of devices
+
+_KINDS = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}  # DLPack's numbers, by NumPy's letters
+_BY_KIND = {(0, 8): "i8", (0, 16): "i16", (0, 32): "i32", (0, 64): "i64", (1, 8): "u8", (1, 16): "u16", (1, 32): "u32",
+            (1, 64): "u64", (2, 16): "f16", (2, 32): "f32", (2, 64): "f64", (5, 64): "c64", (5, 128): "c128",
+            (6, 8): "bool", **_NAMES}  # fmt: skip
+_CODES = {name: code for code, name in _BY_KIND.items()}
+
+
+class ForeignMemory(NamedTuple):
+    """Memory of another library: what keeps it, where it is, and what lies there."""
+
+    owner: Any
+    device: tuple[int, int]
+    address: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None  # in elements; None: in order
+
+    @property
+    def is_dense(self) -> bool:
+        step = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides or ()), strict=False):
+            if size != 1 and stride != step:
+                return False
+            step *= size
+        return True
+
+
+class _Managed(ctypes.Structure):
+    """DLManagedTensor"""
+
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+def foreign_memory(x: Any, stream: int | None) -> ForeignMemory | None:
+    """What `x.__dlpack__()` gives, ordered before what comes on a stream; None for elements that have no type here."""
+    capsule = x.__dlpack__(stream=stream)
+    found = _Tensor.from_address(_pointer(capsule, b"dltensor"))
+    name = _BY_KIND.get((found.kind, found.bits))
+    if name is None or found.lanes != 1:
+        return None
+    shape = tuple(found.shape[i] for i in range(found.ndim))
+    strides = tuple(found.strides[i] for i in range(found.ndim)) if found.strides else None
+    address = (found.data or 0) + found.byte_offset
+    return ForeignMemory(capsule, (found.device[0], found.device[1]), address, as_dtype(name).np, shape, strides)
+
+
+def device_capsule(address: int, dtype: Any, shape: Sequence[int], device: tuple[int, int], owner: Any) -> Any:
+    """A capsule over a device's memory, which belongs to `owner` until whoever takes it is done."""
+    code = _CODES.get(str(as_dtype(dtype)))
+    if code is None:
+        raise BufferError(f"DLPack has no elements of type {as_dtype(dtype)}")
+    managed = _Managed()
+    sizes = (ctypes.c_int64 * max(len(shape), 1))(*shape)
+    steps = (ctypes.c_int64 * max(len(shape), 1))()
+    step = 1
+    for i in reversed(range(len(shape))):
+        steps[i] = step
+        step *= shape[i]
+    tensor = managed.tensor
+    tensor.data, tensor.ndim, tensor.lanes, tensor.byte_offset = address, len(shape), 1, 0
+    tensor.device[0], tensor.device[1] = device
+    tensor.kind, tensor.bits = code
+    tensor.shape, tensor.strides = sizes, steps
+    managed.deleter = ctypes.cast(_ended, ctypes.c_void_p)
+    _lent[ctypes.addressof(managed)] = (managed, sizes, steps, owner)
+    return _new_capsule(ctypes.addressof(managed), _NAME, ctypes.cast(_dropped, ctypes.c_void_p))
+
+
+_NAME = b"dltensor"  # capsules keep a pointer to it
+_lent: dict[int, Any] = {}  # what is behind capsules, by address
+
+
+def _end(address: int) -> None:
+    """Whoever took the memory is done with it."""
+    _lent.pop(address, None)
+
+
+def _drop(capsule: int) -> None:
+    """A capsule ends: nobody took it if it still has its name."""
+    if _is_capsule(capsule, _NAME):
+        _lent.pop(_raw_pointer(capsule, _NAME), None)
+
+
+_ended = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_end)
+_dropped = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_drop)
+
+
+def _api(name: str, result: Any, *kinds: Any) -> Any:
+    return ctypes.PYFUNCTYPE(result, *kinds)((name, ctypes.pythonapi))
+
+
+_pointer = _api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+_raw_pointer = _api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+_is_capsule = _api("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
+_new_capsule = _api("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)

@@ -40,6 +40,12 @@ def open_file(path: PathLike, *, follow: bool = True) -> io.BufferedReader:
     return os.fdopen(open_handle(path, follow=follow), "rb")
 
 
+def append_private(path: PathLike) -> io.TextIOWrapper:
+    """A text file to append to, which nobody but its owner may read if it is new."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+    return os.fdopen(handle, "a", encoding="utf-8")
+
+
 def read_bytes(path: PathLike) -> bytes:
     """All that a plain file holds."""
     with open_file(path) as file:

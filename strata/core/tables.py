@@ -52,6 +52,9 @@ TABLES = {
     "onnx prefixes": TableKind("OnnxModel", "traces up to where elements decide", "as onnx plans", 64),
     "onnx segments": TableKind("OnnxModel", "compiled graphs", "text of the segment", 64),
     "onnx prices": TableKind("OnnxModel", "seconds spent on a segment", "text of the segment", 1024),
+    "onnx training": TableKind("TrainableModel", "graphs", "types of inputs", 16),
+    "image sizes": TableKind("ImageModel", "compiled graphs", "height and width of images", 8),
+    "sound lengths": TableKind("CtcSpeech", "compiled graphs", "samples of a sound", 8),
     # programs and their code
     "sizes": TableKind("CompiledGraph", "symbolic sizes and shapes of results", "shapes of inputs", 1024, "fifo"),
     "code": TableKind("process, cpu", "machine code of kernels", "kernel, target, settings", 2048),
@@ -60,9 +63,12 @@ TABLES = {
     "open steps": TableKind("step, cpu", "programs of an op", "sizes that decide its code", 32),
     "xla programs": TableKind("program, xla", "loaded modules", "symbolic sizes", 32),
     "device kernels": TableKind("device, cuda and wgpu", "kernels", "text", 4096, "fifo"),
-    "cuda graphs": TableKind("device, cuda", "captured launches", "kernels, grids, sizes, addresses", 64),
+    "device recipes": TableKind("program, cuda and wgpu", "launches and their memory", "symbolic sizes", 64),
     "uniforms": TableKind("kernel, wgpu", "buffers of sizes", "sizes", 64, "fifo"),
     "op traits": TableKind("process", "what fusion asks of an op", "op, types of inputs", 4096, "fifo"),
+    # serving
+    "idle pages": TableKind("PagePool", "pages of prompts that nobody reads now", "number of the page"),
+    "responses": TableKind("Service", "responses that others may go on from", "id of the response", 1000),
 }
 
 
@@ -188,6 +194,20 @@ class Table(Generic[K, V]):
         while most is not None and len(self._made) > most:
             self._made.popitem(last=False)
             self.counters.evictions += 1
+
+    def pop(self, key: K) -> V | None:
+        """Take an entry out; None where there is none."""
+        with self._lock:
+            return self._made.pop(key, None)
+
+    def pop_next(self) -> K | None:
+        """Drop the next to go, and say which it was; None where there is none."""
+        with self._lock:
+            for key in self._made:
+                del self._made[key]
+                self.counters.evictions += 1
+                return key
+            return None
 
     def clear(self) -> None:
         with self._lock:

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 
-from strata.core import Dim, DType, Place, TensorType, as_dtype, check_shape, here
-from strata.errors import LowerError, OptionError, ShapeError, StrataError, UnknownNameError
+from strata.core import Dim, Place, TensorType, as_dtype, check_shape, folded, here
+from strata.errors import LowerError, OptionError, StrataError, UnknownNameError
 from strata.mir import METHODS, Deferred, Input, Op, Param, Value, as_tuple, constant, near, placeholder, toposort
 
 POLICIES = ("direct", "fusable")
@@ -142,8 +142,6 @@ class HirValue(Deferred):
     """One result of a node. Takes operators, and every op as a method; each makes MIR nodes in its module."""
 
     __slots__ = ("module", "node", "slot")
-    __array_priority__: ClassVar[int] = 1000
-    __array_ufunc__ = None
 
     def __init__(self, module: BlockBuilder, node: HirNode, slot: int = 0) -> None:
         self.module = module
@@ -153,18 +151,6 @@ class HirValue(Deferred):
     @property
     def type(self) -> TensorType:
         return self.node.types[self.slot]
-
-    @property
-    def shape(self) -> tuple[Dim, ...]:
-        return self.type.shape
-
-    @property
-    def dtype(self) -> DType:
-        return self.type.dtype
-
-    @property
-    def ndim(self) -> int:
-        return len(self.type.shape)
 
     @property
     def text(self) -> str:
@@ -179,8 +165,8 @@ class HirValue(Deferred):
         """Whether it is the same result of the same node."""
         return isinstance(other, HirValue) and self.node is other.node and self.slot == other.slot
 
-    def _apply(self, function: str, *args: Any) -> Any:
-        return self.module.call(function, self, *args)
+    def _call(self, function: str, *args: Any) -> Any:
+        return self.module.call(function, *args)
 
     def _unknown(self, what: str, fix: str) -> NoReturn:
         raise LowerError(f"{self.text} : {self.type} of a module has no {what}", code="L206", place=here(), fix=fix)
@@ -191,44 +177,10 @@ class HirValue(Deferred):
     def __repr__(self) -> str:
         return f"HirValue({self.text} : {self.type})"
 
-    def __len__(self) -> int:
-        if not self.shape:
-            raise ShapeError("a rank-0 value has no length", code="S105", place=here())
-        return self.shape[0].__index__()
-
-    def __iter__(self) -> Iterator[HirValue]:
-        return (self[i] for i in range(len(self)))
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in METHODS:
             raise AttributeError(f"a module's value has no method {name!r}{near(name, METHODS)}")
         return lambda *args, **kwargs: self.module.call(name, self, *args, **kwargs)
-
-    @property
-    def T(self) -> HirValue:
-        return self.module.call("transpose", self)
-
-    def __getitem__(self, index: Any) -> HirValue:
-        return self.module.call("getitem", self, index)
-
-
-def _operator(dunder: str, method: str, *, reflected: bool) -> None:
-    setattr(HirValue, f"__{dunder}__", lambda self, *other: self.module.call(method, self, *other))
-    if reflected:
-        setattr(HirValue, f"__r{dunder}__", lambda self, other: self.module.call(method, other, self))
-
-
-for _dunder, _method in {
-    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "pow": "power", "matmul": "matmul",
-    "floordiv": "floor_divide", "mod": "remainder", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
-    "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
-}.items():  # fmt: skip
-    _operator(_dunder, _method, reflected=True)
-for _dunder, _method in {
-    "neg": "negative", "abs": "abs", "invert": "bitwise_not", "lt": "less", "le": "less_equal", "gt": "greater",
-    "ge": "greater_equal",
-}.items():  # fmt: skip
-    _operator(_dunder, _method, reflected=False)
 
 
 class BlockBuilder:
@@ -246,6 +198,9 @@ class BlockBuilder:
         self._name_for_next: str | None = None
 
     # ---------------------------------------------------------------------------------------------------------- leaves
+
+    def _repr_html_(self) -> str:
+        return folded(f"module {self.name}: {len(self.nodes)} blocks", str(self))
 
     def input(self, name: str, shape: Sequence[Dim] | TensorType, dtype: Any = "f32") -> HirValue:
         """Declare an input."""

@@ -4,6 +4,14 @@ from strata.kernel.access import NOT_READ, check_access, contained, is_plain, nu
 from strata.kernel.algebra import LinearIndex, interval, linear
 from strata.kernel.build import Index, KernelBuilder, View
 from strata.kernel.choose import choose_schedule
+from strata.kernel.contraction import (
+    ContractionForm,
+    MatrixView,
+    SumOfProducts,
+    find_contraction,
+    matrix_view,
+    sum_of_products,
+)
 from strata.kernel.inline import element, with_batch, with_names, with_sizes
 from strata.kernel.interp import identity, interpret
 from strata.kernel.ir import (
@@ -19,34 +27,35 @@ from strata.kernel.ir import (
     Scan,
     Size,
     Store,
+    all_axes,
     apply,
     describe,
     postorder,
     size,
 )
-from strata.kernel.legal import check_own_schedule, check_schedule, loops_of
+from strata.kernel.legal import check_own_schedule, check_schedule
 from strata.kernel.nans import is_below, need_no_nan
 from strata.kernel.nest import Compute, LoopBlock, MapLoop, ReduceLoop, StoreStep, make_nest
 from strata.kernel.order import REGISTERS, STEPS, Machine, groups_of, sum_bytes
-from strata.kernel.passes.bitcast_moves import as_bits
-from strata.kernel.passes.hoist_gather import columns_first
-from strata.kernel.passes.interleave import SPREADS, combs, unroll_short_rows
-from strata.kernel.passes.normalize import address, normalize
+from strata.kernel.passes.interleave import SPREADS, combs
+from strata.kernel.passes.normalize import address, normalize, ordered
+from strata.kernel.passes.pipeline import device_form, loops_of, processor_phases
 from strata.kernel.passes.quant_rounding import QuantCode, code_of
-from strata.kernel.passes.short_sums import unroll_short_reductions
-from strata.kernel.passes.split import Phases, SplitLimits, split_reductions
-from strata.kernel.passes.split_predicates import cut_stores
-from strata.kernel.rewrite import rebuild, substitute_axes
+from strata.kernel.passes.split import Phases, SplitLimits, split_reductions, split_terms
+from strata.kernel.rewrite import as_stored, rebuild, substitute_axes, with_nodes
 from strata.kernel.scalars import SCALARS, ScalarFunction
 from strata.kernel.schedule import (
     Delay,
     Exchange,
+    MatmulTiles,
     NonTemporal,
     Parallel,
+    PoolTiles,
     Prefetch,
     Schedule,
     Stage,
     Stagger,
+    Template,
     Tile,
     Vectorise,
     followed_place,
@@ -54,6 +63,7 @@ from strata.kernel.schedule import (
     parallel_chain,
     parse_schedule,
     row_values,
+    template_in,
     turns,
     walk_loops,
 )

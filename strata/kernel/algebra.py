@@ -182,6 +182,9 @@ def divide(node: ir.Expr, by: Dim) -> ir.Expr:
     whole, rest = _split(linear(node), by)
     if _below(rest, by):
         return build(whole)
+    if (parts := _steps(rest, by)) is not None:
+        times, step, _ = parts
+        return build(_sum(whole, linear(divide(build(times), floordiv(by, step))), 1))
     inner = build(rest)
     match inner:
         case ir.Scalar("floordiv", (x, ir.Const(c, _))) if isinstance(by, int) and 0 < int(c.real) * by < _END:
@@ -198,6 +201,9 @@ def remainder(node: ir.Expr, by: Dim) -> ir.Expr:
     _, rest = _split(linear(node), by)
     if _below(rest, by):
         return build(rest)
+    if (parts := _steps(rest, by)) is not None:
+        times, step, left = parts
+        return build(_sum(_scale(linear(remainder(build(times), floordiv(by, step))), step), left, 1))
     inner = build(rest)
     match inner:
         case ir.Scalar("mod", (x, d)) if _exact(linear(d), by) is not None:
@@ -228,6 +234,18 @@ def _split(form: LinearIndex, by: Dim) -> tuple[LinearIndex, LinearIndex]:
     return LinearIndex(whole, quotient), LinearIndex(rest, 0)
 
 
+def _steps(rest: LinearIndex, by: Dim) -> tuple[LinearIndex, Dim, LinearIndex] | None:
+    """rest = times * step + left, with left below a step of which `by` has several: (4 heads of n rows) // 2n is
+    heads // 2."""
+    for step in rest.terms.values():
+        if step == 1 or not is_divisor(step) or divide_exactly(by, step) is None:
+            continue
+        times, left = _split(rest, step)
+        if _below(left, step):
+            return times, step, left
+    return None
+
+
 def _below(rest: LinearIndex, by: Dim) -> bool:
     low, high = linear_interval(rest)
     return low is not None and high is not None and known_le(0, low) and known_le(high, by - 1)
@@ -243,7 +261,7 @@ def simplify_scalar(name: str, args: tuple[ir.Expr, ...], dtype: DType) -> ir.Ex
             return found
     match name, args:
         case (("cast" | "bitcast"), (x,)) if x.dtype is dtype:
-            return x
+            return x if name == "bitcast" or is_settled(x) else None
         case "cast", (ir.Scalar("cast", (x,)),) if x.dtype is dtype and _lossless(dtype, args[0].dtype):
             return x
         case "select", (ir.Const(value, _), a, b):
@@ -426,6 +444,26 @@ def _logic(name: str, a: ir.Expr, b: ir.Expr) -> ir.Expr | None:
             keeps = bool(x.value) == (name == "and")
             return y if keeps else x
     return None
+
+
+_KEEPS: Final = frozenset(
+    ("neg", "abs", "min", "max", "select", "floor", "ceil", "trunc", "round", "sign", "copysign", "rem")
+)  # what they give of numbers of a type is one of them: nothing is rounded
+
+
+@lru_cache(maxsize=4096)
+def is_settled(node: ir.Expr) -> bool:
+    """Whether an expression is what memory would hold: registers have more digits than f16 and less."""
+    if not node.dtype.is_float or node.dtype.itemsize >= 4:
+        return True
+    match node:
+        case ir.Scalar("cast" | "bitcast", _):
+            return True
+        case ir.Scalar(name, args):
+            return name in _KEEPS and all(is_settled(a) for a in args if a.dtype is node.dtype)
+        case ir.Reduce() | ir.Scan():
+            return node.kind in ("max", "min") and is_settled(node.body)
+    return True
 
 
 def is_divisor(dim: Dim) -> bool:

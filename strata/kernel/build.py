@@ -155,6 +155,10 @@ class KernelBuilder:
         """Floats to integers truncate and saturate, NaN gives 0; anything to bool tests for non-zero."""
         return x.cast(dtype)
 
+    def rounded(self, x: Expr) -> Expr:
+        """As it is read back from memory: a cast to its own type, where that has fewer digits than registers."""
+        return apply("cast", x, dtype=x.dtype)
+
     def bitcast(self, x: Expr, dtype: DType) -> Expr:
         return apply("bitcast", x, dtype=dtype)
 
@@ -186,8 +190,11 @@ class KernelBuilder:
         finally:
             self.condition = before
 
-    def reduce(self, kind: str, extents: Sequence[Dim] | Dim, body: Callable[..., Expr]) -> Expr:
-        """`body` of one index per extent, reduced. An empty space gives the identity of the kind."""
+    def reduce(self, kind: str, extents: Sequence[Dim] | Dim, body: Callable[..., Expr], *, order: str = "") -> Expr:
+        """`body` of one index per extent, reduced. An empty space gives the identity of the kind.
+
+        Rounded terms are joined in the order that follows from how they lie in memory, unless one is given (see
+        `order.py`)."""
         if kind not in REDUCTIONS:
             raise LowerError(f"{kind!r} is not a reduction; known: {', '.join(REDUCTIONS)}", code="L113")
         spans = tuple(extents) if isinstance(extents, (tuple, list)) else (extents,)
@@ -199,7 +206,7 @@ class KernelBuilder:
         try:
             value = body(*axes)
             made = picked(axes, widened(value)) if kind == "sum" else None
-            made = Reduce(kind, axes, widened(value)) if made is None else made
+            made = Reduce(kind, axes, widened(value), order) if made is None else made
             return made if kind in ("argmax", "argmin") else narrowed(made, value.dtype)
         finally:
             self._depth -= 1

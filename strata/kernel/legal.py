@@ -7,21 +7,20 @@ from collections.abc import Callable
 from strata.errors import CompileError
 from strata.kernel.ir import Kernel
 from strata.kernel.loop_values import row_is_kept
-from strata.kernel.nest import LoopBlock, MapLoop, ReduceLoop, make_nest
-from strata.kernel.order import USUAL, Machine
-from strata.kernel.passes.bitcast_moves import as_bits
-from strata.kernel.passes.hoist_gather import columns_first
-from strata.kernel.passes.interleave import unroll_short_rows
+from strata.kernel.nest import LoopBlock, MapLoop, ReduceLoop
 from strata.kernel.passes.normalize import normalize
-from strata.kernel.passes.short_sums import unroll_short_reductions
+from strata.kernel.passes.pipeline import loops_of
 from strata.kernel.runs import may_run_in_vectors
 from strata.kernel.schedule import (
     Action,
     Delay,
     Exchange,
     Loop,
+    MatmulTiles,
     NonTemporal,
+    OnDevice,
     Parallel,
+    PoolTiles,
     Prefetch,
     Schedule,
     Stage,
@@ -38,12 +37,6 @@ _MOST_LANES = 1024
 _MOST = 1 << 48  # of counts that become numbers of the code
 
 
-def loops_of(normal: Kernel, machine: Machine = USUAL) -> tuple[Kernel, LoopBlock]:
-    """A normalized kernel in the form that code is made from, and its nest, whose loops schedules are about."""
-    ready = columns_first(unroll_short_rows(unroll_short_reductions(as_bits(normal), machine)))
-    return ready, make_nest(ready)
-
-
 def check_own_schedule(kernel: Kernel) -> None:
     """CompileError where the schedule that a kernel's text has does not fit it."""
     if kernel.schedule:
@@ -56,7 +49,7 @@ def check_schedule(schedule: Schedule, kernel: Kernel, nest: LoopBlock) -> None:
     seen: set[object] = set()
     for action in schedule.actions:
         reason = fits(action)
-        place = type(action), None if isinstance(action, (Parallel, Tile, NonTemporal)) else action.loop
+        place = type(action), getattr(action, "loop", None) if not isinstance(action, Tile) else None
         if reason is None and place in seen and not isinstance(action, (NonTemporal, Prefetch)):
             reason = "there is another one before it"
         if reason is not None:
@@ -82,6 +75,8 @@ class _Fits:
             self.loops
         ):
             return f"there are {len(self.loops)} loops"
+        if isinstance(action, (MatmulTiles, OnDevice, PoolTiles)):
+            return "it is of a template, and this kernel is loops"
         rules: dict[type, Callable[..., str | None]] = {
             Parallel: self._parallel, Vectorise: self._vectorise, Tile: self._tile, Exchange: self._exchange,
             Stage: self._stage, Delay: self._delay, Stagger: self._stagger, NonTemporal: self._past,

@@ -1,7 +1,7 @@
 """The order of rounding in sums: it depends on the problem, not on what is known at compile time.
 
 A float sum has the same bits whether its sizes are numbers or symbols, on any number of threads, alone or beside other
-rows. So its order is found from the way its terms lie in memory, and never from an extent:
+rows. So its order is found from the way its terms lie in memory, and never from an extent, unless its op names one:
 
     rows       the terms lie side by side: term k goes to chain k % CHAINS, the chains are joined by halves
     dot        the same with fewer chains: many such sums are done beside each other
@@ -24,6 +24,7 @@ from strata.core import Dim, DType
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Const, Expr, Load, Reduce, Scalar, Scan, apply, bound_axes, postorder
 
+ORDERS = ("rows", "dot", "columns", "serial")
 REGISTERS = {"rows": 4, "dot": 1}  # of the chains of a sum
 _MASKED = 64  # bytes of vectors of processors whose lanes can be switched off
 STEPS = 256  # terms of a block that one chain, or one column, joins
@@ -65,7 +66,7 @@ def order_of(node: Reduce | Scan) -> str:
     if node.order:
         return node.order
     mine = frozenset(bound_axes(node))
-    several = frozenset(a for a in mine if a.extent != 1)
+    several = frozenset(a for a in mine if a.extent != 1) or mine
     found = False
     for load in postorder((node.body,)):
         if isinstance(load, Load) and load.index and load.free & several:
@@ -139,8 +140,14 @@ def block_terms(order: str, lanes: int) -> int:
 
 
 def alone(node: Reduce, term: Expr) -> Expr:
-    """A reduction over one term: a sum that starts from zero is never -0.0."""
-    return apply("add", term, Const(0, term.dtype)) if node.kind == "sum" and node.is_rounded else term
+    """A reduction over one term: a sum that starts from zero is never -0.0, but for a product that is too small to be
+    told from it and is added with one rounding, to no other chain."""
+    if node.kind != "sum" or not node.is_rounded:
+        return term
+    zero = Const(0, term.dtype)
+    if node.order not in REGISTERS and node.sums_products and isinstance(term, Scalar) and term.name == "mul":
+        return apply("fma", *term.args, zero)
+    return apply("add", term, zero)
 
 
 def written_out(node: Reduce, order: str, terms: Sequence[Expr], machine: Machine) -> Expr:
@@ -169,6 +176,8 @@ def written_out(node: Reduce, order: str, terms: Sequence[Expr], machine: Machin
                 else:
                     chains.append(term if chains else added(first, term))
             done = end
+        if fuses and 0 < len(chains) < single:
+            chains.append(Const(0, node.dtype))  # of what has no term: a product too small to be told from -0.0 is 0.0
         chains = _halved(kind, chains, 1)
     total: Expr = chains[0] if chains else first
     for term in terms[done:]:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace as changed
 
-from strata.kernel.ir import Axis, Buffer, Const, Expr, Load, Reduce, Scalar, Scan, apply, bound_axes, postorder
+from strata.kernel.ir import Axis, Buffer, Const, Expr, Kernel, Load, Reduce, Scalar, Scan, apply, bound_axes, postorder
+
+
+def as_stored(node: Expr) -> Expr:
+    """A value without the rounding that a store does anyway."""
+    match node:
+        case Scalar("cast", (x,)) if x.dtype is node.dtype:
+            return x
+    return node
 
 
 def rebuild(node: Expr, inputs: tuple[Expr, ...]) -> Expr:
@@ -49,3 +58,13 @@ def substitute_axes(roots: Iterable[Expr], replace: dict[Axis, Expr]) -> dict[Ex
         else:
             done[node] = rebuild(node, tuple(done.get(x, x) for x in node.inputs))
     return done
+
+
+def with_nodes(kernel: Kernel, change: Mapping[Expr, Expr]) -> Kernel:
+    """The kernel with other expressions in place of some."""
+    done: dict[Expr, Expr] = {}
+    for node in postorder(kernel.roots):
+        inputs = tuple(done[x] for x in node.inputs)
+        done[node] = change[node] if node in change else node if inputs == node.inputs else rebuild(node, inputs)
+    stores = tuple(changed(s, index=tuple(done[i] for i in s.index), value=done[s.value]) for s in kernel.stores)
+    return changed(kernel, stores=stores)

@@ -23,12 +23,17 @@ Loops are numbered in the order in which a nest prints them. A schedule is a tup
                              loop 2 prefetches the elements of `x` that are 1024 further on: those of the next row
     prefetch x along 2 ahead 8192 to 2
                              the same, into the core's second-level cache; loop 2 need not read `x`
+
+Matmuls, convolutions and pools that a template takes have one action instead, with the template's parameters:
+
+    matmul tile 6 x 2 chunk 96 x 8 k_block 0 prefetch 144
+    pool chunk 4 x 16
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from strata.core import Dim
@@ -132,7 +137,46 @@ class Prefetch:
         return f"prefetch {self.buffer} along {self.loop}{far}"
 
 
-Action = Parallel | Vectorise | Tile | Exchange | Stage | Delay | Stagger | NonTemporal | Prefetch
+@dataclass(frozen=True, slots=True)
+class MatmulTiles:
+    """A matmul or convolution by a template: rows and vectors of a tile, rows and panels of a chunk, how much of k is
+    summed at a time (0: all of it), and how many steps ahead is prefetched. The only action of its schedule."""
+
+    height: int
+    vectors: int
+    rows: int
+    panels: int
+    k_block: int = 0
+    prefetch: int = 0
+
+    def __str__(self) -> str:
+        tile, chunk = f"{self.height} x {self.vectors}", f"{self.rows} x {self.panels}"
+        return f"matmul tile {tile} chunk {chunk} k_block {self.k_block} prefetch {self.prefetch}"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTiles:
+    """A pool by a template: planes and lines of a chunk. The only action of its schedule."""
+
+    planes: int
+    lines: int
+
+    def __str__(self) -> str:
+        return f"pool chunk {self.planes} x {self.lines}"
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """A whole schedule of a GPU, in the words of its backend: tiles, warps, stages. The only action of its schedule."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Template = MatmulTiles | PoolTiles | OnDevice
+Action = Parallel | Vectorise | Tile | Exchange | Stage | Delay | Stagger | NonTemporal | Prefetch | Template
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +244,8 @@ class Schedule:
         return "; ".join(map(str, self.actions))
 
 
-_ACTIONS = (
+_ACTIONS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Action]], ...] = (
+    (re.compile(r"((?:lanes|rows|squares|product|attention) [\w ]{1,200})\Z"), lambda m: OnDevice(m[1])),
     (re.compile(r"parallel (\d{1,18}) grain (\d{1,18})\Z"), lambda m: Parallel(int(m[1]), int(m[2]))),
     (re.compile(r"vectorise (\d{1,18}) by (\d{1,18})\Z"), lambda m: Vectorise(int(m[1]), int(m[2]))),
     (
@@ -216,12 +261,31 @@ _ACTIONS = (
         re.compile(r"prefetch ([\w.]+) along (\d{1,18})(?: ahead (\d{1,18})(?: to ([12]))?)?\Z"),
         lambda m: Prefetch(m[1], int(m[2]), int(m[3] or 0), int(m[4] or 1)),
     ),
+    (
+        re.compile(
+            r"matmul tile (\d{1,9}) x (\d{1,9}) chunk (\d{1,9}) x (\d{1,9}) k_block (\d{1,9}) prefetch (\d{1,9})\Z"
+        ),
+        lambda m: MatmulTiles(*map(int, m.groups())),
+    ),
+    (re.compile(r"pool chunk (\d{1,9}) x (\d{1,9})\Z"), lambda m: PoolTiles(int(m[1]), int(m[2]))),
 )
 
 
 def parse_schedule(text: str) -> Schedule:
     """Reads what `str(schedule)` prints."""
-    return Schedule(tuple(_parse_action(part.strip()) for part in text.split(";") if part.strip()))
+    actions = tuple(_parse_action(part.strip()) for part in text.split(";") if part.strip())
+    if len(actions) > 1 and any(isinstance(a, (MatmulTiles, PoolTiles)) for a in actions):
+        raise ParseError(f"{text!r}: a template's action stands alone", code="P120")
+    return Schedule(actions)
+
+
+def template_in(schedule: str) -> Template | None:
+    """What a kernel's schedule says of a template; None where it is about loops, or there is none."""
+    if not schedule.startswith(("matmul ", "pool ")):
+        return None
+    (found,) = parse_schedule(schedule).actions
+    assert isinstance(found, (MatmulTiles, PoolTiles))
+    return found
 
 
 def _parse_action(text: str) -> Action:

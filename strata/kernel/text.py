@@ -39,6 +39,7 @@ from strata.kernel.ir import (
     all_axes,
     postorder,
 )
+from strata.kernel.order import ORDERS
 from strata.kernel.scalars import SCALARS
 from strata.kernel.schedule import parse_schedule
 
@@ -111,7 +112,8 @@ class _Printer:
                 head = f"{name}.{node.dtype}" if SCALARS[name].result == "given" else name
                 text = f"{head}({', '.join(map(self.name, args))})"
             case Reduce(kind, axes, body):
-                text = f"{kind} {self.name(body)} over {', '.join(self.axes[a] for a in axes)}"
+                head = f"{kind}.{node.order}" if node.order else kind
+                text = f"{head} {self.name(body)} over {', '.join(self.axes[a] for a in axes)}"
             case Scan(kind, axis, body, position, exclusive):
                 word = "before" if exclusive else "through"
                 text = f"scan {kind} {self.name(body)} over {self.axes[axis]} {word} {self.name(position)}"
@@ -136,13 +138,13 @@ _AXIS = re.compile(r"axis ([\w.]+) in (.+)\Z")
 _SCHEDULE = re.compile(r"schedule (.+)\Z")
 _VALUE = re.compile(r"%(\d+) = (.+)\Z")
 _LOAD = re.compile(r"(\w[\w.]*)\[([^\]]*)\](?: where (.+))?\Z")
-_REDUCE = re.compile(rf"({'|'.join(REDUCTIONS)}) (\S+) over (.+)\Z")
+_REDUCE = re.compile(rf"({'|'.join(REDUCTIONS)})(?:\.({'|'.join(ORDERS)}))? (\S+) over (.+)\Z")
 _SCAN = re.compile(r"scan (\w+) (\S+) over ([\w.]+) (before|through) (.+)\Z")
 _CALL = re.compile(r"(\w+)(?:\.(\w+))?\((.*)\)\Z")
 _STORE = re.compile(r"store (\w[\w.]*)\[([^\]]*)\] = (\S+)(?: over (.+))?\Z")
 _NUMBER = re.compile(r"(.+):(\w+)\Z")
 _MOST_DIGITS = 400  # of a number: the largest of the floats, written out, has 309
-_REDUCES = re.compile(rf"= (?:{'|'.join(REDUCTIONS)}) \S+ over ")
+_REDUCES = re.compile(rf"= (?:{'|'.join(REDUCTIONS)})(?:\.\w+)? \S+ over ")
 
 
 def parse_kernel(text: str) -> Kernel:
@@ -321,8 +323,8 @@ class _Parser:
             axis, body, position = self._axis(match[3]), self._operand(match[2]), self._operand(match[5])
             return Scan(match[1], axis, body, position, match[4] == "before")
         if match := _REDUCE.match(text):
-            axes = tuple(self._axis(a) for a in _split(match[3]))
-            return Reduce(match[1], axes, self._operand(match[2]))
+            axes = tuple(self._axis(a) for a in _split(match[4]))
+            return Reduce(match[1], axes, self._operand(match[3]), match[2] or "")
         if match := _CALL.match(text):
             if match[1] not in SCALARS:
                 raise self.fail(f"{match[1]!r} is not a scalar function")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from strata.core import Dim, dim_prod, substitute, symbols
-from strata.kernel import Axis, Expr, Kernel, KernelBuilder, Reduce, Scan, View, postorder
+from strata.kernel import Axis, Expr, Kernel, KernelBuilder, Reduce, Scan, View, as_stored, postorder
 from strata.lir.traits import is_inline_constant, traits
 from strata.mir import Constant, Input, Node, Param, Value, as_tuple
 
@@ -90,13 +90,17 @@ class KernelOf:
         self.depth = _depth(order, aligned)
         if self.depth > MAX_DEPTH:
             return
+        built: set[tuple[Expr, ...]] = set()
         for root in roots:
             axes = self.k.axes(root.shape)
-            for value in aligned:
-                if value.shape == root.shape:
-                    self.views[value][axes]  # remembered: no expression is built by deep recursion
+            if axes not in built:  # of roots of one shape once
+                built.add(axes)
+                for value in aligned:
+                    if value.shape == root.shape:
+                        self.views[value][axes]  # remembered: no expression is built by deep recursion
             computed: Expr = self.views[root][axes]
-            self.k.output(self._next_output(), root.type, lambda index, computed=computed: computed)  # type: ignore[misc]
+            kept = as_stored(computed)
+            self.k.output(self._next_output(), root.type, lambda index, kept=kept: kept)  # type: ignore[misc]
             self.stores.append((axes, computed, root))
 
     def add_update(self, root: Value) -> None:
@@ -169,7 +173,7 @@ class KernelOf:
                 for e in postorder([expr]):
                     if isinstance(e, (Reduce, Scan)):
                         self.makers.setdefault(e, value)
-            return expr
+            return self.k.rounded(expr)
 
         return self.k.view(value.type, read)
 
@@ -178,6 +182,8 @@ class KernelOf:
 
     def problems(self) -> dict[Value, str]:
         """Values whose reduction would run more than once per row here."""
+        if not self.makers:  # nothing is reduced
+            return {}
         wrong: dict[Value, str] = {}
         own = set(self.group.roots)
         products = {v for n in self.group.nodes if traits(n).contracts for v in n.outputs}

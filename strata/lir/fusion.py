@@ -25,7 +25,7 @@ from strata.kernel import Kernel
 from strata.lir.fused import MAX_DEPTH, MOST_OPS, FusionGroup, KernelOf, beyond_limits, is_allowed, typical
 from strata.lir.order import Costs, best_order
 from strata.lir.siblings import join_siblings
-from strata.lir.traits import STEP, Traits, has_kernel, is_inline_constant, is_leaf, traits
+from strata.lir.traits import STEP, Traits, has_kernel, is_generated, is_inline_constant, is_leaf, traits
 from strata.lir.views import keeps_runs, view_strides
 from strata.mir import Constant, Graph, Input, Node, Param, Value, fixed_values
 
@@ -194,6 +194,8 @@ class _Grouper:
                 return f"{user.op.called} is a step of its own"
             if reading.updates and user.inputs[0] == value:
                 return f"{user.op.name} changes it in place"
+            if (reading.reduces or reading.scans) and is_generated(value):
+                return f"{user.op.name} sums it up in the order in which it lies"
             in_place = reading.contracts or id(user) in self.reads_views
             matrix = user if in_place else self.matrix_reader.get(user.outputs[0]) if reading.moves else None
             if matrix is not None:
@@ -202,7 +204,8 @@ class _Grouper:
                 spacing = view_strides(value)
                 if spacing is None:
                     return f"{matrix.op.name} cannot read it in place: its elements are not evenly spaced"
-                if matrix is user and not reading.lowers and spacing.strides and spacing.strides[-1] != 1:
+                strict = not reading.lowers or id(user) in self.reads_views
+                if matrix is user and strict and spacing.strides and spacing.strides[-1] != 1:
                     return f"{matrix.op.name} cannot read it in place: its rows are not contiguous"
                 if reading.slides and user.inputs[0] == value and not _has_runs(value):
                     return f"{matrix.op.name} reads runs along its last axis"
@@ -214,8 +217,7 @@ class _Grouper:
             behind = value in self.products or value in self.sliding
             if behind and matrix is None and not self._is_epilogue(user, value):
                 return f"{user.op.name} cannot be an epilogue of {self.products.get(value, node).op.name}"
-            narrow = value.dtype.is_float and value.dtype.itemsize < 4  # rounded where it is stored, whatever its size
-            across = _turns(user) and (narrow or typical(value.type.size) >= MANY)
+            across = _turns(user) and typical(value.type.size) >= MANY
             if across and ((what.reduces and not what.contracts) or self._is_put_together(value)):
                 return f"{user.op.name} reads it across its rows"
             again = not reading.reduces and not reading.updates and self._repeats(value, user)
@@ -459,7 +461,8 @@ class _Grouper:
             return False
         if len(producer.nodes) + len(consumer.nodes) > MAX_OPS:
             return False
-        return not reach.between(producer, consumer)
+        sums = any(self._traits(n).reduces or self._traits(n).scans for n in consumer.nodes)
+        return not (sums and any(map(is_generated, producer.roots))) and not reach.between(producer, consumer)
 
     def _needs(self, groups: list[FusionGroup], maker: dict[Value, FusionGroup]) -> dict[int, list[Value]]:
         """What must be there before each group: what it reads, and for an update all other readers of the old value.

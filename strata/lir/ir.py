@@ -7,16 +7,18 @@ arena holds scratch buffers only, at offsets that the memory planner chose.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strata.core import Dim, Symbol, Target, TensorType
+from strata.core import Dim, Symbol, Target, TensorType, folded, here
+from strata.errors import OptionError
 from strata.kernel import Kernel, show_kernel
 from strata.lir.fusion import Cut
+from strata.lir.traits import GENERATORS
 from strata.lir.views import Spacing, read_view
 from strata.mir import Graph, Node
 
@@ -24,7 +26,37 @@ if TYPE_CHECKING:
     from strata.lir.manifest import BindingManifest
 
 ALIGNMENT = 64
+PLANNERS = ("arena", "remap", "off")
+MOST_ALIGNMENT = 4096
+KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay from run to run
 ROLES = ("input", "param", "constant", "weight", "result", "scratch")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlanOptions:
+    """How scratch memory is planned: what may share bytes, and the multiple of bytes that each buffer starts at.
+
+    `arena` packs buffers whose lives do not meet into one block; `remap` lets a buffer take the place of an earlier
+    one of its type and size, whole; `off` gives each buffer bytes of its own.
+    """
+
+    mode: str = "arena"
+    alignment: int = ALIGNMENT
+
+    def __post_init__(self) -> None:
+        if self.mode not in PLANNERS:
+            raise OptionError(
+                f"the planner is one of {', '.join(PLANNERS)}, got {self.mode!r}", code="O144", place=here()
+            )
+        is_count = isinstance(self.alignment, int) and not isinstance(self.alignment, bool)
+        if not is_count or self.alignment.bit_count() != 1 or not ALIGNMENT <= self.alignment <= MOST_ALIGNMENT:
+            raise OptionError(
+                f"the alignment of an arena is a power of two from {ALIGNMENT} to {MOST_ALIGNMENT}, "
+                f"got {self.alignment!r}", code="O144", place=here(),
+            )  # fmt: skip
+
+
+PLAIN_MEMORY = MemoryPlanOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +86,7 @@ class Step:
     updates: tuple[tuple[str, str], ...] = ()  # outputs, and what they start as: copied first, unless one memory
     views: tuple[Spacing, ...] | None = None  # where a step of one op, or a kernel's `slides`, reads its inputs
     is_module: bool = False
+    bodies: tuple[Lir, ...] = field(repr=False, default=())  # plans of the graphs inside of an op, where it runs them
 
     @property
     def read_buffers(self) -> tuple[str, ...]:
@@ -76,6 +109,11 @@ class Step:
     def convolves(self) -> bool:
         """Whether a convolution is in it, which may be a matmul: its sums have the order of all convolutions."""
         return any(n.op.name.startswith("conv") for n in self.nodes)
+
+    @property
+    def generates(self) -> bool:
+        """Whether it makes random numbers, or positions: as many as a size says, which may be a symbol elsewhere."""
+        return any(n.op.name in GENERATORS for n in self.nodes)
 
     @property
     def slides(self) -> Node | None:
@@ -120,10 +158,20 @@ class Lir:
     constants: tuple[np.ndarray, ...] = field(repr=False, default=())
     cuts: tuple[Cut, ...] = field(repr=False, default=())
     made_with: str = ""  # options, settings and version: part of the fingerprint
+    memory: MemoryPlanOptions = PLAIN_MEMORY
 
     @property
     def name(self) -> str:
         return self.graph.name
+
+    @property
+    def weights(self) -> frozenset[str]:
+        """Buffers that stay from run to run, whatever is known of sizes: not what is generated."""
+        found = {b.name for b in self.buffers if b.role in KEPT}
+        for step in self.schedule:
+            if step.phase == "prologue" and (step.generates or not found.issuperset(step.inputs)):
+                found.difference_update(step.outputs)
+        return frozenset(found)
 
     def buffer(self, name: str) -> LirBuffer:
         return self._by_name[name]
@@ -144,6 +192,13 @@ class Lir:
     def kernels(self) -> dict[str, Kernel]:
         """Distinct kernels by name: steps with equal kernels share one."""
         return {s.name: s.kernel for s in self.schedule if s.kernel is not None}
+
+    def walk(self) -> Iterator[tuple[Lir, Step]]:
+        """All steps, each with its plan: behind a step those of its bodies."""
+        for step in self.schedule:
+            yield self, step
+            for body in step.bodies:
+                yield from body.walk()
 
     @property
     def phases(self) -> dict[str, tuple[str, ...]]:
@@ -191,6 +246,7 @@ class Lir:
         parts = [self.summary(), str(self.graph), self.target.key, self.made_with]
         parts += [f"{s.phase} {s.views}" for s in self.schedule]
         parts += [show_kernel(k) for k in self.kernels.values()]
+        parts += [body.fingerprint() for s in self.schedule for body in s.bodies]
         for part in parts:
             digest.update(f"{len(part)}:{part}".encode())
         for array in self.constants:
@@ -210,6 +266,9 @@ class Lir:
         from strata.lir.text import show
 
         return show(self)
+
+    def _repr_html_(self) -> str:
+        return folded(f"plan of {self.name}: {len(self.schedule)} steps", self.summary())
 
     def __str__(self) -> str:
         """All that the plan is, as text that reads back: `strata.parse(str(plan)) == plan`."""

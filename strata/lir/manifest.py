@@ -82,7 +82,7 @@ def manifest(lir: Lir, binding: Mapping[str, Dim] | None = None) -> BindingManif
     return BindingManifest(
         lir.name,
         lir.placement(binding).arena_size,
-        ALIGNMENT,
+        lir.memory.alignment,
         tuple(entry(name, buffer) for name, buffer in lir.io.inputs),
         tuple(entry(name, buffer) for name, buffer in lir.io.params),
         tuple(entry(f"output{i}", buffer) for i, buffer in enumerate(lir.io.outputs)),

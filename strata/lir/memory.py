@@ -23,12 +23,36 @@ class ArenaBlock:
 def place(lir: Lir, binding: Mapping[str, Dim] | None) -> Placement:
     """Place the scratch buffers of a plan for sizes, or for the upper bounds of the symbols when none are given."""
     scratch = [b for b in lir.buffers if b.role == "scratch"]
-    blocks = [ArenaBlock(b.name, round_up(byte_size(b, binding)), b.birth, b.death) for b in scratch if b.alias is None]
-    offsets, total = pack(blocks)
+    mode, step = lir.memory.mode, lir.memory.alignment
+    own = scratch if mode == "off" else [b for b in scratch if b.alias is None]
+    blocks = [ArenaBlock(b.name, round_up(byte_size(b, binding), step), b.birth, b.death) for b in own]
+    if mode == "arena":
+        offsets, total = pack(blocks)
+    else:
+        offsets, total = _in_slots(blocks, [b.type.dtype.name for b in own] if mode == "remap" else None)
     for b in scratch:
-        if b.alias is not None:
+        if b.name not in offsets:
+            assert b.alias is not None
             offsets[b.name] = offsets[b.alias]
     return Placement(offsets, total, lower_bound(blocks), sum(b.size for b in blocks))
+
+
+def _in_slots(blocks: Sequence[ArenaBlock], kinds: Sequence[str] | None) -> tuple[dict[str, int], int]:
+    """Blocks side by side; with kinds, a block takes over the place of one of its kind and size that is dead."""
+    offsets: dict[str, int] = {}
+    free: dict[tuple[str, int], list[tuple[int, int]]] = {}  # last step and offset, by kind and size
+    top = 0
+    for i in sorted(range(len(blocks)), key=lambda i: blocks[i].birth):
+        block = blocks[i]
+        slots = free.setdefault((kinds[i], block.size), []) if kinds is not None else []
+        taken = next((slot for slot in slots if slot[0] < block.birth), None)
+        if taken is not None:
+            slots.remove(taken)
+        at = top if taken is None else taken[1]
+        top = max(top, at + block.size)
+        offsets[block.name] = at
+        slots.append((block.death, at))
+    return offsets, top
 
 
 def byte_size(buffer: LirBuffer, binding: Mapping[str, Dim] | None) -> int:
@@ -45,8 +69,8 @@ def byte_size(buffer: LirBuffer, binding: Mapping[str, Dim] | None) -> int:
     return high
 
 
-def round_up(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+def round_up(size: int, step: int = ALIGNMENT) -> int:
+    return -(-size // step) * step
 
 
 def pack(blocks: Sequence[ArenaBlock]) -> tuple[dict[str, int], int]:
@@ -141,7 +165,7 @@ def memory_svg(lir: Lir, binding: Mapping[str, Dim] | None = None) -> str:
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-size="9">']
     for i, b in enumerate(x for x in lir.buffers if x.role == "scratch"):
         x, w = b.birth / steps * width, (b.death - b.birth + 1) / steps * width
-        h = round_up(byte_size(b, binding)) / size * height
+        h = round_up(byte_size(b, binding), lir.memory.alignment) / size * height
         y = height - placement.offsets[b.name] / size * height - h
         parts.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" '

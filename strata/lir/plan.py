@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,11 +13,11 @@ from strata.core import Target
 from strata.kernel import Expr, Kernel, Load, Reduce, Scan, postorder
 from strata.lir.fused import FusionGroup
 from strata.lir.fusion import Grouping, group_graph
-from strata.lir.ir import Io, Lir, LirBuffer, Step
+from strata.lir.ir import PLAIN_MEMORY, Io, Lir, LirBuffer, MemoryPlanOptions, Step
 from strata.lir.memory import check_limit
 from strata.lir.traits import is_inline_constant, traits
 from strata.lir.views import Spacing, view_strides
-from strata.mir import Constant, Graph, Node, Value, leaf_name
+from strata.mir import Constant, Graph, Node, Op, Value, leaf_name
 
 if TYPE_CHECKING:
     from strata.passes import FusionLimits
@@ -31,25 +31,37 @@ def plan(
     whole: Callable[[Node], bool] | None = None,
     views: Callable[[Node], bool] | None = None,
     limits: FusionLimits | None = None,
+    bodies: bool = False,
     made_with: str = "",
+    memory: MemoryPlanOptions = PLAIN_MEMORY,
 ) -> Lir:
-    """Group a graph into kernels and plan its memory. `whole`, `views` and `limits` are those of `group_graph`."""
+    """Group a graph into kernels and plan its memory. `whole`, `views` and `limits` are those of `group_graph`.
+
+    With `bodies`, loops and branches have plans of what they run, made in the same way.
+    """
+
+    def plan_bodies(op: Op) -> tuple[Lir, ...]:
+        options: Any = {"whole": whole, "views": views, "limits": limits, "bodies": True, "memory": memory}
+        return tuple(plan(nested.opened(), target, **options) for nested in op.nested()) if bodies else ()
+
     grouping = group_graph(graph, whole, views, limits=limits)
-    lir = _Planner(graph, target or Target.host(), grouping).run(made_with)
+    lir = _Planner(graph, target or Target.host(), grouping, plan_bodies).run(made_with, memory)
     check_limit(lir, memory_limit)
     return lir
 
 
 class _Planner:
-    def __init__(self, graph: Graph, target: Target, grouping: Grouping) -> None:
-        self.graph, self.target, self.grouping = graph, target, grouping
+    def __init__(
+        self, graph: Graph, target: Target, grouping: Grouping, plan_bodies: Callable[[Op], tuple[Lir, ...]]
+    ) -> None:
+        self.graph, self.target, self.grouping, self.plan_bodies = graph, target, grouping, plan_bodies
         self.buffers: dict[Value, LirBuffer] = {}
         self.owners: dict[str, Value] = {}  # of scratch memory, by buffer name
         self.constants: list[np.ndarray] = []
         self.kernel_names: dict[Kernel, str] = {}
         self.count = Counter[str]()
 
-    def run(self, made_with: str) -> Lir:
+    def run(self, made_with: str, memory: MemoryPlanOptions) -> Lir:
         grouping = self.grouping
         for x in self.graph.inputs:
             self.buffers[x] = LirBuffer(leaf_name(x), x.type, "input", leaf_name(x))
@@ -86,7 +98,8 @@ class _Planner:
             tuple(self.buffers[x].name for x in self.graph.results),
         )
         buffers = tuple(self.buffers.values())
-        return Lir(self.graph, self.target, buffers, steps, io, tuple(self.constants), tuple(grouping.cuts), made_with)
+        constants, cuts = tuple(self.constants), tuple(grouping.cuts)
+        return Lir(self.graph, self.target, buffers, steps, io, constants, cuts, made_with, memory)
 
     def _next(self, kind: str) -> str:
         self.count[kind] += 1
@@ -123,7 +136,8 @@ class _Planner:
             spaced = [view_strides(x, base) for x, base in zip(node.inputs, group.sources, strict=True)]
             views = tuple(v for v in spaced if v is not None)
             assert len(views) == len(spaced)
-            return Step(node.op.name, reads, writes, node.op.name, None, nodes, phase, (), views)
+            bodies = self.plan_bodies(node.op)
+            return Step(node.op.name, reads, writes, node.op.name, None, nodes, phase, (), views, bodies=bodies)
         kernel = self._named(group.kernel)
         updates = tuple((self.buffers[x].name, self._read_name(start)) for x, start in group.updates.items())
         return Step(kernel.name, reads, writes, group.label, kernel, nodes, phase, updates, _views_of_sliding(nodes))

@@ -14,7 +14,7 @@ import numpy as np
 
 from strata.core import Target
 from strata.lir.fusion import Cut, group_graph
-from strata.lir.ir import Io, Lir, LirBuffer, Step
+from strata.lir.ir import PLAIN_MEMORY, Io, Lir, LirBuffer, MemoryPlanOptions, Step
 from strata.lir.memory import check_limit
 from strata.mir import Constant, Graph, Input, Node, Param, Value, leaf_name
 
@@ -77,6 +77,7 @@ def plan_stages(
     memory_limit: int | None = None,
     limits: FusionLimits | None = None,
     made_with: str = "",
+    memory: MemoryPlanOptions = PLAIN_MEMORY,
 ) -> Lir:
     """The plan of a graph in stages. Only what goes from one stage to another has a buffer. With `limits`, a module
     has no more than the ops of one kernel."""
@@ -109,7 +110,7 @@ def plan_stages(
     )  # fmt: skip
     cuts = _cuts(stages) if grouping is None else tuple(grouping.cuts)
     steps = tuple(_step(at, stage, names) for at, stage in enumerate(stages))
-    lir = Lir(graph, target, tuple(buffers.values()), steps, io, tuple(constants), cuts, made_with)
+    lir = Lir(graph, target, tuple(buffers.values()), steps, io, tuple(constants), cuts, made_with, memory)
     check_limit(lir, memory_limit)
     return lir
 

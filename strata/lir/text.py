@@ -9,22 +9,24 @@
       return out0
     }
 
-That is `lir.summary()`. `str(lir)`, the module, has behind each step its phase and the nodes of the graph that it
-computes, then the kernels and the graph: all that a plan is, `parse_module(show_module(lir))` being the same again.
+That is `lir.summary()`; last come the plans inside of loops and branches, `body 0 of step 3 { … }`. `str(lir)`, the
+module, has behind each step its phase and the nodes of the graph that it computes, then the kernels and the graph: all
+that a plan is, `parse_module(show_module(lir))` being the same again.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from textwrap import dedent, indent
 
 import numpy as np
 
 from strata.core import Symbol, Target, TensorType, parse_dim
 from strata.errors import ParseError
 from strata.kernel import Kernel, parse_kernel, show_kernel
-from strata.lir.ir import Io, Lir, LirBuffer, Step
+from strata.lir.ir import PLAIN_MEMORY, Io, Lir, LirBuffer, MemoryPlanOptions, Step
 from strata.lir.views import Spacing
 from strata.mir import REGISTRY, Constant, Graph, Literal, Node, Parser, leaf_name, parse
 
@@ -33,7 +35,8 @@ from strata.mir import REGISTRY, Constant, Graph, Literal, Node, Parser, leaf_na
 
 def show(lir: Lir) -> str:
     """The plan of a graph, kernels by name."""
-    return _plan_text(lir, [f"{_step(s)}  # {s.label}" for s in lir.schedule])
+    texts = [_plan_text(lir, [f"{_step(s)}  # {s.label}" for s in lir.schedule]), *_bodies(lir, show)]
+    return "\n".join(texts)
 
 
 def show_module(lir: Lir) -> str:
@@ -47,11 +50,21 @@ def show_module(lir: Lir) -> str:
     numbers = _Numbers(nodes)
     steps = [f"{_step(s)}{_detail(s, numbers)}  # {s.label}" for s in lir.schedule]
     kernels = [show_kernel(k) for k in lir.kernels.values()]
-    return "\n\n".join([_plan_text(lir, steps, sources), *kernels, str(lir.graph)]) + "\n"
+    return "\n\n".join([_plan_text(lir, steps, sources), *kernels, str(lir.graph), *_bodies(lir, show_module)]) + "\n"
+
+
+def _bodies(lir: Lir, text_of: Callable[[Lir], str]) -> list[str]:
+    """The plans inside of steps."""
+    return [
+        f"body {i} of step {at} {{\n{indent(text_of(body).rstrip(), '  ')}\n}}"
+        for at, step in enumerate(lir.schedule)
+        for i, body in enumerate(step.bodies)
+    ]
 
 
 def _plan_text(lir: Lir, steps: Sequence[str], sources: Sequence[str] = ()) -> str:
-    lines = [f"lir @{_name(lir.name)} target {lir.target} {{"]
+    memory = "" if lir.memory == PLAIN_MEMORY else f" memory {lir.memory.mode} {lir.memory.alignment}"
+    lines = [f"lir @{_name(lir.name)} target {lir.target}{memory} {{"]
     lines += [
         f"  {_buffer(b)}{source}" for b, source in zip(lir.buffers, sources or [""] * len(lir.buffers), strict=True)
     ]
@@ -113,7 +126,9 @@ def _detail(s: Step, numbers: _Numbers) -> str:
 _NAME = r'(?:"(?:[^"\\]|\\.)*"|[^\s,"()]+)'
 _NAMES = rf"(?:{_NAME}(?:, {_NAME})*)?"
 _MADE = rf"{_NAME}(?: from {_NAME})?"
-_HEAD = re.compile(rf"lir @(?P<name>{_NAME}) target (?P<target>[\w-]+) \{{\Z")
+_HEAD = re.compile(
+    rf"lir @(?P<name>{_NAME}) target (?P<target>[\w-]+)(?: memory (?P<mode>[a-z]+) (?P<alignment>\d+))? \{{\Z"
+)
 _BUFFER = re.compile(
     rf"buffer (?P<name>{_NAME}) : (?P<type>\w+\[.*?\]) (?P<role>[a-z]+)(?: (?P<detail>{_NAME}))?"
     rf"(?: in (?P<alias>{_NAME}))?(?: node (?P<node>\d+))?\Z"
@@ -129,9 +144,25 @@ def parse_module(text: str) -> Lir:
     sections = _sections(text)
     graph = parse(sections["mir"][0])
     kernels = [parse_kernel(k) for k in sections.get("kernel", [])]
-    made = _PlanReader(sections["lir"][0], graph, {k.name: k for k in kernels}).plan()
+    made = _PlanReader(sections["lir"][0], graph, {k.name: k for k in kernels}, _read_bodies(sections)).plan()
     made.verify()
     return made
+
+
+_BODY = re.compile(r"body (\d+) of step (\d+) \{\Z")
+
+
+def _read_bodies(sections: Mapping[str, list[str]]) -> dict[int, tuple[Lir, ...]]:
+    """The plans inside of steps, by the number of the step."""
+    found: dict[int, tuple[Lir, ...]] = {}
+    for section in sections.get("body", []):
+        head, _, rest = section.partition("\n")
+        match = _BODY.match(head)
+        at = int(match[2]) if match else -1
+        if not match or int(match[1]) != len(found.get(at, ())):
+            raise ParseError(f"plan text: expected `body 0 of step 3 {{`, found {head[:40]!r}", code="P122")
+        found[at] = (*found.get(at, ()), parse_module(dedent(rest.removesuffix("}"))))
+    return found
 
 
 def _sections(text: str) -> dict[str, list[str]]:
@@ -153,9 +184,11 @@ def _sections(text: str) -> dict[str, list[str]]:
 
 
 class _PlanReader:
-    def __init__(self, text: str, graph: Graph, kernels: Mapping[str, Kernel]) -> None:
+    def __init__(
+        self, text: str, graph: Graph, kernels: Mapping[str, Kernel], bodies: Mapping[int, tuple[Lir, ...]]
+    ) -> None:
         self.lines = text.splitlines()
-        self.graph, self.kernels = graph, kernels
+        self.graph, self.kernels, self.bodies = graph, kernels, bodies
         self.nodes = graph.nodes()
         self.symbols: Mapping[str, Symbol] = graph.symbols()
         self.constants: list[np.ndarray] = []
@@ -181,9 +214,13 @@ class _PlanReader:
             elif line.startswith("return "):
                 outputs = _names(line[len("return ") :])
             elif line:
-                steps.append(self._step(line))
+                steps.append(self._step(line, len(steps)))
         io = Io(self._bound(buffers, "input"), self._bound(buffers, "param"), outputs)
-        return Lir(self.graph, Target.of_plan(head["target"]), tuple(buffers), tuple(steps), io, tuple(self.constants))
+        made, memory = Target.of_plan(head["target"]), PLAIN_MEMORY
+        if head["mode"]:
+            self.at = 0
+            memory = MemoryPlanOptions(head["mode"], self._number(head["alignment"]))
+        return Lir(self.graph, made, tuple(buffers), tuple(steps), io, tuple(self.constants), memory=memory)
 
     def _buffer(self, line: str) -> LirBuffer:
         match = _BUFFER.match(line)
@@ -212,7 +249,7 @@ class _PlanReader:
             raise self.fail(f"node {number or '?'} of the graph is not a constant {kind}")
         return op.data.array
 
-    def _step(self, line: str) -> Step:
+    def _step(self, line: str, at: int) -> Step:
         match = _STEP.match(line)
         if not match:
             raise self.fail("expected a buffer, a step or return")
@@ -237,6 +274,7 @@ class _PlanReader:
             updates,
             views,
             match["kind"] == "module",
+            self.bodies.get(at, ()),
         )
 
     def _node(self, number: str) -> Node:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from strata.core import Table, TensorType
 from strata.kernel import SCALARS, Expr, KernelBuilder, Load, Reduce, Scalar, Scan, postorder
-from strata.mir import Constant, Input, Node, Op, Param, as_tuple
+from strata.mir import Constant, Input, Node, Op, Param, Value, as_tuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,8 @@ class Traits:
     slides: bool = False  # a contraction over windows of its first input, read in runs along the last axis
 
 
+GENERATORS = ("random_bits", "iota")
+_SPREADS = ("broadcast_to", "reshape", "transpose")
 _CHOICES = ("select", "and", "or", "not", "lt", "le", "gt", "ge")
 STEP = Traits(False, False, False, False, False, 0)  # of an op that is a step of its own
 _TRAITS: Table[tuple[Op, tuple[TensorType, ...]], Traits] = Table("op traits")
@@ -78,3 +80,18 @@ def is_inline_constant(node: Node) -> bool:
 
 def is_leaf(node: Node) -> bool:
     return isinstance(node.op, (Input, Param, Constant))
+
+
+def is_generated(value: Value) -> bool:
+    """Whether a value of random floats, or of positions, has no element of a buffer for each of its own: where it is
+    summed, nothing says in which order it lies."""
+    stack, found = [value] if value.dtype.is_inexact else [], False
+    while stack:
+        x = stack.pop()
+        if x.node.op.name in GENERATORS:
+            found = True
+        elif is_leaf(x.node) or not (x.node.op.elementwise or x.node.op.name in _SPREADS):
+            return False
+        else:
+            stack += [y for y in x.node.inputs if y.type.size == x.type.size and not is_inline_constant(y.node)]
+    return found

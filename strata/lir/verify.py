@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from strata.core import Dim, TensorType, known_le
 from strata.errors import SymbolError, VerifyError
-from strata.lir.ir import ALIGNMENT, ROLES, Lir, LirBuffer, Step
+from strata.lir.ir import ROLES, Lir, LirBuffer, Step
 from strata.lir.memory import byte_size
 from strata.lir.views import Spacing
+from strata.mir import Graph, Value, leaf_name
 
 PHASES = ("prologue", "steady", "epilogue")
 READABLE = ("input", "param", "constant")
@@ -30,6 +31,7 @@ def verify_plan(lir: Lir) -> None:
                 raise _broken(lir, f"step {at} ({step.name}) uses {name}, which is not a buffer")
         _check_order(lir, at, step, known, written)
         _check_types(lir, at, step, known)
+        _check_bodies(lir, at, step)
         written |= set(step.outputs)
     for name in lir.io.outputs:
         if name not in known:
@@ -37,6 +39,26 @@ def verify_plan(lir: Lir) -> None:
         if name not in written:
             raise _broken(lir, f"result {name} is never written")
     _check_placement(lir, known)
+
+
+def _check_bodies(lir: Lir, at: int, step: Step) -> None:
+    """Plans inside of a step keep the same rules, and take and give what the graphs of its op do."""
+    if not step.bodies:
+        return
+    nested = step.nodes[0].op.nested() if step.kernel is None and len(step.nodes) == 1 else ()
+    if len(nested) != len(step.bodies):
+        raise _broken(lir, f"step {at} ({step.name}) has {len(step.bodies)} bodies, its op {len(nested)}")
+    for one, body in zip(nested, step.bodies, strict=True):
+        wanted = [[(n, x.type) for i, (n, x) in enumerate(_leaves(one.graph)) if (i in one.still) == s] for s in (0, 1)]
+        given = [[(leaf_name(x), x.type) for x in leaves] for leaves in (body.graph.inputs, body.graph.params)]
+        results = [body.buffer(name).type for name in body.io.outputs]
+        if wanted != given or results != [x.type for x in one.graph.results]:
+            raise _broken(lir, f"step {at} ({step.name}) has a body {body.name} that is not the graph of its op")
+        verify_plan(body)
+
+
+def _leaves(graph: Graph) -> list[tuple[str, Value]]:
+    return list(zip(graph.input_names, graph.inputs, strict=True))
 
 
 def _check_boundary(lir: Lir, known: dict[str, LirBuffer]) -> None:
@@ -160,10 +182,10 @@ def stays_inside(view: Spacing, shape: Sequence[Dim], kind: TensorType) -> bool 
 def unproven_views(lir: Lir) -> list[str]:
     """Steps of one op that read in place, where the bounds of sizes do not tell that they stay inside their buffers."""
     found = []
-    for step in lir.schedule:
+    for home, step in lir.walk():
         if step.kernel is None and step.views is not None and len(step.nodes) == 1:
             reads = zip(step.inputs, step.views, step.nodes[0].inputs, strict=True)
-            if not all(stays_inside(view, x.shape, lir.buffer(name).type) for name, view, x in reads):
+            if not all(stays_inside(view, x.shape, home.buffer(name).type) for name, view, x in reads):
                 found.append(step.name)
     return found
 
@@ -178,7 +200,7 @@ def _check_placement(lir: Lir, known: dict[str, LirBuffer]) -> None:
     sized = [(placement.offsets[b.name], byte_size(b, None), b) for b in owners if byte_size(b, None)]
     spans = [(at, at + size, b) for at, size, b in sorted(sized, key=lambda span: span[:2])]
     for i, (start, end, b) in enumerate(spans):
-        if start % ALIGNMENT or end > placement.arena_size:
+        if start % lir.memory.alignment or end > placement.arena_size:
             raise _broken(lir, f"{b.name} lies at {start}..{end} of {placement.arena_size}")
         for other_start, _, other in spans[i + 1 :]:
             if other_start >= end:

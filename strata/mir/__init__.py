@@ -2,11 +2,11 @@
 
 from strata.arguments import public
 from strata.mir.batching import batch, batch_values
-from strata.mir.deferred import METHODS, Deferred
+from strata.mir.deferred import BINARY, COMPARISONS, METHODS, Deferred, Operators
 from strata.mir.differentiate import pullback, pullback_once, pushforward
 from strata.mir.fields import require_fields
 from strata.mir.functions import function, is_operation
-from strata.mir.graph import Graph, fixed_values, substitute_values, toposort
+from strata.mir.graph import Graph, Nested, fixed_values, substitute_values, toposort
 from strata.mir.interp import (
     Evaluation,
     as_array,

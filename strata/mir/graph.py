@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from strata.arguments import own_checks, untouched
-from strata.core import Dim, Symbol, SymExpr, TensorType, as_dtype, check_shape, here, located
+from strata.core import Dim, Symbol, SymExpr, TensorType, as_dtype, check_shape, folded, here, located
 from strata.errors import OptionError, ShapeError, SymbolError, TraceError, UnknownNameError
 from strata.mir.ir import Home, Node, Op, Value, field_symbols, make_node, near
 from strata.mir.leaves import Constant, Input, Param, constant, fresh_scope, leaf_name
@@ -190,11 +191,37 @@ class Graph:
     def __repr__(self) -> str:
         return f"<Graph {self.name}: {len(self.inputs)} inputs, {len(self.params)} params, {len(self.results)} outputs>"
 
+    def _repr_html_(self) -> str:
+        return folded(f"graph {self.name}: {len(self.nodes())} nodes", str(self))
+
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Graph) and str(self) == str(other))
 
     def __hash__(self) -> int:
         return hash(str(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """A graph inside of an op, and the numbers of those inputs that stay the same each time that it runs."""
+
+    graph: Graph
+    still: range = range(0)
+
+    def opened(self) -> Graph:
+        """The graph on its own: what stays the same is a parameter of it."""
+        made = Graph(self.graph.name)
+        values = []
+        for i, (name, x) in enumerate(zip(self.graph.input_names, self.graph.inputs, strict=True)):
+            values.append(made.param(name, x.type) if i in self.still else made.input(name, x.type))
+        return made.outputs(*self.graph.call(*values))
+
+    def closed(self, graph: Graph) -> Graph:
+        """What `opened` gave, or what a pass has made of it, as the op takes it: with inputs only, in their order."""
+        made = Graph(graph.name)
+        order = self.graph.input_names
+        values = {name: made.input(name, graph.leaf(name).type) for name in order}
+        return made.outputs(*graph.call(*(values[name] for name in (*graph.input_names, *graph.param_names))))
 
 
 def toposort(roots: Iterable[Value], stop: Iterable[Value] = ()) -> list[Node]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import FrozenInstanceError, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 from weakref import WeakValueDictionary
@@ -33,6 +33,7 @@ from strata.places import is_comparison, is_users
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, Kernel, KernelBuilder
+    from strata.mir.graph import Graph, Nested
 
 OpT = TypeVar("OpT", bound="type[Op]")
 
@@ -126,6 +127,14 @@ class Op:
 
     def check_inputs(self, inputs: Sequence[Value], types: Sequence[TensorType]) -> None:
         """Reject inputs of these types by what else is known of them, as the numbers of a constant."""
+
+    def nested(self) -> tuple[Nested, ...]:
+        """The graphs that run inside of the op: bodies of loops, branches."""
+        return ()
+
+    def with_nested(self, graphs: Sequence[Graph]) -> Op:
+        """The op with others in place of the graphs that `nested` gives."""
+        return self
 
     @property
     def called(self) -> str:
@@ -405,8 +414,6 @@ class Value(Deferred):
     """One output of a node. Takes operators, and every op as a method."""
 
     __slots__ = ("index", "node")
-    __array_priority__: ClassVar[int] = 1000
-    __array_ufunc__ = None  # NumPy defers to our reflected operators
 
     def __init__(self, node: Node, index: int = 0) -> None:
         self.node = node
@@ -415,18 +422,6 @@ class Value(Deferred):
     @property
     def type(self) -> TensorType:
         return self.node.types[self.index]
-
-    @property
-    def shape(self) -> tuple[Dim, ...]:
-        return self.type.shape
-
-    @property
-    def dtype(self) -> DType:
-        return self.type.dtype
-
-    @property
-    def ndim(self) -> int:
-        return len(self.type.shape)
 
     def __eq__(self, other: object) -> Any:
         """As all that is deferred; on one level, since look-ups of values are most of the work of passes."""
@@ -444,21 +439,13 @@ class Value(Deferred):
         """Whether it is the same expression."""
         return isinstance(other, Value) and self.node is other.node and self.index == other.index
 
-    def _apply(self, function: str, *args: Any) -> Any:
-        return METHODS[function](self, *args)
+    def _call(self, function: str, *args: Any) -> Any:
+        return METHODS[function](*args)
 
     def _unknown(self, what: str, fix: str) -> NoReturn:
         raise TraceError(
             f"a {self.type} value of a graph has no {what} while the graph is built", code="T111", place=here(), fix=fix
         )
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise ShapeError("a rank-0 value has no length", code="S105", place=here())
-        return self.shape[0].__index__()
-
-    def __iter__(self) -> Iterator[Value]:
-        return (self[i] for i in range(len(self)))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -467,80 +454,6 @@ class Value(Deferred):
             raise AttributeError(f"a graph value has no method {name!r}{near(name, METHODS)}")
         method = METHODS[name]
         return lambda *args, **kwargs: method(self, *args, **kwargs)
-
-    @property
-    def T(self) -> Value:
-        return METHODS["transpose"](self)
-
-    def __getitem__(self, index: Any) -> Value:
-        return METHODS["getitem"](self, index)
-
-    if TYPE_CHECKING:  # set below, from a table
-
-        def __add__(self, other: Any) -> Value: ...
-        def __radd__(self, other: Any) -> Value: ...
-        def __sub__(self, other: Any) -> Value: ...
-        def __rsub__(self, other: Any) -> Value: ...
-        def __mul__(self, other: Any) -> Value: ...
-        def __rmul__(self, other: Any) -> Value: ...
-        def __truediv__(self, other: Any) -> Value: ...
-        def __rtruediv__(self, other: Any) -> Value: ...
-        def __floordiv__(self, other: Any) -> Value: ...
-        def __rfloordiv__(self, other: Any) -> Value: ...
-        def __mod__(self, other: Any) -> Value: ...
-        def __rmod__(self, other: Any) -> Value: ...
-        def __pow__(self, other: Any) -> Value: ...
-        def __rpow__(self, other: Any) -> Value: ...
-        def __matmul__(self, other: Any) -> Value: ...
-        def __rmatmul__(self, other: Any) -> Value: ...
-        def __and__(self, other: Any) -> Value: ...
-        def __rand__(self, other: Any) -> Value: ...
-        def __or__(self, other: Any) -> Value: ...
-        def __ror__(self, other: Any) -> Value: ...
-        def __xor__(self, other: Any) -> Value: ...
-        def __rxor__(self, other: Any) -> Value: ...
-        def __lshift__(self, other: Any) -> Value: ...
-        def __rlshift__(self, other: Any) -> Value: ...
-        def __rshift__(self, other: Any) -> Value: ...
-        def __rrshift__(self, other: Any) -> Value: ...
-        def __lt__(self, other: Any) -> Value: ...
-        def __le__(self, other: Any) -> Value: ...
-        def __gt__(self, other: Any) -> Value: ...
-        def __ge__(self, other: Any) -> Value: ...
-        def __neg__(self) -> Value: ...
-        def __abs__(self) -> Value: ...
-        def __invert__(self) -> Value: ...
-
-
-def _operator(dunder: str, method: str) -> None:
-    def forward(self: Value, other: Any) -> Value:
-        return METHODS[method](self, other)
-
-    def reflected(self: Value, other: Any) -> Value:
-        return METHODS[method](other, self)
-
-    setattr(Value, f"__{dunder}__", forward)
-    setattr(Value, f"__r{dunder}__", reflected)
-
-
-for _dunder, _method in {
-    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide",
-    "mod": "remainder",
-    "pow": "power", "matmul": "matmul", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
-    "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
-}.items():  # fmt: skip
-    _operator(_dunder, _method)
-
-
-def _unary_operator(dunder: str, method: str) -> None:
-    setattr(Value, f"__{dunder}__", lambda self, *other: METHODS[method](self, *other))  # noqa: PLW0108 - filled later
-
-
-for _dunder, _method in {
-    "neg": "negative", "abs": "abs", "invert": "bitwise_not", "lt": "less", "le": "less_equal", "gt": "greater",
-    "ge": "greater_equal",
-}.items():  # fmt: skip
-    _unary_operator(_dunder, _method)
 
 
 class Leaf(Op):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from strata.core import Target
 from strata.errors import DTypeError, OptionError, ParseError, ShapeError, UnknownNameError, VerifyError
 from strata.kinds import shown
-from strata.mir import Graph, Value, near, origin_of, verify
+from strata.mir import Graph, Value, as_tuple, near, origin_of, verify
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Pass:
     """Base of all passes. Fields are options."""
 
     name: ClassVar[str] = "?"
+    keeps_signature: ClassVar[bool] = True  # else it does not run on graphs inside of ops
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         raise NotImplementedError
@@ -73,7 +74,34 @@ def run_passes(passes: Sequence[Pass], graph: Graph, ctx: PassContext) -> tuple[
         seconds = time.perf_counter() - start
         records.append(PassRecord(str(one), before, len(made.nodes()), seconds, made is not graph))
         graph = made
-    return graph, records
+    return _inside(passes, graph, ctx, records), records
+
+
+def _inside(passes: Sequence[Pass], graph: Graph, ctx: PassContext, records: list[PassRecord]) -> Graph:
+    """The same passes on bodies of loops and on branches, which run as the rest of the program does."""
+    holders = [node.op for node in graph.nodes() if node.op.nested()]
+    if not holders:
+        return graph
+    start = time.perf_counter()
+    kept = [one for one in passes if one.keeps_signature]
+    count = [0, 0]
+
+    def change(value: Value, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        op, graphs = value.node.op, []
+        for nested in op.nested():
+            opened = nested.opened()
+            made, _ = run_passes(kept, opened, ctx)
+            graphs.append(nested.graph if made is opened else nested.closed(made))
+            count[0] += len(opened.nodes())
+            count[1] += len(made.nodes())
+        if all(made is nested.graph for made, nested in zip(graphs, op.nested(), strict=True)):
+            return None
+        return as_tuple(op.with_nested(graphs)(*inputs))
+
+    made = rewrite(graph, change, "bodies")
+    names = " + ".join(dict.fromkeys(op.name for op in holders))
+    records.append(PassRecord(f"all in {names}", count[0], count[1], time.perf_counter() - start, made is not graph))
+    return made
 
 
 def _applied(one: Pass, graph: Graph, ctx: PassContext) -> Graph:

@@ -42,9 +42,7 @@ _SMALLEST_SPLIT = 8  # an inner axis shorter than a vector is worse than divisio
 def normalize(kernel: Kernel) -> Kernel:
     """The same kernel in the form that nests are made from."""
     kernel = replace(kernel, stores=tuple(s for s in kernel.stores if all(a.extent != 0 for a in s.axes)))
-    if _has_folds(kernel):
-        kernel = _rewrite(_rewrite(kernel, _split_reduction), _ordered)
-    kernel = _flatten(kernel)
+    kernel = _flatten(ordered(kernel))
     kernel = _drop_single(kernel)
     kernel = _split_axes(kernel)
     kernel = _merge_store_axes(kernel)
@@ -53,6 +51,11 @@ def normalize(kernel: Kernel) -> Kernel:
     kernel = _rewrite(kernel, _merge_reduce_axes)
     kernel = _rewrite(kernel, _one_axis_each)
     return _straighten_scans(_share_axes(kernel))
+
+
+def ordered(kernel: Kernel) -> Kernel:
+    """The kernel with an order for every sum that is rounded."""
+    return _rewrite(_rewrite(kernel, _split_reduction), _ordered) if _has_folds(kernel) else kernel
 
 
 def _ordered(node: Expr) -> Expr:

@@ -24,10 +24,11 @@ from math import prod
 
 from strata.core import Dim, bounds, dim_prod, i64
 from strata.kernel.algebra import linear
+from strata.kernel.contraction import ContractionForm
 from strata.kernel.ir import Axis, Buffer, Const, Expr, Kernel, Load, Reduce, Scan, Store, apply, postorder, size
 from strata.kernel.order import Machine, block_terms
 from strata.kernel.passes.windows import JOINS
-from strata.kernel.rewrite import rebuild, substitute_axes
+from strata.kernel.rewrite import substitute_axes, with_nodes
 
 _PLACES = {"argmax": "gt", "argmin": "lt"}
 _BEST = {"argmax": "max", "argmin": "min"}
@@ -48,6 +49,7 @@ class SplitLimits:
     part_bytes: int = 128 << 10
     short_part_bytes: int = 16 << 10  # of a part that is looked through again
     parts: int = 64
+    column_parts: int = 0  # of sums of columns; 0: as many as of others
     open_parts: int = 16  # of a reduction whose number of terms is not known
 
 
@@ -86,7 +88,7 @@ def split_reductions(kernel: Kernel, limits: SplitLimits = USUAL, *, machine: Ma
             scratch += made.outputs
             change |= change_here
             done |= {a for n in postorder(change_here.values()) if isinstance(n, Reduce) for a in n.axes}
-        kernel = _replaced(kernel, change)
+        kernel = with_nodes(kernel, change)
         known = tuple(b for b in scratch if b not in kernel.inputs)
         kernel = replace(kernel, inputs=(*kernel.inputs, *known))
     return Phases((*phases, kernel), tuple(scratch))
@@ -152,7 +154,8 @@ def _split_of(node: Reduce, limits: SplitLimits, machine: Machine | None) -> _Sp
     run = _RUN if along else 1
     least = limits.far_rows if far and lines // limits.columns >= limits.lines else 2 * run
     part_bytes = limits.short_part_bytes if _looks_again(node) else limits.part_bytes
-    parts = min(terms * node.body.dtype.itemsize // part_bytes, limits.parts, axis.extent // least)
+    most = limits.parts if along else limits.column_parts or limits.parts
+    parts = min(terms * node.body.dtype.itemsize // part_bytes, most, axis.extent // least)
     if parts < 2:
         return None
     length = axis.extent // (parts * run) * run
@@ -228,13 +231,35 @@ def _with_the_rest(reduce: Reduce, found: Expr, split: _Split, rest: Axis) -> Ex
     return apply("select", better, left, found)
 
 
-def _replaced(kernel: Kernel, change: dict[Expr, Expr]) -> Kernel:
-    done: dict[Expr, Expr] = {}
-    for node in postorder(kernel.roots):
-        made = tuple(done[x] for x in node.inputs)
-        if node in change:
-            done[node] = change[node]
-        else:
-            done[node] = node if made == node.inputs else rebuild(node, made)
-    stores = tuple(replace(s, index=tuple(done[i] for i in s.index), value=done[s.value]) for s in kernel.stores)
-    return replace(kernel, stores=stores)
+def split_terms(form: ContractionForm, parts: int) -> Phases:
+    """A contraction whose sums are made in parts (split-k) of the first axis of their terms, and then added up in the
+    order of the parts: where there are few tiles, parts keep a device busy."""
+    kernel, (outer, *inner) = form.kernel, form.sums[0].terms
+    assert all(s.terms == form.sums[0].terms for s in form.sums)
+    assert isinstance(outer.extent, int)
+    assert outer.extent % parts == 0, f"{outer.extent} terms in {parts} parts"
+    part, term = Axis(f"{outer.name}_p", parts), Axis(f"{outer.name}_l", outer.extent // parts)
+    axes = (part, *kernel.stores[0].axes)
+    place: Expr = Const(0, i64)
+    for a in axes:
+        place = place * size(a.extent) + a
+    stores: list[Store] = []
+    change: dict[Expr, Expr] = {}
+    for number, one in enumerate(form.sums):
+        buffer = Buffer(f"part{number}", one.node.dtype, (dim_prod([a.extent for a in axes]),))
+        body: Expr = one.left * one.right
+        body = substitute_axes((body,), {outer: part * size(outer.extent // parts) + term})[body]
+        for axis in reversed((term, *inner)):
+            body = Reduce("sum", (axis,), body)
+        stores.append(Store(buffer, axes, (place,), body))
+        total: Expr | None = None
+        for at in range(parts):
+            index = substitute_axes((place,), {part: Const(at, i64)})[place]
+            total = Load(buffer, (index,)) if total is None else total + Load(buffer, (index,))
+        assert total is not None
+        change[one.node] = total
+    scratch = tuple(s.buffer for s in stores)
+    read = {n.buffer.name for n in postorder([s.value for s in stores]) if isinstance(n, Load)}
+    first = Kernel(f"{kernel.name}_parts", tuple(b for b in kernel.inputs if b.name in read), scratch, tuple(stores))
+    last = with_nodes(kernel, change)
+    return Phases((first, replace(last, inputs=(*kernel.inputs, *scratch))), scratch)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from strata.mir import Graph, Value, as_tuple
-from strata.ops import CheckedIds, CustomKernel, Indexed, PagedAttention, may_be_empty
+from strata.ops import CheckedIds, CustomKernel, Indexed, PagedAttention, PagedUpdate, may_be_empty
 from strata.passes.base import Pass, PassContext, register, rewrite
 
 
@@ -27,7 +27,7 @@ class CheckIndices(Pass):
         op = out.node.op
         if isinstance(op, CustomKernel):
             return op.with_checks(*inputs) if self.every else None
-        if isinstance(op, PagedAttention):
+        if isinstance(op, PagedAttention | PagedUpdate):
             return op.with_checks(*inputs)
         if not isinstance(op, Indexed) or isinstance(op, CheckedIds):
             return None

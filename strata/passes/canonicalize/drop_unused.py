@@ -18,6 +18,7 @@ class DropUnused(Pass):
     params: bool = True
 
     name: ClassVar[str] = "drop_unused"
+    keeps_signature: ClassVar[bool] = False
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         used = {id(n) for n in graph.nodes()}

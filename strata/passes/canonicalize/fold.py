@@ -64,7 +64,8 @@ class Fold(Pass):
             and all(t.is_static and t.size == 0 for t in node.types)
         ):
             return [constant(np.empty(t.static_shape, t.dtype.np)) for t in node.types]
-        if not node.inputs or not node.op.pure or not all(isinstance(x.node.op, Constant) for x in inputs):
+        is_known = bool(node.inputs) or node.op.name == "dim_size"  # a size that was bound is a number like any other
+        if not is_known or not node.op.pure or not all(isinstance(x.node.op, Constant) for x in inputs):
             return None
         if not _is_exact(node):
             return None

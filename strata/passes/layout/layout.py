@@ -4,7 +4,7 @@ Every value keeps the form it was made in; the other form is made where a reader
 gives channels last; ops that do not care about the order of axes (element-wise ops, pools, concatenation, slices,
 padding, reductions, resizing) follow their inputs. Weights are transposed where they are parameters: once. Compositions
 that hide such ops are decomposed first. A convolution that is alone stays as it is where that is faster. Narrow floats
-are widened on the way.
+are widened on the way, but for a backend that claims to gather windows itself: GPUs multiply them as they are.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from strata.passes.canonicalize.decompose import Decompose
 from strata.passes.layout.transposed_conv import as_plain, as_product, is_product, is_transposed
 from strata.passes.quant.widen import widen_convolutions
 
+GATHERED = (
+    "conv_gathered"  # claims: a convolution is a matmul of gathered windows; narrow floats are multiplied as such
+)
 # compositions that lose their axes when decomposed
 KEPT = "conv_backward_weight+pool_prod+pool_sum+resize_axis+resize_nearest_2x"
 MOST_FOLLOWED = 8  # ops that are done again with channels last, rather than their result turned around
@@ -62,14 +65,16 @@ class ChannelsLast(Pass):
         if not ctx.claimed(ConvLast.name) or not any(n.op.name.startswith("conv") for n in graph.nodes()):
             return graph
         given = graph
-        graph = widen_convolutions(Decompose(KEPT).run(graph, ctx), self.name)
+        gathers = ctx.claims is not None and GATHERED in ctx.claims
+        widen = (lambda g, _: g) if gathers else widen_convolutions
+        graph = widen(Decompose(KEPT).run(graph, ctx), self.name)
         order = toposort(graph.results)
         wanted = {id(n) for n in order if n.op.name in SERVED and SERVED[n.op.name](n)}
         users = _users(order)
         claimed = ctx.claimed(ConvFirst.name)
         alone = {id(n) for n in order if claimed and _stays(n) and _is_alone(n, wanted, users)}
         if not alone and not any(id(n) in wanted and not _is_matrix_product(n) for n in order):
-            return rewrite(widen_convolutions(given, self.name), _as_products, self.name)
+            return rewrite(widen(given, self.name), _as_products, self.name)
         maker = _Layouts(wanted | alone, alone)
         for node in order:
             with origin_of(node, made_by=self.name):
