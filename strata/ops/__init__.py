@@ -42,9 +42,9 @@ from strata.ops.conv.conv_last import (
 from strata.ops.indexing.arrange import arange, eye, linspace, tri
 from strata.ops.indexing.indexing import CheckedIds, Indexed, id_error, may_be_empty
 from strata.ops.linalg.matmul import MatMul
-from strata.ops.nn.paged import PagedAttention
+from strata.ops.nn.paged import PagedAttention, PagedUpdate
 from strata.ops.nn.rope import RopeScaling, rope_frequencies, rope_tables
-from strata.ops.quant import gguf_blocks, schemes
+from strata.ops.quant import gguf_blocks, gguf_codebooks, gguf_fields, schemes
 from strata.ops.signal.fft import fftfreq, hann_window, rfftfreq
 from strata.ops.signal.signal import blackman_window, hamming_window, mel_weight_matrix
 
@@ -80,6 +80,7 @@ FAMILIES = (
     "indexing.scattering",
     "indexing.sorting",
     "indexing.subscript",
+    "indexing.trees",
     "linalg.einsum",
     "linalg.factorize",
     "linalg.linalg",
@@ -105,6 +106,8 @@ FAMILIES = (
     "reduce.cumulative",
     "reduce.reduce",
     "reduce.softmax",
+    "render.raster",
+    "render.splat",
     "signal.fft",
     "signal.signal",
     "signal.spectral",

@@ -7,7 +7,7 @@ has been split or folded shares no block with the numbers drawn from it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -51,6 +51,10 @@ class RandomBits(Op):
 
     shape: tuple[Dim, ...]
     domain: int = DRAW
+
+    rounds: ClassVar[int] = ROUNDS
+    multipliers: ClassVar[tuple[int, int]] = MULTIPLIERS
+    key_steps: ClassVar[tuple[int, int]] = KEY_STEPS
 
     differentiable = False
     dtypes = (u32,)

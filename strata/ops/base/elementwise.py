@@ -54,18 +54,31 @@ class Elementwise(Op):
 
     def jvp(self, *inputs: Value, out: Value, dx: tuple[Value | None, ...]) -> Value | None:
         total: Value | None = None
-        for partial, tangent in zip(self.partials(*inputs, out=out), dx, strict=True):
+        kind, partials = self._wide_partials(inputs, out)
+        for partial, tangent in zip(partials, dx, strict=True):
             if tangent is None or partial is None:
                 continue
-            term = _times(tangent, partial)
+            term = _times(METHODS["cast"](tangent, kind), partial)
             total = term if total is None else total + term
-        return None if total is None else METHODS["broadcast_to"](total, out.shape)
+        return None if total is None else METHODS["broadcast_to"](METHODS["cast"](total, out.dtype), out.shape)
 
     def vjp(self, *inputs: Value, out: Value, ct: Value) -> tuple[Value | None, ...]:
+        kind, partials = self._wide_partials(inputs, out)
+        wide = METHODS["cast"](ct, kind)
         return tuple(
-            None if partial is None else unbroadcast(_times(ct, _conj(partial)), x.shape)
-            for x, partial in zip(inputs, self.partials(*inputs, out=out), strict=True)
+            None if partial is None else METHODS["cast"](unbroadcast(_times(wide, _conj(partial)), x.shape), x.dtype)
+            for x, partial in zip(inputs, partials, strict=True)
         )
+
+    def _wide_partials(self, inputs: tuple[Value, ...], out: Value) -> tuple[DType, tuple[Partial, ...]]:
+        """The partials, and the type to compute with them in: of half precision it is f32 where they take several ops,
+        so that a derivative is rounded once."""
+        partials = self.partials(*inputs, out=out)
+        is_plain = all(p is None or isinstance(p, int) or p in inputs for p in partials)
+        if is_plain or not out.dtype.is_float or out.dtype.itemsize >= 4:
+            return out.dtype, partials
+        wide = out.dtype.accumulator
+        return wide, self.partials(*(METHODS["cast"](x, wide) for x in inputs), out=METHODS["cast"](out, wide))
 
     def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim) -> Value:
         rank = max(x.ndim - b for x, b in zip(inputs, batched, strict=True))
@@ -274,12 +287,17 @@ class Selecting(Arithmetic):
         ]  # fmt: skip
 
 
+def _in_turn(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of two equal numbers, zeros of both signs among them, the second is chosen; of f16, NumPy chooses the first."""
+    return (y, x) if x.dtype == np.float16 else (x, y)
+
+
 @op("maximum")
 class Maximum(Selecting):
     """The larger of x and y; NaN if either is."""
 
     def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.maximum(x, y)
+        return np.maximum(*_in_turn(x, y))
 
     def picks_first(self, x: Value, y: Value) -> Value:
         return x >= y
@@ -293,7 +311,7 @@ class Minimum(Selecting):
     """The smaller of x and y; NaN if either is."""
 
     def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.minimum(x, y)
+        return np.minimum(*_in_turn(x, y))
 
     def picks_first(self, x: Value, y: Value) -> Value:
         return x <= y

@@ -9,7 +9,7 @@ import numpy as np
 
 from strata.core import Dim, TensorType, bool_, f64, flatten, located, unflatten
 from strata.errors import OptionError, ShapeError
-from strata.mir import Graph, Op, Sample, Value, batch_values, op, placeholder, pullback, pushforward
+from strata.mir import Graph, Nested, Op, Sample, Value, batch_values, op, placeholder, pullback, pushforward
 from strata.ops.base.creation import zeros_like
 from strata.ops.base.elementwise import lift
 from strata.ops.base.frontend import as_value
@@ -41,6 +41,12 @@ class Cond(Op):
         then, orelse = ([x.type for x in g.results] for g in (self.then, self.orelse))
         self.require(then == orelse, f"the branches give {_show(then)} and {_show(orelse)}", code="S347")
         return tuple(then)
+
+    def nested(self) -> tuple[Nested, ...]:
+        return Nested(self.then), Nested(self.orelse)
+
+    def with_nested(self, graphs: Sequence[Graph]) -> Cond:
+        return Cond(*graphs)
 
     def numpy(self, predicate: np.ndarray, *captures: np.ndarray) -> tuple[np.ndarray, ...]:
         graph = self.then if bool(predicate) else self.orelse

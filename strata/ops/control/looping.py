@@ -10,7 +10,7 @@ import numpy as np
 
 from strata.core import Dim, SymExpr, TensorType, bool_, f64, flatten, i64, located, unflatten
 from strata.errors import MissingRuleError, OptionError, ShapeError
-from strata.mir import Graph, Op, Sample, Value, batch_values, op, placeholder, pullback_once, pushforward
+from strata.mir import Graph, Nested, Op, Sample, Value, batch_values, op, placeholder, pullback_once, pushforward
 from strata.ops.base.creation import zeros_like
 from strata.ops.base.elementwise import lift
 from strata.ops.base.frontend import as_value
@@ -47,6 +47,13 @@ class While(Op):
         bound = self.max_iterations
         self.require(bound is None or bound >= 0, f"max_iterations is {bound}", code="O253", error=OptionError)
         return tuple(carried)
+
+    def nested(self) -> tuple[Nested, ...]:
+        still = range(self.num_carry, len(self.body.inputs)) if self.num_carry else range(0)
+        return Nested(self.cond, still), Nested(self.body, still)
+
+    def with_nested(self, graphs: Sequence[Graph]) -> While:
+        return replace(self, cond=graphs[0], body=graphs[1])
 
     def numpy(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
         types = [x.type for x in self.body.inputs]

@@ -14,7 +14,7 @@ import numpy as np
 
 from strata.core import Dim, SymExpr, TensorType, bool_, f64, floordiv, i64, known_le
 from strata.errors import OptionError
-from strata.mir import Graph, Op, Sample, Value, batch_values, op, placeholder, pullback, pushforward
+from strata.mir import Graph, Nested, Op, Sample, Value, batch_values, op, placeholder, pullback, pushforward
 from strata.ops.base.creation import zeros_like
 from strata.ops.base.movement import broadcast_to, concat, moveaxis, narrow, reshape
 from strata.ops.control.tracing import is_wide, make_graph, narrowed, numbered, runner, used
@@ -93,6 +93,14 @@ class ScanOp(Op):
                 fits, f"{self.checkpoints} checkpoints for {self.length} steps", code="O250", error=OptionError
             )
         return (*results[:carries], *(TensorType(t.dtype, (self.length, *t.shape)) for t in results[carries:]))
+
+    def nested(self) -> tuple[Nested, ...]:
+        first = self.num_carry + self.num_consts
+        varies = len(self.body.inputs) > self.num_consts
+        return (Nested(self.body, range(self.num_carry, first) if varies else range(0)),)
+
+    def with_nested(self, graphs: Sequence[Graph]) -> ScanOp:
+        return replace(self, body=graphs[0])
 
     def numpy(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
         types = [x.type for x in self.body.inputs]

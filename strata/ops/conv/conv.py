@@ -86,6 +86,26 @@ class Conv(Convolving):
 
     input_dilation: Sizes
 
+    def places(
+        self, k: KernelBuilder, at: Sequence[Expr], taps: Sequence[Expr], sizes: Sequence[Dim]
+    ) -> tuple[Expr, list[Expr]]:
+        """Where an output's taps are along the axes of x, and whether that is inside."""
+        inside, place = k.const(True, bool_), []
+        for axis, (t, j) in enumerate(zip(at, taps, strict=True)):
+            low, high = self.padding[axis]
+            position = t * k.index(self.stride[axis]) + j * k.index(self.dilation[axis])
+            if low != 0:
+                position = position - k.index(low)
+                inside = k.and_(inside, k.ge(position, k.index(0)))
+            spread = self.input_dilation[axis]
+            if spread != 1:
+                inside = k.and_(inside, k.eq(k.mod(position, k.index(spread)), k.index(0)))
+                position = k.floordiv(position, k.index(spread))
+            if high != 0 or spread != 1:
+                inside = k.and_(inside, k.lt(position, k.index(sizes[axis])))
+            place.append(position)
+        return inside, place
+
     def outside(self) -> int:
         """What x is in the padding."""
         return 0
@@ -174,20 +194,7 @@ class Conv(Convolving):
         one_group = self.groups == 1
 
         def term(c: Expr, *taps: Expr) -> Expr:
-            inside, place = k.const(True, bool_), []
-            for axis, (t, j) in enumerate(zip(at, taps, strict=True)):
-                low, high = self.padding[axis]
-                position = t * k.index(self.stride[axis]) + j * k.index(self.dilation[axis])
-                if low != 0:
-                    position = position - k.index(low)
-                    inside = k.and_(inside, k.ge(position, k.index(0)))
-                spread = self.input_dilation[axis]
-                if spread != 1:
-                    inside = k.and_(inside, k.eq(k.mod(position, k.index(spread)), k.index(0)))
-                    position = k.floordiv(position, k.index(spread))
-                if high != 0 or spread != 1:
-                    inside = k.and_(inside, k.lt(position, k.index(x.shape[axis + 2])))
-                place.append(position)
+            inside, place = self.places(k, at, taps, x.shape[2:])
             first = c if one_group else k.floordiv(o, k.index(group_outputs)) * k.index(w.shape[1]) + c
             value = k.guard(inside, lambda: k.cast(x[(n, first, *place)], wide), k.const(self.outside(), wide))
             return value * k.cast(w[(o, c, *taps)], wide)
@@ -316,19 +323,27 @@ def weight_gradient_as_conv(
     return moveaxis(out, 0, 1)
 
 
-@op("conv_backward_input")
-class ConvBackwardInput(Convolving):
-    """The gradient of conv(x, w) in x from that of its output; `shape` is the shape of x."""
+class ConvGradient(Convolving):
+    """What the gradients of a convolution share; `shape` is that of the operand whose gradient it is."""
 
     shape: tuple[Dim, ...]
 
     dtypes = "float"
 
+    def check_forward(self, x: TensorType, w: TensorType, dy: TensorType) -> None:
+        """Whether dy is what the convolution gives."""
+        forward = Conv(self.stride, self.padding, self.dilation, self.groups, (1,) * len(self.stride)).infer(x, w)
+        self.require(forward.shape == dy.shape, f"a convolution of {x} with {w} gives {forward}, got {dy}", code="S307")
+
+
+@op("conv_backward_input")
+class ConvBackwardInput(ConvGradient):
+    """The gradient of conv(x, w) in x from that of its output; `shape` is the shape of x."""
+
     def infer(self, dy: TensorType, w: TensorType) -> TensorType:
         self.check_fields(dy, w)
         x = dy.with_shape(self.shape)
-        forward = Conv(self.stride, self.padding, self.dilation, self.groups, (1,) * len(self.stride)).infer(x, w)
-        self.require(forward.shape == dy.shape, f"a convolution of {x} with {w} gives {forward}, got {dy}", code="S307")
+        self.check_forward(x, w, dy)
         return x
 
     def numpy(self, dy: np.ndarray, w: np.ndarray) -> np.ndarray:
@@ -357,18 +372,13 @@ class ConvBackwardInput(Convolving):
 
 
 @op("conv_backward_weight")
-class ConvBackwardWeight(Convolving):
+class ConvBackwardWeight(ConvGradient):
     """The gradient of conv(x, w) in w from that of its output; `shape` is the shape of w."""
-
-    shape: tuple[Dim, ...]
-
-    dtypes = "float"
 
     def infer(self, x: TensorType, dy: TensorType) -> TensorType:
         self.check_fields(x, dy)
         w = x.with_shape(self.shape)
-        forward = Conv(self.stride, self.padding, self.dilation, self.groups, (1,) * len(self.stride)).infer(x, w)
-        self.require(forward.shape == dy.shape, f"a convolution of {x} with {w} gives {forward}, got {dy}", code="S307")
+        self.check_forward(x, w, dy)
         return w
 
     def numpy(self, x: np.ndarray, dy: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from strata.core import DType, TensorType, bool_, divide_exactly, f16, f32, f64, i8, u8
+from strata.core import DType, TensorType, divide_exactly, f16, f32, f64, i8, u8
 from strata.mir import Op, Sample, Value, op
 from strata.ops.base.movement import transpose
 from strata.ops.conv.conv import Conv, ConvBackwardWeight, conv_sample
@@ -94,20 +94,7 @@ class ConvLast(Op):
 
         def term(*inner: Expr) -> Expr:
             *taps, c = inner
-            inside, place = k.const(True, bool_), []
-            for axis, (t, j) in enumerate(zip(at, taps, strict=True)):
-                low, high = self.padding[axis]
-                position = t * k.index(self.stride[axis]) + j * k.index(self.dilation[axis])
-                if low != 0:
-                    position = position - k.index(low)
-                    inside = k.and_(inside, k.ge(position, k.index(0)))
-                spread = self.input_dilation[axis]
-                if spread != 1:
-                    inside = k.and_(inside, k.eq(k.mod(position, k.index(spread)), k.index(0)))
-                    position = k.floordiv(position, k.index(spread))
-                if high != 0 or spread != 1:
-                    inside = k.and_(inside, k.lt(position, k.index(x.shape[axis + 1])))
-                place.append(position)
+            inside, place = self.plain.places(k, at, taps, x.shape[1:-1])
             first = c if self.groups == 1 else k.floordiv(o, k.index(group_outputs)) * k.index(group_inputs) + c
             value = k.guard(inside, lambda: k.cast(x[(n, *place, first)], wide), k.const(self.outside(), wide))
             return value * k.cast(w[(*taps, c, o)], wide)

@@ -17,7 +17,7 @@ from strata.mir import METHODS, REGISTRY, Op, Sample, Value, draw, function, nea
 from strata.ops.base.elementwise import Elementwise, Partial, maximum, minimum
 from strata.ops.base.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.base.movement import narrow, reshape
-from strata.ops.elementwise.logic import where
+from strata.ops.elementwise.logic import rounded_once, where
 from strata.ops.elementwise.math import Math, exp, expm1, gelu, log, log1p, relu, sigmoid, silu, tanh
 from strata.ops.elementwise.rounding import abs_, sign
 
@@ -193,6 +193,7 @@ def activation_backward(x: Operand, dy: Operand, kind: str) -> Value:
 
 
 @function()
+@rounded_once
 def softplus(x: Operand, beta: float = 1.0) -> Value:
     """log(1 + e ** (beta x)) / beta."""
     value = _float(x)
@@ -228,6 +229,7 @@ def prelu(x: Operand, slope: Operand, axis: int | None = None) -> Value:
 
 
 @function()
+@rounded_once
 def elu(x: Operand, alpha: float = 1.0) -> Value:
     """x where x > 0, else alpha (e ** x - 1)."""
     value = _float(x)
@@ -235,12 +237,14 @@ def elu(x: Operand, alpha: float = 1.0) -> Value:
 
 
 @function()
+@rounded_once
 def selu(x: Operand, alpha: float = SELU_ALPHA, scale: float = SELU_SCALE) -> Value:
     """Scaled elu that keeps mean 0 and variance 1."""
     return elu(x, alpha) * scale
 
 
 @function()
+@rounded_once
 def celu(x: Operand, alpha: float = 1.0) -> Value:
     """max(x, 0) + min(alpha (e ** (x / alpha) - 1), 0)."""
     value = _float(x)
@@ -248,6 +252,7 @@ def celu(x: Operand, alpha: float = 1.0) -> Value:
 
 
 @function()
+@rounded_once
 def softsign(x: Operand) -> Value:
     """x / (1 + |x|)."""
     value = _float(x)
@@ -255,12 +260,14 @@ def softsign(x: Operand) -> Value:
 
 
 @function("hardsigmoid")
+@rounded_once
 def hard_sigmoid(x: Operand, alpha: float = 1 / 6, beta: float = 0.5) -> Value:
     """alpha x + beta between 0 and 1. The defaults are torch's; ONNX takes alpha = 0.2."""
     return _clamp(_float(x) * alpha + beta, 0.0, 1.0)
 
 
 @function("hardswish")
+@rounded_once
 def hard_swish(x: Operand) -> Value:
     """x hard_sigmoid(x)."""
     value = _float(x)
@@ -280,6 +287,7 @@ def relu6(x: Operand) -> Value:
 
 
 @function()
+@rounded_once
 def mish(x: Operand) -> Value:
     """x tanh(softplus(x))."""
     value = _float(x)
@@ -287,6 +295,7 @@ def mish(x: Operand) -> Value:
 
 
 @function()
+@rounded_once
 def quick_gelu(x: Operand) -> Value:
     """x sigmoid(1.702 x)."""
     value = _float(x)
@@ -307,6 +316,7 @@ def thresholded_relu(x: Operand, alpha: float = 1.0) -> Value:
 
 
 @function()
+@rounded_once
 def tanhshrink(x: Operand) -> Value:
     """x - tanh(x)."""
     value = _float(x)
@@ -321,12 +331,14 @@ def hard_shrink(x: Operand, lambd: float = 0.5) -> Value:
 
 
 @function()
+@rounded_once
 def softshrink(x: Operand, lambd: float = 0.5) -> Value:
     """x moved towards 0 by lambd, and 0 nearer than that."""
     return shrink(_float(x), lambd, lambd)
 
 
 @function()
+@rounded_once
 def shrink(x: Operand, lambd: float = 0.5, bias: float = 0.0) -> Value:
     """x moved towards 0 by bias where |x| > lambd, else 0: ONNX's Shrink."""
     value = as_value(x)
@@ -334,6 +346,7 @@ def shrink(x: Operand, lambd: float = 0.5, bias: float = 0.0) -> Value:
 
 
 @function()
+@rounded_once
 def glu(x: Operand, axis: int = -1) -> Value:
     """The first half along an axis times the sigmoid of the second."""
     first, second = halves(_float(x), axis, "glu")
@@ -341,6 +354,7 @@ def glu(x: Operand, axis: int = -1) -> Value:
 
 
 @function()
+@rounded_once
 def logit(x: Operand, eps: float | None = None) -> Value:
     """log(x / (1 - x)), the inverse of the sigmoid; `eps` keeps x inside [eps, 1 - eps]."""
     value = _float(x)

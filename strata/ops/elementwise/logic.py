@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import cast as cast_type
 
 import numpy as np
 
-from strata.core import Dim, DType, TensorType, as_dtype, bf16, bool_, broadcast_shapes, f16, f32, f64, i8, i32, i64, u8
+from strata.core import (
+    Dim,
+    DType,
+    TensorType,
+    as_dtype,
+    bf16,
+    bool_,
+    broadcast_shapes,
+    f16,
+    f32,
+    f64,
+    i8,
+    i16,
+    i32,
+    i64,
+    u8,
+    u16,
+    u32,
+)
 from strata.mir import METHODS, Op, Sample, UnaryOp, Value, constant, draw, function, op
 from strata.ops.base.elementwise import Elementwise, lift, unbroadcast
 from strata.ops.base.frontend import Operand, as_value, promoted
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder, View
+
+FnT = TypeVar("FnT", bound=Callable[..., Any])
 
 
 class Compare(Elementwise):
@@ -176,6 +199,43 @@ class Cast(UnaryOp):
             Sample(bool_[5], dtype=f32, grad=False), Sample(i64[0, 2], dtype=i32, grad=False),
             Sample(f32[4], dtype=bf16, grad=False), Sample(f32[4], dtype=f16, grad=False),
             Sample(f16[4], dtype=f32, grad=False),
+        ]  # fmt: skip
+
+
+@op("bitcast")
+class Bitcast(UnaryOp):
+    """The bits of `source` under another element type of the same width."""
+
+    source: DType
+    dtype: DType
+
+    dtypes = (f64,)  # of the first sample: `source` says which one an op takes
+    elementwise = True
+    differentiable = False
+
+    def infer(self, x: TensorType) -> TensorType:
+        whole = not {self.source.kind, self.dtype.kind} & {"bool", "complex"} and self.source.bits == self.dtype.bits
+        self.require_dtype(
+            whole and x.dtype is self.source, f"the bits of {x.dtype} are not those of {self.dtype}", code="D246"
+        )
+        return x.with_dtype(self.dtype)
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(x, self.source.np).view(self.dtype.np).reshape(x.shape)
+
+    def vmap(self, x: Value, *, batched: tuple[bool, ...], size: Dim) -> Value:
+        return self(x)
+
+    def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
+        return k.bitcast(inputs[0][index], self.dtype)
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        floats = np.array([0, -0.0, 1.5, -1.5, np.inf, -np.inf, 1e-40, 3e38], np.float32)
+        return [
+            Sample(f64[3, 2], source=f64, dtype=i64), Sample(floats.view(np.uint32), source=u32, dtype=f32),
+            Sample(floats.view(np.int32), source=i32, dtype=u32), Sample(i8[0, 2], source=i8, dtype=u8),
+            Sample(np.arange(-4, 4).astype(np.int16), source=i16, dtype=u16),
         ]  # fmt: skip
 
 
@@ -370,11 +430,40 @@ class StopGradient(UnaryOp):
 # ------------------------------------------------------------------------------------------------------------ functions
 
 
+@function()
+def bitcast(x: Operand, dtype: Any) -> Value:
+    """The same bits as another element type of the same width; the same value when it has it already."""
+    value, wanted = as_value(x), as_dtype(dtype)
+    return value if value.dtype is wanted else Bitcast(value.dtype, wanted)(value)
+
+
 @function("astype")
 def cast(x: Operand, dtype: Any) -> Value:
     """x in another dtype; the same value when it has it already."""
     value, wanted = as_value(x), as_dtype(dtype)
     return value if value.dtype is wanted else Cast(wanted)(value)
+
+
+def rounded_once(made: FnT) -> FnT:
+    """A function of several ops as one: numbers of half precision are f32 in between."""
+
+    @wraps(made)
+    def call(*args: Any, **options: Any) -> Any:
+        given = {name: as_value(a) for name, a in _tensors(args, options)}
+        kinds = {x.dtype for x in given.values() if x.dtype.is_float}
+        (kind, *others) = kinds or (f32,)
+        if others or kind.itemsize >= 4:
+            return made(*args, **options)
+        wide = {name: cast(x, kind.accumulator) if x.dtype is kind else x for name, x in given.items()}
+        out = made(*(wide.get(i, a) for i, a in enumerate(args)), **{n: wide.get(n, a) for n, a in options.items()})
+        return cast(out, kind) if out.dtype.is_float else out
+
+    return cast_type("Any", call)
+
+
+def _tensors(args: tuple[Any, ...], options: dict[str, Any]) -> list[tuple[int | str, Any]]:
+    named: list[tuple[int | str, Any]] = [*enumerate(args), *options.items()]
+    return [(n, a) for n, a in named if isinstance(a, (Value, np.ndarray))]
 
 
 @function()

@@ -12,6 +12,7 @@ from strata.mir import METHODS, Sample, Value, constant, draw, function, op
 from strata.ops.base.elementwise import Elementwise, Partial
 from strata.ops.base.frontend import Operand, as_value, to_inexact
 from strata.ops.elementwise.complex import make_complex
+from strata.ops.elementwise.logic import rounded_once
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder
@@ -503,6 +504,7 @@ silu = float_function(Silu, "swish")
 
 
 @function()
+@rounded_once
 def log10(x: Operand) -> Value:
     """Logarithm to base 10."""
     made, scale = log(x), 1 / math.log(10.0)

@@ -13,7 +13,7 @@ from strata.mir import METHODS, Sample, Value, constant, draw, function, op
 from strata.ops.base.creation import ones_like
 from strata.ops.base.elementwise import Arithmetic, Elementwise, Partial, numbers
 from strata.ops.base.frontend import Operand, as_value, promoted, to_inexact
-from strata.ops.elementwise.logic import Predicate
+from strata.ops.elementwise.logic import Predicate, rounded_once
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder
@@ -378,6 +378,7 @@ def clip(x: Operand, min: Operand | None = None, max: Operand | None = None) -> 
 
 
 @function()
+@rounded_once
 def lerp(x: Operand, y: Operand, t: Operand) -> Value:
     """x + t·(y - x)."""
     a, b, weight = promoted(x, y, t)
@@ -394,6 +395,7 @@ def heaviside(x: Operand, y: Operand) -> Value:
 
 
 @function()
+@rounded_once
 def isclose(x: Operand, y: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Value:
     """Whether |x - y| ≤ atol + rtol·|y|; infinities are close to themselves only."""
     a, b = (to_inexact(v) for v in numbers(x, y))

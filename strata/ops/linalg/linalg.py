@@ -13,7 +13,7 @@ from strata.mir import METHODS, Sample, Value, constant, function, op
 from strata.ops.base.creation import zeros
 from strata.ops.base.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.base.movement import broadcast_to, insert_axis, moveaxis, reshape
-from strata.ops.elementwise.logic import cast, where
+from strata.ops.elementwise.logic import cast, rounded_once, where
 from strata.ops.linalg.factorize import Svd, svdvals
 from strata.ops.linalg.matmul import MatMul, adjoint
 from strata.ops.linalg.solve import (
@@ -254,6 +254,7 @@ def matrix_rank(a: Operand, rcond: float | None = None) -> Value:
 
 
 @function()
+@rounded_once
 def norm(x: Operand, ord: Any = None, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Value:
     """Vector or matrix norm, with NumPy's orders: the 2-norm of everything by default; two axes make a matrix norm."""
     value = to_inexact(as_value(x))

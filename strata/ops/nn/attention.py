@@ -319,6 +319,10 @@ class Attention(AttentionFamily):
         return (x if self.layout == "bhsd" else x.transpose(0, 2, 1, 3)).reshape(self.packed(b, heads, s, d))
 
     def decompose(self, q: Value, k: Value, v: Value, *extra: Value) -> Value:
+        return self.weighed(q, k, v, extra)
+
+    def weighed(self, q: Value, k: Value, v: Value, extra: Sequence[Value], skip: float = 0.0) -> Value:
+        """Attention in parts; weights below `skip` are none."""
         sizes = self.check(q.type, k.type, v.type, tuple(x.type for x in extra))
         if sizes.keys == 0:
             return zeros(self.infer(q.type, k.type, v.type, *(x.type for x in extra)).shape, q.dtype)
@@ -327,7 +331,9 @@ class Attention(AttentionFamily):
             self.split_heads(k, self.kv_heads),
             self.split_heads(v, self.kv_heads),
         )
-        p, _, _ = self.probabilities(queries, keys, sizes, extra)
+        p, _, _ = self.probabilities(queries, keys, sizes, tuple(extra))
+        if skip:
+            p = where(p < skip, constant(0, p.dtype), p)
         return self.join_heads(self.ungrouped(MatMul()(self.grouped(p), values), sizes.queries), q.dtype)
 
     def vjp(self, *inputs: Value, out: Value, ct: Value) -> tuple[Value | None, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from strata.config import config
 from strata.core import Dim, DType, bool_, divide_exactly, f32, i32, i64
 from strata.errors import DTypeError, OptionError, ShapeError
 from strata.mir import Value, constant, function
@@ -65,7 +66,7 @@ def _mask_operand(mask: Operand, kind: str | None, dtype: DType, what: str) -> t
         if lost is not None:  # what minus infinity becomes where there is none
             value = where(isnan(lost), constant(-np.inf, value.dtype), value)
     elif not value.dtype.is_bool:
-        value = value >= 0.5 if value.dtype.is_float else cast(value, bool_)
+        value = value >= config().attention_mask_threshold if value.dtype.is_float else cast(value, bool_)
     if kind == "custom" and value.ndim in (2, 3):  # [B, Sk] and [B, Sq, Sk]
         middle = (1,) * (4 - value.ndim)
         return reshape(value, (value.shape[0], *middle, *value.shape[1:])), kind
@@ -143,7 +144,8 @@ def attention(
     """softmax(cap(scale · Q·Kᵀ) + mask) · V in q's layout.
 
     layout: "bhsd", "bshd", "bsd" or "sd"; taken from the shapes when they are clear. `mask` drops keys where false or
-    below 0.5 (mask_kind "custom": [B, Sk], [B, Sq, Sk] or [B, H, Sq, Sk]), or is added to the scores ("bias").
+    below the setting `attention_mask_threshold`, 0.5 (mask_kind "custom": [B, Sk], [B, Sq, Sk] or [B, H, Sq, Sk]), or
+    is added to the scores ("bias").
     `causal` and `window` combine with it. `offset` is the absolute position of query 0, for each batch row or for all;
     `lengths` is the number of keys that count, and puts the last query at the last of them.
     """
@@ -151,7 +153,9 @@ def attention(
         q, k, v, mask, num_heads=num_heads, kv_heads=kv_heads, mask_kind=mask_kind, causal=causal, window=window,
         scale=scale, softcap=softcap, layout=layout, offset=offset, lengths=lengths, what="attention",
     )  # fmt: skip
-    return cast(Attention(**fields)(*main, *extra), promoted(q, k, v)[0].dtype)
+    op, skip = Attention(**fields), config().attention_score_skip
+    made = op.weighed(main[0], main[1], main[2], extra, skip) if skip else op(*main, *extra)
+    return cast(made, promoted(q, k, v)[0].dtype)
 
 
 @function()

@@ -12,7 +12,7 @@ from strata.ops.base.elementwise import maximum
 from strata.ops.base.frontend import Operand, as_value, promoted, same_shape, to_inexact
 from strata.ops.base.movement import broadcast_to, insert_axis, moveaxis
 from strata.ops.elementwise.activation import log_sigmoid, softplus
-from strata.ops.elementwise.logic import cast, equal, not_equal, where
+from strata.ops.elementwise.logic import cast, equal, not_equal, rounded_once, where
 from strata.ops.elementwise.math import exp, log, sqrt
 from strata.ops.elementwise.rounding import abs_
 from strata.ops.indexing.indexing import CheckedIds, check_ids
@@ -189,6 +189,7 @@ def softmax_cross_entropy_backward(
 
 
 @function()
+@rounded_once
 def cross_entropy(
     logits: Operand,
     target: Operand,
@@ -277,6 +278,7 @@ def nll_loss(
 
 
 @function()
+@rounded_once
 def mse_loss(x: Operand, target: Operand, *, reduction: str = "mean") -> Value:
     """(x - target)²."""
     a, b = _pair(x, target, "mse_loss")
@@ -284,6 +286,7 @@ def mse_loss(x: Operand, target: Operand, *, reduction: str = "mean") -> Value:
 
 
 @function()
+@rounded_once
 def l1_loss(x: Operand, target: Operand, *, reduction: str = "mean") -> Value:
     """|x - target|."""
     a, b = _pair(x, target, "l1_loss")
@@ -291,6 +294,7 @@ def l1_loss(x: Operand, target: Operand, *, reduction: str = "mean") -> Value:
 
 
 @function()
+@rounded_once
 def huber_loss(x: Operand, target: Operand, *, delta: float = 1.0, reduction: str = "mean") -> Value:
     """½ d² where |d| ≤ delta, else delta (|d| - ½ delta), with d = x - target."""
     a, b = _pair(x, target, "huber_loss")
@@ -302,6 +306,7 @@ def huber_loss(x: Operand, target: Operand, *, delta: float = 1.0, reduction: st
 
 
 @function()
+@rounded_once
 def smooth_l1_loss(x: Operand, target: Operand, *, beta: float = 1.0, reduction: str = "mean") -> Value:
     """½ d² / beta where |d| < beta, else |d| - ½ beta, with d = x - target; beta = 0 is l1_loss."""
     if beta == 0:
@@ -315,6 +320,7 @@ def smooth_l1_loss(x: Operand, target: Operand, *, beta: float = 1.0, reduction:
 
 
 @function("bce_with_logits")
+@rounded_once
 def binary_cross_entropy_with_logits(
     x: Operand,
     target: Operand,
@@ -333,6 +339,7 @@ def binary_cross_entropy_with_logits(
 
 
 @function("bce")
+@rounded_once
 def binary_cross_entropy(
     x: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = "mean"
 ) -> Value:
@@ -343,6 +350,7 @@ def binary_cross_entropy(
 
 
 @function()
+@rounded_once
 def kl_div(x: Operand, target: Operand, *, reduction: str = "mean", log_target: bool = False) -> Value:
     """target (log target - x), where x holds log-probabilities; reduction may also be 'batchmean'."""
     a, t = _pair(x, target, "kl_div")
@@ -357,6 +365,7 @@ def kl_div(x: Operand, target: Operand, *, reduction: str = "mean", log_target: 
 
 
 @function()
+@rounded_once
 def cosine_similarity(x: Operand, y: Operand, axis: int = 1, eps: float = 1e-8) -> Value:
     """x · y / (|x| |y|) along an axis; norms below eps count as eps."""
     a, b = promoted(x, y)

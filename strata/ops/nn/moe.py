@@ -12,7 +12,7 @@ from strata.mir import Sample, Value, constant, draw, function, op
 from strata.ops.base.creation import dim_size, iota
 from strata.ops.base.frontend import Operand, as_value, promoted, same_size, to_inexact
 from strata.ops.base.movement import broadcast_to, insert_axis, reshape, swapaxes
-from strata.ops.elementwise.logic import cast
+from strata.ops.elementwise.logic import cast, rounded_once
 from strata.ops.elementwise.math import sigmoid
 from strata.ops.indexing.indexing import Indexed, as_ids, check_ids, clamp_id, one_hot, take_along_axis
 from strata.ops.indexing.sorting import topk
@@ -87,8 +87,11 @@ class GroupedMatMul(Grouped):
         row, column = index
         expert = clamp_id(k, k.index(ids[row,]), w.shape[0], False)
         wide = x.dtype.accumulator
-        total = k.reduce("sum", (x.shape[1],), lambda j: k.cast(x[row, j], wide) * k.cast(w[expert, j, column], wide))
-        return k.cast(total, x.dtype)
+
+        def term(j: Expr) -> Expr:
+            return k.cast(x[row, j], wide) * k.cast(w[expert, j, column], wide)
+
+        return k.cast(k.reduce("sum", (x.shape[1],), term, order="serial"), x.dtype)
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -290,6 +293,7 @@ def combine_experts(outputs: Operand, weights: Operand) -> Value:
 
 
 @function()
+@rounded_once
 def load_balance_loss(logits: Operand, ids: Operand) -> Value:
     """E · Σ (share of assignments)·(mean probability) over experts: 1 when the router spreads tokens evenly."""
     values = to_inexact(as_value(logits))

@@ -287,6 +287,7 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    truncate: bool = True  # of yarn: the pairs that are blended begin and end at whole numbers
 
     def frequencies(self, n_rot: int, theta: float, length: int) -> tuple[np.ndarray, float]:
         """Angles per position of each pair, and the factor that tables are multiplied by."""
@@ -316,8 +317,10 @@ class RopeScaling:
         def pair_with(turns: float) -> float:
             return n_rot * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-        low = max(math.floor(pair_with(self.beta_fast)), 0)
-        high = min(math.ceil(pair_with(self.beta_slow)), n_rot - 1)
+        low, high = pair_with(self.beta_fast), pair_with(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, n_rot - 1)
         ramp = np.clip((np.arange(n_rot // 2) - low) / max(high - low, 0.001), 0, 1)
         plain = rope_frequencies(n_rot, theta)
         return plain * (1 - ramp) + plain / self.factor * ramp

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.core import Dim, DType, TensorType, bf16, dim_prod, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, u8
+from strata.core import Dim, DType, TensorType, bf16, dim_prod, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, i64, u8
 from strata.errors import OptionError, ShapeError, StrataError
 from strata.mir import Op, Sample, Value, function, op, pullback, pushforward
 from strata.ops.base.creation import ones_like, zeros_like
 from strata.ops.base.frontend import Operand, as_value, same_shape, to_inexact
 from strata.ops.base.movement import broadcast_to, insert_axis, narrow, reshape
 from strata.ops.elementwise.logic import cast, stop_gradient
+from strata.ops.indexing.indexing import looked_up
 from strata.ops.linalg.matmul import MatMul
-from strata.ops.quant.gguf_blocks import block_format
+from strata.ops.quant.gguf_blocks import FORMATS, PACKED, block_format, random_blocks
 from strata.ops.quant.gguf_kernels import block_element
 from strata.ops.quant.schemes import FP4, Scheme, as_scheme, side_dtype
 
@@ -50,7 +51,7 @@ class DequantWeights(Op):
         )
         lead = (self.experts,) if self.experts else ()
         for name, shape, given in zip(names, scheme.side_shapes(self.k, self.n), sides, strict=True):
-            wanted = TensorType(side_dtype(scheme, name), (*lead, *shape))
+            wanted = TensorType(side_dtype(scheme, name), shape if name == "book" else (*lead, *shape))
             shared = scheme.kind.startswith("fp8") and same_shape(given.shape, (*lead, 1))
             typed = given.dtype.is_float if wanted.dtype is f32 else given.dtype is wanted.dtype
             ok = typed and (same_shape(given.shape, wanted.shape) or shared)
@@ -64,6 +65,8 @@ class DequantWeights(Op):
         if not self.experts:
             return self.scheme.decode(codes, *sides, k=self.k, n=self.n)
         slabs = np.ascontiguousarray(codes).reshape(self.experts, -1)
+        if self.scheme.is_gguf:
+            sides = ()
         return np.stack(
             [self.scheme.decode(c, *(s[e] for s in sides), k=self.k, n=self.n) for e, c in enumerate(slabs)]
         )
@@ -76,7 +79,7 @@ class DequantWeights(Op):
             bare[1] = zeros_like(sides[1])
         numbers = stop_gradient(self(codes, *bare))
         wide = [cast(s, out.dtype) if s.dtype.is_float else s for s in sides]
-        if not wide:
+        if self.scheme.is_gguf:
             return numbers
         if self.scheme.kind == "nvfp4":
             return numbers * insert_axis(wide[1], -1)
@@ -98,10 +101,17 @@ class DequantWeights(Op):
 
     def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim) -> Value:
         many = size * max(self.experts, 1)
+        if self.scheme.is_gguf:  # a codebook is one for all
+            books = [
+                reshape(narrow(x, 0, 0, 1), x.shape[1:]) if b else x for x, b in zip(inputs, batched, strict=True)
+            ][1:]
+            inputs, batched = inputs[:1], batched[:1]
+        else:
+            books = []
         spread = [x if b else broadcast_to(x, (size, *x.shape)) for x, b in zip(inputs, batched, strict=True)]
         codes = reshape(spread[0], (dim_prod(spread[0].shape),))
         sides = [reshape(x, (many, *x.shape[2 if self.experts else 1 :])) for x in spread[1:]]
-        out = DequantWeights(self.scheme, self.k, self.n, many.__index__())(codes, *sides)
+        out = DequantWeights(self.scheme, self.k, self.n, many.__index__())(codes, *sides, *books)
         return reshape(out, (size, *((self.experts,) if self.experts else ()), self.k, self.n))
 
     def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
@@ -117,7 +127,11 @@ class DequantWeights(Op):
             start = (column * k.index(self.k // form.elements) + k.floordiv(row, k.index(form.elements))) * k.index(
                 form.bytes
             )
-            return block_element(k, form, lambda at: code(start + at), k.mod(row, k.index(form.elements)))
+
+            def book(line: Expr, at: Expr) -> Expr:
+                return looked_up(k, sides[0], (k.cast(line, i64), at), [sides[0].shape[0]])
+
+            return block_element(k, form, lambda at: code(start + at), k.mod(row, k.index(form.elements)), book)
         return self._lower_plain(k, code, lead, row, column, sides)
 
     def _lower_plain(
@@ -163,6 +177,14 @@ class DequantWeights(Op):
             scheme = Scheme(f"gguf_{name}")
             k = scheme.block_size
             found.append(Sample(*scheme.encode(rng.standard_normal((k, 2))), scheme=scheme, k=k, n=2, grad=False))
+        for name, form in (
+            FORMATS | {n: PACKED[n] for n in ("u4_32h", "i8_64b", "m4_32f", "nf4_64f", "e4m3_32f")}
+        ).items():
+            scheme = Scheme(f"gguf_{name}")
+            if form.encode is None or form.code > 15:
+                books = [scheme.book] if scheme.book is not None else []
+                blocks = random_blocks(form, 2, rng)
+                found.append(Sample(blocks, *books, scheme=scheme, k=form.elements, n=2, grad=False))
         experts = [Scheme("int4", 4).encode(rng.standard_normal((4, 3))) for _ in range(2)]
         found.append(Sample(*map(np.stack, zip(*experts, strict=True)), scheme=Scheme("int4", 4), k=4, n=3, experts=2))
         whole = Scheme("fp8e4m3").encode(rng.standard_normal((2, 3)))[0]
@@ -266,6 +288,8 @@ def dequant_matmul(x: Operand, codes: Operand, *sides: Operand, scheme: Scheme |
 def used_sides(scheme: Scheme, sides: tuple[Any, ...]) -> list[Value]:
     """The side tensors that a scheme reads; a missing fp8 scale is 1."""
     names = scheme.sides
+    if scheme.book is not None and not sides:
+        return [as_value(scheme.book)]
     if scheme.kind.startswith("fp8") and not sides:
         return [as_value(np.ones(1, np.float32))]
     if len(sides) < len(names) or len(sides) > max(len(names), 2 if names else 0):

@@ -227,11 +227,13 @@ class LearnedStep(Faking):
     gradient_factor: bool = False
 
     def factor(self, x: Value) -> Value:
-        count = count_of(x, self.others(x.ndim), x.dtype)
+        count = count_of(x, self.others(x.ndim), x.dtype.accumulator)
         return 1.0 / sqrt(count * float(self.qmax))
 
     def steps(self, x: Value, scale: Value) -> Value:
-        return x / self.along(maximum(scale, constant(SMALLEST, scale.dtype)), x.ndim)
+        """How many scales x is; which is the nearest grid point is seen in f32, of half precision too."""
+        wide = x.dtype.accumulator
+        return cast(x, wide) / self.along(maximum(cast(scale, wide), constant(SMALLEST, wide)), x.ndim)
 
 
 @op("fake_quantize_lsq")
@@ -254,8 +256,9 @@ class FakeQuantizeLSQ(LearnedStep):
         first = None if dx[0] is None else LSQBackwardX(self.bits, self.axis, self.gradient_factor)(x, scale, dx[0])
         if dx[1] is None:
             return first
-        slope = broadcast_to(self.along(dx[1], x.ndim), x.shape) * scale_slope(self.steps(x, scale), self.qmax)
-        second = slope * self.factor(x) if self.gradient_factor else slope
+        steps = self.steps(x, scale)
+        slope = broadcast_to(self.along(cast(dx[1], steps.dtype), x.ndim), x.shape) * scale_slope(steps, self.qmax)
+        second = cast(slope * self.factor(x) if self.gradient_factor else slope, x.dtype)
         return second if first is None else first + second
 
     def vjp(self, x: Value, scale: Value, *, out: Value, ct: Value) -> tuple[Value | None, ...]:
@@ -325,8 +328,10 @@ class LSQBackwardScale(LSQBackward):
         return total / np.sqrt(count * self.qmax) if self.gradient_factor else total
 
     def decompose(self, x: Value, scale: Value, dy: Value) -> Value:
-        total = reshape(reduce_sum(scale_slope(self.steps(x, scale), self.qmax) * dy, self.others(x.ndim)), scale.shape)
-        return total * self.factor(x) if self.gradient_factor else total
+        steps = self.steps(x, scale)
+        terms = scale_slope(steps, self.qmax) * cast(dy, steps.dtype)
+        total = reshape(reduce_sum(terms, self.others(x.ndim)), scale.shape)
+        return cast(total * self.factor(x) if self.gradient_factor else total, scale.dtype)
 
 
 # ------------------------------------------------------------------------------------------------------------ functions

@@ -7,127 +7,31 @@ A tensor is a run of blocks along its last axis. An element is
 with floats d and m of the block, the number q of the element, and whole numbers for the scale and the minimum of its
 group. Formats without scales have d · q, those with m alone add it, others add nothing.
 
-`FORMATS` says where each field lies; all else follows from it. Decoders and encoders on arrays are here, gguf_kernels
-has an element as an expression of a kernel, and the processor's products unpack blocks in registers.
+`FORMATS` says where each field lies; all else follows from it. Decoders on arrays are here, encoders in gguf_encoders;
+gguf_kernels has an element as an expression of a kernel, and the processor's products unpack blocks in registers.
+`PACKED` has the formats that weights of other files are brought into, bit for bit: groups with a scale and a zero
+point, 4-bit and 8-bit floats.
 
 To add a format, add an entry to `FORMATS`: its code in files, its sizes and its fields. Its encoder is one of those
-below, or a function that searches for scales and gives `packed` the codes of each field. The processor multiplies
+that exist, or a function that searches for scales and gives `packed` the codes of each field. The processor multiplies
 natively with blocks of 32 or 256 elements whose numbers lie in 16 neighbouring bytes, or bits, for each 16 elements;
-others are decoded by a kernel. For vectors of 512 bits, `STEPS` of the backend names an order of the elements. Numbers
-from a codebook are a kind of field of their own: it needs `read` here, and `number` in gguf_kernels.
+others are decoded in its caches. For vectors of 512 bits, `STEPS` of the backend names an order of the elements.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
-from math import prod
+from typing import Any
 
 import numpy as np
 
 from strata.errors import OptionError, ShapeError
+from strata.ops.quant import gguf_encoders as encoders
+from strata.ops.quant.gguf_fields import FLOAT8_UNIT, Array, BitField, Bits, BookField, Factor, Ternary
 
-Array = np.ndarray
 CHUNK = 4096  # blocks encoded at once: the search works in f64 and holds several copies
-Digit = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Bits:
-    """Some bits of every number of a field.
-
-    Those of number 0 begin at a bit of a byte. The index of a number is unpacked into digits, the first of which
-    counts most: each is its size, and by how many bytes and bits the place moves where it is one more.
-    """
-
-    width: int
-    byte: int
-    digits: tuple[Digit, ...]
-    bit: int = 0
-
-    def place(self, number: int) -> tuple[int, int]:
-        """The byte of a number, and the bit in it at which its bits begin."""
-        byte, bit = self.byte, self.bit
-        for size, bytes_, bits in reversed(self.digits):
-            number, digit = divmod(number, size)
-            byte, bit = byte + digit * bytes_, bit + digit * bits
-        return byte, bit
-
-    def places(self, numbers: range) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The bytes of some numbers, and their bits."""
-        return _places(self, numbers)
-
-
-@cache
-def _places(bits: Bits, numbers: range) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    byte, bit = zip(*map(bits.place, numbers), strict=True)
-    return byte, bit
-
-
-@dataclass(frozen=True)
-class BitField:
-    """Whole numbers: their bits, the lowest first; they have a sign, or a constant is added to each."""
-
-    bits: tuple[Bits, ...]
-    add: int = 0
-    is_signed: bool = False
-
-    @cached_property
-    def count(self) -> int:
-        return prod(size for size, *_ in self.bits[0].digits)
-
-    @cached_property
-    def levels(self) -> int:
-        """How many different numbers it can hold."""
-        return 1 << sum(part.width for part in self.bits)
-
-    def read(self, blocks: Array) -> Array:
-        """Numbers [blocks, count] in f32."""
-        found: Array | None = None
-        to = 0
-        for part in self.bits:
-            sizes, bytes_, bits = zip(*part.digits, strict=True)
-            steps = (blocks.strides[0], *bytes_)
-            view = np.lib.stride_tricks.as_strided(
-                blocks[:, part.byte :], (len(blocks), *sizes), steps, writeable=False
-            )
-            moves = sum(step * place for step, place in zip(bits, np.ogrid[*map(slice, sizes)], strict=True))
-            if any(bits) or part.bit:
-                view = view >> (moves + part.bit).astype(np.uint8)
-            codes = (view & ((1 << part.width) - 1) if part.width < 8 else view).reshape(len(blocks), -1)
-            found, to = codes if found is None else found | codes << to, to + part.width
-        assert found is not None
-        numbers = (found.view(np.int8) if self.is_signed else found).astype(np.float32)
-        return numbers + np.float32(self.add) if self.add else numbers
-
-    def write(self, blocks: Array, codes: Array) -> None:
-        """Puts codes, which are numbers less what is added to them, into blocks of zeros."""
-        rest = codes.reshape(len(blocks), -1)
-        for part in self.bits:
-            byte, bit = map(np.array, part.places(range(self.count)))
-            for start in set(bit.tolist()):  # no two numbers have the same bits, so that here are no two of a byte
-                those = bit == start
-                some = (rest[:, those] & ((1 << part.width) - 1)) << start
-                blocks[:, byte[those]] |= some.astype(np.uint8)
-            rest = rest >> part.width
-
-
-@dataclass(frozen=True)
-class Factor:
-    """A float of a block, f16 unless told."""
-
-    byte: int
-    dtype: str = "<f2"
-
-    def read(self, blocks: Array) -> Array:
-        """In f32 [blocks, 1]."""
-        size = np.dtype(self.dtype).itemsize
-        return np.ascontiguousarray(blocks[:, self.byte : self.byte + size]).view(self.dtype).astype(np.float32)
-
-    def write(self, blocks: Array, x: Array) -> None:
-        found = np.asarray(x, np.float32).reshape(-1, 1).astype(self.dtype).view(np.uint8)
-        blocks[:, self.byte : self.byte + found.shape[1]] = found
+Encoder = Callable[["BlockFormat", Array, "Array | None"], Array]
 
 
 @dataclass(frozen=True)
@@ -141,9 +45,9 @@ class BlockFormat:
     code: int
     elements: int
     bytes: int
-    encode: Callable[[BlockFormat, Array], Array]
+    encode: Encoder | None
     d: Factor
-    q: BitField
+    q: BitField | BookField | Ternary
     scales: BitField | None = None
     m: Factor | None = None
     minima: BitField | None = None
@@ -171,138 +75,10 @@ class BlockFormat:
             getattr(self, name).write(blocks, values)
         return blocks
 
-
-# ------------------------------------------------------------------------------------------------------------- encoders
-
-
-def rounded(x: Array) -> Array:
-    """Round half away from zero, as C's roundf does."""
-    return np.copysign(np.floor(np.abs(x) + 0.5), x)
-
-
-def inverse(x: Array) -> Array:
-    """1 / x, and 0 for 0."""
-    with np.errstate(all="ignore"):
-        return np.where(x == 0, np.float32(0), np.float32(1) / x)
-
-
-def _signed_scale(x: Array, levels: int) -> Array:
-    """The scale that puts the element of largest magnitude, sign and all, at -levels."""
-    peak = np.take_along_axis(x, np.abs(x).argmax(-1, keepdims=True), -1)
-    return (peak / np.float32(-levels)).astype(np.float32)
-
-
-def encode_symmetric(form: BlockFormat, x: Array) -> Array:
-    levels = form.q.levels // 2
-    d = _signed_scale(x, levels)
-    steps = x.astype(np.float64) * inverse(d).astype(np.float64) + (levels + 0.5)
-    return form.packed(len(x), d=d, q=np.clip(np.trunc(steps), 0, 2 * levels - 1).astype(np.uint8))
-
-
-def encode_affine(form: BlockFormat, x: Array) -> Array:
-    top, low = form.q.levels - 1, x.min(-1, keepdims=True)
-    d = ((x.max(-1, keepdims=True) - low) / np.float32(top)).astype(np.float32)
-    q = np.clip(np.trunc((x - low) * inverse(d) + np.float32(0.5)), 0, top).astype(np.uint8)
-    return form.packed(len(x), d=d, m=low, q=q)
-
-
-def encode_bytes(form: BlockFormat, x: Array) -> Array:
-    d = (np.abs(x).max(-1, keepdims=True) / np.float32(127)).astype(np.float32)
-    return form.packed(len(x), d=d, q=rounded(x * inverse(d)).astype(np.int8).view(np.uint8))
-
-
-def encode_summed_bytes(form: BlockFormat, x: Array) -> Array:
-    d = _signed_scale(x, 127)
-    q = np.clip(rounded(x * inverse(d)), -127, 127).astype(np.int8)
-    blocks = form.packed(len(x), d=d, q=q.view(np.uint8))
-    sums = q.reshape(-1, 16, 16).sum(-1, dtype=np.int16)
-    blocks[:, form.bytes - 32 :] = sums.astype("<i2").view(np.uint8)
-    return blocks
-
-
-# ------------------------------------------------------------------------------------------------------- scale searches
-
-
-def fit_affine(x: Array, levels: int) -> tuple[Array, Array]:
-    """Scale ≥ 0 and minimum ≥ 0 of rows x ≈ scale·q - minimum, q in 0..levels: the best of several least-squares
-    fits."""
-    low = np.minimum(x.min(-1, keepdims=True), 0).astype(np.float64)
-    span = x.max(-1, keepdims=True) - low
-    scale, least = span / levels, -low
-    best = _affine_error(x, scale, least, levels)
-    for shift in np.linspace(-1.0, 1.0, 21):
-        q = np.clip(np.rint((levels + shift) * (x - low) * inverse(span).astype(np.float64)), 0, levels)
-        s, m = _least_squares(x, q)
-        error = _affine_error(x, s, m, levels)
-        better = error < best
-        best, scale, least = np.where(better, error, best), np.where(better, s, scale), np.where(better, m, least)
-    return scale[..., 0], least[..., 0]
-
-
-def _least_squares(x: Array, q: Array) -> tuple[Array, Array]:
-    """The scale and minimum that suit given quants; a minimum below 0 is held at 0."""
-    count = x.shape[-1]
-    sq, sx = q.sum(-1, keepdims=True), x.sum(-1, keepdims=True, dtype=np.float64)
-    sqq, sqx = (q * q).sum(-1, keepdims=True), (q * x).sum(-1, keepdims=True)
-    determinant = count * sqq - sq * sq
-    scale = np.where(determinant > 0, (count * sqx - sq * sx) / np.where(determinant > 0, determinant, 1), 0)
-    least = (scale * sq - sx) / count
-    alone = sqx / np.where(sqq > 0, sqq, 1)
-    return np.maximum(np.where(least >= 0, scale, alone), 0), np.maximum(least, 0)
-
-
-def _affine_error(x: Array, scale: Array, least: Array, levels: int) -> Array:
-    q = np.clip(np.rint((x + least) * inverse(scale.astype(np.float32)).astype(np.float64)), 0, levels)
-    return ((scale * q - least - x) ** 2).sum(-1, keepdims=True)
-
-
-def fit_symmetric(x: Array, levels: int) -> Array:
-    """The signed scale of rows x ≈ scale·q, q in -levels..levels - 1, that fits large elements best."""
-    weight = x.astype(np.float64) ** 2
-    peak = np.take_along_axis(x, np.abs(x).argmax(-1, keepdims=True), -1).astype(np.float64)
-    scale, best = np.zeros_like(peak), np.full_like(peak, -1.0)
-    for shift in np.linspace(-0.9, 0.9, 19):
-        rate = -(levels + shift) * inverse(peak.astype(np.float32))
-        q = np.clip(np.rint(rate * x), -levels, levels - 1)
-        product, square = (weight * q * x).sum(-1, keepdims=True), (weight * q * q).sum(-1, keepdims=True)
-        gain = product**2 / np.where(square > 0, square, 1)
-        better = gain > best
-        scale = np.where(better, product / np.where(square > 0, square, 1), scale)
-        best = np.where(better, gain, best)
-    return scale[..., 0]
-
-
-def _common(fields: Array, levels: int) -> tuple[Array, Array]:
-    """A shared f16 factor and the small integers that approximate `fields`."""
-    factor = (fields.max(-1, keepdims=True) / levels).astype(np.float16).astype(np.float32)
-    return factor, np.clip(np.rint(fields * inverse(factor)), 0, levels).astype(np.uint8)
-
-
-def encode_affine_groups(form: BlockFormat, x: Array) -> Array:
-    assert form.scales
-    parts, levels = x.reshape(len(x), -1, form.group), form.q.levels - 1
-    scale, least = fit_affine(parts, levels)
-    d, scales = _common(scale, form.scales.levels - 1)
-    m, minima = _common(least, form.scales.levels - 1)
-    rate = inverse((d * scales).astype(np.float32))[:, :, None]
-    q = np.clip(np.rint((parts + (m * minima)[:, :, None]) * rate), 0, levels).astype(np.uint8)
-    return form.packed(len(x), d=d, m=m, scales=scales, minima=minima, q=q)
-
-
-def _signed_common(scale: Array, levels: int) -> tuple[Array, Array]:
-    """A shared f16 factor and integers in -levels..levels - 1 for signed scales."""
-    peak = np.take_along_axis(scale, np.abs(scale).argmax(-1, keepdims=True), -1)
-    d = (peak / -levels).astype(np.float16).astype(np.float32)
-    return d, np.clip(np.rint(scale * inverse(d)), -levels, levels - 1).astype(np.int8)
-
-
-def encode_symmetric_groups(form: BlockFormat, x: Array) -> Array:
-    assert form.scales
-    parts, levels = x.reshape(len(x), -1, form.group), form.q.levels // 2
-    d, scales = _signed_common(fit_symmetric(parts, levels), form.scales.levels // 2)
-    q = np.clip(np.rint(parts * inverse((d * scales).astype(np.float32))[:, :, None]), -levels, levels - 1)
-    stored = (scales.astype(np.int16) - form.scales.add).astype(np.uint8)
-    return form.packed(len(x), d=d, scales=stored, q=(q - form.q.add).astype(np.uint8))
+    @property
+    def book(self) -> str:
+        """The codebook that numbers come from, or none."""
+        return self.q.book if isinstance(self.q, BookField) else ""
 
 
 # -------------------------------------------------------------------------------------------------------------- formats
@@ -315,6 +91,26 @@ _SIX = (Bits(4, 4, ((2, 8, 0), (4, 1, 0))), Bits(2, 4, ((2, 0, 2), (4, 1, 0)), b
 _SIX_MINIMA = (Bits(4, 8, ((2, 4, 4), (4, 1, 0))), Bits(2, 8, ((2, 0, 2), (4, 1, 0)), bit=4))
 _D, _M = Factor(0), Factor(2)
 _AFFINE = (BitField(_SIX), _M, BitField(_SIX_MINIMA))
+
+
+_SEVENS_8 = ((8, 8, 0), (4, 0, 7))  # four times seven bits of each second four bytes
+_WORDS = ((32, 2, 0),)
+_BYTES_32 = ((32, 1, 0),)
+_BITS_32 = ((32, 1, 0), (8, 0, 1))
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled
+NF4_VALUES = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+_BNB_FP4 = (0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
+BNB_FP4_VALUES = (*_BNB_FP4, *(-x for x in _BNB_FP4))
+
+
+def _odd(*bits: Bits) -> BitField:
+    """2 · code + 1."""
+    return BitField(bits, add=1, times=2)
 
 
 def _nibbles(byte: int, *above: Bits, add: int = 0) -> BitField:
@@ -332,32 +128,151 @@ def _signed(byte: int, count: int) -> BitField:
 FORMATS: dict[str, BlockFormat] = {
     f.name: f
     for f in (
-        BlockFormat("q4_0", 2, 32, 18, encode_symmetric, _D, _nibbles(2, add=-8)),
-        BlockFormat("q4_1", 3, 32, 20, encode_affine, _D, _nibbles(4), m=_M),
-        BlockFormat("q5_0", 6, 32, 22, encode_symmetric, _D, _nibbles(6, _fifth(2), add=-16)),
-        BlockFormat("q5_1", 7, 32, 24, encode_affine, _D, _nibbles(8, _fifth(4)), m=_M),
-        BlockFormat("q8_0", 8, 32, 34, encode_bytes, _D, _signed(2, 32)),
+        BlockFormat("q4_0", 2, 32, 18, encoders.encode_symmetric, _D, _nibbles(2, add=-8)),
+        BlockFormat("q4_1", 3, 32, 20, encoders.encode_affine, _D, _nibbles(4), m=_M),
+        BlockFormat("q5_0", 6, 32, 22, encoders.encode_symmetric, _D, _nibbles(6, _fifth(2), add=-16)),
+        BlockFormat("q5_1", 7, 32, 24, encoders.encode_affine, _D, _nibbles(8, _fifth(4)), m=_M),
+        BlockFormat("q8_0", 8, 32, 34, encoders.encode_bytes, _D, _signed(2, 32)),
         BlockFormat(
-            "q2k", 10, 256, 84, encode_affine_groups, Factor(80), BitField((Bits(2, 16, _PAIRS),)),
+            "q2k", 10, 256, 84, encoders.encode_affine_groups, Factor(80), BitField((Bits(2, 16, _PAIRS),)),
             BitField((Bits(4, 0, ((16, 1, 0),)),)), Factor(82), BitField((Bits(4, 0, ((16, 1, 0),), bit=4),)),
         ),
         BlockFormat(
-            "q3k", 11, 256, 110, encode_symmetric_groups, Factor(108),
+            "q3k", 11, 256, 110, encoders.encode_symmetric_groups, Factor(108),
             BitField((Bits(2, 32, _PAIRS), Bits(1, 0, _SINGLE)), add=-4),
             BitField((Bits(4, 96, ((2, 0, 4), (8, 1, 0))), Bits(2, 104, ((4, 0, 2), (4, 1, 0)))), add=-32),
         ),
-        BlockFormat("q4k", 12, 256, 144, encode_affine_groups, _D, BitField((Bits(4, 16, _HALVES),)), *_AFFINE),
         BlockFormat(
-            "q5k", 13, 256, 176, encode_affine_groups, _D,
+            "q4k", 12, 256, 144, encoders.encode_affine_groups, _D, BitField((Bits(4, 16, _HALVES),)), *_AFFINE
+        ),
+        BlockFormat(
+            "q5k", 13, 256, 176, encoders.encode_affine_groups, _D,
             BitField((Bits(4, 48, _HALVES), Bits(1, 16, _SINGLE))), *_AFFINE,
         ),
         BlockFormat(
-            "q6k", 14, 256, 210, encode_symmetric_groups, Factor(208),
+            "q6k", 14, 256, 210, encoders.encode_symmetric_groups, Factor(208),
             BitField((Bits(4, 0, ((2, 64, 0), (2, 0, 4), (2, 32, 0), (32, 1, 0))), Bits(2, 128, _PAIRS)), add=-32),
             _signed(192, 16),
         ),
-        BlockFormat("q8k", 15, 256, 292, encode_summed_bytes, Factor(0, "<f4"), _signed(4, 256)),
+        BlockFormat("q8k", 15, 256, 292, encoders.encode_summed_bytes, Factor(0, "<f4"), _signed(4, 256)),
+        BlockFormat(
+            "iq2_xxs", 16, 256, 66, None, Factor(0, times=0.125),
+            BookField(BitField((Bits(8, 2, ((8, 8, 0), (4, 1, 0))),)), "iq2_xxs", BitField((Bits(7, 6, _SEVENS_8),))),
+            _odd(Bits(4, 9, ((8, 8, 0),), bit=4)),
+        ),
+        BlockFormat(
+            "iq2_xs", 17, 256, 74, None, Factor(0, times=0.125),
+            BookField(
+                BitField((Bits(8, 2, _WORDS), Bits(1, 3, _WORDS))), "iq2_xs", BitField((Bits(7, 3, _WORDS, bit=1),))
+            ),
+            _odd(Bits(4, 66, ((8, 1, 0), (2, 0, 4)))),
+        ),
+        BlockFormat(
+            "iq3_xxs", 18, 256, 98, None, Factor(0, times=0.25),
+            BookField(
+                BitField((Bits(8, 2, ((64, 1, 0),)),)), "iq3_xxs", BitField((Bits(7, 66, ((8, 4, 0), (4, 0, 7))),))
+            ),
+            _odd(Bits(4, 69, ((8, 4, 0),), bit=4)),
+        ),
+        BlockFormat(
+            "iq1_s", 19, 256, 50, None, Factor(0, times=0.125),
+            BookField(
+                BitField((Bits(8, 2, _BYTES_32), Bits(3, 34, ((8, 2, 0), (4, 0, 3))))), "iq1",
+                shifts=BitField((Bits(1, 35, ((8, 2, 0),), bit=7),)),
+            ),
+            _odd(Bits(3, 35, ((8, 2, 0),), bit=4)),
+        ),
+        BlockFormat(
+            "iq4_nl", 20, 32, 18, encoders.encode_values, _D, BitField((Bits(4, 2, _HALVES_32),), values=IQ4_VALUES)
+        ),
+        BlockFormat(
+            "iq3_s", 21, 256, 110, None, _D,
+            BookField(
+                BitField((Bits(8, 2, ((64, 1, 0),)), Bits(1, 66, ((8, 1, 0), (8, 0, 1))))), "iq3_s",
+                BitField((Bits(1, 74, _BITS_32),)),
+            ),
+            _odd(Bits(4, 106, ((4, 1, 0), (2, 0, 4)))),
+        ),
+        BlockFormat(
+            "iq2_s", 22, 256, 82, None, Factor(0, times=0.125),
+            BookField(
+                BitField((Bits(8, 2, _BYTES_32), Bits(2, 66, ((8, 1, 0), (4, 0, 2))))), "iq2_s",
+                BitField((Bits(1, 34, _BITS_32),)),
+            ),
+            _odd(Bits(4, 74, ((8, 1, 0), (2, 0, 4)))),
+        ),
+        BlockFormat(
+            "iq4_xs", 23, 256, 136, encoders.encode_value_groups, _D,
+            BitField((Bits(4, 8, ((8, 16, 0), *_HALVES_32)),), values=IQ4_VALUES),
+            BitField((Bits(4, 4, ((4, 1, 0), (2, 0, 4))), Bits(2, 2, ((2, 1, 0), (4, 0, 2)))), add=-32),
+        ),
+        BlockFormat(
+            "iq1_m", 29, 256, 56, None, Factor(49, times=0.125, nibbles=(49, 51, 53, 55)),
+            BookField(
+                BitField((Bits(8, 0, _BYTES_32), Bits(3, 32, ((16, 1, 0), (2, 0, 4))))), "iq1",
+                shifts=BitField((Bits(1, 32, ((16, 1, 0), (2, 0, 4)), bit=3),)),
+            ),
+            _odd(Bits(3, 48, ((4, 2, 0), (4, 0, 3)))),
+        ),
+        BlockFormat(
+            "tq1_0", 34, 256, 54, encoders.encode_ternary, Factor(52), Ternary(((0, 32, 5), (32, 16, 5), (48, 4, 4)))
+        ),
+        BlockFormat(
+            "tq2_0", 35, 256, 66, encoders.encode_ternary, Factor(64), BitField((Bits(2, 0, _PAIRS),), add=-1)
+        ),
+        BlockFormat(
+            "mxfp4", 39, 32, 17, encoders.encode_power, Factor(0, "e8m0"),
+            BitField((Bits(4, 1, _HALVES_32),), values=FP4_VALUES),
+        ),
+        BlockFormat(
+            "nvfp4", 40, 64, 36, encoders.encode_float8_groups, Factor(0, "one", times=FLOAT8_UNIT / 2),
+            BitField((Bits(4, 4, ((4, 8, 0), (2, 0, 4), (8, 1, 0))),), values=FP4_VALUES),
+            BitField((Bits(8, 0, ((4, 1, 0),)),), float8="ue4m3"),
+        ),
+        BlockFormat(
+            "q1_0", 41, 128, 18, encoders.encode_sign, _D,
+            BitField((Bits(1, 2, ((16, 1, 0), (8, 0, 1))),), values=(-1, 1)),
+        ),
     )
+}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------- weights of other files
+
+GROUPS = (256, 128, 64, 32)  # elements of a block of `PACKED`
+_DTYPES = {"h": "<f2", "b": "bf16", "f": "<f4"}
+
+
+def _packed_format(kind: str, size: int, short: str) -> BlockFormat:
+    """Blocks of `size` elements: d, what is taken away or added, then codes."""
+    dtype = _DTYPES[short]
+    d = Factor(0, dtype)
+    at, name = d.bytes, f"{kind}_{size}{short}"
+    halves = ((size // 32, 16, 0), *_HALVES_32)
+
+    def made(bytes_: int, q: BitField, **fields: Any) -> BlockFormat:
+        return BlockFormat(name, -1, size, bytes_, None, d, q, **fields)
+
+    match kind:
+        case "u4":  # d · (q - zero)
+            zero = BitField((Bits(8, at, ((1, 1, 0),)),))
+            return made(at + 1 + size // 2, BitField((Bits(4, at + 1, halves),)), m=d, minima=zero)
+        case "i8":
+            zero = BitField((Bits(8, at, ((1, 1, 0),)),), is_signed=True)
+            return made(at + 1 + size, _signed(at + 1, size), m=d, minima=zero)
+        case "m4":  # d · q + m
+            return made(2 * at + size // 2, BitField((Bits(4, 2 * at, halves),)), m=Factor(at, dtype))
+        case "nf4" | "fp4":
+            values = NF4_VALUES if kind == "nf4" else BNB_FP4_VALUES
+            return made(at + size // 2, BitField((Bits(4, at, halves),), values=values))
+        case _:
+            return made(at + size, BitField((Bits(8, at, ((size, 1, 0),)),), float8=kind))
+
+
+PACKED: dict[str, BlockFormat] = {
+    made.name: made
+    for kind in ("u4", "i8", "m4", "nf4", "fp4", "e4m3", "e5m2") for size in GROUPS for short in _DTYPES
+    for made in (_packed_format(kind, size, short),)
 }  # fmt: skip
 
 
@@ -365,9 +280,10 @@ def block_format(name: str) -> BlockFormat:
     """The format of a name: q4_0, q4k (or q4_k), gguf_q4k."""
     short = name.lower().removeprefix("gguf_")
     short = short.replace("_k", "k")
-    if short not in FORMATS:
+    found = FORMATS.get(short) or PACKED.get(short)
+    if found is None:
         raise OptionError(f"gguf: {name!r} is none of {', '.join(FORMATS)}", code="O238")
-    return FORMATS[short]
+    return found
 
 
 def decode(packed: Array, name: str) -> Array:
@@ -378,13 +294,21 @@ def decode(packed: Array, name: str) -> Array:
         raise ShapeError(
             f"gguf: rows of {kind.name} are multiples of {kind.bytes} bytes, got {data.shape}", code="S276"
         )
-    blocks = np.ascontiguousarray(data).reshape(-1, kind.bytes)
-    return kind.decode(blocks).reshape(*data.shape[:-1], data.shape[-1] // kind.bytes * kind.elements)
+    shape = *data.shape[:-1], data.shape[-1] // kind.bytes * kind.elements
+    if not data.size:
+        return np.zeros(shape, np.float32)
+    return kind.decode(np.ascontiguousarray(data).reshape(-1, kind.bytes)).reshape(shape)
 
 
-def encode(x: Array, name: str) -> Array:
-    """Bytes [.., K / elements · bytes] that approximate numbers [.., K]."""
+def encode(x: Array, name: str, weight: Array | None = None) -> Array:
+    """Bytes [.., K / elements · bytes] that approximate numbers [.., K].
+
+    `weight` [K] says how much the numbers of a column count: an importance matrix has it for each matmul.
+    """
     kind = block_format(name)
+    if kind.encode is None:
+        known = ", ".join(n for n, f in FORMATS.items() if f.encode)
+        raise OptionError(f"gguf: {kind.name} is read and not written; written are {known}", code="O238")
     data = np.asarray(x, np.float32)
     if data.ndim < 1 or data.shape[-1] % kind.elements:
         raise ShapeError(
@@ -392,7 +316,21 @@ def encode(x: Array, name: str) -> Array:
         )
     rows = np.ascontiguousarray(data).reshape(-1, kind.elements)
     blocks = np.empty((len(rows), kind.bytes), np.uint8)
+    each = None if weight is None else np.asarray(weight, np.float32).reshape(-1, kind.elements)
     with np.errstate(all="ignore"):
         for start in range(0, len(rows), CHUNK):
-            blocks[start : start + CHUNK] = kind.encode(kind, rows[start : start + CHUNK])
+            some = rows[start : start + CHUNK]
+            counts = None if each is None else each[np.arange(start, start + len(some)) % len(each)]
+            blocks[start : start + CHUNK] = kind.encode(kind, some, counts)
     return blocks.reshape(*data.shape[:-1], data.shape[-1] // kind.elements * kind.bytes)
+
+
+def random_blocks(form: BlockFormat, count: int, rng: np.random.Generator) -> Array:
+    """Blocks of random bytes, u8[count, bytes], with floats near 1: what samples and tests decode."""
+    blocks = rng.integers(0, 256, (count, form.bytes), np.uint8)
+    for factor in filter(None, (form.d, form.m)):
+        factor.write(blocks, np.exp2(rng.integers(-2, 3, count)))
+    if isinstance(form.q, BitField) and form.q.float8:
+        for part in form.q.bits:  # no NaN, no infinity
+            blocks[:, part.byte :] &= 0xBF
+    return blocks

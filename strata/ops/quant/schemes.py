@@ -5,7 +5,7 @@ int8a/bs   i8[K, N], scale and zero point f32[⌈K/bs⌉, N]    (q - z)·s
 int4/bs    u8[⌈K·N/2⌉], scale and zero point as above       (u - z)·s; element p·N + j in the low half of a byte when
 even fp8e4m3    u8[K, N], scale f32[N] or f32[1]                dec(byte)·s; likewise fp8e5m2
 nvfp4/16   u8[⌈K·N/2⌉], scale u8[⌈K/16⌉, N] (e4m3), f32[1]  fp4(nibble)·e4m3(s)·g
-gguf_q4k…  u8[N · K/elements · bytes], W stored as [N, K]   see gguf_blocks
+gguf_q4k…  u8[N · K/elements · bytes], W stored as [N, K]   see gguf_blocks; a codebook beside it, where it has one
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from strata.core import DType, f32, i8, u8
 from strata.errors import OptionError, ShapeError
 from strata.mir import VALUE_TYPES
 from strata.ops.quant import gguf_blocks
+from strata.ops.quant.gguf_codebooks import codebook
 
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 KINDS = ("int8", "int8a", "int4", "fp8e4m3", "fp8e5m2", "nvfp4")
@@ -69,8 +70,16 @@ class Scheme:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """What is stored beside the codes: scale, zero, global."""
-        return () if self.is_gguf else SIDES[self.kind]
+        """What is stored beside the codes: scale, zero, global, or a codebook that all matrices share."""
+        if self.is_gguf:
+            return ("book",) if gguf_blocks.block_format(self.kind).book else ()
+        return SIDES[self.kind]
+
+    @property
+    def book(self) -> np.ndarray | None:
+        """The codebook of a block format that has one."""
+        name = gguf_blocks.block_format(self.kind).book if self.is_gguf else ""
+        return codebook(name) if name else None
 
     @property
     def storage(self) -> DType:
@@ -95,6 +104,8 @@ class Scheme:
 
     def side_shapes(self, k: int, n: int) -> tuple[tuple[int, ...], ...]:
         """The shapes of the side tensors of one matrix."""
+        if self.book is not None:
+            return (self.book.shape,)
         blocks = (-(-k // self.block_size), n) if self.block_size else (n,)
         return tuple((1,) if side == "global" else blocks for side in self.sides)
 
@@ -191,6 +202,8 @@ def as_scheme(x: Scheme | str) -> Scheme:
 
 def side_dtype(scheme: Scheme, side: str) -> DType:
     """The element type of a side tensor."""
+    if side == "book":
+        return i8
     return u8 if scheme.kind == "nvfp4" and side == "scale" else f32
 
 
