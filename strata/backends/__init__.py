@@ -6,12 +6,13 @@ from strata.backends.base import (
     Capabilities,
     CodeArchive,
     CostModel,
+    Entry,
     Executable,
     FastCall,
     MissingCodeError,
+    ProcessorShare,
     ThreadSpread,
 )
-from strata.backends.registry import backend_for, known_backends, register_backend
-from strata.backends.texts import stablehlo_text
-
-register_backend = public(register_backend)
+from strata.backends.registry import backend_for, known_backends, planner_for, register_backend
+from strata.backends.resident import HOMES, DeviceArray, DeviceHome, DeviceName, MemoryUse
+from strata.backends.texts import module_text, stablehlo_text

@@ -16,12 +16,14 @@ from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
+from strata.backends.resident import DeviceArray, DeviceHome
 from strata.core import Target, TensorType, here, new_lock
 from strata.errors import OutOfMemoryError, StrataError
-from strata.lir import Lir, Step
+from strata.lir import Lir, Step, may_take_over
 from strata.mir import Graph, Node, Op, run_op
 
 Arrays = Sequence[np.ndarray]
+Entry = Callable[[Sequence[Any], Mapping[int, DeviceArray] | None], list[DeviceArray] | None]
 # (step, begin, end, spans of threads as (thread, begin, end), reader of buffers by name); times in nanoseconds
 Tell = Callable[[int, int, int, Sequence[tuple[int, int, int]], Callable[[str], np.ndarray]], None]
 
@@ -31,6 +33,10 @@ class Executable(ABC):
 
     observes_steps: ClassVar[bool] = False
     """Whether `run_observed` tells of steps; else a run is seen as a whole."""
+    home: DeviceHome | None = None
+    """The memory that it computes in, where that is not the host's."""
+    resident_entry: Entry | None = None
+    """A short way into `run_resident` of a plan of fixed sizes, where there is one now; None is for the long way."""
 
     def __init__(self, lir: Lir, lock: AbstractContextManager[Any] | None = None) -> None:
         self.lir = lir
@@ -82,6 +88,20 @@ class Executable(ABC):
     ) -> None:
         """Run the steps one by one, and tell of each."""
         self.run(inputs, outputs, binding, threads)
+
+    def run_resident(
+        self, inputs: Sequence[Any], binding: Mapping[str, int], over: Mapping[int, DeviceArray] | None = None
+    ) -> list[DeviceArray]:
+        """The results in the device's memory, which may not be there yet; for those that have a home.
+
+        Inputs are arrays of the host or of that memory. Some results, by number, are written `over` arrays of the
+        caller, where `takes_over` allows that.
+        """
+        raise NotImplementedError
+
+    def takes_over(self, name: str, output: int) -> bool:
+        """Whether an output may be written where an input lies, which the caller gives up."""
+        return may_take_over(self.lir, name, output)
 
     def run_host(self, step: Step, arrays: Arrays, binding: Mapping[str, int]) -> Arrays:
         """The results of a step of one op by its NumPy meaning."""
@@ -159,6 +179,17 @@ def memory_errors() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessorShare:
+    """What programs get of a processor's speed, and what they cost beside. The defaults are those of another
+    compiler's code, called through more layers: for trying, not for speed."""
+
+    flops: float = 0.5
+    bandwidth: float = 0.5
+    dispatch_seconds: float = 1e-5
+    roundtrip_seconds: float = 2e-4
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a backend can do, or cannot. The defaults are those of one that runs kernels, and no more."""
 
@@ -166,18 +197,26 @@ class Capabilities:
     """Forms of convolutions that it has kernels for."""
     dtypes: frozenset[str] | None = None
     """Names of the element types that it holds; None: all."""
+    narrow_matmuls: frozenset[str] = frozenset()
+    """Names of the floats of 16 bits in which matmuls and attention are much faster than in f32."""
     host_steps: bool = True
     """Ops without a kernel run on the host in between; else they are refused."""
     takes_graphs: bool = False
     """Plans have modules of many ops instead of kernels: `runs_on_host` cuts between them."""
+    runs_bodies: bool = False
+    """Loops and branches run natively: plans have plans of what is inside of them."""
     keeps_plans: bool = False
     """A plan decides the code, so that plans can be read back from the store."""
     searches: bool = False
     """`tune` finds schedules by measuring."""
     spreads: bool = False
     """`compile_spread` runs one program on several devices."""
-    on_processor: bool = False
-    """It runs where `cpu` does: for trying, not for speed."""
+    long_code: bool = False
+    """Its code is shown when asked for, not with the other stages."""
+    host_arrays: bool = False
+    """Arrays are NumPy's: ops of a small program may as well run one by one."""
+    of_processor: ProcessorShare | None = None
+    """How fast it is where it runs on this processor; None: it has a device of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +236,8 @@ class Backend(ABC):
     """A way to run plans."""
 
     name: str = ""
+    home: DeviceHome | None = None
+    """The memory of its device, where that is not the host's."""
     capabilities: Capabilities = Capabilities()
     cost_model: CostModel | None = None
     """What programs cost on it; None: a guess by its kind."""
@@ -258,9 +299,25 @@ class Backend(ABC):
         """Held while a plan of a graph and its code are made: what makes the code may start meanwhile."""
         return nullcontext()
 
-    def sources(self, lir: Lir) -> dict[str, str]:
+    def sources(self, lir: Lir) -> Mapping[str, str]:
         """The text that kernels become, by name, for `explain()`."""
         return {}
+
+
+class SourceTexts(Mapping[str, str]):
+    """Texts by name, each made when it is asked for: code of a large program is long."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], str]]) -> None:
+        self._makers = makers
+
+    def __getitem__(self, name: str) -> str:
+        return self._makers[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
 
 
 class CodeArchive(Protocol):
@@ -276,6 +333,9 @@ class CodeArchive(Protocol):
     @property
     def version(self) -> str:
         """Of the way code is called: code of another version must not be loaded."""
+
+    def takes(self, version: str) -> bool:
+        """Whether code of this version can be loaded."""
 
     def record(self, lir: Lir) -> dict[str, bytes]: ...
 

@@ -1,158 +1,37 @@
-"""Plans on a device with its own memory: uploads, launches and downloads in schedule order.
+"""Plans on a device with its own memory: what is launched, in the order of the schedule.
 
 A device is given by a `DeviceDriver`; everything that is not about one device is here. Parameters and constants are
-uploaded once. Inputs go up, results come down, and every other value takes a buffer of the pool from the step that
-makes it to the last one that reads it. Ops that the device does not take run by their NumPy meaning in between: what
-they read comes down and what they make goes up only where somebody on the other side asks for it.
+uploaded once, and one copy serves all programs that hold the same array. A run takes arrays of the host, which go up,
+and arrays that are on the device already, and leaves its results there: nothing waits until somebody reads one. Ops
+that the device does not take run by their NumPy meaning in between: what they read comes down and what they make goes
+up only where somebody on the other side asks for it.
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import numpy as np
 
-from strata.backends.base import Arrays, Backend, Executable, Tell, memory_errors
-from strata.core import Dim, Table, TensorType, new_lock, substitute
-from strata.errors import OutOfMemoryError, StrataError
-from strata.kernel import Buffer, Kernel, show_kernel
-from strata.lir import Lir, Step
-
-KEPT_BYTES = 1 << 30  # that a pool holds for later runs
-_STEPS = 8  # sizes of the pool between one power of two and the next
-_KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay from run to run
-
-
-class Launchable:
-    """A kernel that a driver can launch, and the buffers that it needs beside those of the kernel."""
-
-    def __init__(self, kernel: Kernel, between: Sequence[Buffer] = ()) -> None:
-        self.kernel, self.between = kernel, between
-
-    def scratch(self, sizes: Mapping[str, int]) -> list[int]:
-        """Bytes of the buffers beside those of the kernel, for sizes of the symbols."""
-        return [number(b.type.nbytes, sizes) for b in self.between]
-
-    def named(self, buffers: Sequence[Any]) -> dict[str, Any]:
-        """The buffers of a launch, by name."""
-        return dict(zip((b.name for b in (*self.kernel.buffers, *self.between)), buffers, strict=True))
-
-
-def number(dim: Dim, sizes: Mapping[str, int]) -> int:
-    value = substitute(dim, sizes)
-    assert isinstance(value, int), f"size {dim} is known when a step runs"
-    return value
-
-
-class DeviceDriver(ABC):
-    """What is asked of a device. Launches, writes and copies take effect in the order of the calls."""
-
-    in_place: bool = False
-    """Whether a kernel may write the buffer that it reads, element by element."""
-
-    def __init__(self) -> None:
-        self.lock: AbstractContextManager[Any] = new_lock()  # held by whoever uses the device: one run at a time
-        self._made: Table[str, Any] = Table("device kernels")
-
-    def made(self, kernel: Kernel) -> Any:
-        """What `make` made of a kernel of the same text."""
-        return self._made.get_or_make(show_kernel(kernel), lambda: self.make(kernel))
-
-    @abstractmethod
-    def allocate(self, size: int) -> Any:
-        """A buffer of at least so many bytes; OutOfMemoryError where there is no room for it."""
-
-    @abstractmethod
-    def release(self, buffer: Any) -> None:
-        """Give up a buffer: launches that use it may still be under way."""
-
-    @abstractmethod
-    def write(self, buffer: Any, array: np.ndarray) -> None:
-        """Copy a contiguous array to the start of a buffer. The array may change once this returns."""
-
-    @abstractmethod
-    def read(self, buffer: Any, array: np.ndarray) -> None:
-        """Fill a contiguous array from the start of a buffer, when all that was asked for before is done."""
-
-    @abstractmethod
-    def copy(self, source: Any, target: Any, size: int) -> None:
-        """Bytes from the start of one buffer to the start of another."""
-
-    @abstractmethod
-    def make(self, kernel: Kernel) -> Any:
-        """A Launchable."""
-
-    @abstractmethod
-    def launch(self, made: Any, buffers: Sequence[Any], sizes: Mapping[str, int]) -> None:
-        """Run a kernel on its inputs, its outputs and its scratch, in this order."""
-
-    @abstractmethod
-    def finish(self) -> None:
-        """Wait for all that was launched; what went wrong there is raised here."""
-
-
-class BufferPool:
-    """Buffers that wait for the next step that needs one of their size."""
-
-    def __init__(self, driver: DeviceDriver, kept_bytes: int = KEPT_BYTES) -> None:
-        self.driver = driver
-        self._kept_bytes = kept_bytes
-        self._free: dict[int, list[Any]] = {}
-        self._free_bytes = 0
-
-    @property
-    def free_bytes(self) -> int:
-        return self._free_bytes
-
-    def take(self, size: int) -> tuple[Any, int]:
-        """A buffer and the bytes that it has, to be given back with it."""
-        room = room_for(size)
-        free = self._free.get(room)
-        if free:
-            self._free_bytes -= room
-            return free.pop(), room
-        try:
-            return self.driver.allocate(room), room
-        except OutOfMemoryError:
-            if not self._free_bytes:
-                raise
-            self.clear()
-            return self.driver.allocate(room), room
-
-    def give(self, buffer: Any, room: int) -> None:
-        if self._free_bytes + room > self._kept_bytes:
-            self.driver.release(buffer)
-            return
-        self._free.setdefault(room, []).append(buffer)
-        self._free_bytes += room
-
-    def clear(self) -> None:
-        """Release what waits."""
-        for buffers in self._free.values():
-            for buffer in buffers:
-                self.driver.release(buffer)
-        self._free.clear()
-        self._free_bytes = 0
-
-
-def room_for(size: int) -> int:
-    """A size rounded up, so that values of about one size can use each other's buffers."""
-    if size <= 256:
-        return 256
-    step = 1 << max(0, (size - 1).bit_length() - 1 - (_STEPS.bit_length() - 1))
-    return -(-size // step) * step
+from strata.backends.base import Arrays, Backend, Entry, Executable, Tell, memory_errors
+from strata.backends.driver import DeviceDriver, Launchable
+from strata.backends.entry import entry_of
+from strata.backends.pool import OffloadHome
+from strata.backends.recipe import HostStep, Recipe, RecipeMaker, shared_memory
+from strata.backends.resident import DeviceArray
+from strata.core import Table, here
+from strata.errors import DeviceError, MemoryLimitError, OutOfMemoryError, StrataError
+from strata.lir import Lir, Step, may_take_over
 
 
 class OffloadBackend(Backend):
     """Plans over a driver."""
 
-    def __init__(self, driver: DeviceDriver) -> None:
-        self.driver, self.pool = driver, BufferPool(driver)
+    def __init__(self, driver: DeviceDriver, name: str | None = None) -> None:
+        self.driver = driver
+        self.home: OffloadHome = OffloadHome(name or self.name or "device", driver)
 
     def launchable(self, step: Step) -> Launchable | None:
         """What runs a step of one op, over its inputs and outputs; None where that is the host."""
@@ -163,13 +42,14 @@ class OffloadBackend(Backend):
 
 
 class OffloadExecutable(Executable):
-    """A plan on a device. Runs take turns, as the device does them in one order anyway."""
+    """A plan on a device. Runs take turns in asking; the device does them in one order anyway."""
 
     observes_steps = True
+    home: OffloadHome
 
     def __init__(self, lir: Lir, backend: OffloadBackend) -> None:
         driver = backend.driver
-        self.driver, self.pool = driver, backend.pool
+        self.driver, self.home = driver, backend.home
         super().__init__(lir, driver.lock)
         with driver.lock:
             kernels = {name: driver.made(kernel) for name, kernel in lir.kernels.items()}
@@ -177,17 +57,22 @@ class OffloadExecutable(Executable):
                 kernels[s.name] if s.kernel is not None else backend.launchable(s) for s in lir.schedule
             ]
         self._steps = [(at, s) for at, s in enumerate(lir.schedule) if s.phase != "prologue"]
-        self._on_device: dict[str, Any] = {}  # of the values that stay, uploaded when a step first asks
-        self._shared: set[str] = set()  # of these, those that a clone reads, too
-        self._homes = _homes(lir, driver.in_place)
-        self._last = _last_reads(lir)
+        self._on_device: dict[str, DeviceArray] = {}  # of the values that stay, uploaded when a step first asks
+        self._version: object = object()  # of the values that stay
+        self._homes = shared_memory(lir, driver.in_place)
+        self._recipes: Table[Any, Recipe] = Table("device recipes")
+        self.resident_entry: Entry | None = None
+        self._limit: int | None = None
+        self._over: dict[tuple[str, int], bool] = {}  # by input and output, where one takes over the other
 
     def is_host_step(self, at: int, step: Step) -> bool:
         return self.made[at] is None
 
-    def hold(self, name: str, array: np.ndarray) -> None:
+    def hold(self, name: str, array: Any) -> None:
         self._drop(name)
         super().hold(name, array)
+        if isinstance(array, DeviceArray):
+            self._on_device[name] = array
 
     def forget(self) -> None:
         super().forget()
@@ -196,19 +81,58 @@ class OffloadExecutable(Executable):
                 self._drop(buffer.name)
 
     def _drop(self, name: str) -> None:
-        """Give up a value that stayed; a buffer that is shared goes with the last that knows it."""
+        """Give up a value that stayed: its memory goes back with the last that knows it."""
         self.values.pop(name, None)
-        buffer = self._on_device.pop(name, None)
-        if buffer is not None and name not in self._shared:
-            self.driver.release(buffer)
-        self._shared.discard(name)
+        self._on_device.pop(name, None)
+        self._changed()
+
+    def _changed(self) -> None:
+        """Values that stay are others, or elsewhere."""
+        self._version, self.resident_entry = object(), None
 
     def part(self, other: Self) -> None:
         """Kernels and what is uploaded are shared."""
         super().part(other)
         self._on_device = dict(other._on_device)
-        other._shared = other._shared | other._on_device.keys()
-        self._shared = set(other._shared)
+        self._changed()
+        self._recipes = Table("device recipes")
+
+    # memory
+
+    @property
+    def scratch_bytes(self) -> int | None:
+        """Of the arena, for a plan of fixed sizes."""
+        return None if self.lir.has_dynamic_dims else self._recipe({}).scratch_bytes
+
+    def limit_scratch(self, limit: int) -> None:
+        self._limit = limit
+        if not self.lir.has_dynamic_dims:
+            self._check_limit(self._recipe({}))
+
+    def _check_limit(self, recipe: Recipe) -> None:
+        if self._limit is not None and recipe.scratch_bytes > self._limit:
+            raise MemoryLimitError(
+                f"{self.lir.name!r} needs {recipe.scratch_bytes:,} bytes of scratch memory on {self.home.name}, "
+                f"the limit is {self._limit:,}", code="C200", place=here(),
+            )  # fmt: skip
+
+    def takes_over(self, name: str, output: int) -> bool:
+        """Whether an output may be written where an input lies."""
+        found = self._over.get((name, output))
+        if found is None:
+            found = self._over[name, output] = self._may_take_over(name, output)
+        return found
+
+    def _may_take_over(self, name: str, output: int) -> bool:
+        if not may_take_over(self.lir, name, output):
+            return False
+        source, result = dict(self.lir.io.inputs)[name], self.lir.io.outputs[output]
+        at = next(i for i, step in enumerate(self.lir.schedule) if result in step.outputs)
+        made = self.made[at]
+        reads = source in self.lir.schedule[at].inputs
+        return made is not None and (not reads or self.driver.in_place or made.writes_over)
+
+    # running
 
     def run(self, inputs: Arrays, outputs: Arrays, binding: Mapping[str, int], threads: int | None = None) -> None:
         self.run_observed(inputs, outputs, binding, threads, None)
@@ -218,187 +142,229 @@ class OffloadExecutable(Executable):
     ) -> None:
         """Where somebody is told, each step is waited for."""
         with self.driver.lock, memory_errors():
-            if not self.is_prepared:
-                self._prepare()
-            arrays = {buffer: a for (_, buffer), a in zip(self.lir.io.inputs, inputs, strict=True)}
-            run = _Run(self, binding, arrays)
-            try:
-                for at, step in self._steps:
-                    begin = time.perf_counter_ns()
-                    run.step(at, step)
-                    if tell is not None:
-                        self.driver.finish()
-                        tell(at, begin, time.perf_counter_ns(), [], run.array)
-                    for name in self._last.get(at, ()):
-                        run.drop(name)
-                run.fetch(self.lir.io.outputs, outputs)
-                self.driver.finish()
-            finally:
-                run.close()
+            made = self._run(inputs, binding, {}, tell)
+            here = [(a, m) for a, m in zip(outputs, made, strict=True) if not isinstance(m, DeviceArray)]
+            self.fill([a for a, _ in here], [m for _, m in here])
+            for array, result in zip(outputs, made, strict=True):
+                if isinstance(result, DeviceArray):
+                    self.driver.read(result.place, array)
+            self.driver.finish()
+
+    def run_resident(
+        self, inputs: Sequence[Any], binding: Mapping[str, int], over: Mapping[int, DeviceArray] | None = None
+    ) -> list[DeviceArray]:
+        with self.driver.lock, memory_errors():
+            made = self._run(inputs, binding, over or {}, None)
+            self.driver.submit()
+            if self.resident_entry is None and not binding:
+                self.resident_entry = entry_of(self, self._recipe(binding), self.lir.io.outputs)
+            return [m if isinstance(m, DeviceArray) else self.home.upload(m, self.lir.name) for m in made]
+
+    def _recipe(self, binding: Mapping[str, int], *, apart: bool = False) -> Recipe:
+        key = (*binding.items(), apart)
+        found = self._recipes.peek(key)
+        return found or self._recipes.get_or_make(key, lambda: self._made_recipe(binding, apart))
+
+    def _made_recipe(self, binding: Mapping[str, int], apart: bool) -> Recipe:
+        recipe = RecipeMaker(
+            self.lir, self._steps, self.made, binding, results=self.lir.io.outputs, homes=self._homes,
+            arena=self.driver.has_parts, apart=apart,
+        ).make()  # fmt: skip
+        self._check_limit(recipe)
+        return recipe
+
+    def _run(
+        self, inputs: Sequence[Any], binding: Mapping[str, int], over: Mapping[int, DeviceArray], tell: Tell | None
+    ) -> list[Any]:
+        """Results, on the device or, where the host made them, there; the lock is held."""
+        if not self.is_prepared:
+            self._prepare()
+        recipe = self._recipe(binding, apart=tell is not None)
+        run = _Run(self, recipe, binding, inputs)
+        targets = {self.lir.io.outputs[i]: array for i, array in over.items()}
+        try:
+            made = run.go(targets, tell)
+        except OutOfMemoryError as error:
+            raise self._named(error, recipe) from error
+        finally:
+            run.close()
+        seen: set[str] = set()
+        results = []
+        for name in self.lir.io.outputs:
+            result = made.get(name)
+            if result is None:
+                result = run.leaf(name)
+            elif name in seen:  # each result has memory of its own
+                result = result.copy()
+            seen.add(name)
+            results.append(result)
+        return results
+
+    def _named(self, error: OutOfMemoryError, recipe: Recipe) -> OutOfMemoryError:
+        """The error, with the plan's largest buffers."""
+        kept = [(n, a.nbytes) for n, a in self._on_device.items()]
+        results = [(n, int(t.nbytes)) for n, t in zip(recipe.results, recipe.result_types, strict=True)]
+        largest = sorted([("scratch", recipe.scratch_bytes), *kept, *results], key=lambda pair: -pair[1])[:3]
+        error.operands = (
+            f"{self.lir.name!r} takes {recipe.scratch_bytes:,} bytes of scratch memory; largest: "
+            + ", ".join(f"{name} {size:,}" for name, size in largest),
+        )  # fmt: skip
+        error.fix = error.fix or "smaller batches, or st.memory(device) to see who holds memory"
+        return error
 
     def _prepare(self) -> None:
         """Compute what depends on parameters only; it stays on the device."""
-        run = _Run(self, {}, {})
+        weights = [b.name for b in self.lir.buffers if b.role == "weight"]
+        recipe = RecipeMaker(
+            self.lir, self.prologue, self.made, {}, results=weights, homes=self._homes, arena=self.driver.has_parts,
+            apart=False,
+        ).make()  # fmt: skip
+        run = _Run(self, recipe, {}, [None] * len(self.lir.io.inputs))
         try:
-            for at, step in self.prologue:
-                run.step(at, step)
-            for b in self.lir.buffers:
-                if b.role == "weight":
-                    run.keep(b.name)
+            made = run.go({}, None)
+            for name in weights:
+                if name in made and isinstance(made[name], DeviceArray):
+                    self._on_device[name] = made[name]
+                elif name in made:
+                    self.values[name] = made[name]
         finally:
             run.close()
+        read = {n for _, step in self._steps for n in step.read_buffers} | set(self.lir.io.outputs)
+        for name in set(recipe.kept) - read:  # nothing but what was computed now reads it
+            self._on_device.pop(name, None)
+        self._changed()
         self.is_prepared = True
+
+    def kept_place(self, name: str) -> Any:
+        """Where a value is that stays."""
+        found = self._on_device.get(name)
+        if found is None:
+            found = self._on_device[name] = self.home.shared(self.values[name], self.lir.name)
+        return found.place
 
 
 class _Run:
-    """The values of one run: on the host, on the device, or on both."""
+    """One run: its scratch memory, and values on the host."""
 
     def __init__(
-        self, executable: OffloadExecutable, binding: Mapping[str, int], inputs: dict[str, np.ndarray]
+        self, owner: OffloadExecutable, recipe: Recipe, binding: Mapping[str, int], inputs: Sequence[Any]
     ) -> None:
-        self.owner, self.binding = executable, binding
-        self.lir, self.driver, self.pool = executable.lir, executable.driver, executable.pool
-        self.hosted = executable.values | inputs
-        self.devices: dict[str, Any] = dict(executable._on_device)
-        self.taken: dict[str, tuple[Any, int]] = {}  # buffers of the pool, by the name whose memory it is
-        self.users: Counter[str] = Counter()  # names that live in each of them
+        self.owner, self.recipe, self.binding = owner, recipe, binding
+        self.driver, self.home = owner.driver, owner.home
+        self.inputs = list(inputs)
+        self.hosted: dict[str, np.ndarray] = {}
+        self.taken: list[tuple[Any, int]] = []
+        self.places: list[Any] = []
+        self.made: dict[str, Any] = {}
 
-    def step(self, at: int, step: Step) -> None:
+    def go(self, over: Mapping[str, DeviceArray], tell: Tell | None) -> dict[str, Any]:
+        """Everything that the recipe says. Gives results by name; what the host made is on the host."""
+        recipe, driver, home, who = self.recipe, self.driver, self.home, self.owner.lir.name
+        places = self.places
+        for room in recipe.rooms:
+            self.taken.append(home.take(room, who))
+            places.append(driver.place(self.taken[-1][0]))
+        for _ in self.inputs:
+            places.append(None)
+        first = len(recipe.rooms)
+        for i in recipe.needed:
+            places[first + i] = self._uploaded(i).place
+        for name, kind in zip(recipe.results, recipe.result_types, strict=True):
+            target = over.get(name)
+            if target is None:
+                target = home.empty(kind.dtype.np, kind.shape, who)
+            self.made[name] = target
+            places.append(target.place)
+        places.extend(self._kept())
+        for part in recipe.parts:
+            begin = time.perf_counter_ns() if tell is not None else 0
+            self._do(part)
+            if tell is not None:
+                driver.finish()
+                tell(part.at, begin, time.perf_counter_ns(), [], self.array)
+        results = set(self.owner.lir.io.outputs) | {b.name for b in self.owner.lir.buffers if b.role == "weight"}
+        for name in results & self.hosted.keys():
+            self.made.setdefault(name, self.hosted[name])
+        return self.made
+
+    def _kept(self) -> list[Any]:
+        recipe, owner = self.recipe, self.owner
+        known = recipe.kept_places
+        if known is None or known[0] is not owner._version:
+            places = [owner.kept_place(name) for name in recipe.kept]
+            known = recipe.kept_places = (owner._version, places)
+        found: list[Any] = known[1]
+        return found
+
+    def _uploaded(self, i: int) -> DeviceArray:
+        given = self.inputs[i]
+        if type(given) is DeviceArray:
+            if given.home is not self.home:
+                raise DeviceError(
+                    f"an input is on {given.home.name!r}, the program runs on {self.home.name!r}", code="E103",
+                    place=here(),
+                )  # fmt: skip
+            return given
+        made = self.inputs[i] = self.home.upload(given, self.owner.lir.name)
+        self.hosted[self.recipe.inputs[i]] = given
+        return made
+
+    def _do(self, part: Any) -> None:
+        if isinstance(part, HostStep):
+            self._on_host(part)
+            return
+        if part.made is None:
+            part.made = self.driver.record(part.actions)
+        self.driver.play(part.made, self.places)
+
+    def _on_host(self, part: HostStep) -> None:
+        step = part.step
         try:
-            if self.owner.made[at] is None:
-                self._on_host(step)
-            else:
-                self._on_device(step, self.owner.made[at])
+            results = self.owner.run_host(step, [self.array(name) for name in step.inputs], self.binding)
         except StrataError as error:
             if error.place is None and step.nodes:
                 error.place = step.nodes[0].origin.place
             raise
-
-    def _on_host(self, step: Step) -> None:
-        results = self.owner.run_host(step, [self.array(name) for name in step.inputs], self.binding)
         for name, result in zip(step.outputs, results, strict=True):
             self.hosted[name] = np.ascontiguousarray(result).reshape(np.shape(result))
-
-    def _on_device(self, step: Step, made: Any) -> None:
-        reads = [self.buffer(name) for name in step.inputs]
-        starts = dict(step.updates)
-        writes = []
-        for name in step.outputs:
-            source = self.buffer(starts[name]) if name in starts else None
-            target = self._take(name)
-            if source is not None and source is not target:
-                self.driver.copy(source, target, self._bytes(name))
-            writes.append(target)
-        scratch = [self.pool.take(size) for size in made.scratch(self.binding)]
-        try:
-            self.driver.launch(made, [*reads, *writes, *(buffer for buffer, _ in scratch)], self.binding)
-        finally:
-            for buffer, room in scratch:
-                self.pool.give(buffer, room)
-
-    def _kind(self, name: str) -> TensorType:
-        return self.lir.buffer(name).type.bind(self.binding)
-
-    def _bytes(self, name: str) -> int:
-        return number(self.lir.buffer(name).type.nbytes, self.binding)
-
-    def buffer(self, name: str) -> Any:
-        """The value on the device; it goes up if it is not there."""
-        found = self.devices.get(name)
-        if found is not None:
-            return found
-        array = self.hosted[name]
-        if self.lir.buffer(name).role in _KEPT:
-            made = self.owner._on_device.get(name)
-            if made is None:
-                made = self.driver.allocate(room_for(array.nbytes))
-                self.driver.write(made, array)
-                self.owner._on_device[name] = made
-            self.devices[name] = made
-            return made
-        made = self._take(name)
-        self.driver.write(made, array)
-        return made
-
-    def _take(self, name: str) -> Any:
-        """Memory for a value that is about to be made."""
-        home = self.owner._homes.get(name, name)
-        if home not in self.taken:
-            self.taken[home] = self.pool.take(max(self._bytes(name), self._bytes(home)))
-        self.users[home] += 1
-        self.devices[name] = self.taken[home][0]
-        return self.devices[name]
+        for name, (base, offset) in part.uploads:
+            self.driver.write(self.driver.part(self.places[base], offset), self.hosted[name])
 
     def array(self, name: str) -> np.ndarray:
         """The value on the host; it comes down if it is not there."""
-        if name not in self.hosted:
-            kind = self._kind(name)
-            made = np.empty(kind.static_shape, kind.dtype.np)
-            self.driver.read(self.devices[name], made)
-            self.hosted[name] = made
-        return self.hosted[name]
+        found = self.hosted.get(name)
+        if found is None:
+            found = self.hosted[name] = self._fetched(name)
+        return found
 
-    def fetch(self, names: Sequence[str], arrays: Arrays) -> None:
-        """Put results where the caller wants them."""
-        pairs = list(zip(names, arrays, strict=True))
-        here = [(name, array) for name, array in pairs if name in self.hosted]
-        self.owner.fill([array for _, array in here], [self.hosted[name] for name, _ in here])
-        for name, array in pairs:
-            if name not in self.hosted:
-                self.driver.read(self.devices[name], array)
+    def _fetched(self, name: str) -> np.ndarray:
+        if name in self.recipe.inputs:
+            given = self.inputs[self.recipe.inputs.index(name)]
+            return given.numpy() if isinstance(given, DeviceArray) else given
+        kept = self.owner.values.get(name)
+        if isinstance(kept, np.ndarray):
+            return kept
+        if kept is None:
+            kept = self.owner._on_device.get(name)
+        if kept is not None:
+            found: np.ndarray = kept.numpy()
+            return found
+        kind = self.owner.lir.buffer(name).type.bind(self.binding)
+        made = np.empty(kind.static_shape, kind.dtype.np)
+        base, offset = self.recipe.places[name]
+        self.driver.read(self.driver.part(self.places[base], offset), made)
+        return made
 
-    def drop(self, name: str) -> None:
-        """Nothing reads the value any more."""
-        self.hosted.pop(name, None)
-        if name in self.devices:
-            del self.devices[name]
-            home = self.owner._homes.get(name, name)
-            self.users[home] -= 1
-            if not self.users[home]:
-                self.pool.give(*self.taken.pop(home))
-
-    def keep(self, name: str) -> None:
-        """Leave a value to the runs that follow."""
-        home = self.owner._homes.get(name, name)
-        if home in self.taken:
-            self.owner._on_device[name] = self.taken.pop(home)[0]
-        else:
-            self.owner.values[name] = self.hosted[name]
+    def leaf(self, name: str) -> Any:
+        """A result that no step makes, in memory of its own where it is on the device."""
+        if name in self.recipe.inputs:
+            given = self.inputs[self.recipe.inputs.index(name)]
+            return given.copy() if isinstance(given, DeviceArray) and name not in self.hosted else self.array(name)
+        found = self.owner._on_device.get(name)
+        return self.array(name) if found is None else found.copy()
 
     def close(self) -> None:
-        for buffer, room in self.taken.values():
-            self.pool.give(buffer, room)
+        """Scratch memory goes back: later runs come later on the device, too."""
+        for buffer, room in self.taken:
+            self.home.give(buffer, room, self.owner.lir.name)
         self.taken.clear()
-
-
-def _homes(lir: Lir, in_place: bool) -> dict[str, str]:
-    """Whose memory a value takes over, where that is not its own: updates change it where it is.
-
-    A device whose kernels cannot read and write one buffer still does updates in place, which do not read what they
-    change."""
-    found: dict[str, str] = {}
-    for step in lir.schedule:
-        reads = {found.get(name, name) for name in step.inputs}
-        for name in step.outputs:
-            base = lir.buffer(name).alias
-            taken = {found.get(other, other) for other in step.outputs if other != name and other in found}
-            if base is None or base in taken or (not in_place and base in reads):
-                continue
-            source = dict(step.updates).get(name)
-            if in_place or (source is not None and found.get(source, source) == base):
-                found[name] = base
-    return found
-
-
-def _last_reads(lir: Lir) -> dict[int, list[str]]:
-    """Values whose last reader is a step, or which it makes for nobody: buffers of the arena and of inputs."""
-    last: dict[str, int] = {}
-    for at, step in enumerate(lir.schedule):
-        for name in (*step.read_buffers, *step.outputs):
-            last[name] = at
-    found: dict[int, list[str]] = {}
-    results = set(lir.io.outputs)
-    for name, at in last.items():
-        if lir.buffer(name).role in ("scratch", "input") and name not in results:
-            found.setdefault(at, []).append(name)
-    return found

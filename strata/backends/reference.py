@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from strata.backends.base import Arrays, Backend, Executable, memory_errors
+from strata.backends.base import Arrays, Backend, Capabilities, Executable, ProcessorShare, memory_errors
 from strata.core import TensorType
 from strata.lir import Lir, Step
 from strata.mir import Op, evaluate
@@ -14,6 +14,7 @@ class ReferenceBackend(Backend):
     """Runs every op by its NumPy meaning."""
 
     name = "reference"
+    capabilities = Capabilities(host_arrays=True, of_processor=ProcessorShare(1 / 8, 1 / 4, 1e-5, 1e-4))  # temporaries
 
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
         return True

@@ -23,6 +23,7 @@ _NEEDS = {  # devices by number, `xla` is `xla:0`, and what they run on: a packa
     "wgpu": "pip install 'strata[wgpu]', on a machine with Vulkan, Metal or DirectX 12",
     "xla": "pip install 'strata[xla]'",
 }
+_TARGETS = ("metal", "mlx", "rocm", "tpu")  # names that plan: see backends/planned.py
 _made: dict[str, Backend] = {}
 _lock = new_lock()
 
@@ -72,8 +73,19 @@ def backend_for(name: str) -> Backend:
         return _made[key]
 
 
+def planner_for(name: str) -> Backend:
+    """The backend to plan with: of a device, or of a target that another device runs."""
+    if not isinstance(name, str) or name not in _TARGETS or name in _made:
+        return backend_for(name)
+    made: Backend = imported("strata.backends.planned").PLANNED[name](name)
+    return made
+
+
 def _not_there(name: str, why: str | None = None) -> DeviceError:
     kind = name.partition(":")[0]
+    if kind in _TARGETS:
+        found: DeviceError = imported("strata.backends.planned").no_device(kind)
+        return found
     if why is None:
         known = sorted({*(_MODULES.keys() - _NEEDS), *(k for k in _made if ":" not in k)})
         why = f"; there are {', '.join(known)}{'' if kind in _NEEDS else near(kind, known)}"

@@ -19,3 +19,10 @@ def stablehlo_text(graph: Graph) -> str:
     if missing:
         raise LowerError(f"export: StableHLO has no counterpart of {', '.join(missing)}", code="L501")
     return write_graph(made)
+
+
+def module_text(bytecode: bytes) -> str:
+    """The text of a StableHLO module in MLIR bytecode, decoded by jaxlib."""
+    from strata.backends.stablehlo.adapter import decoded
+
+    return decoded(bytecode)

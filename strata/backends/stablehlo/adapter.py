@@ -1,4 +1,4 @@
-"""The only module that uses JAX and PJRT: clients, compiled modules, device arrays. Made for jax 0.10.
+"""The only module that uses JAX and PJRT: clients, compiled modules, device arrays. Made for jax 0.10 and 0.11.
 
 JAX is imported when a device of the `xla` kind is first used, not before. Its global settings are left alone.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from strata.backends.base import ThreadSpread
-from strata.errors import DeviceError, OutOfMemoryError, RunError
+from strata.errors import DeviceError, OptionError, OutOfMemoryError, RunError
 from strata.modules import imported
 
 # what a compile must not do: keep more precision than the program says, or compute as if there were no NaN
@@ -41,6 +41,27 @@ def listening(call: Callable[[], Any]) -> Any:
     if error is not None:
         raise error
     return result
+
+
+def decoded(bytecode: bytes) -> str:
+    """The text of a module in MLIR bytecode, plain or as a portable artifact."""
+    try:
+        ir, dialect = imported("jaxlib.mlir.ir"), imported("jaxlib.mlir.dialects.stablehlo")
+        interpreters = imported("jax.interpreters.mlir")
+    except ModuleNotFoundError:
+        raise DeviceError(
+            "MLIR bytecode is decoded by jaxlib, which is not installed; the module's text needs nothing", code="E130",
+            fix="pip install 'strata[xla]', or give the text: exported.mlir_module()",
+        ) from None  # fmt: skip
+    context = interpreters.make_ir_context()
+    problem: Exception | None = None
+    for read in (dialect.deserialize_portable_artifact, lambda _, raw: ir.Module.parse(raw)):
+        try:
+            with context:
+                return str(read(context, bytecode))
+        except Exception as error:  # noqa: BLE001 - bindings raise kinds of their own
+            problem = error
+    raise OptionError(f"load: the bytecode cannot be decoded: {str(problem).splitlines()[0]}", code="O509") from None
 
 
 @cache
@@ -139,6 +160,37 @@ class Client:
         """A result as an array that must not be written; waits until it is there."""
         made: np.ndarray = self._guarded(lambda: np.asarray(array), "running")
         return made
+
+    def foreign(self, x: Any, index: int) -> Any:
+        """An array of JAX, or of DLPack, that is on a device, as a row-major array of JAX; None for others.
+
+        Arrays of the host that others may write to are not XLA's, even where XLA runs on the host.
+        """
+        if not isinstance(x, self._jax.Array):
+            kind = {"rocm": 10}.get(self.platform, 2)
+            if self.platform == "cpu" or not hasattr(x, "__dlpack_device__"):
+                return None
+            if tuple(map(int, x.__dlpack_device__())) != (kind, index):
+                return None
+            with self._jax.enable_x64(True):
+                try:
+                    return self._jax.numpy.array(self._jax.dlpack.from_dlpack(x), copy=True)
+                except (self._jax.errors.JaxRuntimeError, TypeError, BufferError, RuntimeError):
+                    return None  # a layout or a type that JAX does not take
+        if x.devices() != {self.devices[index]}:
+            return None
+        order = x.format.layout.major_to_minor
+        with self._jax.enable_x64(True):
+            return x if order == tuple(range(x.ndim)) else self._jax.numpy.array(x, copy=True)
+
+    def wait(self, index: int) -> None:
+        made = self.put([np.zeros(1, np.float32)], (1,), self.on_one(index), (index,))
+        self._guarded(made.block_until_ready, "running")
+
+    def memory_limit(self, index: int) -> int | None:
+        """What the device has; None where it does not say."""
+        stats = self.devices[index].memory_stats()
+        return int(stats["bytes_limit"]) if stats and "bytes_limit" in stats else None
 
     def _guarded(self, call: Callable[[], Any], doing: str) -> Any:
         if os.getpid() != self._process:  # its threads are gone

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends.base import Arrays, Backend, Capabilities, Executable, ThreadSpread
+from strata.backends.base import Arrays, Backend, Capabilities, Executable, ProcessorShare, ThreadSpread
+from strata.backends.resident import DeviceArray
 from strata.backends.stablehlo.adapter import Client, DevicePlace, client, listening
 from strata.backends.stablehlo.emit import Text, is_native, write_module
+from strata.backends.stablehlo.home import XlaHome
 from strata.core import Table, TensorType
 from strata.errors import DeviceError, MemoryLimitError, OptionError
 from strata.lir import Lir, PlanStage, Step, stages_of
@@ -33,7 +35,13 @@ class XlaBackend(Backend):
                 code="E101",
             )
         self.index = index
-        self.capabilities = replace(self.capabilities, on_processor=self.client.platform == "cpu")
+        self.home: XlaHome = XlaHome(f"xla:{index}" if index else "xla", self.client, index)
+        if self.client.platform == "cpu":
+            self.capabilities = replace(self.capabilities, of_processor=ProcessorShare())
+
+    @property
+    def description(self) -> str:
+        return self.client.version
 
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
         return is_native(op)
@@ -50,7 +58,7 @@ class XlaBackend(Backend):
         }
 
     def compile(self, lir: Lir) -> XlaExecutable:
-        return XlaExecutable(lir, self.client.place(self.index))
+        return XlaExecutable(lir, self.client.place(self.index), home=self.home)
 
     def compile_spread(self, lir: Lir, spread: ThreadSpread) -> XlaExecutable:
         return XlaExecutable(lir, self.client.grid(spread), spread)
@@ -71,9 +79,13 @@ class _Program:
 class XlaExecutable(Executable):
     """A plan on a PJRT device. Sizes that are symbols are compiled for as they are met."""
 
-    def __init__(self, lir: Lir, place: DevicePlace, spread: ThreadSpread | None = None) -> None:
+    home: XlaHome | None
+
+    def __init__(
+        self, lir: Lir, place: DevicePlace, spread: ThreadSpread | None = None, home: XlaHome | None = None
+    ) -> None:
         super().__init__(lir)
-        self.place, self.spread = place, spread
+        self.place, self.spread, self.home = place, spread, home
         self._programs: Table[tuple[tuple[str, int], ...], _Program] = Table("xla programs")
         self._limit: int | None = None
         if not lir.has_dynamic_dims:
@@ -105,15 +117,33 @@ class XlaExecutable(Executable):
         texts = [t.text for t in self._program(dict(binding or {})).texts if t is not None]
         return "\n".join(texts)
 
-    def hold(self, name: str, array: np.ndarray) -> None:
-        self.values[name] = self.place.put(array, name)
+    def hold(self, name: str, array: Any) -> None:
+        """One copy serves all programs that hold the same array."""
+        if self.home is None:
+            self.values[name] = self.place.put(array, name)
+        else:
+            self.values[name] = array if isinstance(array, DeviceArray) else self.home.shared(array, self.lir.name)
 
     def run(self, inputs: Arrays, outputs: Arrays, binding: Mapping[str, int], threads: int | None = None) -> None:
+        self.fill(outputs, [self.place.take(x) for x in self._run(inputs, binding)])
+
+    def run_resident(
+        self, inputs: Sequence[Any], binding: Mapping[str, int], over: Mapping[int, DeviceArray] | None = None
+    ) -> list[DeviceArray]:
+        """Arrays of PJRT never change, so that nothing is written over another array."""
+        assert self.home is not None
+        return [self.home.holding(x, self.lir.name) for x in self._run(inputs, binding)]
+
+    def takes_over(self, name: str, output: int) -> bool:
+        return False
+
+    def _run(self, inputs: Sequence[Any], binding: Mapping[str, int]) -> list[Any]:
+        """The results, which may not be there yet."""
         program = self._program(binding)
         graph = program.graph
         values: dict[Value, Any] = dict(program.constants)
-        values |= {x: self.place.put(a, leaf_name(x)) for x, a in zip(graph.inputs, inputs, strict=True)}
-        values |= {x: self.values[leaf_name(x)] for x in graph.params}
+        values |= {x: self._put(a, leaf_name(x)) for x, a in zip(graph.inputs, inputs, strict=True)}
+        values |= {x: self._put(self.values[leaf_name(x)], None) for x in graph.params}
         for stage, text, loaded in zip(program.stages, program.texts, program.loaded, strict=True):
             if text is None:
                 self._run_host(stage, values)
@@ -123,7 +153,12 @@ class XlaExecutable(Executable):
             if text.is_checked and self.place.take(results.pop()):
                 self._raise(stage, values)
             values.update(zip(stage.gives, results, strict=True))
-        self.fill(outputs, [self.place.take(values[result]) for result in graph.results])
+        return [values[result] for result in graph.results]
+
+    def _put(self, array: Any, name: str | None) -> Any:
+        if isinstance(array, DeviceArray):
+            return array.place
+        return self.place.put(array, name) if isinstance(array, np.ndarray) else array
 
     def _raise(self, stage: PlanStage, values: Mapping[Value, Any]) -> None:
         """A module says that something in it is an error: NumPy finds out which, and where it comes from."""

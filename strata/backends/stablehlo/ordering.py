@@ -104,6 +104,24 @@ def _scatter_nd(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
     return _combined(w, op.reduction, x, places, updates, x.ndim - batch - count)
 
 
+@rule("paged_update")
+def _paged_update(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
+    pool, new, table, past = xs
+    b, (batch, mine), page = w.b, table.shape, pool.shape[1]
+    if new.size == 0:
+        return pool
+    rows = new.shape[:2]
+    token = b.same("add", b.spread(past, rows, [0]), b.iota(i64, rows, 1))
+    token = _position(b, token, mine * page, wrap=False)
+    at = b.same("divide", token, b.like(page, token))
+    first = b.same("multiply", b.iota(i64, rows, 0), b.like(mine, token))
+    flat = b.reshape(table, (batch * mine,))
+    number = gather(b, flat, b.reshape(b.same("add", first, at), (*rows, 1)), [0])
+    row = b.same("remainder", token, b.like(page, token))
+    columns = [b.reshape(x, (*rows, 1)) for x in (_position(b, number, pool.shape[0], wrap=False), row)]
+    return scatter(b, pool, b.concat(columns, 2), new, lambda _, later: later, window=1)
+
+
 @rule("scatter_elements")
 def _scatter_elements(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
     x, ids, updates = xs

@@ -22,7 +22,7 @@ from strata.cache import default_store, digest
 from strata.core import here
 from strata.errors import CompileError, DeviceError
 
-VERSION = "triton-binary-1"  # of how binaries are made and called
+VERSION = "triton-binary-3"  # of how binaries are made and called
 INSTALL = "pip install 'strata[cuda]'"
 
 
@@ -35,16 +35,17 @@ class Binary:
     threads: int  # of a program
     shared_bytes: int
     arguments: int  # that the code takes: those of the text, then pointers to memory that Triton may want, or null
+    scratch_bytes: int = 0  # of that memory, for each program of a launch: descriptors of the copy engine
 
     def pack(self) -> bytes:
-        head = json.dumps([self.entry, self.threads, self.shared_bytes, self.arguments]).encode()
+        numbers = [self.threads, self.shared_bytes, self.arguments, self.scratch_bytes]
+        head = json.dumps([self.entry, *numbers]).encode()
         return len(head).to_bytes(4, "little") + head + self.code
 
     @staticmethod
     def unpack(data: bytes) -> Binary:
         size = int.from_bytes(data[:4], "little")
-        entry, threads, shared, arguments = json.loads(data[4 : 4 + size])
-        return Binary(data[4 + size :], entry, threads, shared, arguments)
+        return Binary(data[4 + size :], *json.loads(data[4 : 4 + size]))
 
 
 def is_installed() -> bool:
@@ -64,56 +65,103 @@ def is_interpreting() -> bool:
     return type(tl.sum).__name__ == "InterpretedFunction"
 
 
+@dataclass(frozen=True, slots=True)
+class CompileJob:
+    """All that the binary of a program depends on, as plain data: other processes can do it."""
+
+    text: str
+    name: str
+    signature: dict[str, str]
+    aligned: int  # arguments, the first so many, are addresses of whole lines
+    warps: int
+    stages: int
+    gpu: Gpu
+
+    @staticmethod
+    def of(program: TritonProgram, gpu: Gpu) -> CompileJob:
+        return CompileJob(
+            program.text(), program.name, program.signature, len(program.buffers), program.warps, program.stages, gpu
+        )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {"num_warps": self.warps, "enable_fp_fusion": True}
+        if self.gpu.kind == "cuda":
+            options["num_stages"] = self.stages
+        return options
+
+    @property
+    def key(self) -> str:
+        """Of its binary in the store."""
+        return digest(VERSION, self.text, str(self.signature), str(self.options), self.gpu.key, triton_version())
+
+    def dump(self) -> str:
+        return json.dumps([self.text, self.name, self.signature, self.aligned, self.warps, self.stages, str(self.gpu)])
+
+    @staticmethod
+    def load(line: str) -> CompileJob:
+        text, name, signature, aligned, warps, stages, gpu = json.loads(line)
+        return CompileJob(text, name, signature, aligned, warps, stages, Gpu.named(gpu))
+
+
 def compile_program(program: TritonProgram, gpu: Gpu) -> Binary:
     """The binary of a program for a GPU, from the store if it has been made before."""
-    text = program.text()
-    options = options_of(program, gpu)
-    key = digest(VERSION, text, str(program.signature), str(options), gpu.key, triton_version())
-    store = default_store()
-    found = store.get(key)
+    job = CompileJob.of(program, gpu)
+    found = default_store().get(job.key)
     if found is not None:
         return Binary.unpack(found)
-    made = binary_of(compiled(program, gpu), program, gpu)
-    about = {"kind": "triton", "name": program.name, "target": gpu.key, "made by": triton_version()}
-    store.put(key, made.pack(), about)
+    made = binary_of(run_job(job), job)
+    keep(job, made)
     return made
 
 
-def options_of(program: TritonProgram, gpu: Gpu) -> dict[str, Any]:
-    options: dict[str, Any] = {"num_warps": program.warps, "enable_fp_fusion": True}
-    if gpu.kind == "cuda":
-        options["num_stages"] = program.stages
-    return options
+def keep(job: CompileJob, binary: Binary) -> None:
+    """Put a binary into the store."""
+    about = {"kind": "triton", "name": job.name, "target": job.gpu.key, "made by": triton_version()}
+    default_store().put(job.key, binary.pack(), about)
 
 
 def compiled(program: TritonProgram, gpu: Gpu) -> Any:
     """What Triton makes of a program: its `asm` has the text of every stage."""
+    return run_job(CompileJob.of(program, gpu))
+
+
+def run_job(job: CompileJob) -> Any:
     triton = _triton()
     from triton.backends.compiler import GPUTarget
 
-    function = function_of(program.text(), program.name)
-    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(program.buffers))}
-    source = triton.compiler.ASTSource(fn=function, signature=program.signature, constexprs={}, attrs=aligned)
+    gpu = job.gpu
+    function = function_of(waiting(job.text, job.name) if gpu.overlaps else job.text, job.name)
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(job.aligned)}
+    source = triton.compiler.ASTSource(fn=function, signature=job.signature, constexprs={}, attrs=aligned)
     target = GPUTarget(gpu.kind, gpu.arch, gpu.warp)
     try:
         with tempfile.TemporaryDirectory(prefix="strata-triton-") as folder, _cache_folder(folder):
-            return triton.compile(source, target=target, options=options_of(program, gpu))
+            return triton.compile(source, target=target, options=job.options)
     except Exception as error:
-        message = f"Triton rejects kernel {program.name} for {gpu}: {_reason(error)}"
-        raise CompileError(message, code="C120", operands=(program.function,)) from error
+        message = f"Triton rejects kernel {job.name} for {gpu}: {_reason(error)}"
+        raise CompileError(message, code="C120", operands=(job.text,)) from error
 
 
-def binary_of(made: Any, program: TritonProgram, gpu: Gpu) -> Binary:
+def waiting(text: str, name: str) -> str:
+    """A program that waits for the launch before it before it does anything, and lets the next one be brought up."""
+    text = text.replace("import triton\n", "import triton\nfrom triton.language.extra import cuda\n", 1)
+    begin = "    cuda.gdc_wait()\n    cuda.gdc_launch_dependents()\n"
+    return re.sub(rf"(?m)^(def {name}\(.*\):\n)", lambda found: found[1] + begin, text, count=1)
+
+
+def binary_of(made: Any, job: CompileJob | TritonProgram, gpu: Gpu | None = None) -> Binary:
+    gpu = job.gpu if isinstance(job, CompileJob) else gpu
+    assert gpu is not None
     code = made.asm["cubin" if gpu.kind == "cuda" else "hsaco"]
-    count = len(program.signature)
+    count = len(job.signature)
     if gpu.kind == "cuda":
         entry = re.search(r"\.entry [^(]*\(([^)]*)\)", made.asm["ptx"])
         assert entry is not None, "Triton's code has an entry"
         count = entry[1].count(".param")
-    if getattr(made.metadata, "global_scratch_size", 0):
-        raise CompileError(f"kernel {program.name} asks for memory beside its buffers", code="C120")
     threads = int(made.metadata.num_warps) * gpu.warp
-    return Binary(code, made.metadata.name, threads, int(made.metadata.shared), count)
+    scratch = int(getattr(made.metadata, "global_scratch_size", 0) or 0)
+    return Binary(code, made.metadata.name, threads, int(made.metadata.shared), count, scratch)
 
 
 def function_of(text: str, name: str) -> Any:

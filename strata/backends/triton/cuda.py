@@ -1,33 +1,42 @@
 """NVIDIA GPUs through `cuda.core` (0.5 and later): the only module that uses it.
 
-Memory comes from the device's stream-ordered pool, everything happens on one stream, and a launch is a Triton binary
-with its buffers, sizes and the memory that Triton may ask for (none of these kernels does). Nothing is imported before
-a device is asked for.
+Memory comes from the device's stream-ordered pool. Everything happens on the default stream, which is also that of
+PyTorch and CuPy unless they are told otherwise: arrays go back and forth without waiting. A launch is a Triton binary
+with its buffers, sizes and the memory that Triton may ask for. Nothing is imported before a device is asked for.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from strata.backends.offload import DeviceDriver
+from strata.backends.driver import DeviceDriver
+from strata.backends.recipe import Copy, Launch, number
+from strata.backends.resident import DeviceArray
+from strata.backends.triton.calls import DriverCalls, PreparedLaunch
 from strata.backends.triton.compile import INSTALL, Binary, compile_program, is_installed
 from strata.backends.triton.launchable import LaunchableKernel
-from strata.backends.triton.launches import KernelLaunch, Launches
-from strata.backends.triton.render import TritonProgram
+from strata.backends.triton.launches import LaunchSequence
+from strata.backends.triton.render import Rendered, TritonProgram, render
 from strata.backends.triton.target import Gpu
-from strata.core import here
-from strata.errors import DeviceError, OutOfMemoryError, RunError
+from strata.core import as_dtype, device_capsule, foreign_memory, here
+from strata.errors import DeviceError, OutOfMemoryError, RunError, ShapeError
 from strata.kernel import Kernel
 
 NEEDS = f"{INSTALL}, on a machine with an NVIDIA GPU and its driver"
 _PLAIN_SHARED = 48 << 10  # bytes of shared memory that a kernel may use without asking
 _MOST_PROGRAMS = (1 << 31) - 1  # of a grid along its first dimension
+_CUDA = 2  # of DLPack's kinds of devices
+_ALIGNED = 16  # bytes that addresses are multiples of, as kernels are told
 
 Compiler = Callable[[TritonProgram, Gpu], Binary]
 
@@ -41,9 +50,13 @@ def count() -> int:
 
 
 class CudaDriver(DeviceDriver):
-    """One GPU as plans use it."""
+    """One GPU as plans use it. Places are addresses."""
 
-    def __init__(self, number: int = 0, *, core: Any = None, compiler: Compiler = compile_program) -> None:
+    has_parts = True
+
+    def __init__(
+        self, number: int = 0, *, core: Any = None, calls: Any = None, compiler: Compiler = compile_program
+    ) -> None:
         super().__init__()
         self._core = core or _core(number)
         if core is None and not is_installed():
@@ -51,59 +64,177 @@ class CudaDriver(DeviceDriver):
         self.device, self.stream = _opened(self._core, number)
         major, minor = self.device.compute_capability
         self.gpu = Gpu.named(f"sm_{10 * major + minor}")
+        self.calls = calls or DriverCalls(overlaps=self.gpu.overlaps)
+        self._context = self.calls.context()
+        self._handle = int(self.stream.handle)
+        self.dlpack_device = (_CUDA, int(self.device.device_id))
+        self.replays = 0
         self._compiler = compiler
-        self._queue = Launches(self.stream, self._captured)
+        self._foreign: list[Any] = []  # owners of other libraries' memory that was used since the last event
+        self._used: deque[tuple[int, list[Any]]] = deque()  # and before, with the event that ends their use
+        self._ended: deque[int] = deque()  # streams on which others used memory that has come back
+        self._events: list[int] = []
+        self._torch_types: dict[Any, np.dtype[Any]] = {}
+        self._is_alone = len(self._core.Device.get_all_devices()) == 1  # nobody makes another GPU current
+        self._current = _Current()
+
+    @property
+    def description(self) -> str:
+        """The GPU, its architecture and the driver."""
+        return f"{self.device.name}, {self.gpu}, CUDA {'.'.join(map(str, self.calls.version()))}"
 
     # memory
 
     def allocate(self, size: int) -> Any:
         with self._asking(f"{size} bytes on {self.device.name}"):
-            return self.device.memory_resource.allocate(size, stream=self.stream)
+            return _Memory(self.device.memory_resource.allocate(size, stream=self.stream))
 
-    def release(self, buffer: Any) -> None:
+    def release(self, buffer: _Memory) -> None:
         with self._asking("giving memory back"):
-            if self._queue.touches(address_of(buffer)):
-                self._queue.flush()
-            buffer.close(self.stream)  # when the stream is there
+            buffer.buffer.close(self.stream)  # when the stream is there
 
-    def write(self, buffer: Any, array: np.ndarray) -> None:
+    def place(self, buffer: _Memory) -> int:
+        return buffer.address
+
+    def part(self, place: int, offset: int) -> int:
+        return place + offset
+
+    def write(self, buffer: int, array: np.ndarray) -> None:
         """From pageable memory: the driver has copied the array before the call returns."""
         if not array.nbytes:
             return
         with self._asking("copying to the GPU"):
-            if self._queue.touches(address_of(buffer)):
-                self._queue.flush()
             source = self._core.Buffer.from_handle(array.ctypes.data, array.nbytes, owner=array)
-            source.copy_to(self._part(buffer, array.nbytes), stream=self.stream)
+            source.copy_to(self._memory(buffer, array.nbytes), stream=self.stream)
 
-    def read(self, buffer: Any, array: np.ndarray) -> None:
+    def read(self, buffer: int, array: np.ndarray) -> None:
         if not array.nbytes:
             return
         with self._asking("copying from the GPU"):
-            self._queue.flush()
             target = self._core.Buffer.from_handle(array.ctypes.data, array.nbytes, owner=array)
-            self._part(buffer, array.nbytes).copy_to(target, stream=self.stream)
+            self._memory(buffer, array.nbytes).copy_to(target, stream=self.stream)
             self.stream.sync()
 
-    def copy(self, source: Any, target: Any, size: int) -> None:
-        if not size:
-            return
-        places = address_of(source), address_of(target)
-        parts = self._part(source, size), self._part(target, size)
-        self._queue.add(
-            KernelLaunch(("copy", *places, size), frozenset(places), lambda on: parts[0].copy_to(parts[1], stream=on))
-        )
+    def copy(self, source: int, target: int, size: int) -> None:
+        if size:
+            with self._asking("copying on the GPU"):
+                self.calls.copy(source, target, size, self._handle)
 
-    def _part(self, buffer: Any, size: int) -> Any:
-        """The first bytes of a buffer: copies take whole ones."""
-        if buffer.size == size:
-            return buffer
-        return self._core.Buffer.from_handle(address_of(buffer), size, owner=buffer)
+    def _memory(self, place: int, size: int) -> Any:
+        return self._core.Buffer.from_handle(place, size, owner=self)
+
+    def total_bytes(self) -> int:
+        with self._asking("memory"):
+            return int(self.calls.free_and_total()[1])
+
+    # arrays of others
+
+    def adopt(self, x: Any) -> tuple[int, np.dtype[Any], tuple[int, ...], Any] | None:
+        """Another library's array on this GPU: what that library has under way comes first."""
+        if type(x).__module__.partition(".")[0] == "torch":
+            return self._from_torch(x)
+        where = getattr(x, "__dlpack_device__", None)
+        if where is None:
+            return self._from_interface(x)
+        if tuple(map(int, where())) != self.dlpack_device:
+            return None
+        with self._asking("taking an array of another library"):
+            found = foreign_memory(x, self._handle)
+            if found is None:
+                return None
+            if not found.is_dense or found.address % _ALIGNED:
+                return self._in_order(x)
+        self._foreign.append(found.owner)
+        return found.address, found.dtype, found.shape, found.owner
+
+    def _from_torch(self, x: Any) -> tuple[int, np.dtype[Any], tuple[int, ...], Any] | None:
+        """A tensor of PyTorch: what DLPack would say, in a tenth of the time."""
+        place = x.device
+        if place.type != "cuda" or place.index != self.dlpack_device[1]:
+            return None
+        dtype = self._torch_types.get(x.dtype)
+        if dtype is None:
+            dtype = self._torch_types[x.dtype] = as_dtype(str(x.dtype).removeprefix("torch.")).np
+        address = x.data_ptr()
+        if address % _ALIGNED or not x.is_contiguous() or x.is_conj() or x.is_neg():
+            return self._from_torch(
+                x.resolve_conj().resolve_neg().clone(memory_format=sys.modules["torch"].contiguous_format)
+            )
+        stream = sys.modules["torch"].cuda.current_stream(place.index).cuda_stream
+        if stream:  # not the default one, which is ours
+            self._after(stream)
+            self._foreign.append(x)
+        return address, dtype, tuple(x.shape), x
+
+    def before(self, stream: int) -> None:
+        """What comes next on another stream waits for what was asked for here."""
+        if stream not in (0, self._handle):
+            event = self._event()
+            self.calls.record(event, self._handle)
+            self.calls.wait(stream, event)
+            self._events.append(event)
+
+    def _in_order(self, x: Any) -> tuple[int, np.dtype[Any], tuple[int, ...], Any] | None:
+        """A copy that CuPy itself makes, of an array that is not dense, or lies in the middle of words."""
+        library = type(x).__module__.partition(".")[0]
+        if library != "cupy":
+            raise ShapeError(f"a {library} array is not contiguous", code="S190", place=here())
+        return self.adopt(sys.modules["cupy"].array(x, order="C", copy=True))
+
+    def _from_interface(self, x: Any) -> tuple[int, np.dtype[Any], tuple[int, ...], Any] | None:
+        """An array that has `__cuda_array_interface__` only."""
+        found = getattr(x, "__cuda_array_interface__", None)
+        if found is None:
+            return None
+        if found.get("strides") is not None or found["data"][0] % _ALIGNED:
+            raise ShapeError("an array of another library is not contiguous", code="S190", place=here())
+        other = found.get("stream")
+        if other not in (None, 1, self._handle):
+            self._after(int(other))
+        self._foreign.append(x)
+        return int(found["data"][0]), np.dtype(found["typestr"]), tuple(found["shape"]), x
+
+    def dlpack(self, x: DeviceArray, stream: Any, options: Mapping[str, Any]) -> Any:
+        other = self._handle if stream in (None, 0, 1) else int(stream)
+        with self._asking("giving an array to another library"):
+            if other != -1:
+                self.before(other)
+        owner = _Lent(x, self, other) if other not in (-1, self._handle) else x
+        return device_capsule(x.place, x.dtype, x.shape, self.dlpack_device, owner)
+
+    def cuda_interface(self, x: DeviceArray) -> dict[str, Any]:
+        return {
+            "shape": x.shape, "typestr": x.dtype.str, "data": (x.place, False), "strides": None, "version": 3,
+            "stream": self._handle,
+        }  # fmt: skip
+
+    def submit(self) -> None:
+        """Memory of others is kept until what uses it is done."""
+        if self._foreign:
+            owners, self._foreign = self._foreign, []
+            event = self._event()
+            self.calls.record(event, self._handle)
+            self._used.append((event, owners))
+        while self._used and self.calls.is_done(self._used[0][0]):
+            self._events.append(self._used.popleft()[0])
+
+    def _event(self) -> int:
+        return self._events.pop() if self._events else int(self.calls.event())
+
+    def _after(self, other: int) -> None:
+        """What comes on our stream waits for another stream."""
+        event = self._event()
+        self.calls.record(event, other)
+        self.calls.wait(self._handle, event)
+        self._events.append(event)
 
     # kernels
 
     def make(self, kernel: Kernel) -> _Loaded:
-        return _Loaded(kernel, self)
+        return self.make_rendered(render(kernel, self.gpu))
+
+    def make_rendered(self, rendered: Rendered) -> _Loaded:
+        return _Loaded(rendered, self)
 
     def load(self, program: TritonProgram) -> _Entry:
         """A program on the GPU."""
@@ -113,7 +244,7 @@ class CudaDriver(DeviceDriver):
             function = code.get_kernel(binary.entry)
             if binary.shared_bytes > _PLAIN_SHARED:
                 self._allow_shared(function, binary.shared_bytes)
-        return _Entry(code, function, binary)
+            return _Entry(code, self.calls.function(int(function.handle)), binary)
 
     def _allow_shared(self, function: Any, size: int) -> None:
         driver = importlib.import_module("cuda.bindings.driver")
@@ -123,52 +254,77 @@ class CudaDriver(DeviceDriver):
             raise RunError(f"{self.device.name} has no {size} bytes of shared memory for a program", code="X140")
 
     def launch(self, made: _Loaded, buffers: Sequence[Any], sizes: Mapping[str, int]) -> None:
-        for program, chosen, numbers, grid in made.launches(buffers, sizes):
-            entry = made.entries[program.name]
+        action = Launch(made, tuple((i, 0) for i in range(len(buffers))), sizes)
+        self.play(self.record([action]), buffers)
+
+    def record(self, actions: Sequence[Launch | Copy]) -> LaunchSequence:
+        made: list[PreparedLaunch | Copy] = []
+        for action in actions:
+            made += [action] if isinstance(action, Copy) else self._prepared(action)
+        return LaunchSequence(self.calls, made)
+
+    def _prepared(self, action: Launch) -> list[PreparedLaunch]:
+        kernel: _Loaded = action.made
+        count = len(kernel.kernel.buffers) + len(kernel.between)
+        made = []
+        for program, chosen, numbers, grid in kernel.launches(action.operands[:count], action.sizes):
+            entry = kernel.entries[program.name]
             if grid[0] > _MOST_PROGRAMS:
                 raise RunError(f"kernel {program.name}: {grid[0]} programs are more than a GPU takes", code="X140")
             spare = [0] * (entry.binary.arguments - len(chosen) - len(numbers))
-            places = tuple(address_of(b) for b in chosen)
-            config = self._core.LaunchConfig(
-                grid=(*grid, 1, 1)[:3], block=(entry.binary.threads, 1, 1), shmem_size=entry.binary.shared_bytes
+            patches = [(i, *operand) for i, operand in enumerate(chosen)]
+            if entry.binary.scratch_bytes:
+                patches.append((len(chosen) + len(numbers), *action.operands[count]))
+            arguments = [*(0 for _ in chosen), *numbers, *spare]
+            binary = entry.binary
+            made.append(
+                PreparedLaunch(entry, entry.function, grid, binary.threads, binary.shared_bytes, arguments, patches)
             )
-            arguments = [*places, *numbers, *spare]
-            self._queue.add(
-                KernelLaunch(
-                    (id(entry), grid, places, tuple(numbers)),
-                    frozenset(places),
-                    lambda on, config=config, entry=entry, arguments=arguments: self._core.launch(  # type: ignore[misc]
-                        on, config, entry.function, *arguments
-                    ),
-                )
-            )
+        return made
+
+    def play(self, recorded: LaunchSequence, places: Sequence[Any]) -> None:
+        with self._asking("launching kernels"):
+            while self._ended:
+                self._after(self._ended.popleft())
+            self.replays += recorded.play(places, self._handle)
+
+    def player(self, recorded: LaunchSequence) -> Callable[[Sequence[Any]], None]:
+        launches = recorded.launches
+        if launches is None:
+            return super().player(recorded)
+        calls, stream, ended, current = self.calls, self._handle, self._ended, self._current
+        steps = tuple((x.arguments, x.patches, calls.launcher(x, stream)) for x in launches)
+
+        def play(places: Sequence[Any]) -> None:
+            if ended or not current.is_sure:
+                self.play(recorded, places)
+                return
+            for arguments, patches, launch in steps:
+                for i, base, offset in patches:
+                    arguments[i] = places[base] + offset
+                status = launch()
+                if status:
+                    with self._asking("launching kernels"):
+                        calls.check(status)
+
+        return play
 
     def finish(self) -> None:
         with self._asking("running kernels"):
-            self._queue.flush()
             self.stream.sync()
-
-    @property
-    def replays(self) -> int:
-        """How often a sequence of launches was done as one graph."""
-        return self._queue.replays
-
-    def _captured(self, calls: Sequence[KernelLaunch]) -> Callable[[], None]:
-        builder = self.device.create_graph_builder()
-        builder.begin_building()
-        for call in calls:
-            call.do(builder)
-        graph = builder.end_building().complete()
-        return lambda: graph.launch(self.stream)
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
         """Errors of the driver are errors of strata. A thread that asks first makes the device its own."""
-        self.device.set_current()
+        if self.calls.context() != self._context:
+            self.device.set_current()
+        self._current.is_sure = self._is_alone
         try:
             yield
-        except (DeviceError, RunError, OutOfMemoryError):
+        except (DeviceError, ShapeError, OutOfMemoryError):
             raise
+        except RunError as error:
+            raise RunError(f"{what}: {error.summary}", code=error.code, place=here()) from error
         except Exception as error:
             reason = _line(error)
             if "OUT_OF_MEMORY" in str(error).upper().replace(" ", "_"):
@@ -176,19 +332,56 @@ class CudaDriver(DeviceDriver):
             raise RunError(f"{what}: {reason}", code="X140", place=here()) from error
 
 
+class _Current(threading.local):
+    """Whether the GPU is known to be the current one of a thread, so that nobody has to ask."""
+
+    is_sure = False
+
+
+class _Memory:
+    """A buffer and its address, which takes a microsecond to ask for."""
+
+    __slots__ = ("address", "buffer")
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer, self.address = buffer, int(buffer.handle)
+
+
 class _Entry:
     """A loaded program; the code stays as long as its function."""
 
-    def __init__(self, code: Any, function: Any, binary: Binary) -> None:
+    def __init__(self, code: Any, function: int, binary: Binary) -> None:
         self.code, self.function, self.binary = code, function, binary
+
+
+class _Lent:
+    """An array that another library uses on a stream of its own: what comes next here waits for that stream."""
+
+    def __init__(self, array: DeviceArray, driver: CudaDriver, stream: int) -> None:
+        self.array, self.driver, self.stream = array, driver, stream
+
+    def __del__(self) -> None:
+        self.driver._ended.append(self.stream)
 
 
 class _Loaded(LaunchableKernel):
     """A kernel whose programs are on the GPU."""
 
-    def __init__(self, kernel: Kernel, driver: CudaDriver) -> None:
-        super().__init__(kernel)
-        self.entries = {p.name: driver.load(p) for p in self.rendered.programs}
+    def __init__(self, rendered: Rendered, driver: CudaDriver) -> None:
+        super().__init__(rendered)
+        self.entries = {p.name: driver.load(p) for p in self.rendered.all_programs}
+        self._descriptors = [p for p in self.rendered.all_programs if self.entries[p.name].binary.scratch_bytes]
+
+    def scratch(self, sizes: Mapping[str, int]) -> Sequence[int]:
+        """Beside its own buffers, memory for descriptors of the copy engine: its programs run one after the other."""
+        found = list(super().scratch(sizes))
+        if self._descriptors:
+            rooms = [
+                self.entries[p.name].binary.scratch_bytes * prod(number(d, sizes) for d in p.grid)
+                for p in self._descriptors
+            ]
+            found.append(max(rooms))
+        return found
 
 
 def _opened(core: Any, number: int) -> tuple[Any, Any]:
@@ -197,7 +390,7 @@ def _opened(core: Any, number: int) -> tuple[Any, Any]:
         found = core.Device.get_all_devices()
         if number < len(found):
             found[number].set_current()
-            return found[number], found[number].create_stream()
+            return found[number], found[number].default_stream
     except Exception as error:
         raise _missing(number, _line(error)) from error
     raise _missing(number, f"there are {len(found)} GPUs" if found else "there is no GPU")
@@ -205,10 +398,6 @@ def _opened(core: Any, number: int) -> tuple[Any, Any]:
 
 def _line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
-
-
-def address_of(buffer: Any) -> int:
-    return int(buffer.handle)
 
 
 def _core(number: int = 0) -> Any:

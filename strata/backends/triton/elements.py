@@ -1,7 +1,10 @@
 """Element types in Triton: storage types and compute types.
 
-Floats of less than 32 bits are computed with as f32 and rounded where they are stored or cast, as on the processor.
-bf16 and the 8-bit floats travel as their bits, so that every GPU and Triton's interpreter agree on what they are.
+Floats of less than 32 bits are computed with as f32 and rounded where they are stored or cast, as on the processor: to
+their own type, too, where an op ends.
+The 8-bit floats travel as their bits, so that every GPU and Triton's interpreter agree on what they are. So does bf16
+in the interpreter, which has no such type: there, prelude functions stand between its bits and values. On a GPU a tile
+of bf16 is of that type from the moment it is loaded, so that tensor cores read it from where it was put.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ _REGISTER: Final = {
     "bf16": "float32", "f16": "float32", "f32": "float32", "f64": "float64",
 }  # fmt: skip
 _MEMORY: Final = {
-    "bool": "uint8", "i4": "int8", "u4": "uint8", "f8e4m3": "uint8", "f8e5m2": "uint8", "bf16": "uint16",
-    "f16": "float16",
+    "bool": "uint8", "i4": "int8", "u4": "uint8", "f8e4m3": "uint8", "f8e5m2": "uint8",
+    "bf16": "bfloat16", "f16": "float16",
 }  # fmt: skip
 _POINTER: Final = {
     "uint8": "*u8", "int8": "*i8", "uint16": "*u16", "int16": "*i16", "uint32": "*u32", "int32": "*i32",
-    "uint64": "*u64", "int64": "*i64", "float16": "*fp16", "float32": "*fp32", "float64": "*fp64",
+    "uint64": "*u64", "int64": "*i64", "float16": "*fp16", "bfloat16": "*bf16",
+    "float32": "*fp32", "float64": "*fp64",
 }  # fmt: skip
 BITS: Final = frozenset(("bf16", "f8e4m3", "f8e5m2"))  # types that prelude functions read and write
 

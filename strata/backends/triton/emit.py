@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from strata.backends.triton.elements import is_small, literal, number, register
+from strata.backends.triton.online import TOGETHER, SumBeside, SumWithMaximum, sum_beside
 from strata.backends.triton.prelude import is_prelude
 from strata.backends.triton.scalars import TritonCall, decoded, emit_scalar, encoded
-from strata.backends.triton.schedule import Lanes, Squares, TritonRows, TritonTiles, known, power_of_two
+from strata.backends.triton.schedule import GpuSchedule, Lanes, TritonRows, known, power_of_two
 from strata.core import Dim, DType, bounds, dim_prod, i64, known_le
 from strata.kernel import (
     Axis,
@@ -65,7 +66,7 @@ class TritonEmitter:
     """Writes the body of one Triton function."""
 
     kernel: Kernel
-    schedule: Lanes | TritonRows | Squares | TritonTiles
+    schedule: GpuSchedule
     shape: tuple[int, ...]  # of a tile: points, or points x terms
     lines: list[str] = field(default_factory=list)
     sizes: dict[Dim, str] = field(default_factory=dict)  # symbolic sizes that are arguments, by name
@@ -256,12 +257,20 @@ class TritonEmitter:
     # steps
 
     def block(self, block: LoopBlock) -> None:
-        for step in block.steps:
+        beside: dict[Expr, tuple[SumBeside, SumWithMaximum]] = {}  # by sums that loops before them have made
+        for at, step in enumerate(block.steps):
             match step:
                 case Compute(node):
                     self.value(node)
+                case ReduceLoop() if step.reduces[0] in beside:
+                    found, made = beside[step.reduces[0]]
+                    self.values[found.node] = made.sum(self.value(found.less))
                 case ReduceLoop():
-                    self.reduce_loop(step)
+                    other = sum_beside(block.steps, at)
+                    if other is not None and isinstance(self.schedule, TritonRows) and not self.is_whole(step.axis):
+                        beside[other.node] = other, self.maximum_loop(step)
+                    else:
+                        self.reduce_loop(step)
                 case MapLoop():
                     self.map_loop(step)
                 case StoreStep(store):
@@ -314,10 +323,13 @@ class TritonEmitter:
                 self.axes[axis] = before
             return
         start = self.fresh("start")
-        self.write(f"for {start} in range(0, {extent}, {step}):")
+        stages = getattr(self.schedule, "stages", 1)
+        head = f"tl.range(0, {extent}, {step}, num_stages={stages})" if stages > 1 else f"range(0, {extent}, {step})"
+        self.write(f"for {start} in {head}:")
         with self.indented():
             lane = self.name(f"{start} + {self.spread(f'tl.arange(0, {step})', self.row)}", "r")
-            mask = self.name(f"{lane} < {extent}", "m")
+            exact = isinstance(axis.extent, int) and axis.extent % step == 0
+            mask = "" if exact else self.name(f"{lane} < {extent}", "m")
             with self.axis(axis, Lane(lane, frozenset((self.row,)), mask)):
                 yield
 
@@ -353,6 +365,29 @@ class TritonEmitter:
                 fold.add(self.typed(fold.node.body), self.axes[loop.axis])
         for fold in folds:
             self.values[fold.node] = fold.finished(rows=True)
+
+    def maximum_loop(self, loop: ReduceLoop) -> SumWithMaximum:
+        """A maximum, and what a sum of exponentials needs of the same terms."""
+        (node,) = loop.reduces
+        self.shape = (*self.shape[:-1], self.terms(loop.axis))
+        made = SumWithMaximum(self, self.tile(self.point_dims | {self.row}))
+        step, extent = self.terms(loop.axis), loop.axis.extent
+        many = TOGETHER if known(extent) >= TOGETHER * step else 1
+        start = self.fresh("start")
+        self.write(f"for {start} in range(0, {self.size(extent)}, {many * step}):")
+        exact = isinstance(extent, int) and extent % (many * step) == 0
+        with self.indented():
+            terms = []
+            for i in range(many):
+                place = self.spread(f"tl.arange(0, {step})", self.row)
+                lane = self.name(f"{start} + {i * step} + {place}" if i else f"{start} + {place}", "r")
+                mask = "" if exact else self.name(f"{lane} < {self.size(extent)}", "m")
+                with self.axis(loop.axis, Lane(lane, frozenset((self.row,)), mask)):
+                    self.block(loop.body)
+                    terms.append(made.term(self.typed(node.body), self.axes[loop.axis]))
+            made.add(terms)
+        self.values[node] = made.highest()
+        return made
 
     @property
     def point_dims(self) -> frozenset[int]:

@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends.offload import DeviceDriver
+from strata.backends.driver import DeviceDriver
 from strata.backends.triton.compile import function_of, is_interpreting
 from strata.backends.triton.launchable import LaunchableKernel
+from strata.backends.triton.render import Rendered, render
 from strata.core import here
 from strata.errors import DeviceError, RunError
 from strata.kernel import Kernel
 
 _TYPES = {  # of pointers, as Triton takes them from tensors
     "*u8": "uint8", "*i8": "int8", "*u16": "uint16", "*i16": "int16", "*u32": "uint32", "*i32": "int32",
-    "*u64": "uint64", "*i64": "int64", "*fp16": "float16", "*fp32": "float32", "*fp64": "float64",
+    "*u64": "uint64", "*i64": "int64", "*fp16": "float16", "*bf16": "uint16", "*fp32": "float32", "*fp64": "float64",
 }  # fmt: skip
 
 
@@ -62,6 +63,8 @@ class Pointer:
 class InterpreterDriver(DeviceDriver):
     """Buffers are NumPy bytes that start as garbage."""
 
+    has_parts = True
+
     def __init__(self) -> None:
         if not is_interpreting():
             raise DeviceError(
@@ -78,6 +81,9 @@ class InterpreterDriver(DeviceDriver):
     def release(self, buffer: np.ndarray) -> None:
         """Memory goes with its last reference."""
 
+    def part(self, place: np.ndarray, offset: int) -> np.ndarray:
+        return place[offset:] if offset else place
+
     def write(self, buffer: np.ndarray, array: np.ndarray) -> None:
         buffer[: array.nbytes] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
 
@@ -88,7 +94,10 @@ class InterpreterDriver(DeviceDriver):
         target[:size] = source[:size]
 
     def make(self, kernel: Kernel) -> LaunchableKernel:
-        return LaunchableKernel(kernel)
+        return self.make_rendered(render(kernel))
+
+    def make_rendered(self, rendered: Rendered) -> LaunchableKernel:
+        return LaunchableKernel(rendered)
 
     def launch(self, made: LaunchableKernel, buffers: Sequence[np.ndarray], sizes: Mapping[str, int]) -> None:
         for program, chosen, numbers, grid in made.launches(buffers, sizes):

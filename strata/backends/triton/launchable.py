@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from strata.backends.offload import Launchable, number
-from strata.backends.triton.render import Rendered, TritonProgram, render
-from strata.kernel import Kernel
+from strata.backends.driver import Launchable
+from strata.backends.recipe import number
+from strata.backends.triton.render import Rendered, TritonProgram
 
 
 class LaunchableKernel(Launchable):
     """The programs of a kernel."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.rendered: Rendered = render(kernel)
-        super().__init__(kernel, self.rendered.scratch)
+    def __init__(self, rendered: Rendered) -> None:
+        self.rendered = rendered
+        super().__init__(self.rendered.kernel, self.rendered.scratch)
+        self.writes_over = len(self.rendered.programs) == 1  # an element is read by the program that writes it
 
     def launches(
         self, buffers: Sequence[Any], sizes: Mapping[str, int]
     ) -> Iterator[tuple[TritonProgram, list[Any], list[int], tuple[int, ...]]]:
         """Programs in order, each with its buffers, the sizes that it takes, and its grid; none that has no points."""
         known = self.named(buffers)
-        for program in self.rendered.programs:
+        for program in self.rendered.programs_for(number(self.rendered.rows, sizes)):
             grid = tuple(number(d, sizes) for d in program.grid)
             if 0 not in grid:
                 yield program, [known[b.name] for b in program.buffers], [number(d, sizes) for d in program.sizes], grid

@@ -1,63 +1,102 @@
-"""Launches collected into CUDA graphs, where the same sequence comes again.
+"""Launch sequences: a plan's launches over numbered memory, done one by one, or as one CUDA graph when they come again.
 
-A run of a plan of fixed sizes makes the same launches on the same memory every time. They are collected until somebody
-needs their effect. A sequence that was done before is captured, and from then on launched as a whole; one that is new,
-or short, is done call by call. Two sequences are equal where kernels, grids, sizes and addresses are, so that nothing
-has to be said about sizes or buffers that change: those are other sequences.
+The graph is made once for a sequence. What changes from run to run is where inputs and results are: those addresses
+are set in the graph, launch by launch, where they differ from the last run's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from strata.core import Table
+from strata.backends.recipe import Copy
+from strata.backends.triton.calls import PreparedLaunch
 
-SHORT = 3  # calls that are not worth a graph
-
-
-@dataclass(frozen=True, slots=True)
-class KernelLaunch:
-    """One launch or copy: what makes it equal to another, the buffers that it touches, and how to do it on a stream."""
-
-    key: Hashable
-    touches: frozenset[int]  # addresses
-    do: Callable[[Any], None]
+SHORT = 3  # launches that are not worth a graph
 
 
-class Launches:
-    """Collects calls, and does them on a stream in their order."""
+class LaunchSequence:
+    """Launches and copies in order."""
 
-    def __init__(self, stream: Any, capture: Callable[[Sequence[KernelLaunch]], Callable[[], None]]) -> None:
-        self._stream, self._capture = stream, capture
-        self._waiting: list[KernelLaunch] = []
-        self._seen: Table[Hashable, Callable[[], None] | None] = Table("cuda graphs")  # None: seen once
-        self.replays = 0
+    def __init__(self, calls: Any, actions: Sequence[PreparedLaunch | Copy]) -> None:
+        self.parts: list[Copy | GraphedLaunches] = []
+        for action in actions:
+            if isinstance(action, Copy):
+                self.parts.append(action)
+            elif self.parts and isinstance(self.parts[-1], GraphedLaunches):
+                self.parts[-1].launches.append(action)
+            else:
+                self.parts.append(GraphedLaunches(calls, [action]))
+        self._calls = calls
+        self._copies = [part for part in self.parts if isinstance(part, Copy)]
+        each = [part for part in self.parts if isinstance(part, GraphedLaunches)]
+        # all launches as one, for runs in which every copy is of memory to itself: updates in place
+        self._whole = GraphedLaunches(calls, [x for part in each for x in part.launches]) if len(each) > 1 else None
 
-    def add(self, call: KernelLaunch) -> None:
-        self._waiting.append(call)
+    @property
+    def launches(self) -> list[PreparedLaunch] | None:
+        """All of it, where that is a few launches and no more."""
+        if len(self.parts) != 1 or not isinstance(self.parts[0], GraphedLaunches):
+            return None
+        return self.parts[0].launches if len(self.parts[0].launches) <= SHORT else None
 
-    def touches(self, address: int) -> bool:
-        """Whether a call that waits reads or writes a buffer."""
-        return any(address in call.touches for call in self._waiting)
+    def play(self, places: Sequence[int], stream: int) -> int:
+        """Do all; gives how many graphs were launched for it."""
+        if self._whole is not None and all(_is_nothing(copy, places) for copy in self._copies):
+            return int(self._whole.play(places, stream))
+        replays = 0
+        for part in self.parts:
+            if isinstance(part, GraphedLaunches):
+                replays += part.play(places, stream)
+                continue
+            if not _is_nothing(part, places):
+                source, target = (places[base] + offset for base, offset in (part.source, part.target))
+                self._calls.copy(source, target, part.size, stream)
+        return replays
 
-    def flush(self) -> None:
-        """Do all that waits."""
-        calls, self._waiting = self._waiting, []
-        if len(calls) <= SHORT:
-            for call in calls:
-                call.do(self._stream)
-            return
-        key = tuple(call.key for call in calls)
-        if key not in self._seen:
-            self._seen.put(key, None)
-            for call in calls:
-                call.do(self._stream)
-            return
-        graph = self._seen.get(key)
-        if graph is None:
-            graph = self._capture(calls)
-            self._seen.put(key, graph)
-        self.replays += 1
-        graph()
+
+def _is_nothing(copy: Copy, places: Sequence[int]) -> bool:
+    (one, at), (other, to) = copy.source, copy.target
+    return not copy.size or places[one] + at == places[other] + to
+
+
+class GraphedLaunches:
+    """Launches without anything between them."""
+
+    def __init__(self, calls: Any, launches: list[PreparedLaunch]) -> None:
+        self.launches = launches
+        self._calls = calls
+        self._runs = 0
+        self._graph: Any = None
+        self._last: list[int] = []  # where memory was when the graph was launched last
+        self._users: dict[int, list[int]] = {}  # launches, by the memory that they use
+
+    def play(self, places: Sequence[int], stream: int) -> bool:
+        self._runs += 1
+        if len(self.launches) > SHORT and self._runs > 1:
+            self._replay(list(places), stream)
+            return True
+        for launch in self.launches:
+            launch.patch(places)
+            self._calls.launch(launch, stream)
+        return False
+
+    def _replay(self, places: list[int], stream: int) -> None:
+        if self._graph is None:
+            for at, launch in enumerate(self.launches):
+                launch.patch(places)
+                for _, base, _ in launch.patches:
+                    users = self._users.setdefault(base, [])
+                    if not users or users[-1] != at:
+                        users.append(at)
+            self._graph = self._calls.graph(self.launches)
+        elif places != self._last:
+            last, self._last = self._last, []  # nothing is known of a graph whose addresses were set in part
+            moved = {
+                at for base, users in self._users.items() if not last or places[base] != last[base] for at in users
+            }
+            for at in sorted(moved):
+                self.launches[at].patch(places)
+                self._graph.set(at)
+        self._last = places
+        self._graph.launch(stream)

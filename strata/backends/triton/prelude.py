@@ -151,14 +151,21 @@ def _bits(interpreted: bool) -> list[str]:
         from_bf16 = """def from_bf16(x):
     return (x.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
 """
+        bits = """def bits_to_bf16(x):
+    return x
+"""
     else:
         to_bf16 = """def to_bf16(x):
-    return x.to(tl.bfloat16).to(tl.uint16, bitcast=True)
+    return x.to(tl.bfloat16)
 """
         from_bf16 = """def from_bf16(x):
-    return x.to(tl.bfloat16, bitcast=True).to(tl.float32)
+    return x.to(tl.float32)
+"""
+        bits = """def bits_to_bf16(x):
+    return x.to(tl.bfloat16, bitcast=True)
 """
     return [
+        bits,
         to_bf16,
         from_bf16,
         """def from_f8e5m2(x):
@@ -237,20 +244,13 @@ def _reductions() -> list[str]:
 
 def _dots(interpreted: bool) -> list[str]:
     """Products of tiles, added to what there is."""
-    native = ", ".join(f"{x}.to(tl.bfloat16, bitcast=True)" for x in "ab")
-    wide = "from_bf16(a), from_bf16(b)" if interpreted else native
+    wide = 'from_bf16(a), from_bf16(b), sums, input_precision="ieee"' if interpreted else "a, b, sums"
     return [
         f"""def dot_bf16(a, b, sums):
-    return tl.dot({wide}, sums, input_precision="ieee")
+    return tl.dot({wide})
 """,
-        """def dot_f16(a, b, sums):
-    return tl.dot(a, b, sums)
-""",
-        """def dot_f32(a, b, sums):
-    return tl.dot(a, b, sums, input_precision="ieee")
-""",
-        """def dot_i8(a, b, sums):
-    return tl.dot(a, b, sums, out_dtype=tl.int32)
+        f"""def inside_bf16(where, x):
+    return tl.where(where, x, 0).to(tl.{"uint16" if interpreted else "bfloat16"})
 """,
     ]
 

@@ -1,31 +1,48 @@
-"""Matmuls as tiles of `tl.dot`, with any epilogue.
+"""Matmuls as tiles of `tl.dot`, with any epilogue: the contractions of `strata.kernel`, by a schedule.
 
-`y[b, m, n] = f(sum k : A(b, m, k) * B(b, k, n), …)`: axes that only one factor has are rows or columns, axes of both
-are batches, and the axes of the sum are one axis of terms. Matmuls, convolutions (as matmuls of gathered
-windows) and their fusions all have this form. f32 is multiplied with full precision, f16 and bf16 on tensor cores with
-sums in f32, i8 with sums in i32.
+f32 is multiplied with full precision, f16 and bf16 on tensor cores with sums in f32, i8 with sums in i32. A factor that
+lies in memory as matrices can be loaded by the copy engine (TMA), which also fills what is outside with zeros; others
+are loaded, or computed, element by element.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 
 from strata.backends.triton.elements import literal
 from strata.backends.triton.emit import Lane, TritonEmitter, place_points
 from strata.backends.triton.scalars import encoded
-from strata.backends.triton.schedule import TritonTiles, choose_tiles, known
+from strata.backends.triton.schedule import TritonTiles, fitted_tiles, known, parse_gpu_schedule
+from strata.backends.triton.target import Gpu
+from strata.backends.triton.winners import winner
 from strata.core import Dim, DType, bf16, dim_prod, f16, f32, i8, i32
-from strata.kernel import Axis, Const, Expr, Kernel, Load, Reduce, Scalar, Scan, apply, postorder
+from strata.kernel import (
+    Axis,
+    ContractionForm,
+    Expr,
+    Kernel,
+    Load,
+    MatrixView,
+    Scalar,
+    find_contraction,
+    linear,
+    matrix_view,
+)
 
 _FEW = 8  # rows or columns that make a tile worth its empty part
 _SHORT = 16  # terms, of which fewer are no tile
+_WIDE = 1 << 18  # elements of a matrix that a few rows are better multiplied with by tensor cores, too
+ROW_CLASSES = (16, 128, 1024)  # rows up to which a matmul of any number of rows has a schedule of its own
+_HOPPER = 90  # the first architecture with a copy engine
+_ENGINE_BYTES = 16  # that rows of a matrix are a multiple of where the copy engine loads it
 
 
 @dataclass(frozen=True, slots=True)
-class TritonProduct:
+class TileSum:
     """One sum of products: its factors, in the type that they are multiplied in."""
 
-    node: Reduce
+    node: Expr
     terms: tuple[Axis, ...]
     left: Expr
     right: Expr
@@ -33,141 +50,213 @@ class TritonProduct:
 
 
 @dataclass(frozen=True, slots=True)
-class TritonContraction:
-    """A kernel of matmuls over the same axes."""
+class TiledContraction:
+    """A contraction with a schedule."""
 
-    kernel: Kernel
-    batch: tuple[Axis, ...]
-    rows: tuple[Axis, ...]
-    columns: tuple[Axis, ...]
-    products: tuple[TritonProduct, ...]
+    form: ContractionForm
+    sums: tuple[TileSum, ...]
+    tiles: TritonTiles
 
     @property
-    def tiles(self) -> TritonTiles:
-        sizes = [dim_prod([a.extent for a in axes]) for axes in (self.rows, self.columns, self.products[0].terms)]
-        return choose_tiles(sizes[0], sizes[1], sizes[2], self.products[0].dtype)
+    def kernel(self) -> Kernel:
+        return self.form.kernel
 
 
-def find_contraction(kernel: Kernel) -> TritonContraction | None:
-    """A normalized kernel as a contraction; None where it is none, or where tiles would be nearly empty."""
-    if not kernel.stores or any(isinstance(n, Scan) for n in postorder(kernel.roots)):
+def find_product(kernel: Kernel, gpu: Gpu) -> TiledContraction | None:
+    """A normalized kernel as a matmul; None where it is none, or where tiles would be nearly empty."""
+    form = find_contraction(kernel)
+    if form is None:
         return None
-    axes = kernel.stores[0].axes
-    if not axes or any(set(s.axes) != set(axes) for s in kernel.stores):
+    sums = [_typed(s.node, s.terms, s.left, s.right, {t: s.narrowed(t) for t in (f16, bf16, i8)}) for s in form.sums]
+    found = tuple(s for s in sums if s is not None)
+    if len(found) < len(sums):
         return None
-    sums = _outermost(kernel)
-    if not sums:
+    _, rows, columns, _ = (known(d) for d in form.extents)
+    terms = min(known(s.count) for s in form.sums)
+    narrow = found[0].dtype.bits <= 16
+    few = _FEW if not narrow or columns * terms < _WIDE else 1
+    if not kernel.schedule and (rows < few or columns < _FEW or terms < _SHORT):
         return None
-    products = [_product(node) for node in sums]
-    found: list[TritonProduct] = [p for p in products if p is not None]
-    if len(found) < len(products):
+    return TiledContraction(form, found, choose_tiles(form, found, gpu, kernel.schedule))
+
+
+def _typed(
+    node: Expr, terms: tuple[Axis, ...], left: Expr, right: Expr, narrow: dict[DType, tuple[Expr, Expr] | None]
+) -> TileSum | None:
+    for dtype in (f16, bf16) if node.dtype is f32 else (i8,) if node.dtype is i32 else ():
+        factors = narrow[dtype]
+        if factors is not None:
+            return TileSum(node, terms, *factors, dtype)
+    return TileSum(node, terms, left, right, f32) if node.dtype is f32 else None
+
+
+def choose_tiles(
+    form: ContractionForm, sums: tuple[TileSum, ...], gpu: Gpu, given: str = "", most_rows: int | None = None
+) -> TritonTiles:
+    """The schedule that a search has found, or that won among sizes like these; what does not apply is left out. With
+    `most_rows`, for no more rows than that."""
+    _, rows, columns, terms = form.extents
+    rows = rows if most_rows is None else most_rows
+    dtype = sums[0].dtype
+    if given:
+        found = parse_gpu_schedule(given)
+        assert isinstance(found, TritonTiles), f"{given} is no schedule of a matmul"
+    else:
+        made = winner(gpu, f"product {dtype.bits}", (known(rows), known(columns), known(terms)))
+        assert isinstance(made, TritonTiles)
+        found = made
+        if len(sums) > 1:  # as many tiles of sums are held at once
+            found = replace(found, columns=max(32, found.columns // power_floor(len(sums))))
+    found = fitted_tiles(found, rows, columns, terms, dtype.bits)
+    views = descriptor_views(form, sums, found, gpu) if found.descriptors else None
+    if found.descriptors and views is None:
+        found = replace(found, descriptors=False)
+    if found.persistent and (form.batch or _tile_count(form, found) <= found.persistent):
+        found = replace(found, persistent=0)
+    if found.parts > 1 and not can_split(form, found.parts * found.terms):
+        found = replace(found, parts=1)
+    return found
+
+
+def by_rows(product: TiledContraction, gpu: Gpu) -> list[tuple[int, TiledContraction]]:
+    """Other schedules for few rows, where their number is a symbol: which of them runs is decided at each launch."""
+    rows = product.form.extents[1]
+    if isinstance(rows, int) or product.kernel.schedule:
+        return []
+    found: list[tuple[int, TiledContraction]] = []
+    for most in ROW_CLASSES:
+        tiles = replace(choose_tiles(product.form, product.sums, gpu, most_rows=most), parts=1)
+        if most < known(rows) and tiles != product.tiles:
+            found.append((most, replace(product, tiles=tiles)))
+    return found
+
+
+def power_floor(n: int) -> int:
+    return 1 << (n.bit_length() - 1)
+
+
+def can_split(form: ContractionForm, by: int) -> bool:
+    """Whether terms are whole parts: those of all sums, along one axis."""
+    terms = form.sums[0].terms
+    whole = len(terms) == 1 and isinstance(terms[0].extent, int) and terms[0].extent % by == 0
+    return whole and all(s.terms == terms for s in form.sums) and form.sums[0].node.dtype in (f32, i32)
+
+
+def _tile_count(form: ContractionForm, tiles: TritonTiles) -> int:
+    _, rows, columns, _ = (known(d) for d in form.extents)
+    return -(-rows // tiles.rows) * -(-columns // tiles.columns)
+
+
+def descriptor_views(
+    form: ContractionForm, sums: tuple[TileSum, ...], tiles: TritonTiles, gpu: Gpu
+) -> dict[tuple[Expr, int], MatrixView] | None:
+    """The factors as the copy engine takes them; None where one is no matrix in memory, or has rows that do not start
+    where it can."""
+    if gpu.kind != "cuda" or not isinstance(gpu.arch, int) or gpu.arch < _HOPPER:
         return None
-    own = set(axes)
-    first = found[0]
-    left, right = first.left.free & own, first.right.free & own
-    if axes[-1] in left - right:  # what lies side by side in the result are columns
-        left, right = right, left
-    rows, columns, batch = left - right, right - left, left & right
-    if (rows | columns | batch) != own or not rows or not columns:
-        return None
-    turned = []
-    for p in found:
-        sides = p.left.free & own, p.right.free & own
-        if sides == (left, right):
-            turned.append(p)
-        elif sides == (right, left):
-            turned.append(TritonProduct(p.node, p.terms, p.right, p.left, p.dtype))
-        else:
-            return None
-    order = axes.index
-    groups = [tuple(sorted(part, key=order)) for part in (batch, rows, columns)]
-    sizes = [known(dim_prod([a.extent for a in part])) for part in groups[1:]]
-    terms = min(known(dim_prod([a.extent for a in p.terms])) for p in turned)
-    if min(sizes) < _FEW or terms < _SHORT or any(n < 1 for n in sizes):
-        return None
-    return TritonContraction(kernel, groups[0], groups[1], groups[2], tuple(turned))
+    found: dict[tuple[Expr, int], MatrixView] = {}
+    for one in sums:
+        for factor, outer, dim in ((one.left, form.rows, 1), (one.right, form.columns, 0)):
+            view = matrix_view(factor, outer, one.terms)
+            if view is None or not _is_aligned(view, one.dtype):
+                return None
+            found[factor, dim] = view
+    return found
 
 
-def _outermost(kernel: Kernel) -> list[Reduce]:
-    found: dict[Reduce, None] = {}
-    seen: set[Expr] = set()
-    stack = list(reversed(kernel.roots))
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, Reduce):
-            found[node] = None
-        else:
-            stack += reversed(node.inputs)
-    return list(found)
+def _is_aligned(view: MatrixView, dtype: DType) -> bool:
+    unit = _ENGINE_BYTES // dtype.itemsize
+    form = linear(view.load.index[0])
+    outer = [step for atom, step in form.terms.items() if step != 1]
+    return all(isinstance(step, int) and step % unit == 0 for step in (form.constant, *outer))
 
 
-def _product(node: Reduce) -> TritonProduct | None:
-    axes: list[Axis] = []
-    body: Expr = node
-    while isinstance(body, Reduce) and body.kind == "sum":
-        axes += body.axes
-        body = body.body
-    if len(set(axes)) < len(axes) or not isinstance(body, Scalar) or body.name != "mul":
-        return None
-    if any(isinstance(n, Reduce) for n in postorder((body,))):
-        return None
-    left, right = body.args
-    if node.dtype is f32:
-        for dtype in (f16, bf16):
-            narrow = [_without_cast(x, dtype) for x in (left, right)]
-            if narrow[0] is not None and narrow[1] is not None:
-                return TritonProduct(node, tuple(axes), narrow[0], narrow[1], dtype)
-        return TritonProduct(node, tuple(axes), left, right, f32)
-    if node.dtype is i32:
-        narrow = [_without_cast(x, i8) for x in (left, right)]
-        if narrow[0] is not None and narrow[1] is not None:
-            return TritonProduct(node, tuple(axes), narrow[0], narrow[1], i8)
-    return None
-
-
-def _without_cast(node: Expr, dtype: DType) -> Expr | None:
-    """What a cast from a narrow type is of."""
-    match node:
-        case Scalar("cast", (x,)) if x.dtype is dtype:
-            return x
-        case Scalar("select", (condition, x, Const(0))):  # borders of windows
-            inner = _without_cast(x, dtype)
-            if isinstance(inner, Load) and inner.where is condition:
-                return inner
-            return None if inner is None else apply("select", condition, inner, Const(0, dtype))
-    return None
-
-
-def emit_contraction(form: TritonContraction) -> tuple[TritonEmitter, tuple[Dim, ...]]:
+def emit_contraction(product: TiledContraction) -> tuple[TritonEmitter, tuple[Dim, ...]]:
     """The body of the function, and how many programs there are: of tiles, and of batches."""
-    tiles = form.tiles
+    form, tiles = product.form, product.tiles
     e = TritonEmitter(form.kernel, tiles, (tiles.rows, tiles.columns))
-    across = _count(e, form.columns, tiles.columns)
-    e.write("tile = tl.program_id(0)")
-    if form.batch:
-        e.write("batch = tl.program_id(1)")
-        _place_batch(e, form.batch)
-    place_points(e, form.rows, f"(tile // {across})", tiles.rows, 0, "row")
-    place_points(e, form.columns, f"(tile % {across})", tiles.columns, 1, "column")
-    loops: dict[tuple[object, ...], list[TritonProduct]] = {}
-    for product in form.products:
-        loops.setdefault((product.terms, product.dtype), []).append(product)
-    for products in loops.values():
-        _sums(e, products, tiles)
-    for store in form.kernel.stores:
-        for axis in store.axes:
-            assert axis in e.axes
-        values_in_order(e, store.value)
-        e.store(store)
-    rows, columns = (
-        (dim_prod([a.extent for a in axes]) + n - 1) // n
-        for axes, n in ((form.rows, tiles.rows), (form.columns, tiles.columns))
-    )
-    programs = (rows * columns, *([dim_prod([a.extent for a in form.batch])] if form.batch else []))
-    return e, programs
+    counts = [(dim_prod([a.extent for a in axes]) + n - 1) // n
+              for axes, n in ((form.rows, tiles.rows), (form.columns, tiles.columns))]  # fmt: skip
+    down, across = (e.size(n) for n in counts)
+    with ExitStack() as inside:
+        if form.batch:
+            e.write("batch = tl.program_id(1)")
+            _place_batch(e, form.batch)
+        loaded = _descriptors(e, product)
+        if tiles.persistent:
+            total = e.size(counts[0] * counts[1])
+            e.write(f"for tile in tl.range(tl.program_id(0), {total}, {tiles.persistent}, flatten=True):")
+            inside.enter_context(e.indented())
+        else:
+            e.write("tile = tl.program_id(0)")
+        row, column = _ordered(e, tiles.group, down, across)
+        if form.rows:
+            place_points(e, form.rows, row, tiles.rows, 0, "row")
+        place_points(e, form.columns, column, tiles.columns, 1, "column")
+        loops: dict[tuple[object, ...], list[TileSum]] = {}
+        for one in product.sums:
+            loops.setdefault((one.terms, one.dtype), []).append(one)
+        for sums in loops.values():
+            _sums(e, sums, tiles, loaded, (row, column))
+        if not form.rows:
+            _one_row(e, product.sums)
+        for store in form.kernel.stores:
+            for axis in store.axes:
+                assert axis in e.axes
+            values_in_order(e, store.value)
+            e.store(store)
+    programs: tuple[Dim, ...] = (tiles.persistent,) if tiles.persistent else (counts[0] * counts[1],)
+    return e, (*programs, *([dim_prod([a.extent for a in form.batch])] if form.batch else []))
+
+
+def _ordered(e: TritonEmitter, group: int, down: str, across: str) -> tuple[str, str]:
+    """Which row and column of tiles a tile is: in groups of rows, down each column of a group."""
+    if group == 1 or down == "1" or across == "1":
+        return f"(tile // {across})", f"(tile % {across})"
+    first = e.name(f"tile // ({group} * {across}) * {group}", "first")
+    high = e.name(f"tl.minimum({down} - {first}, {group})", "high")
+    inner = e.name(f"tile % ({group} * {across})", "inner")
+    return f"({first} + {inner} % {high})", f"({inner} // {high})"
+
+
+def _descriptors(e: TritonEmitter, product: TiledContraction) -> dict[tuple[Expr, int], str]:
+    """Names of descriptors of the factors, by factor and by the dimension that its terms lie along."""
+    if not product.tiles.descriptors:
+        return {}
+    form, tiles = product.form, product.tiles
+    made: dict[tuple[Expr, int], str] = {}
+    for one in product.sums:
+        for factor, outer, dim, block in (
+            (one.left, form.rows, 1, tiles.rows),
+            (one.right, form.columns, 0, tiles.columns),
+        ):
+            if (factor, dim) in made:
+                continue
+            view = matrix_view(factor, outer, one.terms)
+            assert view is not None
+            sizes = [(_narrow(e, outer[0].extent), block), (_narrow(e, one.terms[0].extent), tiles.terms)]
+            sizes = sizes[::-1] if view.is_turned else sizes
+            base = e.arguments[view.load.buffer.name]
+            if view.start is not None:
+                base = f"{base} + {e.value(view.start)}"
+            shape, blocks = (", ".join(str(pair[at]) for pair in sizes) for at in (0, 1))
+            text = f"tl.make_tensor_descriptor({base}, [{shape}], [{e.size(view.step)}, 1], [{blocks}])"
+            made[factor, dim] = e.name(text, "matrix")
+    return made
+
+
+def _narrow(e: TritonEmitter, dim: Dim) -> str:
+    """A size as the copy engine takes it, with 32 bits."""
+    return str(dim) if isinstance(dim, int) else f"{e.size(dim)}.to(tl.int32)"
+
+
+def _one_row(e: TritonEmitter, sums: tuple[TileSum, ...]) -> None:
+    """A vector was multiplied as the first of a tile of rows: the others hold nothing."""
+    for one in sums:
+        whole = e.values[one.node]
+        first = f"tl.arange(0, {e.shape[0]})[:, None] == 0"
+        e.values[one.node] = e.name(f"tl.sum(tl.where({first}, {whole}, 0), axis=0, keep_dims=True)", "row")
+    e.shape = (1, e.shape[1])
 
 
 def values_in_order(e: TritonEmitter, root: Expr) -> None:
@@ -184,10 +273,6 @@ def values_in_order(e: TritonEmitter, root: Expr) -> None:
             stack += [(x, False) for x in reversed(node.inputs)]
 
 
-def _count(e: TritonEmitter, axes: tuple[Axis, ...], block: int) -> str:
-    return e.size((dim_prod([a.extent for a in axes]) + block - 1) // block)
-
-
 def _place_batch(e: TritonEmitter, axes: tuple[Axis, ...]) -> None:
     rest = "batch"
     for at in range(len(axes) - 1, 0, -1):
@@ -197,28 +282,46 @@ def _place_batch(e: TritonEmitter, axes: tuple[Axis, ...]) -> None:
     e.axes[axes[0]] = Lane(rest)
 
 
-def _sums(e: TritonEmitter, products: list[TritonProduct], tiles: TritonTiles) -> None:
+def _sums(
+    e: TritonEmitter, sums: list[TileSum], tiles: TritonTiles, loaded: dict[tuple[Expr, int], str], at: tuple[str, str]
+) -> None:
     """One loop over blocks of terms for matmuls over the same axes, which may share factors."""
-    total = dim_prod([a.extent for a in products[0].terms])
+    total = dim_prod([a.extent for a in sums[0].terms])
     extent = e.size(total)
-    sums = []
-    for product in products:
-        kind, out = ("tl.int32", i32) if product.dtype is i8 else ("tl.float32", f32)
-        sums.append(e.name(f"tl.full([{tiles.rows}, {tiles.columns}], {literal(0, out)}, {kind})", "sum"))
+    names = []
+    for one in sums:
+        kind, out = ("tl.int32", i32) if one.dtype is i8 else ("tl.float32", f32)
+        names.append(e.name(f"tl.full([{tiles.rows}, {tiles.columns}], {literal(0, out)}, {kind})", "sum"))
     exact = isinstance(total, int) and total % tiles.terms == 0
+    wide = any(not isinstance(d, int) for d in e.sizes) and bool(loaded)  # then tiles are counted with 64 bits
+    cut = ".to(tl.int32)" if wide else ""
+    blocks = zip(at, (tiles.rows, tiles.columns), strict=True)
+    corners = [e.name(f"({one} * {block}){cut}", "at") for one, block in blocks] if loaded else []
     start = e.fresh("start")
     e.write(f"for {start} in range(0, {extent}, {tiles.terms}):")
     with e.indented():
-        known: dict[tuple[Expr, int], str] = {}
-        for product, made in zip(products, sums, strict=True):
-            for node, dim in ((product.left, 1), (product.right, 0)):
-                if (node, dim) not in known:
-                    shape = (tiles.rows, tiles.terms) if dim == 1 else (tiles.terms, tiles.columns)
-                    limit = "" if exact else extent
-                    known[node, dim] = _factor(e, product, node, dim, shape, start, limit, tiles.terms)
-            left, right = known[product.left, 1], known[product.right, 0]
-            e.write(f"{made} = {_dot(e, product.dtype, left, right, made)}")
-    e.values |= {product.node: made for product, made in zip(products, sums, strict=True)}
+        made: dict[tuple[Expr, int], str] = {}
+        for one, name in zip(sums, names, strict=True):
+            for node, dim in ((one.left, 1), (one.right, 0)):
+                if (node, dim) in made:
+                    continue
+                if loaded:
+                    first = start if isinstance(total, int) else f"{start}.to(tl.int32)"
+                    made[node, dim] = _loaded(e, loaded[node, dim], node, corners[1 - dim], first, dim, one.terms[0])
+                    continue
+                shape = (tiles.rows, tiles.terms) if dim == 1 else (tiles.terms, tiles.columns)
+                made[node, dim] = _factor(e, one, node, dim, shape, start, "" if exact else extent, tiles.terms)
+            e.write(f"{name} = {_dot(e, one.dtype, made[one.left, 1], made[one.right, 0], name)}")
+    e.values |= {one.node: name for one, name in zip(sums, names, strict=True)}
+
+
+def _loaded(e: TritonEmitter, matrix: str, node: Expr, corner: str, start: str, dim: int, term: Axis) -> str:
+    """A tile of a factor by the copy engine, turned where its terms are the rows of what lies in memory."""
+    assert isinstance(node, Load)
+    along = linear(node.index[0]).terms.get(term) == 1  # terms lie side by side
+    tile = f"{matrix}.load([{corner}, {start}])" if along else f"{matrix}.load([{start}, {corner}])"
+    is_turned = along != (dim == 1)
+    return e.name(f"{tile}.T" if is_turned else tile, "tile")
 
 
 def _dot(e: TritonEmitter, dtype: DType, left: str, right: str, sums: str) -> str:
@@ -234,14 +337,7 @@ def _dot(e: TritonEmitter, dtype: DType, left: str, right: str, sums: str) -> st
 
 
 def _factor(
-    e: TritonEmitter,
-    product: TritonProduct,
-    node: Expr,
-    dim: int,
-    shape: tuple[int, int],
-    start: str,
-    extent: str,
-    step: int,
+    e: TritonEmitter, one: TileSum, node: Expr, dim: int, shape: tuple[int, int], start: str, extent: str, step: int
 ) -> str:
     """A tile of a factor, 0 outside of the terms there are; terms lie along the given dimension."""
     before_shape, before_axes, before_values = e.shape, dict(e.axes), e.values
@@ -250,18 +346,18 @@ def _factor(
     term = e.name(f"{start} + {e.spread(f'tl.arange(0, {step})', dim)}", "term")
     mask = e.name(f"{term} < {extent}", "m") if extent else ""
     rest = term
-    for at in range(len(product.terms) - 1, -1, -1):
-        axis = product.terms[at]
+    for at in range(len(one.terms) - 1, -1, -1):
+        axis = one.terms[at]
         if at == 0:
             e.axes[axis] = Lane(rest, frozenset((dim,)), mask)
             break
         size = e.size(axis.extent)
         e.axes[axis] = Lane(e.name(f"{rest} % {size}", "i"), frozenset((dim,)), mask)
         rest = e.name(f"{rest} // {size}", "i")
-    dtype = product.dtype
+    dtype = one.dtype
     if isinstance(node, Load):
         text = e.raw_load(node)
-        is_masked = bool(node.index[0].free & set(product.terms))
+        is_masked = bool(node.index[0].free & set(one.terms))
     else:
         values_in_order(e, node)
         text, is_masked = encoded(e.value(node), dtype, e.needs), False
@@ -269,9 +365,13 @@ def _factor(
     if e.dims(node) != whole:
         text = f"tl.broadcast_to({text}, {e.tile(whole)})"
     if mask and not is_masked:
-        text = f"tl.where({mask}, {text}, 0)"
-        if dtype is bf16 or dtype is f16 or dtype is i8:
-            text = f"{text}.to({ {'bf16': 'tl.uint16', 'f16': 'tl.float16', 'i8': 'tl.int8'}[dtype.name] })"
+        match dtype.name:
+            case "bf16":
+                text = f"{e.needs('inside_bf16')}({mask}, {text})"
+            case "f16" | "i8":
+                text = f"tl.where({mask}, {text}, 0).to({'tl.float16' if dtype is f16 else 'tl.int8'})"
+            case _:
+                text = f"tl.where({mask}, {text}, 0)"
     made = e.name(text, "tile")
     e.shape, e.axes, e.values = before_shape, before_axes, before_values
     return made

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from strata.backends.triton.elements import pointer
+from strata.backends.triton.elements import is_small, pointer
 from strata.backends.triton.emit import TritonEmitter, across, argument_names, place_points, reads_along
 from strata.backends.triton.pairs import without_complex
 from strata.backends.triton.prelude import prelude
-from strata.backends.triton.product import emit_contraction, find_contraction, values_in_order
+from strata.backends.triton.product import by_rows, emit_contraction, find_product, values_in_order
 from strata.backends.triton.schedule import (
     WHOLE_ROW,
     GpuSchedule,
@@ -20,36 +20,42 @@ from strata.backends.triton.schedule import (
     choose_squares,
     known,
 )
-from strata.core import Dim, dim_prod
+from strata.backends.triton.target import Gpu
+from strata.core import Dim, dim_prod, f32
 from strata.kernel import (
     Axis,
     Buffer,
     Compute,
+    Expr,
     Kernel,
     Load,
     LoopBlock,
     MapLoop,
+    Reduce,
     ReduceLoop,
     SplitLimits,
     Store,
     StoreStep,
-    as_bits,
+    device_form,
     make_nest,
-    normalize,
     parallel_chain,
     postorder,
+    rebuild,
     split_reductions,
+    split_terms,
     walk_loops,
 )
 
 # a GPU has many more places to work at than a processor
-LIMITS = SplitLimits(terms=1 << 14, lines=64, parts=256, part_bytes=16 << 10, short_part_bytes=4 << 10)
+LIMITS = SplitLimits(
+    terms=1 << 14, lines=64, parts=256, column_parts=64, part_bytes=16 << 10, short_part_bytes=4 << 10
+)  # fmt: skip
 _HEAD = "import triton\nimport triton.language as tl\n\n\n"
 # Triton's interpreter makes a Python number of a tensor of one element, which NumPy 2.5 refuses
 _INTERPRETED_HEAD = """import builtins
 
 
-def range(*bounds):
+def range(*bounds, **_):
     return builtins.range(*(int(b.handle.data.item()) if hasattr(b, "handle") else int(b) for b in bounds))
 
 
@@ -79,7 +85,8 @@ class TritonProgram:
     def text(self, *, interpreted: bool = False) -> str:
         """A whole module; what Triton's interpreter gets differs in the head and in prelude functions only."""
         head = _HEAD + _INTERPRETED_HEAD if interpreted else _HEAD
-        return head + prelude(set(self.helpers), interpreted=interpreted) + self.function
+        function = self.function.replace("tl.range(", "range(") if interpreted else self.function
+        return head + prelude(set(self.helpers), interpreted=interpreted) + function
 
     @property
     def function(self) -> str:
@@ -101,30 +108,80 @@ class Rendered:
     kernel: Kernel
     programs: tuple[TritonProgram, ...]
     scratch: tuple[Buffer, ...]
+    rows: Dim = 0
+    by_rows: tuple[tuple[int, tuple[TritonProgram, ...]], ...] = ()  # what runs instead for no more rows than a number
+
+    @property
+    def all_programs(self) -> tuple[TritonProgram, ...]:
+        found = (*self.programs, *(program for _, programs in self.by_rows for program in programs))
+        return tuple({program.name: program for program in found}.values())
+
+    def programs_for(self, rows: int) -> tuple[TritonProgram, ...]:
+        """Those that run for so many rows."""
+        return next((programs for most, programs in self.by_rows if rows <= most), self.programs)
 
     def __str__(self) -> str:
         """For people and golden tests: functions, with their schedules and grids."""
         parts = []
-        for program in self.programs:
+        always = {program.name for program in self.programs}
+        limits = {p.name: most for most, programs in self.by_rows for p in programs if p.name not in always}
+        for program in self.all_programs:
             grid = ", ".join(map(str, program.grid))
-            head = f"# {program.schedule}\n# grid ({grid})\n"
+            head = f"# up to {limits[program.name]} rows\n" if program.name in limits else ""
+            head += f"# {program.schedule}\n# grid ({grid})\n"
             parts.append(head + "".join(f"# n{i} = {dim}\n" for i, dim in enumerate(program.sizes)) + program.function)
         return "\n\n".join(parts)
 
 
-def render(kernel: Kernel) -> Rendered:
+HOPPER = Gpu("cuda", 90, 32)
+
+
+def normal_form(kernel: Kernel) -> Kernel:
+    """What programs are made of; the schedule is kept."""
+    return replace(without_complex(device_form(kernel)), schedule=kernel.schedule)
+
+
+def render(kernel: Kernel, gpu: Gpu = HOPPER) -> Rendered:
     """The programs of a kernel."""
-    normal = without_complex(as_bits(normalize(kernel)))
-    form = find_contraction(normal)
-    if form is not None:
-        emitter, grid = emit_contraction(form)
-        return Rendered(kernel, (_program(emitter, kernel.name, grid),), ())
-    phases = split_reductions(normal, LIMITS)
+    normal = normal_form(kernel)
+    product = find_product(normal, gpu)
+    if product is not None and product.tiles.parts > 1:
+        phases = split_terms(product.form, product.tiles.parts)
+        undivided = replace(product.tiles, parts=1)
+        first = find_product(replace(phases.kernels[0], schedule=str(undivided)), gpu)
+        assert first is not None, "parts of a matmul are matmuls"
+        emitter, grid = emit_contraction(first)
+        return Rendered(
+            kernel,
+            (_program(emitter, kernel.name, grid), _loops(phases.kernels[1], f"{kernel.name}_1")),
+            phases.scratch,
+        )
+    if product is not None:
+        few = []
+        for most, other in by_rows(product, gpu):
+            emitter, grid = emit_contraction(other)
+            few.append((most, (_program(emitter, f"{kernel.name}_{most}", grid),)))
+        emitter, grid = emit_contraction(product)
+        whole = _program(emitter, kernel.name, grid)
+        return Rendered(kernel, (whole,), (), product.form.extents[1], tuple(few))
+    phases = split_reductions(_with_wide_sums(normal), LIMITS)
     programs: list[TritonProgram] = []
     for phase in phases.kernels:
         for part in _parts(phase) if phase.stores else ():
             programs.append(_loops(part, f"{kernel.name}_{len(programs)}" if programs else kernel.name))
     return Rendered(kernel, tuple(programs), phases.scratch)
+
+
+def _with_wide_sums(kernel: Kernel) -> Kernel:
+    """Floats of less than 32 bits are added up in f32 and rounded at the end, so that the sums can be split."""
+    done: dict[Expr, Expr] = {}
+    for node in postorder(kernel.roots):
+        made = rebuild(node, tuple(done[x] for x in node.inputs)) if node.inputs else node
+        if isinstance(made, Reduce) and made.is_rounded and is_small(made.dtype):
+            made = made.over(made.axes, made.body.cast(f32)).cast(made.dtype)
+        done[node] = made
+    stores = tuple(replace(s, index=tuple(done[i] for i in s.index), value=done[s.value]) for s in kernel.stores)
+    return replace(kernel, stores=stores)
 
 
 def _parts(kernel: Kernel) -> list[Kernel]:
@@ -186,7 +243,8 @@ def _squares(kernel: Kernel, name: str, body: LoopBlock, points: Sequence[Axis])
     if axis is None or any(not isinstance(s, (Compute, StoreStep)) for s in body.steps):
         return None
     rows = [*(a for a in points[:-1] if a is not axis), axis]
-    schedule = choose_squares(axis.extent, points[-1].extent)
+    widest = max(b.dtype.itemsize for b in kernel.buffers)
+    schedule = choose_squares(axis.extent, points[-1].extent, widest)
     if schedule is None:
         return None
     emitter = TritonEmitter(kernel, schedule, (schedule.rows, schedule.columns))

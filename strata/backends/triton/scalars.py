@@ -260,7 +260,9 @@ def decoded(value: str, dtype: DType, needs: Callable[[str], str]) -> str:
 
 def _bitcast(call: TritonCall) -> str:
     stored = encoded(call.a, call.dtype, call.needs)
-    if memory(call.dtype) != memory(call.result):
+    if call.result.name == "bf16" and call.dtype.name != "bf16":
+        stored = f"{call.needs('bits_to_bf16')}({stored}.to(tl.uint16, bitcast=True))"
+    elif memory(call.dtype) != memory(call.result):
         stored = f"{stored}.to({memory(call.result)}, bitcast=True)"
     return decoded(stored, call.result, call.needs)
 

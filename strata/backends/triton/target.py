@@ -31,6 +31,11 @@ class Gpu:
         return f"{self.kind} {self.arch} {self.warp}"
 
     @property
+    def overlaps(self) -> bool:
+        """Whether a launch may begin while the one before it ends: its programs then wait before they read anything."""
+        return self.kind == "cuda" and isinstance(self.arch, int) and self.arch >= 90
+
+    @property
     def target(self) -> Target:
         """For plans: a GPU's lanes are its warps."""
         return Target(str(self), "nvptx64-nvidia-cuda" if self.kind == "cuda" else "amdgcn-amd-amdhsa",

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends.offload import DeviceDriver, Launchable
+from strata.backends.driver import DeviceDriver, Launchable
 from strata.backends.wgsl.bounds import MOST
 from strata.backends.wgsl.phases import phases_of
 from strata.backends.wgsl.render import Shader, render
@@ -222,6 +222,9 @@ class WgpuDriver(DeviceDriver):
         if self._encoder is not None:
             encoder, self._encoder, self._recorded = self._encoder, None, 0
             self._device.queue.submit([encoder.finish()])
+
+    def submit(self) -> None:
+        self._flush()
 
     def finish(self) -> None:
         self._flush()

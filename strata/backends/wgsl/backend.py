@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strata.backends.base import Capabilities
+from strata.backends.base import Capabilities, ProcessorShare
 from strata.backends.offload import OffloadBackend
 from strata.backends.wgsl.adapter import CompiledShader, WgpuDriver, open_device
 from strata.backends.wgsl.legal import can_lower
@@ -25,8 +25,8 @@ class WgpuBackend(OffloadBackend):
     driver: WgpuDriver
 
     def __init__(self, number: int = 0) -> None:
-        super().__init__(open_device(number))
-        self.capabilities = Capabilities(on_processor=self.driver.is_software)
+        super().__init__(open_device(number), f"wgpu:{number}" if number else "wgpu")
+        self.capabilities = Capabilities(of_processor=ProcessorShare() if self.driver.is_software else None)
 
     @property
     def target(self) -> Target:

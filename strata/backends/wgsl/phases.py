@@ -20,13 +20,12 @@ from strata.kernel import (
     SplitLimits,
     Store,
     StoreStep,
-    as_bits,
+    device_form,
     make_nest,
-    normalize,
     postorder,
-    rebuild,
     split_reductions,
     with_names,
+    with_nodes,
 )
 
 LIMITS = SplitLimits(terms=1 << 15, lines=32, part_bytes=32 << 10, parts=128, open_parts=64)
@@ -34,7 +33,7 @@ LIMITS = SplitLimits(terms=1 << 15, lines=32, part_bytes=32 << 10, parts=128, op
 
 def phases_of(kernel: Kernel) -> Phases:
     """Normalized kernels, to be dispatched one after the other, and the buffers between them."""
-    normal = as_bits(normalize(kernel))
+    normal = device_form(kernel)
     flat = _flat_product(normal)
     product = find_product(make_nest(flat))
     if product is not None and product.fills_a_device:
@@ -84,22 +83,13 @@ def _hoisted(kernel: Kernel, number: int) -> tuple[list[Kernel], Kernel, list[Bu
     change: dict[Expr, Expr] = {n: Load(b, (zero,)) for n, b in zip(found, buffers, strict=True)}
     stores = tuple(Store(b, (), (zero,), n) for n, b in zip(found, buffers, strict=True))
     first = Kernel(f"{kernel.name}_whole", _read(stores, kernel.inputs), tuple(buffers), stores)
-    rest = _replaced(kernel, change)
+    rest = with_nodes(kernel, change)
     return [first], replace(rest, inputs=_read(rest.stores, (*kernel.inputs, *buffers))), buffers
 
 
 def _read(stores: tuple[Store, ...], inputs: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
     used = {n.buffer for n in postorder([e for s in stores for e in (*s.index, s.value)]) if isinstance(n, Load)}
     return tuple(b for b in inputs if b in used)
-
-
-def _replaced(kernel: Kernel, change: dict[Expr, Expr]) -> Kernel:
-    done: dict[Expr, Expr] = {}
-    for node in postorder(kernel.roots):
-        inputs = tuple(done[x] for x in node.inputs)
-        done[node] = change[node] if node in change else node if inputs == node.inputs else rebuild(node, inputs)
-    stores = tuple(replace(s, index=tuple(done[i] for i in s.index), value=done[s.value]) for s in kernel.stores)
-    return replace(kernel, stores=stores)
 
 
 def _apart(kernel: Kernel) -> list[Kernel]:

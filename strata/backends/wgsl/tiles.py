@@ -30,6 +30,7 @@ from strata.kernel import (
     rebuild,
     size,
     substitute_axes,
+    sum_of_products,
 )
 
 SIDE = 16  # invocations along rows, and along columns
@@ -96,11 +97,11 @@ def find_product(nest: LoopBlock) -> TileProduct | None:
     if len(loop.reduces) != 1 or not all(isinstance(s, Compute) for s in loop.body.steps):
         return None
     (reduce,) = loop.reduces
-    body = reduce.body
-    if reduce.kind != "sum" or not isinstance(body, Scalar) or body.name != "mul" or body.dtype.bits != 32:
+    product = sum_of_products(reduce)
+    if product is None or product.terms != (loop.axis,) or reduce.dtype.bits != 32:
         return None
-    left, right = body.args
-    if any(isinstance(n, (Reduce, Scan)) for n in postorder(body.args)) or not _reads(left) or not _reads(right):
+    left, right = product.left, product.right
+    if any(isinstance(n, Scan) for n in postorder((left, right))) or not _reads(left) or not _reads(right):
         return None
     axes = [one.axis for one in chain]
     rows = tuple(a for a in axes if a in left.free and a not in right.free)

@@ -169,8 +169,8 @@ class Decode(RowScores):
         f = self.f
         return f.address(self.given, self.at(*of), f.mul(start, self.number[f"{of[0]}_row"]))
 
-    def _score_rows(self, q: str, keys: str, count: Value, at: Value = 0) -> None:
-        """Scores of rows of keys; they are `at` places from the beginning of their block."""
+    def _score_rows(self, q: str, keys: str, count: Value, at: Value = 0, step: Value | None = None) -> None:
+        """Scores of rows of keys, `step` elements apart; they are `at` places from the beginning of their block."""
         f = self.f
         # the keys of one turn come from four distant places: long streams are fetched ahead, four short ones are not
         apart = f.op(f"udiv i64 {count}, {KEYS_AT_ONCE}")
@@ -178,23 +178,23 @@ class Decode(RowScores):
         def some(chosen: list[Value]) -> None:
             for head in range(0, self.spec.shared_by, HEADS_AT_ONCE):
                 heads = range(head, min(head + HEADS_AT_ONCE, self.spec.shared_by))
-                self._products(q, keys, chosen, heads, at)
+                self._products(q, keys, chosen, heads, at, self.number["k_row"] if step is None else step)
 
         f.loop(0, apart, 1, [], lambda j, _: some([f.add(j, f.mul(apart, i)) for i in range(KEYS_AT_ONCE)]))
         f.loop(f.mul(apart, KEYS_AT_ONCE), count, 1, [], lambda j, _: some([j]))
 
-    def _products(self, q: str, keys: str, chosen: list[Value], heads: range, at: Value) -> None:
+    def _products(self, q: str, keys: str, chosen: list[Value], heads: range, at: Value, step: Value) -> None:
         """Scores of some heads for one or four keys."""
         f, spec, m = self.f, self.spec, self.math
         width = len(chosen)
-        rows = [f.address(self.given, keys, f.mul(j, self.number["k_row"])) for j in chosen]
+        rows = [f.address(self.given, keys, f.mul(j, step)) for j in chosen]
         queries = [f.address(self.given, q, f.mul(head, self.number["q_head"])) for head in heads]
 
         def read(row: str, d: str) -> str:
             loaded = f.load(vector(self.given, spec.lanes), f.address(self.given, row, d), spec.dtype.itemsize)
             return convert(f, loaded, spec.dtype, spec.accumulator, spec.lanes, spec.target)
 
-        def step(d: str, sums: list[str]) -> list[Value]:
+        def add(d: str, sums: list[str]) -> list[Value]:
             k = [read(row, d) for row in rows]
             result: list[Value] = []
             for n, query in enumerate(queries):
@@ -203,7 +203,7 @@ class Decode(RowScores):
             return result
 
         start = [(self.type, "zeroinitializer")] * (len(queries) * width)
-        sums = f.loop(0, spec.head_dim, spec.lanes, start, step)
+        sums = f.loop(0, spec.head_dim, spec.lanes, start, add)
         for n, head in enumerate(heads):
             parts = [self._quarters(s) for s in sums[n * width : (n + 1) * width]]
             scores = f.address(self.element, self.scores, f.add(at, head * spec.score_step))
@@ -228,7 +228,7 @@ class Decode(RowScores):
             value, lanes = f.binary("fadd", vector(self.element, half), low, high), half
         return value
 
-    def _mix_rows(self, values: str, count: Value, at: Value = 0) -> None:
+    def _mix_rows(self, values: str, count: Value, at: Value = 0, step: Value | None = None) -> None:
         f, spec, tiles = self.f, self.spec, self.spec.tiles
         row = 0
         while row < spec.shared_by:
@@ -240,7 +240,7 @@ class Decode(RowScores):
                 a = f.address(self.element, self.scores, f.add(at, row * spec.score_step))
                 b = f.address(self.given, values, column)
                 c = f.address(self.element, self.sums, row * spec.value_columns + column)
-                stride = self.number["v_row"]
+                stride = self.number["v_row"] if step is None else step
                 call_micro(f, f"@{kernel}", a, spec.score_step, b, stride, c, spec.value_columns, count, 1)
                 column += vectors * spec.lanes
             row += height

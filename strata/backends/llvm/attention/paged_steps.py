@@ -20,7 +20,7 @@ _ALIGN = 64
 
 
 def _accepts(op: Op, types: Sequence[TensorType], target: Target) -> bool:
-    """Pages of f32 whose length divides the blocks that keys are taken in."""
+    """Pages of f32, or of 8 bits for it, whose length divides the blocks that keys are taken in."""
     page = types[1].shape[1]
     return types[0].dtype is f32 and isinstance(page, int) and 0 < page <= SEGMENT and SEGMENT % page == 0
 
@@ -32,7 +32,8 @@ def paged_attention(node: Node, target: Target) -> NativeOp | None:
     types = [x.type for x in node.inputs]
     if not _accepts(op, types, target):
         return None
-    q, keys, _, _, _, table, _ = types
+    q, keys, _, _, _, table, _, *scales = types
+    packs = bool(scales)
     page, width = keys.shape[1].__index__(), op.kv_heads * op.head_dim
     spec = AttentionSpec(
         target, op.num_heads, op.kv_heads, op.head_dim, op.head_dim, op.dense.scale, f32, causal=True, window=op.window,
@@ -46,12 +47,12 @@ def paged_attention(node: Node, target: Target) -> NativeOp | None:
     packing = ["attend_pack"] if packed.packs_values else []
 
     def emit(module: Any) -> None:
-        emit_collect(module, packed, "collect")
+        emit_collect(module, packed, "collect", packed=packs)
         emit_attention(module, packed, "attend")
         if decodes:
-            emit_paged_decode(module, single, page, "decode")
+            emit_paged_decode(module, single, page, "decode", packed=packs)
         if splits:
-            emit_paged_decode(module, part, page, "decode_part")
+            emit_paged_decode(module, part, page, "decode_part", packed=packs)
             emit_paged_merge(module, part, page, "merge")
 
     def plan(bound: Sizes) -> Planned:
@@ -64,6 +65,8 @@ def paged_attention(node: Node, target: Target) -> NativeOp | None:
             "q": ("input", 0), "k": ("input", 1), "v": ("input", 2), "new_k": ("input", 3), "new_v": ("input", 4),
             "table": ("input", 5), "offset": ("input", 6), "out": ("output", 0), "work": ("workspace", 0),
         }  # fmt: skip
+        if packs:
+            values |= {"k_scale": ("input", 7), "v_scale": ("input", 8)}
         sizes = {
             "batch": batch, "queries": queries, "keys": rows, "offset_batch": 1, "table_row": mine, "pages": pages,
             "new_batch": queries * width, "new_row": width,
@@ -91,7 +94,8 @@ def paged_attention(node: Node, target: Target) -> NativeOp | None:
         gathers = []
         for at, (name, place) in enumerate(places.items()):
             told = number_slots(mine, pages, queries, page, width)
-            inputs: list[Slot] = [("input", 1 + at), ("input", 3 + at), ("input", 5), ("input", 6)]
+            by: Slot = ("input", 7 + at) if packs else ("number", 0)
+            inputs: list[Slot] = [("input", 1 + at), ("input", 3 + at), ("input", 5), ("input", 6), by]
             gathers.append(NativeCall("collect", [("workspace", place), *inputs, *told], batch * mine))
             values[name] = ("workspace", place)
             sizes[f"{name}_batch"] = rows * width
@@ -103,4 +107,4 @@ def paged_attention(node: Node, target: Target) -> NativeOp | None:
 
     functions = ["collect", *packing, "attend", *(["decode"] if decodes else [])]
     functions += ["decode_part", "merge"] if splits else []
-    return NativeOp(f"paged {page} {packed}; {functions}", emit, tuple(functions), plan)
+    return NativeOp(f"paged {page} {'i8 ' if packs else ''}{packed}; {functions}", emit, tuple(functions), plan)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from strata.backends.attention import AttentionPlaces
 from strata.backends.llvm.attention.backward import (
     BACKWARD_SLOTS,
     backward_spec,
@@ -166,46 +167,12 @@ def _spec(op: Any, types: Sequence[TensorType], mask_at: int, target: Target) ->
     )  # fmt: skip
 
 
-class _Placed:
-    """Where the operands of an attention lie, as strides of batch, head and row; inputs and outputs by name."""
+class _Placed(AttentionPlaces):
+    """Operands as arguments of the kernels, which read rows whose elements lie side by side."""
 
-    def __init__(
-        self, op: Any, inputs: Mapping[str, int], outputs: Mapping[str, TensorType], types: Sequence[TensorType],
-        views: Sequence[Spacing],
-    ) -> None:  # fmt: skip
-        self.op, self.types, self.views, self.outputs = op, types, views, outputs
-        self.inputs = {name: at for name, at in inputs.items() if name != "mask" or op.mask != "none"}
-        self.sizes = op.sizes(*types[:3])
-        self.strides: dict[str, tuple[Dim, Dim, Dim]] = {}
-        self.is_readable = True
-        spacing = {name: views[at].strides for name, at in self.inputs.items()}
-        spacing |= {name: _contiguous(type_.shape) for name, type_ in outputs.items()}
-        for name, steps in spacing.items():
-            if name == "mask":
-                shape = types[inputs["mask"]].shape
-                moving = [0 if d == 1 else s for d, s in zip(shape, steps, strict=True)]
-                self.strides[name] = (moving[0], moving[1], moving[2])
-                self.is_readable &= shape[3] == 1 or steps[3] == 1
-                continue
-            wide = self.sizes.value_dim if name in ("v", "out", "dy", "dv") else op.head_dim
-            batch, head, row, inner = self._axes(steps, wide)
-            self.strides[name] = (batch, head, row)
-            self.is_readable &= inner == 1
-
-    def _axes(self, strides: tuple[Dim, ...], dim: Dim) -> tuple[Dim, Dim, Dim, Dim]:
-        """Strides of batch, head, row and element in the op's layout."""
-        match self.op.layout:
-            case "bhsd":
-                b, h, s, d = strides
-                return b, h, s, d
-            case "bshd":
-                b, s, h, d = strides
-                return b, h, s, d
-            case "bsd":
-                b, s, d = strides
-                return b, d * dim, s, d
-        s, d = strides
-        return 0, d * dim, s, d
+    @property
+    def is_readable(self) -> bool:
+        return self.is_side_by_side
 
     def slots(self, names: Sequence[str], sizes: Sizes, **others: Slot) -> list[Slot]:
         values: dict[str, Slot] = {
@@ -214,7 +181,7 @@ class _Placed:
         values |= {name: ("output", i) for i, name in enumerate(self.outputs)}
         values |= {name: self._at(at, sizes) for name, at in self.inputs.items()}
         for name, strides in self.strides.items():
-            for part, stride in zip(("batch", "head", "row"), strides, strict=True):
+            for part, stride in zip(("batch", "head", "row"), strides[:3], strict=True):
                 values[f"{name}_{part}"] = ("number", _number(stride, sizes))
         if self.op.has_offset:
             values["offset"] = self._at(len(self.types) - 1, sizes)
@@ -226,15 +193,6 @@ class _Placed:
     def _at(self, i: int, sizes: Sizes) -> Slot:
         start = _number(self.views[i].start, sizes) * self.types[i].dtype.itemsize
         return "input_at", (i, start)
-
-
-def _contiguous(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    strides: list[Dim] = []
-    step: Dim = 1
-    for d in reversed(shape):
-        strides.insert(0, step)
-        step = step * d
-    return tuple(strides)
 
 
 def _number(dim: Dim, sizes: Sizes) -> int:

@@ -24,11 +24,10 @@ from strata.kernel import (
     Schedule,
     check_schedule,
     choose_schedule,
-    cut_stores,
     loops_of,
     normalize,
     parse_schedule,
-    split_reductions,
+    processor_phases,
 )
 
 
@@ -50,11 +49,7 @@ def lower_phases(kernel: Kernel, target: Target) -> tuple[list[Lowered], tuple[B
     """Kernels to be run one after the other, and the memory between them; one kernel where a schedule is given."""
     if kernel.schedule:
         return [lower(kernel, target)], ()
-    machine = machine_of(target)
-    parts = cut_stores(kernel, machine)
-    if len(parts) > 1:
-        return [_lowered(normalize(k), target) for k in parts], ()
-    phases = split_reductions(normalize(parts[0]), machine=machine)
+    phases = processor_phases(kernel, machine_of(target))
     return [_lowered(k, target) for k in phases.kernels], phases.scratch
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from strata.backends.llvm.codegen.compile import Lowered, lower, lower_phases
+from strata.backends.llvm.codegen.single_sizes import single_sizes
 from strata.backends.llvm.conv.match import (
     ConvPlan,
     emit_convolution_kernel,
@@ -22,13 +23,16 @@ from strata.backends.llvm.conv.pool2d import PoolPlan, emit_pool, plan_pool
 from strata.backends.llvm.conv.pool3d import Volumes, split_volumes
 from strata.backends.llvm.gemm.match import (
     MatrixKernel,
+    MatrixPlan,
     along_kernel,
     emit_matrix,
     few_rows_together,
     find_contraction,
     plan_matrix,
     read_along,
+    single_terms,
 )
+from strata.backends.llvm.gemm.tiles import tiles_of, with_tiles
 from strata.backends.llvm.ir.builder import IrModule
 from strata.backends.llvm.jit import jit
 from strata.backends.llvm.jit.calling_convention import LoopUsage, MatmulUsage, Usage, read_usage
@@ -37,7 +41,7 @@ from strata.backends.llvm.jit.outlined_functions import INNER, Split, split
 from strata.backends.llvm.loops.emit import emit_kernel
 from strata.config import config
 from strata.core import Dim, Table, Target, available_threads
-from strata.kernel import Kernel
+from strata.kernel import Kernel, MatmulTiles, PoolTiles, Template, template_in
 from strata.lir import Step
 
 if TYPE_CHECKING:
@@ -52,9 +56,23 @@ def emitted(
     convolves: bool = False,
     in_loop: bool = False,
 ) -> tuple[Usage, IrModule]:
-    """A kernel as a convolution, a matmul, a pool, or loops."""
+    """A kernel as a convolution, a matmul, a pool, or loops; beside it, loops for sizes of 1 that change its order."""
+    usage, module = _general(kernel, target, step, kept, convolves, in_loop)
+    slides = convolves or (step is not None and step.has_slides)
+    for where, single in () if slides else single_sizes(kernel, kept):
+        usage = _or_single(usage, single, where, target, module)
+    return usage, module
+
+
+def _general(
+    kernel: Kernel, target: Target, step: Step | None, kept: frozenset[str], convolves: bool, in_loop: bool
+) -> tuple[Usage, IrModule]:
     module = IrModule(target.triple)
-    convolution = convolution_plan(kernel, target, step) if step is not None else None
+    template = template_in(kernel.schedule)
+    tiles = template if isinstance(template, MatmulTiles) else None
+    if template is not None:
+        kernel = replace(kernel, schedule="")
+    convolution = convolution_plan(kernel, target, step, tiles) if step is not None else None
     if convolution is not None:
         emit_convolution_kernel(module, convolution)
         return _or_direct(convolution, target, module), module
@@ -65,7 +83,7 @@ def emitted(
     found = find_contraction(kernel) if not kernel.schedule else None
     if found is not None and convolves:
         found = replace(found, along=())
-    matrix = plan_matrix(found, kernel.name, target, kept, in_loop=in_loop) if found is not None else None
+    matrix = matrix_plan(found, kernel.name, target, kept, tiles, in_loop=in_loop) if found is not None else None
     along = read_along(found, kept) if found is not None else 0
     if found is not None and matrix is not None:
         emit_matrix(module, matrix)
@@ -74,8 +92,16 @@ def emitted(
     if found is not None and along == 1:
         kernel = few_rows_together(found, target)
     elif found is not None and found.columns is not None and found.sums.sums_products:
+        if along != 0:
+            return _loops_or_along(along_kernel(found), along_kernel(found, "serial"), along, target, module), module
         kernel = along_kernel(found, "serial")
-    pool = plan_pool(kernel, target) if not kernel.schedule else None
+    elif found is None and not convolves and (single := single_terms(kernel, kept)) is not None:
+        along, dots, kernel = single
+        if along not in (0, 1):
+            return _loops_or_along(dots, kernel, along, target, module), module
+        kernel = dots if along == 1 else kernel
+    chosen = template if isinstance(template, PoolTiles) else None
+    pool = plan_pool(kernel, target, chosen) if not kernel.schedule else None
     if pool is not None:
         emit_pool(module, pool)
         return _or_narrow(pool.usage, pool, kernel, target, module), module
@@ -119,6 +145,35 @@ def _or_along(usage: MatmulUsage, matrix: MatrixKernel, few: Dim, target: Target
     )
 
 
+def _or_single(usage: Usage, kernel: Kernel, where: Dim, target: Target, module: IrModule) -> Usage:
+    """A kernel, beside the loops that take its place for some sizes."""
+    loops = usage if isinstance(usage, LoopUsage) else usage.few
+    base = "kernel" if loops is usage else "kernel_few"
+    name = base if loops is None else f"{base}_{len(loops.before)}"
+    lowered = lower(kernel.renamed(name), target)
+    emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
+    made, rest = _loops_of(lowered), 1 - where
+    made = replace(made, points=made.points * where)
+    if loops is not None:
+        before = [replace(u, points=u.points * rest) for u in loops.before]
+        made = replace(loops, points=loops.points * rest, before=(*before, made))
+    if isinstance(usage, LoopUsage):
+        return made
+    # weights are packed when they are bound, where no size is known: a pack runs whatever the sizes are
+    return replace(usage, points=usage.points * rest, few=made)
+
+
+def _loops_or_along(along: Kernel, serial: Kernel, few: Dim, target: Target, module: IrModule) -> LoopUsage:
+    """A matmul that no template takes as loops, of which there are those for few rows and those for more."""
+    made = []
+    for kernel in (along.renamed("kernel_0"), serial):
+        lowered = lower(kernel, target)
+        emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
+        made.append(_loops_of(lowered))
+    dots, loops = made
+    return replace(loops, points=loops.points * (1 - few), before=(replace(dots, points=dots.points * few),))
+
+
 def _or_narrow(usage: LoopUsage, pool: PoolPlan, kernel: Kernel, target: Target, module: IrModule) -> LoopUsage:
     """A pool, behind the loops that take its place where its lines turn out to be narrow: a sum has one order, whether
     their length was known or not."""
@@ -146,13 +201,51 @@ def _loops_of(lowered: Lowered) -> LoopUsage:
     return LoopUsage(buffers, tuple(kernel.symbols().values()), lowered.points, lowered.grain)
 
 
-def convolution_plan(kernel: Kernel, target: Target, step: Step) -> ConvPlan | None:
+def template_of(
+    kernel: Kernel, target: Target, step: Step, kept: frozenset[str], convolves: bool
+) -> tuple[Template, int] | None:
+    """The template that `emitted` takes, and the registers that its tiles may fill; None where it emits other code."""
+    convolution = convolution_plan(kernel, target, step)
+    if convolution is not None:
+        return tiles_of(convolution.spec), 0
+    if planes_plan(kernel, target, step) is not None:
+        return None
+    found = find_contraction(kernel)
+    if found is not None:
+        found = replace(found, along=()) if convolves else found
+        matrix = plan_matrix(found, kernel.name, target, kept)
+        return None if matrix is None else (tiles_of(matrix.spec), target.vector_registers)
+    pool = plan_pool(kernel, target) if single_terms(kernel, kept) is None else None
+    return None if pool is None else (PoolTiles(pool.planes, pool.lines), 0)
+
+
+def matrix_plan(
+    found: MatrixKernel,
+    name: str,
+    target: Target,
+    kept: frozenset[str],
+    tiles: MatmulTiles | None,
+    *,
+    in_loop: bool = False,
+) -> MatrixPlan | None:
+    """A matmul, with tiles that were searched for or by a heuristic."""
+    plan = plan_matrix(found, name, target, kept, in_loop=in_loop)
+    if plan is None or tiles is None:
+        return plan
+    return replace(plan, spec=with_tiles(plan.spec, tiles, found.extent(found.rows), found.extent(found.columns)))
+
+
+def convolution_plan(kernel: Kernel, target: Target, step: Step, tiles: MatmulTiles | None = None) -> ConvPlan | None:
     """The kernel as a convolution, unless it is a plain matmul."""
     found = find_convolution(kernel, step)
     matrix = find_contraction(kernel) if found is not None else None
     if found is None or (matrix is not None and not matrix.batch):
         return None
-    return plan_convolution_kernel(found, kernel.name, target)
+    plan = plan_convolution_kernel(found, kernel.name, target)
+    if plan is None or tiles is None:
+        return plan
+    product = with_tiles(plan.spec, tiles, None, None)
+    return replace(plan, convolution=replace(plan.convolution, product=product))
 
 
 def planes_plan(kernel: Kernel, target: Target, step: Step) -> PlanesPlan | None:

@@ -25,7 +25,6 @@ from strata.lir import Lir, Step
 if TYPE_CHECKING:
     from strata.backends.llvm.ir.builder import IrModule
 
-KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay from run to run
 COPY_BYTES = 256 << 10  # of one chunk
 
 
@@ -129,9 +128,10 @@ def plan_sources(lir: Lir, target: Target, *, in_loop: bool = False) -> tuple[di
     ops = {
         at: made
         for at, step in enumerate(lir.schedule)
-        if step.kernel is None and (made := native_op(step.nodes[0], target, step.views)) is not None
+        if step.kernel is None and (made := native_op(step.nodes[0], target, step.views, step.bodies)) is not None
     }
-    still = {(s.name, at) for s in lir.schedule for at, x in enumerate(s.inputs) if lir.buffer(x).role in KEPT}
+    weights = lir.weights
+    still = {(s.name, at) for s in lir.schedule for at, x in enumerate(s.inputs) if x in weights}
     convolving = {s.name for s in lir.schedule if s.convolves}
     kernels = {}
     for name, k in lir.kernels.items():

@@ -13,17 +13,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from strata.backends.llvm.backend import CpuBackend
 from strata.backends.llvm.executor.arena import address_of
 from strata.backends.llvm.ir.overrides import Sizes, Slot
 from strata.backends.llvm.runtime.executable import COPY_BYTES, CpuExecutable, copy_code
 from strata.backends.llvm.runtime.kernel_steps import product_arguments
 from strata.backends.llvm.runtime.program import Argument, BoundProgram, NativeProgram, ProgramStep
-from strata.config import config
 from strata.core import Target, substitute
-from strata.lir import plan
-from strata.mir import Graph, leaf_name
-from strata.passes import PassChoices, PassContext, default_passes, run_passes
+from strata.lir import Lir
+from strata.mir import leaf_name
 
 ALIGN = 64
 FINER = 5  # chunks of loops in a turn, for one of loops that run alone
@@ -53,28 +50,12 @@ class BoundBody:
         return head + [slot for region, value in pairs for slot in (("number", region), value)]
 
 
-def make_body(graph: Graph, constant: Collection[int], target: Target, *, in_loop: bool = True) -> GraphBody:
-    """A graph whose inputs with these numbers stay the same from turn to turn; a branch is no loop."""
-    made = Graph(graph.name)
-    values = []
-    for i, (name, x) in enumerate(zip(graph.input_names, graph.inputs, strict=True)):
-        values.append(made.param(name, x.type) if i in constant else made.input(name, x.type))
-    made.outputs(*graph.call(*values))
-    backend = CpuBackend(target)
-    context = PassContext(target, backend.takes, backend.capabilities.claims, verify_each=config().verify)
-    passes = default_passes(context, PassChoices(check_indices=config().check_indices))
-    optimized, _ = run_passes(passes, made, context)
-    return GraphBody(optimized, backend, in_loop)
-
-
 class GraphBody(CpuExecutable):
-    """A graph compiled to run inside a step."""
+    """A plan compiled to run inside a step; a branch is no loop."""
 
-    def __init__(self, graph: Graph, backend: CpuBackend, in_loop: bool) -> None:
-        lir = plan(graph, backend.target, whole=backend.runs_whole, views=backend.reads_views)
-        super().__init__(lir, backend.target, in_loop=in_loop)
+    def __init__(self, lir: Lir, target: Target, *, in_loop: bool) -> None:
+        super().__init__(lir, target, in_loop=in_loop)
         self._in_loop = in_loop
-        self.graph = graph
         self._known = {b.name for b in self._outside if b.role == "constant"}  # values that stay from run to run
         self._is_ready = False
 

@@ -10,18 +10,19 @@ every loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from strata.backends.llvm.control.body import BoundBody, GraphBody, layout_from, make_body
+from strata.backends.llvm.control.body import BoundBody, GraphBody, layout_from
 from strata.backends.llvm.executor.interrupts import TURNS_BETWEEN
 from strata.backends.llvm.executor.thread_pool import native_code
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
 from strata.backends.llvm.ir.native import arguments, copy, kernel, number_slots, numbers, while_loop
 from strata.backends.llvm.ir.overrides import Holding, NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.core import Dim, Target
-from strata.mir import Graph, Node
+from strata.lir import Lir
+from strata.mir import Node
 
 HEAD = 6  # dispatch loop, pool, threads, status, what asks for signals, turns between
 NO_LIMIT = (1 << 63) - 1
@@ -238,11 +239,9 @@ def walked(body_for: Callable[[Sizes], GraphBody]) -> NativeOp:
     return NativeOp("walk", _emit_walk, ("walk",), plan)
 
 
-def _native_bodies(
-    graphs: list[tuple[Graph, range]], target: Target, *, in_loop: bool = True
-) -> list[GraphBody] | None:
-    """Bodies of graphs and the inputs that stay the same; None where one has a step that runs in Python."""
-    bodies = [make_body(graph, constant, target, in_loop=in_loop) for graph, constant in graphs]
+def _native_bodies(plans: Sequence[Lir], target: Target, *, in_loop: bool = True) -> list[GraphBody] | None:
+    """The bodies of an op; None where one has a step that runs in Python."""
+    bodies = [GraphBody(lir, target, in_loop=in_loop) for lir in plans]
     return None if any(b.host_steps for b in bodies) else bodies
 
 
@@ -269,13 +268,9 @@ def _bytes(shape: tuple[Dim, ...], itemsize: int, sizes: Sizes) -> int:
     return math.prod(numbers(shape, sizes)) * itemsize
 
 
-@override("scan")
-def _scan(node: Node, target: Target) -> NativeOp | None:
-    op = node.op
-    graph, carries, consts = op.body, op.num_carry, op.num_consts  # type: ignore[attr-defined]
-    first = carries + consts
-    varies = len(graph.inputs) > consts
-    made = _native_bodies([(graph, range(carries, first) if varies else range(0))], target)
+@override("scan", bodies=True)
+def _scan(node: Node, target: Target, plans: Sequence[Lir]) -> NativeOp | None:
+    made = _native_bodies(plans, target)
     return None if made is None else _scan_of(node, made)
 
 
@@ -318,12 +313,9 @@ def _scan_of(node: Node, bodies: list[GraphBody]) -> NativeOp:
     return NativeOp("scan", _emit_scan, ("scan",), plan, holding, _again(_scan_of, node, bodies))
 
 
-@override("while")
-def _while(node: Node, target: Target) -> NativeOp | None:
-    op = node.op
-    carries = op.num_carry  # type: ignore[attr-defined]
-    consts = range(carries, len(node.inputs)) if carries else range(0)
-    made = _native_bodies([(op.cond, consts), (op.body, consts)], target)  # type: ignore[attr-defined]
+@override("while", bodies=True)
+def _while(node: Node, target: Target, plans: Sequence[Lir]) -> NativeOp | None:
+    made = _native_bodies(plans, target)
     return None if made is None else _while_of(node, made)
 
 
@@ -363,11 +355,9 @@ def _while_of(node: Node, bodies: list[GraphBody]) -> NativeOp:
     return NativeOp("while", _emit_while, ("while",), plan, holding, _again(_while_of, node, bodies))
 
 
-@override("cond")
-def _cond(node: Node, target: Target) -> NativeOp | None:
-    op = node.op
-    branches = [(op.then, range(0)), (op.orelse, range(0))]  # type: ignore[attr-defined]
-    made = _native_bodies(branches, target, in_loop=False)
+@override("cond", bodies=True)
+def _cond(node: Node, target: Target, plans: Sequence[Lir]) -> NativeOp | None:
+    made = _native_bodies(plans, target, in_loop=False)
     if made is None:
         return None
 

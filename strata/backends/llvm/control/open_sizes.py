@@ -11,11 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from strata.backends.llvm.control.body import GraphBody, make_body
+from strata.backends.llvm.backend import CpuBackend
+from strata.backends.llvm.control.body import GraphBody
 from strata.backends.llvm.control.loops import walked
 from strata.backends.llvm.ir.overrides import NativeOp, Planned, Sizes, open_sizes, override
+from strata.config import config
 from strata.core import Dim, Table, Target, TensorType, substitute
+from strata.lir import plan as lay_out
 from strata.mir import Graph, Node, Op, as_tuple
+from strata.passes import PassChoices, PassContext, default_passes, run_passes
 
 
 def _of_weights(op: Any, types: Sequence[TensorType]) -> Sequence[Dim]:
@@ -48,7 +52,12 @@ def open_step(node: Node, target: Target) -> NativeOp:
             graph = Graph(node.op.name)
             inputs = [graph.input(f"x{i}", t.bind(binding)) for i, t in enumerate(types)]
             results = as_tuple(node.op.bind(binding)(*inputs))
-            return make_body(graph.outputs(*results), range(0), target, in_loop=False)
+            backend = CpuBackend(target)
+            context = PassContext(target, backend.takes, backend.capabilities.claims, verify_each=config().verify)
+            passes = default_passes(context, PassChoices(check_indices=config().check_indices))
+            optimized, _ = run_passes(passes, graph.outputs(*results), context)
+            lir = lay_out(optimized, target, whole=backend.runs_whole, views=backend.reads_views, bodies=True)
+            return GraphBody(lir, target, in_loop=False)
 
         return made.get_or_make(tuple(binding.values()), make)
 

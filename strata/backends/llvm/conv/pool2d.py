@@ -25,6 +25,7 @@ from strata.backends.llvm.jit.calling_convention import LoopUsage
 from strata.backends.llvm.loops.accumulate import Accumulator
 from strata.backends.llvm.loops.values import Context, Values
 from strata.core import Dim, Target, dim_max, dim_min, dim_prod, f32
+from strata.errors import CompileError
 from strata.kernel import (
     Axis,
     Buffer,
@@ -32,6 +33,7 @@ from strata.kernel import (
     Expr,
     Kernel,
     Load,
+    PoolTiles,
     Reduce,
     Scalar,
     Scan,
@@ -106,8 +108,8 @@ class PoolPlan:
         return LoopUsage(buffers, tuple(self.kernel.symbols().values()), blocks, 1)
 
 
-def plan_pool(kernel: Kernel, target: Target) -> PoolPlan | None:
-    """A kernel as a pool over the planes of an f32 array, or None."""
+def plan_pool(kernel: Kernel, target: Target, chosen: PoolTiles | None = None) -> PoolPlan | None:
+    """A kernel as a pool over the planes of an f32 array, in chunks that were chosen or by a heuristic; or None."""
     if len(kernel.stores) != 1 or not target.has_avx2:  # others read lanes under a mask one by one
         return None
     (store,) = kernel.stores
@@ -137,19 +139,23 @@ def plan_pool(kernel: Kernel, target: Target) -> PoolPlan | None:
         return None
     *lead, height, last = store.buffer.shape
     width = planned(last)
-    tiles = _tiles(prod(map(planned, lead)), height, width)
+    tiles = _tiles(prod(map(planned, lead)), height, width, chosen)
     if target.splits_vectors and 0 < width % target.lanes(4) <= target.lanes(4) // 2:
         target = replace(target, vector_bytes=target.vector_bytes // 2)  # as fast, and fewer idle lanes
     return PoolPlan(kernel, epilogue, pooled.kind, load.buffer, down, along, target, *tiles)
 
 
-def _tiles(planes: int, height: Dim, width: int) -> tuple[int, int, tuple[int, ...]]:
+def _tiles(planes: int, height: Dim, width: int, chosen: PoolTiles | None) -> tuple[int, int, tuple[int, ...]]:
     """Planes and lines of a chunk, and lines of tiles, tallest first."""
     count = planned(height)
     even = next((h for h in range(LINES[0], LINES[0] // 2, -1) if count % h == 0), LINES[0])
     heights = (even, *(h for h in LINES if h < even))
     together = max(1, min(CHUNK_PIXELS // max(1, count * width), -(-planes // FEWEST_CHUNKS)))
     lines = count if together > 1 else min(count, max(even, CHUNK_PIXELS // max(1, width) // even * even))
+    if chosen is not None:
+        together, lines = chosen.planes, chosen.lines
+        if not (together > 0 and 0 < lines <= count and (together == 1 or lines == count)):
+            raise CompileError(f"`{chosen}` does not fit this pool", code="C142")
     if lines != height:
         return together, lines, heights
     needed, left = [], lines

@@ -16,13 +16,13 @@ LINE = 64  # bytes of a cache line
 class Arena:
     """Page-aligned memory, in huge pages where the system has them."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, alignment: int = LINE) -> None:
         self.size = max(size, 64)
         if self.size >= HUGE_PAGE:
             self.bytes = new_pages(self.size)
         else:
-            raw = np.empty(self.size + LINE, np.uint8)
-            start = -_slow_address(raw) % LINE
+            raw = np.empty(self.size + alignment, np.uint8)
+            start = -_slow_address(raw) % alignment
             self.bytes = raw[start : start + self.size]
         self.address = _slow_address(self.bytes)
 
@@ -58,7 +58,8 @@ DATA_FIELD = _DATA_OFFSET  # from `id(array)` to the field, where HAS_DATA_FIELD
 class ArenaPool:
     """Arenas for callers at the same time, shared by all sizes that a program runs at: the largest serve them all."""
 
-    def __init__(self, keep: int = 4) -> None:
+    def __init__(self, keep: int = 4, alignment: int = LINE) -> None:
+        self._alignment = alignment
         self._free: list[Arena] = []  # appending and popping are atomic
         self._keep = keep
         self._largest = 0
@@ -70,7 +71,7 @@ class ArenaPool:
             arena = None
         if arena is None or arena.size < size:
             self._largest = max(self._largest, size)
-            return Arena(self._largest)
+            return Arena(self._largest, self._alignment)
         return arena
 
     def give(self, arena: Arena) -> None:

@@ -424,13 +424,32 @@ def read_along(matrix: MatrixKernel, kept: frozenset[str]) -> Dim:
 
 def along_kernel(matrix: MatrixKernel, order: str = "dot") -> Kernel:
     """The kernel as loops, whose sums have an order: "dot" where they read both factors along their rows."""
-    (store,) = matrix.kernel.stores
-    sums = {r: Reduce(r.kind, r.axes, r.body, order) for r in (matrix.sums, matrix.second) if r is not None}
+    return _in_order(matrix.kernel, [r for r in (matrix.sums, matrix.second) if r is not None], order)
+
+
+def single_terms(kernel: Kernel, kept: frozenset[str]) -> tuple[Dim, Kernel, Kernel] | None:
+    """A matmul over one term is no sum in the normal form. Where the term is too small to be told from -0.0, its order
+    is still seen: where it is read along rows, as in `read_along`, and the kernel in that order and in the other."""
+    sums = [n for s in kernel.stores for n in postorder([s.value]) if isinstance(n, (Reduce, Scan))]
+    if len(sums) != 1 or not isinstance(sums[0], Reduce) or any(a.extent != 1 for a in sums[0].axes):
+        return None
+    roles = _roles(kernel, kernel)
+    if not roles.is_matrix or not sums[0].sums_products:
+        return None
+    along = sum((where for where, buffer in roles.along if buffer not in kept), 0)
+    return along, _in_order(kernel, sums, "dot"), _in_order(kernel, sums, "serial")
+
+
+def _in_order(kernel: Kernel, sums: Sequence[Expr], order: str) -> Kernel:
+    """A kernel of one store, whose sums get an order."""
+    (store,) = kernel.stores
     done: dict[Expr, Expr] = {}
     for node in postorder((store.value,)):
-        made = tuple(done[x] for x in node.inputs)
-        done[node] = sums[node] if isinstance(node, Reduce) and node in sums else rebuild(node, made)
-    return replace(matrix.kernel, stores=(replace(store, value=done[store.value]),))
+        made = rebuild(node, tuple(done[x] for x in node.inputs))
+        if isinstance(made, Reduce) and node in sums:
+            made = Reduce(made.kind, made.axes, made.body, order)
+        done[node] = made
+    return replace(kernel, stores=(replace(store, value=done[store.value]),))
 
 
 def few_rows_together(matrix: MatrixKernel, target: Target) -> Kernel:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strata.core import Dim, SymExpr, Target, TensorType, symbols
-from strata.lir import Spacing
+from strata.lir import Lir, Spacing
 from strata.mir import Node, Op
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ Maker = Callable[[Node, Target], NativeOp | None]
 _MAKERS: dict[str, Maker] = {}
 _WHOLE: set[str] = set()
 _VIEWS: set[str] = set()
+_BODIES: set[str] = set()
 _COMPOSITIONS: dict[str, Callable[..., bool]] = {}
 _NUMBERS: dict[str, Callable[..., Sequence[Dim]]] = {}
 # modules of this folder, and the ops that they register; each is imported when one of its ops is first met
@@ -103,6 +104,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "natives.scatter": ("scatter_add", "scatter_elements", "scatter_nd"),
     "natives.search": ("searchsorted",),
     "natives.sort": ("argsort", "sort", "topk"),
+    "natives.trees": ("tree_leaves",),
+    "natives.splat_bin": ("splat_bin",),
+    "natives.splat_raster": ("splat_raster", "splat_raster_backward"),
 }  # fmt: skip
 _FAMILY_OF = {name: family for family, names in FAMILIES.items() for name in names}
 
@@ -111,15 +115,17 @@ def override(
     *names: str,
     whole: bool = False,
     views: bool = False,
+    bodies: bool = False,
     instead_of_parts: Callable[..., bool] | None = None,
     numbers: Callable[[Any, Sequence[TensorType]], Sequence[Dim]] | None = None,
 ) -> Callable[[Any], Any]:
     """Register the maker of one op, or of several.
 
     With `whole`, it is preferred to the loops that the op lowers to. With `views`, inputs are read in place, and
-    the maker is given their spacing. `instead_of_parts` says of a composition on given types that it is not to be
-    decomposed. `numbers` lists the sizes that code is generated for: where one of them is a symbol, that is done when
-    its value is known (`control.open_sizes`), and inputs are read as they are.
+    the maker is given their spacing; with `bodies`, it is given the plans of the graphs inside of the op.
+    `instead_of_parts` says of a composition on given types that it is not to be decomposed. `numbers` lists the sizes
+    that code is generated for: where one of them is a symbol, that is done when its value is known
+    (`control.open_sizes`), and inputs are read as they are.
     """
 
     def wrap(maker: Any) -> Any:
@@ -129,6 +135,8 @@ def override(
                 _WHOLE.add(name)
             if views:
                 _VIEWS.add(name)
+            if bodies:
+                _BODIES.add(name)
             if instead_of_parts is not None:
                 _COMPOSITIONS[name] = instead_of_parts
             if numbers is not None:
@@ -152,8 +160,10 @@ def open_sizes(op: Op, types: Sequence[TensorType]) -> frozenset[str]:
     return frozenset(name for d in dims if isinstance(d, SymExpr) for name in symbols(d))
 
 
-def native_op(node: Node, target: Target, views: Sequence[Spacing] | None = None) -> NativeOp | None:
-    """The hand-written form of a node, if there is one."""
+def native_op(
+    node: Node, target: Target, views: Sequence[Spacing] | None = None, bodies: Sequence[Lir] = ()
+) -> NativeOp | None:
+    """The hand-written form of a node, if there is one. `views` and `bodies` are those of its step."""
     _load(node.op.name)
     if open_sizes(node.op, [x.type for x in node.inputs]):
         made: NativeOp = importlib.import_module("strata.backends.llvm.control.open_sizes").open_step(node, target)
@@ -161,6 +171,8 @@ def native_op(node: Node, target: Target, views: Sequence[Spacing] | None = None
     maker: Any = _MAKERS.get(node.op.name)
     if maker is None:
         return None
+    if node.op.name in _BODIES:
+        return maker(node, target, bodies)
     return maker(node, target, views) if node.op.name in _VIEWS else maker(node, target)
 
 

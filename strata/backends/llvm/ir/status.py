@@ -24,7 +24,7 @@ _MESSAGES: Final = {
 _OPS: Final = (
     "solve", "triangular_solve", "cholesky", "svd", "eigh", "det", "gather", "gather_elements", "gather_nd",
     "scatter_elements", "scatter_nd", "scatter_add", "grouped_matmul", "grouped_outer", "dequant_grouped_matmul",
-    "softmax_cross_entropy_with_logits", "nll_loss", "custom_kernel", "paged_attention",
+    "softmax_cross_entropy_with_logits", "nll_loss", "custom_kernel", "paged_attention", "paged_update",
 )  # fmt: skip
 SINGULAR, NOT_POSITIVE, DIVERGED = 1, 2, 3
 _IDS: Final = {4: "id", 5: "expert", 6: "label", 7: "empty", 8: "page", 9: "tokens"}

@@ -99,7 +99,8 @@ class MatmulUsage:
     @property
     def functions(self) -> tuple[str, ...]:
         own = ("kernel", "kernel_pack") if self.is_packed else ("kernel",)
-        beside = ("kernel_few",) if self.few is not None else ()
+        few = self.few.functions if self.few is not None else ()
+        beside = [f"kernel_few{name.removeprefix('kernel')}" for name in few]
         other = self.other.functions if self.other is not None else ()
         return (*own, *beside, *(f"{OTHER}{name.removeprefix('kernel')}" for name in other))
 

@@ -16,19 +16,35 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-import llvmlite
-
 from strata.backends.llvm.jit.compile_workers import current
 from strata.backends.llvm.jit.elf_loader import link
 from strata.cache import default_store, digest
 from strata.core import Target, new_lock
-from strata.errors import CompileError
+from strata.errors import CompileError, DeviceError
 
 _LINE = re.compile(r"<string>:(\d+):(\d+): error: (.*)|:(\d+):(\d+): error: (.*)")
 _counter = itertools.count()
 _lock = new_lock()  # around the linker
 
-VERSION = f"llvmlite {llvmlite.__version__}"  # part of the key of every stored object
+NO_GENERATOR = "no code generator"  # a slim install runs bundles: the code in them says what made it
+
+
+def _version() -> str:
+    try:
+        import llvmlite
+    except ModuleNotFoundError:
+        return NO_GENERATOR
+    return f"llvmlite {llvmlite.__version__}"
+
+
+VERSION = _version()  # part of the key of every stored object
+HAS_GENERATOR = VERSION != NO_GENERATOR
+
+
+def adopt(version: str) -> None:
+    """Take code of a version as our own, where nothing here could make other code."""
+    global VERSION
+    VERSION = version
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -55,6 +71,11 @@ class MachineCode:
 
 def compile_text(text: str, target: Target, *, level: int = 2) -> bytes:
     """Object code for a module; CompileError shows the line that LLVM rejects. Threads may compile at the same time."""
+    if not HAS_GENERATOR:
+        raise DeviceError(
+            "the code generator is not installed: this install runs the code of bundles", code="E101",
+            fix="pip install llvmlite",
+        )  # fmt: skip
     from strata.backends.llvm.jit.isolate import is_unusual, isolated_object
 
     is_plain = not is_unusual(text, target)

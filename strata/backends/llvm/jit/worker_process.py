@@ -18,8 +18,6 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-import llvmlite
-
 from strata.core import Target
 
 START_SECONDS = 20  # until a process that says nothing is taken for something else
@@ -73,6 +71,8 @@ class Child:
         """What LLVM says as it dies is kept where somebody wants to hear it."""
         if not sys.executable or getattr(sys, "frozen", False):  # a frozen program would start itself again
             raise FileNotFoundError("there is no Python to start")
+        import llvmlite  # which a process that runs bundles does without
+
         self._words = tempfile.TemporaryFile() if is_heard else None  # noqa: SIM115 - closed with the process
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _PROGRAM, str(Path(llvmlite.__file__).parents[1])],

@@ -21,7 +21,7 @@ def convert(f: IrFunction, target: Target, x: str, source: DType, result: DType,
     """One component from one real type to another."""
     from_type, to_type = register_type(source, lanes), register_type(result, lanes)
     if source is result:
-        return x
+        return round_through(f, result, x, lanes, target, is_own=True)
     if result.is_bool:
         return f.compare("une" if source.is_float else "ne", from_type, x, constant(from_type, 0))
     if source.is_bool:

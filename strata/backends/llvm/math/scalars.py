@@ -207,8 +207,12 @@ def _abs(call: ScalarCall) -> Parts:
 def _min_max(name: str) -> Emission:
     def emit(call: ScalarCall) -> Parts:
         if call.dtype.is_float:
-            computed = call.a.startswith("%") and call.b.startswith("%")  # which zero of two comes out does not matter
-            return (call.f.intrinsic(f"{name}imum", call.type, call.a, call.b, flags="nsz" if computed else ""),)
+            if not call.target.triple.startswith("x86"):  # one instruction, in which -0.0 is below 0.0
+                return (call.f.intrinsic(f"{name}imum", call.type, call.a, call.b),)
+            first = call.f.compare("olt" if name == "min" else "ogt", call.type, call.a, call.b)
+            chosen = call.f.select(call.type, first, call.a, call.b)  # of two zeros, the second, as in NumPy
+            is_nan = call.f.compare("uno", call.type, call.a, call.a)
+            return (call.f.select(call.type, is_nan, call.a, chosen),)
         if call.dtype.is_bool:
             return (call.f.binary("and" if name == "min" else "or", call.type, call.a, call.b),)
         sign = "s" if call.dtype.kind == "int" else "u"

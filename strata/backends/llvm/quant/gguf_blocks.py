@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from typing import Final
 
 from strata.backends.llvm.ir.builder import IrFunction, constant, element_of, vector, vector_constant
-from strata.ops import gguf_blocks
+from strata.ops import gguf_blocks, gguf_fields
 
 FLOATS, WORDS, SHORTS, BYTES = "<8 x float>", "<8 x i32>", "<16 x i16>", "<16 x i8>"
 PAIR: Final = "<4 x float>"
@@ -51,10 +51,46 @@ def load_at(f: IrFunction, kind: str, base: str, offset: int) -> str:
     return f.load(kind, f.address("i8", base, offset), 1)
 
 
-def load_factor(f: IrFunction, base: str, factor: gguf_blocks.Factor) -> str:
-    if factor.dtype == "<f4":
-        return load_at(f, "float", base, factor.byte)
-    return f.convert("fpext", "half", load_at(f, "half", base, factor.byte), "float")
+def load_factor(f: IrFunction, base: str, factor: gguf_fields.Factor) -> str:
+    """A float of a block."""
+    if factor.dtype == "one":
+        return constant("float", factor.times)
+    if factor.nibbles:
+        whole = ""
+        for at, byte in enumerate(factor.nibbles):
+            upper = f.convert("zext", "i8", f.binary("lshr", "i8", load_at(f, "i8", base, byte), "4"), "i16")
+            moved = f.binary("shl", "i16", upper, str(4 * at)) if at else upper
+            whole = f.binary("or", "i16", whole, moved) if whole else moved
+        found = f.convert("fpext", "half", f.convert("bitcast", "i16", whole, "half"), "float")
+    elif factor.dtype == "e8m0":
+        found = half_power(f, "i32", f.convert("zext", "i8", load_at(f, "i8", base, factor.byte), "i32"))
+    elif factor.dtype == "bf16":
+        wide = f.convert("zext", "i16", load_at(f, "i16", base, factor.byte), "i32")
+        found = f.convert("bitcast", "i32", f.binary("shl", "i32", wide, "16"), "float")
+    elif factor.dtype == "<f4":
+        found = load_at(f, "float", base, factor.byte)
+    else:
+        found = f.convert("fpext", "half", load_at(f, "half", base, factor.byte), "float")
+    return f.binary("fmul", "float", found, constant("float", factor.times)) if factor.times != 1 else found
+
+
+def half_power(f: IrFunction, kind: str, code: str) -> str:
+    """Half of the power of two that a byte stands for, from i32, or a vector of them."""
+    floats = kind.replace("i32", "float")
+    small = f.binary("shl", kind, constant(kind, 0x00200000), code)
+    large = f.binary("shl", kind, f.binary("sub", kind, code, constant(kind, 1)), constant(kind, 23))
+    is_small = f.compare("ult", kind, code, constant(kind, 2))
+    return f.convert("bitcast", kind, f.select(kind, is_small, small, large), floats)
+
+
+def packed_bytes(f: IrFunction, at: str, places: Sequence[int], limit: int) -> str:
+    """Bytes of a block of `limit` bytes side by side, read at once."""
+    size = 1 << max(max(places) - min(places), 3).bit_length()
+    start = max(0, min(*places, limit - size))
+    assert size <= limit
+    kind, picks = f"<{size} x i8>", [place - start for place in places]
+    found = load_at(f, kind, at, start)
+    return found if picks == list(range(size)) else f.shuffle(kind, found, "poison", picks)
 
 
 def place_bits(f: IrFunction, kind: str, x: str, bits: Sequence[int], width: int, to: int) -> str:
@@ -87,8 +123,14 @@ class Format:
         self.is_halved = block.group == 16  # 16 elements share a scale, not 32
         self.is_single = self.groups == 1
         # what is added to the numbers of small blocks becomes a part of what is added to elements
-        self.least_factor = float(block.q.add) if self.is_single and not block.m else 1.0
-        self.has_least = block.m is not None or (self.is_single and block.q.add != 0)
+        add = block.q.add if isinstance(block.q, gguf_fields.BitField) else 0
+        self.least_factor = float(add) if self.is_single and not block.m else 1.0
+        self.has_least = block.m is not None or (self.is_single and add != 0)
+
+    @property
+    def numbers(self) -> gguf_fields.BitField:
+        assert isinstance(self.block.q, gguf_fields.BitField)
+        return self.block.q
 
     @property
     def record(self) -> int:
@@ -99,15 +141,19 @@ class Format:
     def is_readable(self) -> bool:
         """One group with d (and m behind it), or eight, with a scale for each 16 or 32; numbers in bytes or in bits."""
         block = self.block
+        if not isinstance(block.q, gguf_fields.BitField) or not block.q.is_whole or len(block.q.values) not in (0, 16):
+            return False
+        if block.d.times != 1 or block.d.nibbles or (block.scales and (block.scales.times != 1 or block.scales.float8)):
+            return False
         if self.elements not in (32, 256) or not all(map(self._is_run, range(0, self.elements, 16))):
             return False
         if self.is_single:
             pair = block.m is None or block.m.byte == block.d.byte + 2
-            return block.d.dtype == "<f2" and pair and block.scales is None
+            return block.d.dtype in ("<f2", "e8m0") and pair and block.scales is None
         return block.group in (16, 32, 256) and (block.m is None) == (block.minima is None)
 
     def _is_run(self, start: int) -> bool:
-        for part in self.block.q.bits:
+        for part in self.numbers.bits:
             byte, bit = part.places(range(start, start + 16))
             whole = [8 * a + b for a, b in zip(byte, bit, strict=True)]
             step = 8 if len(set(bit)) == 1 else 1
@@ -171,7 +217,7 @@ class Format:
 
     def _sixteen(self, f: IrFunction, head: BlockHead, start: int) -> str:
         """Numbers from `start` on, <16 x i16>; of small blocks without what is added to them."""
-        q, found, to = self.block.q, "", 0
+        q, found, to = self.numbers, "", 0
         for part in q.bits:
             byte, bit = part.places(range(start, start + 16))
             if len(set(bit)) == 1:
@@ -183,33 +229,31 @@ class Format:
                 mask = f.convert("bitcast", "i16", load_at(f, "i16", head.at, byte[0]), "<16 x i1>")
                 bits = f.select(SHORTS, mask, constant(SHORTS, 1 << to), "zeroinitializer")
             found, to = f.binary("or", SHORTS, found, bits) if found else bits, to + part.width
+        if q.values:
+            table = vector_constant("i8", [int(value) for value in q.values])
+            small = f.convert("trunc", SHORTS, found, BYTES)
+            return f.convert(
+                "sext", BYTES, f.call(BYTES, "llvm.x86.ssse3.pshuf.b.128", (BYTES, table), (BYTES, small)), SHORTS
+            )
         return f.binary("sub", SHORTS, found, constant(SHORTS, -q.add)) if q.add and not self.is_single else found
 
-    def _eights(self, f: IrFunction, at: str, numbers: gguf_blocks.BitField, factor: str) -> list[str]:
+    def _eights(self, f: IrFunction, at: str, numbers: gguf_fields.BitField, factor: str) -> list[str]:
         """The numbers of a field times a factor, eight to a vector."""
         found = [self.floats(f, at, numbers, range(i, i + 8)) for i in range(0, numbers.count, 8)]
         return [f.binary("fmul", FLOATS, x, factor) for x in found]
 
-    def floats(self, f: IrFunction, at: str, numbers: gguf_blocks.BitField, which: range) -> str:
+    def floats(self, f: IrFunction, at: str, numbers: gguf_fields.BitField, which: range) -> str:
         """Numbers of a field as floats."""
         kind, found, to = vector("i32", len(which)), "", 0
         for part in numbers.bits:
             byte, bit = part.places(which)
             extend = "sext" if numbers.is_signed else "zext"
-            wide = f.convert(extend, vector("i8", len(which)), self._bytes(f, at, byte), kind)
+            wide = f.convert(extend, vector("i8", len(which)), packed_bytes(f, at, byte, self.bytes), kind)
             bits = place_bits(f, kind, wide, bit, part.width, to)
             found, to = f.binary("or", kind, found, bits) if found else bits, to + part.width
         if numbers.add:
             found = f.binary("sub", kind, found, constant(kind, -numbers.add))
         return f.convert("sitofp", kind, found, vector("float", len(which)))
-
-    def _bytes(self, f: IrFunction, at: str, places: Sequence[int]) -> str:
-        """Bytes of a block side by side, read at once."""
-        size = 1 << max(max(places) - min(places), 3).bit_length()
-        start = min(*places, self.bytes - size)
-        kind, picks = f"<{size} x i8>", [place - start for place in places]
-        found = load_at(f, kind, at, start)
-        return found if picks == list(range(size)) else f.shuffle(kind, found, "poison", picks)
 
 
 @cache

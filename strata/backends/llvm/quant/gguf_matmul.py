@@ -3,6 +3,7 @@
     quantize   x in f32 becomes 16-bit numbers with one scale for each 32 of them, and the scaled sums of these
     rows       a few rows of x: rows of weights as they lie, four streams at a time; `gguf_wide` for 512 bits
     panels     more rows of x: weights are unpacked once for all of them, see `gguf_panel`
+    decoded    any rows of x, with blocks whose numbers are not whole or not side by side, see `gguf_decoded`
 
 An element of a weight is d·q + m with small whole numbers q, so a block gives d·dx·Σ q·xq + m·dx·Σ xq. Sixteen bits for
 x keep the result within 1e-4 of exact; eight would be faster, and lose 4 % over the layers of a small model.
@@ -28,11 +29,13 @@ from strata.backends.llvm.quant.gguf_blocks import (
     Scales,
     format_of,
 )
+from strata.backends.llvm.quant.gguf_decoded import DecodedRows
 from strata.backends.llvm.quant.gguf_panel import GROUP, GgufPanels, panel_rows
 from strata.backends.llvm.quant.gguf_wide import LEVELS as WIDE_LEVELS
 from strata.backends.llvm.quant.gguf_wide import STREAMS, WideRows, WideStep, each_row, row_points, wide_step
 from strata.core import Target, TensorType, dim_prod, f32
 from strata.mir import Node, Op
+from strata.ops import gguf_blocks
 
 LEAST_K = 64  # below, there is nothing to gain
 MANY = 4  # from so many rows of x on, unpacking weights once for all of them pays
@@ -43,7 +46,13 @@ LEVELS = 32767
 
 
 def _accepts(op: Op, types: Sequence[TensorType], target: Target) -> bool:
-    return reads_blocks(op, types[0], target)
+    return reads_blocks(op, types[0], target) or decodes_blocks(op, types[0], target)
+
+
+def decodes_blocks(op: Op, x: TensorType, target: Target) -> bool:
+    """f32 rows, blocks that are not multiplied as whole numbers."""
+    scheme = op.scheme  # type: ignore[attr-defined]
+    return bool(scheme.is_gguf and x.dtype is f32 and target.has_f16c and not format_of(scheme.kind).is_readable)
 
 
 def reads_blocks(op: Op, x: TensorType, target: Target) -> bool:
@@ -60,6 +69,8 @@ def dequant_matmul(node: Node, target: Target) -> NativeOp | None:
     if not _accepts(op, [x, codes], target):
         return None
     k, n = op.columns(x, codes, ())
+    if decodes_blocks(op, x, target):
+        return _decoded_matmul(op, x, k, n, target)
     kind = op.scheme.kind.removeprefix("gguf_")
     form = format_of(kind)
     row_bytes = codes.size.__index__() // n
@@ -92,6 +103,23 @@ def dequant_matmul(node: Node, target: Target) -> NativeOp | None:
 
     functions = ("quantize", "rows", "panels", *(["quantize_wide"] if step else []))
     return NativeOp(f"dequant_matmul {kind} {AHEAD}", emit, functions, plan)
+
+
+def _decoded_matmul(op: Any, x: TensorType, k: int, n: int, target: Target) -> NativeOp:
+    form = gguf_blocks.block_format(op.scheme.kind)
+
+    def plan(sizes: Sizes) -> Planned:
+        (rows,) = numbers([dim_prod(x.shape[:-1])], sizes)
+        if rows == 0 or n == 0:
+            return Planned(())
+        slots = [("input", 1), ("input", 0), ("output", 0), *number_slots(rows, n, k)]
+        points = row_points(n)
+        return Planned((NativeCall("decoded", slots, points, max(1, min(16, points // 16))),), 0)
+
+    def emit(module: IrModule) -> None:
+        DecodedRows(kernel(module, "decoded"), form, target).emit()
+
+    return NativeOp(f"dequant_matmul {form.name} decoded", emit, ("decoded",), plan)
 
 
 def emit_products(module: IrModule, kind: str, target: Target) -> None:

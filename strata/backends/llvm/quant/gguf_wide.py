@@ -17,9 +17,9 @@ from typing import Final
 
 from strata.backends.llvm.ir.builder import IrFunction, Value, constant, vector, vector_constant
 from strata.backends.llvm.ir.native import arguments, fill_zero
-from strata.backends.llvm.quant.gguf_blocks import format_of, load_at, load_factor
+from strata.backends.llvm.quant.gguf_blocks import format_of, half_power, load_at, load_factor
 from strata.core import Target
-from strata.ops import gguf_blocks
+from strata.ops import gguf_fields
 
 LEVELS: Final = 32639  # 256 · 127 + 127
 STREAMS: Final = 4  # rows far apart: memory is read as four streams, which is twice as fast as one
@@ -37,7 +37,7 @@ class WideStep:
 
     def __init__(self, kind: str, runs: Sequence[Sequence[int]], at_once: int = STREAMS) -> None:
         self.form, self.runs = format_of(kind), runs
-        self.block, q = self.form.block, self.form.block.q
+        self.block, q = self.form.block, self.form.numbers
         self.blocks = 64 * len(runs) // self.form.elements
         self.at_once = at_once  # rows unpacked before products: fewer where the parts of all fill the registers
         of_lanes = [[8 * run[i // 2] // min(self.block.group, 32) for i in range(16)] for run in runs]
@@ -47,7 +47,9 @@ class WideStep:
         self.lanes = of_lanes[:: self.shared]  # the scales of each lane, of vectors in a row that share them
         # what sums of x are multiplied by before least values, or the scales where all elements have a number added
         is_least = self.block.m is not None
-        self.factor = float((-1 if self.block.minima else 1) if is_least else -128 if q.is_signed else q.add)
+        self.factor = float(
+            (-1 if self.block.minima else 1) if is_least else -128 if q.is_signed or q.values else q.add
+        )
 
     @property
     def elements(self) -> int:
@@ -65,17 +67,25 @@ class WideStep:
 
     def numbers(self, f: IrFunction, at: str) -> list[str]:
         """The vectors of a step."""
-        q, made = self.block.q, []
+        q, made = self.form.numbers, []
         for runs in self.runs:
             found, to = "", 0
             for part in q.bits:
                 byte, bit = zip(*(part.place(8 * run) for run in runs), strict=True)
                 bits = _placed(f, self._eights(f, at, part, byte), bit, part.width, to, len(q.bits) == 1)
                 found, to = f.binary("or", BYTES, found, bits) if found else bits, to + part.width
-            made.append(f.binary("xor", BYTES, found, constant(BYTES, 128)) if q.is_signed else found)
+            made.append(f.binary("xor", BYTES, found, constant(BYTES, 128)) if q.is_signed else self._named(f, found))
         return made
 
-    def _eights(self, f: IrFunction, at: str, part: gguf_blocks.Bits, bytes_: Sequence[int]) -> str:
+    def _named(self, f: IrFunction, codes: str) -> str:
+        """The values that codes name, 128 more than they are; or the codes."""
+        values = self.form.numbers.values
+        if not values:
+            return codes
+        table = vector_constant("i8", [int(value) + 128 for value in values] * 4)
+        return f.call(BYTES, "llvm.x86.avx512.pshuf.b.512", (BYTES, table), (BYTES, codes))
+
+    def _eights(self, f: IrFunction, at: str, part: gguf_fields.Bits, bytes_: Sequence[int]) -> str:
         """Eights of the bytes of a field, side by side."""
         eights = [(byte - part.byte) // 8 for byte in bytes_]
         if sum((size - 1) * step for size, step, _ in part.digits) < 32:
@@ -114,6 +124,9 @@ class WideStep:
             factors, lanes = self._by_fours(f, at), [*range(4, 8), *range(12, 16)]
         else:
             factors, lanes = f.splat(FLOATS, load_factor(f, at, block.d)), [*range(8, 16)]
+            if block.scales:
+                eight = form.floats(f, at, block.scales, range(8))
+                factors = f.binary("fmul", FLOATS, f.shuffle(EIGHT, eight, "poison", [*range(8), *range(8)]), factors)
         found = f.binary("fmul", FLOATS, factors, x[0])
         return self._spread(f, found), _with_least(f, acc, found, lanes)
 
@@ -315,7 +328,7 @@ class SmallBlockStep(WideStep):
     """Four or eight blocks of 32 elements, whose scales and numbers are picked from the bytes of all."""
 
     def numbers(self, f: IrFunction, at: str) -> list[str]:
-        q, bytes_ = self.block.q, self.form.bytes
+        q, bytes_ = self.form.numbers, self.form.bytes
         if q.is_signed:
             made = []
             for block in range(0, self.blocks, 2):
@@ -329,12 +342,12 @@ class SmallBlockStep(WideStep):
             packed = [_pick_eights(f, packed, some) for some in picks]
         found = [_placed(f, x, [4 * half] * 8, 4, 0, True) for x in packed for half in range(2)]
         if len(q.bits) == 1:
-            return found
+            return [self._named(f, x) for x in found]
         return [self._with_fifth(f, at, half, part) for half, part in enumerate(found)]
 
     def _packed(self, f: IrFunction, at: str) -> str:
         """The bytes of four blocks that hold two numbers of 4 bits each."""
-        first = self.block.q.bits[0].byte
+        first = self.form.numbers.bits[0].byte
         return self._gather(f, at, 1, [self.form.bytes * (i // 16) + first + i % 16 for i in range(64)])
 
     def _gather(self, f: IrFunction, at: str, width: int, offsets: Sequence[int]) -> str:
@@ -350,7 +363,7 @@ class SmallBlockStep(WideStep):
         """Numbers of the first or second halves of four blocks with their fifth bits."""
         bits = ""
         for block in range(4):
-            place = self.form.bytes * block + self.block.q.bits[1].byte + 2 * half
+            place = self.form.bytes * block + self.form.numbers.bits[1].byte + 2 * half
             moved = f.binary("shl", "i64", f.convert("zext", "i16", load_at(f, "i16", at, place), "i64"), 16 * block)
             bits = f.binary("or", "i64", bits, moved) if bits else moved
         mask = f.convert("bitcast", "i64", bits, "<64 x i1>")
@@ -367,7 +380,11 @@ class SmallBlockStep(WideStep):
         kind, shorts, halves = (vector(element, count) for element in ("float", "i16", "half"))
         if self.blocks == 8:
             assert 3 * bytes_ + 4 <= 64  # all fields of four blocks are in one vector
-            loads = (load_at(f, BYTES, at, 4 * bytes_ * i) for i in range(2))
+            loads = [load_at(f, BYTES, at, 4 * bytes_ * i) for i in range(2)]
+            if self.block.d.dtype == "e8m0":
+                picks = [bytes_ * (i % 4) + start + 64 * (i // 4) for start in starts for i in range(8)]
+                powers = f.convert("zext", SIXTEEN, f.shuffle(BYTES, loads[0], loads[1], picks), WORDS)
+                return self._least(f, f.binary("fmul", kind, half_power(f, WORDS, powers), x[0]), acc)
             a, b = (f.convert("bitcast", BYTES, v, "<32 x i16>") for v in loads)
             picks = [(bytes_ * (i % 4) + start) // 2 + 32 * (i // 4) for start in starts for i in range(8)]
             found = f.shuffle("<32 x i16>", a, b, picks)
@@ -376,9 +393,12 @@ class SmallBlockStep(WideStep):
         floats = f.convert("fpext", halves, f.convert("bitcast", shorts, found, halves), kind)
         both = f.binary("fmul", kind, floats, x[0])
         if self.blocks == 8:
-            return self._spread(f, both), _with_least(f, acc, both, range(8, 16))
+            return self._least(f, both, acc)
         wide = f.shuffle(kind, both, ZERO, range(16))
         return self._spread(f, both, kind), _with_least(f, acc, wide, range(4, 8))
+
+    def _least(self, f: IrFunction, both: str, acc: str) -> tuple[list[str], str]:
+        return self._spread(f, both), _with_least(f, acc, both, range(8, 16))
 
 
 def _eights(*sixteens: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
@@ -389,6 +409,7 @@ def _eights(*sixteens: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 _QUARTERS = _eights((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15))  # 64 elements in order
 _SAME_QUARTERS = _eights((0, 1, 8, 9), (2, 3, 10, 11), (4, 5, 12, 13), (6, 7, 14, 15))  # of both halves
 _SUBBLOCKS = _eights((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
+_SPLIT_HALVES = _eights((0, 2, 4, 6), (1, 3, 5, 7), (8, 10, 12, 14), (9, 11, 13, 15))  # of each 32, low and high
 _FOUR_BLOCKS = _eights((0, 2, 4, 6), (1, 3, 5, 7))
 _WOVEN_BLOCKS = tuple(tuple(4 * (i // 2 + 4 * (i % 2)) + eight for i in range(8)) for eight in (0, 2, 1, 3))
 _WOVEN_HALVES = tuple(tuple(16 * (i % 2) + 2 * (i // 2) + eight for i in range(8)) for eight in (0, 1, 8, 9))
@@ -405,4 +426,7 @@ STEPS: Final = {
     "q2k": WideStep("q2k", _SAME_QUARTERS),
     "q3k": WideStep("q3k", _SAME_QUARTERS),
     "q8k": WideStep("q8k", _QUARTERS),
+    "iq4_nl": SmallBlockStep("iq4_nl", _WOVEN_BLOCKS),
+    "iq4_xs": WideStep("iq4_xs", _SPLIT_HALVES),
+    "mxfp4": SmallBlockStep("mxfp4", _WOVEN_BLOCKS),
 }

@@ -28,6 +28,13 @@ class CpuArchive:
         """Code is called as the version that made it says: another version must not load it."""
         return f"{generator_version()[:32]} {jit.VERSION}"
 
+    def takes(self, version: str) -> bool:
+        """Whether code of a version runs here: our own, or, where nothing can make other code, any of this source."""
+        made, _, generator = version.partition(" ")
+        if jit.VERSION == jit.NO_GENERATOR and made == generator_version()[:32]:
+            jit.adopt(generator)
+        return version == self.version
+
     def record(self, lir: Lir) -> dict[str, bytes]:
         """The machine code that the plan runs with, by key."""
         with jit.recording() as codes, jit.elsewhere(), one_process():

@@ -12,7 +12,6 @@ import numpy as np
 from strata.backends.base import Arrays, Executable, Tell
 from strata.backends.llvm.codegen.kernels import (
     COPY_BYTES,
-    KEPT,
     as_kernel,
     copy_code,
     native_pieces,
@@ -35,7 +34,7 @@ from strata.backends.llvm.runtime.symbolic_program import FIXED_ARENA, OpenProgr
 from strata.config import config
 from strata.core import Dim, Table, Target, available_threads, dim_max, new_lock, substitute
 from strata.errors import SymbolError
-from strata.lir import Lir, Placement, Step
+from strata.lir import KEPT, Lir, Placement, Step
 
 KEPT_CALLS = 4  # for as many callers at once as are likely
 
@@ -60,7 +59,7 @@ class CpuExecutable(Executable):
         self._functions: dict[str, int] = {}
         self.segments = self._split()
         self._bound: Table[tuple[tuple[str, int], ...], BoundPlan] = Table("argument blocks")
-        self.arenas = ArenaPool()
+        self.arenas = ArenaPool(alignment=lir.memory.alignment)
         self._is_dynamic = lir.has_dynamic_dims
         self._fixed: Placement | None = None  # for all sizes
         self._is_placed = False
@@ -313,7 +312,8 @@ class CpuExecutable(Executable):
         self.native = {at: (op.again() if op.again else op, code) for at, (op, code) in other.native.items()}
         self._holdings = {at: op.holding for at, (op, _) in self.native.items() if op.holding is not None}
         self._bound, self.only, self._open = Table("argument blocks"), None, None
-        self.arenas, self._quick, self.lock = ArenaPool(), NativeFastCall(), new_lock()
+        self.arenas = ArenaPool(alignment=self.lir.memory.alignment)
+        self._quick, self.lock = NativeFastCall(), new_lock()
 
     @property
     def quick(self) -> NativeFastCall:

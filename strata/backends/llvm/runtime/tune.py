@@ -1,14 +1,14 @@
 """Beam search over schedules by measuring them: `tune="beam"`.
 
-Each generated kernel of a plan is searched for once on this processor, and what was found is kept in the store. A
-candidate has to give the results of the heuristic's schedule before it is timed. Matmuls, convolutions and ops written
-by hand have parameters of their own and keep them."""
+Each kernel of a plan is searched for once on this processor, and what was found is kept in the store. A candidate has
+to give the results of the heuristic's schedule before it is timed: of loops up to the order of sums, of matmuls,
+convolutions and pools, whose templates have tiles to choose, in all bits. Ops written by hand keep their parameters."""
 
 from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -16,12 +16,15 @@ from typing import Any
 import numpy as np
 
 from strata.backends.llvm.codegen.compile import CompiledKernel, compile_kernel, lower, machine_of
+from strata.backends.llvm.codegen.compile_batch import template_of
 from strata.backends.llvm.codegen.kernels import code_key
 from strata.backends.llvm.conv.pool2d import plan_pool
 from strata.backends.llvm.executor.thread_pool import ThreadPool, default_pool
 from strata.backends.llvm.gemm.match import find_contraction
+from strata.backends.llvm.gemm.tiles import near_tiles
 from strata.backends.llvm.jit import jit
-from strata.config import config
+from strata.backends.llvm.runtime.executable import CpuExecutable
+from strata.config import config, logger
 from strata.core import Symbol, Target, available_threads, substitute
 from strata.errors import StrataError
 from strata.kernel import (
@@ -29,20 +32,22 @@ from strata.kernel import (
     Changes,
     Kernel,
     Load,
+    MatmulTiles,
+    PoolTiles,
     Schedule,
     SearchLimits,
-    cut_stores,
+    Template,
     normalize,
     postorder,
+    processor_phases,
     search,
     show_kernel,
-    split_reductions,
 )
-from strata.lir import Lir, Step
+from strata.lir import KEPT, Io, Lir, LirBuffer, Step
+from strata.mir import Graph
 
 MOST_BYTES = 1 << 30  # of the arrays that one kernel is tried on; larger kernels keep the heuristic's schedule
 USUAL_SIZE = 1024  # of a symbolic axis
-SECONDS = 4.0  # for one kernel; candidates that are left when it is over are not tried
 ROUNDS = 3
 ROUND_SECONDS = 2e-3
 
@@ -57,18 +62,27 @@ class Found:
     trials: int
 
 
-def tuned(lir: Lir, target: Target, progress: Callable[[int, int], None] | None = None) -> Lir:
+def tuned(
+    lir: Lir, target: Target, progress: Callable[[int, int], None] | None = None, *, in_loop: bool = False
+) -> Lir:
     """The plan with a schedule for every kernel that the search applies to; `progress(done, all)` is told."""
     steps = {s.name: s for s in reversed(lir.schedule)}
-    wanted = {name: k for name, k in lir.kernels.items() if can_tune(k, steps[name], target)}
     made: dict[str, Kernel] = {}
-    for at, (name, kernel) in enumerate(wanted.items()):
+    for at, (name, kernel) in enumerate(lir.kernels.items()):
         if progress is not None:
-            progress(at, len(wanted))
-        found = best_schedule(kernel, target)
+            progress(at, len(lir.kernels))
+        if can_tune(kernel, steps[name], target):
+            found = best_schedule(kernel, target)
+        else:
+            found = None if in_loop else best_template(lir, steps[name], kernel, target)
         if found is not None and found.schedule:
             made[name] = replace(kernel, schedule=found.schedule)
-    schedule = tuple(replace(s, kernel=made.get(s.name, s.kernel)) for s in lir.schedule)
+    schedule = tuple(
+        replace(
+            s, kernel=made.get(s.name, s.kernel), bodies=tuple(tuned(body, target, in_loop=True) for body in s.bodies)
+        )
+        for s in lir.schedule
+    )
     return replace(lir, schedule=schedule)
 
 
@@ -78,8 +92,9 @@ def can_tune(kernel: Kernel, step: Step, target: Target) -> bool:
         return False
     if plan_pool(kernel, target) is not None:
         return False
-    machine = machine_of(target)
-    if cut_stores(kernel, machine) != (kernel,) or split_reductions(normalize(kernel), machine=machine).scratch:
+    if len(list(postorder(kernel.roots))) > config().beam_max_ops:
+        return False
+    if processor_phases(kernel, machine_of(target)).kernels != (normalize(kernel),):
         return False  # several loops or kernels
     sizes = _usual_sizes(kernel)
     return 0 < sum(_bytes(b, sizes) for b in kernel.buffers) <= MOST_BYTES and all(
@@ -91,11 +106,17 @@ def best_schedule(kernel: Kernel, target: Target) -> Found | None:
     """From the store, or searched for. None where nothing could be measured."""
     anonymous = replace(kernel, name="kernel")
     text = show_kernel(anonymous)
-    threads = available_threads(config().num_threads)
-    key = code_key(f"schedule for {threads} threads", text, target)
+    settings = config()
+    threads = available_threads(settings.num_threads)
+    key = code_key(f"schedule for {threads} threads, beam of {settings.beam_width}", text, target)
 
     def make() -> bytes:
         found = _search(anonymous, target, threads)
+        if settings.beam_log and found is not None:
+            logger.info(
+                "beam search of %d wide: %s in %.1f µs, %.1f µs before; %d tried", settings.beam_width,
+                found.schedule or "the heuristic's schedule", 1e6 * found.seconds, 1e6 * found.before, found.trials,
+            )  # fmt: skip
         return json.dumps([found.schedule, found.seconds, found.before, found.trials] if found else None).encode()
 
     about = {"kind": "schedule", "text": text[:4000], "target": target.key, "made by": jit.VERSION}
@@ -106,7 +127,7 @@ def best_schedule(kernel: Kernel, target: Target) -> Found | None:
 def _search(kernel: Kernel, target: Target, threads: int) -> Found | None:
     first = lower(kernel, target)
     bench = _Bench(kernel, target, threads)
-    limits = SearchLimits()
+    limits = SearchLimits(width=config().beam_width)
     trials = search(first.schedule, Changes(first.kernel, first.nest, machine_of(target)), bench.measure, limits)
     if not trials:
         return None
@@ -114,6 +135,82 @@ def _search(kernel: Kernel, target: Target, threads: int) -> Found | None:
     is_better = best < before * (1 - limits.gain)
     schedule = trials[0].schedule if is_better else first.schedule
     return Found(str(schedule), min(best, before), before, len(trials))
+
+
+# ---------------------------------------------------------------------------------------- matmuls, convolutions, pools
+
+
+def best_template(lir: Lir, step: Step, kernel: Kernel, target: Target) -> Found | None:
+    """The tiles of a kernel that a template takes, from the store or searched for; None where none does."""
+    sizes = _usual_sizes(kernel)
+    count = sum(_bytes(b, sizes) for b in kernel.buffers)
+    if (
+        kernel.schedule
+        or step.updates
+        or not 0 < count <= MOST_BYTES
+        or not all(_bytes(b, sizes) for b in kernel.buffers)
+    ):
+        return None
+    alone = step_alone(lir, step)
+    kept = frozenset(b for b, x in zip(kernel.input_names, step.inputs, strict=True) if lir.buffer(x).role in KEPT)
+    anonymous = replace(kernel, name="kernel")
+    first = template_of(anonymous, target, step, kept, step.convolves)
+    if first is None or any(_kept(lir, s) != _kept(lir, step) for s in lir.schedule if s.name == step.name):
+        return None
+    threads = available_threads(config().num_threads)
+    kind = f"template for {threads} threads, kept {sorted(kept)}, {step.slides}, {step.convolves}"
+    text = show_kernel(anonymous)
+    key = code_key(kind, text, target)
+
+    def make() -> bytes:
+        found = _search_template(alone, first[0], first[1], target, threads)
+        return json.dumps([found.schedule, found.seconds, found.before, found.trials] if found else None).encode()
+
+    about = {"kind": "schedule", "text": text[:4000], "target": target.key, "made by": jit.VERSION}
+    read = json.loads(jit.stored(key) or jit.made(key, make, about))
+    return Found(*read) if read else None
+
+
+def _kept(lir: Lir, step: Step) -> list[bool]:
+    return [lir.buffer(x).role in KEPT for x in step.inputs]
+
+
+def step_alone(lir: Lir, step: Step) -> Lir:
+    """A plan of one step: what stays from run to run is a parameter."""
+    graph = Graph("step")
+    buffers: dict[str, LirBuffer] = {}
+    for name in dict.fromkeys(step.inputs):
+        buffer = lir.buffer(name)
+        role = "param" if buffer.role in KEPT else "input"
+        (graph.param if role == "param" else graph.input)(name, buffer.type)
+        buffers[name] = LirBuffer(name, buffer.type, role, name)
+    for at, name in enumerate(step.outputs):
+        buffers[name] = LirBuffer(name, lir.buffer(name).type, "result", at)
+    bound = {role: tuple((b.name, b.name) for b in buffers.values() if b.role == role) for role in ("input", "param")}
+    io = Io(bound["input"], bound["param"], step.outputs)
+    return Lir(graph, lir.target, tuple(buffers.values()), (replace(step, phase="steady"),), io)
+
+
+def _search_template(lir: Lir, first: Template, registers: int, target: Target, threads: int) -> Found | None:
+    bench = _StepBench(lir, target, threads)
+
+    def changes(schedule: Schedule) -> Iterator[Schedule]:
+        (template,) = schedule.actions
+        if isinstance(template, MatmulTiles):
+            yield from (Schedule((near,)) for near in near_tiles(template, registers))
+        elif isinstance(template, PoolTiles):
+            for planes, lines in ((2, 1), (0.5, 1), (1, 2), (1, 0.5)):
+                near = PoolTiles(max(1, int(template.planes * planes)), max(1, int(template.lines * lines)))
+                yield Schedule((near,))
+
+    limits = SearchLimits(width=config().beam_width)
+    start = Schedule((first,))
+    trials = search(start, changes, bench.measure, limits)
+    if not trials:
+        return None
+    best, before = bench.compare(trials[0].schedule, start)
+    is_better = best < before * (1 - limits.gain)
+    return Found(str(trials[0].schedule) if is_better else "", min(best, before), before, len(trials))
 
 
 class _Bench:
@@ -129,7 +226,7 @@ class _Bench:
         self.outputs = [np.zeros(_shape(b, self.sizes), b.dtype.np) for b in kernel.outputs]
         self.expected: list[np.ndarray] | None = None
         self.best = float("inf")
-        self.stop = perf_counter() + SECONDS
+        self.stop = perf_counter() + config().beam_seconds
 
     def measure(self, schedules: Sequence[Schedule]) -> list[float | None]:
         ready: dict[int, Callable[[], float]] = {}
@@ -149,21 +246,25 @@ class _Bench:
         times = self._times(runs, rounds=2 * ROUNDS)
         return times.get(0, float("inf")), times.get(1, float("inf"))
 
+    def _agree(self) -> bool:
+        assert self.expected is not None
+        return all(map(_agree, self.outputs, self.expected))
+
     def _ready(self, schedule: Schedule) -> Callable[[], float] | None:
         """A function that runs a candidate and gives its time; None where it fails or its results differ."""
         try:
-            native = compile_kernel(self.kernel, self.target, schedule)
-        except StrataError:
+            run = self._made(schedule)
+        except (StrataError, AssertionError):  # templates assert what their parameters must be
             return None
-        run = self._runner(native)
         for out in self.outputs:
             out.fill(0)
         run()
         if self.expected is None:
             self.expected = [out.copy() for out in self.outputs]
-        return run if all(map(_agree, self.outputs, self.expected)) else None
+        return run if self._agree() else None
 
-    def _runner(self, native: CompiledKernel) -> Callable[[], float]:
+    def _made(self, schedule: Schedule) -> Callable[[], float]:
+        native: CompiledKernel = compile_kernel(self.kernel, self.target, schedule)
         block = native.arguments([*self.inputs, *self.outputs], self.sizes)
         points = int(substitute(native.lowered.points, self.sizes))
         grain, address, pool, threads = native.lowered.grain, native.address, self.pool, self.threads
@@ -191,6 +292,38 @@ class _Bench:
                     so_far = min(so_far, seconds)
                 times[at] = so_far
         return times
+
+
+class _StepBench(_Bench):
+    """A step of a plan, run as programs run it: weights are packed before."""
+
+    def __init__(self, lir: Lir, target: Target, threads: int) -> None:
+        (self.step,) = lir.schedule
+        assert self.step.kernel is not None
+        super().__init__(self.step.kernel, target, threads)
+        self.lir = lir
+        by_name = dict(zip(self.step.inputs, self.inputs, strict=True))
+        self.params = {name: by_name[name] for name, _ in lir.io.params}
+        self.inputs = [by_name[name] for name, _ in lir.io.inputs]
+
+    def _agree(self) -> bool:
+        """Templates keep the order of sums: results have the same bits."""
+        assert self.expected is not None
+        return all(a.tobytes() == b.tobytes() for a, b in zip(self.outputs, self.expected, strict=True))
+
+    def _made(self, schedule: Schedule) -> Callable[[], float]:
+        assert self.step.kernel is not None
+        step = replace(self.step, kernel=replace(self.step.kernel, schedule=str(schedule)))
+        executable = CpuExecutable(replace(self.lir, schedule=(step,)), self.target)
+        for name, array in self.params.items():
+            executable.set_param(name, array)
+
+        def run() -> float:
+            begin = perf_counter()
+            executable.run(self.inputs, self.outputs, self.sizes, self.threads)
+            return perf_counter() - begin
+
+        return run
 
 
 def _usual_sizes(kernel: Kernel) -> dict[str, int]:

@@ -1,0 +1,136 @@
+"""Sums whose order is another where a symbolic size turns out to be 1, or small: broadcasts and slices then do nothing.
+
+    x[n, 5] * y[1, 5], summed over both     rows of the second axis, for each of the first, which y does not have
+    the same where n is 1                   one row: what is multiplied has one shape
+    x[5, :3] of x[5, n], summed over both   rows of three, for each of the first axis
+    the same where n is at most 3           one row: all of x
+
+A program whose sizes were known has the second form, whatever it was made from. So a kernel with symbols has loops for
+such a case beside it, where its own order is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from strata.backends.llvm.gemm.match import along_kernel, find_contraction, read_along, single_terms
+from strata.core import Dim, SizeCall, Symbol, SymExpr, dim_max, dim_min, dim_prod, substitute, sym
+from strata.kernel import Axis, Const, Expr, Kernel, Load, Reduce, all_axes, ordered, postorder, with_nodes, with_sizes
+
+MOST_CASES = 9  # of all sizes together: others keep the order that they have
+
+
+def single_sizes(kernel: Kernel, kept: frozenset[str]) -> list[tuple[Dim, Kernel]]:
+    """Where a case holds (1, else 0), and the kernel for it, for all cases in which it sums in another order."""
+    if kernel.schedule or not kernel.symbols() or not _may_differ(kernel):
+        return []
+    cases = [_cases(kernel, s) for s in kernel.symbols().values()]
+    if prod(map(len, cases)) > MOST_CASES:
+        return []
+    found = []
+    for chosen in product(*cases):
+        sizes = {c.name: c.size for c in chosen}
+        if all(c.is_general for c in chosen):
+            continue
+        other = _spread(with_sizes(kernel, lambda d, sizes=sizes: substitute(d, sizes)))  # type: ignore[misc]
+        if _orders(kernel, kept, sizes) != _orders(other, kept, {}):
+            found.append((dim_prod([c.where for c in chosen]), _in_its_order(other, kept)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """Values of a symbol: 1 where it has one of them, else 0; and what stands for it then."""
+
+    name: str
+    where: Dim
+    size: Dim
+    is_general: bool = False
+
+
+def _cases(kernel: Kernel, symbol: Symbol) -> list[_Case]:
+    """1; what slices leave whole; the rest."""
+    size = sym(symbol.name, symbol.lo, symbol.hi)
+    most = 1 << 62 if symbol.hi is None else symbol.hi
+    made, low, below = [], symbol.lo, 0
+    for end in sorted({1, *_slices(kernel, symbol)}):
+        if max(low, 1) > end or end >= most:
+            continue
+        first = max(low, 1, below + 1)
+        where = _at_most(size, end) - _at_most(size, first - 1)
+        made.append(_Case(symbol.name, where, 1 if end == 1 else sym(symbol.name, first, end)))
+        below = end
+    rest = 1 - sum((c.where for c in made), 0)
+    return [*made, _Case(symbol.name, rest, size, is_general=True)]
+
+
+def _slices(kernel: Kernel, symbol: Symbol) -> set[int]:
+    """Numbers that the extents of axes are the least of, beside the symbol."""
+    extents = [a.extent for a in all_axes(kernel.roots) if isinstance(a.extent, SymExpr)]
+    calls = [atom for e in extents for term, _ in e.terms for atom in term if isinstance(atom, SizeCall)]
+    pairs = [(c.a, c.b) for c in calls if c.kind == "min"] + [(c.b, c.a) for c in calls if c.kind == "min"]
+    return {a for a, b in pairs if isinstance(a, int) and str(b) == symbol.name}
+
+
+def _may_differ(kernel: Kernel) -> bool:
+    """Whether what is summed is broadcast or sliced, which is cheaper to see than what becomes of it."""
+    for node in postorder(kernel.roots):
+        if not isinstance(node, Reduce) or not node.is_rounded:
+            continue
+        if any(not isinstance(a.extent, int) and str(a.extent) not in kernel.symbols() for a in node.axes):
+            return True
+        for load in postorder((node.body,)):
+            if isinstance(load, Load) and load.free & frozenset(node.axes):
+                places = zip(load.index, load.buffer.shape, strict=True)
+                if not load.free.issuperset(node.axes) or any(isinstance(i, Const) and d == 1 for i, d in places):
+                    return True
+    return False
+
+
+def _orders(kernel: Kernel, kept: frozenset[str], sizes: Mapping[str, Dim]) -> list[tuple[str, Dim]]:
+    """The orders of its sums, and how many terms each has: for some sizes, if they are given."""
+    matrix = find_contraction(kernel)
+    if matrix is not None and matrix.columns is not None and matrix.sums.sums_products:
+        along, count = (substitute(d, sizes) for d in (read_along(matrix, kept), matrix.inner.extent))
+        return [("dot" if along == 1 else "serial", count)] if count != 1 else []
+    sums = [n for n in postorder(ordered(kernel).roots) if isinstance(n, Reduce) and n.order]
+    terms = [(n.order, substitute(dim_prod([a.extent for a in n.axes]), sizes)) for n in sums]
+    return [(order, count) for order, count in terms if count != 1]
+
+
+def _in_its_order(kernel: Kernel, kept: frozenset[str]) -> Kernel:
+    matrix = find_contraction(kernel)
+    if matrix is not None and matrix.columns is not None and matrix.sums.sums_products:
+        return along_kernel(matrix, "dot" if read_along(matrix, kept) == 1 else "serial")
+    single = single_terms(kernel, kept)
+    if single is None:
+        return kernel
+    along, dots, serial = single
+    return dots if along == 1 else serial
+
+
+def _at_most(size: Dim, most: int) -> Dim:
+    return dim_max(0, dim_min(1, most + 1 - size))
+
+
+def _spread(kernel: Kernel) -> Kernel:
+    """What is broadcast along an axis of one element is read along it, as where that was known."""
+    loads = [n for n in postorder(kernel.roots) if isinstance(n, Load)]
+    made: dict[Expr, Expr] = {}
+    for load in loads:
+        index = tuple(_along(load, at, loads) for at in range(len(load.index)))
+        if index != load.index and not any(isinstance(n, Load) for i in index for n in postorder((i,))):
+            made[load] = Load(load.buffer, index, load.where)
+    return with_nodes(kernel, made)
+
+
+def _along(load: Load, at: int, loads: list[Load]) -> Expr:
+    """The index of a load on one of its axes, or that of another load which has an axis of one element there."""
+    behind = len(load.index) - at
+    if not isinstance(load.index[at], Const) or load.buffer.shape[at] != 1:
+        return load.index[at]
+    others = [other.index[-behind] for other in loads if len(other.index) >= behind and other is not load]
+    return next((i for i in others if isinstance(i, Axis) and i.extent == 1), load.index[at])

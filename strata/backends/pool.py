@@ -1,0 +1,157 @@
+"""The memory of a device over its driver: a pool of buffers, and arrays in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from strata.backends.base import memory_errors
+from strata.backends.driver import DeviceDriver
+from strata.backends.recipe import room_for
+from strata.backends.resident import DeviceArray, DeviceBlock, DeviceHome
+from strata.errors import OutOfMemoryError
+
+KEPT_BYTES = 1 << 30  # that a pool holds for later runs
+
+
+class BufferPool:
+    """Buffers that wait for the next step that needs one of their size."""
+
+    def __init__(self, driver: DeviceDriver, kept_bytes: int = KEPT_BYTES) -> None:
+        self.driver = driver
+        self._kept_bytes = kept_bytes
+        self._free: dict[int, list[Any]] = {}
+        self._free_bytes = 0
+
+    @property
+    def free_bytes(self) -> int:
+        return self._free_bytes
+
+    def take(self, size: int) -> tuple[Any, int]:
+        """A buffer and the bytes that it has, to be given back with it."""
+        room = room_for(size)
+        free = self._free.get(room)
+        if free:
+            self._free_bytes -= room
+            return free.pop(), room
+        try:
+            return self.driver.allocate(room), room
+        except OutOfMemoryError:
+            if not self._free_bytes:
+                raise
+            self.clear()
+            return self.driver.allocate(room), room
+
+    def give(self, buffer: Any, room: int) -> None:
+        if self._free_bytes + room > self._kept_bytes:
+            self.driver.release(buffer)
+            return
+        self._free.setdefault(room, []).append(buffer)
+        self._free_bytes += room
+
+    def clear(self) -> None:
+        """Release what waits."""
+        for buffers in self._free.values():
+            for buffer in buffers:
+                self.driver.release(buffer)
+        self._free.clear()
+        self._free_bytes = 0
+
+
+class OffloadHome(DeviceHome):
+    """The memory of a device over its driver: buffers of a pool, which come back when the last array over them goes."""
+
+    def __init__(self, name: str, driver: DeviceDriver) -> None:
+        super().__init__(name)
+        self.driver, self.pool = driver, BufferPool(driver)
+        self.ledger.lock = driver.lock
+        self.dlpack_device = driver.dlpack_device
+
+    @property
+    def cached(self) -> int:
+        return self.pool.free_bytes
+
+    def total_bytes(self) -> int | None:
+        return self.driver.total_bytes()
+
+    def sweep(self) -> None:
+        if self.ledger.returned:
+            for buffer, room in self.ledger.drain():
+                self.pool.give(buffer, room)
+
+    def take(self, size: int, who: str) -> tuple[Any, int]:
+        """A buffer for somebody and its bytes; the driver's lock is held."""
+        self.sweep()
+        self.check_room(room_for(size), who)
+        try:
+            buffer, room = self.pool.take(size)
+        except OutOfMemoryError as error:
+            raise self.short(size, who, error.summary) from error
+        self.ledger.add(room, who)
+        return buffer, room
+
+    def put_back(self, buffer: Any, room: int, who: str) -> None:
+        """Take back what has ended; the driver's lock is held."""
+        self.ledger.ended(room, who)
+        self.pool.give(buffer, room)
+
+    def give(self, buffer: Any, room: int, who: str) -> None:
+        self.ledger.returned.append((buffer, room, who))
+
+    def empty(self, dtype: np.dtype[Any], shape: Sequence[int], who: str = "tensors") -> DeviceArray:
+        with self.driver.lock:
+            buffer, room = self.take(prod(shape) * dtype.itemsize, who)
+            block = DeviceBlock(buffer, room, who, self.ledger.returned.append)
+            return DeviceArray(self, dtype, tuple(shape), self.driver.place(buffer), block)
+
+    def upload(self, array: np.ndarray, who: str = "tensors") -> DeviceArray:
+        with self.driver.lock, memory_errors():
+            made = self.empty(array.dtype, array.shape, who)
+            self.driver.write(made.place, np.ascontiguousarray(array))
+            return made
+
+    def download(self, x: DeviceArray, out: np.ndarray | None = None) -> np.ndarray:
+        made = np.empty(x.shape, x.dtype) if out is None else out
+        with self.driver.lock:
+            self.driver.read(x.place, made)
+        return made
+
+    def copied(self, x: DeviceArray) -> DeviceArray:
+        with self.driver.lock:
+            made = self.empty(x.dtype, x.shape)
+            self.driver.copy(x.place, made.place, x.nbytes)
+            self.driver.submit()
+            return made
+
+    def assign(self, target: DeviceArray, source: DeviceArray) -> None:
+        with self.driver.lock:
+            self.driver.copy(source.place, target.place, target.nbytes)
+            self.driver.submit()
+
+    def front(self, x: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
+        return DeviceArray(self, x.dtype, shape, x.place, x.block)
+
+    def adopt(self, x: Any) -> DeviceArray | None:
+        with self.driver.lock:
+            found = self.driver.adopt(x)
+        return None if found is None else DeviceArray(self, found[1], found[2], found[0], found[3])
+
+    def dlpack(self, x: DeviceArray, stream: Any, options: dict[str, Any]) -> Any:
+        with self.driver.lock:
+            capsule = self.driver.dlpack(x, stream, options)
+        return super().dlpack(x, stream, options) if capsule is None else capsule
+
+    def cuda_interface(self, x: DeviceArray) -> dict[str, Any]:
+        found = self.driver.cuda_interface(x)
+        return super().cuda_interface(x) if found is None else found
+
+    def before(self, stream: int) -> None:
+        with self.driver.lock:
+            self.driver.before(stream)
+
+    def wait(self) -> None:
+        with self.driver.lock:
+            self.driver.finish()

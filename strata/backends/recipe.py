@@ -1,0 +1,246 @@
+"""Recipes: a plan for one set of sizes as launches and copies over numbered memory.
+
+The numbers stand for the scratch memory of a run, its inputs, its results and what stays from run to run. A recipe is
+made once; a run says where these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strata.core import Dim, substitute
+from strata.lir import ArenaBlock, Lir, Step, pack
+
+ARENA_ALIGNMENT = 256  # bytes: of what GPUs read at once
+KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay from run to run
+_STEPS = 8  # sizes of the pool between one power of two and the next
+
+Operand = tuple[int, int]  # which memory, and at how many bytes in it
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel over operands: inputs, outputs and scratch."""
+
+    made: Any
+    operands: tuple[Operand, ...]
+    sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Bytes from one operand to another; nothing where both are the same memory."""
+
+    source: Operand
+    target: Operand
+    size: int
+
+
+@dataclass(slots=True)
+class Sequenced:
+    """Actions that follow each other on the device, and what the driver has made of them."""
+
+    at: int  # the first step
+    actions: list[Launch | Copy]
+    made: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """A step by its NumPy meaning, and where the device wants what it makes."""
+
+    at: int
+    step: Step
+    uploads: tuple[tuple[str, Operand], ...]
+
+
+@dataclass(slots=True)
+class Recipe:
+    """All of a run. Memory is numbered: scratch blocks, inputs, results, kept values."""
+
+    rooms: tuple[int, ...]  # bytes of the scratch blocks
+    inputs: tuple[str, ...]
+    needed: tuple[int, ...]  # inputs that are read on the device
+    results: tuple[str, ...]  # buffers that the device makes for the caller, and their numbers of bytes
+    result_types: tuple[Any, ...]
+    kept: tuple[str, ...]
+    places: Mapping[str, Operand]
+    parts: tuple[Sequenced | HostStep, ...]
+    kept_places: Any = None  # of the last run, with the version of the values that they are of
+
+    def input_base(self) -> int:
+        return len(self.rooms)
+
+    def result_base(self) -> int:
+        return len(self.rooms) + len(self.inputs)
+
+    @property
+    def scratch_bytes(self) -> int:
+        return sum(self.rooms)
+
+
+class RecipeMaker:
+    """Makes the recipe of some steps of a plan."""
+
+    def __init__(
+        self,
+        lir: Lir,
+        steps: Sequence[tuple[int, Step]],
+        made: Sequence[Any],
+        binding: Mapping[str, int],
+        *,
+        results: Sequence[str],
+        homes: Mapping[str, str],
+        arena: bool,
+        apart: bool,
+    ) -> None:
+        """`results` are buffers to make for the caller; `apart` keeps each step by itself."""
+        self.lir, self.steps, self.made, self.binding = lir, steps, made, dict(binding)
+        self.homes, self.arena, self.apart = homes, arena, apart
+        self.inputs = tuple(buffer for _, buffer in lir.io.inputs)
+        on_device = {n for at, s in steps if made[at] is not None for n in (*s.read_buffers, *s.outputs)}
+        self.results = tuple(dict.fromkeys(n for n in results if n in on_device and self._is_made(n)))
+        outer = {*self.inputs, *self.results}
+        self.kept = tuple(dict.fromkeys(b.name for b in lir.buffers if b.name in on_device - outer and b.role in KEPT))
+        self.scratch = on_device - outer - set(self.kept)
+        self.on_device = on_device
+
+    def _is_made(self, name: str) -> bool:
+        return any(name in s.outputs for _, s in self.steps)
+
+    def make(self) -> Recipe:
+        rooms, scratch = self._scratch()
+        places: dict[str, Operand] = {}
+        for name, block in scratch.items():
+            places[name] = block
+        base = len(rooms)
+        for group in (self.inputs, self.results, self.kept):
+            places.update({name: (base + i, 0) for i, name in enumerate(group)})
+            base += len(group)
+        types = tuple(self.lir.buffer(n).type.bind(self.binding) for n in self.results)
+        needed = tuple(i for i, n in enumerate(self.inputs) if n in self.on_device)
+        parts = tuple(self._parts(places))
+        return Recipe(tuple(rooms), self.inputs, needed, self.results, types, self.kept, places, parts)
+
+    def _bytes(self, name: str) -> int:
+        return number(self.lir.buffer(name).type.nbytes, self.binding)
+
+    def _lives(self) -> list[ArenaBlock]:
+        """Scratch memory, by the name whose memory it is, from the first to the last step that uses it."""
+        sizes: dict[str, int] = {}
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for at, step in self.steps:
+            for name in (*step.read_buffers, *step.outputs):
+                if name in self.scratch:
+                    home = self.homes.get(name, name)
+                    sizes[home] = max(sizes.get(home, 0), self._bytes(name))
+                    first.setdefault(home, at)
+                    last[home] = at
+        lives = [ArenaBlock(n, max(sizes[n], 1), first[n], last[n]) for n in sizes]
+        for at, _ in self.steps:
+            if self.made[at] is not None:
+                beside = self.made[at].scratch(self.binding)
+                lives += [ArenaBlock(_beside(at, i), max(size, 1), at, at) for i, size in enumerate(beside)]
+        return lives
+
+    def _scratch(self) -> tuple[list[int], dict[str, Operand]]:
+        """Blocks of scratch memory, and where values are in them: at planned offsets, or in a block each at a time."""
+        lives = self._lives()
+        if self.arena:
+            rounded = [ArenaBlock(b.name, _round_up(b.size), b.birth, b.death) for b in lives]
+            offsets, total = pack(rounded) if rounded else ({}, 0)
+            rooms, found = [total] if total else [], {n: (0, offset) for n, offset in offsets.items()}
+        else:
+            rooms, found = _blocks(lives)
+        for name in self.scratch:
+            home = self.homes.get(name, name)
+            if home != name:
+                found[name] = found[home]
+        return rooms, found
+
+    def _parts(self, places: Mapping[str, Operand]) -> list[Sequenced | HostStep]:
+        parts: list[Sequenced | HostStep] = []
+        for at, step in self.steps:
+            made = self.made[at]
+            if made is None:
+                wanted = tuple((n, places[n]) for n in step.outputs if n in self.on_device)
+                parts.append(HostStep(at, step, wanted))
+                continue
+            if self.apart or not parts or isinstance(parts[-1], HostStep):
+                parts.append(Sequenced(at, []))
+            actions = parts[-1].actions  # type: ignore[union-attr]
+            starts = dict(step.updates)
+            for name in step.outputs:
+                if name in starts and places[starts[name]] != places[name]:
+                    actions.append(Copy(places[starts[name]], places[name], self._bytes(name)))
+            beside = [places[_beside(at, i)] for i in range(len(made.scratch(self.binding)))]
+            operands = [places[n] for n in (*step.inputs, *step.outputs)]
+            actions.append(Launch(made, (*operands, *beside), self.binding))
+        return parts
+
+
+def _beside(at: int, i: int) -> str:
+    """The name of memory that a kernel needs beside its buffers."""
+    return f"{at}#{i}"
+
+
+def _round_up(size: int) -> int:
+    return -(-size // ARENA_ALIGNMENT) * ARENA_ALIGNMENT
+
+
+def _blocks(lives: Sequence[ArenaBlock]) -> tuple[list[int], dict[str, Operand]]:
+    """Whole blocks, one after the other used by values of about one size: for devices that bind buffers."""
+    rooms: list[int] = []
+    found: dict[str, Operand] = {}
+    free: dict[int, list[int]] = {}
+    ending: list[tuple[int, int]] = []  # step and block
+    for life in sorted(lives, key=lambda b: b.birth):
+        for end in [e for e in ending if e[0] < life.birth]:
+            ending.remove(end)
+            free.setdefault(rooms[end[1]], []).append(end[1])
+        room = room_for(life.size)
+        waiting = free.get(room)
+        if waiting:
+            block = waiting.pop()
+        else:
+            block = len(rooms)
+            rooms.append(room)
+        found[life.name] = (block, 0)
+        ending.append((life.death, block))
+    return rooms, found
+
+
+def room_for(size: int) -> int:
+    """A size rounded up, so that values of about one size can use each other's buffers."""
+    if size <= 256:
+        return 256
+    step = 1 << max(0, (size - 1).bit_length() - 1 - (_STEPS.bit_length() - 1))
+    return -(-size // step) * step
+
+
+def number(dim: Dim, sizes: Mapping[str, int]) -> int:
+    value = substitute(dim, sizes)
+    assert isinstance(value, int), f"size {dim} is known when a step runs"
+    return value
+
+
+def shared_memory(lir: Lir, in_place: bool) -> dict[str, str]:
+    """Whose memory a value takes over, where that is not its own: updates change it where it is.
+
+    A device whose kernels cannot read and write one buffer still does updates in place, which do not read what they
+    change."""
+    found: dict[str, str] = {}
+    for step in lir.schedule:
+        reads = {found.get(name, name) for name in step.inputs}
+        for name in step.outputs:
+            base = lir.buffer(name).alias
+            taken = {found.get(other, other) for other in step.outputs if other != name and other in found}
+            if base is None or base in taken or (not in_place and base in reads):
+                continue
+            source = dict(step.updates).get(name)
+            if in_place or (source is not None and found.get(source, source) == base):
+                found[name] = base
+    return found

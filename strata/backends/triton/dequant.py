@@ -1,0 +1,217 @@
+"""Products with quantised weights, which stay as they are in memory.
+
+For few rows, weights become numbers in registers, where they are multiplied and added up in f32. For more of them, a
+first program writes the weights in the type of x to scratch memory, and a matmul of tensor cores follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from strata.backends.triton.blocks import BlockShape, BlockTile
+from strata.backends.triton.emit import TritonEmitter
+from strata.backends.triton.render import Rendered, TritonProgram, render
+from strata.backends.triton.scalars import decoded, encoded
+from strata.backends.triton.schedule import TritonRows, known, parse_gpu_schedule, power_of_two
+from strata.backends.triton.target import Gpu
+from strata.backends.triton.winners import winner
+from strata.core import Dim, TensorType, bf16, dim_prod, f16, f32, f64
+from strata.kernel import Buffer, Expr, Kernel, KernelBuilder
+from strata.mir import Node, Op
+from strata.ops import gguf_blocks
+
+_FEW = 8  # rows that weights are multiplied with in registers
+_TOGETHER = 4  # of them that share a read of the weights
+_WIDE = 1 << 31  # bytes that 32 bits do not address
+
+
+def takes_dequant(op: Op, types: Sequence[TensorType]) -> bool:
+    """Whether a product with quantised weights is one step: floats of 16 and 32 bits."""
+    if op.name != "dequant_matmul" or not types or types[0].dtype not in (f16, bf16, f32):
+        return False
+    weights = _weights(op, types)
+    return weights.k > 0 and weights.n > 0 and types[0].shape != () and not any(t.dtype is f64 for t in types[1:])
+
+
+def _weights(op: Any, types: Sequence[TensorType]) -> Any:
+    return op.weights(types[0], types[1], tuple(types[2:]))
+
+
+def render_dequant(node: Node, gpu: Gpu, given: str = "") -> Rendered:
+    """The programs of a product; how many rows there are decides which of them run."""
+    types = [x.type for x in node.inputs]
+    weights = _weights(node.op, types)
+    x, rows = types[0], dim_prod(types[0].shape[:-1])
+    flat = [TensorType(x.dtype, (rows, weights.k)), *types[1:]]
+    names = ["x", "codes", *(f"side{i}" for i in range(len(types) - 2))]
+    inputs = tuple(Buffer(name, t.dtype, t.shape) for name, t in zip(names, flat, strict=True))
+    out = Buffer("out", x.dtype, (rows, weights.n))
+    kernel = Kernel("dequant_matmul", inputs, (out,), ())
+    few = _few_rows(weights, kernel, gpu, given)
+    if known(rows) <= _FEW:
+        return Rendered(kernel, few, ())
+    table = Buffer("weights", x.dtype, (weights.n, weights.k))
+    wide = _unpacked(weights, kernel, table, gpu)
+    product = _product(inputs[0], table, out, gpu)
+    cases = [(most, (*wide, *programs)) for most, programs in product.by_rows if most > _FEW]
+    cases = [] if isinstance(rows, int) else [(_FEW, few), *cases]
+    return Rendered(kernel, (*wide, *product.programs), (table, *product.scratch), rows, tuple(cases))
+
+
+def _few_rows(weights: Any, kernel: Kernel, gpu: Gpu, given: str) -> tuple[TritonProgram, ...]:
+    shape = _block_shape(weights)
+    if shape is not None:
+        return (_multiplied(BlockRows(shape, weights, kernel, gpu, given)),)
+    k = KernelBuilder("dequant_matmul")
+    x, codes, *sides = (k.input(b.name, b.type) for b in kernel.inputs)
+    (out,) = kernel.outputs
+
+    def element(index: tuple[Expr, ...]) -> Expr:
+        row, column = index
+        return k.reduce(
+            "sum", (weights.k,), lambda at: k.cast(x[row, at], f32) * weights.lower(k, (at, column), codes, *sides)
+        )
+
+    k.output(out.name, out.type, lambda index: k.cast(element(index), out.dtype))
+    return render(k.build(), gpu).programs
+
+
+def _block_shape(weights: Any) -> BlockShape | None:
+    """How blocks are tiles, where they are."""
+    scheme = weights.scheme
+    return BlockShape.of(gguf_blocks.block_format(scheme.kind)) if scheme.is_gguf else None
+
+
+def _unpacked(weights: Any, kernel: Kernel, table: Buffer, gpu: Gpu) -> tuple[TritonProgram, ...]:
+    """Weights as numbers, a row for each column of the result."""
+    shape = _block_shape(weights)
+    if shape is not None:
+        return (_written(BlockRows(shape, weights, kernel, gpu), table),)
+    k = KernelBuilder("unpack")
+    codes, *sides = (k.input(b.name, b.type) for b in kernel.inputs[1:])
+    k.output(table.name, table.type, lambda at: k.cast(weights.lower(k, (at[1], at[0]), codes, *sides), table.dtype))
+    return render(k.build(), gpu).programs
+
+
+def _product(x: Buffer, table: Buffer, out: Buffer, gpu: Gpu) -> Rendered:
+    """x times the weights as numbers."""
+    k = KernelBuilder("dequant_product")
+    left, right = (k.input(b.name, b.type) for b in (x, table))
+
+    def element(index: tuple[Expr, ...]) -> Expr:
+        row, column = index
+        return k.reduce("sum", (x.shape[1],), lambda at: k.cast(left[row, at], f32) * k.cast(right[column, at], f32))
+
+    k.output(out.name, out.type, lambda index: k.cast(element(index), out.dtype))
+    return render(k.build(), gpu)
+
+
+class BlockRows:
+    """Blocks of a matrix, row by row, and the tile that a program takes of them."""
+
+    def __init__(self, shape: BlockShape, weights: Any, kernel: Kernel, gpu: Gpu, given: str = "") -> None:
+        form = shape.form
+        self.shape, self.k, self.n, self.kernel = shape, weights.k, weights.n, kernel
+        self.form, self.count = form, weights.k // form.elements
+        sizes = min(_TOGETHER, known(kernel.inputs[0].shape[0])), form.elements, weights.n, weights.k
+        found = parse_gpu_schedule(given) if given else winner(gpu, "rows blocks", sizes)
+        assert isinstance(found, TritonRows), f"{given} is no schedule of blocks"
+        self.schedule = replace(  # whole blocks, and no more than there are
+            found, points=power_of_two(self.n, 1, found.points),
+            terms=power_of_two(self.k, form.elements, max(form.elements, found.terms)),
+        )  # fmt: skip
+        self.step = self.schedule.terms // form.elements  # blocks at a time
+
+    def start(self, name: str) -> TritonEmitter:
+        e = TritonEmitter(self.kernel, self.schedule, (self.schedule.points, self.schedule.terms))
+        points = self.schedule.points
+        wide = ".to(tl.int64)" if self.n * self.count * self.form.bytes >= _WIDE else ""
+        e.write(f"row = {name} * {points} + tl.arange(0, {points})[:, None]")
+        e.write(f"run = tl.arange(0, {self.step * self.shape.runs})[None, :]")
+        e.write(f"byte = tl.arange(0, {self.shape.run})[None, None, :]")
+        e.write(f"first = row{wide} * {self.count * self.form.bytes}")
+        return e
+
+    def tile(self, e: TritonEmitter, start: str) -> BlockTile:
+        """Inside of a loop over blocks."""
+        e.write(f"block = {start} + run // {self.shape.runs}")
+        masks = []
+        if self.is_cut:
+            masks.append(f"(block < {self.count})")
+        if self.n % self.schedule.points:
+            masks.append(f"(row < {self.n})")
+        if masks:
+            e.write(f"inside = {' & '.join(masks)}")
+        e.write(f"at = first + block * {self.form.bytes}")
+        return BlockTile(e, self.shape, "codes", "at", "inside" if masks else "")
+
+    @property
+    def programs(self) -> int:
+        return -(-self.n // self.schedule.points)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the last step of the loop is beyond the terms."""
+        return bool(self.count % self.step)
+
+    def program(self, e: TritonEmitter, name: str, buffers: tuple[Buffer, ...], grid: tuple[Dim, ...]) -> TritonProgram:
+        lines = [f"    {text} = {text}.to(tl.int64)" for text in e.sizes.values()] + e.lines
+        named = replace(self.kernel, inputs=buffers, outputs=())
+        return TritonProgram(
+            name, named, "\n".join(lines) + "\n", frozenset(e.helpers), buffers, tuple(e.sizes), grid, self.schedule
+        )
+
+
+def _multiplied(blocks: BlockRows) -> TritonProgram:
+    """Rows of x with a tile of weights, a few rows at a time."""
+    x, codes = blocks.kernel.inputs
+    (out,) = blocks.kernel.outputs
+    rows, dtype = x.shape[0], x.dtype
+    together = min(_TOGETHER, known(rows))
+    chunks = (rows + together - 1) // together
+    e = blocks.start("(tl.program_id(0) // chunks)" if chunks != 1 else "tl.program_id(0)")
+    if chunks != 1:
+        e.lines.insert(0, f"    chunks = {e.size(chunks)}")
+        e.write(f"line = tl.program_id(0) % chunks * {together}")
+    else:
+        e.write("line = 0")
+    shape = [blocks.schedule.points, blocks.step * blocks.shape.runs, blocks.shape.run]
+    for i in range(together):
+        e.write(f"sum{i} = tl.full({shape}, 0.0, tl.float32)")
+    e.write(f"for start in range(0, {blocks.count}, {blocks.step}):")
+    with e.indented():
+        tile = blocks.tile(e, "start")
+        e.write(f"element = (block * {blocks.form.elements})[:, :, None] + {tile.element}")
+        exact = isinstance(rows, int) and rows % together == 0
+        for further, weight in tile.weights():
+            for i in range(together):
+                masks = [f"(block < {blocks.count})[:, :, None]"] if blocks.is_cut else []
+                masks += [] if exact else [f"(line + {i} < {e.size(rows)})"]
+                mask = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
+                given = f"tl.load(x + (line + {i}) * {blocks.k} + element + {further}{mask})"
+                e.write(f"sum{i} = sum{i} + {weight} * {decoded(given, dtype, e.needs)}")
+    e.write(f"column = {'(tl.program_id(0) // chunks)' if chunks != 1 else 'tl.program_id(0)'} * "
+            f"{blocks.schedule.points} + tl.arange(0, {blocks.schedule.points})")  # fmt: skip
+    for i in range(together):
+        masks = [f"(column < {blocks.n})"] if blocks.n % blocks.schedule.points else []
+        masks += [] if exact else [f"(line + {i} < {e.size(rows)})"]
+        mask = f", mask={' & '.join(masks)}" if masks else ""
+        total = encoded(f"tl.sum(tl.sum(sum{i}, axis=2), axis=1)", dtype, e.needs)
+        e.write(f"tl.store(out + (line + {i}) * {blocks.n} + column, {total}{mask})")
+    return blocks.program(e, "dequant_matmul", (x, codes, out), (blocks.programs * chunks,))
+
+
+def _written(blocks: BlockRows, table: Buffer) -> TritonProgram:
+    """Weights to scratch memory."""
+    codes = blocks.kernel.inputs[1]
+    steps = -(-blocks.count // blocks.step)
+    e = blocks.start(f"(tl.program_id(0) // {steps})")
+    tile = blocks.tile(e, f"tl.program_id(0) % {steps} * {blocks.step}")
+    wide = ".to(tl.int64)" if blocks.n * blocks.k >= _WIDE else ""
+    e.write(f"place = (row{wide} * {blocks.k} + block * {blocks.form.elements})[:, :, None] + {tile.element}")
+    for further, weight in tile.weights():
+        mask = ", mask=inside[:, :, None]" if tile.mask else ""
+        e.write(f"tl.store(weights + place + {further}, {encoded(weight, table.dtype, e.needs)}{mask})")
+    return blocks.program(e, "unpack", (codes, table), (blocks.programs * steps,))

@@ -1,0 +1,45 @@
+"""Measured winners among schedules, by card, kind of kernel and size class: `winners.json`, part of the package.
+
+A row is the sizes of a kernel that was measured and the schedule that won. Other sizes take the schedule of the nearest
+row, by ratios of sizes, so that a size class is what lies around a row. Cards without rows of their own take `any`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from math import log2
+from pathlib import Path
+
+from strata.backends.triton.schedule import GpuSchedule, parse_gpu_schedule
+from strata.backends.triton.target import Gpu
+
+_MOST = 1 << 18  # larger sizes, and those that are not known, count as this
+
+
+def winner(gpu: Gpu, kind: str, sizes: Sequence[int]) -> GpuSchedule:
+    """The schedule of the measured kernel that is nearest in size."""
+    return parse_gpu_schedule(nearest(gpu, kind, sizes)[1])
+
+
+def nearest(gpu: Gpu, kind: str, sizes: Sequence[int]) -> tuple[tuple[int, ...], str]:
+    """The sizes that were measured, and what won for them."""
+    table = _tables()
+    rows = table.get(str(gpu), {}).get(kind) or table["any"][kind]
+    wanted = [log2(max(1, min(n, _MOST))) for n in sizes]
+
+    def distance(row: tuple[tuple[int, ...], str]) -> float:
+        return sum(abs(a - log2(n)) for a, n in zip(wanted, row[0], strict=True))
+
+    return min(rows, key=distance)
+
+
+@cache
+def _tables() -> dict[str, dict[str, list[tuple[tuple[int, ...], str]]]]:
+    """By card and kind: sizes and schedules."""
+    read = json.loads((Path(__file__).parent / "winners.json").read_text(encoding="utf-8"))
+    return {
+        card: {kind: [(tuple(sizes), text) for sizes, text in rows] for kind, rows in kinds.items()}
+        for card, kinds in read.items()
+    }
