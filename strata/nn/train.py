@@ -11,14 +11,15 @@ gets a key of its own for every step.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import strata.tensor as tensors
 from strata.core import flatten, here, tree_map, unflatten
+from strata.core import progress as progress_bar
 from strata.errors import OptionError
 from strata.nn import optim
 from strata.nn.checkpoint import latest, save_checkpoint
@@ -150,18 +151,23 @@ class Trainer:
         for _ in range(done):
             if next(source, None) is None:
                 return state
-        with _bar(steps, done, progress) as advance:
+        with progress_bar("training", steps, wanted=None if progress else False) as advance:
+            advance(done)
             for batch in source:
                 if done >= steps:
                     break
                 state, metrics = self.step(state, tuple(batch))
                 done += 1
-                advance(metrics)
+                advance(1, partial(_shown, metrics))
                 if on_step is not None:
                     on_step(done, metrics)
                 if checkpoints is not None and (done % save_every == 0 or done == steps):
                     save_checkpoint(checkpoints, done, state, keep=keep)
         return state
+
+
+def _shown(metrics: State) -> str:
+    return f"loss {metrics['loss'].item():.4f}"
 
 
 def _own(x: Any) -> Tensor:
@@ -199,20 +205,3 @@ def _all_finite(tree: Any) -> Any:
     for check in checks[1:]:
         result = result & check
     return result
-
-
-@contextmanager
-def _bar(steps: int, done: int, progress: bool) -> Iterator[Callable[[State], None]]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    import sys
-
-    if not progress or not sys.stderr.isatty():
-        yield lambda metrics: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=steps, completed=done)
-        yield lambda metrics: bar.update(task, advance=1, description=f"loss {metrics['loss'].item():.4f}")

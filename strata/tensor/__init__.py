@@ -24,6 +24,7 @@ from strata.tensor.creation import (
     iota,
     linspace,
     ones,
+    open_array,
     tensor,
     tri,
     zeros,
@@ -32,7 +33,7 @@ from strata.tensor.custom import custom_op
 from strata.tensor.functional import grad, hvp, jacfwd, jacrev, jvp, value_and_grad, vjp, vmap
 from strata.tensor.jit import Jitted, jit
 from strata.tensor.plan import Plan
-from strata.tensor.tensor import Tensor, prepare, realize, wrapped
+from strata.tensor.tensor import Tensor, prepare, prepare_with, realize, realize_with, wrapped
 from strata.tensor.variable import Variable
 
 globals().update({_n: wrapped(_n) for _n in METHODS if isinstance(globals().get(_n), ModuleType)})  # `repeat`
@@ -55,8 +56,8 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    def __call__(self, data: Any, dtype: Any = None) -> Tensor:
-        return tensor(data, dtype)
+    def __call__(self, data: Any, dtype: Any = None, *, device: Any = None) -> Tensor:
+        return tensor(data, dtype, device=device)
 
 
 sys.modules[__name__].__class__ = _Package

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from strata.backends import HOMES, DeviceArray
 from strata.config import Config
 from strata.core import TensorType, TreeDef, taker
 from strata.runtime import USABLE
-from strata.tensor.data import Handle
+from strata.tensor.data import Handle, LooseHandle
 from strata.tensor.tensor import Tensor
 
 FIXED = (bool, int, float, str, type(None))  # leaves other than tensors and arrays that are compared
@@ -29,7 +30,18 @@ class UnlikeError(Exception):
 class Repeat:
     """The arguments of a call, to compare others with."""
 
-    __slots__ = ("_args", "_arrays", "_fixed", "_kinds", "_kwargs", "_types", "_zeros", "settings", "variant")
+    __slots__ = (
+        "_args",
+        "_arrays",
+        "_fixed",
+        "_is_resident",
+        "_kinds",
+        "_kwargs",
+        "_types",
+        "_zeros",
+        "settings",
+        "variant",
+    )
 
     def __init__(
         self,
@@ -54,6 +66,7 @@ class Repeat:
         self._kinds = list(kinds)
         self._arrays = any(type(x) is np.ndarray for x in inputs)
         self.settings, self.variant = settings, variant
+        self._is_resident = variant.home is not None and not self._fixed and not self._arrays
 
     def _leaves(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any] | None:
         leaves: list[Any] = []
@@ -67,6 +80,10 @@ class Repeat:
     ) -> tuple[list[np.ndarray], list[Handle | None]] | None:
         """The arrays of a call that is alike, each contiguous, and where tensors keep theirs; None if it is not."""
         leaves = self._leaves(args, kwargs)
+        if leaves is not None and self._is_resident:
+            found = self._resident(leaves)
+            if found is not None:
+                return found
         if leaves is None or [type(x) for x in leaves] != self._types:
             return None
         if self._fixed:
@@ -80,10 +97,43 @@ class Repeat:
         handles = self._mixed(leaves) if self._arrays else [x._handle or x._held for x in leaves]
         if handles is None or None in handles or [h.type for h in handles] != self._kinds:
             return None
+        if HOMES:
+            return self._at_home(handles)
         arrays = []
         for handle in handles:
             array = handle._array
             if array is None or not (handle.is_own or array.flags.num & USABLE == USABLE):
+                return None
+            arrays.append(array)
+        return arrays, handles
+
+    def _resident(self, leaves: list[Any]) -> tuple[list[Any], list[Any]] | None:
+        """The same for tensors that are on the variant's device, all in one loop."""
+        home = self.variant.home
+        arrays, handles = [], []
+        for x, kind in zip(leaves, self._kinds, strict=True):
+            handle = x._handle or x._held if type(x) is Tensor else None
+            if handle is None or (handle.type is not kind and handle.type != kind):
+                return None
+            array = handle._array
+            if type(array) is not DeviceArray or array.home is not home:
+                return None
+            arrays.append(array)
+            handles.append(handle)
+        return arrays, handles
+
+    def _at_home(self, handles: list[Handle]) -> tuple[list[Any], list[Any]] | None:
+        """The same where there are devices with memory of their own: all arrays are in that of the variant."""
+        home = self.variant.home
+        arrays = []
+        for handle in handles:
+            array = handle._array
+            if type(array) is DeviceArray:
+                if array.home is not home:
+                    return None
+            elif home is not None and type(handle) is not LooseHandle:
+                return None
+            if array is None or not (type(array) is DeviceArray or handle.is_own or array.flags.num & USABLE == USABLE):
                 return None
             arrays.append(array)
         return arrays, handles
@@ -95,7 +145,7 @@ class Repeat:
             if type(x) is Tensor:
                 made.append(x._handle or x._held)
             elif x.shape == kind.shape and x.dtype == kind.dtype.np:
-                made.append(Handle(x, kind))
+                made.append(LooseHandle(x, kind))
             else:
                 return None
         return made

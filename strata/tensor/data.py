@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from strata.backends import DeviceArray
 from strata.core import TensorType, as_dtype
 from strata.errors import RunError
 from strata.mir import Leaf, Node, Origin, Value
@@ -17,21 +18,21 @@ class Handle:
     """Storage of one tensor. Two handles are never equal, whatever they hold.
 
     A tensor with symbolic sizes has a `type` of its own; `binding` says what the sizes are now. Its array is flat and
-    has room for the largest sizes while they are not bound.
+    has room for the largest sizes while they are not bound. The array is NumPy's, or one in the memory of a device.
     """
 
     __slots__ = ("__weakref__", "_array", "binding", "is_open", "is_own", "is_shared", "type")
 
     def __init__(
         self,
-        array: np.ndarray,
+        array: Any,
         kind: TensorType | None = None,
         binding: Mapping[str, int] | None = None,
         *,
         is_own: bool = False,
         is_open: bool = False,
     ) -> None:
-        self._array: np.ndarray | None = array
+        self._array: Any = array
         self.type = TensorType(as_dtype(array.dtype), array.shape) if kind is None else kind
         self.binding = binding
         self.is_own = is_own  # nobody else has seen the array: no other handle, view or program has its memory
@@ -39,7 +40,7 @@ class Handle:
         self.is_shared = False  # an expression or a program keeps this array: it is not for writing
 
     @property
-    def array(self) -> np.ndarray:
+    def array(self) -> Any:
         if self._array is None:
             raise RunError(
                 f"a tensor {self.type} was donated to a jitted function, which has used its memory", code="X210"
@@ -47,22 +48,34 @@ class Handle:
         return self._array
 
     @property
-    def storage(self) -> np.ndarray:
+    def hosted(self) -> np.ndarray:
+        """The array, or a copy on the host."""
+        array = self.array
+        found: np.ndarray = array.numpy() if type(array) is DeviceArray else array
+        return found
+
+    @property
+    def storage(self) -> Any:
         """All of the memory, also what lies behind the sizes of the moment."""
         array = self.array
+        if type(array) is DeviceArray:
+            return array.source if type(array.source) is DeviceArray else array
         base = array.base
         return base if isinstance(base, np.ndarray) and not self.type.is_static else array
 
-    def for_writing(self) -> np.ndarray:
+    def for_writing(self) -> Any:
         """The array, copied first if something that is not to change has its memory too."""
-        if self.is_shared or not self.array.flags.writeable:
+        if type(self.array) is DeviceArray:
+            self._array = self.array.copy() if self.is_shared else self.array
+            self.is_shared = False
+        elif self.is_shared or not self.array.flags.writeable:
             shape = self.array.shape
             self._array = self.storage.copy().reshape(-1)[: self.array.size].reshape(shape)
             self.is_shared = False
         self.is_own, self.is_open = False, True
         return self.array
 
-    def for_keeping(self) -> np.ndarray:
+    def for_keeping(self) -> Any:
         """The array as it is now and stays, whatever happens to the tensor; copied only if others may write to it."""
         array = self.array
         if self.is_open:
@@ -78,7 +91,7 @@ class Handle:
         made.is_own, made.is_open = True, False
         return made
 
-    def rebind(self, array: np.ndarray, binding: Mapping[str, int] | None) -> None:
+    def rebind(self, array: Any, binding: Mapping[str, int] | None) -> None:
         """Other sizes, and the array that they give."""
         self._array, self.binding = array, binding
 
@@ -94,6 +107,12 @@ class Handle:
         return f"Handle({self.type})"
 
 
+class LooseHandle(Handle):
+    """Of an array that goes wherever the tensors are that it is used with."""
+
+    __slots__ = ()
+
+
 class Data(Leaf):
     """An array that exists."""
 
@@ -107,7 +126,7 @@ class Data(Leaf):
         return self.handle.type
 
     def numpy(self, *arrays: np.ndarray) -> np.ndarray:
-        return self.handle.array
+        return self.handle.hosted
 
 
 _NOWHERE = Origin()

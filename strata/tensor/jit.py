@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from strata.arguments import untouched
-from strata.config import config
+from strata.backends import HOMES, DeviceArray, DeviceHome, DeviceName
+from strata.config import Config, config
 from strata.core import (
     ON_MISS,
     Table,
@@ -34,8 +35,9 @@ from strata.ops import outer_values
 from strata.runtime import CompiledGraph, Profile
 from strata.tensor.call_fast_path import FIXED, Repeat, UnlikeError
 from strata.tensor.creation import asarray
-from strata.tensor.data import Handle
+from strata.tensor.data import Handle, LooseHandle
 from strata.tensor.general import General
+from strata.tensor.placement import HOST, default_home, device_of, handle_device, home_of, tracing, two_devices
 from strata.tensor.realize import realize_values
 from strata.tensor.structure_key import is_traced
 from strata.tensor.tensor import Tensor, realize_tensors
@@ -195,9 +197,10 @@ class Jitted:
             fixed = tuple(
                 (i, exact(x.value if type(x) is _Static else x)) for i, x in enumerate(leaves) if i not in among
             )
-        where = (settings.device, settings.code_settings)
+        home, device = (None, "cpu") if not HOMES and settings.device == "cpu" else _where(tensors, settings)
+        where = (device, settings.code_settings, home)
         types = tuple([x.type if h is None else h.type for x, h in zip(tensors, handles, strict=True)])
-        return _Call(args, kwargs, given, leaves, dynamic, tensors, handles, (shape, types, fixed, where))
+        return _Call(args, kwargs, given, leaves, dynamic, tensors, handles, (shape, types, fixed, where), home, device)
 
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
         """The graph for these arguments; nothing is computed."""
@@ -224,7 +227,7 @@ class Jitted:
         variant = self._known(call.key) or self._miss(call)
         if not isinstance(variant, Variant):
             return Profile(self.__name__, ())
-        feeds = {n: h.array for n, h in zip(variant.names, realize_values(call.values), strict=True)}
+        feeds = {n: h.hosted for n, h in zip(variant.names, realize_values(call.values), strict=True)}
         return variant.compile().profile(variant.renamed(feeds), repeats=repeats)
 
     def clear(self) -> None:
@@ -387,7 +390,8 @@ class Jitted:
         names = tuple(f"x{i}" for i in range(len(values)))
         inputs = [placeholder(n, v.type, scope) for n, v in zip(names, values, strict=True)]
         args, kwargs = self._arguments(call, [Tensor(x) for x in inputs])
-        result = self.fn(*args, **kwargs)
+        with tracing():
+            result = self.fn(*args, **kwargs)
         outs, shape = flatten(result)
         tensors = [asarray(x).value for x in outs if _is_dynamic(x)]
         captures = outer_values(tensors, inputs, 0, hoist=True)
@@ -399,15 +403,20 @@ class Jitted:
             return (result,)
         graph = Graph(getattr(self.fn, "__name__", "jit").replace("<lambda>", "lambda"))
         table = {x: graph.input(n, x.type) for n, x in zip(names, inputs, strict=True)}
-        captured = {}
+        captured: dict[str, Any] = {}
+        home, device = call.home, call.device
         for i, (value, handle) in enumerate(zip(captures, realize_values(captures), strict=True)):
             table[value] = graph.param(f"k{i}", value.type)
-            captured[f"k{i}"] = handle.for_keeping()
+            kept = captured[f"k{i}"] = handle.for_keeping()
+            if isinstance(kept, DeviceArray):
+                if home is not None and kept.home is not home:
+                    raise two_devices(f"jit: {self.__name__}", home.name, kept.home.name)
+                home, device = kept.home, str(kept.home.name)
         fixed = {i: x for i, x in enumerate(outs) if not _is_dynamic(x)}
         graph.outputs(*substitute_values(tensors, table))
         types = {t: t for t in call.key[1]}
         kinds = tuple(types.get(x.type, x.type) for x in graph.results)
-        return Variant(graph, captured, names, shape, fixed, kinds, self._donated(call))
+        return Variant(graph, captured, names, shape, fixed, kinds, self._donated(call), device, home)
 
 
 @dataclass(slots=True)
@@ -422,6 +431,8 @@ class _Call:
     tensors: list[Tensor]  # those leaves
     handles: list[Handle | None]  # where they are, None for what has no memory of its own yet
     key: Any
+    home: DeviceHome | None  # the memory that they are in; None: the host's
+    device: str
 
     @property
     def values(self) -> list[Value]:
@@ -445,8 +456,26 @@ def _spans(call: _Call) -> list[range]:
 
 def _tensor(x: Any) -> Tensor:
     if type(x) is np.ndarray and x.dtype.kind in "fiubc" and x.dtype.isnative:
-        return Tensor.of(Handle(x))  # what asarray would come to
+        return Tensor.of(LooseHandle(x))  # what asarray would come to, on a device that the others decide
     return asarray(x)
+
+
+def _where(tensors: Sequence[Tensor], settings: Config) -> tuple[DeviceHome | None, str]:
+    """The memory that results of a call stay in, and the device that it runs on: that of its tensors, or the default.
+
+    Tensors of the host are computed on the default device, and so are their results of the host.
+    """
+    found: DeviceName | None = None
+    for x in tensors:
+        held = x._held
+        place = device_of(x.value) if held is None else handle_device(held)
+        if place is not None:
+            if found is not None and place != found:
+                raise two_devices("jit", found, place)
+            found = place
+    if found is None:
+        return default_home(), settings.device
+    return (None, settings.device) if found == HOST else (home_of(found), str(found))
 
 
 def _is_dynamic(x: Any) -> bool:

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from strata.backends import HOMES, DeviceArray, DeviceHome
 from strata.config import Config, config
 from strata.core import Table, new_lock
 from strata.errors import SymbolError
 from strata.mir import Value
 from strata.runtime import CompiledGraph, Session, compile_price, run_price
+from strata.tensor.data import LooseHandle
 from strata.tensor.general import NEEDS_NUMBERS, General, generalize
 from strata.tensor.interpret import Interpreter
+from strata.tensor.placement import common_home, default_home
 from strata.tensor.storage import slices
 from strata.tensor.structure_key import Outline, outline
 
@@ -73,17 +76,31 @@ def clear() -> None:
     _families.clear()
 
 
-def run_values(roots: Sequence[Value]) -> tuple[list[np.ndarray], dict[str, int]]:
-    """The arrays of expressions, computed together, and the symbolic sizes that they were computed for."""
+def run_values(roots: Sequence[Value], home: DeviceHome | None = None) -> tuple[list[Any], dict[str, int]]:
+    """The arrays of expressions, computed together, and the symbolic sizes that they were computed for.
+
+    They are where the leaves are; without leaves, at a home that is given, or where new tensors go.
+    """
     plan = outline(roots)
     settings = config()
     COUNTS.runs += 1
+    if settings.device != "cpu" and all(type(h) is LooseHandle for h in plan.leaves):
+        home = home or default_home()
+    elif HOMES:
+        for handle in plan.leaves:  # in every run: without a call where all are arrays of the host
+            if type(handle._array) is DeviceArray:
+                home = common_home("realize", [(h, h.array) for h in plan.leaves])
+                break
+    if home is not None and settings.device != home.name:
+        settings = replace(settings, device=str(home.name))
     key = (plan.key, settings.device, settings.code_settings)
-    program = _programs.get(key)
+    program = _programs.get(key) if settings.lazy_cache else None
     if program is None:
-        program = _programs.get_or_make(key, lambda: _make(plan, roots, settings))
+        program = _kept(key, plan, roots, settings)
     else:
         COUNTS.hits += 1
+    if home is not None:
+        return _run_at_home(program, plan, roots, settings)
     if program.interpreter is None:
         return _run_symbolic(program, plan, roots, settings)
     arrays = [h.array for h in plan.leaves]
@@ -94,6 +111,30 @@ def run_values(roots: Sequence[Value]) -> tuple[list[np.ndarray], dict[str, int]
         COUNTS.interpreted += 1
         return _apart(program.interpreter.run(arrays), arrays), {}
     return list(compiled.run({f"d{i}": a for i, a in enumerate(arrays)})), {}
+
+
+def _kept(key: Any, plan: Outline, roots: Sequence[Value], settings: Config) -> LazyProgram:
+    """A new program, kept as the settings say."""
+    if not settings.lazy_cache:
+        return _make(plan, roots, settings)
+    program = _programs.get_or_make(key, lambda: _make(plan, roots, settings))
+    _programs.shrink(settings.lazy_cache_limit)
+    return program
+
+
+def _run_at_home(
+    program: LazyProgram, plan: Outline, roots: Sequence[Value], settings: Config
+) -> tuple[list[Any], dict[str, int]]:
+    """The same where arrays are in the memory of a device: results stay there."""
+    if program.interpreter is None:
+        compiled, binding = _symbolic(program, plan, roots, settings)
+        return compiled.run_resident(slices(plan.leaves, binding)), binding
+    found = program.compiled or _consider(program, plan, roots, settings)
+    assert found is not None, "a device without an interpreter compiles at once"
+    made = found.run_resident({f"d{i}": h.array for i, h in enumerate(plan.leaves)})
+    if not plan.leaves:  # all of it depends on nothing, and would be kept for the next time
+        found.forget_weights()
+    return made, {}
 
 
 def _apart(made: list[np.ndarray], given: list[np.ndarray]) -> list[np.ndarray]:
@@ -167,6 +208,13 @@ def _run_symbolic(
     program: LazyProgram, plan: Outline, roots: Sequence[Value], settings: Config
 ) -> tuple[list[np.ndarray], dict[str, int]]:
     """Leaves have symbolic sizes: one compiled program for all of them."""
+    compiled, binding = _symbolic(program, plan, roots, settings)
+    return list(compiled.run(slices(plan.leaves, binding))), binding
+
+
+def _symbolic(
+    program: LazyProgram, plan: Outline, roots: Sequence[Value], settings: Config
+) -> tuple[CompiledGraph, dict[str, int]]:
     binding = plan.binding()
     if program.compiled is None:
         graph = plan.graph(roots)
@@ -176,4 +224,4 @@ def _run_symbolic(
             raise SymbolError(f"the tensor cannot be computed while its size {unknown} has no value", code="S353")
         COUNTS.compiled += 1
         program.compiled = Session(settings.device).compile(graph)
-    return list(program.compiled.run(slices(plan.leaves, binding))), binding
+    return program.compiled, binding

@@ -6,19 +6,23 @@ output, and no graph is touched. Symbolic sizes are given to `execute` by name a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from strata.arguments import own_checks
-from strata.config import Config, config
+from strata.backends import DeviceArray
+from strata.config import Config, config, using_config
 from strata.core import Dim, here
 from strata.errors import OptionError, SymbolError, UnknownNameError
+from strata.lir import Lir
 from strata.mir import Value, near
 from strata.runtime import CompiledGraph, Profile, Session
+from strata.tensor.branches import Branches, split
 from strata.tensor.data import Handle, handle_of, handle_value
+from strata.tensor.placement import common_home, default_home
 from strata.tensor.storage import bound_view, capacity, slices
 from strata.tensor.structure_key import outline
 from strata.tensor.variable import check_range
@@ -42,21 +46,28 @@ class Plan:
     Before the first run that is zeros. Other tensors never have the plan's memory, equal expressions included.
     """
 
-    def __init__(self, tensors: Sequence[Any]) -> None:
-        settings = config()
+    def __init__(self, tensors: Sequence[Any], settings: Config | None = None) -> None:
+        """With settings, the plan is made and run under them, whatever others hold."""
+        self._own = settings
+        settings = settings or config()
         self.tensors = tuple(tensors)
         for t in self.tensors:
             if not hasattr(t, "__mir_value__"):
                 raise OptionError(f"Plan: a {type(t).__name__} is not a tensor", code="T208", place=here())
         pending = list(dict.fromkeys(t.value for t in tensors if handle_of(t.value) is None))
-        self._compiled: CompiledGraph | None = None
+        self._compiled: CompiledGraph | None = None  # in one program, if it is not in branches
+        self._branches: Branches | None = None
+        self._whole: Callable[[], CompiledGraph] | None = None
+        self._pending: list[Value] = []
+        self._leaf_values: list[Value] = []
         self._handles: list[Handle] = []
-        self._buffers: list[np.ndarray] = []
+        self._buffers: list[Any] = []
         self._leaves: list[Handle] = []
         self.variables: dict[str, int] = {}
         self._limits: dict[str, tuple[int, int | None]] = {}
         if pending:
-            self._prepare(pending, settings)
+            with using_config(self._own):
+                self._prepare(pending, settings)
         self._outputs = [self._output(t, dict(zip(pending, self._handles, strict=True))) for t in tensors]
 
     def _output(self, tensor: Any, made: Mapping[Value, Handle]) -> Handle:
@@ -80,10 +91,22 @@ class Plan:
             self._limits[name] = (symbol.lo, symbol.hi)
             self.variables[name] = max(symbol.lo, 0)
         self.variables |= {n: v for n, v in plan.binding().items() if n in self.variables}
-        self._compiled = Session(settings.device).compile(graph)
+        home = common_home("prepare", [(h, h.array) for h in plan.leaves]) if plan.leaves else default_home()
         self._leaves = plan.leaves
+        self._pending, self._leaf_values = pending, plan.leaf_values
+        groups, joins = (
+            split(pending) if home is None and settings.device == "cpu" and not self._limits else ([], False)
+        )
+        if groups:
+            self._branches = Branches(groups, pending, joins=joins, settings=settings)
+        device = settings.device if home is None else str(home.name)
+        self._whole = lambda: Session(device).compile(graph)
+        if self._branches is None:
+            self._compiled = self._whole()
         for value in pending:
-            buffer = np.zeros(capacity(value.type), value.dtype.np)  # until the first run there is nothing else to show
+            buffer: Any = np.zeros(capacity(value.type), value.dtype.np)  # until the first run nothing else is to show
+            if home is not None:
+                buffer = home.upload(buffer)
             view = bound_view(buffer, value.type, self.variables)
             handle = Handle(view, value.type, dict(self.variables) or None, is_open=True)
             self._buffers.append(buffer)
@@ -102,11 +125,16 @@ class Plan:
                 )  # fmt: skip
             given[name] = check_range(name, value, *self._limits[name])
         binding = self.variables | given
-        if self._compiled is None:
+        if self._compiled is None and self._branches is None:
             return self
-        feeds = slices(self._leaves, binding)
         views = [bound_view(b, h.type, binding) for b, h in zip(self._buffers, self._handles, strict=True)]
-        self._compiled.run_into(feeds, views)
+        with using_config(self._own):
+            if self._branches is not None:
+                leaves = dict(zip(self._leaf_values, self._leaves, strict=True))
+                self._branches.run(leaves, dict(zip(self._pending, views, strict=True)), config())
+            else:
+                assert self._compiled is not None
+                self._compiled.run_into(slices(self._leaves, binding), views)
         self.variables = binding
         for handle, view in zip(self._handles, views, strict=True):
             handle.rebind(view, binding or None)
@@ -118,43 +146,62 @@ class Plan:
     def num_outputs(self) -> int:
         return len(self._outputs)
 
-    def output(self, i: int = 0) -> np.ndarray:
-        """What the last run computed for the i-th tensor: the plan's own memory, written again by the next run."""
+    def output(self, i: int = 0) -> Any:
+        """What the last run computed for the i-th tensor: the plan's own memory, written again by the next run.
+
+        An array of NumPy; where the plan is on a device with memory of its own, the tensor."""
         if not -len(self._outputs) <= i < len(self._outputs):
             raise OptionError(f"output: the plan has {len(self._outputs)} outputs, not {i}", code="O150", place=here())
-        return self._outputs[i].array
+        array = self._outputs[i].array
+        return self.tensors[i] if isinstance(array, DeviceArray) else array
 
     @property
-    def outputs(self) -> tuple[np.ndarray, ...]:
+    def outputs(self) -> tuple[Any, ...]:
         return tuple(self.output(i) for i in range(len(self._outputs)))
 
     @property
+    def _programs(self) -> list[CompiledGraph]:
+        if self._branches is not None:
+            return self._branches.programs
+        return [] if self._compiled is None else [self._compiled]
+
+    @property
+    def branches(self) -> int:
+        """Programs that do not depend on each other, and may run at the same time."""
+        return 1 if self._branches is None else len(self._branches.parts)
+
+    @property
     def kernels(self) -> tuple[KernelInfo, ...]:
-        if self._compiled is None:
-            return ()
-        lir = self._compiled.lir
-        return tuple(
-            KernelInfo(
-                s.name, s.label, str(s.kernel) if s.kernel is not None else s.label, s.inputs, s.outputs,
-                sum((lir.buffer(b).type.nbytes for b in (*s.inputs, *s.outputs)), start=0),
-            )
-            for s in lir.schedule
-        )  # fmt: skip
+        return tuple(info for program in self._programs for info in _kernels(program.lir))
 
     def profile(self, repeat: int = 10, **variables: int) -> Profile:
         """Run, then time each step on its own; printed, it is a table."""
         self.execute(**variables)
-        if self._compiled is None:
+        if self._whole is None:
             return Profile("plan", ())
-        return self._compiled.profile(slices(self._leaves, self.variables), repeats=repeat)
+        return (self._compiled or self._whole()).profile(slices(self._leaves, self.variables), repeats=repeat)
 
     def explain(self) -> str:
         """The plan's steps, what was not fused and why, and its memory."""
-        if self._compiled is None:
+        if not self._programs:
             return "an empty plan: its tensors have their arrays already"
-        lir = self._compiled.lir
-        cuts = "\n".join(f"not fused: {c.producer.op.name}, {c.reason}" for c in lir.cuts)
-        return f"{lir.summary()}\n{cuts}{chr(10) if cuts else ''}{self._compiled.memory}"
+        return "\n".join(_explained(program) for program in self._programs)
 
     def __repr__(self) -> str:
         return f"<Plan of {len(self._outputs)} outputs, {len(self.kernels)} steps>"
+
+
+def _kernels(lir: Lir) -> list[KernelInfo]:
+    return [
+        KernelInfo(
+            s.name, s.label, str(s.kernel) if s.kernel is not None else s.label, s.inputs, s.outputs,
+            sum((lir.buffer(b).type.nbytes for b in (*s.inputs, *s.outputs)), start=0),
+        )
+        for s in lir.schedule
+    ]  # fmt: skip
+
+
+def _explained(program: CompiledGraph) -> str:
+    lir = program.lir
+    cuts = "\n".join(f"not fused: {c.producer.op.name}, {c.reason}" for c in lir.cuts)
+    return f"{lir.summary()}\n{cuts}{chr(10) if cuts else ''}{program.memory}"

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from strata import ops
-from strata.tensor.tensor import lifted
+from strata.tensor.creation import created
 
 _random: Any = ops.random  # a module, though `ops` serves functions by name
 
-key = lifted(_random.key)
-split = lifted(_random.split)
-fold_in = lifted(_random.fold_in)
-uniform = lifted(_random.uniform)
-normal = lifted(_random.normal)
-exponential = lifted(_random.exponential)
-gumbel = lifted(_random.gumbel)
-randint = lifted(_random.randint)
-bernoulli = lifted(_random.bernoulli)
-categorical = lifted(_random.categorical)
-permutation = lifted(_random.permutation)
+key = created(_random.key)
+split = created(_random.split)
+fold_in = created(_random.fold_in)
+uniform = created(_random.uniform)
+normal = created(_random.normal)
+exponential = created(_random.exponential)
+gumbel = created(_random.gumbel)
+randint = created(_random.randint)
+bernoulli = created(_random.bernoulli)
+categorical = created(_random.categorical)
+permutation = created(_random.permutation)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from strata.backends import DeviceArray, DeviceHome
 from strata.mir import Value
-from strata.tensor.data import Handle, handle_of, remember
+from strata.tensor.data import Handle, LooseHandle, handle_of, remember
 from strata.tensor.lazy_cache import run_values
+from strata.tensor.placement import has_place
 
 
 def realize_values(values: Sequence[Value]) -> list[Handle]:
@@ -24,10 +26,19 @@ def realize_value(value: Value) -> Handle:
     return handle_of(value) or _run([value])[0]
 
 
-def _run(wanted: list[Value]) -> list[Handle]:
-    arrays, binding = run_values(wanted)
-    handles = [Handle(a, x.type if x.type.is_static or binding else None, binding or None)
-               for x, a in zip(wanted, arrays, strict=True)]  # fmt: skip
-    for value, handle in zip(wanted, handles, strict=True):
-        remember(value, handle)
+def realize_at(value: Value, home: DeviceHome) -> Handle:
+    """Storage for an expression without leaves in the memory of a device."""
+    return _run([value], home)[0]
+
+
+def _run(wanted: list[Value], home: DeviceHome | None = None) -> list[Handle]:
+    arrays, binding = run_values(wanted) if home is None else run_values(wanted, home)
+    handles: list[Handle] = []
+    for value, array in zip(wanted, arrays, strict=True):
+        goes_anywhere = not has_place(value)  # equal expressions may be used on other devices
+        kind = LooseHandle if goes_anywhere and type(array) is not DeviceArray else Handle
+        handle = kind(array, value.type if value.type.is_static or binding else None, binding or None)
+        if kind is LooseHandle or not goes_anywhere:
+            remember(value, handle)
+        handles.append(handle)
     return handles

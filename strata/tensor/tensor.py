@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from html import escape
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 import strata.ops  # noqa: F401 - fills METHODS
 from strata.arguments import hot, own_checks, untouched
+from strata.backends import HOMES, DeviceArray
+from strata.config import Config, using_config
 from strata.core import Dim, DType, TensorType, check_unmasked, f32, flatten, here, tree_map
 from strata.errors import DeviceError, OptionError, ShapeError, SymbolError, TraceError
-from strata.mir import METHODS, REGISTRY, Value, constant, near
-from strata.tensor.data import Data, Handle, apart, data_apart, handle_of, handle_value
+from strata.mir import BINARY, COMPARISONS, METHODS, REGISTRY, Operators, Value, constant, near
+from strata.tensor.data import Data, Handle, LooseHandle, apart, data_apart, handle_of, handle_value
+from strata.tensor.placement import HOST, device_of
 from strata.tensor.plan import Plan
 from strata.tensor.realize import realize_value, realize_values
+from strata.tensor.residence import Residence
 from strata.tensor.storage import bound_view
 from strata.tensor.structure_key import is_traced
 
 
-class Tensor:
+class Tensor(Residence, Operators):
     """A lazy array. Operators and methods record a graph; `numpy()` and its like compute it.
 
     Shapes and dtypes are checked when an operation is recorded. Expressions never change: `x[i] = v` makes the name `x`
@@ -30,8 +34,6 @@ class Tensor:
 
     __slots__ = ("__weakref__", "_handle", "_value")
     __mir_value__: ClassVar[bool] = True
-    __array_priority__: ClassVar[int] = 1000
-    __array_ufunc__ = None  # NumPy defers to our reflected operators
 
     _value: Value | None
     _handle: Handle | None  # of a result whose value nobody has asked for yet
@@ -44,6 +46,8 @@ class Tensor:
             )
         if type(value.node.op) is Data:  # of another tensor, which is one of its own
             value = data_apart(value)
+        elif HOMES:
+            device_of(value)  # operands on two devices are an error here
         self._value, self._handle = value, None
 
     @classmethod
@@ -57,16 +61,8 @@ class Tensor:
     @classmethod
     @hot
     def results(cls, arrays: Iterable[np.ndarray], kinds: Iterable[TensorType]) -> list[Tensor]:
-        """Tensors of arrays that nobody has seen yet: in every call of a jitted function, so all in one loop."""
-        new: Any = object.__new__
-        made = []
-        for array, kind in zip(arrays, kinds, strict=True):
-            handle, tensor = new(Handle), new(cls)
-            handle._array, handle.type, handle.binding, handle.is_own = array, kind, None, True
-            handle.is_open = handle.is_shared = False
-            tensor._value, tensor._handle = None, handle
-            made.append(tensor)
-        return made
+        """Tensors of arrays that nobody has seen yet."""
+        return fresh_tensors(arrays, kinds)
 
     @property
     def value(self) -> Value:
@@ -142,9 +138,19 @@ class Tensor:
         realize(self)
         return self
 
+    def realize_with(self, settings: Config) -> Tensor:
+        """Compute now, under given settings; the tensor itself is returned."""
+        with using_config(settings):
+            realize(self)
+        return self
+
     def prepare(self) -> Plan:
         """Compile now, run later and often: `plan.execute()`. The tensor shows what the plan computed last."""
         return Plan([self])
+
+    def prepare_with(self, settings: Config) -> Plan:
+        """The same under given settings, which hold for every run of the plan."""
+        return Plan([self], settings)
 
     def data(self, **sizes: int) -> np.ndarray:
         """The memory of a realized tensor, for writing; of a tensor with symbolic sizes, the part that `sizes` use."""
@@ -152,6 +158,11 @@ class Tensor:
             raise OptionError(f"data: {self.type} has no memory yet", code="T222", place=here(), fix="x.realize()")
         handle = self._hold(realize_value(self.value))
         array = handle.for_writing()
+        if type(array) is DeviceArray:
+            raise DeviceError(
+                f"data: {self.type} is on {str(array.device)!r}, where Python does not write", code="E104",
+                place=here(), fix="x.to('cpu'), or x[i] = v",
+            )  # fmt: skip
         if handle.type.is_static:
             return array
         return bound_view(handle.storage, handle.type, {**(handle.binding or {}), **sizes})
@@ -180,38 +191,17 @@ class Tensor:
                 f"the tensor cannot be computed while its size {next(iter(handle.type.symbols()))} has no value",
                 code="S353", place=here(),
             )  # fmt: skip
+        if type(handle.array) is DeviceArray:
+            return handle.hosted
         handle.is_own = False
-        return handle.array
+        array: np.ndarray = handle.array
+        return array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = self.numpy()
         if dtype is not None and np.dtype(dtype) != array.dtype:
             return array.astype(dtype)
         return array.copy() if copy else array
-
-    def __dlpack__(
-        self,
-        *,
-        stream: Any = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        """The memory itself, without a copy: who takes it may write to it, so no other tensor has it from here on."""
-        array = self._array()
-        if copy:
-            array = array.copy()
-        elif array.flags.writeable:
-            array = self._hold(realize_value(self.value)).for_writing()
-        elif not array.flags.writeable and (max_version is None or max_version < (1, 0)):
-            array = array.copy()  # the old protocol has no way to say that memory is read-only
-        options: dict[str, Any] = {} if max_version is None else {"max_version": max_version}
-        if dl_device is not None:
-            options["dl_device"] = dl_device
-        return array.__dlpack__(stream=stream, **options)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
 
     def __buffer__(self, flags: int) -> memoryview:
         """The buffer protocol (Python 3.12 and newer)."""
@@ -228,15 +218,6 @@ class Tensor:
         from strata.tensor import xp
 
         return xp
-
-    @property
-    def device(self) -> str:
-        return "cpu"
-
-    def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor:
-        if not isinstance(device, str) or device != "cpu":
-            raise DeviceError(f"a tensor lives on 'cpu', not on {device!r}", code="E101", place=here())
-        return self
 
     def __bool__(self) -> bool:
         self._need_number("bool()", "where(condition, a, b), or cond(condition, f, g)")
@@ -295,12 +276,13 @@ class Tensor:
         self._need_value("pickle")
         self._array()
         held = self._hold(realize_value(self.value))
-        return _restored, (held.array, held.type, held.binding)
+        return _restored, (held.hosted, held.type, held.binding)
 
     def __repr__(self) -> str:
         if self.is_realized:
             text = np.array2string(self._array(), separator=", ", prefix="Tensor(", threshold=100, edgeitems=3)
-            return f"Tensor({text}, {self.type})"
+            where = "" if self.device == HOST else f", {str(self.device)!r}"
+            return f"Tensor({text}, {self.type}{where})"
         if is_traced(self.value):
             return f"Tensor({self.type}, traced)"
         return f"Tensor({self.type}, {self.value.node.op.name} not computed yet)"
@@ -347,41 +329,8 @@ class Tensor:
         self.value = Tensor(made).value
         return self
 
-    if TYPE_CHECKING:  # set below, from a table
-
-        def __add__(self, other: Any) -> Tensor: ...
-        def __radd__(self, other: Any) -> Tensor: ...
-        def __sub__(self, other: Any) -> Tensor: ...
-        def __rsub__(self, other: Any) -> Tensor: ...
-        def __mul__(self, other: Any) -> Tensor: ...
-        def __rmul__(self, other: Any) -> Tensor: ...
-        def __truediv__(self, other: Any) -> Tensor: ...
-        def __rtruediv__(self, other: Any) -> Tensor: ...
-        def __floordiv__(self, other: Any) -> Tensor: ...
-        def __rfloordiv__(self, other: Any) -> Tensor: ...
-        def __mod__(self, other: Any) -> Tensor: ...
-        def __rmod__(self, other: Any) -> Tensor: ...
-        def __pow__(self, other: Any) -> Tensor: ...
-        def __rpow__(self, other: Any) -> Tensor: ...
-        def __matmul__(self, other: Any) -> Tensor: ...
-        def __rmatmul__(self, other: Any) -> Tensor: ...
-        def __and__(self, other: Any) -> Tensor: ...
-        def __rand__(self, other: Any) -> Tensor: ...
-        def __or__(self, other: Any) -> Tensor: ...
-        def __ror__(self, other: Any) -> Tensor: ...
-        def __xor__(self, other: Any) -> Tensor: ...
-        def __rxor__(self, other: Any) -> Tensor: ...
-        def __lshift__(self, other: Any) -> Tensor: ...
-        def __rlshift__(self, other: Any) -> Tensor: ...
-        def __rshift__(self, other: Any) -> Tensor: ...
-        def __rrshift__(self, other: Any) -> Tensor: ...
-        def __lt__(self, other: Any) -> Tensor: ...
-        def __le__(self, other: Any) -> Tensor: ...
-        def __gt__(self, other: Any) -> Tensor: ...
-        def __ge__(self, other: Any) -> Tensor: ...
-        def __neg__(self) -> Tensor: ...
-        def __abs__(self) -> Tensor: ...
-        def __invert__(self) -> Tensor: ...
+    def _call(self, function: str, *args: Any) -> Any:
+        return call(function, *args)
 
     def __eq__(self, other: object) -> Any:
         """Element by element, as in NumPy."""
@@ -400,6 +349,19 @@ class Tensor:
 def _restored(array: np.ndarray, kind: TensorType, binding: Mapping[str, int] | None) -> Tensor:
     """A tensor out of a pickle."""
     return Tensor.of(Handle(array, kind, binding))
+
+
+def fresh_tensors(arrays: Iterable[Any], kinds: Iterable[TensorType]) -> list[Tensor]:
+    """What `Tensor.results` gives: in every call of a jitted function, so all in one loop."""
+    new: Any = object.__new__
+    made = []
+    for array, kind in zip(arrays, kinds, strict=True):
+        handle, tensor = new(Handle), new(Tensor)
+        handle._array, handle.type, handle.binding, handle.is_own = array, kind, None, True
+        handle.is_open = handle.is_shared = False
+        tensor._value, tensor._handle = None, handle
+        made.append(tensor)
+    return made
 
 
 def realize(*trees: Any) -> Any:
@@ -421,13 +383,29 @@ def _as_value(x: Any) -> Value:
     return x if isinstance(x, Value) else constant(x)
 
 
+def realize_with(settings: Config, *trees: Any) -> Any:
+    """Compute tensors together under given settings, as `realize` does."""
+    with using_config(settings):
+        return realize(*trees)
+
+
 @own_checks()
 def prepare(*tensors: Tensor) -> Plan:
     """One plan for several tensors: what they share is computed once."""
+    return Plan(_only_tensors("prepare", tensors))
+
+
+@own_checks("tensors")
+def prepare_with(settings: Config, *tensors: Tensor) -> Plan:
+    """One plan for several tensors under given settings, which hold for every run of it."""
+    return Plan(_only_tensors("prepare_with", tensors), settings)
+
+
+def _only_tensors(what: str, tensors: Sequence[Any]) -> Sequence[Tensor]:
     for t in tensors:
         if not isinstance(t, Tensor):
-            raise OptionError(f"prepare: a {type(t).__name__} is not a tensor", code="T208", place=here())
-    return Plan(tensors)
+            raise OptionError(f"{what}: a {type(t).__name__} is not a tensor", code="T208", place=here())
+    return tensors
 
 
 def is_operand(x: object) -> bool:
@@ -450,26 +428,12 @@ def _operator(dunder: str, method: str) -> None:
         return call(method, operand(other), self) if is_operand(other) else NotImplemented
 
     setattr(Tensor, f"__{dunder}__", forward)
-    if dunder not in ("lt", "le", "gt", "ge"):
+    if dunder in BINARY:
         setattr(Tensor, f"__r{dunder}__", reflected)
 
 
-for _dunder, _method in {
-    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide",
-    "mod": "remainder", "pow": "power", "matmul": "matmul", "and": "bitwise_and", "or": "bitwise_or",
-    "xor": "bitwise_xor",
-    "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift", "lt": "less", "le": "less_equal", "gt": "greater",
-    "ge": "greater_equal",
-}.items():  # fmt: skip
+for _dunder, _method in (BINARY | COMPARISONS).items():
     _operator(_dunder, _method)
-
-
-def _unary_operator(dunder: str, method: str) -> None:
-    setattr(Tensor, f"__{dunder}__", lambda self: call(method, self))
-
-
-for _dunder, _method in {"neg": "negative", "abs": "abs", "invert": "bitwise_not"}.items():
-    _unary_operator(_dunder, _method)
 
 
 # ------------------------------------------------------------------------------------------- between tensors and values
@@ -482,7 +446,7 @@ def operand(x: Any) -> Any:
     if not isinstance(x, np.ndarray) or x.size <= LARGE:
         return x
     check_unmasked(x)
-    return Tensor.of(Handle(np.array(x)))
+    return Tensor.of(LooseHandle(np.array(x)))
 
 
 def unwrap(x: Any) -> Any:

@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from strata.config import config
+from strata.backends import DeviceArray, DeviceHome
 from strata.core import Table, TensorType, TreeDef, builder, here, new_lock
 from strata.errors import TraceError
-from strata.lir import may_take_over
 from strata.mir import Graph, leaf_name
 from strata.runtime import CompiledGraph, Session
 from strata.tensor.data import Handle
 from strata.tensor.general import LARGEST, NEEDS_NUMBERS, SMALL, General, generalize
 from strata.tensor.structure_key import outline_of
-from strata.tensor.tensor import Tensor
+from strata.tensor.tensor import Tensor, fresh_tensors
 
 
 @dataclass(slots=True)
@@ -26,12 +25,14 @@ class Variant:
     """A graph, the arrays that the function closed over, and how to give results back. Compiled on its first run."""
 
     graph: Graph
-    captured: dict[str, np.ndarray]
+    captured: dict[str, Any]
     names: tuple[str, ...]
     structure: TreeDef
     fixed: dict[int, Any]  # results that are not tensors, by place among the leaves
     kinds: tuple[TensorType, ...]  # of the results
     donated: tuple[int, ...] = ()  # inputs that the caller gives up
+    device: str = "cpu"
+    home: DeviceHome | None = None  # the memory that results stay in; None: they are arrays of the host
     compiled: CompiledGraph | None = None
     shared: dict[str, str] | None = None  # names of inputs in a shared program, by ours
     takes: dict[int, int] | None = None  # outputs, and the donated inputs that they are written over
@@ -43,8 +44,9 @@ class Variant:
     def run(self, handles: Sequence[Handle]) -> Any:
         compiled = self.compiled or self.compile()
         feeds = self.renamed({n: h.array for n, h in zip(self.names, handles, strict=True)})
+        over = self._over(compiled, handles)
         try:
-            made = compiled.run_over(feeds, self._over(compiled, handles))
+            made = compiled.run_over(feeds, over) if self.home is None else compiled.run_resident(feeds, over)
         finally:
             self._release(handles)
         return self._finished(made)
@@ -53,10 +55,22 @@ class Variant:
         """The same for arrays that the program takes as they are, in its order."""
         compiled = self.compiled
         assert compiled is not None
+        if self.home is not None:
+            return self._run_at_home(compiled, arrays, handles)
         if not self.donated:
             return self._finished(compiled.run_ready(arrays))
         try:
             made = compiled.run_ready(arrays, self._over(compiled, handles))
+        finally:
+            self._release(handles)
+        return self._finished(made)
+
+    def _run_at_home(self, compiled: CompiledGraph, arrays: Sequence[Any], handles: Sequence[Handle]) -> Any:
+        if not self.donated:
+            entered = compiled._enter(arrays)
+            return self._finished(compiled.run_ready(list(arrays), resident=True) if entered is None else entered)
+        try:
+            made = compiled.run_ready(list(arrays), self._over(compiled, handles), resident=True)
         finally:
             self._release(handles)
         return self._finished(made)
@@ -66,11 +80,11 @@ class Variant:
         """Whether its program has exactly its inputs, in order: `run_ready` can be used."""
         return self.compiled is not None and self.shared is None and tuple(self.compiled.inputs) == self.names
 
-    def _finished(self, made: Sequence[np.ndarray]) -> Any:
+    def _finished(self, made: Sequence[Any]) -> Any:
         self.runs += 1
-        return self.restore(Tensor.results(made, self.kinds))
+        return self.restore(fresh_tensors(made, self.kinds))
 
-    def _over(self, compiled: CompiledGraph, handles: Sequence[Handle]) -> dict[int, np.ndarray]:
+    def _over(self, compiled: CompiledGraph, handles: Sequence[Handle]) -> dict[int, Any]:
         """Results go where donated arguments lie, as far as the plan reads those before it writes.
 
         Only memory that nobody else has seen is written over, and none that is an argument twice.
@@ -83,7 +97,8 @@ class Variant:
         over = {}
         for output, i in self.takes.items():
             handle = handles[i]
-            if handle.is_own and (counts is None or counts[handle] == 1):
+            own = handle.is_own and (self.home is None or type(handle.array) is DeviceArray)
+            if own and (counts is None or counts[handle] == 1):
                 over[output] = handle.array
         return over
 
@@ -101,12 +116,12 @@ class Variant:
             if name not in names:
                 continue
             free = (o for o in range(len(self.graph.results)) if o not in pairs)
-            found = next((o for o in free if may_take_over(compiled.lir, name, o)), None)
+            found = next((o for o in free if compiled.takes_over(name, o)), None)
             if found is not None:
                 pairs[found] = i
         return pairs
 
-    def renamed(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def renamed(self, feeds: dict[str, Any]) -> dict[str, Any]:
         """Inputs by the names that the program has for them."""
         if self.shared is None:
             return feeds
@@ -125,7 +140,7 @@ class Variant:
     def compile(self) -> CompiledGraph:
         with self._lock:
             if self.compiled is None:
-                made = Session(config().device).compile(self.graph)
+                made = Session(self.device).compile(self.graph)
                 made.set_params(self.captured)
                 self.compiled = made
         return self.compiled
@@ -154,7 +169,7 @@ class Variant:
         if general is None:
             raise self._not_shared()
         try:
-            made = programs.get_or_make(general.key, lambda: Session(config().device).compile(general.graph))
+            made = programs.get_or_make(general.key, lambda: Session(self.device).compile(general.graph))
         except NEEDS_NUMBERS as error:
             raise self._not_shared() from error
         used = [leaf_name(x) for x in program.leaf_values]

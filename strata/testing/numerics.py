@@ -32,7 +32,7 @@ HEADER = """# Numerics
 
 Bounds on errors, in units in the last place (ulp) of the result's type: half as much again as was measured, written by
 `make numerics`; a test measures a slice anew. The true value is computed in 80-bit floats from the very inputs. 0.5 is
-a result that is rounded as well as can be; f16 and bf16 are computed in f32 and rounded once.
+a result that is rounded as well as can be; f16 and bf16 are computed in f32 and rounded once, after each op.
 
 Functions of one element are measured relative to the true result. Sums have terms that may cancel each other: they are
 measured relative to the sum of magnitudes, and norms relative to 1 where an element is smaller.
@@ -40,6 +40,10 @@ measured relative to the sum of magnitudes, and norms relative to 1 where an ele
 Sums are done in blocks, in an order that depends on the problem alone: on how its terms lie in memory and on the
 processor's vectors, not on what was known of its sizes, on threads, or on other rows. Norms and variances take off what
 their mean lost when it was rounded, so that rows far from zero keep their digits.
+
+Of two zeros, minimum and maximum give the second, as NumPy does; ARM's instructions give the one with the right sign.
+Matmuls of bf16 take numbers below the smallest normal one for zero where processors multiply bf16 themselves
+(AVX512-BF16): times an infinity, they are NaN.
 """
 
 

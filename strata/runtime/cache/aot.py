@@ -122,7 +122,7 @@ class AotCache:
                     lir = make().lir
                     self.put_lir(name, lir)
         executable = session.backend.compile(lir)
-        return CompiledGraph(lir, executable, session.options, source=graph, device=session.device)
+        return CompiledGraph(lir, executable, session.options, session.compile, source=graph, device=session.device)
 
     def _key(self, name: str) -> str:
         # a compiler that is being edited shares its plans with no other process

@@ -146,7 +146,8 @@ class BucketedCompileCache:
         """Run a bucket's graph on fewer rows than it was made for: (largest key, outputs), or None outside all buckets.
 
         Inputs are padded with zeros along their first axis and outputs cut back to `actual_rows`; an output whose entry
-        of `output_inners` is 0 is returned whole. An input given as (name, data, None) is not padded. A graph that
+        of `output_inners` is 0 is returned whole. Where an input or output has one axis of `upper` times `inner`
+        elements, rows lie in it one after the other. An input given as (name, data, None) is not padded. A graph that
         mixes rows would see the padding, and is refused, unless `mask` names an input of it that tells rows from
         padding: it is filled with 1 and 0 (True and False), or, if it is a float, with the 0 and -1e9 that are added to
         scores.
@@ -156,7 +157,8 @@ class BucketedCompileCache:
             return None
         upper, compiled = found
         given = [(n, d, 1) for n, d in inputs.items()] if isinstance(inputs, Mapping) else list(inputs)
-        padding = self._padding(key, compiled, frozenset(name for name, _, inner in given if inner is not None), upper)
+        rows_of = {name: inner or 1 for name, _, inner in given if inner is not None}
+        padding = self._padding(key, compiled, rows_of, upper)
         if mask is None:
             _require_rows(compiled, padding)
         feeds = {name: _padded_input(name, data, inner, upper, actual_rows, compiled) for name, data, inner in given}
@@ -166,18 +168,18 @@ class BucketedCompileCache:
         is_asked = output_inners is not None
         inners = output_inners if output_inners is not None else [1] * len(outputs)
         cut = [
-            padding.cut(i, out, actual_rows, asked=is_asked) if i < len(inners) and inners[i] else out
+            padding.cut(i, out, actual_rows, inners[i], asked=is_asked) if i < len(inners) and inners[i] else out
             for i, out in enumerate(outputs)
         ]
         return upper, tuple(cut)
 
     run_padded_mixed = run_padded
 
-    def _padding(self, key: int, compiled: CompiledGraph, padded: frozenset[str], upper: int) -> Padding:
+    def _padding(self, key: int, compiled: CompiledGraph, padded: Mapping[str, int], upper: int) -> Padding:
         """What padding some of the inputs does to a bucket's graph; found out once for each choice of them."""
         at = self.bucket_for(key)
         assert at is not None
-        name = at, self.session.entry_key(self.session.options), padded
+        name = at, self.session.entry_key(self.session.options), tuple(sorted(padded.items()))
         return self._paddings.get_or_make(name, lambda: Padding(compiled, padded, upper))
 
     def buckets(self) -> list[range]:
@@ -229,6 +231,13 @@ def _padded_input(
     if inner is None:
         return array
     kind = compiled.inputs.get(name)
+    if kind is not None and array.ndim <= 2 and inner > 1 and kind.shape == (upper * inner,):
+        if array.size != actual * inner:
+            raise ShapeError(
+                f"run_padded: input {name!r} has {array.size} elements, {actual} rows of {inner} were announced",
+                code="S402", place=here(),
+            )  # fmt: skip
+        return pad_rows(array.reshape(-1).astype(kind.dtype.np, copy=False), inner, upper)
     if kind is not None and array.ndim == 1 and kind.ndim != 1:  # rows given one after the other
         array = array.reshape(-1, inner)
     if array.ndim == 0 or array.shape[0] != actual:

@@ -17,17 +17,19 @@ def assert_fused(program: Graph | CompileResult | Lir, *ops: str, device: str = 
         if name not in REGISTRY:
             raise CompileError(f"assert_fused: no op is named {name!r}{near(name, REGISTRY)}", code="C153")
     wanted = Counter(ops)
-    homes = [s for s in lir.schedule if not wanted - Counter(n.op.name for n in s.nodes)]
+    steps = [s for _, s in lir.walk()]
+    homes = [s for s in steps if not wanted - Counter(n.op.name for n in s.nodes)]
     if homes:
         return
-    present = {n.op.name for s in lir.schedule for n in s.nodes}
+    present = {n.op.name for s in steps for n in s.nodes}
     absent = [name for name in ops if name not in present]
     if absent:
         message = f"assert_fused: no step computes {absent[0]}; there are {', '.join(sorted(present))}"
         raise CompileError(message, code="C153")
     reasons = [
         f"{c.producer.op.name} → {c.consumer.op.name}: {c.reason}"
-        for c in lir.cuts
+        for plan in (lir, *(body for s in steps for body in s.bodies))
+        for c in plan.cuts
         if c.consumer is not None and _concerns(c.producer, c.consumer, ops)
     ]
     where = [f"{name} is in {', '.join(_homes(lir, name))}" for name in wanted]
@@ -36,7 +38,7 @@ def assert_fused(program: Graph | CompileResult | Lir, *ops: str, device: str = 
 
 def _homes(lir: Lir, name: str) -> list[str]:
     """The steps that compute an op."""
-    return list(dict.fromkeys(s.label for s in lir.schedule if any(n.op.name == name for n in s.nodes)))
+    return list(dict.fromkeys(s.label for _, s in lir.walk() if any(n.op.name == name for n in s.nodes)))
 
 
 def _concerns(producer: Node, consumer: Node, ops: tuple[str, ...]) -> bool:

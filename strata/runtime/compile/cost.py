@@ -19,16 +19,12 @@ def cost_model(device: str) -> CostModel:
     backend = backend_for(device)
     if backend.cost_model is not None:
         return backend.cost_model
+    share = backend.capabilities.of_processor
+    if share is None:  # a device that we know nothing about: a small GPU behind a bus
+        return CostModel(device, 2e12, 2e11, 1e-5, 5e-5, 1e10)
     machine = measured_machine()
-    match device.partition(":")[0]:
-        case "cpu":
-            return CostModel(device, machine.flops_per_second, machine.bytes_per_second, 1e-6, 2e-6)
-        case "reference":  # NumPy op by op, with temporaries
-            return CostModel(device, machine.flops_per_second / 8, machine.bytes_per_second / 4, 1e-5, 1e-4)
-        case _ if backend.capabilities.on_processor:  # another compiler's code, called through more layers
-            return CostModel(device, machine.flops_per_second / 2, machine.bytes_per_second / 2, 1e-5, 2e-4)
-        case _:  # a device that we know nothing about: a small GPU behind a bus
-            return CostModel(device, 2e12, 2e11, 1e-5, 5e-5, 1e10)
+    speeds = share.flops * machine.flops_per_second, share.bandwidth * machine.bytes_per_second
+    return CostModel(device, *speeds, share.dispatch_seconds, share.roundtrip_seconds)
 
 
 def estimate_graph_cost(graph: Graph, model: CostModel) -> float:

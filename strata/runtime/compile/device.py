@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from strata.arguments import own_checks
-from strata.backends import Backend, backend_for, known_backends
+from strata.backends import Backend, MemoryUse, backend_for, known_backends
 from strata.core import here
 from strata.errors import CompileError, DeviceError, OptionError
 
@@ -63,3 +64,25 @@ def devices() -> list[str]:
             continue
         found += [f"{name}:{i}" for i in range(backend.count)] or [name]
     return found
+
+
+_AS_IT_IS: Any = object()
+
+
+@own_checks("device", "limit")
+def memory(device: str | Device, *, limit: int | None = _AS_IT_IS) -> MemoryUse:
+    """Memory of a device in bytes: in use, the most so far, cached, the limit, and who holds it.
+
+    With `limit`, that much may be in use from here on: what needs more is an OutOfMemoryError. None takes it away.
+    """
+    home = backend_for(str(device)).home
+    if home is None:
+        raise DeviceError(
+            f"memory: {str(device)!r} computes in the memory of this process", code="E106", place=here(),
+            fix="compiled.memory, which is of one program",
+        )  # fmt: skip
+    if limit is not _AS_IT_IS:
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise OptionError(f"memory: limit is a number of bytes, got {limit!r}", code="O436", place=here())
+        home.limit = limit
+    return home.memory()

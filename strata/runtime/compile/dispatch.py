@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strata.backends import Backend, backend_for
+from strata.backends import Backend, planner_for
 from strata.config import config
 from strata.core import Place, TensorType, located
 from strata.errors import CompileError, OptionError
@@ -74,6 +74,8 @@ def policy_takes(backend: Backend, options: CompileOptions) -> Takes:
     def takes(op: Op, types: Sequence[TensorType] = ()) -> bool:
         if op.name in options.force_native:
             return True
+        if not options.claims(op.name):
+            return False
         if op.is_composition and op.name in options.force_common:
             return False
         if options.kernel_dispatch == "force_native":
@@ -91,8 +93,10 @@ def pass_context(backend: Backend, options: CompileOptions) -> PassContext:
     return PassContext(backend.target, takes, claims, options.exact, config().verify)
 
 
-def path_of(node: Node, backend: Backend) -> str:
+def path_of(node: Node, backend: Backend, options: CompileOptions) -> str:
     """How a node of an optimised graph runs."""
+    if not options.claims(node.op.name):
+        return "unsupported"
     dtypes, types = backend.capabilities.dtypes, [x.type for x in node.inputs]
     if dtypes is not None and any(t.dtype.name not in dtypes for t in (*node.types, *types)):
         return "unsupported"
@@ -107,7 +111,7 @@ def offenders(graph: Graph, backend: Backend, options: CompileOptions) -> tuple[
     for node in toposort(graph.results):
         if isinstance(node.op, (Leaf, Constant)):
             continue
-        path = path_of(node, backend)
+        path = path_of(node, backend, options)
         kept = node.op.name in options.force_native or (
             options.kernel_dispatch == "force_native" and node.op.is_composition
         )
@@ -122,8 +126,9 @@ def legalize(graph: Graph, backend: Backend, options: CompileOptions) -> None:
     if not found:
         return
     kinds = ", ".join(dict.fromkeys(o.op for o in found))
+    limits = "" if not options.supported_ops else f" (supported: {', '.join(options.supported_ops)})"
     raise CompileError(
-        f"{backend.name} cannot run {len(found)} of the ops of {graph.name!r}: {kinds}", code="C151",
+        f"{backend.name}{limits} cannot run {len(found)} of the ops of {graph.name!r}: {kinds}", code="C151",
         place=found[0].place, operands=[str(o) for o in found],
     )  # fmt: skip
 
@@ -161,14 +166,16 @@ def _nearest(node: Node, backend: Backend) -> str:
     return f"of its family there are {', '.join(taken[:4])}" if taken else 'Session("cpu") runs it'
 
 
-def as_graph(program: Any) -> Graph:
-    """A graph from a graph or an HIR module."""
+def as_graph(program: Any, blocks: str | None = None) -> Graph:
+    """A graph from a graph or an HIR module, whose blocks are lowered directly or to be fused, if that is said."""
     if not isinstance(program, Graph) and (isinstance(program, (str, bytes)) or not hasattr(program, "lower")):
         raise OptionError(
             f"compile takes a graph or a module of blocks, got {type(program).__name__}", code="O412",
             fix="st.parse(text)" if isinstance(program, str) else None,
         )  # fmt: skip
-    made: Graph = program if isinstance(program, Graph) else program.lower()
+    made: Graph = (
+        program if isinstance(program, Graph) else program.lower() if blocks is None else program.lower(blocks)
+    )
     return made
 
 
@@ -176,8 +183,8 @@ def as_graph(program: Any) -> Graph:
 def dispatch_report(program: Any, device: str = "cpu", options: CompileOptions | None = None) -> DispatchReport:
     """How each op of a graph (or an HIR module) runs on a device, found by running the passes; compiles no kernel."""
     chosen = options or CompileOptions()
-    backend = backend_for(device)
-    graph = as_graph(program)
+    backend = planner_for(device)
+    graph = as_graph(program, chosen.blocks)
     ctx = pass_context(backend, chosen)
     after, _ = run_passes(default_passes(ctx, chosen.choices), graph, ctx)
     return report_of(graph, after, backend, chosen)
@@ -192,7 +199,7 @@ def report_of(before: Graph, after: Graph, backend: Backend, options: CompileOpt
     paths = []
     for name, count in sorted(counted.items()):
         if name in left:
-            path = path_of(left[name], backend)
+            path = path_of(left[name], backend, options)
         elif first[name].op.is_composition and not takes(first[name].op, [x.type for x in first[name].inputs]):
             path = "decomposed"
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from strata.arguments import own_checks
@@ -11,11 +11,13 @@ from strata.backends import ThreadSpread
 from strata.config import config
 from strata.core import here
 from strata.errors import OptionError
+from strata.lir import ALIGNMENT, PLANNERS, MemoryPlanOptions
 from strata.mir import REGISTRY, near
 from strata.passes import PASSES, FusionLimits, PassChoices, parse_passes, parse_policy
 
 POLICIES = ("prefer_native", "force_common", "force_native")
 TUNING = ("heuristic", "beam")
+BLOCKS = ("direct", "fusable")
 
 
 @own_checks("fusion")
@@ -24,10 +26,11 @@ class CompileOptions:
     """How to compile. Equal options and equal graphs give equal code."""
 
     precision: str | None = None
-    """A precision policy (f16, bf16, mixed_f16, mixed_f16_conservative, mixed_bf16), or `compute=f16+reduction=f32`.
-    Bodies of loops and branches keep their own types on `cpu`."""
+    """A precision policy (f16, bf16, mixed_f16, mixed_f16_conservative, mixed_bf16), or `compute=f16+reduction=f32`."""
     fusion: bool | FusionLimits = True
     """False gives each op a kernel of its own; limits say how many ops and inputs a kernel may have."""
+    blocks: str | None = None
+    """How the blocks of an HIR module are lowered: direct (fused ops) or fusable (primitives); None: as it says."""
     assert_fusion_clean: bool = False
     """Refuse to compile where a fusion that a kernel exists for was missed."""
     memory_limit: int | None = None
@@ -40,8 +43,8 @@ class CompileOptions:
     """Ops to decompose even where the backend has a kernel for them."""
     force_native: str | tuple[str, ...] = ()
     """Ops that must stay as they are: refused where the backend has no kernel for them."""
-    tune: str = "heuristic"
-    """How schedules are chosen: heuristic, or beam where a backend searches."""
+    tune: str | None = None
+    """How schedules are chosen: heuristic, or beam where a backend searches; None follows the settings."""
     deterministic: bool = True
     """Bit-equal results for any number of threads."""
     exact: bool = True
@@ -57,6 +60,13 @@ class CompileOptions:
     """Passes to run instead of the default ones, spelled as on the command line."""
     skip_passes: tuple[str, ...] = ()
     """Names of default passes to leave out, to find the one behind a difference."""
+    supported_ops: str | tuple[str, ...] | None = None
+    """Ops that may be left for the backend: others are taken apart or refused. None is all that it has."""
+    memory_planner: str | None = None
+    """How scratch buffers share memory: arena (packed), remap (whole buffers of one type and size), off (none); None
+    follows the settings."""
+    arena_alignment: int = ALIGNMENT
+    """Bytes that every scratch buffer starts at a multiple of: a power of two from 64 to 4096."""
     mesh: Mapping[str, int] | None = None
     """Devices in a grid, by the name and size of its axes, where a backend has several: `{"data": 4, "model": 2}`."""
     shard: Mapping[str, Sequence[str | Sequence[str] | None]] | None = None
@@ -74,7 +84,10 @@ class CompileOptions:
 
     def _check(self) -> None:
         _one_of("kernel_dispatch", self.kernel_dispatch, POLICIES)
-        _one_of("tune", self.tune, TUNING)
+        if self.tune is not None:
+            _one_of("tune", self.tune, TUNING)
+        if self.blocks is not None:
+            _one_of("blocks", self.blocks, BLOCKS)
         if self.precision is not None:
             parse_policy(self.precision)
         if not isinstance(self.fusion, (bool, FusionLimits)):
@@ -89,6 +102,10 @@ class CompileOptions:
                 raise OptionError(f"compile option {name} must be a count or None, got {value!r}", code="O144")
         for name in ("force_common", "force_native"):
             object.__setattr__(self, name, _op_names(name, getattr(self, name)))
+        if self.supported_ops is not None:
+            object.__setattr__(self, "supported_ops", _op_names("supported_ops", self.supported_ops))
+        if self._planner not in PLANNERS or self.arena_alignment != ALIGNMENT:
+            self.memory  # noqa: B018 - checks both
         both = sorted(set(self.force_common) & set(self.force_native))
         if both:
             raise OptionError(f"compile options: {both[0]!r} is in force_common and in force_native", code="O144")
@@ -141,6 +158,29 @@ class CompileOptions:
         if self.mesh is None:
             del shown["mesh"], shown["shard"]
         return ", ".join(f"{name}={binding if name == 'dim_binding' else value!r}" for name, value in shown.items())
+
+    @property
+    def memory(self) -> MemoryPlanOptions:
+        """How the plan's memory is laid out."""
+        return MemoryPlanOptions(self._planner, self.arena_alignment)
+
+    @property
+    def _planner(self) -> str:
+        """How memory is planned, here or by the settings."""
+        return self.memory_planner or config().memory_planner
+
+    @property
+    def tuning(self) -> str:
+        """How schedules are chosen, here or by the settings."""
+        return self.tune or config().tune
+
+    def settled(self) -> CompileOptions:
+        """The same with what follows the settings written down: they may be others when it is planned again."""
+        return replace(self, tune=self.tuning, memory_planner=self._planner)
+
+    def claims(self, name: str) -> bool:
+        """Whether an op may be left for the backend; an empty claim, or none, is all that it has."""
+        return not self.supported_ops or name in self.supported_ops
 
     @property
     def limits(self) -> FusionLimits | None:

@@ -12,11 +12,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from strata.arguments import own_checks
-from strata.backends import Backend, backend_for
+from strata.backends import Backend, planner_for
 from strata.config import config
-from strata.core import Dim, located
-from strata.errors import LowerError, MemoryLimitError, OptionError, TraceError
-from strata.lir import Lir, plan, plan_stages, show_module, verify_plan
+from strata.core import Dim, here, located, progress
+from strata.errors import CompileError, LowerError, MemoryLimitError, OptionError, TraceError
+from strata.lir import Lir, MemoryPlanOptions, plan, plan_stages, show_module, verify_plan
 from strata.mir import Graph
 from strata.passes import Pass, PassContext, PassRecord, default_passes, parse_passes, run_passes
 from strata.runtime.compile.dispatch import DispatchReport, as_graph, legalize, pass_context, report_of
@@ -24,7 +24,7 @@ from strata.runtime.compile.options import CompileOptions
 from strata.runtime.report.explain import Explanation, explain_plan
 from strata.runtime.report.fusion import FusionReport
 
-FORMAT = 2  # of plans: a change of what the text means must change their fingerprints
+FORMAT = 3  # of plans: a change of what the text means must change their fingerprints
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class CompilePipeline:
     def __init__(self, target: str = "cpu", options: CompileOptions | None = None) -> None:
         self.device = target
         self.options = options or CompileOptions()
-        self.backend: Backend = backend_for(target)
-        if self.options.tune == "beam" and not self.backend.capabilities.searches:
+        self.backend: Backend = planner_for(target)
+        if self.options.tuning == "beam" and not self.backend.capabilities.searches:
             raise OptionError(
                 f"tune='beam': {self.backend.name} has no search for schedules", code="O145", fix='tune="heuristic"'
             )
@@ -104,14 +104,25 @@ class CompilePipeline:
         chosen = default_passes(self.context, options.choices)
         return [p for p in chosen if p.name not in options.skip_passes]
 
+    @property
+    def arena_alignment(self) -> int:
+        """Bytes that every scratch buffer starts at a multiple of."""
+        return self.options.arena_alignment
+
+    def with_supported_ops(self, ops: Sequence[str] | None) -> CompilePipeline:
+        """The same stages for a device that runs these ops only: others are taken apart, or refused."""
+        chosen = None if ops is None else (ops,) if isinstance(ops, str) else tuple(ops)
+        return CompilePipeline(self.device, replace(self.options, supported_ops=chosen))
+
     @located
     def source(self, program: Any) -> Graph:
         """A graph from a graph or an HIR module, its sizes as they were written."""
         if isinstance(program, (Lir, CompileResult)):
             raise TraceError(
-                f"{type(program).__name__} is planned already: compile the graph it was made from", code="T230"
-            )
-        graph = as_graph(program)
+                f"{type(program).__name__} is planned already: it has no stage before", code="T230",
+                fix="compile(plan), which passes it through",
+            )  # fmt: skip
+        graph = as_graph(program, self.options.blocks)
         if not graph.results:
             raise LowerError(f"graph {graph.name!r} has no outputs", code="L202", fix="g.outputs(...)")
         return graph
@@ -131,45 +142,61 @@ class CompilePipeline:
         return made, FusionReport(graph, made, tuple(records), lambda: self.plan(made))
 
     @located
-    def plan(self, graph: Graph) -> Lir:
-        """Kernels, schedule and memory of an optimised graph."""
+    def plan(self, graph: Graph, memory: MemoryPlanOptions | None = None) -> Lir:
+        """Kernels, schedule and memory of an optimised graph; `memory` says how scratch buffers share bytes."""
         graph = as_graph(graph)
+        memory = memory or self.options.memory
         backend, options = self.backend, self.options
         made_with = f"strata {_version()} format {FORMAT}; {options.key}; {config().key_fields()}; {backend.name}"
-        lir = self._in_stages(graph, made_with) or plan(
+        lir = self._in_stages(graph, made_with, memory) or plan(
             graph, backend.target, memory_limit=options.memory_limit, whole=backend.runs_whole,
-            views=backend.reads_views, limits=options.limits, made_with=made_with,
+            views=backend.reads_views, limits=options.limits, bodies=backend.capabilities.runs_bodies,
+            made_with=made_with, memory=memory,
         )  # fmt: skip
-        if options.tune == "beam":
+        if options.tuning == "beam":
             lir = self._tuned(lir)
         if config().verify:
             verify_plan(lir)
         return lir
 
-    def _in_stages(self, graph: Graph, made_with: str) -> Lir | None:
+    def _in_stages(self, graph: Graph, made_with: str, memory: MemoryPlanOptions) -> Lir | None:
         """The plan for a backend that takes graphs: it says which nodes are left for the host."""
         if not self.backend.capabilities.takes_graphs:
             return None
         backend, options = self.backend, self.options
         return plan_stages(
             graph, backend.target, backend.runs_on_host, memory_limit=options.memory_limit, limits=options.limits,
-            made_with=made_with,
+            made_with=made_with, memory=memory,
         )  # fmt: skip
 
     def _tuned(self, lir: Lir) -> Lir:
         """Schedules by measuring: seconds a kernel the first time, so that a terminal shows how far it is."""
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        seen = 0
+        with progress("searching schedules", None) as advance:
 
-        console = Console(stderr=True)
-        columns = (TextColumn("searching schedules"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task("kernels")
-            return self.backend.tune(lir, lambda done, total: bar.update(task, completed=done, total=total))
+            def told(done: int, total: int) -> None:
+                nonlocal seen
+                advance(done - seen, total=total)
+                seen = done
+
+            return self.backend.tune(lir, told)
 
     def compile(self, program: Any) -> CompileResult:
-        """All stages but machine code."""
+        """All stages but machine code. A plan passes through as it is, with an empty report."""
+        if isinstance(program, CompileResult):
+            return program
+        if isinstance(program, Lir):
+            return self._passed(program)
         return self.compile_graph(self.lower(program))
+
+    def _passed(self, lir: Lir) -> CompileResult:
+        """A plan that was made before, for this target or one that runs here."""
+        own = self.backend.target
+        if lir.target != own and not lir.target.runs_on(own):
+            raise CompileError(
+                f"the plan of {lir.name!r} is for {lir.target}, {self.device!r} runs {own}", code="C154", place=here()
+            )
+        return CompileResult(lir, FusionReport(lir.graph, lir.graph, (), lambda: lir), self, lir.graph)
 
     compile_hir = compile_mir = compile_module = compile
 
@@ -220,7 +247,8 @@ class CompilePipeline:
             ("LIR", _lir_header(lir) + "\n" + show_module(lir)),
             ("fusion", str(report)),
         ]
-        parts += [(f"code {name}", text) for name, text in self.backend.sources(lir).items()]
+        if not self.backend.capabilities.long_code:
+            parts += [(f"code {name}", text) for name, text in self.backend.sources(lir).items()]
         return "\n".join(f"══ {title} ══\n{text}\n" for title, text in parts)
 
 
@@ -237,7 +265,7 @@ def _lir_header(lir: Lir) -> str:
     naive = placement.unshared
     lines = [
         f"fingerprint: {lir.fingerprint()[:16]}",
-        f"arena: {placement.arena_size} bytes (saved {naive - placement.arena_size} of {naive}, align=64)",
+        f"arena: {placement.arena_size} bytes (saved {placement.bytes_saved} of {naive}, align={lir.memory.alignment})",
         f"schedule: {len(lir.schedule)} steps, {len(lir.kernels)} kernels",
     ]
     return "\n".join([*lines, f"symbols: {', '.join(sorted(lir.symbols))}"] if lir.symbols else lines)

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from strata.backends import HOMES, DeviceArray
 from strata.core import TensorType, as_dtype, check_unmasked, from_dlpack, here
-from strata.errors import DTypeError, OptionError, OutOfMemoryError, ShapeError, StrataError
+from strata.errors import DeviceError, DTypeError, OptionError, OutOfMemoryError, ShapeError, StrataError
 
 FEW = 4  # arrays that are compared with each other sooner than put in order
 USABLE = 0x101  # flags of an array whose elements lie one after the other, each at a multiple of its size
@@ -26,9 +27,9 @@ class StoredArray:
         return array if dtype is None else array.astype(dtype, copy=False)
 
 
-def read_array(name: str, kind: TensorType, value: Any, what: str) -> np.ndarray:
+def read_array(name: str, kind: TensorType, value: Any, what: str) -> Any:
     """The value as a contiguous array of the declared type, without a copy where that is possible."""
-    array = to_numpy(value, name, what)
+    array: Any = value if type(value) is DeviceArray else to_numpy(value, name, what)
     is_python = isinstance(value, (bool, int, float, complex, list, tuple))
     if array.dtype != kind.dtype.np and not _converts(array.dtype, kind.dtype.np, is_python):
         raise DTypeError(f"{what} {name!r} is {kind}, got {describe(array)}", code="D102", place=here())
@@ -37,7 +38,7 @@ def read_array(name: str, kind: TensorType, value: Any, what: str) -> np.ndarray
     )
     if not fits:
         raise ShapeError(f"{what} {name!r} is {kind}, got {describe(array)}", code="S107", place=here())
-    if array.flags.num & USABLE == USABLE and array.dtype == kind.dtype.np:
+    if type(array) is DeviceArray or (array.flags.num & USABLE == USABLE and array.dtype == kind.dtype.np):
         return array
     try:
         return np.array(array, kind.dtype.np, order="C").reshape(array.shape)
@@ -60,6 +61,8 @@ def to_numpy(value: Any, name: str, what: str) -> np.ndarray:
     if isinstance(value, np.ndarray):
         check_unmasked(value)
         return value
+    if HOMES:
+        _check_host(value, name, what)
     try:
         if not hasattr(value, "__dlpack__"):
             array = np.asarray(value)
@@ -81,6 +84,17 @@ def to_numpy(value: Any, name: str, what: str) -> np.ndarray:
             f"{what} {name!r}: {type(value).__name__} cannot be read as an array of numbers", code="D401", place=here()
         )
     return array
+
+
+def _check_host(value: Any, name: str, what: str) -> None:
+    """Refuse what is in the memory of a device: it comes to the host only where somebody says so."""
+    if hasattr(value, "__resident__"):
+        value = value.__resident__()[0]
+    if isinstance(value, DeviceArray):
+        raise DeviceError(
+            f"{what} {name!r} is on {value.device!r}, the program runs on 'cpu'", code="E103", place=here(),
+            fix=f"{name}.to('cpu'), or Session({str(value.device)!r})",
+        )  # fmt: skip
 
 
 def kept_apart(
@@ -156,7 +170,7 @@ def check_output(number: int, kind: TensorType, array: Any) -> None:
         raise ShapeError(f"output {number} is {kind}, got {describe(array)}{reason}", code="S107", place=here())
 
 
-def describe(array: np.ndarray) -> str:
+def describe(array: Any) -> str:
     """`f32[2, 3]`"""
     order = "" if array.dtype.isnative else " of another byte order"
     return f"{as_dtype(array.dtype)}{list(array.shape)}{order}"

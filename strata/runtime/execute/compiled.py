@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from strata.arguments import hot, refused, signed, too_many, untouched
-from strata.backends import Executable, FastCall
+from strata.backends import DeviceHome, Executable, FastCall
 from strata.config import config
-from strata.core import Table, here, new_rlock
+from strata.core import Table, folded, here, new_rlock
 from strata.errors import OptionError, UnknownNameError
 from strata.lir import Lir, RuleCheck, SizeCheck, Spread, check_sizes, size_checks
 from strata.mir import Graph, infer_binding, leaf_name, near
 from strata.runtime.compile.options import CompileOptions
 from strata.runtime.compile.pipeline import CompilePipeline
-from strata.runtime.execute.arrays import USABLE, StoredArray, check_output, kept_apart, read_array
+from strata.runtime.execute import at_home
+from strata.runtime.execute.arrays import USABLE, StoredArray, kept_apart, read_array
 from strata.runtime.execute.background import background
-from strata.runtime.execute.extent import Extents, Remembering, is_remembered
+from strata.runtime.execute.extent import Extents, is_remembered
+from strata.runtime.execute.feeds import by_name, check_outputs, check_params, read_input, refuse_extra, together
+from strata.runtime.execute.foreign import read_param
 from strata.runtime.execute.memory import MemoryReport, makers_of
 from strata.runtime.execute.state import GraphState, updates_in_place
 from strata.runtime.report.observe import OBSERVERS, run_observed
@@ -47,6 +50,7 @@ class CompiledGraph:
         lir: Lir,
         executable: Executable,
         options: CompileOptions,
+        recompile: Callable[[Graph, CompileOptions], CompiledGraph],
         *,
         source: Graph | None = None,
         device: str = "cpu",
@@ -54,7 +58,8 @@ class CompiledGraph:
         checks: tuple[SizeCheck | RuleCheck, ...] | None = None,
         again: Callable[[Mapping[str, int]], CompiledGraph] | None = None,
     ) -> None:
-        """`replan` makes the whole plan where `lir`, read from a cache, has only what running needs.
+        """`recompile` compiles programs that are like this one; `replan` makes the whole plan where `lir`, read from a
+        cache, has only what running needs.
 
         `checks` are those of the source, where they are known without it; `again` compiles it with symbols as numbers.
         """
@@ -76,22 +81,27 @@ class CompiledGraph:
         self._threads_option = options.threads
         self._state: GraphState | None = None
         self._extents: Extents | None = None
-        self._is_special = False  # has state, or an active extent
-        self._last: Sequence[np.ndarray] = ()  # what the last run gave, of a graph that can have extents
+        self._is_special = False  # has state, an active extent, or memory of a device
+        # what the last run gave, for extents that are set later; None where it is not kept
+        self._last: Sequence[np.ndarray] | None = () if is_remembered(self) else None
         self._use(executable)
         self._sharers: weakref.WeakSet[CompiledGraph] | None = None  # that use the same executable
         self._in_place: dict[tuple[int, int], bool] = {}  # by input and output
         self._lock = new_rlock()
-        self._again = again
+        self._remakers = recompile, again
         self._forms: dict[tuple[tuple[str, int], ...], CompiledGraph] = {}  # by symbols that are numbers in them
 
     def _use(self, executable: Executable) -> None:
         if not isinstance(executable, Executable):
             given = f"{self.device} compiles to a {type(executable).__name__}"
             raise OptionError(f"{given}, which is no strata.backends.Executable", code="O413", place=here())
-        quick = executable.quick
-        self._quick: FastCall | None = Remembering(quick, self) if quick is not None and is_remembered(self) else quick
+        self._quick: FastCall | None = executable.quick
         self._executable, self._run = executable, executable.run  # behind it: see `_teach`
+        self._note_special()
+
+    @property
+    def _home(self) -> DeviceHome | None:
+        return self._executable.home
 
     # signature
 
@@ -134,6 +144,9 @@ class CompiledGraph:
     def __repr__(self) -> str:
         return f"<CompiledGraph {self.name}{self.signature}>"
 
+    def _repr_html_(self) -> str:
+        return folded(f"compiled {self.name}{self.signature} on {self.device}", self.lir.summary())
+
     # parameters
 
     def set_param(self, name: str, value: Any) -> None:
@@ -145,7 +158,7 @@ class CompiledGraph:
                 code="N115",
                 place=here(),
             )
-        array = read_array(name, self._params[name], value, "parameter")
+        array = read_param(name, self._params[name], value, self._home)
         with self._lock:
             if not self._params[name].is_static:
                 infer_binding({self._lir.graph.leaf(name): array.shape})  # refuses sizes out of bounds
@@ -174,7 +187,7 @@ class CompiledGraph:
     @untouched
     def run(self, feeds: Mapping[str, Any] | None = None, /, *surplus: Any, **named: Any) -> tuple[np.ndarray, ...]:
         """Run on arrays by input name; returns new arrays."""
-        given = named if feeds is None else self._together(feeds, named) if named else feeds
+        given = named if feeds is None else together(self, feeds, named) if named else feeds
         if surplus:
             raise too_many("CompiledGraph.run", 1, 1 + len(surplus))
         if self._is_special:
@@ -183,12 +196,14 @@ class CompiledGraph:
         if quick is not None and quick.asked == threads and type(given) is dict and not OBSERVERS:
             made = quick.enter(given)
             if made is not None:
+                if self._last is not None:
+                    self._last = made
                 return made
         arrays = self._arrays(given)
         if self._is_static:
             outputs = [make(shape, dtype) for make, shape, dtype in self._makers]
             binding: Mapping[str, int] = _NO_SIZES
-            if is_remembered(self):
+            if self._last is not None:
                 self._last = outputs
         else:
             try:
@@ -212,6 +227,8 @@ class CompiledGraph:
 
         The caller knows that they have the types of the outputs, and are contiguous.
         """
+        if self._is_special and self._state is None and self._extents is None:
+            return at_home.run_at_home(self, feeds, over)
         if not over or self._is_special:
             return self.run(feeds)
         arrays = self._arrays(feeds)
@@ -221,14 +238,39 @@ class CompiledGraph:
             return self._form(spread).run_over(feeds, over)
         outputs = [over[i] if i in over else make(shape, dtype) for i, (make, shape, dtype) in enumerate(makers)]
         if OBSERVERS:
-            run_observed(self, arrays, outputs, binding, self._threads())
+            run_observed(self, arrays, outputs, binding, self._threads_option or config().num_threads)
         else:
             self._run(arrays, outputs, binding, self._threads_option or config().num_threads)
         return tuple(outputs)
 
-    def run_ready(self, arrays: list[np.ndarray], over: Mapping[int, np.ndarray] | None = None) -> Sequence[np.ndarray]:
-        """`run_over` for a caller who knows the arrays: in the order of the inputs, contiguous, of their types."""
+    def run_resident(self, feeds: Mapping[str, Any], over: Mapping[int, Any] | None = None) -> list[Any]:
+        """Run, and leave the results in the device's memory, wherever the inputs are."""
+        return at_home.run_resident(self, feeds, over)
+
+    def forget_weights(self) -> None:
+        """Give up memory of what was computed from parameters and constants only: the next run computes it again."""
+        with self._executable.lock:
+            self._executable.forget()
+
+    def _enter(self, arrays: Sequence[Any]) -> list[Any] | None:
+        """The short way of a program with arrays on its device; None where there is none now."""
+        enter = None if OBSERVERS or self._missing else self._executable.resident_entry
+        return None if enter is None else enter(arrays, None)
+
+    def takes_over(self, name: str, output: int) -> bool:
+        """Whether an output may be written where an input lies, which the caller gives up."""
+        return self._executable.takes_over(name, output)
+
+    def run_ready(
+        self, arrays: list[Any], over: Mapping[int, Any] | None = None, *, resident: bool = False
+    ) -> Sequence[Any]:
+        """`run_over` for a caller who knows the arrays: in the order of the inputs, contiguous, of their types.
+
+        Results that are to be `resident` stay in the device's memory.
+        """
         if not self._is_static or self._is_special or self._missing or OBSERVERS:
+            if resident and not self._missing:
+                return at_home.run_arrays(self, arrays, over, resident=True)
             return self.run_over(dict(zip(self.inputs, arrays, strict=True)), over or {})
         quick, threads = self._quick, self._threads_option or config().num_threads
         if over:
@@ -262,10 +304,13 @@ class CompiledGraph:
             raise OptionError(f"run_into: out is a list of arrays, got {type(out).__name__}", code="O150", place=here())
         if self._is_special:
             with self._lock:
+                if self._home is not None and self._extents is None:
+                    at_home.run_into(self, feeds, out)
+                    return
                 arrays = self._filled(feeds)
                 binding, makers = (_NO_SIZES, self._makers) if self._is_static else self.sized(arrays)
                 outputs = list(out)
-                self._check_outputs(outputs, binding, makers)
+                check_outputs(self, outputs, binding, makers)
                 self._execute(kept_apart(arrays, outputs, self._updates), outputs, binding)
                 if self._state is not None:
                     self._state.copy_from(outputs)
@@ -282,13 +327,13 @@ class CompiledGraph:
             self._form(spread).run_into(feeds, out)
             return
         if len(outputs) != len(makers):
-            self._check_outputs(outputs, binding, makers)
+            check_outputs(self, outputs, binding, makers)
         for array, (_, shape, dtype) in zip(outputs, makers):
             is_array = type(array) is np.ndarray and array.flags.carray
             # of complex numbers NumPy says that they lie well at multiples of half their size
             if is_array and array.dtype == dtype and array.shape == shape and dtype.kind != "c":
                 continue
-            self._check_outputs(outputs, binding, makers)
+            check_outputs(self, outputs, binding, makers)
         arrays = kept_apart(arrays, outputs, self._updates)
         if OBSERVERS:
             run_observed(self, arrays, outputs, binding, threads)
@@ -310,14 +355,6 @@ class CompiledGraph:
             found = self._in_place[at, output] = updates_in_place(self._lir, self._inputs[at][0], output)
         return found
 
-    def _check_outputs(self, outputs: Sequence[np.ndarray], binding: Mapping[str, int], makers: Sequence[Any]) -> None:
-        if len(outputs) != len(makers):
-            raise OptionError(
-                f"{self.name!r} has {len(makers)} outputs, got {len(outputs)} arrays", code="O150", place=here()
-            )
-        for i, (kind, array) in enumerate(zip(self._outputs, outputs, strict=True)):
-            check_output(i, kind.bind(binding) if binding else kind, array)
-
     def submit(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> Future[tuple[np.ndarray, ...]]:
         """Run in the background; the arrays must not change until the result is there."""
         return background().submit(self.run, feeds, **named)
@@ -328,20 +365,14 @@ class CompiledGraph:
             return [self.run(feeds) for feeds in sets]
         return [future.result() for future in [self.submit(feeds) for feeds in sets]]
 
-    def _threads(self) -> int | None:
-        return self._threads_option or config().num_threads
-
     def _arrays(self, given: Mapping[str, Any]) -> list[np.ndarray]:
         if self._missing:
-            name = min(self._missing)
-            raise UnknownNameError(
-                f"parameter {name!r} : {self._params[name]} has no value yet: use set_param", code="N114", place=here()
-            )
+            check_params(self)
         arrays: list[np.ndarray] = []
         try:
             find = given.get
         except AttributeError:
-            find = self._by_name(given).get
+            find = by_name(self, given).get
         for name, dtype, shape in self._fast:
             value = find(name)
             if (
@@ -352,44 +383,10 @@ class CompiledGraph:
             ):
                 arrays.append(value)
             else:
-                arrays.append(self._read(name, value, len(arrays)))
+                arrays.append(read_input(self, name, value, len(arrays)))
         if len(given) != len(arrays):
-            self._refuse_extra(given)
+            refuse_extra(self, given)
         return arrays
-
-    def _by_name(self, given: Any) -> Mapping[str, Any]:
-        if hasattr(given, "get"):
-            return given
-        name = self._inputs[0][0] if self._inputs else "x"
-        raise OptionError(
-            f"{self.name!r} takes its inputs by name, got {type(given).__name__}", code="O152", place=here(),
-            fix=f"run({name}=array), or run({{{name!r}: array}})",
-        )  # fmt: skip
-
-    def _together(self, feeds: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Inputs of a mapping and of keywords."""
-        twice = next((name for name in self._by_name(feeds) if name in named), None)
-        if twice is not None:
-            raise OptionError(
-                f"{self.name!r}: input {twice!r} is given in the mapping and as a keyword", code="O152", place=here()
-            )
-        return {**feeds, **named}
-
-    def _read(self, name: str, value: Any, at: int) -> np.ndarray:
-        kind = self._inputs[at][1]
-        if value is None:
-            raise UnknownNameError(
-                f"input {name!r} : {kind} is missing; the signature is {self.signature}", code="N114", place=here()
-            )
-        return read_array(name, kind, value, "input")
-
-    def _refuse_extra(self, given: Mapping[str, Any]) -> None:
-        names = [n for n, _ in self._inputs]
-        for extra in (n for n in given if n not in names):
-            raise UnknownNameError(
-                f"{self.name!r} has no input {extra!r}; the signature is {self.signature}{near(extra, names)}",
-                code="N112", place=here(),
-            )  # fmt: skip
 
     def _sized(self, arrays: Sequence[np.ndarray]) -> tuple[dict[str, int], tuple[Any, ...]]:
         """Sizes of the symbols, and the outputs that they give."""
@@ -422,9 +419,9 @@ class CompiledGraph:
         with self._lock:
             form = self._forms.get(key)
             if form is None:
-                if self._again is None or len(self._forms) >= MOST_FORMS:
+                if (again := self._remakers[1]) is None or len(self._forms) >= MOST_FORMS:
                     raise spread.error from None
-                form = self._again(spread.ones)
+                form = again(spread.ones)
                 form.set_params(self._param_values)
                 self._forms[key] = form
         return form
@@ -432,11 +429,15 @@ class CompiledGraph:
     # state and extents
 
     def _run_specially(self, given: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
+        if self._home is not None and self._state is None and self._extents is None:
+            return at_home.run_at_home(self, given)
         with self._lock:
+            if self._home is not None and self._extents is None:
+                return at_home.run_with_state(self, given)
             arrays = self._filled(given)
             binding, makers = (_NO_SIZES, self._makers) if self._is_static else self.sized(arrays)
             if self._extents is not None and self._extents.is_used:
-                outputs = self._extents.run_kept(arrays, makers, self._threads())
+                outputs = self._extents.run_kept(arrays, makers, self._threads_option or config().num_threads)
             else:
                 outputs = [make(shape, dtype) for make, shape, dtype in makers]
                 if self._state is not None:
@@ -446,17 +447,18 @@ class CompiledGraph:
             return self._state.take(outputs) if self._state is not None else tuple(outputs)
 
     def _filled(self, given: Mapping[str, Any]) -> list[np.ndarray]:
-        """Arrays for all inputs: what is not given comes from the state."""
-        return self._arrays(given if self._state is None else {**self._state.values, **self._by_name(given)})
+        """Arrays for all inputs, on the host: what is not given comes from the state."""
+        found = self._arrays(given if self._state is None else {**self._state.values, **by_name(self, given)})
+        return found if self._home is None else [np.asarray(a) for a in found]
 
     def _execute(self, arrays: list[np.ndarray], outputs: list[np.ndarray], binding: Mapping[str, int]) -> None:
         if self._extents is not None and self._extents.is_used:
-            self._extents.run(arrays, outputs, self._threads())
+            self._extents.run(arrays, outputs, self._threads_option or config().num_threads)
             return
         if OBSERVERS:
-            run_observed(self, arrays, outputs, binding, self._threads())
+            run_observed(self, arrays, outputs, binding, self._threads_option or config().num_threads)
         else:
-            self._run(arrays, outputs, binding, self._threads())
+            self._run(arrays, outputs, binding, self._threads_option or config().num_threads)
 
     def bind(self, name: str, value: Any) -> None:
         """Keep a value for an input: runs that do not give the input use it. None forgets it."""
@@ -479,16 +481,17 @@ class CompiledGraph:
             self._own_state().feed(name, output)
             self._note_special()
 
-    def set_active_extent(self, axis: str, actual: int | None) -> bool:
+    def set_active_extent(self, axis: str | tuple[int, int] | None, actual: int | None = None) -> bool:
         """Process only the first `actual` places along an axis, given by the name of its symbolic size; None ends it.
 
-        What lies behind them in the outputs of `run_into` is left as it is. Returns whether the graph can be run so:
-        one that mixes places along the axis is run in full, never in part.
+        A graph of plain sizes takes `(actual, upper)`: the first axes that have `upper` places. `None` ends all.
+        What lies behind in the outputs is left as the last run, or the caller of `run_into`, had it. Returns whether
+        the graph can be run so: one that mixes places along the axis is run in full, never in part.
         """
         with self._lock:
             if self._extents is None:
                 self._extents = Extents(self)
-            is_safe = self._extents.set(axis, actual)
+            is_safe = self._extents.choose(axis, actual)
             self._note_special()
             return is_safe
 
@@ -499,12 +502,13 @@ class CompiledGraph:
 
     def _own_state(self) -> GraphState:
         if self._state is None:
-            self._state = GraphState(self._lir, dict(self._inputs), self._outputs)
+            self._state = GraphState(self._lir, dict(self._inputs), self._outputs, self._executable)
         return self._state
 
     def _note_special(self) -> None:
         has_state = self._state is not None and self._state.is_used
-        self._is_special = has_state or (self._extents is not None and bool(self._extents.active))
+        has_extent = self._extents is not None and bool(self._extents.active)
+        self._is_special = has_state or has_extent or self._executable.home is not None
 
     # copies
 
@@ -524,7 +528,7 @@ class CompiledGraph:
                 self._sharers = weakref.WeakSet([self])
             made._sharers = self._sharers
             made._sharers.add(made)
-        made._extents, made._last = None, ()
+        made._extents, made._last = None, () if is_remembered(made) else None
         made._lock = new_rlock()
         made._use(made._executable)
         made._note_special()

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.backends import FastCall
-from strata.core import SymExpr, TensorType, bounds, here
-from strata.errors import OptionError, UnknownNameError
+from strata.core import SymExpr, TensorType, bounds, here, sym
+from strata.errors import OptionError, StrataError, UnknownNameError
 from strata.mir import Graph, leaf_name, near, substitute_values
-from strata.runtime.execute.rows import places, row_obstacles
+from strata.runtime.execute.rows import ROWS, places, row_obstacles, with_open_rows
 
 if TYPE_CHECKING:
     from strata.runtime.execute.compiled import CompiledGraph
+
+
+REMEMBERED_BYTES = 16 << 20
 
 
 class Extents:
@@ -30,8 +31,40 @@ class Extents:
         self._owner = owner
         self._programs: dict[tuple[frozenset[str], tuple[int, ...]], CompiledGraph] = {}
         self._reasons: dict[str, list[str]] = {}
+        self._opened: tuple[str, int, Graph | None] | None = None  # a plain size that became a symbol
         self._kept: Sequence[np.ndarray] = ()
         self.active: dict[str, int] = {}
+
+    def set_rows(self, actual: int, upper: int) -> bool:
+        """Make an extent active along the first axes of inputs that have `upper` places, in a graph of plain sizes."""
+        owner, name = self._owner, ROWS
+        while name in owner.source.symbols():
+            name += "_"
+        rows = {n: 1 for n, kind in owner._inputs if kind.shape[:1] == (upper,)}
+        if not rows or not isinstance(upper, int) or upper < 1:
+            raise OptionError(
+                f"no input of {owner.name!r} has {upper!r} places along its first axis; the signature is "
+                f"{owner.signature}", code="O402", place=here(),
+            )  # fmt: skip
+        if self._opened is None or self._opened[:2] != (name, upper):
+            self.active.pop(name, None)
+            self._programs.clear()
+            self._reasons.pop(name, None)
+            try:
+                graph = with_open_rows(owner.source, rows, upper, sym(name, 1, max(upper, 2)))
+            except StrataError as error:
+                self._opened = name, upper, None
+                self._reasons[name] = [f"it cannot be shown to keep rows apart ({error.summary})"]
+            else:
+                self._opened = name, upper, graph
+        return self.set(name, actual)
+
+    def choose(self, axis: str | tuple[int, int] | None, actual: int | None) -> bool:
+        """An extent by the name of a symbol, or as (actual, upper); None ends all."""
+        if axis is None:
+            self.active.clear()
+            return True
+        return self.set(axis, actual) if isinstance(axis, str) else self.set_rows(*axis)
 
     def set(self, axis: str, actual: int | None) -> bool:
         """Make an extent active, or end it; returns whether runs can use it."""
@@ -101,7 +134,7 @@ class Extents:
         """What the last run gave, in arrays that nobody else has."""
         owner = self._owner
         if owner._last is not self._kept:
-            self._kept = owner._last = [np.array(a) for a in owner._last]
+            self._kept = owner._last = [np.array(a) for a in owner._last or ()]
         return self._kept
 
     def set_param(self, name: str, array: np.ndarray) -> None:
@@ -125,17 +158,18 @@ class Extents:
         if axes <= set(owner._lir.symbols) and key[1] == every:
             return owner
         if key not in self._programs:
-            from strata.runtime.execute.session import Session
-
             fixed = {n: size for n, size in (owner.options.dim_binding or {}).items() if n not in axes}
-            graph = owner.source if key[1] == every else _with_results(owner.source, key[1])
-            made = Session(owner.device).compile(graph, replace(owner.options, dim_binding=fixed or None))
+            opened = self._opened
+            source = opened[2] if opened is not None and opened[0] in axes else owner.source
+            assert source is not None
+            graph = source if key[1] == every else _with_results(source, key[1])
+            made = owner._remakers[0](graph, replace(owner.options, dim_binding=fixed or None))
             made.set_params(owner._param_values)
             self._programs[key] = made
         return self._programs[key]
 
     def _check(self, axis: str) -> None:
-        known = self._owner.source.symbols()
+        known = [*self._owner.source.symbols(), *(() if self._opened is None else (self._opened[0],))]
         if axis not in known:
             raise UnknownNameError(
                 f"{self._owner.name!r} has no symbolic size {axis!r}; "
@@ -144,35 +178,24 @@ class Extents:
             )  # fmt: skip
 
     def _upper(self, axis: str) -> int | None:
+        if self._opened is not None and self._opened[0] == axis:
+            return self._opened[1]
         fixed = (self._owner.options.dim_binding or {}).get(axis)
         return fixed if fixed is not None else bounds(SymExpr((((self._owner.source.symbols()[axis],), 1),)))[1]
 
     def _least(self, axis: str) -> int:
+        if self._opened is not None and self._opened[0] == axis:
+            return 1
         return bounds(SymExpr((((self._owner.source.symbols()[axis],), 1),)))[0] or 0
 
 
 def is_remembered(graph: CompiledGraph) -> bool:
-    """Whether a graph of fixed sizes keeps what its last run gave; others keep it anyway, or have no extents."""
-    return graph._is_static and bool(graph.options.dim_binding)
-
-
-class Remembering:
-    """A fast call of a program whose results its owner remembers, for extents that are set later."""
-
-    def __init__(self, quick: FastCall, owner: CompiledGraph) -> None:
-        self._quick, self._owner = quick, weakref.ref(owner)
-        self.wants, self.learn = quick.wants, quick.learn
-
-    @property
-    def asked(self) -> int | None:
-        return self._quick.asked
-
-    def enter(self, given: Any) -> tuple[Any, ...] | None:
-        made = self._quick.enter(given)
-        owner = self._owner()
-        if made is not None and owner is not None and type(given) is not tuple:  # else into arrays of the caller
-            owner._last = made
-        return made
+    """Whether a graph keeps what its last run gave, for an extent that is set later: of results with a first axis,
+    and unless they are large, with fixed sizes. Graphs with symbols keep it always."""
+    sizes = [t.nbytes for t in graph._outputs if t.ndim]
+    if not graph._is_static or graph.options.dim_binding:
+        return True
+    return bool(sizes) and sum(size for size in sizes if isinstance(size, int)) <= REMEMBERED_BYTES
 
 
 def _front(array: np.ndarray, kind: TensorType, sizes: Mapping[str, int]) -> np.ndarray:

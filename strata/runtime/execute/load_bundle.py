@@ -35,7 +35,7 @@ def load_compiled(path: str | os.PathLike[str], device: str | None = None) -> Co
     level = next(
         (n for n in reversed(archive.levels) if n in about.levels and Target.named(n).runs_on(Target.host())), None
     )
-    if about.generator != archive.version or level is None:
+    if not archive.takes(about.generator) or level is None:
         reason = "this processor has other instructions" if level is None else "another version made it"
         made = _compiled_anew(file, where, options, reason)
     else:
@@ -57,7 +57,7 @@ def _compiled_before(
         lir = read_plan(data, None, lambda: _graph(file), target)
         reason = check_plan(lir)
         if not reason:
-            return CompiledGraph(lir, archive.load(lir, _Codes(file)), options, device=device)
+            return CompiledGraph(lir, archive.load(lir, _Codes(file)), options, Session(device).compile, device=device)
     except MissingCodeError:
         reason = "its code is of other settings than these"
     except DAMAGED as error:

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from strata.core import Dim, here, sym
+from strata.core import here, sym
 from strata.errors import OptionError, StrataError
-from strata.mir import Graph, Op, leaf_name, substitute_values
+from strata.mir import Graph
 from strata.runtime.compile.pipeline import CompilePipeline
 from strata.runtime.execute.compiled import CompiledGraph
-from strata.runtime.execute.rows import places, row_obstacles
-
-ROWS = "rows"
+from strata.runtime.execute.rows import ROWS, places, row_obstacles, with_open_rows
 
 
 class Padding:
     """What rows of zeros behind the real ones of some inputs do to a graph made for `upper` rows."""
 
-    def __init__(self, compiled: CompiledGraph, padded: Collection[str], upper: int) -> None:
+    def __init__(self, compiled: CompiledGraph, padded: Mapping[str, int], upper: int) -> None:
+        """`padded` names inputs, with the elements of a row where rows lie in one flat axis."""
         self._compiled, self._upper = compiled, upper
         self._graph: Graph | None = None
         self._reason, self._rows = "", ROWS
         while self._rows in compiled.source.symbols():
             self._rows += "_"
         try:
-            self._graph = _with_rows(compiled.source, padded, upper, sym(self._rows, 1, max(upper, 2)))
+            rows = sym(self._rows, 1, max(upper, 2))
+            self._graph = with_open_rows(compiled.source, padded, upper, rows)
         except StrataError as error:
             self._reason = error.summary
 
@@ -45,43 +44,17 @@ class Padding:
                 return row_obstacles(lir, self._rows, attention=False)
         return [f"it cannot be shown to keep rows apart ({reason})"]
 
-    def cut(self, number: int, out: np.ndarray, actual: int, *, asked: bool) -> np.ndarray:
-        """An output without the rows of padding, along whichever axis they are.
+    def cut(self, number: int, out: np.ndarray, actual: int, inner: int, *, asked: bool) -> np.ndarray:
+        """An output without the rows of padding, along whichever axis they are; of rows in one flat axis, their part.
 
         Where the caller asked for it, or nothing is known, an output with as many rows as the bucket is cut, too.
         """
+        if asked and inner > 1 and out.ndim == 1 and out.shape[0] == self._upper * inner:
+            return out[: actual * inner]
         found = () if self._graph is None else places(self._graph.results[number].type, self._rows)
         if not found and (asked or self._graph is None) and out.ndim and out.shape[0] == self._upper:
             found = (0,)
         return out[tuple(slice(actual) if i in found else slice(None) for i in range(out.ndim))] if found else out
-
-
-def _with_rows(graph: Graph, padded: Collection[str], upper: int, rows: Dim) -> Graph:
-    """The graph with a symbolic number of rows, also in ops that name the shape of their result."""
-    try:
-        return _rebuilt(graph, padded, upper, rows, None)
-    except StrataError:
-        return _rebuilt(graph, padded, upper, rows, lambda op: _leading(op, upper, rows))
-
-
-def _rebuilt(graph: Graph, padded: Collection[str], upper: int, rows: Dim, change: Any) -> Graph:
-    made = Graph(graph.name)
-    known = {}
-    for x in graph.inputs:
-        open_axis = leaf_name(x) in padded and x.type.ndim > 0 and x.type.shape[0] == upper
-        kind = x.type.with_shape((rows, *x.type.shape[1:])) if open_axis else x.type
-        known[x] = made.input(leaf_name(x), kind)
-    for x in graph.params:
-        known[x] = made.param(leaf_name(x), x.type)
-    return made.outputs(*substitute_values(graph.results, known, change))
-
-
-def _leading(op: Op, upper: int, rows: Dim) -> Op:
-    """An op that names a result's shape, with the rows in front symbolic."""
-    shape = op.static_fields().get("shape")
-    if isinstance(shape, tuple) and shape and shape[0] == upper:
-        return type(op)(**{**op.static_fields(), "shape": (rows, *shape[1:])})
-    return op
 
 
 def row_mask(compiled: CompiledGraph, name: str, actual: int, upper: int) -> np.ndarray:

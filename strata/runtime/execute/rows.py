@@ -7,10 +7,16 @@ contract of active extents names: its queries and keys are both limited.
 
 from __future__ import annotations
 
-from strata.core import Dim, SymExpr, TensorType, symbols
+from collections.abc import Callable, Mapping
+
+from strata.core import Dim, SymExpr, TensorType, substitute, symbols
+from strata.errors import StrataError
 from strata.kernel import Axis, Expr, Kernel, Load, Reduce, Scan, Size, postorder
 from strata.lir import Lir, Step
-from strata.mir import Node
+from strata.mir import Graph, Node, Op, Value, leaf_name, substitute_values
+from strata.ops import reshape
+
+ROWS = "rows"  # what a size that is a number in the graph is called where it is opened
 
 
 def row_obstacles(lir: Lir, axis: str, *, attention: bool = True) -> list[str]:
@@ -103,3 +109,53 @@ def _value_obstacle(roots: list[Expr], row: Expr | None, axis: str) -> str | Non
     if any(isinstance(node, Size) and _mentions(node.dim, axis) for node in nodes):
         return f"it uses the size {axis}"
     return None
+
+
+def with_open_rows(graph: Graph, padded: Mapping[str, int], upper: int, rows: SymExpr) -> Graph:
+    """The graph with a symbolic number of rows in place of `upper`, also in ops that name the shape of their result.
+
+    `padded` are the inputs that have rows, with the elements of one where an axis of `upper` times as many holds them
+    one after the other. Such rows get an axis of their own, in results, too.
+    """
+    try:
+        return _opened(graph, padded, upper, rows, None)
+    except StrataError:
+        return _opened(graph, padded, upper, rows, lambda op: _leading(op, upper, rows))
+
+
+def _opened(
+    graph: Graph, padded: Mapping[str, int], upper: int, rows: SymExpr, change: Callable[[Op], Op] | None
+) -> Graph:
+    made = Graph(graph.name)
+    known: dict[Value, Value] = {}
+    for x in graph.inputs:
+        name, kind = leaf_name(x), x.type
+        inner = padded.get(name, 0)
+        if inner and kind.ndim and kind.shape[0] == upper:
+            known[x] = made.input(name, kind.with_shape((rows, *kind.shape[1:])))
+        elif inner > 1 and kind.shape == (upper * inner,):
+            known[x] = reshape(made.input(name, kind.with_shape((rows, inner))), (rows * inner,))
+        else:
+            known[x] = made.input(name, kind)
+    for x in graph.params:
+        known[x] = made.param(leaf_name(x), x.type)
+    return made.outputs(*(_in_rows(x, rows) for x in substitute_values(graph.results, known, change)))
+
+
+def _in_rows(x: Value, rows: SymExpr) -> Value:
+    """A result whose one axis has rows one after the other, with an axis for the rows."""
+    if x.type.ndim != 1:
+        return x
+    inner = substitute(x.type.shape[0], {str(rows): 1})
+    return reshape(x, (rows, inner)) if isinstance(inner, int) and x.type.shape[0] == rows * inner != rows else x
+
+
+def _leading(op: Op, upper: int, rows: SymExpr) -> Op:
+    """An op that names a result's shape, with the rows in front symbolic."""
+    shape = op.static_fields().get("shape")
+    if isinstance(shape, tuple) and shape and isinstance(shape[0], int) and shape[0]:
+        if shape[0] == upper:
+            return type(op)(**{**op.static_fields(), "shape": (rows, *shape[1:])})
+        if len(shape) == 1 and shape[0] % upper == 0:  # rows one after the other
+            return type(op)(**{**op.static_fields(), "shape": (rows * (shape[0] // upper),)})
+    return op

@@ -14,11 +14,11 @@ from strata.core import here, located
 from strata.errors import OptionError
 from strata.lir import Lir, RuleCheck, SizeCheck
 from strata.mir import Graph
-from strata.modules import making_much
 from strata.runtime.compile.device import Device
 from strata.runtime.compile.options import CompileOptions
 from strata.runtime.compile.pipeline import CompilePipeline, CompileResult
 from strata.runtime.execute.compiled import CompiledGraph
+from strata.runtime.execute.deferred import DeferredExecutable
 from strata.runtime.report.tracing import phase
 from strata.runtime.storage.stored import plan_key, stored_plan
 
@@ -41,14 +41,16 @@ class Session:
 
     @located
     def compile(self, program: Any, options: CompileOptions | None = None, **changes: Any) -> CompiledGraph:
-        """Compile a graph or an HIR module. Keywords are options: `compile(g, memory_limit=1 << 20)`."""
+        """Compile a graph, an HIR module or a plan. Keywords are options: `compile(g, memory_limit=1 << 20)`."""
         chosen = self._merged(options, changes)
+        if isinstance(program, (Lir, CompileResult)):
+            return self.compile_lir(CompilePipeline(self.device, chosen).compile(program), chosen)
         with phase("compile", device=self.device):
-            pipeline = CompilePipeline(self.device, chosen)
+            pipeline = CompilePipeline(self.device, chosen.settled())
             with phase("lower"):
                 source = pipeline.source(program)
                 graph = pipeline.lower(source)
-            with making_much(), ExitStack() as while_compiling:
+            with ExitStack() as while_compiling:
                 lir, is_stored = self._plan(pipeline, graph, while_compiling)
                 with phase("code"):
                     executable = self._code(lir, chosen)
@@ -56,19 +58,28 @@ class Session:
                         executable.limit_scratch(chosen.memory_limit)
         replan = (lambda: pipeline.compile_graph(graph).lir) if is_stored else None
         return CompiledGraph(
-            lir, executable, chosen, source=source, device=self.device, replan=replan,
+            lir, executable, chosen, self.compile, source=source, device=self.device, replan=replan,
             again=lambda sizes: self.compile(source.bind(sizes), chosen),
         )  # fmt: skip
 
     compile_with = compile_hir = compile_module = compile
 
-    def compile_lir(self, plan: Lir | CompileResult, options: CompileOptions | None = None) -> CompiledGraph:
-        """Machine code for a plan that is made already."""
+    def compile_lir(
+        self, plan: Lir | CompileResult, options: CompileOptions | None = None, *, lazy: bool = False
+    ) -> CompiledGraph:
+        """Machine code for a plan that is made already: now, or if `lazy` when it first runs."""
         lir = plan.lir if isinstance(plan, CompileResult) else plan
         source = plan.source if isinstance(plan, CompileResult) else None
-        with phase("code"):
-            executable = self.backend.compile(lir)
-        return CompiledGraph(lir, executable, options or self.options, source=source, device=self.device)
+
+        def make() -> Executable:
+            with phase("code"):
+                return self.backend.compile(lir)
+
+        executable = DeferredExecutable(lir, make) if lazy else make()
+        made = CompiledGraph(lir, executable, options or self.options, self.compile, source=source, device=self.device)
+        if isinstance(executable, DeferredExecutable):
+            executable.serve(made)
+        return made
 
     def compile_stored(
         self, lir: Lir, checks: tuple[SizeCheck | RuleCheck, ...], graph: Callable[[], Graph]
@@ -81,7 +92,7 @@ class Session:
             return CompilePipeline(self.device, self.options).compile_graph(graph()).lir
 
         return CompiledGraph(
-            lir, executable, self.options, device=self.device, replan=replan, checks=checks,
+            lir, executable, self.options, self.compile, device=self.device, replan=replan, checks=checks,
             again=lambda sizes: self.compile(graph().bind(sizes)),
         )  # fmt: skip
 

@@ -7,20 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from strata.backends import DeviceArray, Executable
 from strata.core import TensorType, here
 from strata.errors import OptionError, ShapeError, UnknownNameError
 from strata.kinds import whole_number
 from strata.lir import Lir
 from strata.mir import near
-from strata.runtime.execute.arrays import read_array
+from strata.runtime.execute.foreign import read_param
 
 
 class GraphState:
-    """Kept values by input name. The owner holds a lock while it is used."""
+    """Kept values by input name, in the memory of the program's device. The owner holds a lock while it is used."""
 
-    def __init__(self, lir: Lir, inputs: Mapping[str, TensorType], outputs: Sequence[TensorType]) -> None:
-        self._lir, self._inputs, self._outputs = lir, inputs, outputs
-        self.values: dict[str, np.ndarray] = {}
+    def __init__(
+        self, lir: Lir, inputs: Mapping[str, TensorType], outputs: Sequence[TensorType], executable: Executable
+    ) -> None:
+        self._lir, self._inputs, self._outputs, self._executable = lir, inputs, outputs, executable
+        self.values: dict[str, Any] = {}
         self._feeds: dict[str, int] = {}  # by input, the output that it takes its next value from
         self._in_place: dict[str, int] = {}  # by input whose output the plan makes by changing it, the input's place
 
@@ -33,14 +36,18 @@ class GraphState:
         if value is None:
             self.values.pop(name, None)
             return
-        array = read_array(name, kind, value, "input")
-        self.values[name] = array.copy()  # runs may change it in place
+        home = self._executable.home
+        array = read_param(name, kind, value, home)
+        if home is not None and not isinstance(array, DeviceArray):
+            self.values[name] = home.upload(array, self._lir.name)
+        else:
+            self.values[name] = array.copy()  # runs may change it in place
 
     def read(self, name: str) -> np.ndarray:
         self._kind(name)
         if name not in self.values:
             raise UnknownNameError(f"input {name!r} has no kept value: use bind", code="N401", place=here())
-        return self.values[name].copy()
+        return np.array(self.values[name])
 
     def feed(self, name: str, output: int | None) -> None:
         kind = self._kind(name)
@@ -60,8 +67,20 @@ class GraphState:
             )
         self._feeds[name] = at
         self._in_place.pop(name, None)
-        if made == kind and updates_in_place(self._lir, name, at):
+        is_device = self._executable.home is not None
+        may = self._executable.takes_over(name, at) if is_device else updates_in_place(self._lir, name, at)
+        if made == kind and may:
             self._in_place[name] = list(self._inputs).index(name)
+
+    def is_fed(self, output: int) -> bool:
+        """Whether an output becomes the kept value of an input."""
+        return output in self._feeds.values()
+
+    def over(self, arrays: Sequence[Any]) -> dict[int, Any]:
+        """Outputs that go where a kept value is, by number."""
+        return {
+            self._feeds[name]: arrays[at] for name, at in self._in_place.items() if self.values.get(name) is arrays[at]
+        }
 
     def place(self, arrays: Sequence[np.ndarray], outputs: list[np.ndarray]) -> list[np.ndarray]:
         """The arrays to write: outputs that the plan makes by changing a kept value go where that value is."""
@@ -71,7 +90,7 @@ class GraphState:
                 outputs[self._feeds[name]] = kept
         return outputs
 
-    def take(self, outputs: list[np.ndarray]) -> tuple[np.ndarray, ...]:
+    def take(self, outputs: list[Any]) -> tuple[Any, ...]:
         """After a run: what is fed back becomes the kept value. Returns what the caller gets."""
         given = list(outputs)
         for name, i in self._feeds.items():
@@ -79,6 +98,8 @@ class GraphState:
                 self.values[name] = outputs[i].copy()
                 continue
             self.values[name] = outputs[i]
+            if isinstance(outputs[i], DeviceArray):
+                continue
             view = outputs[i].view()
             view.flags.writeable = False
             given[i] = view
@@ -87,10 +108,11 @@ class GraphState:
     def copy_from(self, outputs: Sequence[np.ndarray]) -> None:
         """After a run into arrays of the caller: what is fed back is copied from them."""
         for name, i in self._feeds.items():
-            self.values[name] = outputs[i].copy()
+            home = self._executable.home
+            self.values[name] = outputs[i].copy() if home is None else home.upload(outputs[i], self._lir.name)
 
     def copy(self) -> GraphState:
-        made = GraphState(self._lir, self._inputs, self._outputs)
+        made = GraphState(self._lir, self._inputs, self._outputs, self._executable)
         made.values = {name: a.copy() for name, a in self.values.items()}
         made._feeds, made._in_place = dict(self._feeds), dict(self._in_place)
         return made

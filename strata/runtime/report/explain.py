@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from strata.core import Place
+from strata.core import Place, folded
 from strata.errors import SymbolError
 from strata.lir import Lir, Step
 
@@ -24,6 +24,8 @@ class StepLine:
     phase: str
     ops: tuple[str, ...]
     places: tuple[Place, ...]
+    bodies: tuple[tuple[StepLine, ...], ...] = ()
+    """Of a loop or branch that runs natively: the steps of each graph inside of it."""
 
     @property
     def is_fused(self) -> bool:
@@ -50,24 +52,25 @@ class Explanation:
     fusion: FusionReport
     memory: str
     code: Mapping[str, str] = field(default_factory=dict)
-    """The text that kernels became, by name, on devices whose code is text."""
+    """The text that kernels became, by name: LLVM IR, Triton, WGSL or StableHLO."""
 
     @property
     def kernel_count(self) -> int:
         """Steps of each run; what depends on parameters only is not among them."""
         return sum(s.phase != "prologue" for s in self.steps)
 
+    def _repr_html_(self) -> str:
+        return folded(f"{self.name}: {self.kernel_count} steps a run", str(self))
+
     def __str__(self) -> str:
-        fused = sum(len(s.ops) for s in self.steps if s.is_fused)
+        fused = sum(len(s.ops) for s in _all(self.steps) if s.is_fused)
         lines = [
             f"{self.name}: {self.kernel_count} steps a run, {fused} ops fused",
             self.fusion.summary_line(),
             "",
             "steps",
         ]
-        for s in self.steps:
-            once = " (once, when parameters are set)" if s.phase == "prologue" else ""
-            lines.append(f"  {s.number:>3} {s.kernel:<6} {s.label}{once}{_lines(s.places)}")
+        lines += _shown(self.steps, "(once, when parameters are set)")
         lines += ["", "values that go through memory"]
         for cut in self.cuts:
             to = f" → {cut.consumer}" if cut.consumer else ""
@@ -76,9 +79,23 @@ class Explanation:
         lines += [f"  {p.name}: {p.before} → {p.after} nodes, {p.seconds * 1e3:.1f} ms" for p in self.fusion.passes]
         lines += ["", "memory", *(f"  {line}" for line in self.memory.splitlines())]
         if self.code:
-            lines += ["", "code (in full: `.code[name]`)"]
-            lines += [f"  {name}: {len(text.splitlines())} lines" for name, text in self.code.items()]
+            lines += ["", "code (as text: `.code[name]`)", f"  {', '.join(self.code)}"]
         return "\n".join(lines)
+
+
+def _all(steps: Iterable[StepLine]) -> Iterator[StepLine]:
+    """Steps, and those inside of them."""
+    for step in steps:
+        yield step
+        for body in step.bodies:
+            yield from _all(body)
+
+
+def _shown(steps: Iterable[StepLine], once: str, indent: str = "  ") -> Iterator[str]:
+    for s in steps:
+        yield f"{indent}{s.number:>3} {s.kernel:<6} {s.label}{f' {once}' * (s.phase == 'prologue')}{_lines(s.places)}"
+        for body in s.bodies:
+            yield from _shown(body, "(once, before the first turn)", f"{indent}    | ")
 
 
 def _lines(places: tuple[Place, ...]) -> str:
@@ -100,12 +117,17 @@ def explain_plan(lir: Lir, fusion: FusionReport, code: Mapping[str, str] | None 
             c.reason,
             c.producer.origin.place,
         )
-        for c in lir.cuts
+        for one in (lir, *(body for _, s in lir.walk() for body in s.bodies))
+        for c in one.cuts
     )
-    steps = tuple(_step(i, s) for i, s in enumerate(lir.schedule))
-    return Explanation(lir.name, steps, cuts, fusion, memory, dict(code or {}))
+    return Explanation(lir.name, _steps(lir), cuts, fusion, memory, code or {})
+
+
+def _steps(lir: Lir) -> tuple[StepLine, ...]:
+    return tuple(_step(i, s) for i, s in enumerate(lir.schedule))
 
 
 def _step(number: int, step: Step) -> StepLine:
     places = dict.fromkeys(n.origin.place for n in step.nodes if n.origin.place is not None)
-    return StepLine(number, step.name, step.label, step.phase, tuple(n.op.name for n in step.nodes), tuple(places))
+    ops = tuple(n.op.name for n in step.nodes)
+    return StepLine(number, step.name, step.label, step.phase, ops, tuple(places), tuple(map(_steps, step.bodies)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from strata.core import Place
+from strata.core import Place, folded
 from strata.errors import CompileError
 from strata.lir import Lir, Step, traits
 from strata.mir import Constant, Graph, Node, Value, fixed_values
@@ -79,6 +79,11 @@ class FusionReport:
         """The plan that the report is about."""
         return self._plan()
 
+    @cached_property
+    def _steps(self) -> tuple[Step, ...]:
+        """Those of bodies of loops too."""
+        return tuple(step for _, step in self.lir.walk())
+
     @property
     def kernels(self) -> int:
         """Steps of each run."""
@@ -87,23 +92,24 @@ class FusionReport:
     @cached_property
     def fused_kernels(self) -> tuple[str, ...]:
         """Labels of kernels that compute several ops."""
-        return tuple(s.label for s in self.lir.schedule if _is_kernel(s) and len(s.nodes) > 1)
+        return tuple(s.label for s in self._steps if _is_kernel(s) and len(s.nodes) > 1)
 
     @cached_property
     def fused_products(self) -> int:
         """Matmuls with something behind or before them in the same kernel."""
-        return sum(_is_kernel(s) and len(s.nodes) > 1 and any(map(_contracts, s.nodes)) for s in self.lir.schedule)
+        return sum(_is_kernel(s) and len(s.nodes) > 1 and any(map(_contracts, s.nodes)) for s in self._steps)
 
     @cached_property
     def fused(self) -> Counter[str]:
         """How often a kernel computes which pattern, under the name of the op that stands for it."""
-        named = Counter(n.op.name for s in self.lir.schedule for n in s.nodes if n.op.name in FUSED.values())
-        return named + Counter(p for s in self.lir.schedule if _is_kernel(s) for p in _patterns(s))
+        named = Counter(n.op.name for s in self._steps for n in s.nodes if n.op.name in FUSED.values())
+        return named + Counter(p for s in self._steps if _is_kernel(s) for p in _patterns(s))
 
     @cached_property
     def missed(self) -> tuple[MissedFusion, ...]:
-        found = _Misses(self.lir)
-        return (*found.epilogues(), *found.swiglu(), *found.shared())
+        plans = [self.lir, *(body for s in self._steps for body in s.bodies)]
+        found = [_Misses(lir) for lir in plans]
+        return tuple(miss for one in found for miss in (*one.epilogues(), *one.swiglu(), *one.shared()))
 
     def missed_matmul_bias_act(self) -> int:
         return sum(m.pattern == "matmul_bias_act" for m in self.missed)
@@ -125,6 +131,9 @@ class FusionReport:
 
     def __repr__(self) -> str:
         return f"<FusionReport {self.summary_line()}>"
+
+    def _repr_html_(self) -> str:
+        return folded(self.summary_line(), str(self))
 
     def __str__(self) -> str:
         lines = [self.summary_line()]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.core import Dim, dim_prod, substitute
+from strata.core import Dim, dim_prod, folded, substitute
 from strata.kernel import Kernel, Reduce, Scalar, Scan, postorder
 from strata.lir import Lir, Step
 from strata.runtime.report.observe import OBSERVERS
@@ -43,6 +43,9 @@ class Profile:
     @property
     def seconds(self) -> float:
         return sum(row.seconds for row in self.rows)
+
+    def _repr_html_(self) -> str:
+        return folded(f"profile of {self.name}: {self.seconds * 1e6:,.1f} µs", str(self))
 
     def __str__(self) -> str:
         head = f"{'step':<16} {'time':>10} {'share':>6} {'GB/s':>8} {'GFLOP/s':>9} {'roofline':>8}  what"

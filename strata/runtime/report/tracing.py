@@ -19,8 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from strata.core import here, new_lock
+import numpy as np
+
+from strata.core import as_dtype, here, new_lock
 from strata.errors import FileError, OptionError
+from strata.lir import Step
 from strata.runtime.report.observe import OBSERVERS
 
 if TYPE_CHECKING:
@@ -32,8 +35,10 @@ MOST_EVENTS = 2_000_000  # kept in memory; a longer trace ends early and says so
 class Tracer:
     """Collects events until it is written."""
 
-    def __init__(self) -> None:
+    def __init__(self, values: bool = False) -> None:
+        """With `values`, spans of steps say the ranges of what they read and made; runs are slower for it."""
         self.events: list[dict[str, Any]] = []
+        self._values = values
         self.dropped = 0
         self._pid = os.getpid()
         self._start = time.perf_counter_ns()
@@ -62,11 +67,19 @@ class Tracer:
 
     def begin(self, compiled: CompiledGraph, binding: Mapping[str, int], arrays: Sequence[Any]) -> None:
         self._run.sizes = dict(binding)
+        self._run.ranges = {}
 
     def step(self, compiled: CompiledGraph, at: int, begin: int, end: int, spans: Sequence[Any], read: Any) -> None:
         args = self._describe(compiled, at)
         own = threading.get_native_id()
         step = compiled._lir.schedule[at]
+        if self._values:
+            # what was read may have been written over since: ranges are taken when a value is made
+            known: dict[str, Any] = self._run.ranges
+            inputs = {n: known[n] if n in known else known.setdefault(n, range_of(read(n))) for n in step.read_buffers}
+            outputs = {n: range_of(read(n)) for n in step.outputs}
+            known.update(outputs)
+            args = {**args, "inputs": inputs, "outputs": outputs}
         self.add(step.label, "kernel" if step.kernel is not None else "op", begin, end, **args)
         for thread, start, stop in spans:
             if thread != own:
@@ -89,6 +102,7 @@ class Tracer:
                 "shapes": shapes_of(lir, step, self._run.sizes),
                 "bytes": bytes_of(lir, step, self._run.sizes),
                 "flops": flops_of(step, self._run.sizes),
+                **_attention(step),
             }
         return found
 
@@ -116,20 +130,50 @@ class Tracer:
             raise FileError(f"the trace cannot be written: {error}", code="F401", place=here()) from None
 
 
+def range_of(array: np.ndarray) -> dict[str, Any]:
+    """The least and the largest finite number of an array, and how many are not finite."""
+    kind, size = str(as_dtype(array.dtype)), int(array.size)
+    numbers = np.abs(array) if array.dtype.kind == "c" else array
+    if numbers.dtype.kind not in "biuf":
+        numbers = numbers.astype(np.float32)  # bf16 and the like
+    whole = numbers.dtype.kind in "biu"
+    finite = numbers if whole else numbers[np.isfinite(numbers)]
+    found: dict[str, Any] = {"type": f"{kind}{list(array.shape)}"}
+    if finite.size:
+        low, high = (finite.min(), finite.max())
+        found |= {"min": int(low), "max": int(high)} if whole else {"min": float(low), "max": float(high)}
+    if not whole and finite.size != size:
+        found |= {"nan": int(np.isnan(numbers).sum()), "inf": int(np.isinf(numbers).sum())}
+    return found
+
+
+def _attention(step: Step) -> dict[str, str]:
+    """How an attention step masks and scales, where it is one."""
+    node = next((n for n in step.nodes if n.op.name.startswith("attention")), None)
+    if node is None:
+        return {}
+    return {"attention": ", ".join(f"{name}={value}" for name, value in node.op.static_fields().items())}
+
+
 _active: list[Tracer] = []
 
 
 class trace:  # noqa: N801 - used as a block, like a function
-    """Trace all compiles and runs of this process inside the block, from every thread, into a file."""
+    """Trace all compiles and runs of this process inside the block, from every thread, into a file.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    With `values`, the span of each kernel has the ranges of its inputs and outputs: least and largest number, NaN and
+    infinities. `attention` spans say how they mask and scale.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, values: bool = False) -> None:
+        self._values = values
         self.path = Path(path) if isinstance(path, (str, os.PathLike)) else Path()
         if self.path.is_dir() or not self.path.parent.is_dir():
             raise OptionError(f"trace: {path!r} is not the path of a file that can be made", code="O404", place=here())
         self._tracer: Tracer | None = None
 
     def __enter__(self) -> Tracer:
-        self._tracer = Tracer()
+        self._tracer = Tracer(self._values)
         _active.append(self._tracer)
         OBSERVERS.append(self._tracer)
         return self._tracer

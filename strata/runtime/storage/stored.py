@@ -12,6 +12,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from strata.config import config, logger
 from strata.core import Dim, Symbol, Target, TensorType, as_dtype, parse_dim
 from strata.errors import FileError, StrataError
 from strata.kernel import StoredKernel, show_kernel
-from strata.lir import Io, Lir, LirBuffer, Spacing, Step, node_text, unproven_views, verify_plan
+from strata.lir import Io, Lir, LirBuffer, MemoryPlanOptions, Spacing, Step, node_text, unproven_views, verify_plan
 from strata.mir import (
     Constant,
     Graph,
@@ -35,7 +36,7 @@ from strata.mir import (
     substitute_values,
 )
 
-FORMAT = 3
+FORMAT = 5
 MOST_CONSTANT_BYTES = 64 << 20  # of constants that the program does not have itself; larger plans are made anew
 WORTH_SECONDS = 0.02  # plans that are made faster than this are not kept: writing one safely takes about as long
 COMPILER = ("core", "kernel", "mir", "ops", "passes", "lir", "backends", "runtime")  # folders that decide a plan
@@ -132,21 +133,31 @@ def graph_digest(graph: Graph) -> str | None:
 
 def write_plan(lir: Lir, source: Graph | None = None) -> bytes | None:
     """A plan as bytes: a line of JSON, then constants that `source` does not have; None if they are too large."""
-    known = _source_constants(source)
-    blobs: list[bytes] = []
-    constants: list[Any] = []
-    at = 0
-    for array in lir.constants:
-        name = Literal(array)
-        if name in known:
-            constants.append(["source", known[name]])
-            continue
-        data = np.ascontiguousarray(array).tobytes()
-        constants.append([as_dtype(array.dtype).name, list(array.shape), at, len(data)])
-        blobs.append(data)
-        at += len(data)
-    if at > MOST_CONSTANT_BYTES and source is not None:
+    blobs = _Blobs(_source_constants(source))
+    head = {"format": FORMAT, **_written(lir, blobs)}
+    if blobs.size > MOST_CONSTANT_BYTES and source is not None:
         return None
+    return json.dumps(head).encode() + b"\n" + b"".join(blobs.parts)
+
+
+class _Blobs:
+    """Constants behind a plan: those that the program does not have itself."""
+
+    def __init__(self, known: Mapping[Literal, int]) -> None:
+        self.known, self.parts, self.size = known, list[bytes](), 0
+
+    def add(self, array: np.ndarray) -> list[Any]:
+        name = Literal(array)
+        if name in self.known:
+            return ["source", self.known[name]]
+        data = np.ascontiguousarray(array).tobytes()
+        self.parts.append(data)
+        self.size += len(data)
+        return [as_dtype(array.dtype).name, list(array.shape), self.size - len(data), len(data)]
+
+
+def _written(lir: Lir, blobs: _Blobs) -> dict[str, Any]:
+    """A plan as data; plans inside of its steps likewise."""
     texts: dict[str, int] = {}
     nodes: dict[str, int] = {}
 
@@ -160,14 +171,14 @@ def write_plan(lir: Lir, source: Graph | None = None) -> bytes | None:
             None if (kept := s.slides if s.kernel is not None else s.nodes[0]) is None
             else number(nodes, node_text(kept)),
             None if s.views is None else [[str(v.start), [str(d) for d in v.strides]] for v in s.views],
-            s.convolves,
+            s.convolves, s.generates, [_written(body, blobs) for body in s.bodies],
         ]
         for s in lir.schedule
     ]  # fmt: skip
-    head = {
-        "format": FORMAT,
+    return {
         "name": lir.name,
         "made with": lir.made_with,
+        "memory": [lir.memory.mode, lir.memory.alignment],
         "symbols": {s.name: [s.lo, s.hi] for s in lir.symbols.values()},
         "inputs": [[leaf_name(x), str(x.type)] for x in lir.graph.inputs],
         "params": [[leaf_name(x), str(x.type)] for x in lir.graph.params],
@@ -176,9 +187,8 @@ def write_plan(lir: Lir, source: Graph | None = None) -> bytes | None:
         "kernels": list(texts),
         "nodes": list(nodes),
         "io": [lir.io.inputs, lir.io.params, lir.io.outputs],
-        "constants": constants,
+        "constants": [blobs.add(array) for array in lir.constants],
     }
-    return json.dumps(head).encode() + b"\n" + b"".join(blobs)
 
 
 def _source_constants(source: Graph | None) -> dict[Literal, int]:
@@ -231,6 +241,13 @@ def read_plan(data: bytes, source: Graph | None, whole: Callable[[], Graph], tar
     head = json.loads(text)
     if head["format"] != FORMAT:
         raise FileError(f"the plan has format {head['format']}, this version reads {FORMAT}", code="F402")
+    literals = _literals(source) if source is not None else []
+    return _read(head, whole, lambda row: _read_constant(row, literals, blobs), target or Target.host())
+
+
+def _read(
+    head: dict[str, Any], whole: Callable[[], Graph], constant: Callable[[list[Any]], np.ndarray], target: Target
+) -> Lir:
     symbols = {name: Symbol(name, lo, hi) for name, (lo, hi) in head["symbols"].items()}
     kind_of = _TypeReader(symbols)
     graph = StoredGraph(head["name"], whole)
@@ -242,12 +259,27 @@ def read_plan(data: bytes, source: Graph | None, whole: Callable[[], Graph], tar
         LirBuffer(name, kind_of(kind), role, key, birth, death, alias)
         for name, kind, role, key, birth, death, alias in head["buffers"]
     )
-    steps = tuple(_read_step(row, kernels, nodes, symbols) for row in head["steps"])
+    steps = tuple(
+        _with_bodies(_read_step(row[:-1], kernels, nodes, symbols), row[-1], constant, target) for row in head["steps"]
+    )
     inputs, params, outputs = head["io"]
     io = Io(tuple((a, b) for a, b in inputs), tuple((a, b) for a, b in params), tuple(outputs))
-    literals = _literals(source) if source is not None else []
-    constants = tuple(_read_constant(row, literals, blobs) for row in head["constants"])
-    return Lir(graph, target or Target.host(), buffers, steps, io, constants, (), head["made with"])
+    constants = tuple(map(constant, head["constants"]))
+    memory = MemoryPlanOptions(*head["memory"])
+    return Lir(graph, target, buffers, steps, io, constants, (), head["made with"], memory)
+
+
+def _with_bodies(
+    step: StoredStep, heads: list[Any], constant: Callable[[list[Any]], np.ndarray], target: Target
+) -> StoredStep:
+    """A step with the plans inside of it; their graphs are those of its op."""
+
+    def graph(number: int) -> Graph:
+        return step.nodes[0].op.nested()[number].opened()
+
+    bodies = tuple(_read(head, partial(graph, i), constant, target) for i, head in enumerate(heads))
+    object.__setattr__(step, "bodies", bodies)
+    return step
 
 
 def check_plan(lir: Lir) -> str:
@@ -274,6 +306,9 @@ def check_plan(lir: Lir) -> str:
     for step in lir.schedule:
         if not all(isinstance(x, str) for x in (step.name, step.label, step.phase)):
             raise FileError(f"a step of the plan is called {step.name!r}, {step.label!r}", code="F402")
+    for step in lir.schedule:
+        for body in step.bodies:
+            check_plan(body)
     verify_plan(lir)
     unproven = unproven_views(lir)
     return f"where {', '.join(unproven)} reads is not known before it runs" if unproven else ""
@@ -309,7 +344,7 @@ def split_outside(text: str) -> list[str]:
 class StoredStep(Step):
     """A step whose op is read from its text when somebody asks for it: to run stored code nobody does."""
 
-    __slots__ = ("_convolves", "_text")
+    __slots__ = ("_convolves", "_generates", "_text")
 
     def __getattr__(self, name: str) -> Any:  # of a field that was not read yet
         if name != "nodes":
@@ -326,9 +361,15 @@ class StoredStep(Step):
     def convolves(self) -> bool:
         return self._convolves if hasattr(self, "_convolves") else super().convolves
 
+    @property
+    def generates(self) -> bool:
+        return self._generates if hasattr(self, "_generates") else super().generates
 
-def _read_step(row: list[Any], kernels: list[StoredKernel], nodes: list[str], symbols: Mapping[str, Symbol]) -> Step:
-    name, inputs, outputs, label, phase, updates, kernel, node, views, convolves = row
+
+def _read_step(
+    row: list[Any], kernels: list[StoredKernel], nodes: list[str], symbols: Mapping[str, Symbol]
+) -> StoredStep:
+    name, inputs, outputs, label, phase, updates, kernel, node, views, convolves, generates = row
 
     def dim(text: str) -> Dim:
         return parse_dim(text, symbols)
@@ -345,6 +386,7 @@ def _read_step(row: list[Any], kernels: list[StoredKernel], nodes: list[str], sy
     object.__delattr__(step, "nodes")
     object.__setattr__(step, "_text", "" if node is None else nodes[node])
     object.__setattr__(step, "_convolves", bool(convolves))
+    object.__setattr__(step, "_generates", bool(generates))
     return step
 
 

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from strata.config import config
 from strata.core import ALL_DTYPES, DType, as_dtype, here, promote_all
 from strata.errors import DTypeError
+from strata.runtime import devices as found_devices
+from strata.tensor.placement import HOST, home_of
 from strata.tensor.tensor import Tensor
 
 STANDARD = {
@@ -105,23 +108,21 @@ def can_cast(from_: Any, to: Any, /) -> bool:
 
 def astype(x: Tensor, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
     """Elements in another type."""
-    check_device(device)
     if x.dtype.is_complex and not as_dtype(dtype).is_complex:
         raise DTypeError(f"astype: {x.dtype} has no order in {as_dtype(dtype)}", code="D380", place=here())
     result: Tensor = x.cast(dtype)
-    return result
+    return result if device is None else result.to(device)
 
 
 def check_device(device: Any) -> None:
-    if device is not None and (not isinstance(device, str) or device != "cpu"):
-        from strata.errors import DeviceError
-
-        raise DeviceError(f"a tensor lives on 'cpu', not on {device!r}", code="E101", place=here())
+    """Refuse a device that is not there."""
+    if device is not None:
+        home_of(device)
 
 
 def devices() -> tuple[str, ...]:
     """Where tensors can live, by the names that `device=` takes."""
-    return ("cpu",)
+    return ("cpu", *(name for name in found_devices() if home_of(name) is not None))
 
 
 class Info:
@@ -131,7 +132,8 @@ class Info:
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
     def default_device(self) -> str:
-        return "cpu"
+        home = home_of(config().device)
+        return HOST if home is None else home.name
 
     def devices(self) -> tuple[str, ...]:
         return devices()

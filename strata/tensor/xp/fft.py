@@ -11,7 +11,6 @@ import strata.tensor as tensors
 from strata.core import as_dtype, f32
 from strata.tensor.creation import asarray
 from strata.tensor.tensor import Tensor
-from strata.tensor.xp.dtypes import check_device
 
 _ops: Any = tensors
 
@@ -39,13 +38,11 @@ fftn, ifftn, rfftn, irfftn = (_many(n) for n in ("fftn", "ifftn", "rfftn", "irff
 
 
 def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Tensor:
-    check_device(device)
-    return asarray(np.fft.fftfreq(n, d).astype(as_dtype(dtype or f32).np))
+    return asarray(np.fft.fftfreq(n, d).astype(as_dtype(dtype or f32).np), device=device)
 
 
 def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Tensor:
-    check_device(device)
-    return asarray(np.fft.rfftfreq(n, d).astype(as_dtype(dtype or f32).np))
+    return asarray(np.fft.rfftfreq(n, d).astype(as_dtype(dtype or f32).np), device=device)
 
 
 def fftshift(x: Tensor, /, *, axes: Any = None) -> Tensor:

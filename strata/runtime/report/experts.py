@@ -1,0 +1,116 @@
+"""Experts of a mixture while a compiled graph runs: which were asked for, and how many of them were in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from strata.core import here, new_lock
+from strata.errors import OptionError
+from strata.runtime.report.observe import OBSERVERS
+
+if TYPE_CHECKING:
+    from strata.runtime.execute.compiled import CompiledGraph
+
+ROUTED = ("grouped_matmul", "dequant_grouped_matmul")  # ops that take the number of an expert for each row
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyStats:
+    """Rows that were routed, by layer: to experts in memory, and to others."""
+
+    hits: tuple[int, ...]
+    misses: tuple[int, ...]
+
+    @property
+    def hit_rate(self) -> float:
+        total = sum(self.hits) + sum(self.misses)
+        return sum(self.hits) / total if total else 1.0
+
+
+class ExpertWatch:
+    """Watches the runs of a compiled graph inside a block; results are the same, runs are slower.
+
+    A layer is a set of matmuls by expert that read the same ids, in the order of the program. Masks say which experts
+    are in memory: one bool for each, for all layers or for each. `take_topk` gives the ids that were routed.
+    """
+
+    def __init__(self, compiled: CompiledGraph, experts: int) -> None:
+        if experts < 1:
+            raise OptionError(f"ExpertWatch: {experts} experts are none", code="O612", place=here())
+        self.experts, self._compiled, self._lock = experts, compiled, new_lock()
+        self._layers: dict[str, list[int]] = {}  # steps by the buffer of ids
+        for at, step in enumerate(compiled.lir.schedule):
+            if any(n.op.name in ROUTED for n in step.nodes):
+                ids = [n for n in step.inputs if self._is_ids(n)]
+                if ids:
+                    self._layers.setdefault(ids[-1], []).append(at)
+        self._names = list(self._layers)
+        self._masks = [np.ones(experts, bool)] * len(self._names)
+        self._ids: list[list[np.ndarray]] = [[] for _ in self._names]
+        self._hits, self._misses = [0] * len(self._names), [0] * len(self._names)
+
+    def _is_ids(self, name: str) -> bool:
+        kind = self._compiled.lir.buffer(name).type
+        return kind.dtype.name in ("i32", "i64") and kind.ndim == 1
+
+    @property
+    def layers(self) -> int:
+        """Layers with experts that the graph has."""
+        return len(self._names)
+
+    def set_resident(self, mask: Any) -> None:
+        """The experts in memory: bool[experts] for all layers, or one such row for each."""
+        rows = np.asarray(mask, bool)
+        if rows.shape not in ((self.experts,), (self.layers, self.experts)):
+            raise OptionError(
+                f"ExpertWatch: a mask is bool[{self.experts}] or bool[{self.layers}, {self.experts}], got "
+                f"bool{list(rows.shape)}", code="O612", place=here(),
+            )  # fmt: skip
+        self._masks = [rows] * self.layers if rows.ndim == 1 else list(rows)
+
+    def __enter__(self) -> Self:
+        OBSERVERS.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        OBSERVERS.remove(self)
+
+    # as an observer of runs
+
+    def begin(self, compiled: CompiledGraph, binding: Mapping[str, int], arrays: Sequence[np.ndarray]) -> None:
+        pass
+
+    def step(self, compiled: CompiledGraph, at: int, begin: int, end: int, spans: Sequence[Any], read: Any) -> None:
+        if compiled is not self._compiled:
+            return
+        for layer, name in enumerate(self._names):
+            if self._layers[name][0] == at:
+                ids = np.array(read(name)).reshape(-1)
+                found = int(self._masks[layer][np.clip(ids, 0, self.experts - 1)].sum())
+                with self._lock:
+                    self._ids[layer].append(ids)
+                    self._hits[layer] += found
+                    self._misses[layer] += ids.size - found
+
+    def end(self, compiled: CompiledGraph, begin: int, end: int) -> None:
+        pass
+
+    # what was seen
+
+    def take_topk(self) -> list[np.ndarray]:
+        """The ids that were routed since the last time, for each layer."""
+        with self._lock:
+            made = [np.concatenate(rows) if rows else np.zeros(0, np.int64) for rows in self._ids]
+            self._ids = [[] for _ in self._names]
+        return made
+
+    def take_stats(self) -> ResidencyStats:
+        """Hits and misses since the last time."""
+        with self._lock:
+            made = ResidencyStats(tuple(self._hits), tuple(self._misses))
+            self._hits, self._misses = [0] * self.layers, [0] * self.layers
+        return made
