@@ -8,6 +8,7 @@ from strata.io.gguf import GgufFile, GgufTensor, load_gguf, quantized_tensor, sa
 from strata.io.image import load_image
 from strata.io.mapped import release_pages
 from strata.io.npz import load_npy, load_npz
+from strata.io.packed import packed_weights
 from strata.io.safetensors import TensorFile, load_safetensors, save_safetensors
 
 public_names(globals())

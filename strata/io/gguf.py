@@ -70,23 +70,30 @@ class GgufTensor:
     kind: str  # f32, bf16, q4_0, q4k, …
     shape: tuple[int, ...]
     data: np.ndarray
+    order: np.ndarray | None = None  # of the elements of x that columns belong to, where it is not their own
 
     @property
     def scheme(self) -> schemes.Scheme | None:
         """How the weights are stored, if quantised in a way that the compiler knows."""
-        return schemes.Scheme(f"gguf_{self.kind}") if self.kind in gguf_blocks.FORMATS else None
+        known = self.kind in gguf_blocks.FORMATS or self.kind in gguf_blocks.PACKED
+        return schemes.Scheme(f"gguf_{self.kind}") if known else None
 
     @property
     def is_plain(self) -> bool:
-        return CODES[self.kind] in PLAIN
+        return CODES.get(self.kind) in PLAIN
 
     def dequantize(self) -> np.ndarray:
         """The numbers, in f32."""
         if self.is_plain:
             return self.data.astype(np.float32)
-        if self.kind not in gguf_blocks.FORMATS:
+        if self.scheme is None:
             raise undecodable(f"gguf: tensor {self.name!r}", self.kind)
-        return gguf_blocks.decode(self.data, self.kind).reshape(self.shape)
+        found = gguf_blocks.decode(self.data, self.kind).reshape(self.shape)
+        if self.order is not None:
+            placed = np.empty_like(found)
+            placed[..., self.order] = found
+            return placed
+        return found
 
 
 def undecodable(what: str, kind: str) -> FileError:
@@ -369,10 +376,10 @@ def save_gguf(
     replace_file(path, "save_gguf", write)
 
 
-def quantized_tensor(name: str, array: np.ndarray, kind: str) -> GgufTensor:
-    """An array [.., K] in a block format."""
+def quantized_tensor(name: str, array: np.ndarray, kind: str, importance: np.ndarray | None = None) -> GgufTensor:
+    """An array [.., K] in a block format; `importance` [K] says how much each column counts."""
     form = gguf_blocks.block_format(kind)
-    return GgufTensor(name, form.name, array.shape, gguf_blocks.encode(array, form.name))
+    return GgufTensor(name, form.name, array.shape, gguf_blocks.encode(array, form.name, importance))
 
 
 def _plain(name: str, array: np.ndarray) -> GgufTensor:

@@ -10,7 +10,9 @@ from strata.errors import FileError
 if find_spec("onnx") is None:
     raise FileError("ONNX files need the package onnx, which is not installed", fix="pip install 'strata[onnx]'")
 
+from strata.io.onnx import dtypes
 from strata.io.onnx.model import OnnxModel, load_onnx
+from strata.io.onnx.plans import Port
 
 if TYPE_CHECKING:
     from strata.io.onnx.node import NodeView
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 load = public(load_onnx, name="load")
 load_onnx = public(load_onnx)
 public(OnnxModel)
+public(Port)
 # what needs the package itself; no module has one of these names, which would take its place
 _LATER = {
     "backend": ("strata.io.onnx.standard", "StrataBackend"),

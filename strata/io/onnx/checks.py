@@ -47,6 +47,30 @@ def require_single_names_in_function(function: Any) -> None:
             require_single_names(inner, f"the graph {inner.name!r} in node {node.name or node.op_type!r} of {place}")
 
 
+def require_defined(graph: Any, outer: frozenset[str] = frozenset()) -> None:
+    """Nodes and outputs use what is an input, an initializer or a result of an earlier node, here or further out."""
+    known = {*outer, *(x.name for x in graph.input), *(t.name for t in graph.initializer)}
+    known |= {t.values.name for t in graph.sparse_initializer}
+    require_nodes_defined(graph.node, known)
+    for x in graph.output:
+        if x.name not in known:
+            raise FileError(f"output {x.name!r} is not a graph input, initializer, or output of a node", code="F500")
+
+
+def require_nodes_defined(nodes: Sequence[Any], known: set[str]) -> None:
+    """The same of nodes, whose results are added to what is known."""
+    for node in nodes:
+        for name in node.input:
+            if name and name not in known:
+                raise FileError(
+                    f"node {node.name or node.op_type!r}: input {name!r} is not a graph input, initializer, or output "
+                    "of a previous node", code="F500",
+                )  # fmt: skip
+        for inner in subgraphs(node):
+            require_defined(inner, frozenset(known))
+        known.update(node.output)
+
+
 def require_unique(names: Iterable[object], what: str) -> None:
     seen: set[object] = set()
     for name in names:

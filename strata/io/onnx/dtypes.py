@@ -22,6 +22,12 @@ NUMPY: dict[int, np.dtype[Any]] = {
         24: ml_dtypes.float8_e8m0fnu, 25: ml_dtypes.uint2, 26: ml_dtypes.int2,
     }.items()
 }  # fmt: skip
+_NAMES = (
+    "float", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16", "double", "uint32",
+    "uint64", "complex64", "complex128", "bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz",
+    "uint4", "int4", "float4e2m1", "float8e8m0", "uint2", "int2",
+)  # fmt: skip
+NAMES = dict(enumerate(_NAMES, 1))  # of element types, in ONNX's words
 NUMBER = {dtype: number for number, dtype in NUMPY.items()}
 _GRAPH = {t.np for t in ALL_DTYPES}
 
@@ -48,3 +54,20 @@ def largest(dtype: np.dtype[Any]) -> float:
 def in_graphs(dtype: np.dtype[Any]) -> bool:
     """Whether graphs have this element type; arrays of others stay on the host."""
     return dtype in _GRAPH
+
+
+def type_name(proto: Any) -> str:
+    """A TypeProto in ONNX's words: tensor(float), seq(map(int64,tensor(float))), optional(tensor(int64))."""
+    match proto.WhichOneof("value"):
+        case "tensor_type":
+            return f"tensor({NAMES.get(proto.tensor_type.elem_type, 'undefined')})"
+        case "sparse_tensor_type":
+            return f"sparse_tensor({NAMES.get(proto.sparse_tensor_type.elem_type, 'undefined')})"
+        case "sequence_type":
+            return f"seq({type_name(proto.sequence_type.elem_type)})"
+        case "optional_type":
+            return f"optional({type_name(proto.optional_type.elem_type)})"
+        case "map_type":
+            return f"map({NAMES.get(proto.map_type.key_type, 'undefined')},{type_name(proto.map_type.value_type)})"
+        case _:
+            return ""

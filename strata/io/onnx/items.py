@@ -3,6 +3,8 @@
 Value     a node of the graph that is being built
 Host      an array that is known: an initializer or what follows from it (`fixed`), or data of this run
 Sizes     integers that are known up to symbolic sizes: what Shape gives, and arithmetic on it
+Labels    texts of a table, by ids that the graph computes
+Maps      a list of maps from keys to the numbers of a row
 list      a sequence of items
 NOTHING   an optional without an element
 """
@@ -39,6 +41,29 @@ class Sizes:
         return tuple(self.array.reshape(-1).tolist())
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Labels:
+    """Texts by ids: the graph has the ids, the texts are looked up once it has run."""
+
+    value: Value
+    table: np.ndarray
+
+    def finished(self, ids: np.ndarray) -> np.ndarray:
+        size = len(self.table)
+        return self.table[np.clip(np.where(ids < 0, ids + size, ids), 0, size - 1)]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Maps:
+    """A map for each row of a value [B, C], made once the graph has run."""
+
+    value: Value
+    keys: tuple[int | str, ...]
+
+    def finished(self, rows: np.ndarray) -> list[dict[int | str, float]]:
+        return [dict(zip(self.keys, row, strict=False)) for row in rows.tolist()]
+
+
 class Nothing:
     """An optional without an element."""
 
@@ -47,7 +72,7 @@ class Nothing:
 
 
 NOTHING = Nothing()
-Item = Value | Host | Sizes | list[Any] | Nothing
+Item = Value | Host | Sizes | Labels | Maps | list[Any] | Nothing
 
 
 def sizes(dims: Sequence[Dim] | np.ndarray, shape: tuple[int, ...] | None = None) -> Host | Sizes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +22,12 @@ from strata.io.onnx.file import ModelFile
 from strata.io.onnx.plans import OnnxPlan, Port, Shapes, samples
 from strata.io.onnx.stored import StoredPlan, head_key, plan_key, read_head, read_stored, write_head, write_stored
 from strata.mir import Graph, near
-from strata.modules import making_much
 from strata.runtime import CompiledGraph, Session
 
 if TYPE_CHECKING:
     from strata.io.onnx.program import OnnxProgram
     from strata.io.onnx.reading import Reading
+    from strata.io.onnx.training import TrainableModel
 
 SYMBOLIC_PLANS = 16
 TRIES = 4  # sets of input shapes for which a symbolic plan is looked for though data decide sizes
@@ -69,6 +69,7 @@ class OnnxModel:
         if declared is None:
             declared = self.program.declared()
             self._is_kept = key is not None and self.program.decides_all
+        self.declared = declared
         self.inputs, self.optional_inputs, self.outputs = declared.inputs, declared.optional_inputs, declared.outputs
         self._dtypes = {p.name: p.dtype for p in self.inputs if p.kind == "tensor"}
 
@@ -91,8 +92,7 @@ class OnnxModel:
     @property
     def metadata(self) -> dict[str, str]:
         """What the file says about itself: its `metadata_props`."""
-        props = self.program.proto.metadata_props
-        return {p.key: p.value for p in props if isinstance(p.key, str) and isinstance(p.value, str)}
+        return dict(self.declared.about.properties)
 
     if not TYPE_CHECKING:  # names are still checked
 
@@ -192,6 +192,10 @@ class OnnxModel:
     def _as_input(self, port: Port, value: Any) -> Any:
         if value is None or (isinstance(value, (list, tuple)) and port.kind != "tensor"):
             return value if value is None else [np.asarray(x) if x is not None else None for x in value]
+        if port.kind == "map" and isinstance(value, Mapping):
+            held = np.empty((), object)
+            held[()] = dict(value)
+            return held
         array = np.asarray(value)
         if array.dtype.kind in "US":
             array = array.astype(object)
@@ -215,6 +219,17 @@ class OnnxModel:
     def graph(self, hints: Mapping[str, int] | None = None) -> Graph:
         """The model as one graph with symbolic sizes; `hints` decide where the graph depends on them."""
         return self._reading.graph(hints)
+
+    def whole(self) -> tuple[Graph, dict[str, np.ndarray]]:
+        """The model as one graph with symbolic sizes, and its parameters."""
+        return self._reading.whole()
+
+    @located
+    def trainable(self, names: Iterable[str] | None = None) -> TrainableModel:
+        """The model as a function of its float initializers, or of some of them, to fine-tune and write back."""
+        from strata.io.onnx.training import TrainableModel
+
+        return TrainableModel(self, names)
 
     @located
     def compiled(self, sizes: Mapping[str, int] | None = None) -> CompiledGraph:
@@ -245,8 +260,7 @@ class OnnxModel:
                 return None
             later: list[Callable[[], None]] = []
             keep = partial(self._kept, arrays, time.perf_counter(), True, later=later)
-            with making_much():
-                made = self._reading.symbolic_plan(arrays, keep, self.why_not_symbolic)
+            made = self._reading.symbolic_plan(arrays, keep, self.why_not_symbolic)
             if made is None:
                 self._tries -= self._reading.needs_data
                 return None

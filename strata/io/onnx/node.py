@@ -9,8 +9,8 @@ import numpy as np
 
 from strata.core import Dim, here
 from strata.errors import ArgumentError, DTypeError, FileError, ShapeError
-from strata.io.onnx.dtypes import numpy_dtype
-from strata.io.onnx.items import Host, Item, Sizes
+from strata.io.onnx.dtypes import TEXT, numpy_dtype
+from strata.io.onnx.items import Host, Item, Labels, Sizes
 from strata.kinds import shown
 from strata.mir import Value
 
@@ -98,6 +98,8 @@ class NodeView:
         item = self.item(i)
         if isinstance(item, (Host, Sizes)):
             return item.array.shape
+        if isinstance(item, Labels):
+            return item.value.shape
         return self.tracer.value(item).shape
 
     def ndim(self, i: int) -> int:
@@ -109,6 +111,8 @@ class NodeView:
             return item.array.dtype
         if isinstance(item, Sizes):
             return np.dtype(np.int64)
+        if isinstance(item, Labels):
+            return TEXT
         return self.tracer.value(item).dtype.np
 
     def is_fixed(self, i: int) -> bool:

@@ -18,7 +18,7 @@ from strata.core import Dim, SymExpr, TensorType, as_dtype, sym, symbols
 from strata.errors import ShapeError
 from strata.io.onnx.dtypes import in_graphs
 from strata.io.onnx.frames import Guard
-from strata.io.onnx.items import Nothing
+from strata.io.onnx.items import Labels, Maps, Nothing
 from strata.mir import infer_binding, placeholder
 from strata.runtime import CompiledGraph
 
@@ -32,9 +32,11 @@ class Port:
     """An input or output: its name and what the file says about it; `shape` None is any rank."""
 
     name: str
-    kind: str  # tensor, sequence or optional
+    kind: str  # tensor, sequence, map or optional
     dtype: np.dtype[Any] | None
     shape: tuple[Dim, ...] | None
+    type_name: str = ""  # in ONNX's words: tensor(float), seq(map(int64,tensor(float)))
+    dims: tuple[int | str | None, ...] = ()  # sizes as the file names them; None has no name
 
     def __str__(self) -> str:
         dims = "[...]" if self.shape is None else f"[{', '.join(map(str, self.shape))}]"
@@ -42,13 +44,34 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
+class OnnxAbout:
+    """Who made a model, and what its file says about it; `properties` are its `metadata_props`."""
+
+    producer: str = ""
+    domain: str = ""
+    description: str = ""
+    graph_description: str = ""
+    version: int = 0
+    properties: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Declared:
-    """What a model's file says of its inputs and outputs."""
+    """What a model's file says of its inputs and outputs, and of itself."""
 
     name: str
     inputs: tuple[Port, ...]
     optional_inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    about: OnnxAbout = OnnxAbout()
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """An output that is made from a result by its number: texts, or maps."""
+
+    at: int
+    item: Labels | Maps
 
 
 @dataclass(frozen=True)
@@ -170,4 +193,6 @@ def _filled(template: Any, results: Sequence[np.ndarray]) -> Any:
         return [_filled(x, results) for x in template]
     if isinstance(template, int):
         return results[template]
+    if isinstance(template, Finish):
+        return template.item.finished(results[template.at])
     return None if isinstance(template, Nothing) else template

@@ -19,16 +19,18 @@ from onnx import defs, helper
 from strata.core import Dim, SymExpr, require, show_bytes, sym
 from strata.errors import FileError, UnknownNameError, file_error
 from strata.io.onnx.checks import (
+    require_defined,
     require_few_nodes,
+    require_nodes_defined,
     require_single_names,
     require_single_names_in_function,
     require_unique,
     subgraphs,
     walk,
 )
-from strata.io.onnx.dtypes import STRING, numpy_dtype
+from strata.io.onnx.dtypes import STRING, numpy_dtype, type_name
 from strata.io.onnx.file import ModelFile
-from strata.io.onnx.plans import Declared, Port
+from strata.io.onnx.plans import Declared, OnnxAbout, Port
 from strata.io.onnx.registry import ONNX_DOMAINS, Handler, lookup
 
 NEWEST_OPSET = 28
@@ -64,6 +66,8 @@ class OnnxProgram:
         require_unique(map(function_key, proto.functions), "two functions of the model")
         for function in self.functions.values():
             require_single_names_in_function(function)
+            require_nodes_defined(function.node, set(function.input))
+        require_defined(self.graph)
 
     @property
     def graph(self) -> Any:
@@ -80,17 +84,33 @@ class OnnxProgram:
             tuple(self._port(x) for x in graph.input if x.name not in fixed),
             tuple(self._port(x) for x in graph.input if x.name in fixed),
             tuple(self._port(x) for x in graph.output),
+            self._about(),
+        )
+
+    def _about(self) -> OnnxAbout:
+        """What the file says of itself. Text that is none counts as absent."""
+        proto = self.proto
+        props = [(p.key, p.value) for p in proto.metadata_props]
+        return OnnxAbout(
+            _text(proto.producer_name),
+            _text(proto.domain),
+            _text(proto.doc_string),
+            _text(proto.graph.doc_string),
+            int(proto.model_version),
+            tuple((k, v) for k, v in props if isinstance(k, str) and isinstance(v, str)),
         )
 
     def _port(self, proto: Any) -> Port:
         kind, tensor = proto.type.WhichOneof("value"), proto.type.tensor_type
         if kind != "tensor_type":
-            return Port(proto.name, "sequence" if kind == "sequence_type" else "optional", None, None)
+            kinds = {"sequence_type": "sequence", "map_type": "map"}
+            return Port(proto.name, kinds.get(kind, "optional"), None, None, type_name(proto.type))
         dtype = numpy_dtype(tensor.elem_type) if tensor.elem_type else None
         if not tensor.HasField("shape"):
-            return Port(proto.name, "tensor", dtype, None)
+            return Port(proto.name, "tensor", dtype, None, type_name(proto.type))
         dims = tuple(self._dim(d, f"{proto.name}_{i}") for i, d in enumerate(tensor.shape.dim))
-        return Port(proto.name, "tensor", dtype, dims)
+        said = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
+        return Port(proto.name, "tensor", dtype, dims, type_name(proto.type), said)
 
     def _dim(self, proto: Any, fallback: str) -> Dim:
         if proto.HasField("dim_value") and proto.dim_value >= 0:
@@ -293,6 +313,10 @@ class OnnxProgram:
             os.close(handle)
         self._files[location] = data
         return data
+
+
+def _text(found: Any) -> str:
+    return found if isinstance(found, str) else ""
 
 
 def _whole(text: Any, what: str, tensor: str) -> int:

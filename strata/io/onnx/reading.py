@@ -15,8 +15,8 @@ from strata.errors import DTypeError, LowerError, OptionError, ShapeError, Strat
 from strata.io.onnx.dtypes import in_graphs
 from strata.io.onnx.frames import Prefix
 from strata.io.onnx.handlers import register
-from strata.io.onnx.items import NOTHING, Host, Item, Nothing, Sizes
-from strata.io.onnx.plans import OnnxPlan, Port, Shapes, bind_shapes, forms, samples
+from strata.io.onnx.items import NOTHING, Host, Item, Labels, Maps, Nothing, Sizes
+from strata.io.onnx.plans import Finish, OnnxPlan, Port, Shapes, bind_shapes, forms, samples
 from strata.io.onnx.program import OnnxProgram, read_program
 from strata.io.onnx.registry import known_ops, reads
 from strata.io.onnx.trace import NeedsData, OnnxTracer
@@ -26,7 +26,6 @@ from strata.runtime import CompiledGraph, Session, compile_price, run_price
 __all__ = ["Reading", "known_ops", "read_program", "reads"]
 register()
 
-INTERPRETED = ("cpu", "reference")  # devices whose arrays NumPy has
 AT_ONCE = 0.5  # seconds of compiling that a model's segments may take without having run before
 Keep = Callable[[OnnxPlan, Mapping[str, np.ndarray]], OnnxPlan]  # a plan and its parameters, which it does not have yet
 
@@ -46,6 +45,12 @@ class Reading:
     def graph(self, hints: Mapping[str, int] | None = None) -> Graph:
         """The model as one graph with symbolic sizes; `hints` decide where the graph depends on them."""
         return self._whole(OnnxTracer(self.program, hints=hints), {})
+
+    def whole(self) -> tuple[Graph, dict[str, np.ndarray]]:
+        """The model as one graph with symbolic sizes, and its parameters."""
+        tracer = OnnxTracer(self.program)
+        graph = self._whole(tracer, {})
+        return graph, {name: tracer.params[name] for name in graph.param_names}
 
     def compiled(self, sizes: Mapping[str, int]) -> CompiledGraph:
         """The same, with these sizes fixed, compiled and with its weights."""
@@ -169,6 +174,8 @@ class Reading:
             if isinstance(item, list):
                 for x in item:
                     collect(x)
+            elif isinstance(item, (Labels, Maps)):
+                values.append(item.value)
             elif isinstance(item, (Value, Sizes)):
                 values.append(tracer.value(item))
 
@@ -181,6 +188,8 @@ class Reading:
                 return [result(x) for x in item]
             if isinstance(item, Host):
                 return item.array
+            if isinstance(item, (Labels, Maps)):
+                return item.finished(found[item.value])
             return None if isinstance(item, Nothing) else found[tracer.value(item)]
 
         return [result(x) for x in items]
@@ -204,7 +213,7 @@ class Reading:
         return self._compiled.get_or_make(key, make)
 
     def _is_worth_compiling(self, key: str, graph: Graph) -> bool:
-        if self.session.backend.name not in INTERPRETED:
+        if not self.session.backend.capabilities.host_arrays:
             return True
         nodes = graph.nodes()
         price = compile_price(len(nodes))
@@ -226,8 +235,9 @@ def _template(items: Sequence[Item], tracer: OnnxTracer, values: list[Value]) ->
             return item.array
         if isinstance(item, Nothing):
             return item
-        values.append(tracer.value(item))
-        return len(values) - 1
+        values.append(item.value if isinstance(item, (Labels, Maps)) else tracer.value(item))
+        at = len(values) - 1
+        return Finish(at, item) if isinstance(item, (Labels, Maps)) else at
 
     return [template(x) for x in items]
 

@@ -15,6 +15,9 @@ Handler = Callable[["NodeView"], Any]
 HandlerT = TypeVar("HandlerT", bound=Handler)
 ONNX_DOMAINS = ("", "ai.onnx")
 
+# what ONNX took over from com.microsoft as it was, and since when
+SAME_AS_STANDARD = {"GatherND": 11, "GridSample": 16, "Pad": 11, "Range": 11, "Trilu": 14}
+
 _TABLE: dict[tuple[str, str], list[tuple[int, Handler]]] = {}
 
 
@@ -37,7 +40,8 @@ def lookup(domain: str, op_type: str, version: int) -> Handler | None:
     domain = "" if domain in ONNX_DOMAINS else domain
     versions = _TABLE.get((domain, op_type))
     if not versions:
-        return None
+        is_same = domain == "com.microsoft" and op_type in SAME_AS_STANDARD
+        return lookup("", op_type, SAME_AS_STANDARD[op_type]) if is_same else None
     at = bisect_right([since for since, _ in versions], version)
     return versions[max(at - 1, 0)][1]
 

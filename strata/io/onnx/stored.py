@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,16 @@ from strata.io.onnx.comparisons import COMPARISONS
 from strata.io.onnx.dtypes import NUMBER, in_graphs, numpy_dtype
 from strata.io.onnx.file import ModelFile
 from strata.io.onnx.frames import Guard
-from strata.io.onnx.items import NOTHING, Nothing
-from strata.io.onnx.plans import Declared, OnnxPlan, Port, Shapes
+from strata.io.onnx.items import NOTHING, Labels, Maps, Nothing
+from strata.io.onnx.plans import Declared, Finish, OnnxAbout, OnnxPlan, Port, Shapes
 from strata.lir import RuleCheck, SizeCheck, size_checks
 from strata.mir import Graph
 from strata.runtime import DAMAGED, CompiledGraph, Session, StoredArray, code_version, read_plan, write_plan
 
-FORMAT = 2
+FORMAT = 3
 MOST_BYTES = 16 << 20  # of arrays in an entry; a model that makes more while it is read is read again
 Array = np.ndarray | StoredArray
+NO_VALUE: Any = None  # of an output that is read: the plan has its number
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,11 @@ def _declared(payload: bytes) -> Declared:
     head = json.loads(payload)
     known = _known(head["symbols"])
     ports = [tuple(_port(row, known) for row in rows) for rows in head["ports"]]
-    return Declared(head["name"], *ports)
+    producer, domain, text, graph_text, version, properties = head["about"]
+    inputs, optional, outputs = ports
+    pairs = tuple((str(k), str(v)) for k, v in properties)
+    said = OnnxAbout(str(producer), str(domain), str(text), str(graph_text), int(version), pairs)
+    return Declared(head["name"], inputs, optional, outputs, said)
 
 
 def write_head(file: ModelFile, declared: Declared) -> None:
@@ -63,7 +68,8 @@ def write_head(file: ModelFile, declared: Declared) -> None:
         return
     groups = (declared.inputs, declared.optional_inputs, declared.outputs)
     rows = [[_port_row(port) for port in group] for group in groups]
-    head = {"name": declared.name, "symbols": _symbols(_port_dims(groups)), "ports": rows}
+    about = astuple(declared.about)
+    head = {"name": declared.name, "symbols": _symbols(_port_dims(groups)), "ports": rows, "about": about}
     default_store().put(key, json.dumps(head).encode(), {"kind": "onnx head", "name": declared.name})
 
 
@@ -172,6 +178,10 @@ class _Writer:
             return {"list": [self.template(x) for x in item]}
         if isinstance(item, np.ndarray):
             return {"array": self.row(item)}
+        if isinstance(item, Finish):
+            made = item.item
+            rest = {"labels": made.table.tolist()} if isinstance(made, Labels) else {"keys": list(made.keys)}
+            return {"at": item.at, **rest}
         return None if isinstance(item, Nothing) else item
 
 
@@ -234,6 +244,11 @@ class _Reader:
         return part.copy().view(kind).reshape(shape)
 
     def _template(self, item: Any) -> Any:
+        if isinstance(item, dict) and "at" in item:
+            made: Labels | Maps = Maps(NO_VALUE, tuple(item.get("keys", ())))
+            if "labels" in item:
+                made = Labels(NO_VALUE, np.array([str(x) for x in item["labels"]], object))
+            return Finish(int(item["at"]), made)
         if isinstance(item, dict):
             return (
                 [self._template(x) for x in item["list"]] if "list" in item else np.asarray(self._array(item["array"]))
@@ -261,10 +276,10 @@ def _port_dims(groups: Iterable[Iterable[Port]]) -> Iterator[Dim]:
 
 def _port_row(port: Port) -> list[Any]:
     shape = None if port.shape is None else [str(d) for d in port.shape]
-    return [port.name, port.kind, None if port.dtype is None else NUMBER[port.dtype], shape]
+    return [port.name, port.kind, None if port.dtype is None else NUMBER[port.dtype], shape, port.type_name, port.dims]
 
 
 def _port(row: Sequence[Any], known: Mapping[str, Symbol]) -> Port:
-    name, kind, number, shape = row
+    name, kind, number, shape, type_name, said = row
     dims = None if shape is None else tuple(parse_dim(d, known) for d in shape)
-    return Port(str(name), str(kind), None if number is None else numpy_dtype(number), dims)
+    return Port(str(name), str(kind), None if number is None else numpy_dtype(number), dims, type_name, tuple(said))

@@ -18,9 +18,9 @@ import onnx
 from strata.core import Dim, Place, SymExpr, TensorType, as_dtype, require, substitute
 from strata.errors import DTypeError, FileError, OptionError, ShapeError, StrataError, SymbolError
 from strata.io.onnx.comparisons import equal_sizes
-from strata.io.onnx.dtypes import NUMBER, in_graphs
+from strata.io.onnx.dtypes import NUMBER, STRING, in_graphs
 from strata.io.onnx.frames import Frame, Guard, Path, Prefix, copied, has_run_data, put, values_in
-from strata.io.onnx.items import NOTHING, Host, Item, Nothing, Sizes
+from strata.io.onnx.items import NOTHING, Host, Item, Labels, Maps, Nothing, Sizes
 from strata.io.onnx.limits import OnnxLimits
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.program import OnnxProgram, expand_standard, opset_table, outer_names, tensor_type
@@ -76,8 +76,10 @@ class OnnxTracer:
         execute: Execute | None = None,
         hints: Mapping[str, int] | None = None,
         samples: Mapping[str, np.ndarray] | None = None,
+        learned: frozenset[str] = frozenset(),
     ) -> None:
         self.program = program
+        self.learned = learned  # initializers that stay parameters of the graph, whatever their size
         self.execute = execute
         self.hints = hints
         self.samples = samples or {}
@@ -112,7 +114,9 @@ class OnnxTracer:
             return reshape(stack(flat, 0), item.array.shape)
         if isinstance(item, Host):
             return self._host_value(item)
-        kind = "sequence" if isinstance(item, list) else "optional without an element"
+        if isinstance(item, Labels):
+            raise DTypeError("texts can only be compared and looked up", code="D500")
+        kind = "sequence" if isinstance(item, (list, Maps)) else "optional without an element"
         raise OptionError(f"a {kind} was given where a tensor is needed", code="O501")
 
     def _host_value(self, item: Host) -> Value:
@@ -167,6 +171,8 @@ class OnnxTracer:
             raise NeedsData(f"sizes {item.flat}")
         if isinstance(item, Value):
             return self._compute(item)
+        if isinstance(item, Labels):
+            return item.finished(self._compute(item.value))
         self.value(item)
         raise AssertionError
 
@@ -392,10 +398,20 @@ class OnnxTracer:
         self._depth += 1
 
     def _load_initializers(self, graph: Any, frame: Frame) -> None:
-        for proto in graph.initializer:
-            frame.items[proto.name] = Host(self.program.tensor(proto), name=proto.name)
+        frame.items.update(self.initializers(graph))
         for proto in graph.sparse_initializer:
             frame.items[proto.values.name] = Host(self.program.sparse(proto), name=proto.values.name)
+
+    def initializers(self, graph: Any) -> dict[str, Item]:
+        """The tensors that a graph holds."""
+        return {proto.name: self._initializer(proto) for proto in graph.initializer}
+
+    def _initializer(self, proto: Any) -> Item:
+        array = self.program.tensor(proto)
+        if proto.name not in self.learned:
+            return Host(array, name=proto.name)
+        self.params[proto.name] = array
+        return Param(proto.name, TensorType(as_dtype(array.dtype), array.shape), self.scope)()
 
     def _run_nodes(self, nodes: Sequence[Any], frame: Frame, outputs: Sequence[str]) -> None:
         for names in [*(_inputs_of(node) for node in nodes), list(outputs)]:
@@ -534,8 +550,10 @@ class OnnxTracer:
             self._depth -= 1
 
     def _type_proto(self, item: Item | None) -> Any:
-        if item is None or isinstance(item, (list, Nothing)):
+        if item is None or isinstance(item, (list, Nothing, Maps)):
             return None
+        if isinstance(item, Labels):
+            return tensor_type(STRING, item.value.shape)
         if isinstance(item, Host):
             return tensor_type(NUMBER[item.array.dtype], item.array.shape)
         if isinstance(item, Sizes):

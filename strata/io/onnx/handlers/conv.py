@@ -80,7 +80,7 @@ def causal_conv_with_state(n: NodeView) -> Any:
 # pooling
 
 
-def _pool_options(n: NodeView) -> dict[str, Any]:
+def pool_options(n: NodeView) -> dict[str, Any]:
     kernel = n.attr("kernel_shape")
     if kernel is None or not all(0 < k <= FAR for k in kernel):
         raise FileError(f"{n.label}: kernel_shape is {kernel}", code="F504")
@@ -96,7 +96,7 @@ def _pool_options(n: NodeView) -> dict[str, Any]:
 
 @reads("MaxPool")
 def max_pool(n: NodeView) -> Any:
-    options = _pool_options(n)
+    options = pool_options(n)
     if n.wants(1):
         return ops.max_pool_with_indices(n[0], storage_order=n.attr("storage_order", 0), **options)
     return ops.max_pool(n[0], **options)
@@ -107,13 +107,13 @@ def average_pool(n: NodeView) -> Value:
     x = n[0]
     wide = accumulate_in(x)
     return ops.cast(
-        ops.avg_pool(wide, count_include_pad=bool(n.attr("count_include_pad", 0)), **_pool_options(n)), x.dtype
+        ops.avg_pool(wide, count_include_pad=bool(n.attr("count_include_pad", 0)), **pool_options(n)), x.dtype
     )
 
 
 @reads("LpPool")
 def lp_pool(n: NodeView) -> Value:
-    return ops.lp_pool(n[0], float(n.attr("p", 2)), **_pool_options(n))
+    return ops.lp_pool(n[0], float(n.attr("p", 2)), **pool_options(n))
 
 
 @reads("MaxUnpool")

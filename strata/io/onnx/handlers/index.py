@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from strata.io.onnx.catalogue import ops
-from strata.io.onnx.dtypes import in_graphs
-from strata.io.onnx.items import Sizes
+from strata.io.onnx.dtypes import in_graphs, is_text
+from strata.io.onnx.items import Labels, Sizes
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
 from strata.mir import Value
@@ -18,7 +18,10 @@ from strata.mir import Value
 def gather(n: NodeView) -> Any:
     axis = n.axis("axis", 0)
     if not in_graphs(n.np_dtype(0)):
-        return np.take(n.array(0), n.array(1), axis)
+        held = n.array(0)
+        if held.ndim == 1 and is_text(held.dtype) and not n.is_fixed(1):
+            return Labels(n[1], held)
+        return np.take(held, n.array(1), axis)
     return ops.gather(n[0], n[1], axis, wrap=True)
 
 
@@ -127,12 +130,3 @@ def unique(n: NodeView) -> tuple[np.ndarray, ...]:
         values = np.take(values, order, axis or 0)
         first, counts, inverse = first[order], counts[order], place[inverse]
     return values, first.astype(np.int64), inverse.astype(np.int64), counts.astype(np.int64)
-
-
-@reads("ArrayFeatureExtractor", domain="ai.onnx.ml")
-def array_feature_extractor(n: NodeView) -> Any:
-    ids = n.array(1).reshape(-1)
-    if not in_graphs(n.np_dtype(0)):
-        return n.array(0)[..., ids]
-    taken = ops.take(n[0], ids, n.ndim(0) - 1)
-    return ops.reshape(taken, (1, *taken.shape)) if taken.ndim == 1 else taken

@@ -1,4 +1,4 @@
-"""ai.onnx.ml: the operators that tensor graphs use; trees and labels are looked up on the host."""
+"""ai.onnx.ml: scaling, encoding and imputing of features, linear models, labels and maps."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ from typing import Any
 
 import numpy as np
 
+from strata.errors import FileError, RunError
 from strata.io.onnx.catalogue import ops
-from strata.io.onnx.dtypes import is_text
+from strata.io.onnx.dtypes import TEXT, in_graphs, is_text
+from strata.io.onnx.handlers.scores import ML, class_of, fixed, labelled, transformed
+from strata.io.onnx.items import Host, Labels, Maps
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
 from strata.mir import Value
 
-ML = "ai.onnx.ml"
+
+def real(n: NodeView, i: int = 0) -> Value:
+    """An input as floats: f64 stays, the rest is f32."""
+    return ops.cast(n[i], "f64" if n.np_dtype(i) == np.float64 else "f32")
+
+
+# features
 
 
 @reads("Binarizer", domain=ML)
@@ -21,18 +30,179 @@ def binarizer(n: NodeView) -> Value:
     return ops.cast(x > n.attr("threshold", 0.0), x.dtype)
 
 
+@reads("Scaler", domain=ML)
+def scaler(n: NodeView) -> Value:
+    """(x - offset) * scale, of each feature or of all."""
+    x = ops.cast(n[0], "f32")
+    offset, scale = (
+        np.asarray(n.attr(name) or default, np.float32) for name, default in (("offset", 0.0), ("scale", 1.0))
+    )
+    return (x - fixed(n, offset)) * fixed(n, scale)
+
+
+@reads("Normalizer", domain=ML)
+def normalizer(n: NodeView) -> Value:
+    """Rows divided by their largest number, or by their norm; rows of norm 0 stay."""
+    x = ops.cast(n[0], "f32")
+    match n.choice("norm", "MAX", ("MAX", "L1", "L2")):
+        case "MAX":
+            size = ops.max(x, -1, keepdims=True)
+        case "L1":
+            size = ops.sum(ops.abs(x), -1, keepdims=True)
+        case _:
+            size = ops.sqrt(ops.sum(x * x, -1, keepdims=True))
+    return x / ops.where(ops.equal(size, 0.0), ops.ones_like(size), size)
+
+
+@reads("Imputer", domain=ML)
+def imputer(n: NodeView) -> Value:
+    """Elements equal to one number (or NaN) replaced by a number of their own feature."""
+    x = n[0]
+    kind, suffix = ("int64s", "int64") if x.dtype.is_int else ("floats", "float")
+    values = np.asarray(n.attr(f"imputed_value_{kind}") or (), x.dtype.np)
+    gone = n.attr(f"replaced_value_{suffix}", 0 if x.dtype.is_int else 0.0)
+    if not len(values):
+        raise FileError(f"{n.label}: there are no numbers of type {x.dtype} to fill in", code="F504")
+    is_gone = ops.isnan(x) if isinstance(gone, float) and np.isnan(gone) else ops.equal(x, gone)
+    return ops.where(is_gone, fixed(n, values if len(values) > 1 else values.reshape(())), x)
+
+
+@reads("FeatureVectorizer", domain=ML)
+def feature_vectorizer(n: NodeView) -> Value:
+    """All inputs side by side, as f32; of each so many features as the model says."""
+    widths = n.attr("inputdimensions") or ()
+    parts = []
+    for i, x in enumerate(n.values()):
+        flat = ops.insert_axis(x, 0) if x.ndim == 1 else x
+        wide = ops.cast(flat, "f32")
+        parts.append(ops.narrow(wide, 1, 0, widths[i]) if i < len(widths) and widths[i] != wide.shape[1] else wide)
+    return ops.concat(parts, 1)
+
+
+@reads("ArrayFeatureExtractor", domain=ML)
+def array_feature_extractor(n: NodeView) -> Any:
+    """Elements of the last axis, by ids."""
+    if not in_graphs(n.np_dtype(0)):
+        held = n.array(0)
+        if held.ndim == 1 and not n.is_fixed(1):
+            return Labels(ops.reshape(n[1], (1, -1)), held)
+        found = np.take(held, n.array(1).reshape(-1), -1)
+        return found.reshape(1, -1) if held.ndim == 1 else found
+    x, ids = n[0], ops.reshape(n[1], (-1,))
+    found = ops.gather(x, ids, x.ndim - 1, wrap=True)
+    return ops.insert_axis(found, 0) if x.ndim == 1 else found
+
+
+@reads("OneHotEncoder", domain=ML)
+def one_hot_encoder(n: NodeView) -> Value:
+    """1 at the place of each element among the categories."""
+    cats = n.attr("cats_strings") or n.attr("cats_int64s") or ()
+    if is_text(n.np_dtype(0)):
+        places = {str(c): i for i, c in enumerate(cats)}
+        x = n.array(0)
+        ids = np.array([places.get(str(v), -1) for v in x.reshape(-1)], np.int64).reshape(x.shape)
+        if not n.attr("zeros", 1) and (ids < 0).any():
+            raise RunError(f"{n.label}: {x.reshape(-1)[ids.reshape(-1) < 0][0]!r} is none of the categories")
+        at = n.tracer.value(Host(ids, n.is_fixed(0)))
+        table = np.arange(len(cats), dtype=np.int64)
+    else:
+        at, table = ops.cast(n[0], "i64"), np.asarray(cats, np.int64)
+    return ops.cast(ops.equal(ops.insert_axis(at, at.ndim), fixed(n, table)), "f32")
+
+
+@reads("DictVectorizer", domain=ML)
+def dict_vectorizer(n: NodeView) -> np.ndarray:
+    """The numbers of a map in the order of a vocabulary, 0 for keys that it does not have."""
+    words = n.attr("string_vocabulary") or n.attr("int64_vocabulary") or ()
+    given = n.array(0).item()
+    values = [given.get(w, 0) for w in words]
+    kind = (
+        np.dtype(np.int64) if values and all(isinstance(v, (int, np.integer)) for v in values) else np.dtype(np.float32)
+    )
+    return np.asarray([values], kind)
+
+
+@reads("CastMap", domain=ML)
+def cast_map(n: NodeView) -> np.ndarray:
+    """The numbers of a map in the order of its keys, or at the places that these name."""
+    given = n.array(0).item()
+    kinds: dict[str, np.dtype[Any]] = {
+        "TO_FLOAT": np.dtype(np.float32),
+        "TO_INT64": np.dtype(np.int64),
+        "TO_STRING": TEXT,
+    }
+    kind = kinds[n.choice("cast_to", "TO_FLOAT", tuple(kinds))]
+    if n.choice("map_form", "DENSE", ("DENSE", "SPARSE")) == "DENSE":
+        return np.array([[given[key] for key in sorted(given)]]).astype(kind)
+    width = int(n.attr("max_map", 1))
+    n.room(width)
+    row = np.zeros((1, width), np.float64)
+    for key, value in given.items():
+        row[0, key] = value
+    return row.astype(kind)
+
+
+# labels
+
+
 @reads("LabelEncoder", domain=ML)
-def label_encoder(n: NodeView) -> np.ndarray:
+def label_encoder(n: NodeView) -> Any:
     """Each element replaced by the value of its key, or by the default."""
     keys, values, default = (_table(n, name) for name in ("keys", "values", "default"))
+    if keys is None:  # the first version: texts to their places, or back
+        words = np.array(list(n.attr("classes_strings") or ()), object)
+        ids = np.arange(len(words), dtype=np.int64)
+        to_ids = is_text(n.np_dtype(0))
+        keys, values = (words, ids) if to_ids else (ids, words)
+        default = np.asarray(
+            n.attr("default_int64", -1) if to_ids else n.attr("default_string", "_Unused"), values.dtype
+        )
     kind = values.dtype if default is None else default.dtype
     if default is None:
         default = np.array("_Unused" if is_text(kind) else -0.0 if kind.kind == "f" else -1, kind)
-    table = {_plain(k): v for k, v in zip(keys.reshape(-1), values.reshape(-1), strict=True)}
-    x = n.array(0)
-    found = np.empty(x.size, values.dtype)
-    found[:] = [table.get(_plain(v), default.reshape(-1)[0]) for v in x.reshape(-1)]
-    return found.reshape(x.shape)
+    return _looked_up(n, keys.reshape(-1), values.reshape(-1), default.reshape(-1)[0])
+
+
+@reads("CategoryMapper", domain=ML)
+def category_mapper(n: NodeView) -> Any:
+    """Texts to integers, or integers to texts."""
+    words = np.array(list(n.attr("cats_strings") or ()), object)
+    numbers = np.asarray(n.attr("cats_int64s") or (), np.int64)
+    if is_text(n.np_dtype(0)):
+        return _looked_up(n, words, numbers, n.attr("default_int64", -1))
+    return _looked_up(n, numbers, words, n.attr("default_string", "_Unused"))
+
+
+def _looked_up(n: NodeView, keys: np.ndarray, values: np.ndarray, default: Any) -> Any:
+    """Values by keys: on the host for texts, else by a search among the sorted keys."""
+    if len(keys) != len(values):
+        raise FileError(f"{n.label}: {len(keys)} keys have {len(values)} values", code="F504")
+    if is_text(keys.dtype) or not in_graphs(n.np_dtype(0)):
+        table = {_plain(k): v for k, v in zip(keys, values, strict=True)}
+        x = n.array(0)
+        found = np.empty(x.size, values.dtype)
+        found[:] = [table.get(_plain(v), default) for v in x.reshape(-1)]
+        return found.reshape(x.shape)
+    x = n[0]
+    keys, values = keys.astype(x.dtype.np), np.concatenate([values, np.array([default], values.dtype)])
+    missing = len(keys)
+    order = np.argsort(keys, kind="stable")
+    order = order[np.unique(keys[order], return_index=True)[1]] if len(keys) else order
+    if not len(order):
+        ids = ops.full_like(ops.cast(x, "i64"), missing)
+    else:
+        sorted_keys = keys[order]
+        flat = ops.reshape(x, (-1,))
+        place = ops.minimum(ops.searchsorted(fixed(n, sorted_keys), flat), len(order) - 1)
+        found = ops.gather(fixed(n, sorted_keys), place, 0)
+        is_key = ops.equal(found, flat)
+        if x.dtype.is_float:
+            is_key = ops.logical_or(is_key, ops.logical_and(ops.isnan(found), ops.isnan(flat)))
+        ids = ops.where(is_key, ops.gather(fixed(n, order.astype(np.int64)), place, 0), missing)
+        ids = ops.reshape(ids, x.shape)
+    if is_text(values.dtype):
+        return Labels(ids, values)
+    return ops.gather(fixed(n, values), ids, 0)
 
 
 def _plain(x: Any) -> Any:
@@ -51,54 +221,50 @@ def _table(n: NodeView, name: str) -> Any:
     return None
 
 
-@reads("TreeEnsemble", domain=ML)
-def tree_ensemble(n: NodeView) -> np.ndarray:
-    """Sums (or extremes) of the leaves that each row reaches."""
-    x = n.array(0)
-    modes, splits = np.asarray(n.attr("nodes_modes")).reshape(-1), np.asarray(n.attr("nodes_splits")).reshape(-1)
-    features = n.attr("nodes_featureids")
-    yes, yes_leaf = n.attr("nodes_truenodeids"), n.attr("nodes_trueleafs")
-    no, no_leaf = n.attr("nodes_falsenodeids"), n.attr("nodes_falseleafs")
-    missing = n.attr("nodes_missing_value_tracks_true") or (0,) * len(features)
-    targets, weights = n.attr("leaf_targetids"), np.asarray(n.attr("leaf_weights")).reshape(-1)
-    members = _member_sets(n.attr("membership_values"), modes)
-    kind = n.attr("aggregate_function", 1)
-    n.room(x.shape[0] * n.attr("n_targets"))
-    out = np.full((x.shape[0], n.attr("n_targets")), {2: np.inf, 3: -np.inf}.get(kind, 0.0))
-    combine = {2: np.minimum, 3: np.maximum}.get(kind, np.add)
-    for row in range(x.shape[0]):
-        for root in n.attr("tree_roots"):
-            leaf = _walk(x[row], root, modes, splits, features, members, missing, (yes, yes_leaf), (no, no_leaf))
-            out[row, targets[leaf]] = combine(out[row, targets[leaf]], weights[leaf])
-    if kind == 0:
-        out /= len(n.attr("tree_roots"))
-    return out.astype(x.dtype)
+@reads("ZipMap", domain=ML)
+def zip_map(n: NodeView) -> Maps:
+    """A map for each row, from the labels of classes to its scores."""
+    x = n[0]
+    keys = labelled(n)
+    rows = ops.insert_axis(x, 0) if x.ndim == 1 else x
+    if rows.shape[1] != len(keys):
+        raise FileError(f"{n.label}: rows of {rows.shape[1]} scores for {len(keys)} labels", code="F504")
+    return Maps(rows, tuple(str(k) if is_text(keys.dtype) else int(k) for k in keys))
 
 
-def _member_sets(values: Any, modes: np.ndarray) -> list[set[float]]:
-    """Sets of values, separated by NaN, one for each node of mode 6."""
-    sets: list[set[float]] = [set()]
-    for v in [] if values is None else np.asarray(values).reshape(-1):
-        if np.isnan(v):
-            sets.append(set())
-        else:
-            sets[-1].add(float(v))
-    found = iter(sets)
-    return [next(found, set()) if mode == 6 else set() for mode in modes]
+# linear models
 
 
-def _walk(
-    row: np.ndarray, at: int, modes: Any, splits: Any, features: Any, members: Any, missing: Any, yes: Any, no: Any
-) -> int:
-    tests = {
-        0: np.less_equal, 1: np.less, 2: np.greater_equal, 3: np.greater, 4: np.equal, 5: np.not_equal,
-    }  # fmt: skip
-    for _ in range(len(modes) + 1):
-        value = row[features[at]]
-        passed = float(value) in members[at] if modes[at] == 6 else bool(tests[int(modes[at])](value, splits[at]))
-        passed = passed or bool(np.isnan(value) and missing[at])
-        ids, leafs = yes if passed else no
-        if leafs[at]:
-            return int(ids[at])
-        at = int(ids[at])
-    return 0
+@reads("LinearRegressor", domain=ML)
+def linear_regressor(n: NodeView) -> Value:
+    x = real(n)
+    x = ops.insert_axis(x, 0) if x.ndim == 1 else x
+    width = int(n.attr("targets", 1))
+    weights = np.asarray(n.attr("coefficients"), np.float32).reshape(width, -1)
+    out = ops.matmul(x, fixed(n, weights.T.astype(x.dtype.np)))
+    if n.attr("intercepts"):
+        out = out + fixed(n, np.asarray(n.attr("intercepts"), x.dtype.np))
+    return ops.cast(transformed(n, out), "f32")
+
+
+@reads("LinearClassifier", domain=ML)
+def linear_classifier(n: NodeView) -> tuple[Any, Value]:
+    """The label of the greatest score, and the scores; a single score is that of the second of two labels."""
+    x = ops.cast(n[0], "f32")
+    x = ops.insert_axis(x, 0) if x.ndim == 1 else x
+    bias = np.asarray(n.attr("intercepts") or (), np.float32)
+    weights = np.asarray(n.attr("coefficients"), np.float32)
+    width = x.shape[1]
+    count = len(bias) or (weights.size // width if isinstance(width, int) else 1)
+    score = ops.matmul(x, fixed(n, np.ascontiguousarray(weights.reshape(count, -1).T)))
+    score = score + fixed(n, bias) if len(bias) else score
+    labels = labelled(n)
+    if count > 1:
+        return class_of(labels, ops.argmax(score, 1)), transformed(n, score)
+    at = ops.cast(ops.reshape(score, (score.shape[0],)) > 0.0, "i64")
+    if len(labels) == 2 and n.attr("post_transform", "NONE") != "PROBIT":
+        score = ops.concat([1.0 - score, score], 1)
+        return class_of(labels, at), score
+    if len(labels) == 1:
+        labels = np.concatenate([np.array([0], labels.dtype), labels])
+    return class_of(labels, at), transformed(n, score)

@@ -168,9 +168,48 @@ def matmul_integer(n: NodeView) -> Value:
 @reads("ConvInteger")
 def conv_integer(n: NodeView) -> Value:
     rank = n.ndim(1)
+    options = conv_options(n, rank - 2)
+    if not n.is_fixed(2) and _are_bytes(n, 1, 3) and not isinstance(options["padding"], str):
+        return _conv_of_codes(n, options)
     x = numbers(n, 0, 2)
     w = numbers(n, 1, 3, lambda z: ops.reshape(z, (-1, *(1,) * (rank - 1))) if z.ndim else z)
-    return ops.conv(x, w, None, **conv_options(n, w.ndim - 2))
+    if n.is_fixed(2):
+        return ops.conv(x, w, None, **options)
+    # no kernel of bytes: f64 holds the same sums exactly
+    return ops.cast(ops.conv(ops.cast(x, "f64"), ops.cast(w, "f64"), None, **options), "i32")
+
+
+def _are_bytes(n: NodeView, i: int, zero: int) -> bool:
+    return n.is_fixed(i) and n.is_fixed(zero) and n.np_dtype(i) in (np.uint8, np.int8)
+
+
+def _conv_of_codes(n: NodeView, options: dict[str, Any]) -> Value:
+    """Σ (x - a)·(w - b) = Σ x·w - b·Σ x - a·Σ (w - b) of codes as they are; a, which a run knows, is all around x."""
+    codes = n.array(1).astype(np.int16)
+    point = np.asarray(n.array(3) if n.has(3) else 0, np.int16).reshape(-1, *(1,) * (codes.ndim - 1))
+    if n.np_dtype(1) == np.uint8:
+        codes, point = codes - 128, point - 128
+    groups = int(options["groups"])
+
+    def held(array: np.ndarray, dtype: str) -> Value:
+        return n.tracer.value(Host(array.astype(dtype), True))
+
+    def summed(w: np.ndarray) -> Value:
+        return ops.conv(ops.cast(x, "i32"), ops.cast(held(w, "int8"), "i32"), None, **{**options, "padding": 0})
+
+    x, zero = n[0], n[2]
+    if any(p for pair in options["padding"] for p in pair):
+        widths = [(0, 0), (0, 0), *options["padding"]]
+        inside = ops.pad(ops.ones((1, 1, *x.shape[2:]), "bool"), widths)
+        x = ops.where(inside, ops.pad(x, widths), ops.reshape(zero, ()))
+    total = summed(codes)
+    shape = (1, -1, *(1,) * (codes.ndim - 2))
+    if point.any():
+        local = summed(np.ones((groups, *codes.shape[1:])))  # of each group
+        factors = np.broadcast_to(point.reshape(-1), (len(codes),)).reshape(shape)
+        total = total - ops.repeat(local, len(codes) // groups, 1) * held(factors, "int32")
+    filters = (codes - point).astype(np.int32).sum(tuple(range(1, codes.ndim)))
+    return total - held(filters.reshape(shape), "int32") * ops.cast(zero, "i32")
 
 
 def _by_channel(x: Value, rank: int, axis: int) -> Value:

@@ -9,7 +9,8 @@ from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
 
 
-def _options(n: NodeView) -> dict[str, Any]:
+def rnn_options(n: NodeView) -> dict[str, Any]:
+    """Attributes that all three share."""
     return {
         "activations": n.attr("activations"),
         "activation_alpha": n.attr("activation_alpha"),
@@ -22,15 +23,17 @@ def _options(n: NodeView) -> dict[str, Any]:
 
 @reads("RNN")
 def rnn(n: NodeView) -> Any:
-    return tuple(ops.onnx_rnn(*(n[i] for i in range(6)), **_options(n)))
+    return tuple(ops.onnx_rnn(*(n[i] for i in range(6)), **rnn_options(n)))
 
 
 @reads("GRU")
 def gru(n: NodeView) -> Any:
     before = bool(n.attr("linear_before_reset", 0))
-    return tuple(ops.onnx_gru(*(n[i] for i in range(6)), linear_before_reset=before, **_options(n)))
+    return tuple(ops.onnx_gru(*(n[i] for i in range(6)), linear_before_reset=before, **rnn_options(n)))
 
 
 @reads("LSTM")
 def lstm(n: NodeView) -> Any:
-    return tuple(ops.onnx_lstm(*(n[i] for i in range(8)), input_forget=bool(n.attr("input_forget", 0)), **_options(n)))
+    return tuple(
+        ops.onnx_lstm(*(n[i] for i in range(8)), input_forget=bool(n.attr("input_forget", 0)), **rnn_options(n))
+    )

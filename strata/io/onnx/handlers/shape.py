@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from strata.errors import FileError, ShapeError
 from strata.io.onnx.catalogue import ops
 from strata.io.onnx.comparisons import equal_sizes
 from strata.io.onnx.dtypes import in_graphs
-from strata.io.onnx.items import Host, Sizes, sizes
+from strata.io.onnx.items import Host, Labels, Sizes, sizes
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
 from strata.mir import Value, constant
@@ -62,6 +63,9 @@ def reshape(n: NodeView) -> Any:
     wanted = n.dims(1) if n.has(1) else n.attr("shape")
     given = n.shape(0)
     dims = _reshaped(given, wanted, allow_zero=bool(n.attr("allowzero", 0)))
+    item = n.item(0)
+    if isinstance(item, Labels):
+        return Labels(ops.reshape(item.value, dims), item.table)
     if _move_host(n):
         return n.array(0).reshape(dims)
     return ops.reshape(n[0], dims)
@@ -80,8 +84,20 @@ def _reshaped(given: tuple[Dim, ...], wanted: tuple[Dim, ...], *, allow_zero: bo
         total = dim_prod(given)
         if isinstance(rest, int) and rest == 0:
             raise ShapeError(f"reshape: {list(given)} to {list(wanted)}: -1 could be any size", code="S500")
-        dims[at] = floordiv(total, rest)
+        over, under = _cancelled(given, [d for i, d in enumerate(dims) if i != at])
+        dims[at] = floordiv(total, rest) if isinstance(total, int) else floordiv(dim_prod(over), dim_prod(under))
     return tuple(dims)
+
+
+def _cancelled(given: Sequence[Dim], wanted: Sequence[Dim]) -> tuple[list[Dim], list[Dim]]:
+    """Sizes without those that both have: what is left is divided, and a quotient of sums is seen through."""
+    left, right = list(given), []
+    for d in wanted:
+        if d in left:
+            left.remove(d)
+        else:
+            right.append(d)
+    return left, right
 
 
 @reads("Flatten")

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from strata.arguments import public
 from strata.backends import stablehlo_text
 from strata.core import here, located
 from strata.errors import OptionError, SymbolError, file_error
@@ -36,6 +35,3 @@ def export(program: Any, path: str | os.PathLike[str] | None = None, *, sizes: M
         except OSError as error:
             raise file_error(path, error, code="F500", what="cannot be written", place=here()) from None
     return text
-
-
-export = public(export)
