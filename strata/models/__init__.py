@@ -7,27 +7,60 @@ from strata.arguments import public
 from strata.models.loading import load
 
 if TYPE_CHECKING:
+    from strata.models.adapters import LowRank
+    from strata.models.audio.ctc import CtcSpeech
+    from strata.models.audio.sound import load_wav
+    from strata.models.audio.transcribe import Segment, Transcript, Whisper
     from strata.models.base import Model
+    from strata.models.bert import pooled, unit
     from strata.models.cached import PAGE
-    from strata.models.embed import Encoder
+    from strata.models.chat import (
+        Call,
+        CallParser,
+        Tool,
+        ToolChoice,
+        ToolStyle,
+        call_message,
+        style_of,
+        tool_grammar,
+        with_tools,
+    )
+    from strata.models.embed import Encoder, batches, padded
     from strata.models.generate import Decoder, DecodeState
+    from strata.models.grammar import Grammar
     from strata.models.ocr import Line, TextReader
-    from strata.models.paged import PagedCache, PagePool, PageTable, page_bytes
-    from strata.models.sampling import Sampler
+    from strata.models.paged import PagedCache, PagePool, PageTable, page_bytes, page_keys
+    from strata.models.sampling import Sampler, log_probabilities
+    from strata.models.seq2seq.engine import EncoderDecoder
+    from strata.models.seq2seq.model import TextToText
+    from strata.models.speculative import NgramDraft
     from strata.models.speech import Speech
     from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer
+    from strata.models.vision.model import ImageModel, Label
+    from strata.models.vision.towers import ImageTextModel
     from strata.models.weights import read_json
 
 _PLACES = {
+    "LowRank": "adapters",
     "Model": "base", "Encoder": "embed", "Decoder": "generate", "DecodeState": "generate", "Line": "ocr",
     "TextReader": "ocr",
-    "PAGE": "cached", "Sampler": "sampling", "Speech": "speech", "Tokenizer": "tokenizer",
-    "PagePool": "paged", "PageTable": "paged", "PagedCache": "paged", "page_bytes": "paged",
+    "PAGE": "cached", "Sampler": "sampling", "log_probabilities": "sampling", "NgramDraft": "speculative",
+    "Grammar": "grammar", "Speech": "speech", "Tokenizer": "tokenizer",
+    "PagePool": "paged", "PageTable": "paged", "PagedCache": "paged", "page_bytes": "paged", "page_keys": "paged",
+    "batches": "embed", "padded": "embed", "pooled": "bert", "unit": "bert",
     "folder_tokenizer": "tokenizer", "gguf_tokenizer": "tokenizer", "read_json": "weights",
+    **dict.fromkeys(("Call", "CallParser", "Tool", "ToolChoice", "ToolStyle"), "chat"),
+    **dict.fromkeys(("call_message", "style_of", "tool_grammar", "with_tools"), "chat"),
+    "EncoderDecoder": "seq2seq.engine", "TextToText": "seq2seq.model", "Whisper": "audio.transcribe",
+    "Transcript": "audio.transcribe", "load_wav": "audio.sound", "CtcSpeech": "audio.ctc",
+    "Segment": "audio.transcribe",
+    "ImageModel": "vision.model", "ImageTextModel": "vision.towers", "Label": "vision.model",
 }  # fmt: skip
-__all__ = ["PAGE", "DecodeState", "Decoder", "Encoder", "Line", "Model", "PagePool", "PageTable", "PagedCache",
-           "Sampler", "Speech", "TextReader", "Tokenizer", "folder_tokenizer", "gguf_tokenizer", "load", "page_bytes",
-           "read_json"]  # fmt: skip
+__all__ = ["PAGE", "CtcSpeech", "DecodeState", "Decoder", "Encoder", "EncoderDecoder", "Grammar",
+           "ImageModel", "ImageTextModel", "Label", "Line", "LowRank", "Model", "NgramDraft", "PagePool",
+           "PageTable", "PagedCache", "Sampler", "Segment", "Speech", "TextReader", "TextToText",
+           "Tokenizer", "Transcript", "Whisper", "folder_tokenizer", "gguf_tokenizer", "load", "load_wav",
+           "log_probabilities", "page_bytes", "page_keys", "read_json"]  # fmt: skip
 
 load = public(load)
 

@@ -2,28 +2,57 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from strata.models.weights import WeightBuilder
+from strata.core import as_dtype
+from strata.models.weights import WeightBuilder, Weights
 from strata.runtime import CompiledGraph, CompileOptions, Session
 
 
+@dataclass(frozen=True)
+class Folder:
+    """A folder of a model: what config.json says and the weights beside it."""
+
+    path: Path
+    settings: dict[str, Any]
+    weights: Weights
+    device: str = "cpu"
+    context: int | None = None
+
+
 def compile_built(builder: WeightBuilder, device: str, options: CompileOptions | None = None) -> CompiledGraph:
-    """A built graph, compiled, with its weights bound."""
+    """A built graph, compiled, with its weights bound.
+
+    Weights of 16 bits are multiplied as they are where a device has matmuls for them; everything else is f32.
+    """
     builder.check()
-    made = (
-        Session(device).compile(builder.graph, options)
-        if options is not None
-        else Session(device).compile(builder.graph)
-    )
+    session = Session(device)
+    if options is None:
+        narrow = _narrow(builder, session.backend.capabilities.narrow_matmuls)
+        options = None if narrow is None else CompileOptions(precision=f"compute={narrow}")
+    made = session.compile(builder.graph) if options is None else session.compile(builder.graph, options)
     made.set_params(builder.bound)
     return made
 
 
+def _narrow(builder: WeightBuilder, known: frozenset[str]) -> str | None:
+    """The type of most of the weights, if it is one of these."""
+    sizes: Counter[str] = Counter()
+    for array in builder.bound.values():
+        sizes[as_dtype(array.dtype).name] += array.nbytes
+    most = next(iter(sizes.most_common(1)), ("", 0))[0]
+    return most if most in known else None
+
+
 class Model:
     """A compiled model. Families add `embed` or `generate`."""
+
+    source: Path | None = None  # the file or folder that it was loaded from
 
     def __init__(self, graph: CompiledGraph, output_names: tuple[str, ...]) -> None:
         self.graph = graph

@@ -1,4 +1,4 @@
-"""BERT, DistilBERT and relatives: encoders for embeddings and classification, for any batch and length."""
+"""BERT, RoBERTa, DistilBERT and relatives: encoders for embeddings and classification, for any batch and length."""
 
 from __future__ import annotations
 
@@ -29,26 +29,31 @@ class BertConfig:
     activation: str
     labels: int = 0
     is_per_token: bool = False  # labels of tokens, not of texts
+    first: int = 0  # position of the first token: the ones before it are those of padding
+
+    @property
+    def longest(self) -> int:
+        """Tokens that there are positions for."""
+        return self.positions - self.first
 
     @classmethod
     def from_json(cls, found: dict[str, Any], labels: int = 0) -> BertConfig:
-        """From config.json of a BERT or a DistilBERT."""
+        """From config.json of a BERT, a RoBERTa or a DistilBERT."""
         family = found.get("model_type", "bert")
-        names = {
-            "bert": ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
-            "distilbert": ("dim", "n_layers", "n_heads", "hidden_dim", "activation"),
-        }.get(family)
-        if names is None:
-            raise FileError(f"{family!r} is no family of encoders: bert, distilbert", code="F144")
+        usual = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act")
+        names = {"distilbert": ("dim", "n_layers", "n_heads", "hidden_dim", "activation")}.get(family, usual)
+        if family not in NAMES:
+            raise FileError(f"{family!r} is no family of encoders: {', '.join(NAMES)}", code="F144")
         hidden, layers, heads, inner, activation = names
         size = whole(found, hidden)
         made = cls(
             family, whole(found, "vocab_size"), size, whole(found, layers), whole(found, heads),
             whole(found, inner, 4 * size), whole(found, "max_position_embeddings", 512),
-            whole(found, "type_vocab_size", 2, least=0) if family == "bert" else 0,
+            whole(found, "type_vocab_size", 2, least=0) if family in TYPED else 0,
             real(found, "layer_norm_eps", 1e-12), text(found, activation, "gelu"), labels, labels_tokens(found),
+            whole(found, "pad_token_id", 1, least=0) + 1 if family in SHIFTED else 0,
         )  # fmt: skip
-        if made.hidden % made.heads:
+        if made.hidden % made.heads or made.longest < 1:
             raise FileError(f"the configuration has {made.hidden} features for {made.heads} heads", code="F140")
         return made
 
@@ -65,11 +70,18 @@ class BertConfig:
 
 
 # weight names by role, with the layer's number left open
+BERT = {
+    "layer": "encoder.layer.{}.", "q": "attention.self.query", "k": "attention.self.key",
+    "v": "attention.self.value", "o": "attention.output.dense", "norm1": "attention.output.LayerNorm",
+    "up": "intermediate.dense", "down": "output.dense", "norm2": "output.LayerNorm",
+}  # fmt: skip
+SHIFTED = ("roberta", "xlm-roberta", "camembert", "mpnet")  # families whose first positions are those of padding
+TYPED = ("bert", "roberta", "xlm-roberta", "camembert")  # families with types of tokens
 NAMES = {
-    "bert": {
-        "layer": "encoder.layer.{}.", "q": "attention.self.query", "k": "attention.self.key",
-        "v": "attention.self.value", "o": "attention.output.dense", "norm1": "attention.output.LayerNorm",
-        "up": "intermediate.dense", "down": "output.dense", "norm2": "output.LayerNorm",
+    "bert": BERT, "roberta": BERT, "xlm-roberta": BERT, "camembert": BERT,
+    "mpnet": {
+        **BERT, "q": "attention.attn.q", "k": "attention.attn.k", "v": "attention.attn.v", "o": "attention.attn.o",
+        "norm1": "attention.LayerNorm",
     },
     "distilbert": {
         "layer": "transformer.layer.{}.", "q": "attention.q_lin", "k": "attention.k_lin", "v": "attention.v_lin",
@@ -81,7 +93,7 @@ NAMES = {
 
 def encoder_weights(weights: Weights) -> Weights:
     """The weights under their plain names; old checkpoints call a norm's scale gamma and its shift beta."""
-    plain = without_prefix(weights, ("bert.", "distilbert."))
+    plain = without_prefix(weights, ("bert.", "distilbert.", "roberta.", "mpnet."))
     renamed = {"gamma": "weight", "beta": "bias"}
     return {f"{n.rpartition('.')[0]}.{renamed[n.rpartition('.')[2]]}" if n.rpartition(".")[2] in renamed else n: t
             for n, t in plain.items()}  # fmt: skip
@@ -93,7 +105,7 @@ class BertGraph(WeightBuilder):
     def __init__(self, config: BertConfig, weights: Weights, name: str = "bert") -> None:
         super().__init__(name, encoder_weights(weights))
         self.config = config
-        self.batch, self.length = sym("B", 1), sym("S", 1, config.positions)
+        self.batch, self.length = sym("B", 1), sym("S", 1, config.longest)
         self.ids = self.graph.input("input_ids", (self.batch, self.length), i32)
         self.mask = self.graph.input("attention_mask", (self.batch, self.length), bool_)
 
@@ -102,7 +114,7 @@ class BertGraph(WeightBuilder):
         c = self.config
         x = self.embedding(self.ids, "embeddings.word_embeddings.weight", c.vocab, c.hidden)
         places = self.param("embeddings.position_embeddings.weight", (c.positions, c.hidden))
-        places = ops.narrow(places, 0, 0, self.length)
+        places = ops.narrow(places, 0, c.first, self.length)
         if c.types:
             table = self.param("embeddings.token_type_embeddings.weight", (c.types, c.hidden))
             kind = table[0] if types is None else ops.take(table, types, axis=0)
@@ -117,15 +129,27 @@ class BertGraph(WeightBuilder):
         names = NAMES[c.family]
         at = names["layer"].format(number)
         q, k, v = (self.linear(x, at + names[role], c.hidden, c.hidden) for role in "qkv")
-        kept = ops.reshape(self.mask, (self.batch, 1, 1, self.length))
-        mixed = ops.attention(q, k, v, kept, num_heads=c.heads, kv_heads=c.heads, mask_kind="custom", layout="bsd")
+        mixed = self.mixed(q, k, v, at)
         x = self.layer_norm(
             x + self.linear(mixed, at + names["o"], c.hidden, c.hidden), at + names["norm1"], c.hidden, c.eps
         )
-        inner = ops.activation(self.linear(x, at + names["up"], c.inner, c.hidden), c.activation)
         return self.layer_norm(
-            x + self.linear(inner, at + names["down"], c.hidden, c.inner), at + names["norm2"], c.hidden, c.eps
+            x + self.linear(self.inner(x, at), at + names["down"], c.hidden, c.inner),
+            at + names["norm2"],
+            c.hidden,
+            c.eps,
         )
+
+    def mixed(self, q: Value, k: Value, v: Value, at: str) -> Value:
+        """Attention of projections [B, S, H · D] among the tokens that count."""
+        c = self.config
+        kept = ops.reshape(self.mask, (self.batch, 1, 1, self.length))
+        return ops.attention(q, k, v, kept, num_heads=c.heads, kv_heads=c.heads, mask_kind="custom", layout="bsd")
+
+    def inner(self, x: Value, at: str) -> Value:
+        """The first half of the feed-forward."""
+        c = self.config
+        return ops.activation(self.linear(x, at + NAMES[c.family]["up"], c.inner, c.hidden), c.activation)
 
     def encoded(self, types: Value | None = None) -> Value:
         x = self.embeddings(types)
@@ -138,7 +162,10 @@ def graph_of(config: BertConfig | ModernBertConfig, weights: Weights, name: str)
     """An encoder under construction."""
     if isinstance(config, ModernBertConfig):
         return ModernBertGraph(config, weights, name)
-    return BertGraph(config, weights, name)
+    return GRAPHS.get(config.family, BertGraph)(config, weights, name)
+
+
+GRAPHS: dict[str, type[BertGraph]] = {}  # of families that are not built as BERT is; each enters its own
 
 
 def build_encoder(
@@ -151,7 +178,8 @@ def build_encoder(
     outputs, names = [x], ["last_hidden_state"]
     first = ops.reshape(ops.narrow(x, 1, 0, 1), (b.batch, config.hidden))
     if b.has("pooler.dense.weight"):
-        first = ops.tanh(b.linear(first, "pooler.dense", config.hidden, config.hidden))
+        act = ops.gelu if config.family == "deberta-v2" else ops.tanh
+        first = act(b.linear(first, "pooler.dense", config.hidden, config.hidden))
         outputs.append(first)
         names.append("pooler_output")
     if b.has("pre_classifier.weight"):
@@ -166,6 +194,10 @@ def build_encoder(
         if config.is_per_token:
             read = b.head(x) if isinstance(b, ModernBertGraph) else x
         outputs.append(b.linear(read, "classifier", config.labels, config.hidden))
+        names.append("logits")
+    if b.has("classifier.out_proj.weight") and config.labels:
+        inner = ops.tanh(b.linear(first, "classifier.dense", config.hidden, config.hidden))
+        outputs.append(b.linear(inner, "classifier.out_proj", config.labels, config.hidden))
         names.append("logits")
     b.graph.outputs(*outputs)
     return b, tuple(names)
@@ -188,6 +220,14 @@ def pooled(x: Value, mask: Value, kind: str, normalize: bool) -> Value:
         case "mean":
             count = ops.maximum(ops.sum(keep, 1, keepdims=True), 1.0)
             out = ops.sum(x * ops.insert_axis(keep, -1), 1) / count
+        case "mean_sqrt_len":
+            count = ops.maximum(ops.sum(keep, 1, keepdims=True), 1.0)
+            out = ops.sum(x * ops.insert_axis(keep, -1), 1) / ops.sqrt(count)
+        case "weightedmean":  # later tokens count more
+            place = ops.reshape(ops.iota((length,), 0, i32), (1, length))
+            weight = keep * (ops.cast(place, f32) + 1.0)
+            total = ops.maximum(ops.sum(weight, 1, keepdims=True), 1e-9)
+            out = ops.sum(x * ops.insert_axis(weight, -1), 1) / total
         case "max":
             out = ops.max(ops.where(ops.insert_axis(mask, -1), x, ops.full(x.shape, -3.0e38)), 1)
         case "cls":
@@ -199,8 +239,12 @@ def pooled(x: Value, mask: Value, kind: str, normalize: bool) -> Value:
             )
             out = ops.sum(x * ops.insert_axis(ops.cast(ops.equal(place, last), f32), -1), 1)
         case _:
-            raise FileError(f"pooling {kind!r} is none of mean, max, cls, last", code="F145")
-    if not normalize:
-        return out
-    size = ops.sqrt(ops.sum(out * out, -1, keepdims=True))
-    return out / ops.maximum(size, 1e-12)
+            known = "mean, mean_sqrt_len, weightedmean, max, cls, last"
+            raise FileError(f"pooling {kind!r} is none of {known}", code="F145")
+    return unit(out) if normalize else out
+
+
+def unit(x: Value) -> Value:
+    """Rows of length 1."""
+    size = ops.sqrt(ops.sum(x * x, -1, keepdims=True))
+    return x / ops.maximum(size, 1e-12)

@@ -6,17 +6,20 @@ Hugging Face's config.json and GGUF's metadata both become this record; the grap
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from strata.errors import FileError
-from strata.models.numbers import mapping, of_layers, optional_real, real, reals, text, whole
+from strata.models.cached import Slot, kv_slots
+from strata.models.numbers import layer_count, mapping, of_layers, optional_real, real, reals, text, whole
 from strata.models.weights import Weights, check_layers, check_shapes
 from strata.ops import RopeScaling, rope_frequencies, rope_tables
 
+EPS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon")
+SQUARED = "relu2"  # the square of relu, which is no activation of its own
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "gemma3_text", "smollm3")
 
 
@@ -30,12 +33,15 @@ class RopeConfig:
     short_factors: tuple[float, ...] = ()
     trained_length: int = 0
     table_factor: float = 1.0
+    long_table_factor: float | None = None  # where it differs beyond the trained length
     divisors: tuple[float, ...] = ()  # of a GGUF file's rope_freqs: for each pair, at any length
 
     def tables(self, length: int, head_dim: int, n_rot: int) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin f32[length, n_rot / 2]."""
+        size, is_long = self.table_factor, length > self.trained_length
         if self.long_factors:
-            factors = self.long_factors if length > self.trained_length else self.short_factors
+            factors = self.long_factors if is_long else self.short_factors
+            size = self.long_table_factor if is_long and self.long_table_factor is not None else size
             rates = rope_frequencies(n_rot, self.theta) / np.asarray(factors)
         elif self.divisors:
             rates = rope_frequencies(n_rot, self.theta) / np.asarray(self.divisors)
@@ -43,9 +49,7 @@ class RopeConfig:
             cos, sin = rope_tables(length, n_rot, theta=self.theta, scaling=self.scaling)
             return cos, sin
         angles = np.outer(np.arange(length), rates)
-        return (np.cos(angles) * self.table_factor).astype(np.float32), (np.sin(angles) * self.table_factor).astype(
-            np.float32
-        )
+        return (np.cos(angles) * size).astype(np.float32), (np.sin(angles) * size).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,11 @@ class DecoderConfig:
     n_rot: int = 0  # features of a head that turn; 0 is all
     rope: RopeConfig = RopeConfig()
     local_rope: RopeConfig | None = None  # of layers with a window, where it differs
-    interleaved: bool = False  # pairs of neighbours turn, as in GGUF files of Llama
+    interleaved: bool = False  # pairs of neighbours turn, as in Cohere, and in GGUF files of Llama
+    is_permuted: bool = False  # rows of q_proj and k_proj were moved so that neighbours turn: GGUF files of Llama
     windows: tuple[int | None, ...] = ()  # keys that layers see, in turn, None for all
     turns: tuple[bool, ...] = ()  # whether each layer has rotary positions; empty is all
+    norm: str = "rms"  # or "layer", which takes the mean off, too
     norm_offset: float = 0.0  # Gemma stores its norms' weights less 1
     embedding_scale: float = 1.0
     score_scale: float | None = None
@@ -76,6 +82,8 @@ class DecoderConfig:
     logit_cap: float | None = None
     has_outer_norms: bool = False  # Gemma 2 and 3: norms behind attention and feed-forward, too
     is_tied: bool = True
+    is_gated: bool = True  # whether a gate is multiplied into the feed-forward
+    is_parallel: bool = False  # attention and feed-forward both read the layer's input
 
     def __post_init__(self) -> None:
         sizes = (
@@ -102,8 +110,13 @@ class DecoderConfig:
             **({joined: (q + 2 * kv, self.hidden)} if joined in weights else {
                 f"{at}self_attn.q_proj.weight": (q, self.hidden), f"{at}self_attn.k_proj.weight": (kv, self.hidden)}),
             **({gated: (2 * self.inner, self.hidden)} if gated in weights else {
-                f"{at}mlp.up_proj.weight": (self.inner, self.hidden)}),
+                f"{at}mlp.up_proj.weight": (self.inner, self.hidden)} if f"{at}mlp.up_proj.weight" in weights else {}),
         })  # fmt: skip
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """What is carried from step to step."""
+        return kv_slots(range(self.layers), self.kv_heads, self.head_dim)
 
     @property
     def turning(self) -> int:
@@ -111,6 +124,16 @@ class DecoderConfig:
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer % len(self.windows)] if self.windows else None
+
+
+def activation_kind(name: str) -> str:
+    """An activation under our name for it."""
+    return "gelu_tanh" if "tanh" in name or name in ("gelu_new", "gelu_fast") else name
+
+
+def with_defaults(found: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
+    """Settings, with those of a family where a key is missing or null."""
+    return {**found, **{key: value for key, value in defaults.items() if found.get(key) is None}}
 
 
 def from_json(found: dict[str, Any]) -> DecoderConfig:
@@ -121,7 +144,8 @@ def from_json(found: dict[str, Any]) -> DecoderConfig:
     heads, layers, hidden = (whole(found, k) for k in ("num_attention_heads", "num_hidden_layers", "hidden_size"))
     head_dim = whole(found, "head_dim", hidden // heads)
     gemma = family.startswith("gemma")
-    turning = found if found.get("partial_rotary_factor") else mapping(found, "rope_parameters")
+    turning = mapping(found, "rope_parameters")
+    turning = turning if turning.get("partial_rotary_factor") else found
     n_rot = int(head_dim * min(real(turning, "partial_rotary_factor", 1.0), 1.0)) // 2 * 2
     full, local = _ropes(found, n_rot)
     every = of_layers(found, "no_rope_layers", layers)
@@ -129,10 +153,11 @@ def from_json(found: dict[str, Any]) -> DecoderConfig:
     act = text(found, "hidden_activation", text(found, "hidden_act", "gelu_pytorch_tanh" if gemma else "silu"))
     if family == "gemma" and act == "gelu":
         act = "gelu_pytorch_tanh"  # what the released weights were trained with
+    eps = next((key for key in EPS if found.get(key) is not None), EPS[0])
     return DecoderConfig(
         family, whole(found, "vocab_size"), hidden, layers, heads, whole(found, "num_key_value_heads", heads),
         head_dim, whole(found, "intermediate_size"), whole(found, "max_position_embeddings", 2048),
-        eps=real(found, "rms_norm_eps", 1e-6), activation="gelu_tanh" if "tanh" in act else act,
+        eps=real(found, eps, 1e-6), activation=activation_kind(act),
         n_rot=n_rot, rope=full, local_rope=local, windows=_windows(family, found, layers),
         turns=tuple(bool(t) for t in every) if every else (),
         norm_offset=1.0 if gemma else 0.0, embedding_scale=math.sqrt(hidden) if gemma else 1.0,
@@ -144,11 +169,22 @@ def from_json(found: dict[str, Any]) -> DecoderConfig:
     )  # fmt: skip
 
 
+def listed_json(found: dict[str, Any]) -> DecoderConfig:
+    """As `from_json`, for families that say something about each layer: there are not too many for a list of them."""
+    layer_count(found)
+    return from_json(found)
+
+
 def _windows(family: str, found: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
     """The keys that layers see, in turn; empty where all see all."""
     if found.get("sliding_window") is None or (family == "qwen2" and not found.get("use_sliding_window")):
         return ()
     window, kinds = whole(found, "sliding_window"), of_layers(found, "layer_types", layers)
+    pattern = found.get("sliding_window_pattern")
+    if kinds is None and isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
+        return tuple(window if kind == "L" else None for kind in pattern)
+    if kinds is None and isinstance(pattern, int) and pattern > 1:
+        return (*[window] * (pattern - 1), None)
     if kinds is None:
         return (window, None) if family == "gemma2" else (window,)
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
@@ -174,7 +210,7 @@ def _rope(settings: Mapping[str, Any], found: dict[str, Any], n_rot: int) -> Rop
     trained = whole(settings, key, whole(found, key, longest))
     factor = real(settings, "factor", 1.0)
     match kind:
-        case "default":
+        case "default" | "mrope":  # the three positions of mrope are one in a text
             return RopeConfig(theta)
         case "linear" | "dynamic":
             return RopeConfig(theta, RopeScaling(kind, factor, trained))
@@ -190,7 +226,8 @@ def _rope(settings: Mapping[str, Any], found: dict[str, Any], n_rot: int) -> Rop
                 raise FileError(f"the configuration has rope_theta = {theta}, yarn needs one above 1", code="F140")
             return RopeConfig(theta, RopeScaling("yarn", factor, trained, beta_fast=real(settings, "beta_fast", 32.0),
                                            beta_slow=real(settings, "beta_slow", 1.0),
-                                           attention_factor=optional_real(settings, "attention_factor")))  # fmt: skip
+                                           attention_factor=yarn_factor(settings, factor),
+                                           truncate=bool(settings.get("truncate", True))))  # fmt: skip
         case "longrope" | "su":
             ratio = longest / trained if settings.get("factor") is None else factor
             size = optional_real(settings, "attention_factor")
@@ -202,14 +239,32 @@ def _rope(settings: Mapping[str, Any], found: dict[str, Any], n_rot: int) -> Rop
                     f"rope factors for {len(long)} and {len(short)} pairs, a head has {n_rot // 2}", code="F140"
                 )
             return RopeConfig(theta, None, long, short, trained, size)
-    raise FileError(f"rope scaling {kind!r} is none of default, linear, dynamic, llama3, yarn, longrope", code="F140")
+    raise FileError(
+        f"rope scaling {kind!r} is none of default, linear, dynamic, llama3, yarn, longrope, mrope", code="F140"
+    )
 
 
-def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> DecoderConfig:
-    """From the metadata of a GGUF file."""
-    family = metadata.get("general.architecture")
-    if family not in FAMILIES:
-        raise FileError(f"gguf: {family!r} is no family of decoders: {', '.join(FAMILIES)}", code="F144")
+def yarn_scale(factor: float, mscale: float) -> float:
+    """What yarn multiplies scores by, as factors of queries and of keys."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def yarn_factor(settings: Mapping[str, Any], factor: float) -> float | None:
+    """What the tables of yarn are multiplied by; None is its own choice."""
+    given, of_all = optional_real(settings, "mscale"), optional_real(settings, "mscale_all_dim")
+    if settings.get("attention_factor") is None and given and of_all:
+        return yarn_scale(factor, given) / yarn_scale(factor, of_all)
+    return optional_real(settings, "attention_factor")
+
+
+def from_gguf(
+    metadata: Mapping[str, Any], tensors: Mapping[str, Any], *, known: Sequence[str] = FAMILIES,
+    inner: int | None = None,
+) -> DecoderConfig:  # fmt: skip
+    """From the metadata of a GGUF file; `inner` is the width of feed-forwards that the file says nothing about."""
+    family = str(metadata.get("general.architecture"))
+    if family not in known:
+        raise FileError(f"gguf: {family!r} is no family of decoders: {', '.join(known)}", code="F144")
     table = tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise FileError("gguf: there is no matrix token_embd.weight", code="F142")
@@ -240,11 +295,11 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> Decode
     sees = () if not window else (window,) if period == 1 else (*[window] * (period - 1), None)
     return DecoderConfig(
         family, int(table.shape[0]), hidden, layers, heads, size("attention.head_count_kv", heads), head_dim,
-        size("feed_forward_length"), size("context_length"),
+        size("feed_forward_length", inner), size("context_length"),
         eps=number("attention.layer_norm_rms_epsilon", 1e-5), activation="gelu_tanh" if gemma else "silu",
         n_rot=n_rot, rope=RopeConfig(theta, scaling, divisors=divisors),
         local_rope=RopeConfig(10000.0) if family == "gemma3" else None,
-        interleaved=family in ("llama", "mistral", "smollm3"),
+        interleaved=(turned := family in ("llama", "mistral", "smollm3")), is_permuted=turned,
         windows=sees, embedding_scale=math.sqrt(hidden) if gemma else 1.0,
         score_cap=50.0 if family == "gemma2" else None, logit_cap=30.0 if family == "gemma2" else None,
         has_outer_norms=family in ("gemma2", "gemma3"), is_tied="output.weight" not in tensors,

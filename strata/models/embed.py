@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from strata.models.base import Model, compile_built
-from strata.models.bert import BertConfig, build_embedder, build_encoder
+from strata.models.bert import BertConfig, build_embedder, build_encoder, graph_of
 from strata.models.modernbert import ModernBertConfig
 from strata.models.tokenizer import Tokenizer
 from strata.models.weights import Weights
@@ -27,7 +27,7 @@ class Encoder(Model):
     ) -> None:  # fmt: skip
         self.config, self.weights, self.device = config, weights, device
         self.pooling, self.normalize = pooling, normalize
-        self.limit = min(limit or config.positions, config.positions)
+        self.limit = min(limit or config.longest, config.longest)
         self._make_tokenizer = tokenizer
         self._tokenizer: Tokenizer | None = None
         self._embedders: dict[tuple[str, bool], CompiledGraph] = {}
@@ -68,6 +68,12 @@ class Encoder(Model):
             self._embedders[key] = compile_built(build_embedder(self.config, self.weights, *key), self.device)
         return self._embedders[key]
 
+    def finished(self, finish: Callable[[Any, Any], Any]) -> CompiledGraph:
+        """A graph of token vectors and what `finish(builder, vectors)` makes of them."""
+        b = graph_of(self.config, self.weights, "embed")
+        b.graph.outputs(finish(b, b.encoded()))
+        return compile_built(b, self.device)
+
     def embed(
         self, texts: str | Sequence[str], *, pooling: str | None = None, normalize: bool | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -77,17 +83,49 @@ class Encoder(Model):
         `progress(done, all)` is told of each batch.
         """
         many = [texts] if isinstance(texts, str) else list(texts)
-        graph = self.embedder(pooling or self.pooling, self.normalize if normalize is None else normalize)
         ids = self.tokenizer.encode_batch(many, self.limit)
-        out = np.empty((len(many), self.config.hidden), np.float32)
+        out = self.embed_ids(ids, pooling=pooling, normalize=normalize, progress=progress)
+        return out[0] if isinstance(texts, str) else out
+
+    def embed_ids(
+        self, ids: Sequence[Sequence[int]], *, pooling: str | None = None, normalize: bool | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> np.ndarray:  # fmt: skip
+        """A vector for the tokens of each text, f32[texts, hidden]."""
+        graph = self.embedder(pooling or self.pooling, self.normalize if normalize is None else normalize)
+        out = np.empty((len(ids), self.config.hidden), np.float32)
         done = 0
         for batch in batches([len(i) for i in ids]):
             block, mask = padded([ids[i] for i in batch])
             out[batch] = graph.run(input_ids=block, attention_mask=mask)[0]
             done += len(batch)
             if progress is not None:
-                progress(done, len(many))
-        return out[0] if isinstance(texts, str) else out
+                progress(done, len(ids))
+        return out
+
+    @property
+    def scores_pairs(self) -> bool:
+        """Whether it reads two texts together and gives one number: a cross-encoder."""
+        return self.config.labels == 1 and not self.config.is_per_token
+
+    def score_pairs(
+        self, pairs: Sequence[tuple[str, str]], progress: Callable[[int, int], None] | None = None
+    ) -> tuple[np.ndarray, int]:
+        """The score of each pair of texts, from 0 to 1, f32[pairs], and how many tokens were read."""
+        found = self.tokenizer.encode_pairs(pairs, self.limit)
+        out = np.empty(len(found), np.float32)
+        done = 0
+        for batch in batches([len(ids) for ids, _ in found]):
+            block, mask = padded([found[i][0] for i in batch])
+            arrays: dict[str, np.ndarray] = {"input_ids": block, "attention_mask": mask}
+            if self.config.types:
+                arrays["token_type_ids"] = padded([found[i][1] for i in batch])[0]
+            logits = self.run(**arrays)["logits"].reshape(-1).astype(np.float64)
+            out[batch] = 1 / (1 + np.exp(-logits))
+            done += len(batch)
+            if progress is not None:
+                progress(done, len(found))
+        return out, sum(len(ids) for ids, _ in found)
 
 
 def padded(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Language models by family: a folder or a GGUF file becomes an encoder or a decoder."""
+"""Models by family: a folder or a GGUF file becomes an encoder, a decoder, a model of images or of speech."""
 
 from __future__ import annotations
 
@@ -7,22 +7,36 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from strata.errors import FileError, MissingFileError
+from strata.errors import FileError, MissingFileError, OptionError
 from strata.io import GgufTensor, load_gguf
 from strata.models import decoder_config
 from strata.models.adapters import PREFIXES, Adapter, LowRank, apply_adapter, turned_rows
-from strata.models.bert import BertConfig
+from strata.models.base import Folder
+from strata.models.bert import NAMES, BertConfig
 from strata.models.cached import DECODERS, CachedGraph, Layout
+from strata.models.deberta import DebertaConfig
+from strata.models.decoders import MODULES, decoder_family
 from strata.models.embed import Encoder
 from strata.models.generate import Decoder
 from strata.models.llama import LlamaGraph, gguf_names
 from strata.models.modernbert import ModernBertConfig
+from strata.models.rotary_bert import RotaryConfig
 from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer
 from strata.models.weights import Weights, folder_weights, model_text, read_json, without_prefix
 
-ENCODERS: dict[str, Any] = {"bert": BertConfig, "distilbert": BertConfig, "modernbert": ModernBertConfig}
-for _module in ("gpt2", "llama"):  # each enters its families into DECODERS
-    import_module(f"strata.models.{_module}")
+ENCODERS: dict[str, Any] = {**dict.fromkeys(NAMES, BertConfig), "modernbert": ModernBertConfig, "new": RotaryConfig}
+ENCODERS |= {"deberta-v2": DebertaConfig, "gte": RotaryConfig, "nomic_bert": RotaryConfig}
+OTHERS = {  # the module that loads a folder of each other kind
+    **dict.fromkeys(("vit", "deit", "dinov2", "dinov2_with_registers"), "vision.vit"),
+    **dict.fromkeys(("clip", "clip_vision_model", "siglip", "siglip_vision_model"), "vision.clip"),
+    **dict.fromkeys(("t5", "mt5", "umt5"), "seq2seq.t5"),
+    **dict.fromkeys(("bart", "mbart"), "seq2seq.bart"),
+    "resnet": "vision.resnet",
+    **dict.fromkeys(("convnext", "convnextv2"), "vision.convnext"),
+    "segformer": "vision.segformer",
+    "whisper": "audio.whisper",
+    **dict.fromkeys(("wav2vec2", "hubert"), "audio.wav2vec2"),
+}
 
 
 def _decoder(
@@ -46,11 +60,18 @@ def _decoder(
 
 def load_gguf_model(path: Path, device: str, context: int | None, adapter: Adapter | None, merge: bool) -> Decoder:
     file = load_gguf(path)
-    config = decoder_config.from_gguf(file.metadata, file)
-    weights = gguf_names(file.tensors, config)
-    if adapter is not None and config.interleaved:
+    experts = import_module("strata.models.decoders.gguf_moe")
+    config: Any
+    graph: Callable[..., CachedGraph] = LlamaGraph
+    if experts.is_moe(file.metadata):
+        config = experts.moe_config(file.metadata, file)
+        graph, weights = experts.moe_graph(config), experts.moe_names(file.tensors, config)
+    else:
+        config = decoder_config.from_gguf(file.metadata, file)
+        weights = gguf_names(file.tensors, config)
+    if adapter is not None and config.is_permuted:
         adapter = turned_rows(adapter, {"q_proj": config.heads, "k_proj": config.kv_heads})
-    return _decoder(config, LlamaGraph, weights, lambda: gguf_tokenizer(file.metadata), device, context, adapter, merge)
+    return _decoder(config, graph, weights, lambda: gguf_tokenizer(file.metadata), device, context, adapter, merge)
 
 
 def load_folder(folder: Path, device: str, context: int | None, adapter: Adapter | None, merge: bool) -> Any:
@@ -64,16 +85,23 @@ def load_folder(folder: Path, device: str, context: int | None, adapter: Adapter
         if adapter is not None:
             weights = apply_adapter(without_prefix(weights, PREFIXES), adapter, merge=True)[0]
         return _load_encoder(folder, ENCODERS[kind], settings, weights, device)
-    if kind not in DECODERS:
-        known = ", ".join((*ENCODERS, *DECODERS))
+    if kind in OTHERS:
+        if adapter is not None:
+            raise OptionError(f"load: models of the kind {kind!r} take no adapter", code="O611")
+        made = import_module(f"strata.models.{OTHERS[kind]}").load(Folder(folder, settings, weights, device, context))
+        made.check()
+        return made
+    if kind not in MODULES and kind not in DECODERS:
+        known = ", ".join((*ENCODERS, *MODULES, *OTHERS))
         raise FileError(f"load: models of the kind {family!r} are not known: {known}", code="F144")
-    of = DECODERS[kind]
+    of = decoder_family(kind)
     config, weights = of.config(settings), of.names(weights)
     return _decoder(config, of.graph, weights, lambda: folder_tokenizer(folder), device, context, adapter, merge)
 
 
 def _load_encoder(folder: Path, kind: Any, settings: dict[str, Any], weights: Any, device: str) -> Encoder:
-    labels = weights["classifier.weight"].shape[0] if "classifier.weight" in weights else 0
+    heads = [weights[n].shape[0] for n in ("classifier.weight", "classifier.out_proj.weight") if n in weights]
+    labels = heads[0] if heads else 0
     config = kind.from_json(settings, labels)
     config.check(weights)
     pooling, normalize, limit = "mean", True, None

@@ -5,39 +5,51 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from strata.arguments import own_checks
+from strata.backends import backend_for
 from strata.errors import OptionError, UnknownNameError
+from strata.mir import near
 from strata.models.adapters import AdapterSet, load_adapter, turned_rows
 from strata.models.base import Model, compile_built
-from strata.models.cached import PAGE, Layout
+from strata.models.cached import PAGE, Layout, Slot
+from strata.models.chat import answer
+from strata.models.generating.prompt_cache import load_prompt, save_prompt
+from strata.models.generating.together import best_beam, samples
+from strata.models.grammar import Grammar
 from strata.models.paged import PagedCache
 from strata.models.sampling import Sampler
 from strata.models.speculative import drafted_tokens
 from strata.models.speech import said
 from strata.models.tokenizer import Tokenizer
+from strata.models.weights import Weights
 from strata.runtime import CompiledGraph
 
 CONTEXT = 8192  # tokens that are planned for where a model could take more
 FIRST_CAPACITY = 256  # rows of a new cache; it doubles when it is full
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
 @dataclass
 class DecodeState:
-    """What a decoder remembers of one sequence: its KV cache, of which `length` rows are in use."""
+    """What a decoder remembers of one sequence: its KV cache, of which `length` rows are in use, and states of layers
+    without one."""
 
-    caches: list[np.ndarray]
+    caches: list[Any]  # arrays of NumPy, or in the memory of the model's device
     length: int = 0
-    feeds: dict[str, np.ndarray] = field(default_factory=dict)
+    feeds: dict[str, Any] = field(default_factory=dict)
+    slots: Sequence[Slot] = ()  # what the caches are; of a KV cache alone where nothing is said
 
     @property
-    def capacity(self) -> int:
-        return self.caches[0].shape[1]
+    def capacity(self) -> int | None:
+        """Rows of the KV cache; None where there is none."""
+        return next(
+            (c.shape[1] for i, c in enumerate(self.caches) if not (self.slots and self.slots[i].is_fixed)), None
+        )
 
 
 class Decoder(Model):
@@ -52,7 +64,7 @@ class Decoder(Model):
         self._build = build
         self._make_tokenizer = tokenizer
         self._tokenizer: Tokenizer | None = None
-        self._graphs: dict[tuple[bool, Layout], CompiledGraph] = {}
+        self._graphs: dict[tuple[bool, Layout, tuple[tuple[str, int], ...]], CompiledGraph] = {}
         self._adapters: AdapterSet | None = None
         self.is_quantized = False  # some weights are blocks, whose matmuls with few rows and with many differ in bits
 
@@ -72,9 +84,14 @@ class Decoder(Model):
     def inputs(self) -> dict[str, str]:
         return {"input_ids": "i32[B, S]"}
 
-    def graph_for(self, *, every: bool, layout: Layout = "plain") -> CompiledGraph:
-        """The compiled graph: of the last token's logits, or of every token's; with caches of this layout."""
-        key = every, layout
+    def graph_for(
+        self, *, every: bool, layout: Layout = "plain", sizes: tuple[tuple[str, int], ...] = ()
+    ) -> CompiledGraph:
+        """The compiled graph: of the last token's logits, or of every token's; with caches of this layout.
+
+        `sizes` are symbols with their numbers: a GPU has other kernels for one row than for many.
+        """
+        key = every, layout, sizes
         if key not in self._graphs:
             kinds = {} if layout == "plain" else {"layout": layout}
             builder = self._build(self.context, every=every, **kinds)
@@ -86,13 +103,15 @@ class Decoder(Model):
             if self._adapters is not None:
                 self._adapters.check(builder.weights, builder.bound)
                 builder.bound |= self._adapters.values()
+            if sizes:
+                builder.graph = builder.graph.bind(dict(sizes))
             self._graphs[key] = compile_built(builder, self.device)
         return self._graphs[key]
 
     def adapted(self, adapters: Mapping[str, str | os.PathLike[str]]) -> Decoder:
         """This model with LoRA adapters, folders by name, of which `use_adapter` chooses one at a time."""
         found = {name: load_adapter(folder) for name, folder in adapters.items()}
-        if getattr(self.config, "interleaved", False):
+        if getattr(self.config, "is_permuted", False):
             heads = {"q_proj": self.config.heads, "k_proj": self.config.kv_heads}
             found = {name: turned_rows(adapter, heads) for name, adapter in found.items()}
         made = Decoder(self.config, self._build, lambda: self.tokenizer, device=self.device, context=self.context)
@@ -116,8 +135,19 @@ class Decoder(Model):
 
     def start(self, batch: int = 1, capacity: int = FIRST_CAPACITY) -> DecodeState:
         """An empty state."""
-        shape = (batch, min(capacity, self.context), self.config.kv_heads * self.config.head_dim)
-        return DecodeState([np.zeros(shape, np.float32) for _ in range(2 * self.config.layers)])
+        rows, slots = min(capacity, self.context), self.config.slots
+        shapes = [(batch, *(() if slot.is_fixed else (rows,)), *slot.shape) for slot in slots]
+        return DecodeState([self.kept(np.zeros(shape, np.float32)) for shape in shapes], slots=slots)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether some layers carry a state, which cannot go back to an earlier token as a KV cache can."""
+        return any(slot.is_fixed for slot in self.config.slots)
+
+    def kept(self, array: np.ndarray) -> Any:
+        """An array that steps change in place: in the memory of the device, where it has its own."""
+        home = backend_for(self.device).home
+        return array if home is None else home.upload(array, "KV cache")
 
     def step(self, state: DecodeState, ids: np.ndarray, *, every: bool = False) -> np.ndarray:
         """Logits after new tokens i32[B, S], which enter the state: f32[B, V], or with `every` f32[B, S, V]."""
@@ -125,12 +155,13 @@ class Decoder(Model):
         self._check_room(state.length + count)
         self._reserve(state, state.length + count)
         if not state.feeds:
-            names = [f"{kind}{i}" for i in range(self.config.layers) for kind in ("keys", "values")]
-            state.feeds = dict(zip(names, state.caches, strict=True))
+            state.feeds = dict(zip([slot.name for slot in self.config.slots], state.caches, strict=True))
         shape = (batch, count, self.config.vocab) if every else (batch, self.config.vocab)
         logits = np.empty(shape, np.float32)
         feeds = {"input_ids": ids, "past": np.array([state.length], np.int64), **state.feeds}
-        self.graph_for(every=every).run_into(feeds, [logits, *state.caches])
+        one = count == batch == 1 and not every and backend_for(self.device).home is not None
+        sizes = (("B", 1), ("S", 1)) if one else ()
+        self.graph_for(every=every, sizes=sizes).run_into(feeds, [logits, *state.caches])
         state.length += count
         return logits
 
@@ -142,15 +173,18 @@ class Decoder(Model):
             )  # fmt: skip
 
     def _reserve(self, state: DecodeState, rows: int) -> None:
-        if rows <= state.capacity:
-            return
         size = state.capacity
+        if size is None or rows <= size:
+            return
         while size < rows:
             size *= 2
         size = min(size, self.context)
         for i, old in enumerate(state.caches):
-            state.caches[i] = np.zeros((old.shape[0], size, old.shape[2]), np.float32)
-            state.caches[i][:, : state.length] = old[:, : state.length]
+            if state.slots and state.slots[i].is_fixed:
+                continue
+            grown = np.zeros((old.shape[0], size, old.shape[2]), np.float32)
+            grown[:, : state.length] = np.asarray(old)[:, : state.length]
+            state.caches[i] = self.kept(grown)
         state.feeds = {}
 
     def run(self, **arrays: Any) -> dict[str, np.ndarray]:
@@ -163,12 +197,15 @@ class Decoder(Model):
     # ---------------------------------------------------------------------------------------------------- generation
 
     @own_checks()
-    def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Ids of a text, of chat messages by the model's template, or as they are."""
+    def prompt_ids(
+        self, prompt: Prompt, *, tools: Sequence[Mapping[str, Any]] | None = None, limit: int | None = None
+    ) -> list[int]:
+        """Ids of a text, of chat messages by the model's template (with the tools that the model may call), or as they
+        are. Of a prompt with more than `limit` tokens, no more is read than it takes to know that."""
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
+            return self.tokenizer.encode(prompt) if limit is None else self.tokenizer.encode(prompt, limit=limit)
         if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
-            return self.tokenizer.encode(self.tokenizer.chat(prompt), add_special=False)  # type: ignore[arg-type]
+            return self.tokenizer.chat_ids(prompt, tools=tools, limit=limit)  # type: ignore[arg-type]
         try:
             return [operator.index(i) for i in prompt]  # type: ignore[arg-type]
         except TypeError:
@@ -182,21 +219,38 @@ class Decoder(Model):
         sampler: Sampler,
         ends: Sequence[int] = (),
         state: DecodeState | None = None,
+        grammar: Grammar | None = None,
+        *,
+        context_shift: bool = False,
     ) -> Iterator[int]:
-        """New tokens, one by one, up to one of `ends`, which is not given."""
+        """New tokens, one by one, up to one of `ends`, which is not given; of those that a grammar allows.
+
+        `state` may know a beginning of the prompt. With `context_shift`, the newer half of the tokens is read again
+        when the context is full.
+        """
         if not ids:
             raise OptionError("generate: the prompt is empty", code="O266")
         state = state or self.start(capacity=max(FIRST_CAPACITY, _whole(len(ids) + min(max_tokens, 64))))
         numbers, before = sampler.stream(), list(ids)
-        logits = self.step(state, np.asarray([ids], np.int32))[0]
+        logits = self.step(state, np.asarray([ids[state.length :]], np.int32))[0]
+        matcher = None if grammar is None else grammar.matcher(self.tokenizer, self.config.vocab)
         for i in range(max_tokens):
-            token = sampler.choose(logits, before, numbers)
+            allowed = None if matcher is None else matcher.allowed(min(max_tokens, self.context - len(ids)) - i)
+            token = sampler.choose(logits, before, numbers, start=len(ids), allowed=allowed)
             if token in ends:
                 return
             yield token
             before.append(token)
-            if i + 1 == max_tokens or state.length >= self.context:
+            if matcher is not None:
+                matcher.take(token)
+            is_over = matcher is not None and matcher.is_done
+            is_full = state.length >= self.context
+            if is_over or i + 1 == max_tokens or (is_full and not context_shift):
                 return
+            if is_full:
+                state = self.start(capacity=self.context)
+                logits = self.step(state, np.asarray([before[-max(self.context // 2, 1) :]], np.int32))[0]
+                continue
             logits = self.step(state, np.array([[token]], np.int32))[0]
 
     def token_rows(
@@ -239,12 +293,15 @@ class Decoder(Model):
     def generate_many(
         self, prompts: Sequence[Prompt], *, max_tokens: int = 128, temperature: float = 0.0, top_k: int = 0,
         top_p: float = 1.0, min_p: float = 0.0, repetition_penalty: float = 1.0, seed: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] = (), **sampling: Any,
     ) -> list[str]:  # fmt: skip
-        """Generate from prompts of any lengths in one batch; each text is what `generate` gives for it alone."""
-        sampler = Sampler(
+        """Generate from prompts of any lengths in one batch; each text is what `generate` gives for it alone.
+
+        `sampling` are more fields of `Sampler`.
+        """
+        sampler = self._sampler(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
-            seed=seed,
+            seed=seed, **sampling,
         )  # fmt: skip
         tokens: list[list[int]] = [[] for _ in prompts]
         for row in self.token_rows([self.prompt_ids(p) for p in prompts], max_tokens, sampler, self.tokenizer.eos):
@@ -256,30 +313,89 @@ class Decoder(Model):
     def generate(
         self, prompt: Prompt, *, max_tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
         min_p: float = 0.0, repetition_penalty: float = 1.0, seed: int | None = None, stop: str | Sequence[str] = (),
-        stream: bool = False, draft: Decoder | None = None, draft_tokens: int | None = None,
+        stream: bool = False, n: int | None = None, beams: int = 1, length_penalty: float = 1.0,
+        draft: Decoder | None = None, draft_tokens: int | None = None, grammar: Grammar | None = None,
+        show_special: bool = False, context_shift: bool = False, prompt_cache: str | os.PathLike[str] | None = None,
+        **sampling: Any,
     ) -> Any:  # fmt: skip
         """Generate text from a prompt (a text, chat messages or ids); with `stream`, an iterator of its pieces.
 
-        `draft` is a smaller model with the same tokenizer, for speculative decoding: it drafts `draft_tokens` at a
-        time, by default as many as are verified in one step. This model accepts them or not: the text comes faster and
-        is this model's own, the same at a temperature of 0, and of the same distribution above.
+        `sampling` are more fields of `Sampler`: logit_bias, frequency_penalty, typical_p, mirostat_tau, and others.
+        `n` asks for so many samples, as a list; `beams` for the likeliest text that a beam search finds, in which the
+        probability of a text is divided by its length to the power of `length_penalty`. `draft` is a smaller model with
+        the same tokenizer, for speculative decoding: it drafts `draft_tokens` at a time, by default as many as are
+        verified in one step. This model accepts them or not: the text comes faster and is this model's own, the same at
+        a temperature of 0, and of the same distribution above. `grammar` is what the text has to follow, such as
+        `Grammar.json_schema(schema)`. With `show_special`, special tokens are part of the text. With `context_shift`,
+        a text may be longer than the context: the older half is forgotten when that is full. `prompt_cache` is a file
+        that keeps what was computed for the prompt; what is in it already is not computed again.
         """
-        sampler = Sampler(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-        )
-        ends = self.tokenizer.eos
+        sampler, ends = self._sampler(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
+            seed=seed, **sampling,
+        ), self.tokenizer.eos  # fmt: skip
         ids = self.prompt_ids(prompt)
-        if draft is None:
-            chosen = self.tokens(ids, max_tokens, sampler, ends)
-        else:
+        ways = {"draft": draft is not None, "grammar": grammar is not None, "n": n is not None, "beams": beams != 1,
+                "prompt_cache": prompt_cache is not None, "context_shift": context_shift}  # fmt: skip
+        asked = [name for name, is_asked in ways.items() if is_asked]
+        alone = next((name for name in ("n", "beams", "draft") if name in asked), None)
+        if alone is not None and len(asked) > 1:
+            other = next(name for name in asked if name != alone)
+            raise OptionError(f"generate: {alone} does not go with {other}; give one of them", code="O610")
+        if (n is not None or beams != 1) and stream:
+            raise OptionError("generate: several texts at once are no stream", code="O610")
+        if n is not None:
+            if n < 1 or not ids:
+                raise OptionError(f"generate: {n} samples of a prompt of {len(ids)} tokens are none", code="O236")
+            rows = samples(self, ids, n, max_tokens, sampler, ends)
+            return ["".join(said(row, self.tokenizer, stop, special=show_special)) for row in rows]
+        if beams != 1:
+            if sampler.temperature > 0 or not ids:
+                raise OptionError("generate: a beam search draws no tokens; give a temperature or beams", code="O236")
+            found = best_beam(self, ids, beams, max_tokens, ends=ends, length_penalty=length_penalty)
+            return "".join(said(found, self.tokenizer, stop, special=show_special))
+        if draft is not None:
             chosen = drafted_tokens(self, draft, ids, max_tokens, sampler, count=draft_tokens, ends=ends)
-        pieces = said(chosen, self.tokenizer, stop)
+        else:
+            state = None if prompt_cache is None else self._remembered(prompt_cache, ids)
+            chosen = self.tokens(ids, max_tokens, sampler, ends, state, grammar, context_shift=context_shift)
+        pieces = said(chosen, self.tokenizer, stop, special=show_special)
         return pieces if stream else "".join(pieces)
+
+    @staticmethod
+    def _sampler(**sampling: Any) -> Sampler:
+        known = {f.name for f in fields(Sampler)}
+        odd = next((name for name in sampling if name not in known), None)
+        if odd is not None:
+            raise OptionError(f"generate: there is no option {odd!r}{near(odd, known)}", code="O236")
+        return Sampler(**sampling)
+
+    def _remembered(self, path: str | os.PathLike[str], ids: Sequence[int]) -> DecodeState:
+        """A state with all of a prompt but its last token, of which a file knew some, and knows all now."""
+        state = load_prompt(path, self, ids) or self.start(capacity=max(FIRST_CAPACITY, len(ids)))
+        if state.length < len(ids) - 1:
+            self.step(state, np.asarray([ids[state.length : -1]], np.int32))
+            save_prompt(path, self, state, ids)
+        return state
+
+    def weights(self) -> Weights:
+        """The weights by name, as they were loaded."""
+        found: Weights = self._build(self.context, every=False).weights
+        return found
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None, tool_choice: Any = "auto",
+        stream: bool = False, **options: Any,
+    ) -> Any:  # fmt: skip
+        """The assistant's answer to messages, as the next message; with `stream`, an iterator of the pieces of its
+        text, whose `message` is the whole.
+
+        `tools` are functions with annotations, or descriptions as OpenAI's clients write them. An answer that calls
+        some has `tool_calls`; run them, and give their results as messages with the role `tool`. `tool_choice` is
+        auto, none, required or the name of a tool. Other options are those of `generate`.
+        """
+        made = answer(self, messages, tools, tool_choice, options)
+        return made if stream else made.message
 
 
 def _whole(rows: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from strata.errors import FileError
 from strata.mir import Value
-from strata.models.cached import DECODERS, CachedGraph, CacheSizes, DecoderFamily, Layout
+from strata.models.cached import DECODERS, CachedGraph, CacheSizes, DecoderFamily, Layout, Slot, kv_slots
 from strata.models.numbers import real, text, whole
 from strata.models.weights import Weights, check_layers, check_shapes, ops, without_prefix
 
@@ -53,6 +53,10 @@ class Gpt2Config:
     @property
     def head_dim(self) -> int:
         return self.hidden // self.heads
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return kv_slots(range(self.layers), self.heads, self.head_dim)
 
 
 class Gpt2Graph(CachedGraph):

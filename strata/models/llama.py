@@ -11,7 +11,7 @@ from strata.core import f32
 from strata.io import GgufTensor
 from strata.mir import Value
 from strata.models.cached import DECODERS, CachedGraph, CacheSizes, DecoderFamily, Layout
-from strata.models.decoder_config import FAMILIES, DecoderConfig, from_json
+from strata.models.decoder_config import FAMILIES, SQUARED, DecoderConfig, from_json
 from strata.models.weights import Weights, ops, without_prefix
 
 GGUF_NAMES = {
@@ -27,11 +27,14 @@ def plain_names(weights: Weights) -> dict[str, np.ndarray | GgufTensor]:
     return without_prefix(weights, ("language_model.model.", "model.language_model.", "model.", "language_model."))
 
 
-def gguf_names(tensors: Mapping[str, GgufTensor], config: DecoderConfig) -> dict[str, np.ndarray | GgufTensor]:
-    """GGUF names as Hugging Face's."""
+def gguf_names(
+    tensors: Mapping[str, GgufTensor], config: DecoderConfig, more: Mapping[str, str] | None = None
+) -> dict[str, np.ndarray | GgufTensor]:
+    """GGUF names as Hugging Face's; `more` are those that a family has beside the common ones."""
     outer = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
     norms = ("post_attention_layernorm", "pre_feedforward_layernorm")
     names = GGUF_NAMES | {"ffn_norm": norms[config.has_outer_norms], "post_attention_norm": "post_attention_layernorm"}
+    names |= more or {}
     if config.family == "phi3":
         names |= {"ffn_up": "mlp.gate_up_proj"}
     found: dict[str, np.ndarray | GgufTensor] = {}
@@ -51,7 +54,7 @@ class LlamaGraph(CachedGraph):
         self, config: DecoderConfig, weights: Weights, length: int, *, every: bool = False, layout: Layout = "plain"
     ) -> None:
         sizes = CacheSizes(config.layers, config.heads, config.kv_heads, config.head_dim)
-        super().__init__("decoder", weights, sizes, length, every=every, layout=layout)
+        super().__init__("decoder", weights, sizes, length, every=every, layout=layout, slots=config.slots)
         self.config = config
         self.tables = {False: self._rope_tables("rope", config.rope, length)}
         self.tables[True] = (
@@ -72,7 +75,10 @@ class LlamaGraph(CachedGraph):
         gamma = self.param(f"{name}.weight", (width,))
         if self.config.norm_offset:
             gamma = gamma + self.config.norm_offset
-        return ops.rms_norm(x, gamma, eps=self.config.eps)
+        if self.config.norm == "rms":
+            return ops.rms_norm(x, gamma, eps=self.config.eps)
+        beta = self.param(f"{name}.bias", (width,)) if self.has(f"{name}.bias") else None
+        return ops.layer_norm(x, gamma, beta, eps=self.config.eps)
 
     def heads_norm(self, x: Value, name: str, heads: int) -> Value:
         """A norm of each head, where the model has one."""
@@ -89,31 +95,45 @@ class LlamaGraph(CachedGraph):
         cos, sin = self.tables[c.window(layer) is not None]
         return ops.rope(x, cos, sin, head_dim=c.head_dim, n_rot=c.turning, interleaved=c.interleaved, layout="bsd")
 
-    def attention(self, x: Value, layer: int) -> Value:
+    def projected(self, x: Value, layer: int) -> list[Value]:
+        """Queries, keys and values."""
         c, at = self.config, f"layers.{layer}.self_attn."
         wide, narrow = c.heads * c.head_dim, c.kv_heads * c.head_dim
-        if self.has(f"{at}qkv_proj.weight"):
-            both = self.linear(x, f"{at}qkv_proj", wide + 2 * narrow, c.hidden)
-            q, k, v = (ops.narrow(both, -1, a, n) for a, n in ((0, wide), (wide, narrow), (wide + narrow, narrow)))
-        else:
-            names = [f"{at}{p}_proj" for p in "qkv"]
-            q, k, v = self.linears(x, names, (wide, narrow, narrow), c.hidden)
+        if not self.has(f"{at}qkv_proj.weight"):
+            return self.linears(x, [f"{at}{p}_proj" for p in "qkv"], (wide, narrow, narrow), c.hidden)
+        both = self.linear(x, f"{at}qkv_proj", wide + 2 * narrow, c.hidden)
+        return [ops.narrow(both, -1, a, n) for a, n in ((0, wide), (wide, narrow), (wide + narrow, narrow))]
+
+    def attention(self, x: Value, layer: int) -> Value:
+        c, at = self.config, f"layers.{layer}.self_attn."
+        q, k, v = self.projected(x, layer)
         q = self.turned(self.heads_norm(q, f"{at}q_norm", c.heads), layer)
         k = self.turned(self.heads_norm(k, f"{at}k_norm", c.kv_heads), layer)
         window = c.window(layer)
         mixed = self.attend(
             layer, q, k, v, window=None if window is None else window - 1, scale=c.score_scale, softcap=c.score_cap
         )
-        return self.linear(mixed, f"{at}o_proj", c.hidden, wide)
+        return self.linear(mixed, f"{at}o_proj", c.hidden, c.heads * c.head_dim)
 
     def feed_forward(self, x: Value, layer: int) -> Value:
         c, at = self.config, f"layers.{layer}.mlp."
         if self.has(f"{at}gate_up_proj.weight"):
             both = self.linear(x, f"{at}gate_up_proj", 2 * c.inner, c.hidden)
             gate, up = ops.narrow(both, -1, 0, c.inner), ops.narrow(both, -1, c.inner, c.inner)
+        elif not c.is_gated:
+            up = self.activated(self.linear(x, f"{at}up_proj", c.inner, c.hidden))
+            return self.linear(up, f"{at}down_proj", c.hidden, c.inner)
         else:
             gate, up = self.linears(x, [f"{at}gate_proj", f"{at}up_proj"], (c.inner, c.inner), c.hidden)
-        return self.linear(ops.activation(gate, c.activation) * up, f"{at}down_proj", c.hidden, c.inner)
+        return self.linear(self.activated(gate) * up, f"{at}down_proj", c.hidden, c.inner)
+
+    def activated(self, x: Value) -> Value:
+        kind = self.config.activation
+        if kind == SQUARED:
+            x = ops.relu(x)
+            return x * x
+        found: Value = ops.activation(x, kind)
+        return found
 
     def layer(self, x: Value, number: int) -> Value:
         c, at = self.config, f"layers.{number}."

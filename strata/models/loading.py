@@ -23,7 +23,9 @@ def load(
         raise FileError(f"load: {path!r} is not a path", code="F148")
     place = Path(path)
     if place.is_dir():
-        return imported("strata.models.families").load_folder(place, device, context, _adapter(adapter), merge)
+        found = imported("strata.models.families").load_folder(place, device, context, _adapter(adapter), merge)
+        found.source = place
+        return found
     if not place.exists():
         raise MissingFileError(f"load: there is no file or folder {place}", code="F148")
     match place.suffix.lower():
@@ -32,7 +34,9 @@ def load(
                 raise FileError(f"load: {place.name} is an ONNX file, which takes no adapter", code="F148")
             return imported("strata.io.onnx").load(place, device=device)
         case ".gguf":
-            return imported("strata.models.families").load_gguf_model(place, device, context, _adapter(adapter), merge)
+            found = imported("strata.models.families").load_gguf_model(place, device, context, _adapter(adapter), merge)
+            found.source = place
+            return found
     raise FileError(f"load: {place.name} is none of .onnx, .gguf, or a folder with config.json", code="F148")
 
 

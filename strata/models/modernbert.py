@@ -61,6 +61,11 @@ class ModernBertConfig:
             raise FileError(f"the configuration has {made.hidden} features for {made.heads} heads", code="F140")
         return made
 
+    @property
+    def longest(self) -> int:
+        """Tokens that there are positions for."""
+        return self.positions
+
     def sees_near(self, layer: int) -> bool:
         """Whether a layer sees a window only."""
         return self.is_local[layer] if self.is_local else layer % self.period != 0

@@ -8,6 +8,7 @@ from typing import Any
 
 from strata.errors import FileError
 
+MOST_LAYERS = 1 << 14
 MOST = (1 << 31) - 1  # of a size: ids and positions are counted in 32 bits
 
 
@@ -54,6 +55,24 @@ def reals(found: Mapping[str, Any], key: str) -> tuple[float, ...]:
             f"the configuration has {key} = {_shown(value)}, a list of numbers above 0 is needed", code="F140"
         )
     return tuple(map(float, value))
+
+
+def layer_count(found: Mapping[str, Any]) -> int:
+    """The number of layers, which is not so large that a list of them would be a load."""
+    count = whole(found, "num_hidden_layers")
+    if count > MOST_LAYERS:
+        raise FileError(f"the configuration has num_hidden_layers = {count}, the most is {MOST_LAYERS}", code="F140")
+    return count
+
+
+def wholes(found: Mapping[str, Any], key: str) -> tuple[int, ...] | None:
+    """A list of whole numbers, such as those of layers; None where the key is missing or null."""
+    value = found.get(key)
+    if value is not None and not (isinstance(value, list) and all(type(x) is int and x >= 0 for x in value)):
+        raise FileError(
+            f"the configuration has {key} = {_shown(value)}, a list of whole numbers is needed", code="F140"
+        )
+    return None if value is None else tuple(value)
 
 
 def of_layers(found: Mapping[str, Any], key: str, layers: int) -> Sequence[Any] | None:

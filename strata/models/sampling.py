@@ -1,14 +1,15 @@
-"""Sampling the next token from logits: greedy, temperature, top-k, top-p, min-p, repetition penalty, seeded."""
+"""Sampling the next token from logits: temperature, top-k, top-p, min-p, typical, XTC, DRY, mirostat, biases, seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from strata.core import here
 from strata.errors import DTypeError, OptionError, RunError, ShapeError
+from strata.models.generating.filters import SampleStream, dry_penalties, surprising, typical, without_top
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +18,14 @@ class Sampler:
 
     Kept are the `top_k` largest, of these the shortest prefix by falling probability that reaches `top_p`, of these all
     with at least `min_p` times the largest probability. `repetition_penalty` divides the positive logits of tokens that
-    occurred, and multiplies the negative ones.
+    occurred, and multiplies the negative ones. `frequency_penalty` is subtracted from the logit of a token for each
+    time that it was generated, `presence_penalty` once if it was; `logit_bias` adds to the logits of tokens.
+
+    `typical_p` keeps the tokens that are about as surprising as is to be expected, up to this mass. XTC, with
+    `xtc_probability`, drops all but the least likely of the tokens that have a share of `xtc_threshold`. DRY subtracts
+    `dry_multiplier` · `dry_base` ** (n - `dry_allowed_length`) from the logit of a token that would continue a
+    repetition of n tokens, which ends at `dry_breakers`. Mirostat, with a `mirostat_tau` above 0, keeps the surprise of
+    tokens near so many bits; `mirostat_eta` is how fast it learns.
     """
 
     temperature: float = 0.0
@@ -26,6 +34,18 @@ class Sampler:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_breakers: Sequence[int] = ()
+    mirostat_tau: float = 0.0
+    mirostat_eta: float = 0.1
 
     def __post_init__(self) -> None:
         def check(ok: bool, message: str) -> None:
@@ -37,20 +57,54 @@ class Sampler:
         check(0 < self.top_p <= 1, f"top_p {self.top_p} is not in (0, 1]")
         check(0 <= self.min_p <= 1, f"min_p {self.min_p} is not in 0..1")
         check(self.repetition_penalty > 0, f"repetition_penalty {self.repetition_penalty} is not positive")
+        for name in ("frequency_penalty", "presence_penalty"):
+            check(abs(getattr(self, name)) <= 100, f"{name} {getattr(self, name)} is not within -100 to 100")
+        check(0 < self.typical_p <= 1, f"typical_p {self.typical_p} is not in (0, 1]")
+        for name in ("xtc_probability", "xtc_threshold"):
+            check(0 <= getattr(self, name) <= 1, f"{name} {getattr(self, name)} is not in 0..1")
+        check(0 <= self.dry_multiplier <= 1e6, f"dry_multiplier {self.dry_multiplier} is not within 0 to 1e6")
+        check(1 <= self.dry_base <= 1e6, f"dry_base {self.dry_base} is not within 1 to 1e6")
+        check(self.dry_allowed_length >= 1, f"dry_allowed_length {self.dry_allowed_length} is not positive")
+        check(0 <= self.mirostat_tau <= 1e3, f"mirostat_tau {self.mirostat_tau} is not within 0 to 1000")
+        check(0 < self.mirostat_eta <= 1, f"mirostat_eta {self.mirostat_eta} is not in (0, 1]")
+        bias = next(((k, v) for k, v in self.logit_bias.items() if not (k >= 0 and abs(v) <= 1e6)), None)
+        check(bias is None, f"logit_bias {bias} is no token with a number")
 
-    def stream(self) -> np.random.Generator:
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the same logits after the same tokens always have the same probabilities."""
+        return not (self.xtc_probability or self.mirostat_tau)
+
+    def stream(self) -> SampleStream:
         """The random numbers of one generation: the same for the same seed."""
-        return np.random.Generator(np.random.Philox(self.seed))
+        return SampleStream(np.random.Philox(self.seed))
 
-    def choose(self, logits: np.ndarray, before: Sequence[int], numbers: np.random.Generator) -> int:
-        """The next token after `before`, from logits f32[V]."""
-        logits, best = self._penalised(logits, before)
+    def choose(
+        self, logits: np.ndarray, before: Sequence[int], numbers: np.random.Generator, *, start: int = 0,
+        allowed: np.ndarray | None = None,
+    ) -> int:  # fmt: skip
+        """The next token after `before`, from logits f32[V]: of those `allowed`, bool[V].
+
+        The first `start` tokens are the prompt, which frequency and presence do not count.
+        """
+        logits, best = self._penalised(logits, before, start, allowed)
         if self.temperature == 0:
             return best
         ids, weights = self._kept(logits, float(logits[best]))
+        if self.xtc_probability and numbers.random() < self.xtc_probability:
+            keep = without_top(weights, self.xtc_threshold)
+            ids, weights = ids[keep], weights[keep]
+        if self.mirostat_tau and isinstance(numbers, SampleStream):
+            most = 2 * self.mirostat_tau if numbers.surprise is None else numbers.surprise
+            keep = surprising(weights, most)
+            ids, weights = ids[keep], weights[keep]
         running = np.cumsum(weights)
         place = int(np.searchsorted(running, numbers.random() * running[-1], side="right"))
-        return int(ids[min(place, len(ids) - 1)])
+        place = min(place, len(ids) - 1)
+        if self.mirostat_tau and isinstance(numbers, SampleStream):
+            bits = -float(np.log2(weights[place] / running[-1]))
+            numbers.surprise = most - self.mirostat_eta * (bits - self.mirostat_tau)
+        return int(ids[place])
 
     def probabilities(self, logits: np.ndarray, before: Sequence[int]) -> np.ndarray:
         """What `choose` draws from, f64[V]; all of it on one token at a temperature of 0."""
@@ -63,8 +117,10 @@ class Sampler:
         found[ids] = weights / weights.sum()
         return found
 
-    def _penalised(self, logits: np.ndarray, before: Sequence[int]) -> tuple[np.ndarray, int]:
-        """Logits after the penalty, and the token with the largest."""
+    def _penalised(
+        self, logits: np.ndarray, before: Sequence[int], start: int = 0, allowed: np.ndarray | None = None
+    ) -> tuple[np.ndarray, int]:
+        """Logits after penalties and biases, and the token with the largest."""
         if logits.ndim != 1 or not logits.size:
             raise ShapeError(f"logits are one row of numbers, got {logits.shape}", code="S600", place=here())
         if logits.dtype.kind not in "fiuV":  # V: bf16, say
@@ -74,6 +130,22 @@ class Sampler:
             logits = logits.copy()
             old = logits[seen]
             logits[seen] = np.where(old > 0, old / self.repetition_penalty, old * self.repetition_penalty)
+        if (self.frequency_penalty or self.presence_penalty) and len(before) > start:
+            seen, counts = np.unique(np.asarray(before[start:]), return_counts=True)
+            logits = logits.copy()
+            logits[seen] -= (self.frequency_penalty * counts + self.presence_penalty).astype(logits.dtype)
+        if self.dry_multiplier and before:
+            fields = (self.dry_multiplier, self.dry_base, self.dry_allowed_length, self.dry_breakers)
+            logits = logits.copy()
+            for token, penalty in dry_penalties(before, *fields).items():
+                logits[token] -= penalty
+        if self.logit_bias:
+            logits = logits.copy()
+            for token, bias in self.logit_bias.items():
+                if token < len(logits):
+                    logits[token] += bias
+        if allowed is not None:
+            logits = np.where(allowed, logits, np.asarray(-np.inf, logits.dtype))
         best = int(logits.argmax())
         if not np.isfinite(logits[best]):
             raise RunError(
@@ -95,4 +167,14 @@ class Sampler:
             last = int(np.searchsorted(running, self.top_p * running[-1])) + 1
             order = np.sort(order[:last])
             ids, weights = ids[order], weights[order]
+        if self.typical_p < 1:
+            keep = typical(weights, self.typical_p)
+            ids, weights = ids[keep], weights[keep]
         return ids, weights
+
+
+def log_probabilities(logits: np.ndarray) -> np.ndarray:
+    """Logarithms of the probabilities of all tokens, f32[V], before anything is penalised or left out."""
+    x = logits.astype(np.float64)
+    x -= x.max()
+    return (x - np.log(np.exp(x).sum())).astype(np.float32)

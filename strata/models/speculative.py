@@ -71,6 +71,12 @@ class Drafting:
             raise OptionError(
                 f"generate: the draft knows {draft.config.vocab} tokens, the model {target.config.vocab}", code="O610"
             )
+        if target.has_state or draft.has_state:
+            raise OptionError(
+                "generate: a model with a recurrent state takes no drafts: it cannot take tokens back", code="O610"
+            )
+        if not sampler.is_fixed:
+            raise OptionError("generate: xtc and mirostat take no drafts", code="O610")
         if count < 1:
             raise OptionError(f"generate: {count} drafted tokens are none", code="O610")
         self.target, self.draft, self.sampler, self.count = target, draft, sampler, count
@@ -169,3 +175,33 @@ def drafted_tokens(
         if given >= max_tokens or work.target_state.length >= target.context:
             return
         found = work.step(max_tokens - given)
+
+
+class NgramDraft:
+    """Speculative decoding without a draft model: what followed the last tokens when they were there before.
+
+    Answers repeat what they are about: names, code, quotations. `draft` costs a look-up, so that a wrong one is cheap.
+    """
+
+    LENGTHS: Final = (4, 3, 2)  # of the endings that are looked up, longest first
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._places: dict[tuple[int, ...], int] = {}
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """More tokens of the sequence."""
+        for token in tokens:
+            # entered once something follows them, so that an ending does not find itself
+            for n in self.LENGTHS:
+                if len(self._tokens) >= n:
+                    self._places[tuple(self._tokens[-n:])] = len(self._tokens)
+            self._tokens.append(token)
+
+    def draft(self, count: int) -> list[int]:
+        """Up to so many tokens that may come next."""
+        for n in self.LENGTHS:
+            at = self._places.get(tuple(self._tokens[-n:])) if len(self._tokens) >= n else None
+            if at is not None:
+                return self._tokens[at : at + count]
+        return []

@@ -7,12 +7,39 @@ from collections.abc import Iterable, Iterator, Sequence
 from strata.models.tokenizer import Tokenizer
 
 
-class Speech:
-    """The text of one generation. `push` a token, and get what can be said of it; `finish` says the rest."""
+class _StopString:
+    """A stop string that is looked for letter by letter, in time linear in the text (Knuth, Morris and Pratt)."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: str | Sequence[str] = ()) -> None:
-        self._tokenizer = tokenizer
-        self._stops = tuple(s for s in ((stop,) if isinstance(stop, str) else stop) if s)
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.found = 0  # letters at the end of the text so far that the stop string begins with
+        self._shorter = [0] * len(text)  # for each prefix, the longest of its ends that is a prefix, too
+        at = 0
+        for i in range(1, len(text)):
+            while at and text[i] != text[at]:
+                at = self._shorter[at - 1]
+            at += text[i] == text[at]
+            self._shorter[i] = at
+
+    def push(self, letter: str) -> bool:
+        """Whether the stop string ends with this letter."""
+        at = self.found
+        while at and self.text[at] != letter:
+            at = self._shorter[at - 1]
+        at += self.text[at] == letter
+        self.found = at if at < len(self.text) else self._shorter[at - 1]
+        return at == len(self.text)
+
+
+class Speech:
+    """The text of one generation. `push` a token, and get what can be said of it; `finish` says the rest.
+
+    `special` shows special tokens as text, too, such as those around a tool call.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: str | Sequence[str] = (), *, special: bool = False) -> None:
+        self._tokenizer, self._special = tokenizer, special
+        self._stops = [_StopString(s) for s in ((stop,) if isinstance(stop, str) else stop) if s]
         self._tokens: list[int] = []
         self._start = 0  # of the tokens that a piece is decoded with: some before it, as spaces depend on neighbours
         self._shown = ""
@@ -22,41 +49,45 @@ class Speech:
     def push(self, token: int) -> str:
         """What can be said once this token has come."""
         self._tokens.append(token)
-        text = self._tokenizer.decode(self._tokens[self._start :])
+        text = self._decode()
         if text.endswith("\ufffd"):
             return ""
         piece = text[len(self._shown) :]
         if len(self._tokens) - self._start > 16:
             self._start = len(self._tokens) - 4
-            self._shown = self._tokenizer.decode(self._tokens[self._start :])
+            self._shown = self._decode()
         else:
             self._shown = text
         return self._before_stop(piece)
 
     def finish(self) -> str:
         """What was held back; nothing follows it."""
-        tail = self._before_stop(self._tokenizer.decode(self._tokens[self._start :])[len(self._shown) :])
+        tail = self._before_stop(self._decode()[len(self._shown) :])
         tail, self._held = tail + self._held, ""
         return tail
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._tokens[self._start :], skip_special=not self._special)
 
     def _before_stop(self, piece: str) -> str:
         if self.stopped or not self._stops:
             return "" if self.stopped else piece
-        self._held += piece
-        places = [self._held.find(s) for s in self._stops if s in self._held]
-        if places:
-            self.stopped = True
-            said, self._held = self._held[: min(places)], ""
-            return said
-        risky = max((n for s in self._stops for n in range(1, len(s)) if self._held.endswith(s[:n])), default=0)
-        end = len(self._held) - risky
-        said, self._held = self._held[:end], self._held[end:]
-        return said
+        text = self._held + piece
+        for at, letter in enumerate(piece, len(self._held) + 1):
+            ended = [len(s.text) for s in self._stops if s.push(letter)]
+            if ended:
+                self.stopped, self._held = True, ""
+                return text[: at - max(ended)]
+        end = len(text) - max(s.found for s in self._stops)
+        self._held = text[end:]
+        return text[:end]
 
 
-def said(tokens: Iterable[int], tokenizer: Tokenizer, stop: str | Sequence[str] = ()) -> Iterator[str]:
+def said(
+    tokens: Iterable[int], tokenizer: Tokenizer, stop: str | Sequence[str] = (), *, special: bool = False
+) -> Iterator[str]:
     """The pieces of text of tokens, up to a stop string."""
-    speech = Speech(tokenizer, stop)
+    speech = Speech(tokenizer, stop, special=special)
     for token in tokens:
         piece = speech.push(token)
         if piece:

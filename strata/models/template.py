@@ -7,9 +7,11 @@ is read between steps.
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from functools import wraps
 from typing import Any
 
@@ -122,10 +124,12 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("+", "*", "**", "%", "-", "/", "//"))
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, finalize=_shown)
+        extensions = ["jinja2.ext.loopcontrols"]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, finalize=_shown, extensions=extensions)
         self.meter = _Meter()
         self.fixed: dict[str, int] = {}  # characters of each macro that are not computed
         del self.globals["lipsum"]
+        self.filters["tojson"] = _json  # the one of Jinja writes <, > and & as escapes, for web pages
         self.filters = {name: self._filter(name, call) for name, call in self.filters.items()}
 
     def each(self, items: Any, fixed: int) -> Iterator[Any]:
@@ -230,6 +234,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         return counted
 
 
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
 @pass_context
 def _shown(context: Any, value: Any) -> Any:
     """What a template prints is charged, too."""
@@ -250,6 +258,7 @@ def fill_template(source: str, values: Mapping[str, Any]) -> str:
             environment.fixed[macro.name] = max(fixed, environment.fixed.get(macro.name, 0))
         code = environment.compile(_Counted().visit(tree))
         environment.globals["raise_exception"] = refuse
+        environment.globals["strftime_now"] = lambda layout: datetime.now().astimezone().strftime(layout[:64])
         template = environment.template_class.from_code(environment, code, dict(environment.globals))
         pieces: list[str] = []
         for piece in template.generate(**values):

@@ -6,10 +6,12 @@ Both become a tokenizer of the `tokenizers` package, which is imported when the 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -32,6 +34,11 @@ SPLITS = {
 DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 MOST_GROWTH = 4096  # times as long as it was that a tokenizer may make a text
 PER_SECONDS = 1_000_000  # characters of a text for which a tokenizer may take `max_tokenizer_seconds` more
+LONG = 2048  # characters from which on reading a text lets go of the interpreter
+PER_TOKEN = 8  # characters of a text that are read first for each token that it may have
+BREAK = "\ufdd0"  # a code point that is no character: tokens are not looked for across it
+MOST_TOKEN = 4096  # characters of a token of a vocabulary that is a list
+_LISTED = re.compile(r'"vocab"\s*:\s*\[|"Unigram"')
 MOST_SPLITS = 256  # characters of a token whose halves are looked for in the vocabulary
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6  # kinds of tokens in GGUF
 
@@ -47,12 +54,24 @@ class Tokenizer:
         self._patterns = patterns  # of a file, which may take for ever
         self.eos, self.bos, self.template = tuple(eos), bos, template
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = True, limit: int | None = None) -> list[int]:
+        """The ids of a text. Of one with more than `limit` tokens, no more is read than it takes to know that."""
         given = _proper(text)
+        size = len(given) if limit is None else max(PER_TOKEN * limit, 256)
+        while limit is not None and size < len(given):
+            ids = self._encoded(given[:size], add_special)
+            if len(ids) > limit + 16:  # the last few may be others with what follows
+                return ids
+            size *= 4
+        return self._encoded(given, add_special)
+
+    def _encoded(self, given: str, add_special: bool) -> list[int]:
         with _panics_told("reading a text"):
+            work = partial(self._inner.encode_batch, [given], add_special_tokens=add_special)
             if self._patterns:
-                work = partial(self._inner.encode_batch, [given], add_special_tokens=add_special)
                 return list(_in_time(work, len(given))[0].ids)
+            if len(given) > LONG:
+                return list(work()[0].ids)
             return list(self._inner.encode(given, add_special_tokens=add_special).ids)
 
     def encode_batch(self, texts: Sequence[str], limit: int | None = None) -> list[list[int]]:
@@ -63,9 +82,26 @@ class Tokenizer:
             else:
                 self._inner.no_truncation()
             quick = getattr(self._inner, "encode_batch_fast", self._inner.encode_batch)
-            given = [_proper(text) for text in texts]
+            whole = [_proper(text) for text in texts]
+            most = None if limit is None else max(4 * PER_TOKEN * limit, LONG)
+            given = whole if most is None else [text[:most] for text in whole]
             work = partial(quick, given)
-            return [e.ids for e in (_in_time(work, sum(map(len, given))) if self._patterns else work())]
+            found = [e.ids for e in (_in_time(work, sum(map(len, given))) if self._patterns else work())]
+            for i, text in enumerate(whole):  # a text of which too little was read
+                if most is not None and len(text) > most and len(found[i]) < (limit or 0):
+                    work = partial(quick, [text])
+                    found[i] = (_in_time(work, len(text)) if self._patterns else work())[0].ids
+            return found
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], limit: int) -> list[tuple[list[int], list[int]]]:
+        """Ids of pairs of texts, cut to `limit`, and the text that each belongs to."""
+        most = 4 * PER_TOKEN * limit
+        with _panics_told("reading texts"):
+            self._inner.enable_truncation(limit)
+            given = [(_proper(a)[:most], _proper(b)[:most]) for a, b in pairs]
+            work = partial(self._inner.encode_batch, given)
+            size = sum(len(a) + len(b) for a, b in given)
+            return [(e.ids, e.type_ids) for e in (_in_time(work, size) if self._patterns else work())]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         wrong = next((i for i in ids if not 0 <= i < 1 << 32), None)
@@ -77,7 +113,10 @@ class Tokenizer:
                 return str(_in_time(work, len(ids))[0])
             return str(self._inner.decode(list(ids), skip_special_tokens=skip_special))
 
-    def chat(self, messages: Sequence[Mapping[str, str]], *, add_prompt: bool = True) -> str:
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:  # fmt: skip
         """Messages laid out by the model's own template; needs jinja2."""
         if self.template is None:
             raise OptionError("this model has no chat template", code="O260")
@@ -90,7 +129,101 @@ class Tokenizer:
             "messages": [dict(m) for m in messages], "add_generation_prompt": add_prompt,
             "bos_token": name(self.bos) if self.bos is not None else "",
             "eos_token": name(self.eos[0]) if self.eos else "",
+            **({"tools": [dict(t) for t in tools]} if tools else {}),
         })  # fmt: skip
+
+    def chat_ids(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None,
+        limit: int | None = None,
+    ) -> list[int]:  # fmt: skip
+        """The ids of messages by the template. Special tokens are those of the template: in a message, their names
+        are text."""
+        everything, special = self._names_of_tokens
+        kept = [_broken(m, special if m.get("role") == "assistant" else everything) for m in messages]
+        text = self.chat(kept, tools=None if tools is None else _broken(list(tools), everything))
+        ids: list[int] = []
+        for part in text.split(BREAK):
+            if part:
+                ids += self.encode(part, add_special=False, limit=None if limit is None else max(limit - len(ids), 1))
+            if limit is not None and len(ids) > limit:
+                break
+        return ids
+
+    def guide(self, vocabulary: int) -> Any:
+        """This tokenizer as llguidance knows it, for a model with so many tokens."""
+        made = self._guides.get(vocabulary)
+        if made is None:
+            import llguidance
+
+            with _panics_told("making a grammar's vocabulary", code="F149"):
+                ends = [e for e in self.eos if e < vocabulary] or None
+                made = llguidance.LLTokenizer(self._inner.to_str(), n_vocab=vocabulary, eos_token=ends)
+            self._guides[vocabulary] = made
+        return made
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of a token, which may be a part of a character."""
+        name = self._inner.id_to_token(token)
+        if name is not None and self._letters and all(c in self._letters for c in name):
+            return bytes(self._letters[c] for c in name)
+        if name is not None and re.fullmatch("<0x[0-9A-F]{2}>", name):
+            return bytes([int(name[3:5], 16)])
+        return self.decode([token], skip_special=False).encode()
+
+    @cached_property
+    def _letters(self) -> dict[str, int]:
+        """The bytes that letters stand for in a vocabulary of bytes; none in others."""
+        if '"ByteLevel"' not in json.dumps(_described(self._inner.decoder)):
+            return {}
+        shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that stand for themselves
+        others = [b for b in range(256) if b not in shown]
+        return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(others)}
+
+    def tokens_of_letters(self, letters: int) -> int:
+        """About so many tokens JSON of so many letters has."""
+        return round(letters * self._tokens_per_letter)
+
+    @cached_property
+    def _tokens_per_letter(self) -> float:
+        text = '{"name": "", "identifier": 0, "description": ["a"], "is_open": null}'
+        return len(self.encode(text, add_special=False)) / len(text)
+
+    @cached_property
+    def _guides(self) -> dict[int, Any]:
+        return {}
+
+    def id_of(self, name: str) -> int | None:
+        """The id of a token by its name in the vocabulary."""
+        found: int | None = self._inner.token_to_id(name)
+        return found
+
+    def special_id(self, name: str) -> int | None:
+        """The id of a token that was added to the vocabulary under this name as a special one."""
+        found = self._inner.get_added_tokens_decoder().items()
+        return next((i for i, token in found if token.special and token.content == name), None)
+
+    @cached_property
+    def _names_of_tokens(self) -> tuple[re.Pattern[str] | None, re.Pattern[str] | None]:
+        """Patterns that find the places where a token of the vocabulary is named that no text is meant to have: of all
+        that were added to it, and of the control tokens among them."""
+        with _panics_told("reading the vocabulary"):
+            added = self._inner.get_added_tokens_decoder().values()
+        made = []
+        for found in ([t.content for t in added], [t.content for t in added if t.special]):
+            names = "|".join(re.escape(n) for n in found if len(n) > 1)
+            made.append(re.compile(f"(?=(?:{names}))") if names else None)
+        return made[0], made[1]
+
+
+def _broken(value: Any, names: re.Pattern[str] | None) -> Any:
+    """Messages with a break behind the first letter of each name of a special token, so that it is read as text."""
+    if isinstance(value, str):
+        text = value.replace(BREAK, "\ufffd")
+        places = [0, *(m.start() + 1 for m in names.finditer(text)), len(text)] if names is not None else [0, len(text)]
+        return BREAK.join(text[a:b] for a, b in pairwise(places))
+    if isinstance(value, Mapping):
+        return {k: v if k in ("role", "type") else _broken(v, names) for k, v in value.items()}
+    return [_broken(v, names) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def _library() -> Any:
@@ -109,6 +242,7 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     if not place.exists():
         raise MissingFileError(f"{folder} has no tokenizer.json", code="F146")
     text = model_text(place)
+    _check_lengths(text, place)
     with _panics_told(f"{place} cannot be read", code="F146"):
         inner = _library().Tokenizer.from_str(text)
         _without_limits(inner, str(place))
@@ -129,6 +263,19 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     if template is not None and not isinstance(template, str):
         raise FileError(f"{folder}: the chat template is a {type(template).__name__}, not a text", code="F155")
     return Tokenizer(inner, eos=eos, bos=bos if _is_id(bos) else None, template=template, patterns=_has_patterns(inner))
+
+
+def _check_lengths(text: str, place: Path) -> None:
+    """Unigram models, whose vocabulary is a list, keep tokens in a tree as deep as the longest: it ends the process."""
+    if not _LISTED.search(text):
+        return
+    try:
+        model = json.loads(text)["model"]
+        longest = max((len(t[0]) for t in model["vocab"] if t and isinstance(t[0], str)), default=0)
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+        return  # the package says what is wrong with it
+    if longest > MOST_TOKEN:
+        raise FileError(f"{place}: a token of {longest:,} characters, {MOST_TOKEN:,} are the most", code="F146")
 
 
 def _id_of(inner: Any, token: Any) -> Any:

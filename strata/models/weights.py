@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from strata import ops as functions
-from strata.core import as_dtype, dim_prod, f32, read_text, u8
+from strata.core import as_dtype, dim_prod, f32, i64, read_text, u8
 from strata.errors import FileError, file_error
-from strata.io import GgufTensor, load_safetensors, release_pages, undecodable
+from strata.io import GgufTensor, load_safetensors, packed_weights, release_pages, undecodable
 from strata.mir import Graph, Value
 
 ops: Any = functions  # functions are found by name, also where a module has the same one
@@ -24,7 +24,17 @@ SHOWN = 8  # tensors of wrong shapes that an error lists
 
 
 def folder_weights(folder: Path) -> dict[str, np.ndarray | GgufTensor]:
-    """The tensors of a folder: one safetensors file, or the shards that its index names."""
+    """The tensors of a folder; weights of a quantiser that its config.json names are blocks, and stay quantised."""
+    tensors = _folder_tensors(folder)
+    settings = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
+    quantiser = settings.get("quantization_config")
+    if quantiser is None and isinstance(settings.get("text_config"), dict):
+        quantiser = settings["text_config"].get("quantization_config")
+    return tensors if quantiser is None else packed_weights(tensors, quantiser)
+
+
+def _folder_tensors(folder: Path) -> dict[str, np.ndarray | GgufTensor]:
+    """One safetensors file, or the shards that its index names."""
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         found = sorted(folder.glob("*.safetensors"))
@@ -104,6 +114,7 @@ class WeightBuilder:
         self.graph = Graph(name)
         self.weights = weights
         self.bound: dict[str, np.ndarray] = {}
+        self.watched: dict[str, Value] | None = None  # what each matmul is given, where someone wants to know
         self.changes: Mapping[str, Any] = {}  # low-rank changes of matmuls, kept apart from the weights
         self._known: dict[str, Value] = {}
         self._wrong: list[str] = []
@@ -142,6 +153,8 @@ class WeightBuilder:
                 codes = self._codes(name, found)
                 rows = int(np.prod(shape[:-1]))
                 wide = ops.dequant_weights(codes, scheme=found.scheme, k=shape[-1], n=rows)  # [K, N]
+                if found.order is not None:
+                    wide = ops.take(wide, np.argsort(found.order), axis=0)
                 value = ops.reshape(ops.transpose(wide, (1, 0)), shape)
             else:
                 array = found.data if isinstance(found, GgufTensor) else found
@@ -164,10 +177,13 @@ class WeightBuilder:
         self, x: Value, name: str, n: int, k: int, *, bias: bool | None = None, transposed: bool = True
     ) -> Value:
         """x · Wᵀ + b. W is [n, k], or [k, n] where `transposed` is False; a bias is added where there is one."""
+        self._watch(x, name)
         shape = (n, k) if transposed else (k, n)
         found = self.tensor(f"{name}.weight", shape)
         if isinstance(found, GgufTensor) and not found.is_plain and transposed:
-            y = ops.dequant_matmul(x, self._codes(f"{name}.weight", found), scheme=found.scheme)
+            y = ops.dequant_matmul(
+                self._ordered(x, name, found), self._codes(f"{name}.weight", found), scheme=found.scheme
+            )
         else:
             w = self.param(f"{name}.weight", shape)
             y = ops.matmul(x, ops.transpose(w, (1, 0)) if transposed else w)
@@ -175,6 +191,32 @@ class WeightBuilder:
         if bias is None:
             bias = self.has(f"{name}.bias")
         return y + self.param(f"{name}.bias", (n,)) if bias else y
+
+    def grouped(self, x: Value, ids: Value, name: str, shape: tuple[int, int, int]) -> Value:
+        """Rows of x, each times one of E matrices [in, out]; those of GGUF files are [out, in], read where they are."""
+        count, k, n = shape
+        found = self.weights.get(name)
+        if not isinstance(found, GgufTensor):
+            return ops.grouped_matmul(x, self.param(name, shape), ids)
+        if found.is_plain:
+            return ops.grouped_matmul(x, ops.swapaxes(self.param(name, (count, n, k)), 1, 2), ids)
+        blocks = self.tensor(name, (count, n, k))
+        assert isinstance(blocks, GgufTensor)
+        return ops.dequant_grouped_matmul(x, self._codes(name, blocks), ids, scheme=blocks.scheme, n=n)
+
+    def _watch(self, x: Value, *names: str) -> None:
+        if self.watched is not None:
+            self.watched |= dict.fromkeys(names, x)
+
+    def _ordered(self, x: Value, name: str, tensor: GgufTensor) -> Value:
+        """x in the order of the weight's columns, where groups of columns were chosen by their size."""
+        if tensor.order is None:
+            return x
+        key = f"{name}.order"
+        if key not in self._known:
+            self.bound[key] = tensor.order
+            self._known[key] = self.graph.param(key, tensor.order.shape, i64)
+        return ops.take(x, self._known[key], axis=-1)
 
     def changed(self, x: Value, y: Value, name: str) -> Value:
         """A matmul with the low-rank change that belongs to it, if there is one."""
@@ -191,9 +233,11 @@ class WeightBuilder:
 
     def linears(self, x: Value, names: list[str], ns: tuple[int, ...], k: int) -> list[Value]:
         """Several matmuls with one x. Quantised weights of one kind are laid one after the other and read as one."""
+        self._watch(x, *names)
         found = [self.tensor(f"{name}.weight", (n, k)) for name, n in zip(names, ns, strict=True)]
         packed = [t for t in found if isinstance(t, GgufTensor) and not t.is_plain]
         joinable = len(packed) == len(found) and len({t.kind for t in packed}) == 1
+        joinable = joinable and all(t.order is None for t in packed)
         if not joinable or any(self.has(f"{name}.bias") for name in names):
             return [self.linear(x, name, n, k) for name, n in zip(names, ns, strict=True)]
         rows = np.concatenate([t.data for t in packed])

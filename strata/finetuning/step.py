@@ -1,0 +1,82 @@
+"""A training step of a decoder: loss and gradients, compiled once, its memory known before the first run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from strata import ops as functions
+from strata.core import f32, i32
+from strata.errors import OptionError
+from strata.runtime import Session
+from strata.transforms import value_and_grad
+
+ops: Any = functions
+
+
+class TrainingStep:
+    """Loss and gradients of `batch` sequences of `length` tokens, by the weights that are trained.
+
+    `changes` are low-rank changes of matmuls; `trained` names parameters of the graph, or all floats if it is None.
+    """
+
+    def __init__(
+        self, model: Any, changes: Mapping[str, Any], *, batch: int, length: int, trained: Sequence[str] | None = None
+    ) -> None:
+        if not 2 <= length <= model.context:
+            raise OptionError(
+                f"finetune: sequences of {length} tokens, the model takes 2 to {model.context}", code="O685"
+            )
+        builder = model._build(length, every=True)
+        if builder.changes:
+            raise OptionError("finetune: the model has an adapter that is kept apart already", code="O685")
+        builder.changes = changes
+        labels = builder.graph.input("labels", (builder.batch, builder.count), i32)
+        counts = builder.graph.input("counts", (builder.batch, builder.count), f32)
+        builder.build()
+        builder.check()
+        self.model, self.batch, self.length, self.layers = model, batch, length, model.config.layers
+        graph = builder.graph
+        logits = graph.results[0]
+        chosen = ops.take_along_axis(ops.log_softmax(logits, axis=-1), ops.insert_axis(labels, -1), axis=-1)
+        lost = ops.reshape(chosen, counts.shape) * counts
+        loss = -ops.sum(lost) / ops.sum(counts)
+        bound = graph.returning(loss).bind({"B": batch, "S": length, "C": length})
+        wanted = set(changes)
+        self.values: dict[str, np.ndarray] = {
+            n: np.array(a, np.float32) for n, a in builder.bound.items()
+            if (n in trained if trained is not None else n.rpartition(".lora_")[0] in wanted)
+        }  # fmt: skip
+        self.compiled = Session(model.device).compile(value_and_grad(bound, wrt=list(self.values)))
+        self.compiled.set_params(builder.bound)
+        self.weight_bytes = sum(a.nbytes for n, a in builder.bound.items() if n not in self.values)
+        width = model.config.kv_heads * model.config.head_dim
+        empty = np.zeros((batch, length, width), np.float32)
+        self._feeds = {f"{kind}{i}": empty for i in range(self.layers) for kind in ("keys", "values")}
+
+    @property
+    def planned_bytes(self) -> int:
+        """What a step needs: weights, activations, trained values with their gradients and averages."""
+        own = sum(a.nbytes for a in self.values.values())
+        return self.weight_bytes + self.activation_bytes + 4 * own
+
+    @property
+    def activation_bytes(self) -> int:
+        return int(self.compiled.lir.arena_size)
+
+    def run(self, ids: np.ndarray, counts: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
+        """The loss of tokens i32[B, S + 1] where counts f32[B, S] are not 0, and the gradients by name."""
+        given, labels = (np.ascontiguousarray(part, np.int32) for part in (ids[:, :-1], ids[:, 1:]))
+        feeds = {
+            "input_ids": given, "labels": labels,
+            "counts": np.ascontiguousarray(counts, np.float32), "past": np.zeros(1, np.int64), **self._feeds,
+        }  # fmt: skip
+        loss, *grads = self.compiled.run(feeds)
+        return float(loss), dict(zip(self.values, grads, strict=True))
+
+    def update(self, values: Mapping[str, np.ndarray]) -> None:
+        """The trained values from now on."""
+        self.values.update(values)
+        self.compiled.set_params(values)

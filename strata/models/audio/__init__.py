@@ -1,0 +1,1 @@
+"""Speech: sound files, log-mel features, Whisper's transcription, CTC models over waveforms."""

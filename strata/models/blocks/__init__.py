@@ -1,0 +1,1 @@
+"""Blocks that families of models share: transformer layers by the names of their weights, convolutions with norms."""

@@ -1,0 +1,114 @@
+"""Transformer layers by the names of their weights: attention and feed-forward, norms before or after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from strata.errors import FileError
+from strata.mir import Value
+from strata.models.numbers import text, whole
+from strata.models.weights import WeightBuilder, ops
+
+ACTIVATIONS = {
+    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "gelu_python": "gelu", "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh",
+    "relu6": "relu6", "sigmoid": "sigmoid", "leaky_relu": "leaky_relu", "mish": "mish", "linear": "linear",
+}  # fmt: skip
+
+
+def activation_of(found: Mapping[str, Any], key: str = "hidden_act", default: str = "gelu") -> str:
+    """The activation that a configuration names, under our name for it."""
+    name = text(found, key, default)
+    if name not in ACTIVATIONS:
+        raise FileError(f"the configuration has {key} = {name!r}, none of {', '.join(ACTIVATIONS)}", code="F140")
+    return ACTIVATIONS[name]
+
+
+def activated(x: Value, kind: str) -> Value:
+    return x if kind == "linear" else ops.activation(x, kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNames:
+    """How the weights of a layer are called; `at` has the layer's number open."""
+
+    at: str
+    q: str = "self_attn.q_proj"
+    k: str = "self_attn.k_proj"
+    v: str = "self_attn.v_proj"
+    o: str = "self_attn.out_proj"
+    norm1: str = "self_attn_layer_norm"
+    up: str = "fc1"
+    down: str = "fc2"
+    norm2: str = "final_layer_norm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSizes:
+    """The sizes of a stack of layers. `is_pre` says that norms come before attention and feed-forward, not after."""
+
+    hidden: int
+    layers: int
+    heads: int
+    inner: int
+    eps: float = 1e-5
+    activation: str = "gelu"
+    is_pre: bool = True
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads:
+            raise FileError(f"the configuration has {self.hidden} features for {self.heads} heads", code="F140")
+
+
+class TransformerBuilder(WeightBuilder):
+    """A graph of transformer layers under construction."""
+
+    def attended(
+        self, x: Value, at: str, names: LayerNames, sizes: LayerSizes, *, memory: Value | None = None,
+        **fields: Any,
+    ) -> Value:  # fmt: skip
+        """Attention of x [B, S, H] to itself or to a memory, projected; `fields` are those of `ops.attention`."""
+        h, source = sizes.hidden, x if memory is None else memory
+        q = self.linear(x, at + names.q, h, h)
+        k, v = (self.linear(source, at + name, h, h) for name in (names.k, names.v))
+        mixed = ops.attention(q, k, v, num_heads=sizes.heads, kv_heads=sizes.heads, layout="bsd", **fields)
+        return self.linear(mixed, at + names.o, h, h)
+
+    def feed_forward(self, x: Value, at: str, names: LayerNames, sizes: LayerSizes) -> Value:
+        inner = activated(self.linear(x, at + names.up, sizes.inner, sizes.hidden), sizes.activation)
+        return self.linear(inner, at + names.down, sizes.hidden, sizes.inner)
+
+    def layer(self, x: Value, number: int, names: LayerNames, sizes: LayerSizes, **fields: Any) -> Value:
+        """Attention and feed-forward, each added to what goes in, and normalised before or after."""
+        at = names.at.format(number)
+        for norm, block in ((names.norm1, self.attended), (names.norm2, self.feed_forward)):
+            more = fields if block == self.attended else {}
+            if sizes.is_pre:
+                x = x + self.scaled(
+                    block(self.layer_norm(x, at + norm, sizes.hidden, sizes.eps), at, names, sizes, **more),
+                    at, norm, sizes,
+                )  # fmt: skip
+            else:
+                x = self.layer_norm(x + block(x, at, names, sizes, **more), at + norm, sizes.hidden, sizes.eps)
+        return x
+
+    def scaled(self, x: Value, at: str, norm: str, sizes: LayerSizes) -> Value:
+        """What a layer adds, times a learned factor where the family has one."""
+        del at, norm, sizes
+        return x
+
+    def stack(self, x: Value, names: LayerNames, sizes: LayerSizes, **fields: Any) -> Value:
+        for i in range(sizes.layers):
+            x = self.layer(x, i, names, sizes, **fields)
+        return x
+
+
+def pair(found: Mapping[str, Any], key: str, default: int | None = None) -> tuple[int, int]:
+    """A height and a width: one number for both, or a list of two."""
+    value = found.get(key)
+    if isinstance(value, list) and len(value) == 2:
+        return whole({key: value[0]}, key), whole({key: value[1]}, key)
+    size = whole(found, key, default)
+    return size, size

@@ -1,0 +1,161 @@
+"""Gemma 3n (text): several streams of which one is computed (AltUp), inputs of each layer, caches that layers share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+from strata.errors import FileError
+from strata.mir import Value
+from strata.models.cached import DECODERS, DecoderFamily, Slot, kv_slots
+from strata.models.decoder_config import DecoderConfig, from_json, with_defaults
+from strata.models.llama import LlamaGraph, plain_names
+from strata.models.numbers import layer_count, mapping, of_layers, whole
+from strata.models.weights import ops
+
+
+@dataclass(frozen=True)
+class Gemma3nConfig(DecoderConfig):
+    """The sizes of a Gemma 3n."""
+
+    inners: tuple[int, ...] = ()  # of each layer's feed-forward
+    sparsity: tuple[float, ...] = ()  # of each layer's gate
+    streams: int = 4
+    active: int = 0
+    laurel: int = 64
+    own_width: int = 256  # of what a layer reads of a token
+    own_vocab: int = 262144
+    shared: int = 0  # layers at the end that attend to the caches of others
+    has_scale: bool = True
+
+    def source(self, layer: int) -> int:
+        """The layer whose keys and values a layer attends to: of the same kind, the last that has its own."""
+        first = self.layers - self.shared
+        if layer < first:
+            return layer
+        return next(i for i in reversed(range(first)) if (self.window(i) is None) == (self.window(layer) is None))
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return kv_slots(range(self.layers - self.shared), self.kv_heads, self.head_dim)
+
+
+def gemma3n_config(found: dict[str, Any]) -> Gemma3nConfig:
+    """From config.json of the text model, or of one that sees and hears, too."""
+    found = {**mapping(found, "text_config"), "model_type": "gemma3n_text"} if "text_config" in found else found
+    layers, width = layer_count(found), found.get("intermediate_size")
+    inners = of_layers(found, "intermediate_size", layers) if isinstance(width, list) else [width] * layers
+    sparsity = found.get("activation_sparsity_pattern") or 0.0
+    sparse = [float(sparsity)] * layers if isinstance(sparsity, (int, float)) else [
+        float(x) for x in of_layers(found, "activation_sparsity_pattern", layers) or ()]  # fmt: skip
+    if not inners or not all(isinstance(n, int) and n > 0 for n in inners) or not all(0 <= x < 1 for x in sparse):
+        raise FileError(f"the configuration has the widths {inners} and the sparsities {sparse}", code="F140")
+    made = from_json(with_defaults({**found, "intermediate_size": inners[0]}, rms_norm_eps=1e-6, head_dim=256))
+    config = Gemma3nConfig(**{
+        **vars(made), "inners": tuple(inners), "sparsity": tuple(sparse), "norm_offset": 0.0, "score_scale": 1.0,
+        "streams": whole(found, "altup_num_inputs", 4), "active": whole(found, "altup_active_idx", 0, least=0),
+        "laurel": whole(found, "laurel_rank", 64), "own_width": whole(found, "hidden_size_per_layer_input", 256),
+        "own_vocab": whole(found, "vocab_size_per_layer_input", 262144),
+        "shared": whole(found, "num_kv_shared_layers", 15, least=0),
+        "has_scale": bool(found.get("altup_correct_scale", True)),
+    })  # fmt: skip
+    kinds = {config.window(i) is None for i in range(config.layers - config.shared)}
+    if config.active >= config.streams or not all((config.window(i) is None) in kinds for i in range(config.layers)):
+        raise FileError(f"the configuration has {config.shared} layers that share the caches of no layer", code="F140")
+    return config
+
+
+class Gemma3nGraph(LlamaGraph):
+    """Builds the graph of a Gemma 3n."""
+
+    config: Gemma3nConfig
+
+    def attention(self, x: Value, layer: int) -> Value:
+        c, at, source = self.config, f"layers.{layer}.self_attn.", self.config.source(layer)
+        wide, narrow, window = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.window(layer)
+        q = self.turned(self.heads_norm(self.linear(x, f"{at}q_proj", wide, c.hidden), f"{at}q_norm", c.heads), layer)
+        fields: dict[str, Any] = dict(window=None if window is None else window - 1, scale=c.score_scale)
+        if source != layer:
+            mixed = self.attend_to(source, q, **fields)
+        else:
+            k, v = self.linears(x, [f"{at}k_proj", f"{at}v_proj"], (narrow, narrow), c.hidden)
+            k = self.turned(self.heads_norm(k, f"{at}k_norm", c.kv_heads), layer)
+            heads = ops.reshape(v, (self.batch, self.count, c.kv_heads, c.head_dim))
+            mixed = self.attend(layer, q, k, ops.reshape(ops.rms_norm(heads, eps=c.eps), v.shape), **fields)
+        return self.linear(mixed, f"{at}o_proj", c.hidden, wide)
+
+    def feed_forward(self, x: Value, layer: int) -> Value:
+        c, at, inner = self.config, f"layers.{layer}.mlp.", self.config.inners[layer]
+        gate, up = self.linears(x, [f"{at}gate_proj", f"{at}up_proj"], (inner, inner), c.hidden)
+        if c.sparsity[layer] > 0:
+            mean = ops.mean(gate, -1, keepdims=True)
+            spread = ops.sqrt(ops.mean((gate - mean) * (gate - mean), -1, keepdims=True))
+            gate = ops.relu(gate - mean - spread * NormalDist().inv_cdf(c.sparsity[layer]))
+        return self.linear(self.activated(gate) * up, f"{at}down_proj", c.hidden, inner)
+
+    def modes(self, x: Value, at: str) -> Value:
+        c = self.config
+        routed = self.norm(x, f"{at}router_norm", c.hidden) / c.hidden
+        return ops.tanh(self.linear(routed, f"{at}modality_router", c.streams, c.hidden))
+
+    def streams(self, xs: list[Value], own: Value, number: int) -> list[Value]:
+        """One layer: all streams are predicted, the active one is computed, and corrects the others."""
+        c, at, n = self.config, f"layers.{number}.", self.config.streams
+        coefficients = self.linear(self.modes(xs[c.active], f"{at}altup."), f"{at}altup.prediction_coefs", n * n, n)
+        guesses = [
+            xs[i] + sum((xs[j] * ops.narrow(coefficients, -1, i * n + j, 1) for j in range(1, n)),
+                        xs[0] * ops.narrow(coefficients, -1, i * n, 1)) for i in range(n)
+        ]  # fmt: skip
+        active = guesses[c.active]
+        normal = self.norm(active, f"{at}input_layernorm", c.hidden)
+        left = self.linear(normal, f"{at}laurel.linear_left", c.laurel, c.hidden)
+        right = self.linear(left, f"{at}laurel.linear_right", c.hidden, c.laurel)
+        laurel = normal + self.norm(right, f"{at}laurel.post_laurel_norm", c.hidden)
+        mixed = active + self.norm(self.attention(normal, number), f"{at}post_attention_layernorm", c.hidden)
+        mixed = (mixed + laurel) * (1 / math.sqrt(2))
+        inner = self.feed_forward(self.norm(mixed, f"{at}pre_feedforward_layernorm", c.hidden), number)
+        made = mixed + self.norm(inner, f"{at}post_feedforward_layernorm", c.hidden)
+        weights = self.linear(self.modes(made, f"{at}altup."), f"{at}altup.correction_coefs", n, n) + 1.0
+        found = [guess + (made - active) * ops.narrow(weights, -1, i, 1) for i, guess in enumerate(guesses)]
+        first = found[c.active]
+        if c.has_scale:
+            first = first * self.param(f"{at}altup.correct_output_scale", (c.hidden,))
+        gate = self.activated(self.linear(first, f"{at}per_layer_input_gate", c.own_width, c.hidden)) * own
+        more = self.linear(gate, f"{at}per_layer_projection", c.hidden, c.own_width)
+        more = self.norm(more, f"{at}post_per_layer_input_norm", c.hidden)
+        return [found[0], *(x + more for x in found[1:])]
+
+    def inputs_of_layers(self, x: Value) -> Value:
+        """What each layer reads of each token, [B, S, layers, width]."""
+        c, shape = self.config, (self.batch, self.count, self.config.layers, self.config.own_width)
+        wide = c.layers * c.own_width
+        made = ops.reshape(self.linear(x, "per_layer_model_projection", wide, c.hidden) * c.hidden**-0.5, shape)
+        made = self.norm(made, "per_layer_projection_norm", c.own_width)
+        ids = ops.where(self.ids < c.own_vocab, self.ids, 0)
+        rows = self.embedding(ids, "embed_tokens_per_layer.weight", c.own_vocab, wide)
+        return (made + ops.reshape(rows, shape) * c.own_width**0.5) * math.sqrt(0.5)
+
+    def scaled(self, x: Value, like: Value) -> Value:
+        size = ops.sqrt(ops.maximum(ops.mean(x * x, -1, keepdims=True), 1e-5))
+        return x * ops.sqrt(ops.mean(like * like, -1, keepdims=True)) / size
+
+    def build(self) -> Gemma3nGraph:
+        c = self.config
+        x = self.embedding(self.ids, "embed_tokens.weight", c.vocab, c.hidden) * c.embedding_scale
+        own = self.inputs_of_layers(x)
+        names = [f"{i}" for i in range(c.streams - 1)]
+        xs = [x, *(self.scaled(self.linear(x, f"altup_projections.{i}", c.hidden, c.hidden), x) for i in names)]
+        for i in range(c.layers):
+            part = ops.reshape(ops.narrow(own, 2, i, 1), (self.batch, self.count, c.own_width))
+            xs = self.streams(xs, part, i)
+        mean, *others = [self.asked(x) for x in xs]
+        first = mean
+        for name, x in zip(names, others, strict=True):
+            mean = mean + self.scaled(self.linear(x, f"altup_unembed_projections.{name}", c.hidden, c.hidden), first)
+        self.finish(self.logits(mean * (1 / c.streams)))
+        return self
+
+
+DECODERS.update(dict.fromkeys(("gemma3n", "gemma3n_text"), DecoderFamily(gemma3n_config, Gemma3nGraph, plain_names)))

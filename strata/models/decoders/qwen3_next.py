@@ -1,0 +1,102 @@
+"""Qwen3-Next: gated delta nets in three of four layers, gated attention in the fourth, many small experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from strata.errors import FileError
+from strata.mir import Value
+from strata.models.cached import DECODERS, DecoderFamily
+from strata.models.decoder_config import listed_json, with_defaults
+from strata.models.decoders.hybrid import HybridConfig, HybridGraph
+from strata.models.decoders.mixtral import sparse_layers
+from strata.models.decoders.moe import moe_fields, stacked
+from strata.models.numbers import of_layers, whole
+from strata.models.weights import ops
+
+
+@dataclass(frozen=True)
+class Qwen3NextConfig(HybridConfig):
+    """The sizes of a Qwen3-Next."""
+
+    key_heads: int = 1  # of delta nets
+    value_heads: int = 1
+    key_dim: int = 1
+    value_dim: int = 1
+
+
+def qwen3_next_config(found: dict[str, Any]) -> Qwen3NextConfig:
+    made = listed_json(with_defaults(found, partial_rotary_factor=0.25, head_dim=256))
+    kinds = of_layers(found, "layer_types", made.layers)
+    has = [k == "full_attention" for k in kinds] if kinds else [(i + 1) % 4 == 0 for i in range(made.layers)]
+    key_heads, value_heads = (whole(found, f"linear_num_{kind}_heads") for kind in ("key", "value"))
+    key_dim, value_dim = (whole(found, f"linear_{kind}_head_dim") for kind in ("key", "value"))
+    kernel = whole(found, "linear_conv_kernel_dim", 4, least=2)
+    if value_heads % key_heads:
+        raise FileError(f"the configuration has {value_heads} value heads for {key_heads} key heads", code="F140")
+    mixed = 2 * key_heads * key_dim + value_heads * value_dim
+    fields = moe_fields(
+        found, made.layers, renormalize=bool(found.get("norm_topk_prob", True)),
+        shared_inner=whole(found, "shared_expert_intermediate_size"), sparse=sparse_layers(found, made.layers),
+        attends=tuple(has), states=(("conv", (kernel - 1, mixed)), ("state", (value_heads, key_dim, value_dim))),
+        kernel=kernel, key_heads=key_heads, value_heads=value_heads, key_dim=key_dim, value_dim=value_dim,
+        norm_offset=1.0, mixed=mixed,
+    )  # fmt: skip
+    return Qwen3NextConfig(**{**vars(made), **fields})
+
+
+class Qwen3NextGraph(HybridGraph):
+    """Builds the graph of a Qwen3-Next."""
+
+    config: Qwen3NextConfig
+    router = "gate"
+
+    def projected(self, x: Value, layer: int) -> list[Value]:
+        """Queries, keys and values; a gate lies beside each head's query."""
+        c, at = self.config, f"layers.{layer}.self_attn."
+        wide, narrow = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        both, k, v = self.linears(x, [f"{at}{p}_proj" for p in "qkv"], (2 * wide, narrow, narrow), c.hidden)
+        pairs = ops.reshape(both, (self.batch, self.count, c.heads, 2, c.head_dim))
+        q, gate = (ops.reshape(ops.narrow(pairs, 3, i, 1), (self.batch, self.count, wide)) for i in range(2))
+        self._gate = ops.sigmoid(gate)
+        return [q, k, v]
+
+    def attend(self, layer: int, q: Value, k: Value, v: Value, **fields: Any) -> Value:
+        return super().attend(layer, q, k, v, **fields) * self._gate
+
+    def mixer(self, x: Value, layer: int) -> Value:
+        c, at = self.config, f"layers.{layer}.linear_attn."
+        rows, share = (self.batch, self.count), c.value_heads // c.key_heads
+        sizes = (c.key_dim, c.key_dim, share * c.value_dim, share * c.value_dim)
+        packed = self.linear(x, f"{at}in_proj_qkvz", c.key_heads * sum(sizes), c.hidden)
+        packed = ops.reshape(packed, (*rows, c.key_heads, sum(sizes)))
+        parts = [ops.narrow(packed, 3, sum(sizes[:i]), n) for i, n in enumerate(sizes)]
+        flat = [ops.reshape(part, (*rows, c.key_heads * n)) for part, n in zip(parts, sizes, strict=True)]
+        rates = self.linear(x, f"{at}in_proj_ba", 2 * c.value_heads, c.hidden)
+        rates = ops.reshape(rates, (*rows, c.key_heads, 2 * share))
+        b, a = (ops.reshape(ops.narrow(rates, 3, i * share, share), (*rows, c.value_heads)) for i in range(2))
+        mixed = ops.concat(flat[:3], -1)
+        mixed = ops.activation(self.short_conv(mixed, f"{at}conv1d", f"conv{layer}", c.kernel), c.activation)
+        wide = c.key_heads * c.key_dim
+        q, k = (self.of_value_heads(ops.narrow(mixed, -1, i * wide, wide), share) for i in range(2))
+        v = ops.reshape(ops.narrow(mixed, -1, 2 * wide, c.value_heads * c.value_dim),
+                        (*rows, c.value_heads, c.value_dim))  # fmt: skip
+        decay = -ops.exp(self.param(f"{at}A_log", (c.value_heads,))) * ops.softplus(
+            a + self.param(f"{at}dt_bias", (c.value_heads,))
+        )
+        found = self.delta_scan(q, k, v, decay, ops.sigmoid(b), f"state{layer}")
+        normal = ops.rms_norm(found, self.param(f"{at}norm.weight", (c.value_dim,)), eps=c.eps)
+        y = ops.reshape(normal, (*rows, c.value_heads * c.value_dim)) * ops.silu(flat[3])
+        return self.linear(y, f"{at}out_proj", c.hidden, c.value_heads * c.value_dim)
+
+    def of_value_heads(self, x: Value, share: int) -> Value:
+        """Keys or queries of unit length, one for each value head."""
+        c, rows = self.config, (self.batch, self.count)
+        heads = ops.reshape(x, (*rows, c.key_heads, 1, c.key_dim))
+        heads = heads * ops.rsqrt(ops.sum(heads * heads, -1, keepdims=True) + 1e-6)
+        wide = ops.broadcast_to(heads, (*rows, c.key_heads, share, c.key_dim))
+        return ops.reshape(wide, (*rows, c.value_heads, c.key_dim))
+
+
+DECODERS["qwen3_next"] = DecoderFamily(qwen3_next_config, Qwen3NextGraph, stacked())

@@ -1,0 +1,87 @@
+"""ResNet: stages of convolutions that add to what goes in, narrow in the middle or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strata.core import Dim
+from strata.mir import Value
+from strata.models.base import Folder
+from strata.models.blocks.convolution import ConvolutionBuilder, sizes_of
+from strata.models.blocks.transformer import activated, activation_of
+from strata.models.numbers import text, whole
+from strata.models.vision.images import ImageSettings
+from strata.models.vision.model import ImageModel, labels_of
+from strata.models.weights import Weights, check_layers, ops, without_prefix
+
+IMAGES = {"size": {"shortest_edge": 224}, "crop_pct": 0.875, "resample": 3}
+
+
+class ResNetGraph(ConvolutionBuilder):
+    """Builds the graph of a ResNet."""
+
+    def __init__(self, found: dict[str, Any], weights: Weights, batch: Dim, size: tuple[int, int]) -> None:
+        super().__init__("resnet", weights, batch, size)
+        self.first = whole(found, "embedding_size", 64)
+        self.widths = sizes_of(found, "hidden_sizes", [256, 512, 1024, 2048])
+        self.depths = sizes_of(found, "depths", [3, 4, 6, 3])
+        self.is_narrow = text(found, "layer_type", "bottleneck") == "bottleneck"
+        self.is_early, self.halves_first = (bool(found.get(k)) for k in
+                                            ("downsample_in_bottleneck", "downsample_in_first_stage"))  # fmt: skip
+        self.activation = activation_of(found, default="relu")
+
+    def step(self, x: Value, at: str, channels: int, kernel: int, stride: int = 1, *, active: bool = True) -> Value:
+        """A convolution and its norm."""
+        y = self.conv(x, f"{at}.convolution", channels, kernel, stride=stride, padding=kernel // 2)
+        y = self.batch_norm(y, f"{at}.normalization")
+        return activated(y, self.activation) if active else y
+
+    def block(self, x: Value, at: str, channels: int, stride: int) -> Value:
+        """Two or three convolutions, added to x."""
+        if self.is_narrow:
+            strides = (stride, 1) if self.is_early else (1, stride)
+            y = self.step(x, f"{at}.layer.0", channels // 4, 1, strides[0])
+            y = self.step(y, f"{at}.layer.1", channels // 4, 3, strides[1])
+            y = self.step(y, f"{at}.layer.2", channels, 1, active=False)
+        else:
+            y = self.step(x, f"{at}.layer.0", channels, 3, stride)
+            y = self.step(y, f"{at}.layer.1", channels, 3, active=False)
+        if stride != 1 or x.shape[1] != channels:
+            x = self.step(x, f"{at}.shortcut", channels, 1, stride, active=False)
+        return activated(y + x, self.activation)
+
+    def stages(self, at: str = "") -> list[Value]:
+        """The result of each stage."""
+        x = self.step(self.pixels, f"{at}embedder.embedder", self.first, 7, 2)
+        x = ops.max_pool(x, 3, 2, 1)
+        found = []
+        for i, (width, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
+            for j in range(depth):
+                halves = j == 0 and (i > 0 or self.halves_first)
+                x = self.block(x, f"{at}encoder.stages.{i}.layers.{j}", width, 2 if halves else 1)
+            found.append(x)
+        return found
+
+    def build(self) -> dict[str, Value]:
+        x = self.stages()[-1]
+        pooled = ops.mean(x, (2, 3))
+        whole_image = ops.reshape(pooled, (*pooled.shape, 1, 1))
+        return {
+            "last_hidden_state": x,
+            "pooler_output": whole_image,
+            "vector": pooled,
+            **self.classified(pooled, "classifier.1"),
+        }
+
+
+def load(folder: Folder) -> ImageModel:
+    """A model from a folder."""
+    weights = without_prefix(folder.weights, ("resnet.",))
+    check_layers("resnet", len(sizes_of(folder.settings, "depths", [3, 4, 6, 3])), weights, "encoder.stages.{}.")
+
+    def build(batch: Dim, height: int, width: int) -> tuple[ResNetGraph, dict[str, Value]]:
+        made = ResNetGraph(folder.settings, weights, batch, (height, width))
+        return made, made.build()
+
+    settings = ImageSettings.from_folder(folder.path, IMAGES)
+    return ImageModel(build, settings, labels=labels_of(folder.settings), vector="vector", device=folder.device)
