@@ -8,39 +8,57 @@ from strata.arguments import public
 if TYPE_CHECKING:
     from strata.models import PagedCache, PagePool, PageTable, page_bytes
     from strata.serving.adapters import AdapterQueue
+    from strata.serving.api.requests import (
+        ChatRequest,
+        EmbeddingRequest,
+        Options,
+        RerankRequest,
+        TextRequest,
+        parse_request,
+    )
     from strata.serving.batching import Batch, Batcher, Prefill, PrefillChunk
-    from strata.serving.engine import Engine, Generation
+    from strata.serving.engine import Engine
     from strata.serving.experts import ExpertPool, ExpertStore, Moves, affordable_experts, hit_counts, merged_mask
-    from strata.serving.limits import Limits
+    from strata.serving.generation import Generation, TokenScore
+    from strata.serving.http.guard import log_requests
+    from strata.serving.http.options import HttpOptions
+    from strata.serving.limits import Limits, shared_memory
+    from strata.serving.load import LoadTest, plot_load, run_load
     from strata.serving.metrics import Histogram, Metrics
     from strata.serving.pipeline import Pipeline, schedule
     from strata.serving.record import Record, Recorder, read_records, replay
-    from strata.serving.requests import ChatRequest, EmbeddingRequest, Options, TextRequest, parse_request
-    from strata.serving.server import Server, Service, ask
+    from strata.serving.server import Server, ask
+    from strata.serving.service import Service
     from strata.serving.weights import WeightRegistry
     from strata.serving.workers import WorkerPool
 
 _PLACES = {
     "adapters": ("AdapterQueue",),
     "batching": ("Batch", "Batcher", "Prefill", "PrefillChunk"),
-    "engine": ("Engine", "Generation"),
+    "engine": ("Engine",),
     "experts": ("ExpertPool", "ExpertStore", "Moves", "affordable_experts", "hit_counts", "merged_mask"),
-    "limits": ("Limits",),
+    "generation": ("Generation", "TokenScore"),
+    "limits": ("Limits", "shared_memory"),
+    "load": ("LoadTest", "plot_load", "run_load"),
     "metrics": ("Histogram", "Metrics"),
     "pipeline": ("Pipeline", "schedule"),
     "record": ("Record", "Recorder", "read_records", "replay"),
-    "requests": ("ChatRequest", "EmbeddingRequest", "Options", "TextRequest", "parse_request"),
-    "server": ("Server", "Service", "ask"),
+    "api.requests": ("ChatRequest", "EmbeddingRequest", "Options", "RerankRequest", "TextRequest", "parse_request"),
+    "http.guard": ("log_requests",),
+    "http.options": ("HttpOptions",),
+    "server": ("Server", "ask"),
+    "service": ("Service",),
     "weights": ("WeightRegistry",),
     "workers": ("WorkerPool",),
 }
 _MODULE = {name: f"{__name__}.{module}" for module, names in _PLACES.items() for name in names}
 _MODULE |= dict.fromkeys(("PagePool", "PageTable", "PagedCache", "page_bytes"), "strata.models")
 __all__ = ["AdapterQueue", "Batch", "Batcher", "ChatRequest", "EmbeddingRequest", "Engine", "ExpertPool",
-           "ExpertStore", "Generation", "Histogram", "Limits", "Metrics", "Moves", "Options", "PagePool",
-           "PageTable", "PagedCache", "Pipeline", "Prefill", "PrefillChunk", "Record", "Recorder", "Server", "Service",
-           "TextRequest", "WeightRegistry", "WorkerPool", "affordable_experts", "ask", "hit_counts", "merged_mask",
-           "page_bytes", "parse_request", "read_records", "replay", "schedule"]  # fmt: skip
+           "ExpertStore", "Generation", "Histogram", "HttpOptions", "Limits", "LoadTest", "Metrics", "Moves", "Options",
+           "PagePool", "PageTable", "PagedCache", "Pipeline", "Prefill", "PrefillChunk", "Record", "Recorder",
+           "RerankRequest", "Server", "Service", "TextRequest", "TokenScore", "WeightRegistry", "WorkerPool",
+           "affordable_experts", "ask", "hit_counts", "log_requests", "merged_mask", "page_bytes", "parse_request",
+           "plot_load", "read_records", "replay", "run_load", "schedule", "shared_memory"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

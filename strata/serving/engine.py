@@ -2,8 +2,11 @@
 
 Each step decodes a token of every running sequence and prefills chunks of new prompts. A request gives the tokens that
 it would give alone, bit for bit: rows of a batch do not depend on each other, and prompts are split only between pages.
-With quantised weights that holds for up to three at a time. The pages of the KV cache that a request may need are
-reserved when it starts, so that none is preempted.
+With quantised weights that holds for up to three at a time.
+
+Pages of the KV cache are taken as tokens come. Those of a prompt are kept when it was read: a later prompt with the
+same beginning shares them. Where no page is left, the request that came last gives its own back and is preempted; when
+it goes on, its prompt is read again and its tokens are decoded again, by the kernels that made them, to the same bits.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import copy_context
 from threading import Condition, Lock, Thread
 from typing import Any, Final, Self
@@ -20,88 +23,42 @@ from typing import Any, Final, Self
 import numpy as np
 
 from strata.arguments import own_checks
-from strata.errors import OptionError, RunError, StrataError
-from strata.models import PAGE, Decoder, PagedCache, PageTable, Sampler, Speech
+from strata.errors import OptionError, RunError
+from strata.models import PAGE, Decoder, Grammar, PagedCache, Sampler, Speech
 from strata.serving.adapters import AdapterQueue
-from strata.serving.batching import Batch, Prefill, PrefillChunk, exact_batcher
+from strata.serving.batching import LEAST, Batch, Prefill, PrefillChunk, exact_batcher
+from strata.serving.generation import Generation, score
 from strata.serving.limits import Limits
 from strata.serving.metrics import Metrics
 
-TOGETHER_QUANTIZED: Final = 3  # so many rows have the bits of one
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
-
-
-class Generation:
-    """A submitted request. Iterate over it to stream the text, or ask for all of it by `text()`."""
-
-    def __init__(
-        self, engine: Engine, number: int, ids: Sequence[int], sampler: Sampler, max_tokens: int, speech: Speech,
-        adapter: str | None,
-    ) -> None:  # fmt: skip
-        self.number, self.prompt_ids, self.max_tokens, self.adapter = number, list(ids), max_tokens, adapter
-        self.tokens: list[int] = []
-        self.finish_reason: str | None = None  # stop, length, cancelled or error; None while it is on its way
-        self.error: Exception | None = None
-        self.table: PageTable | None = None
-        self.started = time.perf_counter()
-        self.sampler = sampler
-        self.numbers = sampler.stream()
-        self.speech = speech
-        self._engine = engine
-        self._pieces: list[str] = []
-        self.wants_end = False
-
-    @property
-    def is_done(self) -> bool:
-        return self.finish_reason is not None
-
-    def cancel(self) -> None:
-        """Cancel it; text that was generated stays."""
-        self._engine._cancel(self)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is done; False if that takes longer than `timeout` seconds."""
-        return self._engine._wait(lambda: self.is_done, timeout)
-
-    def text(self, timeout: float | None = None) -> str:
-        """The whole text; waits until it is done."""
-        if not self.wait(timeout):
-            raise RunError(f"generate: request {self.number} took longer than {timeout} s", code="X601")
-        self._check()
-        return "".join(self._pieces)
-
-    def __iter__(self) -> Iterator[str]:
-        for at in itertools.count():
-            self._engine._wait(lambda at=at: self.is_done or len(self._pieces) > at, None)
-            if at >= len(self._pieces):
-                break
-            yield self._pieces[at]
-        self._check()
-
-    def _check(self) -> None:
-        if self.error is not None:
-            raise self.error
-
-    def rows(self, context: int) -> int:
-        """Rows of the KV cache that it may need: the last token is never read."""
-        return min(len(self.prompt_ids) + self.max_tokens - 1, context)
+TOGETHER: Final = 4  # rows of one sequence that have the bits of one: drafted tokens are judged so many at a time
+TOGETHER_QUANTIZED: Final = 3
+SPECULATE_UP_TO: Final = 2  # sequences in a step: with more, the matmuls are busy without drafts
+ADMITTED: Final = 4  # times as many requests as a step takes may run, in turns
+FIRST_TOKENS: Final = 64  # until it has so many, a request goes before those that have more; then they take turns
+SCORED: Final = 64  # tokens of a prompt that are read in one step if all their logits are wanted
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
 class Engine:
     """Continuous batching: generates for many requests at once with one decoder, over a paged KV cache.
 
     `cache_tokens` is the size of the KV cache, for all requests together. A step computes at most `max_tokens` tokens,
-    at most `max_requests` requests; at most `queue` more may wait. `adapters` are LoRA folders by name, which requests
-    may ask for. Matmuls of quantised weights with more than three rows differ from those of one in their last bits;
-    `exact` decodes three requests at a time there, so that no request depends on the others. Inside `with engine:` a
-    thread runs the steps; otherwise whoever waits does.
+    at most `max_requests` requests; where more run, those that were given least come first; at most `queue` wait.
+    `adapters` are LoRA folders by name, which requests may ask for. Matmuls of quantised weights with more than three
+    rows differ from those of one in their last bits; `exact` decodes three requests at a time there, so that no
+    request depends on the others. `prefix_cache` keeps the pages of prompts for others with the same beginning;
+    `speculate` drafts tokens from what was said before, and takes none that the model would not have chosen. With
+    `kv_bits=8` the KV cache takes a quarter of the memory: numbers are rounded to 8 bits, with a scale for each token
+    and head, and no result depends on when that was. Inside `with engine:` a thread runs the steps; otherwise whoever
+    waits does.
     """
 
     @own_checks()
     def __init__(
         self, model: Decoder, *, cache_tokens: int | None = None, max_requests: int = 16, max_tokens: int = 512,
         queue: int = 256, exact: bool = False, adapters: Mapping[str, str | os.PathLike[str]] | None = None,
-        metrics: Metrics | None = None,
+        metrics: Metrics | None = None, prefix_cache: bool = True, speculate: bool = True, kv_bits: int = 32,
     ) -> None:  # fmt: skip
         if not isinstance(model, Decoder):
             raise OptionError(f"engine: {type(model).__name__} generates no text", code="O605")
@@ -113,9 +70,12 @@ class Engine:
             )  # fmt: skip
         tokens = 4 * model.context if cache_tokens is None else cache_tokens
         self.model = model.adapted(adapters) if adapters else model
-        self.cache = PagedCache(self.model, -(-tokens // PAGE))
+        self.cache = PagedCache(self.model, -(-tokens // PAGE), bits=kv_bits)
         self.adapters = tuple(adapters or ())
         self._together = TOGETHER_QUANTIZED if exact and model.is_quantized else max_requests
+        self._judged = TOGETHER_QUANTIZED if model.is_quantized else TOGETHER
+        goes_back = not model.has_state  # a recurrent state is that of the last token only
+        self._shares, self._speculates = prefix_cache and goes_back, speculate and goes_back
         self.limits = Limits(max_length=model.context, vocabulary=model.config.vocab)
         self.metrics = metrics or Metrics()
         self.limit = queue
@@ -123,12 +83,22 @@ class Engine:
         self._waiting: AdapterQueue[Generation] = AdapterQueue(max_requests, known=self.adapters)
         self._reading: deque[Prefill[Generation]] = deque()
         self._running: list[Generation] = []
-        self._served: list[Generation] = []  # those of both, and the one whose prompt is being read
+        self._served: list[Generation] = []  # those of both, in the order in which they were let in
+        self._preempted: list[Generation] = []  # they gave their pages back, and come before all that wait
         self._numbers = itertools.count(1)
+        self._steps = 0
         self._changed = Condition()  # guards all of the above
         self._stepping = Lock()
         self._thread: Thread | None = None
         self._closing = False
+
+    def warm_up(self) -> None:
+        """Compile and load what the first request needs, so that it does not wait for it.
+
+        What judges drafts is compiled by the engine's thread when it first has nothing to do.
+        """
+        self.model.graph_for(every=False, layout=self.cache.layout)
+        assert self.model.tokenizer is not None
 
     # ------------------------------------------------------------------------------------------------------- requests
 
@@ -136,50 +106,90 @@ class Engine:
     def submit(
         self, prompt: Prompt, *, max_tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
         min_p: float = 0.0, repetition_penalty: float = 1.0, seed: int | None = None, stop: str | Sequence[str] = (),
-        adapter: str | None = None,
+        adapter: str | None = None, frequency_penalty: float = 0.0, presence_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None, logprobs: int | None = None, prompt_logprobs: int | None = None,
+        grammar: Grammar | None = None, tools: Sequence[Mapping[str, Any]] | None = None, show_special: bool = False,
+        ignore_eos: bool = False, client: str = "", priority: int = 0,
     ) -> Generation:  # fmt: skip
-        """Queue a request, with the options of `generate`; it starts when the batch and the KV cache have room."""
+        """Queue a request, with the options of `generate`; it starts when the batch and the KV cache have room.
+
+        `logprobs` asks for the scores of its tokens and of so many others, `prompt_logprobs` of the prompt's.
+        `grammar` is what the text has to follow, `tools` are for the chat template. Clients take turns; a lower
+        `priority` comes first.
+        """
         sampler = Sampler(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
-            seed=seed,
+            seed=seed, frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
+            logit_bias=logit_bias or {},
         )  # fmt: skip
-        ids = self.model.prompt_ids(prompt)
-        speech = Speech(self.model.tokenizer, stop)
-        if not isinstance(max_tokens, int) or max_tokens < 1:
+        ids = self.model.prompt_ids(prompt, tools=tools, limit=self.model.context)
+        speech = Speech(self.model.tokenizer, stop, special=show_special)
+        if not isinstance(max_tokens, int) or max_tokens < (0 if prompt_logprobs is not None else 1):
             raise OptionError(f"generate: max_tokens {max_tokens!r} is no positive number", code="O606")
-        made = Generation(self, next(self._numbers), ids, sampler, max_tokens, speech, adapter)
-        self._check(made)
+        self._check(ids, adapter)
+        matcher = None if grammar is None else grammar.matcher(self.model.tokenizer, self.model.config.vocab)
+        made = Generation(
+            self, next(self._numbers), ids, sampler, max_tokens, speech, adapter, client=client, priority=priority,
+            logprobs=logprobs, prompt_logprobs=prompt_logprobs, matcher=matcher, ignore_eos=ignore_eos,
+        )  # fmt: skip
         with self._changed:
             if self._closing:
                 raise RunError("engine: it is closed", code="X602")
-            if len(self._waiting) >= self.limit + self._batcher.max_entries - self._active:
-                raise RunError(f"engine: {len(self._waiting)} requests wait already", code="X600")
-            self._waiting.put(made, adapter)
+            self._make_room(client)
+            self._waiting.put(made, adapter, client=client, priority=priority, cost=len(ids))
             self.metrics.count("requests")
             self.metrics.count("prompt_tokens", len(ids))
             self._changed.notify_all()
         return made
 
-    def _check(self, request: Generation) -> None:
-        self.limits.check_ids(request.prompt_ids)
-        context = self.model.context
-        rows, room = request.rows(context), self.cache.pool.pages * PAGE
-        if rows > room:
+    def _make_room(self, client: str) -> None:
+        """Room in the queue: where it is full, that of a client with more requests there than this one has."""
+        count = len(self._waiting)
+        if count < self.limit + max(self._batcher.max_entries - self._active, 0):
+            return
+        full = RunError(f"engine: {count} requests wait already", code="X600")
+        largest = self._waiting.newest_of_largest()
+        if largest is None or self._waiting.count_of(largest[0]) <= self._waiting.count_of(client) + 1:
+            raise full
+        self._waiting.drop(largest[1])
+        self._finish(largest[1], "error", full)
+
+    def _check(self, ids: Sequence[int], adapter: str | None) -> None:
+        self.limits.check_ids(ids)
+        room = self.cache.pool.pages * PAGE
+        if len(ids) > room:
             raise OptionError(
-                f"engine: a request of {rows} tokens is larger than a cache of {room}", code="O607",
-                fix=f"Engine(model, cache_tokens={rows})",
+                f"engine: a prompt of {len(ids)} tokens is larger than a cache of {room}", code="O607",
+                fix=f"Engine(model, cache_tokens={len(ids)})",
             )  # fmt: skip
-        self._waiting.check(request.adapter)
+        self._waiting.check(adapter)
 
     @property
     def _active(self) -> int:
         return len(self._served)
+
+    @property
+    def load(self) -> dict[str, int]:
+        """What it has to do now: requests that run and wait, pages of the KV cache, free ones, and kept prompts."""
+        pool = self.cache.pool
+        return {"running": self._active, "waiting": len(self._waiting) + len(self._preempted), "pages": pool.pages,
+                "free_pages": pool.free, "kept_pages": pool.kept}  # fmt: skip
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it accepts no more requests."""
+        return self._closing
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._served or self._preempted or len(self._waiting))
 
     def _cancel(self, request: Generation) -> None:
         with self._changed:
             request.wants_end = True
             if self._waiting.drop(request):
                 self._finish(request, "cancelled")
+            self._changed.notify_all()
 
     def _wait(self, done: Any, timeout: float | None) -> bool:
         """Until `done()`: the engine's thread does the work, or this one."""
@@ -206,12 +216,9 @@ class Engine:
             if not batch.tokens:
                 return False
             start = time.perf_counter()
-            for at in range(0, len(batch.decodes), self._together):
-                some = batch.decodes[at : at + self._together]
-                self._run(some, np.array([[g.tokens[-1]] for g in some], np.int32))
+            self._decode_all(batch.decodes)
             for piece in batch.pieces:
-                ids = np.asarray([piece.item.prompt_ids[piece.start : piece.end]], np.int32)
-                self._run((piece.item,), ids, piece)
+                self._prefill(piece)
             self.metrics.count("steps")
             self.metrics.observe("step_microseconds", (time.perf_counter() - start) * 1e6)
             self.metrics.observe("step_tokens", batch.tokens)
@@ -222,93 +229,247 @@ class Engine:
         while self.step():
             pass
 
-    def _next(self) -> Batch[Generation]:
-        """Admit requests for which there is room, and say what the next step computes."""
-        for request in [g for g in self._served if g.wants_end]:
-            self._finish(request, "cancelled")
-        while (head := self._waiting.head()) is not None and self._active < self._batcher.max_entries:
-            adapter, request = head
-            if self._active and adapter != self._waiting.active:
-                break  # it waits until those with the other adapter are done
-            table = self.cache.table()
-            if not table.reserve(request.rows(self.model.context)):
-                break
-            before = self._waiting.active
-            self._waiting.pop()
-            if adapter != before:
-                self.model.use_adapter(adapter)
-                self.metrics.count("adapter_swaps")
-            request.table = table
-            self._served.append(request)
-            self._reading.append(Prefill(request, len(request.prompt_ids)))
-        self.metrics.set("waiting", len(self._waiting))
-        self.metrics.set("active", self._active)
-        self.metrics.set("free_pages", self.cache.pool.free)
-        return self._batcher.build(self._running, self._reading)
+    # ---------------------------------------------------------------------------- who takes part in the next step
 
-    def _run(
-        self, requests: Sequence[Generation], ids: np.ndarray, piece: PrefillChunk[Generation] | None = None
-    ) -> None:
+    def _next(self) -> Batch[Generation]:
+        """Let requests in for which there is room, and say what the next step computes."""
+        for request in [g for g in (*self._served, *self._preempted) if g.wants_end]:
+            self._finish(request, "cancelled")
+        while self._preempted and self._let_in(self._preempted[0]):
+            self._preempted.pop(0)
+        while not self._preempted and (head := self._waiting.head()) is not None:
+            if not self._let_in(head[1]):
+                break
+            self._waiting.pop()
+        for request in list(self._running):
+            if request in self._running:
+                self._grow(request)
+        pool = self.cache.pool
+        for name, value in (("waiting", len(self._waiting) + len(self._preempted)), ("active", self._active),
+                            ("free_pages", pool.free), ("pages", pool.pages), ("kept_pages", pool.kept)):  # fmt: skip
+            self.metrics.set(name, value)
+        turns = sorted(self._running, key=lambda g: (min(len(g.tokens), FIRST_TOKENS), g.last_step))
+        most = self._batcher.max_entries - (1 if self._reading and self._batcher.max_entries > 1 else 0)
+        chosen = turns[:most]
+        self._steps += 1
+        for request in chosen:
+            request.last_step = self._steps
+        return self._batcher.build(chosen, self._reading)
+
+    def _let_in(self, request: Generation) -> bool:
+        """Start a request if there is room for its prompt, and a page for each that runs already."""
+        active = self._waiting.active
+        if self._active >= ADMITTED * self._batcher.max_entries or (self._active and request.adapter != active):
+            return False  # it waits until those with the other adapter are done
+        table = self.cache.table()
+        request.table = table
+        self._share(request, len(request.prompt_ids))
+        request.cached_tokens = max(request.cached_tokens, table.length)
+        tokens = len(request.prompt_ids) + len(request.tokens)
+        missing = -(-(tokens - table.capacity) // PAGE)
+        if missing + self._active > self.cache.pool.free or not table.reserve(tokens):
+            table.release()
+            request.table = None
+            if not self._active and request.tokens:  # alone, and the KV cache is too small for it
+                self._finish(request, "length")
+            return False
+        if request.adapter != active:
+            self.model.use_adapter(request.adapter)
+            self.metrics.count("adapter_swaps")
+            self._waiting.active = request.adapter
+        self._served.append(request)
+        self._reading.append(Prefill(request, len(request.prompt_ids), table.length))
+        return True
+
+    def _share(self, request: Generation, end: int) -> None:
+        """Take pages of the prompt, up to a token, from others that began with the same tokens.
+
+        What is left of the prompt is not so short that it would be read by the kernel for single tokens.
+        """
+        table = request.table
+        assert table is not None
+        if not self._shares or request.prompt_logprobs is not None or table.length % PAGE:
+            return
+        most = min((len(request.prompt_ids) - LEAST - 1) // PAGE, end // PAGE)
+        before = table.length
+        for at in range(before // PAGE, most):
+            if not table.adopt(request.keys[at]):
+                break
+        self.metrics.count("prefix_hit_tokens", table.length - before)
+
+    def _grow(self, request: Generation) -> None:
+        """Pages for the next tokens of a running request; those that came last make room."""
+        assert request.table is not None
+        while not request.table.reserve(min(request.table.length + self._judged, self.model.context)):
+            if request.table.reserve(request.table.length + 1):
+                return
+            last = self._served[-1]
+            if last is request and self._active == 1:
+                self._finish(request, "length")  # the KV cache is full of it
+                return
+            self._preempt(last)
+            if last is request:
+                return
+
+    def _preempt(self, request: Generation) -> None:
+        assert request.table is not None
+        request.table.release()
+        request.table = None
+        self._leave(request)
+        self._preempted = sorted([*self._preempted, request], key=lambda g: g.number)
+        self.metrics.count("preemptions")
+
+    # ------------------------------------------------------------------------------------------------------- decode
+
+    def _decode_all(self, requests: Sequence[Generation]) -> None:
+        alone: list[tuple[Generation, list[int]]] = []
+        together: list[Generation] = []
+        for request in requests:
+            pending = request.pending
+            if len(pending) > 1:  # it was preempted: what it had said is read again
+                alone.append((request, pending[: min(self._judged, len(pending) - 1)]))
+            elif self._speculates and len(requests) <= SPECULATE_UP_TO:
+                assert request.table is not None
+                room = min(request.table.capacity, self.model.context) - request.table.length - 1
+                draft = request.drafted(min(self._judged - 1, room))
+                alone.append((request, [*pending, *draft])) if draft else together.append(request)
+            else:
+                together.append(request)
+        for at in range(0, len(together), self._together):
+            some = together[at : at + self._together]
+            logits = self._computed(some, np.array([g.pending for g in some], np.int32))
+            if logits is not None:
+                self._publish([(g, row[None]) for g, row in zip(some, logits, strict=True)])
+        for request, ids in alone:
+            self._decode_some(request, ids)
+
+    def _decode_some(self, request: Generation, ids: list[int]) -> None:
+        """Several tokens of one sequence: said before, or the last one and a draft of what follows."""
+        table = request.table
+        assert table is not None
+        start, again = table.length, len(request.pending) > 1
+        logits = self._computed([request], np.array([ids], np.int32), every=not again)
+        if logits is None or again:
+            return
+        found = self._publish([(request, logits[0])], drafts={request: ids[1:]})
+        if not request.is_done:
+            table.length = start + found[request]  # what was not accepted is written over
+        request.judged(len(ids) - 1, found[request] - 1)
+        self.metrics.count("drafted_tokens", len(ids) - 1)
+        self.metrics.count("accepted_tokens", found[request] - 1)
+
+    # ------------------------------------------------------------------------------------------------------ prefill
+
+    def _prefill(self, piece: PrefillChunk[Generation]) -> None:
+        """A chunk of a prompt, less what others have read by now."""
+        request = piece.item
+        table = request.table
+        assert table is not None
+        with self._changed:
+            self._share(request, piece.end)
+            request.cached_tokens += max(table.length - piece.start, 0) if piece.start == 0 else 0
+        if table.length >= piece.end:
+            return
+        start, ids = table.length, request.prompt_ids
+        if request.prompt_logprobs is not None:
+            logits = self._scored(request, piece.end)
+        else:
+            logits = self._computed([request], np.asarray([ids[start : piece.end]], np.int32))
+        if logits is None:
+            return
+        if self._shares and request.prompt_logprobs is None:
+            with self._changed:
+                request.keep_pages(start, piece.end)
+        if not piece.is_last:
+            return
+        if request.max_tokens == 0:
+            with self._changed:
+                self._finish(request, "length")
+        elif not request.tokens:
+            self._publish([(request, logits)])
+        with self._changed:
+            if not request.is_done and request.table is not None:
+                self._running.append(request)
+
+    def _scored(self, request: Generation, end: int) -> np.ndarray | None:
+        """A chunk of a prompt whose tokens are scored by what came before them."""
+        table, top = request.table, request.prompt_logprobs
+        assert table is not None
+        assert top is not None
+        logits = None
+        while table.length < end:
+            start = table.length
+            stop = end if end - start <= SCORED + LEAST else start + SCORED
+            logits = self._computed([request], np.asarray([request.prompt_ids[start:stop]], np.int32), every=True)
+            if logits is None:
+                return None
+            if not request.prompt_scores:
+                request.prompt_scores.append(None)  # nothing comes before the first
+            following = request.prompt_ids[start + 1 : stop + 1]
+            request.prompt_scores += [score(row, t, top) for row, t in zip(logits[0], following, strict=False)]
+        return None if logits is None else logits[0][-1:]
+
+    # ------------------------------------------------------------------------------------------------------- results
+
+    def _computed(self, requests: Sequence[Generation], ids: np.ndarray, *, every: bool = False) -> np.ndarray | None:
+        """Logits of these requests; None where they failed, and were told so."""
         try:
-            tables = [g.table for g in requests]
-            logits = self.cache.step(tables, ids)  # type: ignore[arg-type]
+            tables: Any = [g.table for g in requests]
+            return self.cache.step(tables, ids, every=True) if every else self.cache.step(tables, ids)
         except Exception as error:  # noqa: BLE001 - whoever waits for the requests is told
             with self._changed:
                 for request in requests:
                     self._finish(request, "error", error)
-            return
-        if piece is not None and not piece.is_last:
-            return
-        chosen = [self._choose(g, row) for g, row in zip(requests, logits, strict=True)]
+            return None
+
+    def _publish(
+        self, rows: Sequence[tuple[Generation, np.ndarray]], drafts: Mapping[Generation, list[int]] | None = None
+    ) -> dict[Generation, int]:
+        """Choose tokens from logits [n, V] of each request: one, and one more for each drafted token that is right.
+
+        Says how many of each were chosen. Nobody waits for this: what is said is published when all is chosen.
+        """
+        ends, context = self.model.tokenizer.eos, self.model.context
+        found: dict[Generation, int] = {}
+        for request, logits in rows:
+            draft = (drafts or {}).get(request, [])
+            before = len(request.tokens)
+            for at, row in enumerate(logits):
+                token = request.push(row, ends, context)
+                if token is None or at >= len(draft) or token != draft[at]:
+                    break
+            found[request] = max(len(request.tokens) - before, 1)
+            self.metrics.count("generated_tokens", len(request.tokens) - before)
+            if not before and request.first_token is not None:
+                self.metrics.observe("first_token_milliseconds", request.first_token * 1e3)
         with self._changed:
-            for request, token in zip(requests, chosen, strict=True):
-                self._take(request, token)
-                if piece is not None and not request.is_done:
-                    self._running.append(request)
+            for request, _ in rows:
+                if request.ending is not None:
+                    self._finish(request, *request.ending)
             self._changed.notify_all()
+        for request, _ in rows:
+            if not request.is_done:
+                request.notify()
+        return found
 
-    def _choose(self, request: Generation, logits: np.ndarray) -> int | StrataError:
-        try:
-            return request.sampler.choose(logits, [*request.prompt_ids, *request.tokens], request.numbers)
-        except StrataError as error:
-            return error
-
-    def _take(self, request: Generation, token: int | StrataError) -> None:
-        """A token that was chosen, or why none was."""
-        if isinstance(token, StrataError):
-            self._finish(request, "error", token)
-            return
-        if token in self.model.tokenizer.eos:
-            self._finish(request, "stop")
-            return
-        if not request.tokens:
-            self.metrics.observe("first_token_microseconds", (time.perf_counter() - request.started) * 1e6)
-        request.tokens.append(token)
-        self.metrics.count("generated_tokens")
-        piece = request.speech.push(token)
-        if piece:
-            request._pieces.append(piece)
-        assert request.table is not None
-        if request.speech.stopped:
-            self._finish(request, "stop")
-        elif len(request.tokens) == request.max_tokens or request.table.length >= self.model.context:
-            self._finish(request, "length")
+    def _leave(self, request: Generation) -> None:
+        self._served = [g for g in self._served if g is not request]
+        self._running = [g for g in self._running if g is not request]
+        self._reading = deque(p for p in self._reading if p.item is not request)
 
     def _finish(self, request: Generation, reason: str, error: Exception | None = None) -> None:
         if request.is_done:
             return
-        tail = request.speech.finish()
-        if tail:
-            request._pieces.append(tail)
-        request.error, request.finish_reason = error, reason
         if request.table is not None:
             request.table.release()
-        self._served = [g for g in self._served if g is not request]
-        self._running = [g for g in self._running if g is not request]
-        self._reading = deque(p for p in self._reading if p.item is not request)
+        self._leave(request)
+        self._preempted = [g for g in self._preempted if g is not request]
+        self._waiting.charge(request.client, len(request.tokens))
+        request.finish(reason, error)
         self.metrics.count(f"finished_{reason}")
-        self.metrics.observe("request_microseconds", (time.perf_counter() - request.started) * 1e6)
+        self.metrics.observe("request_milliseconds", (time.perf_counter() - request.started) * 1e3)
         self._changed.notify_all()
+        request.notify()
 
     # ---------------------------------------------------------------------------------------------------------- thread
 
@@ -325,12 +486,9 @@ class Engine:
         (`drain=False`)."""
         with self._changed:
             self._closing = True
-            if not drain:
-                for request in self._served:
-                    request.wants_end = True
-                while self._waiting.head() is not None:
-                    self._finish(self._waiting.pop(), "cancelled")
             self._changed.notify_all()
+        if not drain:
+            self.cancel_all()
         if self._thread is not None:
             self._thread.join()
             with self._changed:
@@ -339,19 +497,31 @@ class Engine:
         else:
             self.run()
 
+    def cancel_all(self) -> None:
+        """Cancel every request: those that wait at once, those that run after their step."""
+        with self._changed:
+            for request in (*self._served, *self._preempted):
+                request.wants_end = True
+            while (head := self._waiting.head()) is not None:
+                self._waiting.drop(head[1])
+                self._finish(head[1], "cancelled")
+            self._changed.notify_all()
+
     def _work(self) -> None:
         while True:
             try:
                 if self.step():
                     continue
+                if self._speculates and not self._closing:
+                    self.model.graph_for(every=True, layout=self.cache.layout)
             except Exception as error:  # noqa: BLE001 - whoever waits is told, and others can still come
                 with self._changed:
                     for request in list(self._served):
                         self._finish(request, "error", error)
             with self._changed:
-                if self._closing and not self._active and self._waiting.head() is None:
+                if self._closing and not self._has_work:
                     return
-                self._changed.wait_for(lambda: self._closing or self._active or self._waiting.head() is not None, 1.0)
+                self._changed.wait_for(lambda: self._closing or self._has_work, 1.0)
 
     def __enter__(self) -> Self:
         self.start()

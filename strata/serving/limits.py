@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from strata.errors import RequestError
+from strata.errors import OptionError, RequestError
+from strata.models import PAGE, Decoder, page_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class Limits:
         if not len(ids):
             raise _refused("the prompt is empty")
         if self.max_length is not None and len(ids) > self.max_length:
-            raise _refused(f"{len(ids)} tokens are more than {self.max_length}")
+            raise _refused(f"{len(ids)} tokens are more than {self.max_length}", "context_length_exceeded")
         if self.vocabulary is not None:
             at = next((i for i, token in enumerate(ids) if not 0 <= token < self.vocabulary), None)
             if at is not None:
@@ -53,5 +54,29 @@ class Limits:
             raise _refused(f"an image has {known} channels, got {channels}")
 
 
-def _refused(message: str) -> RequestError:
-    return RequestError(f"request: {message}", code="O621")
+def _refused(message: str, reason: str | None = None) -> RequestError:
+    error = RequestError(f"request: {message}", code="O621")
+    error.reason = reason
+    return error
+
+
+def shared_memory(limit: int, taken: int, models: Sequence[Decoder], *, bits: int = 32) -> list[int]:
+    """Tokens of each model's KV cache: equal parts of what weights of `taken` bytes leave of a limit, and no more than
+    four contexts. Each has room for one context at least."""
+    contexts = [_context_bytes(model, bits) for model in models]
+    left = limit - taken - sum(contexts)
+    if left < 0:
+        raise OptionError(
+            f"serve: weights of {taken:,} bytes and KV caches of a context each need {taken + sum(contexts):,} bytes, "
+            f"the limit is {limit:,}", code="O605", fix="a smaller context, or a KV cache of 8 bits",
+        )  # fmt: skip
+    found = [model.context for model in models]
+    for turn, at in enumerate(sorted(range(len(models)), key=contexts.__getitem__)):  # who needs little leaves the rest
+        part = min(left // (len(models) - turn), 3 * contexts[at])
+        left -= part
+        found[at] += part // max(page_bytes(models[at], bits), 1) * PAGE
+    return found
+
+
+def _context_bytes(model: Decoder, bits: int) -> int:
+    return -(-model.context // PAGE) * page_bytes(model, bits)

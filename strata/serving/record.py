@@ -8,10 +8,12 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from threading import Lock
-from typing import Any, Self
+from typing import Any, Final, Self
 
-from strata.core import here, open_file
+from strata.core import append_private, here, open_file
 from strata.errors import FileError
+
+TIMES: Final = ("id", "created", "created_at", "item_id", "call_id", "cached_tokens")  # of an answer, of one time only
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Recorder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         try:
-            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - it is open as long as the recorder is used
+            self._file = append_private(path)  # what users say is private
         except (OSError, ValueError) as error:
             raise FileError(f"{str(path)!r} cannot be written: {error}", code="F500", place=here()) from None
         self._lock = Lock()
@@ -82,5 +84,5 @@ def replay(
 def told(answer: Any) -> Any:
     """An answer without what differs from one time to the next: its id and its date."""
     if isinstance(answer, dict):
-        return {k: told(v) for k, v in answer.items() if k not in ("id", "created")}
+        return {k: told(v) for k, v in answer.items() if k not in TIMES}
     return [told(v) for v in answer] if isinstance(answer, list) else answer

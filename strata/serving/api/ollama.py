@@ -1,0 +1,186 @@
+"""Ollama's paths: /api/chat and /api/generate as lines of JSON, /api/embed, and the list of models."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from strata.models import Call, ToolStyle, call_message
+from strata.serving.api.answers import Ended, Reader, Said, collect
+from strata.serving.api.fields import Fields, shown, wrong
+from strata.serving.api.requests import (
+    TO_THE_END,
+    AnswerFormat,
+    ChatRequest,
+    EmbeddingRequest,
+    TextRequest,
+    parse_options,
+    parse_tools,
+)
+from strata.serving.generation import Generation
+
+# options of llama.cpp that say how it computes, not what
+MACHINE = (
+    "num_ctx", "num_batch", "num_gpu", "main_gpu", "low_vram", "use_mmap", "use_mlock", "num_thread", "numa",
+    "num_keep", "typical_p", "repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta", "penalize_newline", "tfs_z",
+)  # fmt: skip
+NAMES = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+
+
+@dataclass(frozen=True)
+class OllamaRequest:
+    """A chat, or a prompt, in Ollama's words."""
+
+    inner: ChatRequest | TextRequest
+    is_chat: bool
+
+
+def _common(body: Any) -> tuple[Fields, Any, bool, str | None, AnswerFormat]:
+    fields = Fields(body, ignored=("keep_alive", "context", "think", "truncate"))
+    given = {NAMES.get(k, k): v for k, v in fields.object("options").items() if k not in MACHINE}
+    if given.get("max_tokens") in (-1, -2):
+        given["max_tokens"] = TO_THE_END
+    given.setdefault("temperature", 0.8)
+    options = Fields(given, "options")
+    made = parse_options(options)
+    options.finish()
+    form = fields.any("format", "")
+    if form not in ("", "json") and not isinstance(form, Mapping):
+        raise wrong(f"format is json or a schema, got {shown(form)}", "format", "invalid_value")
+    shape = (
+        AnswerFormat("json_object") if form == "json" else AnswerFormat("json_schema", form) if form else AnswerFormat()
+    )
+    return fields, made, fields.flag("stream", True), fields.name("model"), shape
+
+
+def parse_chat(body: Any) -> OllamaRequest:
+    """The body of /api/chat."""
+    fields, options, stream, model, form = _common(body)
+    found = fields.any("messages")
+    if not isinstance(found, list) or not found:
+        raise wrong(f"messages is a list of messages that is not empty, got {shown(found)}", "messages")
+    tools = parse_tools(fields.any("tools", []))
+    fields.finish()
+    messages = tuple(_message(i, m) for i, m in enumerate(found))
+    return OllamaRequest(
+        ChatRequest(messages, options, stream=stream, model=model, format=form, tools=tools), is_chat=True
+    )
+
+
+def _message(at: int, found: Any) -> dict[str, Any]:
+    name = f"messages[{at}]"
+    fields = Fields(found, name, ("thinking",))
+    role, content = fields.any("role"), fields.any("content", "")
+    if role not in ("system", "user", "assistant", "tool") or not isinstance(content, str):
+        raise wrong(f"{name} has a role and a text, got {shown(found)}", "messages", "invalid_value")
+    if fields.any("images"):
+        raise wrong(f"{name}: this model does not see images", "messages", "unsupported_parameter")
+    made: dict[str, Any] = {"role": role, "content": content}
+    calls = fields.any("tool_calls", [])
+    tool = fields.name("tool_name")
+    if role == "tool":
+        made["tool_call_id"] = tool or ""
+    if calls:
+        made["tool_calls"] = [
+            call_message("", str(c["function"].get("name")), c["function"].get("arguments"))
+            for c in calls if isinstance(c, Mapping) and isinstance(c.get("function"), Mapping)
+        ]  # fmt: skip
+    fields.finish()
+    return made
+
+
+def parse_generate(body: Any) -> OllamaRequest:
+    """The body of /api/generate: a prompt as a user's message, or as it is if `raw` says so."""
+    fields, options, stream, model, form = _common(body)
+    prompt, system, raw = fields.any("prompt", ""), fields.name("system"), fields.flag("raw")
+    if not isinstance(prompt, str):
+        raise wrong(f"prompt is a text, got {shown(prompt)}", "prompt", "invalid_type")
+    for name in ("images", "suffix", "template"):
+        if fields.any(name):
+            raise wrong(f"{name} is not supported", name, "unsupported_parameter")
+    fields.finish()
+    if raw:
+        return OllamaRequest(TextRequest((prompt,), options, stream=stream, model=model, format=form), is_chat=False)
+    messages = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": prompt}]
+    return OllamaRequest(ChatRequest(tuple(messages), options, stream=stream, model=model, format=form), is_chat=False)
+
+
+def parse_embed(body: Any) -> EmbeddingRequest:
+    """The body of /api/embed."""
+    fields = Fields(body, ignored=("keep_alive", "options", "truncate"))
+    found = fields.any("input")
+    texts = [found] if isinstance(found, str) else found
+    if not isinstance(texts, list) or not texts or not all(isinstance(t, str) and t for t in texts):
+        raise wrong(f"input is a text or a list of texts that are not empty, got {shown(found)}", "input")
+    size = fields.whole("dimensions", 1, 1, 1 << 20) if "dimensions" in fields else None
+    made = EmbeddingRequest(tuple(texts), model=fields.name("model"), dimensions=size)
+    fields.finish()
+    return made
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+class OllamaAnswer:
+    """The answer in Ollama's words."""
+
+    def __init__(
+        self, request: OllamaRequest, generations: Sequence[Generation], model: str, style: ToolStyle | None
+    ) -> None:
+        self.request, self.generations, self._model, self._style = request.inner, generations, model, style
+        self._is_chat = request.is_chat
+        self._reader = Reader(generations[0], style)
+        self._started = time.perf_counter()
+
+    def whole(self) -> dict[str, Any]:
+        found = collect(self.generations[0], self._style)
+        return self._part(found.text, found.calls, found.reason)
+
+    def parts(self) -> list[dict[str, Any]]:
+        made = []
+        for event in self._reader.read():
+            match event:
+                case Said(text, _):
+                    if text:
+                        made.append(self._part(text))
+                case Call():
+                    made.append(self._part("", [event]))
+                case Ended(reason):
+                    made.append(self._part("", (), reason))
+        return made
+
+    def _part(self, text: str, calls: Sequence[Call] = (), reason: str | None = None) -> dict[str, Any]:
+        made: dict[str, Any] = {"model": self._model, "created_at": _now()}
+        if self._is_chat:
+            message: dict[str, Any] = {"role": "assistant", "content": text}
+            if calls:
+                message["tool_calls"] = [
+                    {"function": {"name": c.name, "arguments": json.loads(c.arguments)}} for c in calls
+                ]
+            made["message"] = message
+        else:
+            made["response"] = text
+        made["done"] = reason is not None
+        if reason is not None:
+            g = self.generations[0]
+            total = time.perf_counter() - self._started
+            first = g.first_token or total
+            made |= {
+                "done_reason": "length" if reason == "length" else "stop", "total_duration": int(total * 1e9),
+                "load_duration": 0, "prompt_eval_count": len(g.prompt_ids), "prompt_eval_duration": int(first * 1e9),
+                "eval_count": len(g.tokens), "eval_duration": int(max(total - first, 0) * 1e9),
+            }  # fmt: skip
+        return made
+
+
+def model_entry(name: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    """A model in the list of /api/tags."""
+    details = {"format": about.get("format", ""), "family": about.get("family", ""), "families": None,
+               "parameter_size": about.get("parameters", ""), "quantization_level": ""}  # fmt: skip
+    return {"name": name, "model": name, "modified_at": about.get("created", _now()), "size": about.get("bytes", 0),
+            "digest": about.get("digest", ""), "details": details}  # fmt: skip
