@@ -1,0 +1,420 @@
+"""InferenceSession: an ONNX model behind onnxruntime's interface."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from strata.config import config, holding, logger
+from strata.core import new_lock
+from strata.errors import ArgumentError, StrataError
+from strata.io import onnx
+from strata.ort.binding import IOBinding
+from strata.ort.exceptions import (
+    Fail,
+    InvalidArgument,
+    InvalidGraph,
+    OrtError,
+    RuntimeException,
+    of_loading,
+    of_running,
+)
+from strata.ort.options import RunOptions, SessionOptions
+from strata.ort.providers import available_providers, device_of, normalized
+from strata.ort.values import CPU_MEMORY, OrtMemoryInfo, OrtValue, as_feed, type_of
+from strata.places import here
+
+Sizes = list[int | str | None]
+
+
+@dataclass(frozen=True)
+class NodeArg:
+    """An input or output: its name, its type in ONNX's words, its sizes: numbers, names, or None."""
+
+    name: str
+    type: str
+    shape: Sizes
+
+    def __repr__(self) -> str:
+        return f"NodeArg(name={self.name!r}, type={self.type!r}, shape={self.shape!r})"
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    """What a model's file says about itself."""
+
+    custom_metadata_map: dict[str, str]
+    description: str
+    domain: str
+    graph_description: str
+    graph_name: str
+    producer_name: str
+    version: int
+
+
+class InferenceSession:
+    """A model to run: `session.run(None, {"x": array})` gives a list of arrays. Safe to call from many threads."""
+
+    def __init__(
+        self,
+        path_or_bytes: str | bytes | os.PathLike[str],
+        sess_options: SessionOptions | None = None,
+        providers: Sequence[str | tuple[str, dict[Any, Any]]] | None = None,
+        provider_options: Sequence[dict[Any, Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(path_or_bytes, (str, bytes, os.PathLike)):
+            raise ArgumentError(f"Unable to load from type '{type(path_or_bytes)}'", code="O702", place=here())
+        if sess_options is not None and not isinstance(sess_options, SessionOptions):
+            raise ArgumentError(
+                f"sess_options is a SessionOptions, got {type(sess_options).__name__}: incompatible constructor "
+                "arguments", code="O702", place=here(),
+            )  # fmt: skip
+        for name in kwargs.keys() - {"enable_fallback", "read_config_from_model", "disabled_optimizers"}:
+            logger.warning("InferenceSession has no argument %r; it has no effect", name)
+        self._options = SessionOptions() if sess_options is None else copy(sess_options)
+        self._can_fall_back = int(kwargs.get("enable_fallback", 1)) == 1
+        self._source = path_or_bytes
+        self._lock = new_lock()
+        self._held: Any = None  # settings of the runs, and those that they were made from
+        try:
+            self._choose(providers, provider_options)
+        except OrtError as error:
+            if not self._can_fall_back:
+                raise
+            warnings.warn(f"EP Error {error.summary} when using {providers}: the CPU is used", stacklevel=2)
+            self._choose(["CPUExecutionProvider"], None)
+        self._load()
+        self._profile: Any = None
+        self._started = 0
+        if self._options.enable_profiling:
+            self._profile_runs()
+
+    def __repr__(self) -> str:
+        return f"<strata.ort.InferenceSession of {self._model!r}>"
+
+    # loading
+
+    def _choose(self, providers: Any, provider_options: Any) -> None:
+        if providers is None and self._options.has_providers():
+            providers = list(self._options._providers)
+        chosen = normalized(providers, provider_options)
+        self._device = device_of(chosen)
+        names = [name for name in chosen if name in available_providers()]
+        self._provider_options = {name: chosen[name] for name in names}
+        self._provider_options.setdefault("CPUExecutionProvider", {})
+
+    def _load(self) -> None:
+        source = self._source
+        where = "" if isinstance(source, bytes) else os.fspath(source)
+        if where.endswith(".ort") or (isinstance(source, bytes) and source[4:8] == b"ORTM"):
+            raise Fail("models in onnxruntime's own format (.ort) are not read: give the ONNX file", code="L701")
+        if isinstance(source, bytes) and not source:
+            raise InvalidArgument("No graph was found in the protobuf.")
+        try:
+            self._model = onnx.OnnxModel(
+                self._replaced() if self._options._initializers else source, device=self._device
+            )
+        except StrataError as error:
+            raise of_loading(error, where) from error
+        declared = self._model.declared
+        free = self._options._free_sizes
+        self._inputs = [_node_arg(p, free) for p in declared.inputs]
+        self._outputs = [_node_arg(p, free) for p in declared.outputs]
+        self._optional = [_node_arg(p, free) for p in declared.optional_inputs]
+        self._expected = {x.name: x for x in (*self._inputs, *self._optional)}
+        self._required = [x.name for x in self._inputs if not x.type.startswith("optional")]
+        self._places = {x.name: i for i, x in enumerate(self._outputs)}
+        self._is_bound = any(p.dims and any(isinstance(d, str) and d in free for d in p.dims) for p in declared.inputs)
+        if self._options.optimized_model_filepath:
+            self._write_optimized()
+
+    def _replaced(self) -> Any:
+        """The model with initializers of the caller's in place of its own."""
+        import onnx as standard
+
+        proto = standard.ModelProto()
+        try:
+            if isinstance(self._source, bytes):
+                proto.ParseFromString(self._source)
+            else:
+                proto = standard.load(os.fspath(self._source), load_external_data=False)
+                base = os.path.dirname(os.path.abspath(os.fspath(self._source)))
+                ours = [t for t in proto.graph.initializer if t.name not in self._options._initializers]
+                for tensor in ours:
+                    if tensor.data_location == standard.TensorProto.EXTERNAL:
+                        standard.external_data_helper.load_external_data_for_tensor(tensor, base)
+                        tensor.data_location = standard.TensorProto.DEFAULT
+        except FileNotFoundError:
+            return self._source
+        except Exception as error:
+            raise InvalidGraph(f"the model cannot be read: {error}") from error
+        held = {t.name: t for t in proto.graph.initializer}
+        for name, value in self._options._initializers.items():
+            if name not in held:
+                raise InvalidGraph(f"the model has no initializer {name!r}", code="N701")
+            array = value.numpy()
+            if tuple(held[name].dims) != array.shape:
+                raise InvalidGraph(
+                    f"initializer {name} has shape {list(held[name].dims)}, the value {list(array.shape)}", code="S701"
+                )
+            held[name].CopyFrom(standard.numpy_helper.from_array(array, name))
+        return proto
+
+    def _write_optimized(self) -> None:
+        try:
+            onnx.export(self._model, self._options.optimized_model_filepath)
+        except StrataError as error:
+            raise of_running(error) from error
+
+    # what it says of itself
+
+    @property
+    def input_names(self) -> Mapping[str, NodeArg]:
+        """Inputs and the initializers that a run may replace, by name."""
+        return self._expected
+
+    def get_inputs(self) -> list[NodeArg]:
+        """The inputs of the model."""
+        return list(self._inputs)
+
+    def get_outputs(self) -> list[NodeArg]:
+        """The outputs of the model."""
+        return list(self._outputs)
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Initializers that are inputs as well."""
+        return list(self._optional)
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """What the file says about itself."""
+        declared = self._model.declared
+        about = declared.about
+        return ModelMetadata(
+            dict(about.properties), about.description, about.domain, about.graph_description, declared.name,
+            about.producer, about.version,
+        )  # fmt: skip
+
+    def get_session_options(self) -> SessionOptions:
+        """The settings of the session."""
+        return self._options
+
+    def get_providers(self) -> list[str]:
+        """Providers in the order of preference; those that cannot be had here are left out."""
+        return list(self._provider_options)
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """The options of each provider."""
+        return {name: dict(options) for name, options in self._provider_options.items()}
+
+    def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
+        """Load the model again, for these providers."""
+        self._choose(providers, provider_options)
+        self._load()
+
+    def get_input_memory_infos(self) -> list[OrtMemoryInfo]:
+        """Where inputs are taken from."""
+        return [CPU_MEMORY for _ in self._inputs]
+
+    def get_output_memory_infos(self) -> list[OrtMemoryInfo]:
+        """Where outputs are given."""
+        return [CPU_MEMORY for _ in self._outputs]
+
+    def disable_fallback(self) -> None:
+        """Let a provider that fails be an error."""
+        self._can_fall_back = False
+
+    def enable_fallback(self) -> None:
+        """Use the CPU where a provider fails."""
+        self._can_fall_back = True
+
+    # running
+
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
+    ) -> list[Any]:
+        """The outputs of these names, or all of them, for arrays by input name."""
+        feeds: Mapping[str, Any] = input_feed
+        if not isinstance(input_feed, Mapping):
+            raise ArgumentError(
+                f"run(): input_feed maps names to arrays, got {type(input_feed).__name__}", code="O702", place=here()
+            )
+        for x in input_feed.values():
+            if type(x) is not np.ndarray:
+                feeds = {name: as_feed(name, x) for name, x in input_feed.items()}
+                self._require_values(feeds)
+                break
+        if run_options is not None:
+            self._obey(run_options)
+        for name in self._required:
+            if name not in feeds:
+                missing = [x for x in self._required if x not in feeds]
+                raise InvalidArgument(
+                    f"Required inputs ({missing}) are missing from input feed ({list(feeds)}).", code="N701", plain=True
+                )
+        if self._is_bound:
+            self._check(feeds)
+        with self._settings():
+            try:
+                found = self._model.run(feeds)
+            except StrataError as error:
+                self._check(feeds)
+                raise of_running(error) from error
+        if not output_names:
+            return list(found)
+        if isinstance(output_names, str):
+            raise ArgumentError(
+                f"run(): incompatible function arguments: output_names is a list of names, got {output_names!r}",
+                code="O702", place=here(),
+            )  # fmt: skip
+        try:
+            return [found[self._places[name]] for name in output_names]
+        except KeyError as error:
+            raise InvalidArgument(f"Invalid output name:{error.args[0]}", code="N701") from None
+
+    def run_with_ort_values(
+        self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, OrtValue], run_options: Any = None
+    ) -> list[OrtValue]:
+        """The same with values in and out."""
+        return [OrtValue(x) for x in self.run(output_names, input_dict_ort_values, run_options)]
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[Any, Any, str], None],
+        user_data: Any,
+        run_options: Any = None,
+    ) -> None:
+        """Run in another thread, which then calls `callback(results, user_data, error)`."""
+        if not callable(callback):
+            raise ArgumentError(
+                f"run_async(): callback is a function, got {type(callback).__name__}", code="O702", place=here()
+            )
+
+        def work() -> None:
+            try:
+                found, error = self.run(output_names, input_feed, run_options), ""
+            except Exception as reason:  # noqa: BLE001 - the callback is told
+                found, error = [], str(reason)
+            callback(found, user_data, error)
+
+        threading.Thread(target=work, name="strata-ort-run", daemon=True).start()
+
+    def io_binding(self) -> IOBinding:
+        """Buffers for inputs and outputs."""
+        return IOBinding(self)
+
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
+        """Run on what is bound."""
+        if iobinding._session is not self:
+            raise InvalidArgument("IOBinding must be used with the session that created it.", plain=True)
+        iobinding._run(lambda names, feeds: self.run(names, feeds, run_options))
+
+    def create_ortvalue_from_shape_and_type(
+        self, shape: Sequence[int], element_type: Any, device_type: str, device_id: int = 0, vendor_id: int = -1
+    ) -> OrtValue:
+        """A value of a shape, whose elements are not set."""
+        return OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id, vendor_id)
+
+    def _obey(self, options: Any) -> None:
+        if not isinstance(options, RunOptions):
+            raise ArgumentError(
+                f"run(): incompatible function arguments: run_options is a RunOptions, got {type(options).__name__}",
+                code="O702", place=here(),
+            )  # fmt: skip
+        if options.terminate:
+            raise Fail("Exiting due to terminate flag being set to true.")
+
+    def _require_values(self, feeds: Mapping[str, Any]) -> None:
+        for name, x in feeds.items():
+            port = self._expected.get(name)
+            if x is None and port is not None and not port.type.startswith("optional"):
+                raise Fail(f"Missing Input: {name}", code="O701")
+
+    def _settings(self) -> AbstractContextManager[Any]:
+        """Threads that the options ask for; whoever asks for none gets the process's."""
+        threads = self._options.intra_op_num_threads
+        if threads <= 0:
+            return nullcontext()
+        base = config()
+        if self._held is None or self._held[0] is not base:
+            from dataclasses import replace
+
+            self._held = base, replace(base, num_threads=threads)
+        return holding(self._held[1])
+
+    def _check(self, feeds: Mapping[str, Any]) -> None:
+        """Refuse inputs that are not those of the model, in onnxruntime's words."""
+        for name, x in feeds.items():
+            port = self._expected.get(name)
+            if port is None:
+                raise InvalidArgument(f"Invalid input name: {name}", code="N701")
+            if not isinstance(x, np.ndarray) or not port.type.startswith("tensor"):
+                continue
+            actual = type_of(x)
+            if actual != port.type and port.type != "tensor(undefined)":
+                raise InvalidArgument(
+                    f"Unexpected input data type. Actual: ({actual}) , expected: ({port.type})", code="D701"
+                )
+            declared = port.shape
+            if not declared:
+                continue
+            if len(declared) != x.ndim:
+                raise InvalidArgument(
+                    f"Invalid rank for input: {name} Got: {x.ndim} Expected: {len(declared)} Please fix either the "
+                    "inputs/outputs or the model.", code="S701",
+                )  # fmt: skip
+            wrong = [
+                f" index: {i} Got: {got} Expected: {d}"
+                for i, (got, d) in enumerate(zip(x.shape, declared, strict=True))
+                if isinstance(d, int) and d >= 0 and got != d
+            ]
+            if wrong:
+                lines = "\n".join(wrong)
+                raise InvalidArgument(
+                    f"Got invalid dimensions for input: {name} for the following indices\n{lines}\n"
+                    " Please fix either the inputs/outputs or the model.", code="S701",
+                )  # fmt: skip
+
+    # profiling
+
+    def _profile_runs(self) -> None:
+        from strata.runtime import trace
+
+        stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+        path = f"{self._options.profile_file_prefix}_{stamp}.json"
+        self._started = time.monotonic_ns()
+        tracing = trace(path)
+        tracing.__enter__()
+        self._profile = path, tracing
+
+    def get_profiling_start_time_ns(self) -> int:
+        """When profiling began, by the monotonic clock; 0 where it is off."""
+        return self._started
+
+    def end_profiling(self) -> str:
+        """Write the trace of compiling and of all kernels, which Perfetto and Chrome show, and return its path."""
+        with self._lock:
+            if self._profile is None:
+                return ""
+            (path, tracing), self._profile = self._profile, None
+        tracing.__exit__(None, None, None)
+        return str(path)
+
+
+def _node_arg(port: onnx.Port, free: Mapping[str, int]) -> NodeArg:
+    dims: Sizes = [free.get(d, d) if isinstance(d, str) else d for d in port.dims]
+    return NodeArg(port.name, port.type_name, dims)
+
+
+__all__ = ["InferenceSession", "ModelMetadata", "NodeArg", "RuntimeException"]

@@ -1,0 +1,197 @@
+"""SentenceTransformer: `encode` texts to vectors, `similarity` of vectors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strata.core import located
+from strata.core import progress as progress_bar
+from strata.errors import MissingFileError, OptionError, UnknownNameError
+from strata.models import Encoder, batches, load, padded, read_json
+from strata.places import here
+from strata.runtime import CompiledGraph
+from strata.sentence_transformers.modules import Steps, read_steps
+from strata.sentence_transformers.precision import PRECISIONS, quantize_embeddings
+from strata.sentence_transformers.similarity import PAIRWISE, SIMILARITIES
+
+
+def model_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder of a model, which must be on this machine: nothing is downloaded."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise MissingFileError(
+            f"{str(path)!r} is not a folder; models are read from this machine, nothing is downloaded", code="F721",
+            place=here(),
+        )  # fmt: skip
+    return folder
+
+
+class SentenceTransformer:
+    """Texts to vectors by a model in a folder, as sentence-transformers writes them."""
+
+    def __init__(
+        self,
+        model_name_or_path: str | os.PathLike[str],
+        *,
+        device: str | None = None,
+        prompts: dict[str, str] | None = None,
+        default_prompt_name: str | None = None,
+        similarity_fn_name: str | None = None,
+        truncate_dim: int | None = None,
+    ) -> None:
+        folder = model_folder(model_name_or_path)
+        settings: dict[str, Any] = {}
+        if (folder / "config_sentence_transformers.json").exists():
+            settings = read_json(folder / "config_sentence_transformers.json")
+        self._steps: Steps = read_steps(folder)
+        found = load(self._steps.folder, device=device or "cpu")
+        if not isinstance(found, Encoder):
+            raise OptionError(f"{folder} is not an encoder of texts", code="O721", place=here())
+        self._encoder = found
+        self.prompts: dict[str, str] = {
+            "query": "",
+            "document": "",
+            **dict(settings.get("prompts") or {}),
+            **(prompts or {}),
+        }
+        self.default_prompt_name = default_prompt_name or settings.get("default_prompt_name")
+        if self.default_prompt_name is not None and self.default_prompt_name not in self.prompts:
+            raise self._no_prompt(self.default_prompt_name)
+        self.truncate_dim = truncate_dim if truncate_dim is not None else settings.get("truncate_dim")
+        self.similarity_fn_name = similarity_fn_name or settings.get("similarity_fn_name") or "cosine"
+        if self.similarity_fn_name not in SIMILARITIES:
+            known = ", ".join(SIMILARITIES)
+            raise OptionError(f"similarity_fn_name is one of {known}, got {self.similarity_fn_name!r}", code="O721")
+        self.max_seq_length: int = min(self._steps.limit or found.limit, found.limit)
+        self._graphs: dict[bool, CompiledGraph] = {}
+
+    @property
+    def tokenizer(self) -> Any:
+        """What makes ids of texts."""
+        return self._encoder.tokenizer
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """Features of a vector."""
+        width = self._steps.width(self._encoder.config.hidden)
+        return min(width, self.truncate_dim) if self.truncate_dim else width
+
+    get_embedding_dimension = get_sentence_embedding_dimension
+
+    def get_max_seq_length(self) -> int:
+        """Tokens of a text that are read."""
+        return self.max_seq_length
+
+    @located
+    def encode(
+        self,
+        sentences: str | Sequence[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        output_value: str = "sentence_embedding",
+        precision: str = "float32",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: str | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+    ) -> Any:
+        """A vector for each text, f32[texts, features]; for one string, f32[features].
+
+        `convert_to_tensor` gives a strata tensor; without `convert_to_numpy`, a list of vectors.
+        """
+        if output_value != "sentence_embedding":
+            raise OptionError(f"output_value {output_value!r}: only sentence_embedding is offered", code="O721")
+        if precision not in PRECISIONS:
+            raise OptionError(f"precision is one of {', '.join(PRECISIONS)}, got {precision!r}", code="O720")
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise OptionError(f"batch_size is at least 1, got {batch_size!r}", code="O721")
+        one = isinstance(sentences, str)
+        texts = [sentences] if isinstance(sentences, str) else list(sentences)
+        wrong = next((t for t in texts if not isinstance(t, str)), None)
+        if wrong is not None:
+            raise OptionError(f"texts are strings, got {type(wrong).__name__}", code="O721")
+        before = self._prompt(prompt_name, prompt)
+        size = truncate_dim if truncate_dim is not None else self.truncate_dim
+        found = self._vectors(texts, before, batch_size, show_progress_bar, normalize=normalize_embeddings and not size)
+        if size:
+            found = found[:, :size]
+            if normalize_embeddings:
+                found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+        found = np.ascontiguousarray(found)
+        out: Any = found if precision == "float32" else quantize_embeddings(found, precision)
+        out = out[0] if one else out
+        if convert_to_tensor:
+            from strata.tensor import asarray
+
+            return asarray(out)
+        return out if convert_to_numpy or one else list(out)
+
+    def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
+        """`encode` with the prompt of queries."""
+        return self.encode(sentences, **self._task(options, "query"))
+
+    def encode_document(self, sentences: str | Sequence[str], **options: Any) -> Any:
+        """`encode` with the prompt of documents."""
+        names = ("document", "passage", "corpus")
+        return self.encode(
+            sentences, **self._task(options, next((n for n in names if self.prompts.get(n)), "document"))
+        )
+
+    def _task(self, options: dict[str, Any], name: str) -> dict[str, Any]:
+        has_own = options.get("prompt") is not None or options.get("prompt_name") is not None
+        return options if has_own else {**options, "prompt": self.prompts.get(name, "")}
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
+        """How near each vector is to each other one."""
+        return SIMILARITIES[self.similarity_fn_name](embeddings1, embeddings2)
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
+        """How near each vector is to the one at its own place."""
+        return PAIRWISE[self.similarity_fn_name](embeddings1, embeddings2)
+
+    def _prompt(self, name: str | None, prompt: str | None) -> str:
+        if prompt is not None:
+            return prompt
+        name = name or self.default_prompt_name
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            raise self._no_prompt(name)
+        return self.prompts[name]
+
+    def _no_prompt(self, name: str) -> UnknownNameError:
+        return UnknownNameError(
+            f"the model has no prompt {name!r}; it has {', '.join(self.prompts) or 'none'}", code="N720", place=here()
+        )
+
+    def _vectors(
+        self, texts: Sequence[str], before: str, batch_size: int, progress: bool | None, *, normalize: bool
+    ) -> np.ndarray:
+        steps, tokenizer = self._steps, self._encoder.tokenizer
+        if normalize not in self._graphs:
+            self._graphs[normalize] = self._encoder.finished(lambda b, x: steps.finish(b, x, normalize=normalize))
+        graph = self._graphs[normalize]
+        given = [before + (t.lower() if steps.lower else t) for t in texts]
+        ids = tokenizer.encode_batch(given, self.max_seq_length)
+        skipped = 0
+        if not steps.include_prompt and before:
+            skipped = len(tokenizer.encode(before)) - 1  # without the token that ends a text
+        out = np.empty((len(texts), steps.width(self._encoder.config.hidden)), np.float32)
+        with progress_bar("texts", len(texts), wanted=progress, keep=bool(progress)) as advance:
+            for batch in batches([len(i) for i in ids]):
+                for start in range(0, len(batch), batch_size):
+                    part = batch[start : start + batch_size]
+                    block, mask = padded([ids[i] for i in part])
+                    feeds = {"input_ids": block, "attention_mask": mask}
+                    if not steps.include_prompt:
+                        feeds["pooling_mask"] = mask & (np.arange(mask.shape[1]) >= skipped)
+                    out[part] = graph.run(feeds)[0]
+                    advance(len(part))
+        return out

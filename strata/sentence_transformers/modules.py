@@ -1,0 +1,153 @@
+"""modules.json: what comes after the encoder: pooling, dense layers, normalisation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strata import ops as functions
+from strata.core import read_text
+from strata.errors import FileError, MissingFileError
+from strata.io import load_safetensors
+from strata.models import pooled, read_json, unit
+
+ops: Any = functions
+_MODES = {
+    "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len", "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "last",
+}  # fmt: skip
+UNLIMITED = 1 << 24  # tokens: a tokenizer says more than that where it has no limit
+_SHORT = {"mean_sqrt_len_tokens": "mean_sqrt_len", "lasttoken": "last"}
+_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "Tanh": ops.tanh, "ReLU": ops.relu, "GELU": ops.gelu, "Sigmoid": ops.sigmoid, "SiLU": ops.silu,
+    "Identity": lambda x: x,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer and its activation."""
+
+    weight: np.ndarray
+    bias: np.ndarray | None
+    activation: str
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What is done with the vectors of tokens, and how texts are read."""
+
+    folder: Path  # of the encoder
+    pooling: tuple[str, ...] = ("mean",)
+    include_prompt: bool = True
+    after: tuple[Dense | str, ...] = ()  # dense layers, and "normalize"
+    limit: int | None = None
+    lower: bool = False
+
+    def finish(self, b: Any, x: Any, *, normalize: bool) -> Any:
+        """The vector of each text, from those of its tokens."""
+        mask = b.mask if self.include_prompt else b.graph.input("pooling_mask", (b.batch, b.length), "bool")
+        parts = [pooled(x, mask, kind, False) for kind in self.pooling]
+        out = parts[0] if len(parts) == 1 else ops.concat(parts, 1)
+        for number, step in enumerate(self.after):
+            if isinstance(step, str):
+                out = unit(out)
+                continue
+            name = f"dense{number}"
+            held = {f"{name}.weight": step.weight} | ({} if step.bias is None else {f"{name}.bias": step.bias})
+            b.weights = {**b.weights, **held}
+            rows, columns = step.weight.shape
+            out = _ACTIVATIONS[step.activation](b.linear(out, name, rows, columns))
+        return unit(out) if normalize and "normalize" not in self.after[-1:] else out
+
+    def width(self, hidden: int) -> int:
+        """Features of a vector."""
+        size = hidden * len(self.pooling)
+        for step in self.after:
+            size = size if isinstance(step, str) else step.weight.shape[0]
+        return size
+
+
+def read_steps(folder: Path) -> Steps:
+    """From modules.json; a folder without one is an encoder, whose tokens are averaged."""
+    place = folder / "modules.json"
+    if not place.exists():
+        return Steps(folder, limit=text_limit(folder))
+    try:
+        listed = json.loads(read_text(place))
+        rows = [(str(row["type"]).rsplit(".", 1)[1], str(row.get("path", ""))) for row in listed]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise FileError(f"{place} is not a list of modules: {error}", code="F720") from None
+    if any(Path(path).is_absolute() or ".." in Path(path).parts for _, path in rows):
+        raise FileError(f"{place} names folders outside its own", code="F720")
+    encoder, include, after = folder, True, list[Dense | str]()
+    pooling: tuple[str, ...] = ("mean",)
+    for kind, path in rows:
+        match kind:
+            case "Transformer":
+                encoder = folder / path
+            case "Pooling":
+                settings = read_json(folder / path / "config.json")
+                pooling, include = _pooling(settings), settings.get("include_prompt", True) is not False
+            case "Dense":
+                after.append(_dense(folder / path))
+            case "Normalize":
+                after.append("normalize")
+            case "Dropout":
+                pass
+            case _:
+                raise FileError(f"{place}: modules of the kind {kind!r} are not known", code="F720")
+    settings = _settings(encoder)
+    return Steps(encoder, pooling, include, tuple(after), text_limit(encoder), bool(settings.get("do_lower_case")))
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    for name in ("sentence_bert_config.json", "sentence_transformer_config.json"):
+        if (folder / name).exists():
+            return read_json(folder / name)
+    return {}
+
+
+def text_limit(folder: Path) -> int | None:
+    """Tokens of a text that the files of a model say are read."""
+    place = folder / "tokenizer_config.json"
+    said = [
+        _settings(folder).get("max_seq_length"),
+        read_json(place).get("model_max_length") if place.exists() else None,
+    ]
+    return next((n for n in said if isinstance(n, int) and 0 < n < UNLIMITED), None)
+
+
+def reads_types(folder: Path) -> bool:
+    """Whether the tokenizer of a model tells the texts of a pair apart by types of tokens."""
+    place = folder / "tokenizer_config.json"
+    named = read_json(place).get("model_input_names") if place.exists() else None
+    return not isinstance(named, list) or "token_type_ids" in named
+
+
+def _pooling(settings: dict[str, Any]) -> tuple[str, ...]:
+    named = settings.get("pooling_mode")
+    if named:
+        listed = [named] if isinstance(named, str) else list(named)
+        return tuple(_SHORT.get(str(mode), str(mode)) for mode in listed)
+    return tuple(mode for key, mode in _MODES.items() if settings.get(key)) or ("mean",)
+
+
+def _dense(folder: Path) -> Dense:
+    settings = read_json(folder / "config.json")
+    if not (folder / "model.safetensors").exists():
+        raise MissingFileError(f"{folder} has no model.safetensors", code="F720")
+    weights = load_safetensors(folder / "model.safetensors")
+    activation = str(settings.get("activation_function", "Tanh")).rsplit(".", 1)[-1].strip("()'> ")
+    if activation not in _ACTIVATIONS:
+        raise FileError(f"{folder}: activation {activation!r} is none of {', '.join(_ACTIVATIONS)}", code="F720")
+    if "linear.weight" not in weights:
+        raise FileError(f"{folder} has no linear.weight", code="F720")
+    bias = weights.get("linear.bias") if settings.get("bias", True) else None
+    return Dense(np.asarray(weights["linear.weight"]), None if bias is None else np.asarray(bias), activation)

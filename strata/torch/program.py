@@ -1,0 +1,220 @@
+"""A converted graph, compiled, as a function of torch tensors: their memory goes in, results come back as tensors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from strata.config import using
+from strata.core import SymExpr, substitute
+from strata.errors import RunError
+from strata.runtime import CompiledGraph, Session
+from strata.torch.convert import Conversion, Drawn, Length, Passed, Result, SizeResult, TensorInput, Viewed
+from strata.torch.kinds import to_array, to_tensor
+from strata.torch.reports import GraphReport
+
+LINALG = ("X200", "X201", "X202")  # what torch has an error of its own for: matrices that are singular, and the like
+PROBES = 4  # elements of a parameter that are looked at in every call
+
+
+class TorchProgram:
+    """Called with a list of tensors and numbers, which it empties, as AOTAutograd calls what a backend gives it."""
+
+    def __init__(self, made: Conversion, session: Session) -> None:
+        assert made.graph is not None
+        self.inputs, self.params, self.results = tuple(made.inputs), tuple(made.params), tuple(made.results)
+        self.sizes = tuple(made.sizes)
+        self.conditions = tuple(made.conditions)
+        self.graph = made.graph
+        with using(check_indices=True):
+            self.compiled: CompiledGraph = session.compile(made.graph)
+        self._bound: list[Any] | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        if self.params:
+            self._bind(args)
+        if self.conditions:
+            self._check(args)
+        binding: dict[str, int] | None = None
+        arrays: list[np.ndarray] = []
+        for source in self.inputs:
+            if type(source) is TensorInput:
+                arrays.append(_memory(args[source.at], source.order))
+            elif type(source) is Length:
+                arrays.append(np.empty(int(args[source.at]), np.uint8))
+            else:
+                assert isinstance(source, Drawn)
+                if binding is None:
+                    binding = self._binding(args)
+                arrays.append(to_array(source.draw(tuple(_size(d, binding) for d in source.shape))))
+        outputs = self._run(lambda: self.compiled.run_ready(arrays))
+        results = self._results([to_tensor(x) for x in outputs], args, binding)
+        args.clear()
+        return results
+
+    def _check(self, args: Sequence[Any]) -> None:
+        """Conditions on sizes, told as torch tells them."""
+        if self.conditions:
+            binding = self._binding(args)
+            for c in self.conditions:
+                if not c.holds(_size(c.left, binding), _size(c.right, binding)):
+                    raise RuntimeError(c.told)
+
+    def _run(self, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        try:
+            return run()
+        except RunError as error:
+            if error.code in LINALG:
+                raise torch.linalg.LinAlgError(str(error)) from None
+            raise
+
+    def _results(self, made: Sequence[Any], args: Sequence[Any], binding: dict[str, int] | None) -> list[Any]:
+        results: list[Any] = []
+        for r in self.results:
+            if type(r) is Result:
+                t = made[r.at]
+                results.append(t if r.order is None else t.permute(_inverse(r.order)))
+            elif type(r) is Viewed:
+                results.append(results[r.of].as_strided(r.size, r.stride, r.offset))
+            elif type(r) is Passed:
+                results.append(args[r.at])
+            elif type(r) is SizeResult:
+                if binding is None:
+                    binding = self._binding(args)
+                results.append(_size(r.dim, binding))
+            else:
+                results.append(None)
+        return results
+
+    def _binding(self, args: Sequence[Any]) -> dict[str, int]:
+        return {name: int(args[at] if axis < 0 else args[at].shape[axis]) for name, at, axis in self.sizes}
+
+    # ----------------------------------------------------------------------------------------------------- parameters
+
+    def _bind(self, args: Sequence[Any]) -> None:
+        """Give the program the parameters, unless it has them as they are.
+
+        A change is seen by the tensor, its memory, its version, or a few of its elements: code that writes through
+        `.data` leaves no other trace. Where one has changed, all are read again.
+        """
+        bound = self._bound
+        if bound is not None and self._is_bound(args, bound):
+            return
+        with self._lock:
+            fresh = []
+            for source in self.params:
+                t = args[source.at]
+                array = self._read(t, source.order)
+                self.compiled.set_param(source.name, array)
+                fresh.append(self._note(t, array))
+            self._bound = fresh
+
+    def _is_bound(self, args: Sequence[Any], bound: Sequence[Any]) -> bool:
+        for source, (t, pointer, version, seen, probe) in zip(self.params, bound, strict=True):
+            now = args[source.at]
+            if (
+                (now is not t and now.data_ptr() != pointer)
+                or now._version != version
+                or now.data_ptr() != pointer
+                or probe.tobytes() != seen
+            ):
+                return False
+        return True
+
+    def _note(self, t: Any, array: Any) -> Any:
+        flat = array.reshape(-1)
+        probe = flat[:: max(1, flat.size // PROBES)][: PROBES + 1]
+        return t, t.data_ptr(), t._version, probe.tobytes(), probe
+
+    def _read(self, t: Any, order: tuple[int, ...] | None) -> Any:
+        return _memory(t, order)
+
+
+def _memory(t: Any, order: tuple[int, ...] | None) -> np.ndarray:
+    array = to_array(t if order is None else t.permute(order))
+    return array if array.flags.num & 0x101 == 0x101 else np.ascontiguousarray(array).reshape(array.shape)
+
+
+def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(order.index(i) for i in range(len(order)))
+
+
+def _size(d: Any, binding: dict[str, int]) -> Any:
+    return substitute(d, binding) if isinstance(d, SymExpr) else d
+
+
+class CudaProgram(TorchProgram):
+    """A program whose tensors are in a GPU's memory: read, and written, where they are, in the order of torch's stream.
+
+    Whether a parameter has changed is known by its memory and its version: looking at its elements would wait.
+    """
+
+    def __init__(self, made: Conversion, session: Session) -> None:
+        super().__init__(made, session)
+        self.place = made.place
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        if self.params:
+            self._bind(args)
+        self._check(args)
+        binding = self._binding(args)
+        feeds: dict[str, Any] = {}
+        for source in self.inputs:
+            if isinstance(source, TensorInput):
+                t = args[source.at].detach()
+                feeds[source.name] = (t if source.order is None else t.permute(source.order)).contiguous()
+            elif isinstance(source, Length):
+                feeds[source.name] = np.empty(int(args[source.at]), np.uint8)
+            else:
+                with torch.device(self.place or "cuda"):
+                    feeds[source.name] = source.draw(tuple(_size(d, binding) for d in source.shape))
+        outputs = self._run(lambda: self.compiled.run(feeds))
+        made = [x if isinstance(x, torch.Tensor) else torch.from_numpy(x).to(self.place) for x in outputs]
+        results = self._results(made, args, binding)
+        args.clear()
+        return results
+
+    def _is_bound(self, args: Sequence[Any], bound: Sequence[Any]) -> bool:
+        for source, (t, pointer, version) in zip(self.params, bound, strict=True):
+            now = args[source.at]
+            if now.data_ptr() != pointer or now._version != version:
+                return False
+            del t  # kept, so that its memory is nobody else's
+        return True
+
+    def _note(self, t: Any, array: Any) -> Any:
+        return t, t.data_ptr(), t._version
+
+    def _read(self, t: Any, order: tuple[int, ...] | None) -> Any:
+        given = t.detach()
+        return (given if order is None else given.permute(order)).contiguous()
+
+
+def compile_graph(made: Conversion, session: Session, report: GraphReport | None = None) -> Any:
+    """The program of a conversion; one that computes nothing only passes its arguments on."""
+    if made.graph is None:
+        return _Passing(made)
+    start = time.perf_counter()
+    kind = TorchProgram if made.place is None or made.place.type == "cpu" else CudaProgram
+    program = kind(made, session)
+    if report is not None:
+        report.made(program.compiled, time.perf_counter() - start)
+    return program
+
+
+class _Passing:
+    def __init__(self, made: Conversion) -> None:
+        self.made = made
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        binding = {n: int(args[at] if axis < 0 else args[at].shape[axis]) for n, at, axis in self.made.sizes}
+        return [
+            args[r.at] if isinstance(r, Passed) else _size(r.dim, binding) if isinstance(r, SizeResult) else None
+            for r in self.made.results
+        ]
