@@ -7,7 +7,7 @@ from typing import Any
 
 from strata.modules import imported
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _EXPORTS = {
     "strata.core": (
@@ -22,16 +22,21 @@ _EXPORTS = {
         "Tensor", "asarray", "zeros", "ones", "full", "full_like", "empty", "empty_like", "arange", "linspace", "eye",
         "tri", "realize", "grad", "value_and_grad", "vjp", "jvp", "hvp", "vmap", "jacfwd", "jacrev", "checkpoint",
         "scan", "cond", "while_loop", "custom_op", "custom_vjp", "custom_jvp", "jit", "random",
-        "prepare", "Plan", "Variable",
+        "prepare", "prepare_with", "realize_with", "open_array", "Plan", "Variable",
     ),
     "strata.runtime": (
         "CompileOptions", "CompilePipeline", "CompileResult", "CompiledGraph", "Session", "Device", "devices",
-        "pick_device", "dispatch_report", "assert_fused", "trace", "watch_finite", "load_compiled", "specialize",
+        "memory", "pick_device", "dispatch_report", "assert_fused", "trace", "watch_finite", "load_compiled",
+        "specialize",
         "CompileCache", "BucketedCompileCache", "DynamicDimCompileCache", "ModelCompilePipeline", "ModelVariant",
-        "ModelComponent", "CompilationMode", "Phase", "AotCache", "VariantGraph",
+        "ModelComponent", "CompilationMode", "Phase", "AotCache", "VariantGraph", "CompileProfile",
+        "MemoryPlanOptions",
     ),
     "strata.backends": ("register_backend",),
     "strata.models": ("load",),
+    "strata.quantizing": ("quantize",),
+    "strata.viewer": ("view",),
+    "strata.torch": ("to_torch", "from_torch"),
 }  # fmt: skip
 _RENAMED = {
     "onnx": ("strata.io", "onnx"),
@@ -59,15 +64,25 @@ _RENAMED = {
 }
 # `tensor` can be called, too.
 _MODULES = (
-    "cache", "config", "distributed", "errors", "hir", "io", "models", "nn", "ops", "passes", "runtime", "serving",
-    "tensor", "testing", "transforms",
+    "cache", "config", "distributed", "errors", "finetuning", "hir", "io", "models", "nn", "ops", "ort", "passes",
+    "quantizing", "runtime", "sentence_transformers", "serving", "tensor", "testing", "torch", "transforms",
 )  # fmt: skip
 _TABLE = {name: (module, name) for module, names in _EXPORTS.items() for name in names} | _RENAMED
+
+# Names that go: what to use instead, and the release that is without them. They work until then, and warn.
+_DEPRECATED: dict[str, tuple[str, str]] = {}
 
 __all__ = ["__version__", *_MODULES, *_TABLE]  # noqa: PLE0604 - the keys of the table are strings
 
 
 def __getattr__(name: str) -> Any:
+    if name in _DEPRECATED:
+        import warnings
+
+        instead, version = _DEPRECATED[name]
+        told = f"strata.{name} goes in {version}: use strata.{instead}"
+        warnings.warn(told, DeprecationWarning, stacklevel=2)
+        return getattr(imported("strata"), instead)
     if name in _TABLE:
         module, attribute = _TABLE[name]
         if module == "strata.mir":

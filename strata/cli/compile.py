@@ -41,6 +41,8 @@ def _compiled(options: Namespace) -> Any:
         elif program.params and not options.no_weights:
             raise Mistake(f"{options.model} has parameters: --params gives their values, --no-weights leaves them out")
         return program.source
+    if kind == "exported":
+        return program.source
     if kind == "onnx":
         return program.source.compiled(read_sizes(options.size))
     return program.source.graph

@@ -20,7 +20,7 @@ def doctor(options: Namespace) -> None:
 
 def report(*, as_json: bool = False) -> str:
     """Facts about the machine and the settings in force."""
-    facts = {**_machine(), **_threads(), **_settings(), **_cache(), **_packages()}
+    facts = {**_machine(), **_threads(), **_settings(), **_memories(), **_cache(), **_packages()}
     if as_json:
         return json.dumps(facts, indent=2)
     width = max(map(len, facts))
@@ -85,6 +85,22 @@ def _settings() -> dict[str, object]:
     }
 
 
+def _memories() -> dict[str, object]:
+    """Devices with memory of their own: what they are, and how much of it there is."""
+    from strata.backends import backend_for
+    from strata.cli.show import size
+    from strata.runtime import devices
+
+    found: dict[str, object] = {}
+    for name in devices():
+        backend = backend_for(name)
+        if backend.home is not None:
+            total = backend.home.total_bytes()
+            about = [backend.description, f"{size(total)} of memory" if total is not None else ""]
+            found[f"device {name}"] = ", ".join(part for part in about if part) or "memory of its own"
+    return found
+
+
 def _cache() -> dict[str, object]:
     from strata.cache import default_store
     from strata.cli.show import size
@@ -104,7 +120,8 @@ def _packages() -> dict[str, Any]:
     from importlib.metadata import PackageNotFoundError, version
 
     found = []
-    for name in ("numpy", "scipy", "onnx", "safetensors", "tokenizers", "gguf", "onnxruntime", "openvino", "torch"):
+    for name in ("numpy", "scipy", "onnx", "safetensors", "tokenizers", "gguf", "onnxruntime", "openvino", "torch",
+                 "jax", "wgpu", "triton", "cuda-core"):  # fmt: skip
         try:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:

@@ -43,20 +43,38 @@ def make_parser() -> CommandParser:
     _run(command("run", "run:run", "run a model or a graph on arrays"))
     _embed(command("embed", "text:embed", "text embeddings, or their similarity"))
     _generate(command("generate", "text:generate", "generate text from a prompt, streamed"))
+    _chat(command("chat", "chat:chat", "talk with a language model in the terminal"))
+    _search(command("search", "search:search", "search the texts of a folder by meaning"))
+    _transcribe(command("transcribe", "speech:transcribe", "the words of sound files, with times or as subtitles"))
     _serve(command("serve", "serve:serve", "serve models over HTTP (OpenAI API): continuous batching, paged KV cache"))
     _compile(command("compile", "compile:compile_", "compile ahead of time, to a bundle that runs without compiling"))
+    _quantize(command("quantize", "quantize:quantize", "quantise a model: GGUF blocks, int8, AWQ, GPTQ, fp8; a report"))
+    _perplexity(command("perplexity", "quantize:perplexity", "the perplexity of a language model on texts"))
+    _finetune(command("finetune", "quantize:finetune", "train a LoRA adapter, over quantised weights too (QLoRA)"))
+    _tune(
+        command(
+            "tune", "tune:tune", "search for schedules of a model's kernels by measuring; winners stay in the cache"
+        )
+    )
     _inspect(command("inspect", "stages:inspect", "what is in a file; the text of every stage of a program"))
     _opt(command("opt", "stages:opt", "run passes on a graph as text"))
     _explain(command("explain", "stages:explain", "what was fused, what was not and why; memory plan and times"))
     _bench(command("bench", "bench:bench", "time a model, or run the suite of the source tree"))
     _trace(command("trace", "trace:trace", "a timeline of a compile and of runs, for Perfetto or Chrome"))
+    _exec(command("exec", "exec:exec_", "run a program whose onnxruntime is strata: strata exec -- python app.py"))
+    _view(command("view", "view:view_", "a page of a program at every stage, of a model file or of a trace"))
     _cache(command("cache", "cache:listing", "the disk cache of compiled code: ls, why, verify, prune, export"))
     doctor = command("doctor", "doctor:doctor", "what this machine has: ISA, threads and limits, devices, cache")
     _json(doctor)
-    _demo(command("demo", "demo:demo", "a tour: compile, training, and models that are installed"))
-    completion = command("completion", "completion:completion", "a script that completes commands in your shell")
+    _demo(command("demo", "demo:demo", "a tour, or one of the examples, from a menu"))
+    command("manual", "shell:manual", "the manual page, for man")
+    completion = command("completion", "shell:completion", "a script that completes commands in your shell")
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     return parser
+
+
+def _exec(parser: CommandParser) -> None:
+    parser.add_argument("program", nargs="...", metavar="-- PROGRAM", help="the program and its arguments")
 
 
 # -------------------------------------------------------------------------------------------------- arguments in common
@@ -68,7 +86,7 @@ def _json(parser: CommandParser) -> None:
 
 def _model(
     parser: CommandParser,
-    kinds: str = "model.onnx, model.gguf, a folder with config.json, a bundle (.strata), or a graph as text (.mir)",
+    kinds: str = "model.onnx, .gguf, .pt2, a folder with config.json, a bundle (.strata), or a graph as text (.mir)",
 ) -> None:
     parser.add_argument("model", metavar="MODEL", help=kinds)
     parser.add_argument("--device", default="cpu", help="where to run (default: cpu)")
@@ -98,6 +116,28 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _bytes(text: str) -> int:
+    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}.get(text[-1:].upper(), 1)
+    number = text if scale == 1 else text[:-1]
+    try:
+        found = int(float(number) * scale)
+    except (ValueError, OverflowError):
+        found = 0
+    if found < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes, such as 500M or 2G")
+    return found
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 10:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a part, such as 0.1")
+    return value
+
+
 # ------------------------------------------------------------------------------------------------------------- commands
 
 
@@ -121,20 +161,65 @@ def _embed(parser: CommandParser) -> None:
     _json(parser)
 
 
+def _transcribe(parser: CommandParser) -> None:
+    _model(parser, "a folder with config.json, weights and a tokenizer of a speech model, such as Whisper")
+    parser.add_argument("files", nargs="+", metavar="FILE.wav", help="sound files, of any length")
+    parser.add_argument("--language", metavar="NAME", help="a code or an English name; found out where it is not given")
+    parser.add_argument("--translate", action="store_true", help="give English, whatever the language")
+    parser.add_argument("--beams", type=_count, metavar="N", help="continuations that a beam search keeps")
+    parser.add_argument("--timestamps", action="store_true", help="print when each segment is said")
+    parser.add_argument("--srt", action="store_true", help="print subtitles")
+    _threads(parser)
+    _json(parser)
+
+
 def _generate(parser: CommandParser) -> None:
     _model(parser, "model.gguf, or a folder with config.json, weights and a tokenizer")
     parser.add_argument("prompt", metavar="PROMPT", help="a text; - reads standard input")
     parser.add_argument(
         "--chat", action="store_true", help="put the prompt as a user's message into the model's chat template"
     )
-    parser.add_argument("--max-tokens", type=_count, default=128, metavar="N", help="default: 128")
+    _sampling(parser, 128)
+    parser.add_argument(
+        "--draft", metavar="MODEL", help="a smaller model with the same tokenizer, for speculative decoding"
+    )
+    _threads(parser)
+    _json(parser)
+
+
+def _sampling(parser: CommandParser, max_tokens: int) -> None:
+    parser.add_argument("--max-tokens", type=_count, default=max_tokens, metavar="N", help=f"default: {max_tokens}")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the most likely token (default)")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0 is no limit (default)")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1 is no limit (default)")
     parser.add_argument("--seed", type=int, help="of the choices at a temperature above 0")
     parser.add_argument("--context", type=_count, metavar="N", help="tokens to plan for")
+
+
+def _chat(parser: CommandParser) -> None:
     parser.add_argument(
-        "--draft", metavar="MODEL", help="a smaller model with the same tokenizer, for speculative decoding"
+        "model", nargs="?", metavar="MODEL",
+        help="model.gguf, or a folder with config.json, weights and a tokenizer (default: SmolLM2, if installed)",
+    )  # fmt: skip
+    parser.add_argument("--device", default="cpu", help="where to run (default: cpu)")
+    parser.add_argument("--system", metavar="TEXT", help="what the model is told before anything else")
+    _sampling(parser, 512)
+    _threads(parser)
+    _json(parser)
+
+
+def _search(parser: CommandParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="whose text files, and those of its folders, are searched")
+    parser.add_argument("query", nargs="+", metavar="QUERY", help="what to look for, in your own words")
+    parser.add_argument(
+        "--model",
+        metavar="FOLDER",
+        help="a model that embeds: a folder with config.json (default: MiniLM, if installed)",
+    )
+    parser.add_argument("--device", default="cpu", help="where to run (default: cpu)")
+    parser.add_argument("--top", type=_count, default=5, metavar="N", help="passages to show (default: 5)")
+    parser.add_argument(
+        "--glob", metavar="PATTERN", help="names of files to read, such as *.md (default: texts and code)"
     )
     _threads(parser)
     _json(parser)
@@ -153,6 +238,12 @@ def _serve(parser: CommandParser) -> None:
     parser.add_argument(
         "--cache-tokens", type=_count, metavar="N", help="KV cache of all requests (default: 4 contexts)"
     )
+    parser.add_argument(
+        "--memory", type=_bytes, metavar="N", help="bytes of weights and KV caches together, such as 2G (default: any)"
+    )
+    parser.add_argument(
+        "--kv-bits", type=int, choices=(8, 32), default=32, help="of a number in the KV cache (default: 32)"
+    )
     parser.add_argument("--max-requests", type=_count, default=16, metavar="N", help="in one batch (default: 16)")
     parser.add_argument("--queue", type=int, default=256, metavar="N", help="that may wait (default: 256)")
     parser.add_argument(
@@ -162,12 +253,91 @@ def _serve(parser: CommandParser) -> None:
         "--exact", action="store_true", help="answers never depend on other requests, with quantised weights either"
     )
     parser.add_argument("--record", metavar="FILE.jsonl", help="append requests and answers to a file")
+    parser.add_argument(
+        "--no-prefix-cache", action="store_true", help="read every prompt whole, also where another began the same way"
+    )
+    parser.add_argument("--no-speculation", action="store_true", help="draft no tokens from what was said before")
+    http = parser.add_argument_group("who may ask")
+    http.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY",
+        help="that requests need; may be given often. STRATA_API_KEY is one, too, and shows in no list of processes",
+    )  # fmt: skip
+    http.add_argument("--api-key-file", metavar="FILE", help="with an API key on each line")
+    http.add_argument("--allowed-host", action="append", default=[], metavar="NAME", help="a name of this server")
+    http.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="of pages that may ask, such as https://a.org",
+    )
+    http.add_argument("--tls-certificate", metavar="FILE.pem", help="serve https, with this certificate")
+    http.add_argument("--tls-key", metavar="FILE.pem", help="the private key of the certificate")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument("--max-body", type=_count, default=8 << 20, metavar="N", help="bytes of a request (8 MiB)")
+    limits.add_argument("--max-connections", type=_count, default=2048, metavar="N", help="at once (default: 2048)")
+    limits.add_argument(
+        "--timeout", type=float, default=30.0, metavar="S", help="seconds to send a request (default: 30)"
+    )
+    limits.add_argument(
+        "--drain", type=float, default=30.0, metavar="S",
+        help="seconds for requests on their way when a signal ends it; a second signal ends it at once (default: 30)",
+    )  # fmt: skip
+    parser.add_argument("--log", choices=("none", "text", "json"), default="text", help="a line for each request")
+    _threads(parser)
+    _json(parser)
+
+
+def _quantize(parser: CommandParser) -> None:
+    _model(parser, "model.gguf, a folder with config.json, weights and a tokenizer, or model.onnx (int8)")
+    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="a file named .gguf or .onnx, or a folder")
+    parser.add_argument(
+        "--format", default="q4_k",
+        help="GGUF: q2_k … q6_k, q4_0 … q8_0, iq4_nl, iq4_xs, mxfp4; a folder: int8, int4-awq, gptq, fp8 (q4_k)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--calibrate",
+        metavar="TEXTS",
+        help="a file of texts: importance matrices, and perplexity before and after; of ONNX models, arrays.npz",
+    )
+    parser.add_argument("--context", type=_count, default=512, metavar="N", help="tokens read at once (default: 512)")
+    parser.add_argument(
+        "--group-size", type=_count, default=128, metavar="N", help="weights with one scale, int4-awq and gptq (128)"
+    )
+    _threads(parser)
+    _json(parser)
+
+
+def _finetune(parser: CommandParser) -> None:
+    _model(parser, "model.gguf, or a folder with config.json, weights and a tokenizer")
+    parser.add_argument("texts", metavar="TEXTS", help="a file of texts, one to a line or apart by empty lines")
+    parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="where to write the PEFT adapter")
+    parser.add_argument("--rank", type=_count, default=8, metavar="R", help="of the changes (default: 8)")
+    parser.add_argument("--alpha", type=float, default=16.0, help="changes are scaled by alpha / rank (default: 16)")
+    parser.add_argument(
+        "--targets", default="q_proj,v_proj", metavar="NAMES", help="matmuls to change (default: q_proj,v_proj)"
+    )
+    parser.add_argument("--steps", type=_count, default=100, metavar="N", help="of the optimiser (default: 100)")
+    parser.add_argument("--batch", type=_count, default=4, metavar="N", help="rows in a step (default: 4)")
+    parser.add_argument("--length", type=_count, default=128, metavar="N", help="tokens of a row (default: 128)")
+    parser.add_argument("--learning-rate", type=float, default=2e-4, help="default: 2e-4")
+    parser.add_argument("--memory-limit", metavar="SIZE", help="refuse a run that needs more: 500MB, 2GB")
+    parser.add_argument("--seed", type=int, default=0, help="of the first changes and the order of rows (default: 0)")
+    _threads(parser)
+    _json(parser)
+
+
+def _perplexity(parser: CommandParser) -> None:
+    _model(parser, "model.gguf, or a folder with config.json, weights and a tokenizer")
+    parser.add_argument("texts", metavar="TEXTS", help="a file of texts, one to a line or apart by empty lines")
+    parser.add_argument("--context", type=_count, default=512, metavar="N", help="tokens read at once (default: 512)")
+    parser.add_argument("--max-tokens", type=_count, metavar="N", help="stop after so many (default: all)")
     _threads(parser)
     _json(parser)
 
 
 def _compile(parser: CommandParser) -> None:
-    _model(parser, "model.onnx, a folder with config.json, model.gguf, or a graph as text (.mir)")
+    _model(parser, "model.onnx, model.pt2, a folder with config.json, model.gguf, or a graph as text (.mir)")
     parser.add_argument("-o", "--output", required=True, metavar="X.strata", help="where to write the bundle")
     parser.add_argument("--params", metavar="FILE", help="parameters of a graph in text: .npz or .safetensors")
     parser.add_argument("--no-weights", action="store_true", help="leave the weights out; set_params gives them later")
@@ -186,6 +356,20 @@ def _trace(parser: CommandParser) -> None:
     _threads(parser)
     parser.add_argument("-o", "--output", default="trace.json", metavar="FILE.json", help="default: trace.json")
     parser.add_argument("--repeat", type=_count, default=3, metavar="N", help="runs after the compile (default: 3)")
+    _json(parser)
+
+
+def _view(parser: CommandParser) -> None:
+    _model(parser, "a graph as text (.mir), model.onnx, model.gguf, .safetensors, a folder, a bundle, or trace.json")
+    parser.add_argument("-o", "--output", metavar="FILE.html", help="the page (default: named after the program)")
+    parser.add_argument(
+        "--size", action="append", default=[], metavar="NAME=N", help="a symbolic size to show memory for"
+    )
+    parser.add_argument(
+        "--serve", nargs="?", const=0, type=int, metavar="PORT",
+        help="show it at an address of this machine, made again when the file changes",
+    )  # fmt: skip
+    _json(parser)
 
 
 def _inspect(parser: CommandParser) -> None:
@@ -213,9 +397,18 @@ def _opt(parser: CommandParser) -> None:
     parser.add_argument("--list", action="store_true", help="list the passes and exit")
 
 
-def _explain(parser: CommandParser) -> None:
+def _tune(parser: CommandParser) -> None:
     _model(parser)
-    parser.add_argument("--memory", metavar="FILE.svg", help="draw the plan of memory")
+    parser.add_argument("--size", action="append", default=[], metavar="NAME=N", help="fix a symbolic size")
+    _json(parser)
+
+
+def _explain(parser: CommandParser) -> None:
+    _model(parser, "as for run; or the code of an error, such as S102")
+    parser.add_argument(
+        "--memory", nargs="?", const="-", metavar="FILE.svg",
+        help="draw the plan of memory; without a file, what is in use at each step, in the terminal",
+    )  # fmt: skip
     parser.add_argument(
         "--size", action="append", default=[], metavar="NAME=N", help="fix a symbolic size before compiling"
     )
@@ -224,7 +417,10 @@ def _explain(parser: CommandParser) -> None:
 
 def _bench(parser: CommandParser) -> None:
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="as for run; without one, the suite in benchmarks/ is run"
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="as for run; serve tests a server; without one, the suite in benchmarks/ is run",
     )
     parser.add_argument("--device", default="cpu", help="where to run (default: cpu)")
     _arrays(parser)
@@ -237,8 +433,26 @@ def _bench(parser: CommandParser) -> None:
     )
     parser.add_argument("--full", action="store_true", help="of the suite, the long form")
     parser.add_argument(
+        "--compare", nargs=2, metavar=("OLD.json", "NEW.json"),
+        help="measure nothing; compare two results of --json, and exit with 1 where a time grew beyond the noise",
+    )  # fmt: skip
+    parser.add_argument(
+        "--noise", type=_share, default=0.1, metavar="PART", help="with --compare, a change to ignore (default: 0.1)"
+    )
+    parser.add_argument(
         "--check", action="store_true", help="of the suite, fail where a stored ratio is missed beyond noise"
     )
+    load = parser.add_argument_group("strata bench serve: a load test of a server")
+    load.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default: http://127.0.0.1:8000)")
+    load.add_argument("--requests", type=_count, default=64, metavar="N", help="in all (default: 64)")
+    load.add_argument("--clients", type=_count, default=16, metavar="N", help="that ask at once (default: 16)")
+    load.add_argument("--rate", type=float, metavar="R", help="requests a second at random times, not by clients")
+    load.add_argument("--prompt-tokens", type=_count, default=64, metavar="N", help="of a prompt, about (default: 64)")
+    load.add_argument("--max-tokens", type=_count, default=64, metavar="N", help="of an answer (default: 64)")
+    load.add_argument("--shared", type=int, default=0, metavar="N", help="of them, that all prompts begin with")
+    load.add_argument("--model-name", metavar="NAME", help="of the model that is asked for")
+    load.add_argument("--api-key", metavar="KEY", help="that the server needs (or STRATA_API_KEY)")
+    load.add_argument("--plot", metavar="FILE.svg", help="write the percentiles as a picture")
     _json(parser)
 
 
@@ -268,6 +482,12 @@ def _cache(parser: CommandParser) -> None:
 
 def _demo(parser: CommandParser) -> None:
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help="compile, train, embed, generate, read; all if left out"
+        "parts", nargs="*", metavar="PART",
+        help="compile, train, embed, generate, read, or an example; without one, a menu, or the tour where none can be",
+    )  # fmt: skip
+    parser.add_argument("--list", action="store_true", help="what there is to show")
+    parser.add_argument("--tour", action="store_true", help="compile, train, embed, generate, read; no menu")
+    parser.add_argument(
+        "-o", "--output", default="strata-demo", metavar="FOLDER", help="for pictures (default: strata-demo)"
     )
     _threads(parser)

@@ -37,13 +37,15 @@ class ExampleProgram:
 
 
 def kind_of(path: str) -> str:
-    """graph, onnx, gguf, safetensors, bundle or folder, by what the path looks like."""
+    """graph, onnx, gguf, safetensors, bundle, exported or folder, by what the path looks like."""
     place = Path(path)
     if path == "-" or place.suffix in GRAPH_SUFFIXES:
         return "graph"
     if place.is_dir():
         return "folder"
-    kinds = {".onnx": "onnx", ".gguf": "gguf", ".safetensors": "safetensors", ".strata": "bundle"}
+    kinds = {
+        ".onnx": "onnx", ".gguf": "gguf", ".safetensors": "safetensors", ".strata": "bundle", ".pt2": "exported",
+    }  # fmt: skip
     if not place.exists():
         raise Mistake(f"there is no file or folder {path}")
     if place.suffix not in kinds:
@@ -94,6 +96,10 @@ def open_program(path: str, device: str) -> ExampleProgram:
         from strata.runtime import load_compiled
 
         return compiled_program(load_compiled(path))
+    if kind == "exported":
+        from strata.torch import load as load_exported
+
+        return compiled_program(load_exported(path, device=device).graph)
     from strata.models import load
 
     model = load(path, device=device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,9 +36,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | No
     console().print(made)
 
 
-def as_json(value: Any) -> None:
-    json.dump(value, sys.stdout, indent=2, default=str)
-    print()
+def as_json(value: Any, *, lines: bool = False) -> None:
+    """For programs; `lines` puts a value on one line, for streams of them."""
+    json.dump(value, sys.stdout, indent=None if lines else 2, default=str, ensure_ascii=not lines)
+    print(flush=lines)
+
+
+def write_json(path: str, value: Any) -> None:
+    """A file for programs and people."""
+    Path(path).write_text(json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n", "utf-8")
 
 
 def size(count: float) -> str:

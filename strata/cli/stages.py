@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -10,6 +11,7 @@ from typing import Any
 
 from strata.cli import show
 from strata.cli.arrays import read_sizes
+from strata.cli.errors import CODE, explain_code
 from strata.cli.parser import Mistake
 from strata.cli.programs import graph_of, kind_of, open_program, read_graph
 from strata.mir import Graph
@@ -80,7 +82,10 @@ def _stage(graph: Graph, stage: str, device: str, passes: str | None) -> str:
 
 
 def explain(options: Namespace) -> None:
-    """The report of a compile."""
+    """The report of a compile, or what the code of an error means."""
+    if CODE.fullmatch(options.model) and not os.path.exists(options.model):
+        explain_code(options.model, as_json=options.json)
+        return
     kind = kind_of(options.model)
     sizes = read_sizes(options.size)
     if kind in ("graph", "onnx"):
@@ -95,12 +100,16 @@ def explain(options: Namespace) -> None:
         if sizes:
             raise Mistake("--size: goes with a graph in text or an ONNX model")
         result = open_program(options.model, options.device).source.graph
-    if options.memory:
+    if options.memory and options.memory != "-":
+        from strata.viewer import likely_sizes
+
         with open(options.memory, "w", encoding="utf-8") as file:
-            file.write(result.lir.memory_svg(sizes or None))
+            file.write(result.lir.memory_svg(likely_sizes(result.lir, sizes)))
     found = result.explain()
     if not options.json:
         print(found)
+        if options.memory == "-":
+            print(f"\n{_memory_plot(result.lir, sizes or None)}")
         return
 
     def parts(things: Iterable[Any], *names: str) -> list[dict[str, Any]]:
@@ -116,6 +125,22 @@ def explain(options: Namespace) -> None:
     })  # fmt: skip
 
 
+def _memory_plot(lir: Any, sizes: dict[str, int] | None) -> Any:
+    """Bytes of scratch buffers that hold something, at each step."""
+    from strata.lir import byte_size
+    from strata.viewer import likely_sizes, plot
+
+    at = likely_sizes(lir, sizes)
+    steps = max(len(lir.schedule), 1)
+    used = [0.0] * steps
+    for buffer in lir.buffers:
+        if buffer.role == "scratch":
+            for i in range(buffer.birth, min(buffer.death + 1, steps)):
+                used[i] += byte_size(buffer, at) / 1e6
+    shown = "".join(f", {name}={value}" for name, value in at.items())
+    return plot({"MB in use": used}, title=f"scratch memory{shown}", x="step")
+
+
 # ------------------------------------------------------------------------------------------------------------ summaries
 
 
@@ -123,6 +148,14 @@ def _graph_summary(path: str) -> dict[str, Any]:
     graph = read_graph(path)
     ops = Counter(n.op.name for n in graph.nodes())
     return {"file": path, "kind": "graph", "inputs": _leaves(graph), "ops": dict(ops.most_common())}
+
+
+def _exported_summary(path: str) -> dict[str, Any]:
+    from strata.torch import load
+
+    graph = load(path).program
+    ops = Counter(n.op.name for n in graph.nodes())
+    return {"file": path, "kind": "exported program", "inputs": _leaves(graph), "ops": dict(ops.most_common())}
 
 
 def _leaves(graph: Graph) -> list[str]:
@@ -203,7 +236,7 @@ def _bundle_summary(path: str) -> dict[str, Any]:
 
 _SUMMARIES = {
     "graph": _graph_summary, "onnx": _onnx_summary, "gguf": _gguf_summary, "safetensors": _safetensors_summary,
-    "folder": _folder_summary, "bundle": _bundle_summary,
+    "folder": _folder_summary, "bundle": _bundle_summary, "exported": _exported_summary,
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from strata.cli import show
 from strata.cli.parser import Mistake
 from strata.cli.programs import kind_of
 from strata.config import using
+from strata.core import progress
 
 
 def embed(options: Namespace) -> None:
@@ -22,10 +23,17 @@ def embed(options: Namespace) -> None:
         raise Mistake("embed: there is no text, neither as an argument nor on standard input")
     if options.output and not options.output.endswith(".npy"):
         raise Mistake(f"--output {options.output}: vectors are written as .npy")
-    model = _load(options, "embed")
+    model = load_model(options.model, "embed", options.device)
     with using(**({"num_threads": options.threads} if options.threads else {})):
-        start = time.perf_counter()
-        vectors = model.embed(texts, progress=None)
+        start, done = time.perf_counter(), 0
+        with progress("texts", len(texts)) as advance:
+
+            def told(count: int, total: int) -> None:
+                nonlocal done
+                advance(count - done)
+                done = count
+
+            vectors = model.embed(texts, progress=told)
         seconds = time.perf_counter() - start
     if options.output:
         np.save(options.output, vectors)
@@ -52,8 +60,10 @@ def similarity_table(texts: list[str], similarity: np.ndarray) -> None:
 def generate(options: Namespace) -> None:
     """Text that follows a prompt, printed as it is made."""
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    model = _load(options, "generate", context=options.context)
-    draft = _load(options, "generate", path=options.draft, context=options.context) if options.draft else None
+    model = load_model(options.model, "generate", options.device, context=options.context)
+    draft = None
+    if options.draft:
+        draft = load_model(options.draft, "generate", options.device, context=options.context)
     asked: Any = [{"role": "user", "content": prompt}] if options.chat else prompt
     pieces: list[str] = []
     with using(**({"num_threads": options.threads} if options.threads else {})):
@@ -73,12 +83,12 @@ def generate(options: Namespace) -> None:
         print()
 
 
-def _load(options: Namespace, method: str, *, path: str | None = None, **more: Any) -> Any:
+def load_model(path: str, method: str, device: str, **more: Any) -> Any:
+    """A model that can do what is asked for."""
     from strata.models import load
 
-    path = path or options.model
     kind_of(path)  # says what is wrong with the path in the words of the command line
-    model = load(path, device=options.device, **{k: v for k, v in more.items() if v is not None})
+    model = load(path, device=device, **{k: v for k, v in more.items() if v is not None})
     if not hasattr(model, method):
         raise Mistake(f"{path}: {type(model).__name__} does not {method}; strata run runs it on arrays")
     return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from strata.cli import show
 from strata.cli.programs import open_program
 from strata.cli.run import prepare
 from strata.config import using
@@ -18,4 +19,7 @@ def trace(options: Namespace) -> None:
         feeds, _ = prepare(program, options)
         for _ in range(options.repeat):
             program.run(feeds)
+    if options.json:
+        show.as_json({"file": options.output, "events": len(tracer.events)})
+        return
     print(f"{len(tracer.events)} events in {options.output}: open it at https://ui.perfetto.dev or chrome://tracing")

